@@ -32,7 +32,7 @@ for terms in '0 32 sha256 null' '1 32 sha384 ffdhe2048' '2 48 sha512 ffdhe3072' 
 done
 
 check who_cannot_prove_who_it_is_is_told_so_and_an_impostor_is_left
-host run "! blockmux info '$guarded' 2>said; cat said; grep 'wants DH-HMAC-CHAP' said"
+host run "! blockmux info '$guarded' 2>said; cat said; grep 'requires DH-HMAC-CHAP' said"
 host run "! blockmux info '$guarded&dhchap_secret_file=other' 2>said; cat said; grep 'turned us away' said"
 host run "! blockmux info '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=other' 2>said; cat said
   grep 'did not prove who it is' said"

@@ -16,13 +16,20 @@ mkdir "$subsystem/namespaces/1"
 printf %s "$PWD/disk" >"$subsystem/namespaces/1/device_path"
 echo 1 >"$subsystem/namespaces/1/buffered_io"
 echo 1 >"$subsystem/namespaces/1/enable"
-port=$nvmet/ports/1
-mkdir "$port"
-echo ipv4 >"$port/addr_adrfam"
-echo rdma >"$port/addr_trtype"
-echo 10.88.0.15 >"$port/addr_traddr"
-echo 3260 >"$port/addr_trsvcid"
-ln -s "$subsystem" "$port/subsystems/$NQN"
+# add_port NUMBER PORT
+add_port() {
+  mkdir "$nvmet/ports/$1"
+  echo ipv4 >"$nvmet/ports/$1/addr_adrfam"
+  echo rdma >"$nvmet/ports/$1/addr_trtype"
+  echo 10.88.0.15 >"$nvmet/ports/$1/addr_traddr"
+  echo "$2" >"$nvmet/ports/$1/addr_trsvcid"
+  open_port "$1"
+}
+open_port() { ln -s "$subsystem" "$nvmet/ports/$1/subsystems/$NQN"; }
+# close_port NUMBER: every connection to it ends, and nothing reaches it.
+close_port() { rm "$nvmet/ports/$1/subsystems/$NQN"; }
+add_port 1 3260
+add_port 2 3261
 host run 'head -c 8M /dev/urandom >source.img
   truncate -s 32M source.img'
 url="nvme+rdma://$GUEST:3261/$NQN/1?rdma=iwarp"
@@ -50,9 +57,25 @@ truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
 host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$url'"
 within 60 has_data
-rm "$port/subsystems/$NQN"
+close_port 1
 fails host run "blockmux info '$url&ctrl_loss_tmo=0'"
-ln -s "$subsystem" "$port/subsystems/$NQN"
+open_port 1
 host wait copy
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
 kernel_is_content .     # a target that is taken away has much to say
+
+check a_copy_goes_on_by_the_other_path_when_one_is_lost
+both="nvme+rdma://$GUEST:3261,$GUEST:3262/$NQN/1?rdma=iwarp"
+: >disk
+truncate -s 32M disk
+host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$both'"
+within 60 has_data
+close_port 2
+fails host run "blockmux info 'nvme+rdma://$GUEST:3262/$NQN/1?rdma=iwarp&ctrl_loss_tmo=0'"
+open_port 2
+close_port 1
+host wait copy
+fails host run "blockmux info '$url&ctrl_loss_tmo=0'"
+open_port 1
+host run "blockmux copy '$both' file:back.img && cmp source.img back.img"
+kernel_is_content .

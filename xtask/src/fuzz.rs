@@ -1,7 +1,7 @@
 //! Fuzzing: libFuzzer where a nightly compiler and a C++ compiler are installed, else a mutator on
 //! the stable one.
 
-use crate::process::{cargo, find, output, succeed};
+use crate::process::{cargo, find, output, succeed, target_directory};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -112,8 +112,7 @@ fn build_libfuzzer(root: &Path) -> Result<PathBuf> {
 
 fn build_smoke(root: &Path) -> Result<PathBuf> {
     succeed(&mut cargo(root, "build --package blockmux-fuzz-targets --bin smoke"))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    Ok(root.join(target).join("debug/smoke"))
+    Ok(target_directory(root).join("debug/smoke"))
 }
 
 /// How many inputs libFuzzer says that it ran.

@@ -3,6 +3,7 @@
 
 mod ci;
 mod fuzz;
+mod package;
 mod peers;
 mod process;
 mod programs;
@@ -40,6 +41,8 @@ enum Task {
         #[command(subcommand)]
         protocol: peers::Protocols,
     },
+    /// Builds the Debian package
+    Package,
     /// Makes the pages of docs/results from the measurements in docs/results/data
     Results,
     /// Fuzzes one target, or each for its share of the time
@@ -77,6 +80,10 @@ fn run(task: Task, root: &Path) -> Result<()> {
             Ok(())
         }
         Task::Peers { protocol } => peers::run(root, protocol),
+        Task::Package => {
+            println!("{}", package::build(root)?.display());
+            Ok(())
+        }
         Task::Results => {
             println!("{} pages written", results::write(root)?);
             Ok(())

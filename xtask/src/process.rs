@@ -47,6 +47,11 @@ pub(crate) fn cargo(root: &Path, arguments: &str) -> Command {
     command
 }
 
+/// Where cargo puts what it builds.
+pub(crate) fn target_directory(root: &Path) -> PathBuf {
+    root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
 /// The path of a program, including administrators' directories, if it is installed.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

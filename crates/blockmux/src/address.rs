@@ -1,4 +1,4 @@
-//! Where to listen, as a command line or a config file says it.
+//! Listener addresses of the command line and the config file.
 //!
 //! ```text
 //! host:port   :port (loopback)   host (the protocol's port)   [::1]:port   unix:PATH
@@ -14,37 +14,37 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// An address to listen on, as it was written; a name in it is not looked up yet.
+/// A listener address as written, before name resolution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ListenAddress {
-    /// TCP.
+    /// TCP host and port.
     Tcp {
-        /// A name or an address, without brackets; empty for loopback.
+        /// Name or address, without brackets; empty for loopback.
         host: String,
-        /// `None`: the protocol's own.
+        /// Port; `None`: the protocol's default.
         port: Option<u16>,
     },
     /// A Unix domain socket.
     Unix(PathBuf),
-    /// A network interface, which is never read from the text of an address.
+    /// A network interface, for AoE; never parsed from an address.
     Interface(String),
 }
 
 impl ListenAddress {
-    /// Loopback, at the protocol's own port.
+    /// Loopback, with the protocol's default port.
     pub(crate) const LOOPBACK: ListenAddress = ListenAddress::Tcp { host: String::new(), port: None };
 
-    /// Loopback, at a port that the system chooses.
+    /// Loopback, with a port that the system chooses.
     pub(crate) const ANY_PORT: ListenAddress = ListenAddress::Tcp { host: String::new(), port: Some(0) };
 
-    /// Takes a relative path as below a directory.
+    /// Makes a relative path relative to `directory`.
     pub(crate) fn anchor(&mut self, directory: &Path) {
         if let ListenAddress::Unix(path) = self {
             *path = directory.join(&*path);
         }
     }
 
-    /// The place itself, its name looked up.
+    /// Resolves the name.
     pub(crate) fn resolve(&self, default_port: u16) -> Result<ListenerAddress, Failure> {
         let (host, port) = match self {
             ListenAddress::Unix(path) => return Ok(ListenerAddress::Socket(Address::Unix(path.clone()))),
@@ -67,7 +67,7 @@ impl ListenAddress {
 }
 
 impl FromStr for ListenAddress {
-    /// What is wrong, and what to write.
+    /// The problem, and what to write.
     type Err = String;
 
     fn from_str(text: &str) -> Result<ListenAddress, String> {
@@ -117,17 +117,16 @@ impl FromStr for ListenAddress {
     }
 }
 
-/// Where to serve and for which volumes, as it was written: `PLACE` or `PLACE?volumes=NAME,NAME`.
+/// A listener as written, `ADDR` or `ADDR?volumes=NAME,NAME`: its address and its volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListenerEntry {
     pub(crate) address: ListenAddress,
-    /// Names of the volumes that are served there; `None`: the rule in `protocol/policy.rs`
-    /// decides.
+    /// Names of the volumes that are served there; `None`: the default of `protocol/policy.rs`.
     pub(crate) volumes: Option<Vec<String>>,
 }
 
 impl ListenerEntry {
-    /// Reads it as protocols over such a carrier have it.
+    /// Parses a listener of a protocol over `carrier`.
     pub(crate) fn read(carrier: Carrier, text: &str) -> Result<ListenerEntry, String> {
         let (address, volumes) = match text.rsplit_once(VOLUMES) {
             Some((address, names)) => (address, Some(names.split(',').map(str::to_owned).collect())),
@@ -172,23 +171,23 @@ impl ListenerEntry {
 
 const VOLUMES: &str = "?volumes=";
 
-/// The TCP address that a config names a listener by, its name looked up.
+/// Resolves the TCP address by which a config refers to a listener.
 ///
 /// # Errors
-/// What is wrong with it, and what to write.
+/// The problem, and what to write.
 pub(crate) fn tcp_address(text: &str, default_port: u16) -> Result<SocketAddr, String> {
     let place = text.parse::<ListenAddress>()?.resolve(default_port).map_err(|error| error.to_string())?;
     place.tcp().ok_or_else(|| format!("`{text}` is a Unix socket; write host:port"))
 }
 
-/// Whether an address of the config means that listener: the unspecified address means every
+/// Whether the address `written` refers to `listener`: the unspecified address matches every
 /// address, port 0 every port.
 pub(crate) fn means(written: &SocketAddr, listener: &SocketAddr) -> bool {
     (written.ip() == listener.ip() || written.ip().is_unspecified())
         && (written.port() == listener.port() || written.port() == 0)
 }
 
-/// Whether only this machine can connect.
+/// Whether only local clients can connect to the address.
 pub(crate) fn is_local(address: &Address) -> bool {
     match address {
         Address::Tcp(address) => address.ip().is_loopback(),

@@ -6,16 +6,19 @@
 mod actions;
 mod fragment;
 mod plan;
+mod history;
 mod routes;
 mod sessions;
 
 pub(crate) use self::actions::{ActionState, ActionStatus};
 pub(crate) use self::fragment::Fragment;
 pub(crate) use self::plan::{PlanReport, PlannedChange};
+pub(crate) use self::history::{History, Rates, Series};
 pub(crate) use self::sessions::SessionStatus;
 use crate::api::client::Client;
 use crate::api::{ApiAddress, ApiError, ErrorBody};
 use crate::failure::Failure;
+use crate::log::levels::Levels;
 use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
 use crate::protocol::secret;
@@ -23,6 +26,7 @@ use blockmux_proto::volume_state::VolumeTraffic;
 use blockmux_volume::units::{human_size, parse_size};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
@@ -112,6 +116,12 @@ pub(crate) enum Request {
     },
     /// Write what runs into the daemon's config file; keep comments
     Save,
+    /// Show the log's levels, or change them until the daemon stops
+    Log {
+        /// Levels by area, as for --log
+        #[arg(value_name = "AREA=LEVEL,...", value_parser = checked_levels)]
+        levels: Option<String>,
+    },
     /// What one protocol alone knows.
     #[command(flatten)]
     Change(Change),
@@ -133,6 +143,8 @@ pub(crate) enum Answer {
         /// Protocols that are to serve it and have no listener.
         unheard: Vec<String>,
     },
+    /// The log's areas, each with its level.
+    Levels(BTreeMap<String, String>),
     /// NSID or LUN.
     Attached {
         number: u32,
@@ -163,6 +175,7 @@ impl Answer {
             Answer::Added { name, urls, unheard } => {
                 json!({ "name": name, "urls": urls, "protocols_without_listener": unheard })
             }
+            Answer::Levels(levels) => json!(levels),
             Answer::Attached { number } => json!({ "number": number }),
             Answer::Plan(report) => json!(report),
             Answer::Text(text) => json!({ "text": text }),
@@ -213,6 +226,12 @@ pub(crate) struct VolumeStatus {
     pub(crate) gone: usize,
     #[serde(flatten)]
     pub(crate) traffic: TrafficStatus,
+    /// If somebody has registered or reserved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reservation: Option<ReservationStatus>,
+    /// Of a remote volume: sessions that were opened after another was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reconnects: Option<u64>,
     /// Of a RAM volume whose memory is faulted in ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) populated: Option<PopulatedStatus>,
@@ -238,6 +257,21 @@ impl From<VolumeTraffic> for TrafficStatus {
 }
 
 impl TrafficStatus {
+    /// Requests of all kinds.
+    pub(crate) fn requests(&self) -> u64 {
+        self.reads + self.writes + self.others
+    }
+
+    /// Bytes that reads asked for and writes brought.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.read_bytes + self.written_bytes
+    }
+
+    /// Requests that failed.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed
+    }
+
     fn add(&mut self, more: &TrafficStatus) {
         self.reads += more.reads;
         self.read_bytes += more.read_bytes;
@@ -260,11 +294,25 @@ impl TrafficStatus {
     }
 }
 
+/// Reservations of a volume.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ReservationStatus {
+    /// Registrations of initiators and hosts.
+    pub(crate) registrants: usize,
+    /// Somebody holds a reservation.
+    pub(crate) reserved: bool,
+}
+
 /// How far a RAM volume's memory is faulted in, in bytes.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PopulatedStatus {
     pub(crate) bytes: u64,
     pub(crate) of: u64,
+}
+
+/// Checks levels where they are written; they travel as text.
+fn checked_levels(text: &str) -> Result<String, String> {
+    text.parse::<Levels>().map(|_| text.to_owned())
 }
 
 /// Asks the daemon, and shows what it answers.
@@ -302,6 +350,10 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         }
         (Answer::Plan(report), _) => print(plan::in_words(&report)),
         (Answer::Text(text), _) => print(text.trim_end()),
+        (Answer::Levels(levels), Request::Log { .. }) => {
+            let lines: Vec<_> = levels.iter().map(|(area, level)| format!("{area:<10} {level}")).collect();
+            print(lines.join("\n"))
+        }
         (Answer::Said(text), _) => print(printable(&text)),
         (Answer::Done, _) => Ok(()),
         (Answer::Status(status), Request::Status) => print(in_words(&status)),
@@ -347,6 +399,11 @@ fn in_words(status: &Status) -> String {
         lines.push(format!("  connections  {}", volume.users));
         lines.extend(of_gone("  ", volume.gone));
         lines.extend(volume.traffic.in_words(15));
+        if let Some(ReservationStatus { registrants, reserved }) = &volume.reservation {
+            let held = if *reserved { ", reserved" } else { "" };
+            lines.push(format!("  registered   {registrants}{held}"));
+        }
+        lines.extend(volume.reconnects.map(|reconnects| format!("  reconnects   {reconnects}")));
         let populated = volume.populated.as_ref();
         lines.extend(
             populated

@@ -1,9 +1,9 @@
-//! What the data of a volume are known by: a text from which its UUID follows, so that it has the
+//! The key of a volume's data: a text from which its UUID is derived, so that the volume has the
 //! same identity after a restart, and a copy has another one (docs/decisions, number 34).
 //!
-//! Nothing is written down for that. A file is named by its file system, its inode and the time
-//! when the inode was made, a block device by what its maker or its volume manager calls it, a
-//! remote volume by what its server calls it.
+//! Nothing is stored for that. The key of a file is its file system, inode and creation time; that
+//! of a block device its WWID or the name in its volume manager; that of a remote volume the
+//! identifier that its server reports.
 
 use blockmux_volume::spec::{BlockSpec, FileSpec};
 use blockmux_volume::{Spec, Volume};
@@ -13,25 +13,24 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf, absolute};
 use std::time::UNIX_EPOCH;
 
-/// Names data that outlive the process.
+/// Key of data that outlives the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DataKey {
     pub(crate) text: String,
-    /// No other machine has data of this name; otherwise it names them on this machine alone.
+    /// Whether the key is unique among all machines, or on this machine only.
     pub(crate) is_unique: bool,
 }
 
 impl DataKey {
-    /// A file's; `None` if the system does not tell about it.
+    /// The key of a file; `None` if its metadata cannot be read.
     pub(crate) fn of_file(file: &FileSpec) -> Option<DataKey> {
         of_inode(&file.path, &fs::metadata(&file.path).ok()?, 0)
     }
 
-    /// A block device's.
+    /// The key of a block device.
     pub(crate) fn of_block(block: &BlockSpec) -> Option<DataKey> {
         let metadata = fs::metadata(&block.path).ok().filter(|found| found.file_type().is_block_device())?;
-        // A link below /dev/disk outlives a restart, and what it leads to may have another name
-        // then.
+        // A link below /dev/disk is stable; its target may have another name after a restart.
         let by_path = || {
             let path = absolute(&block.path).unwrap_or_else(|_| block.path.clone());
             DataKey { text: format!("device {}", path.display()), is_unique: false }
@@ -39,7 +38,7 @@ impl DataKey {
         Some(of_device(Path::new(SYSFS), metadata.rdev(), 0).unwrap_or_else(by_path))
     }
 
-    /// What the files and block devices are known by that hold a volume.
+    /// The keys of all files and block devices of a volume.
     pub(crate) fn local_texts(spec: &Spec) -> Vec<String> {
         let keys = spec.leaves().into_iter().filter_map(|leaf| match leaf {
             Spec::File(file) => DataKey::of_file(file),
@@ -49,16 +48,16 @@ impl DataKey {
         keys.map(|key| key.text).collect()
     }
 
-    /// A remote volume's. `place` tells it from all others of its server; what servers call their
-    /// data is the same on several servers if they were set up carelessly.
+    /// The key of a remote volume. `place` distinguishes it from other volumes of its server,
+    /// because carelessly configured servers report the same identifiers.
     pub(crate) fn of_remote(volume: &dyn Volume, place: &str) -> DataKey {
         let designator = volume.designator().unwrap_or_default();
-        // Two gateways to one server share no reservations, so they are one disk only where their
+        // Two gateways to one server share no reservations, so they are one disk only if their
         // configs say so.
         DataKey { text: format!("remote {designator} {place}"), is_unique: false }
     }
 
-    /// What members make together; `None` if one of them does not outlive the process.
+    /// The key of a stripe; `None` if a member does not outlive the process.
     pub(crate) fn of_stripe(chunk: u64, members: &[Option<DataKey>]) -> Option<DataKey> {
         let known: Vec<&DataKey> = members.iter().map(Option::as_ref).collect::<Option<_>>()?;
         let texts: Vec<&str> = known.iter().map(|key| key.text.as_str()).collect();
@@ -67,10 +66,10 @@ impl DataKey {
     }
 }
 
-/// The key of a file.
+/// The key of a file, from its inode.
 fn of_inode(path: &Path, metadata: &Metadata, depth: u32) -> Option<DataKey> {
-    // A snapshot of the file system has the same inodes, made at the same time, on another device.
-    // The number of a device may change with a restart, so it is the last resort.
+    // A snapshot of the file system has the same inodes and creation times on another device. The
+    // number of a device may change with a restart, so it is the last resort.
     let device = of_device(Path::new(SYSFS), metadata.dev(), depth).filter(|device| device.is_unique);
     let id = || statvfs(path).ok().map(|system| system.f_fsid).filter(|id| *id != 0);
     let number = || format!("device {}", metadata.dev());
@@ -84,7 +83,7 @@ fn of_inode(path: &Path, metadata: &Metadata, depth: u32) -> Option<DataKey> {
     Some(DataKey { text, is_unique: made_ns != 0 })
 }
 
-/// The key of a block device, by what sysfs says of it; `None` if it has no name that lasts.
+/// The key of a block device from sysfs; `None` if it has no stable name.
 fn of_device(sysfs: &Path, number: u64, depth: u32) -> Option<DataKey> {
     let link = sysfs.join(format!("{}:{}", major(number), minor(number)));
     let place = link.canonicalize().ok()?;
@@ -106,13 +105,12 @@ fn of_device(sysfs: &Path, number: u64, depth: u32) -> Option<DataKey> {
         return Some(DataKey { text: name, is_unique: true });
     }
     let name = read("wwid").or_else(|| read("device/wwid")).or_else(|| read("serial"))?;
-    // Others are made of a model and a serial number, and virtual disks of many machines have the
-    // same.
+    // Other names consist of model and serial number, which virtual disks of many machines share.
     let is_unique = ["naa.", "eui.", "uuid."].iter().any(|kind| name.starts_with(kind));
     Some(DataKey { text: name, is_unique })
 }
 
-/// A device's number from `MAJOR:MINOR`.
+/// Parses a device number `MAJOR:MINOR`.
 fn read_number(text: &str) -> Option<u64> {
     let (high, low) = text.split_once(':')?;
     Some(makedev(high.parse().ok()?, low.parse().ok()?))
@@ -122,14 +120,14 @@ fn read_from(place: &Path, name: &str) -> Option<String> {
     read(&place.join(name))
 }
 
-/// What an attribute of sysfs holds, if there is something.
+/// Reads an attribute of sysfs; `None` if it is missing or empty.
 fn read(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 const SYSFS: &str = "/sys/dev/block";
-/// Loop devices over files on loop devices are looked through so far.
+/// The maximum depth of nested loop devices.
 const MOST_NESTED: u32 = 4;
 
 #[cfg(test)]
@@ -162,7 +160,7 @@ mod tests {
         assert_ne!(file(&first), key, "another file at the same path");
     }
 
-    /// A tree as sysfs has it: a disk, and its second partition.
+    /// A sysfs tree with a disk and its second partition.
     fn sysfs(attributes: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let all = [("8:16/dev", "8:16\n"), ("8:16/2/partition", "2\n"), ("8:16/2/start", "2048\n")];

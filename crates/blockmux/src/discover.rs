@@ -1,4 +1,4 @@
-//! `blockmux discover`: what a server exports.
+//! `blockmux discover`: lists the exports of a server.
 
 use crate::failure::Failure;
 use crate::output::{print, printable};
@@ -7,7 +7,7 @@ use crate::reach;
 use blockmux_volume::units::human_size;
 use tracing::warn;
 
-/// Which server.
+/// Arguments of `blockmux discover`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DiscoverArgs {
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is known of an export. Where there is no size, the description says why, or nobody knows.
+/// Formats an export. If the size is unknown, the description may say why.
 fn line(export: &FoundExport) -> String {
     let FoundExport { url, description, size, .. } = export;
     match size.map(human_size) {

@@ -1,4 +1,4 @@
-//! What ends the program early: one line that names the thing and says what to do, and the exit
+//! Errors that end the program: one line that names the thing and says what to do, and an exit
 //! status.
 
 use crate::output::{masked, printable, shell_word, shortened};
@@ -8,33 +8,34 @@ use std::io::Write;
 use std::num::ParseIntError;
 use std::process::ExitCode;
 
-/// Why a command ended early. The text names the thing and says what to do.
+/// An error that ends a command. The text names the thing and says what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// It could not begin: a wrong command line, configuration, URL or volume.
+    /// The command cannot start: the command line, configuration, URL or volume is invalid (exit
+    /// status 2).
     #[error("{0}")]
     Request(String),
-    /// It began, and failed.
+    /// The command has started and failed (exit status 1).
     #[error("{0}")]
     Run(String),
 }
 
 impl Failure {
-    /// What was asked for cannot be begun.
+    /// An error before the start of a command.
     pub(crate) fn request(text: impl ToString) -> Failure {
         Failure::Request(text.to_string())
     }
 
-    /// What was begun has failed.
+    /// A failure of a command that has started.
     pub(crate) fn run(text: impl ToString) -> Failure {
         Failure::Run(text.to_string())
     }
 
-    /// Says it on standard error and gives the exit status.
+    /// Prints the error on standard error; returns the exit status.
     pub(crate) fn report(&self) -> ExitCode {
         let text = self.to_string();
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        // There is nobody left to tell if this fails.
+        // A failure to print cannot be reported either.
         let _ = writeln!(std::io::stderr(), "blockmux: {}", shortened(&printable(&masked(&line))));
         match self {
             Failure::Request(_) => ExitCode::from(2),
@@ -43,15 +44,15 @@ impl Failure {
     }
 }
 
-/// The exit status of what a signal has ended, as a shell says it.
+/// The exit status of a program that was killed by a signal, as shells report it.
 pub(crate) fn status_of_signal(signal: i32) -> ExitCode {
     ExitCode::from(128 + u8::try_from(signal).unwrap_or(0))
 }
 
-/// What is wrong with the command line, in one line.
+/// Converts clap's error to one line.
 pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return Failure::request(format!("no command given; `{} --help` lists them", asked_of(error)));
+        return Failure::request(format!("no command given; `{} --help` lists them", command_of(error)));
     }
     if let Some(text) = wrong_value(error) {
         return Failure::request(text);
@@ -61,25 +62,32 @@ pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     let mut parts = text.split("\n\n").map(str::trim);
     let what = parts.next().unwrap_or_default();
     if matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
-        // It says what to write.
+        // The text says what to write.
         return Failure::request(what);
     }
-    // The usage and a word on help follow; in one line, only a similar name is of use.
+    // clap adds the usage and a tip; only the name of a similar argument is of use in one line.
+    if let Some(instead) = foreign(error) {
+        return Failure::request(format!("{what}; {instead}"));
+    }
     let similar = parts.find_map(|part| part.strip_prefix("tip: a similar"));
     let similar = similar.and_then(|tip| tip.lines().next());
     Failure::request(match similar {
         Some(tip) => format!("{what}; a similar{tip}"),
-        None => match foreign(error) {
-            Some(instead) => format!("{what}; {instead}"),
-            None => format!("{what}; --help lists the options"),
-        },
+        None => format!("{what}; --help lists the options"),
     })
 }
 
-/// What to write for an option that other servers have.
+/// What to write instead of an option that other programs have.
 fn foreign(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    let is_serve = command_of(error).ends_with("serve");
     match option.as_str() {
+        "--port" | "-p" | "--host" if !is_serve => {
+            Some("host and port are part of the URL, as in nbd://host:10809/export")
+        }
+        "--listen" | "--bind" | "--address" | "--host" | "-l" | "-b" if is_serve => {
+            Some("name the protocol, as in --nbd ADDR or --iscsi ADDR")
+        }
         "--port" | "-p" => Some("the port belongs to the listener, as in --nbd :10809 or --iscsi :3260"),
         "--unix" | "-U" | "--socket" | "-k" => Some("write --nbd unix:PATH"),
         "--export-name" | "--exportname" | "-x" | "-e" => Some("write NAME=VOLUME"),
@@ -87,43 +95,37 @@ fn foreign(error: &clap::Error) -> Option<&'static str> {
     }
 }
 
-/// The command that wants another one, as its usage has it.
-fn asked_of(error: &clap::Error) -> String {
+/// The command with its subcommands, from its usage line.
+fn command_of(error: &clap::Error) -> String {
     let help = error.to_string();
     let usage = help.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("blockmux");
     let words = usage.split(' ').take_while(|word| !word.starts_with(['[', '<']));
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// An option with its value, or a positional argument, and what is wrong with it; `None` if that is
-/// another fault.
+/// Describes an invalid value with its option or argument; `None` if the error is of another kind.
 fn wrong_value(error: &clap::Error) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
     let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
-    let why = match (error.source(), error.get(ContextKind::ValidValue)) {
-        (Some(source), _) if source.is::<ParseIntError>() => "is not a whole number".to_owned(),
+    let argument = text(ContextKind::InvalidArg)?.split(' ').next().unwrap_or_default();
+    let argument = argument.trim_matches(['[', ']', '<', '>', '.']);
+    let named = |why: &str| format!("{argument} {}: {why}", shell_word(value));
+    Some(match (error.source(), error.get(ContextKind::ValidValue)) {
+        (Some(source), _) if source.is::<ParseIntError>() => named("is not a whole number"),
         (Some(source), _) => {
             let why = source.to_string();
             // clap writes a range as Rust does.
             match why.split_once(" is not in ").and_then(|(_, range)| range.split_once("..=")) {
-                Some((least, most)) => format!("write a number from {least} to {most}"),
+                Some((least, most)) => named(&format!("write a number from {least} to {most}")),
+                None if argument.starts_with('-') => named(&why),
+                // The error of a volume names the volume.
                 None => why,
             }
         }
-        (None, Some(ContextValue::Strings(known))) => {
-            let argument = text(ContextKind::InvalidArg)?.split(' ').next().unwrap_or_default();
-            let argument = argument.trim_matches(['[', ']', '<', '>', '.']);
-            return Some(format!("{argument} {}: not one of {}", shell_word(value), known.join(", ")));
-        }
+        (None, Some(ContextValue::Strings(known))) => named(&format!("not one of {}", known.join(", "))),
         (None, _) => return None,
-    };
-    let option = text(ContextKind::InvalidArg)?.split(' ').next().filter(|name| name.starts_with('-'));
-    Some(match option {
-        Some(option) => format!("{option} {}: {why}", shell_word(value)),
-        // A volume, and what is wrong with one names it.
-        None => why,
     })
 }

@@ -1,14 +1,14 @@
-//! Disk images in formats of their own, told by how they begin.
+//! Detection of disk image formats by their magic numbers.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// QEMU's name of the image format that a file or device is in; `None` if it begins like none, or
+/// QEMU's name of the image format of a file or device; `None` if it has no known magic number or
 /// cannot be read.
 pub(crate) fn format_of(path: &Path) -> Option<&'static str> {
     let mut start = [0; START];
-    // A pipe would wait for its writer.
+    // Reading a pipe would block.
     let metadata = path.metadata().ok()?;
     if !metadata.is_file() && !std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type()) {
         return None;
@@ -24,7 +24,7 @@ fn name(start: &[u8]) -> Option<&'static str> {
     found.map(|&(name, ..)| name)
 }
 
-/// By QEMU's name: where its magic stands, in bytes, and what it is.
+/// Image formats: QEMU's name, offset of the magic number in bytes, and the magic number.
 const FORMATS: [(&str, usize, &[u8]); 12] = [
     ("qcow", 0, b"QFI\xfb\0\0\0\x01"),
     ("qcow2", 0, b"QFI\xfb\0\0\0\x02"),
@@ -39,7 +39,7 @@ const FORMATS: [(&str, usize, &[u8]); 12] = [
     ("parallels", 0, b"WithoutFreeSpace"),
     ("parallels", 0, b"WithouFreSpacExt"),
 ];
-/// Bytes in which every magic lies.
+/// Number of bytes to read, which contain every magic number.
 const START: usize = 512;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `blockmux info`: what a volume is like.
+//! `blockmux info`: describes a volume.
 
 use crate::failure::Failure;
 use crate::open::{self, Access, Use};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
 
-/// What to describe.
+/// Arguments of `blockmux info`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InfoArgs {
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
         }
         spec => {
             let opened = open::open(spec, Use::briefly(Access::Read))?;
-            // That it was opened read-only here says nothing of the volume.
+            // It is opened read-only here, even if it is writable.
             let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
             if args.json { print(volume_json(spec, &info)) } else { print(volume_text(spec, &info)) }
         }
@@ -64,8 +64,7 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
     })
 }
 
-/// Whether writes to the volume would be taken. Nothing is written to learn that, and nobody's lock
-/// is in the way.
+/// Whether the volume is writable. It writes nothing, and ignores locks of other programs.
 fn is_writable(spec: &Spec) -> Result<bool, Failure> {
     let opens = |path: &Path| File::options().write(true).open(path).is_ok();
     for leaf in spec.leaves() {
@@ -82,7 +81,7 @@ fn is_writable(spec: &Spec) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// A heading and a line for each row that says something.
+/// Formats a heading, and a line for each row that is not empty.
 fn table(heading: &str, rows: &[(&str, String)]) -> String {
     let rows = rows.iter().filter(|(_, value)| !value.is_empty());
     let lines = rows.map(|(key, value)| format!("\n  {key:<12} {}", printable(value)));

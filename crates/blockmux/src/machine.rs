@@ -1,12 +1,12 @@
-//! The machine, as far as limits are taken from it.
+//! Properties of the machine: memory, addresses, identity.
 
 use blockmux_engine::sys::address_space_left;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 
-/// What of main memory this process may use, in bytes: less than there is in a container; with a
-/// limit of its own, what is left of that.
+/// The main memory that this process may use, in bytes, given the limits of its container and its
+/// own.
 pub(crate) fn memory_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     let installed = (system.totalram as u64).saturating_mul(system.mem_unit.into());
@@ -15,7 +15,7 @@ pub(crate) fn memory_bytes() -> u64 {
     [of_groups, of_process].into_iter().flatten().fold(installed, u64::min)
 }
 
-/// What of main memory this process may still use without others' having to give some up, in bytes.
+/// The main memory that is available without reclaiming memory of other processes, in bytes.
 pub(crate) fn available_memory_bytes() -> u64 {
     let left = groups_left(Path::new("/sys/fs/cgroup"), &read(Path::new("/proc/self/cgroup")));
     let of_system = available_of(&read(Path::new("/proc/meminfo")));
@@ -27,7 +27,7 @@ fn available_of(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
-/// What the limit of the fullest of its control groups leaves.
+/// The least memory that the limits of the process's control groups leave.
 fn groups_left(root: &Path, membership: &str) -> Option<u64> {
     let of_file = |file: &Path| read(file).trim().parse::<u64>().ok();
     let left = limit_files(root, membership).filter_map(|limit| {
@@ -42,21 +42,21 @@ fn groups_left(root: &Path, membership: &str) -> Option<u64> {
     left.min()
 }
 
-/// The page cache of a group, in bytes: it counts as used, and the system takes it back first.
+/// The page cache of a control group, in bytes: it counts as used but is reclaimable.
 fn cached_of(stat: &str) -> u64 {
     let of = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-    // In the older hierarchy, the ones without `total_` leave out the groups below.
+    // In cgroup v1, the values without `total_` exclude child groups.
     let sum = |kind: &str| of(&format!("total_{kind} ")).or_else(|| of(&format!("{kind} "))).unwrap_or(0);
     sum("active_file").saturating_add(sum("inactive_file"))
 }
 
-/// The least limit of the control groups that `membership`, a file `/proc/PID/cgroup`, names, and
-/// of those above them. In a container its own group may be the topmost that is to be seen.
+/// The least limit of the control groups in `membership`, the text of `/proc/PID/cgroup`, and of
+/// their parents. In a container its own group may be the topmost visible one.
 fn group_limit(root: &Path, membership: &str) -> Option<u64> {
     limit_files(root, membership).filter_map(|file| read(&file).trim().parse().ok()).min()
 }
 
-/// Where the limits of these control groups and of those above them stand.
+/// Paths of the limit files of these control groups and of their parents.
 fn limit_files(root: &Path, membership: &str) -> impl Iterator<Item = PathBuf> {
     let groups = membership.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -75,8 +75,8 @@ fn limit_files(root: &Path, membership: &str) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// The addresses of this machine that others reach it by, the one of the default route first;
-/// loopback and those of one link are left out.
+/// The machine's addresses that other machines can reach, that of the default route first; without
+/// loopback and link-local addresses.
 pub(crate) fn own_addresses(is_v4: bool) -> Vec<IpAddr> {
     let mut all = if is_v4 {
         local_v4(&read(Path::new("/proc/net/fib_trie")))
@@ -90,16 +90,16 @@ pub(crate) fn own_addresses(is_v4: bool) -> Vec<IpAddr> {
     all
 }
 
-/// The address that a packet to another network would have as its source; none is sent.
+/// The source address of packets to other networks; it sends none.
 fn towards_others(is_v4: bool) -> Option<IpAddr> {
-    // For documentation (RFC 5737, RFC 3849): nobody's.
+    // Addresses for documentation (RFC 5737, RFC 3849).
     let (any, other) = if is_v4 { ("0.0.0.0:0", "203.0.113.1:9") } else { ("[::]:0", "[2001:db8::1]:9") };
     let socket = UdpSocket::bind(any).ok()?;
     socket.connect(other).ok()?;
     socket.local_addr().ok().map(|address| address.ip())
 }
 
-/// Local addresses of `/proc/net/fib_trie`: those above a line that says so.
+/// Parses the local addresses of `/proc/net/fib_trie`: each is above a line with `host LOCAL`.
 fn local_v4(trie: &str) -> Vec<IpAddr> {
     let mut found = Vec::new();
     let mut last = None;
@@ -113,7 +113,7 @@ fn local_v4(trie: &str) -> Vec<IpAddr> {
     found.into_iter().map(IpAddr::from).collect()
 }
 
-/// The addresses of `/proc/net/if_inet6`, each 32 digits at the beginning of its line.
+/// Parses the addresses of `/proc/net/if_inet6`: 32 hexadecimal digits at the start of each line.
 fn local_v6(list: &str) -> Vec<IpAddr> {
     let digits = list.lines().filter_map(|line| line.split_whitespace().next());
     let all = digits.filter_map(|digits| u128::from_str_radix(digits, 16).ok()).map(Ipv6Addr::from);
@@ -121,17 +121,16 @@ fn local_v6(list: &str) -> Vec<IpAddr> {
     others.map(IpAddr::from).collect()
 }
 
-/// A machine with more has them for its containers.
+/// The maximum number of addresses; a machine with more has them for its containers.
 const MOST_ADDRESSES: usize = 8;
 
-/// A file of the system's; empty if there is none.
+/// Reads a system file; empty if it does not exist.
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// What tells this machine from others: two of them that serve a volume of one name must not look
-/// like two paths to one volume, which some initiators would then use as that. Empty if it has
-/// none.
+/// The machine id; empty if there is none. It distinguishes volumes with the same name on several
+/// machines, which some initiators would otherwise treat as two paths to one volume.
 pub(crate) fn machine_id() -> String {
     read(Path::new("/etc/machine-id")).trim().to_owned()
 }

@@ -1,12 +1,13 @@
-//! The one binary: serves, reaches and measures block volumes.
+//! The `blockmux` binary: serves, accesses and benchmarks block volumes.
 //!
-//! A subcommand is one module with its `Args` and its `run`, and one variant of [`Command`].
-//! Whatever goes wrong is one line on standard error, see [`failure`].
+//! A subcommand is a module with its `Args` and its `run`, and a variant of [`Command`]. An error
+//! is one line on standard error; see [`failure`].
 #![forbid(unsafe_code)]
 
 mod address;
 mod api;
 mod bench;
+mod command_docs;
 mod copy;
 mod ctl;
 mod data_key;
@@ -14,7 +15,6 @@ mod discover;
 mod failure;
 mod image_format;
 mod info;
-mod levels;
 mod log;
 mod machine;
 mod open;
@@ -25,21 +25,21 @@ mod protocol;
 mod reach;
 mod records;
 mod regular;
-mod repeats;
 mod report;
 mod reset;
 mod retry;
 mod serve;
 mod show;
 mod signals;
+mod top;
 
 use blockmux_engine::sys;
 use clap::error::ErrorKind;
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 use failure::Failure;
-use levels::Levels;
-use log::Log;
-use std::io::{self, IsTerminal};
+use log::levels::{self, Levels};
+use log::{Log, LogFormat};
+use std::io;
 use std::process::ExitCode;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -55,6 +55,18 @@ struct Cli {
     /// protocol=debug,audit=off]
     #[arg(long, value_name = "AREA=LEVEL,...", global = true, display_order = BEFORE_HELP)]
     log: Option<Levels>,
+    /// How the log is written: text, json (an object a line) or journald (fields)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value = "text",
+        hide_possible_values = true,
+        hide_default_value = true,
+        global = true,
+        display_order = BEFORE_HELP
+    )]
+    log_format: LogFormat,
     #[command(subcommand)]
     command: Command,
 }
@@ -75,10 +87,17 @@ enum Command {
     Reset(reset::ResetArgs),
     /// Show or change what a running `serve --control` exports
     Ctl(ctl::CtlArgs),
+    /// Watch what a running daemon does, refreshed each second
+    Top(top::TopArgs),
     /// Benchmark volumes, every protocol beside bare sockets
     Bench(Box<bench::BenchArgs>),
     /// Show or compare finished measurements
     Report(report::ReportArgs),
+    /// Print a shell's completions of this command
+    Completions(command_docs::CompletionsArgs),
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    ManPages(command_docs::ManPagesArgs),
 }
 
 impl Command {
@@ -91,8 +110,15 @@ impl Command {
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Reset(args) => reset::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Ctl(args) => ctl::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Bench(args) => bench::run(&args),
             Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Completions(args) => {
+                command_docs::complete(&args, Cli::command()).map(|()| ExitCode::SUCCESS)
+            }
+            Command::ManPages(args) => {
+                command_docs::write_pages(&args, Cli::command()).map(|()| ExitCode::SUCCESS)
+            }
         }
     }
 }
@@ -105,9 +131,14 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return on_no_command(&error),
     };
+    if let Command::Serve(args) = &cli.command {
+        args.announce_user();
+    }
     let log = match start_log(&cli) {
         Ok(log) => log,
-        Err(error) => return Failure::run(format!("cannot start a thread: {error}")).report(),
+        Err(error) => {
+            return Failure::request(format!("cannot open the log: {error}; check --log-format")).report();
+        }
     };
     if let Err(error) = signals::outlive_file_limit() {
         return Failure::run(format!("cannot watch for signals: {error}")).report();
@@ -117,10 +148,10 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|failure| failure.report())
 }
 
-/// Help, the version, or what is wrong with the command line.
+/// Prints the help, the version, or the error of the command line.
 fn on_no_command(error: &clap::Error) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        // Whoever closed standard output does not want to read it.
+        // An error means that standard output is closed; nobody reads it.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -129,20 +160,13 @@ fn on_no_command(error: &clap::Error) -> ExitCode {
 
 fn start_log(cli: &Cli) -> io::Result<Log> {
     let is_daemon = matches!(&cli.command, Command::Serve(args) if args.is_daemon());
-    let log = Log::start(is_daemon)?;
-    let writer = log.clone();
-    let lines = tracing_subscriber::fmt::layer()
-        .compact()
-        .without_time()
-        .with_target(false)
-        .with_ansi(io::stderr().is_terminal() && output::may_colour())
-        .with_writer(move || writer.clone());
-    let levels = cli.log.clone().unwrap_or_default().targets(cli.verbose, is_daemon);
-    tracing_subscriber::registry().with(lines).with(levels).init();
+    let log = Log::start(cli.log_format, is_daemon)?;
+    let filter = levels::filter(cli.log.clone().unwrap_or_default(), cli.verbose, is_daemon);
+    tracing_subscriber::registry().with(filter).with(log.clone()).init();
     Ok(log)
 }
 
-/// Where `--verbose` stands in every list of options.
+/// Position of `--verbose` in every list of options.
 const BEFORE_HELP: usize = 900;
 
 const EXAMPLES: &str = "\
@@ -177,9 +201,8 @@ wrong command line or a volume that cannot be opened.";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
-    /// The command and those below it, each with what it is called by.
+    /// Collects a command and its subcommands, with their names.
     fn with_all_below(command: &clap::Command, name: &str, found: &mut Vec<(String, clap::Command)>) {
         found.push((name.to_owned(), command.clone()));
         for below in command.get_subcommands() {

@@ -1,4 +1,4 @@
-//! From a spec to a volume that can be used.
+//! Opening volumes by their specs.
 
 use crate::data_key::DataKey;
 use crate::failure::Failure;
@@ -27,62 +27,63 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::{debug, warn};
 
-/// A volume and what opening it has told.
+/// An opened volume with the properties that opening has determined.
 pub(crate) struct Opened {
     /// The volume.
     pub(crate) volume: Arc<dyn Volume>,
-    /// It, or a part of it, is on another server.
+    /// Whether it or a member of it is on another server.
     pub(crate) is_remote: bool,
-    /// It was made just now, and reads as zeroes everywhere.
+    /// Whether it was just created and reads as zeroes.
     pub(crate) is_fresh: bool,
-    /// What its data are known by; `None` if they go with the process, or nothing is known.
+    /// Key of its data; `None` if the data is lost with the process or has no stable key.
     pub(crate) data: Option<DataKey>,
-    /// The data on other servers that it is made of.
+    /// Keys of its data on other servers.
     pub(crate) remote: Vec<DataKey>,
 }
 
-/// How a volume will be used.
+/// Intended use of a volume.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use<'a> {
-    /// What will be done with it.
+    /// Required access.
     pub(crate) access: Access,
-    /// Connections of each core to a remote volume, where its URL says nothing and its server lets
-    /// several be used.
+    /// Connections of each core to a remote volume, if its URL does not set them and its server
+    /// supports several.
     pub(crate) connections: u32,
-    /// It may be given a larger size later, so that a RAM volume keeps addresses for that.
+    /// Whether it may be enlarged later, so that a RAM volume reserves address space for that.
     pub(crate) may_grow: bool,
-    /// When memory of RAM volumes is faulted in.
+    /// When to populate RAM volumes.
     pub(crate) populate: Populate,
-    /// Where it is noted which files and devices clients could write as they are; `None`: nowhere.
+    /// Directory in which files and devices are recorded that were exported as raw; `None`: they
+    /// are not recorded.
     pub(crate) state: Option<&'a Path>,
 }
 
-/// When the memory of a RAM volume is faulted in.
+/// When to populate the memory of a RAM volume.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Populate {
-    /// When it is used.
+    /// Not at all: page faults occur at the first use.
     Not,
-    /// All before it is used.
+    /// Completely before the first use.
     Whole,
-    /// Until then before it is used, the rest in the background.
+    /// Before the first use until this time, then in the background.
     Until(Instant),
     /// In the background.
     Behind,
 }
 
-/// What is done with a volume.
+/// Access to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Nobody will write it, so that others may use it meanwhile.
+    /// Read-only; other programs may use the volume at the same time.
     Read,
-    /// It is of no use if it cannot be written.
+    /// Writable; opening fails if the volume is read-only.
     Write,
-    /// As its spec says.
+    /// As the spec says.
     Either,
 }
 
 impl Use<'_> {
-    /// For a program that is done with it soon: over one connection, and without populating memory.
+    /// For a short-lived command: one connection, without populating memory.
     pub(crate) fn briefly(access: Access) -> Use<'static> {
         Use { access, connections: 1, may_grow: false, populate: Populate::Not, state: None }
     }
@@ -148,8 +149,8 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
 
 fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, Failure> {
     let size = mem.size;
-    // Untouched blocks cost nothing but their states, so a volume may be larger than memory, within
-    // reason.
+    // Unwritten blocks need no memory but their states, so a volume may be larger than memory to a
+    // limit.
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let refuse = || {
         no_addresses(spec, size).unwrap_or_else(|| {
@@ -159,22 +160,21 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, 
     };
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
     let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(LEAST_ROOM).min(most) } else { size };
-    // A limit on addresses may leave less than that.
+    // A limit of address space may leave less than that.
     let pages = usize::try_from(room).ok().and_then(|room| map_pages(room).ok());
     let pages = pages.map_or_else(|| map_pages(len).map_err(|_| refuse()), Ok)?;
-    // Nobody writes to it, and blocks that were never written are read without memory.
+    // A read-only volume needs no memory: unwritten blocks are read without it.
     let populate = if mem.populate && !how.is_read_only() { how.populate } else { Populate::Not };
     populate_mem(spec, &pages, len, populate);
     Ok(Arc::new(MemVolume::within(pages, size)))
 }
 
-/// Populates the first `len` bytes as far as memory allows, and has all page faults that are left
-/// bring in small pages.
+/// Populates the first `len` bytes as far as memory allows; later page faults use small pages.
 fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate) {
     let free = available_memory_bytes().saturating_sub(populate::pending_bytes());
     let share = usize::try_from(free / POPULATED_SHARE).unwrap_or(usize::MAX);
     let wanted = len.min(share);
-    // Each thread takes addresses, which serving may need.
+    // Each thread needs address space, which may be short.
     let is_tight = address_space_left().is_some_and(|left| left < POPULATING_ADDRESSES);
     let end = match populate {
         _ if is_tight => return pages.use_small_pages(),
@@ -194,8 +194,8 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     populate::populate_behind(pages, done, wanted, privileges::give_up_all);
 }
 
-/// That a RAM volume of so many bytes fails by the limit of address space; `None` if that leaves
-/// room for it.
+/// The error for a RAM volume of `size` bytes that exceeds the limit of address space; `None` if it
+/// fits.
 fn no_addresses(spec: &Spec, size: u64) -> Option<Failure> {
     let left = address_space_left().filter(|left| *left < size)?;
     Some(Failure::request(format!(
@@ -235,8 +235,8 @@ fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
     Ok(volume)
 }
 
-/// Refuses an image in a format of its own, whose bytes are not the disk's, unless clients can have
-/// written what it begins with; answers what it looks like.
+/// Refuses a disk image in another format than raw, unless a client may have written its magic
+/// number. Returns the detected format.
 fn check_format(
     kind: &str,
     path: &Path,
@@ -265,8 +265,8 @@ fn check_format(
     )))
 }
 
-/// Notes that clients can write a file or device that is in no format of its own, so that it is
-/// served again whatever they write.
+/// Records that a file or device was exported as raw, so that it is accepted again whatever clients
+/// write to it.
 fn note_raw(format: Option<&str>, volume: &dyn Volume, data: Option<&DataKey>, how: Use<'_>) {
     let (Some(state), Some(data)) = (how.state, data) else { return };
     let note = raw_note(state, data);
@@ -283,7 +283,7 @@ fn raw_note(state: &Path, data: &DataKey) -> PathBuf {
     state.join(format!("volume-{}.raw", VolumeUuid::of_texts(&["raw", &data.text])))
 }
 
-/// To whom it has to be written, it is of no use that it could be read.
+/// The error for a volume that cannot be opened for the intended use.
 fn cannot_open(error: OpenError, how: Use<'_>) -> Failure {
     if how.access != Access::Write {
         return Failure::request(error);
@@ -340,14 +340,14 @@ fn no_log(path: &Path, error: &std::io::Error) -> Failure {
     Failure::request(format!("log:{}: cannot append to it: {error}; name another file", path.display()))
 }
 
-/// The blocks of RAM volumes and of such as hold nothing, in bytes.
+/// Block size of RAM and null volumes, in bytes.
 const SECTOR: u64 = 512;
-/// How far a RAM volume can grow: so many times its size, and at least so many bytes.
+/// Address space reserved for growth of a RAM volume, as a multiple of its size.
 const ROOM_TIMES: u64 = 4;
 const LEAST_ROOM: u64 = 16 << 30;
-/// With less address space left, in bytes, nothing is populated.
+/// The minimum address space that must remain to populate volumes, in bytes.
 const POPULATING_ADDRESSES: u64 = 4 << 30;
-/// A RAM volume is populated up to the free memory divided by this.
+/// Divisor of the free memory: a RAM volume is populated up to that share.
 const POPULATED_SHARE: u64 = 2;
-/// A RAM volume may have so many times the machine's memory.
+/// The maximum size of a RAM volume, as a multiple of the machine's memory.
 const MEMORY_TIMES: u64 = 16;

@@ -1,4 +1,4 @@
-//! Standard output, and texts that come from elsewhere made fit for a terminal.
+//! Standard output, and sanitizing foreign text for a terminal.
 
 use crate::failure::Failure;
 use blockmux_volume::Spec;
@@ -6,8 +6,7 @@ use blockmux_volume::units::human_size;
 use std::borrow::Cow;
 use std::io::{ErrorKind, Write};
 
-/// Writes `text` and a newline, at once. A reader that has gone is no failure: it has what it
-/// wanted.
+/// Prints `text` and a newline, unbuffered. A closed pipe is not an error.
 pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
@@ -18,19 +17,19 @@ pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
     }
 }
 
-/// Whether escape sequences for colours are welcome on a terminal.
+/// Whether colours may be used on a terminal.
 pub(crate) fn may_colour() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// A volume as it was written, but without passwords in URLs.
+/// Removes passwords of URLs from a volume spec.
 pub(crate) fn without_passwords(written: &str) -> String {
     let spec = written.contains('@').then(|| written.parse::<Spec>().ok()).flatten();
     spec.map_or_else(|| written.to_owned(), |spec| spec.to_string())
 }
 
-/// `text` without what stands where passwords stand in URLs: a message may quote a URL that could
-/// not be read as one.
+/// Removes everything at the position of a password in a URL: a message may quote a URL that could
+/// not be parsed.
 pub(crate) fn masked(text: &str) -> String {
     let words = text.split(' ').map(|word| {
         let Some((before, rest)) = word.split_once('%') else { return Cow::from(word) };
@@ -42,7 +41,7 @@ pub(crate) fn masked(text: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// `text` with control characters escaped: a server's words must not move the cursor.
+/// Escapes control characters, because text of a server must not control the terminal.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return text.into();
@@ -54,8 +53,8 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     text.chars().map(escape).collect::<String>().into()
 }
 
-/// `text`, or its beginning and its end where it is long: a server's words must not fill the
-/// screen, and what to do is said last.
+/// Shortens a long text to its beginning and end, because text of a server must not fill the
+/// screen, and the advice is at the end.
 pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     let count = text.chars().count();
     if count <= MAX_LINE {
@@ -67,12 +66,12 @@ pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     head.chain(" [...] ".chars()).chain(tail).collect::<String>().into()
 }
 
-/// A size in bytes, exactly and in short.
+/// Formats a size in bytes, exactly and rounded.
 pub(crate) fn both_sizes(size: u64) -> String {
     format!("{size} ({})", human_size(size))
 }
 
-/// `word` as a shell reads it back.
+/// Quotes `word` for a shell.
 pub(crate) fn shell_word(word: &str) -> Cow<'_, str> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=,".contains(&byte);
     if !word.is_empty() && word.bytes().all(is_plain) {
@@ -81,7 +80,7 @@ pub(crate) fn shell_word(word: &str) -> Cow<'_, str> {
     format!("'{}'", word.replace('\'', r"'\''")).into()
 }
 
-/// The longest message, in characters: several lines of a terminal.
+/// The maximum length of a message, in characters.
 const MAX_LINE: usize = 1500;
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
-//! `--poll`: when a core that has nothing to do goes to sleep, in one word.
+//! `--poll`: when an idle core goes to sleep.
 
 use blockmux_engine::reactor::PollPolicy;
 use serde::{Deserialize, Serialize};
 
-/// As the command line and the config file say it: poll a short while after the last activity,
-/// poll for ever, or sleep at once.
+/// Polling policy: poll for a short time after the last activity, always poll, or sleep at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Poll {

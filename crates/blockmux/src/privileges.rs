@@ -1,19 +1,26 @@
-//! What a daemon gives up once all that it serves is open: capabilities, and new ones by programs
-//! that it could start.
+//! Dropping privileges once everything is open: capabilities, and new ones through execve.
 //!
-//! Capabilities belong to a thread, and a new thread has those of the one that starts it. So
-//! whoever starts threads gives them up before; threads that are there by then, for logs, for
-//! signals and for first touches of memory, have given up theirs at their own begin.
+//! Capabilities belong to a thread, and a new thread inherits those of its parent. So a thread
+//! drops them before it starts others; the threads that exist by then, for logs, signals and
+//! populating memory, have dropped theirs when they started.
 
 use crate::failure::Failure;
+use blockmux_engine::{state, sys};
+use rustix::fs::{AtFlags, CWD, chownat};
 use rustix::io;
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
+use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_keep_capabilities, set_no_new_privs,
+};
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::debug;
 
-/// Gives up all capabilities of this thread but `needed`. Without CAP_DAC_OVERRIDE root opens only
-/// what its own user may, which concerns volumes that are added later.
+/// Drops all capabilities of this thread but `needed`. Without CAP_DAC_OVERRIDE root can open only
+/// files that their permissions allow, which concerns volumes that are added later.
 pub(crate) fn give_up(needed: CapabilitySet) -> Result<(), Failure> {
     let given_up = keep(needed).map_err(|error| {
         Failure::run(format!("cannot give up capabilities: {error}; start it with --keep-privileges"))
@@ -22,21 +29,91 @@ pub(crate) fn give_up(needed: CapabilitySet) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether this process had a capability and has given it up: then it can get it only by another
-/// start.
+/// Whether this process has dropped a capability, which it can regain only by a restart.
 pub(crate) fn has_given_up(capability: CapabilitySet) -> bool {
     GIVEN_UP.get().is_some_and(|given_up| given_up.contains(capability))
+}
+
+/// The user that a daemon runs as once everything is open (`--user`).
+#[derive(Clone, Debug)]
+pub(crate) struct ServiceUser {
+    name: String,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+}
+
+impl FromStr for ServiceUser {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<ServiceUser, String> {
+        let user = uzers::get_user_by_name(name)
+            .ok_or_else(|| format!("there is no user `{name}`; create it with `useradd --system {name}`"))?;
+        let gid = user.primary_group_id();
+        let groups = uzers::get_user_groups(name, gid).unwrap_or_default();
+        let groups = groups.iter().map(uzers::Group::gid).collect();
+        Ok(ServiceUser { name: name.to_owned(), uid: user.uid(), gid, groups })
+    }
+}
+
+impl ServiceUser {
+    /// Accepts a state directory of this user from now on, and has threads that drop their
+    /// capabilities keep those to change the user: the C library changes it in all of them, and
+    /// ends the process if one may not.
+    pub(crate) fn announce(&self) {
+        state::will_become(self.uid);
+        USER_CHANGES.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes the process one of this user, and the user the owner of the state directory with what
+    /// is in it and of the control socket. Capabilities stay until [`give_up`] is called.
+    ///
+    /// # Errors
+    /// If the process is not root's, or a file cannot be given to the user.
+    pub(crate) fn become_it(&self, state: Option<&Path>, control: Option<&Path>) -> Result<(), Failure> {
+        let cannot = |what: &str, error: io::Errno| {
+            Failure::request(format!("--user {}: cannot {what}: {error}; start it as root", self.name))
+        };
+        for path in state.into_iter().chain(control) {
+            self.own(path).map_err(|error| cannot(&format!("give it {}", path.display()), error))?;
+        }
+        set_keep_capabilities(true).map_err(|error| cannot("keep capabilities", error))?;
+        sys::become_user(self.uid, self.gid, &self.groups).map_err(|error| {
+            let error = io::Errno::from_io_error(&error).unwrap_or(io::Errno::PERM);
+            cannot("change the user", error)
+        })
+    }
+
+    /// Gives a file, or a directory with its files, to the user. Links are not followed.
+    fn own(&self, path: &Path) -> io::Result<()> {
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        let chown = |path: &Path| chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
+        match chown(path) {
+            Err(io::Errno::NOENT) => return Ok(()),
+            done => done?,
+        }
+        let files = fs::read_dir(path).into_iter().flatten().flatten();
+        files.map(|file| file.path()).try_for_each(|file| chown(&file))
+    }
 }
 
 /// Gives up all capabilities of a thread that needs none, and goes on if the system does not let
 /// it.
 pub(crate) fn give_up_all() {
-    if let Err(error) = keep(CapabilitySet::empty()) {
+    let kept = match USER_CHANGES.load(Ordering::Relaxed) {
+        true => CapabilitySet::SETUID | CapabilitySet::SETGID,
+        false => CapabilitySet::empty(),
+    };
+    if let Err(error) = keep(kept) {
         debug!("a thread keeps its capabilities: {error}");
     }
 }
 
-/// Keeps these of this thread's capabilities; answers those that are gone.
+/// The process changes its user once everything is open; then all capabilities of these threads
+/// end.
+static USER_CHANGES: AtomicBool = AtomicBool::new(false);
+
+/// Drops all of this thread's capabilities but `kept`; returns the dropped ones.
 fn keep(kept: CapabilitySet) -> io::Result<CapabilitySet> {
     set_no_new_privs(true)?;
     let CapabilitySets { permitted, .. } = capabilities(None)?;
@@ -46,16 +123,15 @@ fn keep(kept: CapabilitySet) -> io::Result<CapabilitySet> {
     Ok(permitted - left)
 }
 
-/// There are secrets in memory from now on: no other process of the user traces this one, and no
-/// core dump has them.
+/// Protects secrets in memory: forbids tracing by other processes of the user, and core dumps.
 pub(crate) fn hide_memory() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         debug!("the process stays dumpable: {error}");
     }
 }
 
-/// What the threads that serve had and have no more.
+/// The dropped capabilities of the serving threads.
 static GIVEN_UP: OnceLock<CapabilitySet> = OnceLock::new();
 
-/// What to do where `has_given_up` is why something failed.
+/// The advice for errors that a dropped capability causes.
 pub(crate) const START_WITH_PRIVILEGES: &str = "this daemon gave up the capability for that when it started; start it with --keep-privileges, or with this volume";

@@ -1,4 +1,4 @@
-//! From a URL to a server that answers.
+//! Connecting to servers by URL.
 
 use crate::failure::Failure;
 use crate::protocol::{PROTOCOLS, Remote};
@@ -11,7 +11,7 @@ use std::net::ToSocketAddrs;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Reads the URL of a volume on another server.
+/// Parses the URL of a remote volume.
 pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(url);
     let wrong = |what: String| Failure::request(format!("{shown}: {what}; {}", spoken()));
@@ -27,13 +27,13 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     }
 }
 
-/// Reads the URL of one protocol.
+/// Parses a URL of one protocol.
 pub(crate) fn read<U: FromStr<Err: Display>>(url: &str) -> Result<U, Failure> {
     let shown = spec::Url::new(url);
     url.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))
 }
 
-/// All addresses of a portal, its name looked up.
+/// Resolves a portal to all of its addresses.
 pub(crate) fn addresses(url: impl Display, (host, port): &HostPort) -> Result<Vec<Address>, Failure> {
     let found = (host.as_str(), *port)
         .to_socket_addrs()
@@ -41,8 +41,8 @@ pub(crate) fn addresses(url: impl Display, (host, port): &HostPort) -> Result<Ve
     Ok(found.map(Address::Tcp).collect())
 }
 
-/// The paths beside the first portal: of each by the first address that its name has, and those
-/// that were `found`, as many as may be.
+/// The further paths: the first address of each further portal, and those that were `found`, up to
+/// the maximum.
 pub(crate) fn further(
     url: impl Display,
     portals: &Portals,
@@ -60,14 +60,13 @@ pub(crate) fn further(
     Ok(further)
 }
 
-/// The other paths beside the one by `address`, as many as may be.
+/// All paths except `address`, up to the maximum.
 pub(crate) fn beside(address: &Address, further: &[Address]) -> Vec<Address> {
     let others = further.iter().filter(|other| *other != address).take(MAX_PORTALS.saturating_sub(1));
     others.cloned().collect()
 }
 
-/// A URL that names a server alone, where a volume is to be used; `path` is what volumes have
-/// there.
+/// The error for a URL without a volume; `path` is the syntax of the missing part.
 pub(crate) fn names_no(what: &str, url: impl Display, path: &str) -> Failure {
     let url = url.to_string();
     let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
@@ -76,13 +75,13 @@ pub(crate) fn names_no(what: &str, url: impl Display, path: &str) -> Failure {
     ))
 }
 
-/// How long an answer may take, where a URL says 0 for ever.
+/// Converts a timeout of a URL, in which 0 means no limit.
 pub(crate) fn timeout(time: Duration) -> Option<Duration> {
     (!time.is_zero()).then_some(time)
 }
 
-/// Asks every address of a server in turn, until one gives an answer, even if that is no; the last
-/// error when all are out of reach.
+/// Tries the addresses of a server in order until one answers, even with a refusal; the last error
+/// if none can be reached.
 pub(crate) fn ask_each<T, R>(
     url: impl Display,
     addresses: &[Address],
@@ -98,7 +97,7 @@ pub(crate) fn ask_each<T, R>(
     last.ok_or_else(|| Failure::request(format!("{url}: the host has no address; check its name")))
 }
 
-/// What to write instead.
+/// The syntax of URLs, for error messages.
 fn spoken() -> String {
     let forms: Vec<&str> = PROTOCOLS.iter().flat_map(|protocol| protocol.url_forms).copied().collect();
     format!("use {}", forms.join(" or "))

@@ -1,7 +1,7 @@
-//! What `log:` writes down.
+//! The sink of `log:` volumes.
 //!
-//! A thread of its own writes: a disk that is busy, or a reader who takes a breath, must not hold
-//! up a core. Records that find no room are counted, and the count stands where they would have.
+//! A separate thread writes, because a busy disk or a slow reader must not block a core. Records
+//! that do not fit the queue are counted, and the count is written in their place.
 
 use crate::failure::Failure;
 use crate::privileges;
@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 use std::thread::{self, JoinHandle};
 use tracing::warn;
 
-/// Writes a line for each record to `target`. When the sink is dropped, all have been written.
+/// A sink that writes a line for each record to `target`. Dropping it waits until all are written.
 pub(crate) fn to(target: impl Write + Send + 'static) -> Result<Arc<dyn LogSink>, Failure> {
     let (queue, records) = mpsc::sync_channel(QUEUE_RECORDS);
     let left_out = Arc::new(AtomicU64::new(0));
@@ -44,12 +44,12 @@ impl LogSink for Records {
 impl Drop for Records {
     fn drop(&mut self) {
         self.queue.take();
-        // It has nothing to say but what it has written.
+        // The thread returns nothing.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// A log that cannot be written must not fail the I/O that it is about; it is said once.
+/// Writes records until the sink is dropped. An error is reported once and does not fail the I/O.
 fn write_out(records: &Receiver<LogRecord>, left_out: &AtomicU64, mut target: impl Write) {
     let mut is_told = false;
     let mut tell = |written: std::io::Result<()>| {
@@ -62,7 +62,7 @@ fn write_out(records: &Receiver<LogRecord>, left_out: &AtomicU64, mut target: im
     loop {
         let next = match records.try_recv() {
             Err(TryRecvError::Empty) => {
-                // Nothing stays behind while nothing happens.
+                // Flush when the queue is empty.
                 tell(target.flush());
                 records.recv().map_err(|_| TryRecvError::Disconnected)
             }
@@ -78,7 +78,7 @@ fn write_out(records: &Receiver<LogRecord>, left_out: &AtomicU64, mut target: im
     tell(target.flush());
 }
 
-/// Two of each request of many clients at a time, and some MiB.
+/// The maximum number of queued records, some MiB: two for each request of many clients.
 const QUEUE_RECORDS: usize = 1 << 16;
 
 #[cfg(test)]
@@ -88,7 +88,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::Instant;
 
-    /// Holds up whoever writes until it is let go.
+    /// A writer that blocks until it is released.
     #[derive(Clone)]
     struct Slow(Arc<Mutex<Vec<u8>>>);
 

@@ -1,14 +1,14 @@
-//! Files that a user has named to be read.
+//! Opening files that the user has named.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Opens a regular file: a pipe or a terminal would be waited for, and a device may have no end.
+/// Opens a regular file; a pipe or terminal would block, and a device may have no end.
 ///
 /// # Errors
-/// If it cannot be opened, or is something else.
+/// If it cannot be opened, or is not a regular file.
 pub(crate) fn open(path: impl AsRef<Path>) -> io::Result<File> {
     let without_waiting = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = File::options().read(true).custom_flags(without_waiting).open(path)?;

@@ -1,4 +1,4 @@
-//! `blockmux report`: shows finished measurements again, several side by side.
+//! `blockmux report`: shows or compares finished measurements.
 
 use crate::failure::Failure;
 use crate::show;
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Which measurements: the JSON of `blockmux bench` and fio's. Several become one comparison.
+/// Arguments of `blockmux report`: files with the JSON of `blockmux bench` or fio.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReportArgs {
@@ -18,7 +18,7 @@ pub(crate) struct ReportArgs {
     /// Write bench.json and bench.html of all of them to this directory
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
-    /// Print the JSON in place of the table
+    /// Print JSON instead of the table
     #[arg(long)]
     json: bool,
 }
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     show::show(&merged, args.report.as_deref(), args.json)
 }
 
-/// Reads a file that may be a pipe, and may be anything.
+/// Reads a file, which may be a pipe, up to [`MAX_LEN`].
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let len = File::open(path)?.take(MAX_LEN + 1).read_to_string(&mut text)? as u64;
@@ -53,15 +53,14 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// What tells a file's rows from another's. Every bench calls its file alike, so the directory says
-/// more, and a row's name has little room.
+/// The label of a file's rows: its directory, because every bench gives its file the same name.
 fn label(path: &Path) -> String {
     let directory =
         path.parent().filter(|parent| path.ends_with("bench.json") && parent.file_name().is_some());
     directory.unwrap_or(path).display().to_string()
 }
 
-/// Far more than thousands of measurements have, in bytes.
+/// The maximum length of a file, in bytes; far more than thousands of measurements.
 const MAX_LEN: u64 = 64 << 20;
 const TAKEN: &str = "name a bench.json, or what fio --output-format=json wrote";
 const EXAMPLES: &str = "\

@@ -1,10 +1,10 @@
-//! `blockmux reset`: has a target reset itself or a logical unit, or end what is under way there.
+//! `blockmux reset`: resets a target or a logical unit, or aborts its commands.
 
 use crate::failure::Failure;
 use crate::output::print;
 use crate::reach;
 
-/// What to reset.
+/// Arguments of `blockmux reset`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ResetArgs {
@@ -16,8 +16,8 @@ pub(crate) struct ResetArgs {
     what: What,
 }
 
-/// What a target is asked to do: the task management functions of RFC 7143 that are about no single
-/// task. SRP has those for one logical unit.
+/// Task management functions of RFC 7143 that do not refer to a single task. SRP has those for one
+/// logical unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum What {
     /// LOGICAL UNIT RESET: abort the commands of all initiators
@@ -32,7 +32,7 @@ pub(crate) enum What {
     ClearTaskSet,
 }
 
-/// Asks for it, and says when it is done.
+/// Requests the function and waits for its completion.
 pub(crate) fn run(args: &ResetArgs) -> Result<(), Failure> {
     print(reach::of_url(&args.url)?.reset(args.what)?)
 }

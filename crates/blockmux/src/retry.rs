@@ -1,18 +1,18 @@
-//! Waiting for what a killed program holds a little longer.
+//! Retrying while a killed process still holds sockets or locks.
 //!
-//! A process that is killed with an io_uring gives its sockets and locks back only when the kernel
-//! has taken the ring apart, some time after the process itself is gone. Whoever starts a daemon
-//! again at once is not turned away for that.
+//! The kernel releases the sockets and locks of a killed process with an io_uring only after it has
+//! dismantled the ring, some time after the end of the process. A daemon that is restarted at once
+//! must not fail for that.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Tries until it works, fails otherwise than by `is_held`, or [`PATIENCE`] is over.
+/// Retries until success, an error that is not `is_held`, or [`TIMEOUT`].
 pub(crate) fn retry_while_held<T, E>(
     mut attempt: impl FnMut() -> Result<T, E>,
     is_held: impl Fn(&E) -> bool,
 ) -> Result<T, E> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         match attempt() {
             Err(error) if is_held(&error) && Instant::now() < end => thread::park_timeout(PAUSE),
@@ -21,8 +21,8 @@ pub(crate) fn retry_while_held<T, E>(
     }
 }
 
-/// The kernel needs some tens of milliseconds, more when it is busy.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of the retries; the kernel needs some tens of milliseconds, more when it is busy.
+const TIMEOUT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What was measured, shown: a table or JSON on standard output, and a report of two files.
+//! Output of measurements: a table or JSON on standard output, and a report of two files.
 
 use crate::failure::Failure;
 use crate::output;
@@ -8,11 +8,11 @@ use blockmux_lab::{fio_json, page, table};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-/// Makes the report's directory. Whether it can be made is found out before minutes of measuring
-/// and not after.
+/// Creates the report's directory. Called before the measurement, so that an error costs no
+/// minutes.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If it cannot be created.
 pub(crate) fn make_directory(report: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(report).map_err(|error| {
         let dir = report.display();
@@ -20,16 +20,15 @@ pub(crate) fn make_directory(report: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Writes the report into that directory, if there shall be one, and prints the JSON, or the table
-/// and where the report is.
+/// Writes the report, if requested, and prints JSON, or the table with the paths of the report.
 ///
 /// # Errors
-/// If one of them cannot be written.
+/// If the report or the output cannot be written.
 pub(crate) fn show(comparison: &Comparison, report: Option<&Path>, as_json: bool) -> Result<(), Failure> {
     let json = fio_json::to_json(comparison);
     let study = study(comparison);
     let files = report.map(|dir| write_report(dir, comparison, study.as_ref(), &json)).transpose();
-    // What was measured for minutes is shown even if there is no room for it.
+    // The result is printed even if the report cannot be written.
     if as_json {
         output::print(json)?;
     } else {
@@ -43,14 +42,14 @@ pub(crate) fn show(comparison: &Comparison, report: Option<&Path>, as_json: bool
     }
 }
 
-/// The study that a comparison repeats.
+/// The study of a comparison's suite.
 fn study(comparison: &Comparison) -> Option<Study> {
     // A report of a later version may have another suite.
     let suite = Suite::by_name(comparison.suite.as_deref()?).ok()?;
     Some(suite.to_study())
 }
 
-/// Writes both files; answers where.
+/// Writes both files; returns their paths.
 fn write_report(
     dir: &Path,
     comparison: &Comparison,
@@ -67,13 +66,13 @@ fn write_report(
     Ok((write("bench.json", json)?, write("bench.html", &page)?))
 }
 
-/// The terminal's columns, 80 where there is none.
+/// Width of the terminal in columns; 80 without a terminal.
 fn width() -> table::Width {
     let columns = console_columns().filter(|&columns| columns >= 40).unwrap_or(80);
     table::Width(columns.min(120))
 }
 
-/// Colours for people only.
+/// Colours on a terminal, none otherwise.
 fn colour() -> table::Colour {
     let wanted = std::io::stdout().is_terminal() && output::may_colour();
     if wanted { table::Colour::Ansi } else { table::Colour::Off }

@@ -11,14 +11,13 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io, thread};
 
-/// Turns SIGTERM, SIGINT and SIGHUP into events; one more of them ends the process at once, with
-/// status 1, and removes what [`leaves`] has named. Signals of `again` are events whenever they
-/// come, and end nothing.
+/// Converts SIGTERM, SIGINT and SIGHUP to events; a second one ends the process at once with status
+/// 1, and removes the directory of [`leaves`]. Each signal of `again` is an event, and ends nothing.
 ///
-/// A SIGHUP that whoever started the process has it ignore, as nohup does, stays ignored.
+/// A SIGHUP that is ignored at the start, as under nohup, stays ignored.
 ///
 /// # Errors
-/// If the system refuses to tell of them.
+/// If the signal handlers cannot be installed.
 pub(crate) fn watch<E: Send + 'static>(
     events: &Sender<E>,
     again: &'static [i32],
@@ -27,7 +26,7 @@ pub(crate) fn watch<E: Send + 'static>(
     let was_asked = Arc::new(AtomicBool::new(false));
     let watched = if is_ignored(SIGHUP) { &[SIGTERM, SIGINT][..] } else { &[SIGTERM, SIGINT, SIGHUP] };
     for &signal in watched.iter().filter(|signal| !again.contains(signal)) {
-        // A third one ends it even if what the second one removes does not go away.
+        // A third signal ends the process even if the removal hangs.
         flag::register_conditional_shutdown(signal, 1, was_asked.clone())?;
     }
     let mut signals = Signals::new(watched)?;
@@ -41,18 +40,18 @@ pub(crate) fn watch<E: Send + 'static>(
             if ends && std::mem::replace(&mut is_asked, true) {
                 was_asked.store(true, Ordering::Release);
                 left().drain(..).for_each(|directory| drop(fs::remove_dir_all(directory)));
-                // The next one of the kind ends the process where it arrives.
+                // The next signal of this kind ends the process at once.
                 let _ = raise(signal);
                 return;
             }
-            // Whoever hears of it may have ended for another reason.
+            // The receiver may have ended for another reason.
             let _ = events.send(event(signal));
         }
     });
     Ok(())
 }
 
-/// A directory of this process alone, which is removed if it has to end at once.
+/// Registers a temporary directory of this process, which is removed if a second signal ends it.
 pub(crate) fn leaves(directory: &Path) {
     left().push(directory.to_owned());
 }
@@ -63,7 +62,7 @@ fn left() -> MutexGuard<'static, Vec<PathBuf>> {
 
 static LEFT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Whether the process ignores a signal; not, if the system does not say.
+/// Whether the process ignores a signal; false if that cannot be determined.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -72,8 +71,7 @@ fn is_ignored(signal: i32) -> bool {
     mask >> (signal - 1) & 1 == 1
 }
 
-/// A write beyond the limit of a file's size fails like any other that finds no room; it does not
-/// end the process.
+/// Ignores SIGXFSZ, so that a write beyond the file size limit fails instead of ending the process.
 pub(crate) fn outlive_file_limit() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(|_| ())
 }

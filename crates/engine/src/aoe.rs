@@ -7,9 +7,9 @@ use crate::frames::{QueueId, Side, blocking};
 use crate::reactor::EngineCore;
 use crate::sessions::Sessions;
 use blockmux_proto::aoe::AoeAddress;
-use blockmux_proto::aoe::client::{AtaDisk, Config, InitiatorSession};
-use blockmux_proto::aoe::discovery::{AoeDiscoverySession, Found};
-use blockmux_proto::aoe::server::{DoubleAddress, TargetSession};
+use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession, AtaDisk};
+use blockmux_proto::aoe::discovery::{AoeDiscoverySession, FoundDisk};
+use blockmux_proto::aoe::server::{AoeTargetSession, DuplicateAddress};
 use blockmux_proto::aoe::unit::AoeUnit;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::frames::PortId;
@@ -38,7 +38,7 @@ pub enum ServeError {
     Port(#[from] PortError),
     /// Two disks have one address.
     #[error(transparent)]
-    Address(#[from] DoubleAddress),
+    Address(#[from] DuplicateAddress),
 }
 
 /// Why a disk cannot be reached.
@@ -88,7 +88,7 @@ pub fn serve(
     units: Vec<AoeUnit>,
     sessions: Sessions,
 ) -> Result<(), ServeError> {
-    let session = TargetSession::new(exports.clone(), units)?;
+    let session = AoeTargetSession::new(exports.clone(), units)?;
     Ok(FrameTargetTask::spawn(core, interfaces, share, session, exports, sessions)?)
 }
 
@@ -110,8 +110,8 @@ pub fn describe(endpoint: &AoeEndpoint) -> Result<Described, AoeConnectError> {
     let queue_id = QueueId::claim(*address);
     let queue_id = queue_id.map_err(|error| AoeConnectError::Crowded { address: *address, error })?;
     let QueueId { id, first, .. } = queue_id;
-    let config = Config { address: *address, timeout: ANSWER_TIMEOUT, id, first };
-    let mut session = InitiatorSession::new(config, Pool::new(POOL), Instant::now());
+    let config = AoeInitiatorConfig { address: *address, timeout: ANSWER_TIMEOUT, id, first };
+    let mut session = AoeInitiatorSession::new(config, Pool::new(POOL), Instant::now());
     let side = Side::Initiator { id };
     let asked = Instant::now();
     let found = blocking::run_session(interfaces, side, &mut session, ANSWER_TIMEOUT, |session| {
@@ -134,7 +134,7 @@ pub fn describe(endpoint: &AoeEndpoint) -> Result<Described, AoeConnectError> {
 ///
 /// # Errors
 /// If an interface cannot be opened.
-pub fn discover(interfaces: &[String], time: Duration) -> Result<(Vec<Found>, u64), PortError> {
+pub fn discover(interfaces: &[String], time: Duration) -> Result<(Vec<FoundDisk>, u64), PortError> {
     let (id, now) = (QueueId::any().id, Instant::now());
     let mut session = AoeDiscoverySession::new(id, now, now + time);
     let side = Side::Initiator { id };

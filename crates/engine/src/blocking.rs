@@ -205,7 +205,8 @@ fn run<S: OneStream>(
                     notice = None;
                 } else if notice.take_if(|notice| Instant::now() >= *notice).is_some() {
                     warn!(
-                        "{address} accepts connections and says nothing; waiting {} s for it",
+                        "{address} accepted the connection but sends nothing; waiting up to {} s; it may serve \
+                         another protocol",
                         timeout.as_secs()
                     );
                 }
@@ -219,9 +220,9 @@ fn run<S: OneStream>(
     }
 }
 
-/// Begins TLS, which the session demands. Returns whether that is news.
+/// Starts TLS, which the session demands; `false` if it has started already.
 fn start_tls(secure: Option<&mut Secure>, chunk: &Chunk) -> Result<bool, Broken> {
-    let secure = secure.ok_or(TlsError::Ours("this connection has no TLS credentials"))?;
+    let secure = secure.ok_or(TlsError::Internal("this connection has no TLS credentials"))?;
     let is_news = secure.start();
     if is_news && !chunk.unread().is_empty() {
         return Err(BYTES_BEFORE_TLS.into());
@@ -268,7 +269,7 @@ fn receive(
         Some(_) => socket.read(&mut records),
     };
     match (result, secure) {
-        (Ok(0), Some(secure)) if !secure.is_open() => Err(TlsError::Left.into()),
+        (Ok(0), Some(secure)) if !secure.is_open() => Err(TlsError::Disconnected.into()),
         (Ok(received), Some(secure)) => {
             let result = secure.take(&records[..received], chunk);
             let told = socket.write_all(&secure.outgoing().take_bytes());
@@ -321,7 +322,9 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 mod tests {
     use super::*;
     use crate::nbd::{NbdConnectError, describe};
-    use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode, NbdRefused};
+    use blockmux_proto::nbd::client::{
+        NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
+    };
     use blockmux_volume::Pool;
     use std::net::Shutdown;
     use std::os::unix::net::{UnixListener, UnixStream};
@@ -335,8 +338,12 @@ mod tests {
         listener.listen(0).unwrap();
         // Fills the backlog of one.
         let _first = UnixStream::connect(&path).unwrap();
-        let config = Config { export: String::new(), mode: Mode::Info, features: Features::default() };
-        let mut session = InitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
+        let config = NbdInitiatorConfig {
+            export: String::new(),
+            mode: NbdSessionMode::Info,
+            features: NbdFeatures::default(),
+        };
+        let mut session = NbdInitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
         let timeout = Duration::from_millis(10);
         let error = run_session(&Address::Unix(path), &mut session, timeout, |_| false).unwrap_err();
         assert_eq!(error.to_string(), "connection failed: no answer within 0 s");
@@ -360,7 +367,10 @@ mod tests {
         });
         let error = describe(&Address::Unix(path), None, "").unwrap_err();
         assert!(
-            matches!(&error, NbdConnectError::Refused { refused: NbdRefused::TlsRequired { .. }, .. }),
+            matches!(
+                &error,
+                NbdConnectError::Refused { refused: NbdHandshakeRefusal::TlsRequired { .. }, .. }
+            ),
             "{error}"
         );
         server.join().unwrap();

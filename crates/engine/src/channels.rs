@@ -4,13 +4,17 @@
 //! the next I/O after each completion, and a command of a few bytes may transfer gigabytes: WRITE
 //! SAME, VERIFY with one block for all, EXTENDED COPY. Unbounded, such a command on a volume in RAM
 //! would block all other sessions of the core until it ends.
+//!
+//! Latencies are counted by the time of the poll, which is read anyway. Only I/O that completes in
+//! the poll that submitted it needs another reading of the clock, which is made once in a
+//! [`SAMPLE_EVERY_NS`] and stands for such I/O until the next one.
 
 use crate::reactor::Progress;
 use crate::sessions::Session;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::session::Target;
-use blockmux_proto::volume_state::{MAX_ORPHANS, Meter, OrphanedUser, VolumeState};
-use blockmux_volume::{Channel, Completion, Core, IoError, Output, Waker};
+use blockmux_proto::volume_state::{MAX_ORPHANS, Meter, Origin, OrphanedUser, RequestKind, VolumeState};
+use blockmux_volume::{Channel, Completion, Core, IoError, Output, Tag, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,6 +35,48 @@ pub(crate) struct Channels {
     seen: u64,
     /// The session that I/O is counted for, after login.
     session: Option<Arc<Session>>,
+    origin: Origin,
+    clock: PollClock,
+}
+
+/// Time as latencies need it.
+#[derive(Default)]
+struct PollClock {
+    /// The first poll.
+    epoch: Option<Instant>,
+    /// The current poll, in nanoseconds after the first.
+    poll_ns: u64,
+    /// When I/O that completes in its own poll was last timed.
+    sampled_ns: Option<u64>,
+    /// How long it took then.
+    sample_ns: u64,
+}
+
+impl PollClock {
+    #[inline]
+    fn begin(&mut self, now: Instant) {
+        let epoch = *self.epoch.get_or_insert(now);
+        self.poll_ns = now.saturating_duration_since(epoch).as_nanos() as u64;
+    }
+
+    /// How long an I/O took that was submitted in the poll at `begun_ns`.
+    #[inline]
+    fn latency_ns(&mut self, begun_ns: u64, core: &dyn Core) -> u64 {
+        if begun_ns != self.poll_ns {
+            return self.poll_ns.saturating_sub(begun_ns);
+        }
+        if self.sampled_ns.is_none_or(|sampled| self.poll_ns - sampled >= SAMPLE_EVERY_NS) {
+            self.sample(core);
+        }
+        self.sample_ns
+    }
+
+    #[cold]
+    fn sample(&mut self, core: &dyn Core) {
+        let Some(epoch) = self.epoch else { return };
+        let now_ns = core.now().saturating_duration_since(epoch).as_nanos() as u64;
+        (self.sampled_ns, self.sample_ns) = (Some(self.poll_ns), now_ns.saturating_sub(self.poll_ns));
+    }
 }
 
 /// The channel of one volume.
@@ -40,14 +86,46 @@ struct OpenChannel {
     meter: Meter,
     /// Requests that have not completed.
     in_flight: u32,
+    begun: BegunIo,
     served: Arc<VolumeState>,
     /// Set once the peer has disconnected with I/O in flight.
     orphan: Option<OrphanedUser>,
 }
 
+/// When each I/O in flight was submitted, and its kind, by the slot that its tag names.
+#[derive(Default)]
+struct BegunIo(Vec<(u64, RequestKind)>);
+
+impl BegunIo {
+    #[inline]
+    fn begin(&mut self, Tag(tag): Tag, poll_ns: u64, kind: RequestKind) {
+        // The slot is in the lower half, below a generation where there is one.
+        let slot = tag as u32 as usize;
+        if let Some(begun) = self.0.get_mut(slot) {
+            *begun = (poll_ns, kind);
+        } else {
+            self.grow(slot, (poll_ns, kind));
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, slot: usize, begun: (u64, RequestKind)) {
+        if slot < MOST_SLOTS {
+            self.0.resize((slot + 1).next_power_of_two(), (0, RequestKind::Other));
+            self.0[slot] = begun;
+        }
+    }
+
+    #[inline]
+    fn of(&self, Tag(tag): Tag) -> Option<(u64, RequestKind)> {
+        self.0.get(tag as u32 as usize).copied()
+    }
+}
+
 impl Channels {
-    /// Volume ids of the session are indices of `exports`; completions wake `waker`.
-    pub(crate) fn new(exports: Exports, core: Rc<dyn Core>, waker: Waker) -> Channels {
+    /// Volume ids of the session are indices of `exports`; completions wake `waker`. I/O is counted
+    /// for `origin`.
+    pub(crate) fn new(exports: Exports, core: Rc<dyn Core>, waker: Waker, origin: Origin) -> Channels {
         let seen = exports.changes();
         Channels {
             exports,
@@ -59,6 +137,8 @@ impl Channels {
             submitted: 0,
             seen,
             session: None,
+            origin,
+            clock: PollClock::default(),
         }
     }
 
@@ -112,6 +192,7 @@ impl Channels {
             self.seen = self.exports.changes();
             self.open.retain(|open| self.exports.get(open.volume).is_some());
         }
+        self.clock.begin(now);
         let mut progress = Progress::Idle;
         let (mut to_submit, mut to_hand_back) = (BYTES_PER_TURN, BYTES_PER_TURN);
         for round in 0..ROUNDS_PER_TURN {
@@ -124,12 +205,19 @@ impl Channels {
             if self.in_flight == 0 {
                 return progress;
             }
-            for OpenChannel { channel, meter, in_flight, .. } in &mut self.open {
+            for OpenChannel { channel, meter, in_flight, begun, .. } in &mut self.open {
                 let before = self.done.len();
                 channel.kick();
                 channel.poll(&mut self.done);
                 *in_flight -= (self.done.len() - before) as u32;
-                self.done[before..].iter().filter(|done| done.result.is_err()).for_each(|_| meter.fail());
+                for Completion { tag, result } in &self.done[before..] {
+                    if let Some((begun_ns, kind)) = begun.of(*tag) {
+                        meter.complete(kind, self.clock.latency_ns(begun_ns, &*self.core));
+                    }
+                    if let Err(error) = result {
+                        meter.fail(error);
+                    }
+                }
             }
             if !self.done.is_empty() {
                 progress = Progress::Drained;
@@ -155,10 +243,11 @@ impl Channels {
         {
             self.submitted += 1;
             *budget = budget.saturating_sub(io.len);
-            let tag = io.tag;
+            let (tag, poll_ns) = (io.tag, self.clock.poll_ns);
             match self.channel(volume, session.depth()) {
-                Ok(OpenChannel { channel, meter, in_flight, .. }) => {
+                Ok(OpenChannel { channel, meter, in_flight, begun, .. }) => {
                     meter.count(&io);
+                    begun.begin(tag, poll_ns, RequestKind::of(io.op));
                     channel.submit(io);
                     *in_flight += 1;
                     self.in_flight += 1;
@@ -204,11 +293,12 @@ impl Channels {
             return Err(IoError::NoMemory);
         }
         let channel = served.volume().open(&self.core, depth, self.waker.clone())?;
-        let meter = Meter::new(&served);
+        let meter = Meter::new(&served, self.origin.clone());
         if let Some(session) = &self.session {
             session.add(&meter);
         }
-        self.open.push(OpenChannel { volume, channel, meter, in_flight: 0, served, orphan: None });
+        let begun = BegunIo::default();
+        self.open.push(OpenChannel { volume, channel, meter, in_flight: 0, begun, served, orphan: None });
         self.open.last_mut().ok_or(IoError::PathLost)
     }
 }
@@ -218,6 +308,10 @@ const ROUNDS_PER_TURN: u32 = 16;
 /// Bytes of I/O in one poll: a fraction of a millisecond at memory bandwidth, and more than a deep
 /// queue of short requests asks for at once.
 const BYTES_PER_TURN: u64 = 2 << 20;
+/// Interval, in nanoseconds, at which I/O that completes in its own poll is timed.
+const SAMPLE_EVERY_NS: u64 = 1_000_000;
+/// Most I/O in flight of one channel whose latency is counted.
+const MOST_SLOTS: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {
@@ -225,10 +319,12 @@ mod tests {
     use blockmux_proto::event::AuditEvent;
     use blockmux_proto::exports::Export;
     use blockmux_proto::session::{SessionStage, Timed};
+    use blockmux_proto::volume_state::error_kind;
     use blockmux_volume::conformance::TestCore;
-    use blockmux_volume::{Io, MemVolume, Op, Tag, Volume, VolumeInfo};
+    use blockmux_volume::{Io, MemVolume, Op, Volume, VolumeInfo};
     use std::collections::VecDeque;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     /// A session with commands that never end: each completion leads to the next read.
     struct Endless {
@@ -297,7 +393,7 @@ mod tests {
         is_released: Arc<AtomicBool>,
     }
 
-    struct Gate {
+    struct HoldingChannel {
         inner: Box<dyn Channel>,
         is_released: Arc<AtomicBool>,
         held: Vec<Io>,
@@ -310,11 +406,11 @@ mod tests {
 
         fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
             let inner = self.inner.open(core, depth, waker)?;
-            Ok(Box::new(Gate { inner, is_released: self.is_released.clone(), held: Vec::new() }))
+            Ok(Box::new(HoldingChannel { inner, is_released: self.is_released.clone(), held: Vec::new() }))
         }
     }
 
-    impl Channel for Gate {
+    impl Channel for HoldingChannel {
         fn submit(&mut self, io: Io) {
             self.held.push(io);
         }
@@ -335,7 +431,7 @@ mod tests {
     }
 
     fn channels(is_released: &Arc<AtomicBool>) -> Channels {
-        Channels::new(exports(is_released), TestCore::new().as_core(), Waker::idle())
+        Channels::new(exports(is_released), TestCore::new().as_core(), Waker::idle(), Origin::default())
     }
 
     #[test]
@@ -344,7 +440,7 @@ mod tests {
         let exports = exports(&is_released);
         let served = exports.served(VolumeId(0)).unwrap();
         let core = TestCore::new().as_core();
-        let open = || Channels::new(exports.clone(), core.clone(), Waker::idle());
+        let open = || Channels::new(exports.clone(), core.clone(), Waker::idle(), Origin::default());
         let mut early = (open(), Endless::new(1, 512));
         early.0.move_io(&mut early.1, Instant::now());
         let mut left: Vec<_> = (0..MAX_ORPHANS).map(|_| (open(), Endless::new(1, 512))).collect();
@@ -405,5 +501,35 @@ mod tests {
             assert_eq!(session.completed, turn * BYTES_PER_TURN);
         }
         assert!(!channels.is_idle());
+    }
+
+    #[test]
+    fn latencies_and_failures_are_counted_by_origin_and_stay_when_a_user_has_ended() {
+        let is_released = Arc::new(AtomicBool::new(false));
+        let exports = exports(&is_released);
+        let served = exports.served(VolumeId(0)).unwrap();
+        let origin = Origin { protocol: "nbd", listener: "127.0.0.1:10809".into() };
+        let core = TestCore::new().as_core();
+        let mut channels = Channels::new(exports.clone(), core, Waker::idle(), origin.clone());
+        let mut session = Endless { queue: VecDeque::new(), begun: 0, completed: 0, refused: 0 };
+        session.queue.push_back(Io::new(Tag(3), Op::Read, 0, 512));
+        session.queue.push_back(Io::new(Tag(7 << 32), Op::Read, 8 << 20, 512));
+        let begun = Instant::now();
+        channels.move_io(&mut session, begun);
+        let sums = served.traffic_by_origin();
+        assert_eq!((sums[0].traffic.reads, sums[0].latency.reads.count(), sums[0].traffic.users), (2, 0, 1));
+        assert_eq!(sums[0].in_flight(), 2);
+        is_released.store(true, Ordering::Relaxed);
+        // The session asks again, which completes in its own poll.
+        channels.move_io(&mut session, begun + Duration::from_millis(5));
+        drop(channels);
+        let [sum] = &served.traffic_by_origin()[..] else { panic!("one origin") };
+        assert_eq!((&sum.origin, sum.traffic.users, sum.traffic.failed), (&origin, 0, 1));
+        assert_eq!(sum.failures.iter().sum::<u64>(), 1);
+        assert_eq!(sum.failures[error_kind(&IoError::OutOfRange)], 1);
+        let reads = sum.latency.reads;
+        assert_eq!((reads.count(), sum.in_flight()), (sum.traffic.reads, 0));
+        assert_eq!(reads.buckets[13], 2, "two took 5 ms: {reads:?}");
+        assert_eq!(sum.latency.writes.count() + sum.latency.others.count(), 0);
     }
 }

@@ -1,10 +1,11 @@
 //! The process's cores: one thread with a reactor each, reached from other threads by an inbox.
 
 use crate::congestion::Congestion;
-use crate::reactor::{EngineCore, Inbox, PollPolicy, Reactor};
+use crate::reactor::{CoreStats, EngineCore, Inbox, PollPolicy, Reactor};
 use crate::sys;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -45,6 +46,7 @@ pub struct Cores {
 
 struct CoreThread {
     inbox: Inbox,
+    stats: Arc<CoreStats>,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
@@ -68,6 +70,12 @@ impl Cores {
     #[must_use]
     pub fn inboxes(&self) -> Vec<Inbox> {
         self.threads.iter().map(|thread| thread.inbox.clone()).collect()
+    }
+
+    /// The counters of all cores, in order.
+    #[must_use]
+    pub fn stats(&self) -> Vec<Arc<CoreStats>> {
+        self.threads.iter().map(|thread| thread.stats.clone()).collect()
     }
 
     /// Runs `ask` on core `nth` and waits for the result; `None` if the core has ended.
@@ -153,7 +161,7 @@ fn start_one(config: &CoresConfig, nth: usize) -> io::Result<CoreThread> {
                 if let Some(congestion) = congestion {
                     reactor.core().set_congestion(congestion);
                 }
-                let _ = sender.send(Ok(inbox));
+                let _ = sender.send(Ok((inbox, reactor.core().stats().clone())));
                 reactor.run()
             }
             Err(error) => {
@@ -162,8 +170,8 @@ fn start_one(config: &CoresConfig, nth: usize) -> io::Result<CoreThread> {
             }
         }
     })?;
-    let inbox = receiver.recv().map_err(|_| io::Error::other("a core did not start"))??;
-    Ok(CoreThread { inbox, thread: Some(thread) })
+    let (inbox, stats) = receiver.recv().map_err(|_| io::Error::other("a core did not start"))??;
+    Ok(CoreThread { inbox, stats, thread: Some(thread) })
 }
 
 /// Interval at which stopping polls for finished tasks.

@@ -16,7 +16,7 @@ use crate::sys;
 use crate::target::{ArrivedConnection, Relocate, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::node::IscsiNode;
-use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::iscsi::sessions::{ConnectionControl, MAX_LOGINS};
 use blockmux_proto::session::Home;
 use blockmux_volume::Core;
@@ -79,8 +79,9 @@ impl Portal {
         let sessions = core.local(|| LocalSessions::new(Home::new(core.inbox().clone())));
         let (node, pool) = (self.node.clone(), core.pool().for_peer_at(stream.peer_ip()));
         let for_peer = pool.clone();
-        let session = TargetSession::among(&sessions, node, self.group_tag, pool.clone(), seed, core.now())
-            .admitted(login, local_ip, hang_up);
+        let session =
+            IscsiTargetSession::among(&sessions, node, self.group_tag, pool.clone(), seed, core.now())
+                .admitted(login, local_ip, hang_up);
         let (segment_len, now) = (stream.segment_len(), core.now());
         let accept = move |session| {
             let setup = Setup { pool, seed: region_seed, segment_len, now };
@@ -94,8 +95,8 @@ impl Portal {
                 inbox.send(move |core| portal.serve(core, arrival));
             }
         });
-        let moves_to = |session: &mut PortSession<TargetSession, IserTargetSession>| {
-            session.moves_to(TargetSession::moves_to, IserTargetSession::moves_to)
+        let moves_to = |session: &mut PortSession<IscsiTargetSession, IserTargetSession>| {
+            session.moves_to(IscsiTargetSession::moves_to, IserTargetSession::moves_to)
         };
         let relocate = Relocate { moves_to, hand_over };
         let exports = self.exports.clone();

@@ -6,6 +6,7 @@ use crate::ring::Registration;
 use crate::sessions::Sessions;
 use crate::socket::{Listener, Stream};
 use crate::sys;
+use blockmux_proto::volume_state::Origin;
 use blockmux_volume::{Core, Waker, bytes_from_system};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,7 +14,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::warn;
@@ -40,7 +41,43 @@ pub struct ConnectionLimit {
     reserved_space_bytes: u64,
     /// The protocol of this handle.
     protocol: &'static str,
+    listener: Arc<ListenerCounters>,
     sessions: Sessions,
+}
+
+/// Connections of one listener.
+#[derive(Debug, Default)]
+pub struct ListenerCounters {
+    address: Arc<str>,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    open: AtomicUsize,
+}
+
+impl ListenerCounters {
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Connections that were accepted since the start.
+    #[must_use]
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Connections that were refused for lack of a share or of memory.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Connections that are open.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
 }
 
 /// One connection's share of the limit.
@@ -51,6 +88,7 @@ pub struct Permit {
     /// The peer has disconnected, and the share was given back.
     is_orphaned: bool,
     protocol: &'static str,
+    listener: Arc<ListenerCounters>,
     sessions: Sessions,
     /// The list of replaceable connections that holds this one: during its handshake, or once it
     /// lingers.
@@ -136,6 +174,7 @@ impl ConnectionLimit {
             lingering: Arc::default(),
             reserved_space_bytes: 0,
             protocol: "",
+            listener: Arc::default(),
             sessions: Sessions::default(),
         }
     }
@@ -146,11 +185,22 @@ impl ConnectionLimit {
         ConnectionLimit { part: Arc::default(), protocol, ..self.clone() }
     }
 
-    /// A handle to this limit for the connections of one listener, whose sessions are listed with
-    /// it.
+    /// A handle for the connections of one listener, which are also counted separately, and whose
+    /// sessions are listed with it.
     #[must_use]
-    pub fn for_listener(&self, listener: &str) -> ConnectionLimit {
-        ConnectionLimit { sessions: self.sessions.at(listener), ..self.clone() }
+    pub fn for_listener(&self, address: &str) -> ConnectionLimit {
+        let listener = ListenerCounters { address: address.into(), ..ListenerCounters::default() };
+        ConnectionLimit {
+            listener: Arc::new(listener),
+            sessions: self.sessions.at(address),
+            ..self.clone()
+        }
+    }
+
+    /// The counters of this handle's listener.
+    #[must_use]
+    pub fn listener(&self) -> &Arc<ListenerCounters> {
+        &self.listener
     }
 
     /// Changes the limit. Connections beyond it stay; new ones are refused until there is room.
@@ -238,12 +288,15 @@ impl ConnectionLimit {
 
     fn share(&self) -> Permit {
         self.part.fetch_add(1, Ordering::Relaxed);
+        self.listener.open.fetch_add(1, Ordering::Relaxed);
+        self.listener.accepted.fetch_add(1, Ordering::Relaxed);
         Permit {
             open: self.open.clone(),
             part: self.part.clone(),
             left: self.left.clone(),
             is_orphaned: false,
             protocol: self.protocol,
+            listener: self.listener.clone(),
             sessions: self.sessions.clone(),
             entered: None,
             lingering: self.lingering.clone(),
@@ -262,6 +315,12 @@ impl Permit {
     #[must_use]
     pub fn protocol(&self) -> &'static str {
         self.protocol
+    }
+
+    /// The listener that the connection came to.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        Origin { protocol: self.protocol, listener: self.listener.address.clone() }
     }
 
     /// The handshake is complete: the connection is no longer replaceable.
@@ -298,6 +357,7 @@ impl Permit {
     fn give_back(&self) {
         self.establish();
         self.part.fetch_sub(1, Ordering::Relaxed);
+        self.listener.open.fetch_sub(1, Ordering::Relaxed);
         if !self.is_replaced() {
             self.open.fetch_sub(1, Ordering::Relaxed);
         }
@@ -383,10 +443,12 @@ impl ListenerTask {
     fn hand_over(&mut self, stream: Stream) {
         if let Some(left) = self.limit.lacks_space() {
             let (peer, left) = (stream.peer(), left >> 20);
+            self.limit.listener.refused.fetch_add(1, Ordering::Relaxed);
             warn!(peer, "refused: only {left} MiB of address space are left; raise its limit (RLIMIT_AS)");
             return;
         }
         let Some(permit) = self.limit.admit(stream.peer_ip(), stream.hang_up()) else {
+            self.limit.listener.refused.fetch_add(1, Ordering::Relaxed);
             warn!(
                 target: AUDIT,
                 protocol = self.limit.protocol,

@@ -9,9 +9,10 @@ use crate::socket::Address;
 use crate::target::{ArrivedConnection, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
-    Config, ExportInfo, Features, InitiatorSession, ListedExport, Mode, NbdRefused,
+    ExportInfo, ListedExport, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession,
+    NbdSessionMode,
 };
-use blockmux_proto::nbd::server::{NbdTls, TargetSession};
+use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls};
 use blockmux_proto::session::NoControl;
 use blockmux_tls::ServerCredentials;
 use blockmux_volume::{Core, Pool, VolumeInfo};
@@ -36,7 +37,7 @@ pub struct NbdServerTls {
 pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
     Arc::new(move |core, stream, permit| {
         let pool = core.pool().for_peer_at(stream.peer_ip());
-        let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
+        let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
         let arrival = ArrivedConnection::new(stream, permit);
         let (session, secure) = match &tls {
             None => (session, None),
@@ -67,14 +68,14 @@ pub struct NbdEndpoint {
 }
 
 /// Why an export cannot be reached.
-pub type NbdConnectError = blocking::BlockingConnectError<NbdRefused>;
+pub type NbdConnectError = blocking::BlockingConnectError<NbdHandshakeRefusal>;
 
 /// Connects to the export for I/O; connects once to query it.
 ///
 /// # Errors
 /// If the server cannot be reached or does not have the export.
 pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConnectError> {
-    let session = ask(&endpoint.address, endpoint.tls.as_ref(), &endpoint.export, Mode::Info)?;
+    let session = ask(&endpoint.address, endpoint.tls.as_ref(), &endpoint.export, NbdSessionMode::Info)?;
     let silent = || NbdConnectError::silent(&endpoint.address);
     let (export, info) = session.export().zip(session.volume_info()).ok_or_else(silent)?;
     let rest = export.size.saturating_sub(info.size);
@@ -99,7 +100,7 @@ pub fn describe(
     tls: Option<&ClientTls>,
     export: &str,
 ) -> Result<ExportInfo, NbdConnectError> {
-    let session = ask(address, tls, export, Mode::Info)?;
+    let session = ask(address, tls, export, NbdSessionMode::Info)?;
     session.export().cloned().ok_or_else(|| NbdConnectError::silent(address))
 }
 
@@ -108,7 +109,7 @@ pub fn describe(
 /// # Errors
 /// If the server cannot be reached or refuses to list.
 pub fn list(address: &Address, tls: Option<&ClientTls>) -> Result<(Vec<ListedExport>, u64), NbdConnectError> {
-    let session = ask(address, tls, "", Mode::List)?;
+    let session = ask(address, tls, "", NbdSessionMode::List)?;
     Ok((session.exports().to_vec(), session.exports_left_out()))
 }
 
@@ -117,16 +118,16 @@ fn ask(
     address: &Address,
     tls: Option<&ClientTls>,
     export: &str,
-    mode: Mode,
-) -> Result<InitiatorSession, NbdConnectError> {
-    let config = Config { export: export.to_owned(), mode, features: Features::default() };
-    let session = InitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
+    mode: NbdSessionMode,
+) -> Result<NbdInitiatorSession, NbdConnectError> {
+    let config = NbdInitiatorConfig { export: export.to_owned(), mode, features: NbdFeatures::default() };
+    let session = NbdInitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
     let mut session = if tls.is_some() { session.with_tls() } else { session };
     let ran = tls.map(ClientTls::secure).transpose().map_err(Broken::from).and_then(|secure| {
-        run_secured(address, secure, &mut session, LOG_IN_TIMEOUT, InitiatorSession::is_over)
+        run_secured(address, secure, &mut session, LOG_IN_TIMEOUT, NbdInitiatorSession::is_over)
     });
     ran.map_err(|broken| NbdConnectError::broken(address, broken))?;
-    match session.refused() {
+    match session.refusal() {
         Some(refused) => Err(NbdConnectError::refused(address, refused.clone())),
         None => Ok(session),
     }
@@ -147,17 +148,20 @@ impl TlsKeys for NbdDialer {
 }
 
 impl Dialer for NbdDialer {
-    type Session = InitiatorSession;
+    type Session = NbdInitiatorSession;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
-        let config =
-            Config { export: self.endpoint.export.clone(), mode: Mode::Go, features: Features::default() };
-        let session = InitiatorSession::new(config, opening.pool.clone(), opening.now);
+    fn session(&self, opening: &Opening<'_, NoControl>) -> NbdInitiatorSession {
+        let config = NbdInitiatorConfig {
+            export: self.endpoint.export.clone(),
+            mode: NbdSessionMode::Go,
+            features: NbdFeatures::default(),
+        };
+        let session = NbdInitiatorSession::new(config, opening.pool.clone(), opening.now);
         if self.endpoint.tls.is_some() { session.with_tls() } else { session }
     }
 
@@ -165,13 +169,13 @@ impl Dialer for NbdDialer {
         Some(self)
     }
 
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+    fn check(&self, session: &NbdInitiatorSession) -> Result<(), String> {
         let now = session.volume_info().ok_or("the export was not described")?;
         check_unchanged(&self.first, &now, self.endpoint.connections)
     }
 
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {
+        session.refusal().filter(|refused| !refused.may_pass()).map(ToString::to_string)
     }
 }
 

@@ -12,8 +12,8 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::{NvmeNode, SecureChannel};
 use blockmux_proto::fabrics::controller::unconnected::MAX_UNCONNECTED;
 use blockmux_proto::nvme::auth::psk::{PskHash, TlsPsk};
-use blockmux_proto::nvme_rdma::server::TargetSession as RdmaTargetSession;
-use blockmux_proto::nvme_tcp::server::TargetSession;
+use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_tls::{Hash, Psk, ServerCredentials};
 use blockmux_volume::Core;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
             }
         };
         let pool = core.pool().for_peer_at(stream.peer_ip());
-        let session = TargetSession::new(node.clone(), pool.clone(), core.now())
+        let session = NvmeTcpTargetSession::new(node.clone(), pool.clone(), core.now())
             .admitted(connect, local_ip, hang_up)
             .at_port(port)
             .with_seed(seed)
@@ -50,14 +50,14 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
                 let core = core.clone();
                 Box::new(move |waker| cross_thread_waker(&core, waker))
             });
-        let session = if stream.paces_here() { session.asking_for_at_most(ASKED_OF_PACED) } else { session };
+        let session = if stream.paces_here() { session.fetching_at_most(ASKED_OF_PACED) } else { session };
         let setup = Setup {
             pool: pool.clone(),
             seed: region_seed,
             segment_len: stream.segment_len(),
             now: core.now(),
         };
-        let accept = |session| rdma::accept(RdmaTargetSession::instead_of(session), setup);
+        let accept = |session| rdma::accept(NvmeRdmaTargetSession::from_other_transport(session), setup);
         let session = PortSession::new(session, Box::new(accept), 0);
         let secure = match node.secure_channel() {
             SecureChannel::None => None,

@@ -7,7 +7,7 @@
 mod port;
 
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
-use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_rdma::{Driven, Seed};
 use blockmux_volume::Pool;
 pub(crate) use port::PortSession;
@@ -26,14 +26,14 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    fn config(&self, config: Config) -> Config {
-        Config { mss: self.segment_len.unwrap_or(config.mss), ..config }
+    fn config(&self, config: IwarpConfig) -> IwarpConfig {
+        IwarpConfig { mss: self.segment_len.unwrap_or(config.mss), ..config }
     }
 }
 
 /// Accepts a connection that requests a queue pair.
 pub(crate) fn accept<S: RdmaSession>(session: S, setup: Setup) -> Driven<Iwarp, S> {
-    let config = setup.config(Config::default());
+    let config = setup.config(IwarpConfig::default());
     let queue_pair = Iwarp::passive(&session.endpoint(), config, setup.pool, setup.seed, setup.now);
     Driven::new(session, queue_pair, setup.now)
 }
@@ -49,8 +49,8 @@ pub struct OverIwarp {
 }
 
 impl OverIwarp {
-    fn config(self) -> Config {
-        Config { has_crc: self.has_crc, is_enhanced: !self.is_plain, ..Config::default() }
+    fn config(self) -> IwarpConfig {
+        IwarpConfig { has_crc: self.has_crc, is_enhanced: !self.is_plain, ..IwarpConfig::default() }
     }
 
     /// The oldest variant of connecting, for targets that support no other; `None`: this is it.
@@ -74,7 +74,7 @@ impl OverIwarp {
     pub(crate) fn connect_several<S: RdmaConnections>(self, session: S, setup: Setup) -> Driven<Iwarp, S> {
         let (first_seed, pool, mut count) = (setup.seed, setup.pool.clone(), 0_u64);
         let further = move |first: &Iwarp, endpoint: &Endpoint, now| {
-            let config = Config { mss: first.mss(), ..self.config() };
+            let config = IwarpConfig { mss: first.mss(), ..self.config() };
             // Sessions' seeds differ in the first eight bytes; those of a session's connections in
             // the last.
             count += 1;

@@ -200,7 +200,7 @@ impl Secure {
                 return Ok(Received::Bytes(0));
             }
             if chunk.unread().first() != Some(&HANDSHAKE) {
-                return if *may_be_plain { Ok(Received::Plain) } else { Err(TlsError::Plain.into()) };
+                return if *may_be_plain { Ok(Received::Plain) } else { Err(TlsError::NotTls.into()) };
             }
             self.begin(chunk)?;
         }
@@ -212,7 +212,7 @@ impl Secure {
         for _ in 0..parts {
             let was_open = self.is_open();
             if self.receive_records(stream, pool)? == 0 {
-                return if was_open { Ok(Received::Bytes(0)) } else { Err(TlsError::Left.into()) };
+                return if was_open { Ok(Received::Bytes(0)) } else { Err(TlsError::Disconnected.into()) };
             }
             let given = self.advance(chunk)?;
             if given > 0 || self.has_ended() {

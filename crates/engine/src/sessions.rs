@@ -163,7 +163,7 @@ const CUT: u8 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::volume_state::VolumeState;
+    use blockmux_proto::volume_state::{Origin, VolumeState};
     use blockmux_volume::{Io, MemVolume, Op, Tag};
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
         let (sessions, served) = (Sessions::default(), VolumeState::new(Arc::new(MemVolume::new(1 << 20))));
         let login = Login { protocol: "nbd", initiator: String::new(), target: "a".to_owned() };
         let (one, other) = (sessions.begin(login.clone(), "x:1"), sessions.begin(login.clone(), "x:2"));
-        let meter = Meter::new(&served);
+        let meter = Meter::new(&served, Origin::default());
         one.add(&meter);
         meter.count(&Io::new(Tag(0), Op::Read, 0, 4096));
         let [first, second] = &sessions.list()[..] else { panic!("two are there") };

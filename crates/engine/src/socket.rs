@@ -3,10 +3,11 @@
 use crate::congestion::Congestion;
 use crate::sys;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -244,6 +245,28 @@ impl Listener {
         Ok(Listener { socket, address, file })
     }
 
+    /// Takes over a socket that another process has made and that listens already. The file of a
+    /// Unix socket stays when the listener is dropped.
+    ///
+    /// # Errors
+    /// If it is no stream socket of TCP or the Unix domain, or does not listen.
+    pub fn inherited(socket: OwnedFd) -> io::Result<Listener> {
+        let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let socket = Socket::from(socket);
+        if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
+            return Err(refused("it is no stream socket that listens"));
+        }
+        socket.set_nonblocking(true)?;
+        let local = socket.local_addr()?;
+        let address = match (local.as_socket(), local.as_pathname(), local.as_abstract_namespace()) {
+            (Some(tcp), _, _) => Address::Tcp(tcp),
+            (_, Some(path), _) => Address::Unix(path.to_owned()),
+            (_, _, Some(name)) => Address::Unix(OsStr::from_bytes(&[b"\0", name].concat()).into()),
+            _ => return Err(refused("it has no address")),
+        };
+        Ok(Listener { socket, address, file: None })
+    }
+
     /// The address with the actual port.
     #[must_use]
     pub fn address(&self) -> &Address {
@@ -350,6 +373,26 @@ mod tests {
         drop(std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap());
         let _live = Listener::bind(&address).unwrap();
         assert_eq!(Listener::bind(&address).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn a_listener_of_another_process_is_taken_over_with_its_address_and_its_file_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let unix = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = tcp.local_addr().unwrap();
+        let inherited = Listener::inherited(tcp.into()).unwrap();
+        assert_eq!(*inherited.address(), Address::Tcp(at));
+        let _client = std::net::TcpStream::connect(at).unwrap();
+        assert!(inherited.accept().is_ok());
+        let inherited = Listener::inherited(unix.into()).unwrap();
+        assert_eq!(*inherited.address(), Address::Unix(path.clone()));
+        assert_eq!(inherited.accept().err().unwrap().kind(), io::ErrorKind::WouldBlock);
+        drop(inherited);
+        assert!(path.exists());
+        let connected = std::os::unix::net::UnixStream::pair().unwrap().0;
+        assert!(Listener::inherited(connected.into()).is_err());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use tracing::warn;
 
@@ -318,9 +318,18 @@ fn options(writes: bool) -> fs::OpenOptions {
     options
 }
 
+/// Names the user that this process will become once everything is open: what it owns is as good as
+/// the process's own.
+pub fn will_become(user: u32) {
+    SERVICE_USER.get_or_init(|| user);
+}
+
+static SERVICE_USER: OnceLock<u32> = OnceLock::new();
+
 fn check_private(path: &Path, metadata: &fs::Metadata) -> Result<(), StateError> {
     let own = fs::metadata("/proc/self").map_err(at(path))?.uid();
-    if metadata.uid() != own && metadata.uid() != ROOT {
+    let is_ours = |owner| owner == own || owner == ROOT || SERVICE_USER.get() == Some(&owner);
+    if !is_ours(metadata.uid()) {
         return Err(StateError::NotOurs { path: path.to_owned() });
     }
     if metadata.mode() & OTHERS_WRITE != 0 {

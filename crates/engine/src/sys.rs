@@ -313,6 +313,20 @@ fn free_in_heap() -> u64 {
     0
 }
 
+/// Makes the whole process one of this user and these groups, all its threads too. Capabilities
+/// end, unless the thread has been told to keep them.
+///
+/// # Errors
+/// If the process may not.
+pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
+    // SAFETY: `groups` is a slice of that many elements, and `gid_t` is `u32`.
+    check(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) } as isize)?;
+    // SAFETY: the calls take numbers alone. The C library makes them in every thread.
+    check(unsafe { libc::setresgid(group, group, group) } as isize)?;
+    // SAFETY: as above.
+    check(unsafe { libc::setresuid(user, user, user) } as isize).map(|_| ())
+}
+
 /// Makes all threads share one heap. glibc reserves 64 MiB of addresses for each thread's heap,
 /// which under RLIMIT_AS are missing for buffers. Call it before threads are started.
 pub fn share_one_heap() {

@@ -136,6 +136,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         let ArrivedConnection { stream, unread, permit, .. } = arrival;
         let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
         let audit = Audit::new(stream.peer(), permit.sessions().clone());
+        let origin = permit.origin();
         core.spawn(|waker| TargetTask {
             audit,
             connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
@@ -145,7 +146,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             },
             channels: {
                 pool.account().into_iter().for_each(|account| account.set_waker(waker));
-                Channels::new(exports, channels_core, waker.clone())
+                Channels::new(exports, channels_core, waker.clone(), origin)
             },
             core: core.clone(),
             pool,
@@ -508,7 +509,7 @@ mod tests {
     use crate::socket::{Listener, Stream};
     use blockmux_proto::event::AuditEvent;
     use blockmux_proto::exports::{Export, VolumeId};
-    use blockmux_proto::nbd::server::TargetSession;
+    use blockmux_proto::nbd::server::NbdTargetSession;
     use blockmux_proto::outbox::Outbox;
     use blockmux_proto::session::Timed;
     use blockmux_volume::{Chunk, Completion, Core, DelayVolume, Delays, Io, MemVolume, Memory, Tag, Volume};
@@ -537,7 +538,7 @@ mod tests {
             let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
             world.net().listen(&target, &address(), move |core, stream| {
                 let pool = core.pool().for_peer();
-                let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
+                let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
                 let permit = limit.permit().unwrap();
                 TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
             });
@@ -727,7 +728,7 @@ mod tests {
         let permits = limit.clone();
         world.net().listen(&target, &address(), move |core, stream| {
             let pool = core.pool().for_peer();
-            let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
+            let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
             let permit = permits.permit().expect("there is room for one more");
             TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
         });

@@ -18,7 +18,7 @@ use blockmux_engine::nbd::serve;
 use blockmux_engine::reactor::{EngineCore, PollPolicy, Progress, Task};
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::nbd::client::Features;
+use blockmux_proto::nbd::client::NbdFeatures;
 use blockmux_volume::{
     Channel, Completion, Core, Io, MemVolume, Memory, Op, Output, SgList, Tag, Volume, VolumeInfo,
 };
@@ -31,7 +31,7 @@ use std::time::Duration;
 /// What a round is made of.
 #[derive(Clone, Copy, Debug)]
 struct Traffic {
-    features: Features,
+    features: NbdFeatures,
     policy: PollPolicy,
     len: usize,
     depth: u32,
@@ -141,7 +141,7 @@ fn serve_memory(cores: &Cores) -> Address {
     let address = listener.address().clone();
     let volume = Arc::new(MemVolume::from_pages(map_pages(VOLUME_BYTES as usize).unwrap()));
     let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
-    let (serve, inboxes) = (serve(Exports::new(vec![export])), cores.inboxes());
+    let (serve, inboxes) = (serve(Exports::new(vec![export]), None), cores.inboxes());
     cores
         .ask(0, move |core| ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(4)))
         .unwrap();
@@ -163,9 +163,9 @@ fn allocations(traffic: Traffic) -> Vec<u64> {
 const VOLUME_BYTES: u64 = 32 << 20;
 const MOST_ROUNDS: usize = 30;
 const TIMEOUT: Duration = Duration::from_secs(120);
-const EXTENDED: Features = Features { extended_headers: true, structured_replies: true };
-const STRUCTURED: Features = Features { extended_headers: false, structured_replies: true };
-const SIMPLE: Features = Features { extended_headers: false, structured_replies: false };
+const EXTENDED: NbdFeatures = NbdFeatures { extended_headers: true, structured_replies: true };
+const STRUCTURED: NbdFeatures = NbdFeatures { extended_headers: false, structured_replies: true };
+const SIMPLE: NbdFeatures = NbdFeatures { extended_headers: false, structured_replies: false };
 
 /// Every form of message, in I/O that is copied and I/O that is placed.
 const SIZES: [Traffic; 4] = [

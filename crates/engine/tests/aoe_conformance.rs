@@ -58,7 +58,7 @@ fn conforms_over_frames(volume: Arc<dyn Volume>) {
         told.send(result).unwrap();
     });
     served.recv().unwrap().unwrap();
-    let endpoint = AoeEndpoint { interfaces: vec![LOOPBACK.to_owned()], address, timeout: PATIENCE };
+    let endpoint = AoeEndpoint { interfaces: vec![LOOPBACK.to_owned()], address, timeout: TIMEOUT };
     conforms(Arc::new(connect(endpoint).unwrap()), None);
 }
 
@@ -79,6 +79,6 @@ fn a_ram_volume_conforms_over_frames_of_two_sectors() {
 const LOOPBACK: &str = "lo";
 /// Says that the test is in a network of its own.
 const INSIDE: &str = "BLOCKMUX_AOE_CONFORMANCE";
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Room for the largest transfer and more.
 const SIZE: u64 = 40 << 20;

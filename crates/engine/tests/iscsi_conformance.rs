@@ -15,7 +15,7 @@ use blockmux_engine::iscsi;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::iscsi::client::{InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, SessionPurpose, default_proposal};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
@@ -52,14 +52,15 @@ impl Target {
     }
 
     /// Runs the suite with these wishes.
-    fn conforms(&self, wishes: OperationalParameters, connections: u32) {
+    fn conforms(&self, proposal: OperationalParameters, connections: u32) {
         let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
-            let dialer = IscsiDialer::new(&self.address, export, wishes);
-            let mut session = dialer.log_in(Mode::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
-            let is_over = |session: &FirstOf<'_, InitiatorSession>| session.0.is_over();
-            run_session(&self.address, &mut FirstOf(&mut session), PATIENCE, is_over).unwrap();
+            let dialer = IscsiDialer::new(&self.address, export, proposal);
+            let mut session =
+                dialer.log_in(SessionPurpose::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
+            let is_over = |session: &FirstOf<'_, IscsiInitiatorSession>| session.0.is_over();
+            run_session(&self.address, &mut FirstOf(&mut session), TIMEOUT, is_over).unwrap();
             let info = session.volume_info().unwrap();
-            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))
+            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, TIMEOUT))
         });
         conforms(volume, Some(read_only));
     }
@@ -71,19 +72,20 @@ fn ram() -> Arc<dyn Volume> {
 
 #[test]
 fn a_ram_volume_conforms_over_one_session() {
-    Target::serve(ram()).conforms(wishes(), 1);
+    Target::serve(ram()).conforms(default_proposal(), 1);
 }
 
 #[test]
 fn a_ram_volume_conforms_over_three_sessions_with_digests() {
-    let digests =
-        wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C);
+    let digests = default_proposal()
+        .with(OperationalKey::HeaderDigest, CRC32C)
+        .with(OperationalKey::DataDigest, CRC32C);
     Target::serve(ram()).conforms(digests, 3);
 }
 
 #[test]
 fn a_ram_volume_conforms_when_every_write_is_asked_for_and_cut_small() {
-    let slow = wishes()
+    let slow = default_proposal()
         .with(OperationalKey::InitialR2T, 1)
         .with(OperationalKey::ImmediateData, 0)
         .with(OperationalKey::FirstBurstLength, 64 << 10)
@@ -97,7 +99,7 @@ fn a_file_conforms() {
     let folder = tempfile::tempdir().unwrap();
     let options = FileOptions { size: Some(SIZE), create: true, ..FileOptions::default() };
     let file = FileVolume::open(folder.path().join("disk"), options).unwrap();
-    Target::serve(Arc::new(file)).conforms(wishes(), 2);
+    Target::serve(Arc::new(file)).conforms(default_proposal(), 2);
 }
 
 #[test]
@@ -153,10 +155,10 @@ fn endpoint_at(address: &Address) -> IscsiEndpoint {
         target: target_name("disk"),
         lun: Lun::new(0),
         chap: None,
-        wishes: wishes(),
+        proposal: default_proposal(),
         connections: 2,
-        reconnect_timeout: PATIENCE,
-        timeout: Some(PATIENCE),
+        reconnect_timeout: TIMEOUT,
+        timeout: Some(TIMEOUT),
     }
 }
 
@@ -194,6 +196,6 @@ fn targets_that_send_us_in_a_circle_are_both_named() {
     assert!(error.ends_with(&expected), "{error}");
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Room for the largest transfer and more.
 const SIZE: u64 = 40 << 20;

@@ -14,7 +14,7 @@ use blockmux_engine::iscsi;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
@@ -49,7 +49,7 @@ impl Target {
         Target { address, limit, _cores: cores }
     }
 
-    fn endpoint(&self, export: &str, wishes: OperationalParameters, connections: u32) -> IscsiEndpoint {
+    fn endpoint(&self, export: &str, proposal: OperationalParameters, connections: u32) -> IscsiEndpoint {
         IscsiEndpoint {
             address: self.address.clone(),
             further: Vec::new(),
@@ -57,20 +57,20 @@ impl Target {
             target: target_name(export),
             lun: Lun::new(0),
             chap: None,
-            wishes,
+            proposal,
             connections,
-            reconnect_timeout: PATIENCE,
-            timeout: Some(PATIENCE),
+            reconnect_timeout: TIMEOUT,
+            timeout: Some(TIMEOUT),
         }
     }
 
-    fn volume(&self, export: &str, wishes: OperationalParameters, over: impl Datamover) -> Arc<dyn Volume> {
-        Arc::new(connect(self.endpoint(export, wishes, 2), over).unwrap())
+    fn volume(&self, export: &str, proposal: OperationalParameters, over: impl Datamover) -> Arc<dyn Volume> {
+        Arc::new(connect(self.endpoint(export, proposal, 2), over).unwrap())
     }
 
     /// Runs the suite with these wishes.
-    fn conforms(&self, wishes: OperationalParameters, over: impl Datamover) {
-        conforms(self.volume("disk", wishes, over.clone()), Some(self.volume("frozen", wishes, over)));
+    fn conforms(&self, proposal: OperationalParameters, over: impl Datamover) {
+        conforms(self.volume("disk", proposal, over.clone()), Some(self.volume("frozen", proposal, over)));
     }
 }
 
@@ -80,28 +80,29 @@ fn initiator() -> Name {
 
 #[test]
 fn a_ram_volume_conforms_over_iser() {
-    Target::serve().conforms(wishes(), OverIwarp::default());
+    Target::serve().conforms(default_proposal(), OverIwarp::default());
 }
 
 #[test]
 fn a_ram_volume_conforms_over_iser_with_crcs() {
-    Target::serve().conforms(wishes(), OverIwarp { has_crc: true, is_plain: false });
+    Target::serve().conforms(default_proposal(), OverIwarp { has_crc: true, is_plain: false });
 }
 
 #[test]
 fn a_ram_volume_conforms_when_all_data_of_writes_is_read_by_the_target() {
-    let wishes = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
-    Target::serve().conforms(wishes, OverIwarp::default());
+    let proposal =
+        default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
+    Target::serve().conforms(proposal, OverIwarp::default());
 }
 
 /// Each of the target's cores accepts every other connection; those that their session does not
 /// live with go to it.
 #[test]
 fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
-    let (target, wishes) = (Target::serve(), wishes().with(OperationalKey::MaxConnections, 4));
+    let (target, proposal) = (Target::serve(), default_proposal().with(OperationalKey::MaxConnections, 4));
     for over in [OverIwarp::default(), OverIwarp { has_crc: true, is_plain: false }] {
         let volume = |export| -> Arc<dyn Volume> {
-            Arc::new(connect(target.endpoint(export, wishes, 1), over).unwrap())
+            Arc::new(connect(target.endpoint(export, proposal, 1), over).unwrap())
         };
         let (disk, frozen) = (volume("disk"), volume("frozen"));
         let (is_over, mut most) = (AtomicBool::new(false), 0);
@@ -129,18 +130,18 @@ fn a_portal_of_iscsi_lists_its_targets_and_their_units_over_iser() {
     let (found, left_out) = discover(&target.address, &initiator(), None, &over).unwrap();
     let names: Vec<_> = found.iter().map(|target| target.name.as_str()).collect();
     assert_eq!((names, left_out), (vec!["iqn.2026-11.t:disk", "iqn.2026-11.t:frozen"], 0));
-    let endpoint = IscsiEndpoint { lun: Lun::new(9), ..target.endpoint("disk", wishes(), 1) };
+    let endpoint = IscsiEndpoint { lun: Lun::new(9), ..target.endpoint("disk", default_proposal(), 1) };
     assert_eq!(luns(&endpoint, &over).unwrap(), [Lun::new(0)]);
 }
 
 #[test]
 fn one_port_serves_iscsi_and_iser_side_by_side() {
     let target = Target::serve();
-    let over_tcp = target.volume("disk", wishes(), OverTcp);
-    let over_rdma = target.volume("frozen", wishes(), OverIwarp::default());
+    let over_tcp = target.volume("disk", default_proposal(), OverTcp);
+    let over_rdma = target.volume("frozen", default_proposal(), OverIwarp::default());
     conforms(over_tcp, Some(over_rdma));
-    let over_rdma = target.volume("disk", wishes(), OverIwarp::default());
-    let over_tcp = target.volume("frozen", wishes(), OverTcp);
+    let over_rdma = target.volume("disk", default_proposal(), OverIwarp::default());
+    let over_tcp = target.volume("frozen", default_proposal(), OverTcp);
     conforms(over_rdma, Some(over_tcp));
 }
 
@@ -152,7 +153,8 @@ fn a_target_that_knows_the_first_revision_of_mpa_alone_is_reached_by_that() {
     let (found, _) = discover(&address, &initiator(), None, &over).unwrap();
     assert_eq!(found.len(), 2);
     let volume = |export| {
-        let endpoint = IscsiEndpoint { address: address.clone(), ..target.endpoint(export, wishes(), 1) };
+        let endpoint =
+            IscsiEndpoint { address: address.clone(), ..target.endpoint(export, default_proposal(), 1) };
         let volume: Arc<dyn Volume> = Arc::new(connect(endpoint, over).unwrap());
         volume
     };
@@ -174,6 +176,6 @@ fn a_connection_that_begins_like_neither_is_closed() {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Room for the largest transfer and more.
 const SIZE: u64 = 40 << 20;

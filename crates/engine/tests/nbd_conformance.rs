@@ -11,7 +11,9 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nbd::{self, NbdEndpoint};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
-use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode};
+use blockmux_proto::nbd::client::{
+    HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
+};
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{MemVolume, Pool, Volume, VolumeInfo};
 use conforms::{conforms, disk_and_frozen};
@@ -54,57 +56,57 @@ impl Target {
 struct FormDialer {
     paths: Paths,
     export: &'static str,
-    form: Headers,
+    form: HeaderFormat,
 }
 
 impl FormDialer {
-    fn log_in(&self, mode: Mode, pool: &Pool, now: Instant) -> InitiatorSession {
-        let features = Features {
-            extended_headers: self.form == Headers::Extended,
-            structured_replies: self.form == Headers::Structured,
+    fn log_in(&self, mode: NbdSessionMode, pool: &Pool, now: Instant) -> NbdInitiatorSession {
+        let features = NbdFeatures {
+            extended_headers: self.form == HeaderFormat::Extended,
+            structured_replies: self.form == HeaderFormat::Structured,
         };
-        let config = Config { export: self.export.to_owned(), mode, features };
-        InitiatorSession::new(config, pool.clone(), now)
+        let config = NbdInitiatorConfig { export: self.export.to_owned(), mode, features };
+        NbdInitiatorSession::new(config, pool.clone(), now)
     }
 
     fn ask(&self) -> VolumeInfo {
-        let mut session = self.log_in(Mode::Info, &Pool::new(1 << 20), Instant::now());
-        run_session(&self.paths.addresses[0], &mut session, PATIENCE, InitiatorSession::is_over).unwrap();
+        let mut session = self.log_in(NbdSessionMode::Info, &Pool::new(1 << 20), Instant::now());
+        run_session(&self.paths.addresses[0], &mut session, TIMEOUT, NbdInitiatorSession::is_over).unwrap();
         session.volume_info().unwrap()
     }
 }
 
 impl Dialer for FormDialer {
-    type Session = InitiatorSession;
+    type Session = NbdInitiatorSession;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
+    fn session(&self, opening: &Opening<'_, NoControl>) -> NbdInitiatorSession {
         let (pool, now) = (opening.pool, opening.now);
-        self.log_in(Mode::Go, pool, now)
+        self.log_in(NbdSessionMode::Go, pool, now)
     }
 
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+    fn check(&self, session: &NbdInitiatorSession) -> Result<(), String> {
         let found = session.export().map(|export| export.headers);
         if found == Some(self.form) { Ok(()) } else { Err(format!("{found:?} and not {:?}", self.form)) }
     }
 
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        session.refused().map(ToString::to_string)
+    fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {
+        session.refusal().map(ToString::to_string)
     }
 }
 
 /// Runs the suite in every form of messages.
 fn conforms_in_every_form(target: &Target, connections: u32) {
-    for form in [Headers::Simple, Headers::Structured, Headers::Extended] {
+    for form in [HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended] {
         let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
             let dialer = FormDialer { paths: Paths::to(&target.address), export, form };
             let info = dialer.ask();
             assert!(info.shared_flush, "several connections may be used together");
-            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, PATIENCE))
+            Arc::new(RemoteVolume::<_>::new(dialer, info, connections, TIMEOUT))
         });
         conforms(volume, Some(read_only));
     }
@@ -145,8 +147,8 @@ fn what_a_url_names_conforms_over_tcp() {
                 address,
                 export,
                 connections: 2,
-                reconnect_timeout: PATIENCE,
-                timeout: Some(PATIENCE),
+                reconnect_timeout: TIMEOUT,
+                timeout: Some(TIMEOUT),
             })
             .unwrap(),
         )
@@ -154,6 +156,6 @@ fn what_a_url_names_conforms_over_tcp() {
     conforms(volume, Some(read_only));
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Room for the largest transfer and more.
 const SIZE: u64 = 40 << 20;

@@ -82,8 +82,8 @@ impl Target {
             entries: 128,
             keep_alive: Duration::from_secs(5),
             queues: 1,
-            reconnect_timeout: PATIENCE,
-            timeout: Some(PATIENCE),
+            reconnect_timeout: TIMEOUT,
+            timeout: Some(TIMEOUT),
             tls_key: None,
             tls_identity: None,
             ktls: true,
@@ -200,6 +200,6 @@ const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9
 /// As nvme-cli makes them.
 const SECRET: &str = "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
 const CTRL_SECRET: &str = "DHHC-1:01:xhpN8YQ0bpjH83p5yxlWLtSiXislYPoRsC6dIx1EcTfiGqn9:";
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Room for the largest transfer and more.
 const SIZE: u64 = 40 << 20;

@@ -16,8 +16,8 @@ use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::client::wishes;
-use blockmux_proto::nbd::client::Features;
+use blockmux_proto::iscsi::client::default_proposal;
+use blockmux_proto::nbd::client::NbdFeatures;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_proto::{iscsi, nbd, nvme_tcp};
 use blockmux_volume::{Core, Io, MemVolume, Op, Pool, ReadyList, Tag, Volume};
@@ -84,19 +84,19 @@ fn sessions_of_every_protocol_that_come_and_go_leave_no_allocation_behind() {
     let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
     let exports = Exports::new(vec![export]);
     let shared = exports.clone();
-    let dial = || NbdDialer::new(&address(), Features::default(), None);
+    let dial = || NbdDialer::new(&address(), NbdFeatures::default(), None);
     leaves_nothing("NBD", dial, &exports, move |pool, now| {
-        nbd::server::TargetSession::new(shared.clone(), pool, now)
+        nbd::server::NbdTargetSession::new(shared.clone(), pool, now)
     });
     let node = iscsi_sides::node(&exports);
-    let dial = || IscsiDialer::new(&address(), "disk0", wishes());
+    let dial = || IscsiDialer::new(&address(), "disk0", default_proposal());
     leaves_nothing("iSCSI", dial, &exports, move |pool, now| {
-        iscsi::server::TargetSession::new(node.clone(), 1, pool, [3; 32], now)
+        iscsi::server::IscsiTargetSession::new(node.clone(), 1, pool, [3; 32], now)
     });
     let (node, _subsystem) = nvme_sides::node(&exports);
     let dial = || nvme_sides::dialer(nvme_sides::endpoint(&[address()]));
     leaves_nothing("NVMe/TCP", dial, &exports, move |pool, now| {
-        nvme_tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
+        nvme_tcp::server::NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
     });
 }
 

@@ -19,9 +19,9 @@ use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, SimStream, World}
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::{HELD_BUFFERS_TIMEOUT, TargetTask};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::client::wishes;
-use blockmux_proto::nbd::client::Features;
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::iscsi::client::default_proposal;
+use blockmux_proto::nbd::client::NbdFeatures;
+use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_proto::{iscsi, nvme_tcp};
@@ -102,7 +102,7 @@ impl Setting {
         let permits = limit.clone();
         world.net().listen(&target, &address(), move |core, stream| {
             let pool = core.pool().for_peer();
-            let session = TargetSession::new(exports.clone(), pool.clone(), core.now());
+            let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
             TargetTask::spawn(core, stream, (session, pool), exports.clone(), permits.permit().unwrap());
         });
         Setting { world, clients, target, limit }
@@ -324,20 +324,21 @@ fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
 fn over_every_protocol_a_reader_does_not_wait_for_hosts_that_stand_still() {
     let exports = exports();
     let served = exports.clone();
-    let dial = |_| NbdDialer::new(&address(), Features::default(), None);
-    is_fair("NBD", dial, &exports, move |pool, now| TargetSession::new(served.clone(), pool, now));
+    let dial = |_| NbdDialer::new(&address(), NbdFeatures::default(), None);
+    is_fair("NBD", dial, &exports, move |pool, now| NbdTargetSession::new(served.clone(), pool, now));
     let node = iscsi_sides::node(&exports);
-    let dial = |export| IscsiDialer::new(&address(), export, wishes());
+    let dial = |export| IscsiDialer::new(&address(), export, default_proposal());
     is_fair("iSCSI", dial, &exports, move |pool, now| {
-        iscsi::server::TargetSession::new(node.clone(), 1, pool, [3; 32], now)
+        iscsi::server::IscsiTargetSession::new(node.clone(), 1, pool, [3; 32], now)
     });
     let (node, local) = (iscsi_sides::node(&exports), iser_sides::local_sessions());
-    let dial = |export| IserDialer::new(&address(), export, wishes(), iwarp::Config::default());
+    let dial =
+        |export| IserDialer::new(&address(), export, default_proposal(), iwarp::IwarpConfig::default());
     is_fair("iSER", dial, &exports, move |pool, now| iser_sides::target(&local, &node, pool, now));
     let (node, _subsystem) = nvme_sides::node(&exports);
     let dial = |_| nvme_sides::dialer(nvme_sides::endpoint(&[address()]));
     is_fair("NVMe/TCP", dial, &exports, move |pool, now| {
-        nvme_tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
+        nvme_tcp::server::NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
     });
 }
 

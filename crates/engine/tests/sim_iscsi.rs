@@ -15,10 +15,10 @@ mod storms;
 use blockmux_engine::sim::{Failure, NetworkConditions, Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::IscsiNode;
-use blockmux_proto::iscsi::server::{LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
 use blockmux_proto::session::Home;
 use blockmux_volume::Pool;
 use iscsi_dialer::IscsiDialer;
@@ -35,36 +35,36 @@ use storms::{
 
 /// iSCSI as the initiator wishes it, with one node and one core for all of the target's lives.
 struct Iscsi {
-    wishes: OperationalParameters,
+    proposal: OperationalParameters,
     node: OnceCell<Arc<IscsiNode>>,
     local: Rc<LocalSessions>,
     agreed: Arc<OnceLock<OperationalParameters>>,
 }
 
 impl Protocol for Iscsi {
-    type Target = TargetSession;
+    type Target = IscsiTargetSession;
     type Dialer = IscsiDialer;
 
-    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> TargetSession {
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> IscsiTargetSession {
         let node = self.node.get_or_init(|| node(&exports));
-        TargetSession::among(&self.local, node.clone(), 1, pool, [3; 32], now)
+        IscsiTargetSession::among(&self.local, node.clone(), 1, pool, [3; 32], now)
     }
 
     fn dialer(&self, address: &Address) -> IscsiDialer {
-        IscsiDialer { agreed: self.agreed.clone(), ..IscsiDialer::new(address, "disk0", self.wishes) }
+        IscsiDialer { agreed: self.agreed.clone(), ..IscsiDialer::new(address, "disk0", self.proposal) }
     }
 }
 
 /// Whatever is sent at once; every write asked for; digests and short segments.
-fn wishes_of(seed: u64) -> OperationalParameters {
+fn proposal_of(seed: u64) -> OperationalParameters {
     match seed % 3 {
-        0 => wishes(),
-        1 => wishes()
+        0 => default_proposal(),
+        1 => default_proposal()
             .with(OperationalKey::InitialR2T, 1)
             .with(OperationalKey::ImmediateData, 0)
             .with(OperationalKey::FirstBurstLength, 8192)
             .with(OperationalKey::MaxBurstLength, 8192),
-        _ => wishes()
+        _ => default_proposal()
             .with(OperationalKey::HeaderDigest, CRC32C)
             .with(OperationalKey::DataDigest, CRC32C)
             .with(OperationalKey::MaxRecvDataSegmentLength, 4096),
@@ -74,28 +74,28 @@ fn wishes_of(seed: u64) -> OperationalParameters {
 /// Runs the scenario of every seed, or of the one that the environment names, each with the next of
 /// the three wishes.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
-    run_seeds_with(seeds, wishes_of, scenario).into_iter().map(|(outcome, _)| outcome).collect()
+    run_seeds_with(seeds, proposal_of, scenario).into_iter().map(|(outcome, _)| outcome).collect()
 }
 
 /// Runs every seed with these wishes; also returns what was agreed on.
 fn run_seeds_with(
     seeds: u64,
-    wishes_of: impl Fn(u64) -> OperationalParameters,
+    proposal_of: impl Fn(u64) -> OperationalParameters,
     scenario: impl Fn(u64) -> Scenario,
 ) -> Vec<(Outcome, OperationalParameters)> {
     seeds::run_each(seeds, |seed| {
         let agreed = Arc::new(OnceLock::new());
         let local = LocalSessions::new(Home::new(()));
-        let (wishes, node) = (wishes_of(seed), OnceCell::new());
-        let protocol = Iscsi { wishes, node, local, agreed: agreed.clone() };
+        let (proposal, node) = (proposal_of(seed), OnceCell::new());
+        let protocol = Iscsi { proposal, node, local, agreed: agreed.clone() };
         let outcome = scenario(seed).run(protocol)?;
         Ok::<_, Box<Failure>>((outcome, *agreed.get().expect("there was a session")))
     })
 }
 
 /// Wishes for several connections of each session, with digests, at an error recovery level.
-fn wishes_with_lanes(seed: u64, level: u32) -> OperationalParameters {
-    wishes_of(seed)
+fn proposal_with_connections(seed: u64, level: u32) -> OperationalParameters {
+    proposal_of(seed)
         .with(OperationalKey::HeaderDigest, CRC32C)
         .with(OperationalKey::DataDigest, CRC32C)
         .with(OperationalKey::MaxConnections, 1 + seed as u32 / 3 % 4)
@@ -162,7 +162,7 @@ fn several_connections_of_a_session_are_one() {
     let late = NetworkConditions { delay: ms(3), stalls_per_thousand: 10, window: 30_000, ..FRAGMENTING };
     let outcomes = run_seeds_with(
         60,
-        |seed| wishes_with_lanes(seed, 0),
+        |seed| proposal_with_connections(seed, 0),
         |seed| Scenario { conditions: late, volume_delay: ms(2), ..Scenario::new(seed) },
     );
     for (outcome, agreed) in outcomes {
@@ -176,7 +176,7 @@ fn what_a_session_loses_with_one_of_its_connections_is_replayed_exactly_once() {
     for level in 0..=2 {
         run_seeds_with(
             60,
-            |seed| wishes_with_lanes(seed, level),
+            |seed| proposal_with_connections(seed, level),
             |seed| Scenario {
                 conditions: NetworkConditions { breaks_within: Some(200_000), ..FRAGMENTING },
                 requests: 150,
@@ -193,7 +193,7 @@ fn what_comes_damaged_is_sent_again_and_from_level_1_on_no_session_ends() {
     for level in 0..=1 {
         let outcomes = run_seeds_with(
             60,
-            |seed| wishes_with_lanes(seed, level),
+            |seed| proposal_with_connections(seed, level),
             |seed| Scenario {
                 conditions: NetworkConditions { damaged_per_thousand: 20, ..NetworkConditions::FAIR },
                 volume_delay: ms(2),
@@ -214,7 +214,7 @@ fn everything_at_once_over_several_connections() {
     for level in 0..=2 {
         run_seeds_with(
             40,
-            |seed| wishes_with_lanes(seed, level),
+            |seed| proposal_with_connections(seed, level),
             |seed| Scenario {
                 conditions: NetworkConditions { damaged_per_thousand: 2, ..STORM },
                 connections: 1 + seed as u32 % 2,

@@ -12,9 +12,9 @@ use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::iscsi::server::TargetSession;
+use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
@@ -25,7 +25,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use two_paths::{
-    Client, PATIENCE, Paths, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
+    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
     either_path_may_be_lost_for_a_while,
 };
 
@@ -33,22 +33,22 @@ use two_paths::{
 struct TwoPaths(IscsiDialer);
 
 impl Dialer for TwoPaths {
-    type Session = InitiatorSession;
+    type Session = IscsiInitiatorSession;
     type Control = NoControl;
 
     fn paths(&self) -> &initiator::Paths {
         self.0.paths()
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
+    fn session(&self, opening: &Opening<'_, NoControl>) -> IscsiInitiatorSession {
         self.0.session(opening).with_other_paths()
     }
 
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+    fn check(&self, session: &IscsiInitiatorSession) -> Result<(), String> {
         self.0.check(session)
     }
 
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
+    fn refusal(&self, session: &IscsiInitiatorSession) -> Option<String> {
         self.0.refusal(session)
     }
 }
@@ -78,11 +78,11 @@ impl TwoPortals {
         let mut world = World::new(SimNet::new(seed, NetworkConditions::FAIR));
         let cores = [0, 1].map(|_| world.add_core(16 << 20));
         let core: Rc<dyn Core> = world.add_core(16 << 20);
-        let mut dialer = IscsiDialer::new(&address(0), "disk0", wishes());
+        let mut dialer = IscsiDialer::new(&address(0), "disk0", default_proposal());
         dialer.paths.addresses.push(address(1));
         let dialer = TwoPaths(dialer);
         let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SIZE) };
-        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
+        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, RECONNECT_TIMEOUT);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();
         let client = Client { world, channel, counts };
         let mut paths = TwoPortals { node, unit, exports, cores, client };
@@ -104,7 +104,7 @@ impl Paths for TwoPortals {
         self.client.world.net().listen(&core, &address(path), move |core, stream| {
             let group_tag = path as u16 + 1;
             let pool = core.pool().for_peer();
-            let session = TargetSession::new(node.clone(), group_tag, pool.clone(), [3; 32], core.now());
+            let session = IscsiTargetSession::new(node.clone(), group_tag, pool.clone(), [3; 32], core.now());
             let permit = limit.permit().expect("there is no limit");
             TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
         });
@@ -122,7 +122,7 @@ fn what_was_under_way_by_a_lost_path_goes_on_by_the_other_and_it_is_used_again_w
 }
 
 #[test]
-fn when_no_path_is_left_requests_fail_after_patience_and_later_ones_find_the_first_that_is_back() {
+fn when_no_path_is_left_requests_fail_after_the_timeout_and_later_ones_find_the_first_that_is_back() {
     both_paths_may_be_lost_for_a_while(TwoPortals::new(1));
 }
 
@@ -154,7 +154,7 @@ fn the_path_that_the_target_prefers_is_used_and_one_that_is_none_just_now_is_not
 }
 
 #[test]
-fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
+fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout() {
     let mut paths = TwoPortals::new(1);
     for group in [1, 2] {
         paths.unit.set_access_state(group, AccessState::STANDBY);

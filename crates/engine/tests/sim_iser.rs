@@ -15,7 +15,7 @@ mod storms;
 use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions};
@@ -32,8 +32,8 @@ use storms::{breaks, cut_everywhere, fair_day, long_requests, more_broke_than, m
 
 /// iSER as the initiator wishes it, with one node and one core for all of the target's lives.
 struct Iser {
-    wishes: OperationalParameters,
-    config: iwarp::Config,
+    proposal: OperationalParameters,
+    config: iwarp::IwarpConfig,
     node: OnceCell<Arc<IscsiNode>>,
     local: Rc<LocalSessions>,
 }
@@ -48,24 +48,24 @@ impl Protocol for Iser {
     }
 
     fn dialer(&self, address: &Address) -> IserDialer {
-        IserDialer::new(address, "disk0", self.wishes, self.config.clone())
+        IserDialer::new(address, "disk0", self.proposal, self.config.clone())
     }
 }
 
 /// Whatever is sent at once; every write read by the target; and frames of each kind.
 fn protocol(seed: u64) -> Iser {
-    let wishes = match seed % 2 {
-        0 => wishes(),
-        _ => wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+    let proposal = match seed % 2 {
+        0 => default_proposal(),
+        _ => default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
     };
-    let config = iwarp::Config {
+    let config = iwarp::IwarpConfig {
         has_crc: seed % 3 == 1,
         wants_markers: seed % 5 == 2,
         is_enhanced: seed % 7 != 3,
         mss: [1448, 65_483, 536][seed as usize % 3],
-        ..iwarp::Config::default()
+        ..iwarp::IwarpConfig::default()
     };
-    Iser { wishes, config, node: OnceCell::new(), local: local_sessions() }
+    Iser { proposal, config, node: OnceCell::new(), local: local_sessions() }
 }
 
 /// Runs the scenario of every seed, or of the one that the environment names.

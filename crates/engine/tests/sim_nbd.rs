@@ -11,8 +11,8 @@ use blockmux_engine::secure::{ClientCredentials, ClientTls, Psk, Secure, ServerC
 use blockmux_engine::sim::{Outcome, Protocol, Scenario, SystemTls};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::nbd::client::Features;
-use blockmux_proto::nbd::server::{NbdTls, TargetSession, TlsMode};
+use blockmux_proto::nbd::client::NbdFeatures;
+use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls, TlsMode};
 use blockmux_tls::Hash;
 use blockmux_volume::Pool;
 use nbd_dialer::NbdDialer;
@@ -24,14 +24,14 @@ use storms::{
 };
 
 /// NBD in the form that the features lead to.
-struct Nbd(Features);
+struct Nbd(NbdFeatures);
 
 impl Protocol for Nbd {
-    type Target = TargetSession;
+    type Target = NbdTargetSession;
     type Dialer = NbdDialer;
 
-    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> TargetSession {
-        TargetSession::new(exports, pool, now)
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> NbdTargetSession {
+        NbdTargetSession::new(exports, pool, now)
     }
 
     fn dialer(&self, address: &Address) -> NbdDialer {
@@ -40,15 +40,15 @@ impl Protocol for Nbd {
 }
 
 /// NBD by TLS, which both sides begin in the middle of the handshake.
-struct NbdByTls(Features);
+struct NbdByTls(NbdFeatures);
 
 impl Protocol for NbdByTls {
-    type Target = TargetSession;
+    type Target = NbdTargetSession;
     type Dialer = NbdDialer;
 
-    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> TargetSession {
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> NbdTargetSession {
         let tls = NbdTls { mode: TlsMode::Required, subjects: None };
-        TargetSession::new(exports, pool, now).with_tls(tls)
+        NbdTargetSession::new(exports, pool, now).with_tls(tls)
     }
 
     fn secure(&self) -> Option<Secure> {
@@ -70,7 +70,7 @@ fn alice() -> Psk {
 /// Runs the scenario of every seed by TLS, whose records the kernel makes or the library.
 fn run_seeds_by_tls(seeds: u64, kernel: SystemTls, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
-        let features = Features { extended_headers: seed.is_multiple_of(2), structured_replies: true };
+        let features = NbdFeatures { extended_headers: seed.is_multiple_of(2), structured_replies: true };
         Scenario { system_tls: kernel, ..scenario(seed) }.run(NbdByTls(features))
     })
 }
@@ -80,7 +80,7 @@ fn run_seeds_by_tls(seeds: u64, kernel: SystemTls, scenario: impl Fn(u64) -> Sce
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
         let form = seed % 3;
-        let features = Features { extended_headers: form == 2, structured_replies: form >= 1 };
+        let features = NbdFeatures { extended_headers: form == 2, structured_replies: form >= 1 };
         scenario(seed).run(Nbd(features))
     })
 }

@@ -19,7 +19,7 @@ use blockmux_proto::fabrics::keyring::Keyring;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{Digests, Names};
-use blockmux_proto::nvme_tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_tls::{Hash, Psk, ServerCredentials};
 use blockmux_volume::Pool;
 use nvme_sides::{dialer, endpoint, node};
@@ -48,10 +48,10 @@ struct Wishes {
 }
 
 impl Protocol for Nvme {
-    type Target = TargetSession;
+    type Target = NvmeTcpTargetSession;
     type Dialer = NvmeDialer;
 
-    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> TargetSession {
+    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> NvmeTcpTargetSession {
         let node = self.node.get_or_init(|| {
             let (node, _) = node(&exports);
             let Some(key) = &self.tls_key else { return node };
@@ -60,7 +60,7 @@ impl Protocol for Nvme {
             let node = Arc::into_inner(node).expect("nobody has it yet");
             Arc::new(node.with_tls(Arc::new(keyring), SecureChannel::Required))
         });
-        TargetSession::new(node.clone(), pool, now).at_port(1)
+        NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
     }
 
     fn secure(&self) -> Option<Secure> {

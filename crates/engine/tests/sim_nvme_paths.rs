@@ -13,7 +13,7 @@ use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::nvme::subsystem::Subsystem;
-use blockmux_proto::nvme_tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
 use blockmux_wire::nvme::log::AnaState;
 use nvme_sides::{GROUP, dialer, endpoint, node};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use two_paths::{
-    Client, PATIENCE, Paths, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
+    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
     either_path_may_be_lost_for_a_while,
 };
 
@@ -50,7 +50,7 @@ impl TwoPorts {
         let core: Rc<dyn Core> = world.add_core(16 << 20);
         let dialer = dialer(NvmeEndpoint { policy, ..endpoint(&[address(0), address(1)]) });
         let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SIZE) };
-        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, PATIENCE);
+        let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 1, RECONNECT_TIMEOUT);
         let channel = volume.open(&core, 64, ReadyList::new().waker(0)).unwrap();
         let client = Client { world, channel, counts };
         let mut paths = TwoPorts { node, subsystem, exports, cores, client, loses };
@@ -75,7 +75,7 @@ impl Paths for TwoPorts {
         let limit = ConnectionLimit::new(usize::MAX);
         self.client.world.net().listen(&core, &address(path), move |core, stream| {
             let pool = core.pool().for_peer();
-            let session = TargetSession::new(node.clone(), pool.clone(), core.now());
+            let session = NvmeTcpTargetSession::new(node.clone(), pool.clone(), core.now());
             let permit = limit.permit().expect("there is no limit");
             TargetTask::spawn(
                 core,
@@ -99,7 +99,7 @@ fn what_was_under_way_by_a_lost_path_goes_on_by_the_other_and_it_is_used_again_w
 }
 
 #[test]
-fn when_no_path_is_left_requests_fail_after_patience_and_later_ones_find_the_first_that_is_back() {
+fn when_no_path_is_left_requests_fail_after_the_timeout_and_later_ones_find_the_first_that_is_back() {
     both_paths_may_be_lost_for_a_while(TwoPorts::new(1, Policy::RoundRobin));
 }
 
@@ -137,7 +137,7 @@ fn what_meets_a_change_before_it_was_told_is_done_by_the_other_path() {
 }
 
 #[test]
-fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_patience() {
+fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     for path in [0, 1] {
         paths.set(path, AnaState::INACCESSIBLE);
@@ -175,7 +175,7 @@ fn what_is_lost_behind_a_path_is_done_by_the_other_at_once_and_the_path_is_tried
 }
 
 #[test]
-fn what_is_lost_behind_all_paths_fails_after_patience_and_neither_is_flooded_with_it() {
+fn what_is_lost_behind_all_paths_fails_after_the_timeout_and_neither_is_flooded_with_it() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.loses.iter().for_each(|loses| loses.store(true, Ordering::Relaxed));
     paths.client.write(1);
@@ -186,7 +186,7 @@ fn what_is_lost_behind_all_paths_fails_after_patience_and_neither_is_flooded_wit
     }
     assert_eq!(ended, vec![Err(IoError::PathLost); 32]);
     let tries: usize = paths.client.counts().iter().sum();
-    assert!(tries < 32 * 40, "{tries} tries of 32 writes in {PATIENCE:?}");
+    assert!(tries < 32 * 40, "{tries} tries of 32 writes in {RECONNECT_TIMEOUT:?}");
     paths.loses[1].store(false, Ordering::Relaxed);
     paths.client.run(2000);
     paths.client.write(2);
@@ -195,7 +195,7 @@ fn what_is_lost_behind_all_paths_fails_after_patience_and_neither_is_flooded_wit
 }
 
 #[test]
-fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_patience() {
+fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_the_timeout() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.kill(1);
     paths.client.run(1000);
@@ -212,7 +212,7 @@ fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_patience() {
     let ended: Vec<_> = (0..7).flat_map(|_| paths.client.ended()).collect();
     assert_eq!(ended, vec![Err(IoError::PathLost); 32]);
     let tries = paths.client.counts()[0];
-    assert!(tries < 32 * 25, "{tries} tries of 32 writes in {PATIENCE:?}");
+    assert!(tries < 32 * 25, "{tries} tries of 32 writes in {RECONNECT_TIMEOUT:?}");
 }
 
 #[test]

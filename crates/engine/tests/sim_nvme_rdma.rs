@@ -14,7 +14,7 @@ use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
-use blockmux_proto::nvme_rdma::server::TargetSession;
+use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_proto::rdma::RdmaSession;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{self, Iwarp};
@@ -32,19 +32,19 @@ use storms::{
 struct NvmeRdma {
     over: OverIwarp,
     /// What the target's end of the stream asks for.
-    config: iwarp::Config,
+    config: iwarp::IwarpConfig,
     entries: u16,
     queues: u16,
     node: OnceCell<Arc<NvmeNode>>,
 }
 
 impl Protocol for NvmeRdma {
-    type Target = Driven<Iwarp, TargetSession>;
+    type Target = Driven<Iwarp, NvmeRdmaTargetSession>;
     type Dialer = NvmeDialer<OverIwarp>;
 
     fn target(&self, exports: Exports, pool: Pool, now: Instant) -> Self::Target {
         let node = self.node.get_or_init(|| node(&exports).0);
-        let session = TargetSession::new(node.clone(), pool.clone(), now).at_port(1);
+        let session = NvmeRdmaTargetSession::new(node.clone(), pool.clone(), now).at_port(1);
         let queue_pair = Iwarp::passive(&session.endpoint(), self.config.clone(), pool, [4; 32], now);
         Driven::new(session, queue_pair, now)
     }
@@ -59,10 +59,10 @@ impl Protocol for NvmeRdma {
 fn protocol(seed: u64) -> NvmeRdma {
     NvmeRdma {
         over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },
-        config: iwarp::Config {
+        config: iwarp::IwarpConfig {
             wants_markers: seed % 5 == 2,
             mss: [1448, 65_483, 536][seed as usize % 3],
-            ..iwarp::Config::default()
+            ..iwarp::IwarpConfig::default()
         },
         entries: if seed % 5 == 1 { 3 } else { 64 },
         queues: 1 + seed as u16 / 2 % 3,

@@ -10,8 +10,8 @@ use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::client::wishes;
-use blockmux_proto::iscsi::server::TargetSession;
+use blockmux_proto::iscsi::client::default_proposal;
+use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_volume::{
     Channel, Core, Io, IoError, MemVolume, Op, Output, ReadyList, Tag, Volume, VolumeInfo, Waker,
 };
@@ -80,11 +80,11 @@ fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
     let node = node(&exports);
     world.net().listen(&target, &address, move |core, stream| {
         let pool = core.pool().for_peer();
-        let session = TargetSession::new(node.clone(), 1, pool.clone(), [3; 32], core.now());
+        let session = IscsiTargetSession::new(node.clone(), 1, pool.clone(), [3; 32], core.now());
         let permit = limit.permit().expect("there is no limit");
         TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
     });
-    let dialer = IscsiDialer::new(&address, "disk0", wishes());
+    let dialer = IscsiDialer::new(&address, "disk0", default_proposal());
     let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SMALL) };
     let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 2, Duration::from_secs(5));
     let told = Arc::new(AtomicU64::new(0));

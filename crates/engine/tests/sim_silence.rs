@@ -15,11 +15,11 @@ use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::client::wishes;
+use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::server::{self as iscsi, LocalSessions};
-use blockmux_proto::nbd::client::Features;
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::client::NbdFeatures;
+use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::nvme_tcp;
 use blockmux_proto::session::{Home, StreamSession, Target};
 use blockmux_rdma::iwarp;
@@ -107,7 +107,7 @@ fn stuck() -> Arc<DelayVolume> {
 }
 
 fn over_iscsi(volume: Arc<dyn Volume>) -> Scene {
-    over_iscsi_with(volume, wishes())
+    over_iscsi_with(volume, default_proposal())
 }
 
 fn over_iser(volume: Arc<dyn Volume>) -> Scene {
@@ -118,19 +118,19 @@ fn over_iser(volume: Arc<dyn Volume>) -> Scene {
             let node = node.get_or_init(|| iscsi_sides::node(&exports));
             iser_sides::target(&local, node, pool, now)
         },
-        IserDialer::new(&address(), "disk0", wishes(), iwarp::Config::default()),
+        IserDialer::new(&address(), "disk0", default_proposal(), iwarp::IwarpConfig::default()),
     )
 }
 
-fn over_iscsi_with(volume: Arc<dyn Volume>, wishes: OperationalParameters) -> Scene {
+fn over_iscsi_with(volume: Arc<dyn Volume>, proposal: OperationalParameters) -> Scene {
     let (node, local) = (OnceCell::new(), LocalSessions::new(Home::new(0_u32)));
     Scene::over(
         volume,
         move |exports: Exports, pool, now| {
             let node = node.get_or_init(|| iscsi_sides::node(&exports));
-            iscsi::TargetSession::among(&local, node.clone(), 1, pool, [3; 32], now)
+            iscsi::IscsiTargetSession::among(&local, node.clone(), 1, pool, [3; 32], now)
         },
-        IscsiDialer::new(&address(), "disk0", wishes),
+        IscsiDialer::new(&address(), "disk0", proposal),
     )
 }
 
@@ -257,7 +257,8 @@ fn another_session_begins_when_time2wait_is_over() {
         reads: Arc::new(AtomicUsize::new(1)),
         time: Duration::from_secs(75),
     };
-    let mut scene = over_iscsi_with(Arc::new(volume), wishes().with(OperationalKey::DefaultTime2Wait, 30));
+    let mut scene =
+        over_iscsi_with(Arc::new(volume), default_proposal().with(OperationalKey::DefaultTime2Wait, 30));
     scene.submit(1, Op::Read);
     // The connection is given up after a minute.
     scene.run_for(85);
@@ -275,7 +276,7 @@ fn over_nvme_a_request_that_gets_no_answer_fails_likewise() {
         stuck(),
         move |exports: Exports, pool, now| {
             let node = node.get_or_init(|| nvme_sides::node(&exports).0);
-            nvme_tcp::server::TargetSession::new(node.clone(), pool, now).at_port(1)
+            nvme_tcp::server::NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
         },
         nvme_sides::dialer(endpoint),
     );
@@ -308,8 +309,8 @@ impl Scene {
     }
 
     fn of(volume: Arc<dyn Volume>, timeout: Option<Duration>) -> Scene {
-        let dialer = NbdDialer::new(&address(), Features::default(), timeout);
-        Scene::over(volume, TargetSession::new, dialer)
+        let dialer = NbdDialer::new(&address(), NbdFeatures::default(), timeout);
+        Scene::over(volume, NbdTargetSession::new, dialer)
     }
 
     fn over<T: StreamSession + Target + 'static>(

@@ -67,7 +67,7 @@ impl End {
     fn wait(&self, what: PollFlags) {
         if !self.spins {
             // A timeout is as good: the port is polled again.
-            let _ = poll(&mut [PollFd::new(&self.port, what)], Some(&PATIENCE));
+            let _ = poll(&mut [PollFd::new(&self.port, what)], Some(&TIMEOUT));
         }
     }
 }
@@ -228,7 +228,7 @@ const CHUNK: usize = 1 << 20;
 const MOST_WINDOW: usize = 111;
 /// Upper byte of the tags.
 const ID: u8 = 0xEC;
-const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Interval of retries until the first answer.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 const STUCK: Duration = Duration::from_secs(2);

@@ -1,32 +1,32 @@
-//! When to try again what only others can make possible: memory, locked ranges, the end of another
+//! Exponential backoff for resources that others release: memory, locked ranges, the end of another
 //! session.
 
 use std::time::{Duration, Instant};
 
-/// The next try, after pauses that double until something moves.
+/// The time of the next retry; the delay doubles until there is progress.
 pub(crate) struct Backoff {
     at: Instant,
     pause: Duration,
 }
 
 impl Backoff {
-    /// The first try is due `now`.
+    /// A backoff whose first retry is due `now`.
     pub(crate) fn new(now: Instant) -> Backoff {
         Backoff { at: now, pause: SHORTEST }
     }
 
-    /// When the next try is due.
+    /// The time of the next retry.
     #[inline]
     pub(crate) fn at(&self) -> Instant {
         self.at
     }
 
-    /// Whether tries have been in vain for so long that pauses grow no more.
+    /// Whether the delay has reached its maximum.
     pub(crate) fn is_longest(&self) -> bool {
         self.pause == LONGEST
     }
 
-    /// Everything was tried `now`: if that was due, the next try is later than this one was.
+    /// Records a retry; if it was due, the delay doubles.
     pub(crate) fn on_try(&mut self, now: Instant) {
         if now >= self.at {
             self.at = now.checked_add(self.pause).unwrap_or(now);
@@ -34,7 +34,7 @@ impl Backoff {
         }
     }
 
-    /// Something has moved: tries follow each other fast again.
+    /// Records progress: resets the delay to its minimum.
     #[inline]
     pub(crate) fn reset(&mut self, now: Instant) {
         self.at = now.checked_add(SHORTEST).unwrap_or(now);
@@ -43,7 +43,7 @@ impl Backoff {
 }
 
 const SHORTEST: Duration = Duration::from_millis(1);
-/// Thousands of connections may wait, and together they must not take a processor.
+/// The maximum delay; thousands of connections may wait, and their retries must not load a CPU.
 const LONGEST: Duration = Duration::from_millis(128);
 
 #[cfg(test)]

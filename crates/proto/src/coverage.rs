@@ -1,18 +1,18 @@
-//! Which bytes of a transfer have come, or were asked for: every byte exactly once (NBD: proto.md,
-//! "Request types", `NBD_CMD_READ`; NVMe/TCP: TCP Transport 1.0 §3.3.2).
+//! Tracks the bytes of a transfer that have arrived or were requested; each byte may do so once
+//! (NBD: proto.md, "Request types", `NBD_CMD_READ`; NVMe/TCP: TCP Transport 1.0 §3.3.2).
 
 use smallvec::SmallVec;
 
-/// Byte ranges relative to the request's offset, sorted, apart from each other.
+/// Byte ranges relative to the request's offset, sorted and not adjacent.
 #[derive(Default)]
 pub(crate) struct Coverage(SmallVec<[(u32, u32); 2]>);
 
-/// What is wrong with a range.
+/// Reason for which a range is invalid.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RangeError {
     /// Some of its bytes had arrived before.
     Overlap,
-    /// It would make more than [`MAX_RANGES`] ranges with gaps between them.
+    /// It would result in more than [`MAX_RANGES`] ranges.
     TooScattered,
 }
 
@@ -28,7 +28,7 @@ impl Coverage {
         matches!(self.0.as_slice(), [(0, end)] if u64::from(*end) == len)
     }
 
-    /// Adds bytes `start..end`, which are not none.
+    /// Adds bytes `start..end`, at least one.
     #[inline]
     pub(crate) fn add(&mut self, start: u32, end: u32) -> Result<(), RangeError> {
         if self.0.is_empty() {
@@ -67,7 +67,7 @@ impl Coverage {
     }
 }
 
-/// The most ranges apart from each other. A server that sends chunks in order needs one.
+/// The maximum number of ranges. A server that sends its chunks in order needs one.
 const MAX_RANGES: usize = 4096;
 
 #[cfg(test)]

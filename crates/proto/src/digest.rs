@@ -1,8 +1,8 @@
-//! Digests of iSCSI and NVMe/TCP: CRC-32C, sent with its least byte first (RFC 7143 §13.1, and the
-//! examples of its predecessor's appendix B.4; TCP Transport 1.0 §3.3.1.1).
+//! Digests of iSCSI and NVMe/TCP: CRC-32C, least significant byte first (RFC 7143 §13.1, with the
+//! examples in RFC 3720 appendix B.4; TCP Transport 1.0 §3.3.1.1).
 //!
-//! # How often payload is touched
-//! Not counting the system's copies, one into the socket and one out of it:
+//! # Passes over the payload
+//! Not counting the kernel's copies into and out of the socket:
 //!
 //! | payload | without digests | with them |
 //! |---|---|---|
@@ -12,22 +12,21 @@
 //! | initiator, a write's | not at all | summed; copied first if it is shared |
 //! | target, a write's | copied into a RAM volume | summed where it was received, then copied |
 //!
-//! Shared memory is copied because it may change until it is sent, and the digest would be that of
-//! other bytes: to a peer that is a broken connection. Private memory nobody else writes, and its
-//! owner leaves it alone until we say that we are done: that is the contract of a write's data, and
-//! what a volume lends is the reader's until it is dropped.
+//! Shared memory is copied because another request may change it after the digest is computed, and
+//! the peer would close the connection for a wrong digest. Private memory does not change: nobody
+//! else writes a write's data until it completes, or a borrowed buffer until it is dropped.
 
 use crate::outbox::Outbox;
 use blockmux_volume::{Crc32c, Pool, SgList};
 
-/// The digest of these bytes, as it goes on the wire.
+/// The digest of `bytes` in wire order.
 #[inline]
 pub(crate) fn of(bytes: &[u8]) -> [u8; DIGEST_LEN] {
     Crc32c::of(bytes).to_le_bytes()
 }
 
-/// Sends payload under a digest, which is returned: private memory by reference, and of shared
-/// memory a copy in the pool's memory, or without any in the outbox.
+/// Queues payload and returns its digest: private memory by reference, shared memory as a copy in
+/// memory of the pool, or in the outbox if the pool is empty.
 pub(crate) fn push(outbox: &mut Outbox, pool: &Pool, data: &SgList) -> Crc32c {
     let mut crc = Crc32c::default();
     for seg in data.segs() {
@@ -45,7 +44,7 @@ pub(crate) fn push(outbox: &mut Outbox, pool: &Pool, data: &SgList) -> Crc32c {
     crc
 }
 
-/// Of a digest, in bytes.
+/// Length of a digest, in bytes.
 const DIGEST_LEN: usize = 4;
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! What a target session tells about its peer, for whoever audits: who logged in, was refused,
-//! logged out or changed a reservation.
+//! Audit events of a target session: logins, refusals, logouts and changed reservations.
 //!
 //! A session queues an [`AuditEvent`]; its driver takes it by
 //! [`crate::session::Target::poll_event`], adds the peer's address and logs it. A lost connection
@@ -11,80 +10,79 @@ use crate::volume_state::MeterReader;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
-/// Who logs in, and to what.
+/// The two sides of a login.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Login {
     /// The protocol's name: `nbd`, `iscsi`, `iser`, `nvme-tcp`, `aoe`.
     pub protocol: &'static str,
-    /// InitiatorName, host NQN or MAC address; empty where the protocol has no such name, or none
-    /// was sent.
+    /// InitiatorName, host NQN or MAC address; empty if the protocol has none or the peer sent
+    /// none.
     pub initiator: String,
-    /// TargetName, subsystem NQN, export or disk; empty if none was named.
+    /// TargetName, subsystem NQN, export or disk; empty if the peer named none.
     pub target: String,
 }
 
-/// What a peer did, or what became of it.
+/// An event for the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuditEvent {
     /// The peer has logged in.
     Login(Login),
-    /// One more connection of a session whose login was told: its I/O is counted, and it has no
-    /// lines of its own.
+    /// Another connection joined a session whose login was logged: its I/O is counted with the
+    /// session, and the log has no line for it.
     Joined(Login),
-    /// A station is heard of, over a protocol without connections. It is there until it logs out.
+    /// A station uses a disk, over a protocol without connections; it is listed until its logout.
     StationCame {
         /// The station, and the disk.
         login: Login,
-        /// What it does on that disk.
+        /// Its I/O counters for the disk.
         meter: MeterReader,
     },
-    /// What a station did, over a protocol without connections.
+    /// An event of one station, over a protocol without connections.
     ByStation {
         /// The station, and the disk.
         login: Login,
-        /// What it did.
+        /// The event.
         event: Box<AuditEvent>,
     },
     /// The peer was refused.
     Refused {
-        /// What the peer said of itself; nothing of it is proved.
+        /// The names that the peer sent, which are not authenticated.
         login: Login,
-        /// Why; nothing in it is the peer's text.
+        /// The reason, which contains no text of the peer.
         reason: Cow<'static, str>,
     },
-    /// The peer, or the target, has ended the session in order.
+    /// The peer or the target has ended the session regularly.
     Logout {
-        /// Who wanted it.
+        /// The reason for the end.
         reason: &'static str,
     },
     /// A registration or reservation was changed by this peer.
     Reservation {
-        /// What is reserved: `LUN 0`, `namespace 1`.
+        /// The reserved unit: `LUN 0`, `namespace 1`.
         unit: String,
         /// The command's name in the standard.
         change: &'static str,
         /// Whether it succeeded.
         is_done: bool,
     },
-    /// Requests for a volume are refused for a reason that the protocol has no error for; told once
-    /// while the reason stays.
+    /// Requests to a volume are refused for a reason that the protocol cannot express; logged once
+    /// while the reason lasts.
     RequestsRefused {
         /// The volume.
         volume: VolumeId,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
 }
 
 impl AuditEvent {
-    /// A peer that broke the rules of a login.
+    /// The event for a peer that violated the protocol during login.
     pub(crate) fn refused_by(error: &ProtocolError, login: Login) -> AuditEvent {
         AuditEvent::Refused { login, reason: format!("peer {}", error.what).into() }
     }
 }
 
-/// AuditEvents that the driver has not taken yet. A peer that causes many before the driver looks
-/// loses the oldest.
+/// Events that the driver has not taken yet. When the queue is full, the oldest is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct AuditEvents(VecDeque<AuditEvent>);
 
@@ -103,13 +101,13 @@ impl AuditEvents {
     }
 }
 
-/// A name that an unauthenticated peer has sent, at most as long as the longest of iSCSI and NVMe.
+/// Truncates a name of an unauthenticated peer to the maximum length of iSCSI and NVMe names.
 pub(crate) fn bounded(name: &str) -> String {
     name.chars().take(MAX_NAME).collect()
 }
 
 const MAX_EVENTS: usize = 64;
-/// In characters; the standards allow 223 bytes.
+/// The maximum length of a name, in characters; the standards allow 223 bytes.
 const MAX_NAME: usize = 223;
 
 #[cfg(test)]

@@ -1,65 +1,64 @@
-//! Frames between a session and its driver: what came, and what is to go.
+//! Received and outgoing frames, between a session and its driver.
 //!
-//! A frame here is what follows the Ethernet header, which is the driver's. Received frames lie in
-//! a [`Chunk`], so that payload is lent on from there; sent ones have a short head by value and
-//! payload by reference, as in [`crate::outbox`].
+//! A frame here begins after the Ethernet header, which belongs to the driver. A received frame is
+//! in a [`Chunk`], from which its payload can be borrowed. An outgoing frame has a short head by
+//! value and payload by reference, as in [`crate::outbox`].
 
 use blockmux_volume::{Chunk, Seg, SgList};
 pub use blockmux_wire::ethernet::{EtherType, Mac};
 use std::collections::VecDeque;
 
-/// A network interface: its place among those of the session.
+/// Identifies a network interface of a session: its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub u16);
 
-/// What a network interface is like.
+/// Properties of a network interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FramePortInfo {
-    /// Its own address.
+    /// MAC address.
     pub mac: Mac,
-    /// The most bytes behind the Ethernet header.
+    /// The maximum length of a frame after the Ethernet header, in bytes.
     pub mtu: u32,
-    /// How many of the largest frames can wait to be received before further ones are lost.
+    /// The number of maximum-size frames that the receive ring holds.
     pub buffers: u32,
-    /// Whether frames can be sent now.
+    /// Whether the link is up.
     pub is_up: bool,
 }
 
-/// Somebody at a port.
+/// A station: a peer's MAC address at one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Station {
-    /// On our side.
+    /// The local port.
     pub port: PortId,
-    /// On theirs.
+    /// The peer's MAC address.
     pub mac: Mac,
 }
 
-/// A frame that came: the first bytes of what is unread in a chunk. Shorter frames than the link
-/// has may have zeroes behind them.
+/// A received frame: the first unread bytes of a chunk. The link may pad a short frame with zeroes.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
-    /// Who sent it, or says so.
+    /// The sender according to the frame, which is not authenticated.
     pub from: Station,
     chunk: &'a Chunk,
     len: usize,
 }
 
 impl<'a> Frame<'a> {
-    /// The first `len` unread bytes of `chunk`, or fewer if there are fewer.
+    /// A frame of the first `len` unread bytes of `chunk`, or fewer if there are fewer.
     #[must_use]
     pub fn new(from: Station, chunk: &'a Chunk, len: usize) -> Frame<'a> {
         Frame { from, chunk, len: len.min(chunk.unread().len()) }
     }
 
-    /// All of it.
+    /// The bytes of the frame.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {
         self.chunk.unread().get(..self.len).unwrap_or_default()
     }
 
-    /// Lends `len` bytes at `offset`, which stay valid after the frame; `None` if it has no such
-    /// bytes.
+    /// Borrows `len` bytes at `offset`, which stay valid after the frame is dropped; `None` if they
+    /// are outside the frame.
     #[inline]
     #[must_use]
     pub fn lend(&self, offset: usize, len: usize) -> Option<Seg> {
@@ -71,36 +70,36 @@ impl<'a> Frame<'a> {
 /// A frame to send.
 #[derive(Debug)]
 pub struct OutFrame {
-    /// To whom.
+    /// The receiver.
     pub to: Station,
     head: [u8; MAX_HEAD],
     head_len: u8,
-    /// What follows the head.
+    /// The payload, after the head.
     pub payload: SgList,
 }
 
 impl OutFrame {
-    /// What it begins with.
+    /// The head.
     #[inline]
     #[must_use]
     pub fn head(&self) -> &[u8] {
         self.head.get(..usize::from(self.head_len)).unwrap_or_default()
     }
 
-    /// In bytes, without the Ethernet header.
+    /// Length in bytes, without the Ethernet header.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         usize::from(self.head_len).saturating_add(self.payload.len())
     }
 
-    /// Whether it has no bytes at all.
+    /// Whether the frame is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A copy of its bytes: for tests and drivers without gathering.
+    /// A copy of its bytes, for tests and drivers without gather I/O.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = self.head().to_vec();
@@ -109,10 +108,10 @@ impl OutFrame {
     }
 }
 
-/// The longest head, in bytes.
+/// The maximum length of a head, in bytes.
 pub const MAX_HEAD: usize = 32;
 
-/// A queue of frames to send. Nothing is allocated once it has seen its usual depth.
+/// A queue of outgoing frames. It allocates nothing once it has reached its usual depth.
 #[derive(Default)]
 pub struct FrameOutbox(VecDeque<OutFrame>);
 
@@ -147,26 +146,26 @@ impl FrameOutbox {
         self.0.pop_front()
     }
 
-    /// How many wait.
+    /// The number of queued frames.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether none waits.
+    /// Whether the queue is empty.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Drops the frames that are not to be sent any more.
+    /// Drops the frames for which `is_kept` returns false.
     pub fn retain(&mut self, is_kept: impl FnMut(&OutFrame) -> bool) {
         self.0.retain(is_kept);
     }
 
-    /// Drops everything.
+    /// Drops all frames.
     pub fn clear(&mut self) {
         self.0.clear();
     }

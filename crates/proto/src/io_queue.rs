@@ -1,45 +1,44 @@
-//! An initiator's queue: I/O under way at a volume that a peer has, cut into commands and put
-//! together again. Which commands, and what their answers mean, a [`CommandSet`] knows (decision
-//! 48).
+//! The I/O queue of an initiator: splits I/O into commands, and combines their results. A
+//! [`CommandSet`] defines the commands of a protocol and the meaning of their status (decision 48).
 //!
-//! An I/O that the peer takes whole is one command; a longer one is cut into pieces, of which four
-//! are under way at a time. The completion comes after the last, and after the flush that stands in
-//! for FUA where there is none.
+//! An I/O within the peer's limits is one command; a longer one is split into pieces, of which four
+//! are in flight at a time. The I/O completes after the last piece, and after the flush that
+//! replaces FUA where the peer has none.
 //!
-//! A long read that brought no memory gets some before it is sent, and waits for its turn while the
-//! pool has none. One that is alone does not wait, but takes memory from the heap, so that there
-//! always is an end after which to ask the pool again.
+//! A long read that brought no memory gets memory from the pool before it is sent, and waits while
+//! the pool is empty. If no other command is in flight, it takes memory from the heap instead, so
+//! that there is always a completion after which the pool is tried again.
 
 use crate::job::{CommandKind, CommandPiece, CommandPieces, IoJob, JobNext};
 use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use std::collections::VecDeque;
 
-/// What a protocol's commands are, and what the peer is known to understand of them.
+/// The commands of a protocol, and the subset that the peer is known to support.
 pub(crate) trait CommandSet {
-    /// What a command does.
+    /// Kind of a command.
     type Kind: CommandKind;
-    /// A command as a transport sends it, without its data.
+    /// A command as the transport sends it, without its data.
     type Sent;
-    /// What is kept of that while the command is under way.
+    /// State of a command in flight.
     type CommandState;
 
-    /// Whether I/O is taken.
+    /// Whether I/O is accepted.
     fn is_open(&self) -> bool;
 
-    /// How to do `op`.
+    /// Plans the commands for `op`.
     fn plan(&self, op: Op) -> IoPlan<Self::Kind>;
 
     /// The command for a piece.
     fn command(&self, piece: &CommandPiece<Self::Kind>) -> (Self::Sent, DataTransfer);
 
-    /// Its data where that is not the I/O's own.
+    /// The data of a command, if it is not the I/O's own.
     fn payload(&mut self, piece: &CommandPiece<Self::Kind>, pool: &Pool) -> Option<SgList>;
 
     fn keep(command: &Self::Sent) -> Self::CommandState;
 
-    /// The peer does not know a command after all: has `job` done with others, or fails it. A piece
-    /// that is returned is to be sent instead.
+    /// Handles that the peer does not support a command: carries out `job` with other commands, or
+    /// fails it. A returned piece is sent instead.
     fn do_otherwise(
         &mut self,
         piece: CommandPiece<Self::Kind>,
@@ -47,78 +46,79 @@ pub(crate) trait CommandSet {
     ) -> Option<CommandPiece<Self::Kind>>;
 }
 
-/// What becomes of an I/O.
+/// How an I/O is carried out.
 pub(crate) enum IoPlan<K> {
-    /// It is done: a hint that the peer does not take, or a flush without a cache.
+    /// It is complete without a command: a hint that the peer does not support, or a flush without
+    /// a write cache.
     Done,
-    /// The peer cannot do it.
+    /// It fails, because the peer does not support it.
     Fails(IoError),
-    /// One extent of data, as nothing better is known.
+    /// Its result is one extent of data, because the peer reports no status.
     AllData,
-    /// Commands for its range, or a flush.
+    /// Commands for the pieces of its range, or a flush.
     Send(CommandPieces<K>),
 }
 
-/// What becomes of a command that has ended.
+/// Class of a completion, which decides whether and where the command is retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CompletionClass {
-    /// It was done.
+    /// The command succeeded.
     Good,
-    /// It was not done, for a reason that is over: send it again.
+    /// It was not carried out, for a reason that has passed: retry now.
     Again,
-    /// It was not done, for a reason that passes: send it again in a while, and say this if that
-    /// never helps.
+    /// It was not carried out, for a temporary reason: retry later, and report this error if no
+    /// retry succeeds.
     Later(IoError),
-    /// It was not done, as this path does not lead there now: another may.
+    /// It was not carried out, because this path is unusable now: retry on another path.
     Elsewhere,
-    /// It was lost on the way: another path may work at once.
+    /// It was lost in transport: another path may work at once.
     Astray,
-    /// The peer does not know the command, or not so.
+    /// The peer does not support the command or a field of it.
     Illegal,
-    /// It was not done, and never will be.
+    /// It failed, and a retry would not help.
     Failed(IoError),
 }
 
-/// The data of a command, in bytes.
+/// Data transfer of a command; lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataTransfer {
-    /// None.
+    /// No data.
     Nothing,
-    /// To the initiator, up to so many.
+    /// To the initiator, up to this length.
     In(u32),
-    /// To the target, so many.
+    /// To the target, of this length.
     Out(u32),
 }
 
-/// One command for a transport to carry.
+/// A command for the transport to send.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandRequest<C> {
-    /// Names it until it is finished.
+    /// Identifies the command until it is complete.
     pub(crate) key: SlotKey,
     pub(crate) command: C,
-    /// What moves.
+    /// Its data transfer.
     pub(crate) transfer: DataTransfer,
 }
 
-/// A command under way.
+/// A command in flight.
 pub(crate) struct QueuedCommand<S: CommandSet, T> {
     pub(crate) piece: CommandPiece<S::Kind>,
     pub(crate) state: S::CommandState,
     pub(crate) transfer: DataTransfer,
     /// Data that is not the I/O's own.
     pub(crate) payload: Option<SgList>,
-    /// What a transport keeps beside it.
+    /// State of the transport for this command.
     pub(crate) transport: T,
 }
 
 impl<S: CommandSet, T> QueuedCommand<S, T> {
-    /// Whether it may take its time.
+    /// Whether it may take longer than commands that transfer data.
     pub(crate) fn is_long(&self) -> bool {
         self.piece.kind.is_long()
     }
 }
 
-/// I/O under way. `T` is what a transport keeps beside each command.
+/// The I/O in flight. `T` is the transport's state for each command.
 pub(crate) struct CommandQueue<S: CommandSet, T> {
     pub(crate) set: S,
     pub(crate) info: VolumeInfo,
@@ -127,17 +127,17 @@ pub(crate) struct CommandQueue<S: CommandSet, T> {
     pub(crate) commands: Slots<QueuedCommand<S, T>>,
     /// Jobs with more commands to send.
     pub(crate) ready: VecDeque<SlotKey>,
-    /// Jobs that wait for memory, first come first served; there never are others alone.
+    /// Jobs that wait for memory, in order of arrival; never the only jobs.
     waiting: VecDeque<SlotKey>,
-    /// Commands to send again.
+    /// Commands to retry.
     pub(crate) again: VecDeque<CommandPiece<S::Kind>>,
     done: VecDeque<Completion>,
-    /// I/O to be done again, by this path or another.
+    /// I/O to repeat, on this path or another.
     returned: VecDeque<Io>,
     pub(crate) has_other_paths: bool,
-    /// The age of the next I/O; what has a smaller one is older.
+    /// The sequence number of the next I/O; a smaller one is older.
     pub(crate) next_age: u64,
-    /// Nothing new is taken.
+    /// Whether the queue accepts no further I/O.
     is_closed: bool,
 }
 
@@ -160,7 +160,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         }
     }
 
-    /// How many more I/O it takes.
+    /// The number of I/O that the queue accepts now.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         if !self.set.is_open() || self.is_closed {
@@ -169,18 +169,19 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         DEPTH.saturating_sub(self.jobs.len()).saturating_sub(self.done.len())
     }
 
-    /// Whether everything that was submitted is complete.
+    /// Whether all submitted I/O is complete.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.jobs.is_empty() && self.commands.is_empty()
     }
 
-    /// There are other paths to the volume: what cannot be done by this one now is handed back.
+    /// Declares that other paths to the volume exist: I/O that this path cannot carry out now is
+    /// returned.
     pub(crate) fn set_other_paths(&mut self) {
         self.has_other_paths = true;
     }
 
-    /// Takes nothing new.
+    /// Stops accepting I/O.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
     }
@@ -190,7 +191,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         self.done.pop_front()
     }
 
-    /// The next I/O that is to be done again, by this path or another.
+    /// The next I/O to repeat, on this path or another.
     #[inline]
     pub(crate) fn poll_returned(&mut self) -> Option<Io> {
         self.returned.pop_front()
@@ -217,7 +218,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         self.done.push_back(Completion { tag, result });
     }
 
-    /// Ends at once: all I/O that has not completed, with its age.
+    /// Removes and returns all I/O that has not completed, with its sequence number.
     pub(crate) fn take_jobs(&mut self) -> Vec<(u64, Io)> {
         self.is_closed = true;
         let jobs = self.jobs.take_all();
@@ -228,7 +229,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         jobs.into_iter().map(|job| (job.age, job.io)).collect()
     }
 
-    /// The next command of a job to send, if there is any.
+    /// The next command of a job, if one may be sent.
     #[inline]
     pub(crate) fn next_of_jobs(&mut self) -> Option<CommandRequest<S::Sent>> {
         if let Some(piece) = self.again.pop_front() {
@@ -247,7 +248,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         }
     }
 
-    /// Makes a command of a piece.
+    /// Creates the command for a piece.
     #[inline]
     pub(crate) fn begin(&mut self, piece: CommandPiece<S::Kind>) -> CommandRequest<S::Sent> {
         let (command, transfer) = self.set.command(&piece);
@@ -255,7 +256,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         self.begin_with(piece, command, transfer, payload)
     }
 
-    /// Begins a command with such data.
+    /// Creates the command for a piece with other data.
     #[inline]
     pub(crate) fn begin_with(
         &mut self,
@@ -269,14 +270,13 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         CommandRequest { key, command, transfer }
     }
 
-    /// What the transport keeps beside a command.
+    /// The transport's state for a command.
     #[inline]
     pub(crate) fn transport(&mut self, key: SlotKey) -> Option<(&mut T, DataTransfer)> {
         self.commands.get_mut(key).map(|command| (&mut command.transport, command.transfer))
     }
 
-    /// The data of a command that has some to send: a list, and where in it the command's data
-    /// begins.
+    /// The data to send for a command: a list, and the offset of the command's data in it.
     #[inline]
     pub(crate) fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         let command = self.commands.get_mut(key)?;
@@ -289,8 +289,8 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         job.io.data.as_ref().map(|data| (data, base))
     }
 
-    /// Where the data of a command goes that gets some: a list, and where in it the command's data
-    /// begins. Only a short read can come here without memory.
+    /// The destination of a command's data: a list, and the offset of the command's data in it.
+    /// Only a short read has no memory before.
     #[inline]
     pub(crate) fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         let command = self.commands.get_mut(key)?;
@@ -306,8 +306,8 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         job.io.data.as_ref().or(job.buffer.as_ref()).map(|data| (data, base))
     }
 
-    /// Whether `len` bytes are all that the command's I/O asked for, and it brought no memory: then
-    /// they may be lent.
+    /// Whether the I/O of a command can borrow `len` bytes of received data: they are its complete
+    /// data, and it brought no memory.
     #[inline]
     pub(crate) fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool {
         let piece = self.commands.get_mut(key).map(|command| command.piece);
@@ -317,7 +317,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         kind == S::Kind::READ && self.jobs.get_mut(job).is_some_and(is_whole)
     }
 
-    /// The data of a read, where [`Queue::is_lendable`] says so.
+    /// Gives a read borrowed data, if [`CommandQueue::is_lendable`] returns true.
     #[inline]
     pub(crate) fn lend(&mut self, key: SlotKey, data: Seg) {
         let job = self.commands.get_mut(key).and_then(|command| command.piece.job);
@@ -326,8 +326,8 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         }
     }
 
-    /// A command of a job has ended so: goes on with the job. A piece that is returned is to be
-    /// sent again in a while.
+    /// Handles the completion of a command, and continues its job. A returned piece is to be
+    /// retried later.
     #[inline]
     pub(crate) fn finish_piece(
         &mut self,
@@ -363,7 +363,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         None
     }
 
-    /// A command of a job is over: sends more of it, or completes it.
+    /// Continues or completes a job after one of its commands has ended.
     #[inline]
     pub(crate) fn end_piece(&mut self, key: SlotKey) {
         match self.jobs.get_mut(key).map(IoJob::end_piece) {
@@ -385,7 +385,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         let result = match (job.error, job.io.op) {
             (Some(error), _) => Err(error),
             (None, Op::Read) => Ok(Output::Data(job.io.data.or(job.buffer).unwrap_or_default())),
-            // It is never wrong to take for data what the peer does not tell.
+            // Reporting data is always correct for a range of unknown status.
             (None, Op::BlockStatus) if job.extents.is_empty() => {
                 Ok(Output::Extents(vec![Extent::data(job.io.len)]))
             }
@@ -395,7 +395,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         self.done.push_back(Completion { tag: job.io.tag, result });
     }
 
-    /// Takes an I/O that needs commands.
+    /// Adds an I/O that needs commands.
     fn take(&mut self, io: Io, pieces: CommandPieces<S::Kind>) {
         let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
         let age = self.next_age;
@@ -409,7 +409,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         }
     }
 
-    /// Makes ready what waits for memory, as far as there is some.
+    /// Gives memory to the jobs that wait for it, as far as the pool has memory.
     fn give_memory(&mut self) {
         while let Some(&key) = self.waiting.front() {
             let is_alone = self.jobs.len() == self.waiting.len();
@@ -424,30 +424,30 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
     }
 }
 
-/// Zeroes that are written out.
+/// A buffer of zeroes to write to a peer without write-zeroes command.
 #[derive(Default)]
 pub(crate) struct Zeroes(Option<Seg>);
 
 impl Zeroes {
-    /// At most [`ZEROES`] of them.
+    /// `len` zero bytes, at most [`ZEROES`].
     pub(crate) fn list(&mut self, len: u64) -> SgList {
         let zeroes = self.0.get_or_insert_with(|| Memory::from_heap(ZEROES).seg(0, ZEROES));
         SgList::one(zeroes.slice(0, len as usize))
     }
 }
 
-/// A little memory, from the pool if it has some.
+/// Memory of `len` bytes, from the pool or else from the heap.
 pub(crate) fn memory(pool: &Pool, len: usize) -> SgList {
     SgList::one(pool.take_payload(len).unwrap_or_else(|| Memory::from_heap(len)).seg(0, len))
 }
 
-/// The most I/O that a queue has under way.
+/// The maximum number of I/O in flight of a queue.
 pub const DEPTH: usize = 1024;
-/// A read up to this many bytes may be lent memory by the transport, and takes none before its data
-/// comes. It fits a receive buffer.
+/// A read of up to this many bytes may borrow its data from the receive buffer, and gets no memory
+/// before its data arrives. It fits a receive buffer.
 pub(crate) const LEND_UP_TO: u64 = 64 << 10;
-/// Of one piece of zeroes that are written out, in bytes.
+/// The maximum length of one write of zeroes, in bytes.
 pub(crate) const ZEROES: usize = 256 << 10;
-/// How often one command is sent again. With the pauses between them, a volume may be out of reach
-/// for half a minute.
+/// The maximum number of retries of a command. With their delays, a volume may be unreachable for
+/// half a minute.
 pub(crate) const MAX_TRIES: u32 = 64;

@@ -1,93 +1,92 @@
-//! An initiator's I/O where it becomes commands: cut into pieces of what one command covers, some
-//! of them under way at a time, and a flush behind them if they are to be stable and the commands
-//! do not say so.
+//! An initiator's I/O as a job: split into pieces of at most one command each, some of them in
+//! flight at a time, with a flush after them if the commands have no FUA.
 
 use crate::slots::SlotKey;
 use blockmux_volume::{Extent, Io, IoError, Memory, Pool, SgList};
 
-/// What a command does, in a protocol's own words.
+/// Kind of a command, defined by each protocol.
 pub(crate) trait CommandKind: Copy + PartialEq {
-    /// Has what was written before made stable; it has no range.
+    /// Flush, which has no range.
     const FLUSH: Self;
     const READ: Self;
 
-    /// Whether a command may take its time: it moves no data.
+    /// Whether the command transfers no data, so that it may take longer.
     fn is_long(self) -> bool;
 }
 
-/// How an I/O's range is cut into commands.
+/// How the range of an I/O is split into commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CommandPieces<K> {
     pub(crate) kind: K,
-    /// The most one command covers, in bytes.
+    /// The maximum length of one command, in bytes.
     pub(crate) max: u64,
-    /// A flush has to follow before the I/O is complete.
+    /// Whether a flush must follow before the I/O is complete.
     pub(crate) then_flush: bool,
 }
 
 /// One I/O from submission to completion.
 pub(crate) struct IoJob<K> {
     pub(crate) io: Io,
-    /// Smaller is older.
+    /// Sequence number; a smaller one is older.
     pub(crate) age: u64,
     pub(crate) pieces: CommandPieces<K>,
-    /// Bytes of the range that commands were made for.
+    /// Number of bytes of the range for which commands were created.
     pub(crate) issued: u64,
-    /// Commands under way, or to be sent again.
+    /// Number of commands in flight or to retry.
     pub(crate) in_flight: u32,
     pub(crate) is_ready: bool,
-    /// Another path may be able to do it, or the target was made to give up a command of it: if
-    /// that is why it has failed, it is to be done again.
+    /// Whether to repeat the I/O instead of failing it: another path may succeed, or the target has
+    /// aborted a command on request.
     pub(crate) is_returned: bool,
     /// The first error of any of its commands.
     pub(crate) error: Option<IoError>,
-    /// Where read data is, when the I/O brought no memory.
+    /// The read data of an I/O that brought no memory.
     pub(crate) buffer: Option<SgList>,
-    /// What is known so far, where that was asked for.
+    /// The result of a block status so far.
     pub(crate) extents: Vec<Extent>,
 }
 
-/// A part of an I/O as a command.
+/// A piece of an I/O, carried out by one command.
 #[derive(Clone, Copy)]
 pub(crate) struct CommandPiece<K> {
-    /// `None`: of the queue itself.
+    /// The job; `None` for a command of the queue itself.
     pub(crate) job: Option<SlotKey>,
     pub(crate) kind: K,
-    /// In bytes.
+    /// Offset in the volume, in bytes.
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// How often it was sent again.
+    /// Number of retries.
     pub(crate) tries: u32,
 }
 
-/// What a queue does with a job of which a command is over.
+/// What to do with a job after the end of one of its commands.
 pub(crate) enum JobNext {
-    /// Sends more of it: the job has just become ready.
+    /// Send more commands: the job has become ready.
     Send,
     Complete,
-    /// Nothing, until another command of it is over.
+    /// Wait for the end of another command.
     Wait,
 }
 
 impl<K: CommandKind> CommandPieces<K> {
-    /// A flush alone.
+    /// A single flush.
     pub(crate) const FLUSH: CommandPieces<K> = CommandPieces { kind: K::FLUSH, max: 0, then_flush: true };
 }
 
 impl<K: CommandKind> CommandPiece<K> {
-    /// A command of the queue itself, without a range.
+    /// A command of the queue itself, which has no range.
     pub(crate) fn of_the_queue(kind: K) -> CommandPiece<K> {
         CommandPiece { job: None, kind, offset: 0, len: 0, tries: 0 }
     }
 
-    /// The piece for another try: with one more in `tries`.
+    /// The piece for a retry, with `tries` incremented.
     pub(crate) fn again(self) -> CommandPiece<K> {
         CommandPiece { tries: self.tries.saturating_add(1), ..self }
     }
 }
 
 impl<K: CommandKind> IoJob<K> {
-    /// Nothing of it is sent yet; `is_ready` if it has all the memory that it needs.
+    /// A new job; `is_ready` if it has all the memory that it needs.
     #[inline]
     pub(crate) fn new(io: Io, age: u64, pieces: CommandPieces<K>, is_ready: bool) -> IoJob<K> {
         IoJob {
@@ -104,8 +103,8 @@ impl<K: CommandKind> IoJob<K> {
         }
     }
 
-    /// The next piece of this job, if one may be sent now. It stays ready if another one may be,
-    /// too.
+    /// The next piece of the job, if one may be sent now. The job stays ready if another one may be
+    /// sent as well.
     #[inline]
     pub(crate) fn carve(&mut self, key: SlotKey) -> Option<CommandPiece<K>> {
         self.is_ready = false;
@@ -128,13 +127,13 @@ impl<K: CommandKind> IoJob<K> {
         Some(CommandPiece { job, kind: self.pieces.kind, offset, len, tries: 0 })
     }
 
-    /// Whether there is a piece to send, as soon as others have ended.
+    /// Whether further pieces remain after those in flight.
     #[inline]
     pub(crate) fn has_more(&self) -> bool {
         self.issued < self.io.len || (self.in_flight == 0 && self.pieces.then_flush)
     }
 
-    /// One of its commands is over: what its queue is to do with it now.
+    /// Records the end of a command; returns what to do next.
     #[inline]
     pub(crate) fn end_piece(&mut self) -> JobNext {
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -147,8 +146,8 @@ impl<K: CommandKind> IoJob<K> {
         }
     }
 
-    /// Gives a read the memory that it waits for; whether there was some. Where its queue has
-    /// nothing else `is_alone`, and waiting for the pool might be for ever.
+    /// Takes memory for a read that waits for it; returns whether there was any. With `is_alone`,
+    /// no other command is in flight, and memory comes from the heap if the pool is empty.
     #[inline]
     pub(crate) fn give_memory(&mut self, pool: &Pool, is_alone: bool) -> bool {
         let len = self.io.len as usize; // checked: at most MAX_TRANSFER
@@ -159,7 +158,7 @@ impl<K: CommandKind> IoJob<K> {
         true
     }
 
-    /// Forgets memory that was lent, which nothing is written to when a piece is sent again.
+    /// Drops borrowed memory before a retry, because received data cannot be written to it.
     pub(crate) fn forget_borrowed(&mut self) {
         let is_lent = |list: &mut SgList| list.segs().iter().any(|seg| !seg.is_writable());
         self.buffer.take_if(is_lent);
@@ -169,13 +168,13 @@ impl<K: CommandKind> IoJob<K> {
         self.error.get_or_insert(error);
     }
 
-    /// Does again, in another way, what lies from `offset` on. What was done already is done twice
-    /// then, which changes nothing.
+    /// Repeats the range from `offset` on with other commands. Pieces that have already succeeded
+    /// are carried out twice, which is harmless: they are idempotent.
     pub(crate) fn go_back(&mut self, offset: u64, pieces: CommandPieces<K>) {
         self.pieces = pieces;
         self.issued = self.issued.min(offset.saturating_sub(self.io.offset));
     }
 }
 
-/// The most commands that one I/O has under way.
+/// The maximum number of commands in flight for one I/O.
 const WINDOW: u32 = 4;

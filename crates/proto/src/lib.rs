@@ -1,9 +1,8 @@
 //! Sans-I/O protocol sessions: bytes, completions and time in; bytes, I/O and deadlines out.
 //!
-//! A session never touches a socket, a clock or a thread. The engine drives it over real sockets,
-//! the simulator over a virtual clock, a fuzzer and a unit test by hand: the same code each time. A
-//! protocol is a module with a target and an initiator side; [`session`] has the traits between a
-//! session and whatever drives it.
+//! A session uses no socket, clock or thread. The engine drives it over real sockets, the simulator
+//! over a virtual clock, fuzzers and unit tests by direct calls. Each protocol is a module with a
+//! target and an initiator side; [`session`] defines the traits between a session and its driver.
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 

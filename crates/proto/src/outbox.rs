@@ -1,24 +1,24 @@
-//! What a session wants to send: heads by value, payload by reference, gathered into one system
+//! The outbox of a session: heads by value and payload by reference, sent with one gathering system
 //! call.
 
 use blockmux_volume::{Seg, SgList};
 use std::collections::VecDeque;
 
-/// A queue of bytes to send, made of short heads that it holds and payload that it refers to.
+/// A queue of bytes to send: copies of short heads, and references to payload.
 ///
-/// Heads that follow each other become one part, so that a batch of short replies is one piece of
-/// memory. Nothing is allocated once the queue has seen its usual depth.
+/// Consecutive heads are merged, so a batch of short replies is one contiguous piece. The queue
+/// allocates nothing once it has reached its usual depth.
 #[derive(Default)]
 pub struct Outbox {
-    /// Written up to `filled`; what is behind was written before, and is not cleared again.
+    /// The heads, valid up to `filled`; the rest is left from earlier use.
     heads: Vec<u8>,
     filled: usize,
     parts: VecDeque<OutboxPart>,
-    /// Bytes in all parts.
+    /// Total number of bytes in all parts.
     len: usize,
 }
 
-/// One run of bytes.
+/// A contiguous part of the queue.
 #[derive(Debug)]
 enum OutboxPart {
     /// A range of `heads`.
@@ -29,12 +29,12 @@ enum OutboxPart {
     Payload(Seg),
 }
 
-/// A run of bytes as the driver sees it.
+/// A contiguous piece for the driver to send.
 #[derive(Debug)]
 pub enum OutboxPiece<'a> {
-    /// Bytes that the outbox holds.
+    /// Bytes that the outbox owns.
     Head(&'a [u8]),
-    /// Memory that it refers to.
+    /// Referenced payload.
     Payload(&'a Seg),
 }
 
@@ -52,9 +52,8 @@ impl Outbox {
         self.count_head(bytes.len());
     }
 
-    /// Appends what lies in several places as one head; returns it. Where it is called, most of
-    /// their lengths are known, and then they are moved without a call for each, which costs more
-    /// than moving them does.
+    /// Appends several slices as one head, and returns it. Callers know most lengths at compile
+    /// time, so the copies need no calls.
     #[expect(clippy::inline_always, reason = "elsewhere the lengths are not known")]
     #[inline(always)]
     pub fn push_heads<const N: usize>(&mut self, parts: [&[u8]; N]) -> &[u8] {
@@ -87,7 +86,7 @@ impl Outbox {
         self.heads.get(start..end).unwrap_or_default()
     }
 
-    /// Appends payload, which stays referred to until it is sent.
+    /// Appends payload by reference, which is held until it is sent.
     #[inline]
     pub fn push_payload(&mut self, data: &SgList) {
         for seg in data.segs() {
@@ -95,7 +94,7 @@ impl Outbox {
         }
     }
 
-    /// Appends `len` bytes at `offset` of payload, as far as it goes.
+    /// Appends `len` bytes at `offset` of payload, truncated at its end.
     #[inline]
     pub fn push_part(&mut self, data: &SgList, offset: usize, len: usize) {
         let (mut skip, mut left) = (offset, len);
@@ -118,7 +117,7 @@ impl Outbox {
         }
     }
 
-    /// In bytes.
+    /// Number of bytes to send.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
@@ -166,7 +165,7 @@ impl Outbox {
         self.reclaim_heads();
     }
 
-    /// All bytes, and then none: for tests and drivers without gathering.
+    /// Removes and returns all bytes, for tests and drivers without gather I/O.
     #[must_use]
     pub fn take_bytes(&mut self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.len);
@@ -180,14 +179,14 @@ impl Outbox {
         bytes
     }
 
-    /// Drops everything: the connection is gone.
+    /// Drops everything, because the connection is closed.
     pub fn clear(&mut self) {
         self.filled = 0;
         self.parts.clear();
         self.len = 0;
     }
 
-    /// So many bytes were added to the heads.
+    /// Records that `len` bytes were added to the heads.
     #[inline]
     fn count_head(&mut self, len: usize) {
         let start = self.filled;
@@ -200,8 +199,7 @@ impl Outbox {
         }
     }
 
-    /// Reuses the space of heads that were sent; moves the rest down only when it has become rare
-    /// enough to pay.
+    /// Reuses the space of sent heads. It moves the unsent rest only when that is amortized.
     #[inline]
     fn reclaim_heads(&mut self) {
         if self.parts.is_empty() {
@@ -213,7 +211,7 @@ impl Outbox {
             OutboxPart::Payload(_) => None,
         });
         let unsent = unsent.unwrap_or(self.filled);
-        // What is moved down is no more than what was sent since.
+        // At most as many bytes are moved as were sent since the last move.
         if unsent < HEADS_BEFORE_MOVE.max(self.filled.saturating_sub(unsent)) {
             return;
         }
@@ -228,7 +226,7 @@ impl Outbox {
     }
 }
 
-/// Sent heads are kept up to this many bytes before the rest is moved down.
+/// The minimum number of sent bytes before the unsent rest is moved.
 const HEADS_BEFORE_MOVE: usize = 16 << 10;
 
 #[cfg(test)]

@@ -1,24 +1,22 @@
-//! The words between a session and a queue pair: iSER, and later SRP and NVMe/RDMA, over any
-//! provider.
+//! The interface between a session (iSER, SRP, NVMe/RDMA) and a queue pair of any provider.
 //!
 //! ```text
 //!   wire ──▶ queue pair ──Event──▶ RdmaSession::on_event ──▶ Target::poll_io ──▶ channel
 //!   wire ◀── queue pair ◀──calls── RdmaSession::work     ◀── Target::on_io  ◀── channel
 //! ```
-//! A *queue pair* is a reliable connection in the model of the verbs (RFC 5040, InfiniBand):
-//! messages arrive whole, once and in order, each in a receive buffer that was posted for it;
-//! memory that was registered is read and written by the peer without the session's doing. Software
-//! iWARP, RoCEv2 and hardware are providers of it, in the crate `rdma`.
+//! A *queue pair* is a reliable RDMA connection as in the verbs (RFC 5040, InfiniBand). Messages
+//! arrive complete, once and in order, each in a posted receive buffer. The peer reads and writes
+//! registered memory without involving the session. Providers (software iWARP, RoCEv2, hardware)
+//! are in the crate `rdma`.
 //!
-//! The driver's turn: hand in every event, then have the session call the queue pair
-//! ([`QueuePair`]); again until neither side has anything. A session thus hears of a registration
-//! in the turn in which it asked for it.
+//! In each turn, the driver passes all events to the session and calls [`RdmaSession::work`], in
+//! which the session calls [`QueuePair`], until neither makes progress. So a session gets the
+//! result of a registration in the turn of its request.
 //!
 //! # Receive buffers
-//! There are [`Endpoint::receives`] of them at first, of [`Endpoint::receive_len`] bytes. Each
-//! message takes one, and [`QueuePair::receive`] posts more. A message that finds none, or one that
-//! is too short, ends the connection: a protocol over queue pairs counts credits so that this does
-//! not happen.
+//! Initially [`Endpoint::receives`] buffers of [`Endpoint::receive_len`] bytes are posted. Each
+//! message consumes one, and [`QueuePair::receive`] posts more. A message without a buffer, or with
+//! a buffer that is too short, ends the connection; protocols prevent this with credits.
 
 pub mod testing;
 
@@ -27,26 +25,26 @@ use blockmux_volume::{Seg, SgList};
 use smallvec::SmallVec;
 use std::time::Instant;
 
-/// The number of a piece of work, chosen by the session; it comes back in [`Event::Done`].
+/// Identifies a work request; the session chooses it, and [`Event::Done`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorkId(pub u64);
 
-/// A steering tag (RFC 5040, RFC 5041): the name of registered memory. The verbs' R_Key.
+/// A steering tag (RFC 5040, RFC 5041), which identifies registered memory: the R_Key of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stag(pub u32);
 
-/// Memory that one side has opened to the other.
+/// Registered memory that the other side may access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// Its name.
+    /// Steering tag of the memory.
     pub stag: Stag,
-    /// Where it begins: a tagged offset (RFC 5041), in the verbs a virtual address.
+    /// Start of the memory: a tagged offset (RFC 5041), in the verbs a virtual address.
     pub address: u64,
-    /// In bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// What the peer may do with registered memory.
+/// Remote access rights of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteRights {
     /// RDMA Read from it.
@@ -55,251 +53,250 @@ pub enum RemoteRights {
     RemoteWrite,
 }
 
-/// The head of a message: it is copied, its payload only referred to.
+/// The head of a message, which is copied; the payload is passed by reference.
 pub type MessageHead = SmallVec<[u8; 128]>;
 
-/// A request that a queue pair keeps until it can carry it out.
+/// A work request, which a queue pair holds until it can carry it out.
 ///
-/// Sends, reads and writes are carried out in the order in which they were posted; a send that
-/// follows a write is delivered after the write's data. A read may complete after what was posted
-/// behind it.
+/// Sends, reads and writes are started in the order of posting; a send after a write is delivered
+/// after the write's data. A read may complete after later work requests.
 #[derive(Debug)]
 pub enum WorkRequest {
-    /// The passive side takes the connection that [`Event::Requested`] was about.
+    /// The passive side accepts the connection of [`Event::Requested`].
     Accept {
-        /// For the peer, at most [`MAX_PRIVATE_DATA`] bytes.
+        /// Private data for the peer, at most [`MAX_PRIVATE_DATA`] bytes.
         private_data: Vec<u8>,
     },
-    /// The passive side refuses it. The connection is over once the peer has been told.
+    /// The passive side rejects the connection. It ends once the rejection is sent.
     Reject {
-        /// For the peer, at most [`MAX_PRIVATE_DATA`] bytes.
+        /// Private data for the peer, at most [`MAX_PRIVATE_DATA`] bytes.
         private_data: Vec<u8>,
     },
-    /// Posts one more receive buffer.
+    /// Posts another receive buffer.
     Receive,
-    /// A message.
+    /// Sends a message.
     Send {
-        /// Comes back when the message is on its way and its payload may be used otherwise.
+        /// Returned when the message is sent and its payload may be reused.
         id: WorkId,
-        /// Its beginning.
+        /// Head of the message.
         head: MessageHead,
-        /// What follows it, if anything.
+        /// Payload after the head; may be empty.
         payload: SgList,
-        /// Memory of the peer that is closed as the message arrives.
+        /// Registration of the peer that the message invalidates on arrival.
         invalidate: Option<Stag>,
-        /// Whether the peer is to be woken (solicited event).
+        /// Whether the message is a solicited event.
         is_solicited: bool,
     },
-    /// RDMA Read: the peer's memory into ours, of the same length.
+    /// RDMA Read: reads the peer's memory into local memory of the same length.
     Read {
-        /// Comes back when all of it is there.
+        /// Returned when all data has arrived.
         id: WorkId,
-        /// Where it goes.
+        /// Local destination.
         local: SgList,
-        /// Where it comes from.
+        /// Source in the peer's memory.
         remote: Remote,
     },
-    /// RDMA Write: our memory into the peer's.
+    /// RDMA Write: writes local memory to the peer's memory.
     Write {
-        /// Comes back when our memory may be used otherwise; that it has arrived is known only from
-        /// what follows.
+        /// Returned when the local memory may be reused. Only a later message of the peer shows
+        /// that the data has arrived.
         id: WorkId,
-        /// Where it comes from.
+        /// Local source.
         local: SgList,
-        /// Where it goes: as many bytes, or more.
+        /// Destination in the peer's memory, of the same length or longer.
         remote: Remote,
     },
-    /// Opens memory to the peer. [`Event::Registered`] says under which name.
+    /// Registers memory for access by the peer. [`Event::Registered`] returns its steering tag.
     Register {
-        /// Comes back with the name.
+        /// Returned with the steering tag.
         id: WorkId,
-        /// The memory, seen by the peer as one range.
+        /// The memory, which is one contiguous range for the peer.
         local: SgList,
-        /// What the peer may do.
+        /// Remote access rights.
         access: RemoteRights,
     },
-    /// Closes memory to the peer, at once: what the peer does with it later is refused. It need not
-    /// be open any more.
+    /// Invalidates a registration at once: later accesses of the peer fail. It may be invalid
+    /// already.
     Invalidate {
-        /// Its name.
+        /// Steering tag of the memory.
         stag: Stag,
     },
-    /// Ends the connection once all that was posted is done.
+    /// Ends the connection after all posted work requests.
     Disconnect,
 }
 
-/// Why a piece of work has failed. All of these end the connection.
+/// Reason for which a work request failed. Each of them ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkError {
-    /// It is beyond what the queue pair can do, or the lengths do not match.
+    /// It exceeds the limits of the queue pair, or the lengths do not match.
     #[error("it is not possible on this connection")]
     Local,
-    /// The peer does not allow it.
+    /// The peer's access rights do not allow it.
     #[error("the peer does not open that memory")]
     RemoteAccess,
-    /// The connection was over first.
+    /// The connection ended first.
     #[error("the connection was over")]
     Flushed,
 }
 
-/// What a queue pair tells its session.
+/// An event of a queue pair.
 #[derive(Debug)]
 pub enum Event {
-    /// A peer wants to connect; answered by [`QueuePair::accept`] or [`QueuePair::reject`].
+    /// A connection request; the session calls [`QueuePair::accept`] or [`QueuePair::reject`].
     Requested {
-        /// From the peer, anything at all.
+        /// Private data of the peer, not validated.
         private_data: Vec<u8>,
     },
-    /// The connection is there.
+    /// The connection is established.
     Connected {
-        /// From the peer that has accepted; empty on the passive side.
+        /// Private data of the accepting peer; empty on the passive side.
         private_data: Vec<u8>,
     },
-    /// The peer did not take the connection. It is over.
+    /// The peer rejected the connection, which has ended.
     Refused {
-        /// From the peer, anything at all.
+        /// Private data of the peer, not validated.
         private_data: Vec<u8>,
     },
-    /// A message has come.
+    /// A message has arrived.
     Received {
-        /// All of it, in one piece. It may lie in a buffer that many messages share: what is kept
-        /// for long is to be copied.
+        /// The complete message, contiguous. It may be part of a buffer that many messages share,
+        /// so data that is held for long should be copied.
         message: Seg,
-        /// Memory of ours that the peer has closed by it; it was open until then.
+        /// The local registration that the message has invalidated.
         invalidated: Option<Stag>,
     },
-    /// A piece of work is done, well or not.
+    /// A work request has completed.
     Done {
-        /// Which.
+        /// The work request.
         id: WorkId,
-        /// How.
+        /// Its result.
         result: Result<(), WorkError>,
     },
     /// Memory has been registered.
     Registered {
-        /// By which work.
+        /// The work request of the registration.
         id: WorkId,
-        /// How the peer reaches it.
+        /// The registered memory, to send to the peer.
         remote: Remote,
     },
-    /// The peer has ended the connection, or it is lost; all work is flushed before.
+    /// The peer has ended the connection, or it is lost. All work requests are flushed before.
     Disconnected,
 }
 
-/// What a session needs of its queue pair, said before the connection is made.
+/// Requirements of a session for its queue pair, given before connecting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Receive buffers that are posted at first.
+    /// Number of receive buffers that are posted initially.
     pub receives: u32,
-    /// The length of each in bytes, the longest message that may come.
+    /// Length of each receive buffer in bytes: the maximum length of a received message.
     pub receive_len: u32,
-    /// Sends, reads and writes that may be in flight; a session that is told of [`Event::Done`]
-    /// counts for itself.
+    /// The maximum number of sends, reads and writes in flight. A session that receives
+    /// [`Event::Done`] counts them itself.
     pub sends: u32,
-    /// RDMA Reads that we would have in flight at a time (ORD), and that we let the peer have
-    /// (IRD).
+    /// The maximum number of RDMA Reads in flight in each direction: ORD and IRD.
     pub reads: u32,
-    /// Registrations that may be open at a time.
+    /// The maximum number of valid registrations.
     pub regions: u32,
-    /// For the peer, on the side that connects: at most [`MAX_PRIVATE_DATA`] bytes.
+    /// Private data of the connecting side, at most [`MAX_PRIVATE_DATA`] bytes.
     pub private_data: Vec<u8>,
 }
 
-/// What a session asks of its queue pair.
+/// The calls of a session to its queue pair.
 ///
-/// Each call takes effect in the order of the calls. [`QueuePair::send`], [`QueuePair::read`] and
-/// [`QueuePair::write`] are called only while there is [`QueuePair::room`]: a session keeps what
-/// does not fit, and asks in a later turn. By default a call becomes [`WorkRequest`], which the
-/// provider takes by `post`; a provider overrides those that it can carry out while it is called,
-/// as verbs of hardware do. With I/O of 4 KiB, work and events cost as much as framing does.
+/// Calls take effect in their order. [`QueuePair::send`], [`QueuePair::read`] and
+/// [`QueuePair::write`] may be called only while [`QueuePair::room`] is not 0; a session retries in
+/// a later turn. By default, a call is converted to a [`WorkRequest`] and passed to `post`. A
+/// provider overrides the calls that it can carry out immediately, as hardware verbs do: with 4 KiB
+/// I/O, work requests and events cost as much as framing.
 pub trait QueuePair {
-    /// How many sends, reads and writes it takes now: those that the endpoint allows, without those
-    /// that have not come back. None without a connection.
+    /// The number of sends, reads and writes that may be posted now: the limit of the endpoint
+    /// minus those in flight. 0 without a connection.
     fn room(&self) -> usize;
 
-    /// Takes work. Sends, reads and writes are posted only while there is room.
+    /// Posts a work request. Sends, reads and writes may be posted only while there is room.
     fn post(&mut self, work: WorkRequest);
 
-    /// How many bytes that come back as no event wait to be sent, and hold on to memory meanwhile.
+    /// The number of unsent bytes that hold memory and cause no completion event.
     fn unsent(&self) -> usize {
         0
     }
 
-    /// Takes the connection that [`Event::Requested`] was about; at most [`MAX_PRIVATE_DATA`] bytes
-    /// for the peer.
+    /// Accepts the connection of [`Event::Requested`], with at most [`MAX_PRIVATE_DATA`] bytes for
+    /// the peer.
     fn accept(&mut self, private_data: Vec<u8>) {
         self.post(WorkRequest::Accept { private_data });
     }
 
-    /// Refuses it. The connection is over once the peer has been told.
+    /// Rejects the connection of [`Event::Requested`]. It ends once the rejection is sent.
     fn reject(&mut self, private_data: Vec<u8>) {
         self.post(WorkRequest::Reject { private_data });
     }
 
-    /// Posts `count` more receive buffers.
+    /// Posts `count` further receive buffers.
     fn receive(&mut self, count: u32) {
         (0..count).for_each(|_| self.post(WorkRequest::Receive));
     }
 
-    /// Sends a message: `head`, then `payload`, which is held on to until it is sent. It closes the
-    /// memory `invalidate` of the peer as it arrives. It may come back as [`Event::Done`] with
+    /// Sends a message: `head`, then `payload`, which is held until it is sent. On arrival it
+    /// invalidates the peer's registration `invalidate`. It may complete with [`Event::Done`] and
     /// [`MESSAGE`].
     fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) {
         let (head, payload) = (MessageHead::from_slice(head), payload.clone());
         self.post(WorkRequest::Send { id: MESSAGE, head, payload, invalidate, is_solicited: false });
     }
 
-    /// Reads the peer's memory into ours, of the same length. It comes back as [`Event::Done`] when
-    /// all of it is there.
+    /// Reads the peer's memory into local memory of the same length. [`Event::Done`] follows when
+    /// all data has arrived.
     fn read(&mut self, id: WorkId, local: SgList, remote: Remote) {
         self.post(WorkRequest::Read { id, local, remote });
     }
 
-    /// Writes our memory into the peer's. `true`: it comes back as [`Event::Done`] when our memory
-    /// may be used otherwise; `false`: it does not, and counts as [`QueuePair::unsent`] until then.
+    /// Writes local memory to the peer's memory. `true`: [`Event::Done`] follows when the local
+    /// memory may be reused. `false`: no event follows, and the data counts in
+    /// [`QueuePair::unsent`] until it is sent.
     fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
         self.post(WorkRequest::Write { id, local: local.clone(), remote });
         true
     }
 
-    /// Opens memory to the peer, and takes `local`. Returns its name, or `None` if
-    /// [`Event::Registered`] will tell.
+    /// Registers memory for access by the peer, and takes `local`. Returns the registered memory,
+    /// or `None` if [`Event::Registered`] will return it.
     fn register(&mut self, id: WorkId, local: &mut SgList, access: RemoteRights) -> Option<Remote> {
         self.post(WorkRequest::Register { id, local: std::mem::take(local), access });
         None
     }
 
-    /// Closes memory to the peer, before this returns. It need not be open any more.
+    /// Invalidates a registration before it returns. The registration may be invalid already.
     fn invalidate(&mut self, stag: Stag) {
         self.post(WorkRequest::Invalidate { stag });
     }
 
-    /// Ends the connection once all that was asked before is done.
+    /// Ends the connection after all previous calls have been carried out.
     fn disconnect(&mut self) {
         self.post(WorkRequest::Disconnect);
     }
 }
 
-/// The number of each message that was sent by [`QueuePair::send`].
+/// The id of all messages of [`QueuePair::send`].
 pub const MESSAGE: WorkId = WorkId(0);
 
-/// The most private data in bytes that every provider carries (InfiniBand's connection manager has
-/// the least room).
+/// The maximum private data in bytes that every provider supports; InfiniBand's connection manager
+/// has the lowest limit.
 pub const MAX_PRIVATE_DATA: usize = 56;
 
 /// A session over a queue pair: iSER, SRP, NVMe/RDMA.
 pub trait RdmaSession: Timed {
-    /// What it needs. Asking changes nothing.
+    /// The requirements for the queue pair. The call has no side effect.
     fn endpoint(&self) -> Endpoint;
 
-    /// Something has happened.
+    /// Handles an event.
     ///
     /// # Errors
-    /// If the peer broke the protocol: the driver posts what work there is and disconnects.
+    /// If the peer violated the protocol: the driver posts the pending work and disconnects.
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError>;
 
-    /// Asks `queue_pair` for all that is to be done now, as far as it has room. Whether anything
-    /// has moved: if so, it is called again.
+    /// Passes all pending work to `queue_pair`, as far as it has room. Returns whether there was
+    /// progress; then the driver calls it again.
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool;
 }
 
@@ -321,8 +318,8 @@ impl<S: RdmaSession> RdmaSession for &mut S {
 
 /// An initiator's session whose connections are queue pairs.
 pub trait RdmaConnections: Connections {
-    /// What the first of them needs; of the others [`RdmaSession::endpoint`] tells. Asking changes
-    /// nothing.
+    /// The requirements of the first connection; those of the others are in
+    /// [`RdmaSession::endpoint`]. The call has no side effect.
     fn endpoint(&self) -> Endpoint;
 
     /// The session of one connection.

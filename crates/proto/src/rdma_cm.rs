@@ -1,8 +1,8 @@
-//! Which protocol a peer asks for when it connects over RDMA, and how a port that serves another
-//! one rejects it.
+//! Detects which protocol a connection request over RDMA is for, and rejects a protocol that the
+//! port does not serve.
 //!
-//! The private data of a connection request has no common beginning. iSER's is four bytes of flags
-//! or nothing; those of the others have fields that cannot be zero where iSER's has nothing.
+//! The private data of connection requests has no common header. iSER's is empty or four bytes of
+//! flags; that of the other protocols has non-zero fields after these.
 
 use crate::rdma::MAX_PRIVATE_DATA;
 use blockmux_wire::nvmeof::rdma::{CmReject, CmRequest, CmStatus, RECFMT};
@@ -11,21 +11,21 @@ use blockmux_wire::srp::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A protocol that is not iSER.
+/// A protocol other than iSER.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OtherProtocol {
     NvmeRdma,
     Srp {
-        /// Of the login request.
+        /// Tag of the login request.
         tag: u64,
     },
 }
 
 impl OtherProtocol {
-    /// The protocol that this private data is of, if it is one of these.
+    /// Detects the protocol of private data; `None`: it may be iSER.
     pub(crate) fn of(private_data: &[u8]) -> Option<OtherProtocol> {
-        // InfiniBand fills private data up with zeroes, so NVMe/RDMA's may be as long as SRP's, but
-        // says nothing there.
+        // InfiniBand pads private data with zeroes, so NVMe/RDMA's may be as long as SRP's, with
+        // zeroes at the end.
         if let Ok((login, _)) = LoginRequestRdma::read_from_prefix(private_data) {
             let formats = login.req_buf_fmt.get();
             let is_known = formats & !(BUFFER_FORMAT_DIRECT | BUFFER_FORMAT_INDIRECT) == 0;
@@ -40,7 +40,7 @@ impl OtherProtocol {
         is_request.then_some(OtherProtocol::NvmeRdma)
     }
 
-    /// The private data that the peer understands a rejection by.
+    /// The private data of the rejection, in the format of the peer's protocol.
     pub(crate) fn rejection(self) -> Vec<u8> {
         match self {
             OtherProtocol::NvmeRdma => {
@@ -59,7 +59,7 @@ impl OtherProtocol {
         }
     }
 
-    /// For the log of a port that serves iSER.
+    /// The reason, for the log of a port that serves iSER.
     pub(crate) fn what(self) -> &'static str {
         match self {
             OtherProtocol::NvmeRdma => "asked for NVMe/RDMA at a port that serves iSER",

@@ -4,18 +4,17 @@
 //!   socket ──bytes──▶ StreamSession::on_bytes ──▶ Target::poll_io ──▶ channel
 //!   socket ◀─gather── StreamSession::outbox  ◀── Target::on_io   ◀── channel
 //! ```
-//! A protocol on raw frames has a [`FrameSession`] in the place of the stream session; the other
-//! side is the same.
+//! A protocol over raw frames implements [`FrameSession`] instead of [`StreamSession`].
 //!
-//! The driver's turn, over and over: while [`StreamSession::demand`] asks for bytes and there are
-//! some, show them; take every I/O and submit it, and cancel what is to be cancelled; hand in what
-//! completed; send what the outbox holds. A session has no clock: each call that brings something
-//! in says when that is.
+//! In each turn, the driver receives bytes as [`StreamSession::demand`] requests and passes them to
+//! the session; takes and submits every I/O, and cancels those that the session cancels; passes
+//! completions; and sends the outbox. A session has no clock: every input call has the current
+//! time.
 //!
-//! A session of an initiator may have several connections, all driven on one core
-//! (`docs/decisions/0011-connections-of-one-session.md`). [`StreamConnections::connection`] is the
-//! stream session of one of them; [`Connections`] says when the session wants another one, and
-//! hears when that is there or gone.
+//! An initiator's session may have several connections, all on one core
+//! (`docs/decisions/0011-connections-of-one-session.md`). [`StreamConnections::connection`] returns
+//! the stream session of one of them. [`Connections`] tells when to open another one, and is
+//! notified when one is established or lost.
 
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
@@ -26,71 +25,68 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The peer broke the protocol, or left; the connection cannot go on.
+/// A protocol violation of the peer, or an early end of the connection; the connection must be
+/// closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what} ({reference})")]
 pub struct ProtocolError {
-    /// What the peer did, as half a sentence: "sent a request with a wrong magic number".
+    /// The violation as a predicate of the peer: "sent a request with a wrong magic number".
     pub what: &'static str,
-    /// The rule that it broke: document and section.
+    /// The violated rule: document and section.
     pub reference: &'static str,
 }
 
-/// Where the next bytes of the stream should go.
+/// The bytes of the stream that a session needs next.
 #[derive(Debug)]
 pub enum Demand {
-    /// At least this many bytes in one piece, at most [`MAX_DEMAND`], to be shown to `on_bytes`.
+    /// At least this many contiguous bytes, at most [`MAX_DEMAND`], to pass to `on_bytes`.
     Bytes(usize),
-    /// Payload: straight into this memory, all of it, then `on_placed`. It begins with what is
-    /// unread, which the driver copies; asked again meanwhile, the session names the whole memory
-    /// again.
+    /// Payload: fill all of this memory, then call `on_placed`. The driver first copies its unread
+    /// bytes there, then receives directly into it. Until then, `demand` returns the whole memory.
     Place(SgList),
     /// A TLS handshake on this connection, then [`StreamSession::on_secured`]. The outbox is empty.
-    /// Bytes that came in the clear and are unread are an error of the peer
-    /// ([`BYTES_BEFORE_TLS`]).
+    /// Unread bytes, which arrived before TLS, are a protocol violation ([`BYTES_BEFORE_TLS`]).
     StartTls,
-    /// Nothing now: back-pressure. The session is waiting for completions or for its outbox to
-    /// drain.
+    /// Nothing now (back-pressure): the session waits for completions or for its outbox to drain.
     Nothing,
-    /// Nothing ever: close the connection once the outbox is empty and no I/O is in flight.
+    /// Nothing any more: close the connection once the outbox is empty and no I/O is in flight.
     Close,
 }
 
-/// How the peer of a TLS connection has authenticated itself.
+/// The peer's identity on a TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecuredBy<'a> {
-    /// By the pre-shared key of this identity.
+    /// The peer has the pre-shared key with this identity.
     Psk(&'a [u8]),
-    /// By the certificate with this subject, as RFC 4514 writes it.
+    /// The peer has a certificate with this subject, in the form of RFC 4514.
     Certificate(&'a str),
-    /// Not at all: a client that was not asked for a certificate.
+    /// The peer is a client that was not asked for a certificate.
     Nothing,
 }
 
-/// Bytes that a peer, or somebody between it and us, has sent in the clear where TLS should begin.
+/// The error for bytes that arrived unencrypted before the TLS handshake, perhaps injected.
 pub const BYTES_BEFORE_TLS: ProtocolError = ProtocolError {
     what: "sent bytes in the clear where the TLS handshake should begin",
     reference: "proto.md, \"FORCEDTLS mode\"",
 };
 
-/// The most contiguous bytes that a session may ask for; a receive buffer holds at least this.
+/// The maximum of [`Demand::Bytes`]; a receive buffer holds at least this many bytes.
 pub const MAX_DEMAND: usize = 128 << 10;
 
-/// How long the oldest request of an initiator may wait for its answer, unless told otherwise: as
-/// long as with the initiators of Linux.
+/// The default timeout of an initiator's oldest request; the value of Linux's initiators.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What has deadlines: keep-alive, log-in and recovery timers.
+/// Deadlines of a session: keep-alive, login and recovery timers.
 pub trait Timed {
-    /// When to call [`Timed::on_timeout`], if ever.
+    /// When to call [`Timed::on_timeout`]; `None`: there is no deadline.
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
 
-    /// The deadline has passed.
+    /// Handles a deadline that has passed.
     ///
     /// # Errors
-    /// If the peer was due to do something and the connection cannot go on.
+    /// If the peer has missed a deadline after which the connection must be closed.
     fn on_timeout(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         Ok(())
     }
@@ -98,46 +94,46 @@ pub trait Timed {
 
 /// A session over a byte stream: NBD, iSCSI, NVMe/TCP, and MPA under iWARP.
 pub trait StreamSession: Timed {
-    /// What to receive next. Asking changes nothing.
+    /// The bytes to receive next. The call has no side effect.
     fn demand(&self) -> Demand;
 
-    /// Shows what is unread, at least as many bytes as `demand` asked for. Returns how many it
-    /// took; the driver shows the rest again when the next demand is met. Payload may be lent on
-    /// ([`Chunk::lend`]) without a copy.
+    /// Passes the unread bytes, at least as many as `demand` requested. Returns the number of bytes
+    /// consumed; the driver passes the rest again when the next demand is met. The session may
+    /// borrow payload without a copy ([`Chunk::lend`]).
     ///
     /// # Errors
-    /// If the peer broke the protocol: the driver sends what the outbox holds and closes.
+    /// If the peer violated the protocol: the driver sends the outbox and closes the connection.
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError>;
 
-    /// TLS is established, and the peer authenticated as this. It happens before any bytes are
-    /// shown, or after [`Demand::StartTls`].
+    /// TLS is established; the peer authenticated as `by`. Called before any bytes are passed, or
+    /// after [`Demand::StartTls`].
     ///
     /// # Errors
-    /// If there is no use for such a connection.
+    /// If the session does not accept a TLS connection.
     fn on_secured(&mut self, _by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
         Ok(())
     }
 
-    /// The memory of [`Demand::Place`] is full.
+    /// Handles that the memory of [`Demand::Place`] has been filled.
     ///
     /// # Errors
-    /// As for `on_bytes`.
+    /// If the peer violated the protocol.
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError>;
 
-    /// Whether what comes is mostly payload that has a place: then a driver does well to receive
-    /// little beyond what is demanded, because whatever lies in its buffer is copied to its place.
+    /// Whether most bytes are payload for [`Demand::Place`]. The driver then receives little beyond
+    /// the demand, because bytes in its buffer must be copied to their destination.
     fn is_mostly_placed(&self) -> bool {
         false
     }
 
-    /// The peer has closed its side. An error if that was not allowed at this point.
+    /// Handles that the peer has closed its side.
     ///
     /// # Errors
-    /// If the peer left in the middle of something.
+    /// If the peer may not close the connection at this point.
     fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError>;
 
-    /// What waits to be sent. The driver looks again when it has sent something: there may be room
-    /// for more then.
+    /// The bytes to send. The driver calls it again after it has sent some, because the session may
+    /// then have room for more.
     fn outbox(&mut self) -> &mut Outbox;
 }
 
@@ -189,75 +185,75 @@ impl<S: StreamSession + ?Sized> StreamSession for &mut S {
 
 /// A session over frames of one network interface or several, its ports: ATA over Ethernet.
 ///
-/// Nothing that comes breaks such a session: whoever sends a frame may be anybody, so that a wrong
-/// one is dropped.
+/// No frame ends such a session: the sender is not authenticated, so invalid frames are dropped.
 pub trait FrameSession: Timed {
-    /// Takes a frame. Payload may be lent on ([`Frame::lend`]) without a copy.
+    /// Handles a frame. The session may borrow payload without a copy ([`Frame::lend`]).
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant);
 
-    /// A port is like this now: it is new, went up or down, or takes frames of another size.
+    /// Handles a new port, or a change of its link state or MTU.
     fn on_port(&mut self, id: PortId, port: FramePortInfo, now: Instant);
 
-    /// What is to be sent now, what could not be sent before included.
+    /// The frames to send, including those that could not be sent before.
     fn frames(&mut self, now: Instant) -> &mut FrameOutbox;
 }
 
-/// Disconnects a session's peer, from any thread: the session sees that its peer has left.
+/// Closes the connection of a session, from any thread; to the session, the peer has disconnected.
 pub type HangUp = Arc<dyn Fn() + Send + Sync>;
 
 /// The volume side of a target session.
 ///
-/// A session bounds its I/O in flight by [`Target::depth`] and its memory by asking for nothing
-/// meanwhile.
+/// A session limits its I/O in flight to [`Target::depth`], and its memory by demanding no bytes.
 pub trait Target: Timed {
-    /// The most I/O that the session ever has in flight.
+    /// The maximum number of I/O in flight.
     fn depth(&self) -> u32;
 
-    /// The next I/O and the volume it is for. Tags are unique among the session's I/O in flight.
+    /// The next I/O and its volume. Tags are unique among the session's I/O in flight.
     fn poll_io(&mut self) -> Option<(VolumeId, Io)>;
 
-    /// The next I/O in flight that nobody waits for any more: the driver asks its channel to end it
-    /// early. It completes all the same.
+    /// The next I/O in flight whose result is not needed any more: the driver asks the channel to
+    /// cancel it. It completes nevertheless.
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)>;
 
-    /// An I/O has completed.
+    /// Handles the completion of an I/O.
     fn on_io(&mut self, done: Completion, now: Instant);
 
-    /// The driver begins to drive the session; `waker` has it take another turn.
+    /// Called when the driver starts to drive the session; `waker` schedules another turn.
     fn on_start(&mut self, waker: &Waker, now: Instant);
 
-    /// A turn begins: another session of this core may have left something for this one.
+    /// Called at the start of each turn: another session of this core may have released resources.
     fn on_turn(&mut self, now: Instant);
 
-    /// How far the session has come.
+    /// The stage of the session.
     fn stage(&self) -> SessionStage;
 
-    /// The oldest data that the peer was asked for and that memory waits for, if there is any:
-    /// another number for each. A driver whose buffers are short bounds how long that may take.
+    /// Identifies the oldest requested data of the peer for which the session holds memory; `None`
+    /// if there is none. When buffers are short, the driver limits the time for which one may be
+    /// outstanding.
     fn owed(&self) -> Option<u64>;
 
-    /// The next event that an operator may want to audit; never one per I/O.
+    /// The next event for the audit log; never one per I/O.
     fn poll_event(&mut self) -> Option<AuditEvent>;
 
-    /// Whether a peer that closes the connection between messages has logged out.
+    /// Whether closing the connection between messages counts as a logout.
     fn is_close_a_logout(&self) -> bool {
         false
     }
 
-    /// The target is stopping: finish what is in flight, refuse what comes, then ask to close.
+    /// The target is stopping: complete the requests in flight, refuse new ones, then demand the
+    /// close.
     fn on_stop(&mut self, now: Instant);
 }
 
-/// How far a target's session has come with its connection.
+/// Stage of a target session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStage {
-    /// The peer has not come through its handshake. A driver that has as many connections as it may
-    /// have can close this one for a newcomer.
+    /// The handshake is not complete. A driver at its connection limit may close this connection in
+    /// favor of a new one.
     Handshake,
-    /// The peer has logged in, or whatever the protocol has for that.
+    /// The login, or the protocol's equivalent, is complete.
     Established,
-    /// The connection is over and may be closed. The driver goes on with deadlines, I/O and turns,
-    /// but shows no bytes.
+    /// The connection may be closed. The driver continues with deadlines, I/O and turns, but passes
+    /// no bytes.
     Lingering,
 }
 
@@ -285,47 +281,45 @@ impl Home {
     }
 }
 
-/// How well a session reaches its volume, where there are several ways to it; the better ones are
-/// less.
+/// Rank of a session's path to its volume; a better path compares as less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathRank {
-    /// The way that the target prefers.
+    /// The target prefers this path.
     Best,
-    /// It costs more.
+    /// The path works with lower performance.
     Good,
-    /// It may work in a while.
+    /// The path may work later.
     Poor,
-    /// It fails what goes by it, and is left alone for a while.
+    /// The path fails requests, and is not used for a while.
     Failing,
-    /// Not now.
+    /// The path cannot be used now.
     Unusable,
 }
 
-/// What has to be open before an initiator's session can be, and for as long as that is: an admin
-/// queue of NVMe.
+/// The control connection of an initiator's session, such as an NVMe admin queue. It must be open
+/// before the session and as long as the session.
 pub trait Control: Timed {
-    /// Whether a session may begin.
+    /// Whether a session may be opened.
     fn is_ready(&self) -> bool;
 
-    /// The volume's size in bytes, as [`Initiator::poll_size`] tells it.
+    /// The volume's size in bytes, as [`Initiator::poll_size`].
     fn poll_size(&mut self) -> Option<u64> {
         None
     }
 
-    /// How well the session reaches its volume, once when it is known and whenever it was looked at
-    /// again.
+    /// The rank of the session's path; returned once when it is known, and after each new query.
     fn poll_path_rank(&mut self) -> Option<PathRank> {
         None
     }
 
-    /// The session has found that it reaches its volume otherwise than was told: looks again.
+    /// Queries the rank of the path again, because a request contradicted the known one.
     fn look_at_path(&mut self) {}
 
-    /// The session beside it is over: ends this one softly, at once.
+    /// Ends the control connection regularly, because its session has ended.
     fn on_stop(&mut self);
 }
 
-/// The control of protocols that have none.
+/// The control connection of protocols without one.
 #[derive(Debug)]
 pub enum NoControl {}
 
@@ -363,81 +357,80 @@ impl Control for NoControl {
     }
 }
 
-/// The user side of an initiator session: with its connections under it, it is a channel.
+/// The user's side of an initiator session, which implements a channel together with its
+/// connections.
 pub trait Initiator {
-    /// Whether log-in is done and [`Initiator::room`] means something.
+    /// Whether the login is complete, so that [`Initiator::room`] is valid.
     fn is_ready(&self) -> bool;
 
-    /// How many more requests it takes now.
+    /// The number of requests that the session accepts now.
     fn room(&self) -> usize;
 
-    /// Takes a request; call only while there is room. It holds on to it until it completes.
+    /// Submits a request. Call it only while there is room.
     fn submit(&mut self, io: Io);
 
     /// The next completion.
     fn poll_done(&mut self) -> Option<Completion>;
 
-    /// A request that was taken, has not completed, and is to be submitted again, here or to
-    /// another session: the target has aborted it, so that nothing is known of what it has done, or
-    /// the path is [`PathRank::Unusable`] and the session was told of others, or the path is
-    /// [`PathRank::Failing`].
+    /// A request that did not complete and must be submitted again, to this or another session. The
+    /// target has aborted it, so its effect is unknown; or the path is [`PathRank::Failing`]; or it
+    /// is [`PathRank::Unusable`] and other paths exist.
     fn poll_returned(&mut self) -> Option<Io>;
 
-    /// The connection is gone: takes back every request that has not completed, oldest first, to be
-    /// replayed on another session.
+    /// Returns all requests that have not completed, oldest first, to be replayed on another
+    /// session; called when the connection is lost.
     fn take_unfinished(&mut self) -> Vec<Io>;
 
-    /// The volume's size in bytes, once when it is known and whenever it has changed; `None` also
-    /// from sessions whose volume never changes.
+    /// The volume's size in bytes; returned once when it is known, and after each change.
     fn poll_size(&mut self) -> Option<u64>;
 
-    /// Another session with the same volume has learned that it is of this size now.
+    /// Sets the size of the volume, which another session with the same volume has received.
     fn resize(&mut self, size: u64);
 
-    /// How well the session reaches its volume. One that is `Unusable` takes requests all the same.
+    /// The rank of the session's path. A session with an `Unusable` path accepts requests
+    /// nevertheless.
     fn path_rank(&self) -> PathRank;
 
-    /// Ends the session softly once nothing is in flight.
+    /// Ends the session regularly once no request is in flight.
     fn on_stop(&mut self);
 }
 
-/// Requests that get no answer, in sessions whose driver watches for them.
+/// Detects and aborts requests without an answer.
 pub trait Overdue {
-    /// Ages the pending requests. Returns for how many consecutive calls the oldest one has been
-    /// pending, or the most of any connection. What takes long by its nature, as a flush does,
-    /// counts a quarter.
+    /// Ages pending requests; returns for how many consecutive calls the oldest has been pending,
+    /// the maximum over all connections. Requests that take long, such as a flush, count a quarter.
     fn look(&mut self) -> u32;
 
-    /// Asks the target to abort the requests that have been pending for at least so many looks, or
-    /// takes a harsher step if it was asked before. Returns what it asks for, as it follows "the
-    /// target is asked". What the target has aborted comes back by [`Initiator::poll_returned`], or
-    /// the next looks find it again. `None`: there is nothing left to be asked for.
+    /// Aborts requests that have been pending for at least `looks` calls of [`Overdue::look`], and
+    /// escalates if they were aborted before. Returns the action, to follow "the target is asked".
+    /// Aborted requests are returned by [`Initiator::poll_returned`]; the others are found again by
+    /// later calls. `None`: no further action is possible.
     fn abort_overdue(&mut self, looks: u32) -> Option<&'static str>;
 }
 
-/// The connections of an initiator's session. The first one, number 0, is there before the session.
+/// The connections of an initiator's session. Connection 0 exists before the session.
 pub trait Connections {
-    /// A connection that the session wants, to where the first one goes, and when to connect. Each
-    /// is named once until it is lost.
+    /// The next connection to open, to the address of the first one, and when. Each connection is
+    /// returned once until it is lost.
     fn poll_connect(&mut self) -> Option<(usize, Instant)>;
 
-    /// A connection is there: its outbox has what it begins with.
+    /// A connection is established; its outbox contains its first bytes.
     fn on_connected(&mut self, connection: usize, now: Instant);
 
-    /// A connection is lost, or could not be had. Returns whether the session goes on: without it,
-    /// or with another one that [`Connections::poll_connect`] asks for. If not, the driver takes
-    /// the whole session back.
+    /// A connection is lost or could not be established. Returns whether the session continues,
+    /// without it or with another one from [`Connections::poll_connect`]. If not, the driver takes
+    /// all requests back.
     fn on_lost(&mut self, connection: usize, now: Instant) -> bool;
 
-    /// The connection that was given the latest requests. A driver that sends what the others have
-    /// before this one's delivers requests in order.
+    /// The connection with the latest requests. To deliver requests in order, the driver sends the
+    /// outboxes of the other connections first.
     fn latest(&self) -> usize;
 
-    /// Whether an answer is due on a connection. A driver that is awake need not receive from one
-    /// without in each turn.
+    /// Whether an answer is pending on a connection. The driver need not receive from other
+    /// connections in each turn.
     fn is_awaited(&self, connection: usize) -> bool;
 
-    /// How long to wait before another session takes this one's place, when its connection is gone.
+    /// How long to wait before a new session replaces this one after its connection is lost.
     fn reconnects_after(&self) -> Duration;
 }
 

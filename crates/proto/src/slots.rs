@@ -1,37 +1,35 @@
-//! A table whose keys are never mistaken for those of an earlier occupant.
+//! A table with generation-tagged keys: the key of a removed entry is never valid again.
 
-/// A table of what is in flight. It grows to the most that was ever in it and then allocates no
-/// more.
+/// A table of entries in flight. It grows to its maximum occupancy and then allocates no more.
 pub(crate) struct Slots<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
-    /// How many have come in all.
+    /// Number of entries ever inserted.
     born: u64,
-    /// What was the oldest of each kind at the last look.
+    /// The oldest entry of each kind at the last call of [`Slots::look`].
     seen: [Seen; 2],
 }
 
-/// The oldest occupant of a kind.
+/// The oldest entry of a kind.
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// Which of all that have come, from 1; 0: there was none.
+    /// Its sequence number, from 1; 0: there was none.
     born: u64,
-    /// How many looks in a row have found it since.
+    /// Number of consecutive calls that have found it again.
     again: u32,
-    /// The youngest of all that had come when it was found first.
+    /// The latest sequence number when it was first found.
     youngest: u64,
 }
 
 struct Slot<T> {
-    /// How often this slot has been filled; part of the key.
+    /// Number of uses of this slot; part of the key.
     generation: u32,
-    /// Which of all that have come its occupant is, from 1.
+    /// Sequence number of its entry, from 1.
     born: u64,
     value: Option<T>,
 }
 
-/// Names one occupant for good: `generation << 32 | index`. A request's key is its cookie on the
-/// wire.
+/// Key of one entry: `generation << 32 | index`. NBD uses it as the cookie of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotKey(pub(super) u64);
 
@@ -42,7 +40,7 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// Takes a free slot, or makes one; the caller bounds how many are taken.
+    /// Inserts an entry. The caller limits the number of entries.
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> SlotKey {
         self.born = self.born.wrapping_add(1);
@@ -58,7 +56,7 @@ impl<T> Slots<T> {
         SlotKey::new(1, index)
     }
 
-    /// The occupant that this key was given for, if it is still there.
+    /// The entry with this key, if it still exists.
     #[inline]
     pub(crate) fn get_mut(&mut self, key: SlotKey) -> Option<&mut T> {
         let slot = self.slots.get_mut(key.index())?;
@@ -68,7 +66,7 @@ impl<T> Slots<T> {
         slot.value.as_mut()
     }
 
-    /// Takes the occupant out; its key is never valid again.
+    /// Removes an entry; its key is never valid again.
     #[inline]
     pub(crate) fn remove(&mut self, key: SlotKey) -> Option<T> {
         let slot = self.slots.get_mut(key.index())?;
@@ -80,7 +78,7 @@ impl<T> Slots<T> {
         Some(value)
     }
 
-    /// Frees the slot of an occupant that is not needed any more, without moving it out.
+    /// Drops an entry in place.
     #[inline]
     pub(crate) fn discard(&mut self, key: SlotKey) {
         if let Some(slot) = self.slots.get_mut(key.index())
@@ -92,8 +90,8 @@ impl<T> Slots<T> {
         }
     }
 
-    /// The key whose short form this is, if that occupant is still there. A table of at most 65,535
-    /// slots has one.
+    /// The key with this 32-bit form, if its entry still exists. Unique in a table of at most
+    /// 65,535 slots.
     #[inline]
     pub(crate) fn find(&self, short: u32) -> Option<SlotKey> {
         let index = short & u32::from(u16::MAX);
@@ -102,8 +100,8 @@ impl<T> Slots<T> {
         (slot.value.is_some() && key.short() == short).then_some(key)
     }
 
-    /// The key whose form in 16 bits this is, if that occupant is still there. A table of at most
-    /// 1,024 slots has one.
+    /// The key with this 16-bit form, if its entry still exists. Unique in a table of at most 1,024
+    /// slots.
     #[inline]
     pub(crate) fn find_narrow(&self, narrow: u16) -> Option<SlotKey> {
         let index = u32::from(narrow & NARROW_INDEX);
@@ -112,19 +110,19 @@ impl<T> Slots<T> {
         (slot.value.is_some() && key.narrow() == narrow).then_some(key)
     }
 
-    /// How many slots are taken.
+    /// The number of entries.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.slots.len().saturating_sub(self.free.len())
     }
 
-    /// Whether no slot is taken.
+    /// Whether the table is empty.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The keys of all occupants that `is_meant` picks, in no order.
+    /// The keys of all entries for which `is_meant` returns true, unordered.
     pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<SlotKey> {
         (0..)
             .zip(&self.slots)
@@ -133,9 +131,9 @@ impl<T> Slots<T> {
             .collect()
     }
 
-    /// Looks which occupants have been here the longest: how many looks in a row have found the
-    /// same one again, not counting the one that found it first. What `is_long` picks may stay
-    /// longer: of these only every [`LONG`]th look counts.
+    /// Finds the oldest entry. Returns the number of consecutive calls that have found the same one
+    /// again. Entries for which `is_long` returns true may take longer: only every [`LONG`]th call
+    /// counts for them.
     pub(crate) fn look(&mut self, is_long: impl Fn(&T) -> bool) -> u32 {
         let mut oldest = [0; 2];
         for slot in &self.slots {
@@ -157,8 +155,8 @@ impl<T> Slots<T> {
         short.again.max(long.again / LONG)
     }
 
-    /// If so many looks in a row have found the same one again: that one and whoever else has been
-    /// here since the first of them, oldest first, by kinds as [`Slots::look`] has them.
+    /// If at least `looks` consecutive calls of [`Slots::look`] have found the same oldest entry:
+    /// this one and all others that existed at the first of those calls, oldest first.
     pub(crate) fn overdue(&self, looks: u32, is_long: impl Fn(&T) -> bool) -> Vec<SlotKey> {
         let [short, long] = self.seen;
         let mut overdue = Vec::new();
@@ -173,12 +171,12 @@ impl<T> Slots<T> {
         overdue.into_iter().map(|(_, key)| key).collect()
     }
 
-    /// Whatever is found at the next look has not been seen before.
+    /// Resets the counts of [`Slots::look`].
     pub(crate) fn look_away(&mut self) {
         self.seen = Default::default();
     }
 
-    /// Empties the table.
+    /// Removes and returns all entries.
     pub(crate) fn take_all(&mut self) -> Vec<T> {
         let keys = self.keys_of(|_| true);
         keys.into_iter().filter_map(|key| self.remove(key)).collect()
@@ -190,19 +188,19 @@ impl SlotKey {
         SlotKey(u64::from(generation) << 32 | u64::from(index))
     }
 
-    /// In 32 bits, for peers that repeat no more: the low halves of generation and index.
+    /// The 32-bit form, for protocols with 32-bit tags: the low halves of generation and index.
     #[inline]
     pub(crate) fn short(self) -> u32 {
         self.generation() << 16 | (self.0 & u64::from(u16::MAX)) as u32
     }
 
-    /// In 16 bits: ten of the index, and six of the generation.
+    /// The 16-bit form: ten bits of the index, six of the generation.
     #[inline]
     pub(crate) fn narrow(self) -> u16 {
         (self.generation() as u16) << NARROW_INDEX.count_ones() | self.0 as u16 & NARROW_INDEX
     }
 
-    /// Where in its table it is, of what a form in 16 bits names.
+    /// The index of an entry from its 16-bit form.
     #[inline]
     pub(crate) fn index_of_narrow(narrow: u16) -> usize {
         (narrow & NARROW_INDEX).into()
@@ -217,9 +215,9 @@ impl SlotKey {
     }
 }
 
-/// For one that may stay longer, so many looks count as one.
+/// Number of calls of [`Slots::look`] that count as one for entries that may take longer.
 pub(crate) const LONG: u32 = 4;
-/// The index in a key of 16 bits.
+/// Mask of the index in the 16-bit form.
 const NARROW_INDEX: u16 = (1 << 10) - 1;
 
 #[cfg(test)]

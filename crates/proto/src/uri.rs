@@ -1,4 +1,4 @@
-//! What URIs of all protocols are made of (RFC 3986): hosts and ports, percent-encoding, and
+//! Common parts of all protocols' URIs (RFC 3986): hosts and ports, percent-encoding, and query
 //! parameters.
 
 pub use crate::session::DEFAULT_TIMEOUT;
@@ -12,22 +12,22 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The most connections of one channel to one volume.
+/// The maximum number of connections of one channel.
 pub const MAX_CONNECTIONS: u32 = 16;
-/// How long to try to reconnect when the URI says nothing.
+/// Default of the `reconnect` parameter.
 pub const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
-/// The longest time to try to reconnect.
+/// Maximum of the `reconnect` and `timeout` parameters.
 pub const MAX_RECONNECT: Duration = Duration::from_secs(24 * 3600);
-/// The most places that a URL names, each a path of its own.
+/// The maximum number of portals in a URL, each of which is a path.
 pub const MAX_PORTALS: usize = 8;
 
-/// What is wrong with a parameter of a URI.
+/// An invalid query parameter of a URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("parameter {part:?}: {problem}")]
 pub struct ParameterError {
-    /// As it was written.
+    /// The parameter as written.
     pub part: String,
-    /// What to do.
+    /// The problem, and how to correct it.
     pub problem: String,
 }
 
@@ -37,13 +37,13 @@ impl ParameterError {
     }
 }
 
-/// What is wrong with a host or its port.
+/// An invalid host or port of a URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("host {part:?}: {problem}")]
 pub struct HostError {
-    /// As it was written.
+    /// The host and port as written.
     pub part: String,
-    /// What to do.
+    /// The problem, and how to correct it.
     pub problem: &'static str,
 }
 
@@ -53,36 +53,36 @@ impl HostError {
     }
 }
 
-/// How a protocol over RDMA goes over a network.
+/// RDMA transport of a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rdma {
-    /// iWARP, which goes over TCP.
+    /// iWARP, over TCP.
     Iwarp {
-        /// CRC32C over its frames.
+        /// Whether frames have a CRC-32C.
         crc: bool,
     },
 }
 
-/// A host, which is a name or an address (IPv6 without brackets), and a port.
+/// A host (a name or an address, IPv6 without brackets) and a port.
 pub type HostPort = (String, u16);
 
-/// Where a volume is reached: each portal is a path of its own.
+/// The portals of a volume, each of which is a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Portals {
-    /// The one that is asked for what there is.
+    /// The portal that is used for discovery.
     pub first: HostPort,
-    /// At most 7 others.
+    /// Further portals, at most 7.
     pub further: Vec<HostPort>,
 }
 
 impl Portals {
-    /// One path alone.
+    /// A single portal.
     #[must_use]
     pub fn one(first: HostPort) -> Portals {
         Portals { first, further: Vec::new() }
     }
 
-    /// Reads `host[:port][,host[:port]]...`: at least one portal, at most [`MAX_PORTALS`].
+    /// Parses `host[:port][,host[:port]]...`, 1 to [`MAX_PORTALS`] portals.
     pub(crate) fn read(authority: &str, default_port: u16) -> Result<Portals, HostError> {
         let mut portals = Vec::new();
         for part in authority.split(',') {
@@ -98,7 +98,7 @@ impl Portals {
         Ok(Portals { first: portals.remove(0), further: portals })
     }
 
-    /// Writes them as [`Portals::read`] reads them.
+    /// Writes the portals in the form of [`Portals::read`].
     pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>, default_port: u16) -> fmt::Result {
         encode_portal(f, &self.first, default_port)?;
         self.further.iter().try_for_each(|portal| {
@@ -108,13 +108,13 @@ impl Portals {
     }
 }
 
-/// Reads `host[:port]`.
+/// Parses `host[:port]`.
 pub(crate) fn portal(authority: &str, default_port: u16) -> Result<HostPort, HostError> {
     let (host, port) = host_and_port(authority).map_err(|problem| HostError::new(authority, problem))?;
     Ok((host, port.unwrap_or(default_port)))
 }
 
-/// Reads `host`, `host:port` or `[IPv6]:port`; the port is `None` if there is none.
+/// Parses `host`, `host:port` or `[IPv6]:port`; the port is `None` if it is missing.
 fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str> {
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (host, port) = rest.split_once(']').ok_or("close the IPv6 address with ]")?;
@@ -139,7 +139,7 @@ fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str>
         return Err("contains blanks or control characters; remove them");
     }
     let port = match port {
-        // RFC 3986 allows a colon with nothing behind it.
+        // RFC 3986 allows an empty port after the colon.
         None | Some("") => None,
         Some(port) if port.bytes().all(|digit| digit.is_ascii_digit()) => {
             let port = port.parse().ok().filter(|&port| port > 0);
@@ -150,7 +150,7 @@ fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str>
     Ok((host, port))
 }
 
-/// Writes a portal as [`portal`] reads it.
+/// Writes a portal in the form of [`portal`].
 pub(crate) fn encode_portal(
     f: &mut fmt::Formatter<'_>,
     (host, port): &HostPort,
@@ -166,19 +166,18 @@ pub(crate) fn encode_portal(
     if *port == default_port { Ok(()) } else { write!(f, ":{port}") }
 }
 
-/// Splits a path of a name and perhaps a number, which is `number` otherwise; `None`: it is empty.
+/// Splits a path into a name and a number, by default `number`; `None` if the path is empty.
 pub(crate) fn name_and_number<'a>(path: &'a str, number: &'a str) -> Option<(&'a str, &'a str)> {
     let path = path.strip_suffix('/').unwrap_or(path);
     (!path.is_empty()).then(|| path.split_once('/').unwrap_or((path, number)))
 }
 
-/// A whole number, written in digits alone.
+/// Parses a whole number of digits only.
 pub(crate) fn number<T: FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|digit| digit.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Undoes percent-encoding. The library passes a `%` without digits behind it through; here it is
-/// an error.
+/// Decodes percent-encoding. A `%` without two digits is an error, unlike in the library.
 fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
     let is_encoded = |rest: &str| {
         rest.as_bytes().first_chunk::<2>().is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
@@ -189,45 +188,43 @@ fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
     Ok(percent_decode_str(text).collect())
 }
 
-/// Undoes the percent-encoding of text.
+/// Decodes percent-encoded UTF-8 text.
 pub(crate) fn decode_text(text: &str) -> Result<String, &'static str> {
     String::from_utf8(decode(text)?).map_err(|_| "is not UTF-8")
 }
 
-/// Percent-encodes what is in `set`.
+/// Percent-encodes the bytes in `set`.
 pub(crate) fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8], set: &'static AsciiSet) -> fmt::Result {
     write!(f, "{}", percent_encode(bytes, set))
 }
 
-/// Everything but the unreserved characters (RFC 3986 §2.3).
+/// All but the unreserved characters (RFC 3986 §2.3).
 pub(crate) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-/// Of an IPv6 address or an NVMe qualified name.
+/// [`RESERVED`] without the colon, for IPv6 addresses and NVMe qualified names.
 pub(crate) const BUT_COLONS: &AsciiSet = &RESERVED.remove(b':');
-/// Of a path, or of a query's value.
+/// [`BUT_COLONS`] without `/`, `@` and `,`, for paths and query values.
 pub(crate) const BUT_PATHS: &AsciiSet = &BUT_COLONS.remove(b'/').remove(b'@').remove(b',');
 
-/// A protocol's URL, whose parameters are read and written here.
+/// A URL of a protocol, with its query parameters.
 pub(crate) trait UrlParameters: Clone {
     type Error: From<ParameterError>;
 
-    /// What a URL without parameters means. Of its fields only those of parameters matter.
+    /// A URL without parameters: the default of each parameter. Other fields do not matter.
     fn plain() -> Self;
 
-    /// Shows each parameter with its field to `table`, in the order in which they are written.
+    /// Passes each parameter with its field to `table`, in the order of writing.
     fn parameters(&mut self, table: &mut ParameterTable<'_, Self::Error>);
 
-    /// Refuses a parameter with better advice than that it is unknown, or that does not fit what
-    /// was read before.
+    /// Refuses a parameter that is known but not supported, or that conflicts with another one.
     fn refuse(&self, _parameter: &Parameter<'_>) -> Result<(), Self::Error> {
         Ok(())
     }
 }
 
-/// All parameters of a URL. One of them is read into its field, if one is to be; what is in the
-/// fields then is written.
+/// The parameters of a URL, for reading one of them into its field and for writing all of them.
 pub(crate) struct ParameterTable<'a, E> {
     parameter: Option<&'a Parameter<'a>>,
-    /// How reading went; `None`: there is no such parameter.
+    /// Result of reading; `None`: the parameter is unknown.
     outcome: Option<Result<(), E>>,
     written: Vec<(&'static str, Option<Vec<u8>>)>,
 }
@@ -242,7 +239,7 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
         ParameterTable { parameter: None, ..table }
     }
 
-    /// A parameter of any kind.
+    /// A parameter of any type.
     pub(crate) fn field<T, F: Into<E>>(
         &mut self,
         key: &'static str,
@@ -256,7 +253,8 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
         self.written.push((key, write(field)));
     }
 
-    /// One of some words, or else the problem. A value without a word is not written.
+    /// A parameter with a fixed set of words, or else `problem`. A value without a word is not
+    /// written.
     pub(crate) fn word<T: Copy + PartialEq>(
         &mut self,
         key: &'static str,
@@ -273,12 +271,12 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
         self.field(key, field, read, |value| write(value).map(String::into_bytes));
     }
 
-    /// `on` or `off`.
+    /// A parameter of `on` or `off`.
     pub(crate) fn switch(&mut self, key: &'static str, field: &mut bool) {
         self.word(key, field, &[("on", true), ("off", false)], "write on or off");
     }
 
-    /// Text, which is read or gives what to write instead.
+    /// A text parameter; a parsing error is the advice what to write instead.
     pub(crate) fn text<T>(
         &mut self,
         key: &'static str,
@@ -292,7 +290,7 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
         self.field(key, field, read, |value| value.as_ref().map(write).map(String::into_bytes));
     }
 
-    /// A whole number, written in digits alone; all of `range` fits its type.
+    /// An optional whole number in `range`, which fits the type.
     pub(crate) fn number<T: Copy + TryFrom<u32> + Into<u32>>(
         &mut self,
         key: &'static str,
@@ -304,7 +302,7 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
         self.field(key, field, read, |number| number.map(|number| number.into().to_string().into()));
     }
 
-    /// A number that is never missing.
+    /// A whole number with a default.
     pub(crate) fn count<T: Copy + TryFrom<u32> + Into<u32>>(
         &mut self,
         key: &'static str,
@@ -316,7 +314,7 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
         *field = number.unwrap_or(*field);
     }
 
-    /// A time of whole milliseconds, `least` or more.
+    /// A duration in whole milliseconds, at least `least`.
     pub(crate) fn time(&mut self, key: &'static str, field: &mut Duration, least: Duration) {
         let read = |parameter: &Parameter<'_>| {
             let time = parameter.time()?;
@@ -326,7 +324,7 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
         self.field(key, field, read, |time| Some(format_duration(*time).into()));
     }
 
-    /// Whole seconds up to `most`; `zero` says what none of them mean.
+    /// A duration in whole seconds, at most `most`; `zero` explains the meaning of 0.
     pub(crate) fn seconds(&mut self, key: &'static str, field: &mut Duration, most: Duration, zero: &str) {
         let most = most.as_secs() as u32;
         let read = |parameter: &Parameter<'_>| {
@@ -336,7 +334,7 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
         self.field(key, field, read, |time| Some(time.as_secs().to_string().into()));
     }
 
-    /// The name of a file, in any bytes.
+    /// A file path, of any bytes.
     pub(crate) fn file(&mut self, key: &'static str, field: &mut Option<PathBuf>) {
         let read = |parameter: &Parameter<'_>| {
             let is_name = !parameter.value.is_empty() && !parameter.value.contains(&0);
@@ -354,8 +352,8 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
     Some((scheme, place, query))
 }
 
-/// Reads a query into `url`: parameters joined by `&`, none of them twice. Of an unknown one no
-/// value is shown: it may be somebody's way to write a secret.
+/// Parses a query into `url`: parameters separated by `&`, each at most once. The error for an
+/// unknown parameter omits its value, which may be a secret.
 pub(crate) fn read_query<U: UrlParameters>(url: &mut U, query: &str) -> Result<(), U::Error> {
     let table = ParameterTable::of(&mut U::plain(), None).written;
     let known: Vec<&str> = table.into_iter().map(|(key, _)| key).collect();
@@ -378,7 +376,7 @@ pub(crate) fn read_query<U: UrlParameters>(url: &mut U, query: &str) -> Result<(
     Ok(())
 }
 
-/// Writes what differs from a URL without parameters, as [`read_query`] reads it.
+/// Writes the parameters that differ from their defaults, in the form of [`read_query`].
 pub(crate) fn write_query<U: UrlParameters>(f: &mut fmt::Formatter<'_>, mut url: U) -> fmt::Result {
     let (url, plain) = (ParameterTable::of(&mut url, None), ParameterTable::of(&mut U::plain(), None));
     let mut separator = '?';
@@ -394,9 +392,9 @@ pub(crate) fn write_query<U: UrlParameters>(f: &mut fmt::Formatter<'_>, mut url:
 /// A parameter of a query.
 pub(crate) struct Parameter<'a> {
     pub(crate) key: &'a str,
-    /// Percent-encoding undone.
+    /// The decoded value.
     pub(crate) value: Vec<u8>,
-    /// As it was written, if that may be shown.
+    /// The parameter as written, without a value that must not be shown.
     shown: &'a str,
 }
 
@@ -419,13 +417,13 @@ impl Parameter<'_> {
         std::str::from_utf8(&self.value).map_err(|_| self.wrong("is not UTF-8"))
     }
 
-    /// A whole number, written in digits alone.
+    /// Parses a whole number of digits only.
     fn number(&self, range: &RangeInclusive<u32>) -> Result<u32, ParameterError> {
         let number = self.text().ok().and_then(number).filter(|number| range.contains(number));
         number.ok_or_else(|| self.wrong(format!("give a number from {} to {}", range.start(), range.end())))
     }
 
-    /// A time of whole milliseconds, at most [`MAX_RECONNECT`].
+    /// Parses a duration in whole milliseconds, at most [`MAX_RECONNECT`].
     fn time(&self) -> Result<Duration, ParameterError> {
         let is_whole = |time: &Duration| time.subsec_nanos().is_multiple_of(1_000_000);
         let time = self.text().ok().and_then(|text| parse_duration(text).ok());
@@ -434,10 +432,10 @@ impl Parameter<'_> {
     }
 }
 
-/// A part that an error repeats.
+/// The part of a URI for an error message, truncated.
 pub(crate) fn shown(part: &str) -> String {
     part.chars().take(MAX_SHOWN).collect()
 }
 
-/// In characters.
+/// The maximum length of a part in an error message, in characters.
 const MAX_SHOWN: usize = 256;

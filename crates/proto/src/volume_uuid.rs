@@ -1,8 +1,8 @@
-//! The UUID of a volume's data, and every identifier that protocols derive from it.
+//! The UUID of a volume's data, and the identifiers that protocols derive from it.
 //!
-//! Initiators take two disks with one identifier for two paths to one disk, so a UUID belongs to
-//! data and never to a name (decision 34). Serial numbers and designators are hashes of it, because
-//! UUIDs that people make up have few random bits.
+//! Initiators treat two disks with one identifier as two paths to one disk, so a UUID identifies
+//! data and not a name (decision 34). Serial numbers and designators are hashes of the UUID,
+//! because hand-written UUIDs have few random bits.
 
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
@@ -28,65 +28,62 @@ impl VolumeUuid {
         VolumeUuid(Builder::from_random_bytes(bytes).into_uuid())
     }
 
-    /// A UUID of version 8, a hash of these texts (RFC 9562 §5.8); the same texts give the same
-    /// UUID.
+    /// A UUID of version 8: a hash of the texts (RFC 9562 §5.8).
     #[must_use]
     pub fn of_texts(texts: &[&str]) -> VolumeUuid {
         let mut hash = Sha256::new();
         for text in texts {
-            // With its length, so that no two lists of texts are hashed alike.
+            // With its length, so that different lists of texts have different hashes.
             hash.update((text.len() as u64).to_be_bytes());
             hash.update(text.as_bytes());
         }
         VolumeUuid(Builder::from_custom_bytes(first(hash.finalize())).into_uuid())
     }
 
-    /// The UUID that these 16 bytes are.
+    /// The UUID with these 16 bytes, in the order of its text form.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 16]) -> VolumeUuid {
         VolumeUuid(Uuid::from_bytes(bytes))
     }
 
-    /// The 16 bytes in the order in which the text has them.
+    /// The 16 bytes, in the order of its text form.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.into_bytes()
     }
 
-    /// The first 8 hexadecimal digits of a hash: enough to tell the volumes of a site apart in
-    /// names.
+    /// The first 8 hexadecimal digits of a hash, for names that are unique in a site.
     #[must_use]
     pub fn short(self) -> String {
         self.digits("name", 8)
     }
 
-    /// The UUID of the data as one namespace of several that they are, each in a subsystem of its
-    /// own.
+    /// The UUID of a namespace with this data in one of several subsystems.
     #[must_use]
     pub fn within(self, subsystem_nqn: &str) -> VolumeUuid {
         VolumeUuid::of_texts(&["namespace", &self.to_string(), subsystem_nqn])
     }
 
-    /// NAA locally assigned identifier (SPC-5): the upper 4 bits are 3, the others a hash.
+    /// NAA locally assigned identifier (SPC-5): the upper 4 bits are 3, the rest is a hash.
     #[must_use]
     pub(crate) fn naa(self) -> u64 {
         u64::from_be_bytes(first(self.hash("naa"))) & 0x0fff_ffff_ffff_ffff | 3 << 60
     }
 
-    /// PRODUCT SERIAL NUMBER of the Unit Serial Number VPD page: the UUID without hyphens.
+    /// The PRODUCT SERIAL NUMBER of the Unit Serial Number VPD page: the UUID without hyphens.
     #[must_use]
     pub(crate) fn scsi_serial(self) -> String {
         self.0.simple().to_string()
     }
 
-    /// The serial number of an ATA disk, which has room for 20 characters.
+    /// The serial number of an ATA disk, of 20 characters.
     #[must_use]
     pub(crate) fn ata_serial(self) -> String {
         self.digits("ata serial", 20)
     }
 
-    /// The serial number of an NVM subsystem, for which there are 20 characters: a hash of its name
-    /// and of the UUIDs of its namespaces.
+    /// The serial number of an NVM subsystem, of 20 characters: a hash of its name and of the UUIDs
+    /// of its namespaces.
     #[must_use]
     pub fn subsystem_serial(nqn: &str, namespaces: &[VolumeUuid]) -> String {
         let namespaces: Vec<String> = namespaces.iter().map(ToString::to_string).collect();

@@ -6,11 +6,13 @@ mod counted_initiator;
 mod counting;
 
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{
+    BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
+};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::iscsi::server::TargetSession;
+use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, UnitIdentity};
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
@@ -21,19 +23,19 @@ use std::time::Instant;
 
 const NAME: &str = "iqn.2026-11.com.example:disk";
 
-fn initiator(wishes: OperationalParameters) -> InitiatorSession {
+fn initiator(proposal: OperationalParameters) -> IscsiInitiatorSession {
     let name = Name::new(NAME).unwrap();
-    let config = Config {
+    let config = IscsiInitiatorConfig {
         initiator: name.clone(),
         target: name,
         lun: Lun::new(0),
-        mode: Mode::Use,
+        purpose: SessionPurpose::Use,
         chap: None,
-        wishes,
+        proposal,
         isid: [0x80; 6],
         burst: BurstSize::default(),
     };
-    InitiatorSession::new(config, Pool::new(16 << 20), [2; 32], Instant::now())
+    IscsiInitiatorSession::new(config, Pool::new(16 << 20), [2; 32], Instant::now())
 }
 
 /// A target with a RAM volume: what it sends back.
@@ -44,7 +46,7 @@ fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
     let access = vec![IscsiAccess { initiator: None, chap: None, target: view }];
     let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
     let node = Arc::new(IscsiNode::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]));
-    let mut target = TargetSession::new(node, 1, Pool::new(16 << 20), [1; 32], Instant::now());
+    let mut target = IscsiTargetSession::new(node, 1, Pool::new(16 << 20), [1; 32], Instant::now());
     let mut channel = volume.open(&TestCore::new().as_core(), 512, Waker::idle()).unwrap();
     let mut done = Vec::new();
     move |sent| {
@@ -61,14 +63,16 @@ fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
 
 #[test]
 fn reads_writes_flushes_and_discards_allocate_nothing() {
-    let digests =
-        wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C);
-    let asked_for = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
-    let pieces = wishes().with(OperationalKey::MaxRecvDataSegmentLength, 1024);
-    for (name, wishes) in
-        [("plain", wishes()), ("digests", digests), ("asked for", asked_for), ("in pieces", pieces)]
+    let digests = default_proposal()
+        .with(OperationalKey::HeaderDigest, CRC32C)
+        .with(OperationalKey::DataDigest, CRC32C);
+    let asked_for =
+        default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
+    let pieces = default_proposal().with(OperationalKey::MaxRecvDataSegmentLength, 1024);
+    for (name, proposal) in
+        [("plain", default_proposal()), ("digests", digests), ("asked for", asked_for), ("in pieces", pieces)]
     {
-        let mut initiator = CountedInitiator::new(initiator(wishes), target());
+        let mut initiator = CountedInitiator::new(initiator(proposal), target());
         assert!(initiator.allocations > 0, "login and bring-up allocate, and that is counted");
         initiator.assert_io_allocates_nothing(name);
     }

@@ -8,7 +8,7 @@ mod counting;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::iscsi::server::TargetSession;
+use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, UnitIdentity};
 use blockmux_proto::session::StreamSession;
 use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A session in full feature phase with these operational keys.
-fn session(keys: &str) -> TargetSession {
+fn session(keys: &str) -> IscsiTargetSession {
     let name = "iqn.2026-11.com.example:disk";
     let unit = LogicalUnit::new(UnitIdentity::of("disk0"), Arc::new(MemVolume::new(1 << 20)));
     let target = Arc::new(ScsiTarget::new(name, Vec::new()).with_unit(0, VolumeId(0), unit));
@@ -25,7 +25,7 @@ fn session(keys: &str) -> TargetSession {
     let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
     let node = IscsiNode::new(vec![TargetNode::new(Name::new(name).unwrap(), portals, access)]);
     let pool = Pool::new(16 << 20);
-    let mut session = TargetSession::new(Arc::new(node), 1, pool, [1; 32], Instant::now());
+    let mut session = IscsiTargetSession::new(Arc::new(node), 1, pool, [1; 32], Instant::now());
     let text = format!("InitiatorName=iqn.2026-11.com.example:me\0TargetName={name}\0{keys}");
     let mut login = pdu(0x43, 0x87, text.len(), 0, 0, [0; 16]);
     login.extend(text.bytes());
@@ -52,7 +52,7 @@ fn command(opcode: u8) -> [u8; 16] {
     [opcode, 0, 0, 0, 0, 8, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]
 }
 
-fn take(session: &mut TargetSession, bytes: &[u8]) {
+fn take(session: &mut IscsiTargetSession, bytes: &[u8]) {
     assert_eq!(session.on_bytes(&Chunk::from_slice(bytes), Instant::now()), Ok(bytes.len()));
     drop(session.outbox().take_bytes());
 }

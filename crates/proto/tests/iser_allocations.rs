@@ -5,10 +5,12 @@
 mod counting;
 
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{
+    BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
+};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, WorkId, WorkRequest};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, UnitIdentity};
@@ -34,7 +36,7 @@ fn target() -> (IserTargetSession, Arc<MemVolume>) {
     let access = vec![IscsiAccess { initiator: None, chap: None, target }];
     let portals = vec![Portal { address: "192.0.2.1:3260".into(), group_tag: 1 }];
     let node = IscsiNode::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]);
-    let session = TargetSession::new(Arc::new(node), 1, Pool::new(16 << 20), [1; 32], Instant::now());
+    let session = IscsiTargetSession::new(Arc::new(node), 1, Pool::new(16 << 20), [1; 32], Instant::now());
     let mut session = IserTargetSession::new(session);
     session.on_event(Event::Requested { private_data: vec![0x80, 0, 0, 0] }, Instant::now()).unwrap();
     (session, volume)
@@ -174,7 +176,7 @@ impl Served {
 
 /// An initiator, and the queue pair that this test is.
 struct Counted {
-    session: InitiatorSession,
+    session: IscsiInitiatorSession,
     queue_pair: Recorder,
     served: Served,
     open: Vec<(Stag, SgList)>,
@@ -187,17 +189,17 @@ struct Counted {
 
 impl Counted {
     fn new(closes: bool) -> Counted {
-        let config = Config {
+        let config = IscsiInitiatorConfig {
             initiator: Name::new("iqn.2026-11.com.example:me").unwrap(),
             target: Name::new(NAME).unwrap(),
             lun: Lun::new(0),
-            mode: Mode::Use,
+            purpose: SessionPurpose::Use,
             chap: None,
-            wishes: wishes(),
+            proposal: default_proposal(),
             isid: [0x80, 0, 0, 0, 0, 1],
             burst: BurstSize::default(),
         };
-        let session = InitiatorSession::over_rdma(config, Pool::new(16 << 20), [5; 32], Instant::now());
+        let session = IscsiInitiatorSession::over_rdma(config, Pool::new(16 << 20), [5; 32], Instant::now());
         Counted {
             session,
             queue_pair: Recorder::default(),

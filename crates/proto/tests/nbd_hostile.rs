@@ -3,7 +3,7 @@
 //! next client.
 
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
@@ -364,7 +364,7 @@ fn block_status_that_nobody_reads_is_bounded() {
 
 /// A client, its session, and the volumes behind that.
 struct Client {
-    session: TargetSession,
+    session: NbdTargetSession,
     channels: Vec<Box<dyn Channel>>,
     pool: Pool,
     unread: Vec<u8>,
@@ -381,7 +381,7 @@ impl Client {
     fn connect(exports: &Exports) -> Client {
         let pool = Pool::new(64 << 20);
         let core = TestCore::with_pool(&pool).as_core();
-        let session = TargetSession::new(exports.clone(), pool.clone(), Instant::now());
+        let session = NbdTargetSession::new(exports.clone(), pool.clone(), Instant::now());
         let open = |export: &Export| export.volume.open(&core, session.depth(), Waker::idle()).unwrap();
         let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         let (unread, placed, held) = (vec![], vec![], vec![]);

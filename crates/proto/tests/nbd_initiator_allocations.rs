@@ -5,7 +5,7 @@ mod counted_initiator;
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
 
-use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode};
+use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
 use blockmux_volume::Pool;
 use blockmux_wire::nbd::handshake::*;
 use blockmux_wire::nbd::transmission::*;
@@ -87,7 +87,11 @@ fn answer<'a>(request: &Request, data: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] 
 
 #[test]
 fn reads_writes_flushes_and_discards_allocate_nothing() {
-    let config = Config { export: String::new(), mode: Mode::Go, features: Features::default() };
-    let session = InitiatorSession::new(config, Pool::new(16 << 20), Instant::now());
+    let config = NbdInitiatorConfig {
+        export: String::new(),
+        mode: NbdSessionMode::Go,
+        features: NbdFeatures::default(),
+    };
+    let session = NbdInitiatorSession::new(config, Pool::new(16 << 20), Instant::now());
     CountedInitiator::new(session, server()).assert_io_allocates_nothing("simple replies");
 }

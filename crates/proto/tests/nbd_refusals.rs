@@ -1,7 +1,9 @@
 //! Servers that refuse an option with an error that few send: what can be done without is done
 //! without, and the rest is a refusal in the server's own words.
 
-use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode, NbdRefused};
+use blockmux_proto::nbd::client::{
+    HeaderFormat, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
+};
 use blockmux_proto::session::{Demand, Initiator, StreamSession};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::nbd::handshake::*;
@@ -18,7 +20,7 @@ const ERRORS: [(Rep, &str); 4] = [
 #[test]
 fn what_can_be_done_without_is_done_without() {
     for (error, name) in ERRORS {
-        let mut client = Client::greeted(Mode::Go);
+        let mut client = Client::greeted(NbdSessionMode::Go);
         assert_eq!(client.asked(), Opt::NBD_OPT_EXTENDED_HEADERS, "{name}");
         client.answer(Opt::NBD_OPT_EXTENDED_HEADERS, error, b"no");
         assert_eq!(client.asked(), Opt::NBD_OPT_STRUCTURED_REPLY, "{name}");
@@ -26,14 +28,14 @@ fn what_can_be_done_without_is_done_without() {
         assert_eq!(client.asked(), Opt::NBD_OPT_GO, "{name}");
         client.grant_go();
         let export = client.session.export().unwrap();
-        assert_eq!((export.headers, export.contexts.len()), (Headers::Simple, 0), "{name}");
+        assert_eq!((export.headers, export.contexts.len()), (HeaderFormat::Simple, 0), "{name}");
     }
 }
 
 #[test]
 fn a_refused_context_leaves_a_session_without_block_status() {
     for (error, name) in ERRORS {
-        let mut client = Client::greeted(Mode::Go);
+        let mut client = Client::greeted(NbdSessionMode::Go);
         client.answer(Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK, b"");
         // What was selected before the error does not count.
         let set = Opt::NBD_OPT_SET_META_CONTEXT;
@@ -42,26 +44,26 @@ fn a_refused_context_leaves_a_session_without_block_status() {
         assert_eq!(client.asked(), Opt::NBD_OPT_GO, "{name}");
         client.grant_go();
         let export = client.session.export().unwrap();
-        assert_eq!((export.headers, export.contexts.len()), (Headers::Extended, 0), "{name}");
+        assert_eq!((export.headers, export.contexts.len()), (HeaderFormat::Extended, 0), "{name}");
     }
 }
 
 #[test]
 fn what_cannot_be_done_without_ends_the_session_with_the_servers_words() {
     for (mode, option, option_name) in [
-        (Mode::Go, Opt::NBD_OPT_GO, "NBD_OPT_GO"),
-        (Mode::Info, Opt::NBD_OPT_INFO, "NBD_OPT_INFO"),
-        (Mode::List, Opt::NBD_OPT_LIST, "NBD_OPT_LIST"),
+        (NbdSessionMode::Go, Opt::NBD_OPT_GO, "NBD_OPT_GO"),
+        (NbdSessionMode::Info, Opt::NBD_OPT_INFO, "NBD_OPT_INFO"),
+        (NbdSessionMode::List, Opt::NBD_OPT_LIST, "NBD_OPT_LIST"),
     ] {
         for (error, name) in ERRORS {
             let mut client = Client::greeted(mode);
-            if mode != Mode::List {
+            if mode != NbdSessionMode::List {
                 client.answer(Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ERR_UNSUP, b"");
                 client.answer(Opt::NBD_OPT_STRUCTURED_REPLY, Rep::NBD_REP_ERR_UNSUP, b"");
             }
             assert_eq!(client.asked(), option, "{name}");
             // Sizes that come with the refusal are no description of the export.
-            if mode != Mode::List {
+            if mode != NbdSessionMode::List {
                 client.answer(option, Rep::NBD_REP_INFO, b"\0\x03\0\0\x10\0\0\0\x10\0\0\x10\0\0");
             }
             client.answer(option, error, b"not here,\nnot now");
@@ -69,25 +71,25 @@ fn what_cannot_be_done_without_ends_the_session_with_the_servers_words() {
             assert!(matches!(client.session.demand(), Demand::Close), "{name}");
             assert_eq!(client.asked(), Opt::NBD_OPT_ABORT, "{name}: it says goodbye");
             assert!(client.session.export().is_none() && client.session.exports().is_empty(), "{name}");
-            let refused = client.session.refused().unwrap();
-            assert_eq!(refused.reply(), Some(error));
-            assert!(matches!(refused, NbdRefused::Option { .. }) && !refused.may_pass(), "{name}");
+            let refusal = client.session.refusal().unwrap();
+            assert_eq!(refusal.reply(), Some(error));
+            assert!(matches!(refusal, NbdHandshakeRefusal::Option { .. }) && !refusal.may_pass(), "{name}");
             let line = format!("server refused {option_name} with {name}: not here, not now");
-            assert_eq!(refused.to_string(), line);
+            assert_eq!(refusal.to_string(), line);
         }
     }
 }
 
 /// A session and what a server has seen of it.
 struct Client {
-    session: InitiatorSession,
+    session: NbdInitiatorSession,
     sent: Vec<u8>,
 }
 
 impl Client {
-    fn greeted(mode: Mode) -> Client {
-        let config = Config { export: "x".to_owned(), mode, features: Features::default() };
-        let session = InitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
+    fn greeted(mode: NbdSessionMode) -> Client {
+        let config = NbdInitiatorConfig { export: "x".to_owned(), mode, features: NbdFeatures::default() };
+        let session = NbdInitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
         let mut client = Client { session, sent: Vec::new() };
         client.feed(b"NBDMAGICIHAVEOPT\0\x03");
         assert_eq!(client.sent.drain(..4).as_slice(), [0, 0, 0, 3], "client flags");
@@ -120,6 +122,6 @@ impl Client {
     fn grant_go(&mut self) {
         self.answer(Opt::NBD_OPT_GO, Rep::NBD_REP_INFO, b"\0\0\0\0\0\0\0\x10\0\0\0\x01");
         self.answer(Opt::NBD_OPT_GO, Rep::NBD_REP_ACK, b"");
-        assert!(self.session.is_ready() && self.session.refused().is_none());
+        assert!(self.session.is_ready() && self.session.refusal().is_none());
     }
 }

@@ -7,7 +7,7 @@ mod counting;
 
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
-    ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
+    ControllerInfo, Digests, Names, NamespaceInfo, NvmeTcpQueueSession, QueueConfig,
 };
 use blockmux_volume::Pool;
 use blockmux_wire::nvme::opcode::{Transfer, transfer};
@@ -18,7 +18,7 @@ use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// With so many bytes in a capsule.
-fn session(in_capsule: u32) -> QueueSession {
+fn session(in_capsule: u32) -> NvmeTcpQueueSession {
     let name = |name| Nqn::new(name).unwrap();
     let config = QueueConfig {
         names: Names { host: name("nqn.a"), host_id: [1; 16], subsystem: name("nqn.b") },
@@ -37,7 +37,7 @@ fn session(in_capsule: u32) -> QueueSession {
         queues: 1,
         entries: 64,
     };
-    QueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
+    NvmeTcpQueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
 }
 
 /// What a controller that does all at once sends back.

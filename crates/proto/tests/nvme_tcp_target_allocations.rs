@@ -9,7 +9,7 @@ use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvme_tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_proto::session::StreamSession;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// An I/O queue, and the admin queue of its controller.
-fn queue(digests: u8) -> (TargetSession, TargetSession) {
+fn queue(digests: u8) -> (NvmeTcpTargetSession, NvmeTcpTargetSession) {
     let export = Export {
         name: "a".into(),
         description: String::new(),
@@ -31,7 +31,7 @@ fn queue(digests: u8) -> (TargetSession, TargetSession) {
     let subsystem = Subsystem::new(Nqn::new("nqn.t").unwrap(), "", vec![namespace], Vec::new());
     let node = Arc::new(NvmeNode::new(vec![Arc::new(subsystem)], Vec::new(), ""));
     let connected = |qid: u16, cntlid: u16| {
-        let mut session = TargetSession::new(node.clone(), Pool::new(16 << 20), Instant::now());
+        let mut session = NvmeTcpTargetSession::new(node.clone(), Pool::new(16 << 20), Instant::now());
         let mut ic_req = [0; 128];
         (ic_req[2], ic_req[4], ic_req[11]) = (128, 128, digests);
         take(&mut session, &ic_req);
@@ -94,7 +94,7 @@ fn push_pdu(batch: &mut Vec<u8>, kind: u8, flags: u8, specific: &[u8], data: &[u
 }
 
 /// Hands bytes in, and looks that they are answered with success.
-fn take(session: &mut TargetSession, bytes: &[u8]) {
+fn take(session: &mut NvmeTcpTargetSession, bytes: &[u8]) {
     assert_eq!(session.on_bytes(&Chunk::from_slice(bytes), Instant::now()), Ok(bytes.len()));
     let answer = session.outbox().take_bytes();
     assert!(answer[0] == 1 || answer[22..24] == [0, 0], "{answer:x?}");

@@ -22,10 +22,10 @@ fn run(server: &mut DeviceServer, cdb: &[u8], data_out: &SgList, data_in: &SgLis
     let (mut task, mut step) = server.begin(&command);
     loop {
         step = match step {
-            Step::Done(response) => return response.status,
-            Step::Wait | Step::Pause(_) => server.resume(&mut task),
-            Step::DataOut { len } => server.on_data_out(&mut task, data_out.slice(0, len)),
-            Step::Io { io, .. } => {
+            TaskStep::Done(response) => return response.status,
+            TaskStep::Wait | TaskStep::Pause(_) => server.resume(&mut task),
+            TaskStep::DataOut { len } => server.on_data_out(&mut task, data_out.slice(0, len)),
+            TaskStep::Io { io, .. } => {
                 let output = match io.op {
                     Op::Read => Output::Data(data_in.clone()),
                     _ => Output::Nothing,
@@ -41,7 +41,7 @@ fn commands_on_one_range_allocate_nothing() {
     let unit = LogicalUnit::new(UnitIdentity::of("a"), Arc::new(MemVolume::new(1 << 20)));
     let port = TargetPort { relative_id: 1, group: 1, name: "t".into() };
     let target = ScsiTarget::new("t", vec![port.clone()]).with_unit(0, VolumeId(0), unit);
-    let mut server = DeviceServer::new(Arc::new(target), Nexus::iscsi("i", [0; 6], port));
+    let mut server = DeviceServer::new(Arc::new(target), ItNexus::iscsi("i", [0; 6], port));
     let (block, list) = (SgList::one(Memory::from_heap(512).seg(0, 512)), Memory::from_heap(24).seg(0, 24));
     list.copy_from(&[0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]);
     let (list, none) = (SgList::one(list), SgList::default());

@@ -1,16 +1,16 @@
-//! A session and its queue pair, joined: together they are what the engine drives.
+//! A session joined with its queue pair, which the engine drives as one.
 //!
-//! Over a provider that is a stream session below, such as software iWARP, [`Driven`] is a stream
-//! session too, and a target or an initiator if its session is. So the engine's tasks drive iSER
-//! over TCP as they drive iSCSI.
+//! Over a provider that is itself a stream session, such as software iWARP, [`Driven`] is a stream
+//! session too, and a target or an initiator if its session is one. So the engine's tasks drive
+//! iSER over TCP as they drive iSCSI.
 //!
-//! Work is fetched when bytes have come, and whenever the driver looks at what there is to send:
-//! all that one turn brought goes out together, and what became possible by sending goes at once.
-//! The driver looks often, and mostly nothing has changed since it looked last; then nothing is
-//! asked.
+//! The session is asked for work after bytes were received, and whenever the driver asks for the
+//! outbox: the work of one turn goes out together, and work that needed room in the queue pair
+//! follows as soon as there is room. The driver asks for the outbox often; if neither the session
+//! nor the outbox has changed since the last time, the session is not asked.
 //!
-//! An initiator's session may have several connections: each is an end with a queue pair of its
-//! own, made when the driver has connected it.
+//! An initiator's session may have several connections. Each is a `DrivenEnd` with its own queue
+//! pair, created when the driver has connected it.
 
 mod end;
 
@@ -24,31 +24,31 @@ use blockmux_proto::session::{
     StreamConnections, StreamSession, Target, Timed,
 };
 use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
-use end::{Calls, End};
+use end::{DrivenEnd, DriverCalls};
 use std::time::{Duration, Instant};
 
-/// A session over a queue pair, or over several.
+/// A session over one queue pair or several.
 pub struct Driven<Q, S> {
-    first: End<Q>,
-    /// Of the connections behind the first.
-    further: Vec<Option<Box<End<Q>>>>,
+    first: DrivenEnd<Q>,
+    /// The connections after the first, by connection number minus one.
+    further: Vec<Option<Box<DrivenEnd<Q>>>>,
     session: S,
-    connect: Option<Box<Connect<Q>>>,
-    calls: Calls,
+    connect: Option<Box<OpenQueuePair<Q>>>,
+    calls: DriverCalls,
 }
 
-/// Makes the queue pair of a further connection, which goes where the first one goes.
-type Connect<Q> = dyn FnMut(&Q, &Endpoint, Instant) -> Q;
+/// Creates the queue pair of a further connection, to the same address as the first.
+type OpenQueuePair<Q> = dyn FnMut(&Q, &Endpoint, Instant) -> Q;
 
 impl<Q: Provider, S> Driven<Q, S> {
     /// Joins `session` with the queue pair of its first connection.
     pub fn new(session: S, queue_pair: Q, now: Instant) -> Driven<Q, S> {
-        let first = End::new(queue_pair);
-        Driven { first, further: Vec::new(), session, connect: None, calls: Calls { changes: 0, now } }
+        let first = DrivenEnd::new(queue_pair);
+        Driven { first, further: Vec::new(), session, connect: None, calls: DriverCalls { changes: 0, now } }
     }
 
-    /// Lets a session have several connections: `connect` makes the queue pairs of those behind the
-    /// first, which it is shown.
+    /// Allows several connections: `connect` creates the queue pairs of those after the first,
+    /// which it gets as its first argument.
     #[must_use]
     pub fn with_further(
         mut self,
@@ -64,8 +64,8 @@ impl<Q: Provider, S> Driven<Q, S> {
         &self.session
     }
 
-    /// The session, to hand something in. The driver's next look at the outbox takes what it then
-    /// wants.
+    /// The session, to be changed. The driver's next [`StreamSession::outbox`] takes the work that
+    /// follows from it.
     #[inline]
     pub fn session_mut(&mut self) -> &mut S {
         self.calls.changes = self.calls.changes.wrapping_add(1);
@@ -78,12 +78,13 @@ impl<Q: Provider, S> Driven<Q, S> {
         &self.first.queue_pair
     }
 
-    /// Why the session has ended the first connection, if it was the peer's fault.
+    /// The peer's protocol violation for which the session ended the first connection.
     pub fn broken(&self) -> Option<ProtocolError> {
         self.first.broken
     }
 
-    /// The session gave something away, and may have room now for something else.
+    /// Counts a change if the session returned something, because it may then have room for new
+    /// work.
     #[inline]
     fn changed_by<T>(&mut self, given: Option<T>) -> Option<T> {
         self.calls.changes = self.calls.changes.wrapping_add(given.is_some().into());
@@ -92,7 +93,8 @@ impl<Q: Provider, S> Driven<Q, S> {
 }
 
 impl<Q: Provider, S: RdmaSession> Driven<Q, S> {
-    /// Hands in events and lets the session work until nothing moves; whether anything did.
+    /// Passes events to the session and posts its work until nothing is left to do; returns whether
+    /// there was anything.
     #[inline]
     pub fn pump(&mut self) -> bool {
         self.first.pump(&mut self.session, &mut self.calls)
@@ -294,7 +296,7 @@ impl<Q: Provider, S: RdmaConnections> Connections for Driven<Q, S> {
     fn on_connected(&mut self, connection: usize, now: Instant) {
         let (Some(connect), Some(place)) = (&mut self.connect, connection.checked_sub(1)) else { return };
         let endpoint = self.session.connection(connection).endpoint();
-        let end = End::new(connect(&self.first.queue_pair, &endpoint, now));
+        let end = DrivenEnd::new(connect(&self.first.queue_pair, &endpoint, now));
         self.further.resize_with(self.further.len().max(connection), || None);
         if let Some(slot) = self.further.get_mut(place) {
             *slot = Some(Box::new(end));
@@ -303,7 +305,7 @@ impl<Q: Provider, S: RdmaConnections> Connections for Driven<Q, S> {
     }
 
     fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
-        // With the queue pair goes every way that the peer had to our memory.
+        // Dropping the queue pair invalidates all memory that the peer could access.
         if let Some(slot) = connection.checked_sub(1).and_then(|place| self.further.get_mut(place)) {
             *slot = None;
         }
@@ -333,7 +335,7 @@ impl<Q: Provider + StreamSession, S: RdmaConnections> StreamConnections for Driv
 }
 
 impl<Q: Provider, S: RdmaConnections> Driven<Q, S> {
-    /// One connection, or the first if there is none of that number.
+    /// The connection with this number, or the first if there is none.
     #[inline]
     fn driven(&mut self, connection: usize) -> DrivenConnection<'_, Q, impl RdmaSession> {
         let further = connection.checked_sub(1).and_then(|place| self.further.get_mut(place)?.as_deref_mut());
@@ -341,7 +343,7 @@ impl<Q: Provider, S: RdmaConnections> Driven<Q, S> {
         DrivenConnection { end, session: self.session.connection(connection), calls: &mut self.calls }
     }
 
-    /// [`Driven::pump`] of one connection.
+    /// [`Driven::pump`] for one connection.
     pub fn pump_connection(&mut self, connection: usize) -> bool {
         let DrivenConnection { end, mut session, calls } = self.driven(connection);
         end.pump(&mut session, calls)
@@ -350,10 +352,10 @@ impl<Q: Provider, S: RdmaConnections> Driven<Q, S> {
 
 /// One connection of an initiator's session.
 struct DrivenConnection<'a, Q, S> {
-    end: &'a mut End<Q>,
-    /// The session of that connection.
+    end: &'a mut DrivenEnd<Q>,
+    /// The session's view of this connection.
     session: S,
-    calls: &'a mut Calls,
+    calls: &'a mut DriverCalls,
 }
 
 impl<Q: Provider, S: RdmaSession> Timed for DrivenConnection<'_, Q, S> {
@@ -414,11 +416,11 @@ mod tests {
     };
     use blockmux_volume::{Seg, SgList};
 
-    /// Asks by a message for its memory to be filled, and answers such messages.
+    /// A session that asks its peer to fill a buffer, and fills buffers for its peer.
     #[derive(Default)]
     struct Filler {
         is_active: bool,
-        /// Asks for so many.
+        /// Number of requests to send.
         asks: u32,
         work: Vec<WorkRequest>,
         memory: SgList,
@@ -505,9 +507,9 @@ mod tests {
         }
     }
 
-    type End = Driven<Loopback, Filler>;
+    type FillerEnd = Driven<Loopback, Filler>;
 
-    fn pair(asks: u32) -> (End, End) {
+    fn pair(asks: u32) -> (FillerEnd, FillerEnd) {
         let session = || Filler { asks, ..Filler::default() };
         let (active, passive) = loopback::pair(&session().endpoint(), &session().endpoint(), [1; 32]);
         let first = Driven::new(Filler { is_active: true, ..session() }, active, Instant::now());
@@ -517,7 +519,7 @@ mod tests {
     const GIBBERISH: ProtocolError = ProtocolError { what: "sent gibberish", reference: "the test" };
 
     #[test]
-    fn two_sessions_talk_until_one_of_them_leaves() {
+    fn two_sessions_exchange_messages_until_one_disconnects() {
         let (mut active, mut passive) = pair(10);
         while active.pump() | passive.pump() {}
         assert_eq!((active.session().answers, active.session().is_over), (10, true));
@@ -525,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_told_gibberish_ends_the_connection_and_still_gets_its_work_back() {
+    fn a_protocol_violation_ends_the_connection_and_completes_all_work() {
         let (mut active, mut passive) = pair(1000);
         while active.session().answers < 5 {
             active.pump();
@@ -541,8 +543,8 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_lost_at_any_point_is_over_on_both_sides() {
-        // Two to connect, and three each time that one asks.
+    fn a_connection_lost_at_any_point_ends_on_both_sides() {
+        // Two packets to connect, and three for each request.
         for pieces in 0..32 {
             let (mut active, mut passive) = pair(10);
             active.queue_pair().cut_after(pieces);

@@ -1,10 +1,10 @@
-//! Queue pairs: reliable connections in the model of the verbs, of which a peer reads and writes
+//! Queue pairs: reliable connections in the model of the verbs, whose peers read and write
 //! registered memory.
 //!
-//! [`Provider`] is what iSER, and later SRP and NVMe/RDMA, run on; its words are those of
-//! [`blockmux_proto::rdma`]. A provider is a state machine without I/O, as a session is: software
-//! iWARP takes bytes of a stream, and the loopback has both ends in one thread. [`Regions`] is how
-//! providers grant memory, and take it back.
+//! iSER, SRP and NVMe/RDMA run on [`Provider`], with the types of [`blockmux_proto::rdma`]. A
+//! provider is a state machine without I/O, as a session is: software iWARP runs over a byte
+//! stream, and the loopback has both ends in one thread. [`Regions`] is the table by which
+//! providers register memory for the peer and check its accesses.
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
@@ -24,4 +24,4 @@ mod regions;
 
 pub use driven::Driven;
 pub use queue_pair::{Caps, Fault, Provider, Violation};
-pub use regions::{MAX_REGIONS, Refusal, Regions, Seed, Unregistrable};
+pub use regions::{MAX_REGIONS, Refusal, Regions, RegisterError, Seed};

@@ -1,11 +1,11 @@
-//! A provider in memory: both ends of a connection in one thread, for tests.
+//! A queue-pair provider in memory, for tests: both ends of a connection in one thread.
 //!
-//! It does all that [`Provider`] says and nothing else, so that whatever runs on it runs on any
-//! provider that does as much. What the ends post is carried out piece by piece as they are polled,
-//! first what the polled end has to take; the other end's part is done without its session, as by
-//! hardware. A connection can be made to break after any number of pieces.
+//! It implements the contract of [`Provider`] and nothing more, so that a session which runs on it
+//! runs on any provider. Work is executed packet by packet as the ends are polled: first the next
+//! packet of the polled end, then of the other end, whose session does not take part, as with
+//! hardware. A test can cut the connection after any number of packets.
 //!
-//! Each end has an [`Adapter`], which reaches only memory that is registered with it.
+//! Each end has a [`LoopbackAdapter`], which reaches only memory that is registered with it.
 
 use crate::queue_pair::{Caps, Fault, Provider, Violation};
 use crate::regions::{Regions, Seed};
@@ -20,45 +20,50 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One end of a connection in memory. Dropping it is to lose the connection.
+/// One end of a connection in memory. Dropping it loses the connection.
 pub struct Loopback {
-    own: Rc<RefCell<End>>,
-    peer: Rc<RefCell<End>>,
+    own: Rc<RefCell<LoopbackEnd>>,
+    peer: Rc<RefCell<LoopbackEnd>>,
     cut: Rc<Cell<Option<u64>>>,
 }
 
-/// The two ends of a connection: the one that connects, and the one that is connected to. `seed` is
-/// for the names of both ends' memory.
+/// Creates a connection: the active end, then the passive one. `seed` is for the steering tags of
+/// both ends.
 #[must_use]
 pub fn pair(active: &Endpoint, passive: &Endpoint, seed: Seed) -> (Loopback, Loopback) {
-    pair_on(active, passive, seed, &[Adapter::with_room(usize::MAX), Adapter::with_room(usize::MAX)])
+    pair_on(
+        active,
+        passive,
+        seed,
+        &[LoopbackAdapter::with_room(usize::MAX), LoopbackAdapter::with_room(usize::MAX)],
+    )
 }
 
-/// The two ends of a connection over the adapters of the active and of the passive end.
+/// Creates a connection whose active and passive ends use these adapters.
 #[must_use]
 pub fn pair_on(
     active: &Endpoint,
     passive: &Endpoint,
     seed: Seed,
-    adapters: &[Arc<Adapter>; 2],
+    adapters: &[Arc<LoopbackAdapter>; 2],
 ) -> (Loopback, Loopback) {
     let reads = active.reads.min(passive.reads);
-    let own = Rc::new(RefCell::new(End::new(active, reads, seed, &adapters[0])));
-    let peer = Rc::new(RefCell::new(End::new(passive, reads, seed.map(|byte| !byte), &adapters[1])));
-    peer.borrow_mut().inbound.push_back(Packet::Request(active.private_data.clone()));
+    let own = Rc::new(RefCell::new(LoopbackEnd::new(active, reads, seed, &adapters[0])));
+    let peer = Rc::new(RefCell::new(LoopbackEnd::new(passive, reads, seed.map(|byte| !byte), &adapters[1])));
+    peer.borrow_mut().inbound.push_back(LoopbackPacket::Request(active.private_data.clone()));
     let cut = Rc::new(Cell::new(None));
     let passive = Loopback { own: peer.clone(), peer: own.clone(), cut: cut.clone() };
     (Loopback { own, peer, cut }, passive)
 }
 
 impl Loopback {
-    /// Loses the connection once so many more pieces have gone either way, requests to connect and
-    /// answers included.
+    /// Loses the connection after `pieces` more packets in either direction, connection requests
+    /// and replies included.
     pub fn cut_after(&self, pieces: u64) {
         self.cut.set(Some(pieces));
     }
 
-    /// Carries out one piece; whether there was one.
+    /// Handles one packet; returns whether there was one.
     fn turn(&mut self) -> bool {
         let (mut own, mut peer) = (self.own.borrow_mut(), self.peer.borrow_mut());
         if self.cut.get() == Some(0) {
@@ -77,7 +82,7 @@ impl Loopback {
 
 impl Timed for Loopback {}
 
-/// Everything is work here, which tests look at.
+/// Every call becomes a [`WorkRequest`] here, which tests examine.
 impl QueuePair for Loopback {
     fn room(&self) -> usize {
         self.own.borrow().room()
@@ -119,44 +124,44 @@ impl Provider for Loopback {
 impl Drop for Loopback {
     fn drop(&mut self) {
         self.own.borrow_mut().end(None);
-        self.peer.borrow_mut().inbound.push_back(Packet::Lost);
+        self.peer.borrow_mut().inbound.push_back(LoopbackPacket::Lost);
     }
 }
 
-/// The blocks of memory that an end reads and writes: work on any other fails.
-pub struct Adapter {
-    /// How many blocks it can know at a time.
+/// A simulated adapter: the blocks of memory registered with it. Work on other memory fails.
+pub struct LoopbackAdapter {
+    /// Most blocks that can be registered at a time.
     room: usize,
-    blocks: Mutex<Blocks>,
+    blocks: Mutex<RegisteredBlocks>,
 }
 
 #[derive(Default)]
-struct Blocks {
+struct RegisteredBlocks {
     last_key: u32,
     /// Address and length in bytes.
     known: BTreeMap<LocalKey, (usize, usize)>,
 }
 
-impl Adapter {
-    /// An adapter that can know so many blocks at a time.
+impl LoopbackAdapter {
+    /// Creates an adapter with room for `room` registered blocks.
     #[must_use]
-    pub fn with_room(room: usize) -> Arc<Adapter> {
-        Arc::new(Adapter { room, blocks: Mutex::default() })
+    pub fn with_room(room: usize) -> Arc<LoopbackAdapter> {
+        Arc::new(LoopbackAdapter { room, blocks: Mutex::default() })
     }
 
-    /// How many blocks are registered.
+    /// Number of registered blocks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks().known.len()
     }
 
-    /// Whether none is.
+    /// Whether no block is registered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether that is a key of a block in which all of `seg` lies.
+    /// Whether `key` is that of a block which contains all of `seg`.
     fn covers(&self, key: LocalKey, seg: &Seg) -> bool {
         let at = seg.as_ptr().addr();
         let end = |start: usize, len| start.saturating_add(len);
@@ -164,12 +169,12 @@ impl Adapter {
         known.is_some_and(|(start, len)| start <= at && end(at, seg.len()) <= end(start, len))
     }
 
-    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+    fn blocks(&self) -> MutexGuard<'_, RegisteredBlocks> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ProtectionDomain for Adapter {
+impl ProtectionDomain for LoopbackAdapter {
     fn register(&self, start: NonNull<u8>, len: usize) -> Result<LocalKey, RegistrationError> {
         let mut blocks = self.blocks();
         if blocks.known.len() >= self.room {
@@ -186,50 +191,50 @@ impl ProtectionDomain for Adapter {
     }
 }
 
-struct End {
-    state: State,
-    adapter: Arc<Adapter>,
-    /// The adapter, as memory knows it.
+struct LoopbackEnd {
+    state: LoopbackState,
+    adapter: Arc<LoopbackAdapter>,
+    /// The adapter as the protection domain of memory.
     domain: Arc<dyn ProtectionDomain>,
     max_sends: usize,
     max_reads: u32,
-    /// Receive buffers that are posted, and how long each is.
+    /// Number of posted receive buffers; `receive_len` is the length of each in bytes.
     receives: u32,
     receive_len: usize,
     regions: Regions,
     events: VecDeque<Event>,
-    /// Posted, and not begun.
-    queue: VecDeque<Transfer>,
-    /// Sends, reads and writes that have not come back, in the order in which they were posted.
+    /// Work that was posted and has not begun.
+    queue: VecDeque<LoopbackTransfer>,
+    /// Sends, reads and writes that have not completed, in the order of posting.
     pending: VecDeque<WorkId>,
-    /// Reads on their way.
+    /// RDMA Reads in flight.
     reads: VecDeque<(WorkId, SgList)>,
-    /// What the peer has sent.
-    inbound: VecDeque<Packet>,
+    /// Packets from the peer.
+    inbound: VecDeque<LoopbackPacket>,
     fault: Option<Fault>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// Waits for the peer's request, or for its answer.
+enum LoopbackState {
+    /// Waits for the peer's connection request, or for its reply.
     Connecting,
-    /// Waits for our answer.
+    /// The session has to accept or reject the request.
     Requested,
     Connected,
-    /// We have said that we leave.
+    /// The session asked to disconnect.
     Leaving,
     Over,
 }
 
-enum Transfer {
+enum LoopbackTransfer {
     Send { id: WorkId, message: SgList, invalidate: Option<Stag> },
     Read { id: WorkId, local: SgList, remote: Remote },
     Write { id: WorkId, local: SgList, remote: Remote },
     Disconnect,
 }
 
-/// What one end has for the other.
-enum Packet {
+/// A packet from one end to the other.
+enum LoopbackPacket {
     Request(Vec<u8>),
     Accept(Vec<u8>),
     Reject(Vec<u8>),
@@ -245,16 +250,16 @@ enum Packet {
     },
     Read(Remote),
     Response(SgList),
-    /// We did wrong, and whether by a read.
+    /// A violation by the receiver of this packet, and whether an RDMA Read caused it.
     Terminate(Violation, bool),
     Goodbye,
     Lost,
 }
 
-impl End {
-    fn new(endpoint: &Endpoint, reads: u32, seed: Seed, adapter: &Arc<Adapter>) -> End {
-        End {
-            state: State::Connecting,
+impl LoopbackEnd {
+    fn new(endpoint: &Endpoint, reads: u32, seed: Seed, adapter: &Arc<LoopbackAdapter>) -> LoopbackEnd {
+        LoopbackEnd {
+            state: LoopbackState::Connecting,
             adapter: adapter.clone(),
             domain: adapter.clone(),
             max_sends: endpoint.sends as usize,
@@ -271,7 +276,7 @@ impl End {
         }
     }
 
-    /// Whether the adapter reaches all of that memory by its local keys.
+    /// Whether the adapter reaches all of that memory with its local keys.
     fn reaches(&self, local: &SgList) -> bool {
         let mut segs = local.segs().iter();
         segs.all(|seg| seg.local_key(&self.domain).is_ok_and(|key| self.adapter.covers(key, seg)))
@@ -279,47 +284,47 @@ impl End {
 
     fn room(&self) -> usize {
         match self.state {
-            State::Connected => self.max_sends.saturating_sub(self.pending.len()),
+            LoopbackState::Connected => self.max_sends.saturating_sub(self.pending.len()),
             _ => 0,
         }
     }
 
-    fn post(&mut self, work: WorkRequest, peer: &mut End) {
+    fn post(&mut self, work: WorkRequest, peer: &mut LoopbackEnd) {
         match work {
             WorkRequest::Receive => self.receives = self.receives.saturating_add(1),
             WorkRequest::Invalidate { stag } => {
                 self.regions.close(stag);
             }
             WorkRequest::Register { id, local, access } => self.register(id, local, access, peer),
-            WorkRequest::Accept { private_data } => self.answer(Packet::Accept(private_data), peer),
-            WorkRequest::Reject { private_data } => self.answer(Packet::Reject(private_data), peer),
+            WorkRequest::Accept { private_data } => self.answer(LoopbackPacket::Accept(private_data), peer),
+            WorkRequest::Reject { private_data } => self.answer(LoopbackPacket::Reject(private_data), peer),
             WorkRequest::Send { id, head, payload, invalidate, is_solicited: _ } => {
                 let mut message = SgList::one(Seg::from_slice(&head));
                 payload.segs().iter().for_each(|seg| message.push(seg.clone()));
                 let is_possible = self.reaches(&message);
-                self.enqueue(id, Transfer::Send { id, message, invalidate }, is_possible, peer);
+                self.enqueue(id, LoopbackTransfer::Send { id, message, invalidate }, is_possible, peer);
             }
             WorkRequest::Read { id, local, remote } => {
                 let is_possible = self.max_reads > 0
                     && local.len() == remote.len as usize
                     && local.segs().iter().all(Seg::is_writable)
                     && self.reaches(&local);
-                self.enqueue(id, Transfer::Read { id, local, remote }, is_possible, peer);
+                self.enqueue(id, LoopbackTransfer::Read { id, local, remote }, is_possible, peer);
             }
             WorkRequest::Write { id, local, remote } => {
                 let is_possible = local.len() <= remote.len as usize && self.reaches(&local);
-                self.enqueue(id, Transfer::Write { id, local, remote }, is_possible, peer);
+                self.enqueue(id, LoopbackTransfer::Write { id, local, remote }, is_possible, peer);
             }
-            WorkRequest::Disconnect if self.state == State::Connected => {
-                self.state = State::Leaving;
-                self.queue.push_back(Transfer::Disconnect);
+            WorkRequest::Disconnect if self.state == LoopbackState::Connected => {
+                self.state = LoopbackState::Leaving;
+                self.queue.push_back(LoopbackTransfer::Disconnect);
             }
             WorkRequest::Disconnect => self.lose(peer),
         }
     }
 
-    fn register(&mut self, id: WorkId, local: SgList, access: RemoteRights, peer: &mut End) {
-        if self.state == State::Over {
+    fn register(&mut self, id: WorkId, local: SgList, access: RemoteRights, peer: &mut LoopbackEnd) {
+        if self.state == LoopbackState::Over {
             return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
         }
         if !self.reaches(&local) {
@@ -331,14 +336,14 @@ impl End {
         }
     }
 
-    /// Takes the connection, or does not.
-    fn answer(&mut self, answer: Packet, peer: &mut End) {
-        let (Packet::Accept(data) | Packet::Reject(data)) = &answer else { return };
-        if self.state != State::Requested || data.len() > PRIVATE_DATA {
+    /// Accepts or rejects the connection.
+    fn answer(&mut self, answer: LoopbackPacket, peer: &mut LoopbackEnd) {
+        let (LoopbackPacket::Accept(data) | LoopbackPacket::Reject(data)) = &answer else { return };
+        if self.state != LoopbackState::Requested || data.len() > PRIVATE_DATA {
             return self.lose(peer);
         }
-        if matches!(answer, Packet::Accept(_)) {
-            self.state = State::Connected;
+        if matches!(answer, LoopbackPacket::Accept(_)) {
+            self.state = LoopbackState::Connected;
             self.events.push_back(Event::Connected { private_data: Vec::new() });
         } else {
             self.end(None);
@@ -346,8 +351,8 @@ impl End {
         peer.inbound.push_back(answer);
     }
 
-    fn enqueue(&mut self, id: WorkId, transfer: Transfer, is_possible: bool, peer: &mut End) {
-        if matches!(self.state, State::Leaving | State::Over) {
+    fn enqueue(&mut self, id: WorkId, transfer: LoopbackTransfer, is_possible: bool, peer: &mut LoopbackEnd) {
+        if matches!(self.state, LoopbackState::Leaving | LoopbackState::Over) {
             return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
         }
         if !is_possible || self.room() == 0 {
@@ -357,35 +362,39 @@ impl End {
         self.queue.push_back(transfer);
     }
 
-    /// Begins what can be begun.
-    fn begin(&mut self, peer: &mut End) {
+    /// Sends the packets of the work that can begin.
+    fn begin(&mut self, peer: &mut LoopbackEnd) {
         while let Some(next) = self.queue.front() {
             let has_to_wait = match next {
-                Transfer::Read { .. } => self.reads.len() >= self.max_reads as usize,
-                Transfer::Disconnect => !self.pending.is_empty(),
-                Transfer::Send { .. } | Transfer::Write { .. } => false,
+                LoopbackTransfer::Read { .. } => self.reads.len() >= self.max_reads as usize,
+                LoopbackTransfer::Disconnect => !self.pending.is_empty(),
+                LoopbackTransfer::Send { .. } | LoopbackTransfer::Write { .. } => false,
             };
             if has_to_wait {
                 return;
             }
             let packet = match self.queue.pop_front() {
-                Some(Transfer::Send { id, message, invalidate }) => Packet::Send { id, message, invalidate },
-                Some(Transfer::Write { id, local, remote }) => Packet::Write { id, data: local, remote },
-                Some(Transfer::Read { id, local, remote }) => {
-                    self.reads.push_back((id, local));
-                    Packet::Read(remote)
+                Some(LoopbackTransfer::Send { id, message, invalidate }) => {
+                    LoopbackPacket::Send { id, message, invalidate }
                 }
-                Some(Transfer::Disconnect) => Packet::Goodbye,
+                Some(LoopbackTransfer::Write { id, local, remote }) => {
+                    LoopbackPacket::Write { id, data: local, remote }
+                }
+                Some(LoopbackTransfer::Read { id, local, remote }) => {
+                    self.reads.push_back((id, local));
+                    LoopbackPacket::Read(remote)
+                }
+                Some(LoopbackTransfer::Disconnect) => LoopbackPacket::Goodbye,
                 None => return,
             };
             peer.inbound.push_back(packet);
         }
     }
 
-    /// Takes what the peer has sent next; whether there was something.
-    fn take_next(&mut self, peer: &mut End) -> bool {
+    /// Handles the next packet from the peer; returns whether there was one.
+    fn take_next(&mut self, peer: &mut LoopbackEnd) -> bool {
         let Some(packet) = self.inbound.pop_front() else { return false };
-        if self.state != State::Over {
+        if self.state != LoopbackState::Over {
             self.take(packet, peer);
             self.begin(peer);
             peer.begin(self);
@@ -393,23 +402,23 @@ impl End {
         true
     }
 
-    fn take(&mut self, packet: Packet, peer: &mut End) {
+    fn take(&mut self, packet: LoopbackPacket, peer: &mut LoopbackEnd) {
         match packet {
-            Packet::Request(private_data) => {
-                self.state = State::Requested;
+            LoopbackPacket::Request(private_data) => {
+                self.state = LoopbackState::Requested;
                 self.events.push_back(Event::Requested { private_data });
             }
-            Packet::Accept(private_data) => {
-                self.state = State::Connected;
+            LoopbackPacket::Accept(private_data) => {
+                self.state = LoopbackState::Connected;
                 self.events.push_back(Event::Connected { private_data });
             }
-            Packet::Reject(private_data) => self.end(Some(Event::Refused { private_data })),
-            Packet::Send { id, message, invalidate } => match self.receive(&message, invalidate) {
+            LoopbackPacket::Reject(private_data) => self.end(Some(Event::Refused { private_data })),
+            LoopbackPacket::Send { id, message, invalidate } => match self.receive(&message, invalidate) {
                 Ok(()) => peer.complete(id),
                 Err(violation) => self.terminate(violation, false, peer),
             },
-            Packet::Write { id, data, remote } => {
-                // No longer than a length of 32 bits, as the sender has checked.
+            LoopbackPacket::Write { id, data, remote } => {
+                // The sender has checked that the length fits 32 bits.
                 let len = data.len() as u32;
                 match self.regions.look_up(remote.stag, remote.address, len, RemoteRights::RemoteWrite) {
                     Ok(memory) => {
@@ -419,36 +428,36 @@ impl End {
                     Err(refusal) => self.terminate(refusal.into(), false, peer),
                 }
             }
-            Packet::Read(Remote { stag, address, len }) => {
+            LoopbackPacket::Read(Remote { stag, address, len }) => {
                 match self.regions.look_up(stag, address, len, RemoteRights::RemoteRead) {
-                    Ok(memory) => peer.inbound.push_back(Packet::Response(memory)),
+                    Ok(memory) => peer.inbound.push_back(LoopbackPacket::Response(memory)),
                     Err(refusal) => self.terminate(refusal.into(), true, peer),
                 }
             }
-            Packet::Response(memory) => {
+            LoopbackPacket::Response(memory) => {
                 if let Some((id, local)) = self.reads.pop_front() {
                     memory.copy_to_list(&local);
                     self.complete(id);
                 }
             }
-            Packet::Terminate(violation, is_of_read) => {
+            LoopbackPacket::Terminate(violation, is_of_read) => {
                 self.fault = Some(Fault::Ours(violation));
                 if is_of_read && let Some((id, _)) = self.reads.pop_front() {
                     self.come_back(id, Err(WorkError::RemoteAccess));
                 }
                 self.end(None);
             }
-            Packet::Goodbye => {
-                if self.state != State::Leaving || !self.queue.is_empty() {
-                    peer.inbound.push_back(Packet::Goodbye);
+            LoopbackPacket::Goodbye => {
+                if self.state != LoopbackState::Leaving || !self.queue.is_empty() {
+                    peer.inbound.push_back(LoopbackPacket::Goodbye);
                 }
                 self.end(None);
             }
-            Packet::Lost => self.end(None),
+            LoopbackPacket::Lost => self.end(None),
         }
     }
 
-    /// Puts a message into a receive buffer.
+    /// Receives a message into a receive buffer.
     fn receive(&mut self, message: &SgList, invalidate: Option<Stag>) -> Result<(), Violation> {
         self.receives = self.receives.checked_sub(1).ok_or(Violation::NoReceive)?;
         if message.len() > self.receive_len {
@@ -466,7 +475,7 @@ impl End {
         self.come_back(id, Ok(()));
     }
 
-    /// Tells how work went, unless it has come back already.
+    /// Completes a piece of work, unless it has completed already.
     fn come_back(&mut self, id: WorkId, result: Result<(), WorkError>) {
         if let Some(at) = self.pending.iter().position(|pending| *pending == id) {
             self.pending.remove(at);
@@ -474,31 +483,31 @@ impl End {
         }
     }
 
-    /// Breaks with a peer that did wrong, and tells it.
-    fn terminate(&mut self, violation: Violation, is_of_read: bool, peer: &mut End) {
+    /// Ends the connection because the peer violated the protocol, and tells the peer.
+    fn terminate(&mut self, violation: Violation, is_of_read: bool, peer: &mut LoopbackEnd) {
         self.fault = Some(Fault::Peer(violation));
-        peer.inbound.push_back(Packet::Terminate(violation, is_of_read));
+        peer.inbound.push_back(LoopbackPacket::Terminate(violation, is_of_read));
         self.end(None);
     }
 
-    /// Fails work that cannot be done.
-    fn fail(&mut self, id: WorkId, peer: &mut End) {
+    /// Fails work that is not possible, and ends the connection.
+    fn fail(&mut self, id: WorkId, peer: &mut LoopbackEnd) {
         self.events.push_back(Event::Done { id, result: Err(WorkError::Local) });
         self.lose(peer);
     }
 
-    /// Breaks off without a word.
-    fn lose(&mut self, peer: &mut End) {
-        if self.state != State::Over {
-            peer.inbound.push_back(Packet::Lost);
+    /// Loses the connection without telling the peer why.
+    fn lose(&mut self, peer: &mut LoopbackEnd) {
+        if self.state != LoopbackState::Over {
+            peer.inbound.push_back(LoopbackPacket::Lost);
             self.end(None);
         }
     }
 
-    /// Flushes everything, and tells that the connection is over, in the words of `last` if there
-    /// are some.
+    /// Flushes all work and reports the end of the connection: `last` if given, or
+    /// [`Event::Disconnected`].
     fn end(&mut self, last: Option<Event>) {
-        if std::mem::replace(&mut self.state, State::Over) == State::Over {
+        if std::mem::replace(&mut self.state, LoopbackState::Over) == LoopbackState::Over {
             return;
         }
         self.regions.close_all();
@@ -510,5 +519,5 @@ impl End {
     }
 }
 
-/// As much as an MPA frame carries.
+/// Longest private data in bytes, as in an MPA frame.
 const PRIVATE_DATA: usize = 512;

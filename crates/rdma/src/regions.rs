@@ -1,74 +1,75 @@
-//! Registered memory of one connection: which peer may do what, where, and by which name.
+//! Registered memory of one connection: its steering tags, its ranges, and the access rights of the
+//! peer.
 //!
-//! Each connection has its own table, which is its protection domain: a name that another
-//! connection was given means nothing here. Names and addresses follow from a secret seed and tell
-//! nothing about each other or about memory (RFC 5042), so that a peer knows only those that it was
-//! told.
+//! Each connection has its own table, which is its protection domain: a steering tag of another
+//! connection is invalid here. Tags and addresses are derived from a secret seed, so that they
+//! reveal nothing about each other or about memory (RFC 5042), and a peer knows only those that it
+//! was given.
 //!
-//! A name is a random number, and its low bits are its place in a sparse table. A place that is
-//! taken makes for another draw, so that looking up is one step, and a name comes again only after
-//! its place was given to others.
+//! A tag is a random number whose low bits are its slot in a sparse table, so that a look-up is one
+//! step. A tag whose slot is taken is drawn again. A tag is not reused before its slot has held
+//! another one.
 
 use blockmux_proto::rdma::{Remote, RemoteRights, Stag};
 use blockmux_volume::{Seg, SgList, Slab};
 use sha2::{Digest, Sha256};
 
-/// Where the names of a connection's memory come from: random numbers that no peer knows.
+/// Secret seed of a connection's steering tags: random bytes that no peer knows.
 pub type Seed = [u8; 32];
 
-/// Why a peer does not get at memory, in the words of RFC 5040 (remote protection errors) and RFC
-/// 5041 (tagged buffer errors).
+/// Reason for refusing an access of the peer, in the terms of RFC 5040 (remote protection errors)
+/// and RFC 5041 (tagged buffer errors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No memory has this name, or none any more; with RFC 5040's "not associated", for names of
-    /// another connection.
+    /// The steering tag is not valid, or no longer valid. This includes tags of another connection,
+    /// which RFC 5040 calls "not associated".
     #[error("an invalid steering tag")]
     InvalidStag,
-    /// Not all of the range lies within the memory.
+    /// The range is not within the registered memory.
     #[error("a base or bounds violation")]
     Bounds,
-    /// It was granted for something else.
+    /// The registration has other access rights.
     #[error("an access rights violation")]
     Access,
-    /// The range goes beyond the largest tagged offset.
+    /// The range exceeds the largest tagged offset.
     #[error("a tagged offset wrap")]
     Wrap,
-    /// What a message was to close is not open.
+    /// A Send with Invalidate names a tag that is not valid.
     #[error("a steering tag that cannot be invalidated")]
     CannotInvalidate,
 }
 
-/// Why memory cannot be registered.
+/// Reason for refusing to register memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unregistrable {
-    /// As many registrations as there may be are open.
-    #[error("too many registrations are open")]
+pub enum RegisterError {
+    /// The maximum number of registrations exists already.
+    #[error("too many registrations")]
     Full,
-    /// It has 4 GiB or more.
-    #[error("it is too long")]
+    /// The memory has 4 GiB or more.
+    #[error("the memory has 4 GiB or more")]
     TooLong,
-    /// The peer is to write what nobody may write.
-    #[error("it may not be written")]
+    /// Remote write access was requested for read-only memory.
+    #[error("the memory is read-only")]
     ReadOnly,
 }
 
-/// The memory that one connection's peer may use.
+/// The registrations of one connection.
 ///
-/// Nothing is allocated for a registration once as many were open at a time, except for lists of
-/// several pieces.
+/// A registration allocates nothing once as many have existed at a time, except for lists of
+/// several segments.
 pub struct Regions {
-    /// By the low bits of the name. Empty until the first registration.
-    places: Vec<Place>,
+    /// Indexed by the low bits of the tag. Empty until the first registration.
+    slots: Vec<StagSlot>,
     regions: Slab<Region>,
     max: u32,
-    random: Random,
+    random: StagGenerator,
 }
 
 #[derive(Clone, Copy)]
-struct Place {
-    /// The name that was here last.
+struct StagSlot {
+    /// The last tag in this slot.
     stag: u32,
-    /// Where the memory is, or [`CLOSED`].
+    /// Index into `regions`, or [`CLOSED`].
     region: u32,
 }
 
@@ -80,88 +81,86 @@ struct Region {
 }
 
 impl Regions {
-    /// A table without memory, for at most `max` registrations at a time and no more than
+    /// Creates an empty table for at most `max` registrations at a time, and no more than
     /// [`MAX_REGIONS`].
     #[must_use]
     pub fn new(max: u32, seed: Seed) -> Regions {
         Regions {
-            places: Vec::new(),
+            slots: Vec::new(),
             regions: Slab::default(),
             max: max.min(MAX_REGIONS),
-            random: Random { seed, turn: 0, drawn: [0; 8], left: 0 },
+            random: StagGenerator { seed, turn: 0, drawn: [0; 8], left: 0 },
         }
     }
 
-    /// How many registrations are open.
+    /// Number of registrations.
     #[must_use]
     pub fn open(&self) -> usize {
         self.regions.len()
     }
 
-    /// Opens `memory` to the peer, under a new name and at a new address.
+    /// Registers `memory` under a new tag and at a new address.
     ///
     /// # Errors
-    /// If it cannot be granted.
-    pub fn register(&mut self, mut memory: SgList, access: RemoteRights) -> Result<Remote, Unregistrable> {
+    /// If there are too many registrations, or the memory is too long or not writable.
+    pub fn register(&mut self, mut memory: SgList, access: RemoteRights) -> Result<Remote, RegisterError> {
         self.take(&mut memory, access)
     }
 
-    /// Grants the peer access to memory and takes it out of `memory`; what cannot be granted is
-    /// left to the caller.
+    /// Registers `memory` and takes it out of the caller's list; on an error the list is unchanged.
     ///
     /// # Errors
-    /// If it cannot be granted.
-    pub fn take(&mut self, memory: &mut SgList, access: RemoteRights) -> Result<Remote, Unregistrable> {
+    /// If there are too many registrations, or the memory is too long or not writable.
+    pub fn take(&mut self, memory: &mut SgList, access: RemoteRights) -> Result<Remote, RegisterError> {
         if self.regions.len() >= self.max as usize {
-            return Err(Unregistrable::Full);
+            return Err(RegisterError::Full);
         }
-        let len = u32::try_from(memory.len()).map_err(|_| Unregistrable::TooLong)?;
+        let len = u32::try_from(memory.len()).map_err(|_| RegisterError::TooLong)?;
         if access == RemoteRights::RemoteWrite && !memory.segs().iter().all(Seg::is_writable) {
-            return Err(Unregistrable::ReadOnly);
+            return Err(RegisterError::ReadOnly);
         }
-        if self.places.is_empty() {
-            let places = (self.max as usize).saturating_mul(PLACES_PER_REGION).next_power_of_two();
-            self.places = vec![Place { stag: 0, region: CLOSED }; places];
+        if self.slots.is_empty() {
+            let slots = (self.max as usize).saturating_mul(SLOTS_PER_REGION).next_power_of_two();
+            self.slots = vec![StagSlot { stag: 0, region: CLOSED }; slots];
         }
         let stag = self.draw();
         let address = self.random.address();
-        if let Some(place) = place(&mut self.places, stag) {
+        if let Some(slot) = slot(&mut self.slots, stag) {
             let region = Region { memory: std::mem::take(memory), address, len, access };
             // At most MAX_REGIONS.
-            *place = Place { stag, region: self.regions.insert(region) as u32 };
+            *slot = StagSlot { stag, region: self.regions.insert(region) as u32 };
         }
         Ok(Remote { stag: Stag(stag), address, len })
     }
 
-    /// Closes memory, if it is open; returns what was.
+    /// Invalidates a tag, and returns its memory if the tag was valid.
     #[inline]
     pub fn close(&mut self, stag: Stag) -> Option<SgList> {
-        let place = place(&mut self.places, stag.0).filter(|place| place.names(stag))?;
-        let region = std::mem::replace(&mut place.region, CLOSED);
+        let slot = slot(&mut self.slots, stag.0).filter(|slot| slot.holds(stag))?;
+        let region = std::mem::replace(&mut slot.region, CLOSED);
         self.regions.remove(region as usize).map(|was| was.memory)
     }
 
-    /// Closes memory because a message of the peer says so.
+    /// Invalidates a tag for a Send with Invalidate of the peer.
     ///
     /// # Errors
-    /// If it is not open.
+    /// If the tag is not valid.
     #[inline]
     pub fn invalidate(&mut self, stag: Stag) -> Result<(), Refusal> {
         self.close(stag).map(|_| ()).ok_or(Refusal::CannotInvalidate)
     }
 
-    /// Closes everything.
+    /// Invalidates all tags.
     pub fn close_all(&mut self) {
-        self.places.iter_mut().for_each(|place| place.region = CLOSED);
+        self.slots.iter_mut().for_each(|slot| slot.region = CLOSED);
         self.regions.clear();
     }
 
-    /// The memory of `len` bytes at `address` of what is called `stag`, for a peer that wants to do
-    /// `access` there.
+    /// The `len` bytes at `address` of the memory registered as `stag`, for an access of the peer.
     ///
     /// # Errors
-    /// If that was not granted. A range of no bytes needs a grant too; where a protocol asks for
-    /// none, it asks nothing here.
+    /// If the access was not granted. An empty range needs a grant too; a protocol that requires
+    /// none does not call this.
     #[inline]
     pub fn look_up(
         &self,
@@ -177,10 +176,10 @@ impl Regions {
         Ok(region.memory.slice(offset, len as usize))
     }
 
-    /// Copies `bytes` to `address` of what is called `stag`, for a peer that writes there.
+    /// Copies `bytes` to `address` of the memory registered as `stag`, for a write of the peer.
     ///
     /// # Errors
-    /// If that was not granted; then nothing was copied.
+    /// If the write was not granted; nothing was copied then.
     #[inline]
     pub fn write(&self, stag: Stag, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
         let len = u32::try_from(bytes.len()).map_err(|_| Refusal::Bounds)?;
@@ -192,10 +191,10 @@ impl Regions {
         Ok(())
     }
 
-    /// Whether [`Regions::look_up`] would answer memory.
+    /// Checks an access without returning the memory.
     ///
     /// # Errors
-    /// If that was not granted.
+    /// If the access was not granted.
     #[inline]
     pub fn check_grant(
         &self,
@@ -207,7 +206,7 @@ impl Regions {
         self.check(stag, address, len, access).map(|_| ())
     }
 
-    /// The registration, and where in it the range begins.
+    /// The registration, and the offset of the range in it.
     #[inline]
     fn check(
         &self,
@@ -217,17 +216,17 @@ impl Regions {
         access: RemoteRights,
     ) -> Result<(&Region, usize), Refusal> {
         let region = self
-            .places
-            .get(place_of(self.places.len(), stag.0))
-            .filter(|place| place.names(stag))
-            .and_then(|place| self.regions.get(place.region as usize))
+            .slots
+            .get(slot_index(self.slots.len(), stag.0))
+            .filter(|slot| slot.holds(stag))
+            .and_then(|slot| self.regions.get(slot.region as usize))
             .ok_or(Refusal::InvalidStag)?;
         if region.access != access {
             return Err(Refusal::Access);
         }
         let end = address.checked_add(len.into()).ok_or(Refusal::Wrap)?;
         let offset = address.checked_sub(region.address).ok_or(Refusal::Bounds)?;
-        // An address plus a length of 32 bits, of those that are drawn, does not wrap.
+        // Addresses are below 2^44, so that adding a 32-bit length cannot wrap.
         if end > region.address.saturating_add(region.len.into()) {
             return Err(Refusal::Bounds);
         }
@@ -235,16 +234,15 @@ impl Regions {
         Ok((region, offset))
     }
 
-    /// A name whose place is free, other than the last one there.
+    /// Draws a tag with a free slot, other than the last tag of that slot.
     fn draw(&mut self) -> u32 {
         loop {
             let stag = self.random.next();
-            // Names of 0 are for a side's own use in the verbs, and stand for "none" on the wire of
-            // some.
+            // Tag 0 is reserved in the verbs, and means "none" in some wire formats.
             let is_free = self
-                .places
-                .get(place_of(self.places.len(), stag))
-                .is_some_and(|place| place.region == CLOSED && place.stag != stag);
+                .slots
+                .get(slot_index(self.slots.len(), stag))
+                .is_some_and(|slot| slot.region == CLOSED && slot.stag != stag);
             if is_free && stag != 0 {
                 return stag;
             }
@@ -252,34 +250,34 @@ impl Regions {
     }
 }
 
-impl Place {
+impl StagSlot {
     #[inline]
-    fn names(&self, stag: Stag) -> bool {
+    fn holds(&self, stag: Stag) -> bool {
         self.stag == stag.0 && self.region != CLOSED
     }
 }
 
 #[inline]
-fn place_of(places: usize, stag: u32) -> usize {
-    stag as usize & places.saturating_sub(1)
+fn slot_index(slots: usize, stag: u32) -> usize {
+    stag as usize & slots.saturating_sub(1)
 }
 
 #[inline]
-fn place(places: &mut [Place], stag: u32) -> Option<&mut Place> {
-    let at = place_of(places.len(), stag);
-    places.get_mut(at)
+fn slot(slots: &mut [StagSlot], stag: u32) -> Option<&mut StagSlot> {
+    let at = slot_index(slots.len(), stag);
+    slots.get_mut(at)
 }
 
-/// Random numbers that nobody foresees who does not know the seed: SHA-256 of it and a count, eight
-/// at a time.
-struct Random {
+/// Random numbers that cannot be predicted without the seed: SHA-256 of the seed and a counter,
+/// eight numbers for each hash.
+struct StagGenerator {
     seed: Seed,
     turn: u64,
     drawn: [u32; 8],
     left: usize,
 }
 
-impl Random {
+impl StagGenerator {
     #[inline]
     fn next(&mut self) -> u32 {
         if self.left == 0 {
@@ -299,19 +297,19 @@ impl Random {
         self.left = self.drawn.len();
     }
 
-    /// A multiple of 4096 below 2^44: no length of 32 bits wraps it, and addresses look like
-    /// addresses.
+    /// A multiple of 4096 below 2^44: a 32-bit length cannot wrap it, and it looks like a page
+    /// address.
     #[inline]
     fn address(&mut self) -> u64 {
         u64::from(self.next()) << 12
     }
 }
 
-/// The most registrations that one connection may have open.
+/// Most registrations of one connection.
 pub const MAX_REGIONS: u32 = 1 << 16;
-/// The table is sparse: three draws out of four, or more, find a free place.
-const PLACES_PER_REGION: usize = 4;
-/// In the place of a region where there is none.
+/// The table is sparse, so that at least three of four draws find a free slot.
+const SLOTS_PER_REGION: usize = 4;
+/// Marks a slot without a registration.
 const CLOSED: u32 = u32::MAX;
 
 #[cfg(test)]
@@ -349,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_lies_where_it_was_to_and_nothing_else_has_changed() {
+    fn a_write_changes_its_range_and_nothing_else() {
         let mut regions = Regions::new(4, SEED);
         let list = pieces(&[3, 1, 60]);
         let remote = regions.register(list.clone(), RemoteRights::RemoteWrite).unwrap();
@@ -369,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused_for_its_own_reason() {
+    fn each_invalid_access_is_refused_with_its_own_reason() {
         let mut regions = Regions::new(4, SEED);
         let none = regions.look_up(Stag(1), 0, 1, RemoteRights::RemoteRead);
         assert_eq!(none.unwrap_err(), Refusal::InvalidStag, "nothing was ever registered");
@@ -400,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_closed_is_gone_whoever_closed_it() {
+    fn an_invalidated_tag_is_refused_whichever_side_invalidated_it() {
         let mut regions = Regions::new(4, SEED);
         let [first, second, third] =
             [1, 2, 3].map(|len| regions.register(memory(len), RemoteRights::RemoteWrite).unwrap());
@@ -420,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_let_go_of_when_it_is_closed() {
+    fn memory_is_released_when_its_tag_is_invalidated() {
         let mut regions = Regions::new(1, SEED);
         let chunk = blockmux_volume::Chunk::from_slice(b"abc");
         let remote = regions.register(SgList::one(chunk.lend(0, 3)), RemoteRights::RemoteRead).unwrap();
@@ -432,23 +430,23 @@ mod tests {
     }
 
     #[test]
-    fn only_so_much_is_registered_and_only_what_can_be_granted() {
+    fn registrations_are_bounded_and_read_only_memory_is_not_registered_for_writes() {
         let mut regions = Regions::new(2, SEED);
         let first = regions.register(memory(1), RemoteRights::RemoteRead).unwrap();
         let lent = SgList::one(blockmux_volume::Chunk::from_slice(b"abc").lend(0, 3));
         let refused = regions.register(lent.clone(), RemoteRights::RemoteWrite);
-        assert_eq!(refused.unwrap_err(), Unregistrable::ReadOnly);
+        assert_eq!(refused.unwrap_err(), RegisterError::ReadOnly);
         regions.register(lent, RemoteRights::RemoteRead).unwrap();
-        assert_eq!(regions.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), Unregistrable::Full);
+        assert_eq!(regions.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), RegisterError::Full);
         regions.close(first.stag);
         assert!(regions.register(memory(0), RemoteRights::RemoteRead).is_ok());
         assert_eq!(regions.open(), 2);
         let mut none = Regions::new(0, SEED);
-        assert_eq!(none.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), Unregistrable::Full);
+        assert_eq!(none.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), RegisterError::Full);
     }
 
     #[test]
-    fn names_do_not_come_again_and_follow_from_the_seed_alone() {
+    fn tags_are_not_reused_and_follow_from_the_seed_alone() {
         let names = |seed: Seed| {
             let mut regions = Regions::new(3, seed);
             let mut open = Vec::new();
@@ -470,7 +468,7 @@ mod tests {
         assert!(distinct.len() > 19_990, "of numbers of 32 bits, hardly two are the same");
         assert!(names([8; 32]).iter().filter(|name| distinct.contains(name)).count() < 5);
         assert!(first.windows(2).all(|pair| pair[0] != pair[1]));
-        // Every bit is as often set as not.
+        // Every bit is set in about half of the tags.
         for bit in 0..32 {
             let set = first.iter().filter(|name| **name >> bit & 1 == 1).count();
             assert!((9_000..11_000).contains(&set), "bit {bit} is set in {set}");

@@ -1,4 +1,5 @@
-//! Software iWARP allocates nothing per message, write or read once it has seen its usual depth.
+//! Software iWARP allocates nothing for a message, write or read once it has reached its usual
+//! depth.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 #[path = "../../volume/tests/counting/mod.rs"]
@@ -7,22 +8,22 @@ mod iwarp_pipe;
 
 use blockmux_proto::rdma::{Event, MessageHead, QueuePair, Remote, RemoteRights, WorkId, WorkRequest};
 use blockmux_rdma::Provider;
-use blockmux_rdma::iwarp::Config;
+use blockmux_rdma::iwarp::IwarpConfig;
 use blockmux_volume::{Memory, Pages, SgList};
 use iwarp_pipe::Pipe;
 
 const DEPTH: u64 = 16;
 
-/// What one round posts.
+/// The work of one round.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum RoundKind {
     Sends,
     Writes,
     Reads,
-    /// A write and a message that closes its memory, which is then opened anew.
+    /// A write and a message that invalidates its memory, which is registered again afterwards.
     WritesAndClosings,
-    /// Writes and closings that are done while they are asked, as far as the queue pair does so.
-    AtOnce,
+    /// Writes and invalidations by the methods that may execute them immediately.
+    Immediate,
 }
 
 struct Round {
@@ -31,18 +32,21 @@ struct Round {
     theirs: Memory,
     len: usize,
     granted: Vec<Remote>,
-    /// What was done while it was asked.
-    at_once: u64,
+    /// Amount of work that was executed immediately.
+    immediate: u64,
 }
 
 impl Round {
-    fn new(config: &Config, len: usize, kind: Kind, is_shared: bool) -> Round {
+    fn new(config: &IwarpConfig, len: usize, kind: RoundKind, is_shared: bool) -> Round {
         let ours =
             if is_shared { Memory::from_pages(&Pages::from_heap(len)) } else { Memory::from_heap(len) };
         let (pipe, theirs) = (Pipe::new(config), Memory::from_heap(len));
-        let mut round = Round { pipe, ours, theirs, len, granted: Vec::with_capacity(32), at_once: 0 };
-        let access =
-            if matches!(kind, Kind::Reads) { RemoteRights::RemoteRead } else { RemoteRights::RemoteWrite };
+        let mut round = Round { pipe, ours, theirs, len, granted: Vec::with_capacity(32), immediate: 0 };
+        let access = if matches!(kind, RoundKind::Reads) {
+            RemoteRights::RemoteRead
+        } else {
+            RemoteRights::RemoteWrite
+        };
         (0..DEPTH).for_each(|_| round.grant(access));
         round
     }
@@ -62,7 +66,7 @@ impl Round {
         }
     }
 
-    fn post(&mut self, kind: Kind) -> u64 {
+    fn post(&mut self, kind: RoundKind) -> u64 {
         let local = || SgList::one(self.ours.seg(0, self.len));
         let active = &mut self.pipe.active;
         let mut posted = 0;
@@ -74,23 +78,23 @@ impl Round {
                 WorkRequest::Send { id, head, payload, invalidate, is_solicited: false }
             };
             match kind {
-                Kind::Sends => active.post(send(local(), None)),
-                Kind::Writes => active.post(WorkRequest::Write { id, local: local(), remote }),
-                Kind::Reads => active.post(WorkRequest::Read { id, local: local(), remote }),
-                Kind::WritesAndClosings => {
+                RoundKind::Sends => active.post(send(local(), None)),
+                RoundKind::Writes => active.post(WorkRequest::Write { id, local: local(), remote }),
+                RoundKind::Reads => active.post(WorkRequest::Read { id, local: local(), remote }),
+                RoundKind::WritesAndClosings => {
                     active.post(WorkRequest::Write { id, local: local(), remote });
                     active.post(send(SgList::default(), Some(remote.stag)));
                     posted += 1;
                 }
-                Kind::AtOnce => {
+                RoundKind::Immediate => {
                     let room = active.room();
                     if !active.write(id, &local(), remote) {
-                        (self.at_once, posted) = (self.at_once + 1, posted - 1);
+                        (self.immediate, posted) = (self.immediate + 1, posted - 1);
                     }
                     let waiting = active.room();
                     active.send(&[7; 76], &SgList::default(), Some(remote.stag));
                     match active.room() == waiting {
-                        true => self.at_once += 1,
+                        true => self.immediate += 1,
                         false => posted += 1,
                     }
                     assert!(room - active.room() <= 2);
@@ -100,8 +104,8 @@ impl Round {
         posted
     }
 
-    /// Until all that was posted has come back, and been heard.
-    fn run(&mut self, kind: Kind) {
+    /// Runs until all posted work has completed and all messages were handled.
+    fn run(&mut self, kind: RoundKind) {
         let mut left = self.post(kind);
         let mut closed = 0;
         while left > 0 || self.pipe.moves() {
@@ -114,7 +118,7 @@ impl Round {
                 let Event::Received { invalidated, .. } = event else { panic!("{event:?}") };
                 closed += u64::from(invalidated.is_some());
                 match kind {
-                    Kind::AtOnce => self.pipe.passive.receive(1),
+                    RoundKind::Immediate => self.pipe.passive.receive(1),
                     _ => self.pipe.passive.post(WorkRequest::Receive),
                 }
             }
@@ -122,7 +126,7 @@ impl Round {
         if closed > 0 {
             self.granted.clear();
             (0..closed).for_each(|_| match kind {
-                Kind::AtOnce => self.grant_at_once(),
+                RoundKind::Immediate => self.grant_at_once(),
                 _ => self.grant(RemoteRights::RemoteWrite),
             });
         }
@@ -131,11 +135,17 @@ impl Round {
 
 #[test]
 fn messages_writes_and_reads_allocate_nothing() {
-    let kinds = [Kind::Sends, Kind::Writes, Kind::Reads, Kind::WritesAndClosings, Kind::AtOnce];
+    let kinds = [
+        RoundKind::Sends,
+        RoundKind::Writes,
+        RoundKind::Reads,
+        RoundKind::WritesAndClosings,
+        RoundKind::Immediate,
+    ];
     for (has_crc, mss, is_shared) in
         [(false, 65_483, true), (false, 1448, false), (true, 8948, false), (true, 8948, true)]
     {
-        let config = Config { has_crc, mss, ..Config::default() };
+        let config = IwarpConfig { has_crc, mss, ..IwarpConfig::default() };
         for kind in kinds {
             for len in [512, 4096, 60_000] {
                 let mut round = Round::new(&config, len, kind, is_shared);
@@ -150,10 +160,9 @@ fn messages_writes_and_reads_allocate_nothing() {
                 let case =
                     format!("{kind:?} of {len} bytes, CRC {has_crc}, shared {is_shared}, segments of {mss}");
                 assert_eq!(allocations, 0, "{case}");
-                // What takes several FPDUs is posted, and so is what comes behind it until it is on
-                // its way.
-                let fits = matches!(kind, Kind::AtOnce) && len < mss.min(10_000);
-                assert!(!fits || round.at_once == 60 * 2 * DEPTH, "{case}: {} at once", round.at_once);
+                // Work of several FPDUs is queued, and so is later work until it is sent.
+                let fits = matches!(kind, RoundKind::Immediate) && len < mss.min(10_000);
+                assert!(!fits || round.immediate == 60 * 2 * DEPTH, "{case}: {} at once", round.immediate);
             }
         }
     }

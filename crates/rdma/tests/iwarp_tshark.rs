@@ -1,5 +1,4 @@
-//! What we say, read by somebody else: tshark dissects a capture of our own traffic without a
-//! malformed mark.
+//! tshark dissects a capture of this implementation's traffic without reporting malformed packets.
 //!
 //! Without tshark the test prints a line that begins with `skipped: ` and passes.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
@@ -9,27 +8,27 @@ use blockmux_proto::rdma::{
 };
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
-use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Memory, Pool, SgList};
 use blockmux_wire::iwarp::mpa::fpdu_len;
 use std::fs;
 use std::process::Command;
 use std::time::Instant;
 
-/// A connection that is written down as frames of a network.
+/// A connection that is recorded as network frames.
 struct Capture {
     ends: [Iwarp; 2],
     inbound: [Vec<u8>; 2],
     pcap: Vec<u8>,
-    /// Of the next byte of each side.
+    /// TCP sequence number of the next byte of each side.
     sequence: [u32; 2],
     has_markers: bool,
-    /// Bytes of FPDUs that each side has sent, once it has begun.
+    /// Bytes of FPDUs that each side has sent, after its set-up frame.
     positions: [Option<usize>; 2],
 }
 
 impl Capture {
-    fn new(config: &Config) -> Capture {
+    fn new(config: &IwarpConfig) -> Capture {
         let endpoint = Endpoint {
             receives: 64,
             receive_len: 16 << 10,
@@ -57,7 +56,7 @@ impl Capture {
         capture
     }
 
-    /// One TCP segment from a side to the other.
+    /// Records a TCP segment from one side to the other.
     fn segment(&mut self, from: usize, flags: u8, data: &[u8]) {
         let mut frame = vec![0x45, 0];
         frame.extend((40 + data.len() as u16).to_be_bytes());
@@ -78,7 +77,7 @@ impl Capture {
         self.sequence[from] += data.len() as u32 + u32::from(flags & SYN != 0);
     }
 
-    /// How long the first frame is: tshark takes a segment with markers for one FPDU.
+    /// Length of the first frame in `bytes`: tshark expects a segment with markers to be one FPDU.
     fn frame_len(&mut self, from: usize, bytes: &[u8]) -> usize {
         let Some(position) = &mut self.positions[from] else {
             self.positions[from] = Some(0);
@@ -98,14 +97,14 @@ impl Capture {
         len
     }
 
-    /// Carries everything, an FPDU in a segment; what both sides heard.
+    /// Transports everything, one FPDU in each segment; returns the number of events.
     fn settle(&mut self) -> usize {
-        let mut heard = 0;
+        let mut events = 0;
         loop {
             let mut has_moved = false;
             for from in 0..2 {
                 while let Some(event) = self.ends[from].poll() {
-                    heard += 1;
+                    events += 1;
                     if matches!(event, Event::Requested { .. }) {
                         self.ends[from].post(WorkRequest::Accept { private_data: b"yes".to_vec() });
                     }
@@ -123,7 +122,7 @@ impl Capture {
                 self.deliver(1 - from);
             }
             if !has_moved {
-                return heard;
+                return events;
             }
         }
     }
@@ -155,8 +154,8 @@ impl Capture {
     }
 }
 
-/// A bit of everything, and a Terminate message in the end; how many messages that are.
-fn talk(config: &Config) -> Vec<u8> {
+/// Sends work of every kind, and a Terminate message at the end; returns the capture.
+fn record_traffic(config: &IwarpConfig) -> Vec<u8> {
     let mut capture = Capture::new(config);
     capture.settle();
     let memory = |len: usize| SgList::one(Memory::from_heap(len).seg(0, len));
@@ -192,16 +191,16 @@ fn talk(config: &Config) -> Vec<u8> {
 }
 
 #[test]
-fn tshark_reads_our_traffic_without_a_malformed_mark() {
+fn tshark_finds_nothing_malformed_in_our_traffic() {
     if Command::new("tshark").arg("--version").output().is_err() {
         println!("skipped: tshark is not installed");
         return;
     }
     for (has_crc, wants_markers) in [(false, false), (true, false), (false, true), (true, true)] {
-        let config = Config { has_crc, wants_markers, mss: SEGMENT, ..Config::default() };
+        let config = IwarpConfig { has_crc, wants_markers, mss: SEGMENT, ..IwarpConfig::default() };
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("iwarp.pcap");
-        fs::write(&path, talk(&config)).unwrap();
+        fs::write(&path, record_traffic(&config)).unwrap();
         let tshark = Command::new("tshark")
             .args(["-o", "tcp.try_heuristic_first:TRUE", "-V", "-r"])
             .arg(&path)
@@ -227,7 +226,7 @@ fn tshark_reads_our_traffic_without_a_malformed_mark() {
     }
 }
 
-/// The frame in which it stands.
+/// The frame that contains `mark`.
 fn around<'a>(text: &'a str, mark: &str) -> &'a str {
     let at = text.find(mark).unwrap_or_default();
     let begin = text[..at].rfind("\nFrame ").unwrap_or_default();
@@ -237,5 +236,5 @@ fn around<'a>(text: &'a str, mark: &str) -> &'a str {
 const SYN: u8 = 2;
 const PUSH: u8 = 8;
 const ACK: u8 = 16;
-/// As large as segments with jumbo frames are, in bytes.
+/// Segment size with jumbo frames, in bytes.
 const SEGMENT: usize = 8948;

@@ -1,5 +1,4 @@
-//! NVMe/RDMA, both sides over the provider in memory: the host's queues, the controller's, and a
-//! volume behind it.
+//! NVMe/RDMA: host queues, controller queues and a volume, over the in-memory provider.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -8,8 +7,8 @@ use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::fabrics::host::{AdminConfig, Ask, Names, QueueConfig};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvme_rdma::client::{AdminSession, QueueSession};
-use blockmux_proto::nvme_rdma::server::TargetSession;
+use blockmux_proto::nvme_rdma::client::{NvmeRdmaAdminSession, NvmeRdmaQueueSession};
+use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::session::{Connections, Control, Initiator, Target};
 use blockmux_proto::volume_uuid::VolumeUuid;
@@ -26,13 +25,13 @@ use std::time::{Duration, Instant};
 
 const SIZE: u64 = 8 << 20;
 
-struct Served {
+struct ServedSubsystem {
     node: Arc<NvmeNode>,
     exports: Exports,
 }
 
-impl Served {
-    fn new(in_capsule: usize) -> Served {
+impl ServedSubsystem {
+    fn new(in_capsule: usize) -> ServedSubsystem {
         let volume = Arc::new(MemVolume::new(SIZE));
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let exports = Exports::new(vec![export]);
@@ -41,18 +40,17 @@ impl Served {
         let subsystem = Subsystem::new(nqn("nqn.2026-11.test:disk"), "machine", vec![namespace], Vec::new());
         let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
         let node = NvmeNode::new(vec![Arc::new(subsystem)], ports, "machine").with_in_capsule(in_capsule);
-        Served { node: Arc::new(node), exports }
+        ServedSubsystem { node: Arc::new(node), exports }
     }
 
-    /// The controller's end of a connection that a host asks for with this endpoint, and the
-    /// host's.
-    fn connect(&self, endpoint: &Endpoint) -> (Server, Loopback) {
-        let session = TargetSession::new(self.node.clone(), Pool::new(512 << 20), Instant::now());
+    /// Creates a connection for a host's endpoint: the controller's end, and the host's.
+    fn connect(&self, endpoint: &Endpoint) -> (ControllerEnd, Loopback) {
+        let session = NvmeRdmaTargetSession::new(self.node.clone(), Pool::new(512 << 20), Instant::now());
         let (active, passive) = loopback::pair(endpoint, &session.endpoint(), [9; 32]);
         let core = TestCore::new().as_core();
         let open = |export: &Export| export.volume.open(&core, session.depth(), Waker::idle()).unwrap();
         let channel = open(&self.exports.get(VolumeId(0)).unwrap());
-        (Server { driven: Driven::new(session, passive, Instant::now()), channel }, active)
+        (ControllerEnd { driven: Driven::new(session, passive, Instant::now()), channel }, active)
     }
 }
 
@@ -64,13 +62,13 @@ fn names() -> Names {
     Names { host: nqn("nqn.2026-11.test:host"), host_id: [7; 16], subsystem: nqn("nqn.2026-11.test:disk") }
 }
 
-/// A controller's queue and its volume: the smallest possible engine.
-struct Server {
-    driven: Driven<Loopback, TargetSession>,
+/// A controller's queue and its volume: a minimal engine.
+struct ControllerEnd {
+    driven: Driven<Loopback, NvmeRdmaTargetSession>,
     channel: Box<dyn Channel>,
 }
 
-impl Server {
+impl ControllerEnd {
     fn pump(&mut self) -> bool {
         self.driven.on_turn(Instant::now());
         let mut has_moved = self.driven.pump();
@@ -87,16 +85,16 @@ impl Server {
 }
 
 /// A host with its admin queue and I/O queues, and the controller's ends of them.
-struct Host {
-    admin: Driven<Loopback, AdminSession>,
-    queues: Driven<Loopback, QueueSession>,
-    admin_server: Server,
-    servers: Rc<RefCell<Vec<Server>>>,
+struct TestHost {
+    admin: Driven<Loopback, NvmeRdmaAdminSession>,
+    queues: Driven<Loopback, NvmeRdmaQueueSession>,
+    admin_server: ControllerEnd,
+    servers: Rc<RefCell<Vec<ControllerEnd>>>,
     tag: u64,
 }
 
-impl Host {
-    fn new(served: Served, queues: u16, entries: u16) -> Host {
+impl TestHost {
+    fn new(served: ServedSubsystem, queues: u16, entries: u16) -> TestHost {
         let now = Instant::now();
         let config = AdminConfig {
             names: names(),
@@ -105,7 +103,7 @@ impl Host {
             ask: Ask::Use(1),
             keep_alive: Duration::ZERO,
         };
-        let admin = AdminSession::new(config, (), Pool::new(1 << 20), now);
+        let admin = NvmeRdmaAdminSession::new(config, (), Pool::new(1 << 20), now);
         let (mut admin_server, end) = served.connect(&admin.endpoint());
         let mut admin = Driven::new(admin, end, now);
         while admin.pump() | admin_server.pump() {}
@@ -118,7 +116,7 @@ impl Host {
             queues,
             entries,
         };
-        let session = QueueSession::new(config, (), Pool::new(16 << 20), now);
+        let session = NvmeRdmaQueueSession::new(config, (), Pool::new(16 << 20), now);
         let (server, end) = served.connect(&RdmaConnections::endpoint(&session));
         let servers = Rc::new(RefCell::new(vec![server]));
         let further = servers.clone();
@@ -127,7 +125,7 @@ impl Host {
             further.borrow_mut().push(server);
             end
         });
-        let mut host = Host { admin, queues: session, admin_server, servers, tag: 0 };
+        let mut host = TestHost { admin, queues: session, admin_server, servers, tag: 0 };
         host.run();
         while let Some((connection, now)) = host.queues.poll_connect() {
             host.queues.on_connected(connection, now);
@@ -169,9 +167,9 @@ fn list(bytes: &[u8]) -> SgList {
 }
 
 #[test]
-fn what_was_written_is_read_whatever_its_length() {
+fn written_data_is_read_at_every_length() {
     for in_capsule in [0, 4096, 8192] {
-        let mut host = Host::new(Served::new(in_capsule), 1, 64);
+        let mut host = TestHost::new(ServedSubsystem::new(in_capsule), 1, 64);
         for blocks in [1, 2, 8, 9, 17, 128, 2048, 6001] {
             let data = pattern(blocks * 512);
             let len = data.len() as u64;
@@ -187,8 +185,8 @@ fn what_was_written_is_read_whatever_its_length() {
 }
 
 #[test]
-fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
-    let mut host = Host::new(Served::new(8192), 1, 64);
+fn segmented_buffers_are_transferred_directly() {
+    let mut host = TestHost::new(ServedSubsystem::new(8192), 1, 64);
     let pieces = |bytes: &[u8]| {
         let mut list = SgList::default();
         bytes.chunks(7168).for_each(|piece| list.push(Seg::from_slice(piece)));
@@ -203,7 +201,7 @@ fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
 
 #[test]
 fn many_commands_on_many_queues_complete_once_each() {
-    let mut host = Host::new(Served::new(4096), 3, 16);
+    let mut host = TestHost::new(ServedSubsystem::new(4096), 3, 16);
     for round in 0..20 {
         let count = 100;
         for at in 0..count {
@@ -224,8 +222,8 @@ fn many_commands_on_many_queues_complete_once_each() {
 }
 
 #[test]
-fn a_session_that_stops_says_goodbye_and_both_sides_are_over() {
-    let mut host = Host::new(Served::new(8192), 2, 16);
+fn a_stopped_session_ends_on_both_sides() {
+    let mut host = TestHost::new(ServedSubsystem::new(8192), 2, 16);
     Initiator::on_stop(&mut host.queues);
     host.run();
     Control::on_stop(&mut host.admin);
@@ -236,9 +234,9 @@ fn a_session_that_stops_says_goodbye_and_both_sides_are_over() {
 }
 
 #[test]
-fn a_queue_that_is_lost_at_any_point_gives_its_commands_back() {
+fn a_queue_lost_at_any_point_hands_its_commands_back() {
     for pieces in 0..24 {
-        let mut host = Host::new(Served::new(4096), 1, 16);
+        let mut host = TestHost::new(ServedSubsystem::new(4096), 1, 16);
         host.queues.queue_pair().cut_after(pieces);
         for at in 0..4 {
             let data = Some(list(&vec![at as u8; 8192]));

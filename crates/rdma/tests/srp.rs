@@ -143,7 +143,7 @@ impl Host {
 #[test]
 fn commands_on_several_channels_complete_once_each() {
     let mut host = Host::new(3);
-    // Of each channel, without those that are kept for task management.
+    // 126 commands of each channel; the others are reserved for task management.
     assert_eq!(host.session.room(), 3 * 126);
     for round in 0..10 {
         for at in 0..200 {

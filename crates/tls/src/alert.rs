@@ -1,8 +1,9 @@
-//! Alerts: what the peer's mean, and what it is told (RFC 8446 §6).
+//! Alerts that the peer sends and that we send (RFC 8446 §6).
 
 use super::{CredentialKind, TlsError};
 
-/// The peer has ended the connection with an alert, or without one.
+/// Returns the error for a connection that the peer ended with this alert, or without one. The hint
+/// is the likely cause of an alert during the handshake.
 pub(crate) fn received(code: Option<u8>, was_open: bool, kind: CredentialKind) -> TlsError {
     let name = match code {
         None | Some(CLOSE_NOTIFY) => "close_notify".to_owned(),
@@ -29,12 +30,12 @@ pub(crate) fn received(code: Option<u8>, was_open: bool, kind: CredentialKind) -
         Some(code) => code.to_string(),
     };
     let hint = match code {
-        Some(CERTIFICATE_REQUIRED) => ": it wants a certificate of ours",
+        Some(CERTIFICATE_REQUIRED) => ": it requires a client certificate",
         Some(BAD_CERTIFICATE..=CERTIFICATE_UNKNOWN | UNKNOWN_CA | ACCESS_DENIED) => {
             ": it does not accept our certificate"
         }
         _ if was_open || kind == CredentialKind::Certificate => "",
-        Some(DECRYPT_ERROR) => ": it has another key of that name",
+        Some(DECRYPT_ERROR) => ": it has a different key of that name",
         None | Some(CLOSE_NOTIFY | HANDSHAKE_FAILURE | UNKNOWN_PSK_IDENTITY) => {
             ": it does not know the key, or not for these names"
         }
@@ -44,30 +45,30 @@ pub(crate) fn received(code: Option<u8>, was_open: bool, kind: CredentialKind) -
 }
 
 impl TlsError {
-    /// The alert that tells the peer what it has done wrong, once records are protected; `None` if
-    /// that was nothing.
+    /// Level and description of the alert to send to the peer, once records are protected; `None`
+    /// if the peer did not violate the protocol.
     #[must_use]
     pub fn alert(&self) -> Option<[u8; 2]> {
         let code = match self {
             TlsError::Unexpected => UNEXPECTED_MESSAGE,
             TlsError::Unprotected => BAD_RECORD_MAC,
             TlsError::TooLong => RECORD_OVERFLOW,
-            TlsError::Broken(_) => DECODE_ERROR,
+            TlsError::Malformed(_) => DECODE_ERROR,
             _ => return None,
         };
         Some([FATAL, code])
     }
 }
 
-/// The record with which a server ends a handshake that has not begun to be encrypted.
-pub(crate) fn record(why: &TlsError) -> [u8; 7] {
-    let code = match why {
+/// Returns the unprotected record with which a server ends a handshake.
+pub(crate) fn record(error: &TlsError) -> [u8; 7] {
+    let code = match error {
         TlsError::UnknownIdentity(_) => UNKNOWN_PSK_IDENTITY,
         TlsError::WrongKey(_) => DECRYPT_ERROR,
-        TlsError::Broken(_) => DECODE_ERROR,
+        TlsError::Malformed(_) => DECODE_ERROR,
         _ => HANDSHAKE_FAILURE,
     };
-    // An alert of TLS 1.2, as every record before encryption is called, of two bytes; it is fatal.
+    // An alert record of two bytes, fatal; unprotected records have the version of TLS 1.2.
     [21, 3, 3, 0, 2, FATAL, code]
 }
 

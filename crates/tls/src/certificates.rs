@@ -1,10 +1,10 @@
-//! Certificates (X.509): what each side shows, and how it checks the peer's.
+//! Certificates (X.509): ours, and the checks of the peer's.
 //!
-//! The library checks a chain up to a trusted authority, its time and its intended use. A client
-//! also checks that the certificate is for the host that it meant to reach ([`ExpectedHost`]). The
-//! subject of a peer's certificate is given as RFC 4514 writes it, for allow-lists and logs.
+//! The library checks a chain up to a trusted authority, its validity period and its extended key
+//! usage. A client also checks that the certificate is for the intended host ([`ExpectedHost`]).
+//! The subject of a peer's certificate, as in RFC 4514, serves allow-lists and logs.
 
-use super::{TlsError, builder, ours, pipe};
+use super::{TlsError, builder, internal, pipe};
 use s2n_tls::callbacks::VerifyHostNameCallback;
 use s2n_tls::config::Config;
 use s2n_tls::connection::Connection;
@@ -16,22 +16,21 @@ use x509_cert::Certificate;
 use x509_cert::der::Decode;
 use zeroize::Zeroizing;
 
-/// A certificate, those of the authorities between it and the trusted one, and its private key, in
-/// PEM.
+/// A certificate, its intermediate certificates and its private key, in PEM.
 pub struct CertifiedKey {
-    /// The certificate first.
+    /// The certificate, followed by its intermediate certificates.
     pub chain: Vec<u8>,
     /// The private key.
     pub key: Zeroizing<Vec<u8>>,
 }
 
-/// Whose signature a client accepts under the server's certificate.
+/// Authorities that a client trusts to sign server certificates.
 pub enum Trust {
     /// The authorities that this system trusts.
     System,
     /// These authorities, in PEM.
     Authorities(Vec<u8>),
-    /// Anybody's: the server is not authenticated at all.
+    /// Any certificate: the server is not authenticated.
     Anybody,
 }
 
@@ -43,17 +42,17 @@ pub struct ServerCertificates(Config);
 #[derive(Clone)]
 pub struct ClientCertificates {
     config: Config,
-    /// For the extension `server_name`, which has no addresses (RFC 6066 §3).
+    /// Value of the extension `server_name`, which has no IP addresses (RFC 6066 §3).
     server_name: Option<String>,
 }
 
 impl ServerCertificates {
-    /// A server that shows `own`. With several, the client's `server_name` chooses, and the first
-    /// is for those that name no host. With `client_authorities`, each client must show a
-    /// certificate that one of them has signed; they are in PEM.
+    /// Creates the configuration of a server with the certificates `own`. The client's
+    /// `server_name` selects one; the first serves clients that send no name. With
+    /// `client_authorities` (PEM), each client must present a certificate that one of them signed.
     ///
     /// # Errors
-    /// If a certificate or key cannot be used.
+    /// [`TlsError::Credentials`] if a certificate or key is unusable.
     pub fn new(
         own: &[CertifiedKey],
         client_authorities: Option<&[u8]>,
@@ -70,7 +69,7 @@ impl ServerCertificates {
             builder
                 .set_client_auth_type(ClientAuthType::Required)
                 .and_then(|builder| builder.set_verify_host_callback(AnyName))
-                .map_err(|error| ours(&error))?;
+                .map_err(|error| internal(&error))?;
         }
         Ok(ServerCertificates(builder.build().map_err(|error| unusable(&error))?))
     }
@@ -81,11 +80,11 @@ impl ServerCertificates {
 }
 
 impl ClientCertificates {
-    /// A client of the server that is called `host`, a DNS name or an IP address. It shows `own` if
-    /// the server asks for a certificate.
+    /// Creates the configuration of a client of the server `host`, a DNS name or an IP address. The
+    /// client presents `own` if the server requests a certificate.
     ///
     /// # Errors
-    /// If a certificate or key cannot be used.
+    /// [`TlsError::Credentials`] if a certificate or key is unusable.
     pub fn new(
         trust: &Trust,
         own: Option<&CertifiedKey>,
@@ -93,19 +92,19 @@ impl ClientCertificates {
     ) -> Result<ClientCertificates, TlsError> {
         let mut builder = builder(POLICY)?;
         match trust {
-            Trust::System => builder.with_system_certs(true).map_err(|error| ours(&error))?,
+            Trust::System => builder.with_system_certs(true).map_err(|error| internal(&error))?,
             Trust::Authorities(pem) => builder.trust_pem(pem).map_err(|error| unusable(&error))?,
-            Trust::Anybody => pipe::disable_verification(&mut builder).map_err(|error| ours(&error))?,
+            Trust::Anybody => pipe::disable_verification(&mut builder).map_err(|error| internal(&error))?,
         };
         let expected = ExpectedHost::new(host);
         let server_name = match &expected {
             ExpectedHost::Name(name) => Some(name.clone()),
             ExpectedHost::Address(_) => None,
         };
-        builder.set_verify_host_callback(expected).map_err(|error| ours(&error))?;
+        builder.set_verify_host_callback(expected).map_err(|error| internal(&error))?;
         if let Some(own) = own {
             builder.load_chain(chain(own)?).map_err(|error| unusable(&error))?;
-            builder.set_client_auth_type(ClientAuthType::Optional).map_err(|error| ours(&error))?;
+            builder.set_client_auth_type(ClientAuthType::Optional).map_err(|error| internal(&error))?;
         }
         Ok(ClientCertificates { config: builder.build().map_err(|error| unusable(&error))?, server_name })
     }
@@ -125,17 +124,17 @@ impl fmt::Debug for ClientCertificates {
     }
 }
 
-/// The host that a client meant to reach.
+/// The host that a client connects to.
 #[derive(Debug, PartialEq, Eq)]
 enum ExpectedHost {
-    /// In lower case, without a dot at its end.
+    /// A DNS name in lower case, without a final dot.
     Name(String),
     Address(IpAddr),
 }
 
 impl ExpectedHost {
     fn new(host: &str) -> ExpectedHost {
-        // A link-local address may have a zone, of which no certificate knows.
+        // A link-local address may have a zone, which certificates never have.
         let address = host.split_once('%').map_or(host, |(address, _)| address);
         match address.parse() {
             Ok(address) => ExpectedHost::Address(address),
@@ -145,8 +144,8 @@ impl ExpectedHost {
 }
 
 impl VerifyHostNameCallback for ExpectedHost {
-    /// Is asked for each name of the certificate. A `*` stands for one whole label, the first (RFC
-    /// 6125 §6.4.3).
+    /// Compares a name of the certificate; the library calls this for each. A `*` stands for the
+    /// whole first label (RFC 6125 §6.4.3).
     fn verify_host_name(&self, name: &str) -> bool {
         match self {
             ExpectedHost::Address(address) => name.parse() == Ok(*address),
@@ -160,7 +159,7 @@ impl VerifyHostNameCallback for ExpectedHost {
     }
 }
 
-/// A server does not care which host a client's certificate is for.
+/// A server accepts client certificates for any host.
 struct AnyName;
 
 impl VerifyHostNameCallback for AnyName {
@@ -170,15 +169,15 @@ impl VerifyHostNameCallback for AnyName {
 }
 
 fn chain(own: &CertifiedKey) -> Result<s2n_tls::cert_chain::CertificateChain<'static>, TlsError> {
-    let mut builder = s2n_tls::cert_chain::Builder::new().map_err(|error| ours(&error))?;
+    let mut builder = s2n_tls::cert_chain::Builder::new().map_err(|error| internal(&error))?;
     builder.load_pem(&own.chain, &own.key).map_err(|error| unusable(&error))?;
     builder.build().map_err(|error| unusable(&error))
 }
 
-/// The subject of the peer's certificate, if it has shown one.
+/// Returns the subject of the peer's certificate, if it presented one.
 ///
 /// # Errors
-/// If the certificate cannot be read.
+/// [`TlsError::Certificate`] if the certificate cannot be parsed.
 pub(crate) fn subject(connection: &Connection, mode: Mode) -> Result<Option<String>, TlsError> {
     if mode == Mode::Server && !connection.client_cert_used() {
         return Ok(None);
@@ -194,11 +193,11 @@ pub(crate) fn subject(connection: &Connection, mode: Mode) -> Result<Option<Stri
     Ok(Some(certificate.tbs_certificate().subject().to_string()))
 }
 
-/// What the library's error of that name says of the peer's certificate, if it is about that.
+/// Translates the name of a library error about the peer's certificate; `None` for other errors.
 pub(crate) fn refusal(name: &str) -> Option<TlsError> {
     Some(TlsError::Certificate(match name {
         "S2N_ERR_MISSING_CLIENT_CERT" | "S2N_ERR_NO_CERT_FOUND" => return Some(TlsError::NoCertificate),
-        "S2N_ERR_CERT_UNTRUSTED" => "no authority that is trusted here has signed it",
+        "S2N_ERR_CERT_UNTRUSTED" => "no authority that is trusted here signed it",
         "S2N_ERR_CERT_INVALID_HOSTNAME" => "it is for another host name",
         "S2N_ERR_CERT_REVOKED" => "it was revoked",
         "S2N_ERR_CERT_NOT_YET_VALID" => "it is not valid yet; check the clocks",
@@ -215,12 +214,12 @@ pub(crate) fn refusal(name: &str) -> Option<TlsError> {
     }))
 }
 
-/// Our own files cannot be used.
+/// Translates the library's error about our own certificate or key.
 fn unusable(error: &Error) -> TlsError {
     TlsError::Credentials(match error.name() {
         "S2N_ERR_KEY_MISMATCH" => "the private key belongs to another certificate",
         "S2N_ERR_INVALID_PEM" | "S2N_ERR_NO_CERTIFICATE_IN_PEM" | "S2N_ERR_DECODE_CERTIFICATE" => {
-            "a file is no certificate or key in PEM"
+            "a file is not a certificate or key in PEM"
         }
         "S2N_ERR_DECODE_PRIVATE_KEY" => {
             "the private key cannot be read; it must be in PEM, without a password"
@@ -229,7 +228,8 @@ fn unusable(error: &Error) -> TlsError {
     })
 }
 
-/// TLS 1.3, and 1.2 for peers without it (proto.md, "TLS versions", asks for 1.2).
+/// A policy of the library: TLS 1.3, and 1.2 for peers without it (proto.md, "TLS versions",
+/// requires 1.2).
 const POLICY: &str = "20240503";
 
 #[cfg(test)]

@@ -1,43 +1,44 @@
-//! The keys that a ClientHello offers (RFC 8446 §4.1.2, §4.2.11).
+//! The PSK identities that a ClientHello offers (RFC 8446 §4.1.2, §4.2.11).
 
-/// The identities in a ClientHello without its header, at most [`MAX_OFFERED`] of them; none if it
-/// is not as it should be, which the library tells.
+/// Returns the identities in a ClientHello without its header, at most [`MAX_OFFERED`]. Returns
+/// none from a malformed message; the library reports that.
 #[must_use]
 pub(crate) fn identities(message: &[u8]) -> Vec<&[u8]> {
-    let mut at = Reader(message);
+    let mut at = HelloReader(message);
     let Some(mut extensions) = at.extensions() else { return Vec::new() };
     while let Some((kind, body)) = extensions.extension() {
         if kind == PRE_SHARED_KEY {
-            let Some(list) = Reader(body).with_length(2) else { return Vec::new() };
-            let mut list = Reader(list);
+            let Some(list) = HelloReader(body).with_length(2) else { return Vec::new() };
+            let mut list = HelloReader(list);
             return std::iter::from_fn(|| list.identity()).take(MAX_OFFERED).collect();
         }
     }
     Vec::new()
 }
 
-struct Reader<'a>(&'a [u8]);
+struct HelloReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> HelloReader<'a> {
     fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
         let (bytes, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(bytes)
     }
 
-    /// A vector behind its length, which has `width` bytes.
+    /// Reads a length of `width` bytes and a vector of that length.
     fn with_length(&mut self, width: usize) -> Option<&'a [u8]> {
         let len = self.bytes(width)?.iter().fold(0, |len, &byte| len << 8 | usize::from(byte));
         self.bytes(len)
     }
 
-    /// Behind version, random, session identifier, cipher suites and compression methods.
-    fn extensions(&mut self) -> Option<Reader<'a>> {
+    /// Skips version, random, session identifier, cipher suites and compression methods, and
+    /// returns the extensions.
+    fn extensions(&mut self) -> Option<HelloReader<'a>> {
         self.bytes(2 + 32)?;
         self.with_length(1)?;
         self.with_length(2)?;
         self.with_length(1)?;
-        self.with_length(2).map(Reader)
+        self.with_length(2).map(HelloReader)
     }
 
     fn extension(&mut self) -> Option<(u16, &'a [u8])> {
@@ -45,7 +46,7 @@ impl<'a> Reader<'a> {
         Some((u16::from_be_bytes([kind[0], kind[1]]), self.with_length(2)?))
     }
 
-    /// Behind each is the age of its ticket.
+    /// Reads an identity and skips its obfuscated ticket age.
     fn identity(&mut self) -> Option<&'a [u8]> {
         let identity = self.with_length(2)?;
         self.bytes(4)?;
@@ -54,7 +55,7 @@ impl<'a> Reader<'a> {
 }
 
 const PRE_SHARED_KEY: u16 = 41;
-/// Keys that are looked up for one client.
+/// Maximum number of identities that a server looks up for one client.
 pub(crate) const MAX_OFFERED: usize = 16;
 
 #[cfg(test)]
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_lies_about_its_length_offers_no_more_than_is_there() {
+    fn truncated_messages_and_wrong_lengths_offer_only_whole_identities() {
         let message = hello(&[0, 8, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 3, 2, 9, 9]);
         for len in 0..message.len() {
             assert!(identities(&message[..len]).is_empty(), "{len}");
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_looked_at() {
+    fn the_number_of_identities_is_limited() {
         let many: Vec<u8> = [0, 1, b'x', 0, 0, 0, 0].repeat(MAX_OFFERED + 1);
         let mut psk = (many.len() as u16).to_be_bytes().to_vec();
         psk.extend(many);

@@ -1,42 +1,43 @@
-//! What protects records: a traffic secret for each direction, and the key and the IV that it makes
-//! (RFC 8446 §7.1 to §7.3).
+//! The traffic secrets of both directions, and the keys and IVs derived from them (RFC 8446 §7.1 to
+//! §7.3).
 //!
-//! The library needs nothing of this for its own records. It is for who goes on in its place, with
-//! what [`Tls::export`](super::Tls::export) gives.
+//! The library does not use this module for its own records. It serves callers that take over the
+//! record layer, such as a kernel, with the keys of [`Tls::export`](super::Tls::export).
 
 use super::Hash;
 use aws_lc_rs::hkdf::{HKDF_SHA256, HKDF_SHA384, KeyType, Prk};
 use zeroize::Zeroizing;
 
-/// Of one direction.
+/// The application traffic secret of one direction (RFC 8446 §7.1).
 #[derive(Clone, PartialEq, Eq)]
 pub struct TrafficSecret {
     hash: Hash,
     secret: Zeroizing<Vec<u8>>,
 }
 
-/// What protects records from one of them on.
+/// Key, IV and first sequence number of the records of one direction.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RecordKeys {
-    /// Of AES-128-GCM where it has 16 bytes, and of AES-256-GCM where it has 32.
+    /// The key: of 16 bytes for AES-128-GCM, of 32 bytes for AES-256-GCM.
     pub key: Zeroizing<Vec<u8>>,
-    /// With the number of a record it makes that record's nonce (§5.3).
+    /// The IV; XORed with a record's sequence number it is the record's nonce (RFC 8446 §5.3).
     pub iv: [u8; IV_LEN],
-    /// The number of the next record.
+    /// Sequence number of the next record.
     pub sequence: u64,
 }
 
-/// What the library gives up, so that somebody else can go on, or the library itself again.
-pub struct Exported {
-    /// Of what we send.
+/// Secrets and sequence numbers of both directions, exported by
+/// [`Tls::export`](super::Tls::export). [`Tls::resume`](super::Tls::resume) takes them back.
+pub struct ExportedKeys {
+    /// Secret of the records that we send.
     pub sending: TrafficSecret,
-    /// The number of the record that we send next.
+    /// Sequence number of the next record that we send.
     pub next_sent: u64,
-    /// Of what the peer sends.
+    /// Secret of the records that the peer sends.
     pub receiving: TrafficSecret,
-    /// The number of the record that the peer sends next.
+    /// Sequence number of the next record that the peer sends.
     pub next_received: u64,
-    /// All of it as the library writes it.
+    /// The library's own serialization of the connection.
     pub(super) state: Zeroizing<Vec<u8>>,
 }
 
@@ -45,7 +46,7 @@ impl TrafficSecret {
         TrafficSecret { hash, secret: Zeroizing::new(secret.to_vec()) }
     }
 
-    /// What it makes, for the records from this one on (§7.3).
+    /// Derives key and IV for records from the sequence number `sequence` on (RFC 8446 §7.3).
     #[must_use]
     pub fn keys(&self, sequence: u64) -> RecordKeys {
         let mut keys = RecordKeys { key: vec![0; self.hash.key_len()].into(), iv: [0; IV_LEN], sequence };
@@ -54,14 +55,15 @@ impl TrafficSecret {
         keys
     }
 
-    /// Becomes the one that follows it, which protects what comes after a KeyUpdate (§7.2).
+    /// Replaces the secret by the next one, which protects the records after a KeyUpdate (RFC 8446
+    /// §7.2).
     pub fn update(&mut self) {
         let mut next = vec![0; self.secret.len()];
         self.expand("traffic upd", &mut next);
         self.secret = next.into();
     }
 
-    /// HKDF-Expand-Label without a context (§7.1).
+    /// HKDF-Expand-Label with an empty context (RFC 8446 §7.1).
     fn expand(&self, label: &str, output: &mut [u8]) {
         let algorithm = match self.hash {
             Hash::Sha256 => HKDF_SHA256,
@@ -70,15 +72,16 @@ impl TrafficSecret {
         let [len, label_len] = [output.len(), PREFIX.len() + label.len()].map(|len| len as u8);
         let info: [&[u8]; 5] = [&[0, len], &[label_len], PREFIX.as_bytes(), label.as_bytes(), &[0]];
         let prk = Prk::new_less_safe(algorithm, &self.secret);
-        prk.expand(&info, Len(output.len()))
+        prk.expand(&info, OutputLen(output.len()))
             .and_then(|okm| okm.fill(output))
-            .expect("as much as one block of the hash can always be had");
+            .expect("the output is at most one block of the hash");
     }
 }
 
-impl Exported {
-    /// Reads what the library has written in version 1 of its form.
-    pub(super) fn read(state: Vec<u8>, is_client: bool) -> Result<Exported, Vec<u8>> {
+impl ExportedKeys {
+    /// Reads the library's serialization, version 1; returns `state` unchanged if it has another
+    /// form.
+    pub(super) fn read(state: Vec<u8>, is_client: bool) -> Result<ExportedKeys, Vec<u8>> {
         let read = || {
             let mut at = state.as_slice();
             let mut take = |len| {
@@ -96,7 +99,7 @@ impl Exported {
                 _ => return None,
             };
             let (client_next, server_next) = (number(take(8)?), number(take(8)?));
-            // How long records may be at most.
+            // The maximum fragment length.
             take(2)?;
             let client = (TrafficSecret::new(hash, take(hash.len())?), client_next);
             let server = (TrafficSecret::new(hash, take(hash.len())?), server_next);
@@ -104,7 +107,7 @@ impl Exported {
         };
         match read() {
             Some(((sending, next_sent), (receiving, next_received))) => {
-                Ok(Exported { sending, next_sent, receiving, next_received, state: state.into() })
+                Ok(ExportedKeys { sending, next_sent, receiving, next_received, state: state.into() })
             }
             None => Err(state),
         }
@@ -112,7 +115,7 @@ impl Exported {
 }
 
 impl Hash {
-    /// In bytes.
+    /// Length of the hash in bytes.
     fn len(self) -> usize {
         match self {
             Hash::Sha256 => 32,
@@ -120,7 +123,7 @@ impl Hash {
         }
     }
 
-    /// Of the cipher that goes with it.
+    /// Key length in bytes of the cipher of the hash's cipher suite.
     fn key_len(self) -> usize {
         match self {
             Hash::Sha256 => 16,
@@ -129,21 +132,21 @@ impl Hash {
     }
 }
 
-struct Len(usize);
+struct OutputLen(usize);
 
-impl KeyType for Len {
+impl KeyType for OutputLen {
     fn len(&self) -> usize {
         self.0
     }
 }
 
-/// Of an IV, and of a nonce.
+/// Length of an IV and of a nonce in bytes.
 pub const IV_LEN: usize = 12;
-/// Before every label.
+/// Prefix of every label (RFC 8446 §7.1).
 const PREFIX: &str = "tls13 ";
-/// Of the form in which the library writes.
+/// Version of the library's serialization that [`ExportedKeys::read`] knows.
 const STATE_VERSION: u64 = 1;
-/// As it has it.
+/// Protocol version in the library's serialization.
 const TLS_1_3: [u8; 2] = [3, 4];
 
 #[cfg(test)]
@@ -162,7 +165,7 @@ mod tests {
     const SERVER: &str = "a11af9f05531f856ad47116b45a950328204b4f44bfb6b3a4b4f1f3fcb631643";
 
     #[test]
-    fn keys_are_those_that_rfc_8448_has() {
+    fn keys_match_rfc_8448() {
         let cases = [
             (CLIENT, "17422dda596ed5d9acd890e3c63f5051", "5b78923dee08579033e523d9"),
             (SERVER, "9f02283b6c9c07efc26bb9f2ac92e356", "cf782b88dd83549aadf1e984"),
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn with_them_the_record_of_rfc_8448_is_made_and_opened() {
+    fn the_record_of_rfc_8448_is_sealed_and_opened() {
         // "{client} send application_data record".
         let record = bytes(
             "17 03 03 00 43 a2 3f 70 54 b6 2c 94 d0 af fa fe 82 28 ba 55 cb ef ac ea 42 f9 14 aa 66 bc ab 3f 2b 98 \
@@ -185,7 +188,11 @@ mod tests {
         let secret = TrafficSecret::new(Hash::Sha256, &bytes(CLIENT));
         assert_eq!(Records::new(&secret.keys(0)).seal(APPLICATION_DATA, &payload), record);
         assert_eq!(Records::new(&secret.keys(0)).open(&record), Some((APPLICATION_DATA, payload)));
-        assert_eq!(Records::new(&secret.keys(1)).open(&record), None, "each number has a nonce of its own");
+        assert_eq!(
+            Records::new(&secret.keys(1)).open(&record),
+            None,
+            "each sequence number has its own nonce"
+        );
         let mut next = secret.clone();
         next.update();
         assert!(next != secret);
@@ -193,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_library_writes_in_another_form_is_not_taken() {
+    fn other_serializations_of_the_library_are_refused() {
         let mut state = vec![0, 0, 0, 0, 0, 0, 0, 1, 3, 4, 0x13, 2];
         state.extend(5u64.to_be_bytes());
         state.extend(9u64.to_be_bytes());
@@ -201,19 +208,20 @@ mod tests {
         state.extend([1; 48]);
         state.extend([2; 48]);
         for is_client in [false, true] {
-            let read = Exported::read(state.clone(), is_client).unwrap_or_else(|_| panic!("it is right"));
+            let read =
+                ExportedKeys::read(state.clone(), is_client).unwrap_or_else(|_| panic!("the state is valid"));
             let (client, server) = ((&[1; 48], 5), (&[2; 48], 9));
             let (sent, received) = if is_client { (client, server) } else { (server, client) };
             assert_eq!((&read.sending.secret[..], read.next_sent), (&sent.0[..], sent.1));
             assert_eq!((&read.receiving.secret[..], read.next_received), (&received.0[..], received.1));
         }
         for len in 0..state.len() {
-            assert!(Exported::read(state[..len].to_vec(), true).is_err(), "{len}");
+            assert!(ExportedKeys::read(state[..len].to_vec(), true).is_err(), "{len}");
         }
         for (at, byte) in [(7, 2), (9, 3), (10, 0), (11, 3)] {
             let mut other = state.clone();
             other[at] = byte;
-            assert!(Exported::read(other, true).is_err(), "{at}");
+            assert!(ExportedKeys::read(other, true).is_err(), "{at}");
         }
     }
 }

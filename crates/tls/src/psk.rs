@@ -1,6 +1,6 @@
 //! Pre-shared keys (RFC 8446 §4.2.11), which are for TLS 1.3 only.
 
-use super::{TlsError, builder, hello, ours, shown};
+use super::{TlsError, builder, escaped, hello, internal};
 use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
 use s2n_tls::config::Config;
 use s2n_tls::connection::Connection;
@@ -14,15 +14,15 @@ use zeroize::Zeroizing;
 /// A pre-shared key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Psk {
-    /// What both sides call it; everybody sees that.
+    /// The identity, which both sides know; it crosses the network in the clear.
     pub identity: Vec<u8>,
-    /// The key, of at least 16 bytes.
+    /// The key; it has at least 16 bytes.
     pub secret: Zeroizing<Vec<u8>>,
-    /// The hash function of its cipher suite.
+    /// Hash function of the key's cipher suite.
     pub hash: Hash,
 }
 
-/// A hash function, and with it a cipher suite.
+/// A hash function and the cipher suite that uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hash {
     /// `TLS_AES_128_GCM_SHA256`.
@@ -34,35 +34,35 @@ pub enum Hash {
 /// Finds a server's key by its identity.
 pub type Lookup = Arc<dyn Fn(&[u8]) -> Option<Psk> + Send + Sync>;
 
-/// What a client has offered to a server.
-pub(crate) struct Offer {
+/// A server's lookup and the identities that the client offered, for messages.
+pub(crate) struct OfferedKeys {
     lookup: Lookup,
-    /// The identity of the first key, for messages.
+    /// The first identity offered.
     pub(crate) first: Option<String>,
-    /// The identity of the first key that is known.
+    /// The first identity that the server knows.
     pub(crate) known: Option<String>,
 }
 
-impl Offer {
-    pub(crate) fn new(lookup: &Lookup) -> Offer {
-        Offer { lookup: lookup.clone(), first: None, known: None }
+impl OfferedKeys {
+    pub(crate) fn new(lookup: &Lookup) -> OfferedKeys {
+        OfferedKeys { lookup: lookup.clone(), first: None, known: None }
     }
 }
 
-/// Takes the keys that a client offers and that are known.
-struct TakeOffer;
+/// Adds the known keys among those that a client offers.
+struct SelectOfferedKeys;
 
-impl ClientHelloCallback for TakeOffer {
+impl ClientHelloCallback for SelectOfferedKeys {
     fn on_client_hello(
         &self,
         connection: &mut Connection,
     ) -> Result<Option<Pin<Box<dyn ConnectionFuture>>>, Error> {
         let message = connection.client_hello()?.raw_message()?;
         let offered = hello::identities(&message);
-        let Some(offer) = connection.application_context_mut::<Offer>() else { return Ok(None) };
-        offer.first = offered.first().map(|identity| shown(identity));
+        let Some(offer) = connection.application_context_mut::<OfferedKeys>() else { return Ok(None) };
+        offer.first = offered.first().map(|identity| escaped(identity));
         let known: Vec<Psk> = offered.iter().filter_map(|identity| (offer.lookup)(identity)).collect();
-        offer.known = known.first().map(|key| shown(&key.identity));
+        offer.known = known.first().map(|key| escaped(&key.identity));
         for key in &known {
             let key = library_psk(key).map_err(|error| Error::application(Box::new(error)))?;
             connection.append_psk(&key)?;
@@ -74,7 +74,7 @@ impl ClientHelloCallback for TakeOffer {
 /// The configuration of every client with pre-shared keys.
 pub(crate) fn client_config() -> Result<Config, TlsError> {
     static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
-    CONFIG.get_or_init(|| builder(POLICY)?.build().map_err(|error| ours(&error))).clone()
+    CONFIG.get_or_init(|| builder(POLICY)?.build().map_err(|error| internal(&error))).clone()
 }
 
 /// The configuration of every server with pre-shared keys.
@@ -82,13 +82,13 @@ pub(crate) fn server_config() -> Result<Config, TlsError> {
     static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
     let make = || {
         let mut builder = builder(POLICY)?;
-        builder.set_client_hello_callback(TakeOffer).map_err(|error| ours(&error))?;
-        builder.build().map_err(|error| ours(&error))
+        builder.set_client_hello_callback(SelectOfferedKeys).map_err(|error| internal(&error))?;
+        builder.build().map_err(|error| internal(&error))
     };
     CONFIG.get_or_init(make).clone()
 }
 
-/// The identity of the key that both sides have, if they agreed on one.
+/// The identity of the negotiated key, if any.
 pub(crate) fn negotiated(connection: &Connection) -> Option<Vec<u8>> {
     let len = connection.negotiated_psk_identity_length().unwrap_or(0);
     let mut identity = vec![0; len];
@@ -105,14 +105,14 @@ pub(crate) fn library_psk(key: &Psk) -> Result<s2n_tls::psk::Psk, TlsError> {
         psk.set_identity(&key.identity)?.set_secret(&key.secret)?.set_hmac(hmac)?;
         psk.build()
     };
-    make().map_err(|error| ours(&error))
+    make().map_err(|error| internal(&error))
 }
 
 impl fmt::Debug for Psk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Psk {}", shown(&self.identity))
+        write!(f, "Psk {}", escaped(&self.identity))
     }
 }
 
-/// TLS 1.3 alone, with the elliptic curves that everybody has.
+/// A policy of the library: TLS 1.3 only, with the common elliptic curves.
 const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";

@@ -1,30 +1,30 @@
-//! Files of pre-shared keys as GnuTLS has them, and with it nbdkit, libnbd and QEMU: a line for
-//! each key, `USER:HEXKEY`, as `psktool` writes it.
+//! Key files of GnuTLS, which nbdkit, libnbd and QEMU use, too: a line for each key, `USER:HEXKEY`,
+//! as `psktool` writes it.
 
 use super::{Hash, Psk};
 use std::collections::BTreeMap;
 use zeroize::Zeroizing;
 
-/// The keys of a file, by their users' names.
+/// The keys of a file by user name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PskFile(BTreeMap<Vec<u8>, Psk>);
 
-/// What is wrong with a line; it never has a part of a key.
+/// A malformed line. The message never has a part of a key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct PskFileError {
-    /// Counted from 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// What to write.
+    /// The problem and its remedy.
     pub problem: &'static str,
 }
 
 impl PskFile {
-    /// Reads the text of a file. Empty lines are passed over, and so are those that begin with `#`,
-    /// except where a user's name in hexadecimal digits and a key follow.
+    /// Parses a file. Empty lines are skipped, and so are lines that begin with `#`, except where a
+    /// user's name in hexadecimal digits and a key follow.
     ///
     /// # Errors
-    /// If a line is not a key, or there is none.
+    /// If a line is malformed, or if there is no key.
     pub fn parse(text: &[u8]) -> Result<PskFile, PskFileError> {
         let mut keys = BTreeMap::new();
         for (at, line) in text.split(|&byte| byte == b'\n').enumerate() {
@@ -46,26 +46,26 @@ impl PskFile {
         }
     }
 
-    /// The key of a user.
+    /// Returns a user's key.
     #[must_use]
     pub fn find(&self, user: &[u8]) -> Option<&Psk> {
         self.0.get(user)
     }
 
-    /// All keys, in the order of their users' names.
+    /// All keys, in order of user names.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Psk> {
         self.0.values()
     }
 }
 
-/// The key in a line; `None` if it is empty or a comment.
+/// Parses a line; returns `None` if it is empty or a comment.
 fn psk(line: &[u8]) -> Result<Option<Psk>, &'static str> {
     const FORM: &str = "write USER:HEXKEY, as psktool does";
     let comment = line.strip_prefix(b"#");
     let Some(colon) = line.iter().rposition(|&byte| byte == b':') else {
         return if line.is_empty() || comment.is_some() { Ok(None) } else { Err(FORM) };
     };
-    // GnuTLS writes names that are no text like that.
+    // GnuTLS writes names that are not text in this form.
     let user = match comment.map(|_| bytes(&line[1..colon])) {
         None => line[..colon].to_vec(),
         Some(Some(user)) if !user.is_empty() => user.to_vec(),
@@ -79,11 +79,12 @@ fn psk(line: &[u8]) -> Result<Option<Psk>, &'static str> {
     if secret.len() < MIN_KEY {
         return Err("a key has at least 16 bytes, which are 32 digits; make one with psktool");
     }
-    // External keys have SHA-256 unless something else was agreed on (RFC 8446 §4.2.11).
+    // External keys use SHA-256 unless the two sides agree on another hash function (RFC 8446
+    // §4.2.11).
     Ok(Some(Psk { identity: user, secret, hash: Hash::Sha256 }))
 }
 
-/// The bytes that hexadecimal digits stand for.
+/// Decodes hexadecimal digits.
 fn bytes(hex: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
     let mut bytes = Zeroizing::new(Vec::with_capacity(hex.len() / 2));
@@ -95,11 +96,11 @@ fn bytes(hex: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
 }
 
 const MAX_KEYS: usize = 10_000;
-/// The longest name that GnuTLS takes.
+/// Longest user name of GnuTLS, in bytes.
 const MAX_USER: usize = 128;
-/// In bytes.
+/// Minimum length of a key, in bytes.
 const MIN_KEY: usize = 16;
-/// In bytes, as `psktool` makes them at most.
+/// Maximum length of a key of `psktool`, in bytes.
 const MAX_KEY: usize = 512;
 
 #[cfg(test)]

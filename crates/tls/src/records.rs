@@ -1,10 +1,10 @@
-//! Records by keys alone (RFC 8446 §5.2): what a system's kernel does with the keys that it is
-//! given. The simulator and tests have no such kernel, and do it by this.
+//! A record layer from exported keys (RFC 8446 §5.2), as a kernel has one. The simulator and the
+//! tests use it in place of a kernel.
 
 use super::{APPLICATION_DATA, IV_LEN, RecordKeys};
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
-/// The records of one direction, in order.
+/// Seals or opens the records of one direction, in order.
 pub struct Records {
     key: LessSafeKey,
     iv: [u8; IV_LEN],
@@ -12,34 +12,35 @@ pub struct Records {
 }
 
 impl Records {
-    /// From the one on that the keys are for.
+    /// Starts at the sequence number of `keys`.
     ///
     /// # Panics
-    /// If the key is of no cipher.
+    /// If the key's length fits no cipher.
     #[must_use]
     pub fn new(keys: &RecordKeys) -> Records {
         let cipher = if keys.key.len() == 16 { &AES_128_GCM } else { &AES_256_GCM };
-        let key = UnboundKey::new(cipher, &keys.key).expect("it has one of the two lengths");
+        let key = UnboundKey::new(cipher, &keys.key).expect("the key has a valid length");
         Records { key: LessSafeKey::new(key), iv: keys.iv, sequence: keys.sequence }
     }
 
-    /// The record with these bytes of that content type, at most [`MOST_PLAIN`] of them.
+    /// Seals `plain`, at most [`MAX_PLAINTEXT`] bytes, into a record of this content type.
     ///
     /// # Panics
-    /// If there are more.
+    /// If `plain` is longer.
     pub fn seal(&mut self, content_type: u8, plain: &[u8]) -> Vec<u8> {
-        assert!(plain.len() <= MOST_PLAIN, "a record does not hold {} bytes", plain.len());
+        assert!(plain.len() <= MAX_PLAINTEXT, "a record does not hold {} bytes", plain.len());
         let [high, low] = ((plain.len() + 1 + TAG_LEN) as u16).to_be_bytes();
         let header = [APPLICATION_DATA, 3, 3, high, low];
         let mut inner = [plain, &[content_type]].concat();
         let nonce = self.nonce();
         self.key
             .seal_in_place_append_tag(nonce, Aad::from(header), &mut inner)
-            .expect("nothing is wrong with what is not too long");
+            .expect("sealing fails only if the input is too long");
         [&header[..], &inner].concat()
     }
 
-    /// The content type and the bytes in a whole record, if it is what its sender has made.
+    /// Opens a whole record and returns its content type and content, or `None` if it fails
+    /// authentication or has no content type.
     pub fn open(&mut self, record: &[u8]) -> Option<(u8, Vec<u8>)> {
         let (header, body) = record.split_at_checked(HEADER_LEN)?;
         let (mut inner, nonce) = (body.to_vec(), self.nonce());
@@ -48,7 +49,7 @@ impl Records {
         Some((plain[end], plain[..end].to_vec()))
     }
 
-    /// Of the next record (§5.3).
+    /// Returns the nonce of the next record (RFC 8446 §5.3).
     fn nonce(&mut self) -> Nonce {
         let mut nonce = self.iv;
         for (byte, number) in nonce[IV_LEN - 8..].iter_mut().zip(self.sequence.to_be_bytes()) {
@@ -59,10 +60,10 @@ impl Records {
     }
 }
 
-/// The longest that a record's content is (§5.1).
-pub const MOST_PLAIN: usize = 1 << 14;
-/// What comes before what is protected (§5.1).
+/// Maximum length of a record's content in bytes (RFC 8446 §5.1).
+pub const MAX_PLAINTEXT: usize = 1 << 14;
+/// Length of a record's header in bytes (RFC 8446 §5.1).
 pub const HEADER_LEN: usize = 5;
-/// By how much a record is longer than its content.
+/// Bytes that a record adds to its content: header, content type and tag.
 pub const OVERHEAD: usize = HEADER_LEN + 1 + TAG_LEN;
 const TAG_LEN: usize = 16;

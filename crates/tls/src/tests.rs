@@ -1,4 +1,4 @@
-//! A client and a server, what is carried between them, and bytes that are neither's.
+//! A client and a server connected to each other, and bytes that are not TLS.
 
 use super::*;
 
@@ -16,24 +16,25 @@ fn server(keys: Vec<Psk>) -> Tls {
     Tls::server(&ServerCredentials::Psks(Arc::new(lookup))).unwrap()
 }
 
-/// A client and a server, and what is on its way between them.
-pub(crate) struct Pair {
+/// A client and a server connected to each other.
+pub(crate) struct ClientAndServer {
     pub(crate) client: Tls,
     pub(crate) server: Tls,
-    /// How many bytes come at a time.
+    /// Bytes delivered at a time.
     step: usize,
 }
 
-impl Pair {
-    fn new(offered: &[Psk], known: Vec<Psk>) -> Pair {
-        Pair::of(client(offered), server(known))
+impl ClientAndServer {
+    fn new(offered: &[Psk], known: Vec<Psk>) -> ClientAndServer {
+        ClientAndServer::of(client(offered), server(known))
     }
 
-    pub(crate) fn of(client: Tls, server: Tls) -> Pair {
-        Pair { client, server, step: usize::MAX }
+    pub(crate) fn of(client: Tls, server: Tls) -> ClientAndServer {
+        ClientAndServer { client, server, step: usize::MAX }
     }
 
-    /// Carries everything until nothing moves. What each side got, and how it failed.
+    /// Delivers bytes until neither side sends any. Returns the plain bytes and the error of the
+    /// client and of the server.
     pub(crate) fn run(&mut self) -> [(Vec<u8>, Option<TlsError>); 2] {
         let mut got = [(Vec::new(), None), (Vec::new(), None)];
         if !self.client.is_open() {
@@ -46,13 +47,13 @@ impl Pair {
                 return got;
             }
             let [client, server] = &mut got;
-            carry(&to_server, self.step, &mut self.server, server);
-            carry(&to_client, self.step, &mut self.client, client);
+            deliver(&to_server, self.step, &mut self.server, server);
+            deliver(&to_client, self.step, &mut self.client, client);
         }
     }
 }
 
-fn carry(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<TlsError>)) {
+fn deliver(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<TlsError>)) {
     let mut plain = [0; 1000];
     for part in bytes.chunks(step.min(bytes.len().max(1))) {
         let mut at = 0;
@@ -61,7 +62,7 @@ fn carry(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<Tls
                 Ok(moved) => {
                     at += moved.taken;
                     got.0.extend(&plain[..moved.given]);
-                    if moved == Moved::default() || to.has_ended() {
+                    if moved == ReceivedBytes::default() || to.has_ended() {
                         break;
                     }
                 }
@@ -72,10 +73,10 @@ fn carry(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<Tls
 }
 
 #[test]
-fn both_ends_have_what_the_other_sends_however_it_is_split() {
+fn data_arrives_however_the_stream_is_split() {
     for hash in [Hash::Sha256, Hash::Sha384] {
         for step in [1, 2, 3, 5, 6, 17, 1000, usize::MAX] {
-            let mut pair = Pair::new(&[psk("a key", 7, hash)], vec![psk("a key", 7, hash)]);
+            let mut pair = ClientAndServer::new(&[psk("a key", 7, hash)], vec![psk("a key", 7, hash)]);
             pair.step = step;
             let got = pair.run();
             assert_eq!(got, [(vec![], None), (vec![], None)], "{hash:?} {step}");
@@ -100,7 +101,7 @@ fn both_ends_have_what_the_other_sends_however_it_is_split() {
 fn the_first_key_that_the_server_knows_is_taken() {
     let offered = [psk("new", 1, Hash::Sha384), psk("old", 2, Hash::Sha256)];
     for (known, name) in [(offered.to_vec(), "new"), (vec![offered[1].clone()], "old")] {
-        let mut pair = Pair::new(&offered, known);
+        let mut pair = ClientAndServer::new(&offered, known);
         assert_eq!(pair.run().map(|got| got.1), [None, None]);
         let key = TlsPeer::Psk(name.as_bytes().to_vec());
         assert_eq!((pair.client.peer(), pair.server.peer()), (&key, &key));
@@ -108,19 +109,21 @@ fn the_first_key_that_the_server_knows_is_taken() {
 }
 
 #[test]
-fn both_ends_hear_what_is_wrong_with_a_key() {
+fn both_sides_report_an_unknown_or_different_key() {
     let offered = psk("key\n1", 1, Hash::Sha256);
-    let [client, server] = Pair::new(std::slice::from_ref(&offered), vec![]).run().map(|got| got.1.unwrap());
+    let [client, server] =
+        ClientAndServer::new(std::slice::from_ref(&offered), vec![]).run().map(|got| got.1.unwrap());
     assert_eq!(server, TlsError::UnknownIdentity("key\\n1".into()));
     assert!(client.to_string().contains("unknown_psk_identity: it does not know the key"), "{client}");
-    let [client, server] =
-        Pair::new(&[offered], vec![psk("key\n1", 2, Hash::Sha256)]).run().map(|got| got.1.unwrap());
+    let [client, server] = ClientAndServer::new(&[offered], vec![psk("key\n1", 2, Hash::Sha256)])
+        .run()
+        .map(|got| got.1.unwrap());
     assert_eq!(server, TlsError::WrongKey("key\\n1".into()));
-    assert!(client.to_string().contains("decrypt_error: it has another key"), "{client}");
+    assert!(client.to_string().contains("decrypt_error: it has a different key"), "{client}");
 }
 
 #[test]
-fn what_is_no_tls_is_an_error_and_never_more() {
+fn bytes_that_are_not_tls_never_complete_a_handshake() {
     let hostile: [&[u8]; 5] = [
         &[0; 128],
         &[0xff; 128],
@@ -132,10 +135,11 @@ fn what_is_no_tls_is_an_error_and_never_more() {
         let mut server = server(vec![]);
         let result = server.receive(bytes, &mut [0; 100]);
         assert!(
-            !server.is_open() && (result.is_err() || result == Ok(Moved { taken: bytes.len(), given: 0 }))
+            !server.is_open()
+                && (result.is_err() || result == Ok(ReceivedBytes { taken: bytes.len(), given: 0 }))
         );
     }
-    // Each byte of a handshake, and of a record, made another.
+    // Corrupt each byte of a handshake, then of a record.
     let key = psk("a key", 7, Hash::Sha256);
     let mut client = client(std::slice::from_ref(&key));
     client.receive(&[], &mut []).unwrap();
@@ -148,7 +152,7 @@ fn what_is_no_tls_is_an_error_and_never_more() {
         assert!(!server.is_open());
     }
     for at in 0..60 {
-        let mut pair = Pair::new(std::slice::from_ref(&key), vec![key.clone()]);
+        let mut pair = ClientAndServer::new(std::slice::from_ref(&key), vec![key.clone()]);
         pair.run();
         pair.client.send(b"some bytes").unwrap();
         let mut record = std::mem::take(pair.client.output());
@@ -156,14 +160,14 @@ fn what_is_no_tls_is_an_error_and_never_more() {
         record[at.min(last)] ^= 0x41;
         let mut plain = [0; 100];
         let result = pair.server.receive(&record, &mut plain);
-        assert!(!matches!(result, Ok(Moved { given: 1.., .. })), "{at}");
+        assert!(!matches!(result, Ok(ReceivedBytes { given: 1.., .. })), "{at}");
     }
 }
 
 #[test]
-fn a_handshake_that_never_ends_is_ended() {
+fn an_endless_handshake_fails() {
     let mut server = server(vec![]);
-    // Records of one byte each, of a message that is said to be as long as one may be.
+    // Records of one byte each, of a handshake message with the largest length that is accepted.
     let mut bytes = vec![22, 3, 1, 0, 4, 1, 0, 0xf0, 0];
     for _ in 0..MAX_HANDSHAKE {
         bytes.extend([22, 3, 3, 0, 1, 0]);
@@ -176,7 +180,7 @@ fn a_handshake_that_never_ends_is_ended() {
         }
         assert!(at < 2 * MAX_HANDSHAKE);
     };
-    assert!(matches!(error, TlsError::Broken(_)), "{error}");
+    assert!(matches!(error, TlsError::Malformed(_)), "{error}");
 }
 
 #[test]
@@ -184,10 +188,14 @@ fn a_key_is_not_shown() {
     assert_eq!(format!("{:?}", psk("name", 0x41, Hash::Sha256)), "Psk name");
 }
 
-/// What comes of a record of the library's, opened with keys that the peer's side has given up.
-fn exchange(pair: &mut Pair, exporter: fn(&mut Pair) -> &mut Tls, other: fn(&mut Pair) -> &mut Tls) {
+/// Exchanges records between the library and a record layer that uses exported keys.
+fn exchange(
+    pair: &mut ClientAndServer,
+    exporter: fn(&mut ClientAndServer) -> &mut Tls,
+    other: fn(&mut ClientAndServer) -> &mut Tls,
+) {
     let exported = exporter(pair).export().unwrap();
-    assert!(exporter(pair).export().is_none(), "it is given up once");
+    assert!(exporter(pair).export().is_none(), "keys are exported once");
     other(pair).send(b"from the library").unwrap();
     let record = std::mem::take(other(pair).output());
     let opened = Records::new(&exported.receiving.keys(exported.next_received)).open(&record);
@@ -200,14 +208,14 @@ fn exchange(pair: &mut Pair, exporter: fn(&mut Pair) -> &mut Tls, other: fn(&mut
 }
 
 #[test]
-fn who_is_given_the_keys_goes_on_in_the_librarys_place() {
+fn exported_keys_continue_the_connection() {
     for hash in [Hash::Sha256, Hash::Sha384] {
-        for said_before in [0, 1, 5] {
+        for sent_before in [0, 1, 5] {
             let key = psk("a key", 7, hash);
             let open = || {
-                let mut pair = Pair::new(std::slice::from_ref(&key), vec![key.clone()]);
+                let mut pair = ClientAndServer::new(std::slice::from_ref(&key), vec![key.clone()]);
                 pair.run();
-                for _ in 0..said_before {
+                for _ in 0..sent_before {
                     pair.client.send(b"some bytes").unwrap();
                     pair.server.send(b"others").unwrap();
                     pair.server.send(b"others").unwrap();
@@ -222,22 +230,22 @@ fn who_is_given_the_keys_goes_on_in_the_librarys_place() {
 }
 
 #[test]
-fn keys_are_given_up_only_between_records_and_can_be_given_back() {
+fn keys_are_exported_only_between_records_and_can_be_taken_back() {
     let key = psk("a key", 7, Hash::Sha384);
-    let mut pair = Pair::new(std::slice::from_ref(&key), vec![key.clone()]);
-    assert!(pair.client.export().is_none() && pair.server.export().is_none(), "there are none yet");
+    let mut pair = ClientAndServer::new(std::slice::from_ref(&key), vec![key.clone()]);
+    assert!(pair.client.export().is_none() && pair.server.export().is_none(), "the handshake is not done");
     pair.run();
     pair.server.send(&[7; 100]).unwrap();
-    assert!(pair.server.export().is_none(), "it has something to send");
+    assert!(pair.server.export().is_none(), "output is pending");
     let record = std::mem::take(pair.server.output());
     let mut plain = [0; 60];
     for part in [&record[..3], &record[3..50]] {
         pair.client.receive(part, &mut plain).unwrap();
-        assert!(pair.client.export().is_none(), "it has part of a record");
+        assert!(pair.client.export().is_none(), "a record is incomplete");
     }
     let moved = pair.client.receive(&record[50..], &mut plain).unwrap();
     assert_eq!(moved.given, 60);
-    assert!(pair.client.export().is_none(), "it has more than there was room for");
+    assert!(pair.client.export().is_none(), "decrypted data is pending");
     assert_eq!(pair.client.receive(&[], &mut plain).unwrap().given, 40);
     for _ in 0..2 {
         let exported = [pair.client.export().unwrap(), pair.server.export().unwrap()];

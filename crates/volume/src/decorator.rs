@@ -2,7 +2,7 @@
 
 use crate::io::IoError;
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, Populated, Resize, ResizeError, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, LinkCounts, Populated, Resize, ResizeError, Volume, VolumeInfo};
 use std::rc::Rc;
 
 /// A wrapper of a volume, which implements [`Volume`] by this trait.
@@ -25,6 +25,10 @@ impl<D: Decorator> Volume for D {
 
     fn populated(&self) -> Option<Populated> {
         self.inner().populated()
+    }
+
+    fn links(&self) -> Option<LinkCounts> {
+        self.inner().links()
     }
 
     fn refresh_size(&self) -> u64 {

@@ -50,4 +50,6 @@ pub use sg_list::SgList;
 pub use slab::Slab;
 pub use spec::{Spec, SpecError};
 pub use stripe::{DEFAULT_CHUNK, MAX_MEMBERS, StripeError, StripeVolume};
-pub use volume::{Channel, Core, MAX_TRANSFER, Populated, Resize, ResizeError, Volume, VolumeInfo};
+pub use volume::{
+    Channel, Core, LinkCounts, MAX_TRANSFER, Populated, Resize, ResizeError, Volume, VolumeInfo,
+};

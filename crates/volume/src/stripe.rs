@@ -14,7 +14,7 @@ use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
 use crate::ready::Waker;
 use crate::sg_list::SgList;
 use crate::slab::Slab;
-use crate::volume::{Channel, Core, Populated, Volume, VolumeInfo};
+use crate::volume::{Channel, Core, LinkCounts, Populated, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -111,6 +111,11 @@ impl Volume for StripeVolume {
     fn populated(&self) -> Option<Populated> {
         let members = self.members.iter().filter_map(|member| member.populated());
         members.reduce(|sum, one| Populated { bytes: sum.bytes + one.bytes, of: sum.of + one.of })
+    }
+
+    fn links(&self) -> Option<LinkCounts> {
+        let members = self.members.iter().filter_map(|member| member.links());
+        members.reduce(|sum, one| LinkCounts { reconnects: sum.reconnects + one.reconnects })
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {

@@ -151,6 +151,13 @@ pub struct Populated {
     pub of: u64,
 }
 
+/// Connections of a remote volume to its server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounts {
+    /// Sessions that were opened after another one was lost.
+    pub reconnects: u64,
+}
+
 /// A linear array of blocks; shared by all cores.
 pub trait Volume: Send + Sync {
     /// What the volume is like now; its size may change over time.
@@ -195,6 +202,11 @@ pub trait Volume: Send + Sync {
 
     /// Progress of populating its memory; `None` if it has none to populate.
     fn populated(&self) -> Option<Populated> {
+        None
+    }
+
+    /// Its connections; `None` if it is on this machine.
+    fn links(&self) -> Option<LinkCounts> {
         None
     }
 

@@ -1,5 +1,5 @@
-//! ATA commands as AoE carries them (ATA/ATAPI-8 ACS): numbers of the registers and the data of
-//! IDENTIFY DEVICE. Words are little-endian; texts have the two bytes of each word exchanged.
+//! ATA commands that AoE carries (ATA/ATAPI-8 ACS): register values and the data of IDENTIFY
+//! DEVICE. Words are little-endian; in text fields the two bytes of each word are exchanged.
 
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U64, Unaligned};
@@ -36,7 +36,7 @@ open_enum! {
     }
 }
 
-/// Status register: an error, which the error register tells.
+/// Status register: error; the error register has the cause.
 pub const ATA_STATUS_ERR: u8 = 1 << 0;
 /// Status register: the device failed.
 pub const ATA_STATUS_DF: u8 = 1 << 5;
@@ -44,26 +44,26 @@ pub const ATA_STATUS_DF: u8 = 1 << 5;
 pub const ATA_STATUS_DRDY: u8 = 1 << 6;
 /// Error register: the command was refused.
 pub const ATA_ERROR_ABRT: u8 = 1 << 2;
-/// Error register: there is no such address.
+/// Error register: the address does not exist.
 pub const ATA_ERROR_IDNF: u8 = 1 << 4;
-/// Error register: the data cannot be read; of a write, the medium is protected.
+/// Error register: uncorrectable data; for a write, the medium is protected.
 pub const ATA_ERROR_UNC: u8 = 1 << 6;
 
-/// A sector of the address registers, in bytes.
+/// Size of an addressed sector, in bytes.
 pub const ATA_SECTOR: usize = 512;
 /// Feature register of DATA SET MANAGEMENT: trim.
 pub const DSM_TRIM: u8 = 1 << 0;
-/// Answer of CHECK POWER MODE in the sector count register: active or idle.
+/// Result of CHECK POWER MODE in the sector count register: active or idle.
 pub const POWER_ACTIVE: u8 = 0xff;
 
-/// One range of a trim: the block in 48 bits, the count of blocks above.
+/// One range of a trim: the first block in the low 48 bits, the number of blocks in the high 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TrimRange(pub U64<LE>);
 const _: () = assert!(size_of::<TrimRange>() == 8);
 
 impl TrimRange {
-    /// A range of `count` sectors, which 16 bits hold, from `block` on, which 48 bits hold.
+    /// A range of `count` sectors (16 bits) from `block` on (48 bits).
     #[must_use]
     pub const fn new(block: u64, count: u16) -> TrimRange {
         TrimRange(U64::new((count as u64) << 48 | block & LBA48_MASK))
@@ -75,7 +75,7 @@ impl TrimRange {
         self.0.get() & LBA48_MASK
     }
 
-    /// In blocks; 0 is no range.
+    /// Number of blocks; 0 for an unused range.
     #[must_use]
     pub const fn count(self) -> u64 {
         self.0.get() >> 48
@@ -116,11 +116,11 @@ pub struct Identify {
     pub capabilities: [U16<LE>; 2],
     /// Words 51 and 52.
     pub retired_51: [U16<LE>; 2],
-    /// Word 53: which of the following words mean something.
+    /// Word 53: which of the following words are valid.
     pub valid: U16<LE>,
-    /// Words 54 to 56: cylinders, heads and sectors of a track as they are used.
+    /// Words 54 to 56: current cylinders, heads and sectors of a track.
     pub current_geometry: [U16<LE>; 3],
-    /// Words 57 and 58: sectors of that geometry, low word first.
+    /// Words 57 and 58: sectors in the current geometry, low word first.
     pub current_sectors: [U16<LE>; 2],
     /// Word 59.
     pub multiple_now: U16<LE>,
@@ -132,39 +132,39 @@ pub struct Identify {
     pub major_version: U16<LE>,
     /// Word 81.
     pub minor_version: U16<LE>,
-    /// Words 82 to 84: what it can, `IDENTIFY_*`.
+    /// Words 82 to 84: supported features, `IDENTIFY_*`.
     pub supported: [U16<LE>; 3],
-    /// Words 85 to 87: what is switched on, the same bits.
+    /// Words 85 to 87: enabled features, the same bits.
     pub enabled: [U16<LE>; 3],
     /// Words 88 to 99.
     pub reserved_88: [U16<LE>; 12],
-    /// Words 100 to 103: sectors.
+    /// Words 100 to 103: number of sectors.
     pub sectors_48: U64<LE>,
     /// Word 104.
     pub stream: U16<LE>,
     /// Word 105: the most sectors of trim ranges in one command.
     pub trim_sectors: U16<LE>,
-    /// Word 106: [`IDENTIFY_SECTOR_SIZE_VALID`], and in the lowest four bits how often a logical
-    /// sector doubles to a physical one.
+    /// Word 106: [`IDENTIFY_SECTOR_SIZE_VALID`], and in the low four bits log2 of the logical
+    /// sectors in a physical sector.
     pub sector_size: U16<LE>,
     /// Words 107 to 168.
     pub reserved_107: [U16<LE>; 62],
-    /// Word 169: bit 0, it can trim.
+    /// Word 169: bit 0 is set if trim is supported.
     pub trim: U16<LE>,
     /// Words 170 to 216.
     pub reserved_170: [U16<LE>; 47],
-    /// Word 217: turns a minute; 1 if nothing turns.
+    /// Word 217: rotation rate in revolutions per minute; 1 for non-rotating media.
     pub rotation: U16<LE>,
     /// Words 218 to 254.
     pub reserved_218: [U16<LE>; 37],
-    /// Word 255: [`IDENTIFY_SIGNATURE`] in the low byte, and what makes the sum of all bytes 0 in
-    /// the high one.
+    /// Word 255: [`IDENTIFY_SIGNATURE`] in the low byte, and in the high byte a checksum that makes
+    /// the sum of all bytes 0.
     pub integrity: U16<LE>,
 }
 const _: () = assert!(size_of::<Identify>() == ATA_SECTOR);
 
 impl Identify {
-    /// What its integrity word has to be for its bytes to sum to 0.
+    /// The integrity word for which all bytes sum to 0.
     #[must_use]
     pub fn integrity_word(&self) -> u16 {
         let bytes = self.as_bytes();
@@ -174,7 +174,7 @@ impl Identify {
     }
 }
 
-/// Exchanges the bytes of each word of a text and fills it up with spaces.
+/// Encodes a text field: pads it with spaces and exchanges the bytes of each word.
 #[must_use]
 pub fn identify_text<const N: usize>(text: &str) -> [u8; N] {
     let mut words = [b' '; N];
@@ -186,7 +186,7 @@ pub fn identify_text<const N: usize>(text: &str) -> [u8; N] {
     words
 }
 
-/// Word 49: addresses are block addresses.
+/// Word 49: LBA is supported.
 pub const IDENTIFY_CAN_LBA: u16 = 1 << 9;
 /// Words 82 and 85: write cache.
 pub const IDENTIFY_WRITE_CACHE: u16 = 1 << 5;
@@ -196,13 +196,13 @@ pub const IDENTIFY_LBA48: u16 = 1 << 10;
 pub const IDENTIFY_FLUSH_CACHE: u16 = 1 << 12;
 /// Words 83 and 86: FLUSH CACHE EXT.
 pub const IDENTIFY_FLUSH_CACHE_EXT: u16 = 1 << 13;
-/// Words 83, 84 and 87: the word means something.
+/// Words 83, 84 and 87: the word is valid.
 pub const IDENTIFY_WORD_VALID: u16 = 1 << 14;
-/// Word 106: the word means something.
+/// Word 106: the word is valid.
 pub const IDENTIFY_SECTOR_SIZE_VALID: u16 = 1 << 14;
-/// Word 106: a physical sector has several logical ones.
+/// Word 106: a physical sector has several logical sectors.
 pub const IDENTIFY_SEVERAL_PER_PHYSICAL: u16 = 1 << 13;
-/// Word 255, low byte.
+/// Word 255: signature in the low byte.
 pub const IDENTIFY_SIGNATURE: u8 = 0xa5;
 
 const LBA48_MASK: u64 = (1 << 48) - 1;

@@ -1,29 +1,29 @@
-//! Ethernet II frames (IEEE 802.3, clause 3): what comes before the payload. There is no padding in
-//! the structure; a short frame is padded behind its payload.
+//! The header of Ethernet II frames (IEEE 802.3, clause 3). Short frames are padded after their
+//! payload, which is not part of the structure.
 
 use crate::open_enum::open_enum;
 use core::fmt;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
 
-/// The head of every frame.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct EthernetHeader {
-    /// Whom it is for.
+    /// Destination address.
     pub destination: Mac,
-    /// Who sent it.
+    /// Source address.
     pub source: Mac,
     /// [`EtherType`].
     pub ether_type: U16<BE>,
 }
 const _: () = assert!(size_of::<EthernetHeader>() == ETHERNET_HEADER_LEN);
 
-/// In bytes.
+/// Length of the header, in bytes.
 pub const ETHERNET_HEADER_LEN: usize = 14;
 /// The shortest frame without its checksum, in bytes; shorter ones are padded on the wire.
 pub const ETHERNET_MIN_FRAME: usize = 60;
 
-/// A station's address.
+/// A MAC address.
 #[derive(
     Clone,
     Copy,
@@ -43,10 +43,10 @@ pub const ETHERNET_MIN_FRAME: usize = 60;
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// All stations.
+    /// The broadcast address.
     pub const BROADCAST: Mac = Mac([0xff; 6]);
 
-    /// Whether it names several stations (the group bit).
+    /// Whether this is a group address (multicast or broadcast).
     #[must_use]
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
@@ -67,7 +67,7 @@ impl fmt::Debug for Mac {
 }
 
 open_enum! {
-    /// What the payload of a frame is.
+    /// Protocol of a frame's payload.
     pub enum EtherType(u16) {
         /// ATA over Ethernet.
         ETH_P_AOE = 0x88a2,

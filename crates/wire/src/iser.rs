@@ -1,22 +1,21 @@
-//! iSER, iSCSI over RDMA, as RFC 7145 has it and as Linux speaks it.
+//! iSER, iSCSI over RDMA, as in RFC 7145 and in Linux.
 //!
 //! ```text
 //!   iSER header │ Basic Header Segment │ Additional Header Segments │ Data Segment │ padding
 //!   28 bytes    │ 48 bytes             │ TotalAHSLength × 4 bytes   │ DataSegmentLength to 4 │
 //! ```
-//! That is one message of a queue pair: a control-type PDU of iSCSI without digests behind the
-//! header of iSER. Data that was asked for is no message: the target writes and reads the memory
-//! that the header of a command names.
+//! This is one message of a queue pair: an iSER header and an iSCSI control-type PDU without
+//! digests. Solicited data has no messages: the target reads and writes the memory that a command's
+//! header names, by RDMA.
 //!
-//! The first byte of every header is its kind ([`IserOpcode`]) in the high half and flags in the
-//! low one. Field names are the RFC's in snake case. [`CmHeader`] is what both sides say in the
-//! private data of the connection.
+//! The first byte of every header has the opcode ([`IserOpcode`]) in its high half and flags in its
+//! low half. Field names are the RFC's in snake case. [`CmHeader`] is the header of both sides'
+//! private data.
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
 
-/// In front of an iSCSI control-type PDU. A tag of 0 and offset 0 stand where there is no such
-/// memory.
+/// The header of an iSCSI control-type PDU. Tag and offset are 0 where the PDU names no memory.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -24,34 +23,34 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U3
 pub struct ControlHeader {
     /// [`IserOpcode::CONTROL`], [`FLAG_WRITE_STAG`] and [`FLAG_READ_STAG`].
     pub opcode_flags: u8,
-    /// Zero.
+    /// Reserved: 0.
     pub reserved: [u8; 3],
-    /// Names the initiator's data-out, for RDMA Read.
+    /// Tag of the initiator's data-out memory, for RDMA Read.
     pub write_stag: U32<BE>,
-    /// Where it begins.
+    /// Address of the first byte of data-out.
     pub write_base_offset: U64<BE>,
-    /// Names the initiator's room for data-in, for RDMA Write.
+    /// Tag of the initiator's data-in memory, for RDMA Write.
     pub read_stag: U32<BE>,
-    /// Where it begins.
+    /// Address of the first byte of data-in.
     pub read_base_offset: U64<BE>,
 }
 const _: () = assert!(size_of::<ControlHeader>() == HEADER_LEN);
 
 impl ControlHeader {
-    /// Without memory.
+    /// Creates a header that names no memory.
     #[must_use]
     pub fn new() -> ControlHeader {
         ControlHeader { opcode_flags: IserOpcode::CONTROL.0 << OPCODE_SHIFT, ..ControlHeader::default() }
     }
 
-    /// What kind of message follows, if any does.
+    /// The opcode.
     #[inline]
     #[must_use]
     pub const fn opcode(&self) -> IserOpcode {
         IserOpcode(self.opcode_flags >> OPCODE_SHIFT)
     }
 
-    /// The memory that the target may read: tag and offset.
+    /// Tag and address of the memory that the target may read (data-out).
     #[inline]
     #[must_use]
     pub fn write(&self) -> Option<(u32, u64)> {
@@ -59,7 +58,7 @@ impl ControlHeader {
         is_there.then(|| (self.write_stag.get(), self.write_base_offset.get()))
     }
 
-    /// The memory that the target may write: tag and offset.
+    /// Tag and address of the memory that the target may write (data-in).
     #[inline]
     #[must_use]
     pub fn read(&self) -> Option<(u32, u64)> {
@@ -67,7 +66,7 @@ impl ControlHeader {
         is_there.then(|| (self.read_stag.get(), self.read_base_offset.get()))
     }
 
-    /// With memory that the target may read.
+    /// Adds memory that the target may read.
     #[inline]
     #[must_use]
     pub fn with_write(mut self, stag: u32, offset: u64) -> ControlHeader {
@@ -76,7 +75,7 @@ impl ControlHeader {
         self
     }
 
-    /// With memory that the target may write.
+    /// Adds memory that the target may write.
     #[inline]
     #[must_use]
     pub fn with_read(mut self, stag: u32, offset: u64) -> ControlHeader {
@@ -86,7 +85,7 @@ impl ControlHeader {
     }
 }
 
-/// What both sides put at the front of the private data with which they connect.
+/// The header of the private data that both sides exchange when they connect.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -94,20 +93,20 @@ impl ControlHeader {
 pub struct CmHeader {
     /// [`NO_ZERO_BASED_ADDRESSES`] and [`NO_REMOTE_INVALIDATION`].
     pub flags: u8,
-    /// Zero.
+    /// Reserved: 0.
     pub reserved: [u8; 3],
 }
 const _: () = assert!(size_of::<CmHeader>() == 4);
 
 impl CmHeader {
-    /// The header at the front of private data; of less than a header, there is none.
+    /// Reads the header of private data; `None` if that is shorter than the header.
     #[must_use]
     pub fn of(private_data: &[u8]) -> Option<CmHeader> {
         CmHeader::read_from_prefix(private_data).ok().map(|(header, _)| header)
     }
 
-    /// Whether the side that said this can be sent messages that close its memory, or will send
-    /// such.
+    /// Whether the sender supports Send with Invalidate: a target sends it, an initiator accepts
+    /// it.
     #[must_use]
     pub const fn invalidates(&self) -> bool {
         self.flags & NO_REMOTE_INVALIDATION == 0
@@ -115,14 +114,14 @@ impl CmHeader {
 }
 
 open_enum! {
-    /// What a header is in front of.
+    /// Opcodes of iSER headers.
     pub enum IserOpcode(u8) {
         /// [`ControlHeader`].
         CONTROL = 1,
     }
 }
 
-/// Of every iSER header, in bytes.
+/// Length of an iSER header in bytes.
 pub const HEADER_LEN: usize = 28;
 
 /// WSV: the write tag and offset are valid.
@@ -130,7 +129,7 @@ pub const FLAG_WRITE_STAG: u8 = 0x08;
 /// RSV: the read tag and offset are valid.
 pub const FLAG_READ_STAG: u8 = 0x04;
 
-/// Addresses in headers are not counted from the begin of the memory.
+/// Addresses in headers are virtual addresses, not offsets from the start of the memory.
 pub const NO_ZERO_BASED_ADDRESSES: u8 = 0x80;
 /// Send with Invalidate is not used.
 pub const NO_REMOTE_INVALIDATION: u8 = 0x40;
@@ -141,10 +140,10 @@ const OPCODE_SHIFT: u8 = 4;
 mod tests {
     use super::*;
     use crate::iscsi::scsi::{ScsiCommand, ScsiResponse};
-    use crate::iscsi::session::{LoginRequest, LoginResponse};
+    use crate::iscsi::session::{IscsiLoginRequest, IscsiLoginResponse};
     use crate::iscsi::{BHS_LEN, IscsiOpcode};
 
-    /// Messages of Linux 6.12, ib_iser with ib_isert over siw: the first two headers of each.
+    /// Messages between ib_iser and ib_isert of Linux 6.12 over siw: iSER header and BHS of each.
     const LOGIN: &str = "10000000000000000000000000000000000000000000000000000000\
         43870000000001ba00023d00000100000000000000000000000000000000000000000000000000000000000000000000";
     const LOGIN_RESPONSE: &str = "10000000000000000000000000000000000000000000000000000000\
@@ -162,26 +161,26 @@ mod tests {
         core::array::from_fn(|at| digit(2 * at) << 4 | digit(2 * at + 1))
     }
 
-    /// The iSER header, and the PDU behind it as a `T`.
+    /// Returns the iSER header and the PDU after it.
     fn parts<T: FromBytes>(message: &[u8]) -> (ControlHeader, T) {
         let (header, pdu) = ControlHeader::read_from_prefix(message).unwrap();
         (header, T::read_from_bytes(pdu).unwrap())
     }
 
     #[test]
-    fn the_login_of_linux_names_no_memory() {
+    fn a_linux_login_names_no_memory() {
         let message = bytes(LOGIN);
-        let (header, request) = parts::<LoginRequest>(&message);
+        let (header, request) = parts::<IscsiLoginRequest>(&message);
         assert_eq!((header, request.data_segment_length.get()), (ControlHeader::new(), 442));
         assert_eq!((header.read(), header.write()), (None, None));
         let message = bytes(LOGIN_RESPONSE);
-        let (header, response) = parts::<LoginResponse>(&message);
+        let (header, response) = parts::<IscsiLoginResponse>(&message);
         assert_eq!((header, response.tsih.get()), (ControlHeader::new(), 1));
         assert_eq!([header.as_bytes(), response.as_bytes()].concat_to::<76>(), message);
     }
 
     #[test]
-    fn a_read_of_linux_names_its_room() {
+    fn a_linux_read_names_its_data_in_memory() {
         let message = bytes(INQUIRY);
         let (header, command) = parts::<ScsiCommand>(&message);
         assert_eq!(header.opcode(), IserOpcode::CONTROL);
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_write_of_linux_has_immediate_data_and_names_the_rest() {
+    fn a_long_linux_write_has_immediate_data_and_names_the_rest() {
         let message = bytes(WRITE_OF_64_KIB);
         let (header, command) = parts::<ScsiCommand>(&message);
         assert_eq!((header.read(), header.write()), (None, Some((0xf8a7_2b18, 0xffff_8880_0345_4000))));
@@ -205,8 +204,8 @@ mod tests {
     }
 
     #[test]
-    fn linux_closes_memory_from_afar_and_counts_addresses_its_own_way() {
-        // From the MPA frames of both sides, behind IRD and ORD.
+    fn linux_supports_send_with_invalidate_and_uses_virtual_addresses() {
+        // From the MPA frames of both sides, after IRD and ORD.
         let header = CmHeader::of(&[0x80, 0, 0, 0]).unwrap();
         assert_eq!(header, CmHeader { flags: NO_ZERO_BASED_ADDRESSES, reserved: [0; 3] });
         assert!(header.invalidates());
@@ -214,7 +213,7 @@ mod tests {
         assert_eq!((CmHeader::of(&[0x80, 0, 0]), CmHeader::of(&[])), (None, None));
     }
 
-    /// Without an allocator, arrays stand in for vectors.
+    /// Concatenates into arrays, as the crate has no allocator.
     trait ConcatTo {
         fn concat_to<const N: usize>(&self) -> [u8; N];
     }

@@ -1,9 +1,9 @@
-//! Byte layouts of the protocols that Blockmux speaks.
+//! Byte layouts of the protocols that Blockmux supports.
 //!
-//! Layouts only: no state, no I/O, no allocation, no `unsafe`. A protocol is a module; its
-//! structures are `#[repr(C)]` with endian-typed fields and a compile-time size check, its numbers
-//! are open enumerations (an unknown value survives and prints as a number), and its names are the
-//! standard's own.
+//! Layouts only: no state, no I/O, no allocation, no `unsafe`. Each protocol is a module.
+//! Structures are `#[repr(C)]` with endian-typed fields and a compile-time size check; numbers are
+//! open enumerations, so that unknown values are preserved and printed as numbers; names are those
+//! of the standard.
 #![no_std]
 #![forbid(unsafe_code)]
 

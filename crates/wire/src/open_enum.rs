@@ -1,9 +1,9 @@
-//! Numbers with named values, where unknown ones stay representable.
+//! Number types with named values that also represent unknown values.
 
-/// Declares a number with named values: a peer may send any, so it is a struct and never a Rust
-/// enum.
+/// Declares a number type with named values. It is a struct and never a Rust enum, because a peer
+/// can send any value.
 ///
-/// `Debug` prints the standard's own name, or the type and the number.
+/// `Debug` prints the standard's name of the value, or the type and the number.
 macro_rules! open_enum {
     ($(#[$meta:meta])* pub enum $name:ident($repr:ty) { $($(#[$doc:meta])* $value:ident = $number:expr,)* }) => {
         $(#[$meta])*

@@ -5,11 +5,11 @@
 //!
 //! ```text
 //!   additional CDB bytes │ data-out buffer descriptor │ data-in buffer descriptor
-//!   4 × its count        │ by the high half of BUF_FMT │ by the low half
+//!   4 × its count        │ high half of BUF_FMT │ low half of BUF_FMT
 //! ```
-//! A descriptor is a [`DirectDescriptor`], or an [`IndirectDescriptor`] with the first entries of
-//! its table behind it, or with SRP2 an [`ImmediateDescriptor`]. Over RDMA/CM, as Linux connects,
-//! the login request is the private data of the connection, without its reserved bytes
+//! A descriptor is a [`DirectDescriptor`], an [`IndirectDescriptor`] followed by the first entries
+//! of its table, or with SRP2 an [`ImmediateDescriptor`]. Over RDMA/CM, as Linux connects, the
+//! login request is the private data of the connection, without its reserved bytes
 //! ([`LoginRequestRdma`]); the answer is a [`LoginResponse`] or a [`LoginReject`].
 
 use crate::open_enum::open_enum;
@@ -22,7 +22,7 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U1
 )]
 #[repr(C)]
 pub struct LoginRequestRdma {
-    /// Comes back in the answer.
+    /// Tag; the answer returns it.
     pub tag: U64<BE>,
     /// Required buffer formats: [`BUFFER_FORMAT_DIRECT`] and [`BUFFER_FORMAT_INDIRECT`].
     pub req_buf_fmt: U16<BE>,
@@ -36,7 +36,7 @@ pub struct LoginRequestRdma {
     pub initiator_port_id: [u8; 16],
     /// The target port's identifier.
     pub target_port_id: [u8; 16],
-    /// Where immediate data begins, in bytes (SRP2).
+    /// Offset of immediate data in an IU, in bytes (SRP2).
     pub imm_data_offset: U16<BE>,
     #[doc(hidden)]
     pub reserved: [u8; 6],
@@ -55,7 +55,7 @@ pub struct LoginReject {
     pub reserved1: [u8; 3],
     /// A [`LoginRejectReason`].
     pub reason: U32<BE>,
-    /// That of the request.
+    /// Tag of the request.
     pub tag: U64<BE>,
     #[doc(hidden)]
     pub reserved2: [u8; 8],
@@ -78,23 +78,23 @@ pub struct LoginResponse {
     pub reserved1: [u8; 3],
     /// REQUEST LIMIT DELTA: how many requests the initiator may have outstanding.
     pub req_lim_delta: U32<BE>,
-    /// That of the request.
+    /// Tag of the request.
     pub tag: U64<BE>,
-    /// The longest IU that the target takes, in bytes.
+    /// The longest IU that the target accepts, in bytes.
     pub max_it_iu_len: U32<BE>,
     /// The longest IU that the target sends, in bytes.
     pub max_ti_iu_len: U32<BE>,
     /// Supported buffer formats.
     pub buf_fmt: U16<BE>,
-    /// What became of the initiator's other channels ([`MULTICHANNEL_MAINTAINED`] and its like),
-    /// and [`IMMEDIATE_SUPPORTED`].
+    /// MULTICHANNEL RESULT ([`MULTICHANNEL_TERMINATED`], [`MULTICHANNEL_MAINTAINED`]) and
+    /// [`IMMEDIATE_SUPPORTED`].
     pub rsp_flags: u8,
     #[doc(hidden)]
     pub reserved2: [u8; 25],
 }
 const _: () = assert!(size_of::<LoginResponse>() == 52);
 
-/// SRP_CMD, without what follows it.
+/// SRP_CMD, without its additional CDB bytes and descriptors.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -112,7 +112,7 @@ pub struct SrpCommand {
     pub data_out_desc_cnt: u8,
     /// Entries of the data-in table that are in this IU.
     pub data_in_desc_cnt: u8,
-    /// Comes back in the response.
+    /// Tag; the response returns it.
     pub tag: U64<BE>,
     #[doc(hidden)]
     pub reserved2: [u8; 4],
@@ -159,9 +159,9 @@ pub struct SrpResponse {
     pub sol_not: u8,
     #[doc(hidden)]
     pub reserved1: [u8; 2],
-    /// How many more requests the initiator may send.
+    /// REQUEST LIMIT DELTA: how many more requests the initiator may send.
     pub req_lim_delta: U32<BE>,
-    /// That of the request.
+    /// Tag of the request.
     pub tag: U64<BE>,
     #[doc(hidden)]
     pub reserved2: [u8; 2],
@@ -169,9 +169,11 @@ pub struct SrpResponse {
     pub flags: u8,
     /// SCSI status.
     pub status: u8,
-    /// Bytes of data-out that were not taken, or were missing.
+    /// DATA-OUT RESIDUAL COUNT in bytes, with [`ResponseFlags::DOOVER`] or
+    /// [`ResponseFlags::DOUNDER`].
     pub data_out_res_cnt: U32<BE>,
-    /// Bytes of data-in that were not sent, or did not fit.
+    /// DATA-IN RESIDUAL COUNT in bytes, with [`ResponseFlags::DIOVER`] or
+    /// [`ResponseFlags::DIUNDER`].
     pub data_in_res_cnt: U32<BE>,
     /// The length of the sense data in bytes, with [`ResponseFlags::SNSVALID`].
     pub sense_data_len: U32<BE>,
@@ -192,7 +194,7 @@ pub struct TaskManagementRequest {
     pub sol_not: u8,
     #[doc(hidden)]
     pub reserved1: [u8; 6],
-    /// Comes back in the response.
+    /// Tag; the response returns it.
     pub tag: U64<BE>,
     #[doc(hidden)]
     pub reserved2: [u8; 4],
@@ -224,7 +226,7 @@ pub struct TaskManagementResponseData {
 }
 const _: () = assert!(size_of::<TaskManagementResponseData>() == 4);
 
-/// IUs that are an opcode and a tag: SRP_I_LOGOUT, SRP_CRED_RSP, SRP_AER_RSP.
+/// SRP_I_LOGOUT, SRP_CRED_RSP and SRP_AER_RSP, which consist of an opcode and a tag.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -239,8 +241,8 @@ pub struct SrpHeader {
 }
 const _: () = assert!(size_of::<SrpHeader>() == 16);
 
-/// SRP_T_LOGOUT and SRP_CRED_REQ, which have one number: the reason of the logout, or how many more
-/// requests the initiator may send.
+/// SRP_T_LOGOUT and SRP_CRED_REQ: the first has the reason of the logout, the second the REQUEST
+/// LIMIT DELTA.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -271,7 +273,7 @@ pub struct AsynchronousEvent {
     pub sol_not: u8,
     #[doc(hidden)]
     pub reserved1: [u8; 2],
-    /// How many more requests the initiator may send.
+    /// REQUEST LIMIT DELTA: how many more requests the initiator may send.
     pub req_lim_delta: U32<BE>,
     /// The tag.
     pub tag: U64<BE>,
@@ -292,11 +294,11 @@ const _: () = assert!(size_of::<AsynchronousEvent>() == 36);
 )]
 #[repr(C)]
 pub struct DirectDescriptor {
-    /// Where the range begins.
+    /// Virtual address of the range.
     pub va: U64<BE>,
-    /// The key that it is registered under.
+    /// Remote key of the range's memory region.
     pub key: U32<BE>,
-    /// Its length in bytes.
+    /// Length of the range in bytes.
     pub len: U32<BE>,
 }
 const _: () = assert!(size_of::<DirectDescriptor>() == 16);
@@ -307,26 +309,27 @@ const _: () = assert!(size_of::<DirectDescriptor>() == 16);
 )]
 #[repr(C)]
 pub struct IndirectDescriptor {
-    /// Where the whole table is in the initiator's memory: [`DirectDescriptor`]s.
+    /// The initiator's memory with the whole table of [`DirectDescriptor`]s.
     pub table: DirectDescriptor,
-    /// The length of all ranges together, in bytes.
+    /// Total length of all ranges in bytes.
     pub len: U32<BE>,
 }
 const _: () = assert!(size_of::<IndirectDescriptor>() == 20);
 
-/// An immediate descriptor (SRP2): the data lie in the IU itself, where the login has said.
+/// An immediate descriptor (SRP2): the IU itself holds the data, at the login's IMMEDIATE DATA
+/// OFFSET.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct ImmediateDescriptor {
-    /// Their length in bytes.
+    /// Length of the data in bytes.
     pub len: U32<BE>,
 }
 const _: () = assert!(size_of::<ImmediateDescriptor>() == 4);
 
 open_enum! {
-    /// The first byte of every information unit.
+    /// Opcodes: the first byte of every information unit.
     pub enum SrpOpcode(u8) {
         /// SRP_LOGIN_REQ.
         LOGIN_REQUEST = 0x00,
@@ -356,7 +359,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// Why a login is rejected.
+    /// Reasons of a rejected login.
     pub enum LoginRejectReason(u32) {
         /// Unable to establish an RDMA channel, no reason specified.
         UNABLE_TO_ESTABLISH_CHANNEL = 0x0001_0000,
@@ -370,13 +373,13 @@ open_enum! {
         UNSUPPORTED_BUFFER_FORMAT = 0x0001_0004,
         /// Several channels to a nexus are not supported.
         MULTICHANNEL_UNSUPPORTED = 0x0001_0005,
-        /// The nexus has as many channels as it may have.
+        /// The nexus has its maximum number of channels.
         CHANNEL_LIMIT_REACHED = 0x0001_0006,
     }
 }
 
 open_enum! {
-    /// Why a target logs an initiator out.
+    /// Reasons of a logout by the target.
     pub enum LogoutReason(u32) {
         /// No reason is given.
         UNSPECIFIED = 0x0000,
@@ -384,7 +387,7 @@ open_enum! {
         INACTIVE = 0x0001,
         /// The target does not know the opcode of an IU.
         INVALID_OPCODE = 0x0002,
-        /// An IU came that the target did not expect.
+        /// The target received an unexpected response.
         UNEXPECTED_RESPONSE = 0x0003,
         /// A login with single-channel operation has ended this channel.
         MULTICHANNEL_ACTION = 0x0004,
@@ -400,7 +403,7 @@ open_enum! {
         DIRECT = 1,
         /// A table of ranges.
         INDIRECT = 2,
-        /// The data lie in the IU (SRP2; data-out alone).
+        /// The IU holds the data (SRP2; data-out only).
         IMMEDIATE = 3,
     }
 }
@@ -422,15 +425,15 @@ open_enum! {
 }
 
 open_enum! {
-    /// RSP_CODE: how a task management function ended, or what was wrong with a request.
+    /// RSP_CODE: the result of a task management function, or the error of a request.
     pub enum ResponseCode(u8) {
-        /// It was carried out, or there was no failure.
+        /// The function was carried out, or the request has no error.
         NO_FAILURE = 0x00,
-        /// A field of the request is wrong.
+        /// A field of the request is invalid.
         REQUEST_FIELDS_INVALID = 0x02,
-        /// The target does not have that function.
+        /// The target does not support the function.
         FUNCTION_NOT_SUPPORTED = 0x04,
-        /// The function has failed.
+        /// The function failed.
         FUNCTION_FAILED = 0x05,
     }
 }
@@ -443,31 +446,31 @@ impl ResponseFlags {
     pub const RSPVALID: u8 = 1 << 0;
     /// There is sense data.
     pub const SNSVALID: u8 = 1 << 1;
-    /// The command had more data-out than its buffer.
+    /// Data-out overflow: the command has more data-out than its buffer.
     pub const DOOVER: u8 = 1 << 2;
-    /// The command took less data-out than its buffer has.
+    /// Data-out underflow: the command used less data-out than its buffer has.
     pub const DOUNDER: u8 = 1 << 3;
-    /// The command had more data-in than its buffer.
+    /// Data-in overflow: the command has more data-in than its buffer.
     pub const DIOVER: u8 = 1 << 4;
-    /// The command had less data-in than its buffer.
+    /// Data-in underflow: the command has less data-in than its buffer.
     pub const DIUNDER: u8 = 1 << 5;
 }
 
-/// Commands may name one range of memory.
+/// Commands may have direct descriptors.
 pub const BUFFER_FORMAT_DIRECT: u16 = 1 << 1;
-/// Commands may name a table of ranges.
+/// Commands may have indirect descriptors.
 pub const BUFFER_FORMAT_INDIRECT: u16 = 1 << 2;
 
-/// MULTICHANNEL ACTION of a login request: the mask of its bits in
-/// [`LoginRequestRdma::req_flags`]. Without them the initiator's other channels are to end.
+/// MULTICHANNEL ACTION of a login request: the mask of its bits in [`LoginRequestRdma::req_flags`].
+/// With 0 the login ends the initiator's other channels.
 pub const MULTICHANNEL_MASK: u8 = 0x03;
-/// MULTICHANNEL ACTION of a login request: the initiator's other channels go on.
+/// MULTICHANNEL ACTION of a login request: the initiator's other channels stay open.
 pub const MULTICHANNEL_MULTI: u8 = 0x01;
-/// The initiator would send immediate data (SRP2; a flag of the login request).
+/// The initiator requests immediate data (SRP2; a flag of the login request).
 pub const IMMEDIATE_REQUESTED: u8 = 0x80;
-/// MULTICHANNEL RESULT of a login response: other channels of the initiator have ended.
+/// MULTICHANNEL RESULT of a login response: the target ended the initiator's other channels.
 pub const MULTICHANNEL_TERMINATED: u8 = 0x01;
-/// MULTICHANNEL RESULT of a login response: other channels of the initiator go on.
+/// MULTICHANNEL RESULT of a login response: the initiator's other channels stay open.
 pub const MULTICHANNEL_MAINTAINED: u8 = 0x02;
-/// The target takes immediate data (SRP2; a flag of the login response).
+/// The target accepts immediate data (SRP2; a flag of the login response).
 pub const IMMEDIATE_SUPPORTED: u8 = 0x80;

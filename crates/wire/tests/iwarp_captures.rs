@@ -1,10 +1,10 @@
-//! iWARP as the Linux kernel's siw (6.12) speaks it: every frame of a connection, taken apart and
-//! put together again.
+//! iWARP as the Linux kernel's siw (6.12) speaks it: the tests parse every frame of captured
+//! connections and build it again.
 //!
-//! A capture in `tests/data/` is what each side sent, in the order of the wire: `0` for the side
-//! that connects or `1` (1 byte), a length (4 bytes, big-endian), and so many bytes of its stream.
-//! `nvme-siw.bin` is a whole connection, NVMe's discovery; `srp-siw-crc.bin` (with CRCs) and
-//! `iser-siw.bin` end between two frames.
+//! A capture in `tests/data/` holds the bytes of both sides in wire order. Each record is the
+//! sender (1 byte: `0` connects, `1` listens), a length (4 bytes, big-endian) and that many bytes
+//! of the sender's stream. `nvme-siw.bin` is a whole connection of NVMe discovery;
+//! `srp-siw-crc.bin` (with CRCs) and `iser-siw.bin` end between two frames.
 #![allow(
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects,
@@ -23,12 +23,12 @@ const NVME: &[u8] = include_bytes!("data/nvme-siw.bin");
 const SRP: &[u8] = include_bytes!("data/srp-siw-crc.bin");
 const ISER: &[u8] = include_bytes!("data/iser-siw.bin");
 
-/// What one side has sent.
-fn side(mut capture: &[u8], wanted: u8) -> Vec<u8> {
+/// Returns the bytes that one side sent.
+fn side(mut capture: &[u8], sender: u8) -> Vec<u8> {
     let mut stream = Vec::new();
     while let [side, a, b, c, d, rest @ ..] = capture {
         let (bytes, rest) = rest.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
-        if *side == wanted {
+        if *side == sender {
             stream.extend(bytes);
         }
         capture = rest;
@@ -36,8 +36,8 @@ fn side(mut capture: &[u8], wanted: u8) -> Vec<u8> {
     stream
 }
 
-/// Takes a request or reply apart; returns it anew and how long it was.
-fn begin(stream: &[u8]) -> (ReqRepFrame, Option<Enhanced>, Vec<u8>) {
+/// Parses an MPA request or reply frame and returns it built anew, and its length.
+fn parse_begin(stream: &[u8]) -> (ReqRepFrame, Option<Enhanced>, Vec<u8>) {
     let (frame, rest) = ReqRepFrame::read_from_prefix(stream).unwrap();
     let data = &rest[..frame.pd_length.get().into()];
     let enhanced = (frame.flags & mpa::FLAG_ENHANCED != 0).then(|| Enhanced::read_from_prefix(data).unwrap());
@@ -51,8 +51,8 @@ fn begin(stream: &[u8]) -> (ReqRepFrame, Option<Enhanced>, Vec<u8>) {
     (frame, enhanced, bytes)
 }
 
-/// One FPDU as its fields say. Padding is what it was: siw sends whatever lies there.
-fn again(header: &[u8], body: &[u8], fpdu: &[u8], has_crc: bool) -> Vec<u8> {
+/// Builds an FPDU from its fields. The padding is copied, as siw does not clear it.
+fn build_fpdu(header: &[u8], body: &[u8], fpdu: &[u8], has_crc: bool) -> Vec<u8> {
     let len = header.len() + body.len();
     let mut bytes = (len as u16).to_be_bytes().to_vec();
     bytes.extend(header);
@@ -64,10 +64,9 @@ fn again(header: &[u8], body: &[u8], fpdu: &[u8], has_crc: bool) -> Vec<u8> {
     bytes
 }
 
-/// Takes a stream apart and puts it together again; returns how many segments there were of each
-/// control field.
+/// Parses a stream and builds it again; returns the number of segments of each control field.
 fn rebuild(stream: &[u8]) -> BTreeMap<(u8, u8), usize> {
-    let (frame, _, mut bytes) = begin(stream);
+    let (frame, _, mut bytes) = parse_begin(stream);
     let has_crc = frame.flags & mpa::FLAG_CRC != 0;
     let mut counts = BTreeMap::new();
     let mut msns = [1; 3];
@@ -82,7 +81,7 @@ fn rebuild(stream: &[u8]) -> BTreeMap<(u8, u8), usize> {
         if control.is_tagged() {
             let header = Tagged::read_from_prefix(ulpdu).unwrap().0;
             let header = Tagged { control, stag: header.stag, to: U64::new(header.to.get()) };
-            bytes.extend(again(header.as_bytes(), &ulpdu[TAGGED_LEN..], fpdu, has_crc));
+            bytes.extend(build_fpdu(header.as_bytes(), &ulpdu[TAGGED_LEN..], fpdu, has_crc));
         } else {
             let header = Untagged::read_from_prefix(ulpdu).unwrap().0;
             let queue = header.qn.get() as usize;
@@ -97,7 +96,7 @@ fn rebuild(stream: &[u8]) -> BTreeMap<(u8, u8), usize> {
                 assert!(control.opcode().is_send() && queue == 0);
                 assert_eq!(control.opcode().invalidates(), header.invalidate_stag.get() != 0);
             }
-            bytes.extend(again(header.as_bytes(), &body, fpdu, has_crc));
+            bytes.extend(build_fpdu(header.as_bytes(), &body, fpdu, has_crc));
         }
         assert!(bytes.ends_with(fpdu), "frame of {len} bytes before {}", bytes.len());
     }
@@ -105,7 +104,7 @@ fn rebuild(stream: &[u8]) -> BTreeMap<(u8, u8), usize> {
     counts
 }
 
-/// Bit by bit, as no other implementation is at hand here.
+/// CRC-32C bit by bit, as this crate has no other implementation.
 fn crc32c(bytes: &[u8]) -> u32 {
     let byte = |crc: u32, byte: &u8| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ ((crc & 1) * 0x82f6_3b78))
@@ -131,10 +130,10 @@ fn messages_in_several_segments_with_crcs_are_rebuilt_byte_for_byte() {
 }
 
 #[test]
-fn isers_connection_begins_as_the_kernel_began_it() {
+fn an_iser_connection_begins_as_the_kernel_began_it() {
     for from in 0..2 {
         assert!(rebuild(&side(ISER, from)).values().sum::<usize>() > 10);
-        let (_, enhanced, bytes) = begin(&side(ISER, from));
+        let (_, enhanced, bytes) = parse_begin(&side(ISER, from));
         let enhanced = enhanced.unwrap();
         let reads = [(128, 1), (1, 128)][usize::from(from)];
         assert_eq!((enhanced.ird(), enhanced.ord()), reads);

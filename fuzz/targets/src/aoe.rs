@@ -1,10 +1,10 @@
-//! Hostile frames against both sides of ATA over Ethernet. What comes never breaks a session, and
-//! what it is asked to do never lies outside the disk.
+//! Hostile frames against both sides of ATA over Ethernet. No frame may end a session or cause I/O
+//! outside the disk.
 
 use crate::choices::Choices;
 use blockmux_proto::aoe::AoeAddress;
-use blockmux_proto::aoe::client::{Config, InitiatorSession};
-use blockmux_proto::aoe::server::{DEPTH, TargetSession};
+use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession};
+use blockmux_proto::aoe::server::{AoeTargetSession, DEPTH};
 use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
@@ -28,7 +28,7 @@ pub(crate) fn aoe_target(data: &[u8]) {
         volume,
     }]);
     let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
-    let mut target = TargetSession::new(exports, vec![unit]).expect("it is one disk");
+    let mut target = AoeTargetSession::new(exports, vec![unit]).expect("it is one disk");
     let mut now = Instant::now();
     target.on_port(PortId(0), PORT, now);
     for bytes in frames(&stream) {
@@ -51,18 +51,18 @@ pub(crate) fn aoe_target(data: &[u8]) {
         }
         now += Duration::from_millis(choices.of(&[0, 1, 1000, 60_000]));
     }
-    // What is announced when a port comes up may be all that there is.
+    // The announcement of a new port may be the only frame.
     while target.frames(now).pop().is_some() {}
     assert!(target.is_idle());
 }
 
-/// Reads `data` as frames to an initiator with a few requests; every one of them completes once, or
-/// fails once.
+/// Reads `data` as frames to an initiator with a few requests, each of which must complete exactly
+/// once.
 pub(crate) fn aoe_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let mut now = Instant::now();
-    let config = Config { address: ADDRESS, timeout: Duration::from_secs(5), id: 0, first: 0 };
-    let mut session = InitiatorSession::new(config, Pool::new(1 << 20), now);
+    let config = AoeInitiatorConfig { address: ADDRESS, timeout: Duration::from_secs(5), id: 0, first: 0 };
+    let mut session = AoeInitiatorSession::new(config, Pool::new(1 << 20), now);
     session.on_port(PortId(0), PORT, now);
     let (mut submitted, mut completed) = (0u64, 0);
     for bytes in frames(&stream) {
@@ -92,7 +92,7 @@ pub(crate) fn aoe_initiator(data: &[u8]) {
     assert_eq!((completed, session.held()), (submitted, 0), "each completes once");
 }
 
-/// Frames, each behind its length in 16 bits.
+/// Splits a stream into frames, each after its 16-bit length.
 fn frames(stream: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = stream;
     std::iter::from_fn(move || {

@@ -1,28 +1,28 @@
-//! Inputs in two parts: bytes that choose what a driver does, then a peer's stream.
+//! Inputs have two parts: bytes that choose the driver's actions, and the peer's stream.
 //!
 //! ```text
 //!   count of choices (1 byte) │ choices │ stream
 //! ```
-//! A stream may hold [`RUN`], which stands for many equal bytes, so that a short input can hold a
-//! long payload.
+//! A stream may contain [`RUN`], which expands to many equal bytes, so that a short input can
+//! contain a long payload.
 
-/// Decisions of a driver, from the front of an input.
+/// The choices of an input, which decide the driver's actions.
 pub(crate) struct Choices<'a> {
     bytes: &'a [u8],
-    /// How many were made.
+    /// Number of choices made.
     made: usize,
 }
 
 impl<'a> Choices<'a> {
-    /// The choices of `input`, and its stream.
+    /// Splits `input` into choices and stream.
     pub(crate) fn split(input: &'a [u8]) -> (Choices<'a>, Vec<u8>) {
         let (count, rest) = input.split_first().unwrap_or((&0, &[]));
         let (bytes, stream) = rest.split_at(rest.len().min((*count).into()));
         (Choices { bytes, made: 0 }, expand(stream))
     }
 
-    /// The next byte. There is always one: after the last they begin again, each moved on a little,
-    /// so that no driver makes the same choice for ever; without any bytes all are 0.
+    /// The next byte. After the last one they repeat with an offset, so that no driver makes the
+    /// same choice forever; without any bytes all are 0.
     pub(crate) fn byte(&mut self) -> u8 {
         if self.bytes.is_empty() {
             return 0;
@@ -68,7 +68,7 @@ fn expand(stream: &[u8]) -> Vec<u8> {
 /// Begins a run: 24 bits of length and the byte to repeat follow.
 const RUN: &[u8] = b"\xffRUN";
 
-/// In bytes.
+/// The maximum length of an expanded stream, in bytes.
 const MAX_STREAM: usize = 1 << 20;
 
 /// Odd, so that each byte takes every value in time.

@@ -1,5 +1,4 @@
-//! A hostile initiator with several connections: they join sessions, break, and take each other's
-//! tasks.
+//! A hostile initiator with several connections, which join sessions, break, and reassign tasks.
 //!
 //! ```text
 //!   stream = record ...      record = what happens to which connection (1 byte), length (2), bytes that it sends
@@ -11,7 +10,7 @@ use crate::records::Records;
 use crate::wire::Wire;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::IscsiNode;
-use blockmux_proto::iscsi::server::{LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
 use blockmux_proto::session::{Demand, Home, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
@@ -19,7 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Reads `data` as choices and what happens.
+/// Reads `data` as choices and events.
 pub(crate) fn iscsi_connections(data: &[u8]) {
     let (choices, stream) = Choices::split(data);
     let mut run = Run::new(choices);
@@ -40,16 +39,16 @@ struct Run<'a> {
     pool: Pool,
     now: Instant,
     lines: [Option<Line>; 4],
-    /// How much more may be read, in bytes, so that one input does not take seconds.
+    /// Remaining bytes that may be read, which limits the time for one input.
     budget: u64,
 }
 
 /// One connection and its driver.
 struct Line {
-    session: TargetSession,
+    session: IscsiTargetSession,
     wire: Wire,
     in_flight: Vec<(VolumeId, Io)>,
-    /// Nothing is received any more.
+    /// Whether nothing more is received.
     is_over: bool,
 }
 
@@ -87,7 +86,7 @@ impl Run<'_> {
         }
         if self.lines[at].is_none() {
             let (node, pool) = (self.node.clone(), self.pool.clone());
-            let session = TargetSession::among(&self.local, node, 1, pool, [0; 32], self.now);
+            let session = IscsiTargetSession::among(&self.local, node, 1, pool, [0; 32], self.now);
             self.lines[at] =
                 Some(Line { session, wire: Wire::new(Vec::new()), in_flight: Vec::new(), is_over: false });
         }
@@ -107,7 +106,7 @@ impl Run<'_> {
         }
     }
 
-    /// Some of what a driver does.
+    /// Runs one turn of the driver.
     fn turn(&mut self, at: usize, holds_io: bool) {
         let Some(line) = &mut self.lines[at] else { return };
         line.session.on_turn(Instant::now());
@@ -173,7 +172,7 @@ impl Run<'_> {
         }
     }
 
-    /// Lets everything that began come to its end, and everybody leave.
+    /// Completes everything in flight and closes all connections.
     fn finish(mut self) {
         for _ in 0..TURNS {
             (0..self.lines.len()).for_each(|at| self.turn(at, false));
@@ -182,7 +181,7 @@ impl Run<'_> {
             self.leave(at);
             (0..self.lines.len()).for_each(|at| self.turn(at, false));
         }
-        // A failed connection is kept for an hour at most, and looks around all the while.
+        // A failed connection is retained for an hour at most.
         for _ in 0..TURNS {
             self.now += Duration::from_secs(3 * 3600);
             self.pass_time();
@@ -201,9 +200,9 @@ const HOLDS_IO: u8 = 32;
 /// Turns of every driver after each event.
 const TURNS: usize = 4;
 const MAX_EVENTS: usize = 300;
-/// Of one connection.
+/// The maximum number of I/O in flight of one connection.
 const MOST_IN_FLIGHT: u32 = 272 * 4;
-/// What a session promises, and what it keeps to be sent again.
+/// The maximum outbox of a session plus its retained data, in bytes.
 const MAX_OUTBOX: usize = (64 << 20) + (64 << 20) + (2 << 20);
 /// In bytes: one read of full length.
 const READ_BUDGET: u64 = 33 << 20;

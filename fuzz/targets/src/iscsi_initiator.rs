@@ -1,28 +1,30 @@
-//! A hostile target against the iSCSI initiator: every request comes to one end, and one only.
+//! A hostile target against the iSCSI initiator: every request completes exactly once.
 //!
 //! ```text
-//!   stream = record ...      record = 0                        our own target answers what it has not seen yet
-//!                                   | kind, length (2), bytes  what a hostile one sends
+//!   stream = record ...      record = 0                        the well-behaved target answers what it has not seen
+//!                                   | kind, length (2), bytes  the hostile one sends these
 //! ```
-//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four
-//! bits say; 2, the numbers of commands are right.
+//! Bits of a kind: 1, replace the task tag by that of a recent command, which the high four bits
+//! select; 2, set valid command numbers.
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
-use blockmux_proto::iscsi::client::{BurstSize, Config, Function, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{
+    BurstSize, Function, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
+};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::server::TargetSession;
+use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{
     Demand, Initiator, Overdue, ProtocolError, StreamConnections, StreamSession, Target, Timed,
 };
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, Pool, Waker};
-use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementRequest};
+use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementFunctionRequest};
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG, padding};
 use std::time::Instant;
 use zerocopy::{FromBytes, transmute_ref};
@@ -32,20 +34,25 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let now = Instant::now();
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
-    let wishes = wish(choices.byte());
-    let config = Config {
+    let proposal = wish(choices.byte());
+    let config = IscsiInitiatorConfig {
         initiator: name("iqn.2026-11.i:me"),
         target: name(TARGET),
         lun: Lun::new(0),
-        mode: choices.of(&[Mode::Use, Mode::Use, Mode::Manage(Function::LOGICAL_UNIT_RESET), Mode::Describe]),
+        purpose: choices.of(&[
+            SessionPurpose::Use,
+            SessionPurpose::Use,
+            SessionPurpose::Manage(Function::LOGICAL_UNIT_RESET),
+            SessionPurpose::Describe,
+        ]),
         chap: None,
-        wishes,
+        proposal,
         isid: [0x80, 0, 0, 0, 0, 1],
         burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
     let mut run = Run {
-        session: InitiatorSession::new(config, pool.clone(), [7; 32], now),
-        good: GoodTarget::new(now),
+        session: IscsiInitiatorSession::new(config, pool.clone(), [7; 32], now),
+        good: WellBehavedTarget::new(now),
         choices,
         records: Records(&stream),
         wire: Wire::new(Vec::new()),
@@ -61,8 +68,8 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
 
 struct Run<'a> {
     choices: Choices<'a>,
-    session: InitiatorSession,
-    good: GoodTarget,
+    session: IscsiInitiatorSession,
+    good: WellBehavedTarget,
     records: Records<'a>,
     wire: Wire,
     pool: Pool,
@@ -73,7 +80,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.submit();
         moved |= self.send();
@@ -107,7 +114,7 @@ impl Run<'_> {
         true
     }
 
-    /// The target sends its next message.
+    /// Delivers the target's next message.
     fn next_record(&mut self) -> bool {
         let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
@@ -154,7 +161,7 @@ impl Run<'_> {
         }
     }
 
-    /// The target leaves, or the connection is given up.
+    /// Closes the connection, from the target's side or ours.
     fn finish(mut self) {
         let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
         if leaves {
@@ -180,21 +187,21 @@ impl Run<'_> {
     }
 }
 
-/// What the initiator has sent.
+/// The messages that the initiator has sent.
 #[derive(Default)]
 struct Sent {
-    /// Not yet seen by the good target.
+    /// Bytes that the well-behaved target has not received.
     unseen: Vec<u8>,
-    /// Of commands, the latest last.
+    /// Identifiers of commands, the latest last.
     tags: Vec<u32>,
-    /// Of the next command.
+    /// Identifier of the next command.
     cmd_sn: Option<u32>,
     /// The target may have declared anew how much it takes.
     has_asked: bool,
 }
 
 impl Sent {
-    /// Takes whole PDUs, and checks what no initiator may do.
+    /// Parses complete PDUs, and checks the rules for initiators.
     fn on_sent(&mut self, bytes: &[u8], agreed: Option<&OperationalParameters>) {
         self.unseen.extend(bytes);
         let digest = |key| agreed.map_or(0, |agreed| if agreed.is_on(key) { 4 } else { 0 });
@@ -239,7 +246,7 @@ impl Sent {
                 self.has_asked = true;
             }
             IscsiOpcode::TASK_MANAGEMENT_REQUEST => {
-                let request: &TaskManagementRequest = transmute_ref!(bhs);
+                let request: &TaskManagementFunctionRequest = transmute_ref!(bhs);
                 let referenced = request.referenced_task_tag.get();
                 // A reset is about no task.
                 assert!(bhs.is_immediate());
@@ -251,23 +258,23 @@ impl Sent {
 }
 
 /// Our own target, over the RAM volume of LUN 0, to be talked to now and then.
-struct GoodTarget {
-    session: TargetSession,
+struct WellBehavedTarget {
+    session: IscsiTargetSession,
     channel: Box<dyn Channel>,
     unread: Vec<u8>,
 }
 
-impl GoodTarget {
-    fn new(now: Instant) -> GoodTarget {
+impl WellBehavedTarget {
+    fn new(now: Instant) -> WellBehavedTarget {
         let exports = exports();
-        let session = TargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
+        let session = IscsiTargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
-        GoodTarget { session, channel, unread: Vec::new() }
+        WellBehavedTarget { session, channel, unread: Vec::new() }
     }
 
-    /// What it says to `bytes`; nothing any more once it finds them wrong.
+    /// Its answer to `bytes`; empty after a protocol violation.
     fn answer(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.unread.extend(bytes);
         while self.receive() {
@@ -303,9 +310,11 @@ impl GoodTarget {
 /// Ways to move data.
 fn wish(choice: u8) -> OperationalParameters {
     match choice % 4 {
-        0 | 1 => wishes(),
-        2 => wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
-        _ => wishes().with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C),
+        0 | 1 => default_proposal(),
+        2 => default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+        _ => default_proposal()
+            .with(OperationalKey::HeaderDigest, CRC32C)
+            .with(OperationalKey::DataDigest, CRC32C),
     }
 }
 

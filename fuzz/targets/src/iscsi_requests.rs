@@ -1,6 +1,6 @@
-//! What an initiator says within PDUs that are in order: keys of logins and texts, and CDBs with
-//! their data. The frame is made here, so that no input is lost to a wrong length or number, as
-//! nearly all of `iscsi_target`'s are.
+//! Contents of valid PDUs of an initiator: keys of logins and texts, and CDBs with their data. The
+//! PDU headers are built here, so that no input is wasted on an invalid length or number, as most
+//! of `iscsi_target` are.
 //!
 //! ```text
 //!   iscsi_login    records: kind (1) │ length (2) │ text
@@ -9,9 +9,9 @@
 
 use crate::choices::Choices;
 use crate::iscsi_target::drive;
-use blockmux_proto::iscsi::text::{Text, TextError, pairs, parse_binary, parse_list, parse_number};
+use blockmux_proto::iscsi::text::{TextBuilder, TextError, pairs, parse_binary, parse_list, parse_number};
 use blockmux_wire::iscsi::scsi::{ATTR_MASK, FLAG_READ, FLAG_WRITE, ScsiCommand};
-use blockmux_wire::iscsi::session::{LoginRequest, TextRequest};
+use blockmux_wire::iscsi::session::{IscsiLoginRequest, TextRequest};
 use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, FLAG_IMMEDIATE, IscsiOpcode, RESERVED_TAG, U24, padding};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -55,11 +55,10 @@ pub(crate) fn scsi_commands(data: &[u8]) {
     drive(choices, stream);
 }
 
-/// What can be read as keys is written such that it reads as the same, and no value is taken for
-/// more than it is.
+/// Checks that parsed keys are written in a form that parses to the same.
 fn reads_back(text: &[u8]) {
     let Ok(found) = pairs(text).collect::<Result<Vec<_>, TextError>>() else { return };
-    let mut written = Text::default();
+    let mut written = TextBuilder::default();
     for pair in &found {
         written.push(pair.key, pair.value);
         let number = parse_number(pair.value);
@@ -72,7 +71,7 @@ fn reads_back(text: &[u8]) {
 }
 
 fn login_request(flags: u8) -> Vec<u8> {
-    let mut request = LoginRequest::new_zeroed();
+    let mut request = IscsiLoginRequest::new_zeroed();
     request.opcode = IscsiOpcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE;
     request.flags = flags;
     request.isid = [0x80, 1, 2, 3, 4, 5];

@@ -1,13 +1,13 @@
-//! A hostile initiator against the iSCSI target, with volumes that fail when the input says so.
+//! A hostile initiator against the iSCSI target, with volumes that fail when the input requests it.
 
 use crate::choices::Choices;
 use crate::iscsi_target_stream::TargetStream;
 use crate::target_side::Run;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
+use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::iscsi::server::TargetSession;
+use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, UnitIdentity};
 use blockmux_volume::{MemVolume, Pool};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) fn drive(mut choices: Choices<'_>, stream: Vec<u8>) {
     let exports = exports();
     let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
     let now = Instant::now();
-    let session = TargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
+    let session = IscsiTargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
     Run::new((choices, stream), (session, exports), TargetStream::default(), pool, now).drive();
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<IscsiNode> {
         initiator: ChapCredentials::new("user", ChapSecret::new(b"initiator-secret").expect("it is short"))
             .expect("the name is short"),
         target: ChapCredentials::new("target", ChapSecret::new(b"target-secret").expect("it is short")),
-        algorithms: Algorithm::ALL.to_vec(),
+        algorithms: ChapAlgorithm::ALL.to_vec(),
     };
     let target = |name: &str, chap| {
         let units = exports.iter().fold(ScsiTarget::new(name, Vec::new()), |target, (id, export)| {
@@ -58,5 +58,5 @@ pub(crate) fn exports() -> Exports {
     Exports::new(vec![export("disk0"), export("disk1")])
 }
 
-/// Of each RAM volume, in bytes: long payload fits.
+/// Size of each RAM volume in bytes, enough for long payload.
 const SIZE: u64 = 512 << 10;

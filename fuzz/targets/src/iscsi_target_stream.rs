@@ -1,5 +1,4 @@
-//! Checks what an iSCSI target sends: whole PDUs of a target's kinds, numbered as RFC 7143 §4.2.2
-//! says.
+//! Checks the stream of an iSCSI target: complete PDUs of a target, numbered as in RFC 7143 §4.2.2.
 
 use crate::target_side::{Judge, Sent};
 use blockmux_wire::iscsi::scsi::ScsiResponse;
@@ -9,15 +8,15 @@ use blockmux_wire::scsi::status::ScsiStatus;
 use std::time::Duration;
 use zerocopy::{FromBytes, transmute_ref};
 
-/// A target's stream as far as it came.
+/// The stream of a target so far.
 #[derive(Default)]
 pub(crate) struct TargetStream {
     rest: Vec<u8>,
-    /// Agreed on; in force once the login is over.
+    /// Whether HeaderDigest was negotiated; it applies after the login.
     header_digest: bool,
     data_digest: bool,
     is_logged_in: bool,
-    /// ErrorRecoveryLevel is not 0: what was sent may be sent again.
+    /// Whether ErrorRecoveryLevel is not 0, so that PDUs may be retransmitted.
     recovers: bool,
     /// The next StatSN, once one was seen.
     stat_sn: Option<u32>,

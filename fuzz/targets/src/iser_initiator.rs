@@ -1,22 +1,23 @@
-//! A hostile target against the iSER initiator: every request comes to one end, and one only, and
-//! none while its memory is open.
+//! A hostile target against the iSER initiator: every request completes exactly
+//! once, and none while its memory is registered.
 //!
 //! ```text
-//!   stream = record ...      record = 0                        our own target answers a message that it has not seen yet
-//!                                   | kind, length (2), bytes  what a hostile one sends
+//!   stream = record ...      record = 0                        the well-behaved target answers the next message
+//!                                   | kind, length (2), bytes  the hostile one sends these
 //! ```
-//! Bits of a kind: 1, the task tag is that of a command, so many before the last as the high four
-//! bits say; 2, the numbers of commands are right; 4, it closes the memory that this command has
-//! named.
+//! Bits of a kind: 1, replace the task tag by that of a recent command, which the high four bits
+//! select; 2, set valid command numbers; 4, invalidate the memory of this command.
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests, take_turns};
-use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
+use blockmux_proto::iscsi::client::{
+    BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
+};
 use blockmux_proto::iscsi::login::operational::OperationalKey;
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
@@ -35,22 +36,27 @@ pub(crate) fn iser_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let now = Instant::now();
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
-    let wishes = wishes().with(OperationalKey::ImmediateData, u32::from(choices.byte() % 3 != 0));
-    let config = Config {
+    let proposal = default_proposal().with(OperationalKey::ImmediateData, u32::from(choices.byte() % 3 != 0));
+    let config = IscsiInitiatorConfig {
         initiator: name("iqn.2026-11.i:me"),
         target: name(TARGET),
         lun: Lun::new(0),
-        mode: choices.of(&[Mode::Use, Mode::Use, Mode::Use, Mode::Describe]),
+        purpose: choices.of(&[
+            SessionPurpose::Use,
+            SessionPurpose::Use,
+            SessionPurpose::Use,
+            SessionPurpose::Describe,
+        ]),
         chap: None,
-        wishes,
+        proposal,
         isid: [0x80, 0, 0, 0, 0, 1],
         burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
     let closes = choices.of(&[0x80, 0x80, 0xc0]);
     let mut run = Run {
-        session: InitiatorSession::over_rdma(config, pool.clone(), [7; 32], now),
+        session: IscsiInitiatorSession::over_rdma(config, pool.clone(), [7; 32], now),
         queue_pair: Recorder::default(),
-        good: GoodTarget::new(closes, now),
+        good: WellBehavedTarget::new(closes, now),
         choices,
         records: Records(&stream),
         pool,
@@ -68,9 +74,9 @@ pub(crate) fn iser_initiator(data: &[u8]) {
 
 struct Run<'a> {
     choices: Choices<'a>,
-    session: InitiatorSession,
+    session: IscsiInitiatorSession,
     queue_pair: Recorder,
-    good: GoodTarget,
+    good: WellBehavedTarget,
     records: Records<'a>,
     pool: Pool,
     now: Instant,
@@ -81,22 +87,22 @@ struct Run<'a> {
     is_over: bool,
 }
 
-/// What is open to the target, by name.
+/// Memory that is registered for the target, by steering tag.
 type Open = BTreeMap<u32, (SgList, RemoteRights)>;
 
-/// What the initiator has sent.
+/// The messages that the initiator has sent.
 #[derive(Default)]
 struct Sent {
-    /// Messages that the good target has not seen.
+    /// Messages that the well-behaved target has not received.
     unseen: VecDeque<Vec<u8>>,
-    /// Of commands, the latest last: the tag, and the memory that was named.
+    /// Tag and registered memory of each command, the latest last.
     commands: Vec<(u32, Option<u32>)>,
-    /// Of the next command.
+    /// Identifier of the next command.
     cmd_sn: Option<u32>,
 }
 
 impl Run<'_> {
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.submit();
         moved |= self.post();
@@ -125,7 +131,7 @@ impl Run<'_> {
         self.is_over = true;
     }
 
-    /// Takes the session's work, as far as there is room.
+    /// Takes the session's work requests as far as there is room.
     fn post(&mut self) -> bool {
         let mut moved = false;
         for _ in 0..MAX_TURNS {
@@ -154,7 +160,7 @@ impl Run<'_> {
         moved
     }
 
-    /// The target sends its next message.
+    /// Delivers the target's next message.
     fn next_record(&mut self) -> bool {
         let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
@@ -203,7 +209,7 @@ impl Run<'_> {
         }
     }
 
-    /// The connection is lost.
+    /// Ends the connection.
     fn finish(mut self) {
         self.requests.poll_done(&mut self.session);
         self.open.clear();
@@ -221,7 +227,7 @@ impl Run<'_> {
 }
 
 impl Sent {
-    /// Checks what no initiator may do.
+    /// Checks the rules for initiators.
     fn on_message(&mut self, message: &[u8], open: &Open) {
         let (header, rest) = ControlHeader::read_from_prefix(message).expect("messages have headers");
         let (command, data) = ScsiCommand::read_from_prefix(rest).expect("messages are PDUs");
@@ -246,27 +252,28 @@ impl Sent {
     }
 }
 
-/// Our own target, over the RAM volume of LUN 0, to be talked to now and then.
-struct GoodTarget {
+/// A well-behaved target: Blockmux's own, over a RAM volume as LUN 0.
+struct WellBehavedTarget {
     session: IserTargetSession,
     queue_pair: Recorder,
     channel: Box<dyn Channel>,
 }
 
-impl GoodTarget {
-    fn new(closes: u8, now: Instant) -> GoodTarget {
+impl WellBehavedTarget {
+    fn new(closes: u8, now: Instant) -> WellBehavedTarget {
         let exports = exports();
-        let session = TargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
+        let session = IscsiTargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let mut session = IserTargetSession::new(session);
         let private_data = vec![closes, 0, 0, 0];
         session.on_event(Event::Requested { private_data }, Instant::now()).expect("anybody may connect");
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
-        GoodTarget { session, queue_pair: Recorder::default(), channel }
+        WellBehavedTarget { session, queue_pair: Recorder::default(), channel }
     }
 
-    /// What it says to a message, and what each answer closes; it reaches what is open.
+    /// Its answers to a message, each with the memory that it invalidates; it accesses registered
+    /// memory.
     fn answer(&mut self, message: &[u8], open: &mut Open) -> Vec<(Vec<u8>, Option<Stag>)> {
         let mut answers = Vec::new();
         let event = Event::Received { message: Seg::from_slice(message), invalidated: None };
@@ -314,5 +321,5 @@ fn name(name: &str) -> Name {
 }
 
 const TARGET: &str = "iqn.2026-11.t:a";
-/// Of iSER and of iSCSI, in bytes.
+/// Length of the iSER and iSCSI headers, in bytes.
 const HEADERS: usize = 28 + 48;

@@ -6,7 +6,7 @@
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
 use crate::rdma_target_side::{RdmaJudge, RdmaRun};
-use blockmux_proto::iscsi::server::{IserTargetSession, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iscsi::session::NopIn;
@@ -19,7 +19,7 @@ pub(crate) fn iser_target(data: &[u8]) {
     let exports = exports();
     let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
     let now = Instant::now();
-    let session = TargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
+    let session = IscsiTargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
     let session = IserTargetSession::new(session);
     let private_data = vec![choices.byte(); choices.below(8)];
     let judge = Iser { exp_cmd_sn: 1 };
@@ -27,14 +27,14 @@ pub(crate) fn iser_target(data: &[u8]) {
 }
 
 struct Iser {
-    /// As the target said it last.
+    /// The last ExpCmdSN of the target.
     exp_cmd_sn: u32,
 }
 
 impl RdmaJudge for Iser {
     /// Those of the login and of a ping are further.
     const NEAR: Duration = Duration::from_secs(10);
-    /// What the session has at first, and what unasked-for data may add.
+    /// The initial receive buffers, plus those for unsolicited data.
     const MAX_RECEIVES: u64 = 560 + 31 * 256;
     const MAX_POOLED: usize = 256 << 20;
 
@@ -67,7 +67,7 @@ impl RdmaJudge for Iser {
     }
 }
 
-/// Of iSER and of iSCSI, in bytes.
+/// Length of the iSER and iSCSI headers, in bytes.
 const HEADERS: usize = 28 + 48;
 /// With one message, in bytes.
 const MAX_DATA: usize = 8192;

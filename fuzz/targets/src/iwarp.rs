@@ -16,7 +16,7 @@ use blockmux_proto::rdma::{
 };
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_rdma::Provider;
-use blockmux_rdma::iwarp::{Config, Iwarp, OUTBOX_FULL};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, OUTBOX_FULL};
 use blockmux_volume::{Crc32c, Memory, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
 use blockmux_wire::iwarp::mpa::{Enhanced, Marker, ReqRepFrame, fpdu_len};
@@ -60,7 +60,7 @@ pub(crate) fn iwarp_frames(data: &[u8]) {
 pub(crate) fn iwarp_peer(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let bits = choices.byte();
-    let config = Config {
+    let config = IwarpConfig {
         has_crc: bits & 1 != 0,
         wants_markers: bits & 14 == 14,
         is_enhanced: bits & 16 == 0,
@@ -103,11 +103,11 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
     assert_eq!(pool.out_bytes(), 0, "memory is lost");
 }
 
-/// Granted memory between neighbours that were not.
+/// Granted memory between memory that was not granted.
 struct Field {
     whole: Memory,
     granted: Vec<Remote>,
-    /// What our reads fetch goes here.
+    /// Destination of reads.
     sink: Seg,
 }
 
@@ -145,17 +145,17 @@ struct Run<'a> {
     is_active: bool,
     field: Field,
     choices: Choices<'a>,
-    /// What is left of the stream.
+    /// The rest of the stream.
     records: &'a [u8],
     wire: Wire,
-    /// Of the peer's next message in each queue, less one.
+    /// MSN of the peer's last message in each queue.
     msns: [u32; 4],
     /// Under which names our reads are to be answered.
     sinks: Vec<u32>,
     has_crc: bool,
     /// The peer has sent its frame.
     is_set_up: bool,
-    /// Not yet looked at: what the peer got.
+    /// Bytes that the peer has received but not parsed.
     sent: Vec<u8>,
     /// The number of the next work; [`MESSAGE`] is no number of it.
     posted: u64,
@@ -169,7 +169,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.post();
         moved |= self.send();
@@ -216,7 +216,7 @@ impl Run<'_> {
         }
     }
 
-    /// Posts what the choices say while there is room.
+    /// Posts work requests, as the choices request, while there is room.
     fn post(&mut self) -> bool {
         if self.iwarp.room() == 0 || self.posted >= MOST_WORK {
             return false;
@@ -259,7 +259,7 @@ impl Run<'_> {
                 false
             }
             4 => {
-                // What is named by the way is nobody's, and is closed again.
+                // The registration is not used, and is invalidated again.
                 let is_empty = local.is_empty();
                 let named = self.iwarp.register(id, &mut local, RemoteRights::RemoteWrite);
                 if let Some(remote) = named {
@@ -308,7 +308,7 @@ impl Run<'_> {
         moved
     }
 
-    /// The peer gets what there is to send, and reads it.
+    /// Delivers sent bytes to the peer, which parses them.
     fn send(&mut self) -> bool {
         assert!(self.iwarp.outbox().len() < OUTBOX_FULL + (66 << 10), "the outbox has no end");
         let bytes = self.iwarp.outbox().take_bytes();
@@ -339,7 +339,7 @@ impl Run<'_> {
         !bytes.is_empty()
     }
 
-    /// The peer sends its next message.
+    /// Delivers the peer's next message.
     fn next_record(&mut self) -> bool {
         let Some((&kind, rest)) = self.records.split_first() else { return false };
         self.records = rest;
@@ -358,7 +358,7 @@ impl Run<'_> {
         true
     }
 
-    /// As many bytes as the next one says.
+    /// The next bytes, preceded by their length.
     fn bytes(&mut self) -> Vec<u8> {
         let (len, rest) = self.records.split_first().unwrap_or((&0, &[]));
         let (bytes, rest) = rest.split_at(rest.len().min((*len).into()));
@@ -432,7 +432,7 @@ impl Run<'_> {
         self.frame(&ulpdu);
     }
 
-    /// The peer leaves, or the connection is given up.
+    /// Closes the connection, from the peer's side or ours.
     fn finish(&mut self) {
         if let Err(error) = self.iwarp.on_end(Instant::now()) {
             self.on_error(error);

@@ -1,4 +1,4 @@
-//! What is fuzzed: one plain function of bytes each, which panics when a property does not hold.
+//! The fuzz targets: functions of a byte slice, which panic if a property does not hold.
 //!
 //! ```text
 //!   fuzz/corpus/NAME/* ──▶ tests/corpus.rs   every input once, in `cargo test`

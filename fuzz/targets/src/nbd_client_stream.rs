@@ -1,5 +1,5 @@
-//! An independent reader of what an NBD initiator sends: options in order, then requests that the
-//! server's export and its constraints allow.
+//! An independent parser of an NBD initiator's stream: options in order, then requests within the
+//! export and its constraints.
 
 use blockmux_wire::nbd::handshake::*;
 use blockmux_wire::nbd::transmission::*;
@@ -23,7 +23,7 @@ enum Phase {
     Over,
 }
 
-/// What the server allows.
+/// The server's limits.
 pub(crate) struct Limits {
     pub(crate) size: u64,
     pub(crate) block: u64,
@@ -129,5 +129,5 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
-/// Beyond so many, cookies are not compared any more.
+/// The maximum number of cookies that are compared.
 const MAX_COOKIES: usize = 512;

@@ -1,10 +1,12 @@
-//! A hostile server against the NBD initiator: every request comes to one end, and one only.
+//! A hostile server against the NBD initiator: every request completes exactly once.
 
 use crate::choices::Choices;
 use crate::nbd_client_stream::{ClientStream, Limits};
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
-use blockmux_proto::nbd::client::{Config, Features, Headers, InitiatorSession, Mode};
+use blockmux_proto::nbd::client::{
+    HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
+};
 use blockmux_proto::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_volume::Pool;
 use std::time::Instant;
@@ -12,14 +14,19 @@ use std::time::Instant;
 /// Reads `data` as choices and a server's stream.
 pub(crate) fn nbd_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
-    let config = Config {
+    let config = NbdInitiatorConfig {
         export: "x".into(),
-        mode: choices.of(&[Mode::Go, Mode::Go, Mode::Info, Mode::List]),
+        mode: choices.of(&[
+            NbdSessionMode::Go,
+            NbdSessionMode::Go,
+            NbdSessionMode::Info,
+            NbdSessionMode::List,
+        ]),
         features: choices.of(&FEATURES),
     };
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 64 << 20, 16 << 10]));
     let mut run = Run {
-        session: InitiatorSession::new(config, pool.clone(), Instant::now()),
+        session: NbdInitiatorSession::new(config, pool.clone(), Instant::now()),
         choices,
         wire: Wire::new(stream),
         pool,
@@ -33,7 +40,7 @@ pub(crate) fn nbd_initiator(data: &[u8]) {
 
 struct Run<'a> {
     choices: Choices<'a>,
-    session: InitiatorSession,
+    session: NbdInitiatorSession,
     wire: Wire,
     pool: Pool,
     requests: Requests,
@@ -42,7 +49,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.submit();
         moved |= self.send();
@@ -81,7 +88,7 @@ impl Run<'_> {
                 size: info.size,
                 block: info.logical_block.into(),
                 max_payload: export.max_payload().into(),
-                is_extended: export.headers == Headers::Extended,
+                is_extended: export.headers == HeaderFormat::Extended,
                 flags: export.flags.bits(),
             }
         });
@@ -96,7 +103,7 @@ impl Run<'_> {
         any
     }
 
-    /// The server leaves, or the connection is given up.
+    /// Closes the connection, from the server's side or ours.
     fn finish(mut self) {
         let leaves = !self.is_over && self.wire.is_drained() && self.choices.byte() < 128;
         if leaves && let Err(error) = self.session.on_end(Instant::now()) {
@@ -108,7 +115,7 @@ impl Run<'_> {
         if self.session.is_over() {
             assert!(matches!(self.session.demand(), Demand::Close) && self.session.room() == 0);
         }
-        if let Some(refused) = self.session.refused() {
+        if let Some(refused) = self.session.refusal() {
             assert!(!refused.to_string().contains('\n'));
         }
         assert!(self.session.exports().len() <= 10_000);
@@ -120,9 +127,9 @@ impl Run<'_> {
     }
 }
 
-const FEATURES: [Features; 4] = [
-    Features { extended_headers: true, structured_replies: true },
-    Features { extended_headers: false, structured_replies: true },
-    Features { extended_headers: false, structured_replies: false },
-    Features { extended_headers: true, structured_replies: false },
+const FEATURES: [NbdFeatures; 4] = [
+    NbdFeatures { extended_headers: true, structured_replies: true },
+    NbdFeatures { extended_headers: false, structured_replies: true },
+    NbdFeatures { extended_headers: false, structured_replies: false },
+    NbdFeatures { extended_headers: true, structured_replies: false },
 ];

@@ -5,8 +5,8 @@ use crate::choices::Choices;
 use crate::wire::Wire;
 use arbitrary::{Arbitrary, Unstructured};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode};
-use blockmux_proto::nbd::server::TargetSession;
+use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
+use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::session::{Demand, Initiator, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
@@ -19,8 +19,10 @@ use std::time::Instant;
 /// Reads `data` as choices and a list of operations.
 pub(crate) fn nbd_pair(data: &[u8]) {
     let (mut choices, operations) = Choices::split(data);
-    let features =
-        Features { extended_headers: choices.byte() & 1 == 0, structured_replies: choices.byte() & 1 == 0 };
+    let features = NbdFeatures {
+        extended_headers: choices.byte() & 1 == 0,
+        structured_replies: choices.byte() & 1 == 0,
+    };
     let mut pair = Pair::new(choices, features);
     let mut input = Unstructured::new(&operations);
     for _ in 0..MOST_OPERATIONS {
@@ -55,7 +57,7 @@ enum Operation {
     Settle,
     /// The connection breaks.
     Break,
-    /// The initiator leaves softly, and comes back.
+    /// The initiator disconnects regularly and reconnects.
     Leave,
 }
 
@@ -72,7 +74,7 @@ enum Kind {
 
 struct Pair<'a> {
     choices: Choices<'a>,
-    features: Features,
+    features: NbdFeatures,
     exports: Exports,
     channel: Box<dyn Channel>,
     pool: Pool,
@@ -80,7 +82,7 @@ struct Pair<'a> {
     model: Vec<u8>,
     /// Submitted to the initiator and not completed.
     in_flight: HashMap<Tag, Io>,
-    /// Of those, the ones that were sent again after a break: the first time may have written.
+    /// Those that were replayed after a disconnect; the first transmission may have been executed.
     replayed: HashSet<Tag>,
     /// Failures that the volume reported and the initiator has not.
     faults: Vec<(Op, u64, u64, IoError)>,
@@ -89,8 +91,8 @@ struct Pair<'a> {
 
 /// One connection.
 struct Link {
-    initiator: InitiatorSession,
-    target: TargetSession,
+    initiator: NbdInitiatorSession,
+    target: NbdTargetSession,
     to_target: Wire,
     to_initiator: Wire,
     /// In flight at the volume.
@@ -98,12 +100,12 @@ struct Link {
 }
 
 impl Link {
-    fn new(exports: &Exports, pool: &Pool, features: Features) -> Link {
-        let config = Config { export: String::new(), mode: Mode::Go, features };
+    fn new(exports: &Exports, pool: &Pool, features: NbdFeatures) -> Link {
+        let config = NbdInitiatorConfig { export: String::new(), mode: NbdSessionMode::Go, features };
         let now = Instant::now();
         Link {
-            initiator: InitiatorSession::new(config, pool.clone(), now),
-            target: TargetSession::new(exports.clone(), pool.clone(), now),
+            initiator: NbdInitiatorSession::new(config, pool.clone(), now),
+            target: NbdTargetSession::new(exports.clone(), pool.clone(), now),
             to_target: Wire::new(Vec::new()),
             to_initiator: Wire::new(Vec::new()),
             at_volume: Vec::new(),
@@ -135,7 +137,7 @@ impl Link {
 }
 
 impl Pair<'_> {
-    fn new(choices: Choices<'_>, features: Features) -> Pair<'_> {
+    fn new(choices: Choices<'_>, features: NbdFeatures) -> Pair<'_> {
         let volume = Arc::new(MemVolume::new(SIZE));
         let pool = Pool::new(POOL);
         let channel =
@@ -308,7 +310,7 @@ impl Pair<'_> {
         }
     }
 
-    /// Lets everything come to its end.
+    /// Completes everything in flight.
     fn settle(&mut self) {
         loop {
             let moved = self.link.turn(&mut self.choices);
@@ -328,8 +330,7 @@ impl Pair<'_> {
         assert!(self.faults.is_empty(), "never reported: {:?}", self.faults);
     }
 
-    /// The connection breaks: what the volume had begun it ends, and the rest is replayed on
-    /// another one.
+    /// Breaks the connection: I/O at the volume completes, and the rest is replayed on a new one.
     fn reconnect(&mut self) {
         self.poll_done();
         for (_, io) in std::mem::take(&mut self.link.at_volume) {
@@ -348,7 +349,7 @@ impl Pair<'_> {
         }
     }
 
-    /// The initiator says good-bye; both sides close, and a new connection begins.
+    /// Closes the connection regularly, and opens a new one.
     fn leave(&mut self) {
         self.link.initiator.on_stop();
         while self.link.turn(&mut self.choices) {}
@@ -371,10 +372,10 @@ impl Pair<'_> {
     }
 }
 
-/// What a fault can be: errors that mean the same on both sides.
+/// Errors to inject, which both sides map to the same error.
 const FAULTS: [IoError; 3] = [IoError::Medium, IoError::NoSpace, IoError::NoMemory];
 
-/// In bytes: long transfers fit, and several units of allocation, the last of them incomplete.
+/// Size of the volume in bytes: several allocation units, the last one incomplete.
 const SIZE: u64 = (320 << 10) + 512;
 const BLOCK: u64 = 512;
 /// Each may be a whole handshake; more find nothing that fewer would not.

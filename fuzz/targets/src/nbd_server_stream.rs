@@ -1,9 +1,9 @@
-//! An independent reader of what an NBD target sends: whatever its client does, every option and
-//! every request is answered once, in the form that was agreed and with what was asked for.
+//! An independent parser of an NBD target's stream: every option and every request must be answered
+//! once, in the negotiated format and with the requested data.
 //!
-//! It reads both directions, for replies do not always tell their own length. A client that uses
-//! one cookie for several requests at once can make simple replies ambiguous; then reading ends and
-//! nothing more is checked.
+//! It parses both directions, because replies do not always contain their length. A client that
+//! uses one cookie for several requests at a time makes simple replies ambiguous; then parsing
+//! ends.
 
 use crate::target_side::Sent;
 use blockmux_wire::nbd::handshake::*;
@@ -29,7 +29,7 @@ pub(crate) struct ServerStream {
     /// The number that the answer to the present selection has named.
     selecting: Option<u32>,
     is_ambiguous: bool,
-    /// The client broke the protocol.
+    /// Whether the client violated the protocol.
     is_broken: bool,
 }
 
@@ -53,7 +53,7 @@ enum Form {
     Extended,
 }
 
-/// What the server has told.
+/// The export as the server has described it.
 #[derive(Default)]
 struct Export {
     size: Option<u64>,
@@ -67,16 +67,16 @@ struct Request {
     command: Cmd,
     flags: u16,
     offset: u64,
-    /// Of the effect on the export.
+    /// Length of the affected range.
     len: u64,
-    /// What content has come, in order.
+    /// Received ranges of content, in order.
     content: Vec<(u64, u64)>,
     statuses: usize,
     has_failed: bool,
 }
 
 impl ServerStream {
-    /// The server has sent this, and has taken all of that.
+    /// Handles bytes that the server has sent, and the bytes that it had consumed.
     pub(crate) fn follow(&mut self, sent: &Sent<'_>) {
         self.sent.extend(sent.bytes);
         self.is_broken = sent.is_broken;
@@ -100,7 +100,7 @@ impl ServerStream {
         }
     }
 
-    /// Reads one message of the client's; whether there was one.
+    /// Parses one message of the client; returns whether there was one.
     fn read_client(&mut self, taken: &[u8]) -> bool {
         let mut rest = Fields(&taken[self.read..]);
         let message = match self.phase {
@@ -172,7 +172,7 @@ impl ServerStream {
         Some(())
     }
 
-    /// Reads one message of the server's; whether there was one.
+    /// Parses one message of the server; returns whether there was one.
     fn read_server(&mut self) -> bool {
         let sent = std::mem::take(&mut self.sent);
         let mut rest = Fields(&sent);
@@ -249,7 +249,7 @@ impl ServerStream {
                 self.form = Form::Structured;
             }
             Opt::NBD_OPT_EXTENDED_HEADERS => self.form = Form::Extended,
-            // What was agreed on before TLS does not count.
+            // Negotiation starts again after TLS.
             Opt::NBD_OPT_STARTTLS => (self.form, self.context) = (Form::Simple, None),
             Opt::NBD_OPT_GO => {
                 assert!(
@@ -410,7 +410,7 @@ impl ServerStream {
         Some(at)
     }
 
-    /// What has succeeded must have been allowed.
+    /// Checks that a successful request was valid.
     fn check_success(&self, request: &Request) {
         let Request { command, offset, len, .. } = *request;
         let size = self.export.size.expect("a fuzz target fails loudly");

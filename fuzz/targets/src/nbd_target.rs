@@ -1,10 +1,10 @@
-//! A hostile client against the NBD target, with volumes that fail when the input says so.
+//! A hostile client against the NBD target, with volumes that fail when the input requests it.
 
 use crate::choices::Choices;
 use crate::nbd_server_stream::ServerStream;
 use crate::target_side::{Judge, Run, Sent};
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::nbd::server::{NbdTls, TargetSession, TlsMode};
+use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls, TlsMode};
 use blockmux_volume::{MemVolume, NullVolume, Pool, Volume};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -15,9 +15,9 @@ pub(crate) fn nbd_target(data: &[u8]) {
     let exports = exports();
     let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
     let now = Instant::now();
-    // The choices of inputs that are there already mean what they did.
+    // Chosen by the length, so that existing inputs keep their meaning.
     let mode = [TlsMode::Off, TlsMode::Off, TlsMode::Optional, TlsMode::Required][data.len() % 4];
-    let session = TargetSession::new(exports.clone(), pool.clone(), now);
+    let session = NbdTargetSession::new(exports.clone(), pool.clone(), now);
     let session = session.with_tls(NbdTls { mode, subjects: None });
     Run::new((choices, stream), (session, exports), ServerStream::default(), pool, now).drive();
 }
@@ -62,5 +62,5 @@ fn exports() -> Exports {
 /// Made once: its zeroes are many.
 static HUGE: LazyLock<Arc<NullVolume>> = LazyLock::new(|| Arc::new(NullVolume::new(1 << 50)));
 
-/// Of each RAM volume, in bytes: long payload fits.
+/// Size of each RAM volume in bytes, enough for long payload.
 const SIZE: u64 = 192 << 10;

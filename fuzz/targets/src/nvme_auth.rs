@@ -1,11 +1,11 @@
-//! DH-HMAC-CHAP between a host and a controller, with messages that somebody spoils on their way.
+//! DH-HMAC-CHAP between a host and a controller, with messages that an attacker modifies.
 //!
-//! Whatever is done to messages, both sides come to an end, and neither believes who does not know
-//! the secret. A key of TLS, where one is to be made, is the same on both sides.
+//! Both sides must terminate, and neither may authenticate a peer without the secret. If a TLS key
+//! is derived, it must be the same on both sides.
 
 use crate::choices::Choices;
 use blockmux_proto::nvme::auth::controller::Authenticator;
-use blockmux_proto::nvme::auth::host::{Applicant, AuthTurn};
+use blockmux_proto::nvme::auth::host::{AuthStep, HostAuthenticator};
 use blockmux_proto::nvme::auth::{
     Concatenation, DhChapSecret, DhGroup, Hash, HostCredentials, HostSecrets, MAX_MESSAGE,
 };
@@ -39,7 +39,7 @@ pub(crate) fn nvme_auth(data: &[u8]) {
     let makes_key = concatenation == Concatenation::Due;
     let can_make_key = group != DhGroup::Null && hash != Some(Hash::Sha512);
     let credentials = HostCredentials { secrets: Arc::new(own), seed: [1; 32], concatenation };
-    let mut host = Applicant::new(credentials, &name("nqn.h"), &name("nqn.s"));
+    let mut host = HostAuthenticator::new(credentials, &name("nqn.h"), &name("nqn.s"));
     let mut target = Authenticator::new(Arc::new(controller), "nqn.h", "nqn.s", [2; 32])
         .with_secure_channel(SC_C_NEW_TLS_PSK);
     let (mut stream, mut is_spoiled, mut turns) = (&stream[..], false, 0);
@@ -47,20 +47,20 @@ pub(crate) fn nvme_auth(data: &[u8]) {
         assert!(turns < MAX_TURNS, "a host has at most five messages");
         turns += 1;
         match host.turn() {
-            AuthTurn::Send(message) => {
+            AuthStep::Send(message) => {
                 assert!(message.len() <= MAX_MESSAGE);
                 let mut message = message.to_vec();
                 is_spoiled |= spoil(&mut message, &mut choices, &mut stream);
                 target.on_message(&message);
                 host.on_sent();
             }
-            AuthTurn::Receive => {
+            AuthStep::Receive => {
                 let Some(mut message) = target.message(MAX_MESSAGE) else { return };
                 assert!(message.len() <= MAX_MESSAGE);
                 is_spoiled |= spoil(&mut message, &mut choices, &mut stream);
                 host.on_message(&message);
             }
-            AuthTurn::Over(outcome) => break outcome,
+            AuthStep::Over(outcome) => break outcome,
         }
     };
     assert!(!target.is_done() || knows, "who does not know the secret was let in");
@@ -77,8 +77,7 @@ pub(crate) fn nvme_auth(data: &[u8]) {
     }
 }
 
-/// Leaves a message as it is, or changes a byte, cuts it off or puts another in its place; whether
-/// it is another now.
+/// Optionally modifies, truncates or replaces a message; returns whether it has changed.
 pub(crate) fn spoil(message: &mut Vec<u8>, choices: &mut Choices<'_>, stream: &mut &[u8]) -> bool {
     let before = message.clone();
     match choices.byte() {

@@ -1,18 +1,18 @@
-//! A hostile controller against an I/O queue of the NVMe/RDMA initiator: every request comes to one
-//! end, and one only, and none while its memory is open.
+//! A hostile controller against an I/O queue of the NVMe/RDMA initiator: every request
+//! completes exactly once, and none while its memory is registered.
 //!
 //! ```text
-//!   stream = record ...      record = 0                        a controller that does all as it is asked answers
-//!                                   | kind, length (2), bytes  what a hostile one sends
+//!   stream = record ...      record = 0                        the well-behaved controller answers
+//!                                   | kind, length (2), bytes  the hostile one sends these
 //! ```
-//! Bits of a kind: 1, the CID is that of a command, so many before the last as the high four bits
-//! say; 2, it invalidates the memory that this command has named.
+//! Bits of a kind: 1, replace the CID by that of a recent command, which the high four bits select;
+//! 2, invalidate the memory of this command.
 
 use crate::choices::Choices;
 use crate::nvme_tcp_initiator::{check_error, names, namespace};
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests, take_turns};
-use blockmux_proto::nvme_rdma::client::QueueSession;
+use blockmux_proto::nvme_rdma::client::NvmeRdmaQueueSession;
 use blockmux_proto::nvme_tcp::client::{ControllerInfo, QueueConfig};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, WorkRequest};
@@ -41,7 +41,7 @@ pub(crate) fn nvme_rdma_initiator(data: &[u8]) {
     let crqsize = choices.of(&[64_u16, 64, 2, 0]);
     let now = Instant::now();
     let mut run = Run {
-        session: QueueSession::new(config, (), pool.clone(), now),
+        session: NvmeRdmaQueueSession::new(config, (), pool.clone(), now),
         queue_pair: Recorder::default(),
         choices,
         records: Records(&stream),
@@ -63,14 +63,14 @@ pub(crate) fn nvme_rdma_initiator(data: &[u8]) {
 
 struct Run<'a> {
     choices: Choices<'a>,
-    session: QueueSession,
+    session: NvmeRdmaQueueSession,
     queue_pair: Recorder,
     records: Records<'a>,
     pool: Pool,
     now: Instant,
     info: VolumeInfo,
     requests: Requests,
-    /// Commands that the good controller has not seen.
+    /// Commands that the well-behaved controller has not received.
     unseen: VecDeque<Sqe>,
     /// The CID and the key of each command, the latest last.
     commands: Vec<(u16, Option<u32>)>,
@@ -81,7 +81,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let info = Some(self.info.clone());
         let mut moved = !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices);
@@ -105,7 +105,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes the session's work, as far as there is room.
+    /// Takes the session's work requests as far as there is room.
     fn post(&mut self) -> bool {
         let mut moved = false;
         for _ in 0..MAX_TURNS {
@@ -130,7 +130,7 @@ impl Run<'_> {
         moved
     }
 
-    /// Checks what no host may do.
+    /// Checks the rules for hosts.
     fn on_sent(&mut self, head: &[u8], payload: &SgList) {
         assert_eq!(head.len(), SQE_LEN);
         let sqe = Sqe::read_from_bytes(head).expect("a command");
@@ -144,7 +144,7 @@ impl Run<'_> {
         self.unseen.push_back(sqe);
     }
 
-    /// The controller sends its next message.
+    /// Delivers the controller's next message.
     fn next_record(&mut self) -> bool {
         let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
@@ -186,7 +186,7 @@ impl Run<'_> {
         }
     }
 
-    /// The connection is lost.
+    /// Ends the connection.
     fn finish(mut self) {
         self.requests.poll_done(&mut self.session);
         self.open.clear();

@@ -1,14 +1,14 @@
 //! A hostile host against the NVMe/RDMA target.
 //!
-//! With a bit of 1 in the first choice, another connection has made controller 1 before, so that
-//! messages may connect an I/O queue; with a bit of 2 the first record is the private data that it
-//! connects with. Bits of a record's kind: 1, the CID is one that is free.
+//! Bits of the first choice: 1, another connection has created controller 1, so that messages may
+//! connect an I/O queue; 2, the first record is the private data of the connection. Bits of a
+//! record's kind: 1, use a free CID.
 
 use crate::choices::Choices;
 use crate::nvme_tcp_target::{admin, exports, node};
 use crate::rdma_target_side::{RdmaJudge, RdmaRun};
 use crate::records::Records;
-use blockmux_proto::nvme_rdma::server::TargetSession;
+use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::nvme::{CQE_LEN, Cqe};
 use blockmux_wire::nvmeof::rdma::{CmAccept, CmRequest};
@@ -38,20 +38,20 @@ pub(crate) fn nvme_rdma_target(data: &[u8]) {
         };
         request.as_bytes().to_vec()
     };
-    let session = TargetSession::new(node, pool.clone(), now);
+    let session = NvmeRdmaTargetSession::new(node, pool.clone(), now);
     let judge = NvmeRdma { cid: 0, unanswered: 0 };
     RdmaRun::drive((choices, messages.0), (session, exports), judge, private_data, (pool, now));
 }
 
 struct NvmeRdma {
-    /// Of the next command.
+    /// Identifier of the next command.
     cid: u16,
-    /// Messages that were sent beyond the completions that came.
+    /// Number of messages without a completion.
     unanswered: u32,
 }
 
 impl RdmaJudge for NvmeRdma {
-    /// The deadline of connecting is further.
+    /// Below the deadline of connecting.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_RECEIVES: u64 = 1 << 16;
     const MAX_POOLED: usize = 256 << 20;
@@ -70,7 +70,7 @@ impl RdmaJudge for NvmeRdma {
         assert!(accept.recfmt.get() == 0 && accept.crqsize.get() > 0);
     }
 
-    /// A completion of a command, and no more of them than there were commands.
+    /// Checks that it is a completion, and that there are no more completions than commands.
     fn on_send(&mut self, head: &[u8], payload: &SgList) {
         assert_eq!((head.len(), payload.len()), (CQE_LEN, 0));
         Cqe::read_from_bytes(head).expect("a completion");

@@ -1,12 +1,12 @@
-//! A hostile controller against both queues of the NVMe/TCP initiator: every request comes to one
-//! end, and one only.
+//! A hostile controller against both queues of the NVMe/TCP initiator: every request
+//! completes exactly once.
 //!
 //! ```text
-//!   stream = record ...      record = 0                        a controller that does all as it is asked answers
-//!                                   | kind, length (2), bytes  what a hostile one sends
+//!   stream = record ...      record = 0                        the well-behaved controller answers
+//!                                   | kind, length (2), bytes  the hostile one sends these
 //! ```
-//! Bits of a kind: 1, the CID of data and R2Ts is that of a command, so many before the last as the
-//! high four bits say; 2, the same of a completion.
+//! Bits of a kind: replace the CID by that of a recent command, which the high four bits select: 1,
+//! in data and R2Ts; 2, in completions.
 
 use crate::choices::Choices;
 use crate::nvme_auth;
@@ -16,7 +16,8 @@ use crate::wire::Wire;
 use blockmux_proto::nvme::auth::{Concatenation, DhChapSecret, DhGroup, HostCredentials, HostSecrets};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
-    AdminConfig, AdminSession, Ask, ControllerInfo, Digests, Names, NamespaceInfo, QueueConfig, QueueSession,
+    AdminConfig, Ask, ControllerInfo, Digests, Names, NamespaceInfo, NvmeTcpAdminSession,
+    NvmeTcpQueueSession, QueueConfig,
 };
 use blockmux_proto::session::{Initiator, ProtocolError, StreamConnections, StreamSession, Timed};
 use blockmux_volume::Pool;
@@ -47,7 +48,7 @@ fn run_admin(mut choices: Choices<'_>, credentials: Option<HostCredentials>, str
         AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::from_secs(5) };
     let now = Instant::now();
     let pool = Pool::new(1 << 20);
-    let mut session = AdminSession::new(config, Digests::default(), pool, now);
+    let mut session = NvmeTcpAdminSession::new(config, Digests::default(), pool, now);
     let mut peer = Peer::new(stream);
     for _ in 0..MAX_TURNS {
         let moved = peer.turn(&mut session, &mut choices);
@@ -81,7 +82,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<HostCredentials>, str
         entries: choices.of(&[64, 64, 2]),
     };
     let now = Instant::now();
-    let mut session = QueueSession::new(config, Digests::default(), pool.clone(), now);
+    let mut session = NvmeTcpQueueSession::new(config, Digests::default(), pool.clone(), now);
     let (mut peer, mut requests, mut is_broken) = (Peer::new(stream), Requests::default(), false);
     for _ in 0..MAX_TURNS {
         let mut moved = requests.submit(&mut session, Some(info.clone()), &mut choices);
@@ -127,9 +128,9 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<HostCredentials>, str
 struct Peer<'a> {
     records: Records<'a>,
     wire: Wire,
-    /// PDUs of the host that the good controller has not answered.
+    /// PDUs of the host that the well-behaved controller has not answered.
     unseen: Vec<u8>,
-    /// Of commands, the latest last.
+    /// Identifiers of commands, the latest last.
     cids: Vec<u16>,
 }
 
@@ -142,7 +143,7 @@ impl Peer<'_> {
         self.records.are_over() && self.wire.is_drained()
     }
 
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn<S: StreamSession>(
         &mut self,
         session: &mut S,
@@ -156,7 +157,7 @@ impl Peer<'_> {
         Ok(moved)
     }
 
-    /// Takes whole PDUs, and checks what no host may do.
+    /// Parses complete PDUs, and checks the rules for hosts.
     fn on_sent(&mut self, bytes: &[u8]) {
         self.unseen.extend(bytes);
         let mut rest = bytes;
@@ -175,7 +176,7 @@ impl Peer<'_> {
         assert!(rest.is_empty(), "it sends whole PDUs");
     }
 
-    /// The controller sends its next message.
+    /// Delivers the controller's next message.
     fn next_record(&mut self) -> bool {
         let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
@@ -196,7 +197,7 @@ impl Peer<'_> {
     }
 }
 
-/// What a controller says that does all as it is asked: reads are zeroes.
+/// The answers of a well-behaved controller; reads return zeroes.
 fn answers(mut bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     while let Ok((common, _)) = CommonHeader::read_from_prefix(bytes) {

@@ -7,7 +7,7 @@ use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvme_tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_proto::session::StreamSession;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 /// Reads `data` as choices and a host's stream. With an odd first choice, another connection has
-/// made controller 1 before, so that the stream may connect an I/O queue.
+/// created controller 1, so that the stream may connect an I/O queue.
 pub(crate) fn nvme_tcp_target(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let exports = exports();
@@ -31,28 +31,28 @@ pub(crate) fn nvme_tcp_target(data: &[u8]) {
         _admin: admin,
         sent: Vec::new(),
     };
-    let session = TargetSession::new(node, pool.clone(), now);
+    let session = NvmeTcpTargetSession::new(node, pool.clone(), now);
     Run::new((choices, stream), (session, exports), controller, pool, now).drive();
 }
 
-/// The target beside its connection.
+/// The state of the target outside the connection.
 struct Controller {
-    /// Where namespace 1 comes and goes.
+    /// The subsystem whose namespace 1 is attached and detached.
     subsystem: Arc<Subsystem>,
     first: Namespace,
-    /// Keeps controller 1.
-    _admin: Option<TargetSession>,
-    /// What was sent, as far as it is not a whole PDU.
+    /// The admin connection of controller 1, which keeps it alive.
+    _admin: Option<NvmeTcpTargetSession>,
+    /// The incomplete last PDU.
     sent: Vec<u8>,
 }
 
 impl Judge for Controller {
-    /// The deadline of connecting is further.
+    /// Below the deadline of connecting.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_OUTBOX: usize = (64 << 20) + (2 << 20);
     const MAX_POOLED: usize = 256 << 20;
 
-    /// Whole PDUs of a controller's kinds, whose lengths are right.
+    /// Checks that the controller sends complete PDUs of its types with valid lengths.
     fn on_sent(&mut self, sent: &Sent<'_>) {
         self.sent.extend(sent.bytes);
         while let Ok((common, _)) = CommonHeader::read_from_prefix(&self.sent) {
@@ -81,16 +81,16 @@ impl Judge for Controller {
     fn on_choice(&mut self, choice: u8) {
         match choice {
             253 => drop(self.subsystem.detach(|namespace| namespace.nsid == self.first.nsid)),
-            // Unless it is there.
+            // Fails if it is attached already.
             252 => drop(self.subsystem.attach(self.first.clone(), None)),
             _ => {}
         }
     }
 }
 
-/// A connection that has made controller 1, which lives as long as it.
-pub(crate) fn admin(node: &Arc<NvmeNode>, pool: &Pool, now: Instant) -> TargetSession {
-    let mut admin = TargetSession::new(node.clone(), pool.clone(), now);
+/// An admin connection that has created controller 1.
+pub(crate) fn admin(node: &Arc<NvmeNode>, pool: &Pool, now: Instant) -> NvmeTcpTargetSession {
+    let mut admin = NvmeTcpTargetSession::new(node.clone(), pool.clone(), now);
     admin.on_bytes(&Chunk::from_slice(ADMIN), now).expect("it is what a host sends");
     admin.outbox().clear();
     admin
@@ -104,7 +104,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<NvmeNode> {
     Arc::new(NvmeNode::new(vec![subsystem], ports, ""))
 }
 
-/// The volume as the namespace of the next number.
+/// The volume as a namespace with NSID `volume` + 1.
 fn namespace(exports: &Exports, volume: VolumeId) -> Namespace {
     let (export, served) = exports.get(volume).zip(exports.served(volume)).expect("it is in the list");
     Namespace::new(volume.0 + 1, volume, served, export.read_only, VolumeUuid::of_texts(&[&export.name]))
@@ -123,5 +123,5 @@ pub(crate) fn exports() -> Exports {
 /// ICReq, Connect of an admin queue of `nqn.t` by host `nqn.h` with the identifier 1, and CC with
 /// EN.
 const ADMIN: &[u8] = include_bytes!("nvme_tcp_admin.bin");
-/// Of each RAM volume, in bytes: the longest command fits.
+/// Size of each RAM volume in bytes, enough for the longest command.
 const SIZE: u64 = 2 << 20;

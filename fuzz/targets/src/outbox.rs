@@ -1,5 +1,4 @@
-//! The outbox against a queue of bytes: whatever is pushed comes out once and in order, however it
-//! is sent.
+//! The outbox against a model, a queue of bytes: all pushed bytes must be sent once and in order.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use blockmux_proto::outbox::{Outbox, OutboxPiece};
@@ -59,7 +58,7 @@ fn run(input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Consumes at most `len` bytes: what a system call might have sent.
+/// Consumes at most `len` bytes, like a system call.
 fn consume(outbox: &mut Outbox, model: &mut VecDeque<u8>, len: usize) {
     let len = len.min(model.len());
     outbox.consume(len);

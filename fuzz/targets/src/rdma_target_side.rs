@@ -1,5 +1,5 @@
-//! The driver of a target session over a queue pair whose peer is hostile, with volumes that fail
-//! when the input says so. What a session may send is the protocol's own to judge.
+//! Driver of a target session over a queue pair with a hostile peer, and with volumes that fail
+//! when the input requests it. Each protocol checks what its session sends.
 //!
 //! ```text
 //!   stream = record ...      record = kind, length (2), bytes      a message
@@ -15,26 +15,26 @@ use blockmux_proto::session::{ProtocolError, Target};
 use blockmux_volume::{Pool, Seg, SgList};
 use std::time::{Duration, Instant};
 
-/// What a protocol knows of its target.
+/// The checks of a protocol for its target.
 pub(crate) trait RdmaJudge {
-    /// Deadlines within this are near: the clock is moved to them, and to no others.
+    /// The clock is advanced to deadlines within this time only.
     const NEAR: Duration;
-    /// Receive buffers that a session may have posted.
+    /// The maximum number of posted receive buffers.
     const MAX_RECEIVES: u64;
-    /// The data in flight that it promises, rounded up to whole buffers, in bytes.
+    /// The session's documented maximum data in flight, rounded up to whole buffers, in bytes.
     const MAX_POOLED: usize;
 
-    /// The message of a record, made as right as its kind says.
+    /// Builds the message of a record, as valid as its kind requests.
     fn message(&mut self, kind: u8, bytes: Vec<u8>) -> Vec<u8>;
 
-    /// The session accepts the connection with this private data.
+    /// Checks the private data with which the session accepts the connection.
     fn on_accept(&mut self, private_data: &[u8]);
 
-    /// The session sends a message.
+    /// Checks a message of the session.
     fn on_send(&mut self, head: &[u8], payload: &SgList);
 }
 
-/// A session and what it works with.
+/// A session with its driver and volumes.
 pub(crate) struct RdmaRun<'a, S, J> {
     choices: Choices<'a>,
     session: S,
@@ -44,11 +44,11 @@ pub(crate) struct RdmaRun<'a, S, J> {
     messages: Records<'a>,
     pool: Pool,
     now: Instant,
-    /// Sends, reads and writes that are not done, and the memory that they hold.
+    /// Sends, reads and writes in flight, with the memory that they hold.
     posted: Vec<(WorkId, WorkRequest)>,
     /// Receive buffers.
     receives: u64,
-    /// The connection is lost, or the initiator broke the protocol.
+    /// Whether the connection is lost, or the initiator violated the protocol.
     is_over: bool,
     is_lost: bool,
 }
@@ -85,7 +85,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
         run.finish();
     }
 
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.receive();
         moved |= self.served.poll_io(&mut self.session);
@@ -115,7 +115,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
         }
     }
 
-    /// The next message, if there is a buffer for it.
+    /// Delivers the next message, if a receive buffer is posted.
     fn receive(&mut self) -> bool {
         if self.is_over || self.receives == 0 {
             return false;
@@ -128,12 +128,12 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
         true
     }
 
-    /// The next thing that the session asks, with that much room.
+    /// The session's next work request, given `room`.
     fn next_work(&mut self, room: usize) -> Option<WorkRequest> {
         self.queue_pair.next(&mut self.session, room)
     }
 
-    /// Takes the session's work.
+    /// Takes the session's work requests.
     fn post(&mut self) -> bool {
         let room = (self.session.endpoint().sends as usize).saturating_sub(self.posted.len());
         let before = (self.posted.len(), self.receives);
@@ -166,7 +166,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
         before != (self.posted.len(), self.receives)
     }
 
-    /// One piece of work ends, well mostly.
+    /// Completes one work request, usually with success.
     fn complete_work(&mut self) -> bool {
         if self.posted.is_empty() {
             return false;
@@ -182,7 +182,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
         true
     }
 
-    /// The connection is lost.
+    /// Ends the connection.
     fn lose(&mut self) {
         (self.is_over, self.is_lost) = (true, true);
         self.queue_pair.works.clear();
@@ -206,7 +206,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
         }
     }
 
-    /// Lets everything that began come to its end.
+    /// Completes everything in flight.
     fn finish(mut self) {
         for _ in 0..MAX_TURNS {
             let mut moved = self.receive() | self.served.poll_io(&mut self.session);

@@ -1,6 +1,7 @@
-//! A hostile peer's stream as records: `kind (1) │ length (2, big-endian) │ bytes`. A kind may go without the rest.
+//! A hostile peer's stream as records: `kind (1) │ length (2, big-endian) │ bytes`. Some kinds have
+//! no bytes.
 
-/// What is left of a stream.
+/// The rest of a stream.
 pub(crate) struct Records<'a>(pub(crate) &'a [u8]);
 
 impl Records<'_> {

@@ -1,23 +1,21 @@
-//! The requests that a fuzz target submits to an initiator, turn by turn: each comes to one end,
-//! and one only.
+//! The requests that a fuzz target submits to an initiator: each must complete exactly once.
 
 use crate::choices::Choices;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Completion, Io, Op, Output, Seg, SgList, Tag, VolumeInfo};
 use std::collections::HashMap;
 
-/// What was submitted and has not completed.
+/// Requests in flight.
 #[derive(Default)]
 pub(crate) struct Requests {
     in_flight: HashMap<Tag, Io>,
     next_tag: u64,
-    /// Of writes, so that one input does not take seconds.
+    /// Bytes written so far, which limits the time for one input.
     bytes: u64,
 }
 
 impl Requests {
-    /// Submits what the choices say, at most a few at once, to a session over a volume of that
-    /// kind, once it is ready.
+    /// Submits a few requests, as the choices request, once the session is ready.
     pub(crate) fn submit<S: Initiator>(
         &mut self,
         session: &mut S,
@@ -42,7 +40,7 @@ impl Requests {
         self.next_tag > before
     }
 
-    /// A request that fits the volume, mostly.
+    /// A request that usually fits the volume.
     fn next(&mut self, info: &VolumeInfo, choices: &mut Choices<'_>) -> Io {
         let (fua, flag) = (choices.byte() & 1 != 0, choices.byte());
         let op = match choices.below(12) {
@@ -76,7 +74,7 @@ impl Requests {
             self.bytes += len;
             let len = if self.bytes <= MAX_BYTES { len as usize } else { 0 };
             let mut data = SgList::default();
-            // In two pieces, so that they have to be told apart.
+            // In two pieces, so that a mix-up is detected.
             for part in [len / 3, len - len / 3] {
                 if part > 0 {
                     data.push(Seg::from_slice(&vec![flag; part]));
@@ -87,7 +85,7 @@ impl Requests {
         io
     }
 
-    /// Takes every completion of the session; whether there was any.
+    /// Takes all completions of the session; returns whether there was any.
     pub(crate) fn poll_done<S: Initiator>(&mut self, session: &mut S) -> bool {
         let mut any = false;
         while let Some(done) = session.poll_done() {
@@ -98,7 +96,7 @@ impl Requests {
         any
     }
 
-    /// Takes every request that is to be submitted again; whether there was any.
+    /// Takes all returned requests of the session; returns whether there was any.
     pub(crate) fn poll_returned<S: Initiator>(&mut self, session: &mut S) -> bool {
         let mut any = false;
         while let Some(io) = session.poll_returned() {
@@ -108,12 +106,12 @@ impl Requests {
         any
     }
 
-    /// The most that buffers from the pool may hold for reads in flight, in bytes.
+    /// The maximum pool memory for reads in flight, in bytes.
     pub(crate) fn read_buffers(&self) -> usize {
         self.in_flight.values().filter(|io| io.op == Op::Read).map(buffer_len).sum()
     }
 
-    /// The connection is given up: the session gives back everything that has not completed.
+    /// Takes all unfinished requests back from the session.
     pub(crate) fn take_back<S: Initiator>(&mut self, session: &mut S) {
         let unfinished = session.take_unfinished();
         assert!(unfinished.is_sorted_by_key(|io| io.tag), "what is taken back is oldest first");
@@ -127,7 +125,7 @@ impl Requests {
     }
 }
 
-/// Whether a completion brings what its request asked for.
+/// Checks that a completion matches its request.
 fn check(io: &Io, done: &Completion) {
     match (io.op, &done.result) {
         (_, Err(_)) => {}
@@ -149,12 +147,12 @@ fn check(io: &Io, done: &Completion) {
     }
 }
 
-/// What a pool's buffer for this read counts.
+/// The size of the pool's buffer for this read.
 fn buffer_len(io: &Io) -> usize {
     if io.data.is_none() && io.len <= 32 << 20 { (io.len as usize).max(4096).next_power_of_two() } else { 0 }
 }
 
-/// Has a driver take turns until two in a row move nothing.
+/// Runs turns until two consecutive ones make no progress.
 pub(crate) fn take_turns(mut turn: impl FnMut() -> bool) {
     let mut quiet = 0;
     for _ in 0..MAX_TURNS {
@@ -165,8 +163,8 @@ pub(crate) fn take_turns(mut turn: impl FnMut() -> bool) {
     }
 }
 
-/// Of a driver's for one input.
+/// The maximum number of turns for one input.
 pub(crate) const MAX_TURNS: usize = 4000;
 const MAX_REQUESTS: u64 = 64;
-/// Of all writes of an input.
+/// The maximum number of bytes of all writes of an input.
 const MAX_BYTES: u64 = 1 << 20;

@@ -1,5 +1,5 @@
-//! The volumes behind a target session that is fuzzed: what it asks of them is checked, and fails
-//! when the input says so.
+//! The volumes of a fuzzed target session: they check its I/O, which fails when the input requests
+//! it.
 
 use crate::choices::Choices;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
@@ -12,14 +12,14 @@ use std::time::Instant;
 pub(crate) struct Served {
     exports: Exports,
     channels: Vec<Box<dyn Channel>>,
-    /// Polled and not completed.
+    /// I/O in flight.
     in_flight: Vec<(VolumeId, Io)>,
-    /// How much more may be read, in bytes, so that one input does not take seconds.
+    /// Remaining bytes that may be read, which limits the time for one input.
     budget: u64,
 }
 
 impl Served {
-    /// Opens every export for a session of that depth.
+    /// Opens every export for a session of this depth.
     pub(crate) fn open(exports: Exports, pool: &Pool, depth: u32) -> Served {
         let core = TestCore::with_pool(pool).as_core();
         let open = |export: &Export| {
@@ -29,7 +29,7 @@ impl Served {
         Served { exports, channels, in_flight: Vec::new(), budget: READ_BUDGET }
     }
 
-    /// Takes every I/O that the session has; whether there was any.
+    /// Takes all I/O of the session; returns whether there was any.
     pub(crate) fn poll_io<S: Target>(&mut self, session: &mut S) -> bool {
         let before = self.in_flight.len();
         while let Some((volume, io)) = session.poll_io() {
@@ -48,7 +48,7 @@ impl Served {
         self.in_flight.len() > before
     }
 
-    /// Completes as many as the choices say, in the order that they say; whether there was any.
+    /// Completes I/O in number and order of the choices; returns whether there was any.
     pub(crate) fn complete_some<S: Target>(&mut self, session: &mut S, choices: &mut Choices<'_>) -> bool {
         let count = match choices.byte() {
             0..=127 => self.in_flight.len(),
@@ -62,14 +62,14 @@ impl Served {
         count > 0
     }
 
-    /// Completes what is in flight, oldest first.
+    /// Completes all I/O in flight, oldest first.
     pub(crate) fn complete_all<S: Target>(&mut self, session: &mut S, choices: &mut Choices<'_>) {
         while !self.in_flight.is_empty() {
             self.complete(0, session, choices);
         }
     }
 
-    /// Completes one I/O as its volume does, or as the input wants it to fail.
+    /// Completes one I/O by its volume, or with an error that the input chooses.
     fn complete<S: Target>(&mut self, at: usize, session: &mut S, choices: &mut Choices<'_>) {
         let (volume, io) = self.in_flight.swap_remove(at);
         let tag = io.tag;
@@ -77,7 +77,7 @@ impl Served {
         let result = match choice {
             _ if io.op == Op::Read && io.len > self.budget => Err(IoError::NoMemory),
             224.. => Err(choices.of(&ERRORS)),
-            // What no volume may do, and no peer may suffer from.
+            // A result that no volume may return, which must not affect peers.
             222 => Ok(Output::Nothing),
             223 => Ok(Output::Extents(Vec::new())),
             _ => {

@@ -1,9 +1,9 @@
-//! A hostile target port against the SRP initiator: every request comes to one end, and one only,
-//! and none while its memory is open.
+//! A hostile target port against the SRP initiator: every request completes exactly
+//! once, and none while its memory is registered.
 //!
 //! ```text
-//!   stream = record ...      record = 0                        our own target answers a message that it has not seen yet
-//!                                   | kind, length (2), bytes  what a hostile one sends
+//!   stream = record ...      record = 0                        the well-behaved target answers the next message
+//!                                   | kind, length (2), bytes  the hostile one sends these
 //! ```
 //! Bits of a kind: 1, the tag is that of a command, so many before the last as the high four bits
 //! say; 2, it invalidates the memory that this command has named; 4, the tag is that of a task
@@ -46,7 +46,7 @@ pub(crate) fn srp_initiator(data: &[u8]) {
     let login = choices.byte();
     let session = InitiatorSession::new(config, pool.clone(), now);
     let private_data = RdmaConnections::endpoint(&session).private_data;
-    let (good, accepted) = GoodTarget::new(private_data, now);
+    let (good, accepted) = WellBehavedTarget::new(private_data, now);
     let mut run = Run {
         session,
         queue_pair: Recorder::default(),
@@ -80,12 +80,12 @@ struct Run<'a> {
     choices: Choices<'a>,
     session: InitiatorSession,
     queue_pair: Recorder,
-    good: GoodTarget,
+    good: WellBehavedTarget,
     records: Records<'a>,
     pool: Pool,
     now: Instant,
     requests: Requests,
-    /// Messages that the good target has not seen.
+    /// Messages that the well-behaved target has not received.
     unseen: VecDeque<Vec<u8>>,
     /// The tag and the key of each command, the latest last.
     commands: Vec<(u64, Option<u32>)>,
@@ -96,11 +96,11 @@ struct Run<'a> {
     is_over: bool,
 }
 
-/// What is open to the target, by key.
+/// Memory that is registered for the target, by key.
 type Open = BTreeMap<u32, (SgList, RemoteRights)>;
 
 impl Run<'_> {
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let info = self.session.volume_info();
         let mut moved = !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices);
@@ -131,7 +131,7 @@ impl Run<'_> {
         self.is_over = true;
     }
 
-    /// Takes the session's work, as far as there is room.
+    /// Takes the session's work requests as far as there is room.
     fn post(&mut self) -> bool {
         let mut moved = false;
         for _ in 0..MAX_TURNS {
@@ -162,7 +162,7 @@ impl Run<'_> {
         moved
     }
 
-    /// Checks what no initiator may do.
+    /// Checks the rules for initiators.
     fn on_sent(&mut self, message: &[u8]) {
         assert!(message.len() <= 8260);
         let tag = u64::from_be_bytes(message[8..16].try_into().expect("eight bytes"));
@@ -187,7 +187,7 @@ impl Run<'_> {
         self.commands.push((tag, key));
     }
 
-    /// The target sends its next message.
+    /// Delivers the target's next message.
     fn next_record(&mut self) -> bool {
         let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
@@ -228,7 +228,7 @@ impl Run<'_> {
         }
     }
 
-    /// The connection is lost.
+    /// Ends the connection.
     fn finish(mut self) {
         self.requests.poll_done(&mut self.session);
         self.open.clear();
@@ -246,16 +246,16 @@ impl Run<'_> {
     }
 }
 
-/// Our own target, over the RAM volume of LUN 0, to be talked to now and then.
-struct GoodTarget {
+/// A well-behaved target: Blockmux's own, over a RAM volume as LUN 0.
+struct WellBehavedTarget {
     session: TargetSession,
     queue_pair: Recorder,
     channel: Box<dyn Channel>,
 }
 
-impl GoodTarget {
+impl WellBehavedTarget {
     /// With what it accepts this login with.
-    fn new(private_data: Vec<u8>, now: Instant) -> (GoodTarget, Vec<u8>) {
+    fn new(private_data: Vec<u8>, now: Instant) -> (WellBehavedTarget, Vec<u8>) {
         let exports = exports();
         let mut session = TargetSession::new(node(&exports), Pool::new(usize::MAX), Arc::new(|| {}), now);
         session.on_event(Event::Requested { private_data }, now).expect("anybody may log in");
@@ -266,10 +266,10 @@ impl GoodTarget {
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
-        (GoodTarget { session, queue_pair, channel }, private_data)
+        (WellBehavedTarget { session, queue_pair, channel }, private_data)
     }
 
-    /// What it says to a message; it reaches what is open.
+    /// Its answers to a message; it accesses registered memory.
     fn answer(&mut self, message: &[u8], open: &Open) -> Vec<Vec<u8>> {
         let mut answers = Vec::new();
         let event = Event::Received { message: Seg::from_slice(message), invalidated: None };

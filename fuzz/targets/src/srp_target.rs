@@ -64,7 +64,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<SrpNode> {
 }
 
 struct Srp {
-    /// Of the next request.
+    /// Tag of the next request.
     tag: u64,
     /// Requests that were granted beyond those that came, which a hostile initiator may exceed.
     credits: i64,

@@ -1,5 +1,5 @@
-//! The driver of a target session over a byte stream whose peer is hostile, with volumes that fail
-//! when the input says so. What a session may say is the protocol's own to judge.
+//! Driver of a target session over a byte stream with a hostile peer, and with volumes that fail
+//! when the input requests it. Each protocol checks what its session sends.
 
 use crate::choices::Choices;
 use crate::served::Served;
@@ -10,42 +10,42 @@ use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
 
-/// What a protocol knows of its target.
+/// The checks of a protocol for its target.
 pub(crate) trait Judge {
-    /// Deadlines within this are near: the clock is moved to them, and to no others.
+    /// The clock is advanced to deadlines within this time only.
     const NEAR: Duration;
-    /// What a session promises to have queued at most, and one more of everything, in bytes.
+    /// The session's documented maximum outbox, plus one of each item, in bytes.
     const MAX_OUTBOX: usize;
-    /// The data in flight that it promises, rounded up to whole buffers, and copies for digests, in
-    /// bytes.
+    /// The session's documented maximum data in flight, rounded up to whole buffers, plus copies
+    /// for digests, in bytes.
     const MAX_POOLED: usize;
 
-    /// How many bytes are sent at most where the input has chosen this: all, or none.
+    /// The maximum number of bytes to send for this choice of the input: all, or none.
     fn room(choice: u8) -> usize {
         if choice < 192 { usize::MAX } else { 0 }
     }
 
-    /// The session has sent something.
+    /// Checks what the session has sent.
     fn on_sent(&mut self, sent: &Sent<'_>);
 
-    /// Nothing is under way any more.
+    /// Checks the end state, with nothing in flight.
     fn on_quiet(&self);
 
-    /// The input has chosen this: something may happen to the target beside its connection.
+    /// Handles a choice of the input: an event at the target outside the connection.
     fn on_choice(&mut self, _choice: u8) {}
 }
 
-/// What a session has sent, and how far it had come by then with what its peer has.
+/// Bytes that a session has sent, and the peer's bytes that it had consumed by then.
 pub(crate) struct Sent<'a> {
-    /// It may end in the middle of a message.
+    /// The bytes, which may end within a message.
     pub(crate) bytes: &'a [u8],
-    /// Of the peer's stream, from its beginning.
+    /// The consumed part of the peer's stream.
     pub(crate) taken: &'a [u8],
-    /// The peer broke the protocol somewhere in that.
+    /// Whether the peer violated the protocol in this part.
     pub(crate) is_broken: bool,
 }
 
-/// A session and what it works with.
+/// A session with its driver and volumes.
 pub(crate) struct Run<'a, S, J> {
     choices: Choices<'a>,
     session: S,
@@ -54,9 +54,9 @@ pub(crate) struct Run<'a, S, J> {
     wire: Wire,
     pool: Pool,
     now: Instant,
-    /// The peer broke the protocol.
+    /// Whether the peer violated the protocol.
     is_broken: bool,
-    /// Nothing more is received: the peer broke the protocol, or has left.
+    /// Whether nothing more is received: the peer violated the protocol or has disconnected.
     is_over: bool,
 }
 
@@ -74,7 +74,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         Run { choices, session, judge, served, wire, pool, now, is_broken: false, is_over: false }
     }
 
-    /// Takes the session through all of it.
+    /// Drives the session through the complete input.
     pub(crate) fn drive(mut self) {
         for _ in 0..MAX_TURNS {
             if !self.turn() || self.choices.are_used_up() {
@@ -84,7 +84,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         self.finish();
     }
 
-    /// Some of what a driver does; whether anything moved.
+    /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.receive();
         moved |= self.served.poll_io(&mut self.session);
@@ -116,7 +116,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         (self.is_broken, self.is_over) = (true, true);
     }
 
-    /// The peer closes its side.
+    /// Closes the peer's side.
     fn leave(&mut self) {
         if self.is_over {
             return;
@@ -128,7 +128,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         assert!(matches!(self.session.demand(), Demand::Close));
     }
 
-    /// Sends at most so many bytes.
+    /// Sends at most `room` bytes.
     fn send(&mut self, room: usize) -> bool {
         let outbox = self.session.outbox();
         assert!(outbox.len() <= J::MAX_OUTBOX, "{} bytes are queued", outbox.len());
@@ -154,7 +154,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         }
     }
 
-    /// Lets everything that began come to its end.
+    /// Completes everything in flight.
     fn finish(mut self) {
         let mut moved = true;
         while moved {
@@ -174,7 +174,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
     }
 }
 
-/// Takes `len` bytes, as a socket that is full after them.
+/// Consumes `len` bytes, like a socket whose buffer is then full.
 fn first_bytes(outbox: &mut Outbox, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     for piece in outbox.pieces() {

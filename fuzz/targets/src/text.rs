@@ -1,10 +1,9 @@
-//! What people write: URIs, volume specs and job files. Whatever it is, it is read, or refused in
-//! one line.
+//! Text of users: URIs, volume specs and job files. It must be parsed, or refused in one line.
 
 use blockmux_proto::aoe;
 use blockmux_proto::fabrics;
 use blockmux_proto::iscsi;
-use blockmux_proto::nbd::uri::Uri;
+use blockmux_proto::nbd::uri::NbdUri;
 use blockmux_proto::srp::url::SrpUrl;
 use blockmux_volume::Spec;
 use std::fmt::{Debug, Display};
@@ -17,7 +16,7 @@ pub(crate) fn aoe_url(data: &[u8]) {
 
 /// Reads `data` as a URI.
 pub(crate) fn nbd_uri(data: &[u8]) {
-    reads_back::<Uri>(data);
+    reads_back::<NbdUri>(data);
 }
 
 /// Reads `data` as an iSCSI URL.
@@ -51,7 +50,7 @@ pub(crate) fn srp_url(data: &[u8]) {
 pub(crate) fn volume_spec(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match text.parse::<Spec>() {
-        // What is written has no passwords any more; from then on it stays the same.
+        // The written form has no passwords; it must parse to itself.
         Ok(spec) => reads_back::<Spec>(spec.to_string().as_bytes()),
         Err(error) => is_one_line(&error),
     }
@@ -75,7 +74,7 @@ pub(crate) fn fio_job_file(data: &[u8]) {
     }
 }
 
-/// What was read is written such that it reads as the same.
+/// Checks that the value is written in a form that parses to the same value.
 fn reads_back<T>(data: &[u8])
 where
     T: FromStr<Err: Display> + Display + Debug + PartialEq,

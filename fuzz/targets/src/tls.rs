@@ -7,11 +7,11 @@
 use crate::choices::Choices;
 use crate::nvme_auth::spoil;
 use blockmux_tls::{
-    ClientCredentials, HANDSHAKE, Hash, MAX_HANDSHAKE, Messages, Psk, ServerCredentials, Tls,
+    ClientCredentials, HANDSHAKE, Hash, MAX_HANDSHAKE, PostHandshakeMessages, Psk, ServerCredentials, Tls,
 };
 use std::sync::Arc;
 
-/// One end, and what it hears.
+/// One end, and the data that it has received.
 struct End {
     tls: Tls,
     said: Vec<u8>,
@@ -72,7 +72,7 @@ pub(crate) fn tls(data: &[u8]) {
 /// Shows the bytes to both ends as what comes once the kernel opens the records.
 fn messages(data: &[u8]) {
     for is_client in [false, true] {
-        let mut messages = Messages::default();
+        let mut messages = PostHandshakeMessages::default();
         for part in data.chunks(1 + data.len() % 40) {
             let content_type = if part.len() % 5 == 4 { part[0] } else { HANDSHAKE };
             if messages.take(content_type, part, is_client).is_err() {

@@ -1,18 +1,18 @@
-//! A byte stream on its way into a session, and the driver that [`blockmux_proto::session`] asks
-//! for.
+//! A byte stream to a session, delivered as [`blockmux_proto::session`] specifies.
 
 use crate::choices::Choices;
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, SecuredBy, StreamSession};
 use blockmux_volume::{Chunk, Memory};
 use std::time::Instant;
 
-/// What a peer has sent, and how far the session has come with it.
+/// The bytes that the peer has sent, and how many of them the session has consumed.
 pub(crate) struct Wire {
     bytes: Vec<u8>,
     /// Received so far: into the chunk or to where the session wanted it.
     received: usize,
     chunk: Chunk,
-    /// How much of what the session wants placed has come, and how much that is.
+    /// Received length and total length of the current
+    /// [`Demand::Place`](blockmux_proto::session::Demand::Place).
     placed: usize,
     placing: usize,
 }
@@ -48,8 +48,8 @@ impl Wire {
         self.received == self.bytes.len()
     }
 
-    /// Does what the session demands with what is there, receiving at most once; whether anything
-    /// moved.
+    /// Meets the session's demand as far as possible, receiving at most once; returns whether there
+    /// was progress.
     pub(crate) fn turn<S: StreamSession>(
         &mut self,
         session: &mut S,

@@ -1,15 +1,13 @@
-//! Programs that nobody here wrote: installing them for the tests, and measuring Blockmux beside
-//! them.
+//! Other implementations: installing them for the tests, and comparing Blockmux with them.
 //!
 //! ```text
 //!   nbd, iscsi, iser, nvme, nvme_rdma, srp, aoe (servers, clients, goals of a protocol) ── ours: Blockmux in each of them
 //!     │
-//!   plan: for each round, cell and client ── every server in turn, the others paused ──▶ comparison: rows, goals
-//!     │     client ──asks──▶ server, each on its own processor                                 │
+//!   plan: for each round, cell and client ── the servers one after the other, the others paused ──▶ comparison: rows, goals
+//!     │     client ──asks──▶ server, each on its own CPU                                       │
 //!   matrix: cells                                                            table, report (Markdown, JSON)
 //! ```
-//! A protocol to come adds a module like `nbd` and, where its clients differ, a client; the rest
-//! stays as it is.
+//! Another protocol adds a module like `nbd` and, if its clients differ, a client.
 
 mod aoe;
 mod bench;
@@ -35,7 +33,7 @@ mod server;
 mod srp;
 mod table;
 
-use crate::process::cargo;
+use crate::process::{cargo, target_directory};
 use anyhow::{Context, Result, bail};
 use bench::Bench;
 use comparison::Comparison;
@@ -250,8 +248,7 @@ fn build(root: &Path, protocol: &Protocol) -> Result<PathBuf> {
             bail!("blockmux does not build");
         }
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    Ok(root.join(target).join("release/blockmux"))
+    Ok(target_directory(root).join("release/blockmux"))
 }
 
 /// A directory in memory for the file that some servers serve.

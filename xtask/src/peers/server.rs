@@ -162,7 +162,7 @@ impl Running {
     }
 
     fn wait_until_ready(&mut self, port: u16, bench: &Bench) -> Result<()> {
-        let deadline = Instant::now() + READY_PATIENCE;
+        let deadline = Instant::now() + READY_TIMEOUT;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         while TcpStream::connect_timeout(&address, READY_EVERY).is_err() {
             bench.check_interrupt()?;
@@ -179,7 +179,7 @@ impl Running {
 
     /// Raw frames have no connections: the server is ready when our own client has found it.
     fn wait_until_answered(&mut self, bench: &Bench) -> Result<()> {
-        let deadline = Instant::now() + READY_PATIENCE;
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             let mut info = bench.command(Side::Client, &bench.blockmux);
             let answered = bench.run(info.args(["info", &self.url]));
@@ -230,7 +230,7 @@ fn free_port() -> Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
-const READY_PATIENCE: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const READY_EVERY: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

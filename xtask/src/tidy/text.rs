@@ -1,9 +1,9 @@
-//! Checks of files as text: length, comments, links.
+//! Checks of files as text: length, comments, words, links.
 
 use super::source::test_lines;
 use super::{Finding, Tree, modules};
 
-/// Every rule of this module.
+/// Runs every rule of this module.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let test_files = modules::test_files(tree);
     let mut findings = Vec::new();
@@ -13,6 +13,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         }
         findings.extend(stray_space(path, source));
         findings.extend(comments(path, source));
+        findings.extend(identifiers(path, source));
     }
     for (path, text) in tree.all().filter(|(path, _)| is_written_here(path)) {
         findings.extend(markers(path, text));
@@ -72,15 +73,52 @@ fn comments(path: &str, source: &str) -> Vec<Finding> {
         if is_doc && LEANING.iter().any(|start| text.starts_with(start)) {
             findings.push(Finding::new(path, at + 1, "leans on a neighbour; say what this item is"));
         }
-        for (ours, theirs) in HOME_MADE {
-            let is_there = text.split(|c: char| !c.is_ascii_alphabetic()).any(|word| word == *ours);
-            if is_there {
-                let what = format!("\"{ours}\" is a word of our own; write \"{theirs}\"");
-                findings.push(Finding::new(path, at + 1, what));
-            }
-        }
+        let words: Vec<_> = text.split(|c: char| !c.is_ascii_alphabetic()).map(str::to_lowercase).collect();
+        findings.extend(home_made(path, at + 1, &words));
     }
     findings
+}
+
+/// Reports identifiers that contain home-made words.
+fn identifiers(path: &str, source: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (at, line) in source.lines().enumerate() {
+        // Literals and comments are not split exactly: they may contain no such word either.
+        let code = line.split("//").next().unwrap_or_default();
+        let words: Vec<_> = code
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .filter(|word| word.contains('_') || word.chars().any(char::is_uppercase))
+            .flat_map(words_of)
+            .collect();
+        findings.extend(home_made(path, at + 1, &words));
+    }
+    findings
+}
+
+/// The words of an identifier in `snake_case` or `CamelCase`, in lower case.
+fn words_of(identifier: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut was_lower = false;
+    for c in identifier.chars() {
+        if c == '_' || (c.is_uppercase() && was_lower) {
+            words.push(String::new());
+        }
+        if let Some(word) = words.last_mut().filter(|_| c != '_') {
+            word.extend(c.to_lowercase());
+        }
+        was_lower = c.is_lowercase();
+    }
+    words
+}
+
+/// Reports the home-made words among `words`.
+fn home_made(path: &str, line: usize, words: &[String]) -> Vec<Finding> {
+    let found = HOME_MADE.iter().filter(|(ours, _)| words.iter().any(|word| word == ours));
+    found
+        .map(|(ours, theirs)| {
+            Finding::new(path, line, format!("\"{ours}\" is a home-made word; write \"{theirs}\""))
+        })
+        .collect()
 }
 
 /// Reports notes to oneself.
@@ -208,10 +246,14 @@ const LEANING: &[&str] = &["The same", "As above", "Likewise"];
 /// Home-made words, and the field's.
 const HOME_MADE: &[(&str, &str)] = &[
     ("bell", "waker"),
+    ("bells", "wakers"),
+    ("desk", "control server"),
+    ("doom", "abort"),
     ("doomed", "aborted"),
     ("lane", "connection, or case of a bench"),
     ("lanes", "connections, or cases of a bench"),
     ("letterbox", "event queue"),
+    ("passage", "I/O guard"),
     ("weather", "network conditions"),
 ];
 
@@ -268,6 +310,17 @@ mod tests {
             "// {wide}\n//   a ──▶ {wide}\nlet a = \"{wide}\";\n/// The same for b.\n// The same for b.\n// A lane, planes.\n"
         );
         assert_eq!(places(&comments("a.rs", &source)), [("a.rs", 1), ("a.rs", 4), ("a.rs", 6)]);
+    }
+
+    #[test]
+    fn identifiers_are_in_the_fields_words() {
+        let (snake, camel, constant) = ("lane", concat!("La", "ne"), concat!("LA", "NE"));
+        let source = format!(
+            "let doorbell = planes;\nfn next_{snake}() {{}}\nstruct {camel}Table;\nconst {constant}: u8 = 1;\n"
+        );
+        assert_eq!(places(&identifiers("a.rs", &source)), [("a.rs", 2), ("a.rs", 3), ("a.rs", 4)]);
+        assert_eq!(words_of("TlsMode"), ["tls", "mode"]);
+        assert_eq!(words_of("READY_TIMEOUT"), ["ready", "timeout"]);
     }
 
     #[test]

@@ -21,11 +21,11 @@ mod log;
 mod siw;
 
 use crate::peers::package;
-use crate::process::{cargo, find, succeed};
+use crate::process::{cargo, find, succeed, target_directory};
 use anyhow::{Context, Result, bail};
 use guest::Guest;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 /// Runs the scripts of [`SCRIPTS`] whose names are in `only`, or all; `say` gets a line for each
@@ -38,7 +38,7 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
     if let Some(missing) = missing() {
         return Ok(vec![format!("skipped: tests with the Linux kernel ({missing})")]);
     }
-    let (started, place) = (Instant::now(), target(root).join("vm"));
+    let (started, place) = (Instant::now(), target_directory(root).join("vm"));
     fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
     let kernel = match kernel::fetch(&place) {
         Ok(kernel) => kernel,
@@ -59,7 +59,7 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         let by_tls = scripts.extract_if(.., |script| BY_TLS.contains(&script.as_str()));
         lines.extend(by_tls.map(|script| format!("skipped: {script} (no {program})")));
     }
-    let programs = target(root).join("debug");
+    let programs = target_directory(root).join("debug");
     let in_guest = scripts.iter().any(|script| script.starts_with(IN_GUEST));
     if let Some(program) = in_guest.then_some("strip").filter(|program| find(program).is_none()) {
         let in_guest = scripts.extract_if(.., |script| script.starts_with(IN_GUEST));
@@ -131,11 +131,6 @@ fn missing() -> Option<String> {
 
 fn needs_siw(script: &str) -> bool {
     OVER_SIW.iter().any(|name| script.contains(name))
-}
-
-/// Cargo's target directory.
-fn target(root: &Path) -> PathBuf {
-    root.join(std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from))
 }
 
 /// Directory of the scripts and their common parts.

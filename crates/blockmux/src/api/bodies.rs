@@ -76,6 +76,15 @@ pub(crate) struct ConfigText {
     pub(crate) text: String,
 }
 
+/// New levels of the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChangeLog {
+    /// `AREA=LEVEL,...`, as for `--log`; other areas keep their levels.
+    #[schema(example = "protocol=debug,audit=off")]
+    pub(crate) levels: String,
+}
+
 /// What a volume that was added is called, and how it is reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Added {

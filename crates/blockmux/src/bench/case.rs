@@ -1,4 +1,4 @@
-//! One subject under one job, run as often as asked.
+//! A case of the bench: one configuration under one job.
 
 use super::plan::BenchPlan;
 use super::veth::{INITIATOR, INTERFACE, TARGET, VethPair};
@@ -23,63 +23,63 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One subject under one job.
+/// One configuration under one job.
 pub(super) struct BenchCase {
-    /// What is measured.
-    pub(super) how: How,
-    /// What is done.
+    /// The configuration.
+    pub(super) kind: CaseKind,
+    /// The job.
     pub(super) job: Job,
     /// The volume's spec or URL.
     pub(super) target: String,
-    /// The link or the stripe that rows of its kind differ in; empty if they do not.
+    /// The link or stripe that distinguishes it from similar rows; empty if there is only one.
     pub(super) place: String,
 }
 
-/// What is measured.
-pub(super) enum How {
-    /// A volume of this process.
+/// Kind of a configuration.
+pub(super) enum CaseKind {
+    /// A local volume, without a protocol.
     Local(Arc<dyn Volume>),
-    /// The volume served and reached by this process.
+    /// A volume that this process serves and accesses over loopback.
     Served(&'static Protocol, Arc<dyn Volume>, PollPolicy),
-    /// The volume served and reached by this process, each in its own network, over the plan's veth
-    /// pair.
+    /// A volume that this process serves and accesses in two network namespaces, over the plan's
+    /// veth pair.
     Linked(&'static Protocol, Arc<dyn Volume>, PollPolicy, Link),
-    /// A volume that somebody else serves over such sockets.
+    /// A volume of another server, over this transport.
     Remote(&'static Protocol, Transport, Arc<dyn Volume>, PollPolicy),
-    /// Bare sockets with a protocol's messages.
+    /// The ceiling: bare sockets with the message sizes of a protocol.
     Ceiling(&'static Protocol, Transport, Variant),
 }
 
 impl BenchCase {
-    pub(super) fn new(how: How, job: &Job, target: &str) -> BenchCase {
-        BenchCase { how, job: job.clone(), target: target.to_owned(), place: String::new() }
+    pub(super) fn new(kind: CaseKind, job: &Job, target: &str) -> BenchCase {
+        BenchCase { kind, job: job.clone(), target: target.to_owned(), place: String::new() }
     }
 
-    /// What the table calls it.
+    /// Its name in the table.
     pub(super) fn subject(&self) -> String {
-        let of = match &self.how {
-            How::Local(_) => "local",
-            How::Served(protocol, ..) | How::Linked(protocol, ..) => protocol.name,
-            How::Remote(..) => &self.target,
-            How::Ceiling(..) => "ceiling",
+        let of = match &self.kind {
+            CaseKind::Local(_) => "local",
+            CaseKind::Served(protocol, ..) | CaseKind::Linked(protocol, ..) => protocol.name,
+            CaseKind::Remote(..) => &self.target,
+            CaseKind::Ceiling(..) => "ceiling",
         };
         if self.place.is_empty() { of.to_owned() } else { link::subject(of, &self.place) }
     }
 
     /// Its row, without runs.
     pub(super) fn row(&self) -> Row {
-        let (kind, protocol, poll) = match &self.how {
-            How::Local(_) => (SubjectKind::Local, String::new(), ""),
-            How::Served(protocol, _, policy) | How::Linked(protocol, _, policy, _) => {
+        let (kind, protocol, poll) = match &self.kind {
+            CaseKind::Local(_) => (SubjectKind::Local, String::new(), ""),
+            CaseKind::Served(protocol, _, policy) | CaseKind::Linked(protocol, _, policy, _) => {
                 (SubjectKind::Protocol, protocol.name.to_owned(), policy.name())
             }
-            How::Remote(protocol, transport, _, policy) => {
+            CaseKind::Remote(protocol, transport, _, policy) => {
                 (SubjectKind::Protocol, protocol.name_over(*transport), policy.name())
             }
-            How::Ceiling(protocol, transport, Variant::Sleeping) => {
+            CaseKind::Ceiling(protocol, transport, Variant::Sleeping) => {
                 (SubjectKind::CeilingSleeping, protocol.name_over(*transport), "")
             }
-            How::Ceiling(protocol, transport, Variant::Spinning) => {
+            CaseKind::Ceiling(protocol, transport, Variant::Spinning) => {
                 (SubjectKind::CeilingSpinning, protocol.name_over(*transport), "")
             }
         };
@@ -96,34 +96,34 @@ impl BenchCase {
 
     /// Runs it once.
     pub(super) fn run(&self, plan: &BenchPlan, progress: &dyn Fn(f64)) -> Result<Run, Failure> {
-        match &self.how {
-            How::Local(volume) => {
+        match &self.kind {
+            CaseKind::Local(volume) => {
                 let initiator = plan.initiator_cores(PollPolicy::ADAPTIVE, self.job.numjobs)?;
                 self.bench(volume, true, &initiator, None, progress)
             }
-            How::Remote(_, _, volume, policy) => {
+            CaseKind::Remote(_, _, volume, policy) => {
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 let run = self.bench(volume, false, &initiator, None, progress);
-                // A server is told good-bye, as its protocol wants it.
+                // Close the session regularly.
                 initiator.stop(STOP_GRACE);
                 run
             }
-            How::Served(protocol, volume, policy) => {
+            CaseKind::Served(protocol, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
                 let remote = self.reach(None, protocol, volume, &target, plan.congestion.as_ref())?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 self.bench_served(&remote, initiator, target, progress)
             }
-            How::Linked(protocol, volume, policy, link) => {
-                let cable = plan.cable.as_ref().ok_or_else(|| self.failed("there is no cable"))?;
-                cable.set(*link).map_err(|error| self.failed(error))?;
+            CaseKind::Linked(protocol, volume, policy, link) => {
+                let veth = plan.veth.as_ref().ok_or_else(|| self.failed("there is no cable"))?;
+                veth.set(*link).map_err(|error| self.failed(error))?;
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
-                cable.enter(&target, &initiator).map_err(|error| self.failed(error))?;
-                let remote = self.reach(Some(cable), protocol, volume, &target, plan.congestion.as_ref())?;
+                veth.enter(&target, &initiator).map_err(|error| self.failed(error))?;
+                let remote = self.reach(Some(veth), protocol, volume, &target, plan.congestion.as_ref())?;
                 self.bench_served(&remote, initiator, target, progress)
             }
-            How::Ceiling(protocol, transport, variant) => {
+            CaseKind::Ceiling(protocol, transport, variant) => {
                 let (server_cpu, client_cpu) = plan.ceiling_cpus();
                 let job = CeilingJob {
                     transport: *transport,
@@ -137,30 +137,30 @@ impl BenchCase {
         }
     }
 
-    /// Serves the volume at one end of a cable and reaches it from the other, or does both on
+    /// Serves the volume at one end of the veth pair and accesses it from the other, or over
     /// loopback.
     fn reach(
         &self,
-        cable: Option<&VethPair>,
+        veth: Option<&VethPair>,
         protocol: &'static Protocol,
         volume: &Arc<dyn Volume>,
         target: &Cores,
         congestion: Option<&Congestion>,
     ) -> Result<Arc<dyn Volume>, Failure> {
-        let at = cable.map_or(Ipv4Addr::LOCALHOST, |cable| cable.address(TARGET));
+        let at = veth.map_or(Ipv4Addr::LOCALHOST, |veth| veth.address(TARGET));
         let serve = || serve(target, protocol, volume, at, congestion);
         let open = |url: &str| (protocol.remote)(url)?.open(1);
-        let reached = match cable {
+        let reached = match veth {
             None => serve().and_then(|url| open(&url)),
-            Some(cable) => {
-                let url = cable.within(TARGET, serve)?;
-                url.and_then(|url| cable.within(INITIATOR, || open(&url))?)
+            Some(veth) => {
+                let url = veth.within(TARGET, serve)?;
+                url.and_then(|url| veth.within(INITIATOR, || open(&url))?)
             }
         };
         reached.map_err(|error| self.failed(error))
     }
 
-    /// Measures what is served by `target`, and ends both sides.
+    /// Measures the volume that `target` serves, and stops both sides.
     fn bench_served(
         &self,
         remote: &Arc<dyn Volume>,
@@ -191,8 +191,7 @@ impl BenchCase {
     }
 }
 
-/// Serves `volume` with `cores`, on a free port of an address or at the end of the cable; answers
-/// its URL.
+/// Serves `volume` with `cores`, on a free port or at an end of the veth pair; returns its URL.
 fn serve(
     cores: &Cores,
     protocol: &'static Protocol,
@@ -237,8 +236,8 @@ fn serve(
     ways.map(|way| way.url).next().ok_or_else(|| Failure::run("the volume is out of reach"))
 }
 
-/// The name under which the bench exports its volume.
+/// Name of the bench's export.
 const EXPORT: &str = "bench";
-/// More than any job has workers.
+/// The maximum number of connections, more than the workers of any job.
 const MOST_CONNECTIONS: usize = 2048;
 const STOP_GRACE: Duration = Duration::from_secs(5);

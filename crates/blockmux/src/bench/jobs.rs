@@ -1,4 +1,4 @@
-//! The jobs that the command line, job files or the usual comparison ask for.
+//! The jobs of the command line, of job files, or the default list.
 
 use super::BenchArgs;
 use crate::failure::Failure;
@@ -10,22 +10,22 @@ use blockmux_lab::suite::{full_jobs, quick_jobs};
 use blockmux_volume::Spec;
 use std::io::Read;
 
-/// Jobs, and where they come from.
+/// Jobs, and whether they are the default list.
 pub(super) struct Jobs {
-    /// With the volumes that job files name.
+    /// The jobs, with the volumes of job files.
     pub(super) jobs: Vec<(Job, Option<String>)>,
-    /// Nobody has asked for them by pattern: the usual comparison.
+    /// Whether this is the default list, because the command line has no job options.
     pub(super) are_usual: bool,
 }
 
-/// The jobs and, from job files, their volumes.
+/// Determines the jobs and, from job files, their volumes.
 pub(super) fn jobs(args: &BenchArgs, files: &[&String]) -> Result<Jobs, Failure> {
     let shapes = [("numjobs", &args.numjobs), ("iodepth", &args.iodepth), ("bs", &args.bs), ("rw", &args.rw)];
     let shape = shapes.iter().find(|(_, values)| !values.is_empty());
     if let (Some(_), Some(file)) = (&args.suite, files.first()) {
         return Err(Failure::request(format!("{file}: a suite has its own jobs; leave one of them out")));
     }
-    // Before anything is said of options: what is no job file has set none.
+    // Read before options are checked, because a file that is no job file has none.
     let mut jobs = jobs_of_files(files)?;
     let others =
         if args.suite.is_some() { Some("the suite") } else { files.first().map(|file| file.as_str()) };
@@ -72,7 +72,7 @@ pub(super) fn jobs(args: &BenchArgs, files: &[&String]) -> Result<Jobs, Failure>
     Ok(Jobs { jobs, are_usual: files.is_empty() && shape.is_none() })
 }
 
-/// What the command line says beside patterns; it goes before what a job file says.
+/// Applies the options that override those of job files.
 fn set_all(job: &mut Job, args: &BenchArgs) -> Result<(), Failure> {
     for (key, value) in [
         ("runtime", &args.runtime),
@@ -105,7 +105,7 @@ fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failur
     Ok(jobs)
 }
 
-/// The text of a job file. A disk image is easily given in its place, so not all of it is read.
+/// Reads a job file, up to a maximum length, because a disk image may be given by mistake.
 fn read_job_file(file: &str) -> Result<String, Failure> {
     let mut content = Vec::new();
     let read =
@@ -119,13 +119,13 @@ fn read_job_file(file: &str) -> Result<String, Failure> {
     })
 }
 
-/// Every job with every value.
+/// Combines every job with every value of an option.
 fn combine(jobs: &[Job], key: &str, values: &[String]) -> Result<Vec<Job>, Failure> {
     if values.is_empty() {
         return Ok(jobs.to_vec());
     }
     let mut combined = Vec::new();
-    // fio gives a block size for reads, writes and discards each that way, which is something else.
+    // In fio, such a list has the block sizes of reads, writes and discards.
     let apart = |value: &'_ String| if key == "bs" { vec![value.clone()] } else { split_list(value) };
     for value in values.iter().flat_map(apart) {
         for job in jobs {
@@ -145,7 +145,7 @@ fn split_list(values: &str) -> Vec<String> {
     values.split(',').map(|value| value.trim().to_owned()).collect()
 }
 
-/// The option as it was given, and what is wrong with it.
+/// The error for an invalid option.
 pub(super) fn wrong_option(error: &JobError) -> Failure {
     Failure::request(match error {
         JobError::BadValue { key: "bs", value, why } if value.contains(',') => {
@@ -156,7 +156,7 @@ pub(super) fn wrong_option(error: &JobError) -> Failure {
     })
 }
 
-/// A job with the times that are asked for.
+/// A job with the requested times.
 pub(super) fn times(args: &BenchArgs) -> Result<Job, Failure> {
     let (runtime_ms, ramp_time_ms) = if args.is_quick() {
         (QUICK_RUNTIME_MS, QUICK_RAMP_MS)
@@ -169,7 +169,7 @@ pub(super) fn times(args: &BenchArgs) -> Result<Job, Failure> {
     Ok(job)
 }
 
-/// In bytes.
+/// The maximum length of a job file, in bytes.
 const MOST_JOB_FILE: u64 = 1 << 20;
 const DEFAULT_RUNTIME_MS: u64 = 1000;
 const DEFAULT_RAMP_MS: u64 = 200;

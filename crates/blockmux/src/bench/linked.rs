@@ -1,7 +1,7 @@
-//! The cases of a suite that is measured over links of its own.
+//! The cases of a suite that is measured over virtual links.
 
 use super::BenchArgs;
-use super::case::{BenchCase, How};
+use super::case::{BenchCase, CaseKind};
 use super::jobs::times;
 use super::plan::{BenchPlan, Subject};
 use super::veth::VethPair;
@@ -13,10 +13,10 @@ use blockmux_lab::link::{self, Link, Links};
 use blockmux_lab::suite::Suite;
 
 impl BenchPlan {
-    /// Every job on the local volumes, and then under each protocol over each link.
+    /// Adds every job on the local volumes, then with each protocol over each link.
     ///
     /// # Errors
-    /// If the cable cannot be made.
+    /// If the veth pair cannot be created.
     pub(super) fn add_linked(
         &mut self,
         suite: &Suite,
@@ -26,20 +26,24 @@ impl BenchPlan {
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
         let Some(served) = subjects.first() else { return Ok(()) };
-        let cable = VethPair::new()?;
+        let veth = VethPair::new()?;
         let times = times(args)?;
         let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
-        let refused = refused(&cable, links);
+        let refused = refused(&veth, links);
         for row in &rows {
-            let case = |how, target: &Subject, place| BenchCase {
-                how,
+            let case = |kind, target: &Subject, place| BenchCase {
+                kind,
                 job: row.job.clone(),
                 target: target.shown.clone(),
                 place,
             };
             let Some(protocol) = protocol::by_name(&row.protocol) else {
                 for subject in subjects {
-                    self.cases.push(case(How::Local(subject.volume.clone()), subject, subject.place.clone()));
+                    self.cases.push(case(
+                        CaseKind::Local(subject.volume.clone()),
+                        subject,
+                        subject.place.clone(),
+                    ));
                 }
                 continue;
             };
@@ -48,29 +52,29 @@ impl BenchPlan {
                     self.skipped.push((name(&row.job, &row.protocol, link), why.clone()));
                     continue;
                 }
-                let how = |poll| How::Linked(protocol, served.volume.clone(), poll, link);
-                let linked = policies.iter().map(|&poll| case(how(poll), served, link.to_string()));
+                let kind = |poll| CaseKind::Linked(protocol, served.volume.clone(), poll, link);
+                let linked = policies.iter().map(|&poll| case(kind(poll), served, link.to_string()));
                 self.cases.extend(linked);
             }
         }
-        // The floor comes first, as it does everywhere else, and jobs stay in their order.
+        // Local rows first, as everywhere, and jobs in their order.
         let order: Vec<Job> = rows.iter().map(|row| row.job.clone()).collect();
         self.cases.sort_by_key(|case| {
-            (order.iter().position(|job| *job == case.job), !matches!(case.how, How::Local(_)))
+            (order.iter().position(|job| *job == case.job), !matches!(case.kind, CaseKind::Local(_)))
         });
-        self.cable = Some(cable);
+        self.veth = Some(veth);
         Ok(())
     }
 }
 
-/// The limits that this system cannot set, and why.
-fn refused(cable: &VethPair, links: &Links) -> Vec<(Option<u32>, String)> {
+/// The speed limits that this system does not support, with the reason.
+fn refused(veth: &VethPair, links: &Links) -> Vec<(Option<u32>, String)> {
     let mut tried: Vec<Option<u32>> = Vec::new();
     let mut refused = Vec::new();
     for link in links.of("aoe") {
         if !tried.contains(&link.gbit_per_s) {
             tried.push(link.gbit_per_s);
-            refused.extend(cable.set(link).err().map(|why| (link.gbit_per_s, why)));
+            refused.extend(veth.set(link).err().map(|why| (link.gbit_per_s, why)));
         }
     }
     refused
@@ -80,7 +84,7 @@ fn name(job: &Job, protocol: &str, link: Link) -> String {
     format!("{}, {}", job.name, link::subject(protocol, &link.to_string()))
 }
 
-/// Stripes of RAM of `bytes` in all, each with what it is called.
+/// Specs of RAM stripes of `bytes` in total, each with its name.
 pub(super) fn stripes(links: &Links, bytes: u64) -> Vec<(String, String)> {
     let stripe = |&members: &u32| {
         let each = (bytes / u64::from(members.max(1)) / MIB).max(1);

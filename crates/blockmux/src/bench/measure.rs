@@ -1,9 +1,8 @@
-//! Measuring: every case in turn, again and again, until all runs are in, one fails, or a signal
-//! asks for an end.
+//! Runs all cases repeatedly until all runs are complete, one fails, or a signal arrives.
 //!
-//! A thread of its own measures, and the caller's collects what is found. A long run need not end
-//! before the bench does: whoever interrupts it gets the runs that are in, and the one that was
-//! under way ends with the process.
+//! A separate thread measures, and the caller's thread collects the results. An interrupt does not
+//! wait for the current run: the complete runs are reported, and the current one ends with the
+//! process.
 
 use super::case::BenchCase;
 use super::plan::BenchPlan;
@@ -22,43 +21,43 @@ use std::thread;
 use std::time::Duration;
 use tracing::{info, warn};
 
-/// What was found until the end.
+/// Results of the measurement.
 pub(super) struct Measured {
-    /// Of every case, in order, with the runs that are in.
+    /// The rows of all cases in order, with their complete runs.
     pub(super) rows: Vec<Row>,
-    /// Of these, so many lost a connection that was not there again when they ended.
+    /// Number of runs that ended with a lost connection.
     pub(super) short_of_one: u32,
-    /// Why there are no more.
+    /// Reason for the end.
     pub(super) end: BenchEnd,
 }
 
-/// Why measuring is over.
+/// Reason for the end of the measurement.
 pub(super) enum BenchEnd {
-    /// All runs are in.
+    /// All runs are complete.
     Complete,
-    /// This signal came.
+    /// This signal arrived.
     Signal(i32),
     /// A run failed.
     Failed(Failure),
 }
 
-/// What the measuring thread and signals say.
+/// Events of the measuring thread and of signals.
 enum BenchEvent {
     Run { case: usize, run: Box<Run>, is_short_of_one: bool },
     End(BenchEnd),
 }
 
-/// What ends a bench early is heard from here on.
+/// Receives signals that end the bench early.
 pub(super) struct Interrupts {
     events: Sender<BenchEvent>,
     incoming: Receiver<BenchEvent>,
 }
 
 impl Interrupts {
-    /// Begins to watch for signals; before anything is made that takes time, so that none is lost.
+    /// Starts to receive signals; called first, so that none is lost.
     ///
     /// # Errors
-    /// If the system does not tell of them.
+    /// If the signal handlers cannot be installed.
     pub(super) fn watch() -> Result<Interrupts, Failure> {
         let (events, incoming) = mpsc::channel();
         signals::watch(&events, &[], |signal| BenchEvent::End(BenchEnd::Signal(signal)))
@@ -67,10 +66,10 @@ impl Interrupts {
     }
 }
 
-/// Runs every case `runs` times, in turn.
+/// Runs every case `runs` times, interleaved.
 ///
 /// # Errors
-/// If it cannot begin.
+/// If the measurement cannot start.
 pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Result<Measured, Failure> {
     let mut rows: Vec<Row> = plan.cases.iter().map(BenchCase::row).collect();
     let bar = progress_bar(&plan, runs);
@@ -81,7 +80,7 @@ pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Res
         .spawn(move || {
             let end = run_all(&plan, runs, &its_bar, &events)
                 .map_or_else(BenchEnd::Failed, |()| BenchEnd::Complete);
-            // The caller may have had enough.
+            // The receiver may have ended.
             let _ = events.send(BenchEvent::End(end));
         })
         .map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
@@ -97,7 +96,7 @@ pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Res
         }
     };
     bar.finish_and_clear();
-    // What still runs must not draw over what is printed now.
+    // A run that continues must not draw over the output.
     bar.set_draw_target(ProgressDrawTarget::hidden());
     Ok(Measured { rows, short_of_one, end })
 }
@@ -111,17 +110,17 @@ fn run_all(
     plan.prepare(bar)?;
     bar.reset_elapsed();
     let mut done_ms = 0;
-    // Where nobody sees the bar, a line says that a job is finished.
+    // Without a terminal, progress is one line per finished job.
     let says_lines = !io::stderr().is_terminal();
     for nth in 1..=runs {
         let order = order(&plan.cases, nth);
         for (place, &at) in order.iter().enumerate() {
             let case = &plan.cases[at];
             bar.set_message(format!("run {nth}/{runs}: {}, {}", case.subject(), case.job.name));
-            let lane_ms = case.job.ramp_time_ms + case.job.runtime_ms;
+            let case_ms = case.job.ramp_time_ms + case.job.runtime_ms;
             let missing = missing_connections();
-            let run = case.run(plan, &|share| bar.set_position(done_ms + (share * lane_ms as f64) as u64))?;
-            done_ms += lane_ms;
+            let run = case.run(plan, &|share| bar.set_position(done_ms + (share * case_ms as f64) as u64))?;
+            done_ms += case_ms;
             bar.set_position(done_ms);
             let iops = count(run.iops());
             let is_short_of_one = missing_connections() > missing;
@@ -142,19 +141,17 @@ fn run_all(
     Ok(())
 }
 
-/// Says on standard error that the run `nth` of a job is finished, and how many of all
-/// milliseconds are done.
+/// Prints that run `nth` of a job is finished, with the progress and remaining time of the bench.
 fn say_finished(nth: u32, runs: u32, job: &Job, (done_ms, all_ms): (u64, u64)) {
     let percent = done_ms * 100 / all_ms.max(1);
     let left = HumanDuration(Duration::from_millis(all_ms.saturating_sub(done_ms)));
-    // A reader that has gone does not end the bench.
+    // A closed standard error does not end the bench.
     let _ = writeln!(io::stderr(), "{percent:>3}%, {left:#} left; run {nth}/{runs} finished: {}", title(job));
 }
 
-/// The places of `cases` in the order of the run `nth`: jobs in turn, as some need what those
-/// before them wrote, and each job's subjects shuffled. A processor that has slept a lot wakes
-/// sooner or later than one that has been busy, so whoever always came after the same subject would
-/// always have its share of that.
+/// The order of `cases` in run `nth`, as indices: jobs in order, since some read what earlier ones
+/// wrote, and the cases of each job shuffled. A CPU that has been idle wakes at a different speed
+/// than a busy one, so a fixed order would favor some cases.
 fn order(cases: &[BenchCase], nth: u32) -> Vec<usize> {
     let mut order = Vec::with_capacity(cases.len());
     for of_one_job in cases.chunk_by(|a, b| a.job == b.job) {
@@ -165,12 +162,12 @@ fn order(cases: &[BenchCase], nth: u32) -> Vec<usize> {
 }
 
 fn progress_bar(plan: &BenchPlan, runs: u32) -> ProgressBar {
-    let lane_ms: u64 = plan.cases.iter().map(|case| case.job.ramp_time_ms + case.job.runtime_ms).sum();
+    let case_ms: u64 = plan.cases.iter().map(|case| case.job.ramp_time_ms + case.job.runtime_ms).sum();
     let bar = ProgressBar::with_draw_target(
-        Some(lane_ms * u64::from(runs)),
+        Some(case_ms * u64::from(runs)),
         ProgressDrawTarget::stderr_with_hz(10),
     );
-    // How long runs take was asked for, so what is left is known and not guessed.
+    // The duration of runs is configured, so the remaining time is exact.
     let left = |state: &ProgressState, text: &mut dyn fmt::Write| {
         let left_ms = state.len().unwrap_or(0).saturating_sub(state.pos());
         let _ = write!(text, "{:#}", HumanDuration(Duration::from_millis(left_ms)));

@@ -1,12 +1,12 @@
-//! `blockmux bench`: measures volumes over every protocol, beside the local volume and beside the
+//! `blockmux bench`: measures volumes over every protocol, compared with the local volume and the
 //! ceiling.
 //!
 //! ```text
 //!   arguments, job files, suites ──▶ plan: cases × jobs ──▶ every case in turn, again and again ──▶ table, JSON, page
 //! ```
-//! A case is one subject under one job. Runs are interleaved: each case runs once before any runs
-//! twice, so that a machine that slows down slows all of them, and in another order each time,
-//! since what ran before leaves a trace.
+//! A case is one configuration under one job. Runs are interleaved: each case runs once before any
+//! case runs twice, so that a change of the machine's speed affects all of them; and the order is
+//! shuffled, because a case affects the next one.
 
 mod case;
 mod jobs;
@@ -27,7 +27,7 @@ use plan::BenchPlan;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What to measure, and how. Options have fio's names and meanings.
+/// Arguments of `blockmux bench`; names and meanings are those of fio.
 #[derive(clap::Args)]
 #[command(rename_all = "snake_case", after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
@@ -105,8 +105,7 @@ pub(crate) struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// Whether the short list of jobs is measured: neither the full list nor jobs of the user's
-    /// own.
+    /// Whether the short list of jobs is measured, not the full list or the user's jobs.
     fn is_quick(&self) -> bool {
         let shapes = [&self.rw, &self.bs, &self.iodepth, &self.numjobs];
         let names_jobs = self.suite.is_some()
@@ -115,13 +114,13 @@ impl BenchArgs {
         !self.full && !names_jobs
     }
 
-    /// How often each case runs.
+    /// Number of runs of each case.
     fn runs(&self) -> u32 {
         self.runs.unwrap_or(if self.is_quick() { QUICK_RUNS } else { FULL_RUNS })
     }
 }
 
-/// A volume or URL has a colon; a job file's path has none.
+/// Whether an argument is a job file: volumes and URLs contain a colon, job files do not.
 fn is_job_file(word: &str) -> bool {
     !word.contains(':')
 }
@@ -162,7 +161,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Whether everything that was measured did what it was asked to.
+/// The exit status: failure if a measured job had errors.
 fn verdict(comparison: &Comparison, short_of_one: u32) -> Result<ExitCode, Failure> {
     let runs = || comparison.rows.iter().flat_map(|row| &row.runs);
     let (failed, wrong): (u64, u64) =
@@ -188,7 +187,7 @@ fn command_line() -> String {
     printable(&words.join(" ")).into_owned()
 }
 
-/// With 27 cases of 0.5 s, less than a minute.
+/// Number of runs of the short list: 27 cases of 0.5 s take less than a minute.
 const QUICK_RUNS: u32 = 3;
 const FULL_RUNS: u32 = 5;
 const FIRST_ABOVE: &str = "the warnings above name the first of each run";

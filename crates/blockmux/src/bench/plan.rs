@@ -1,7 +1,7 @@
-//! What the command line asks for, as cases.
+//! The plan of a bench: the cases of the command line.
 
 use super::BenchArgs;
-use super::case::{BenchCase, How};
+use super::case::{BenchCase, CaseKind};
 use super::jobs::{Jobs, jobs, times, wrong_option};
 use super::linked;
 use super::veth::VethPair;
@@ -25,35 +25,37 @@ use indicatif::ProgressBar;
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-/// Cases in the order in which they are shown, and what they share.
+/// Cases in order of output, and their shared settings.
 pub(super) struct BenchPlan {
     pub(super) cases: Vec<BenchCase>,
-    /// Jobs that cannot be measured, and why.
+    /// Jobs that are not measured, with the reason.
     pub(super) skipped: Vec<(String, String)>,
-    /// Volumes that are new and must be written once before reads of them mean anything.
+    /// New volumes, which must be written once before they are measured.
     fresh: Vec<Arc<dyn Volume>>,
-    /// What links are made of, if a suite wants any.
-    pub(super) cable: Option<VethPair>,
+    /// The veth pair, if the suite uses links.
+    pub(super) veth: Option<VethPair>,
     ceiling_data: OnceCell<Data>,
-    /// Bytes that the ceiling's data has: as much as the volume, so that caches behave alike.
+    /// Size of the ceiling's data in bytes: that of the volume, so that caches have the same
+    /// effect.
     ceiling_bytes: usize,
     cpus: usize,
     /// Congestion control of every TCP connection; `None`: the system's.
     pub(super) congestion: Option<Congestion>,
 }
 
-/// A volume as the command line names it.
+/// A volume of the command line.
 pub(super) struct Subject {
-    /// As it was written.
+    /// The argument as written.
     name: String,
-    /// The name as it was written, without passwords.
+    /// The argument without passwords.
     pub(super) shown: String,
-    /// What tells it from the suite's other local volumes; empty if it is the only one.
+    /// Name that distinguishes it from other local volumes of the suite; empty if there is only
+    /// one.
     pub(super) place: String,
     pub(super) volume: Arc<dyn Volume>,
-    /// The protocol of a URL, and its sockets.
+    /// Protocol and transport of a URL.
     remote: Option<(&'static Protocol, Transport)>,
-    /// It was there before us, with content that somebody may want back.
+    /// Whether it existed before, so that its content must not be overwritten without request.
     holds_data: bool,
 }
 
@@ -67,7 +69,7 @@ impl BenchPlan {
             cases: Vec::new(),
             skipped: Vec::new(),
             fresh: Vec::new(),
-            cable: None,
+            veth: None,
             ceiling_data: OnceCell::new(),
             ceiling_bytes: 0,
             cpus: sys::allowed_cpus().map_or(1, |cpus| cpus.len()),
@@ -105,8 +107,8 @@ impl BenchPlan {
 
     fn open(&mut self, name: &str) -> Result<Subject, Failure> {
         let spec: Spec = name.parse().map_err(Failure::request)?;
-        let how = Use { populate: Populate::Whole, ..Use::briefly(Access::Either) };
-        let opened = open::open(&spec, how)?;
+        let usage = Use { populate: Populate::Whole, ..Use::briefly(Access::Either) };
+        let opened = open::open(&spec, usage)?;
         if opened.is_fresh {
             self.fresh.push(opened.volume.clone());
         }
@@ -118,7 +120,7 @@ impl BenchPlan {
         Ok(Subject { name, shown, place: String::new(), volume: opened.volume, remote, holds_data })
     }
 
-    /// What is measured if nothing is named.
+    /// Opens the default volume.
     fn open_default(&mut self, args: &BenchArgs) -> Result<Vec<Subject>, Failure> {
         let bytes = default_bytes(args)?;
         let suite = args.suite.as_deref().and_then(|name| Suite::by_name(name).ok());
@@ -129,7 +131,7 @@ impl BenchPlan {
         stripes.into_iter().map(|(spec, place)| Ok(Subject { place, ..self.open(&spec)? })).collect()
     }
 
-    /// Leaves a job out for volumes that it would overwrite without having been asked for.
+    /// Skips a job that would overwrite existing volumes without request.
     fn spare(&mut self, job: &Job, subjects: &[&Subject]) {
         self.skipped.extend(subjects.iter().map(|subject| {
             let ask = "give --rw write or --rw randwrite to allow that";
@@ -137,27 +139,27 @@ impl BenchPlan {
         }));
     }
 
-    /// One job's cases: each subject, then the ceilings of every protocol among them.
+    /// Adds the cases of a job: each volume, then the ceilings of their protocols.
     fn add_job(&mut self, job: &Job, subjects: &[&Subject], policies: &[PollPolicy], args: &BenchArgs) {
         let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
         for subject in subjects {
-            let mut add = |how| self.cases.push(BenchCase::new(how, job, &subject.shown));
+            let mut add = |kind| self.cases.push(BenchCase::new(kind, job, &subject.shown));
             match subject.remote {
                 Some((protocol, transport)) => {
-                    let how = |poll| How::Remote(protocol, transport, subject.volume.clone(), poll);
-                    policies.iter().for_each(|&poll| add(how(poll)));
-                    // Bare sockets are no ceiling of raw frames.
+                    let kind = |poll| CaseKind::Remote(protocol, transport, subject.volume.clone(), poll);
+                    policies.iter().for_each(|&poll| add(kind(poll)));
+                    // There is no ceiling for raw frames.
                     if protocol.carrier == Carrier::Stream {
                         protocols.push((protocol, transport));
                     }
                 }
                 None => {
-                    add(How::Local(subject.volume.clone()));
+                    add(CaseKind::Local(subject.volume.clone()));
                     let is_wanted = |protocol: &&Protocol| protocol.is_unasked || !args.is_quick();
                     for protocol in protocol::over_sockets().filter(is_wanted) {
                         policies
                             .iter()
-                            .for_each(|&poll| add(How::Served(protocol, subject.volume.clone(), poll)));
+                            .for_each(|&poll| add(CaseKind::Served(protocol, subject.volume.clone(), poll)));
                         protocols.push((protocol, Transport::Tcp));
                     }
                 }
@@ -167,7 +169,7 @@ impl BenchPlan {
     }
 
     fn add_ceilings(&mut self, job: &Job, protocols: Vec<(&'static Protocol, Transport)>, args: &BenchArgs) {
-        // A discard moves no data, and a ceiling of verifying would be something else again.
+        // A discard transfers no data, and verifying has no raw-socket equivalent.
         if args.no_ceiling || matches!(job.rw, Rw::Trim | Rw::RandTrim) || job.verify.is_some() {
             return;
         }
@@ -177,8 +179,8 @@ impl BenchPlan {
                 continue;
             }
             for variant in self.ceilings(args) {
-                let how = How::Ceiling(protocol, transport, variant);
-                self.cases.push(BenchCase::new(how, job, ""));
+                let kind = CaseKind::Ceiling(protocol, transport, variant);
+                self.cases.push(BenchCase::new(kind, job, ""));
             }
         }
     }
@@ -219,19 +221,19 @@ impl BenchPlan {
         let times = times(args)?;
         let mut rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
         for of_job in rows.chunk_by_mut(|a, b| a.job == b.job) {
-            // The floor comes first, as it does everywhere else.
+            // Local rows first, as everywhere.
             of_job.sort_by_key(|row| row.protocol != "local");
         }
         for (at, row) in rows.iter().enumerate() {
-            let mut add = |how| self.cases.push(BenchCase::new(how, &row.job, target));
+            let mut add = |kind| self.cases.push(BenchCase::new(kind, &row.job, target));
             match protocol::by_name(&row.protocol) {
                 Some(protocol) if protocol.carrier == Carrier::Frames => {
                     self.skip(row, format!("{} is measured over links of our own", protocol.title));
                 }
                 Some(protocol) => {
-                    policies.iter().for_each(|&poll| add(How::Served(protocol, volume.clone(), poll)));
+                    policies.iter().for_each(|&poll| add(CaseKind::Served(protocol, volume.clone(), poll)));
                 }
-                None if row.protocol == "local" => add(How::Local(volume.clone())),
+                None if row.protocol == "local" => add(CaseKind::Local(volume.clone())),
                 None => self.skip(row, format!("{} is not in this Blockmux yet", row.protocol)),
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
@@ -247,13 +249,13 @@ impl BenchPlan {
         self.skipped.push((row.job.name.clone(), reason));
     }
 
-    /// Whether every job fits its volume, before any of them runs.
+    /// Checks that every job fits its volume.
     fn check(&self, from_options: bool) -> Result<(), Failure> {
         for case in &self.cases {
-            if let How::Local(volume)
-            | How::Served(_, volume, _)
-            | How::Linked(_, volume, ..)
-            | How::Remote(_, _, volume, _) = &case.how
+            if let CaseKind::Local(volume)
+            | CaseKind::Served(_, volume, _)
+            | CaseKind::Linked(_, volume, ..)
+            | CaseKind::Remote(_, _, volume, _) = &case.kind
             {
                 let info = volume.info();
                 case.job.validate(info.size, info.logical_block).map_err(|error| match from_options {
@@ -272,13 +274,13 @@ impl BenchPlan {
         Ok(())
     }
 
-    /// Writes every new volume once: memory that was never touched, and holes in files, answer like
-    /// nothing else.
+    /// Writes every new volume once, because untouched memory and holes in files behave
+    /// differently.
     pub(super) fn prepare(&self, bar: &ProgressBar) -> Result<(), Failure> {
         for volume in &self.fresh {
             bar.set_message("writing the new volume once");
             let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
-            // In blocks that leave no rest.
+            // In blocks that divide the size.
             let bs = 1 << volume.info().size.trailing_zeros().min(MOST_FILL_BITS);
             let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs, iodepth: 8, ..Job::default() };
             let bench = Bench {
@@ -292,13 +294,13 @@ impl BenchPlan {
             bench.fill().map_err(|error| Failure::run(format!("cannot fill the volume: {error}")))?;
         }
         bar.set_message("preparing the ceiling's data");
-        if self.cases.iter().any(|case| matches!(case.how, How::Ceiling(..))) {
+        if self.cases.iter().any(|case| matches!(case.kind, CaseKind::Ceiling(..))) {
             self.ceiling_data()?;
         }
         Ok(())
     }
 
-    /// The region that the ceiling reads from.
+    /// The data region of the ceiling.
     pub(super) fn ceiling_data(&self) -> Result<&Data, Failure> {
         if let Some(data) = self.ceiling_data.get() {
             return Ok(data);
@@ -308,18 +310,18 @@ impl BenchPlan {
         Ok(self.ceiling_data.get_or_init(|| data))
     }
 
-    /// Cores for the target's side: the first half of the processors at most.
+    /// Cores of the target: at most the first half of the CPUs.
     pub(super) fn target_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
         self.start_cores(self.cores_a_side(numjobs), self.pin(0), policy)
     }
 
-    /// Cores for the initiator's side: behind the target's.
+    /// Cores of the initiator, after those of the target.
     pub(super) fn initiator_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
         let count = self.cores_a_side(numjobs);
         self.start_cores(count, self.pin(count), policy)
     }
 
-    /// Processors of the ceiling's two threads, by their numbers.
+    /// CPU numbers of the ceiling's two threads.
     pub(super) fn ceiling_cpus(&self) -> (Option<usize>, Option<usize>) {
         match sys::allowed_cpus() {
             Ok(cpus) if cpus.len() > 1 => (Some(cpus[0]), Some(cpus[1])),
@@ -349,12 +351,12 @@ impl BenchPlan {
     }
 }
 
-/// Whether what was written to a volume of this kind can be read again.
+/// Whether a volume of this kind returns the data that was written.
 fn keeps_content(spec: &Spec) -> bool {
     spec.leaves().into_iter().any(|leaf| !matches!(leaf, Spec::Null(_)))
 }
 
-/// RAM of `--size`, or so much that the machine keeps most of its memory.
+/// Size of the default RAM volume: `--size`, or a share of the machine's memory.
 fn default_bytes(args: &BenchArgs) -> Result<u64, Failure> {
     Ok(match args.size.as_deref().map(units::parse_size) {
         Some(Ok(units::Size::Bytes(bytes))) if args.offset.is_none() => bytes,
@@ -368,5 +370,5 @@ fn default_bytes(args: &BenchArgs) -> Result<u64, Failure> {
 const LEAST_VOLUME: u64 = 64 << 20;
 const MOST_VOLUME: u64 = 1 << 30;
 const MOST_CEILING_BYTES: usize = 1 << 30;
-/// Blocks of 1 MiB.
+/// Binary logarithm of the maximum block size for writing new volumes: 1 MiB.
 const MOST_FILL_BITS: u32 = 20;

@@ -1,8 +1,7 @@
-//! Two networks of our own with a cable between them, whose MTU and speed are set as suites ask
-//! for.
+//! Two network namespaces with a veth pair between them, whose MTU and speed the suites set.
 //!
-//! Neither has a name: both, and the cable in them, are gone with the process however that ends,
-//! and another bench at the same time has its own. What is plugged is done by `ip` and `tc`.
+//! The namespaces have no names, so they end with the process, and several benches can run at the
+//! same time. `ip` and `tc` configure the interfaces.
 
 use crate::failure::Failure;
 use blockmux_engine::cores::Cores;
@@ -12,22 +11,22 @@ use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
-/// The networks of the target and of the initiator.
+/// The network namespaces of target and initiator.
 pub(super) struct VethPair([Network; 2]);
 
-/// One of its ends.
+/// Index of an end of a veth pair.
 pub(super) type VethEnd = usize;
 
 pub(super) const TARGET: VethEnd = 0;
 pub(super) const INITIATOR: VethEnd = 1;
-/// What the interface at either end is called.
+/// Name of the interface in both namespaces.
 pub(super) const INTERFACE: &str = "cable";
 
 impl VethPair {
-    /// Makes the networks, and plugs the cable.
+    /// Creates the namespaces and the veth pair.
     ///
     /// # Errors
-    /// If that is not allowed, or `ip` is not there.
+    /// If that is not permitted, or `ip` is not installed.
     pub(super) fn new() -> Result<VethPair, Failure> {
         let network = || {
             Network::new().map_err(|error| match error.kind() {
@@ -50,10 +49,10 @@ impl VethPair {
         Ok(cable)
     }
 
-    /// Makes it such a link.
+    /// Sets MTU and speed.
     ///
     /// # Errors
-    /// If the system cannot: what it says.
+    /// The message of the failed command.
     pub(super) fn set(&self, link: Link) -> Result<(), String> {
         for end in [TARGET, INITIATOR] {
             self.run(end, "ip", &["link", "set", INTERFACE, "mtu", &link.mtu.to_string()])?;
@@ -64,17 +63,17 @@ impl VethPair {
                     let limit = ["tbf", "rate", &rate, "burst", BURST, "limit", LIMIT];
                     self.run(end, "tc", &[&at("replace")[..], &limit].concat())?;
                 }
-                // There may be none, and no `tc` then either.
+                // There may be no limit to remove, or no `tc`.
                 None => drop(self.run(end, "tc", &at("del"))),
             }
         }
         Ok(())
     }
 
-    /// Puts the cores of both sides at their ends.
+    /// Moves the cores of both sides to their namespaces.
     ///
     /// # Errors
-    /// If one cannot.
+    /// If a core cannot enter its namespace.
     pub(super) fn enter(&self, target: &Cores, initiator: &Cores) -> Result<(), String> {
         for (end, cores) in [(TARGET, target), (INITIATOR, initiator)] {
             for nth in 0..cores.count() {
@@ -86,10 +85,10 @@ impl VethPair {
         Ok(())
     }
 
-    /// Does something at one end.
+    /// Calls a function in the namespace of one end.
     ///
     /// # Errors
-    /// If it cannot be gone to.
+    /// If the namespace cannot be entered.
     pub(super) fn within<T: Send>(
         &self,
         end: VethEnd,
@@ -99,7 +98,7 @@ impl VethPair {
         done.map_err(|error| Failure::run(format!("cannot enter a network of our own: {error}")))
     }
 
-    /// The address of one end, of those that documentation uses.
+    /// The address of one end, from the range for documentation.
     pub(super) fn address(&self, end: VethEnd) -> Ipv4Addr {
         Ipv4Addr::new(192, 0, 2, 1 + end as u8)
     }
@@ -120,7 +119,7 @@ impl VethPair {
 
 const NEEDS: &str =
     "this suite measures over links that it makes itself; that needs root and the program `ip`";
-/// What may pass at once: more than passes in a tick of the slowest clock at 10 Gbit/s.
+/// Burst of the token bucket filter: more than 10 Gbit/s transfer in a tick of the slowest clock.
 const BURST: &str = "1mb";
-/// What may wait, as in an adapter's queue and a switch behind it.
+/// Queue length of the token bucket filter, as of an adapter and a switch.
 const LIMIT: &str = "4mb";

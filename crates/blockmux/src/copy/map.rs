@@ -1,38 +1,37 @@
-//! Where the source's data and zeroes are, in pieces.
+//! The map of the source: ranges of data and of zeroes.
 
 use blockmux_volume::Extent;
 use std::collections::VecDeque;
 
-/// A part of the source that is copied in one go.
+/// A range of the source that is copied at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
-    /// In bytes, a whole number of both sides' blocks.
+    /// Offset in bytes, a multiple of both sides' blocks.
     pub(super) offset: u64,
-    /// In bytes; whole blocks, but for the end of the source.
+    /// Length in bytes, a multiple of the blocks except at the end of the source.
     pub(super) len: u64,
-    /// All zeroes, as the source says.
+    /// Whether the source reports zeroes.
     pub(super) is_zero: bool,
 }
 
-/// Walks the source from its beginning to its end. What it asks for is asked of the source, one
-/// question at a time.
+/// Iterates over the source from its start to its end, with one block status request at a time.
 pub(super) struct Map {
-    /// Up to here the source has been asked, or need not be.
+    /// Offset up to which the map is known.
     at: u64,
     end: u64,
     block: u64,
-    /// Known, and not yet taken.
+    /// Known segments that are not taken yet.
     known: VecDeque<Segment>,
     is_asking: bool,
 }
 
 impl Map {
-    /// Of a source of `end` bytes; segments are multiples of `block`.
+    /// The map of a source of `end` bytes; segments are multiples of `block`.
     pub(super) fn new(end: u64, block: u64) -> Map {
         Map { at: 0, end, block, known: VecDeque::new(), is_asking: false }
     }
 
-    /// The range to ask block status of now, if any.
+    /// The range of the next block status request, if one is needed.
     pub(super) fn question(&mut self) -> Option<(u64, u64)> {
         if self.is_asking || self.at == self.end || self.known.len() > LOW_WATER {
             return None;
@@ -41,10 +40,10 @@ impl Map {
         Some((self.at, (self.end - self.at).min(QUESTION)))
     }
 
-    /// The answer.
+    /// Handles the result of the request.
     ///
-    /// Zeroes are shrunk to whole blocks, and data grows as much. An answer that does not cover one
-    /// block counts as data, so that every answer leads on.
+    /// Ranges of zeroes are rounded to whole blocks in favor of data. A result shorter than one
+    /// block counts as data, so that every result makes progress.
     pub(super) fn on_extents(&mut self, extents: &[Extent]) {
         self.is_asking = false;
         let (mut from, mut known_to) = (self.at, self.at);
@@ -69,7 +68,7 @@ impl Map {
         }
     }
 
-    /// The source does not know: everything is data.
+    /// Handles a failed request: the rest of the source counts as data.
     pub(super) fn on_unknown(&mut self) {
         self.is_asking = false;
         self.push(self.at, self.end, false);
@@ -93,7 +92,7 @@ impl Map {
         self.known.is_empty() && self.at == self.end
     }
 
-    /// Down to a whole block; the end is one.
+    /// Rounds down to a block; the end of the source counts as a boundary.
     fn whole(&self, offset: u64) -> u64 {
         if offset == self.end { offset } else { offset / self.block * self.block }
     }
@@ -109,11 +108,11 @@ impl Map {
     }
 }
 
-/// Fewer known segments than this, and the next question is asked.
+/// The number of known segments below which the next request is sent.
 const LOW_WATER: usize = 32;
-/// The most asked about at a time, in bytes; a whole number of any blocks.
+/// The maximum length of a request, in bytes; a multiple of any block.
 const QUESTION: u64 = 1 << 30;
-/// The most zeroes made at a time, in bytes: progress stays visible.
+/// The maximum length of a segment of zeroes, in bytes, so that progress is visible.
 const ZEROES: u64 = 64 << 20;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! `blockmux copy`: any volume to any other.
+//! `blockmux copy`: copies any volume to any other.
 //!
-//! One core runs everything: [`map`] asks the source where its zeroes are and cuts the rest into
-//! pieces, [`task`] keeps many of them on the way at a time. Zeroes are not read; the destination
-//! is told to make them, or left alone where it is new.
+//! One core runs everything: [`map`] queries the block status of the source and splits it into
+//! segments, and [`task`] copies many of them at a time. Zeroes are not read; they are written with
+//! write-zeroes, or skipped if the destination is new.
 
 mod map;
 mod progress;
@@ -23,7 +23,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use task::{CopyError, CopyPlan, CopyTask, Side};
 
-/// From where to where, and how.
+/// Arguments of `blockmux copy`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CopyArgs {
@@ -87,25 +87,25 @@ pub(crate) fn run(args: &CopyArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Whether what is opened twice by this is one volume, and not two of one kind.
+/// Whether two volumes with this spec are the same volume.
 fn leads_somewhere(spec: &Spec) -> bool {
     spec.leaves().into_iter().any(|leaf| !matches!(leaf, Spec::Mem(_) | Spec::Null(_)))
 }
 
-/// Whether both are the same file, by whatever paths.
+/// Whether both specs refer to the same file.
 fn is_one_file(source: &Spec, destination: &Spec) -> bool {
     let (Spec::File(source), Spec::File(destination)) = (source, destination) else { return false };
     let identity = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
     identity(&source.path).is_some_and(|found| identity(&destination.path) == Some(found))
 }
 
-/// The destination, told to be as large as the source where it is a file that does not exist.
+/// The destination with the size of the source, if it is a file that does not exist.
 fn created_as_large(destination: &Spec, size: u64) -> Spec {
     let inside = |inner: &Spec| Box::new(created_as_large(inner, size));
     match destination {
         Spec::File(file) if file.size.is_none() && !file.path.exists() => {
             let mut file = file.clone();
-            // A file has whole sectors; a source need not.
+            // The size of a file is a multiple of sectors, that of a source may not be.
             file.size = size.checked_next_multiple_of(SECTOR);
             Spec::File(file)
         }
@@ -151,15 +151,15 @@ fn plan(args: &CopyArgs, from: &VolumeInfo, destination: &Opened) -> Result<Copy
     })
 }
 
-/// Copies on a core of its own, and shows how far it is.
+/// Copies on a separate core, and shows the progress.
 fn copy(
     source: Opened,
     destination: Opened,
     plan: CopyPlan,
     progress: &Arc<Progress>,
 ) -> Result<Result<(), CopyError>, Failure> {
-    // Each piece is at most twice in buffers, as it was received and aligned for direct I/O;
-    // rounded up, that may be twice as much, and half of the pool is for long payload.
+    // Each piece has at most two buffers: as received, and aligned for direct I/O. Rounding may
+    // double them, and half of the pool is for long payload.
     let pool_limit_bytes = (8 * plan.piece * u64::from(plan.depth)) as usize + POOL_BESIDES;
     let cores =
         Cores::start(&CoresConfig { pool_limit_bytes, ..CoresConfig::default() }).map_err(|error| {
@@ -174,13 +174,13 @@ fn copy(
         .ask(0, move |core| {
             let (from, to) = (&source.volume, &destination.volume);
             if let Err(error) = CopyTask::spawn(core, from, to, plan, told, sender.clone()) {
-                // Nobody has asked yet, so it cannot be too late.
+                // The receiver still exists.
                 let _ = sender.send(Err(error));
             }
         })
         .ok_or_else(ended)?;
     let outcome = progress.show_until(&result).map_err(|_| ended());
-    // Servers are told good-bye, as their protocols want it.
+    // Close the sessions regularly.
     cores.stop(GOOD_BYE);
     outcome
 }
@@ -208,14 +208,14 @@ fn explain(error: &CopyError, args: &CopyArgs, is_copied: bool) -> String {
     }
 }
 
-/// No file can be larger, and hardly any volume is.
+/// The maximum size of a file, in bytes.
 const LARGEST: u64 = i64::MAX as u64 / SECTOR * SECTOR;
 const SECTOR: u64 = 512;
-/// To a remote volume: servers that spend a thread on each are as fast with several.
+/// Connections to a remote volume; servers with one thread per connection need several.
 const CONNECTIONS: u32 = 4;
-/// How long servers may take to answer what is on the way when a copy ends.
+/// Timeout for closing the sessions.
 const GOOD_BYE: Duration = Duration::from_secs(1);
-/// For receiving.
+/// Pool memory for receive buffers, in bytes.
 const POOL_BESIDES: usize = 64 << 20;
 
 const EXAMPLES: &str = "\

@@ -1,4 +1,4 @@
-//! How far the copy is.
+//! Progress of a copy.
 
 use blockmux_volume::units::human_size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Counted by the copying core, shown by the main thread.
+/// Counters that the copying core updates and the main thread shows.
 pub(super) struct Progress {
-    /// In bytes.
+    /// Size of the source in bytes.
     total: u64,
-    /// Bytes that were copied as data.
+    /// Number of bytes copied as data.
     data: AtomicU64,
-    /// Bytes that were zeroes.
+    /// Number of bytes of zeroes.
     zeroes: AtomicU64,
-    /// Bytes that were compared.
+    /// Number of bytes compared.
     verified: AtomicU64,
     is_verifying: AtomicBool,
 }
@@ -31,28 +31,28 @@ impl Progress {
         }
     }
 
-    /// So many bytes were copied.
+    /// Records copied bytes.
     pub(super) fn on_copied(&self, len: u64, is_zero: bool) {
         let counter = if is_zero { &self.zeroes } else { &self.data };
         counter.fetch_add(len, Ordering::Relaxed);
     }
 
-    /// Everything was copied; comparing begins.
+    /// Records the start of the comparison.
     pub(super) fn on_verify(&self) {
         self.is_verifying.store(true, Ordering::Relaxed);
     }
 
-    /// Whether everything was copied, and is being compared.
+    /// Whether the comparison has started.
     pub(super) fn is_verifying(&self) -> bool {
         self.is_verifying.load(Ordering::Relaxed)
     }
 
-    /// So many bytes are the same on both sides.
+    /// Records compared bytes.
     pub(super) fn on_verified(&self, len: u64) {
         self.verified.fetch_add(len, Ordering::Relaxed);
     }
 
-    /// Waits for `result`, and after a while shows a bar on a terminal.
+    /// Waits for `result`, and shows a progress bar on a terminal after a delay.
     pub(super) fn show_until<T>(&self, result: &Receiver<T>) -> Result<T, RecvError> {
         let (shown_from, bar) = (Instant::now() + SHOW_AFTER, new_bar(self.total));
         let outcome = loop {
@@ -62,7 +62,7 @@ impl Progress {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if bar.is_hidden() && Instant::now() >= shown_from {
-                // Where that is no terminal, it stays hidden.
+                // Without a terminal it stays hidden.
                 bar.set_draw_target(ProgressDrawTarget::stderr());
             }
             self.update(&bar);
@@ -72,7 +72,7 @@ impl Progress {
     }
 
     /// One line on what was done.
-    /// What was copied, in bytes and seconds, as one line of JSON.
+    /// The summary as one line of JSON, in bytes and seconds.
     pub(super) fn json(&self, elapsed: Duration, verified: bool) -> String {
         let (data, zeroes) = (self.data.load(Ordering::Relaxed), self.zeroes.load(Ordering::Relaxed));
         json!({
@@ -108,7 +108,7 @@ impl Progress {
     }
 }
 
-/// Hidden at first; it learns the rate meanwhile.
+/// A hidden progress bar, which already measures the rate.
 fn new_bar(total: u64) -> ProgressBar {
     let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());

@@ -5,7 +5,7 @@
 //!   Flush   one flush of the destination
 //!   Verify  read source ──▶ read destination ──▶ compare     zeroes: ask block status, else read and compare
 //! ```
-//! A slot carries one segment through its steps; there are as many as I/O may be on the way.
+//! A slot processes one segment at a time; the number of slots is the I/O depth.
 
 use super::map::{Map, Segment};
 use super::progress::Progress as Told;
@@ -15,20 +15,20 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-/// What to do.
+/// Parameters of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyPlan {
     /// The source's size in bytes.
     pub(super) len: u64,
-    /// Whole on both sides, in bytes; a power of two.
+    /// Block size of both sides, in bytes; a power of two.
     pub(super) block: u64,
-    /// The most data in one I/O, in bytes.
+    /// The maximum data of one I/O, in bytes.
     pub(super) piece: u64,
-    /// Segments on the way at a time.
+    /// Number of segments in progress.
     pub(super) depth: u32,
-    /// The destination is all zeroes.
+    /// Whether the destination reads as zeroes.
     pub(super) is_fresh: bool,
-    /// Compare afterwards.
+    /// Whether to compare both sides after the copy.
     pub(super) verify: bool,
 }
 
@@ -39,34 +39,34 @@ pub(super) enum Side {
     Destination,
 }
 
-/// Why a copy failed.
+/// Reason for the failure of a copy.
 #[derive(Debug)]
 pub(super) enum CopyError {
-    /// One side has no channel for us.
+    /// A channel cannot be opened.
     Open { side: Side, error: IoError },
-    /// One I/O failed; offset and length in bytes.
+    /// An I/O failed; offset and length in bytes.
     Io { side: Side, action: &'static str, offset: u64, len: u64, error: IoError },
-    /// The destination could not be made stable.
+    /// The final flush failed.
     Flush(IoError),
-    /// Both sides were read, and are not the same at this byte.
+    /// The comparison found a difference at this offset.
     Differs { offset: u64 },
-    /// Somebody asked for an end, by this signal.
+    /// This signal ended the copy.
     Interrupted(i32),
 }
 
-/// Copies, flushes, and compares if asked to.
+/// Copies, flushes, and optionally compares.
 pub(super) struct CopyTask {
     source: Box<dyn Channel>,
     destination: Box<dyn Channel>,
     plan: CopyPlan,
     stage: Stage,
     map: Map,
-    /// Zeroes of the source that the destination does not know to be zeroes: to be read there.
+    /// Zeroes of the source that the destination does not report as zeroes, to be read there.
     doubtful: VecDeque<Segment>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     done: Vec<Completion>,
-    /// For comparing, `piece` bytes each.
+    /// Buffers for comparing, of `piece` bytes each.
     scratch: [Vec<u8>; 2],
     told: Arc<Told>,
     result: mpsc::Sender<Result<(), CopyError>>,
@@ -82,7 +82,7 @@ enum Stage {
 struct Slot {
     segment: Segment,
     step: Step,
-    /// Of the source, until it is compared.
+    /// Data of the source, until it is compared.
     data: SgList,
 }
 
@@ -110,7 +110,7 @@ impl Step {
 }
 
 impl CopyTask {
-    /// Starts on `core`; the outcome goes to `result`.
+    /// Starts the task on `core`; it sends its outcome to `result`.
     pub(super) fn spawn(
         core: &Rc<EngineCore>,
         source: &Arc<dyn Volume>,
@@ -122,7 +122,7 @@ impl CopyTask {
         core.try_spawn(|waker| {
             let shared: Rc<dyn Core> = core.clone();
             let open = |volume: &Arc<dyn Volume>, side| {
-                // One more than slots: the question of the map.
+                // One more than slots, for the block status request of the map.
                 volume
                     .open(&shared, plan.depth + 1, waker.clone())
                     .map_err(|error| CopyError::Open { side, error })
@@ -147,7 +147,7 @@ impl CopyTask {
         })
     }
 
-    /// Takes what has completed; answers whether there was anything.
+    /// Handles completions; returns whether there was any.
     fn collect(&mut self) -> Result<bool, CopyError> {
         let mut done = std::mem::take(&mut self.done);
         self.source.poll(&mut done);
@@ -167,7 +167,7 @@ impl CopyTask {
         if nth == self.plan.depth {
             match completion.result {
                 Ok(Output::Extents(extents)) => self.map.on_extents(&extents),
-                // An old server does not know; a broken one will not let itself be read either.
+                // Old servers have no block status; on a broken one, reading will fail as well.
                 _ => self.map.on_unknown(),
             }
             return Ok(());
@@ -179,7 +179,7 @@ impl CopyTask {
                 self.write_zeroes_as_data(nth);
                 return Ok(());
             }
-            // It will have to be read.
+            // Without block status it must be read.
             Err(_) if step == Step::AskZeroes => Output::Nothing,
             Err(error) if step == Step::Flush => return Err(CopyError::Flush(error)),
             Err(error) => {
@@ -211,9 +211,9 @@ impl CopyTask {
         Ok(())
     }
 
-    /// Carries on with what was read.
+    /// Writes or compares the data that was read.
     fn write(&mut self, nth: u32, mut data: SgList) {
-        // The last block of a new file is longer than a source that ends within it.
+        // A source may end within the last block of a new file.
         let padding = data.len().next_multiple_of(self.plan.block as usize) - data.len();
         if padding > 0 && self.plan.is_fresh {
             data.push(Memory::from_heap(padding).seg(0, padding));
@@ -221,7 +221,7 @@ impl CopyTask {
         self.submit(nth, Side::Destination, Step::Write, Op::Write { fua: false }, Some(data));
     }
 
-    /// The destination cannot zero a range: write zeroes into it, a piece at a time.
+    /// Writes zeroes as data, because the destination has no write-zeroes.
     fn write_zeroes_as_data(&mut self, nth: u32) {
         let slot = &mut self.slots[nth as usize];
         let here = slot.segment.len.min(self.plan.piece);
@@ -244,7 +244,7 @@ impl CopyTask {
         self.told.on_verify();
     }
 
-    /// What the destination knows to be zeroes need not be read.
+    /// Handles the destination's block status: ranges of zeroes need not be read.
     fn on_destination_extents(&mut self, segment: Segment, output: &Output) {
         let (mut at, end) = (segment.offset, segment.offset + segment.len);
         if let Output::Extents(extents) = output {
@@ -257,7 +257,7 @@ impl CopyTask {
         }
     }
 
-    /// `None`: zeroes are expected.
+    /// Compares data; `None`: with zeroes.
     fn compare(
         &mut self,
         segment: Segment,
@@ -279,7 +279,7 @@ impl CopyTask {
         Ok(())
     }
 
-    /// Gives free slots something to do; answers whether it did.
+    /// Starts segments in free slots; returns whether there was any.
     fn refill(&mut self) -> bool {
         let mut any = false;
         if self.stage != Stage::Flush
@@ -333,7 +333,7 @@ impl CopyTask {
         slot.step = step;
         let Segment { offset, mut len, .. } = slot.segment;
         if side == Side::Destination && step != Step::Flush && self.plan.is_fresh {
-            // Only there may the source end within a block.
+            // The source may end within a block.
             len = len.next_multiple_of(self.plan.block);
         }
         let io = Io { tag: Tag(nth.into()), op, offset, len, data };
@@ -343,7 +343,7 @@ impl CopyTask {
         }
     }
 
-    /// Whether the stage has nothing left to do.
+    /// Whether the current stage is complete.
     fn is_idle(&self) -> bool {
         self.free.len() == self.slots.len() && self.doubtful.is_empty() && self.map.is_empty()
     }
@@ -381,11 +381,11 @@ impl Task for CopyTask {
             Ok(progress) => return progress,
             Err(error) => Err(error),
         };
-        // The main thread waits for nothing else.
+        // The main thread waits for this only.
         let _ = self.result.send(outcome);
         Progress::Done
     }
 }
 
-/// Others on the core get their turn after so many.
+/// The number of rounds after which other tasks of the core run.
 const ROUNDS_PER_TURN: usize = 16;

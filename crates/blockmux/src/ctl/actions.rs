@@ -77,7 +77,7 @@ pub(super) fn ask(client: &Client, request: &Request) -> Result<Answer, Failure>
             info!("{}: {}", status.action, status.progress.as_deref().unwrap_or_default());
             shown = status.progress;
         }
-        thread::sleep(BETWEEN_LOOKS);
+        thread::park_timeout(BETWEEN_LOOKS);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::{Answer, Request};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeTarget, ConfigText, ResizeVolume, Resized,
-    Said,
+    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, ResizeVolume,
+    Resized, Said,
 };
 use crate::api::client::{Call, segment};
 use serde_json::{Value, json};
@@ -42,6 +42,10 @@ pub(super) fn call(request: &Request) -> Call {
             with_body("POST", "/v1/config/apply".to_owned(), json!(ApplyConfig { path, text }))
         }
         Request::Save => Call::new("POST", "/v1/config/save"),
+        Request::Log { levels: None } => Call::new("GET", "/v1/log"),
+        Request::Log { levels: Some(levels) } => {
+            with_body("POST", "/v1/log".to_owned(), json!(ChangeLog { levels: levels.clone() }))
+        }
         Request::Change(change) => {
             let body = json!(ChangeTarget { protocol: change.protocol.clone(), what: change.what.clone() });
             with_body("POST", format!("/v1/targets/{}/changes", segment(&change.target)), body)
@@ -79,6 +83,7 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
             Answer::Attached { number }
         }
         Request::Remove { .. } | Request::Detach { .. } => Answer::Done,
+        Request::Log { .. } => Answer::Levels(serde_json::from_value(body)?),
         Request::Reload | Request::Diff | Request::Apply { .. } => {
             Answer::Plan(serde_json::from_value(body)?)
         }

@@ -4,6 +4,7 @@
 //! `discover` take its [`Remote`], the bench the sizes of its messages and how to reach it, and
 //! `serve` its [`Frontend`].
 
+mod alua;
 mod aoe;
 pub(crate) mod frontend;
 mod frontends;

@@ -4,6 +4,7 @@
 //! listener bound.
 
 use super::ServeArgs;
+use super::inherited::InheritedListeners;
 use super::listen;
 use super::setup::Setup;
 use crate::failure::Failure;
@@ -24,7 +25,7 @@ pub(crate) struct CheckArgs {
 pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     let file = args.file.display().to_string();
     let args = ServeArgs { config: Some(args.file), ..ServeArgs::of(Frontends::default()) };
-    let mut setup = Setup::gather(args)?;
+    let mut setup = Setup::gather(args, &InheritedListeners::default())?;
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
     setup.settle_policy(places)?;

@@ -11,16 +11,22 @@ use super::opening::{NamedVolume, Opening};
 use super::reload::{Current, Reloader};
 use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
-use crate::ctl::{Answer, PopulatedStatus, ProtocolStatus, Request, SessionStatus, Status, VolumeStatus};
+use crate::ctl::{
+    Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus,
+};
 use crate::data_key::DataKey;
+use crate::log::levels::{self, Levels};
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
-use blockmux_engine::listener::ConnectionLimit;
-use blockmux_engine::sessions::Sessions;
+use blockmux_engine::listener::{ConnectionLimit, ListenerCounters};
+use blockmux_engine::reactor::CoreStats;
+use blockmux_engine::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::volume_state::VolumeState;
+use blockmux_proto::volume_state::{
+    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState,
+};
 use blockmux_volume::{Resize, ResizeError};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,16 +34,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
+/// Changes the log's levels if some are given; answers those of all areas.
+fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
+    let changed = changed.map_or(Ok(Levels::default()), str::parse).map_err(ApiError::invalid)?;
+    let levels = levels::change(changed).map_err(ApiError::failed)?;
+    Ok(Answer::Levels(levels.into_iter().map(|(area, level)| (area.to_owned(), level)).collect()))
+}
+
 /// The connections of each protocol, and the bound on all of them.
 pub(super) struct Parts {
     limit: ConnectionLimit,
     parts: Mutex<Vec<(&'static str, ConnectionLimit)>>,
+    listeners: Mutex<Vec<(&'static str, Arc<ListenerCounters>)>>,
 }
 
 impl Parts {
     /// No protocol yet.
     pub(super) fn new(limit: ConnectionLimit) -> Parts {
-        Parts { limit, parts: Mutex::default() }
+        Parts { limit, parts: Mutex::default(), listeners: Mutex::default() }
     }
 
     /// Who is logged in, whatever the protocol.
@@ -50,8 +64,15 @@ impl Parts {
         self.limit.set_most(most);
     }
 
-    /// What the listeners of a protocol ask, which is known from now on.
-    pub(super) fn limit_of(&self, protocol: &Protocol) -> ConnectionLimit {
+    /// What a new listener of a protocol asks for a share of each connection. Its counters are
+    /// among those of monitoring until [`Parts::forget`].
+    pub(super) fn limit_of(&self, protocol: &Protocol, address: &str) -> ConnectionLimit {
+        let limit = self.limit_of_protocol(protocol).for_listener(address);
+        self.listeners().push((protocol.name, limit.listener().clone()));
+        limit
+    }
+
+    fn limit_of_protocol(&self, protocol: &Protocol) -> ConnectionLimit {
         let mut parts = self.all();
         if let Some((_, part)) = parts.iter().find(|(name, _)| *name == protocol.name) {
             return part.clone();
@@ -61,8 +82,77 @@ impl Parts {
         part
     }
 
+    /// Removes the counters of a listener that is closed.
+    pub(super) fn forget(&self, protocol: &Protocol, address: &str) {
+        self.listeners().retain(|(name, own)| *name != protocol.name || own.address() != address);
+    }
+
     fn all(&self) -> MutexGuard<'_, Vec<(&'static str, ConnectionLimit)>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Vec<(&'static str, Arc<ListenerCounters>)>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What monitoring asks for.
+#[derive(Default)]
+pub(super) struct Figures {
+    pub(super) status: ConnectionFigures,
+    pub(super) listeners: Vec<(&'static str, Arc<ListenerCounters>)>,
+    pub(super) volumes: Vec<VolumeFigures>,
+    pub(super) sessions: Vec<SessionInfo>,
+    pub(super) cores: Vec<Arc<CoreStats>>,
+}
+
+/// Connections of all protocols.
+#[derive(Default)]
+pub(super) struct ConnectionFigures {
+    pub(super) connections: usize,
+    pub(super) max_connections: usize,
+    pub(super) gone: usize,
+}
+
+/// A volume.
+#[derive(Default)]
+pub(super) struct VolumeFigures {
+    pub(super) name: String,
+    /// In bytes.
+    pub(super) size: u64,
+    pub(super) gone: usize,
+    pub(super) origins: Vec<OriginTraffic>,
+    pub(super) reservation: ReservationSummary,
+    /// Of a RAM volume, in bytes.
+    pub(super) populated: Option<u64>,
+    /// Of a remote volume.
+    pub(super) reconnects: Option<u64>,
+}
+
+impl VolumeFigures {
+    /// Connections that use it.
+    pub(super) fn users(&self) -> u64 {
+        let users: u64 = self.origins.iter().map(|one| one.traffic.users).sum();
+        users.saturating_sub(self.gone as u64)
+    }
+
+    /// Latencies of all users.
+    pub(super) fn latency(&self) -> VolumeLatency {
+        self.origins.iter().fold(VolumeLatency::default(), |sum, one| sum.plus(&one.latency))
+    }
+
+    /// Requests that were submitted and have not completed.
+    pub(super) fn queue_depth(&self) -> u64 {
+        self.origins.iter().map(OriginTraffic::in_flight).sum()
+    }
+
+    /// Requests that failed, in the order of `ERROR_KINDS`.
+    pub(super) fn failures(&self) -> [u64; ERROR_KINDS.len()] {
+        let mut sum = [0; ERROR_KINDS.len()];
+        for one in &self.origins {
+            sum.iter_mut().zip(one.failures).for_each(|(sum, count)| *sum += count);
+        }
+        sum
     }
 }
 
@@ -72,6 +162,7 @@ pub(super) struct ControlServer {
     pub(super) parts: Arc<Parts>,
     /// What can be changed of each protocol, and of what there is.
     pub(super) lives: Arc<Mutex<Vec<LiveProtocol>>>,
+    pub(super) cores: Vec<Arc<CoreStats>>,
     pub(super) opening: Current<Opening>,
     pub(super) frontends: Current<Frontends>,
     pub(super) policy: Policy,
@@ -105,6 +196,7 @@ impl ControlServer {
                 .with_target(&self.lives(), target)
                 .and_then(|(_, live)| live.detach(target, *number).map_err(ApiError::not_found))
                 .map(|()| Answer::Done),
+            Request::Log { levels } => log_levels(levels.as_deref()),
             Request::Change(change) => {
                 self.change(change).map(|said| said.map_or(Answer::Done, Answer::Said))
             }
@@ -184,8 +276,8 @@ impl ControlServer {
             thread::park_timeout(Duration::from_millis(1));
         }
         if !settling.is_over() {
-            let patience = SETTLE.as_secs();
-            warn!("{name}: what was in flight when it was removed is not over after {patience} s");
+            let timeout = SETTLE.as_secs();
+            warn!("{name}: what was in flight when it was removed is not over after {timeout} s");
         }
         info!("{name} is not served any more");
         progress("flushes what was written".to_owned());
@@ -279,6 +371,35 @@ impl ControlServer {
         Ok(size)
     }
 
+    /// Everything that is counted.
+    pub(super) fn figures(&self) -> Figures {
+        let volumes = self.exports.iter().filter_map(|(id, export)| {
+            let served = self.exports.served(id)?;
+            let volume = served.volume();
+            Some(VolumeFigures {
+                name: export.name.clone(),
+                size: volume.info().size,
+                gone: served.orphans(),
+                origins: served.traffic_by_origin(),
+                reservation: served.reservation(),
+                populated: volume.populated().map(|now| now.bytes),
+                reconnects: volume.links().map(|links| links.reconnects),
+            })
+        });
+        let limit = &self.parts.limit;
+        Figures {
+            status: ConnectionFigures {
+                connections: limit.open(),
+                max_connections: limit.most(),
+                gone: limit.orphaned(),
+            },
+            listeners: self.parts.listeners().clone(),
+            volumes: volumes.collect(),
+            sessions: self.parts.sessions().list(),
+            cores: self.cores.clone(),
+        }
+    }
+
     fn status(&self) -> Status {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
             let served = self.exports.served(id)?;
@@ -290,6 +411,10 @@ impl ControlServer {
                 users: traffic.users.saturating_sub(gone as u64),
                 gone,
                 traffic: traffic.into(),
+                reservation: Some(served.reservation())
+                    .filter(|now| now.registrants > 0 || now.is_reserved)
+                    .map(|now| ReservationStatus { registrants: now.registrants, reserved: now.is_reserved }),
+                reconnects: served.volume().links().map(|links| links.reconnects),
                 populated: served
                     .volume()
                     .populated()

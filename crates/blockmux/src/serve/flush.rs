@@ -53,10 +53,10 @@ fn spawn(
 }
 
 fn why_not(export: &Export, result: &mpsc::Receiver<Result<(), IoError>>) -> Option<String> {
-    let reason = match result.recv_timeout(PATIENCE) {
+    let reason = match result.recv_timeout(TIMEOUT) {
         Ok(Ok(())) => return None,
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {} s", PATIENCE.as_secs()),
+        Err(_) => format!("no answer within {} s", TIMEOUT.as_secs()),
     };
     Some(format!("{}: the last flush failed: {reason}; its last writes may be lost", export.name))
 }
@@ -72,7 +72,7 @@ impl Task for Flush {
         self.channel.kick();
         self.channel.poll(&mut self.done);
         let Some(completion) = self.done.pop() else { return Progress::Idle };
-        // The daemon may have lost its patience.
+        // The daemon may have stopped waiting.
         let _ = self.result.send(completion.result.map(|_| ()));
         Progress::Done
     }
@@ -81,4 +81,4 @@ impl Task for Flush {
 /// How long servers of remote volumes may take to let us go.
 const GOOD_BYE: Duration = Duration::from_secs(1);
 /// How long a volume has for its last flush.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,6 +1,7 @@
 //! Where to listen: what was asked for, else every protocol on its own port of loopback, or in a
 //! private directory.
 
+use super::inherited::InheritedListeners;
 use super::setup::Setup;
 use crate::address::{ListenAddress, ListenerEntry, is_local};
 use crate::failure::Failure;
@@ -70,16 +71,23 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
     Ok(places)
 }
 
-/// Listens at a place.
-pub(super) fn bind(listener: PolicyListener, congestion: Option<&Congestion>) -> Result<BoundPlace, Failure> {
+/// Listens at a place, with an inherited socket if one is bound there.
+pub(super) fn bind(
+    listener: PolicyListener,
+    congestion: Option<&Congestion>,
+    inherited: &mut InheritedListeners,
+) -> Result<BoundPlace, Failure> {
     let asked = listener.place.clone();
     let ListenerAddress::Socket(address) = &asked else {
         return Ok(BoundPlace { asked, listener, socket: None });
     };
-    let bound = retry_while_held(
-        || Listener::bind_with(address, congestion),
-        |error| error.kind() == io::ErrorKind::AddrInUse,
-    );
+    let bound = match inherited.take(address) {
+        Some(socket) => Ok(socket),
+        None => retry_while_held(
+            || Listener::bind_with(address, congestion),
+            |error| error.kind() == io::ErrorKind::AddrInUse,
+        ),
+    };
     let socket = bound.map_err(|error| cannot_listen(listener.protocol, address, &error))?;
     // The port may be one that the system has chosen.
     let place = ListenerAddress::Socket(socket.address().clone());

@@ -14,10 +14,12 @@ mod config;
 mod control;
 mod flush;
 mod identity;
+mod inherited;
 mod late;
 mod listen;
 mod opening;
 mod reload;
+mod service_manager;
 mod setup;
 mod sizes;
 mod sources;
@@ -31,7 +33,7 @@ use crate::failure::Failure;
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
-use crate::privileges;
+use crate::privileges::{self, ServiceUser};
 use crate::protocol::Frontends;
 use crate::signals;
 use announce::{Amount, Announcement, Asker};
@@ -43,8 +45,10 @@ use blockmux_volume::MAX_TRANSFER;
 use command::Running;
 use config::VolumeEntry;
 use control::{ControlServer, Parts};
+use inherited::InheritedListeners;
 use reload::Reloader;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use service_manager::Watchdog;
 use setup::Setup;
 use signal_hook::consts::SIGHUP;
 use std::io;
@@ -93,6 +97,9 @@ pub(crate) struct ServeArgs {
     /// Accept commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
+    /// Run as this user once everything is open
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["keep_privileges", "run"])]
+    user: Option<ServiceUser>,
     /// Serve the HTTP API over TCP; needs --api-token-file
     #[arg(long, value_name = "ADDR")]
     api: Option<ListenAddress>,
@@ -111,6 +118,13 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// Prepares for `--user`, before any thread is started.
+    pub(crate) fn announce_user(&self) {
+        if let Some(user) = &self.user {
+            user.announce();
+        }
+    }
+
     /// Whether it serves until it is told to stop, and not for one command of its user.
     pub(crate) fn is_daemon(&self) -> bool {
         self.run.is_none()
@@ -131,6 +145,7 @@ impl ServeArgs {
             state: None,
             control: None,
             api: None,
+            user: None,
             api_token_file: None,
             keep_privileges: false,
             json: false,
@@ -149,6 +164,7 @@ impl ServeArgs {
             state: self.state.clone(),
             control: self.control.clone(),
             api: self.api.clone(),
+            user: self.user.clone(),
             api_token_file: self.api_token_file.clone(),
             ..*self
         }
@@ -185,7 +201,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         (false, false) => Amount::Short,
     };
     let reloads = args.config.is_some() && command.is_none();
-    let mut setup = Setup::gather(args.again())?;
+    let mut inherited = InheritedListeners::from_service_manager()?;
+    let user = args.user.clone();
+    let mut setup = Setup::gather(args.again(), &inherited)?;
     let (sender, events) = mpsc::channel();
     let (again, event): (&[i32], fn(i32) -> StopEvent) = match reloads {
         true => (&[SIGHUP], |signal| if signal == SIGHUP { StopEvent::Reload } else { StopEvent::Signal }),
@@ -194,7 +212,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     signals::watch(&sender, again, event)
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
-    let bind = |place| listen::bind(place, setup.congestion.as_ref());
+    let bind = |place| listen::bind(place, setup.congestion.as_ref(), &mut inherited);
     let bound = listen::places(&setup, private.as_ref())?.into_iter().map(bind);
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
     let control = setup.control.as_ref().map(bind_control);
@@ -211,12 +229,16 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
     let limit = ConnectionLimit::new(setup.max_connections).reserving_space(kept_space);
     let parts = Arc::new(Parts::new(limit.clone()));
+    if let Some(user) = &user {
+        let control = setup.control.as_ref().map(|ControlPath(path)| path.as_path());
+        user.become_it(setup.state.as_deref(), control)?;
+    }
     // A command is to have what the user has.
     if command.is_none() && !keep_privileges {
         privileges::give_up(setup.capabilities())?;
     }
     let cores = start_cores(&setup, buffers)?;
-    let reloader = Reloader::start(args, &setup, &exports, &parts, cores, (bound, private))?;
+    let reloader = Reloader::start((args, inherited), &setup, &exports, &parts, cores, (bound, private))?;
     if let Some(left) = limit.lacks_space() {
         let (left, kept) = (left >> 20, kept_space >> 20);
         return Err(Failure::request(format!(
@@ -231,6 +253,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         exports: exports.clone(),
         parts,
         lives: reloader.lives.clone(),
+        cores: reloader.cores().stats(),
         opening: reloader.opening.clone(),
         frontends: reloader.frontends.clone(),
         policy: setup.policy.clone(),
@@ -244,6 +267,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         }
         false => Some(Api::start(endpoints, control)?),
     };
+    let watchdog = Watchdog::start(reloader.cores().inboxes())?;
     let status = match command {
         Some(command) => {
             let running = Running::start(&command, &announcement, &sender)?;
@@ -254,11 +278,13 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
                 warn!("{line}");
             }
             print(if json { announcement.json()? } else { announcement.text(amount) })?;
+            service_manager::ready(exports.iter().count());
             wait(&events, None, &reloader)
         }
     };
+    service_manager::stopping();
     // What is asked of it from here on concerns nobody any more.
-    drop((api, sizes));
+    drop((api, sizes, watchdog));
     info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
     let cores = Arc::into_inner(reloader).and_then(Reloader::into_cores);
     let cores = cores.ok_or_else(|| Failure::run("something still uses the cores"))?;

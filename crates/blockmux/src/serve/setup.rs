@@ -6,6 +6,7 @@
 use super::ServeArgs;
 use super::config::{Config, VolumeEntry};
 use super::identity::warn_of_twins;
+use super::inherited::InheritedListeners;
 use super::opening::{NamedVolume, Opening};
 use super::sources::Sources;
 use super::state;
@@ -54,7 +55,7 @@ pub(super) struct Setup {
     /// Of every TCP connection; `None`: the system's.
     pub(super) congestion: Option<Congestion>,
     /// Where reservations are kept; `None` if there is no such place.
-    state: Option<PathBuf>,
+    pub(super) state: Option<PathBuf>,
     /// Where commands are taken while it runs.
     pub(super) control: Option<ControlPath>,
     /// Where they are taken over TCP, and the file of the token that this takes.
@@ -65,11 +66,11 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// Reads the config file, if there is one, and adds the command line.
-    pub(super) fn gather(args: ServeArgs) -> Result<Setup, Failure> {
+    /// Reads the config file, if there is one, and adds the command line and inherited listeners.
+    pub(super) fn gather(args: ServeArgs, inherited: &InheritedListeners) -> Result<Setup, Failure> {
         let sources = args.config.as_deref().map(|path| Setup::read(path, &args.frontends));
         let sources = sources.transpose()?;
-        Setup::of(args, sources)
+        Setup::of(args, sources, inherited)
     }
 
     /// The texts of a config file and of those that it includes.
@@ -83,11 +84,15 @@ impl Setup {
         [VOLUMES].into_iter().chain(targets).collect()
     }
 
-    /// What these files say, and the command line.
-    pub(super) fn of(mut args: ServeArgs, sources: Option<Sources>) -> Result<Setup, Failure> {
+    /// What these files say, the command line, and inherited listeners.
+    pub(super) fn of(
+        mut args: ServeArgs,
+        sources: Option<Sources>,
+        inherited: &InheritedListeners,
+    ) -> Result<Setup, Failure> {
         let config = sources.as_ref().map(|sources| Config::read(sources, &mut args.frontends));
         let config = config.transpose()?.unwrap_or_default();
-        let setup = Setup::put_together(args, config);
+        let setup = Setup::put_together(args, config, inherited);
         let located = |failure| match &sources {
             Some(sources) => sources.located(failure),
             None => failure,
@@ -96,12 +101,17 @@ impl Setup {
         Ok(Setup { sources, ..setup })
     }
 
-    fn put_together(mut args: ServeArgs, mut config: Config) -> Result<Setup, Failure> {
+    fn put_together(
+        mut args: ServeArgs,
+        mut config: Config,
+        inherited: &InheritedListeners,
+    ) -> Result<Setup, Failure> {
         let mut frontends = args.frontends;
         let read_only = args.read_only || config.read_only;
         config.volume.append(&mut args.volumes);
         let volumes = name_all(std::mem::take(&mut config.volume), read_only)?;
-        let listeners = frontends.listeners();
+        let mut listeners = frontends.listeners();
+        listeners.extend(inherited.further(&listeners)?);
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;

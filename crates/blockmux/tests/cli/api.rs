@@ -175,16 +175,16 @@ fn bytes_that_are_no_request_are_refused_and_harm_nothing() {
 }
 
 /// A daemon whose API takes TCP, and the file of its token.
-struct Tcp {
-    daemon: Daemon,
+pub(crate) struct Tcp {
+    pub(crate) daemon: Daemon,
     _files: tempfile::TempDir,
-    token_file: PathBuf,
+    pub(crate) token_file: PathBuf,
 }
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 impl Tcp {
-    fn serve(args: &[&str]) -> Tcp {
+    pub(crate) fn serve(args: &[&str]) -> Tcp {
         let files = tempfile::tempdir().unwrap();
         let token_file = files.path().join("api.token");
         fs::write(&token_file, format!("{TOKEN}\n")).unwrap();
@@ -193,8 +193,25 @@ impl Tcp {
         Tcp { daemon: Daemon::serve(&[args, &api].concat()), _files: files, token_file }
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         self.daemon.json["api"].as_str().unwrap().trim_end_matches('/').to_owned()
+    }
+
+    /// What is at a path, for who has the token.
+    pub(crate) fn get(&self, path: &str) -> String {
+        self.body(path, &format!("Authorization: Bearer {TOKEN}\r\n"))
+    }
+
+    /// What is at a path for everybody.
+    pub(crate) fn get_public(&self, path: &str) -> String {
+        self.body(path, "")
+    }
+
+    fn body(&self, path: &str, header: &str) -> String {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n");
+        let (status, body) = exchange(self.connect(), request.as_bytes());
+        assert_eq!(status, 200, "{path}: {body}");
+        body
     }
 
     fn connect(&self) -> TcpStream {
@@ -209,7 +226,7 @@ fn over_tcp_a_token_is_required_of_every_request() {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n");
         exchange(tcp.connect(), request.as_bytes())
     };
-    for path in ["/v1/status", "/openapi.json", "/nowhere"] {
+    for path in ["/v1/status", "/metrics", "/openapi.json", "/nowhere", "//"] {
         for header in
             ["", "Authorization: Basic x\r\n", "Authorization: Bearer 0123456789abcdef0123456789abcdee\r\n"]
         {
@@ -219,6 +236,8 @@ fn over_tcp_a_token_is_required_of_every_request() {
         }
     }
     assert_eq!(get("/v1/status", &format!("Authorization: Bearer {TOKEN}\r\n")).0, 200);
+    let (status, page) = get("/", "");
+    assert!(status == 200 && !page.contains("mem:1m") && !page.contains(TOKEN), "{page}");
     let (url, file) = (tcp.url(), tcp.token_file.display().to_string());
     let said = blockmux(["ctl", &url, "--token-file", &file, "add", "b=mem:1m"]);
     assert!(said.status.success() && text(&said.stdout).starts_with("b\n"), "{said:?}");
@@ -268,7 +287,7 @@ fn schemathesis_finds_no_answer_that_the_openapi_document_does_not_describe() {
             .args(["--suppress-health-check", "all", "--no-color"])
             .current_dir(tcp.daemon.directory.path()),
     );
-    assert!(said.contains("Tested: 12") && said.contains(" passed") && !said.contains("failed"), "{said}");
+    assert!(said.contains("Tested: 14") && said.contains(" passed") && !said.contains("failed"), "{said}");
     // The daemon is still there, and says so.
     let token_file = tcp.token_file.display().to_string();
     assert!(blockmux(["ctl", &tcp.url(), "--token-file", &token_file, "status"]).status.success());

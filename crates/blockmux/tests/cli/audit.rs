@@ -69,7 +69,7 @@ fn iscsi_initiators_that_come_reserve_and_go_are_lines_with_their_names() {
     assert!(line.ends_with(&who), "{line}");
     assert!(!blockmux(["info", &url.replace("disk0", "other")]).status.success());
     let line = daemon.log_line("refused");
-    let begin = "WARN login refused: peer asked for a target that is not here protocol=\"iscsi\"";
+    let begin = "WARN login refused: peer requested an unknown target protocol=\"iscsi\"";
     assert!(line.starts_with(begin), "{line}");
     assert!(line.ends_with(&format!("target=\"{}\"", target.replace("disk0", "other"))), "{line}");
 }

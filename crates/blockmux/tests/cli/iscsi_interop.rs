@@ -132,7 +132,7 @@ fn who_knows_the_secret_logs_in_and_sees_its_luns() {
     assert!(!is_in(&inquire(&[], "iqn.1993-08.org.debian:01:one", 0)), "without a word");
     let wrong = [user[0], ("LIBISCSI_CHAP_PASSWORD", "another-secret-x")];
     assert!(!is_in(&inquire(&wrong, "iqn.1993-08.org.debian:01:one", 0)), "a wrong secret");
-    daemon.wait_for_line("answered a CHAP challenge wrongly");
+    daemon.wait_for_line("sent a wrong CHAP response");
     assert!(!is_in(&inquire(&user, "iqn.1993-08.org.debian:01:two", 0)), "another's secret");
     // The second initiator is asked for nothing and sees one LUN.
     assert!(is_in(&inquire(&[], "iqn.1993-08.org.debian:01:three", 5)));
@@ -158,7 +158,7 @@ fn who_discovers_has_to_prove_itself_where_the_config_says_so() {
     assert!(text(&found.stdout).contains("Target:iqn.2026-11.blockmux:a"), "{}", text(&found.stdout));
     assert!(!text(&list("").stdout).contains("Target:"), "without a word");
     assert!(!text(&list("looks%another-secret-x@").stdout).contains("Target:"), "a wrong secret");
-    daemon.wait_for_line("answered a CHAP challenge wrongly");
+    daemon.wait_for_line("sent a wrong CHAP response");
     // Our own discovery proves itself, too, and the target itself asks for nothing.
     let ours = format!("{}?secret_file={secret}", portal(&url).replace("iscsi://", "iscsi://looks@"));
     assert!(text(&blockmux(["discover", &ours]).stdout).contains("iqn.2026-11.blockmux:a"));
@@ -352,12 +352,12 @@ fn a_target_refuses_algorithms_of_chap_that_its_config_does_not_name() {
     };
     assert!(info("").status.success() && info("&chap_a=SHA-256").status.success());
     assert!(!info("&chap_a=SHA1,MD5").status.success());
-    daemon.wait_for_line("offered no CHAP algorithm that this target takes");
+    daemon.wait_for_line("offered no CHAP algorithm that this target accepts");
     if has("iscsi-readcapacity16") {
         let url = format!("{}/iqn.2026-11.com.example:closed/0", portal(&url));
         let user = [("LIBISCSI_CHAP_USERNAME", "user"), ("LIBISCSI_CHAP_PASSWORD", "initiator-secret")];
         assert!(!Command::new("iscsi-readcapacity16").arg(url).envs(user).output().unwrap().status.success());
-        daemon.wait_for_line("offered no CHAP algorithm that this target takes");
+        daemon.wait_for_line("offered no CHAP algorithm that this target accepts");
     }
 }
 

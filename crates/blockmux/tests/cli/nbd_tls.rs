@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// A directory of certificates as nbdkit, libnbd and QEMU have it, and a file of keys.
@@ -248,9 +248,9 @@ fn a_server_whose_certificate_is_not_good_is_refused() {
     let (credentials, stranger) = (Credentials::new(), Credentials::new());
     let daemon = credentials.serve_by_certificates(&[]);
     let said = complaint(&url(&daemon, "", &stranger.by_certificates()));
-    assert!(said.contains("no authority that is trusted here has signed it"), "{said}");
+    assert!(said.contains("no authority that is trusted here signed it"), "{said}");
     let said = complaint(&url(&daemon, "", "tls-verify-peer=1"));
-    assert!(said.contains("no authority that is trusted here has signed it"), "the system's: {said}");
+    assert!(said.contains("no authority that is trusted here signed it"), "the system's: {said}");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_client_whose_certificate_is_not_good_is_refused_and_named() {
     daemon.wait_for_line("has a certificate that is not accepted: no authority that is trusted here");
     fs::remove_file(stranger.path("client-cert.pem")).unwrap();
     assert!(!complaint(&url(&daemon, "", &stranger.by_certificates())).is_empty());
-    daemon.wait_for_line("has sent no certificate, which is required here");
+    daemon.wait_for_line("sent no certificate, which is required here");
     credentials.certify("client", "intruder", Flaw::None);
     let said = complaint(&url(&daemon, "", &credentials.by_certificates()));
     assert!(
@@ -286,15 +286,15 @@ fn unknown_users_and_wrong_keys_are_refused_and_named() {
     let by_key = format!("tls-psk-file={}", credentials.shown("other.psk"));
     let said = complaint(&url(&daemon, "mallory@", &by_key));
     assert!(said.contains("unknown_psk_identity") && said.contains("check tls-psk-file"), "{said}");
-    daemon.wait_for_line("has offered TLS keys that are not known here: mallory");
+    daemon.wait_for_line("offered TLS keys that are unknown here: mallory");
     let said = complaint(&url(&daemon, "alice@", &by_key));
-    assert!(said.contains("decrypt_error: it has another key of that name"), "{said}");
-    daemon.wait_for_line("has another TLS key than the one that is here called alice");
+    assert!(said.contains("decrypt_error: it has a different key of that name"), "{said}");
+    daemon.wait_for_line("has a TLS key different from ours named alice");
     let said = complaint(&url(&daemon, "carol@", &by_key));
     assert!(said.contains("has no key of \"carol\""), "{said}");
     // A client with certificates, and one with a key of a server with certificates.
     assert!(!complaint(&url(&daemon, "", &credentials.by_certificates())).is_empty());
-    daemon.wait_for_line("has offered no TLS key");
+    daemon.wait_for_line("offered no TLS key");
     let daemon = credentials.serve_by_certificates(&[]);
     assert!(!complaint(&url(&daemon, "alice@", &credentials.by_key())).is_empty());
 }
@@ -507,7 +507,6 @@ fn nbd_client_lists_exports_by_tls() {
 /// A server that runs in the background at a Unix socket; ended when dropped.
 struct Server {
     directory: TempDir,
-    child: Option<Child>,
 }
 
 impl Server {
@@ -517,7 +516,7 @@ impl Server {
         let mut nbdkit = Command::new("nbdkit");
         nbdkit.arg("-U").arg(path("socket")).arg("-P").arg(path("pid")).args(["-e", "disk"]).args(tls);
         succeed(nbdkit.args(["memory", "16m"]));
-        Server { directory, child: None }
+        Server { directory }
     }
 
     fn qemu_nbd(object: &str) -> Server {
@@ -526,15 +525,14 @@ impl Server {
         let disk = path("disk.img");
         fs::File::create(&disk).unwrap().set_len(SIZE as u64).unwrap();
         let mut qemu_nbd = program("qemu-nbd", &["--object", object, "--tls-creds", "tls0", "-x", "disk"]);
-        qemu_nbd.args(["-f", "raw", "-t", "-e", "8", "-k"]).arg(path("socket")).arg(disk);
-        let mut child = qemu_nbd.stderr(Stdio::piped()).spawn().unwrap();
-        while !path("socket").exists() {
-            if child.try_wait().unwrap().is_some() {
-                panic!("qemu-nbd ended: {}", text(&child.wait_with_output().unwrap().stderr));
-            }
-            std::thread::yield_now();
-        }
-        Server { directory, child: Some(child) }
+        qemu_nbd.args(["-f", "raw", "-t", "-e", "8", "--fork", "--pid-file"]).arg(path("pid"));
+        // It keeps its output open when it has forked.
+        let output = Stdio::from(fs::File::create(path("log")).unwrap());
+        let status =
+            qemu_nbd.arg("-k").arg(path("socket")).arg(disk).stderr(output).stdout(Stdio::null()).status();
+        let log = fs::read_to_string(path("log")).unwrap();
+        assert!(status.unwrap().success(), "{log}");
+        Server { directory }
     }
 
     fn url(&self, user: &str, parameters: &str) -> String {
@@ -547,10 +545,6 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
         let pid = fs::read_to_string(self.directory.path().join("pid")).ok();
         if let Some(pid) = pid.and_then(|text| Pid::from_raw(text.trim().parse().ok()?)) {
             let _ = kill_process(pid, Signal::TERM);
@@ -569,7 +563,7 @@ fn nbdkit_is_copied_to_and_from_by_tls() {
     copies_there_and_back(&server.url("", &credentials.by_certificates()));
     let stranger = Credentials::new();
     let said = complaint(&server.url("", &stranger.by_certificates()));
-    assert!(said.contains("no authority that is trusted here has signed it"), "{said}");
+    assert!(said.contains("no authority that is trusted here signed it"), "{said}");
     let plain = server.url("", "x").replace("nbds", "nbd").replace("&x", "");
     assert!(complaint(&plain).contains("requires TLS"));
     let server = Server::nbdkit(&["--tls=require", &format!("--tls-psk={}", credentials.shown("keys.psk"))]);
@@ -634,7 +628,7 @@ fn options_in_the_clear_behind_starttls_are_never_done() {
     socket.write_all(&option(LIST)).unwrap();
     let said = rest(socket);
     assert!(!said.windows(4).any(|bytes| bytes == b"disk"), "{said:?}");
-    daemon.wait_for_line("has come without TLS");
+    daemon.wait_for_line("connected without TLS");
     copies_there_and_back(&daemon.url());
 }
 
@@ -653,14 +647,14 @@ fn handshakes_that_are_broken_off_or_never_end_keep_nobody_out() {
             silent.push(socket);
         }
     }
-    // A handshake without an end: a message of 16 MiB in records of one byte.
+    // A handshake without an end: a long message in records of one byte.
     let mut socket = starts_tls(&daemon, &[]);
-    let mut bytes = vec![0x16, 3, 1, 0, 4, 1, 0xff, 0xff, 0xff];
+    let mut bytes = vec![0x16, 3, 1, 0, 4, 1, 0, 0xf0, 0];
     (0..100_000).for_each(|_| bytes.extend([0x16, 3, 3, 0, 1, 0]));
     // The server may have closed before it is all sent.
     let _ = socket.write_all(&bytes);
     rest(socket);
-    daemon.wait_for_line("has broken TLS");
+    daemon.wait_for_line("violated TLS");
     copies_there_and_back(&daemon.url());
     drop(silent);
 }

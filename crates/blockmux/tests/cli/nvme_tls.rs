@@ -153,11 +153,14 @@ fn both_sides_say_what_is_wrong_with_a_key() {
     // Another key has another identity in version 1, and the same in version 0.
     let other = KEY_256.replace(":01:", ":00:");
     let said = complaint(&guarded.url(HOST, Some(&other)));
-    assert!(said.contains("decrypt_error: it has another key of that name; check tls_key_file"), "{said}");
-    guarded.daemon.wait_for_line("has another TLS key than the one that is here called NVMe0R01");
+    assert!(
+        said.contains("decrypt_error: it has a different key of that name; check tls_key_file"),
+        "{said}"
+    );
+    guarded.daemon.wait_for_line("has a TLS key different from ours named NVMe0R01");
     let said = complaint(&guarded.url(HOST, Some(KEY_384)));
     assert!(said.contains("unknown_psk_identity: it does not know the key"), "{said}");
-    guarded.daemon.wait_for_line("has offered TLS keys that are not known here: NVMe1R02");
+    guarded.daemon.wait_for_line("offered TLS keys that are unknown here: NVMe1R02");
 }
 
 #[test]
@@ -168,7 +171,7 @@ fn where_tls_is_required_nobody_comes_without_it() {
     let discovery = format!("nvme+tcp://{}?{}", guarded.address(), url.split_once('?').unwrap().1);
     assert!(succeed(&mut command(&["discover", &discovery])).contains(SUBSYSTEM));
     assert!(!complaint(&guarded.url(OTHER, None)).is_empty());
-    guarded.daemon.wait_for_line("has come without TLS, which is required here");
+    guarded.daemon.wait_for_line("connected without TLS, which is required here");
 }
 
 #[test]

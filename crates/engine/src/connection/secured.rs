@@ -129,7 +129,7 @@ impl<H: Host> Connection<H> {
 }
 
 /// A session demands TLS only of a connection that has it.
-const NO_CREDENTIALS: TlsError = TlsError::Ours("this connection has no TLS credentials");
+const NO_CREDENTIALS: TlsError = TlsError::Internal("this connection has no TLS credentials");
 
 impl<H: Host> Drop for Connection<H> {
     fn drop(&mut self) {

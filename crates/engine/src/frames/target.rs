@@ -7,6 +7,7 @@ use crate::reactor::{EngineCore, Progress, Task};
 use crate::sessions::Sessions;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{FrameSession, Target};
+use blockmux_proto::volume_state::Origin;
 use blockmux_volume::Waker;
 use std::io;
 use std::rc::Rc;
@@ -54,7 +55,7 @@ impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
                 wire,
                 session,
                 stations: StationAudits::new(sessions),
-                channels: Channels::new(exports, core.clone(), waker.clone()),
+                channels: Channels::new(exports, core.clone(), waker.clone(), origin(interfaces)),
                 core: core.clone(),
                 waker: waker.clone(),
                 ends: None,
@@ -107,6 +108,11 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
     fn park(&mut self) {
         self.wire.park();
     }
+}
+
+/// The origin of what comes to all interfaces of a session.
+fn origin(interfaces: &[String]) -> Origin {
+    Origin { protocol: "aoe", listener: interfaces.join(",").into() }
 }
 
 /// Longest time to send what is left when the core stops.

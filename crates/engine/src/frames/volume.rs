@@ -1,4 +1,4 @@
-//! A remote disk over raw frames: an initiator session with its ports is a channel.
+//! A remote disk over raw frames: a channel is an initiator session with its ports.
 //!
 //! There is no connection to lose. The session retransmits what is not answered and fails what has
 //! waited too long, so a channel is only the session, its ports and a task that polls them.
@@ -6,7 +6,7 @@
 use super::{FrameHost, QueueId, Side, Wire};
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::aoe::AoeAddress;
-use blockmux_proto::aoe::client::{Config, InitiatorSession};
+use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession};
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Volume, VolumeInfo, Waker};
 use std::cell::RefCell;
@@ -54,11 +54,11 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
             let wire = Wire::open(&core, own, &self.interfaces, Side::Initiator { id: queue_id.id });
             let wire = wire.map_err(|(interface, error)| warn!(interface, "cannot be opened: {error}"))?;
             let QueueId { id, first, .. } = queue_id;
-            let config = Config { address: self.address, timeout: self.timeout, id, first };
+            let config = AoeInitiatorConfig { address: self.address, timeout: self.timeout, id, first };
             let link = Rc::new(RefCell::new(FrameLink {
                 wire,
                 _queue_id: queue_id,
-                session: InitiatorSession::new(config, core.pool().clone(), core.now()),
+                session: AoeInitiatorSession::new(config, core.pool().clone(), core.now()),
                 first: self.info.clone(),
                 core: core.clone(),
                 waker: own.clone(),
@@ -79,7 +79,7 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
 struct AoeChannel<H: FrameHost> {
     info: VolumeInfo,
     link: Rc<RefCell<FrameLink<H>>>,
-    /// Invalid requests.
+    /// Completions of invalid requests.
     done: Vec<Completion>,
 }
 
@@ -87,7 +87,7 @@ struct FrameLink<H: FrameHost> {
     wire: Wire<H>,
     /// Keeps the id claimed while replies may arrive.
     _queue_id: QueueId,
-    session: InitiatorSession,
+    session: AoeInitiatorSession,
     /// Properties when the volume was opened.
     first: VolumeInfo,
     core: Rc<H>,
@@ -168,7 +168,7 @@ impl<H: FrameHost> FrameLink<H> {
         }
     }
 
-    /// Logs if another disk than the expected one has answered: it is sent nothing.
+    /// Logs that another disk than the expected one has answered; no request is sent to it.
     fn check_disk(&mut self) {
         if self.is_checked || !self.session.is_ready() {
             return;

@@ -2,7 +2,7 @@
 
 pub use crate::rdma::OverIwarp;
 use crate::rdma::Setup;
-use blockmux_proto::iscsi::client::{Config, InitiatorSession, IscsiDiscoverySession};
+use blockmux_proto::iscsi::client::{IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession};
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
@@ -20,13 +20,13 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     type Discovery: StreamSession;
 
     /// Makes a session that logs in.
-    fn session(&self, config: Config, has_other_paths: bool, with: With) -> Self::Session;
+    fn session(&self, config: IscsiInitiatorConfig, has_other_paths: bool, with: With) -> Self::Session;
 
     /// Makes a discovery session.
     fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery;
 
     /// The iSCSI session inside a transport's session.
-    fn iscsi(session: &Self::Session) -> &InitiatorSession;
+    fn iscsi(session: &Self::Session) -> &IscsiInitiatorSession;
 
     /// The iSCSI discovery session inside a transport's session.
     fn found(session: &Self::Discovery) -> &IscsiDiscoverySession;
@@ -37,7 +37,7 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     }
 
     /// Whether the session may have failed because the target supports only the oldest variant.
-    fn is_misunderstood(_session: &Self::Session) -> bool {
+    fn may_require_revision_1(_session: &Self::Session) -> bool {
         false
     }
 
@@ -74,11 +74,16 @@ impl With {
 pub struct OverTcp;
 
 impl Datamover for OverTcp {
-    type Session = InitiatorSession;
+    type Session = IscsiInitiatorSession;
     type Discovery = IscsiDiscoverySession;
 
-    fn session(&self, config: Config, has_other_paths: bool, with: With) -> InitiatorSession {
-        let session = InitiatorSession::new(config, with.pool, with.seed, with.now);
+    fn session(
+        &self,
+        config: IscsiInitiatorConfig,
+        has_other_paths: bool,
+        with: With,
+    ) -> IscsiInitiatorSession {
+        let session = IscsiInitiatorSession::new(config, with.pool, with.seed, with.now);
         if has_other_paths { session.with_other_paths() } else { session }
     }
 
@@ -92,7 +97,7 @@ impl Datamover for OverTcp {
         IscsiDiscoverySession::new(initiator, chap, isid, with.seed, with.now)
     }
 
-    fn iscsi(session: &InitiatorSession) -> &InitiatorSession {
+    fn iscsi(session: &IscsiInitiatorSession) -> &IscsiInitiatorSession {
         session
     }
 
@@ -102,12 +107,12 @@ impl Datamover for OverTcp {
 }
 
 impl Datamover for OverIwarp {
-    type Session = Driven<Iwarp, InitiatorSession>;
+    type Session = Driven<Iwarp, IscsiInitiatorSession>;
     type Discovery = Driven<Iwarp, IscsiDiscoverySession>;
 
-    fn session(&self, config: Config, has_other_paths: bool, with: With) -> Self::Session {
+    fn session(&self, config: IscsiInitiatorConfig, has_other_paths: bool, with: With) -> Self::Session {
         let (setup, seed) = with.for_rdma();
-        let session = InitiatorSession::over_rdma(config, setup.pool.clone(), seed, setup.now);
+        let session = IscsiInitiatorSession::over_rdma(config, setup.pool.clone(), seed, setup.now);
         let session = if has_other_paths { session.with_other_paths() } else { session };
         self.connect_several(session, setup)
     }
@@ -117,7 +122,7 @@ impl Datamover for OverIwarp {
         self.connect(IscsiDiscoverySession::over_rdma(initiator, chap, isid, seed, setup.now), setup)
     }
 
-    fn iscsi(session: &Self::Session) -> &InitiatorSession {
+    fn iscsi(session: &Self::Session) -> &IscsiInitiatorSession {
         session.session()
     }
 
@@ -129,11 +134,11 @@ impl Datamover for OverIwarp {
         OverIwarp::older(*self)
     }
 
-    fn is_misunderstood(session: &Self::Session) -> bool {
-        session.queue_pair().is_misunderstood()
+    fn may_require_revision_1(session: &Self::Session) -> bool {
+        session.queue_pair().may_require_revision_1()
     }
 
     fn is_discovery_misunderstood(session: &Self::Discovery) -> bool {
-        session.queue_pair().is_misunderstood()
+        session.queue_pair().may_require_revision_1()
     }
 }

@@ -21,10 +21,10 @@ use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
 use blockmux_proto::iscsi::client::{
-    BurstSize, Config, FoundTarget, Function, FunctionResponse, InitiatorSession, IscsiDiscoverySession,
-    IscsiRefused, LoginStatus, Mode, TargetAddress, UnitInfo,
+    BurstSize, FoundTarget, Function, FunctionResponse, IscsiDiscoverySession, IscsiInitiatorConfig,
+    IscsiInitiatorSession, IscsiRefused, LoginStatus, SessionPurpose, TargetAddress, UnitInfo,
 };
-use blockmux_proto::iscsi::login::chap::Algorithm;
+use blockmux_proto::iscsi::login::chap::ChapAlgorithm;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
@@ -51,7 +51,7 @@ pub struct IscsiEndpoint {
     /// CHAP credentials, if any.
     pub chap: Option<Chap>,
     /// Operational parameters to propose.
-    pub wishes: OperationalParameters,
+    pub proposal: OperationalParameters,
     /// Sessions of each channel by each path.
     pub connections: u32,
     /// How long to reconnect before I/O fails.
@@ -81,9 +81,9 @@ pub fn connect<D: Datamover>(
     over: D,
 ) -> Result<RemoteVolume<IscsiDialer<D>>, IscsiConnectError> {
     let dialer = IscsiDialer::new(endpoint, over)?;
-    let (connections, patience) = (dialer.endpoint.connections, dialer.endpoint.reconnect_timeout);
+    let (connections, reconnect_timeout) = (dialer.endpoint.connections, dialer.endpoint.reconnect_timeout);
     let (info, designator) = (dialer.first.volume_info(), dialer.first.designator.clone());
-    Ok(RemoteVolume::new(dialer, info, connections, patience).with_designator(designator))
+    Ok(RemoteVolume::new(dialer, info, connections, reconnect_timeout).with_designator(designator))
 }
 
 /// Queries the description of one unit.
@@ -122,8 +122,8 @@ pub fn manage(
     over: &impl Datamover,
     function: Function,
 ) -> Result<FunctionResponse, IscsiConnectError> {
-    let answer = Answer::to_mode(endpoint, over, Mode::Manage(function))?;
-    if let Some(response) = answer.iscsi().managed() {
+    let answer = Answer::to_mode(endpoint, over, SessionPurpose::Manage(function))?;
+    if let Some(response) = answer.iscsi().function_response() {
         return Ok(response);
     }
     let refused = answer.iscsi().refused().cloned();
@@ -188,22 +188,26 @@ struct Answer<D: Datamover> {
 
 impl<D: Datamover> Answer<D> {
     fn to(endpoint: &IscsiEndpoint, over: &D) -> Result<Answer<D>, IscsiConnectError> {
-        Answer::to_mode(endpoint, over, Mode::Describe)
+        Answer::to_mode(endpoint, over, SessionPurpose::Describe)
     }
 
-    fn to_mode(endpoint: &IscsiEndpoint, over: &D, mode: Mode) -> Result<Answer<D>, IscsiConnectError> {
+    fn to_mode(
+        endpoint: &IscsiEndpoint,
+        over: &D,
+        purpose: SessionPurpose,
+    ) -> Result<Answer<D>, IscsiConnectError> {
         let mut moves = Moves::from(endpoint.address.clone());
         let (mut names, mut over) = (Vec::new(), over.clone());
         loop {
             let from = moves.address().clone();
             let (session, chap) =
-                ask(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, mode)?;
+                ask(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, purpose)?;
             let Some(IscsiRefused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
                 moves.settle();
                 return Ok(Answer { session, over, chap, moves, names });
             };
             let lost = |problem| {
-                let refused = IscsiRefused::Lost { from: from.to_string(), to: to.clone(), problem };
+                let refused = IscsiRefused::BadRedirect { from: from.to_string(), to: to.clone(), problem };
                 IscsiConnectError::refused(&from, refused)
             };
             let place: TargetAddress = to.parse().map_err(lost)?;
@@ -219,7 +223,7 @@ impl<D: Datamover> Answer<D> {
         self.moves.address()
     }
 
-    fn iscsi(&self) -> &InitiatorSession {
+    fn iscsi(&self) -> &IscsiInitiatorSession {
         D::iscsi(&self.session)
     }
 
@@ -238,12 +242,12 @@ impl<D: Datamover> Answer<D> {
 fn ask<D: Datamover>(
     endpoint: &IscsiEndpoint,
     over: &mut D,
-    mode: Mode,
+    purpose: SessionPurpose,
 ) -> Result<(D::Session, Option<Chap>), IscsiConnectError> {
     let mut attempts = attempts(endpoint.chap.clone()).peekable();
     loop {
         let chap = attempts.next().flatten();
-        let session = ask_once(&IscsiEndpoint { chap: chap.clone(), ..endpoint.clone() }, over, mode)?;
+        let session = ask_once(&IscsiEndpoint { chap: chap.clone(), ..endpoint.clone() }, over, purpose)?;
         if attempts.peek().is_none() || !D::iscsi(&session).refused().is_some_and(is_about_chap) {
             return Ok((session, chap));
         }
@@ -255,27 +259,27 @@ fn ask<D: Datamover>(
 fn ask_once<D: Datamover>(
     endpoint: &IscsiEndpoint,
     over: &mut D,
-    mode: Mode,
+    purpose: SessionPurpose,
 ) -> Result<D::Session, IscsiConnectError> {
     let address = &endpoint.address;
     let random = Randomness::new(address)?;
-    let config = endpoint.config(mode, random.isid(0));
+    let config = endpoint.config(purpose, random.isid(0));
     let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
     let mut session = over.session(config, false, with);
     let is_over = |session: &FirstOf<'_, D::Session>| D::iscsi(session.0).is_over();
-    let timeout = if mode == Mode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
+    let timeout = if purpose == SessionPurpose::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
     let ran = run_session(address, &mut FirstOf(&mut session), timeout, is_over);
     if has_hung_up(&ran)
-        && D::is_misunderstood(&session)
+        && D::may_require_revision_1(&session)
         && let Some(older) = over.older()
     {
         *over = older;
-        return ask_once(endpoint, over, mode);
+        return ask_once(endpoint, over, purpose);
     }
     let told = D::iscsi(&session);
     match ran {
         // Only the logout failed.
-        Err(_) if told.unit().is_some() || told.refused().is_some() || told.managed().is_some() => {
+        Err(_) if told.unit().is_some() || told.refused().is_some() || told.function_response().is_some() => {
             Ok(session)
         }
         Err(broken) => Err(IscsiConnectError::broken(address, broken)),
@@ -285,9 +289,10 @@ fn ask_once<D: Datamover>(
 
 /// The CHAP variants to try: as configured, and with MD5 alone if MD5 is among the algorithms.
 fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
-    let has_others = |chap: &&Chap| chap.algorithms.len() > 1 && chap.algorithms.contains(&Algorithm::Md5);
+    let has_others =
+        |chap: &&Chap| chap.algorithms.len() > 1 && chap.algorithms.contains(&ChapAlgorithm::Md5);
     let plain = chap.as_ref().filter(has_others).map(|chap| {
-        let algorithms = vec![Algorithm::Md5];
+        let algorithms = vec![ChapAlgorithm::Md5];
         Some(Chap { algorithms, ..chap.clone() })
     });
     std::iter::once(chap).chain(plain)
@@ -305,14 +310,14 @@ impl IscsiEndpoint {
         portals.map(|address| IscsiEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
     }
 
-    fn config(&self, mode: Mode, isid: [u8; 6]) -> Config {
-        Config {
+    fn config(&self, purpose: SessionPurpose, isid: [u8; 6]) -> IscsiInitiatorConfig {
+        IscsiInitiatorConfig {
             initiator: self.initiator.clone(),
             target: self.target.clone(),
             lun: self.lun,
-            mode,
+            purpose,
             chap: self.chap.clone(),
-            wishes: self.wishes,
+            proposal: self.proposal,
             isid,
             burst: BurstSize::default(),
         }
@@ -388,7 +393,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     }
 
     fn session(&self, opening: &Opening<'_, NoControl>) -> D::Session {
-        let config = self.endpoint.config(Mode::Use, self.random.isid(opening.link));
+        let config = self.endpoint.config(SessionPurpose::Use, self.random.isid(opening.link));
         let with = self.random.with(opening.pool.clone(), opening.now);
         let with = With { segment_len: opening.segment_len, ..with };
         self.over.session(config, self.paths.addresses.len() > 1, with)
@@ -433,7 +438,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
 /// Checks that the unit at the end of a path is `first`, which was seen at the address `at`.
 fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), IscsiRefused> {
     if let Some((unit, first)) = is_another(first, unit) {
-        return Err(IscsiRefused::AnotherUnit { unit, first, at: at.to_string() });
+        return Err(IscsiRefused::DifferentUnit { unit, first, at: at.to_string() });
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tracing::warn;
 
@@ -359,7 +360,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 let _ = connections.send_now(session);
                 return Err(SessionEnd::Refused(reason));
             }
-            (*is_checked, self.was_open) = (true, true);
+            *is_checked = true;
+            if std::mem::replace(&mut self.was_open, true) {
+                self.known.reconnects.fetch_add(1, Ordering::Relaxed);
+            }
             self.group.open.set(self.group.open.get() + 1);
             self.moves.settle();
             self.retry.on_session();

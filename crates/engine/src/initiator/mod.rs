@@ -57,7 +57,7 @@ use blockmux_proto::session::{
     Control, DEFAULT_TIMEOUT, Initiator, Overdue, PathRank, StreamConnections, StreamSession,
 };
 use blockmux_tls::TlsError;
-use blockmux_volume::{Channel, Completion, Core, Io, IoError, Pool, Volume, VolumeInfo, Waker};
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, LinkCounts, Pool, Volume, VolumeInfo, Waker};
 pub use generated::GeneratedKeys;
 use link::Link;
 pub use missing::missing_connections;
@@ -234,6 +234,8 @@ struct Known {
     first: VolumeInfo,
     /// Current size, in bytes.
     size: AtomicU64,
+    /// Sessions that were opened after another one was lost.
+    reconnects: AtomicU64,
     /// Callbacks for size changes.
     listeners: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
@@ -269,8 +271,12 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
         reconnect_timeout: Duration,
     ) -> RemoteVolume<D, H> {
         let (dialer, links) = (Arc::new(dialer), AtomicU32::new(0));
-        let known =
-            Arc::new(Known { size: AtomicU64::new(info.size), first: info, listeners: Mutex::default() });
+        let known = Arc::new(Known {
+            size: AtomicU64::new(info.size),
+            reconnects: AtomicU64::new(0),
+            first: info,
+            listeners: Mutex::default(),
+        });
         let designator = None;
         RemoteVolume { dialer, known, designator, connections, reconnect_timeout, links, host: PhantomData }
     }
@@ -289,6 +295,10 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
 
     fn designator(&self) -> Option<&str> {
         self.designator.as_deref()
+    }
+
+    fn links(&self) -> Option<LinkCounts> {
+        Some(LinkCounts { reconnects: self.known.reconnects.load(Ordering::Relaxed) })
     }
 
     fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {

@@ -19,7 +19,7 @@ pub use crate::rdma::OverIwarp;
 use crate::secure::{ClientTls, Secure};
 use crate::socket::Address;
 use blockmux_proto::fabrics::host::{
-    AdminAnswers, AdminConfig, Ask, ControllerInfo, FoundSubsystem, Names, NamespaceInfo, NvmeRefused,
+    AdminConfig, AdminResults, Ask, ControllerInfo, FoundSubsystem, Names, NamespaceInfo, NvmeRefused,
     QueueConfig, uuid_text,
 };
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
@@ -89,9 +89,9 @@ pub fn connect<C: NvmeCarrier>(
     endpoint: NvmeEndpoint<C>,
 ) -> Result<RemoteVolume<NvmeDialer<C>>, NvmeConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
-    let (info, patience) = (dialer.first.volume_info(), dialer.endpoint.reconnect_timeout);
+    let (info, reconnect_timeout) = (dialer.first.volume_info(), dialer.endpoint.reconnect_timeout);
     let designator = dialer.first.identity.clone();
-    Ok(RemoteVolume::new(dialer, info, 1, patience).with_designator(designator))
+    Ok(RemoteVolume::new(dialer, info, 1, reconnect_timeout).with_designator(designator))
 }
 
 /// Queries the description of one namespace.
@@ -187,7 +187,7 @@ fn ask_over<C: NvmeCarrier>(
         run_secured(address, secure, &mut session, ASK_TIMEOUT, is_over)
     });
     if has_hung_up(&ran)
-        && C::is_misunderstood(&session)
+        && C::may_require_revision_1(&session)
         && let Some(over) = over.older()
     {
         return ask_over(&NvmeEndpoint { over, ..endpoint.clone() }, ask, keys);
@@ -229,7 +229,7 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
     }
 
     /// Stores the key that the session has generated, for the next session.
-    fn keep_generated(&self, answers: AdminAnswers<'_>) {
+    fn keep_generated(&self, answers: AdminResults<'_>) {
         if let (Some(key), Some(keys)) = (answers.generated, &self.generated_keys) {
             keys.keep(key, &self.names.host, &self.names.subsystem);
         }

@@ -1,7 +1,7 @@
 //! What carries the queues of an NVMe host: TCP or RDMA.
 
 use crate::rdma::{OverIwarp, Setup};
-use blockmux_proto::fabrics::host::{AdminAnswers, AdminConfig, NvmeRefused, QueueConfig};
+use blockmux_proto::fabrics::host::{AdminConfig, AdminResults, NvmeRefused, QueueConfig};
 use blockmux_proto::session::{Control, Initiator, Overdue, PathRank, StreamConnections, StreamSession};
 use blockmux_proto::{nvme_rdma, nvme_tcp};
 use blockmux_rdma::iwarp::Iwarp;
@@ -23,7 +23,7 @@ pub trait NvmeCarrier: Clone + Send + Sync + 'static {
     fn queues(&self, config: QueueConfig, has_other_paths: bool, with: QueueSetup) -> Self::Queues;
 
     /// What the controller has told.
-    fn answers(admin: &Self::Admin) -> AdminAnswers<'_>;
+    fn answers(admin: &Self::Admin) -> AdminResults<'_>;
 
     /// As [`blockmux_proto::fabrics::host::HostQueues::set_path_rank`].
     fn set_path_rank(queues: &mut Self::Queues, rank: PathRank);
@@ -39,7 +39,7 @@ pub trait NvmeCarrier: Clone + Send + Sync + 'static {
 
     /// Whether the admin queue may have failed because the controller supports only the oldest
     /// variant.
-    fn is_misunderstood(_admin: &Self::Admin) -> bool {
+    fn may_require_revision_1(_admin: &Self::Admin) -> bool {
         false
     }
 }
@@ -71,8 +71,8 @@ pub struct NvmeOverTcp {
 }
 
 impl NvmeCarrier for NvmeOverTcp {
-    type Admin = nvme_tcp::client::AdminSession;
-    type Queues = nvme_tcp::client::QueueSession;
+    type Admin = nvme_tcp::client::NvmeTcpAdminSession;
+    type Queues = nvme_tcp::client::NvmeTcpQueueSession;
 
     fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin {
         Self::Admin::new(config, self.digests, with.pool, with.now)
@@ -83,7 +83,7 @@ impl NvmeCarrier for NvmeOverTcp {
         if has_other_paths { session.with_other_paths() } else { session }
     }
 
-    fn answers(admin: &Self::Admin) -> AdminAnswers<'_> {
+    fn answers(admin: &Self::Admin) -> AdminResults<'_> {
         admin.answers()
     }
 
@@ -97,21 +97,21 @@ impl NvmeCarrier for NvmeOverTcp {
 }
 
 impl NvmeCarrier for OverIwarp {
-    type Admin = Driven<Iwarp, nvme_rdma::client::AdminSession>;
-    type Queues = Driven<Iwarp, nvme_rdma::client::QueueSession>;
+    type Admin = Driven<Iwarp, nvme_rdma::client::NvmeRdmaAdminSession>;
+    type Queues = Driven<Iwarp, nvme_rdma::client::NvmeRdmaQueueSession>;
 
     fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin {
-        let session = nvme_rdma::client::AdminSession::new(config, (), with.pool.clone(), with.now);
+        let session = nvme_rdma::client::NvmeRdmaAdminSession::new(config, (), with.pool.clone(), with.now);
         self.connect(session, with.for_rdma())
     }
 
     fn queues(&self, config: QueueConfig, has_other_paths: bool, with: QueueSetup) -> Self::Queues {
-        let session = nvme_rdma::client::QueueSession::new(config, (), with.pool.clone(), with.now);
+        let session = nvme_rdma::client::NvmeRdmaQueueSession::new(config, (), with.pool.clone(), with.now);
         let session = if has_other_paths { session.with_other_paths() } else { session };
         self.connect_several(session, with.for_rdma())
     }
 
-    fn answers(admin: &Self::Admin) -> AdminAnswers<'_> {
+    fn answers(admin: &Self::Admin) -> AdminResults<'_> {
         admin.session().answers()
     }
 
@@ -126,7 +126,7 @@ impl NvmeCarrier for OverIwarp {
         OverIwarp::older(*self)
     }
 
-    fn is_misunderstood(admin: &Self::Admin) -> bool {
-        admin.queue_pair().is_misunderstood()
+    fn may_require_revision_1(admin: &Self::Admin) -> bool {
+        admin.queue_pair().may_require_revision_1()
     }
 }

@@ -124,7 +124,7 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
     /// Fails one attempt after the other at the earliest time; returns how many, and for how long.
     fn lose_until_it_gives_up(
@@ -147,38 +147,39 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_until_patience_is_over() {
+    fn pauses_grow_until_the_timeout() {
         let now = Instant::now();
-        let (losses, time) = lose_until_it_gives_up(&mut ReconnectTimer::new(PATIENCE, now), false, now);
+        let (losses, time) =
+            lose_until_it_gives_up(&mut ReconnectTimer::new(RECONNECT_TIMEOUT, now), false, now);
         assert!((8..15).contains(&losses), "{losses}");
-        assert!(time >= PATIENCE && time < PATIENCE + LONGEST_PAUSE, "{time:?}");
+        assert!(time >= RECONNECT_TIMEOUT && time < RECONNECT_TIMEOUT + LONGEST_PAUSE, "{time:?}");
     }
 
     #[test]
     fn sessions_that_complete_nothing_do_not_prolong_it() {
         let now = Instant::now();
-        let mut retry = ReconnectTimer::new(PATIENCE, now);
+        let mut retry = ReconnectTimer::new(RECONNECT_TIMEOUT, now);
         retry.on_session();
         let (mut at, mut losses) = (now, 0);
         while let RetryDecision::Again { at: next, .. } = retry.on_loss(true, at) {
             (at, losses) = (next, losses + 1);
             retry.on_session();
         }
-        assert!(at - now >= PATIENCE && losses < 15, "{losses}");
+        assert!(at - now >= RECONNECT_TIMEOUT && losses < 15, "{losses}");
     }
 
     #[test]
     fn a_completion_or_a_rest_begins_anew() {
         let now = Instant::now();
-        let mut retry = ReconnectTimer::new(PATIENCE, now);
+        let mut retry = ReconnectTimer::new(RECONNECT_TIMEOUT, now);
         retry.on_session();
         assert!(matches!(retry.on_loss(true, now), RetryDecision::Again { is_first: true, .. }));
         retry.on_session();
         retry.on_completion();
-        let later = now + PATIENCE * 2;
+        let later = now + RECONNECT_TIMEOUT * 2;
         assert!(matches!(retry.on_loss(true, later), RetryDecision::Again { is_first: true, .. }));
-        let much_later = later + PATIENCE * 2;
+        let much_later = later + RECONNECT_TIMEOUT * 2;
         retry.begin(much_later);
-        assert!(lose_until_it_gives_up(&mut retry, false, much_later).1 >= PATIENCE);
+        assert!(lose_until_it_gives_up(&mut retry, false, much_later).1 >= RECONNECT_TIMEOUT);
     }
 }

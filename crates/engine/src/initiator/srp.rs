@@ -69,8 +69,8 @@ type Session = Driven<Iwarp, InitiatorSession>;
 pub fn connect(endpoint: SrpEndpoint) -> Result<RemoteVolume<SrpDialer>, SrpConnectError> {
     let dialer = SrpDialer::new(endpoint)?;
     let (info, designator) = (dialer.volume_info(), dialer.first.designator.clone());
-    let patience = dialer.endpoint.reconnect_timeout;
-    Ok(RemoteVolume::new(dialer, info, 1, patience).with_designator(designator))
+    let reconnect_timeout = dialer.endpoint.reconnect_timeout;
+    Ok(RemoteVolume::new(dialer, info, 1, reconnect_timeout).with_designator(designator))
 }
 
 /// Queries the description of one unit.
@@ -139,7 +139,7 @@ fn ask(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectErro
             continue;
         }
         if has_hung_up(&ran)
-            && session.queue_pair().is_misunderstood()
+            && session.queue_pair().may_require_revision_1()
             && let Some(older) = endpoint.over.older()
         {
             endpoint.over = older;

@@ -2,6 +2,7 @@
 
 use super::PollPolicy;
 use super::inbox::Inbox;
+use super::stats::CoreStats;
 use super::task::{Progress, Task};
 use crate::congestion::Congestion;
 use crate::ring::{Completer, Registration, Ring};
@@ -11,6 +12,7 @@ use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::convert::Infallible;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The tasks' view of a core, and the core of every volume opened here.
@@ -27,6 +29,7 @@ pub struct EngineCore {
     stopping: Cell<bool>,
     pub(super) ended: Cell<bool>,
     pub(super) policy: PollPolicy,
+    pub(super) stats: Arc<CoreStats>,
     congestion: OnceCell<Congestion>,
     /// Per-core state of other modules, one of each type.
     locals: RefCell<Vec<Rc<dyn Any>>>,
@@ -56,6 +59,7 @@ impl EngineCore {
             stopping: Cell::new(false),
             ended: Cell::new(false),
             policy,
+            stats: Arc::default(),
             congestion: OnceCell::new(),
             locals: RefCell::default(),
         })
@@ -127,6 +131,12 @@ impl EngineCore {
     pub(super) fn set_inbox(&self, inbox: Inbox) {
         // Each core has one inbox, so this cannot fail.
         let _ = self.inbox.set(inbox);
+    }
+
+    /// Its counters.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<CoreStats> {
+        &self.stats
     }
 
     /// Congestion control of connections opened here; `None`: the system's.

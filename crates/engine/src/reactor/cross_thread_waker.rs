@@ -91,8 +91,8 @@ mod tests {
             thread::spawn(move || ring()).join().unwrap();
         }
         reactor.run_until(|| turns.get() == 4).unwrap();
-        let bells = core.local(CrossThreadWakers::default);
+        let waiting = core.local(CrossThreadWakers::default);
         drop(ring);
-        reactor.run_until(|| bells.wakers.borrow().is_empty()).unwrap();
+        reactor.run_until(|| waiting.wakers.borrow().is_empty()).unwrap();
     }
 }

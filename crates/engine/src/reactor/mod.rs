@@ -10,12 +10,14 @@ mod core;
 mod cross_thread_waker;
 mod inbox;
 mod readiness;
+mod stats;
 mod task;
 
 pub use self::core::EngineCore;
 pub(crate) use cross_thread_waker::cross_thread_waker;
 pub use inbox::{Inbox, Message};
 pub(crate) use readiness::WakeOnEvent;
+pub use stats::CoreStats;
 pub use task::{Progress, Task};
 
 use crate::memory::trim_heap;
@@ -102,7 +104,11 @@ impl Reactor {
             if active {
                 last_active = now;
             }
+            self.core.stats.count_turn(active);
             turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(TURNS_PER_REPORT) {
+                self.report_buffers();
+            }
             // Tasks that keep waking each other may have pushed ring entries, which must not wait
             // for ever.
             if !self.core.ready.is_empty() && !turns.is_multiple_of(MOST_TURNS_UNSUBMITTED) {
@@ -234,6 +240,11 @@ impl Reactor {
         None
     }
 
+    fn report_buffers(&self) {
+        let pool = self.core.pool();
+        self.core.stats.set_buffers(pool.out_bytes(), pool.limit_bytes());
+    }
+
     fn keeps_awake(&self, idle: Duration) -> bool {
         match self.core.policy {
             PollPolicy::Always => true,
@@ -249,6 +260,8 @@ impl Reactor {
         if !self.core.ready.is_empty() {
             return Ok(());
         }
+        self.core.stats.count_sleep();
+        self.report_buffers();
         let trim_at = self.trim_when_due(now);
         let wake_at = [self.core.timers.next(), trim_at].into_iter().flatten().min();
         self.core.ring.submit_and_wait(wake_at.map(|when| when.saturating_duration_since(now)))
@@ -280,6 +293,8 @@ const YIELD_EVERY: Duration = Duration::from_micros(10);
 const SHORTEST_YIELD: Duration = Duration::from_micros(20);
 /// Most turns that ring entries wait while tasks wake each other.
 const MOST_TURNS_UNSUBMITTED: u32 = 4;
+/// Turns after which a core that does not sleep reports its buffers.
+const TURNS_PER_REPORT: u32 = 4096;
 /// With [`PollPolicy::Always`] the core spins on, but arms wake-ups for sockets idle for this long.
 const HOT_WHEN_ALWAYS: Duration = Duration::from_millis(10);
 

@@ -10,8 +10,8 @@
 use crate::broken::Broken;
 use crate::host::{ByteStream, Direction};
 use blockmux_tls::{
-    ALERT, APPLICATION_DATA, Exported, HANDSHAKE, MOST_PLAIN, Messages, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE,
-    Tls, TlsError, Told, TrafficSecret,
+    ALERT, APPLICATION_DATA, ExportedKeys, HANDSHAKE, MAX_PLAINTEXT, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE,
+    PostHandshakeAction, PostHandshakeMessages, Tls, TlsError, TrafficSecret,
 };
 use std::io;
 
@@ -20,7 +20,7 @@ pub(super) struct ByKernel {
     is_client: bool,
     sending: TrafficSecret,
     receiving: TrafficSecret,
-    messages: Messages,
+    messages: PostHandshakeMessages,
     /// Upper bound of the cipher blocks encrypted with the sending key.
     blocks: u64,
     /// A KeyUpdate must be sent before more data.
@@ -59,13 +59,13 @@ pub(super) fn hand_over<S: ByteStream>(tls: &mut Tls, stream: &mut S) -> Result<
 }
 
 impl ByKernel {
-    fn new(exported: Exported, is_client: bool) -> ByKernel {
+    fn new(exported: ExportedKeys, is_client: bool) -> ByKernel {
         ByKernel {
             is_client,
             blocks: exported.next_sent.saturating_mul(MOST_BLOCKS_OF_RECORD),
             sending: exported.sending,
             receiving: exported.receiving,
-            messages: Messages::default(),
+            messages: PostHandshakeMessages::default(),
             owes_update: false,
             is_closed: false,
         }
@@ -76,7 +76,7 @@ impl ByKernel {
     pub(super) fn on_sent(&mut self, bytes: usize) {
         let bytes = bytes as u64;
         // The kernel makes as few records of a call as possible.
-        let records = bytes / MOST_PLAIN as u64 + 1;
+        let records = bytes / MAX_PLAINTEXT as u64 + 1;
         self.blocks += bytes / BLOCK + 1 + records * BLOCKS_BESIDE;
         self.owes_update |= self.blocks >= MOST_BLOCKS;
     }
@@ -118,9 +118,9 @@ impl ByKernel {
             _ => Err(error.into()),
         };
         match told {
-            Ok(Told::Nothing) => Ok(false),
-            Ok(Told::Ended) => Ok(true),
-            Ok(Told::KeyUpdate { is_requested }) => {
+            Ok(PostHandshakeAction::Nothing) => Ok(false),
+            Ok(PostHandshakeAction::Ended) => Ok(true),
+            Ok(PostHandshakeAction::KeyUpdate { is_requested }) => {
                 self.update_receiving(stream)?;
                 self.owes_update |= is_requested;
                 // It must precede further data, and the peer may wait for it even if there is none.
@@ -137,14 +137,14 @@ impl ByKernel {
     }
 
     /// Receives the next record, which is not data.
-    fn receive_record<S: ByteStream>(&mut self, stream: &mut S) -> Result<Told, Broken> {
-        let mut bytes = vec![0; MOST_PLAIN];
+    fn receive_record<S: ByteStream>(&mut self, stream: &mut S) -> Result<PostHandshakeAction, Broken> {
+        let mut bytes = vec![0; MAX_PLAINTEXT];
         match stream.receive_record(&mut bytes) {
-            Ok((_, 0)) => Ok(Told::Nothing),
+            Ok((_, 0)) => Ok(PostHandshakeAction::Nothing),
             Ok((APPLICATION_DATA, _)) => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
             Ok((content_type, len)) => Ok(self.messages.take(content_type, &bytes[..len], self.is_client)?),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                Ok(Told::Nothing)
+                Ok(PostHandshakeAction::Nothing)
             }
             Err(error) => Err(error.into()),
         }
@@ -181,10 +181,10 @@ impl ByKernel {
 const BLOCK: u64 = 16;
 /// Blocks of each record beyond its data: content type and authentication tag.
 const BLOCKS_BESIDE: u64 = 2;
-const MOST_BLOCKS_OF_RECORD: u64 = MOST_PLAIN as u64 / BLOCK + BLOCKS_BESIDE;
+const MOST_BLOCKS_OF_RECORD: u64 = MAX_PLAINTEXT as u64 / BLOCK + BLOCKS_BESIDE;
 /// Limit of an AES-GCM key: 2^24.5 records of maximum length (RFC 8446 §5.5). It is counted in
 /// blocks, so that more short records are permitted.
-const MOST_BLOCKS: u64 = 23_726_566 * (MOST_PLAIN as u64 / BLOCK);
+const MOST_BLOCKS: u64 = 23_726_566 * (MAX_PLAINTEXT as u64 / BLOCK);
 
 #[cfg(test)]
 impl super::Secure {
@@ -215,7 +215,7 @@ mod tests {
         assert!((most - 1.0..most).contains(&((MOST_BLOCKS / 1024) as f64)));
         // The bound is never below the true number: for records of 16 KiB, and for the shortest
         // ones.
-        for (bytes, records) in [(MOST_PLAIN, 1), (64 << 10, 4), (1, 1), (0, 1), (24, 1)] {
+        for (bytes, records) in [(MAX_PLAINTEXT, 1), (64 << 10, 4), (1, 1), (0, 1), (24, 1)] {
             let mut kernel = ByKernel::new(exported(), true);
             kernel.on_sent(bytes);
             let least = (bytes as u64 + records).div_ceil(BLOCK) + records;
@@ -224,7 +224,7 @@ mod tests {
     }
 
     /// Keys of a handshake with itself.
-    fn exported() -> Exported {
+    fn exported() -> ExportedKeys {
         let key = blockmux_tls::Psk {
             identity: b"key".to_vec(),
             secret: vec![7; 32].into(),

@@ -139,9 +139,9 @@ fn sessions_on_both_ends_see_plain_bytes_and_their_outboxes_empty_when_all_is_se
         assert!(setting.server.heard == [&b"head"[..], &said].concat());
         assert!(setting.client.heard == said[..100_000]);
         assert!(setting.client.outbox.is_empty() && setting.server.outbox.is_empty());
-        let identity = setting.server.secure.as_mut().unwrap();
-        assert_eq!(identity.take_identity(), Some(&b"key"[..]));
-        assert_eq!(identity.take_identity(), None, "it is told once");
+        let secure = setting.server.secure.as_mut().unwrap();
+        assert_eq!(secure.take_peer(), Some(SecuredBy::Psk(b"key")));
+        assert_eq!(secure.take_peer(), None, "it is told once");
     }
 }
 
@@ -156,7 +156,7 @@ fn who_comes_without_tls_is_taken_so_only_where_that_may_be() {
     let mut setting = Setting::new(1, None, Secure::server(lookup()));
     setting.client.outbox.push_seg(said);
     setting.run(20);
-    assert_eq!(setting.server.failed.unwrap(), "peer has come without TLS, which is required here");
+    assert_eq!(setting.server.failed.unwrap(), "peer connected without TLS, which is required here");
     assert!(setting.server.heard.is_empty());
 }
 
@@ -167,7 +167,7 @@ fn both_ends_are_told_of_a_wrong_key() {
     setting.client.outbox.push_head(b"secret");
     setting.run(50);
     let [client, server] = [setting.client.failed, setting.server.failed].map(Option::unwrap);
-    assert!(server.contains("has another TLS key than the one that is here called key"), "{server}");
+    assert!(server.contains("has a TLS key different from ours named key"), "{server}");
     assert!(client.contains("decrypt_error"), "{client}");
 }
 

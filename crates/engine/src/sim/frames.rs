@@ -10,7 +10,7 @@ use crate::frames::Share;
 use crate::frames::target::FrameTargetTask;
 use crate::frames::volume::AoeVolume;
 use blockmux_proto::aoe::AoeAddress;
-use blockmux_proto::aoe::server::TargetSession;
+use blockmux_proto::aoe::server::AoeTargetSession;
 use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::VolumeId;
 use blockmux_volume::{Core, Volume};
@@ -179,7 +179,7 @@ impl Run {
         let core = self.world.add_core(64 << 20);
         core.join(&self.lan);
         let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
-        let session = TargetSession::new(self.disk.exports.clone(), vec![unit]).expect("it is one disk");
+        let session = AoeTargetSession::new(self.disk.exports.clone(), vec![unit]).expect("it is one disk");
         FrameTargetTask::spawn(
             &core,
             &self.interfaces(),

@@ -1,7 +1,7 @@
 //! Simulated kTLS with real records: one end can be the kernel's and the other the library's.
 
 use crate::host::Direction;
-use blockmux_tls::{APPLICATION_DATA, HEADER_LEN, MOST_PLAIN, OVERHEAD, RecordKeys, Records};
+use blockmux_tls::{APPLICATION_DATA, HEADER_LEN, MAX_PLAINTEXT, OVERHEAD, RecordKeys, Records};
 use std::collections::VecDeque;
 use std::io;
 
@@ -75,7 +75,7 @@ impl SimTls {
 
     /// How many of `len` bytes fit in one record of at most `room` bytes.
     pub(super) fn fits(len: usize, room: usize) -> usize {
-        len.min(MOST_PLAIN).min(room.saturating_sub(OVERHEAD))
+        len.min(MAX_PLAINTEXT).min(room.saturating_sub(OVERHEAD))
     }
 
     pub(super) fn seal(&mut self, content_type: u8, plain: &[u8]) -> VecDeque<u8> {

@@ -3,7 +3,7 @@
 use crate::iscsi_names::target_name;
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::client::{BurstSize, Config, InitiatorSession, Mode};
+use blockmux_proto::iscsi::client::{BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
@@ -16,56 +16,66 @@ use std::time::Instant;
 pub(crate) struct IscsiDialer {
     pub(crate) paths: Paths,
     pub(crate) export: &'static str,
-    pub(crate) wishes: OperationalParameters,
+    pub(crate) proposal: OperationalParameters,
     /// What the first session has agreed on.
     pub(crate) agreed: Arc<OnceLock<OperationalParameters>>,
 }
 
 impl IscsiDialer {
-    pub(crate) fn new(address: &Address, export: &'static str, wishes: OperationalParameters) -> IscsiDialer {
-        IscsiDialer { paths: Paths::to(address), export, wishes, agreed: Arc::default() }
+    pub(crate) fn new(
+        address: &Address,
+        export: &'static str,
+        proposal: OperationalParameters,
+    ) -> IscsiDialer {
+        IscsiDialer { paths: Paths::to(address), export, proposal, agreed: Arc::default() }
     }
 
-    pub(crate) fn config(&self, mode: Mode, link: u32) -> Config {
+    pub(crate) fn config(&self, purpose: SessionPurpose, link: u32) -> IscsiInitiatorConfig {
         let [a, b, c, d] = link.to_be_bytes();
-        Config {
+        IscsiInitiatorConfig {
             initiator: Name::new("iqn.2026-11.i:me").unwrap(),
             target: target_name(self.export),
             lun: Lun::new(0),
-            mode,
+            purpose,
             chap: None,
-            wishes: self.wishes,
+            proposal: self.proposal,
             isid: [0x80, 0, a, b, c, d],
             // Few, so that short queues go by all connections.
             burst: BurstSize { commands: 2, ..BurstSize::default() },
         }
     }
 
-    pub(crate) fn log_in(&self, mode: Mode, link: u32, pool: &Pool, now: Instant) -> InitiatorSession {
-        InitiatorSession::new(self.config(mode, link), pool.clone(), [7; 32], now)
+    pub(crate) fn log_in(
+        &self,
+        purpose: SessionPurpose,
+        link: u32,
+        pool: &Pool,
+        now: Instant,
+    ) -> IscsiInitiatorSession {
+        IscsiInitiatorSession::new(self.config(purpose, link), pool.clone(), [7; 32], now)
     }
 }
 
 impl Dialer for IscsiDialer {
-    type Session = InitiatorSession;
+    type Session = IscsiInitiatorSession;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
+    fn session(&self, opening: &Opening<'_, NoControl>) -> IscsiInitiatorSession {
         let (link, pool, now) = (opening.link, opening.pool, opening.now);
-        self.log_in(Mode::Use, link, pool, now)
+        self.log_in(SessionPurpose::Use, link, pool, now)
     }
 
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+    fn check(&self, session: &IscsiInitiatorSession) -> Result<(), String> {
         session.parameters().map(|agreed| self.agreed.get_or_init(|| *agreed));
         let info: Option<VolumeInfo> = session.volume_info();
         info.map(|_| ()).ok_or_else(|| "the unit was not described".to_owned())
     }
 
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
+    fn refusal(&self, session: &IscsiInitiatorSession) -> Option<String> {
         session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
     }
 }

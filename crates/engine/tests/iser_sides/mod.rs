@@ -3,10 +3,10 @@
 use crate::iscsi_dialer::IscsiDialer;
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::socket::Address;
-use blockmux_proto::iscsi::client::{InitiatorSession, Mode};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, SessionPurpose};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::IscsiNode;
-use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
 use blockmux_proto::session::{Home, NoControl};
 use blockmux_rdma::Driven;
@@ -28,31 +28,31 @@ pub(crate) fn target(
     pool: Pool,
     now: Instant,
 ) -> Driven<Iwarp, IserTargetSession> {
-    let session = TargetSession::among(local, node.clone(), 1, pool.clone(), [3; 32], now);
+    let session = IscsiTargetSession::among(local, node.clone(), 1, pool.clone(), [3; 32], now);
     let session = IserTargetSession::new(session);
-    let queue_pair = Iwarp::passive(&session.endpoint(), iwarp::Config::default(), pool, [4; 32], now);
+    let queue_pair = Iwarp::passive(&session.endpoint(), iwarp::IwarpConfig::default(), pool, [4; 32], now);
     Driven::new(session, queue_pair, now)
 }
 
 /// Connects to the target that an export is.
 pub(crate) struct IserDialer {
     over_tcp: IscsiDialer,
-    config: iwarp::Config,
+    config: iwarp::IwarpConfig,
 }
 
 impl IserDialer {
     pub(crate) fn new(
         address: &Address,
         export: &'static str,
-        wishes: OperationalParameters,
-        config: iwarp::Config,
+        proposal: OperationalParameters,
+        config: iwarp::IwarpConfig,
     ) -> IserDialer {
-        IserDialer { over_tcp: IscsiDialer::new(address, export, wishes), config }
+        IserDialer { over_tcp: IscsiDialer::new(address, export, proposal), config }
     }
 }
 
 impl Dialer for IserDialer {
-    type Session = Driven<Iwarp, InitiatorSession>;
+    type Session = Driven<Iwarp, IscsiInitiatorSession>;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
@@ -61,8 +61,8 @@ impl Dialer for IserDialer {
 
     fn session(&self, opening: &Opening<'_, NoControl>) -> Self::Session {
         let (pool, now) = (opening.pool, opening.now);
-        let config = self.over_tcp.config(Mode::Use, opening.link);
-        let session = InitiatorSession::over_rdma(config, pool.clone(), [7; 32], now);
+        let config = self.over_tcp.config(SessionPurpose::Use, opening.link);
+        let session = IscsiInitiatorSession::over_rdma(config, pool.clone(), [7; 32], now);
         let (config, pool) = (self.config.clone(), pool.clone());
         let queue_pair = Iwarp::active(&session.endpoint(), config, pool, [8; 32], now);
         Driven::new(session, queue_pair, now)

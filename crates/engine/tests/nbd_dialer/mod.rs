@@ -3,19 +3,19 @@
 use blockmux_engine::initiator::{Dialer, Opening, Paths, TlsKeys};
 use blockmux_engine::secure::ClientTls;
 use blockmux_engine::socket::Address;
-use blockmux_proto::nbd::client::{Config, Features, InitiatorSession, Mode};
+use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
 use blockmux_proto::session::NoControl;
 use std::time::Duration;
 
 pub(crate) struct NbdDialer {
     pub(crate) paths: Paths,
-    pub(crate) features: Features,
+    pub(crate) features: NbdFeatures,
     /// TLS, if it is required.
     pub(crate) tls: Option<ClientTls>,
 }
 
 impl NbdDialer {
-    pub(crate) fn new(address: &Address, features: Features, timeout: Option<Duration>) -> NbdDialer {
+    pub(crate) fn new(address: &Address, features: NbdFeatures, timeout: Option<Duration>) -> NbdDialer {
         NbdDialer { paths: Paths { timeout, ..Paths::to(address) }, features, tls: None }
     }
 }
@@ -27,17 +27,21 @@ impl TlsKeys for NbdDialer {
 }
 
 impl Dialer for NbdDialer {
-    type Session = InitiatorSession;
+    type Session = NbdInitiatorSession;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> InitiatorSession {
+    fn session(&self, opening: &Opening<'_, NoControl>) -> NbdInitiatorSession {
         let (pool, now) = (opening.pool, opening.now);
-        let config = Config { export: "disk0".to_owned(), mode: Mode::Go, features: self.features };
-        let session = InitiatorSession::new(config, pool.clone(), now);
+        let config = NbdInitiatorConfig {
+            export: "disk0".to_owned(),
+            mode: NbdSessionMode::Go,
+            features: self.features,
+        };
+        let session = NbdInitiatorSession::new(config, pool.clone(), now);
         if self.tls.is_some() { session.with_tls() } else { session }
     }
 
@@ -45,11 +49,11 @@ impl Dialer for NbdDialer {
         Some(self)
     }
 
-    fn check(&self, session: &InitiatorSession) -> Result<(), String> {
+    fn check(&self, session: &NbdInitiatorSession) -> Result<(), String> {
         session.volume_info().map(|_| ()).ok_or_else(|| "the export was not described".to_owned())
     }
 
-    fn refusal(&self, session: &InitiatorSession) -> Option<String> {
-        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+    fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {
+        session.refusal().filter(|refused| !refused.may_pass()).map(ToString::to_string)
     }
 }

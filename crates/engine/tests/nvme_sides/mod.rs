@@ -9,8 +9,10 @@ use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::nvme::ana::AnaGroup;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_proto::nvme_tcp::client::{AdminConfig, AdminSession, Ask, Digests, Names, NamespaceInfo};
-use blockmux_proto::nvme_tcp::server::TargetSession;
+use blockmux_proto::nvme_tcp::client::{
+    AdminConfig, Ask, Digests, Names, NamespaceInfo, NvmeTcpAdminSession,
+};
+use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};
@@ -82,8 +84,8 @@ fn described(node: &Arc<NvmeNode>) -> NamespaceInfo {
         ask: Ask::Namespace(1),
         keep_alive: Duration::ZERO,
     };
-    let mut host = AdminSession::new(config, Digests::default(), Pool::new(1 << 20), now);
-    let mut target = TargetSession::new(node.clone(), Pool::new(1 << 20), now).at_port(1);
+    let mut host = NvmeTcpAdminSession::new(config, Digests::default(), Pool::new(1 << 20), now);
+    let mut target = NvmeTcpTargetSession::new(node.clone(), Pool::new(1 << 20), now).at_port(1);
     while !host.is_over() {
         let sent = host.outbox().take_bytes();
         show(&mut target, &sent);

@@ -36,9 +36,9 @@ pub(crate) fn endpoint(address: &Address, nth: u8, over: OverIwarp) -> SrpEndpoi
         channels: 1,
         immediate_data: true,
         over,
-        reconnect_timeout: PATIENCE,
-        timeout: Some(PATIENCE),
+        reconnect_timeout: RECONNECT_TIMEOUT,
+        timeout: Some(RECONNECT_TIMEOUT),
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);

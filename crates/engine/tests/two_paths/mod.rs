@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Of the volume, in bytes.
 pub(crate) const SIZE: u64 = 1 << 20;
 /// How long requests wait for a path.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a portal is.
 pub(crate) fn address(path: usize) -> Address {
@@ -136,7 +136,8 @@ pub(crate) fn either_path_may_be_lost_for_a_while<P: Paths>(new: impl Fn(u64) ->
     }
 }
 
-/// When no path is left requests fail after patience, and later ones find the first that is back.
+/// When no path is left requests fail after the timeout, and later ones find the first that is
+/// back.
 pub(crate) fn both_paths_may_be_lost_for_a_while(mut paths: impl Paths) {
     paths.kill(0);
     paths.kill(1);

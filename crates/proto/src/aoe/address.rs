@@ -1,10 +1,10 @@
-//! Where a disk is: shelf and slot.
+//! Addresses of AoE disks: shelf and slot.
 
 use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
 use std::fmt;
 use std::str::FromStr;
 
-/// A disk's address, the same on every network that it is on; written `e7.3`.
+/// Address of a disk, the same on all of its networks. `Display` and `FromStr` use the form `e7.3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AoeAddress {
     /// The major number, below 65,535.
@@ -13,7 +13,7 @@ pub struct AoeAddress {
     pub slot: u8,
 }
 
-/// Text that is no address.
+/// Text that is not an AoE address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a disk's address is eSHELF.SLOT with a shelf of 0 to 65534 and a slot of 0 to 254")]
 pub struct AddressError;
@@ -41,7 +41,7 @@ impl FromStr for AoeAddress {
     }
 }
 
-/// Digits alone, without a sign.
+/// Parses decimal digits; a sign is an error.
 fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

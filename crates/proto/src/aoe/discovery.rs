@@ -1,4 +1,4 @@
-//! Finds the disks of a network: asks all stations, and each that answers what its disk is like.
+//! Discovery: broadcasts a config query, and sends IDENTIFY DEVICE to each disk that answers.
 
 use super::AoeAddress;
 use super::identify::AtaDisk;
@@ -14,30 +14,30 @@ use blockmux_wire::ethernet::Mac;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// One disk at one station.
+/// A disk that a station has reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Where it says it is.
+pub struct FoundDisk {
+    /// Address of the disk.
     pub address: AoeAddress,
-    /// Who said so.
+    /// The station that reported it.
     pub station: Station,
-    /// How many commands it takes at a time.
+    /// Buffer count: the maximum number of outstanding commands.
     pub buffer_count: u16,
-    /// How many sectors of a frame it takes.
+    /// The maximum number of sectors in a frame.
     pub sector_count: u8,
-    /// Its firmware's version.
+    /// Firmware version.
     pub firmware_version: u16,
-    /// Its config string.
+    /// Config string.
     pub config: Vec<u8>,
-    /// What it is like, if it said that too.
+    /// Its IDENTIFY DEVICE data, if it answered that as well.
     pub disk: Option<AtaDisk>,
 }
 
-/// Asks for disks for a while.
+/// Discovers disks until a deadline.
 pub struct AoeDiscoverySession {
     id: u8,
     ports: Vec<FramePortInfo>,
-    found: Vec<Found>,
+    found: Vec<FoundDisk>,
     left_out: u64,
     outbox: FrameOutbox,
     ask_at: Option<Instant>,
@@ -45,7 +45,7 @@ pub struct AoeDiscoverySession {
 }
 
 impl AoeDiscoverySession {
-    /// Asks until `ends`.
+    /// A session that sends queries until `ends`. `id` is the upper byte of its tags.
     #[must_use]
     pub fn new(id: u8, now: Instant, ends: Instant) -> AoeDiscoverySession {
         let outbox = FrameOutbox::default();
@@ -60,15 +60,15 @@ impl AoeDiscoverySession {
         }
     }
 
-    /// Whether the time is over.
+    /// Whether the deadline has passed.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.ask_at.is_none()
     }
 
-    /// What was found, in the order of addresses, and how many were found beyond.
+    /// The disks found, sorted by address, and the number of disks beyond the limit.
     #[must_use]
-    pub fn into_found(mut self) -> (Vec<Found>, u64) {
+    pub fn into_found(mut self) -> (Vec<FoundDisk>, u64) {
         self.found.sort_by_key(|found| (found.address, found.station));
         (self.found, self.left_out)
     }
@@ -84,7 +84,7 @@ impl AoeDiscoverySession {
         }
     }
 
-    /// Asks the disk at that place what it is like, unless it has said so.
+    /// Sends IDENTIFY DEVICE to the disk with index `at`, unless it has answered.
     fn identify(&mut self, at: usize) {
         let Some(found) = self.found.get(at).filter(|found| found.disk.is_none()) else { return };
         let (station, address) = (found.station, found.address);
@@ -132,7 +132,7 @@ impl AoeDiscoverySession {
             return;
         }
         let len = usize::from(config.string_length.get()).min(AOE_MAX_CONFIG);
-        self.found.push(Found {
+        self.found.push(FoundDisk {
             address,
             station,
             buffer_count: config.buffer_count.get(),
@@ -208,7 +208,7 @@ const NO_CONFIG: ConfigMessage = ConfigMessage {
     version_and_command: 0,
     string_length: zerocopy::U16::ZERO,
 };
-/// Disks that are kept of those that answer.
+/// The maximum number of disks in the result.
 const MAX_FOUND: usize = 4096;
-/// The network may have lost the question or the answer.
+/// Interval of the queries; the network may lose a query or its answer.
 const ASK_AGAIN: Duration = Duration::from_millis(200);

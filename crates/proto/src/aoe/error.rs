@@ -1,4 +1,4 @@
-//! Errors of a volume and what ATA says of them, both ways. One table.
+//! Translation between a volume's errors and those of ATA and AoE, in both directions.
 
 use blockmux_volume::IoError;
 use blockmux_wire::aoe::ErrorCode;
@@ -6,18 +6,18 @@ use blockmux_wire::ata::{
     ATA_ERROR_ABRT, ATA_ERROR_IDNF, ATA_ERROR_UNC, ATA_STATUS_DF, ATA_STATUS_DRDY, ATA_STATUS_ERR,
 };
 
-/// How a command is answered that did not succeed.
+/// The reply to a command that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AoeRefusal {
-    /// The status and the error register.
+    /// ATA registers: status and error.
     Registers { status: u8, error: u8 },
-    /// AoE's own error.
+    /// An AoE error code.
     Code(ErrorCode),
-    /// Not at all: the initiator sends it again.
+    /// No reply; the initiator retransmits the command.
     Silence,
 }
 
-/// What a target answers.
+/// The reply with which a target reports `error`.
 pub(super) fn refusal(error: IoError, is_write: bool) -> AoeRefusal {
     let registers = |error| AoeRefusal::Registers { status: ATA_STATUS_DRDY | ATA_STATUS_ERR, error };
     match error {
@@ -25,7 +25,7 @@ pub(super) fn refusal(error: IoError, is_write: bool) -> AoeRefusal {
         IoError::Misaligned | IoError::BadLength | IoError::Unsupported | IoError::Aborted => {
             registers(ATA_ERROR_ABRT)
         }
-        // Of a write this bit says that the medium is protected.
+        // In the reply to a write, this bit means that the medium is write-protected.
         IoError::ReadOnly => registers(ATA_ERROR_ABRT | ATA_ERROR_UNC),
         IoError::Medium if !is_write => registers(ATA_ERROR_UNC),
         IoError::Medium | IoError::NoSpace => {
@@ -37,7 +37,7 @@ pub(super) fn refusal(error: IoError, is_write: bool) -> AoeRefusal {
     }
 }
 
-/// What an initiator makes of registers; `Ok` if the command succeeded.
+/// The I/O error for the registers of a reply; `Ok` if the command succeeded.
 pub(super) fn of_registers(status: u8, error: u8, is_write: bool) -> Result<(), IoError> {
     if status & ATA_STATUS_DF != 0 {
         return Err(IoError::Medium);
@@ -54,7 +54,7 @@ pub(super) fn of_registers(status: u8, error: u8, is_write: bool) -> Result<(), 
     })
 }
 
-/// What an initiator makes of AoE's own errors.
+/// The I/O error for an AoE error code.
 pub(super) fn of_code(code: ErrorCode) -> IoError {
     match code {
         ErrorCode::TARGET_IS_RESERVED => IoError::Reserved,

@@ -1,4 +1,4 @@
-//! IDENTIFY DEVICE: a volume as an ATA disk describes itself, and what an initiator reads of it.
+//! IDENTIFY DEVICE data: describing a volume as an ATA disk, and parsing a disk's description.
 
 use super::{AoeAddress, SECTOR};
 use crate::volume_uuid::VolumeUuid;
@@ -10,7 +10,7 @@ use blockmux_wire::ata::{
 };
 use zerocopy::{FromBytes, FromZeros};
 
-/// What a disk with that volume answers. Its serial number is the volume's, or its address where
+/// The IDENTIFY DEVICE data of a disk. Its serial number is the volume's, or the disk's address if
 /// the volume has none.
 #[allow(
     clippy::arithmetic_side_effects,
@@ -57,32 +57,31 @@ pub(super) fn describe(address: AoeAddress, uuid: Option<VolumeUuid>, info: &Vol
     disk
 }
 
-/// What an initiator takes a disk for.
+/// A disk as its IDENTIFY DEVICE data describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AtaDisk {
-    /// In sectors of 512 bytes.
+    /// Capacity in sectors of 512 bytes.
     pub sectors: u64,
-    /// Commands have to use the 48-bit forms, or may.
+    /// Whether the disk supports the 48-bit (EXT) commands.
     pub lba48: bool,
-    /// A completed write may be lost with the power.
+    /// Whether the disk has a volatile write cache.
     pub write_cache: bool,
-    /// FLUSH CACHE EXT is there.
+    /// Whether the disk supports FLUSH CACHE EXT.
     pub flush_ext: bool,
-    /// The most sectors of trim ranges in one command; 0: it cannot trim.
+    /// The maximum number of sectors of trim ranges in one command; 0: trim is not supported.
     pub trim_sectors: u16,
-    /// In bytes.
+    /// Physical block size in bytes.
     pub physical_block: u32,
-    /// Something turns, or nothing is known.
+    /// Whether the disk is rotational, or does not say.
     pub rotational: bool,
-    /// For people.
+    /// Model, for people.
     pub model: String,
-    /// For people.
+    /// Serial number, for people.
     pub serial: String,
 }
 
 impl AtaDisk {
-    /// Reads the data of IDENTIFY DEVICE; `None` if it is too short or describes no disk that has
-    /// addresses.
+    /// Parses IDENTIFY DEVICE data; `None` if it is too short or the disk does not support LBA.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<AtaDisk> {
         let (disk, _) = Identify::read_from_prefix(bytes).ok()?;
@@ -108,7 +107,7 @@ impl AtaDisk {
         }
         let can_trim = disk.trim.get() & 1 != 0;
         Some(AtaDisk {
-            // More would have no offset in bytes.
+            // A byte offset beyond this would not fit 64 bits.
             sectors: sectors.min(MAX_SECTORS),
             lba48,
             write_cache: cache.get() & IDENTIFY_WRITE_CACHE != 0,
@@ -121,7 +120,7 @@ impl AtaDisk {
         })
     }
 
-    /// The disk's properties as those of a volume.
+    /// The disk's properties as a volume.
     #[must_use]
     pub fn volume_info(&self) -> VolumeInfo {
         VolumeInfo {
@@ -134,7 +133,8 @@ impl AtaDisk {
     }
 }
 
-/// The words of a text in the right order, without the spaces around it and what cannot be printed.
+/// Decodes an ATA string, which swaps the bytes of each word: trimmed, without unprintable
+/// characters.
 fn text(words: &[u8]) -> String {
     let bytes = words.as_chunks::<2>().0.iter().flat_map(|[second, first]| [*first, *second]);
     let text: String =
@@ -142,14 +142,14 @@ fn text(words: &[u8]) -> String {
     text.trim().to_owned()
 }
 
-/// As disks that are larger than their geometry say.
+/// Heads of the geometry that disks larger than any geometry report.
 const HEADS: u64 = 16;
 const TRACK: u64 = 63;
 const MAX_CYLINDERS: u64 = 16_383;
-/// The most sectors that 28 bits may tell.
+/// The maximum capacity in a 28-bit field, in sectors.
 const MAX_LBA28: u64 = 0x0fff_ffff;
 const MAX_SECTORS: u64 = 1 << 48;
-/// ATA/ATAPI-6, which brought 48 bits, to ATA8-ACS.
+/// Major versions: ATA/ATAPI-6, the first with 48-bit addresses, to ATA8-ACS.
 const VERSIONS: u16 = 0b1_1100_0000;
 const MAX_TRIM_SECTORS: u16 = 8;
 const MODEL: &str = "Blockmux";

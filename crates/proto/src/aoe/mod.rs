@@ -1,12 +1,12 @@
 //! ATA over Ethernet: volumes as ATA disks on a local network, without IP (AoEr11).
 //!
-//! A target has any number of disks, each with an [`AoeAddress`], and answers whatever comes at its
-//! ports: [`server`]. An initiator finds one disk by asking all stations, and is then a queue to
-//! it: [`client`]. Who answers at all is found by [`discovery`].
+//! A target ([`server`]) has any number of disks, each with an [`AoeAddress`], and answers the
+//! requests that arrive at its ports. An initiator ([`client`]) finds one disk by a broadcast and
+//! is a queue to it. [`discovery`] lists all disks that answer.
 //!
-//! There are no connections. Frames get lost, are doubled and overtake each other, and only the
-//! initiator does anything about it: it sends again what was not answered. What that asks of both
-//! sides is told in `server/recent.rs` and `client/flight.rs`.
+//! AoE has no connections. The network may lose, duplicate and reorder frames, and only the
+//! initiator recovers: it retransmits commands without an answer. `server/recent_writes.rs` and
+//! `client/commands.rs` describe what that requires of both sides.
 
 pub mod address;
 pub mod client;
@@ -20,20 +20,20 @@ pub mod unit;
 pub mod url;
 
 pub use address::AoeAddress;
-/// What a filter of frames looks at: a flag of the first byte, the command in byte 5, the tag from
+/// For packet filters: the response flag is in the first byte, the command in byte 5, the tag from
 /// byte 6 on.
 pub use blockmux_wire::aoe::{AOE_FLAG_RESPONSE, AoeCommand};
 
 use blockmux_wire::aoe::AOE_ATA_HEAD;
 use blockmux_wire::ata::ATA_SECTOR;
 
-/// How many sectors a frame carries at most, on a link that takes so many bytes behind the Ethernet
-/// header: 2 of the usual 1,500 bytes, 17 of 9,000.
+/// The maximum number of sectors in a frame on a link with this MTU in bytes: 2 for 1,500, 17 for
+/// 9,000.
 #[must_use]
 pub fn sectors_in(mtu: u32) -> u8 {
     let data = (mtu as usize).saturating_sub(AOE_ATA_HEAD);
     u8::try_from(data.checked_div(ATA_SECTOR).unwrap_or(0)).unwrap_or(u8::MAX)
 }
 
-/// In bytes.
+/// Sector size in bytes.
 pub(crate) const SECTOR: u64 = ATA_SECTOR as u64;

@@ -1,8 +1,8 @@
 //! Both sides over a network that loses, doubles and delays frames, on a virtual clock.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
-use super::client::{Config, InitiatorSession};
-use super::server::TargetSession;
+use super::client::{AoeInitiatorConfig, AoeInitiatorSession};
+use super::server::AoeTargetSession;
 use super::*;
 use crate::frames::{Frame, FramePortInfo, OutFrame, PortId, Station};
 use crate::session::{FrameSession, Initiator, Target, Timed};
@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 struct Net {
-    target: TargetSession,
-    initiator: InitiatorSession,
+    target: AoeTargetSession,
+    initiator: AoeInitiatorSession,
     channels: Vec<Box<dyn Channel>>,
     random: SplitMix,
     now: Instant,
@@ -35,7 +35,7 @@ impl Net {
         let open = |export: &crate::exports::Export| export.volume.open(&core, 1024, Waker::idle()).unwrap();
         let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         let now = Instant::now();
-        let mut target = TargetSession::new(exports, units).unwrap();
+        let mut target = AoeTargetSession::new(exports, units).unwrap();
         let initiator = Net::queue(7, 0, now);
         target.on_port(PortId(0), super::server::tests::PORT, now);
         let (random, on_the_way) = (SplitMix::new(seed), Vec::new());
@@ -43,10 +43,10 @@ impl Net {
     }
 
     /// A queue to e1.0 whose tags begin with `id` and count from `first` on.
-    fn queue(id: u8, first: u32, now: Instant) -> InitiatorSession {
+    fn queue(id: u8, first: u32, now: Instant) -> AoeInitiatorSession {
         let address = AoeAddress { shelf: 1, slot: 0 };
-        let config = Config { address, timeout: Duration::from_secs(60), id, first };
-        let mut initiator = InitiatorSession::new(config, Pool::new(1 << 30), now);
+        let config = AoeInitiatorConfig { address, timeout: Duration::from_secs(60), id, first };
+        let mut initiator = AoeInitiatorSession::new(config, Pool::new(1 << 30), now);
         initiator.on_port(PortId(0), PORT, now);
         initiator
     }

@@ -1,9 +1,9 @@
-//! One disk of a target, and what initiators set on it: config string, MAC mask list, reservation.
+//! A disk of a target, and the settings that initiators can change: config string, MAC mask list,
+//! reservation.
 //!
-//! All of that is rare, and read with every frame. So it is kept behind a lock with a number that
-//! changes with it, and a session has its own copy, which it takes again when the number is
-//! another. A change counts once it is on stable storage, if it is to outlive the target; that
-//! takes its time elsewhere, and the next change builds on it meanwhile.
+//! Settings change rarely and are read for every frame. They are behind a lock with a version
+//! number, and each session has a copy that it refreshes when the version changes. With a store, a
+//! change takes effect once it is on stable storage; later changes build on it in the meantime.
 
 use super::AoeAddress;
 use crate::exports::VolumeId;
@@ -14,34 +14,35 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What initiators have set on a disk.
+/// The settings of a disk that initiators can change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskSettings {
-    /// The config string, at most [`AOE_MAX_CONFIG`] bytes.
+    /// Config string, at most [`AOE_MAX_CONFIG`] bytes.
     pub config: Vec<u8>,
-    /// Who is listened to; everybody if it is empty. At most [`MAX_MASKS`].
+    /// MAC mask list: the stations whose requests the disk accepts; all if empty. At most
+    /// [`MAX_MASKS`].
     pub masks: Vec<Mac>,
-    /// Who may use it; everybody if it is empty. At most [`MAX_RESERVED`].
+    /// Reservation: the stations that may use the disk; all if empty. At most [`MAX_RESERVED`].
     pub reserved: Vec<Mac>,
 }
 
-/// An image that is none.
+/// Stored settings that are damaged or not of an AoE disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not what is kept of an AoE disk, or damaged")]
 pub struct SettingsImageError;
 
-/// One disk; a clone is the same.
+/// A disk of a target; clones share their settings.
 #[derive(Clone)]
 pub struct AoeUnit {
-    /// Where it is.
+    /// Address of the disk.
     pub address: AoeAddress,
-    /// What it is.
+    /// Volume of the disk.
     pub volume: VolumeId,
     shared: Arc<SharedUnit>,
 }
 
 struct SharedUnit {
-    /// Changes with what is kept.
+    /// Incremented by every change that takes effect.
     version: AtomicU32,
     state: Mutex<AoeUnitState>,
     store: Option<Arc<dyn ReservationStore>>,
@@ -49,37 +50,37 @@ struct SharedUnit {
 
 struct AoeUnitState {
     settings: DiskSettings,
-    /// What it is to become, in the order of changes; at most [`MAX_CHANGES`].
+    /// Changes that are being stored, in order; at most [`MAX_CHANGES`].
     next: VecDeque<(SaveTicket, DiskSettings)>,
 }
 
-/// What becomes of a change.
+/// Result of a change of settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Changed<E> {
-    /// It counts.
+pub(super) enum SettingsChange<E> {
+    /// The change has taken effect.
     Done,
-    /// It will, or not: [`Unit::is_changed`] tells.
+    /// The change is being stored; see [`AoeUnit::is_changed`].
     Saving(SaveTicket),
-    /// It was refused.
+    /// The caller's closure refused the change.
     Refused(E),
-    /// Others are under way.
+    /// Too many changes are being stored.
     Busy,
 }
 
 impl AoeUnit {
-    /// A disk on which `kept` is set already; without a store, changes end with the process.
+    /// A disk with these initial settings; without a store, changes are lost when the process ends.
     #[must_use]
     pub fn new(
         address: AoeAddress,
         volume: VolumeId,
-        kept: DiskSettings,
+        settings: DiskSettings,
         store: Option<Arc<dyn ReservationStore>>,
     ) -> AoeUnit {
-        let state = Mutex::new(AoeUnitState { settings: kept, next: VecDeque::new() });
+        let state = Mutex::new(AoeUnitState { settings, next: VecDeque::new() });
         AoeUnit { address, volume, shared: Arc::new(SharedUnit { version: AtomicU32::new(0), state, store }) }
     }
 
-    /// What is set now.
+    /// The settings in effect.
     #[must_use]
     pub fn settings(&self) -> DiskSettings {
         self.state().settings.clone()
@@ -90,32 +91,38 @@ impl AoeUnit {
         self.shared.version.load(Ordering::Acquire)
     }
 
-    /// Changes what is set, if `change` does not refuse, and begins to keep it.
-    pub(super) fn change<E>(&self, change: impl FnOnce(&mut DiskSettings) -> Result<(), E>) -> Changed<E> {
+    /// Changes the settings and starts to store them, unless `change` refuses.
+    pub(super) fn change<E>(
+        &self,
+        change: impl FnOnce(&mut DiskSettings) -> Result<(), E>,
+    ) -> SettingsChange<E> {
         let mut state = self.state();
-        let last = state.next.back().map_or(&state.settings, |(_, kept)| kept);
+        let last = state.next.back().map_or(&state.settings, |(_, settings)| settings);
         let mut next = last.clone();
         if let Err(refused) = change(&mut next) {
-            return Changed::Refused(refused);
+            return SettingsChange::Refused(refused);
         }
         if next == *last {
-            // It counts when that does which it is the same as.
-            return state.next.back().map_or(Changed::Done, |(ticket, _)| Changed::Saving(*ticket));
+            // It takes effect together with the pending change that it equals.
+            return state
+                .next
+                .back()
+                .map_or(SettingsChange::Done, |(ticket, _)| SettingsChange::Saving(*ticket));
         }
         let Some(store) = &self.shared.store else {
             self.settle(&mut state, next);
-            return Changed::Done;
+            return SettingsChange::Done;
         };
         if state.next.len() >= MAX_CHANGES {
-            return Changed::Busy;
+            return SettingsChange::Busy;
         }
         let ticket = store.save(&next.to_image());
         state.next.push_back((ticket, next));
-        Changed::Saving(ticket)
+        SettingsChange::Saving(ticket)
     }
 
-    /// Whether that change counts; `None` while that is not known, `Some(false)` if it could not be
-    /// kept.
+    /// Whether a change has taken effect; `None` while it is being stored, `Some(false)` if it
+    /// could not be stored.
     pub(super) fn is_changed(&self, ticket: SaveTicket) -> Option<bool> {
         let saved = self.shared.store.as_ref()?.is_saved(ticket)?;
         let mut state = self.state();
@@ -141,7 +148,8 @@ impl AoeUnit {
 }
 
 impl DiskSettings {
-    /// `magic 8 | config u16 | masks u16 | reserved u16 | the bytes of each`.
+    /// The settings as bytes: `magic 8 | config u16 | masks u16 | reserved u16 | the bytes of
+    /// each`.
     #[must_use]
     pub fn to_image(&self) -> Vec<u8> {
         let mut image = MAGIC.to_vec();
@@ -153,10 +161,10 @@ impl DiskSettings {
         image
     }
 
-    /// What [`DiskSettings::to_image`] made.
+    /// Parses the bytes of [`DiskSettings::to_image`].
     ///
     /// # Errors
-    /// If it did not.
+    /// If they are damaged or something else.
     pub fn from_image(image: &[u8]) -> Result<DiskSettings, SettingsImageError> {
         let rest = image.strip_prefix(MAGIC).ok_or(SettingsImageError)?;
         let (counts, rest) = rest.split_first_chunk::<6>().ok_or(SettingsImageError)?;
@@ -176,14 +184,14 @@ impl DiskSettings {
     }
 }
 
-/// Entries of a MAC mask list: as many as the answer to one request holds in a frame of 1,500
+/// The maximum length of a MAC mask list: what the answer to one request holds in a frame of 1,500
 /// bytes.
 pub const MAX_MASKS: usize = 128;
-/// Addresses that a disk is reserved for: as many as a frame of 1,500 bytes holds.
+/// The maximum number of stations in a reservation: what a frame of 1,500 bytes holds.
 pub const MAX_RESERVED: usize = 240;
 
-/// Changes of one disk that are not kept yet; what is asked beyond is not answered, and comes
-/// again.
+/// The maximum number of changes of one disk that are being stored; further requests get no answer,
+/// and the initiator retransmits them.
 const MAX_CHANGES: usize = 16;
 const MAGIC: &[u8] = b"BmxAoE01";
 
@@ -193,13 +201,13 @@ mod tests {
 
     #[test]
     fn an_image_holds_all_that_is_kept() {
-        let kept = DiskSettings {
+        let settings = DiskSettings {
             config: b"host:alpha".to_vec(),
             masks: vec![Mac([2, 0, 0, 0, 0, 1])],
             reserved: vec![Mac([2, 0, 0, 0, 0, 2]), Mac([2, 0, 0, 0, 0, 3])],
         };
-        let image = kept.to_image();
-        assert_eq!(DiskSettings::from_image(&image), Ok(kept));
+        let image = settings.to_image();
+        assert_eq!(DiskSettings::from_image(&image), Ok(settings));
         assert_eq!(
             DiskSettings::from_image(&DiskSettings::default().to_image()),
             Ok(DiskSettings::default())
@@ -209,7 +217,7 @@ mod tests {
         }
     }
 
-    /// Says of each image what a test has it say.
+    /// A store whose results the test sets.
     #[derive(Default)]
     struct Slow(Mutex<(u64, u64, u64)>);
 
@@ -236,9 +244,9 @@ mod tests {
         }
     }
 
-    fn set(unit: &AoeUnit, config: &[u8]) -> Changed<()> {
-        unit.change(|kept| {
-            kept.config = config.to_vec();
+    fn set(unit: &AoeUnit, config: &[u8]) -> SettingsChange<()> {
+        unit.change(|settings| {
+            settings.config = config.to_vec();
             Ok(())
         })
     }
@@ -251,9 +259,9 @@ mod tests {
     fn a_change_counts_once_it_is_kept() {
         let store = Arc::new(Slow::default());
         let unit = unit(Some(store.clone()));
-        let Changed::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
-        let Changed::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
-        assert_eq!(set(&unit, b"b"), Changed::Saving(second), "the same again");
+        let SettingsChange::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
+        let SettingsChange::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
+        assert_eq!(set(&unit, b"b"), SettingsChange::Saving(second), "the same again");
         assert_eq!((unit.is_changed(first), unit.settings().config, unit.version()), (None, vec![], 0));
         store.save_up_to(first.0);
         assert_eq!((unit.is_changed(first), unit.settings().config), (Some(true), b"a".to_vec()));
@@ -270,22 +278,22 @@ mod tests {
     fn a_change_that_cannot_be_kept_does_not_count() {
         let store = Arc::new(Slow::default());
         let unit = unit(Some(store.clone()));
-        let Changed::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
-        let Changed::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
+        let SettingsChange::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
+        let SettingsChange::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
         store.fail_up_to(second.0);
         assert_eq!([first, second].map(|ticket| unit.is_changed(ticket)), [Some(false); 2]);
         assert_eq!((unit.settings(), unit.version()), (DiskSettings::default(), 0));
-        assert_eq!(set(&unit, b""), Changed::Done, "it is what it was");
+        assert_eq!(set(&unit, b""), SettingsChange::Done, "it is what it was");
         for nth in 0..MAX_CHANGES {
-            assert!(matches!(set(&unit, &[nth as u8]), Changed::Saving(_)));
+            assert!(matches!(set(&unit, &[nth as u8]), SettingsChange::Saving(_)));
         }
-        assert_eq!(set(&unit, b"more"), Changed::Busy);
+        assert_eq!(set(&unit, b"more"), SettingsChange::Busy);
     }
 
     #[test]
     fn what_is_not_kept_counts_at_once() {
         let unit = unit(None);
-        assert_eq!((set(&unit, b"x"), unit.version()), (Changed::Done, 1));
-        assert_eq!((set(&unit, b"x"), unit.version()), (Changed::Done, 1), "nothing is new");
+        assert_eq!((set(&unit, b"x"), unit.version()), (SettingsChange::Done, 1));
+        assert_eq!((set(&unit, b"x"), unit.version()), (SettingsChange::Done, 1), "nothing is new");
     }
 }

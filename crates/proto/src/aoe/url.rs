@@ -1,6 +1,6 @@
-//! URLs of disks: `aoe://IFACE/eSHELF.SLOT`, with several interfaces as
-//! `aoe://IFACE,IFACE/eSHELF.SLOT`, and `aoe://IFACE` for all that answer there.
-//! `?reconnect=DURATION` (60s) is how long I/O waits for a disk that does not answer.
+//! URLs of AoE disks: `aoe://IFACE/eSHELF.SLOT`, with several interfaces
+//! `aoe://IFACE,IFACE/eSHELF.SLOT`, and `aoe://IFACE` for all disks that answer there.
+//! `?reconnect=DURATION` (default 60s) is how long I/O waits for a disk that does not answer.
 
 use super::AoeAddress;
 use crate::uri::{self, DEFAULT_RECONNECT, ParameterError, ParameterTable, UrlParameters};
@@ -8,31 +8,30 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What a URL names.
+/// A parsed AoE URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AoeUrl {
     /// Network interfaces, at least one.
     pub interfaces: Vec<String>,
-    /// One disk, or whatever is there.
+    /// The disk; `None` for all disks that answer.
     pub address: Option<AoeAddress>,
-    /// How long nothing may be heard of the disk before I/O fails; whole milliseconds, at least
-    /// one.
+    /// How long a disk may be unresponsive before I/O fails, in whole milliseconds; at least one.
     pub reconnect: Duration,
 }
 
-/// What is wrong with a URL.
+/// An invalid AoE URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AoeUrlError {
-    /// It is none.
+    /// The text is not an AoE URL.
     #[error("a disk's URL is aoe://IFACE/eSHELF.SLOT")]
     Form,
-    /// No interface has such a name.
+    /// The name cannot be that of an interface.
     #[error("{0:?} is no name of a network interface")]
     Interface(String),
-    /// The path is no disk.
+    /// The path is not a disk's address.
     #[error("{0:?}: {1}")]
     Address(String, super::address::AddressError),
-    /// A parameter.
+    /// A query parameter is invalid.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
 }
@@ -81,7 +80,8 @@ impl fmt::Display for AoeUrl {
     }
 }
 
-/// As the kernel has it: 1 to 15 bytes, no slash, no space, and not a directory's own names.
+/// Whether the kernel accepts `name` for an interface: 1 to 15 bytes, no slash, no space, not `.`
+/// or `..`.
 fn is_interface(name: &str) -> bool {
     let is_sane = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
     (1..=15).contains(&name.len()) && name.bytes().all(is_sane) && name != "." && name != ".."

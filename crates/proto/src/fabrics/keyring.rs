@@ -1,5 +1,5 @@
-//! The TLS PSKs of a node: those of its configuration, and those that hosts have generated with it,
-//! which do not last (TCP Transport 1.0 §3.6.1.4).
+//! The TLS PSKs of a node: configured ones, and generated ones with a limited lifetime (TCP
+//! Transport 1.0 §3.6.1.4).
 
 use crate::nvme::auth::psk::{GENERATED_LIFETIME, InputPsk, TlsPsk};
 use crate::nvme::nqn::Nqn;
@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
-/// Keys by their identities. Shared by all cores; asked once for each connection.
+/// TLS PSKs by identity. Shared by all cores; looked up once for each connection.
 ///
-/// There are never more of them than the configuration has and two for each pair of a host and a
-/// subsystem: a generated key takes the place of the one before.
+/// Besides the configured keys there are at most two for each pair of host and subsystem: a
+/// generated key replaces the previous one.
 #[derive(Debug, Default)]
 pub struct Keyring {
     keys: RwLock<HashMap<String, StoredKey>>,
@@ -19,54 +19,55 @@ pub struct Keyring {
 #[derive(Debug)]
 struct StoredKey {
     key: TlsPsk,
-    /// Not for connections that begin then or later; `None`: it was configured, and lasts.
+    /// End of the key's lifetime; `None` for a configured key, which does not expire.
     until: Option<Instant>,
 }
 
 impl Keyring {
-    /// Takes the keys for connections of that host to that subsystem, generated ones at that time.
+    /// Adds the TLS PSKs of `input` for connections of `host` to `subsystem`. `now` is the
+    /// beginning of a generated key's lifetime.
     pub fn insert(&self, input: &InputPsk, host: &Nqn, subsystem: &Nqn, now: Instant) {
         let until = input.is_generated().then(|| now.checked_add(GENERATED_LIFETIME).unwrap_or(now));
         let mut keys = self.write();
-        // Those that have lasted long enough go, and those of the same host for the same subsystem.
-        keys.retain(|_, kept| {
-            let is_replaced = until.is_some() && kept.until.is_some() && kept.key.is_for(host, subsystem);
-            kept.lasts(now) && !is_replaced
+        // Removes expired keys, and replaced ones of the same host and subsystem.
+        keys.retain(|_, stored| {
+            let is_replaced = until.is_some() && stored.until.is_some() && stored.key.is_for(host, subsystem);
+            stored.lasts(now) && !is_replaced
         });
         let new = input.tls_psks(host, subsystem).into_iter();
         keys.extend(new.map(|key| (key.identity.clone(), StoredKey { key, until })));
     }
 
-    /// Takes these in the place of all keys for connections of that host to that subsystem, those
-    /// that were generated among them. At no time it has none in between.
+    /// Replaces all keys, configured and generated, for connections of `host` to `subsystem` in one
+    /// step.
     pub fn replace(&self, inputs: &[InputPsk], host: &Nqn, subsystem: &Nqn) {
         let mut keys = self.write();
-        keys.retain(|_, kept| !kept.key.is_for(host, subsystem));
+        keys.retain(|_, stored| !stored.key.is_for(host, subsystem));
         let new = inputs.iter().flat_map(|input| input.tls_psks(host, subsystem));
         keys.extend(new.map(|key| (key.identity.clone(), StoredKey { key, until: None })));
     }
 
-    /// The key of that identity, for a connection that has used it.
+    /// The key with this identity, for a connection whose handshake has used it.
     #[must_use]
     pub fn find(&self, identity: &[u8]) -> Option<TlsPsk> {
         let identity = std::str::from_utf8(identity).ok()?;
-        self.read().get(identity).map(|kept| kept.key.clone())
+        self.read().get(identity).map(|stored| stored.key.clone())
     }
 
-    /// The key of that identity for a connection that begins `now`: one that has not expired.
+    /// The key with this identity, for a connection that begins `now`; `None` if it has expired.
     #[must_use]
     pub fn find_lasting(&self, identity: &[u8], now: Instant) -> Option<TlsPsk> {
         let identity = std::str::from_utf8(identity).ok()?;
-        self.read().get(identity).filter(|kept| kept.lasts(now)).map(|kept| kept.key.clone())
+        self.read().get(identity).filter(|stored| stored.lasts(now)).map(|stored| stored.key.clone())
     }
 
     /// Whether a host has a configured key for a subsystem.
     #[must_use]
     pub fn has_retained(&self, host: &Nqn, subsystem: &Nqn) -> bool {
-        self.read().values().any(|kept| kept.until.is_none() && kept.key.is_for(host, subsystem))
+        self.read().values().any(|stored| stored.until.is_none() && stored.key.is_for(host, subsystem))
     }
 
-    /// Whether there is no key.
+    /// Whether there are no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.read().is_empty()
@@ -95,7 +96,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_generated_key_takes_the_place_of_the_one_before_and_of_no_other() {
+    fn a_generated_key_replaces_the_previous_one_and_no_other() {
         let [host, other, subsystem] = ["nqn.h", "nqn.o", "nqn.s"].map(|name| Nqn::new(name).unwrap());
         let keyring = Keyring::default();
         assert!(keyring.is_empty());
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generated_key_lasts_ten_minutes_and_a_configured_one_for_ever() {
+    fn a_generated_key_expires_after_ten_minutes_and_a_configured_one_never() {
         let [host, other, subsystem] = ["nqn.h", "nqn.o", "nqn.s"].map(|name| Nqn::new(name).unwrap());
         let (keyring, start) = (Keyring::default(), Instant::now());
         let key = ConfiguredPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:")
@@ -129,8 +130,8 @@ mod tests {
         let end = start + GENERATED_LIFETIME;
         assert!(lasts("NVMe0G01 nqn.h nqn.s", end - Duration::from_millis(1)));
         assert!(!lasts("NVMe0G01 nqn.h nqn.s", end) && lasts("NVMe0R01 nqn.h nqn.s", end));
-        // Who has made a handshake with it just before is still known, until somebody makes another
-        // key.
+        // A connection whose handshake used it just before it expired still finds it, until another
+        // key is generated.
         assert!(keyring.find(b"NVMe0G01 nqn.h nqn.s").is_some());
         keyring.insert(&generated, &other, &subsystem, end);
         assert!(keyring.find(b"NVMe0G01 nqn.h nqn.s").is_none() && lasts("NVMe0G01 nqn.o nqn.s", end));

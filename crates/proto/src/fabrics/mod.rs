@@ -1,13 +1,14 @@
-//! NVMe over Fabrics without a transport: how hosts connect, what discovery tells, and both sides
-//! of a queue.
+//! NVMe over Fabrics independent of the transport: Connect, discovery, authentication, and both
+//! sides of a queue.
 //!
 //! ```text
 //!   transport ──command──▶ controller: Connect, authentication, nvme::admin, nvme::io ──data, completion──▶ transport
-//!   transport ◀──command── host: an admin queue's questions, I/O of one namespace ◀──data, completion── transport
+//!   transport ◀──command── host: admin commands, I/O of one namespace ◀──data, completion── transport
 //!
-//!   bytes of TLS ──▶ keyring: which key a connection has, and whose it is
+//!   TLS handshake ──▶ keyring: the key of an identity
 //! ```
-//! A transport moves commands, data and completions, and nothing else; [`crate::nvme_tcp`] is one.
+//! A transport carries commands, data and completions, and nothing else. [`crate::nvme_tcp`] and
+//! [`crate::nvme_rdma`] are transports.
 
 pub mod controller;
 pub mod host;

@@ -1,34 +1,34 @@
-//! URLs of namespaces.
+//! URLs of NVMe over Fabrics namespaces.
 //!
 //! ```text
 //!   nvme+tcp://host[:port][,host[:port]]...[/subsystem-nqn[/nsid]][?PARAMETER[&PARAMETER]...]
 //! ```
-//! A URL that begins with `nvme+rdma://` is NVMe/RDMA. `rdma=iwarp` says which kind, of which there
-//! is one, and `crc=on|off` (off) asks for CRCs in its frames.
+//! `nvme+rdma://` selects NVMe/RDMA. `rdma=iwarp` selects the RDMA provider, of which there is one,
+//! and `crc=on|off` (off) asks for CRCs in its frames.
 //!
-//! Several places are several paths to one namespace.
+//! Several hosts are several paths to one namespace.
 //!
-//! Without a subsystem it names a discovery controller; without a number, namespace 1. Parameters
-//! have the names that nvme-cli gives them: `hostnqn=NQN` and `hostid=UUID` are who we are,
-//! `hdr_digest=on|off` and `data_digest=on|off` (off) ask for CRC-32C, `queue_size=N` (1024) is how
-//! many entries an I/O queue has, `keep_alive_tmo=SECONDS` (5) how long the controller waits for a
-//! sign of us, and `ctrl_loss_tmo=SECONDS` (60) how long to try to reconnect before I/O fails;
-//! `io_timeout=SECONDS` (30) is how long an answer may take before the connection counts as lost,
-//! named as the parameter of Linux's module. `connections=N` is how many I/O queues each core opens
-//! by each path, and `iopolicy=round-robin|queue-depth` (round-robin) how I/O is shared among paths
-//! that are equally good. `paths=all` asks the discovery controller there for all that lead to the
+//! Without a subsystem, the URL names a discovery controller; without a number, namespace 1.
+//! Parameters have the names of nvme-cli's options: `hostnqn=NQN` and `hostid=UUID` identify the
+//! host, `hdr_digest=on|off` and `data_digest=on|off` (off) ask for CRC-32C, `queue_size=N` (1024)
+//! is the number of entries of an I/O queue, `keep_alive_tmo=SECONDS` (5) the Keep Alive Timeout,
+//! and `ctrl_loss_tmo=SECONDS` (60) the time for reconnecting before I/O fails.
+//! `io_timeout=SECONDS` (30) is the time after which a command without a completion ends the
+//! connection, named as the parameter of Linux's module. `connections=N` is the number of I/O
+//! queues for each core and path, and `iopolicy=round-robin|queue-depth` (round-robin) distributes
+//! I/O among equally good paths. `paths=all` asks the discovery controller for all paths to the
 //! subsystem.
 //!
-//! `tls_key_file=PATH` has the key of TLS, as `nvme gen-tls-key` prints it, and `tls_identity=0|1`
-//! the version of the identity that is offered (both, of which servers with GnuTLS look at the
-//! first). With `ktls=off` the kernel makes no records of TLS, even where it can.
+//! `tls_key_file=PATH` is a file with the TLS PSK, as `nvme gen-tls-key` prints it, and
+//! `tls_identity=0|1` the version of the identity that is offered (both by default; servers with
+//! GnuTLS look at the first only). `ktls=off` keeps TLS records out of the kernel.
 //!
-//! `dhchap_secret_file=PATH` names the file of the secret that we prove who we are with, and
-//! `dhchap_ctrl_secret_file=PATH` that of the controller's, which it has to prove then. A secret
-//! itself is never part of a URL, which everybody sees who sees the command line. `dhchap_hash=`
-//! and `dhchap_dhgroup=` are all that is offered, by the kernel's names: `hmac(sha256)`,
-//! `ffdhe2048`. `concat=on` makes a key of TLS of the proof and goes on with that (secure channel
-//! concatenation).
+//! `dhchap_secret_file=PATH` is a file with the host's DH-HMAC-CHAP secret, and
+//! `dhchap_ctrl_secret_file=PATH` one with the controller's secret, which requires the controller
+//! to authenticate. The secret itself is never part of a URL, because the command line is visible
+//! to other users. `dhchap_hash=` and `dhchap_dhgroup=` limit the offer to one hash and one group,
+//! by the kernel's names: `hmac(sha256)`, `ffdhe2048`. `concat=on` generates a TLS PSK by the
+//! authentication and reconnects with it (secure channel concatenation).
 
 pub use super::host::uuid_text;
 use super::host::{DEPTH, HostId};
@@ -46,28 +46,28 @@ use std::str::FromStr;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// A namespace, where its subsystem is, and how to connect.
+/// A parsed URL: the namespace, the paths to its subsystem, and how to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmeUrl {
-    /// The RDMA that it goes over; `None`: TCP alone.
+    /// RDMA parameters; `None` for NVMe/TCP.
     pub rdma: Option<Rdma>,
-    /// Where the subsystem is.
+    /// Addresses of the subsystem, one for each path.
     pub portals: Portals,
-    /// `None`: discovery.
+    /// NQN of the subsystem; `None` for discovery.
     pub subsystem: Option<Nqn>,
-    /// The namespace's number, from 1.
+    /// Namespace identifier, from 1.
     pub nsid: u32,
-    /// Our own name; `None`: the engine's.
+    /// Host NQN; `None` for the engine's default.
     pub host_nqn: Option<Nqn>,
-    /// Our own identifier; `None`: it follows from the name.
+    /// Host identifier; `None` if it follows from the NQN.
     pub host_id: Option<HostId>,
-    /// Whose first line is our secret.
+    /// File whose first line is the host's DH-HMAC-CHAP secret.
     pub secret_file: Option<PathBuf>,
-    /// Whose first line is the controller's secret.
+    /// File whose first line is the controller's DH-HMAC-CHAP secret.
     pub ctrl_secret_file: Option<PathBuf>,
-    /// The only hash function of DH-HMAC-CHAP.
+    /// The only hash function to offer in DH-HMAC-CHAP.
     pub dhchap_hash: Option<Hash>,
-    /// The only group of DH-HMAC-CHAP.
+    /// The only group to offer in DH-HMAC-CHAP.
     pub dhchap_dhgroup: Option<DhGroup>,
     /// Secure channel concatenation.
     pub concat: bool,
@@ -77,52 +77,52 @@ pub struct NvmeUrl {
     pub data_digest: bool,
     /// Entries of an I/O queue, 2 to 1,024.
     pub queue_size: u16,
-    /// How many I/O queues each core opens, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    /// I/O queues for each core and path, 1 to [`MAX_CONNECTIONS`]; `None` lets the engine decide.
     pub connections: Option<u32>,
     /// Whether to use all paths that the discovery controller knows.
     pub all_paths: bool,
-    /// How I/O is shared among paths.
+    /// Policy for distributing I/O among paths.
     pub io_policy: IoPolicy,
-    /// Keep alive timeout, whole seconds; 0: none.
+    /// Keep Alive Timeout in whole seconds; 0 for none.
     pub keep_alive: Duration,
-    /// How long to try to reconnect before I/O fails; whole seconds.
+    /// Time for reconnecting before I/O fails, in whole seconds.
     pub reconnect: Duration,
-    /// How long an answer may take; whole seconds; 0: for ever.
+    /// Time limit for a completion, in whole seconds; 0 for none.
     pub io_timeout: Duration,
-    /// Where the key of TLS is; `None`: without TLS.
+    /// File with the TLS PSK; `None` for connections without TLS.
     pub tls_key_file: Option<PathBuf>,
-    /// The version of its identity, 0 or 1; `None`: both.
+    /// Version of the PSK identity to offer, 0 or 1; `None` for both.
     pub tls_identity: Option<u8>,
-    /// Whether the kernel makes the records of TLS where it can.
+    /// Whether the kernel handles TLS records where it can (kTLS).
     pub ktls: bool,
 }
 
-/// How I/O is shared among paths that are equally good.
+/// Policy for distributing I/O among equally good paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoPolicy {
-    /// In turn.
+    /// To each path in turn (round robin).
     #[default]
     RoundRobin,
-    /// To the one with the least under way.
+    /// To the path with the fewest outstanding commands.
     QueueDepth,
 }
 
-/// What is wrong with a URL: the part, and what to do.
+/// Error in a URL: names the part and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvmeUrlError {
-    /// It begins with no scheme of NVMe over Fabrics.
+    /// The scheme is not one of NVMe over Fabrics.
     #[error("this is no NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid")]
     Scheme,
-    /// The part between `//` and the next `/`.
+    /// Invalid host, between `//` and the next `/`.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The subsystem's name, or ours.
+    /// Invalid NQN of the subsystem or the host.
     #[error("name {0:?}: write nqn. and what follows, at most 223 bytes without blanks")]
     Name(String),
-    /// The number behind the subsystem's name.
+    /// Invalid namespace identifier.
     #[error("namespace {0:?}: write a number from 1 behind the subsystem's name")]
     Nsid(String),
-    /// A query parameter.
+    /// Invalid query parameter.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
 }
@@ -150,7 +150,7 @@ impl FromStr for NvmeUrl {
 }
 
 impl NvmeUrl {
-    /// The discovery controller there, and how to connect.
+    /// The URL of the discovery controller at the same addresses.
     #[must_use]
     pub fn discovery(&self) -> NvmeUrl {
         NvmeUrl {
@@ -161,13 +161,13 @@ impl NvmeUrl {
         }
     }
 
-    /// A parameter that does not go with others, and what to do.
+    /// A parameter that conflicts with others, and the remedy.
     fn misfit(&self) -> Option<(&'static str, &'static str)> {
         let proves = self.secret_file.is_some();
         if self.ctrl_secret_file.is_some() && !proves {
             return Some((
                 CTRL_SECRET,
-                "only who proves who it is can ask for that; give dhchap_secret_file, too",
+                "requires that the host authenticates, too; give dhchap_secret_file, too",
             ));
         }
         if (self.dhchap_hash.is_some() || self.dhchap_dhgroup.is_some() || self.concat) && !proves {
@@ -249,7 +249,7 @@ impl UrlParameters for NvmeUrl {
     fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), NvmeUrlError> {
         let problem = match (parameter.key, self.rdma) {
             ("dhchap_secret" | "dhchap_ctrl_secret", _) => {
-                "everybody can see it here; name a file, as dhchap_secret_file does"
+                "everybody can see it here; put it in a file and give dhchap_secret_file"
             }
             ("rdma" | "crc", None) => "belongs to nvme+rdma://",
             ("hdr_digest" | "data_digest", Some(_)) => "there are no digests over RDMA; ask for crc=on",
@@ -275,7 +275,7 @@ impl fmt::Display for NvmeUrl {
     }
 }
 
-/// Reads a UUID, with its dashes or without.
+/// Reads a UUID, with or without dashes.
 #[must_use]
 pub fn read_uuid(text: &str) -> Option<HostId> {
     let is_plain = matches!(text.len(), 32 | 36);
@@ -292,7 +292,7 @@ fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), NvmeUrlError> {
 
 const SECRET: &str = "dhchap_secret_file";
 const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
-/// As Linux has it.
+/// As in Linux.
 const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 const MAX_KEEP_ALIVE: Duration = Duration::from_secs(3600);
 const DEFAULT_QUEUE_SIZE: u16 = DEPTH as u16;

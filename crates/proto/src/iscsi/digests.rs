@@ -1,9 +1,9 @@
-//! Which digests a connection has (RFC 7143 §13.1).
+//! Digests of a connection (RFC 7143 §13.1).
 
 use super::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_wire::iscsi::{DIGEST_LEN, padding};
 
-/// Which digests a connection has.
+/// Digests that are in use on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct IscsiDigests {
     pub(super) header: bool,
@@ -11,7 +11,7 @@ pub(super) struct IscsiDigests {
 }
 
 impl IscsiDigests {
-    /// What a login agreed on.
+    /// The negotiated digests.
     pub(super) fn of(parameters: &OperationalParameters) -> IscsiDigests {
         IscsiDigests {
             header: parameters.is_on(OperationalKey::HeaderDigest),
@@ -19,13 +19,13 @@ impl IscsiDigests {
         }
     }
 
-    /// Of a header's digest, in bytes.
+    /// Length of a header digest, in bytes.
     #[inline]
     pub(super) fn header_len(self) -> usize {
         if self.header { DIGEST_LEN } else { 0 }
     }
 
-    /// Of what follows a data segment of that length: padding and digest, in bytes.
+    /// Length of the padding and digest after a data segment, in bytes.
     #[inline]
     pub(super) fn tail_len(self, data_len: usize) -> usize {
         let digest = if self.data && data_len > 0 { DIGEST_LEN } else { 0 };

@@ -1,8 +1,8 @@
-//! iSER: what both sides have of it (RFC 7145, RFC 5047).
+//! iSER for both sides (RFC 7145, RFC 5047).
 //!
-//! A message is a PDU behind an iSER header: [`Message`] is one that has come, and `sender` sends
-//! them. The data of commands goes other ways, which the sessions' datamovers know.
-//! `docs/decisions/0017-iser-within-iscsi.md` says why the seam is where it is.
+//! An iSER message is a PDU with an iSER header: [`IserMessage`] is a received one, and `sender`
+//! sends them. The sessions' datamovers transfer the data of commands.
+//! `docs/decisions/0017-iser-within-iscsi.md` explains the structure.
 
 use crate::session::ProtocolError;
 use blockmux_volume::Seg;
@@ -11,24 +11,24 @@ use blockmux_wire::iser::{ControlHeader, HEADER_LEN, IserOpcode};
 use smallvec::SmallVec;
 use zerocopy::FromBytes;
 
-/// A PDU that has come as a message.
+/// A PDU received as an iSER message.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct IserMessage {
     pub(super) header: ControlHeader,
     pub(super) bhs: Bhs,
     /// Additional header segments.
     pub(super) ahs: SmallVec<[u8; 16]>,
-    /// The data segment, without padding, in the receive buffer; `None` if there is none.
+    /// The data segment in the receive buffer, without padding; `None` if empty.
     pub(super) data: Option<Seg>,
 }
 
-impl Message {
-    /// Takes a message apart.
+impl IserMessage {
+    /// Parses a message.
     ///
     /// # Errors
-    /// If it is not one iSCSI PDU behind a header for that.
+    /// If it is not one iSCSI PDU with an iSER control header.
     #[inline]
-    pub(super) fn parse(message: &Seg) -> Result<Message, ProtocolError> {
+    pub(super) fn parse(message: &Seg) -> Result<IserMessage, ProtocolError> {
         let mut heads = [0; HEADERS_LEN];
         let len = message.len();
         if len < HEADERS_LEN {
@@ -38,26 +38,26 @@ impl Message {
         let Ok((header, rest)) = ControlHeader::read_from_prefix(&heads) else { return Err(NO_PDU) };
         let Ok(bhs) = Bhs::read_from_bytes(rest) else { return Err(NO_PDU) };
         if header.opcode() != IserOpcode::CONTROL {
-            // Hello (RFC 7145 §9.3) is not supported; see decision 39.
+            // Hello messages (RFC 7145 §9.3) are not supported; see decision 39.
             return Err(NO_PDU);
         }
         let (ahs_len, data_len) = (bhs.ahs_len(), bhs.data_segment_length.get() as usize);
         let data_at = HEADERS_LEN.saturating_add(ahs_len);
         let end = data_at.saturating_add(data_len);
         if !(end..=end.saturating_add(padding(data_len))).contains(&len) {
-            return Err(error("sent a message of another length than its PDU has"));
+            return Err(error("sent a message whose length does not match its PDU"));
         }
         let mut ahs = SmallVec::new();
         if ahs_len > 0 {
             ahs.resize(ahs_len, 0);
             message.slice(HEADERS_LEN, ahs_len).copy_to(&mut ahs);
         }
-        // Most messages have none, and a piece of memory is counted.
+        // Most messages have none, and a slice costs a reference count.
         let data = (data_len > 0).then(|| message.slice(data_at, data_len));
-        Ok(Message { header, bhs, ahs, data })
+        Ok(IserMessage { header, bhs, ahs, data })
     }
 
-    /// How long the data segment is, in bytes.
+    /// Length of the data segment, in bytes.
     #[inline]
     pub(super) fn data_len(&self) -> usize {
         self.data.as_ref().map_or(0, Seg::len)
@@ -68,15 +68,13 @@ fn error(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "RFC 7145 §9.2" }
 }
 
-const NO_PDU: ProtocolError = ProtocolError {
-    what: "sent a message whose iSER header is none of an iSCSI PDU",
-    reference: "RFC 7145 §9.2",
-};
+const NO_PDU: ProtocolError =
+    ProtocolError { what: "sent a message without an iSER control header", reference: "RFC 7145 §9.2" };
 
-/// Of both headers, in bytes.
+/// Length of the iSER header and the BHS, in bytes.
 pub(super) const HEADERS_LEN: usize = HEADER_LEN + BHS_LEN;
 
-/// The most additional header segments of a PDU, in bytes.
+/// Maximum length of the additional header segments of a PDU, in bytes.
 pub(super) const MAX_AHS: usize = 255 * 4;
 
 #[cfg(test)]
@@ -101,9 +99,9 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_taken_apart_with_or_without_padding() {
+    fn a_message_is_parsed_with_or_without_padding() {
         for rest in 9..=12 {
-            let parsed = Message::parse(&message(0x10, &bhs(5, 1), rest)).unwrap();
+            let parsed = IserMessage::parse(&message(0x10, &bhs(5, 1), rest)).unwrap();
             assert_eq!(
                 (parsed.ahs.as_slice(), parsed.data.map(|data| data.to_vec())),
                 (&[0, 1, 2, 3][..], Some(vec![4, 5, 6, 7, 8]))
@@ -114,13 +112,13 @@ mod tests {
     #[test]
     fn a_message_that_is_no_pdu_is_refused() {
         for rest in [0, 8, 13, 100] {
-            assert!(Message::parse(&message(0x10, &bhs(5, 1), rest)).is_err(), "{rest} bytes");
+            assert!(IserMessage::parse(&message(0x10, &bhs(5, 1), rest)).is_err(), "{rest} bytes");
         }
         for flags in [0, 0x20, 0x30, 0xf0] {
-            assert_eq!(Message::parse(&message(flags, &bhs(0, 0), 0)).unwrap_err(), NO_PDU);
+            assert_eq!(IserMessage::parse(&message(flags, &bhs(0, 0), 0)).unwrap_err(), NO_PDU);
         }
         for len in 0..HEADERS_LEN {
-            assert!(Message::parse(&Seg::from_slice(&vec![0x10; len])).is_err(), "{len} bytes");
+            assert!(IserMessage::parse(&Seg::from_slice(&vec![0x10; len])).is_err(), "{len} bytes");
         }
     }
 }

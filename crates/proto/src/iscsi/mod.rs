@@ -1,5 +1,5 @@
-//! iSCSI over TCP (RFC 7143, RFC 7144) and over RDMA (iSER, RFC 7145): text and its keys, login,
-//! the target's sessions and the initiator's.
+//! iSCSI over TCP (RFC 7143, RFC 7144) and over RDMA (iSER, RFC 7145): text keys, login, target
+//! sessions and initiator sessions.
 
 pub mod client;
 mod digests;

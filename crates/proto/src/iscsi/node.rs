@@ -1,85 +1,86 @@
-//! What a target serves: its names, portals, and who may see which logical units.
+//! Configuration of a target node: names, portals, and access to logical units.
 //!
-//! A [`IscsiNode`] is shared by all cores. Targets and logical units come and go while it is
-//! served; whatever else changes is a new one.
+//! All cores share an [`IscsiNode`]. Targets and logical units can be added and removed while it is
+//! in use; other changes require a new node.
 
-use super::login::chap::{Algorithm, ChapCredentials};
+use super::login::chap::{ChapAlgorithm, ChapCredentials};
 use super::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use super::name::Name;
-use super::sessions::{LoginPermit, Sessions};
+use super::sessions::{LoginPermit, SessionTable};
 use crate::exports::VolumeId;
 use crate::scsi::{self, LogicalUnit, TargetPort, UnitChange, UnitSource, UnitWatcher};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-/// All targets that are reached through the same portals.
+/// All targets that share a set of portals.
 pub struct IscsiNode {
     targets: RwLock<Vec<Arc<TargetNode>>>,
     discovery: RwLock<Option<Chap>>,
-    pub(super) sessions: Arc<Sessions>,
-    /// Who is told of units that come and go.
+    pub(super) sessions: Arc<SessionTable>,
+    /// Callback for added and removed units.
     watcher: OnceLock<UnitWatcher>,
 }
 
 /// One target.
 #[derive(Clone)]
 pub struct TargetNode {
-    /// Unique in its node.
+    /// The target's name, unique in its node.
     pub name: Name,
-    /// For people; may be empty.
+    /// Human-readable name; may be empty.
     pub alias: String,
-    /// Where it is reached.
+    /// Portals of the target.
     pub portals: Vec<Portal>,
-    /// Who may log in; the first that fits counts.
+    /// Access rules; the first one that matches the initiator applies.
     pub access: Vec<IscsiAccess>,
-    /// Where it went, if it is not here.
+    /// Redirection of logins, if the target has moved.
     pub redirect: Option<Redirect>,
-    /// What it wants of each session.
+    /// Operational parameters that the target offers.
     pub offer: OperationalParameters,
 }
 
-/// An address that initiators connect to.
+/// A network portal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Portal {
-    /// `HOST:PORT`; an IPv6 address is in brackets. Without host, as `:3260`: wherever the
-    /// initiator has connected to.
+    /// `HOST:PORT`, an IPv6 address in brackets. With an empty host, as in `:3260`, the address
+    /// that the initiator connected to is reported.
     pub address: String,
-    /// Portals of one group can share a session.
+    /// Portal group tag; the portals of a group can share a session.
     pub group_tag: u16,
 }
 
-/// Who may log in to a target, how they prove it, and what they see.
+/// An access rule: which initiators may log in, with which credentials, to which units.
 #[derive(Clone)]
 pub struct IscsiAccess {
-    /// `None`: every initiator.
+    /// Name of the initiator; `None` matches every initiator.
     pub initiator: Option<Name>,
-    /// `None`: no proof is asked for.
+    /// Required credentials; `None` requires no authentication.
     pub chap: Option<Chap>,
-    /// The logical units that these initiators see.
+    /// The logical units that these initiators can access.
     pub target: Arc<scsi::ScsiTarget>,
 }
 
-/// What CHAP asks for.
+/// CHAP credentials and algorithms.
 #[derive(Clone, Debug)]
 pub struct Chap {
-    /// What the initiator has to know.
+    /// Credentials of the initiator.
     pub initiator: ChapCredentials,
-    /// What the target proves to an initiator that asks; of another secret than the initiator's.
+    /// Credentials of the target for mutual authentication; the secret differs from the
+    /// initiator's.
     pub target: Option<ChapCredentials>,
-    /// What is accepted, in any order.
-    pub algorithms: Vec<Algorithm>,
+    /// Accepted algorithms, in any order.
+    pub algorithms: Vec<ChapAlgorithm>,
 }
 
-/// Where a target went.
+/// Redirection of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
-    /// As a portal's.
+    /// Address in the form of [`Portal::address`].
     pub address: String,
-    /// For good.
+    /// The target has moved permanently.
     pub permanent: bool,
 }
 
 impl IscsiNode {
-    /// A node with these targets; discovery is free for all.
+    /// A node with these targets, and discovery without authentication.
     #[must_use]
     pub fn new(targets: Vec<TargetNode>) -> IscsiNode {
         let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
@@ -91,7 +92,7 @@ impl IscsiNode {
         }
     }
 
-    /// Serves one more target; answers whether its name was free.
+    /// Adds a target; returns whether its name was free.
     pub fn add(&self, target: TargetNode) -> bool {
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
         if targets.iter().any(|other| other.name == target.name) {
@@ -101,15 +102,15 @@ impl IscsiNode {
         true
     }
 
-    /// Serves a target no more: nobody finds it to log in. Who is logged in stays until its units
-    /// are taken away, too.
+    /// Removes a target from discovery and login. Existing sessions stay until its units are
+    /// removed.
     pub fn remove(&self, name: &Name) {
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
         targets.retain(|target| target.name != *name);
     }
 
-    /// Serves a target in the place of the one that has its name, if there is one. Who is logged in
-    /// keeps the units of the access that it was given.
+    /// Adds a target, or replaces the one with its name. Sessions keep the units of the access that
+    /// they got at login.
     pub fn replace(&self, target: TargetNode) {
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
         match targets.iter_mut().find(|other| other.name == target.name) {
@@ -118,45 +119,45 @@ impl IscsiNode {
         }
     }
 
-    /// Changes what discovery asks for, from the next login on.
+    /// Changes the credentials that discovery requires, from the next login on.
     pub fn set_discovery_chap(&self, chap: Option<Chap>) {
         *self.discovery.write().unwrap_or_else(PoisonError::into_inner) = chap;
     }
 
-    /// Says that a unit has come or gone.
-    pub fn tell(&self, change: UnitChange<'_>) {
+    /// Notifies the watcher of an added or removed unit.
+    pub fn notify_units(&self, change: UnitChange<'_>) {
         if let Some(watcher) = self.watcher.get() {
             watcher(change);
         }
     }
 
-    /// Who discovers has to prove itself, too.
+    /// Requires CHAP for discovery sessions.
     #[must_use]
     pub fn with_discovery_chap(self, chap: Chap) -> IscsiNode {
         self.set_discovery_chap(Some(chap));
         self
     }
 
-    /// Every target that there is now, in order.
+    /// All current targets, in order.
     #[must_use]
     pub fn targets(&self) -> Vec<Arc<TargetNode>> {
         self.targets.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What discovery asks for.
+    /// CHAP credentials for discovery, if required.
     #[must_use]
     pub fn discovery_chap(&self) -> Option<Chap> {
         self.discovery.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The target of that name that is reached through that portal group.
+    /// The target with this name in this portal group.
     #[must_use]
     pub fn find(&self, name: &Name, group_tag: u16) -> Option<Arc<TargetNode>> {
         let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
         targets.iter().find(|target| target.name == *name && target.is_in_group(group_tag)).cloned()
     }
 
-    /// Leave for one more connection to log in; `None` if too many are at it.
+    /// Permission for one more login; `None` if too many are in progress.
     #[must_use]
     pub fn begin_login(&self) -> Option<LoginPermit> {
         self.sessions.begin_login()
@@ -165,7 +166,7 @@ impl IscsiNode {
 
 impl UnitSource for IscsiNode {
     fn watch_units(&self, watcher: UnitWatcher) {
-        // Everybody who asks would do the same.
+        // The first registrant serves all units.
         let _ = self.watcher.set(watcher);
     }
 
@@ -177,32 +178,31 @@ impl UnitSource for IscsiNode {
 }
 
 impl TargetNode {
-    /// A target with the defaults of [`offer`].
+    /// A target with the parameters of [`offer`].
     #[must_use]
     pub fn new(name: Name, portals: Vec<Portal>, access: Vec<IscsiAccess>) -> TargetNode {
         TargetNode { name, alias: String::new(), portals, access, redirect: None, offer: offer() }
     }
 
-    /// What holds for that initiator; `None` if it may not log in.
+    /// The access rule of an initiator; `None` if it may not log in.
     #[must_use]
     pub fn access_of(&self, initiator: &Name) -> Option<&IscsiAccess> {
         self.access.iter().find(|access| access.initiator.as_ref().is_none_or(|name| name == initiator))
     }
 
-    /// Whether one of its portals is in that group.
+    /// Whether the target has a portal in this group.
     #[must_use]
     pub fn is_in_group(&self, group_tag: u16) -> bool {
         self.portals.iter().any(|portal| portal.group_tag == group_tag)
     }
 
-    /// The name of the SCSI port that a portal group is (RFC 7143 §4.4): it ends in the group's
-    /// tag.
+    /// The SCSI port name of a portal group (RFC 7143 §4.4), which ends with the group's tag.
     #[must_use]
     pub fn port_name(&self, group_tag: u16) -> String {
         format!("{},t,0x{group_tag:04x}", self.name)
     }
 
-    /// The SCSI port that a portal group is.
+    /// The SCSI port of a portal group.
     #[must_use]
     pub fn port(&self, access: &IscsiAccess, group_tag: u16) -> TargetPort {
         let name = self.port_name(group_tag);
@@ -211,8 +211,8 @@ impl TargetNode {
     }
 }
 
-/// What a target wants unless it is told otherwise: long bursts without waiting, digests if the
-/// initiator wants them.
+/// Default parameters of a target: unsolicited data, long bursts, digests if the initiator requests
+/// them.
 #[must_use]
 pub fn offer() -> OperationalParameters {
     OperationalParameters::standard()
@@ -222,7 +222,7 @@ pub fn offer() -> OperationalParameters {
         .with(OperationalKey::MaxRecvDataSegmentLength, 256 << 10)
         .with(OperationalKey::MaxBurstLength, 1 << 20)
         .with(OperationalKey::FirstBurstLength, 256 << 10)
-        // Who logs in again ends its old session, whenever that is.
+        // Session reinstatement: a new login of the same initiator port ends its old session.
         .with(OperationalKey::DefaultTime2Wait, 0)
         .with(OperationalKey::DefaultTime2Retain, 20)
         .with(OperationalKey::MaxOutstandingR2T, 8)

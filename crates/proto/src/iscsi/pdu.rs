@@ -1,4 +1,4 @@
-//! PDUs as bytes of a stream that has come: where the parts of one lie.
+//! Location of a PDU's parts in received bytes.
 
 use super::digests::IscsiDigests;
 use crate::digest;
@@ -6,21 +6,21 @@ use crate::session::ProtocolError;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs};
 use zerocopy::FromBytes;
 
-/// A whole header that has come, with a right digest if there is one.
+/// A complete header with a correct digest, if digests are in use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IscsiHeader {
     pub(super) bhs: Bhs,
-    /// Of the header with its additional segments and its digest, in bytes.
+    /// Length of the header with AHS and digest, in bytes.
     pub(super) len: usize,
-    /// Of the data segment that follows, in bytes, without padding.
+    /// Length of the data segment that follows, in bytes, without padding.
     pub(super) data_len: usize,
 }
 
 impl IscsiHeader {
-    /// The data segment in `bytes`, which begin with this header, and how long the whole PDU is.
+    /// Returns the data segment and the length of the whole PDU. `bytes` begin with this header.
     ///
     /// # Errors
-    /// How long it is, if it has not come whole.
+    /// The length of the whole PDU, if it is incomplete.
     #[inline]
     pub(super) fn segment<'a>(
         &self,
@@ -36,17 +36,17 @@ impl IscsiHeader {
     }
 }
 
-/// What the first bytes of a PDU are.
+/// The result of parsing the first bytes of a PDU.
 pub(super) enum ParsedIscsiPdu {
     Head(IscsiHeader),
-    /// So many bytes are needed.
+    /// More bytes are needed, this many in all.
     Needs(usize),
 }
 
-/// Reads a header from the front of `bytes`.
+/// Parses a header at the start of `bytes`.
 ///
 /// # Errors
-/// If its digest is wrong. Then not even the length of the PDU can be believed (RFC 7143 §7.8).
+/// If the header digest is wrong. The length of the PDU is then unknown (RFC 7143 §7.8).
 #[inline]
 pub(super) fn parse(bytes: &[u8], digests: IscsiDigests) -> Result<ParsedIscsiPdu, ProtocolError> {
     let Ok((bhs, _)) = Bhs::read_from_prefix(bytes) else { return Ok(ParsedIscsiPdu::Needs(BHS_LEN)) };
@@ -57,7 +57,7 @@ pub(super) fn parse(bytes: &[u8], digests: IscsiDigests) -> Result<ParsedIscsiPd
         let (header, sent) = whole.split_at(covered);
         if digest::of(header) != sent {
             return Err(ProtocolError {
-                what: "sent a header whose digest is wrong",
+                what: "sent a header with a wrong digest",
                 reference: "RFC 7143 §7.8, Digest Errors",
             });
         }

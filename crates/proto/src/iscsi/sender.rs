@@ -1,9 +1,8 @@
-//! Where a connection's PDUs go: into the bytes of a stream over TCP, into messages over RDMA.
+//! Sending of PDUs: as bytes of a stream over TCP, or as messages over RDMA.
 //!
-//! Login and full feature phase of both sides hand typed headers to a [`Sender`] and do not know
-//! which of the two it is. Over TCP it writes a PDU with its digests and padding into the outbox.
-//! Over RDMA it keeps the PDU until the queue pair has room, together with what belongs to its
-//! message: the data-in before it and the memory that it closes.
+//! Login and full feature phase of both sides pass typed headers to a [`Sender`]. Over TCP it
+//! writes the PDU with digests and padding to the outbox. Over RDMA it queues the PDU until the
+//! queue pair has room, with the data-in before it and the memory that it invalidates.
 
 use super::digests::IscsiDigests;
 use super::iser::HEADERS_LEN;
@@ -22,27 +21,27 @@ use zerocopy::IntoBytes;
 pub(super) struct Sender {
     digests: IscsiDigests,
     outbox: Outbox,
-    /// Over RDMA: what waits for the queue pair.
+    /// Over RDMA: messages that wait for the queue pair.
     messages: Option<VecDeque<ControlMessage>>,
 }
 
-/// A PDU that waits to be sent as a message.
+/// A queued PDU of an iSER connection.
 pub(super) struct ControlMessage {
     pub(super) bhs: Bhs,
     data: SmallVec<[u8; 64]>,
-    /// Of a target's response: the data-in that is to be written before it.
+    /// For a target's response: data-in to write before it.
     pub(super) data_in: Option<(SgList, Remote)>,
-    /// Of a target's response: the memory of the initiator that it closes.
-    pub(super) closes: Option<Stag>,
+    /// For a target's response: the initiator's memory that it invalidates.
+    pub(super) invalidates: Option<Stag>,
 }
 
 impl Sender {
-    /// A sender of messages, or of bytes.
+    /// A sender for RDMA messages or for a byte stream.
     pub(super) fn new(is_over_rdma: bool) -> Sender {
         Sender { messages: is_over_rdma.then(VecDeque::new), ..Sender::default() }
     }
 
-    /// What login agreed on holds for everything from here on.
+    /// Enables the negotiated digests for all further PDUs.
     pub(super) fn set_digests(&mut self, digests: IscsiDigests) {
         self.digests = digests;
     }
@@ -51,7 +50,7 @@ impl Sender {
         self.digests
     }
 
-    /// The bytes to be sent over TCP.
+    /// The outbox of the byte stream.
     #[inline]
     pub(super) fn outbox(&mut self) -> &mut Outbox {
         &mut self.outbox
@@ -63,26 +62,26 @@ impl Sender {
         self.outbox.is_empty() && self.messages.as_ref().is_none_or(VecDeque::is_empty)
     }
 
-    /// How much waits to be sent, in bytes; data-in of messages is not counted.
+    /// Number of queued bytes, without the data-in of messages.
     #[inline]
     pub(super) fn len(&self) -> usize {
         let messages = self.messages.as_ref().map_or(0, VecDeque::len);
         self.outbox.len().saturating_add(messages.saturating_mul(HEADERS_LEN))
     }
 
-    /// Forgets what was not sent, for a new connection without digests.
+    /// Drops unsent PDUs and disables digests, for a new connection.
     pub(super) fn clear(&mut self) {
         self.outbox.clear();
         self.messages.iter_mut().for_each(VecDeque::clear);
         self.digests = IscsiDigests::default();
     }
 
-    /// Sends a header with data that is copied: short, or not from a volume.
+    /// Sends a PDU and copies its data.
     #[inline]
     pub(super) fn push(&mut self, bhs: &Bhs, data: &[u8]) {
         if let Some(messages) = &mut self.messages {
             let data = SmallVec::from_slice(data);
-            return messages.push_back(ControlMessage { bhs: *bhs, data, data_in: None, closes: None });
+            return messages.push_back(ControlMessage { bhs: *bhs, data, data_in: None, invalidates: None });
         }
         self.push_header(bhs);
         if data.is_empty() {
@@ -96,8 +95,8 @@ impl Sender {
         self.push_tail(data.len(), crc);
     }
 
-    /// Sends a header with `len` bytes at `offset` of `data` over TCP, by reference as far as a
-    /// data digest lets us. The memory for what must be copied is `pool`'s.
+    /// Sends a PDU with `len` bytes at `offset` of `data` over TCP. The data is borrowed, unless a
+    /// data digest requires a copy in memory from `pool`.
     #[inline]
     pub(super) fn push_borrowed(
         &mut self,
@@ -124,7 +123,7 @@ impl Sender {
         }
     }
 
-    /// Padding and digest behind `len` bytes of data.
+    /// Adds padding and digest after `len` bytes of data.
     #[inline]
     fn push_tail(&mut self, len: usize, mut crc: Crc32c) {
         let padding = padding_of(len);
@@ -143,7 +142,7 @@ impl Sender {
         self.messages.as_mut()?.front_mut()
     }
 
-    /// The message that was pushed last.
+    /// The latest message.
     #[inline]
     pub(super) fn back(&mut self) -> Option<&mut ControlMessage> {
         self.messages.as_mut()?.back_mut()
@@ -159,7 +158,8 @@ impl Sender {
         messages.pop_front();
     }
 
-    /// Sends messages while the queue pair has room and `admits` them; whether there was any.
+    /// Sends messages while the queue pair has room and `admits` allows them; returns whether any
+    /// was sent.
     pub(super) fn send_all(
         &mut self,
         queue_pair: &mut impl QueuePair,
@@ -181,18 +181,18 @@ impl ControlMessage {
         let (header, place) = headers.split_at_mut(HEADER_LEN);
         header.copy_from_slice(ControlHeader::new().as_bytes());
         place.copy_from_slice(self.bhs.as_bytes());
-        // As most.
+        // The common case.
         if self.data.is_empty() {
-            return queue_pair.send(&headers, &SgList::default(), self.closes);
+            return queue_pair.send(&headers, &SgList::default(), self.invalidates);
         }
         let mut message = MessageHead::from_slice(&headers);
         message.extend_from_slice(&self.data);
         message.extend_from_slice(padding_of(self.data.len()));
-        queue_pair.send(&message, &SgList::default(), self.closes);
+        queue_pair.send(&message, &SgList::default(), self.invalidates);
     }
 }
 
-/// The padding behind `len` bytes of data.
+/// The padding after `len` bytes of data.
 #[inline]
 fn padding_of(len: usize) -> &'static [u8] {
     [0; 3].get(..padding(len)).unwrap_or_default()
@@ -215,17 +215,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pdu_is_a_message_with_its_padding_and_what_it_closes() {
+    fn a_pdu_becomes_a_message_with_padding_and_the_invalidated_stag() {
         let mut sender = Sender::new(true);
         for len in [0, 3, 8] {
             sender.push(&bhs(len), &vec![7; len as usize]);
         }
-        sender.back().unwrap().closes = Some(Stag(5));
+        sender.back().unwrap().invalidates = Some(Stag(5));
         assert!(sender.outbox().is_empty() && !sender.is_empty() && sender.len() >= 3 * BHS_LEN);
         let mut queue = Recorder { room: 2, ..Recorder::default() };
         assert!(sender.send_all(&mut queue, |_| true) && !sender.send_all(&mut queue, |_| true));
         queue.room = 5;
-        assert!(!sender.send_all(&mut queue, |bhs| bhs.data_segment_length.get() == 0), "not admitted");
+        assert!(
+            !sender.send_all(&mut queue, |bhs| bhs.data_segment_length.get() == 0),
+            "`admits` rejects it"
+        );
         assert!(sender.send_all(&mut queue, |_| true) && sender.is_empty());
         let mut found = Vec::new();
         while let Some(WorkRequest::Send { head, payload, invalidate, .. }) = queue.works.pop_front() {

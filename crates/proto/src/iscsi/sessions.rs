@@ -1,19 +1,18 @@
-//! The sessions of a node: what bounds logins, and how an initiator that logs in again ends the
-//! session that it had (RFC 7143 §6.3.5, session reinstatement).
+//! The sessions of a node: limits of concurrent logins, and session reinstatement (RFC 7143
+//! §6.3.5).
 //!
-//! An initiator that has lost its connection logs in again by the same name and ISID. Its new
-//! session must not begin before the old one is over: a write of the old session that comes late
-//! would undo what the new one has written. So the old one's connections are cut, its tasks end,
-//! and only then the new login gets its last response.
+//! An initiator that lost its connection logs in again with the same name and ISID. The new session
+//! must not begin before the old one has ended, because a late write of the old session would
+//! overwrite newer data. So the old connections are closed, their tasks end, and only then the new
+//! login completes.
 //!
-//! By another ISID it is another session, and the old one may go on beside it. But if the initiator
-//! has left that one, what only lasts as long as it does has to be over for whoever comes next, as
-//! that the medium may not be removed. Another core may not have seen yet that it was left, so the
-//! login looks, and waits for its end; not for long, because this is another nexus, and I/O of the
-//! old one may hang.
+//! A login with another ISID creates an additional session. If the initiator has closed the
+//! connections of an older session, its state (such as PREVENT MEDIUM REMOVAL) should have ended.
+//! Another core may not have noticed the close yet, so the login checks for it and waits briefly;
+//! only briefly, because this is another nexus and I/O of the old one may hang.
 //!
-//! A session lives on the core of its leading connection. A login to it on another core learns from
-//! here which one that is (§6.3.4).
+//! A session lives on the core of its leading connection. Logins on other cores look up that core
+//! here (§6.3.4).
 
 use super::name::Name;
 use crate::session::Home;
@@ -22,16 +21,16 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A session's connection, for any thread.
+/// Control of a session's connection from any thread.
 pub trait ConnectionControl: Send + Sync {
-    /// Cuts it: the session sees that its peer has left.
+    /// Closes the connection; its session sees the end of the stream.
     fn hang_up(&self);
 
-    /// Whether the peer has closed its side. The session may not have seen that yet.
+    /// Whether the peer has closed its side. The session may not have noticed yet.
     fn has_ended(&self) -> bool;
 }
 
-/// One that is only cut.
+/// A connection that can only be closed.
 impl<F: Fn() + Send + Sync> ConnectionControl for F {
     fn hang_up(&self) {
         self();
@@ -42,19 +41,19 @@ impl<F: Fn() + Send + Sync> ConnectionControl for F {
     }
 }
 
-/// Reaches a session's connection.
+/// A shared [`ConnectionControl`].
 pub type ConnectionHandle = Arc<dyn ConnectionControl>;
 
 /// The sessions and logins of a node.
 #[derive(Default)]
-pub(super) struct Sessions {
-    live: Mutex<LiveSessions>,
-    /// How many logins are under way.
+pub(super) struct SessionTable {
+    live: Mutex<SessionMap>,
+    /// Number of logins in progress.
     logins: AtomicUsize,
 }
 
 #[derive(Default)]
-struct LiveSessions {
+struct SessionMap {
     sessions: HashMap<SessionName, SessionEntry>,
     last_tsih: u16,
 }
@@ -62,27 +61,27 @@ struct LiveSessions {
 struct SessionEntry {
     tsih: u16,
     home: Home,
-    /// Of each connection, by its key.
-    hang_ups: Vec<(u32, ConnectionHandle)>,
-    /// Another session of that name waits for this one's end.
-    is_unwanted: Arc<AtomicBool>,
-    /// It does nothing more, but is not gone yet.
+    /// Handle of each connection, by its key.
+    handles: Vec<(u32, ConnectionHandle)>,
+    /// Another session with this name waits for the end of this one.
+    is_replaced: Arc<AtomicBool>,
+    /// The session has ended, but is still registered.
     is_over: bool,
 }
 
 impl SessionEntry {
-    /// Whether the initiator has left it; if it does not know that yet, it hears of it now.
-    fn is_left(&self) -> bool {
-        let mut is_left = self.is_over;
-        for (_, line) in self.hang_ups.iter().filter(|(_, line)| line.has_ended()) {
-            line.hang_up();
-            is_left = true;
+    /// Whether the initiator has closed a connection; notifies its session.
+    fn is_closed_by_peer(&self) -> bool {
+        let mut is_closed_by_peer = self.is_over;
+        for (_, handle) in self.handles.iter().filter(|(_, handle)| handle.has_ended()) {
+            handle.hang_up();
+            is_closed_by_peer = true;
         }
-        is_left
+        is_closed_by_peer
     }
 }
 
-/// What makes a session the same one again (RFC 7143 §4.4.3): its I_T nexus.
+/// Identity of a session (RFC 7143 §4.4.3): its I_T nexus.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SessionName {
     pub(super) initiator: Name,
@@ -91,20 +90,20 @@ pub(super) struct SessionName {
     pub(super) group_tag: u16,
 }
 
-/// A session's place among the others, as long as it lives.
-pub(super) struct Membership {
-    sessions: Arc<Sessions>,
+/// Registration of a session; dropping it removes the session.
+pub(super) struct SessionRegistration {
+    sessions: Arc<SessionTable>,
     name: SessionName,
     tsih: u16,
-    is_unwanted: Arc<AtomicBool>,
+    is_replaced: Arc<AtomicBool>,
 }
 
-/// A connection's leave to log in, held until it has.
-pub struct LoginPermit(Arc<Sessions>);
+/// Permission for a login in progress; dropping it releases it.
+pub struct LoginPermit(Arc<SessionTable>);
 
-impl Sessions {
-    /// Leave for one more login; `None` if too many are under way.
-    pub(super) fn begin_login(self: &Arc<Sessions>) -> Option<LoginPermit> {
+impl SessionTable {
+    /// Permission for one more login; `None` if too many are in progress.
+    pub(super) fn begin_login(self: &Arc<SessionTable>) -> Option<LoginPermit> {
         if self.logins.fetch_add(1, Ordering::Relaxed) >= MAX_LOGINS {
             self.logins.fetch_sub(1, Ordering::Relaxed);
             return None;
@@ -112,57 +111,57 @@ impl Sessions {
         Some(LoginPermit(self.clone()))
     }
 
-    /// Adds a session that lives on the core `home`; while there is another of that name, cuts its
-    /// connections and answers `None`: ask again. With `waits_for_left` the same while there is
-    /// another that the initiator has had with the target, and has left.
+    /// Registers a session on the core `home`. If a session with this name exists, closes its
+    /// connections and returns `None`; the caller retries. With `waits_for_closed`, also returns
+    /// `None` while another session of this initiator with the target has a closed connection.
     pub(super) fn join(
-        self: &Arc<Sessions>,
+        self: &Arc<SessionTable>,
         name: &SessionName,
         home: &Home,
-        waits_for_left: bool,
-    ) -> Option<Membership> {
+        waits_for_closed: bool,
+    ) -> Option<SessionRegistration> {
         let mut live = self.live();
         if let Some(other) = live.sessions.get(name) {
-            other.is_unwanted.store(true, Ordering::Relaxed);
-            other.hang_ups.iter().for_each(|(_, line)| line.hang_up());
+            other.is_replaced.store(true, Ordering::Relaxed);
+            other.handles.iter().for_each(|(_, handle)| handle.hang_up());
             return None;
         }
-        let is_its =
+        let is_own =
             |other: &SessionName| (&other.initiator, &other.target) == (&name.initiator, &name.target);
-        let mut own = live.sessions.iter().filter(|(other, _)| is_its(other));
-        if waits_for_left && own.any(|(_, entry)| entry.is_left()) {
+        let mut own = live.sessions.iter().filter(|(other, _)| is_own(other));
+        if waits_for_closed && own.any(|(_, entry)| entry.is_closed_by_peer()) {
             return None;
         }
-        let (tsih, is_unwanted) = (live.next_tsih(), Arc::new(AtomicBool::new(false)));
+        let (tsih, is_replaced) = (live.next_tsih(), Arc::new(AtomicBool::new(false)));
         let entry = SessionEntry {
             tsih,
             home: home.clone(),
-            hang_ups: Vec::new(),
-            is_unwanted: is_unwanted.clone(),
+            handles: Vec::new(),
+            is_replaced: is_replaced.clone(),
             is_over: false,
         };
         live.sessions.insert(name.clone(), entry);
-        Some(Membership { sessions: self.clone(), name: name.clone(), tsih, is_unwanted })
+        Some(SessionRegistration { sessions: self.clone(), name: name.clone(), tsih, is_replaced })
     }
 
-    /// Where the session of that handle lives.
+    /// The core of the session with this TSIH.
     pub(super) fn home_of(&self, tsih: u16) -> Option<Home> {
         let live = self.live();
         live.sessions.values().find(|entry| entry.tsih == tsih).map(|entry| entry.home.clone())
     }
 
-    /// A handle for a session that nobody asks for again.
+    /// A TSIH for a session that cannot be joined.
     pub(super) fn next_tsih(&self) -> u16 {
         self.live().next_tsih()
     }
 
-    fn live(&self) -> MutexGuard<'_, LiveSessions> {
+    fn live(&self) -> MutexGuard<'_, SessionMap> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl LiveSessions {
-    /// Never 0, and no other session's as long as there are fewer than 65,535.
+impl SessionMap {
+    /// An unused TSIH other than 0, while there are fewer than 65,535 sessions.
     fn next_tsih(&mut self) -> u16 {
         for _ in 0..=u16::MAX {
             self.last_tsih = self.last_tsih.wrapping_add(1).max(1);
@@ -174,8 +173,8 @@ impl LiveSessions {
     }
 }
 
-impl Membership {
-    /// The session's handle.
+impl SessionRegistration {
+    /// The session's TSIH.
     pub(super) fn tsih(&self) -> u16 {
         self.tsih
     }
@@ -184,44 +183,44 @@ impl Membership {
         &self.name
     }
 
-    /// Whether another session of that name waits for this one's end.
-    pub(super) fn is_unwanted(&self) -> bool {
-        self.is_unwanted.load(Ordering::Relaxed)
+    /// Whether another session with this name waits for the end of this one.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.is_replaced.load(Ordering::Relaxed)
     }
 
-    /// The session does nothing more; it is gone when this is dropped.
+    /// Marks the session as ended; it stays registered until this is dropped.
     pub(super) fn end(&self) {
         if let Some(entry) = self.sessions.live().sessions.get_mut(&self.name) {
             entry.is_over = true;
         }
     }
 
-    /// Ends all other sessions with the same target, as a cold reset does.
+    /// Ends all other sessions with this target, for a cold reset.
     pub(super) fn end_others(&self) {
         let live = self.sessions.live();
         let is_other = |name: &SessionName| *name != self.name && name.target == self.name.target;
         for (_, other) in live.sessions.iter().filter(|(name, _)| is_other(name)) {
-            other.is_unwanted.store(true, Ordering::Relaxed);
-            other.hang_ups.iter().for_each(|(_, line)| line.hang_up());
+            other.is_replaced.store(true, Ordering::Relaxed);
+            other.handles.iter().for_each(|(_, handle)| handle.hang_up());
         }
     }
 
-    /// The session has another connection.
+    /// Adds a connection of the session.
     pub(super) fn add_connection(&self, key: u32, hang_up: ConnectionHandle) {
         if let Some(entry) = self.sessions.live().sessions.get_mut(&self.name) {
-            entry.hang_ups.push((key, hang_up));
+            entry.handles.push((key, hang_up));
         }
     }
 
-    /// One of its connections is over.
+    /// Removes a connection of the session.
     pub(super) fn remove_connection(&self, key: u32) {
         if let Some(entry) = self.sessions.live().sessions.get_mut(&self.name) {
-            entry.hang_ups.retain(|(of, _)| *of != key);
+            entry.handles.retain(|(of, _)| *of != key);
         }
     }
 }
 
-impl Drop for Membership {
+impl Drop for SessionRegistration {
     fn drop(&mut self) {
         self.sessions.live().sessions.remove(&self.name);
     }
@@ -239,7 +238,7 @@ impl fmt::Debug for LoginPermit {
     }
 }
 
-/// Logins under way at a time; each may take 30 seconds and keep 64 KiB of text.
+/// Maximum number of logins in progress. Each may take 30 seconds and store 64 KiB of text.
 pub const MAX_LOGINS: usize = 512;
 
 #[cfg(test)]
@@ -252,8 +251,8 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_comes_again_waits_until_the_other_is_gone() {
-        let sessions = Arc::new(Sessions::default());
+    fn session_reinstatement_waits_for_the_end_of_the_old_session() {
+        let sessions = Arc::new(SessionTable::default());
         let cuts = Arc::new(AtomicUsize::new(0));
         let (home, elsewhere) = (Home::new(()), Home::new(()));
         let first = sessions.join(&name(1), &home, true).unwrap();
@@ -266,19 +265,19 @@ mod tests {
         }
         first.remove_connection(1);
         let other = sessions.join(&name(2), &elsewhere, true).unwrap();
-        let home_of = |membership: &Membership| sessions.home_of(membership.tsih()).unwrap();
+        let home_of = |registration: &SessionRegistration| sessions.home_of(registration.tsih()).unwrap();
         assert!(home_of(&first).is(&home) && home_of(&other).is(&elsewhere));
         assert!(first.tsih() != 0 && first.tsih() != other.tsih());
         assert!(sessions.join(&name(1), &home, true).is_none());
-        assert_eq!(cuts.load(Ordering::Relaxed), 2, "every connection that it has");
-        assert!(first.is_unwanted() && !other.is_unwanted());
+        assert_eq!(cuts.load(Ordering::Relaxed), 2, "all connections of the session");
+        assert!(first.is_replaced() && !other.is_replaced());
         let tsih = first.tsih();
         drop(first);
         assert!(sessions.home_of(tsih).is_none());
         assert!(sessions.join(&name(1), &home, true).is_some());
     }
 
-    /// A connection whose peer may have left.
+    /// A connection whose peer may have closed it.
     #[derive(Default)]
     struct Left {
         has_ended: AtomicBool,
@@ -296,22 +295,22 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_its_initiator_has_left_is_over_before_its_next_one_begins() {
-        let (sessions, home) = (Arc::new(Sessions::default()), Home::new(()));
+    fn a_session_with_closed_connections_ends_before_the_next_login() {
+        let (sessions, home) = (Arc::new(SessionTable::default()), Home::new(()));
         let first = sessions.join(&name(1), &home, true).unwrap();
-        let line = Arc::new(Left::default());
-        first.add_connection(0, line.clone());
+        let handle = Arc::new(Left::default());
+        first.add_connection(0, handle.clone());
         drop(sessions.join(&name(2), &home, true).expect("it goes on beside another"));
-        line.has_ended.store(true, Ordering::Relaxed);
+        handle.has_ended.store(true, Ordering::Relaxed);
         let elsewhere = SessionName { target: Name::new("iqn.u").unwrap(), ..name(2) };
         let other = SessionName { initiator: Name::new("iqn.b").unwrap(), ..name(2) };
         assert!(sessions.join(&elsewhere, &home, true).is_some());
         assert!(sessions.join(&other, &home, true).is_some());
-        assert_eq!(line.cuts.load(Ordering::Relaxed), 0);
+        assert_eq!(handle.cuts.load(Ordering::Relaxed), 0);
         assert!(sessions.join(&name(2), &home, true).is_none());
-        assert_eq!(line.cuts.load(Ordering::Relaxed), 1);
-        assert!(sessions.join(&name(2), &home, false).is_some(), "not for ever");
-        // The connection is gone, and the session goes on without it, or is over as well.
+        assert_eq!(handle.cuts.load(Ordering::Relaxed), 1);
+        assert!(sessions.join(&name(2), &home, false).is_some(), "the wait is limited");
+        // The connection has ended; the session continues without it, or ends as well.
         first.remove_connection(0);
         assert!(sessions.join(&name(2), &home, true).is_some());
         first.end();
@@ -321,8 +320,8 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_never_that_of_a_living_session() {
-        let sessions = Arc::new(Sessions::default());
+    fn a_tsih_is_never_that_of_another_session() {
+        let sessions = Arc::new(SessionTable::default());
         let first = sessions.join(&name(1), &Home::new(()), true).unwrap();
         for _ in 0..=u16::MAX {
             let tsih = sessions.next_tsih();
@@ -332,7 +331,7 @@ mod tests {
 
     #[test]
     fn logins_are_bounded_and_a_permit_returns() {
-        let sessions = Arc::new(Sessions::default());
+        let sessions = Arc::new(SessionTable::default());
         let mut permits: Vec<_> = (0..MAX_LOGINS).map(|_| sessions.begin_login().unwrap()).collect();
         assert!(sessions.begin_login().is_none());
         permits.pop();

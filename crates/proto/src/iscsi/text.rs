@@ -1,40 +1,40 @@
-//! Text: `key=value` pairs, each ended by a NUL (RFC 7143 §6.1).
+//! Text: NUL-terminated `key=value` pairs (RFC 7143 §6.1).
 //!
-//! [`Text`] collects pairs to send; [`pairs`] reads them. A value is read as what its key says: a
-//! number ([`parse_number`]), a list ([`parse_list`]), or binary ([`parse_binary`]). Lengths are
-//! checked here, so that nothing behind has to.
+//! [`TextBuilder`] builds text, and [`pairs`] parses it. The key determines the type of its value:
+//! a number ([`parse_number`]), a list ([`parse_list`]) or binary ([`parse_binary`]). All lengths
+//! are checked here.
 
 use data_encoding::{BASE64, HEXLOWER, HEXLOWER_PERMISSIVE};
 
-/// What is wrong with a text.
+/// A syntax error in text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
-    /// Something without `=`.
+    /// A pair without `=`.
     #[error("a pair without '='")]
     NoEquals,
-    /// A key that is empty, longer than 63 bytes, or has bytes that no key has.
+    /// A key that is empty, longer than 63 bytes, or has invalid characters.
     #[error("a malformed key")]
     Key,
     /// A value that is not UTF-8.
     #[error("a value that is not UTF-8")]
     Value,
-    /// The last pair is not ended.
-    #[error("a pair that is not ended")]
+    /// The last pair has no NUL.
+    #[error("a pair without its terminating NUL")]
     Unterminated,
 }
 
-/// One `key=value`.
+/// A `key=value` pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pair<'a> {
-    /// At most [`MAX_KEY`] bytes.
+pub struct KeyValue<'a> {
+    /// The key, at most [`MAX_KEY`] bytes.
     pub key: &'a str,
-    /// Without NUL.
+    /// The value, without NUL.
     pub value: &'a str,
 }
 
-/// The pairs of a whole text, in order; ends behind the first error. Empty pairs are padding that
-/// some send.
-pub fn pairs(text: &[u8]) -> impl Iterator<Item = Result<Pair<'_>, TextError>> {
+/// Parses the pairs of a text, in order, up to the first error. Empty pairs are ignored, because
+/// some peers pad with NULs.
+pub fn pairs(text: &[u8]) -> impl Iterator<Item = Result<KeyValue<'_>, TextError>> {
     let mut rest = text;
     std::iter::from_fn(move || {
         loop {
@@ -59,12 +59,12 @@ pub fn pairs(text: &[u8]) -> impl Iterator<Item = Result<Pair<'_>, TextError>> {
     })
 }
 
-/// Pairs to send.
+/// Text to send.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Text(Vec<u8>);
+pub struct TextBuilder(Vec<u8>);
 
-impl Text {
-    /// Appends a pair. A value of ours never holds a NUL.
+impl TextBuilder {
+    /// Appends a pair. The value must not contain a NUL.
     pub fn push(&mut self, key: &str, value: &str) {
         debug_assert!(!value.contains('\0') && is_key(key), "{key}={value}");
         self.0.extend_from_slice(key.as_bytes());
@@ -73,17 +73,17 @@ impl Text {
         self.0.push(0);
     }
 
-    /// Appends a pair whose value is a number.
+    /// Appends a pair with a numeric value.
     pub fn push_number(&mut self, key: &str, value: u32) {
         self.push(key, &value.to_string());
     }
 
-    /// Appends a pair whose value is binary, in hexadecimal.
+    /// Appends a pair with a binary value, in hexadecimal.
     pub fn push_binary(&mut self, key: &str, value: &[u8]) {
         self.push(key, &format!("0x{}", HEXLOWER.encode(value)));
     }
 
-    /// As it goes on the wire.
+    /// The text as sent.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -96,21 +96,21 @@ impl Text {
     }
 }
 
-/// A number, decimal or hexadecimal (RFC 7143 §6.1, numerical-value), of at most 32 bits.
+/// Parses a decimal or hexadecimal number of at most 32 bits (RFC 7143 §6.1, numerical-value).
 #[must_use]
 pub fn parse_number(value: &str) -> Option<u32> {
     let (digits, radix) = match strip_prefix_of(value, ["0x", "0X"]) {
         Some(digits) => (digits, 16),
         None => (value, 10),
     };
-    // `from_str_radix` takes a sign, too.
+    // `from_str_radix` would accept a sign.
     if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
     u32::from_str_radix(digits, radix).ok()
 }
 
-/// `Yes` or `No`.
+/// Parses `Yes` or `No`.
 #[must_use]
 pub fn parse_bool(value: &str) -> Option<bool> {
     match value {
@@ -125,8 +125,8 @@ pub fn parse_list(value: &str) -> impl Iterator<Item = &str> {
     value.split(',')
 }
 
-/// Binary of at most `max_len` bytes: hexadecimal behind `0x`, base64 behind `0b` (RFC 7143 §6.1,
-/// binary-value).
+/// Parses a binary value of at most `max_len` bytes: hexadecimal after `0x`, base64 after `0b` (RFC
+/// 7143 §6.1, binary-value).
 #[must_use]
 pub fn parse_binary(value: &str, max_len: usize) -> Option<Vec<u8>> {
     let bytes = if let Some(digits) = strip_prefix_of(value, ["0x", "0X"]) {
@@ -148,50 +148,50 @@ fn strip_prefix_of<'a>(value: &'a str, prefixes: [&str; 2]) -> Option<&'a str> {
     prefixes.iter().find_map(|prefix| value.strip_prefix(prefix))
 }
 
-fn parse_pair(bytes: &[u8]) -> Result<Pair<'_>, TextError> {
+fn parse_pair(bytes: &[u8]) -> Result<KeyValue<'_>, TextError> {
     let equals = bytes.iter().position(|&byte| byte == b'=').ok_or(TextError::NoEquals)?;
     let (key, value) = bytes.split_at(equals);
     let key = std::str::from_utf8(key).ok().filter(|key| is_key(key)).ok_or(TextError::Key)?;
     let value = std::str::from_utf8(value.get(1..).unwrap_or_default()).map_err(|_| TextError::Value)?;
-    Ok(Pair { key, value })
+    Ok(KeyValue { key, value })
 }
 
-/// Whether this is a key-name (RFC 7143 §6.1); `#` and `/` are in the names of extensions.
+/// Whether this is a key-name (RFC 7143 §6.1); extension keys contain `#` and `/`.
 fn is_key(key: &str) -> bool {
     let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b".-+@_#/".contains(&byte);
     (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(is_of_key)
 }
 
-/// An odd first digit stands alone.
+/// With an odd number of digits, the first one is a byte of its own.
 fn parse_hex(digits: &[u8]) -> Option<Vec<u8>> {
     let first: &[u8] = if digits.len().is_multiple_of(2) { b"" } else { b"0" };
     let even = [first, digits].concat();
     HEXLOWER_PERMISSIVE.decode(&even).ok().filter(|bytes| !bytes.is_empty())
 }
 
-/// Padded base64, of which the library would also take several padded pieces in a row.
+/// Padded base64. The library would also accept concatenated padded pieces.
 fn parse_base64(digits: &[u8]) -> Option<Vec<u8>> {
     let is_one = digits.iter().rev().skip(2).all(|&digit| digit != b'=');
     BASE64.decode(digits).ok().filter(|bytes| is_one && !bytes.is_empty())
 }
 
-/// The longest key, in bytes (RFC 7143 §6.1, key-name).
+/// Maximum length of a key, in bytes (RFC 7143 §6.1, key-name).
 pub const MAX_KEY: usize = 63;
 
-/// The text of one negotiation, over all its PDUs, in bytes; who sends more is refused.
+/// Maximum length of one negotiation's text, over all its PDUs, in bytes; longer text is rejected.
 pub const MAX_TEXT: usize = 64 << 10;
 
-/// True.
+/// Boolean true.
 pub const YES: &str = "Yes";
-/// False.
+/// Boolean false.
 pub const NO: &str = "No";
-/// No such key (RFC 7143 §6.2).
+/// The key is unknown (RFC 7143 §6.2).
 pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
-/// The key means nothing here.
+/// The key does not apply.
 pub const IRRELEVANT: &str = "Irrelevant";
-/// The value is not possible.
+/// The value is not acceptable.
 pub const REJECT: &str = "Reject";
-/// An empty choice.
+/// The empty choice.
 pub const NONE: &str = "None";
 
 #[cfg(test)]
@@ -200,8 +200,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn pairs_are_read_as_they_were_written() {
-        let mut text = Text::default();
+    fn pairs_round_trip() {
+        let mut text = TextBuilder::default();
         text.push("SendTargets", "All");
         text.push_number("MaxBurstLength", 262_144);
         text.push("InitialR2T", NO);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_of_nuls_is_no_pair() {
+    fn nul_padding_is_ignored() {
         let read: Vec<_> = pairs(b"a=1\0\0\0b=2\0\0").map(|pair| pair.unwrap().key).collect();
         assert_eq!(read, ["a", "b"]);
     }
@@ -275,8 +275,8 @@ mod tests {
         }
 
         #[test]
-        fn binary_comes_back(bytes in proptest::collection::vec(any::<u8>(), 1..40)) {
-            let mut text = Text::default();
+        fn binary_values_round_trip(bytes in proptest::collection::vec(any::<u8>(), 1..40)) {
+            let mut text = TextBuilder::default();
             text.push_binary("k", &bytes);
             let read = pairs(text.as_bytes()).next().unwrap().unwrap();
             prop_assert_eq!(parse_binary(read.value, 40), Some(bytes));

@@ -1,29 +1,28 @@
-//! PDUs that a peer over RDMA has to have a receive buffer for though it did not ask for them, and
-//! how many of those it takes (RFC 7145 §8.1; the key is `MaxOutstandingUnexpectedPDUs`).
+//! Flow control of unexpected PDUs over RDMA (RFC 7145 §8.1, key `MaxOutstandingUnexpectedPDUs`):
+//! PDUs for which the peer must have a receive buffer although it did not request them.
 //!
-//! A target's are asynchronous messages and Rejects, which the initiator acknowledges by ExpStatSN,
-//! and pings, which it answers. An initiator's are those for immediate delivery that are answered:
-//! pings, task management, text, the logout. Whatever else is sent answers something, or has its
-//! place in the window of commands. Linux declares no number, and 0 says the same: there is no
-//! limit. One that would be too many waits, and what is behind it, too, for numbers have an order.
+//! Unexpected PDUs of a target are asynchronous messages and Rejects, acknowledged by ExpStatSN,
+//! and pings, acknowledged by replies. Those of an initiator are immediate requests with a
+//! response: pings, task management, text and logout. All other PDUs are responses or count in the
+//! command window. The limit 0, Linux's value, means no limit. A PDU above the limit waits with all
+//! later ones, because PDUs are numbered.
 
 use blockmux_wire::iscsi::session::{NopIn, NopOut};
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG};
 use std::collections::VecDeque;
 use zerocopy::transmute_ref;
 
-/// What a target has sent that was not asked for.
+/// Unacknowledged unexpected PDUs of a target.
 #[derive(Debug, Default)]
-pub(super) struct OfTarget {
-    /// StatSN of each message that was not acknowledged. Only kept where there is a limit, so that
-    /// this is one, too.
+pub(super) struct TargetUnexpectedPdus {
+    /// StatSN of each unacknowledged message; maintained only with a limit, which bounds it.
     messages: VecDeque<u32>,
-    /// Pings that were not answered.
+    /// Number of unanswered pings.
     pings: u32,
 }
 
-impl OfTarget {
-    /// Whether this PDU may go out now; then it counts.
+impl TargetUnexpectedPdus {
+    /// Whether a PDU may be sent now; if so, it is counted.
     #[inline]
     pub(super) fn admits(&mut self, bhs: &Bhs, limit: u32) -> bool {
         if limit == 0 {
@@ -45,7 +44,7 @@ impl OfTarget {
         true
     }
 
-    /// Something has come from the initiator.
+    /// Processes a received PDU of the initiator.
     #[inline]
     pub(super) fn on_pdu(&mut self, bhs: &Bhs) {
         let nop: &NopOut = transmute_ref!(bhs);
@@ -55,7 +54,7 @@ impl OfTarget {
         {
             self.pings = self.pings.saturating_sub(1);
         }
-        // Every request has ExpStatSN in the same place.
+        // All requests have ExpStatSN at the same offset.
         let expected = nop.exp_stat_sn.get();
         let is_acknowledged = |stat_sn: u32| expected.wrapping_sub(stat_sn).wrapping_sub(1) < SERIAL_HALF;
         while self.messages.front().is_some_and(|stat_sn| is_acknowledged(*stat_sn)) {
@@ -64,22 +63,22 @@ impl OfTarget {
     }
 }
 
-/// Counts unexpected PDUs of an initiator, as a target sees them.
+/// Unanswered unexpected PDUs of an initiator.
 #[derive(Debug, Default)]
-pub(super) struct OfInitiator {
+pub(super) struct InitiatorUnexpectedPdus {
     unanswered: u32,
 }
 
-impl OfInitiator {
-    /// As [`OfTarget::admits`].
+impl InitiatorUnexpectedPdus {
+    /// Whether a PDU may be sent now; if so, it is counted. See [`TargetUnexpectedPdus::admits`].
     #[inline]
     pub(super) fn admits(&mut self, bhs: &Bhs, limit: u32) -> bool {
         let opcode = bhs.opcode();
-        let is_one = bhs.is_immediate()
+        let is_unexpected = bhs.is_immediate()
             && bhs.initiator_task_tag.get() != RESERVED_TAG
             && opcode != IscsiOpcode::LOGIN_REQUEST
             && opcode != IscsiOpcode::SCSI_COMMAND;
-        if !is_one || limit == 0 {
+        if !is_unexpected || limit == 0 {
             return true;
         }
         let is_admitted = self.unanswered < limit;
@@ -87,10 +86,10 @@ impl OfInitiator {
         is_admitted
     }
 
-    /// Something has come from the target.
+    /// Processes a received PDU of the target.
     #[inline]
     pub(super) fn on_pdu(&mut self, bhs: &Bhs) {
-        let is_answer = match bhs.opcode() {
+        let is_response = match bhs.opcode() {
             IscsiOpcode::NOP_IN => bhs.initiator_task_tag.get() != RESERVED_TAG,
             IscsiOpcode::TASK_MANAGEMENT_RESPONSE
             | IscsiOpcode::TEXT_RESPONSE
@@ -98,7 +97,7 @@ impl OfInitiator {
             | IscsiOpcode::REJECT => true,
             _ => false,
         };
-        self.unanswered = self.unanswered.saturating_sub(is_answer.into());
+        self.unanswered = self.unanswered.saturating_sub(is_response.into());
     }
 }
 
@@ -132,8 +131,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_target_says_unasked_waits_for_what_was_acknowledged_or_answered() {
-        let mut sent = OfTarget::default();
+    fn unexpected_pdus_of_a_target_wait_for_acknowledgements_and_replies() {
+        let mut sent = TargetUnexpectedPdus::default();
         let ping = of_target(IscsiOpcode::NOP_IN, RESERVED_TAG, 8);
         let event = |stat_sn| of_target(IscsiOpcode::ASYNC_MESSAGE, RESERVED_TAG, stat_sn);
         assert!((0..99).all(|stat_sn| sent.admits(&event(stat_sn), 0)), "no limit");
@@ -144,7 +143,7 @@ mod tests {
         for asked in [IscsiOpcode::SCSI_RESPONSE, IscsiOpcode::NOP_IN, IscsiOpcode::TEXT_RESPONSE] {
             assert!(sent.admits(&of_target(asked, 5, 8), 2));
         }
-        // A command that says nothing new, and an answer to the ping.
+        // A command that acknowledges no further response, and a reply to the ping.
         sent.on_pdu(&of_initiator(IscsiOpcode::SCSI_COMMAND, 5, 0, 7));
         assert!(!sent.admits(&ping, 2));
         sent.on_pdu(&of_initiator(IscsiOpcode::NOP_OUT, RESERVED_TAG, 3, 7));
@@ -156,8 +155,8 @@ mod tests {
     }
 
     #[test]
-    fn what_an_initiator_says_beside_commands_waits_for_answers() {
-        let mut sent = OfInitiator::default();
+    fn unexpected_pdus_of_an_initiator_wait_for_responses() {
+        let mut sent = InitiatorUnexpectedPdus::default();
         let task = of_initiator(IscsiOpcode::TASK_MANAGEMENT_REQUEST, 7, 0, 1);
         let ping = of_initiator(IscsiOpcode::NOP_OUT, 8, RESERVED_TAG, 1);
         assert!((0..99).all(|_| sent.admits(&ping, 0)), "no limit");

@@ -1,30 +1,30 @@
-//! iSCSI URLs, as libiscsi writes them.
+//! iSCSI URLs in libiscsi's syntax.
 //!
 //! ```text
 //!   iscsi://[user[%password]@]host[:port][,host[:port]].../target-name/lun[?PARAMETER[&PARAMETER]...]
 //! ```
 //! Several portals are several paths to one logical unit.
 //!
-//! A URL that begins with `iser://` is iSCSI over RDMA. `rdma=iwarp` says which kind, of which
-//! there is one; `crc=on|off` (off) whether its frames have CRC32C, which takes the place of both
-//! digests.
+//! `iser://` selects iSCSI over RDMA, with the parameters `rdma=iwarp` (the only kind) and
+//! `crc=on|off` (default off; CRC32C of frames, which replaces both digests).
 //!
-//! Without a target it names a portal, for discovery; without a number, LUN 0. A password in a URL
-//! can be seen by everybody who sees the command line; `secret_file=PATH` names a file instead.
-//! `mutual_user=NAME` and `mutual_secret_file=PATH` are what the target has to prove,
-//! `discovery_user=NAME` and `discovery_secret_file=PATH` what the portal asks for when it is asked
-//! for its targets, where that is another secret than the target's, `chap_a=NAME[,NAME]...` the
-//! algorithms of CHAP that are offered, best first, and `initiator=NAME` is our own name,
-//! `header_digest=on|off` and `data_digest=on|off` (off) ask for CRC32C, `connections=N` is how
-//! many sessions to open, `max_connections=N` how many connections each of them may have (1),
-//! `error_recovery_level=0..2` how much of what goes wrong a session survives (0): of these two the
-//! target may agree on less. `paths=all` asks the portal for all that lead to the target,
-//! `reconnect=DURATION` is how long to try to reconnect before I/O fails, and `timeout=DURATION`
-//! how long an answer may take before the connection counts as lost.
+//! Without a target, the URL refers to a portal for discovery; without a LUN, to LUN 0. A password
+//! in a URL is visible on the command line; `secret_file=PATH` names a file instead.
 //!
-//! A URL prints without its password.
+//! Parameters: `mutual_user=NAME` and `mutual_secret_file=PATH` are the target's credentials for
+//! mutual authentication; `discovery_user=NAME` and `discovery_secret_file=PATH` are the
+//! credentials for discovery, if they differ from the target's; `chap_a=NAME[,NAME]...` lists the
+//! offered CHAP algorithms in order of preference; `initiator=NAME` is the initiator's name;
+//! `header_digest=on|off` and `data_digest=on|off` (default off) request CRC32C; `connections=N` is
+//! the number of sessions; `max_connections=N` is the number of connections of each session
+//! (default 1) and `error_recovery_level=0..2` the error recovery level (default 0), both
+//! negotiated; `paths=all` uses all portals of the target; `reconnect=DURATION` limits reconnection
+//! attempts before I/O fails; `timeout=DURATION` limits the time for a response before the
+//! connection counts as lost.
+//!
+//! A URL is printed without its password.
 
-use super::login::chap::{Algorithm, ChapSecret};
+use super::login::chap::{ChapAlgorithm, ChapSecret};
 use super::name::{Name, NameError};
 use crate::uri::{
     self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter, ParameterError,
@@ -37,75 +37,75 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A logical unit, where its target is, and how to log in there.
+/// A logical unit with the address of its target and the login parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IscsiUrl {
-    /// The RDMA that it goes over; `None`: TCP alone.
+    /// RDMA transport; `None` for TCP.
     pub rdma: Option<Rdma>,
-    /// Where the target is.
+    /// Portals of the target.
     pub portals: Portals,
-    /// `None`: all targets of the portal.
+    /// Name of the target; `None` for all targets of the portal.
     pub target: Option<Name>,
-    /// The logical unit's number, below 16,384.
+    /// LUN, below 16,384.
     pub lun: u16,
-    /// Our name for CHAP.
+    /// CHAP name of the initiator.
     pub user: Option<String>,
-    /// What belongs to it, where it was written into the URL.
+    /// CHAP secret of the initiator, if it is part of the URL.
     pub password: Option<ChapSecret>,
-    /// The file that has it otherwise.
+    /// File with the CHAP secret of the initiator.
     pub secret_file: Option<PathBuf>,
-    /// The target's name for CHAP.
+    /// CHAP name of the target.
     pub mutual_user: Option<String>,
-    /// The file that has what belongs to it.
+    /// File with the CHAP secret of the target.
     pub mutual_secret_file: Option<PathBuf>,
-    /// The algorithms of CHAP to offer, best first; not empty.
-    pub chap_a: Vec<Algorithm>,
-    /// Our name for CHAP in discovery, where it is another one than for the target.
+    /// Offered CHAP algorithms in order of preference; not empty.
+    pub chap_a: Vec<ChapAlgorithm>,
+    /// CHAP name for discovery, if it differs from that for the target.
     pub discovery_user: Option<String>,
-    /// The file that has what belongs to it.
+    /// File with the CHAP secret for discovery.
     pub discovery_secret_file: Option<PathBuf>,
-    /// Our own name as an initiator; `None`: the engine's.
+    /// Name of the initiator; `None` for the engine's default.
     pub initiator: Option<Name>,
-    /// CRC32C over headers.
+    /// Request CRC32C header digests.
     pub header_digest: bool,
-    /// CRC32C over data.
+    /// Request CRC32C data digests.
     pub data_digest: bool,
-    /// How many sessions to open, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    /// Number of sessions, 1 to [`MAX_CONNECTIONS`]; `None` lets the engine decide.
     pub connections: Option<u32>,
-    /// How many connections each session may have, 1 to [`MAX_CONNECTIONS`].
+    /// Maximum number of connections of each session, 1 to [`MAX_CONNECTIONS`].
     pub max_connections: u32,
-    /// Of RFC 7143 §7.1.5, 0 to 2.
+    /// Error recovery level (RFC 7143 §7.1.5), 0 to 2.
     pub error_recovery_level: u32,
-    /// Every portal of the target that the first one names is a path, too.
+    /// Use all portals of the target that discovery reports as paths.
     pub all_paths: bool,
-    /// How long to try to reconnect before I/O fails; whole milliseconds.
+    /// Time limit of reconnection attempts before I/O fails, in whole milliseconds.
     pub reconnect: Duration,
-    /// How long an answer may take; whole milliseconds; 0: for ever.
+    /// Time limit of a response, in whole milliseconds; 0 for none.
     pub timeout: Duration,
 }
 
-/// What is wrong with a URL: the part, and what to do. A password is never in it.
+/// A syntax error in a URL: the part, and how to correct it. Never contains a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IscsiUrlError {
-    /// It begins with no scheme of iSCSI.
-    #[error("this is no iSCSI URL; write iscsi://host[:port]/target-name/lun, or iser:// for RDMA")]
+    /// The scheme is not an iSCSI one.
+    #[error("not an iSCSI URL; write iscsi://host[:port]/target-name/lun, or iser:// for RDMA")]
     Scheme,
-    /// What stands before the `@`.
+    /// The part before the `@`.
     #[error("user: {0}")]
     User(&'static str),
     /// The part between `//` and the next `/`.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The target's name, or ours.
+    /// The name of the target or of the initiator.
     #[error("name {part:?}: {problem}")]
     Name {
-        /// As it was written.
+        /// The name as written.
         part: String,
-        /// What is wrong with it.
+        /// The error.
         problem: NameError,
     },
-    /// The number behind the target's name.
-    #[error("logical unit {0:?}: write a number from 0 to 16383 behind the target's name")]
+    /// The number after the target's name.
+    #[error("logical unit {0:?}: write a number from 0 to 16383 after the target's name")]
     Lun(String),
     /// A query parameter.
     #[error(transparent)]
@@ -122,7 +122,7 @@ impl FromStr for IscsiUrl {
             iser if iser.eq_ignore_ascii_case("iser") => Some(Rdma::Iwarp { crc: false }),
             _ => return Err(IscsiUrlError::Scheme),
         };
-        // Neither a host nor the name of a target has an @, but a password may.
+        // Hosts and target names contain no @, but a password may.
         let (user, place) = match place.rsplit_once('@') {
             Some((user, place)) => (Some(user), place),
             None => (None, place),
@@ -140,7 +140,7 @@ impl FromStr for IscsiUrl {
 }
 
 impl IscsiUrl {
-    /// The portal alone, and how to log in there.
+    /// The URL of the portal alone, with the credentials for discovery.
     #[must_use]
     pub fn portal(&self) -> IscsiUrl {
         IscsiUrl { target: None, lun: 0, portals: Portals::one(self.portals.first.clone()), ..self.clone() }
@@ -162,13 +162,13 @@ impl IscsiUrl {
         Ok(())
     }
 
-    /// Our name for CHAP, if it fits before the @; any other is a parameter.
+    /// The CHAP name, if it can be written before the @; otherwise it becomes a parameter.
     fn plain_user(&self) -> Option<&String> {
         let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
         self.user.as_ref().filter(|user| !user.is_empty() && user.bytes().all(is_plain))
     }
 
-    /// Whether what belongs together is there.
+    /// Checks that parameters that belong together are complete.
     fn check(self) -> Result<IscsiUrl, IscsiUrlError> {
         let missing = |part: &str, problem: &str| Err(ParameterError::new(part, problem).into());
         let secrets = usize::from(self.password.is_some()).saturating_add(self.secret_file.is_some().into());
@@ -178,7 +178,7 @@ impl IscsiUrl {
             (true, 0) => return missing("secret_file", "missing; a user needs ?secret_file=PATH"),
             (true, _) => return missing("secret_file", "there is a password before the @, too; remove one"),
         }
-        if self.user.is_none() && self.discovery_user.is_none() && self.chap_a != Algorithm::ALL {
+        if self.user.is_none() && self.discovery_user.is_none() && self.chap_a != ChapAlgorithm::ALL {
             return missing("chap_a", "belongs to a user; write user@host");
         }
         match (self.discovery_user.is_some(), self.discovery_secret_file.is_some()) {
@@ -189,9 +189,7 @@ impl IscsiUrl {
         match (self.mutual_user.is_some(), self.mutual_secret_file.is_some()) {
             (false, false) => Ok(self),
             (true, true) if self.user.is_some() => Ok(self),
-            (true, true) => {
-                missing("mutual_user", "only who proves itself may ask the target to; name a user")
-            }
+            (true, true) => missing("mutual_user", "mutual authentication needs a user; write user@host"),
             (true, false) => missing("mutual_secret_file", "missing; mutual_user needs it"),
             (false, true) => missing("mutual_user", "missing; mutual_secret_file needs it"),
         }
@@ -211,7 +209,7 @@ impl UrlParameters for IscsiUrl {
             secret_file: None,
             mutual_user: None,
             mutual_secret_file: None,
-            chap_a: Algorithm::ALL.to_vec(),
+            chap_a: ChapAlgorithm::ALL.to_vec(),
             discovery_user: None,
             discovery_secret_file: None,
             initiator: None,
@@ -289,28 +287,28 @@ impl fmt::Display for IscsiUrl {
     }
 }
 
-/// A user of CHAP.
+/// Parses a CHAP name.
 fn user(text: &str) -> Result<String, &'static str> {
     let is_user = !text.is_empty() && !text.contains(['\0', '@']);
     is_user.then(|| text.to_owned()).ok_or("name a user of CHAP")
 }
 
-fn read_algorithms(text: &str) -> Result<Vec<Algorithm>, &'static str> {
-    let algorithms: Option<_> = text.split(',').map(Algorithm::from_name).collect();
+fn read_algorithms(text: &str) -> Result<Vec<ChapAlgorithm>, &'static str> {
+    let algorithms: Option<_> = text.split(',').map(ChapAlgorithm::from_name).collect();
     algorithms.ok_or("name some of SHA3-256,SHA-256,SHA1,MD5")
 }
 
 fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), IscsiUrlError> {
     let Some((name, lun)) = uri::name_and_number(path, "0") else { return Ok((None, 0)) };
     let wrong_name = |problem| IscsiUrlError::Name { part: uri::shown(name), problem };
-    // Percent-encoding has nothing to encode in a name, except beyond ASCII.
+    // Target names need no percent-encoding, except beyond ASCII.
     let decoded = decode_text(name).map_err(|_| wrong_name(NameError::Byte))?;
     let target = Name::new(&decoded).map_err(wrong_name)?;
     let number = uri::number(lun).filter(|lun| *lun <= MAX_LUN);
     Ok((Some(target), number.ok_or_else(|| IscsiUrlError::Lun(uri::shown(lun)))?))
 }
 
-/// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
+/// Maximum LUN of the flat addressing method (SAM-5 §4.7.7.4).
 const MAX_LUN: u16 = 0x3fff;
 
 #[cfg(test)]
@@ -325,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_read_as_libiscsi_writes_them() {
+    fn urls_follow_the_syntax_of_libiscsi() {
         let url = plain();
         assert_eq!((&url.portals.first, url.lun), (&("h".to_owned(), 3260), 1));
         assert_eq!(url.target.unwrap().as_str(), TARGET);
@@ -339,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_read_and_written_back() {
+    fn parameters_are_parsed_and_formatted() {
         let text = format!(
             "iscsi://user@h/{TARGET}/9?secret_file=/run/a%26b&mutual_user=target%20one&mutual_secret_file=m\
              &chap_a=SHA3-256,SHA1&initiator=iqn.2026-11.me:x&header_digest=on&data_digest=on&connections=4&max_connections=2\
@@ -355,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_of_iser_says_what_it_goes_over() {
+    fn an_iser_url_selects_its_transport() {
         let url: IscsiUrl =
             format!("ISER://user@h:7/{TARGET}/2?secret_file=s&connections=2").parse().unwrap();
         assert_eq!(
@@ -370,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn several_portals_are_read_and_written_back() {
+    fn several_portals_are_parsed_and_formatted() {
         let text = format!("iscsi://h,h:3261,[::1]:7/{TARGET}/1");
         let url: IscsiUrl = text.parse().unwrap();
         assert_eq!(url.portals.first, ("h".to_owned(), 3260));
@@ -388,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_never_shown() {
+    fn a_password_is_never_printed() {
         let secret = "hunter2/hunter2";
         let url: IscsiUrl = format!("iscsi://user%{secret}@h/{TARGET}/0").parse().unwrap();
         assert_eq!(url.to_string(), format!("iscsi://user@h/{TARGET}/0"));
@@ -405,7 +403,7 @@ mod tests {
     #[test]
     fn an_error_names_the_part_and_says_what_to_do() {
         for (text, expected) in [
-            ("nbd://h/x", "this is no iSCSI URL; write iscsi://host"),
+            ("nbd://h/x", "not an iSCSI URL; write iscsi://host"),
             ("iscsi:///x", "host \"\": missing"),
             ("iscsi://h:x/", "host \"h:x\": give a port"),
             ("iscsi://h/disk/0", "name \"disk\": an iSCSI name begins with"),
@@ -424,7 +422,10 @@ mod tests {
             ("iscsi://h?discovery_user=t", "parameter \"discovery_secret_file\": missing"),
             ("iscsi://h?discovery_secret_file=t", "parameter \"discovery_user\": missing"),
             ("iscsi://u%p@h?mutual_secret_file=t", "parameter \"mutual_user\": missing"),
-            ("iscsi://h?mutual_user=t&mutual_secret_file=s", "parameter \"mutual_user\": only who proves"),
+            (
+                "iscsi://h?mutual_user=t&mutual_secret_file=s",
+                "parameter \"mutual_user\": mutual authentication needs a user",
+            ),
             ("iscsi://h?header_digest=yes", "parameter \"header_digest=yes\": write on or off"),
             ("iscsi://h?initiator=me", "name \"me\": an iSCSI name begins with"),
             ("iscsi://h?paths=2", "parameter \"paths=2\": write all, or name the portals"),
@@ -463,7 +464,7 @@ mod tests {
                 Ok(url) => {
                     let without = IscsiUrl { password: None, ..url.clone() };
                     let again = url.to_string().parse::<IscsiUrl>();
-                    // A user whose password is not shown is one without.
+                    // A URL with a hidden password equals one without.
                     prop_assert!(url.password.is_some() || again == Ok(without));
                 }
                 Err(error) => prop_assert!(!error.to_string().contains('\n')),

@@ -1,10 +1,10 @@
-//! The one table between a volume's errors and the protocol's (proto.md, "Error values"), in both
+//! Translation between a volume's errors and NBD's error values (proto.md, "Error values"), in both
 //! directions.
 
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nbd::transmission::Errno;
 
-/// What a target answers when `op` failed with `error`.
+/// The error value with which a target reports that `op` failed with `error`.
 pub(crate) fn from_io_error(error: IoError, op: Op) -> Errno {
     match (error, op) {
         (IoError::OutOfRange, Op::Write { .. } | Op::WriteZeroes { .. }) => Errno::NBD_ENOSPC,
@@ -21,12 +21,12 @@ pub(crate) fn from_io_error(error: IoError, op: Op) -> Errno {
     }
 }
 
-/// What an initiator makes of a target's answer, which is not 0.
+/// The I/O error for an error value of a server; `errno` is not 0.
 ///
-/// An initiator checks range, alignment and length before it sends, so that `NBD_EINVAL` is left
-/// with one meaning: the target cannot do this. An unknown value counts as `NBD_EINVAL`, as the
-/// document asks. Nor does it send writes to an export that is read-only: `NBD_EPERM` means that
-/// somebody else may, and we may not.
+/// The initiator checks range, alignment and length before it sends a request, so `NBD_EINVAL` can
+/// only mean that the server does not support the operation. Unknown values count as `NBD_EINVAL`,
+/// as the document requires. The initiator sends no writes to a read-only export, so `NBD_EPERM`
+/// means that a reservation excludes it.
 pub(crate) fn to_io_error(errno: Errno) -> IoError {
     match errno {
         Errno::NBD_EPERM => IoError::Reserved,

@@ -1,20 +1,19 @@
-//! NBD URIs (the `doc/uri.md` beside the protocol's own document).
+//! NBD URIs (`doc/uri.md` of the NBD project).
 //!
 //! ```text
 //!   nbd://host[:port]/export                nbd+unix:///export?socket=PATH
 //!   nbds://[user@]host[:port]/export        nbds+unix://[user@]/export?socket=PATH
 //! ```
-//! Everything behind the first `/` is the export's name, percent-encoded, so `nbd://host//disk`
-//! names `/disk`. Three query parameters are ours: `connections=N`, how many connections to open,
-//! `reconnect=DURATION`, how long to try to reconnect before I/O fails, and `timeout=DURATION`, how
-//! long an answer may take before the connection counts as lost. A parameter that nobody knows is
-//! an error, as the document asks.
+//! Everything after the first `/` is the export's name, percent-encoded, so `nbd://host//disk`
+//! names `/disk`. Blockmux adds three query parameters: `connections=N`, the number of connections;
+//! `reconnect=DURATION`, how long to try to reconnect before I/O fails; and `timeout=DURATION`, how
+//! long a reply may take before the connection counts as lost. An unknown parameter is an error, as
+//! the document requires.
 //!
-//! With `nbds` nothing is asked of a server without TLS. Its parameters are the document's
+//! `nbds` requires TLS. Its parameters are the document's
 //! `tls-type=x509|psk`, `tls-hostname=NAME` and `tls-verify-peer=0|1`, and those that libnbd and
-//! nbdkit write: `tls-certificates=DIRECTORY` and `tls-psk-file=FILE`. The key's user is before the
-//! host, or in `tls-username=USER`. With `ktls=off` the kernel makes no TLS records, even where it
-//! can.
+//! nbdkit write: `tls-certificates=DIRECTORY` and `tls-psk-file=FILE`. The user of the
+//! key is before the host, or in `tls-username=USER`. `ktls=off` disables kernel TLS.
 
 pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostPort, MAX_CONNECTIONS, MAX_RECONNECT};
 
@@ -30,53 +29,53 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// An export, where its server is, and how to keep in touch.
+/// A parsed NBD URI: the export, the address of its server, and the connection settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Uri {
-    /// Where the server listens.
-    pub server: Server,
+pub struct NbdUri {
+    /// Address of the server.
+    pub server: NbdServer,
     /// The export's name; empty for the server's default.
     pub export: String,
     /// TLS, if it is required.
     pub tls: Option<UriTls>,
-    /// How many connections to open, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    /// Number of connections, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
     pub connections: Option<u32>,
-    /// How long to try to reconnect before I/O fails; whole milliseconds, at most
+    /// How long to try to reconnect before I/O fails, in whole milliseconds; at most
     /// [`MAX_RECONNECT`].
     pub reconnect: Duration,
-    /// How long an answer may take; whole milliseconds, at most [`MAX_RECONNECT`]; 0: for ever.
+    /// How long a reply may take, in whole milliseconds; at most [`MAX_RECONNECT`]; 0: no limit.
     pub timeout: Duration,
 }
 
-/// How TLS is used.
+/// TLS settings of a URI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UriTls {
-    /// What the client and the server authenticate with.
+    /// The credentials of client and server.
     pub credentials: TlsFiles,
-    /// The name in the server's certificate; `None`: the host's.
+    /// The expected name in the server's certificate; `None`: the host.
     pub hostname: Option<String>,
-    /// Whether the server's certificate is verified.
+    /// Whether to verify the server's certificate.
     pub verify_peer: bool,
-    /// Whether the kernel makes the records where it can.
+    /// Whether to use kernel TLS if it is available.
     pub ktls: bool,
 }
 
-/// The files of TLS.
+/// Credentials for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TlsFiles {
-    /// The directory with `ca-cert.pem`, and perhaps with `client-cert.pem` and `client-key.pem`;
-    /// `None`: the authorities that the system trusts, and no certificate of the client.
+    /// The directory with `ca-cert.pem`, and optionally `client-cert.pem` and `client-key.pem`;
+    /// `None`: the system's trusted authorities, and no client certificate.
     Certificates(Option<PathBuf>),
     /// A file of pre-shared keys.
     Psk {
         /// The file.
         file: PathBuf,
-        /// Whose key it is; `None`: the user of the only key, or else the user who runs this.
+        /// The user of the key; `None`: the user of the only key, or else the current user.
         username: Option<String>,
     },
 }
 
-/// The parameters of TLS as they are read, before they are checked together.
+/// The TLS parameters as written, before they are checked together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct TlsParameters {
     certificates: Option<PathBuf>,
@@ -96,54 +95,54 @@ enum TlsType {
     Anonymous,
 }
 
-/// A URI with its parameters as they are read and written.
+/// A URI with its parameters as written.
 #[derive(Clone)]
 struct UriText {
-    uri: Uri,
+    uri: NbdUri,
     tls: Option<TlsParameters>,
 }
 
-/// Where a server listens.
+/// Address of an NBD server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Server {
-    /// TCP.
+pub enum NbdServer {
+    /// TCP host and port.
     Tcp(HostPort),
     /// A Unix domain socket; a path that begins with a NUL byte is in the abstract namespace.
     Unix(PathBuf),
 }
 
-/// What is wrong with a URI: the part, and what to do.
+/// An invalid URI: the invalid part, and how to correct it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UriError {
-    /// It begins with no scheme of NBD.
+pub enum NbdUriError {
+    /// The scheme is none of NBD's.
     #[error(
         "{0:?} is no NBD URI; write nbd://host[:port]/export or nbd+unix:///export?socket=PATH, or nbds for TLS"
     )]
     Scheme(String),
-    /// It says something of TLS and does not require it.
+    /// The URI has TLS parameters without a TLS scheme.
     #[error("{0:?} is for TLS; write nbds:// or nbds+unix:// instead of nbd:// or nbd+unix://")]
     NotByTls(String),
-    /// The part between `//` and the next `/`.
+    /// The host, between `//` and the next `/`, is invalid.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The path.
+    /// The path, which is the export's name, is invalid.
     #[error("export name {part:?}: {problem}")]
     Export {
-        /// As it was written.
+        /// The path as written.
         part: String,
-        /// What to do.
+        /// The problem, and how to correct it.
         problem: &'static str,
     },
-    /// A query parameter.
+    /// A query parameter is invalid.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
 }
 
-impl FromStr for Uri {
-    type Err = UriError;
+impl FromStr for NbdUri {
+    type Err = NbdUriError;
 
-    fn from_str(text: &str) -> Result<Uri, UriError> {
-        let wrong_scheme = || UriError::Scheme(text.to_owned());
+    fn from_str(text: &str) -> Result<NbdUri, NbdUriError> {
+        let wrong_scheme = || NbdUriError::Scheme(text.to_owned());
         let (scheme, place, query) = uri::split(text).ok_or_else(wrong_scheme)?;
         let (is_unix, is_tls) = match scheme.to_ascii_lowercase().as_str() {
             "nbd" => (false, false),
@@ -154,7 +153,7 @@ impl FromStr for Uri {
         };
         if let Some((_, fragment)) = text.split_once('#') {
             let problem = "a URI of NBD has no fragment; write %23 for a # in a name";
-            return Err(UriError::Export { part: format!("#{fragment}"), problem });
+            return Err(NbdUriError::Export { part: format!("#{fragment}"), problem });
         }
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let mut text = UriText { tls: is_tls.then(TlsParameters::default), ..UriText::plain() };
@@ -162,7 +161,7 @@ impl FromStr for Uri {
         let UriText { mut uri, tls } = text;
         let (user, authority) = user_and_host(authority)?;
         if let (Some(user), None) = (&user, &tls) {
-            return Err(UriError::NotByTls(format!("{user}@")));
+            return Err(NbdUriError::NotByTls(format!("{user}@")));
         }
         let socket = uri.socket();
         uri.server = if is_unix { unix_server(authority, socket)? } else { tcp_server(authority, socket)? };
@@ -173,8 +172,8 @@ impl FromStr for Uri {
 }
 
 impl TlsParameters {
-    /// The parameters, if they fit together and to `user` before the host.
-    fn check(self, user: Option<String>) -> Result<UriTls, UriError> {
+    /// Checks the parameters together, and against the `user` before the host.
+    fn check(self, user: Option<String>) -> Result<UriTls, NbdUriError> {
         let wrong = |key: &str, problem: &str| Err(ParameterError::new(key, problem).into());
         let username = match (user, self.username) {
             (Some(_), Some(_)) => {
@@ -208,7 +207,7 @@ impl TlsParameters {
         Ok(UriTls { credentials, hostname: self.hostname, verify_peer, ktls })
     }
 
-    /// The parameters that say so; the user stands before the host.
+    /// The parameters for these settings; the user is written before the host.
     fn of(tls: &UriTls) -> TlsParameters {
         let mut parameters = TlsParameters {
             hostname: tls.hostname.clone(),
@@ -225,10 +224,10 @@ impl TlsParameters {
 }
 
 impl UrlParameters for UriText {
-    type Error = UriError;
+    type Error = NbdUriError;
     fn plain() -> UriText {
-        let uri = Uri {
-            server: Server::Tcp((String::new(), NBD_DEFAULT_PORT)),
+        let uri = NbdUri {
+            server: NbdServer::Tcp((String::new(), NBD_DEFAULT_PORT)),
             export: String::new(),
             tls: None,
             connections: None,
@@ -238,14 +237,14 @@ impl UrlParameters for UriText {
         UriText { uri, tls: None }
     }
 
-    fn parameters(&mut self, table: &mut ParameterTable<'_, UriError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_, NbdUriError>) {
         let mut socket = self.uri.socket();
         let write = |path: &Option<PathBuf>| path.clone().map(|path| path.into_os_string().into_vec());
         table.field("socket", &mut socket, |parameter| socket_path(parameter).map(Some), write);
         if let Some(path) = socket {
-            self.uri.server = Server::Unix(path);
+            self.uri.server = NbdServer::Unix(path);
         }
-        // Of a URI without TLS these are refused before they come here, and plain.
+        // A URI without TLS is refused with these before, so they have their defaults.
         let mut plain = TlsParameters::default();
         let tls = self.tls.as_mut().unwrap_or(&mut plain);
         table.file("tls-certificates", &mut tls.certificates);
@@ -267,34 +266,34 @@ impl UrlParameters for UriText {
         table.time("timeout", &mut self.uri.timeout, Duration::ZERO);
     }
 
-    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UriError> {
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), NbdUriError> {
         let is_of_tls = parameter.key.starts_with("tls-") || parameter.key == "ktls";
         match &self.tls {
-            None if is_of_tls => Err(UriError::NotByTls(parameter.key.to_owned())),
+            None if is_of_tls => Err(NbdUriError::NotByTls(parameter.key.to_owned())),
             _ => Ok(()),
         }
     }
 }
 
-impl Uri {
+impl NbdUri {
     fn socket(&self) -> Option<PathBuf> {
         match &self.server {
-            Server::Tcp(_) => None,
-            Server::Unix(path) => Some(path.clone()),
+            NbdServer::Tcp(_) => None,
+            NbdServer::Unix(path) => Some(path.clone()),
         }
     }
 }
 
-impl fmt::Display for Uri {
+impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.tls.is_some() { "nbds" } else { "nbd" })?;
-        f.write_str(if matches!(self.server, Server::Unix(_)) { "+unix://" } else { "://" })?;
+        f.write_str(if matches!(self.server, NbdServer::Unix(_)) { "+unix://" } else { "://" })?;
         let credentials = self.tls.as_ref().map(|tls| &tls.credentials);
         if let Some(TlsFiles::Psk { username: Some(username), .. }) = credentials {
             encode(f, username.as_bytes(), RESERVED)?;
             f.write_str("@")?;
         }
-        if let Server::Tcp(portal) = &self.server {
+        if let NbdServer::Tcp(portal) = &self.server {
             uri::encode_portal(f, portal, NBD_DEFAULT_PORT)?;
         }
         f.write_str("/")?;
@@ -305,7 +304,7 @@ impl fmt::Display for Uri {
 }
 
 /// Splits `[user@]host`.
-fn user_and_host(authority: &str) -> Result<(Option<String>, &str), UriError> {
+fn user_and_host(authority: &str) -> Result<(Option<String>, &str), NbdUriError> {
     let Some((user, host)) = authority.rsplit_once('@') else { return Ok((None, authority)) };
     match decode_text(user) {
         Ok(user) if !user.is_empty() => Ok((Some(user), host)),
@@ -314,7 +313,7 @@ fn user_and_host(authority: &str) -> Result<(Option<String>, &str), UriError> {
     }
 }
 
-/// The path of a socket, which may be in the abstract namespace.
+/// Checks the path of a socket, which may be in the abstract namespace.
 fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
     let is_abstract = parameter.value.first() == Some(&0);
     if !is_abstract && parameter.value.contains(&0) {
@@ -323,32 +322,32 @@ fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
     Ok(OsString::from_vec(parameter.value.clone()).into())
 }
 
-fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
+fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, NbdUriError> {
     if !authority.is_empty() {
         let problem = "nbd+unix has none; write three slashes and the socket as ?socket=PATH";
         return Err(HostError::new(authority, problem).into());
     }
     let path = socket.filter(|path| !path.as_os_str().is_empty());
     let missing = || ParameterError::new("socket", "missing; nbd+unix needs ?socket=PATH");
-    Ok(Server::Unix(path.ok_or_else(missing)?))
+    Ok(NbdServer::Unix(path.ok_or_else(missing)?))
 }
 
-fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<Server, UriError> {
+fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, NbdUriError> {
     if socket.is_some() {
         let problem = "belongs to nbd+unix; write nbd+unix:///export?socket=PATH";
         return Err(ParameterError::new("socket", problem).into());
     }
-    Ok(Server::Tcp(uri::portal(authority, NBD_DEFAULT_PORT)?))
+    Ok(NbdServer::Tcp(uri::portal(authority, NBD_DEFAULT_PORT)?))
 }
 
-fn export_name(path: &str) -> Result<String, UriError> {
-    let wrong = |problem| UriError::Export { part: path.to_owned(), problem };
+fn export_name(path: &str) -> Result<String, NbdUriError> {
+    let wrong = |problem| NbdUriError::Export { part: path.to_owned(), problem };
     let name = decode_text(path).map_err(wrong)?;
     if name.contains('\0') {
         return Err(wrong("a name has no NUL; remove %00"));
     }
     if name.len() > NBD_MAX_STRING {
-        return Err(UriError::Export {
+        return Err(NbdUriError::Export {
             part: path.chars().take(40).collect(),
             problem: "a name has at most 4096 bytes; shorten it",
         });
@@ -361,9 +360,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn tcp(host: &str, port: u16, export: &str) -> Uri {
-        Uri {
-            server: Server::Tcp((host.into(), port)),
+    fn tcp(host: &str, port: u16, export: &str) -> NbdUri {
+        NbdUri {
+            server: NbdServer::Tcp((host.into(), port)),
             export: export.into(),
             tls: None,
             connections: None,
@@ -372,8 +371,8 @@ mod tests {
         }
     }
 
-    fn unix(path: &[u8], export: &str) -> Uri {
-        Uri { server: Server::Unix(OsString::from_vec(path.to_vec()).into()), ..tcp("", 0, export) }
+    fn unix(path: &[u8], export: &str) -> NbdUri {
+        NbdUri { server: NbdServer::Unix(OsString::from_vec(path.to_vec()).into()), ..tcp("", 0, export) }
     }
 
     #[test]
@@ -398,11 +397,12 @@ mod tests {
     #[test]
     fn our_parameters_are_read_and_written_back() {
         let text = "nbd://h/x?connections=4&reconnect=90s&timeout=2m";
-        let uri: Uri = text.parse().unwrap();
+        let uri: NbdUri = text.parse().unwrap();
         let times = (Duration::from_secs(90), Duration::from_secs(120));
         assert_eq!((uri.connections, (uri.reconnect, uri.timeout)), (Some(4), times));
         assert_eq!(uri.to_string(), text);
-        let read = |time: &str| format!("nbd://h/x?reconnect={time}").parse::<Uri>().map(|uri| uri.reconnect);
+        let read =
+            |time: &str| format!("nbd://h/x?reconnect={time}").parse::<NbdUri>().map(|uri| uri.reconnect);
         for (text, ms) in [("0", 0), ("500ms", 500), ("1.5s", 1500), ("2m", 120_000), ("24h", 86_400_000)] {
             assert_eq!(read(text), Ok(Duration::from_millis(ms)));
         }
@@ -411,8 +411,8 @@ mod tests {
         }
     }
 
-    fn tls(uri: Uri, credentials: TlsFiles) -> Uri {
-        Uri { tls: Some(UriTls { credentials, hostname: None, verify_peer: true, ktls: true }), ..uri }
+    fn tls(uri: NbdUri, credentials: TlsFiles) -> NbdUri {
+        NbdUri { tls: Some(UriTls { credentials, hostname: None, verify_peer: true, ktls: true }), ..uri }
     }
 
     fn key(file: &str, username: Option<&str>) -> TlsFiles {
@@ -515,19 +515,19 @@ mod tests {
             ),
             ("nbd://h/x?connections=1&connections=1", "parameter \"connections=1\": given twice"),
         ] {
-            let error = text.parse::<Uri>().unwrap_err().to_string();
+            let error = text.parse::<NbdUri>().unwrap_err().to_string();
             assert!(error.starts_with(expected) && !error.contains('\n'), "{text}: {error}");
         }
         let long = format!("nbd://h/{}", "a".repeat(NBD_MAX_STRING + 1));
-        assert!(long.parse::<Uri>().unwrap_err().to_string().len() < 200);
+        assert!(long.parse::<NbdUri>().unwrap_err().to_string().len() < 200);
     }
 
-    fn any_uri() -> impl Strategy<Value = Uri> {
+    fn any_uri() -> impl Strategy<Value = NbdUri> {
         let server = prop_oneof![
-            ("[a-zA-Z0-9.%\u{e4}-]{1,20}", 1..u16::MAX).prop_map(Server::Tcp),
-            Just(Server::Tcp(("fe80::2%eth0".into(), NBD_DEFAULT_PORT))),
+            ("[a-zA-Z0-9.%\u{e4}-]{1,20}", 1..u16::MAX).prop_map(NbdServer::Tcp),
+            Just(NbdServer::Tcp(("fe80::2%eth0".into(), NBD_DEFAULT_PORT))),
             prop::collection::vec(1u8.., 1..40)
-                .prop_map(|path| Server::Unix(OsString::from_vec(path).into())),
+                .prop_map(|path| NbdServer::Unix(OsString::from_vec(path).into())),
         ];
         let connections = prop::option::of(1..=MAX_CONNECTIONS);
         let time = || (0..=86_400_000u64).prop_map(Duration::from_millis);
@@ -541,7 +541,7 @@ mod tests {
             |(credentials, hostname, verify_peer, ktls)| UriTls { credentials, hostname, verify_peer, ktls },
         );
         (server, "[^\0]{0,30}", prop::option::of(tls), connections, time(), time()).prop_map(
-            |(server, export, tls, connections, reconnect, timeout)| Uri {
+            |(server, export, tls, connections, reconnect, timeout)| NbdUri {
                 server,
                 export,
                 tls,
@@ -560,7 +560,7 @@ mod tests {
 
         #[test]
         fn any_text_is_read_or_refused_in_one_line(text in "(nbds?(\\+unix)?://)?.{0,60}") {
-            match text.parse::<Uri>() {
+            match text.parse::<NbdUri>() {
                 Ok(uri) => prop_assert_eq!(uri.to_string().parse(), Ok(uri)),
                 Err(error) => prop_assert!(!error.to_string().contains('\n')),
             }

@@ -1,9 +1,9 @@
-//! The admin queue of a controller: everything but I/O (Base 2.0 §5).
+//! The admin queue of a controller: all commands except I/O (Base 2.0 §5).
 
-use super::association::{AdminPlace, Host};
+use super::association::{AdminQueueGuard, HostIdentity};
 use super::event_queue::{AbortReply, QueueEvent};
 use super::events::Events;
-use super::identify::{self, Asker};
+use super::identify::{self, IdentifyContext};
 use super::io::reach;
 use super::log_page;
 use super::property::Properties;
@@ -19,55 +19,54 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A controller, where its admin queue is.
+/// A controller. It lives on the core of its admin queue.
 pub(crate) struct AdminQueue {
     pub(crate) subsystem: Arc<Subsystem>,
-    pub(crate) place: AdminPlace,
+    pub(crate) place: AdminQueueGuard,
     pub(crate) properties: Properties,
-    pub(crate) host: Host,
-    /// The namespaces that the host sees.
+    pub(crate) host: HostIdentity,
+    /// The namespaces that are visible to the host.
     view: NamespaceView,
-    /// The port that the host has come by.
+    /// Identifier of the port that the host connected to.
     port: u16,
-    /// Data that a command's capsule on an I/O queue may have, in bytes.
+    /// Longest in-capsule data on I/O queues, in bytes.
     in_capsule: usize,
-    /// SGLs of the transport, as Identify tells them.
+    /// SGL support of the transport, as in Identify Controller.
     sgls: u32,
-    /// Keep Alive Timeout, in milliseconds; 0 is none.
+    /// Keep Alive Timeout, in milliseconds; 0 for none.
     kato_ms: u32,
-    /// That of Connect, which is the default of the feature.
+    /// Keep Alive Timeout of Connect, which is the default of the feature.
     connect_kato_ms: u32,
     behavior: [u8; HOST_BEHAVIOR_LEN],
     events: Events,
-    /// Commands that wait for something elsewhere, by their places in the transport's table.
+    /// Commands that wait for another queue or for storage, by their slots in the command table.
     waiting: Vec<(usize, AdminWait)>,
 }
 
 /// What a command waits for.
 enum AdminWait {
-    /// Another queue has been told to abort a command, and until when its answer is waited for:
-    /// from the first look on.
+    /// The result of an Abort for another queue, and the deadline, which begins at the first poll.
     Abort(AbortReply, Option<Instant>),
-    /// A change of reservations is being kept.
+    /// A change of reservations that is being saved.
     Saving(Arc<VolumeState>, SaveTicket),
 }
 
-/// What becomes of a command.
-pub(crate) enum Admin {
+/// The result of executing a command.
+pub(crate) enum AdminResult {
     Done(NvmeOutcome),
-    /// It waits for an event.
-    Held,
-    /// It waits for something else: [`AdminQueue::poll_waiting`].
+    /// The command waits for an event.
+    AwaitsEvent,
+    /// The command waits for [`AdminQueue::poll_waiting`].
     Waiting,
-    /// It aborts another command, which waits for an event: both are over.
+    /// The command has aborted an Asynchronous Event Request in this slot: both are complete.
     Aborted(usize),
 }
 
 impl AdminQueue {
     pub(crate) fn new(
         subsystem: Arc<Subsystem>,
-        place: AdminPlace,
-        (host, port): (Host, u16),
+        place: AdminQueueGuard,
+        (host, port): (HostIdentity, u16),
         (in_capsule, sgls): (usize, u32),
         kato_ms: u32,
     ) -> AdminQueue {
@@ -88,14 +87,14 @@ impl AdminQueue {
         }
     }
 
-    /// How long the host may be silent: its timeout, in whole units of KAS, and one more, since
-    /// commands and clocks take their time.
+    /// Longest time without traffic: the timeout in units of KAS, and one unit more for the
+    /// duration of commands and for clock differences.
     pub(crate) fn keep_alive(&self) -> Option<Duration> {
         let units = self.kato_ms.div_ceil(KAS_MS).saturating_add(1);
         (self.kato_ms > 0).then(|| Duration::from_millis(units.saturating_mul(KAS_MS).into()))
     }
 
-    /// The data that the host sends with this command, in bytes.
+    /// Length of the host's data for this command, in bytes.
     pub(crate) fn data_out(sqe: &Sqe) -> usize {
         match AdminOpcode(sqe.opcode) {
             AdminOpcode::SET_FEATURES => match FeatureId(sqe.cdw10.get() as u8) {
@@ -106,8 +105,8 @@ impl AdminQueue {
         }
     }
 
-    /// Carries a command out. `slot` is its place in the transport's table, `find` finds the place
-    /// of the admin command with a CID, and `discovery` makes the discovery log.
+    /// Executes a command. `slot` is its slot in the command table, `find` returns the slot of the
+    /// admin command with a CID, and `discovery` creates the discovery log.
     pub(crate) fn execute(
         &mut self,
         sqe: &Sqe,
@@ -115,18 +114,18 @@ impl AdminQueue {
         slot: usize,
         find: &dyn Fn(u16) -> Option<usize>,
         discovery: &dyn Fn() -> Vec<u8>,
-    ) -> Admin {
+    ) -> AdminResult {
         if !self.properties.is_ready() {
-            return Admin::Done(NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR));
+            return AdminResult::Done(NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR));
         }
         if !self.subsystem.is_current(&self.view) {
             self.view = self.subsystem.view(&self.host.nqn);
         }
         let opcode = AdminOpcode(sqe.opcode);
         let (cntlid, in_capsule) = (self.place.cntlid, self.in_capsule);
-        let asker = Asker { cntlid, host: &self.host, in_capsule, sgls: self.sgls };
+        let context = IdentifyContext { cntlid, host: &self.host, in_capsule, sgls: self.sgls };
         let outcome = match opcode {
-            AdminOpcode::IDENTIFY => match identify::page(&self.subsystem, &self.view, &asker, sqe) {
+            AdminOpcode::IDENTIFY => match identify::page(&self.subsystem, &self.view, &context, sqe) {
                 Ok(page) => NvmeOutcome::data(Seg::from_slice(&page).into(), 0),
                 Err(status) => NvmeOutcome::failure(status),
             },
@@ -143,29 +142,28 @@ impl AdminQueue {
             }
             AdminOpcode::ASYNC_EVENT_REQUEST => {
                 self.events.wait(slot);
-                return Admin::Held;
+                return AdminResult::AwaitsEvent;
             }
             AdminOpcode::SET_FEATURES => return self.set_feature(sqe, data, slot),
             AdminOpcode::GET_FEATURES => self.get_feature(sqe),
             AdminOpcode::ABORT if !self.subsystem.is_discovery => return self.abort(sqe, slot, find),
             _ => NvmeOutcome::failure(NvmeStatus::INVALID_COMMAND_OPCODE),
         };
-        Admin::Done(outcome)
+        AdminResult::Done(outcome)
     }
 
-    /// Forgets the Asynchronous Event Request in this place; answers whether one waited there.
+    /// Drops the Asynchronous Event Request in this slot; returns whether there was one.
     pub(crate) fn drop_event_request(&mut self, slot: usize) -> bool {
         self.events.abort(slot)
     }
 
-    /// The controller is reset or shut down: the places of all requests for events, which wait no
-    /// more.
+    /// Drops all event requests because the controller is reset or shut down; returns their slots.
     pub(crate) fn reset_events(&mut self) -> impl Iterator<Item = usize> + use<> {
         self.events.reset().into_iter()
     }
 
-    /// Something happened that the host may hear of.
-    pub(crate) fn hear(&mut self, event: &QueueEvent) {
+    /// Handles an event from another core.
+    pub(crate) fn on_event(&mut self, event: &QueueEvent) {
         let is_of_another = match event {
             QueueEvent::AnaChanged { port } => *port != self.port,
             QueueEvent::NamespaceChanged(nsid) | QueueEvent::Reservation { nsid, .. } => {
@@ -174,16 +172,16 @@ impl AdminQueue {
             _ => false,
         };
         if self.properties.is_ready() && !is_of_another {
-            self.events.hear(event);
+            self.events.on_event(event);
         }
     }
 
-    /// The next event that somebody waits for: the place of the request, and the result.
+    /// The next event for an outstanding request: the slot of the request, and the result.
     pub(crate) fn next_event(&mut self) -> Option<(usize, u32)> {
         self.events.next()
     }
 
-    /// Whether somebody waits for an event, which may come from anywhere.
+    /// Whether an event request is outstanding.
     pub(crate) fn waits_for_events(&self) -> bool {
         self.events.waiting() > 0
     }
@@ -193,66 +191,66 @@ impl AdminQueue {
         !self.waiting.is_empty()
     }
 
-    /// The next command that waits no more.
+    /// The next waiting command that is complete: its slot and outcome.
     pub(crate) fn poll_waiting(&mut self, now: Instant) -> Option<(usize, NvmeOutcome)> {
         let outcomes = self.waiting.iter_mut().map(|(_, waiting)| waiting.outcome_by(now));
         let (place, outcome) = outcomes.enumerate().find_map(|(place, outcome)| Some((place, outcome?)))?;
         Some((self.waiting.remove(place).0, outcome))
     }
 
-    /// Abort: of the admin queue only those commands are there long enough that wait for events. An
-    /// I/O queue may be on another core, and is told. Bit 0 of the result says that the command was
-    /// not aborted.
-    fn abort(&mut self, sqe: &Sqe, slot: usize, find: &dyn Fn(u16) -> Option<usize>) -> Admin {
+    /// Executes Abort. On the admin queue, only event requests stay outstanding long enough to be
+    /// aborted. An I/O queue may be on another core and gets an event. Bit 0 of the result says
+    /// that the command was not aborted.
+    fn abort(&mut self, sqe: &Sqe, slot: usize, find: &dyn Fn(u16) -> Option<usize>) -> AdminResult {
         let [sqid_low, sqid_high, cid_low, cid_high] = sqe.cdw10.get().to_le_bytes();
         let (sqid, cid) =
             (u16::from_le_bytes([sqid_low, sqid_high]), u16::from_le_bytes([cid_low, cid_high]));
         if sqid != 0 {
             let aborts = self.waiting.iter().filter(|(_, waiting)| matches!(waiting, AdminWait::Abort(..)));
             if aborts.count() >= MAX_ABORTS {
-                return Admin::Done(NvmeOutcome::retry(NvmeStatus::ABORT_COMMAND_LIMIT_EXCEEDED));
+                return AdminResult::Done(NvmeOutcome::retry(NvmeStatus::ABORT_COMMAND_LIMIT_EXCEEDED));
             }
             return match self.place.abort(sqid, cid) {
                 Some(reply) => self.wait(slot, AdminWait::Abort(reply, None)),
-                None => Admin::Done(NvmeOutcome::success(NOT_ABORTED)),
+                None => AdminResult::Done(NvmeOutcome::success(NOT_ABORTED)),
             };
         }
         match find(cid).filter(|&event| self.events.abort(event)) {
-            Some(event) => Admin::Aborted(event),
-            None => Admin::Done(NvmeOutcome::success(NOT_ABORTED)),
+            Some(event) => AdminResult::Aborted(event),
+            None => AdminResult::Done(NvmeOutcome::success(NOT_ABORTED)),
         }
     }
 
-    fn wait(&mut self, slot: usize, waiting: AdminWait) -> Admin {
+    fn wait(&mut self, slot: usize, waiting: AdminWait) -> AdminResult {
         match waiting.outcome() {
-            Some(outcome) => Admin::Done(outcome),
+            Some(outcome) => AdminResult::Done(outcome),
             None => {
                 self.waiting.push((slot, waiting));
-                Admin::Waiting
+                AdminResult::Waiting
             }
         }
     }
 
-    fn set_feature(&mut self, sqe: &Sqe, data: &SgList, slot: usize) -> Admin {
-        // The low byte.
+    fn set_feature(&mut self, sqe: &Sqe, data: &SgList, slot: usize) -> AdminResult {
+        // Bits 7:0.
         if FeatureId(sqe.cdw10.get() as u8) != FeatureId::RESERVATION_PERSISTENCE
             || self.subsystem.is_discovery
         {
-            return Admin::Done(self.set_plain_feature(sqe, data));
+            return AdminResult::Done(self.set_plain_feature(sqe, data));
         }
         if sqe.cdw10.get() & SAVE != 0 {
-            return Admin::Done(NvmeOutcome::failure(NvmeStatus::FEATURE_IDENTIFIER_NOT_SAVEABLE));
+            return AdminResult::Done(NvmeOutcome::failure(NvmeStatus::FEATURE_IDENTIFIER_NOT_SAVEABLE));
         }
         match self.set_persistence(sqe.nsid.get(), sqe.cdw11.get() & PTPL != 0) {
             Ok(waiting) => waiting.map_or_else(
-                || Admin::Done(NvmeOutcome::success(0)),
+                || AdminResult::Done(NvmeOutcome::success(0)),
                 |(served, ticket)| self.wait(slot, AdminWait::Saving(served, ticket)),
             ),
-            Err(status) => Admin::Done(NvmeOutcome::refusal(status)),
+            Err(status) => AdminResult::Done(NvmeOutcome::refusal(status)),
         }
     }
 
-    /// Whether reservations of a namespace survive a restart.
+    /// Sets Reservation Persistence: whether reservations of a namespace survive a restart.
     fn set_persistence(
         &self,
         nsid: u32,
@@ -270,14 +268,15 @@ impl AdminQueue {
         Ok(ticket.map(|ticket| (served.clone(), ticket)))
     }
 
-    /// A namespace whose own features are meant, if the port leads to it now (Base 2.0 §8.1.3).
+    /// The namespace of a namespace-specific feature, if it is accessible through the port (Base
+    /// 2.0 §8.1.3).
     fn of_one_namespace(&self, nsid: u32) -> Result<&Namespace, NvmeStatus> {
         let namespace = self.view.namespace(nsid).ok_or(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT)?;
         reach(&self.subsystem, namespace, self.port)?;
         Ok(namespace)
     }
 
-    /// Sets a Reservation Notification Mask: of one namespace, or of all.
+    /// Sets the Reservation Notification Mask of one namespace or of all.
     fn set_mask(&mut self, nsid: u32, mask: u32) -> NvmeOutcome {
         if mask & !NOTIFICATION_MASK != 0 {
             return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
@@ -297,7 +296,7 @@ impl AdminQueue {
             return NvmeOutcome::failure(NvmeStatus::FEATURE_IDENTIFIER_NOT_SAVEABLE);
         }
         let value = sqe.cdw11.get();
-        // The low byte.
+        // Bits 7:0.
         let feature = FeatureId(sqe.cdw10.get() as u8);
         if !self.has_feature(feature) {
             return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
@@ -323,9 +322,9 @@ impl AdminQueue {
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => self.events.configuration = value,
             FeatureId::RESERVATION_NOTIFICATION_MASK => return self.set_mask(sqe.nsid.get(), value),
             FeatureId::HOST_BEHAVIOR_SUPPORT => data.copy_to(&mut self.behavior),
-            // Over fabrics Connect has told it.
+            // Over fabrics, Connect sets it.
             FeatureId::HOST_IDENTIFIER => return NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR),
-            // The volume's cache is on, and everything else is as it is.
+            // Setting the current value succeeds, for instance that the volume's cache is enabled.
             _ if self.current(feature) == Some(value) => {}
             _ => return NvmeOutcome::failure(NvmeStatus::FEATURE_NOT_CHANGEABLE),
         }
@@ -333,7 +332,7 @@ impl AdminQueue {
     }
 
     fn get_feature(&self, sqe: &Sqe) -> NvmeOutcome {
-        // The low byte, and three bits.
+        // Bits 7:0 and 10:8.
         let (feature, select) = (FeatureId(sqe.cdw10.get() as u8), Select((sqe.cdw10.get() >> 8 & 7) as u8));
         if !self.has_feature(feature) || select.0 > Select::SUPPORTED_CAPABILITIES.0 {
             return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
@@ -355,7 +354,7 @@ impl AdminQueue {
             };
             return NvmeOutcome::success(own.into());
         }
-        // Nothing is ever saved, and what is not is as by default.
+        // No feature can be saved, so that the saved value is the default.
         let is_default = select != Select::CURRENT;
         if is_of_namespace(feature) {
             return self
@@ -372,11 +371,12 @@ impl AdminQueue {
             }
             FeatureId::HOST_BEHAVIOR_SUPPORT => NvmeOutcome::data(Seg::from_slice(&self.behavior).into(), 0),
             FeatureId::HOST_IDENTIFIER if sqe.cdw11.get() & EXHID == 0 => {
-                // Fabrics have identifiers of 128 bits only.
+                // Fabrics hosts have 128-bit identifiers only.
                 NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND)
             }
             FeatureId::HOST_IDENTIFIER => NvmeOutcome::data(Seg::from_slice(&self.host.id).into(), 0),
-            // A temperature at or above the threshold would be a warning (NVMe Base 2.0 §5.27.1.3).
+            // A temperature at or above the threshold would raise a warning (NVMe Base 2.0
+            // §5.27.1.3).
             FeatureId::TEMPERATURE_THRESHOLD if sqe.cdw11.get() & THSEL == 0 => {
                 NvmeOutcome::success(NEVER_TOO_HOT)
             }
@@ -401,7 +401,7 @@ impl AdminQueue {
                 && (is_with_data || is_of_namespace(feature) || self.current(feature).is_some())
     }
 
-    /// The value of a feature without data.
+    /// The current value of a feature without data.
     fn current(&self, feature: FeatureId) -> Option<u32> {
         match feature {
             FeatureId::ARBITRATION
@@ -410,7 +410,7 @@ impl AdminQueue {
             | FeatureId::ERROR_RECOVERY
             | FeatureId::WRITE_ATOMICITY_NORMAL
             | FeatureId::IO_COMMAND_SET_PROFILE => Some(0),
-            // Without a cache there is no such feature.
+            // The feature does not exist without a cache.
             FeatureId::VOLATILE_WRITE_CACHE => {
                 self.view.iter().any(|namespace| namespace.has_cache).then_some(WCE)
             }
@@ -423,7 +423,7 @@ impl AdminQueue {
 }
 
 impl AdminWait {
-    /// What the command ends with, once that is known or it has waited long enough.
+    /// The outcome of the command, once it is known or the deadline has passed.
     fn outcome_by(&mut self, now: Instant) -> Option<NvmeOutcome> {
         let known = self.outcome();
         if let (None, AdminWait::Abort(reply, until)) = (&known, self) {
@@ -433,7 +433,7 @@ impl AdminWait {
         known
     }
 
-    /// What the command ends with, once that is known.
+    /// The outcome of the command, once it is known.
     fn outcome(&self) -> Option<NvmeOutcome> {
         match self {
             AdminWait::Abort(reply, _) => reply.was_aborted().map(abort_outcome),
@@ -449,25 +449,25 @@ impl AdminWait {
     }
 }
 
-/// What an Abort ends with.
+/// The outcome of an Abort.
 fn abort_outcome(was_aborted: bool) -> NvmeOutcome {
     NvmeOutcome::success(if was_aborted { 0 } else { NOT_ABORTED })
 }
 
-/// Whether each namespace has a value of its own.
+/// Whether a feature is namespace specific.
 fn is_of_namespace(feature: FeatureId) -> bool {
     matches!(feature, FeatureId::RESERVATION_NOTIFICATION_MASK | FeatureId::RESERVATION_PERSISTENCE)
 }
 
-/// How long an Abort waits for its command, whose data may never come: as long as in SPDK.
+/// Time limit of an Abort for a command whose data may never arrive, as in SPDK.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The highest over temperature threshold, in kelvins.
 const NEVER_TOO_HOT: u64 = 0xffff;
 
-/// In the result of Abort.
+/// Bit 0 of the result of Abort.
 const NOT_ABORTED: u64 = 1;
-/// As many submission as completion queues, each less one.
+/// Number of submission and of completion queues, each 0's based.
 const NUMBER_OF_QUEUES: u32 = (MAX_IO_QUEUES as u32 - 1) << 16 | (MAX_IO_QUEUES as u32 - 1);
 /// KAS in milliseconds.
 const KAS_MS: u32 = 1000;

@@ -1,9 +1,7 @@
-//! Asymmetric Namespace Access: how well each port leads to each group of namespaces (Base 2.0
-//! §8.1).
+//! Asymmetric Namespace Access: the state of each group of namespaces at each port (Base 2.0 §8.1).
 //!
-//! A subsystem without groups has no asymmetry and says nothing of it. With groups, each namespace
-//! is in one; how a group is reached through a port may change while it is served, and hosts are
-//! told.
+//! A subsystem without groups does not report ANA. With groups, each namespace is in one. The state
+//! of a group at a port may change while it is served; hosts are notified then.
 
 use super::subsystem::{Namespace, NamespaceView};
 use blockmux_wire::nvme::log::{ANA_RGO, AnaGroupDescriptor, AnaHeader, AnaState};
@@ -11,41 +9,41 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Namespaces that are reached equally well.
+/// A group of namespaces with the same ANA state at each port.
 #[derive(Debug, Default)]
 pub struct AnaGroup {
     /// ANAGRPID, from 1, unique in its subsystem.
     pub id: u32,
-    /// Its namespaces, by their identifiers.
+    /// Identifiers of its namespaces.
     pub namespaces: Vec<u32>,
-    /// The state at each port, by the port's identifier; at others it is optimized.
+    /// ANA state by port identifier; optimized at ports that are not listed.
     pub states: BTreeMap<u16, AnaState>,
 }
 
-/// The groups of a subsystem.
+/// The ANA groups of a subsystem.
 #[derive(Default)]
-pub(crate) struct Ana {
-    groups: Vec<Group>,
+pub(crate) struct AnaGroups {
+    groups: Vec<AnaGroupStates>,
     changes: AtomicU64,
 }
 
-struct Group {
+struct AnaGroupStates {
     id: u32,
-    /// Of ports that are not as they were at first, or that were named.
+    /// ANA states of the ports that were configured or have changed.
     states: Vec<(u16, AtomicU8)>,
     changes: AtomicU64,
 }
 
-impl Ana {
-    /// These groups, and one more of all namespaces that are in none of them, if there are any.
-    /// Says in each namespace where it is. A namespace in two groups is in the first.
+impl AnaGroups {
+    /// Creates these groups, and one more for all namespaces that are in none of them. Sets the
+    /// group of each namespace; a namespace in two groups belongs to the first.
     pub(crate) fn new<'a>(
         groups: Vec<AnaGroup>,
         ports: &[u16],
         namespaces: impl Iterator<Item = &'a mut Namespace>,
-    ) -> Ana {
+    ) -> AnaGroups {
         if groups.is_empty() {
-            return Ana::default();
+            return AnaGroups::default();
         }
         let rest = groups.iter().map(|group| group.id).max().unwrap_or(0).saturating_add(1);
         let mut has_rest = false;
@@ -54,19 +52,19 @@ impl Ana {
             has_rest |= own.is_none();
             namespace.ana_group = own.map_or(rest, |group| group.id);
         }
-        let made = groups.iter().map(|group| Group::new(group.id, ports, &group.states));
-        let rest = has_rest.then(|| Group::new(rest, ports, &BTreeMap::new()));
-        let mut made: Vec<Group> = made.chain(rest).collect();
+        let made = groups.iter().map(|group| AnaGroupStates::new(group.id, ports, &group.states));
+        let rest = has_rest.then(|| AnaGroupStates::new(rest, ports, &BTreeMap::new()));
+        let mut made: Vec<AnaGroupStates> = made.chain(rest).collect();
         made.sort_by_key(|group| group.id);
-        Ana { groups: made, changes: AtomicU64::new(0) }
+        AnaGroups { groups: made, changes: AtomicU64::new(0) }
     }
 
-    /// Whether there is a group of that identifier.
+    /// Whether there is a group with this identifier.
     pub(crate) fn has(&self, group: u32) -> bool {
         self.groups.iter().any(|found| found.id == group)
     }
 
-    /// A namespace joins or leaves a group, if there is such a group.
+    /// Counts a namespace that joins or leaves a group as a change of the group.
     pub(crate) fn on_member(&self, group: u32) {
         if let Some(group) = self.groups.iter().find(|found| found.id == group) {
             self.count(group);
@@ -77,18 +75,18 @@ impl Ana {
         !self.groups.is_empty()
     }
 
-    /// How many groups there are, and the greatest identifier.
+    /// Number of groups, and the greatest identifier.
     pub(crate) fn count_and_last(&self) -> (u32, u32) {
         (self.groups.len() as u32, self.groups.last().map_or(0, |group| group.id))
     }
 
-    /// How a group is reached through a port.
+    /// ANA state of a group at a port.
     pub(crate) fn state(&self, group: u32, port: u16) -> AnaState {
         let found = self.groups.iter().find(|found| found.id == group);
         found.map_or(AnaState::OPTIMIZED, |group| group.state(port))
     }
 
-    /// Sets how a group is reached through a port; answers whether that is news.
+    /// Sets the ANA state of a group at a port; returns whether it has changed.
     pub(crate) fn set(&self, group: u32, port: u16, state: AnaState) -> bool {
         let Some(group) = self.groups.iter().find(|found| found.id == group) else { return false };
         let Some((_, place)) = group.states.iter().find(|(own, _)| *own == port) else { return false };
@@ -99,16 +97,16 @@ impl Ana {
         true
     }
 
-    fn count(&self, group: &Group) {
+    fn count(&self, group: &AnaGroupStates) {
         let count = self.changes.fetch_add(1, Ordering::AcqRel).saturating_add(1);
         group.changes.store(count, Ordering::Release);
     }
 
-    /// The log page as seen through a port by who has that view.
+    /// The ANA log page at a port, for a host with this view.
     pub(crate) fn log(&self, view: &NamespaceView, port: u16, cdw10: u32) -> Vec<u8> {
         let header = AnaHeader {
             chgcnt: self.changes.load(Ordering::Acquire).into(),
-            // At most one for each of MAX_NAMESPACES, and those that are empty.
+            // At most one for each of `MAX_NAMESPACES`, and the empty ones.
             nagd: (self.groups.len() as u16).into(),
             ..AnaHeader::new_zeroed()
         };
@@ -131,11 +129,11 @@ impl Ana {
     }
 }
 
-impl Group {
-    fn new(id: u32, ports: &[u16], states: &BTreeMap<u16, AnaState>) -> Group {
+impl AnaGroupStates {
+    fn new(id: u32, ports: &[u16], states: &BTreeMap<u16, AnaState>) -> AnaGroupStates {
         let state = |port: u16| states.get(&port).copied().unwrap_or(AnaState::OPTIMIZED);
         let states = ports.iter().map(|&port| (port, AtomicU8::new(state(port).0))).collect();
-        Group { id, states, changes: AtomicU64::new(0) }
+        AnaGroupStates { id, states, changes: AtomicU64::new(0) }
     }
 
     fn state(&self, port: u16) -> AnaState {
@@ -144,5 +142,5 @@ impl Group {
     }
 }
 
-/// The most ANA groups of one subsystem.
+/// Most ANA groups of one subsystem.
 pub const MAX_ANA_GROUPS: usize = 128;

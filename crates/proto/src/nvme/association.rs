@@ -1,11 +1,12 @@
-//! Controllers and their queues, which may live on different cores (decision 13).
+//! Controllers and their queues, which may be on different cores (decision 13).
 //!
 //! An association is a host's controller with all of its queues. Its admin queue owns it; each I/O
-//! queue has a place in it. Both are looked at when a queue connects, when the controller is
-//! enabled or disabled, and when something ends, never for a command. The association ends with its
-//! admin queue: then all I/O queues are cut off, from whatever core they are on, and as long as one
-//! of them is not gone its host gets no new controller of this subsystem. Else a late write of the
-//! old association could undo what the new one has written.
+//! queue is registered in it. The registration is accessed when a queue connects, when the
+//! controller is enabled or disabled, and when a queue ends, but never for a command. The
+//! association ends with its admin queue: then the connections of all I/O queues are closed, on
+//! whatever core they are. The host gets no new controller of this subsystem before all of them
+//! have ended, because a late write of the old association could otherwise overwrite one of the new
+//! association.
 
 use super::errors::ErrorLog;
 use super::event_queue::{AbortOrder, AbortReply, EventQueue, QueueEvent};
@@ -26,26 +27,26 @@ pub(crate) struct Associations {
 struct LiveControllers {
     controllers: BTreeMap<u16, Controller>,
     last: u16,
-    /// The subsystem is not served any more.
+    /// The subsystem was removed.
     is_closed: bool,
 }
 
-/// What cores must know of a controller.
+/// The state of a controller that all cores share.
 struct Controller {
-    host: Host,
+    host: HostIdentity,
     events: Arc<EventQueue>,
-    /// Cuts the admin queue's connection.
+    /// Closes the admin queue's connection.
     hang_up: Option<HangUp>,
     errors: Arc<ErrorLog>,
     /// Connected I/O queues.
     queues: Vec<IoQueueEntry>,
-    /// CC.EN is set, and no shutdown asked for.
+    /// Whether CC.EN is set and no shutdown was requested.
     is_enabled: bool,
-    /// Its admin queue is gone.
+    /// Whether its admin queue has ended.
     is_over: bool,
-    /// Its host has proved who it is, or need not. Until then it takes no other host's place,
-    /// whatever it calls itself.
-    is_proved: bool,
+    /// Whether its host is authenticated, or does not have to be. Until then it does not count
+    /// against the limits of the host that it claims to be.
+    is_authenticated: bool,
 }
 
 /// A connected I/O queue.
@@ -55,73 +56,73 @@ struct IoQueueEntry {
     events: Arc<EventQueue>,
 }
 
-/// A host as Connect names it.
+/// The identity of a host in Connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct HostIdentity {
     pub(crate) nqn: Nqn,
     pub(crate) id: [u8; 16],
 }
 
-impl Host {
-    /// Whether a connection of `other` may belong to a controller of this host. The name decides:
-    /// some hosts make another identifier for each queue, and Linux's target and SPDK accept that.
-    /// Without a name the identifier decides.
-    fn is_same(&self, other: &Host) -> bool {
+impl HostIdentity {
+    /// Whether a connection of `other` may belong to a controller of this host. The NQN decides:
+    /// some hosts use another identifier for each queue, and Linux's target and SPDK accept that.
+    /// For an empty NQN the identifier decides.
+    fn is_same(&self, other: &HostIdentity) -> bool {
         self.nqn == other.nqn && (!self.nqn.is_empty() || self.id == other.id)
     }
 }
 
-/// A controller's admin queue, as long as it lives.
-pub(crate) struct AdminPlace {
+/// Registration of a controller and its admin queue; dropping it ends the association.
+pub(crate) struct AdminQueueGuard {
     associations: Arc<Associations>,
     pub(crate) cntlid: u16,
-    /// Of the controller.
+    /// Error log of the controller.
     pub(crate) errors: Arc<ErrorLog>,
 }
 
-/// An I/O queue's place in its association, as long as it lives.
-pub(crate) struct QueuePlace {
+/// Registration of an I/O queue in its association; dropping it ends the registration.
+pub(crate) struct IoQueueGuard {
     associations: Arc<Associations>,
     cntlid: u16,
     pub(crate) qid: u16,
-    /// The host identifier of the controller.
+    /// Host identifier of the controller.
     pub(crate) host_id: [u8; 16],
-    /// Of the controller.
+    /// Error log of the controller.
     pub(crate) errors: Arc<ErrorLog>,
 }
 
-/// Why a queue cannot be connected.
+/// Reason for not connecting a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectRefusal {
-    /// An association of this host is not over yet: ask again.
+    /// The previous association of this host has not ended yet; try again.
     Later,
-    /// There are as many controllers as may be, or as many of that host.
+    /// The limit of controllers is reached, for the subsystem or for this host.
     Full,
-    /// The subsystem is not served any more.
+    /// The subsystem was removed.
     Closed,
-    /// No such controller, or another host's.
+    /// The controller does not exist, or belongs to another host.
     NoController,
     /// The controller is not enabled.
     NotEnabled,
-    /// No such queue.
+    /// The queue identifier is out of range.
     WrongQueue,
     /// The queue is connected already.
     Taken,
 }
 
 impl Associations {
-    /// The next controller has this identifier, or the first one if this is none.
+    /// Sets the identifier of the next controller; an invalid one stands for the first.
     pub(crate) fn begin_at(&self, cntlid: u16) {
         self.live().last = cntlid.saturating_sub(1).min(CNTLID_MAX);
     }
 
-    /// A new controller for that host, which has proved who it is or will have to.
+    /// Registers a new controller for a host, which is authenticated or still has to authenticate.
     pub(crate) fn connect_admin(
         self: &Arc<Associations>,
-        (host, is_proved): (Host, bool),
+        (host, is_authenticated): (HostIdentity, bool),
         hang_up: Option<HangUp>,
         events: Arc<EventQueue>,
-    ) -> Result<AdminPlace, ConnectRefusal> {
+    ) -> Result<AdminQueueGuard, ConnectRefusal> {
         let mut live = self.live();
         if live.is_closed {
             return Err(ConnectRefusal::Closed);
@@ -129,7 +130,7 @@ impl Associations {
         if live.controllers.values().any(|other| other.is_over && other.host == host) {
             return Err(ConnectRefusal::Later);
         }
-        if is_proved && !live.has_room_for(&host.nqn) {
+        if is_authenticated && !live.has_room_for(&host.nqn) {
             return Err(ConnectRefusal::Full);
         }
         let cntlid = live.next().ok_or(ConnectRefusal::Full)?;
@@ -138,21 +139,21 @@ impl Associations {
         let log = errors.clone();
         let (is_enabled, is_over) = (false, false);
         let controller =
-            Controller { host, events, hang_up, errors: log, queues, is_enabled, is_over, is_proved };
+            Controller { host, events, hang_up, errors: log, queues, is_enabled, is_over, is_authenticated };
         live.controllers.insert(cntlid, controller);
-        Ok(AdminPlace { associations: self.clone(), cntlid, errors })
+        Ok(AdminQueueGuard { associations: self.clone(), cntlid, errors })
     }
 
-    /// An I/O queue of a controller that the host has. The controller's host has the identifier of
-    /// its admin queue.
+    /// Registers an I/O queue of a controller of this host. The registration carries the host
+    /// identifier of the admin queue.
     pub(crate) fn connect_io(
         self: &Arc<Associations>,
-        host: &Host,
+        host: &HostIdentity,
         cntlid: u16,
         qid: u16,
         hang_up: Option<HangUp>,
         events: Arc<EventQueue>,
-    ) -> Result<QueuePlace, ConnectRefusal> {
+    ) -> Result<IoQueueGuard, ConnectRefusal> {
         let mut live = self.live();
         let controller =
             live.controllers.get_mut(&cntlid).filter(|found| found.host.is_same(host) && !found.is_over);
@@ -168,24 +169,24 @@ impl Associations {
         }
         controller.queues.push(IoQueueEntry { qid, hang_up, events });
         let (host_id, errors) = (controller.host.id, controller.errors.clone());
-        Ok(QueuePlace { associations: self.clone(), cntlid, qid, host_id, errors })
+        Ok(IoQueueGuard { associations: self.clone(), cntlid, qid, host_id, errors })
     }
 
-    /// Nobody connects any more, and who is connected is cut off.
+    /// Refuses new connections and closes all existing ones.
     pub(crate) fn close(&self) {
         let mut live = self.live();
         live.is_closed = true;
-        // The I/O queues go with it.
+        // The I/O queues end with the admin queue.
         live.controllers.values().filter_map(|controller| controller.hang_up.as_ref()).for_each(|cut| cut());
     }
 
-    /// The controllers of that host are cut off.
+    /// Closes the connections of all controllers of a host.
     pub(crate) fn cut(&self, host: &Nqn) {
         self.of_name(host, |controller| controller.hang_up.iter().for_each(|cut| cut()));
     }
 
-    /// Queues an event for each controller of the host of that name.
-    pub(crate) fn tell_named(&self, host: &Nqn, event: impl Fn() -> QueueEvent) {
+    /// Queues an event for each controller of the host with this NQN.
+    pub(crate) fn notify_named(&self, host: &Nqn, event: impl Fn() -> QueueEvent) {
         self.of_name(host, |controller| controller.events.push(event()));
     }
 
@@ -193,7 +194,7 @@ impl Associations {
         self.live().controllers.values().filter(|controller| controller.host.nqn == *host).for_each(each);
     }
 
-    /// Identifiers of all controllers, in order.
+    /// Identifiers of all controllers, in ascending order.
     pub(crate) fn controllers(&self) -> Vec<u16> {
         self.live().controllers.keys().copied().collect()
     }
@@ -204,14 +205,14 @@ impl Associations {
     }
 
     /// Queues an event for each controller of a host.
-    pub(crate) fn tell_host(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
+    pub(crate) fn notify_host(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
         let live = self.live();
         let own = live.controllers.values().filter(|controller| controller.host.id == *host);
         own.for_each(|controller| controller.events.push(event()));
     }
 
     /// Queues an event for each I/O queue of a host.
-    pub(crate) fn tell_queues(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
+    pub(crate) fn notify_io_queues(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
         let live = self.live();
         let own = live.controllers.values().filter(|controller| controller.host.id == *host);
         own.flat_map(|controller| &controller.queues).for_each(|queue| queue.events.push(event()));
@@ -223,15 +224,15 @@ impl Associations {
 }
 
 impl LiveControllers {
-    /// Whether there may be one more controller whose host has proved who it is. The others are
-    /// bounded by their connections, which have not.
+    /// Whether the limits allow one more controller of an authenticated host. Others are bounded by
+    /// the limit of unconnected connections.
     fn has_room_for(&self, host: &Nqn) -> bool {
-        let proved = || self.controllers.values().filter(|other| other.is_proved);
+        let proved = || self.controllers.values().filter(|other| other.is_authenticated);
         proved().count() < MAX_CONTROLLERS
             && proved().filter(|other| other.host.nqn == *host).count() < MAX_OF_HOST
     }
 
-    /// An identifier that was not used for as long as possible.
+    /// The identifier that was unused for the longest time.
     fn next(&mut self) -> Option<u16> {
         if self.controllers.len() >= usize::from(CNTLID_MAX) {
             return None;
@@ -251,24 +252,24 @@ impl Controller {
     }
 }
 
-impl AdminPlace {
-    /// The host has proved who it is; answers whether there may be one more controller of its.
-    pub(crate) fn prove(&self) -> bool {
+impl AdminQueueGuard {
+    /// Marks the host as authenticated; returns whether the limits allow the controller.
+    pub(crate) fn set_authenticated(&self) -> bool {
         let mut live = self.associations.live();
         let Some(own) = live.controllers.get(&self.cntlid) else { return false };
-        let has_room = own.is_proved || live.has_room_for(&own.host.nqn);
+        let has_room = own.is_authenticated || live.has_room_for(&own.host.nqn);
         if let Some(own) = live.controllers.get_mut(&self.cntlid).filter(|_| has_room) {
-            own.is_proved = true;
+            own.is_authenticated = true;
         }
         has_room
     }
 
-    /// CC.EN is set: I/O queues may connect.
+    /// Enables the controller: I/O queues may connect.
     pub(crate) fn enable(&self) {
         self.with(|controller| controller.is_enabled = true);
     }
 
-    /// CC.EN is cleared, or a shutdown begins: all I/O queues end.
+    /// Disables the controller or begins its shutdown: all I/O queues end.
     pub(crate) fn disable(&self) {
         self.with(|controller| {
             controller.is_enabled = false;
@@ -276,12 +277,13 @@ impl AdminPlace {
         });
     }
 
-    /// Whether an I/O queue is connected, or was cut off but is not gone.
+    /// Whether an I/O queue is connected, or its connection was closed and it has not ended yet.
     pub(crate) fn has_queues(&self) -> bool {
         self.with(|controller| !controller.queues.is_empty()).unwrap_or_default()
     }
 
-    /// Has an I/O queue of this controller abort a command; `None` if there is no such queue.
+    /// Requests the abort of a command on an I/O queue of this controller; `None` if there is no
+    /// such queue.
     pub(crate) fn abort(&self, qid: u16, cid: u16) -> Option<AbortReply> {
         self.with(|controller| {
             let queue = controller.queues.iter().find(|queue| queue.qid == qid)?;
@@ -296,7 +298,7 @@ impl AdminPlace {
     }
 }
 
-impl Drop for AdminPlace {
+impl Drop for AdminQueueGuard {
     fn drop(&mut self) {
         let mut live = self.associations.live();
         let Some(controller) = live.controllers.get_mut(&self.cntlid) else { return };
@@ -308,7 +310,7 @@ impl Drop for AdminPlace {
     }
 }
 
-impl Drop for QueuePlace {
+impl Drop for IoQueueGuard {
     fn drop(&mut self) {
         let mut live = self.associations.live();
         let Some(controller) = live.controllers.get_mut(&self.cntlid) else { return };
@@ -319,9 +321,9 @@ impl Drop for QueuePlace {
     }
 }
 
-/// Controllers of one subsystem.
+/// Most controllers of one subsystem.
 pub(crate) const MAX_CONTROLLERS: usize = 1024;
-/// Those of one host, so that others find some left, whatever it does.
+/// Most controllers of one host, so that some remain for others.
 pub(crate) const MAX_OF_HOST: usize = MAX_CONTROLLERS / 2;
 const _: () = assert!(MAX_IO_QUEUES <= MQES && MAX_CONTROLLERS < CNTLID_MAX as usize);
 
@@ -330,20 +332,20 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    fn host(n: u8) -> Host {
-        Host { nqn: Nqn::new("nqn.host").unwrap(), id: [n; 16] }
+    fn host(n: u8) -> HostIdentity {
+        HostIdentity { nqn: Nqn::new("nqn.host").unwrap(), id: [n; 16] }
     }
 
     #[test]
     fn an_io_queue_needs_an_enabled_controller_of_its_host() {
         let all = Arc::new(Associations::default());
         let admin = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
-        let connect = |host: &Host, cntlid, qid| {
+        let connect = |host: &HostIdentity, cntlid, qid| {
             all.connect_io(host, cntlid, qid, None, EventQueue::new(None)).map(|_place| ())
         };
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(ConnectRefusal::NotEnabled));
         admin.enable();
-        let other = Host { nqn: Nqn::new("nqn.other").unwrap(), ..host(1) };
+        let other = HostIdentity { nqn: Nqn::new("nqn.other").unwrap(), ..host(1) };
         assert_eq!(connect(&other, admin.cntlid, 1), Err(ConnectRefusal::NoController));
         assert_eq!(connect(&host(1), 99, 1), Err(ConnectRefusal::NoController));
         assert_eq!(connect(&host(1), admin.cntlid, 0), Err(ConnectRefusal::WrongQueue));
@@ -368,7 +370,7 @@ mod tests {
             })
         };
         let queue = all.connect_io(&host(1), admin.cntlid, 1, Some(hang_up), EventQueue::new(None)).unwrap();
-        // A second path of the same host is a controller of its own.
+        // A second path of the same host has a controller of its own.
         let other = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
         assert_ne!(other.cntlid, admin.cntlid);
         drop(admin);
@@ -398,22 +400,22 @@ mod tests {
     #[test]
     fn controllers_are_bounded_and_one_host_leaves_some_for_others() {
         let all = Arc::new(Associations::default());
-        let connect_as = |name: &str, n: u8, is_proved| {
-            let host = Host { nqn: Nqn::new(name).unwrap(), id: [n; 16] };
-            all.connect_admin((host, is_proved), None, EventQueue::new(None))
+        let connect_as = |name: &str, n: u8, is_authenticated| {
+            let host = HostIdentity { nqn: Nqn::new(name).unwrap(), id: [n; 16] };
+            all.connect_admin((host, is_authenticated), None, EventQueue::new(None))
         };
         let connect = |name: &str, n: u8| connect_as(name, n, true);
-        // Whatever identifiers it has.
+        // The host identifiers do not matter.
         let greedy: Vec<_> = (0..MAX_OF_HOST).map(|n| connect("nqn.a", n as u8).unwrap()).collect();
         assert_eq!(connect("nqn.a", 0).err(), Some(ConnectRefusal::Full));
         let others: Vec<_> = (MAX_OF_HOST..MAX_CONTROLLERS).map(|_| connect("nqn.b", 0).unwrap()).collect();
         assert_eq!(connect("nqn.c", 0).err(), Some(ConnectRefusal::Full));
-        // Who has not proved that it is `nqn.c` takes nobody's place, and gets none by its proof
-        // while there is none.
+        // Hosts that are not authenticated as `nqn.c` do not count against its limit;
+        // authentication fails while the limit is reached.
         let unproved: Vec<_> = (0..2000).map(|_| connect_as("nqn.c", 0, false).unwrap()).collect();
-        assert!(!unproved[0].prove());
+        assert!(!unproved[0].set_authenticated());
         drop(greedy);
-        assert!(unproved[0].prove());
+        assert!(unproved[0].set_authenticated());
         assert!(connect("nqn.c", 0).is_ok() && connect("nqn.a", 0).is_ok());
         drop(others);
     }

@@ -1,5 +1,5 @@
-//! What failed of a controller's commands, for the error information log. Queues on every core
-//! write it, when something fails and never else.
+//! The error information log: failed commands of a controller. Queues on all cores write to it,
+//! only when a command fails.
 
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::log::ErrorEntry;
@@ -18,24 +18,25 @@ pub(crate) struct ErrorLog {
 
 #[derive(Default)]
 struct LoggedErrors {
-    /// The last first.
+    /// Entries, the most recent first.
     entries: VecDeque<ErrorEntry>,
     count: u64,
 }
 
 impl ErrorLog {
-    /// A command of a queue ends so; answers its status field, which says so if the log tells more.
+    /// Adds the failure of a command, and returns its status field, with More set if the log has an
+    /// entry.
     #[cold]
     pub(crate) fn add(&self, qid: u16, sqe: &Sqe, status: StatusField) -> StatusField {
         if !is_remembered(status.status()) {
             return status;
         }
         let status = status.with_more();
-        let mut kept = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.count = kept.count.checked_add(1).unwrap_or(1);
-        kept.entries.truncate(MAX_ERRORS.saturating_sub(1));
+        let mut log = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        log.count = log.count.checked_add(1).unwrap_or(1);
+        log.entries.truncate(MAX_ERRORS.saturating_sub(1));
         let entry = ErrorEntry {
-            error_count: kept.count.into(),
+            error_count: log.count.into(),
             sqid: qid.into(),
             cid: sqe.cid,
             status: status.0,
@@ -45,25 +46,25 @@ impl ErrorLog {
             trtype: TransportType::TCP.0,
             ..ErrorEntry::new_zeroed()
         };
-        kept.entries.push_front(entry);
+        log.entries.push_front(entry);
         status
     }
 
-    /// How many there were.
+    /// Number of failures.
     pub(super) fn count(&self) -> u64 {
         self.logged.lock().unwrap_or_else(PoisonError::into_inner).count
     }
 
-    /// The log page: what failed last comes first.
+    /// The log page, the most recent failure first.
     pub(super) fn page(&self) -> Vec<u8> {
-        let kept = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut page: Vec<u8> = kept.entries.iter().flat_map(|entry| entry.as_bytes().to_vec()).collect();
+        let log = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut page: Vec<u8> = log.entries.iter().flat_map(|entry| entry.as_bytes().to_vec()).collect();
         page.resize(MAX_ERRORS.saturating_mul(size_of::<ErrorEntry>()), 0);
         page
     }
 }
 
-/// Whether it is a failure of the command, and not of the path or somebody's wish.
+/// Whether the status is a failure of the command, not of the path or a requested abort.
 fn is_remembered(status: NvmeStatus) -> bool {
     const PATH: u16 = 3;
     status.0 >> 8 != PATH
@@ -90,7 +91,7 @@ fn has_lba(sqe: &Sqe) -> bool {
         )
 }
 
-/// Entries of the log.
+/// Number of entries of the log.
 pub(super) const MAX_ERRORS: usize = 64;
-/// PARAMETER ERROR LOCATION where none is said.
+/// Parameter Error Location without a location.
 const NO_LOCATION: u16 = 0xffff;

@@ -1,38 +1,38 @@
-//! What other cores tell a queue: changes that its host hears of, and commands to abort.
+//! Events from other cores to a queue: changes to report to its host, and commands to abort.
 //!
-//! A queue is on one core, and nobody else touches its commands. Other cores push a [`QueueEvent`]
-//! and notify the queue's session, which pops it at its next turn. An empty queue costs one load to
-//! see.
+//! A queue belongs to one core, and other cores do not access its commands. They push a
+//! [`QueueEvent`] and notify the queue's session, which pops the event at its next turn. Checking
+//! an empty queue costs one load.
 
 use crate::exports::VolumeId;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Has a queue's session take a turn soon, from any thread.
+/// Wakes a queue's session, from any thread.
 pub type Notifier = Arc<dyn Fn() + Send + Sync>;
 
-/// The events that wait for one queue.
+/// The pending events of one queue.
 pub(crate) struct EventQueue {
     has_events: AtomicBool,
     events: Mutex<VecDeque<QueueEvent>>,
     notifier: Option<Notifier>,
 }
 
-/// One event.
+/// An event for a queue.
 pub(crate) enum QueueEvent {
-    /// To an admin queue: what Identify tells of this namespace has changed.
+    /// To an admin queue: the Identify data of this namespace has changed.
     NamespaceChanged(u32),
-    /// To an admin queue: its host sees this namespace from now on, or does not any more.
+    /// To an admin queue: this namespace became visible to its host, or is not visible any more.
     NamespaceShown(u32),
-    /// To an admin queue: what others have done to its host's registration, or to the reservation.
+    /// To an admin queue: other hosts have changed its host's registration or the reservation.
     Reservation {
-        /// Namespace.
+        /// Namespace identifier.
         nsid: u32,
-        /// As the reservation notification log has it.
+        /// Reservation Notification Log Page Type.
         kind: u8,
     },
-    /// To an admin queue: how namespaces are reached through a port has changed.
+    /// To an admin queue: the ANA state of a group has changed at a port.
     AnaChanged {
         /// The port's identifier.
         port: u16,
@@ -41,18 +41,17 @@ pub(crate) enum QueueEvent {
     DiscoveryChanged,
     /// To an I/O queue: abort this command.
     Abort(AbortOrder),
-    /// To an I/O queue: its host was preempted, and what it has under way on that volume is to end.
+    /// To an I/O queue: its host was preempted, and its I/O on this volume has to end.
     Preempted(VolumeId),
 }
 
-/// An Abort for a command of another queue. Dropped without a word it says that the command was not
-/// aborted.
+/// An Abort for a command of another queue. Dropping it reports that the command was not aborted.
 pub(crate) struct AbortOrder {
     pub(crate) cid: u16,
     reply: Arc<AtomicU8>,
 }
 
-/// Where the answer to an [`AbortOrder`] will be.
+/// The future result of an [`AbortOrder`].
 pub(crate) struct AbortReply(Arc<AtomicU8>);
 
 impl EventQueue {
@@ -60,12 +59,13 @@ impl EventQueue {
         Arc::new(EventQueue { has_events: AtomicBool::new(false), events: Mutex::default(), notifier })
     }
 
-    /// Whether a push notifies the session; if not, the session polls.
+    /// Whether a push notifies the session; otherwise the session polls.
     pub(crate) fn notifies(&self) -> bool {
         self.notifier.is_some()
     }
 
-    /// Adds an event. One that waits already is not added again, and one that does not fit is lost.
+    /// Adds an event. An event that is pending already is not added again; one beyond
+    /// [`MAX_EVENTS`] is dropped.
     pub(crate) fn push(&self, event: QueueEvent) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if events.len() >= MAX_EVENTS || events.iter().any(|other| other.repeats(&event)) {
@@ -77,7 +77,7 @@ impl EventQueue {
         self.notifier.iter().for_each(|notifier| notifier());
     }
 
-    /// The next event.
+    /// Takes the next event.
     #[inline]
     pub(crate) fn pop(&self) -> Option<QueueEvent> {
         if !self.has_events.load(Ordering::Acquire) {
@@ -104,18 +104,18 @@ impl QueueEvent {
 }
 
 impl AbortOrder {
-    /// An order, and where its answer will be.
+    /// Creates an order and its future result.
     pub(crate) fn new(cid: u16) -> (AbortOrder, AbortReply) {
         let reply = Arc::new(AtomicU8::new(PENDING));
         (AbortOrder { cid, reply: reply.clone() }, AbortReply(reply))
     }
 
-    /// The command was aborted.
+    /// Reports that the command was aborted.
     pub(crate) fn aborted(self) {
         let _ = self.reply.compare_exchange(PENDING, ABORTED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Whether nobody waits for the answer any more: the host was told that the command was not
+    /// Whether the result is not awaited any more: the host was told that the command was not
     /// aborted.
     pub(crate) fn is_given_up(&self) -> bool {
         self.reply.load(Ordering::Acquire) == NOT_ABORTED
@@ -124,7 +124,7 @@ impl AbortOrder {
 
 impl Drop for AbortOrder {
     fn drop(&mut self) {
-        // Unless it was aborted.
+        // Has no effect if the command was aborted.
         let _ = self.reply.compare_exchange(PENDING, NOT_ABORTED, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
@@ -138,14 +138,14 @@ impl AbortReply {
         }
     }
 
-    /// Waits no longer; whether the command was aborted.
+    /// Stops waiting; returns whether the command was aborted.
     pub(crate) fn give_up(&self) -> bool {
         let answer = self.0.compare_exchange(PENDING, NOT_ABORTED, Ordering::AcqRel, Ordering::Acquire);
         answer == Err(ABORTED)
     }
 }
 
-/// Events that wait for one queue.
+/// Most pending events of one queue.
 const MAX_EVENTS: usize = 2048;
 const PENDING: u8 = 0;
 const ABORTED: u8 = 1;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_nobody_carries_out_is_answered_too() {
+    fn a_dropped_order_has_a_result_too() {
         let (order, reply) = AbortOrder::new(7);
         assert_eq!(reply.was_aborted(), None);
         drop(order);

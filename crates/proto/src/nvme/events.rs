@@ -1,7 +1,8 @@
 //! Asynchronous events of a controller (Base 2.0 §5.2), and the logs that clear them.
 //!
-//! An event is told once: the completion of a request names a log page, and until the host has read
-//! that page nothing more of the kind is told. What happens meanwhile is in the page.
+//! Each event type is reported once: the completion of a request names a log page, and until the
+//! host has read that page no further event of that type is reported. The page contains everything
+//! that happens meanwhile.
 
 use super::event_queue::QueueEvent;
 use blockmux_wire::nvme::NSID_ALL;
@@ -10,64 +11,64 @@ use blockmux_wire::nvme::log::{CHANGED_NAMESPACES_MAX, LogPage, ReservationNotif
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// What a controller has to tell, and who waits to hear it.
+/// Pending events of a controller, and the requests that wait for them.
 #[derive(Default)]
 pub(super) struct Events {
-    /// Asynchronous Event Requests, by their places in the transport's table, oldest first.
+    /// Outstanding Asynchronous Event Requests, by their slots in the command table, oldest first.
     waiting: VecDeque<usize>,
-    /// Asynchronous Event Configuration.
+    /// Value of the feature Asynchronous Event Configuration.
     pub(super) configuration: u32,
-    namespaces: Told,
-    ana: Told,
-    reservation: Told,
-    discovery: Told,
+    namespaces: NoticeState,
+    ana: NoticeState,
+    reservation: NoticeState,
+    discovery: NoticeState,
     changed: BTreeSet<u32>,
     notifications: VecDeque<ReservationNotification>,
-    /// Of the last notification.
+    /// Log Page Count of the last notification.
     log_page_count: u64,
     /// Reservation Notification Masks that are not 0.
     masks: BTreeMap<u32, u32>,
 }
 
-/// How far the host knows of one kind of event.
+/// State of one event type.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Told {
-    /// There is nothing to tell.
+enum NoticeState {
+    /// There is nothing to report.
     #[default]
     Nothing,
-    /// There is.
+    /// An event has to be reported.
     Due,
-    /// The host was told, and has not read the log.
-    Yes,
+    /// An event was reported, and the host has not read the log page.
+    Sent,
 }
 
 impl Events {
-    /// How many requests wait.
+    /// Number of outstanding requests.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// A request waits.
+    /// Adds a request.
     pub(super) fn wait(&mut self, slot: usize) {
         self.waiting.push_back(slot);
     }
 
-    /// Stops waiting; answers whether it did.
+    /// Removes a request; returns whether it was outstanding.
     pub(super) fn abort(&mut self, slot: usize) -> bool {
         let place = self.waiting.iter().position(|&waiting| waiting == slot);
         place.and_then(|place| self.waiting.remove(place)).is_some()
     }
 
-    /// All requests, which wait no more, and nothing is left to be told: the controller is reset.
+    /// Resets all event state, for a reset of the controller; returns the outstanding requests.
     pub(super) fn reset(&mut self) -> VecDeque<usize> {
         std::mem::take(self).waiting
     }
 
-    /// Something has happened.
-    pub(super) fn hear(&mut self, event: &QueueEvent) {
+    /// Records an event.
+    pub(super) fn on_event(&mut self, event: &QueueEvent) {
         match *event {
             QueueEvent::NamespaceChanged(nsid) | QueueEvent::NamespaceShown(nsid) => {
-                // One more than the log has place for says that there were too many.
+                // One entry more than the log can hold indicates an overflow.
                 if self.changed.len() <= CHANGED_NAMESPACES_MAX {
                     self.changed.insert(nsid);
                 }
@@ -94,43 +95,44 @@ impl Events {
         }
     }
 
-    /// The host has read a log page, and wants to hear of what comes after that.
+    /// Records that the host has read a log page and wants further events of its type.
     pub(super) fn is_read(&mut self, page: LogPage) {
         match page {
             LogPage::CHANGED_NAMESPACE_LIST => {
                 self.changed.clear();
-                self.namespaces = Told::Nothing;
+                self.namespaces = NoticeState::Nothing;
             }
             LogPage::RESERVATION_NOTIFICATION => {
                 self.notifications.pop_front();
-                self.reservation = if self.notifications.is_empty() { Told::Nothing } else { Told::Due };
+                self.reservation =
+                    if self.notifications.is_empty() { NoticeState::Nothing } else { NoticeState::Due };
             }
-            LogPage::ASYMMETRIC_NAMESPACE_ACCESS => self.ana = Told::Nothing,
-            LogPage::DISCOVERY => self.discovery = Told::Nothing,
+            LogPage::ASYMMETRIC_NAMESPACE_ACCESS => self.ana = NoticeState::Nothing,
+            LogPage::DISCOVERY => self.discovery = NoticeState::Nothing,
             _ => {}
         }
     }
 
-    /// The next event for the oldest request: its place, and the result.
+    /// The next event for the oldest request: its slot, and the result.
     pub(super) fn next(&mut self) -> Option<(usize, u32)> {
         if self.waiting.is_empty() {
             return None;
         }
         let is_wanted = |notice| self.configuration & notice != 0;
-        let result = if is_wanted(AEC_ANA_CHANGE) && self.ana == Told::Due {
-            // First: I/O depends on it.
-            self.ana = Told::Yes;
+        let result = if is_wanted(AEC_ANA_CHANGE) && self.ana == NoticeState::Due {
+            // Reported first, because I/O depends on it.
+            self.ana = NoticeState::Sent;
             let information = Notice::ASYMMETRIC_NAMESPACE_ACCESS_CHANGE.0;
             event(EventType::NOTICE, information, LogPage::ASYMMETRIC_NAMESPACE_ACCESS.0)
-        } else if is_wanted(AEC_NAMESPACE_ATTRIBUTE) && self.namespaces == Told::Due {
-            self.namespaces = Told::Yes;
+        } else if is_wanted(AEC_NAMESPACE_ATTRIBUTE) && self.namespaces == NoticeState::Due {
+            self.namespaces = NoticeState::Sent;
             let information = Notice::NAMESPACE_ATTRIBUTE_CHANGED.0;
             event(EventType::NOTICE, information, LogPage::CHANGED_NAMESPACE_LIST.0)
-        } else if is_wanted(AEC_DISCOVERY_CHANGE) && self.discovery == Told::Due {
-            self.discovery = Told::Yes;
+        } else if is_wanted(AEC_DISCOVERY_CHANGE) && self.discovery == NoticeState::Due {
+            self.discovery = NoticeState::Sent;
             event(EventType::NOTICE, Notice::DISCOVERY_LOG_PAGE_CHANGE.0, LogPage::DISCOVERY.0)
-        } else if self.reservation == Told::Due {
-            self.reservation = Told::Yes;
+        } else if self.reservation == NoticeState::Due {
+            self.reservation = NoticeState::Sent;
             event(EventType::IO_COMMAND_SPECIFIC, 0, LogPage::RESERVATION_NOTIFICATION.0)
         } else {
             return None;
@@ -138,7 +140,7 @@ impl Events {
         Some((self.waiting.pop_front()?, result))
     }
 
-    /// The Changed Namespace List; with `clears` it begins anew.
+    /// The Changed Namespace List.
     pub(super) fn changed_namespaces(&self) -> Vec<u8> {
         let mut page: Vec<u8> = match self.changed.len() {
             0..=CHANGED_NAMESPACES_MAX => self.changed.iter().copied().flat_map(u32::to_le_bytes).collect(),
@@ -148,12 +150,12 @@ impl Events {
         page
     }
 
-    /// The oldest reservation notification; the next one follows when it was read.
+    /// The oldest reservation notification. The next one follows once this was read.
     pub(super) fn reservation_notification(&self) -> Vec<u8> {
         let more = self.notifications.len().saturating_sub(1);
         let oldest = self.notifications.front().copied();
         let page = oldest.map_or_else(ReservationNotification::new_zeroed, |oldest| {
-            // At most MAX_NOTIFICATIONS.
+            // At most `MAX_NOTIFICATIONS`.
             ReservationNotification { available: more as u8, ..oldest }
         });
         page.as_bytes().to_vec()
@@ -174,16 +176,16 @@ impl Events {
     }
 }
 
-impl Told {
+impl NoticeState {
     fn happen(&mut self) {
-        if *self == Told::Nothing {
-            *self = Told::Due;
+        if *self == NoticeState::Nothing {
+            *self = NoticeState::Due;
         }
     }
 }
 
-/// Reservation notifications that wait to be read; beyond, the oldest is lost, which the count
-/// shows.
+/// Most pending reservation notifications. Beyond that the oldest is lost, which the Log Page Count
+/// reveals.
 const MAX_NOTIFICATIONS: usize = 128;
 
 #[cfg(test)]
@@ -197,37 +199,38 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_told_once_until_its_log_is_read() {
+    fn an_event_is_reported_once_until_its_log_is_read() {
         let mut events = all();
         assert_eq!(events.next(), None);
-        events.hear(&QueueEvent::NamespaceChanged(3));
+        events.on_event(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.next(), Some((0, 0x04_0002)));
-        events.hear(&QueueEvent::NamespaceChanged(1));
+        events.on_event(&QueueEvent::NamespaceChanged(1));
         assert_eq!(events.next(), None);
         assert_eq!(events.changed_namespaces()[..12], [1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
         events.is_read(LogPage::CHANGED_NAMESPACE_LIST);
         assert_eq!(events.next(), None);
         assert_eq!(events.changed_namespaces()[..4], [0; 4]);
-        events.hear(&QueueEvent::NamespaceChanged(2));
+        events.on_event(&QueueEvent::NamespaceChanged(2));
         assert_eq!(events.next(), Some((1, 0x04_0002)));
     }
 
     #[test]
-    fn what_the_host_does_not_want_to_hear_waits_in_the_log() {
+    fn a_disabled_event_is_still_in_its_log() {
         let mut events = all();
         events.configuration = 0;
-        events.hear(&QueueEvent::NamespaceChanged(3));
+        events.on_event(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.next(), None);
         events.configuration = AEC_NAMESPACE_ATTRIBUTE;
         assert!(events.next().is_some());
     }
 
     #[test]
-    fn too_many_changed_namespaces_are_all_of_them() {
+    fn too_many_changed_namespaces_are_reported_as_overflow() {
         let mut events = all();
-        (1..=CHANGED_NAMESPACES_MAX as u32).for_each(|nsid| events.hear(&QueueEvent::NamespaceChanged(nsid)));
+        (1..=CHANGED_NAMESPACES_MAX as u32)
+            .for_each(|nsid| events.on_event(&QueueEvent::NamespaceChanged(nsid)));
         assert_eq!(events.changed_namespaces()[4092..], 1024_u32.to_le_bytes());
-        events.hear(&QueueEvent::NamespaceChanged(5000));
+        events.on_event(&QueueEvent::NamespaceChanged(5000));
         let page = events.changed_namespaces();
         assert_eq!((&page[..4], &page[4..8]), (&[0xff; 4][..], &[0; 4][..]));
     }
@@ -237,7 +240,7 @@ mod tests {
         let mut events = all();
         events.set_mask(2, 1 << 2);
         for (nsid, kind) in [(1, 1), (2, 2), (2, 3)] {
-            events.hear(&QueueEvent::Reservation { nsid, kind });
+            events.on_event(&QueueEvent::Reservation { nsid, kind });
         }
         assert_eq!(events.next(), Some((0, 0x80_0006)));
         assert_eq!(events.next(), None);
@@ -250,14 +253,14 @@ mod tests {
         assert_eq!(events.next(), Some((1, 0x80_0006)), "there is one more");
         assert_eq!(page(&mut events), (2, 3, 0, 2));
         assert_eq!(page(&mut events), (0, 0, 0, 0));
-        (0..1000).for_each(|_| events.hear(&QueueEvent::Reservation { nsid: 1, kind: 1 }));
+        (0..1000).for_each(|_| events.on_event(&QueueEvent::Reservation { nsid: 1, kind: 1 }));
         assert_eq!(page(&mut events).2, MAX_NOTIFICATIONS as u8 - 1);
     }
 
     #[test]
     fn a_reset_forgets_everything() {
         let mut events = all();
-        events.hear(&QueueEvent::NamespaceChanged(3));
+        events.on_event(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.reset(), [0, 1, 2, 3]);
         events.wait(7);
         assert_eq!(events.next(), None);

@@ -1,8 +1,8 @@
-//! Compare and write, fused: the one fused operation of the NVM Command Set.
+//! Compare and Write, the only fused operation of the NVM Command Set.
 //!
-//! A Compare and a Write of the same blocks, one after the other in a queue, are done as one: the
-//! range is locked as by SCSI's COMPARE AND WRITE, so that whoever else uses the volume, in
-//! whatever way, comes before or after both.
+//! A Compare and a Write of the same blocks, consecutive in a queue, are executed atomically: the
+//! range is locked as for SCSI's COMPARE AND WRITE, so that other commands to the volume, over any
+//! protocol, come before or after both.
 
 use super::NvmeOutcome;
 use super::io::{IoRequest, IoStep, compare};
@@ -14,11 +14,11 @@ use blockmux_volume::{IoError, Op, Output, SgList};
 use blockmux_wire::nvme::status::NvmeStatus;
 use std::sync::Arc;
 
-/// Both commands under way.
+/// The state of both commands.
 pub(super) struct CompareAndWrite {
     served: Arc<VolumeState>,
     volume: VolumeId,
-    /// In bytes.
+    /// Offset, and below length, in bytes.
     offset: u64,
     len: u64,
     fua: bool,
@@ -43,13 +43,13 @@ impl CompareAndWrite {
         }
     }
 
-    /// The data of both is here.
+    /// Begins, once the data of both commands has arrived.
     pub(super) fn begin(&mut self, expected: SgList, data: SgList) -> IoStep {
         (self.expected, self.data) = (expected, data);
         self.resume()
     }
 
-    /// Asks whether the range is its own.
+    /// Retries to lock the range.
     pub(super) fn resume(&mut self) -> IoStep {
         if !RangeGuard::take(&mut self.guard, &self.served, self.offset, self.len) {
             return IoStep::Wait;
@@ -57,7 +57,7 @@ impl CompareAndWrite {
         self.io(Op::Read, None)
     }
 
-    /// An I/O is over.
+    /// Handles the completion of an I/O.
     pub(super) fn on_io(&mut self, result: Result<Output, IoError>) -> IoStep {
         let op = if self.is_writing { Op::Write { fua: self.fua } } else { Op::Read };
         let output = match result {
@@ -75,7 +75,7 @@ impl CompareAndWrite {
         self.io(Op::Write { fua: self.fua }, Some(self.data.clone()))
     }
 
-    /// What each of the two commands ends with, if they end so.
+    /// The outcomes of both commands if the operation ends with `outcome`.
     pub(super) fn outcomes(&self, outcome: &NvmeOutcome) -> (NvmeOutcome, NvmeOutcome) {
         let other = NvmeOutcome::failure(NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
         match (outcome.status.is_success(), self.is_writing) {

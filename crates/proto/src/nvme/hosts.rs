@@ -1,62 +1,63 @@
-//! Who may connect to a subsystem, what they see of it, and how they prove who they are.
+//! The hosts of a subsystem: which may connect, which namespaces they see, and how they
+//! authenticate.
 //!
-//! That may change while the subsystem is served. It is looked at when a queue connects and when a
-//! queue looks which namespaces there are, never for a command.
+//! All of that may change while the subsystem is served. It is read when a queue connects and when
+//! a queue refreshes its view of the namespaces, never for a command.
 
 use super::nqn::Nqn;
 use crate::nvme::auth::HostSecrets;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// What holds for one host.
+/// The access of one host.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct HostAccess {
-    /// The namespaces that it sees; `None`: all.
+    /// Visible namespaces; `None` for all.
     pub namespaces: Option<BTreeSet<u32>>,
-    /// What it has to prove, if it has to.
+    /// Secrets for authentication, if the host has to authenticate.
     pub secrets: Option<Arc<HostSecrets>>,
 }
 
-/// A host cannot be named where everybody may connect: that would keep all others out.
+/// Error: the subsystem is open to every host, and adding one to its list would exclude all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("every host may connect; name those that may in the config file, or none with hosts = []")]
 pub struct OpenToAll;
 
 /// The hosts of a subsystem.
-pub(super) struct Hosts(RwLock<KnownHost>);
+pub(super) struct SubsystemHosts(RwLock<HostList>);
 
 #[derive(Default)]
-pub(super) struct KnownHost {
-    /// Others may connect, too.
+pub(super) struct HostList {
+    /// Whether hosts that are not listed may connect.
     pub(super) is_open: bool,
     hosts: BTreeMap<Nqn, HostAccess>,
 }
 
 impl HostAccess {
-    /// Whether it sees a namespace of that identifier.
+    /// Whether a namespace is visible.
     pub(super) fn shows(&self, nsid: u32) -> bool {
         self.namespaces.as_ref().is_none_or(|namespaces| namespaces.contains(&nsid))
     }
 }
 
-impl Hosts {
-    /// Those that are listed, or everybody if nobody is.
-    pub(super) fn new(listed: Vec<Nqn>) -> Hosts {
+impl SubsystemHosts {
+    /// Creates the list; an empty one is open to every host.
+    pub(super) fn new(listed: Vec<Nqn>) -> SubsystemHosts {
         let is_open = listed.is_empty();
         let hosts = listed.into_iter().map(|host| (host, HostAccess::default())).collect();
-        Hosts(RwLock::new(KnownHost { is_open, hosts }))
+        SubsystemHosts(RwLock::new(HostList { is_open, hosts }))
     }
 
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, KnownHost> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, HostList> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn write(&self) -> RwLockWriteGuard<'_, KnownHost> {
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, HostList> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl KnownHost {
+impl HostList {
     pub(super) fn admits(&self, host: &Nqn) -> bool {
         self.is_open || self.hosts.contains_key(host)
     }
@@ -65,7 +66,7 @@ impl KnownHost {
         self.hosts.get(host).is_none_or(|access| access.shows(nsid))
     }
 
-    /// Whether a mask names that identifier.
+    /// Whether a mask contains this namespace identifier.
     pub(super) fn is_named(&self, nsid: u32) -> bool {
         let mut masks = self.hosts.values().filter_map(|access| access.namespaces.as_ref());
         masks.any(|mask| mask.contains(&nsid))
@@ -75,22 +76,22 @@ impl KnownHost {
         self.hosts.get(host)?.secrets.clone()
     }
 
-    /// What holds for a host from now on; what held before, if it was known.
+    /// Sets the access of a host; returns its previous access, if it was listed.
     pub(super) fn set(&mut self, host: &Nqn, access: HostAccess) -> Option<HostAccess> {
         self.hosts.insert(host.clone(), access)
     }
 
-    /// What is said of a host, who is known from now on.
+    /// The access of a host, which is added if it is not listed.
     pub(super) fn of(&mut self, host: Nqn) -> &mut HostAccess {
         self.hosts.entry(host).or_default()
     }
 
-    /// The hosts that are known.
+    /// The hosts that are listed.
     pub(super) fn listed(&self) -> Vec<Nqn> {
         self.hosts.keys().cloned().collect()
     }
 
-    /// Whether that host was known.
+    /// Removes a host; returns whether it was listed.
     pub(super) fn remove(&mut self, host: &Nqn) -> bool {
         self.hosts.remove(host).is_some()
     }

@@ -1,6 +1,6 @@
-//! What Identify answers (Base 2.0 §5.17; NVM Command Set 1.0 §4.1.5).
+//! The Identify data structures (Base 2.0 §5.17; NVM Command Set 1.0 §4.1.5).
 
-use super::association::Host;
+use super::association::HostIdentity;
 use super::errors::MAX_ERRORS;
 use super::property::VERSION;
 use super::ranges::COPY_MAX_RANGES;
@@ -12,25 +12,25 @@ use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{CSI_NVM, NSID_ALL, SQE_LEN, Sqe};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// What a page is told of besides the subsystem.
-pub(super) struct Asker<'a> {
+/// Properties of the controller, besides the subsystem, on which a page depends.
+pub(super) struct IdentifyContext<'a> {
     pub(super) cntlid: u16,
-    pub(super) host: &'a Host,
-    /// Data that a command's capsule on an I/O queue may have, in bytes.
+    pub(super) host: &'a HostIdentity,
+    /// Longest in-capsule data on I/O queues, in bytes.
     pub(super) in_capsule: usize,
-    /// SGLs of the transport, as SGLS tells them.
+    /// SGL support of the transport, as in the field SGLS.
     pub(super) sgls: u32,
 }
 
-/// The page that the command asks for.
+/// The data structure that a command requests.
 pub(super) fn page(
     subsystem: &Subsystem,
     view: &NamespaceView,
-    asker: &Asker<'_>,
+    context: &IdentifyContext<'_>,
     sqe: &Sqe,
 ) -> Result<Vec<u8>, NvmeStatus> {
     let (cdw10, csi, nsid) = (sqe.cdw10.get(), (sqe.cdw11.get() >> 24) as u8, sqe.nsid.get());
-    // The low byte.
+    // Bits 7:0.
     let cns = Cns(cdw10 as u8);
     let from = (cdw10 >> 16) as u16;
     if subsystem.is_discovery && !matches!(cns, Cns::CONTROLLER) {
@@ -38,9 +38,9 @@ pub(super) fn page(
     }
     let of_nvm = || if csi == CSI_NVM { Ok(()) } else { Err(NvmeStatus::INVALID_FIELD_IN_COMMAND) };
     match cns {
-        Cns::CONTROLLER => Ok(controller(subsystem, view, asker).as_bytes().to_vec()),
+        Cns::CONTROLLER => Ok(controller(subsystem, view, context).as_bytes().to_vec()),
         Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => match find(view, nsid) {
-            // It could be attached: nothing is told of it, and that is no error.
+            // An inactive namespace has a zero-filled data structure, which is not an error.
             Err(_) if (1..=MAX_NAMESPACES as u32).contains(&nsid) => Ok(vec![0; IDENTIFY_LEN]),
             found => Ok(namespace(found?).as_bytes().to_vec()),
         },
@@ -54,7 +54,7 @@ pub(super) fn page(
         }
         Cns::IO_COMMAND_SET_CONTROLLER => {
             of_nvm()?;
-            // MDTS holds for Verify, too; nothing else is limited.
+            // MDTS also limits Verify; nothing else is limited.
             let page = IdentifyControllerNvm { vsl: MDTS, ..IdentifyControllerNvm::new_zeroed() };
             Ok(page.as_bytes().to_vec())
         }
@@ -66,7 +66,7 @@ pub(super) fn page(
         Cns::CONTROLLER_LIST => Ok(controllers(subsystem, from)),
         Cns::IO_COMMAND_SETS => {
             let mut page = vec![0; IDENTIFY_LEN];
-            // One combination: the NVM Command Set.
+            // One combination of command sets: the NVM Command Set alone.
             page.first_mut().into_iter().for_each(|first| *first = 1);
             Ok(page)
         }
@@ -78,29 +78,33 @@ fn find(view: &NamespaceView, nsid: u32) -> Result<&Namespace, NvmeStatus> {
     view.namespace(nsid).ok_or(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT)
 }
 
-fn controller(subsystem: &Subsystem, view: &NamespaceView, asker: &Asker<'_>) -> IdentifyController {
+fn controller(
+    subsystem: &Subsystem,
+    view: &NamespaceView,
+    context: &IdentifyContext<'_>,
+) -> IdentifyController {
     let mut page = IdentifyController {
         sn: text(&subsystem.serial),
         mn: text(&subsystem.model),
         fr: text(env!("CARGO_PKG_VERSION")),
         cmic: CMIC_MULTI_PORT | CMIC_MULTI_CONTROLLER,
         mdts: MDTS,
-        cntlid: asker.cntlid.into(),
+        cntlid: context.cntlid.into(),
         ver: VERSION.into(),
         ctratt: CTRATT_HOST_ID_128.into(),
         cntrltype: ControllerType::IO.0,
         acl: MAX_ABORTS.saturating_sub(1) as u8,
         aerl: MAX_EVENT_REQUESTS.saturating_sub(1) as u8,
-        // One slot, which cannot be written.
+        // One firmware slot, which is read-only.
         frmw: 0b11,
         lpa: LPA_EXTENDED,
         elpe: MAX_ERRORS.saturating_sub(1) as u8,
-        // A second.
+        // One second.
         kas: 10.into(),
         maxcmd: MQES.saturating_add(1).into(),
-        sgls: (SGLS_ALIGNED_ANY | SGLS_OFFSET | asker.sgls).into(),
+        sgls: (SGLS_ALIGNED_ANY | SGLS_OFFSET | context.sgls).into(),
         subnqn: subsystem.nqn.to_field(),
-        // In units of 16 bytes: the entry alone answers.
+        // In units of 16 bytes: a response is the completion entry alone.
         iorcsz: 1.into(),
         ioccsz: (SQE_LEN as u32 / 16).into(),
         msdbd: 1,
@@ -128,7 +132,7 @@ fn controller(subsystem: &Subsystem, view: &NamespaceView, asker: &Asker<'_>) ->
     }
     page.sqes = 0x66;
     page.cqes = 0x44;
-    // What may be attached later, too.
+    // Includes namespaces that may be attached later.
     page.nn = (MAX_NAMESPACES as u32).into();
     page.mnan = page.nn;
     page.oncs = (ONCS_COMPARE
@@ -140,16 +144,16 @@ fn controller(subsystem: &Subsystem, view: &NamespaceView, asker: &Asker<'_>) ->
         | ONCS_COPY)
         .into();
     page.fuses = FUSES_COMPARE_AND_WRITE.into();
-    // Of the largest blocks; each namespace says more.
+    // For the largest block size; each namespace reports its own value.
     page.acwu = (MAX_DATA.wrapping_shr(LARGEST_BLOCK_SHIFT).saturating_sub(1) as u16).into();
     page.vwc = VWC_FLUSH_ALL | if has_cache { VWC_PRESENT } else { 0 };
     page.cdfs = 1.into();
-    page.ioccsz = (SQE_LEN.saturating_add(asker.in_capsule) as u32 / 16).into();
-    debug_assert!(subsystem.admits(&asker.host.nqn), "only admitted hosts ask");
+    page.ioccsz = (SQE_LEN.saturating_add(context.in_capsule) as u32 / 16).into();
+    debug_assert!(subsystem.admits(&context.host.nqn), "only admitted hosts ask");
     page
 }
 
-/// ASCII, filled with spaces.
+/// An ASCII field, padded with spaces.
 fn text<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     field.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
@@ -174,13 +178,13 @@ fn namespace(namespace: &Namespace) -> IdentifyNamespace {
     let per_block = |bytes: u32| u16::try_from(bytes.wrapping_shr(namespace.block_shift)).unwrap_or(u16::MAX);
     let less_one = |bytes: u32| per_block(bytes).saturating_sub(1).into();
     page.nsfeat = NSFEAT_OPTPERF | NSFEAT_ATOMICS;
-    // Whatever fits a command.
+    // Every command is atomic with respect to others.
     let largest = MAX_DATA.wrapping_shr(namespace.block_shift).saturating_sub(1);
     page.nacwu = u16::try_from(largest).unwrap_or(u16::MAX).into();
     page.rescap = rescap(namespace);
     page.npwg = less_one(info.physical_block);
     page.npwa = page.npwg;
-    // A host that takes the optimal size for a stripe takes this for none.
+    // A host that derives a stripe from the optimal write size finds none.
     page.nows = page.npwg;
     page.npdg = less_one(info.discard_granularity.max(info.logical_block));
     page.npda = page.npdg;
@@ -213,7 +217,7 @@ fn rescap(namespace: &Namespace) -> u8 {
     RESCAP_ALL_TYPES | RESCAP_IEKEY_1_3 | persists
 }
 
-/// Identifiers above `nsid`.
+/// Active namespace identifiers above `nsid`.
 fn list(view: &NamespaceView, nsid: u32) -> Result<Vec<u8>, NvmeStatus> {
     if nsid >= NSID_ALL.saturating_sub(1) {
         return Err(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT);
@@ -241,7 +245,7 @@ fn descriptors(namespace: &Namespace) -> Vec<u8> {
     page
 }
 
-/// Identifiers of controllers from `from` on.
+/// Controller identifiers from `from` on.
 fn controllers(subsystem: &Subsystem, from: u16) -> Vec<u8> {
     let all = subsystem.associations.controllers();
     let chosen: Vec<u16> = all.into_iter().filter(|&id| id >= from).take(CONTROLLER_LIST_MAX).collect();
@@ -251,7 +255,7 @@ fn controllers(subsystem: &Subsystem, from: u16) -> Vec<u8> {
     page
 }
 
-/// No transition takes longer, in seconds.
+/// ANATT: longest ANA transition, in seconds.
 const ANA_TRANSITION_S: u8 = 10;
 /// log2 of the largest logical block, in bytes.
 const LARGEST_BLOCK_SHIFT: u32 = 16;

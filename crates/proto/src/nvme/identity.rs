@@ -1,8 +1,8 @@
-//! What names a namespace wherever it is: NGUID, EUI64 and UUID (NVM Command Set 1.0 §4.1.5.1; Base
-//! 2.0 §5.17.2.3, §4.5).
+//! The globally unique identifiers of a namespace: NGUID, EUI64 and UUID (NVM Command Set 1.0
+//! §4.1.5.1; Base 2.0 §5.17.2.3, §4.5).
 //!
-//! Hosts take two namespaces with one identifier for one, reached by two paths, or refuse both; so
-//! a subsystem has each identifier once.
+//! Hosts take two namespaces with the same identifier for one namespace on two paths, or refuse
+//! both. So each identifier is unique in a subsystem.
 
 use crate::volume_uuid::VolumeUuid;
 use sha2::{Digest, Sha256};
@@ -12,13 +12,13 @@ use sha2::{Digest, Sha256};
 pub struct NamespaceIdentity {
     /// Namespace globally unique identifier.
     pub nguid: [u8; 16],
-    /// IEEE extended unique identifier, if it has one.
+    /// IEEE extended unique identifier, if there is one.
     pub eui64: Option<[u8; 8]>,
     /// Universally unique identifier.
     pub uuid: [u8; 16],
 }
 
-/// Those that somebody has given to a namespace.
+/// Configured identifiers of a namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GivenIdentity {
     /// NGUID.
@@ -30,15 +30,16 @@ pub struct GivenIdentity {
 }
 
 impl NamespaceIdentity {
-    /// The identifiers of a namespace with that UUID. An EUI64 has an organization's number in it
-    /// and 40 bits, too few for a hash, so that only a config file gives one.
+    /// The identifiers that are derived from a volume's UUID. An EUI64 contains an organization's
+    /// number and 40 bits, too few for a hash, so it exists only if it is configured.
     #[must_use]
     pub fn of(uuid: VolumeUuid) -> NamespaceIdentity {
         NamespaceIdentity { nguid: uuid.to_bytes(), eui64: None, uuid: uuid.to_bytes() }
     }
 
-    /// This identity with what `given` has in place of its own. Of NGUID and UUID one that is given
-    /// makes the other, so that two machines that serve the same namespace have to be told one.
+    /// Replaces identifiers by the configured ones. If only one of NGUID and UUID is configured,
+    /// the other is derived from it, so that two machines that serve the same namespace need only
+    /// one configured identifier.
     #[must_use]
     pub fn given(self, given: &GivenIdentity) -> NamespaceIdentity {
         let nguid = given.nguid.or(given.uuid).unwrap_or(self.nguid);
@@ -46,7 +47,7 @@ impl NamespaceIdentity {
         NamespaceIdentity { nguid, eui64: given.eui64.or(self.eui64), uuid }
     }
 
-    /// Whether both have an identifier that only one may have.
+    /// Whether two identities share an identifier that has to be unique.
     pub(super) fn clashes_with(&self, other: &NamespaceIdentity) -> bool {
         self.nguid == other.nguid
             || self.uuid == other.uuid
@@ -54,7 +55,7 @@ impl NamespaceIdentity {
     }
 }
 
-/// Sixteen bytes that only this text has, for all that anybody will see.
+/// Sixteen bytes of a hash of `text`, which are unique in practice.
 pub(super) fn unique(text: &str) -> [u8; 16] {
     let hash = Sha256::digest(text.as_bytes());
     let mut id = [0; 16];
@@ -62,7 +63,7 @@ pub(super) fn unique(text: &str) -> [u8; 16] {
     id
 }
 
-/// Makes an identifier a UUID of version 8: a hash (RFC 9562 §5.8).
+/// Makes an identifier a UUID of version 8, for hashes (RFC 9562 §5.8).
 fn hashed_uuid(mut id: [u8; 16]) -> [u8; 16] {
     let [.., version, _, variant, _, _, _, _, _, _, _] = &mut id;
     *version = *version & 0x0f | 0x80;
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_that_are_given_take_the_place_of_those_that_are_made() {
+    fn configured_identifiers_replace_derived_ones() {
         let own = NamespaceIdentity::of(VolumeUuid::of_texts(&["a"]));
         assert!(!own.clashes_with(&NamespaceIdentity::of(VolumeUuid::of_texts(&["b"]))));
         assert_eq!(own.given(&GivenIdentity::default()), own);

@@ -1,15 +1,15 @@
 //! Commands of I/O queues (NVM Command Set 1.0 §3.2).
 //!
-//! A command is parsed before any of its data is waited for: whether its blocks are there is known
-//! then, as with other protocols, unless they are in its data. It then goes on step by step: one
-//! I/O of the volume at a time, until it is done. Before each I/O the queue's [`Admissions`] are
-//! asked whether reservations allow it and whether somebody has its range for itself.
+//! A command is parsed before its data has arrived: whether its blocks exist is known then, as with
+//! other protocols, unless the ranges are in the data. It then continues step by step, one I/O of
+//! the volume at a time. Before each I/O, the queue's [`Admissions`] check whether reservations
+//! allow it and whether its range is locked.
 //!
-//! [`Admissions`]: crate::served::Admissions
+//! [`Admissions`]: crate::volume_state::Admissions
 
 use super::fused::CompareAndWrite;
-use super::ranges::{COPY_MAX_RANGES, Copying, DeallocateRanges};
-use super::reservation::Reserving;
+use super::ranges::{COPY_MAX_RANGES, CopyRanges, DeallocateRanges};
+use super::reservation::ReservationCommand;
 use super::status::of_io_error;
 use super::subsystem::{Namespace, NamespaceView, Subsystem};
 use super::traffic::QueueCounts;
@@ -27,57 +27,57 @@ use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use std::collections::VecDeque;
 
-/// One command under way.
+/// An outstanding command.
 pub(crate) struct IoCommand {
     volume: VolumeId,
-    /// In bytes.
+    /// Offset, and below length, in bytes.
     offset: u64,
     len: u64,
     kind: IoCommandKind,
-    /// The I/O in flight, or that waits.
+    /// The operation in flight or waiting.
     now: Op,
 }
 
 enum IoCommandKind {
     Read {
-        /// Flush before: what is read has to be on stable storage.
+        /// Whether to flush first, because FUA requires that the data read is durable.
         flush: bool,
     },
-    /// Zeroes, or a flush: one I/O without data.
+    /// Write Zeroes or Flush: one I/O without data.
     Plain(Op),
     Write {
         fua: bool,
     },
-    /// Of all namespaces, which are taken from the end.
+    /// Flush of all namespaces; the remaining ones.
     FlushAll(Vec<VolumeId>),
     Compare(SgList),
     Verify,
     Deallocate(Box<DeallocateRanges>),
-    Copy(Box<Copying>),
-    Reserve(Box<Reserving>),
-    /// With the Compare that goes before it.
+    Copy(Box<CopyRanges>),
+    Reserve(Box<ReservationCommand>),
+    /// A Write fused with the preceding Compare.
     FusedWrite(Box<CompareAndWrite>),
 }
 
-/// Whose commands a queue has, and how they have come.
-pub(crate) struct Origin {
-    /// The host, where reservations are kept.
+/// The host that owns a queue, and the port it connected through.
+pub(crate) struct QueueOrigin {
+    /// The host as a registrant of reservations.
     pub(crate) who: Registrant,
-    /// The port's identifier.
+    /// Port identifier.
     pub(crate) port: u16,
 }
 
-/// What a command does next.
+/// The next step of a command.
 pub(crate) enum IoStep {
-    /// This I/O, then `on_io`.
+    /// Submit this I/O, then call `on_io`.
     Io(IoRequest),
-    /// Something else has to be over first: `resume` in a while.
+    /// Wait for something else, then call `resume`.
     Wait,
-    /// It is over.
+    /// The command is complete.
     Done(NvmeOutcome),
 }
 
-/// An I/O that a command wants.
+/// An I/O for the volume.
 #[derive(Debug)]
 pub(crate) struct IoRequest {
     pub(crate) volume: VolumeId,
@@ -85,19 +85,19 @@ pub(crate) struct IoRequest {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) data: Option<SgList>,
-    /// Reservations have to allow writes for it.
+    /// Whether reservations have to allow writes.
     pub(crate) needs_write: bool,
-    /// Its range is locked by the command itself.
+    /// Whether the command has locked the range itself.
     pub(crate) is_alone: bool,
 }
 
 impl IoCommand {
-    /// Checks a command, as far as that is possible before its data is here.
+    /// Checks a command, as far as possible before its data has arrived.
     #[inline]
     pub(crate) fn parse(
         subsystem: &Subsystem,
         view: &NamespaceView,
-        origin: &Origin,
+        origin: &QueueOrigin,
         sqe: &Sqe,
     ) -> Result<IoCommand, NvmeStatus> {
         let opcode = NvmOpcode(sqe.opcode);
@@ -125,13 +125,13 @@ impl IoCommand {
             | NvmOpcode::RESERVATION_ACQUIRE
             | NvmOpcode::RESERVATION_RELEASE
             | NvmOpcode::RESERVATION_REPORT => {
-                let reserving = Box::new(Reserving::parse(namespace, &origin.who, sqe)?);
+                let reserving = Box::new(ReservationCommand::parse(namespace, &origin.who, sqe)?);
                 return Ok(IoCommand::new(volume, (0, 0), IoCommandKind::Reserve(reserving)));
             }
             _ => return Err(NvmeStatus::INVALID_COMMAND_OPCODE),
         };
         if flags & PRINFO_MASK != 0 {
-            // No namespace has protection information.
+            // Protection information is not supported.
             return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         let blocks = u64::from(flags & NLB_MASK).saturating_add(1);
@@ -149,8 +149,7 @@ impl IoCommand {
         Ok(command)
     }
 
-    /// Makes a Write one with the Compare `first`, which came before it. Both have to be of the
-    /// same blocks.
+    /// Fuses a Write with the preceding Compare `first`, which must have the same blocks.
     pub(crate) fn fuse(
         &mut self,
         view: &NamespaceView,
@@ -169,17 +168,17 @@ impl IoCommand {
         }
     }
 
-    /// Whether it can be the first of a fused operation.
+    /// Whether the command can be the first of a fused operation.
     pub(crate) fn is_compare(&self) -> bool {
         matches!(self.kind, IoCommandKind::Compare(_))
     }
 
-    /// Of its I/O.
+    /// The volume of its I/O.
     pub(crate) fn volume(&self) -> VolumeId {
         self.volume
     }
 
-    /// Whether it is for that volume.
+    /// Whether the command accesses this volume.
     pub(crate) fn is_for(&self, volume: VolumeId) -> bool {
         self.volume == volume
     }
@@ -194,7 +193,7 @@ impl IoCommand {
         } else {
             Op::Discard { fua: false }
         };
-        // The other attributes are hints, which need nothing done.
+        // The other attributes are hints and need no action.
         let asks = sqe.cdw11.get() & DSM_DEALLOCATE != 0 && !namespace.read_only;
         let count = (sqe.cdw10.get() & NR_MASK) as usize;
         let ranges = DeallocateRanges {
@@ -223,18 +222,18 @@ impl IoCommand {
         let (offset, _) = bytes(sqe.slba(), 0, shift, size)?;
         let room = size.saturating_sub(offset);
         let fua = flags & FUA != 0;
-        let copying = Copying { left: VecDeque::new(), count, copied: 0, fua, shift, size, room };
+        let copying = CopyRanges { left: VecDeque::new(), count, copied: 0, fua, shift, size, room };
         Ok(IoCommand::new(namespace.volume, (offset, 0), IoCommandKind::Copy(Box::new(copying))))
     }
 
-    /// The data that the host sends, in bytes, if `told` is what it says. A list of ranges or keys
-    /// may be in a larger buffer: Linux always sends a whole page of ranges, and two keys with a
-    /// release, which has one.
+    /// Length of the host's data in bytes; `descriptor_len` is the length in the data pointer. The
+    /// buffer of a list may be longer than the list: Linux always sends a whole page of ranges, and
+    /// two keys for Release, which has one.
     #[inline]
-    pub(crate) fn data_out(&self, told: usize) -> usize {
-        let list = |len: usize| if len > 0 { told.min(LONGEST_LIST).max(len) } else { 0 };
+    pub(crate) fn data_out(&self, descriptor_len: usize) -> usize {
+        let list = |len: usize| if len > 0 { descriptor_len.min(LONGEST_LIST).max(len) } else { 0 };
         match &self.kind {
-            // At most MAX_DATA, as was checked.
+            // At most `MAX_DATA`, as was checked.
             IoCommandKind::Write { .. } | IoCommandKind::Compare(_) | IoCommandKind::FusedWrite(_) => {
                 self.len as usize
             }
@@ -245,7 +244,7 @@ impl IoCommand {
         }
     }
 
-    /// The data that the host gets, in bytes.
+    /// Length of the data for the host, in bytes.
     #[inline]
     pub(crate) fn data_in(&self) -> usize {
         match &self.kind {
@@ -255,7 +254,7 @@ impl IoCommand {
         }
     }
 
-    /// Its data is here: the first step.
+    /// Begins the command, whose data has arrived; returns the first step.
     #[inline]
     pub(crate) fn begin(&mut self, data: SgList) -> IoStep {
         match &mut self.kind {
@@ -284,12 +283,12 @@ impl IoCommand {
                 Err(status) => IoStep::Done(NvmeOutcome::failure(status)),
             },
             IoCommandKind::Reserve(reserving) => reserving.begin(&data),
-            // It has no data of its own to begin with.
+            // Begun by `begin_fused` only.
             IoCommandKind::FusedWrite(_) => IoStep::Done(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR)),
         }
     }
 
-    /// The data of both halves of a fused operation is here: the first step.
+    /// Begins a fused operation, whose data has arrived; returns the first step.
     pub(crate) fn begin_fused(&mut self, expected: SgList, data: SgList) -> IoStep {
         match &mut self.kind {
             IoCommandKind::FusedWrite(both) => both.begin(expected, data),
@@ -297,7 +296,7 @@ impl IoCommand {
         }
     }
 
-    /// What the halves of a fused operation end with, if it ends so.
+    /// The outcomes of both halves if a fused operation ends with `outcome`.
     pub(crate) fn fused_outcomes(&self, outcome: &NvmeOutcome) -> (NvmeOutcome, NvmeOutcome) {
         match &self.kind {
             IoCommandKind::FusedWrite(both) => both.outcomes(outcome),
@@ -305,7 +304,7 @@ impl IoCommand {
         }
     }
 
-    /// Asks again whether it can go on.
+    /// Continues after [`IoStep::Wait`].
     pub(crate) fn resume(&mut self) -> IoStep {
         match &mut self.kind {
             IoCommandKind::Reserve(reserving) => reserving.resume(),
@@ -314,8 +313,8 @@ impl IoCommand {
         }
     }
 
-    /// How a command ends that ends so before it is done: Copy tells the first source range that
-    /// was not copied (NVM Command Set 1.0 §3.2.2).
+    /// The outcome of a command that ends with `outcome` before it is finished: Copy reports the
+    /// first source range that was not copied (NVM Command Set 1.0 §3.2.2).
     pub(crate) fn unfinished(&self, outcome: NvmeOutcome) -> NvmeOutcome {
         match &self.kind {
             IoCommandKind::Copy(copying) => NvmeOutcome { result: copying.copied, ..outcome },
@@ -323,7 +322,7 @@ impl IoCommand {
         }
     }
 
-    /// Counts what it has done.
+    /// Adds the command to the queue's counters.
     #[inline]
     pub(crate) fn count(&self, outcome: &NvmeOutcome, counts: &QueueCounts) {
         if !outcome.status.is_success() {
@@ -340,7 +339,7 @@ impl IoCommand {
         }
     }
 
-    /// Its I/O is over: the next step.
+    /// Handles the completion of its I/O; returns the next step.
     #[inline]
     pub(crate) fn on_io(&mut self, result: Result<Output, IoError>) -> IoStep {
         if let IoCommandKind::FusedWrite(both) = &mut self.kind {
@@ -348,7 +347,7 @@ impl IoCommand {
         }
         let output = match result {
             Ok(output) => output,
-            // What cannot be deallocated stays: it is a hint.
+            // Deallocation is a hint, so an unsupported one succeeds.
             Err(IoError::Unsupported) if matches!(self.kind, IoCommandKind::Deallocate(_)) => Output::Nothing,
             Err(error) => return IoStep::Done(self.unfinished(of_io_error(error, self.now))),
         };
@@ -380,7 +379,7 @@ impl IoCommand {
     #[inline]
     fn read_is_here(&self, data: SgList) -> IoStep {
         if data.len() as u64 != self.len {
-            // A volume that answers with another length must not put the host out of step.
+            // A wrong length would put the host out of sync.
             return IoStep::Done(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR));
         }
         IoStep::Done(NvmeOutcome::data(data, 0))
@@ -434,13 +433,13 @@ impl IoCommand {
     }
 }
 
-/// The most blocks of one command that moves data.
+/// Most blocks of one command that transfers data.
 #[inline]
 pub(super) fn max_blocks(shift: u32) -> u64 {
     (MAX_DATA as u64).wrapping_shr(shift)
 }
 
-/// Blocks as offset and length in bytes, if a namespace of that size in bytes has them.
+/// Offset and length in bytes of a range of blocks, if it lies within a namespace of `size` bytes.
 #[inline]
 pub(super) fn bytes(slba: u64, blocks: u64, shift: u32, size: u64) -> Result<(u64, u64), NvmeStatus> {
     let end = slba.checked_add(blocks).filter(|&end| end <= size.wrapping_shr(shift));
@@ -448,7 +447,7 @@ pub(super) fn bytes(slba: u64, blocks: u64, shift: u32, size: u64) -> Result<(u6
     Ok((slba.wrapping_shl(shift), blocks.wrapping_shl(shift)))
 }
 
-/// Whether a port leads to the namespace now.
+/// Checks the ANA state of the namespace at a port.
 #[inline]
 pub(super) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), NvmeStatus> {
     if namespace.ana_group == 0 {
@@ -462,7 +461,7 @@ pub(super) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> 
     }
 }
 
-/// What Compare ends with.
+/// The outcome of Compare.
 pub(super) fn compare(read: &SgList, expected: &SgList) -> NvmeOutcome {
     if read.len() != expected.len() {
         return NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR);
@@ -473,5 +472,5 @@ pub(super) fn compare(read: &SgList, expected: &SgList) -> NvmeOutcome {
     }
 }
 
-/// Of a buffer with a list of ranges, or with keys, in bytes.
+/// Longest buffer with a list of ranges or keys, in bytes.
 const LONGEST_LIST: usize = 4096;

@@ -1,4 +1,4 @@
-//! What Get Log Page answers (Base 2.0 §5.16).
+//! The log pages (Base 2.0 §5.16).
 
 use super::errors::ErrorLog;
 use super::events::Events;
@@ -12,12 +12,12 @@ use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{NSID_ALL, Sqe};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Whether a command is about one namespace, and not about the controller or all of them.
+/// Whether a command addresses one namespace, and not the controller or all namespaces.
 pub(super) fn is_for_one_namespace(sqe: &Sqe) -> bool {
     !matches!(sqe.nsid.get(), 0 | NSID_ALL)
 }
 
-/// The part of a page that the command asks for. `discovery` makes the discovery log.
+/// The part of a page that a command requests. `discovery` creates the discovery log.
 pub(super) fn part(
     (subsystem, view): (&Subsystem, &NamespaceView),
     (events, errors): (&mut Events, &ErrorLog),
@@ -27,11 +27,11 @@ pub(super) fn part(
 ) -> NvmeOutcome {
     let wanted = wanted_len(sqe.cdw10.get(), sqe.cdw11.get());
     let offset = u64::from(sqe.cdw13.get()) << 32 | u64::from(sqe.cdw12.get());
-    // No page is one namespace's.
+    // No page is namespace specific.
     if is_for_one_namespace(sqe) || wanted > MAX_DATA as u64 || offset % 4 != 0 || sqe.cdw14.get() & OT != 0 {
         return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
     }
-    // The low byte.
+    // Bits 7:0.
     let lid = LogPage(sqe.cdw10.get() as u8);
     let page = match lid {
         LogPage::DISCOVERY if subsystem.is_discovery => Some(discovery()),
@@ -56,18 +56,18 @@ pub(super) fn part(
     if sqe.dptr.length_at_host().is_none_or(|len| u64::from(len) < wanted) {
         return NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID);
     }
-    // Only now, as the host gets it. What has changed since the page was made is an event that was
-    // not read yet, and is told again.
+    // Marked as read only now that the page is sent. Changes since the page was created are
+    // reported as a new event.
     if sqe.cdw10.get() & RAE == 0 {
         events.is_read(lid);
     }
     let mut part = rest.to_vec();
-    // At most MAX_DATA; what is beyond the page is zeroes.
+    // At most `MAX_DATA`; beyond the end of the page there are zeroes.
     part.resize(wanted as usize, 0);
     NvmeOutcome::data(Seg::from_slice(&part).into(), 0)
 }
 
-/// A page that reading does not change.
+/// A page that has no read state.
 fn page(subsystem: &Subsystem, lid: LogPage) -> Option<Vec<u8>> {
     match lid {
         LogPage::SUPPORTED_LOG_PAGES => {
@@ -99,8 +99,8 @@ fn is_supported(subsystem: &Subsystem, lid: LogPage) -> bool {
         )
 }
 
-/// Which features there are, and whether each is one namespace's or the controller's (Base 2.0
-/// §5.16.1.18). Setting one changes nothing that hosts have to look at again.
+/// Feature Identifiers Supported and Effects (Base 2.0 §5.16.1.18). Setting a feature has no
+/// effects that hosts have to check.
 fn features(has: &dyn Fn(FeatureId) -> bool) -> Vec<u8> {
     let effects = (0..=u8::MAX).map(FeatureId).map(|feature| match feature {
         _ if !has(feature) => 0,
@@ -122,7 +122,7 @@ fn smart(subsystem: &Subsystem, errors: &ErrorLog) -> SmartLog {
         host_write_commands: u128::from(totals.writes).into(),
         media_errors: u128::from(totals.media_errors).into(),
         error_information_log_entries: u128::from(errors.count()).into(),
-        // 300 K: there is no thermometer, and 0 would alarm.
+        // 300 K: there is no sensor, and 0 would raise an alarm.
         composite_temperature: 300.into(),
         available_spare: 100,
         available_spare_threshold: 10,

@@ -1,5 +1,4 @@
-//! NVMe: subsystems, their controllers, and what commands do. Nothing here knows how commands and
-//! data travel.
+//! NVMe subsystems, controllers and commands, independent of how commands and data are transported.
 //!
 //! ```text
 //!   transport ──command──▶ AdminQueue::execute ──▶ Outcome            (at once, or held: asynchronous events)
@@ -7,22 +6,22 @@
 //! ```
 //! | file | has |
 //! |---|---|
-//! | `subsystem.rs` | what is served: namespaces; the same for all cores |
-//! | `association.rs` | which controllers there are, and which queues each has; no command looks at it |
-//! | `auth/` | how hosts and controllers prove who they are: secrets, keys, DH-HMAC-CHAP |
-//! | `hosts.rs` | who may connect, and what they see |
-//! | `identity.rs` | what names a namespace wherever it is |
-//! | `ana.rs` | how well each port leads to each namespace |
-//! | `event_queue.rs` | what other cores tell a queue: changes, and commands to abort |
+//! | `subsystem.rs` | subsystems and namespaces, shared by all cores |
+//! | `association.rs` | the registry of controllers and their queues; not accessed by commands |
+//! | `auth/` | authentication: secrets, keys, DH-HMAC-CHAP |
+//! | `hosts.rs` | which hosts may connect, and what they see |
+//! | `identity.rs` | globally unique identifiers of namespaces |
+//! | `ana.rs` | ANA groups and their states at each port |
+//! | `event_queue.rs` | events from other cores to a queue: changes, and commands to abort |
 //! | `admin.rs` | the admin queue: features, properties; `identify.rs` and `log_page.rs` fill its pages |
-//! | `errors.rs` | remembers what failed, for the error information log |
-//! | `events.rs` | asynchronous events, and what the host has read of them |
-//! | `io.rs` | commands of I/O queues, step by step; `reservation.rs` and `fused.rs` have those that are not I/O alone, `ranges.rs` the data of others |
-//! | `traffic.rs` | counts what I/O queues have done |
-//! | `status.rs` | which status an error of a volume becomes |
+//! | `errors.rs` | the error information log |
+//! | `events.rs` | asynchronous events and their logs |
+//! | `io.rs` | commands of I/O queues, step by step; `reservation.rs` and `fused.rs` have those that need more than I/O, `ranges.rs` the range lists |
+//! | `traffic.rs` | I/O counters of queues |
+//! | `status.rs` | the status for each error of a volume |
 //!
-//! A controller is where its admin queue is: nothing of it is locked for I/O. What other cores must
-//! know of it, that it lives and which queues it has, is its `association`.
+//! A controller lives on the core of its admin queue, and I/O takes no lock on it. The state that
+//! other cores need, its existence and its queues, is in its `association`.
 
 pub(crate) mod admin;
 pub mod ana;
@@ -50,15 +49,15 @@ pub use crate::session::HangUp;
 pub use event_queue::Notifier;
 pub(crate) use outcome::NvmeOutcome;
 
-/// MDTS: the most data of one command, in bytes.
+/// MDTS: longest data of one command, in bytes.
 pub(crate) const MAX_DATA: usize = 4096 << MDTS;
-/// As Identify Controller has it: log2, in units of 4 KiB.
+/// MDTS as in Identify Controller: log2, in units of 4 KiB.
 const MDTS: u8 = 8;
-/// CAP.MQES: the most entries of a queue, less one.
+/// CAP.MQES: most entries of a queue, 0's based.
 pub(crate) const MQES: u16 = 1023;
-/// The most I/O queues of a controller.
+/// Most I/O queues of a controller.
 pub(crate) const MAX_IO_QUEUES: u16 = 128;
-/// Aborts of commands on I/O queues that may wait at a time.
+/// Most pending Aborts of commands on I/O queues.
 pub(crate) const MAX_ABORTS: usize = 4;
-/// Asynchronous Event Requests of a controller that may wait at a time.
+/// Most outstanding Asynchronous Event Requests of a controller.
 pub(crate) const MAX_EVENT_REQUESTS: usize = 4;

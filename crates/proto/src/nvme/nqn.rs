@@ -4,13 +4,13 @@ use blockmux_wire::nvme::{NQN_FIELD_LEN, NQN_MAX_LEN};
 use std::fmt;
 use std::str;
 
-/// The name of a host or a subsystem: `nqn.`, a date and who gave the name, and whatever they like.
-/// A host that gives none has the empty one, which no config file can write.
+/// The NQN of a host or a subsystem: `nqn.`, a date, a domain, and a name. A host may leave its NQN
+/// empty in Connect; a config file cannot contain an empty one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nqn(String);
 
 impl Nqn {
-    /// Checks a name as somebody wrote it.
+    /// Checks a name from a configuration or a URL.
     #[must_use]
     pub fn new(name: &str) -> Option<Nqn> {
         let is_printable = !name.chars().any(|c| c.is_control() || c.is_whitespace());
@@ -18,31 +18,31 @@ impl Nqn {
         is_good.then(|| Nqn(name.to_owned()))
     }
 
-    /// Reads a field of a structure, which NUL ends.
+    /// Reads a NUL-terminated field of a structure.
     #[must_use]
     pub fn of_field(field: &[u8; NQN_FIELD_LEN]) -> Option<Nqn> {
         let end = field.iter().position(|&byte| byte == 0)?;
         Nqn::new(str::from_utf8(field.get(..end)?).ok()?)
     }
 
-    /// Reads HOSTNQN of Connect, which hosts may leave empty.
+    /// Reads HOSTNQN of Connect, which may be empty.
     pub(crate) fn of_host_field(field: &[u8; NQN_FIELD_LEN]) -> Option<Nqn> {
         if field.starts_with(&[0]) { Some(Nqn(String::new())) } else { Nqn::of_field(field) }
     }
 
-    /// Whether it is the empty name.
+    /// Whether the NQN is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// As a field of a structure.
+    /// Encodes the NQN as a field of a structure.
     pub(crate) fn to_field(&self) -> [u8; NQN_FIELD_LEN] {
         let mut field = [0; NQN_FIELD_LEN];
         field.iter_mut().zip(self.0.bytes()).for_each(|(to, from)| *to = from);
         field
     }
 
-    /// The name.
+    /// The NQN as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,16 +1,16 @@
-//! How commands end.
+//! Outcomes of commands.
 
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::Cqe;
 use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
 
-/// How a command ended.
+/// The outcome of a command.
 #[derive(Clone, Debug)]
 pub struct NvmeOutcome {
     pub(crate) status: StatusField,
-    /// DW0 and DW1 of the completion.
+    /// Dwords 0 and 1 of the completion.
     pub(crate) result: u64,
-    /// For the host.
+    /// Data for the host.
     pub(crate) data: SgList,
 }
 
@@ -27,24 +27,24 @@ impl NvmeOutcome {
         NvmeOutcome { status: StatusField::new(NvmeStatus::SUCCESSFUL_COMPLETION), result, data }
     }
 
-    /// A failure that will be the same again.
+    /// A permanent failure: DNR is set.
     pub(crate) fn failure(status: impl Into<NvmeStatus>) -> NvmeOutcome {
         NvmeOutcome { status: StatusField::final_one(status.into()), result: 0, data: SgList::default() }
     }
 
-    /// The end of a command that was not begun: where only the path is wrong, another try may find
-    /// a better one.
+    /// The failure of a command that was not begun: with DNR, except for path-related status, where
+    /// another path may succeed.
     pub(crate) fn refusal(status: NvmeStatus) -> NvmeOutcome {
         const PATH: u16 = 3;
         if status.0 >> 8 == PATH { NvmeOutcome::retry(status) } else { NvmeOutcome::failure(status) }
     }
 
-    /// A failure that may not be the same again.
+    /// A transient failure: DNR is not set.
     pub(crate) fn retry(status: NvmeStatus) -> NvmeOutcome {
         NvmeOutcome { status: StatusField::new(status), result: 0, data: SgList::default() }
     }
 
-    /// The completion of the command with that CID. `sqhd` is `None` where SQ flow control is
+    /// The completion of the command with this CID. `sqhd` is `None` if SQ flow control is
     /// disabled.
     #[inline]
     pub(crate) fn cqe(&self, cid: u16, sqhd: Option<u16>) -> Cqe {

@@ -1,7 +1,8 @@
-//! Properties of a controller and its life from CC.EN to CSTS.SHST (Base 2.0 §3.1.3, §3.5, §3.6).
+//! Properties of a controller, and its states from CC.EN to CSTS.SHST (Base 2.0 §3.1.3, §3.5,
+//! §3.6).
 
 use super::MQES;
-use super::association::AdminPlace;
+use super::association::AdminQueueGuard;
 use blockmux_wire::nvme::property::{
     CAP, CAP_CQR, CAP_CRMS_CRWMS, CAP_CSS_IOCSS, CAP_CSS_NVM, CAP_TO_SHIFT, CC, CC_AMS_SHIFT, CC_CSS_ADMIN,
     CC_CSS_ALL, CC_CSS_SHIFT, CC_EN, CC_IOCQES_SHIFT, CC_IOSQES_SHIFT, CC_MPS_SHIFT, CC_SHN_SHIFT, CRTO,
@@ -9,42 +10,42 @@ use blockmux_wire::nvme::property::{
 };
 use blockmux_wire::nvme::status::NvmeStatus;
 
-/// The version of the specification that controllers keep to.
+/// The version of the specification that controllers support.
 pub(super) const VERSION: u32 = version(2, 0, 0);
 
-/// CC, and what follows from it.
+/// CC, and the state that follows from it.
 #[derive(Default)]
 pub(crate) struct Properties {
     cc: u32,
-    /// A shutdown was asked for since CC.EN was set.
+    /// Whether a shutdown was requested since CC.EN was set.
     is_shut: bool,
-    /// CC had a value that the controller cannot work with.
+    /// Whether CC had an unsupported value (CSTS.CFS).
     has_failed: bool,
 }
 
 impl Properties {
-    /// Whether commands beyond those of fabrics are carried out.
+    /// Whether commands other than Fabrics commands are executed.
     pub(crate) fn is_ready(&self) -> bool {
         self.cc & CC_EN != 0 && !self.is_shut && !self.has_failed
     }
 
     /// The value of a property of four or eight bytes.
-    pub(crate) fn get(&self, place: &AdminPlace, offset: u32, is_long: bool) -> Result<u64, NvmeStatus> {
+    pub(crate) fn get(&self, place: &AdminQueueGuard, offset: u32, is_long: bool) -> Result<u64, NvmeStatus> {
         match (offset, is_long) {
             (CAP, true) => Ok(CAPABILITIES),
             (VS, false) => Ok(VERSION.into()),
             (CC, false) => Ok(self.cc.into()),
             (CSTS, false) => Ok(self.status(place.has_queues()).into()),
-            // In units of 500 ms, the low half.
+            // The low half, in units of 500 ms.
             (CRTO, false) => Ok(TIMEOUT),
             _ => Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
         }
     }
 
-    /// Sets a property: CC is the only one that can be.
+    /// Sets a property; only CC can be set.
     pub(crate) fn set(
         &mut self,
-        place: &AdminPlace,
+        place: &AdminQueueGuard,
         offset: u32,
         is_long: bool,
         value: u64,
@@ -63,8 +64,7 @@ impl Properties {
             }
         }
         if !is_on && was_on {
-            // A reset of the controller, which begins anew: of a shutdown nothing is told any more
-            // (Base 2.0 §3.7.2).
+            // A controller reset also clears the shutdown status (Base 2.0 §3.7.2).
             (self.has_failed, self.is_shut) = (false, false);
             place.disable();
         }
@@ -75,8 +75,8 @@ impl Properties {
         Ok(())
     }
 
-    /// CSTS. A queue that was cut off may still have I/O in flight: the controller is not reset,
-    /// and not shut down, before that is over.
+    /// The value of CSTS. A queue whose connection was closed may still have I/O in flight; neither
+    /// reset nor shutdown completes before that has ended.
     fn status(&self, has_queues: bool) -> u32 {
         let is_on = self.cc & CC_EN != 0;
         let ready = if (is_on || has_queues) && !self.has_failed { CSTS_RDY } else { 0 };
@@ -90,7 +90,7 @@ impl Properties {
     }
 }
 
-/// Whether a controller can be enabled so (Base 2.0 figure 46).
+/// Whether the controller supports this CC (Base 2.0 figure 46).
 fn is_workable(cc: u32) -> bool {
     let css = field(cc, CC_CSS_SHIFT, 7);
     matches!(css, 0 | CC_CSS_ALL | CC_CSS_ADMIN)
@@ -104,7 +104,7 @@ fn field(cc: u32, shift: u32, mask: u32) -> u32 {
     cc.wrapping_shr(shift) & mask
 }
 
-/// Until a controller is ready, in units of 500 ms.
+/// CAP.TO and CRTO: time until a controller is ready, in units of 500 ms.
 const TIMEOUT: u64 = 20;
 const CAPABILITIES: u64 =
     MQES as u64 | CAP_CQR | TIMEOUT << CAP_TO_SHIFT | CAP_CSS_NVM | CAP_CSS_IOCSS | CAP_CRMS_CRWMS;
@@ -112,16 +112,16 @@ const CAPABILITIES: u64 =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvme::association::{Associations, Host};
+    use crate::nvme::association::{Associations, HostIdentity};
     use crate::nvme::event_queue::EventQueue;
     use crate::nvme::nqn::Nqn;
     use std::sync::Arc;
 
     const ENABLE: u64 = 0x0046_0061;
 
-    fn bench() -> (Arc<Associations>, AdminPlace, Host) {
+    fn bench() -> (Arc<Associations>, AdminQueueGuard, HostIdentity) {
         let all = Arc::new(Associations::default());
-        let host = Host { nqn: Nqn::new("nqn.h").unwrap(), id: [1; 16] };
+        let host = HostIdentity { nqn: Nqn::new("nqn.h").unwrap(), id: [1; 16] };
         let place = all.connect_admin((host.clone(), true), None, EventQueue::new(None)).unwrap();
         (all, place, host)
     }
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn what_the_controller_cannot_work_with_is_a_fatal_status() {
         let (_all, place, _) = bench();
-        // A page of 8 KiB, another command set, other sizes of entries.
+        // A page size of 8 KiB, another command set, other entry sizes.
         for wrong in [ENABLE | 1 << 7, 0x0046_0011, 0x0045_0061, 0x0036_0061, ENABLE | 1 << 11] {
             let mut properties = Properties::default();
             properties.set(&place, CC, false, wrong).unwrap();

@@ -1,5 +1,4 @@
-//! Ranges of blocks that come as a command's data: what Dataset Management deallocates, and what
-//! Copy reads.
+//! Range lists in a command's data: of Dataset Management and Copy.
 
 use super::io::{bytes, max_blocks};
 use blockmux_volume::{Op, SgList};
@@ -8,28 +7,28 @@ use blockmux_wire::nvme::status::NvmeStatus;
 use std::collections::VecDeque;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What Dataset Management is to deallocate: offsets and lengths in bytes.
+/// The remaining ranges of Dataset Management: offsets and lengths in bytes.
 pub(super) struct DeallocateRanges {
     pub(super) left: VecDeque<(u64, u64)>,
     pub(super) count: usize,
     pub(super) op: Op,
     pub(super) shift: u32,
-    /// Of the namespace, in bytes.
+    /// Size of the namespace, in bytes.
     pub(super) size: u64,
 }
 
-/// What Copy has still to read: offsets and lengths in bytes; the command's own offset is where it
-/// writes next.
-pub(super) struct Copying {
+/// The remaining source ranges of Copy: offsets and lengths in bytes. The command's own offset is
+/// the next destination.
+pub(super) struct CopyRanges {
     pub(super) left: VecDeque<(u64, u64)>,
     pub(super) count: usize,
-    /// How many of them have been copied.
+    /// Number of ranges that were copied.
     pub(super) copied: u64,
     pub(super) fua: bool,
     pub(super) shift: u32,
-    /// Of the namespace, in bytes.
+    /// Size of the namespace, in bytes.
     pub(super) size: u64,
-    /// From where it writes to the namespace's end, in bytes.
+    /// Bytes from the next destination to the end of the namespace.
     pub(super) room: u64,
 }
 
@@ -46,7 +45,7 @@ impl DeallocateRanges {
     }
 }
 
-impl Copying {
+impl CopyRanges {
     pub(super) fn read(&mut self, data: &SgList) -> Result<(), NvmeStatus> {
         for index in 0..self.count {
             let source: CopySource = element(data, index)?;
@@ -62,7 +61,7 @@ impl Copying {
     }
 }
 
-/// The structure at that place of a list in the host's data.
+/// The structure at this index of a list in the host's data.
 fn element<T: FromBytes + IntoBytes>(data: &SgList, index: usize) -> Result<T, NvmeStatus> {
     let (len, mut element) = (size_of::<T>(), T::new_zeroed());
     let at = index.saturating_mul(len);
@@ -73,5 +72,5 @@ fn element<T: FromBytes + IntoBytes>(data: &SgList, index: usize) -> Result<T, N
     Ok(element)
 }
 
-/// Source ranges of one Copy: a page of them.
+/// Most source ranges of one Copy: one page.
 pub(super) const COPY_MAX_RANGES: usize = 128;

@@ -1,8 +1,8 @@
 //! Reservation Register, Acquire, Release and Report (NVMe Base Specification, "Reservations").
 //!
-//! The table is the volume's, shared with SCSI (decision 12): its words and types are SPC's, and
-//! here is where they are translated. A registrant is a host, by its identifier of 128 bits,
-//! whatever controllers and subsystems it uses.
+//! The reservation table belongs to the volume and is shared with SCSI (decision 12). Its terms and
+//! types are those of SPC, and this file translates them. A registrant is a host, by its 128-bit
+//! identifier, across all controllers and subsystems.
 
 use super::NvmeOutcome;
 use super::io::IoStep;
@@ -21,14 +21,14 @@ use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// One reservation command under way.
-pub(super) struct Reserving {
+/// An outstanding reservation command.
+pub(super) struct ReservationCommand {
     served: Arc<VolumeState>,
     who: Registrant,
     wanted: ReservationAction,
-    /// The change is made; its image is being kept.
+    /// The table was changed, and its image is being saved.
     saving: Option<SaveTicket>,
-    /// The change is made; I/O that began before it ends.
+    /// The table was changed, and I/O that began before the change is ending.
     barrier: Option<Drain>,
 }
 
@@ -47,17 +47,21 @@ enum ReservationAction {
         action: ReleaseAction,
         kind: SharedType,
     },
-    /// In bytes.
+    /// Report, with the length of the requested data in bytes.
     Report {
         len: usize,
     },
 }
 
-impl Reserving {
+impl ReservationCommand {
     /// Checks a command of host `who`.
-    pub(super) fn parse(namespace: &Namespace, who: &Registrant, sqe: &Sqe) -> Result<Reserving, NvmeStatus> {
+    pub(super) fn parse(
+        namespace: &Namespace,
+        who: &Registrant,
+        sqe: &Sqe,
+    ) -> Result<ReservationCommand, NvmeStatus> {
         let cdw10 = sqe.cdw10.get();
-        // Three bits.
+        // Bits 2:0, and IEKEY.
         let (action, ignores_key) = ((cdw10 & 7) as u8, cdw10 & IEKEY != 0);
         let wanted = match NvmOpcode(sqe.opcode) {
             NvmOpcode::RESERVATION_REGISTER => {
@@ -75,8 +79,7 @@ impl Reserving {
             }
             NvmOpcode::RESERVATION_REPORT => {
                 if sqe.cdw11.get() & EDS == 0 {
-                    // Hosts of fabrics have identifiers of 128 bits, which the short form has no
-                    // place for.
+                    // Fabrics hosts have 128-bit identifiers, which do not fit the short form.
                     return Err(NvmeStatus::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
                 }
                 let len = usize::try_from(report_len(cdw10)).unwrap_or(usize::MAX);
@@ -85,7 +88,7 @@ impl Reserving {
                 }
                 ReservationAction::Report { len }
             }
-            // Since Base 1.3 these have to know their key.
+            // Since Base 1.3, IEKEY must be cleared for these.
             _ if ignores_key => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
             NvmOpcode::RESERVATION_ACQUIRE => {
                 let action = AcquireAction(action);
@@ -102,16 +105,16 @@ impl Reserving {
                     let kind = shared_type(cdw10).ok_or(NvmeStatus::INVALID_FIELD_IN_COMMAND)?;
                     ReservationAction::Release { action, kind }
                 }
-                // The type says nothing then.
+                // Clear has no reservation type.
                 action @ ReleaseAction::CLEAR => ReservationAction::Release { action, kind: SharedType(0) },
                 _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
             },
         };
         let (served, who) = (namespace.served.clone(), who.clone());
-        Ok(Reserving { served, who, wanted, saving: None, barrier: None })
+        Ok(ReservationCommand { served, who, wanted, saving: None, barrier: None })
     }
 
-    /// The data that the host sends, in bytes.
+    /// Length of the host's data, in bytes.
     pub(super) fn data_out(&self) -> usize {
         match self.wanted {
             ReservationAction::Register { .. } | ReservationAction::Acquire { .. } => {
@@ -122,15 +125,15 @@ impl Reserving {
         }
     }
 
-    /// The data that the host gets, in bytes.
+    /// Length of the data for the host, in bytes.
     pub(super) fn data_in(&self) -> usize {
         if let ReservationAction::Report { len } = self.wanted { len } else { 0 }
     }
 
-    /// Its data is here: changes the table, or tells what is in it.
+    /// Begins the command, whose data has arrived: changes or reports the table.
     pub(super) fn begin(&mut self, data: &SgList) -> IoStep {
         let mut keys = ReservationKeys::new_zeroed();
-        // Of a buffer that is longer, what lies in front.
+        // Of a longer buffer, only the beginning is used.
         let len = data.len().min(size_of::<ReservationKeys>());
         if let Some(field) = keys.as_mut_bytes().get_mut(..len) {
             data.slice(0, len).copy_to(field);
@@ -144,7 +147,7 @@ impl Reserving {
         let aborts =
             matches!(wanted, ReservationAction::Acquire { action: AcquireAction::PREEMPT_AND_ABORT, .. });
         let changed = self.served.change(aborts, |table| {
-            // A RESERVE of SPC-2 keeps everybody else out.
+            // A RESERVE of SPC-2 excludes all others.
             if table.reserved_by.is_some() {
                 return Err(ReservationRefused::Conflict);
             }
@@ -160,7 +163,7 @@ impl Reserving {
         self.resume()
     }
 
-    /// Asks whether the change is kept, and whether what was to end has.
+    /// Checks whether the change was saved and earlier I/O has ended.
     pub(super) fn resume(&mut self) -> IoStep {
         if let Some(ticket) = self.saving {
             match self.served.store().and_then(|store| store.is_saved(ticket)) {
@@ -220,7 +223,7 @@ impl ReservationAction {
     }
 }
 
-/// What the reservation notification log calls it.
+/// The Reservation Notification Log Page Type of a notice.
 pub(super) fn notification(notice: Notice) -> u8 {
     match notice {
         Notice::RegistrationsPreempted => 1,
@@ -235,14 +238,14 @@ fn refusal(refused: ReservationRefused) -> NvmeStatus {
         ReservationRefused::InvalidRelease | ReservationRefused::NoKey | ReservationRefused::ToItself => {
             NvmeStatus::INVALID_FIELD_IN_COMMAND
         }
-        // There is no status for it.
+        // There is no specific status.
         ReservationRefused::Full => NvmeStatus::INTERNAL_ERROR,
     }
 }
 
-/// RTYPE in the shared table's words.
+/// The shared type of an RTYPE.
 fn shared_type(cdw10: u32) -> Option<SharedType> {
-    // Eight bits.
+    // Bits 15:8.
     let kind = NvmeReservationType(cdw10.wrapping_shr(RTYPE_SHIFT) as u8);
     TYPES.iter().find(|(own, _)| *own == kind).map(|(_, shared)| *shared)
 }
@@ -254,7 +257,7 @@ fn report(all: &Reservations) -> Vec<u8> {
     let head = ReservationStatus {
         generation: all.generation.into(),
         rtype,
-        // At most MAX_REGISTRATIONS.
+        // At most `MAX_REGISTRATIONS`.
         regstrnt: (all.registrations.len() as u16).into(),
         ptpls: all.persists.into(),
         ..ReservationStatus::new_zeroed()
@@ -263,7 +266,7 @@ fn report(all: &Reservations) -> Vec<u8> {
     bytes.resize(EXTENDED_STATUS_LEN, 0);
     for registration in &all.registrations {
         let registrant = RegistrantExtended {
-            // Of the dynamic controller model.
+            // As in the dynamic controller model.
             cntlid: u16::MAX.into(),
             rcsts: if all.holds(&registration.who) { RCSTS_HOLDER } else { 0 },
             rkey: registration.key.into(),
@@ -275,8 +278,8 @@ fn report(all: &Reservations) -> Vec<u8> {
     bytes
 }
 
-/// What hosts are told of a registrant. SCSI's initiator ports have longer names: what they are
-/// told of is a hash.
+/// The host identifier in a report. SCSI initiator ports have longer names, so a hash is reported
+/// for them.
 fn host_identifier(who: &Registrant) -> [u8; 16] {
     if let Some(host) = who.nvme_host() {
         return host;
@@ -287,8 +290,8 @@ fn host_identifier(who: &Registrant) -> [u8; 16] {
     id
 }
 
-/// Types of reservations in NVMe and as all protocols share them; SPC has other numbers for the
-/// six.
+/// Reservation types of NVMe and their shared equivalents; SPC uses other numbers for the six
+/// types.
 const TYPES: [(NvmeReservationType, SharedType); 6] = [
     (NvmeReservationType::WRITE_EXCLUSIVE, SharedType::WRITE_EXCLUSIVE),
     (NvmeReservationType::EXCLUSIVE_ACCESS, SharedType::EXCLUSIVE_ACCESS),

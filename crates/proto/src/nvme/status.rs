@@ -1,10 +1,10 @@
-//! Which status an error of a volume becomes.
+//! The status for each error of a volume.
 
 use super::NvmeOutcome;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::status::NvmeStatus;
 
-/// The end of a command whose I/O failed so.
+/// The outcome of a command whose I/O failed.
 pub(super) fn of_io_error(error: IoError, op: Op) -> NvmeOutcome {
     match error {
         IoError::OutOfRange => NvmeOutcome::failure(NvmeStatus::LBA_OUT_OF_RANGE),
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_error_has_its_status_and_says_whether_to_try_again() {
+    fn each_error_has_its_status_and_dnr() {
         let write = Op::Write { fua: false };
         let table = [
             (IoError::OutOfRange, Op::Read, NvmeStatus::LBA_OUT_OF_RANGE, true),

@@ -1,9 +1,9 @@
-//! Subsystems: namespaces under a name.
+//! Subsystems and their namespaces.
 
-use super::ana::{Ana, AnaGroup};
+use super::ana::{AnaGroup, AnaGroups};
 use super::association::Associations;
 use super::event_queue::QueueEvent;
-use super::hosts::{HostAccess, Hosts, OpenToAll};
+use super::hosts::{HostAccess, OpenToAll, SubsystemHosts};
 use super::identity::{GivenIdentity, NamespaceIdentity, unique};
 use super::nqn::Nqn;
 use super::reservation::notification;
@@ -20,64 +20,64 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
-/// Namespaces under a name, with the controllers that hosts have of it. Shared by all cores.
+/// A subsystem: namespaces under an NQN, with the controllers of its hosts. Shared by all cores.
 pub struct Subsystem {
-    /// Unique in its node.
+    /// NQN, unique in its node.
     pub nqn: Nqn,
-    /// What Identify tells: 20 characters, the same after each restart.
+    /// Serial number: 20 characters, the same after each restart.
     pub(super) serial: String,
-    /// What Identify tells: up to 40 characters.
+    /// Model number: up to 40 characters.
     pub(super) model: String,
-    /// Ports that lead here; `None`: all.
+    /// Ports on which the subsystem is available; `None` for all.
     ports: RwLock<Option<BTreeSet<u16>>>,
-    /// In order of their identifiers.
+    /// Sorted by namespace identifier.
     namespaces: RwLock<Vec<AttachedNamespace>>,
-    /// Grows with each change of the namespaces.
+    /// Incremented by each change of the namespaces.
     generation: AtomicU64,
-    hosts: Hosts,
+    hosts: SubsystemHosts,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
     pub(crate) traffic: SubsystemTraffic,
-    pub(super) ana: Ana,
+    pub(super) ana: AnaGroups,
 }
 
-/// A namespace as long as it is attached.
+/// An attached namespace.
 struct AttachedNamespace {
     namespace: Namespace,
-    /// Hears of what happens to it.
+    /// Forwards changes of the volume.
     _watch: Arc<NamespaceWatch>,
 }
 
-/// The namespaces that a host sees, as they are at one time. Queues look at one of their own, so
-/// that no command takes a lock, and look again when [`Subsystem::is_current`] says so.
+/// A snapshot of the namespaces that are visible to a host. Each queue has its own, so that no
+/// command takes a lock, and refreshes it when [`Subsystem::is_current`] returns `false`.
 #[derive(Default)]
 pub(crate) struct NamespaceView {
-    /// In order of their identifiers.
+    /// Sorted by namespace identifier.
     namespaces: Vec<Namespace>,
-    /// The generation that it was made of.
+    /// The generation of the snapshot.
     seen: u64,
 }
 
-/// Why a namespace cannot be attached.
+/// Reason for not attaching a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
-    /// Another one has the identifier.
+    /// The namespace identifier is in use.
     #[error("there is a namespace {0} already; take another number")]
     Taken(u32),
-    /// The identifier is none.
+    /// The namespace identifier is out of range.
     #[error("namespace {0} is not from 1 to {MAX_NAMESPACES}")]
     Number(u32),
-    /// There is no such ANA group.
+    /// The ANA group does not exist.
     #[error("there is no ana_group {0}")]
     NoGroup(u32),
-    /// Another one has an identifier of its: hosts would take both for one.
+    /// Another namespace has the same NGUID, EUI64 or UUID; hosts would take both for one.
     #[error(
-        "namespace {0} has the same NGUID, EUI64 or UUID, as it has for the same volume; give one its own in a config file"
+        "namespace {0} has the same NGUID, EUI64 or UUID, which follow from the volume; give one of them its own in a config file"
     )]
     Twin(u32),
 }
 
-/// Passes what happens to a volume on to the controllers.
+/// Forwards changes of a volume to the controllers.
 struct NamespaceWatch {
     nsid: u32,
     volume: VolumeId,
@@ -87,17 +87,17 @@ struct NamespaceWatch {
 /// A volume as a namespace.
 #[derive(Clone)]
 pub struct Namespace {
-    /// From 1, unique in its subsystem.
+    /// Namespace identifier, from 1, unique in its subsystem.
     pub nsid: u32,
-    /// Its place among the exports.
+    /// Index of the volume among the exports.
     pub volume: VolumeId,
-    /// What all protocols share of the volume.
+    /// Volume state that all protocols share.
     pub served: Arc<VolumeState>,
-    /// Refuse writes whatever the volume says.
+    /// Whether writes are refused regardless of the volume.
     pub read_only: bool,
-    /// What names it wherever it is.
+    /// Globally unique identifiers.
     pub identity: NamespaceIdentity,
-    /// log2 of a logical block's size in bytes, which does not change.
+    /// log2 of the logical block size in bytes, which does not change.
     pub(super) block_shift: u32,
     /// Whether deallocated blocks read as zeroes.
     pub(super) zeroes_deallocated: bool,
@@ -108,11 +108,10 @@ pub struct Namespace {
 }
 
 impl Subsystem {
-    /// A subsystem that everybody may use if `hosts` is empty, and else who is listed. `machine`
-    /// tells this machine from others, whose subsystems must not look like this one.
+    /// Creates a subsystem that is open to every host if `hosts` is empty, and otherwise to those
+    /// listed. `machine` identifies this machine, so that serial numbers differ between machines.
     ///
-    /// Namespaces beyond the first 1,024, or with a number or identifier that another has, are left
-    /// out.
+    /// Namespaces beyond the first 1,024, or with an identifier that is in use, are left out.
     #[must_use]
     pub fn new(nqn: Nqn, machine: &str, namespaces: Vec<Namespace>, hosts: Vec<Nqn>) -> Subsystem {
         let serial = HEXLOWER.encode(&unique(&format!("{nqn}\n{machine}"))).chars().take(20).collect();
@@ -123,24 +122,24 @@ impl Subsystem {
             ports: RwLock::default(),
             namespaces: RwLock::default(),
             generation: AtomicU64::new(0),
-            hosts: Hosts::new(hosts),
+            hosts: SubsystemHosts::new(hosts),
             associations: Arc::default(),
             is_discovery: false,
             traffic: SubsystemTraffic::default(),
-            ana: Ana::default(),
+            ana: AnaGroups::default(),
         };
         for namespace in namespaces {
-            // What cannot be attached is left out, as was said.
+            // Namespaces that cannot be attached are left out, as documented.
             let _ = subsystem.attach(namespace, None);
         }
         subsystem
     }
 
-    /// Has namespaces reached through ports as these groups say; `ports` are all that lead here.
+    /// Enables ANA with these groups; `ports` are all ports of the node.
     #[must_use]
     pub fn with_ana(mut self, groups: Vec<AnaGroup>, ports: &[u16]) -> Subsystem {
         let mut attached = self.write();
-        let ana = Ana::new(groups, ports, attached.iter_mut().map(|attached| &mut attached.namespace));
+        let ana = AnaGroups::new(groups, ports, attached.iter_mut().map(|attached| &mut attached.namespace));
         drop(attached);
         self.ana = ana;
         self
@@ -152,25 +151,25 @@ impl Subsystem {
         Subsystem { ports: RwLock::new(Some(ports)), ..self }
     }
 
-    /// Whether every port leads here.
+    /// Whether the subsystem is available on all ports.
     pub(crate) fn is_at_all_ports(&self) -> bool {
         self.ports.read().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Whether that port leads here.
+    /// Whether the subsystem is available on this port.
     pub(crate) fn is_at(&self, port: u16) -> bool {
         let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
         ports.as_ref().is_none_or(|ports| ports.contains(&port))
     }
 
-    /// Changes the ports that lead here; answers whether that is news.
+    /// Changes the ports on which the subsystem is available; returns whether they differ.
     pub(crate) fn set_ports(&self, ports: Option<BTreeSet<u16>>) -> bool {
         let mut own = self.ports.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *own, ports.clone()) != ports
     }
 
-    /// Opens the subsystem to every host, or closes it to those that are not listed; answers
-    /// whether that is news.
+    /// Opens the subsystem to all hosts, or restricts it to those that are listed; returns whether
+    /// that is a change.
     pub(crate) fn set_open(&self, is_open: bool) -> bool {
         std::mem::replace(&mut self.hosts.write().is_open, is_open) != is_open
     }
@@ -181,44 +180,44 @@ impl Subsystem {
         self.hosts.read().listed()
     }
 
-    /// Its namespaces: identifier, volume and what names each.
+    /// The namespaces: identifier, volume, and the namespace's globally unique identifiers.
     #[must_use]
     pub fn attached(&self) -> Vec<(u32, VolumeId, NamespaceIdentity)> {
         let of = |one: &AttachedNamespace| (one.namespace.nsid, one.namespace.volume, one.namespace.identity);
         self.read().iter().map(of).collect()
     }
 
-    /// No host connects any more, and controllers lose their connections.
+    /// Refuses further hosts, and disconnects all controllers.
     pub fn close(&self) {
         self.associations.close();
     }
 
-    /// The controllers of a host lose their connections.
+    /// Disconnects the controllers of a host.
     pub fn cut(&self, host: &Nqn) {
         self.associations.cut(host);
     }
 
-    /// With this serial number, of up to 20 characters.
+    /// Sets the serial number, of up to 20 characters.
     #[must_use]
     pub fn with_serial_number(self, serial: String) -> Subsystem {
         Subsystem { serial, ..self }
     }
 
-    /// A subsystem whose controllers are numbered from there on. Hosts take two controllers of one
-    /// number for one, so that subsystems of one name in several processes begin at random.
+    /// Sets the first controller identifier. Hosts take two controllers with the same identifier
+    /// for one, so that subsystems with the same NQN in several processes begin at random.
     #[must_use]
     pub fn with_first_controller(self, cntlid: u16) -> Subsystem {
         self.associations.begin_at(cntlid);
         self
     }
 
-    /// With this model number, of up to 40 characters.
+    /// Sets the model number, of up to 40 characters.
     #[must_use]
     pub fn with_model_number(self, model: String) -> Subsystem {
         Subsystem { model, ..self }
     }
 
-    /// Limits these hosts to these namespaces.
+    /// Limits the visible namespaces of these hosts.
     #[must_use]
     pub fn with_masks(self, masks: BTreeMap<Nqn, BTreeSet<u32>>) -> Subsystem {
         let mut hosts = self.hosts.write();
@@ -227,14 +226,14 @@ impl Subsystem {
         self
     }
 
-    /// Closes the subsystem to every host that is not listed, even if none is.
+    /// Closes the subsystem to hosts that are not listed, even if none is.
     #[must_use]
     pub fn closed(self) -> Subsystem {
         self.hosts.write().is_open = false;
         self
     }
 
-    /// Requires these hosts to prove who they are with these secrets.
+    /// Requires these hosts to authenticate with these secrets.
     #[must_use]
     pub fn with_secrets(self, secrets: BTreeMap<Nqn, impl Into<Arc<HostSecrets>>>) -> Subsystem {
         let mut hosts = self.hosts.write();
@@ -243,11 +242,11 @@ impl Subsystem {
         self
     }
 
-    /// Lets a host connect, or changes what holds for it: what it has to prove, from its next
-    /// connection on, and the namespaces that it sees, of which it is told.
+    /// Adds a host to the allow-list, or changes its access: its secrets apply to its next
+    /// connection; it is notified of changes of its visible namespaces.
     ///
     /// # Errors
-    /// If every host may connect.
+    /// If the subsystem is open to every host.
     pub(crate) fn set_host(&self, host: &Nqn, access: HostAccess) -> Result<(), OpenToAll> {
         let mut hosts = self.hosts.write();
         if hosts.is_open {
@@ -262,17 +261,17 @@ impl Subsystem {
         let changed: Vec<u32> = all.filter(|nsid| before.shows(*nsid) != access.shows(*nsid)).collect();
         drop(attached);
         for nsid in changed {
-            self.associations.tell_named(host, || QueueEvent::NamespaceShown(nsid));
+            self.associations.notify_named(host, || QueueEvent::NamespaceShown(nsid));
         }
         Ok(())
     }
 
-    /// Lets a host connect no more, and ends its controllers; answers whether it was listed.
+    /// Removes a host from the allow-list and ends its controllers; returns whether it was listed.
     pub(crate) fn remove_host(&self, host: &Nqn) -> bool {
         let was_listed = self.withdraw_host(host);
         if was_listed {
-            // Who connects at this moment looks once more whether it may when its controller is
-            // among these.
+            // A host that is connecting at this moment is checked once more when its controller is
+            // registered.
             self.associations.cut(host);
         }
         was_listed
@@ -290,30 +289,30 @@ impl Subsystem {
         self.hosts.read().is_open
     }
 
-    /// What that host has to prove, if it has to.
+    /// The secrets of a host, if it has to authenticate.
     pub(crate) fn secrets_of(&self, host: &Nqn) -> Option<Arc<HostSecrets>> {
         self.hosts.read().secrets_of(host)
     }
 
-    /// Whether there is such an ANA group.
+    /// Whether the ANA group exists.
     #[must_use]
     pub fn has_ana_group(&self, group: u32) -> bool {
         self.ana.has(group)
     }
 
-    /// Sets how a group of namespaces is reached through a port; hosts that came by it are told.
+    /// Sets the ANA state of a group at a port; hosts that connected through the port are notified.
     pub fn set_ana_state(&self, group: u32, port: u16, state: AnaState) {
         if self.ana.set(group, port, state) {
             self.associations.announce(|| QueueEvent::AnaChanged { port });
         }
     }
 
-    /// Attaches a namespace, in that ANA group or else, where there are groups, in the last one.
-    /// Hosts that see it are told.
+    /// Attaches a namespace, in this ANA group or, if there are groups, in the last one. Hosts that
+    /// can see it are notified.
     ///
     /// # Errors
-    /// If its number is taken or none, there is no such group, or another has one of its
-    /// identifiers.
+    /// If its identifier is in use or out of range, the group does not exist, or another namespace
+    /// has one of its unique identifiers.
     pub fn attach(&self, mut namespace: Namespace, group: Option<u32>) -> Result<(), AttachError> {
         let nsid = namespace.nsid;
         if !(1..=MAX_NAMESPACES as u32).contains(&nsid) {
@@ -335,12 +334,13 @@ impl Subsystem {
         self.ana.on_member(namespace.ana_group);
         let watch = NamespaceWatch::begin(&namespace, &self.associations);
         attached.insert(place, AttachedNamespace { namespace, _watch: watch });
-        self.tell_change(attached, nsid);
+        self.announce_change(attached, nsid);
         Ok(())
     }
 
-    /// Detaches the namespaces that these words are true of; hosts that saw them are told. Commands
-    /// under way end, and those that come later find no such namespace. Answers their identifiers.
+    /// Detaches the namespaces for which `is_meant` returns `true`, and notifies hosts that could
+    /// see them. Outstanding commands end; later commands fail with Invalid Namespace or Format.
+    /// Returns the identifiers of the detached namespaces.
     pub fn detach(&self, is_meant: impl Fn(&Namespace) -> bool) -> Vec<u32> {
         let mut gone = Vec::new();
         loop {
@@ -349,18 +349,18 @@ impl Subsystem {
             let Namespace { nsid, ana_group, .. } = attached.remove(place).namespace;
             self.ana.on_member(ana_group);
             gone.push(nsid);
-            self.tell_change(attached, nsid);
+            self.announce_change(attached, nsid);
         }
     }
 
-    /// Whether one of its namespaces is that volume.
+    /// Whether one of the namespaces is this volume.
     #[must_use]
     pub fn has_volume(&self, volume: VolumeId) -> bool {
         self.read().iter().any(|attached| attached.namespace.volume == volume)
     }
 
-    /// The lowest identifier from 1 that no namespace has and no mask names: a mask promises its
-    /// host the namespace that had it.
+    /// The lowest identifier from 1 that no namespace has and no mask contains: a mask reserves its
+    /// identifiers for its host.
     #[must_use]
     pub fn free_nsid(&self) -> Option<u32> {
         let attached = self.read();
@@ -371,13 +371,13 @@ impl Subsystem {
         (1..=MAX_NAMESPACES as u32).find(is_free)
     }
 
-    fn tell_change(&self, attached: RwLockWriteGuard<'_, Vec<AttachedNamespace>>, nsid: u32) {
+    fn announce_change(&self, attached: RwLockWriteGuard<'_, Vec<AttachedNamespace>>, nsid: u32) {
         self.generation.fetch_add(1, Ordering::SeqCst);
         drop(attached);
         self.associations.announce(|| QueueEvent::NamespaceChanged(nsid));
     }
 
-    /// What a host sees.
+    /// Creates the view of a host.
     pub(crate) fn view(&self, host: &Nqn) -> NamespaceView {
         let attached = self.read();
         let seen = self.generation.load(Ordering::SeqCst);
@@ -387,13 +387,13 @@ impl Subsystem {
         NamespaceView { namespaces, seen }
     }
 
-    /// Whether nothing has changed since that view was made.
+    /// Whether the namespaces have not changed since this view was created.
     #[inline]
     pub(crate) fn is_current(&self, view: &NamespaceView) -> bool {
         self.generation.load(Ordering::SeqCst) == view.seen
     }
 
-    /// Whether a host would see a namespace of that identifier.
+    /// Whether a namespace with this identifier would be visible to a host.
     pub(super) fn shows(&self, host: &Nqn, nsid: u32) -> bool {
         self.hosts.read().shows(host, nsid)
     }
@@ -406,13 +406,13 @@ impl Subsystem {
         self.namespaces.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The discovery subsystem of a node, which Identify and the log call `nqn`. Hosts may connect
-    /// to the well-known name whatever it is called.
+    /// The discovery subsystem of a node, which Identify and the log page name `nqn`. Hosts may
+    /// also connect to the well-known name.
     pub(crate) fn discovery(nqn: Nqn, machine: &str) -> Subsystem {
         Subsystem { is_discovery: true, ..Subsystem::new(nqn, machine, Vec::new(), Vec::new()) }
     }
 
-    /// Whether that host may connect.
+    /// Whether this host may connect.
     #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.hosts.read().admits(host)
@@ -420,10 +420,10 @@ impl Subsystem {
 }
 
 impl NamespaceView {
-    /// The namespace of that identifier.
+    /// The namespace with this identifier.
     #[inline]
     pub(crate) fn namespace(&self, nsid: u32) -> Option<&Namespace> {
-        // Mostly they are numbered from 1 on.
+        // Namespaces are usually numbered from 1 without gaps.
         let at = (nsid as usize).checked_sub(1)?;
         if let Some(namespace) = self.namespaces.get(at)
             && namespace.nsid == nsid
@@ -433,14 +433,14 @@ impl NamespaceView {
         self.namespaces.iter().find(|namespace| namespace.nsid == nsid)
     }
 
-    /// All of them, in order of their identifiers.
+    /// All namespaces, sorted by identifier.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Namespace> {
         self.namespaces.iter()
     }
 }
 
 impl Namespace {
-    /// A volume under that number, with the identifiers that follow from the UUID.
+    /// Creates a namespace of a volume, with identifiers derived from the UUID.
     #[must_use]
     pub fn new(
         nsid: u32,
@@ -463,7 +463,7 @@ impl Namespace {
         }
     }
 
-    /// With the identifiers that it was given.
+    /// Replaces identifiers by configured ones.
     #[must_use]
     pub fn with_identity(self, given: &GivenIdentity) -> Namespace {
         Namespace { identity: self.identity.given(given), ..self }
@@ -492,9 +492,9 @@ impl Watcher for NamespaceWatch {
             Change::Reservations { notices, aborts } => {
                 for (who, notice) in *notices {
                     let Some(host) = who.nvme_host() else { continue };
-                    all.tell_host(&host, || QueueEvent::Reservation { nsid, kind: notification(*notice) });
+                    all.notify_host(&host, || QueueEvent::Reservation { nsid, kind: notification(*notice) });
                     if *aborts && *notice == Notice::RegistrationsPreempted {
-                        all.tell_queues(&host, || QueueEvent::Preempted(self.volume));
+                        all.notify_io_queues(&host, || QueueEvent::Preempted(self.volume));
                     }
                 }
             }
@@ -502,23 +502,23 @@ impl Watcher for NamespaceWatch {
     }
 }
 
-/// The well-known name of discovery subsystems.
+/// The well-known discovery NQN.
 ///
 /// # Panics
-/// Never: the specification's own name is one.
+/// Never: the specification's name is valid.
 #[must_use]
 pub fn well_known_discovery_nqn() -> Nqn {
     Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one")
 }
 
-/// The unique name of a machine's discovery subsystem.
+/// The unique NQN of a machine's discovery subsystem.
 #[must_use]
 pub fn unique_discovery_nqn(machine: &str) -> Nqn {
     let id = HEXLOWER.encode(&unique(&format!("discovery\n{machine}")));
     Nqn::new(&format!("nqn.2026-11.blockmux:discovery.{id}")).expect("this is a name")
 }
 
-/// The model number of a subsystem that has no other.
+/// The default model number.
 const MODEL: &str = "Blockmux";
-/// Namespaces of one subsystem, and the greatest identifier: what one list of identifiers holds.
+/// Most namespaces of one subsystem, and the greatest identifier: the size of one identifier list.
 pub const MAX_NAMESPACES: usize = 1024;

@@ -1,12 +1,11 @@
-//! What I/O queues have done, for the SMART / Health log.
+//! I/O counters of queues, for the SMART / Health log.
 //!
-//! Each queue counts in a place of its own, which no other core writes; who reads the log adds them
-//! up.
+//! Each queue has its own counters, which no other core writes; reading the log adds them up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Everything that queues of a subsystem have done.
+/// The counters of all queues of a subsystem.
 #[derive(Default)]
 pub(crate) struct SubsystemTraffic {
     shared: Arc<SharedTraffic>,
@@ -20,24 +19,24 @@ struct SharedTraffic {
 #[derive(Default)]
 struct LiveQueues {
     queues: Vec<Arc<QueueCounters>>,
-    /// Of queues that are gone.
-    gone: Totals,
+    /// Sums of the queues that have ended.
+    gone: TrafficTotals,
 }
 
-/// Sums.
+/// Sums of counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct TrafficTotals {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
     /// In bytes.
     pub(crate) read_bytes: u64,
     /// In bytes.
     pub(crate) written_bytes: u64,
-    /// Reads and writes that the medium has failed.
+    /// Reads and writes that failed with a media error.
     pub(crate) media_errors: u64,
 }
 
-/// One queue's counts. Nobody else's is in the same line of a processor's cache.
+/// The counters of one queue, in a cache line of their own.
 #[derive(Default)]
 #[repr(align(128))]
 struct QueueCounters {
@@ -48,42 +47,42 @@ struct QueueCounters {
     media_errors: AtomicU64,
 }
 
-/// A queue's hand on its counts.
+/// A queue's handle to its counters.
 pub(crate) struct QueueCounts {
     shared: Arc<SharedTraffic>,
     place: Arc<QueueCounters>,
 }
 
 impl SubsystemTraffic {
-    /// A place for a new queue.
+    /// Creates the counters of a new queue.
     pub(crate) fn counts(&self) -> QueueCounts {
         let place = Arc::<QueueCounters>::default();
         self.shared.live(|live| live.queues.push(place.clone()));
         QueueCounts { shared: self.shared.clone(), place }
     }
 
-    /// All that was done until now.
-    pub(crate) fn totals(&self) -> Totals {
+    /// The sums up to now.
+    pub(crate) fn totals(&self) -> TrafficTotals {
         self.shared.live(|live| live.queues.iter().fold(live.gone, |sum, place| sum.plus(place.totals())))
     }
 }
 
 impl QueueCounts {
-    /// A read is done.
+    /// Counts a completed read.
     #[inline]
     pub(crate) fn read(&self, bytes: u64) {
         add(&self.place.reads, 1);
         add(&self.place.read_bytes, bytes);
     }
 
-    /// A write is done.
+    /// Counts a completed write.
     #[inline]
     pub(crate) fn wrote(&self, bytes: u64) {
         add(&self.place.writes, 1);
         add(&self.place.written_bytes, bytes);
     }
 
-    /// The medium has failed a command.
+    /// Counts a media error.
     pub(crate) fn failed(&self) {
         add(&self.place.media_errors, 1);
     }
@@ -105,8 +104,8 @@ impl SharedTraffic {
 }
 
 impl QueueCounters {
-    fn totals(&self) -> Totals {
-        Totals {
+    fn totals(&self) -> TrafficTotals {
+        TrafficTotals {
             reads: self.reads.load(Ordering::Relaxed),
             writes: self.writes.load(Ordering::Relaxed),
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
@@ -116,9 +115,9 @@ impl QueueCounters {
     }
 }
 
-impl Totals {
-    fn plus(self, other: Totals) -> Totals {
-        Totals {
+impl TrafficTotals {
+    fn plus(self, other: TrafficTotals) -> TrafficTotals {
+        TrafficTotals {
             reads: self.reads.saturating_add(other.reads),
             writes: self.writes.saturating_add(other.writes),
             read_bytes: self.read_bytes.saturating_add(other.read_bytes),
@@ -128,7 +127,7 @@ impl Totals {
     }
 }
 
-/// Adds where nobody else writes.
+/// Adds to a counter that no other core writes.
 #[inline]
 fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
@@ -139,14 +138,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_queue_has_done_outlives_it() {
+    fn the_counters_of_a_queue_outlive_it() {
         let traffic = SubsystemTraffic::default();
         let (one, other) = (traffic.counts(), traffic.counts());
         one.read(512);
         one.read(1024);
         other.wrote(4096);
         other.failed();
-        let totals = Totals { reads: 2, writes: 1, read_bytes: 1536, written_bytes: 4096, media_errors: 1 };
+        let totals =
+            TrafficTotals { reads: 2, writes: 1, read_bytes: 1536, written_bytes: 4096, media_errors: 1 };
         assert_eq!(traffic.totals(), totals);
         drop(one);
         assert_eq!(traffic.totals(), totals);

@@ -1,16 +1,18 @@
-//! The NVMe/RDMA initiator: an admin queue, and I/O queues of one namespace, each a queue pair.
+//! The NVMe/RDMA initiator: an admin queue, and the I/O queues of one namespace. Each queue is one
+//! queue pair.
 //!
 //! ```text
-//!   command ──▶ `outgoing` ──work──▶ register its memory ──▶ Send: command with the key [, short data]
+//!   command ──▶ `unsent` ──work──▶ register its memory ──▶ Send: command with the key [, short data]
 //!   Received: completion ──┬─ the controller has invalidated the key ──▶ done
-//!                          └─ it has not ──▶ `closing` ──work──▶ invalidate ──▶ done
+//!                          └─ it has not ──▶ `invalidating` ──work──▶ invalidate ──▶ done
 //! ```
-//! Data goes straight from and into the caller's memory, which the controller reaches from before
-//! the command is sent until its completion, and no longer: a command completes here only once its
-//! key is closed. What the commands mean is in [`crate::fabrics::host`].
+//! The controller reads and writes the caller's memory directly, from the time the command is sent
+//! until its completion. A command completes here only once its key has been invalidated.
+//! [`crate::fabrics::host`] interprets the commands.
 //!
-//! What bounds a queue: commands under way are fewer than its entries, each has one registration
-//! and one receive buffer, and the controller may have fewer receive buffers than that.
+//! Bounds of a queue: fewer commands are in flight than it has entries; each has one registration
+//! and one receive buffer. The controller may have fewer receive buffers, and then that number is
+//! the bound.
 
 #[cfg(test)]
 mod tests;
@@ -32,110 +34,110 @@ use std::time::Instant;
 use zerocopy::{IntoBytes, transmute};
 
 /// An admin queue over NVMe/RDMA.
-pub type AdminSession = HostAdmin<HostLink>;
+pub type NvmeRdmaAdminSession = HostAdmin<RdmaHostLink>;
 
-/// I/O queues over NVMe/RDMA, each a connection of its own.
-pub type QueueSession = HostQueues<HostLink>;
+/// I/O queues over NVMe/RDMA; each has its own connection.
+pub type NvmeRdmaQueueSession = HostQueues<RdmaHostLink>;
 
-/// A queue pair with one queue of a controller.
-pub struct HostLink {
-    phase: HostPhase,
-    /// The most data that goes with a command, in bytes.
+/// The transport of one queue: a queue pair with the controller.
+pub struct RdmaHostLink {
+    phase: HostLinkPhase,
+    /// Longest data that is sent in a capsule, in bytes.
     in_capsule: u32,
-    /// Commands that were not sent, oldest first.
-    outgoing: VecDeque<Outgoing>,
-    /// By the place of each command in its table: whether the controller has it.
-    exposures: Vec<Exposure>,
-    /// Completions whose commands have memory to close first.
-    closing: VecDeque<(Stag, Cqe)>,
-    /// Commands that the controller has.
+    /// Commands that have not been sent yet, oldest first.
+    unsent: VecDeque<UnsentCommand>,
+    /// State of each command, by its slot in the command table.
+    states: Vec<HostCommandState>,
+    /// Completions that wait until the key of their command has been invalidated.
+    invalidating: VecDeque<(Stag, Cqe)>,
+    /// Number of commands that the controller has and has not completed.
     sent: u32,
-    /// How many it has receive buffers for.
-    most_sent: u32,
-    /// Receive buffers to give back.
+    /// Number of receive buffers that the controller has for commands.
+    max_sent: u32,
+    /// Number of consumed receive buffers that have to be posted again.
     receives: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HostPhase {
+enum HostLinkPhase {
     Connecting,
     Open,
-    /// Its end was asked for, or it is over.
+    /// The connection is closing or closed.
     Over,
 }
 
 /// A command to send.
-struct Outgoing {
+struct UnsentCommand {
     sqe: Sqe,
-    /// Data that goes with it.
+    /// Data sent in the capsule.
     payload: SgList,
     memory: DataMemory,
 }
 
-/// The memory of a command that the controller is to reach.
+/// Registration of a command's data buffer, which the controller accesses by RDMA.
 enum DataMemory {
     None,
-    /// To be registered.
-    Closed(SgList, RemoteRights),
-    /// The queue pair is at it.
-    Asked,
-    Open(Stag),
+    /// Still to be registered, with these access rights.
+    Unregistered(SgList, RemoteRights),
+    /// The registration was posted and has not completed.
+    Registering,
+    Registered(Stag),
 }
 
-/// Whether the controller has a command.
+/// Progress of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Exposure {
-    /// It has not.
+enum HostCommandState {
+    /// The command has not been sent.
     #[default]
-    No,
-    /// It has, with this key if it is to reach memory.
+    Unsent,
+    /// The controller has the command, and the key of its data buffer if it has one.
     Sent(Option<Stag>),
-    /// It has completed it, and the key is still to be invalidated.
-    Closing,
+    /// The controller has completed the command; its key has not been invalidated yet.
+    Invalidating,
 }
 
-/// Whether there is still a connection.
+/// State of the connection after an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Connection {
-    There,
+enum LinkStatus {
+    Up,
     Lost,
 }
 
-impl HostLink {
-    /// Something has happened; `is_over`: the session has ended already.
+impl RdmaHostLink {
+    /// Handles an event of the queue pair. `is_over` says whether the session has ended already.
     fn on_event(
         &mut self,
         event: Event,
         is_over: bool,
         commands: &mut impl Commands,
-    ) -> Result<Connection, ProtocolError> {
+    ) -> Result<LinkStatus, ProtocolError> {
         match event {
             Event::Connected { private_data } => {
                 let receives = cm::check_accept(&private_data)?;
-                self.most_sent = receives.map_or(u32::MAX, u32::from);
-                self.phase = HostPhase::Open;
+                self.max_sent = receives.map_or(u32::MAX, u32::from);
+                self.phase = HostLinkPhase::Open;
             }
             Event::Received { message, invalidated } if !is_over => {
                 self.on_received(&message, invalidated, commands)?;
             }
             Event::Registered { id, remote } => {
-                let asked = self.outgoing.front_mut().filter(|next| u64::from(next.sqe.cid.get()) == id.0);
+                let asked = self.unsent.front_mut().filter(|next| u64::from(next.sqe.cid.get()) == id.0);
                 asked.into_iter().for_each(|next| next.on_registered(remote));
             }
             Event::Refused { private_data } => {
-                self.phase = HostPhase::Over;
+                self.phase = HostLinkPhase::Over;
                 return Err(cm::rejection(&private_data));
             }
             Event::Disconnected => {
-                self.phase = HostPhase::Over;
-                return Ok(Connection::Lost);
+                self.phase = HostLinkPhase::Over;
+                return Ok(LinkStatus::Lost);
             }
             Event::Requested { .. } | Event::Received { .. } | Event::Done { .. } => {}
         }
-        Ok(Connection::There)
+        Ok(LinkStatus::Up)
     }
 
-    /// A completion.
+    /// Handles a message, which has to be a completion.
     #[inline]
     fn on_received(
         &mut self,
@@ -145,29 +147,29 @@ impl HostLink {
     ) -> Result<(), ProtocolError> {
         self.receives = self.receives.saturating_add(1);
         if message.len() < CQE_LEN {
-            return Err(wrong("sent a message that is shorter than a completion"));
+            return Err(violation("sent a message that is shorter than a completion"));
         }
         let mut bytes = [0; CQE_LEN];
         message.copy_to(&mut bytes);
         let cqe: Cqe = transmute!(bytes);
         let cid = cqe.cid.get();
         let Some(key) = commands.find(cid) else {
-            return Err(wrong("completed a command that is not there"));
+            return Err(violation("completed a command that does not exist"));
         };
-        let exposure = self.exposure(cid);
-        match (*exposure, invalidated) {
-            (Exposure::Sent(open), Some(_)) if open == invalidated => {}
-            (Exposure::Sent(None), None) => {}
-            (Exposure::Sent(Some(stag)), None) => {
-                *exposure = Exposure::Closing;
-                self.closing.push_back((stag, cqe));
+        let state = self.state(cid);
+        match (*state, invalidated) {
+            (HostCommandState::Sent(open), Some(_)) if open == invalidated => {}
+            (HostCommandState::Sent(None), None) => {}
+            (HostCommandState::Sent(Some(stag)), None) => {
+                *state = HostCommandState::Invalidating;
+                self.invalidating.push_back((stag, cqe));
                 return Ok(());
             }
-            (Exposure::Sent(_), Some(_)) => {
-                return Err(wrong("invalidated a key that is not of the command that it completed"));
+            (HostCommandState::Sent(_), Some(_)) => {
+                return Err(violation("invalidated a key of another command than the one it completed"));
             }
-            (Exposure::No, _) => return Err(wrong("completed a command that was not sent")),
-            (Exposure::Closing, _) => return Err(wrong("completed a command twice")),
+            (HostCommandState::Unsent, _) => return Err(violation("completed a command that was not sent")),
+            (HostCommandState::Invalidating, _) => return Err(violation("completed a command twice")),
         }
         self.finish(key, &cqe, commands);
         Ok(())
@@ -175,111 +177,111 @@ impl HostLink {
 
     #[inline]
     fn finish(&mut self, key: SlotKey, cqe: &Cqe, commands: &mut impl Commands) {
-        *self.exposure(cqe.cid.get()) = Exposure::No;
+        *self.state(cqe.cid.get()) = HostCommandState::Unsent;
         self.sent = self.sent.saturating_sub(1);
         commands.finish(key, cqe);
     }
 
-    /// The command in the place that this CID names. There are at most 1,024 of them.
+    /// State of the command with this CID. The table has at most 1,024 slots.
     #[inline]
-    fn exposure(&mut self, cid: u16) -> &mut Exposure {
+    fn state(&mut self, cid: u16) -> &mut HostCommandState {
         let at = SlotKey::index_of_narrow(cid);
-        if self.exposures.len() <= at {
-            self.exposures.resize(at.saturating_add(1), Exposure::No);
+        if self.states.len() <= at {
+            self.states.resize(at.saturating_add(1), HostCommandState::Unsent);
         }
-        // It is as long as that now.
         #[allow(clippy::indexing_slicing, reason = "it was made long enough above")]
-        &mut self.exposures[at]
+        &mut self.states[at]
     }
 
-    /// Asks the queue pair for what may be done; `is_over`: after that the connection ends. Whether
-    /// anything has moved.
+    /// Posts the work that can be posted now and returns whether there was any. If `is_over`, it
+    /// then closes the connection.
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair, is_over: bool, commands: &mut impl Commands) -> bool {
         let mut has_moved = false;
-        if self.phase == HostPhase::Open {
-            has_moved = self.receives > 0 || !self.closing.is_empty();
+        if self.phase == HostLinkPhase::Open {
+            has_moved = self.receives > 0 || !self.invalidating.is_empty();
             queue_pair.receive(std::mem::take(&mut self.receives));
-            while let Some((stag, cqe)) = self.closing.pop_front() {
+            while let Some((stag, cqe)) = self.invalidating.pop_front() {
                 queue_pair.invalidate(stag);
                 if let Some(key) = commands.find(cqe.cid.get()) {
                     self.finish(key, &cqe, commands);
                 }
             }
-            while self.sent < self.most_sent && queue_pair.room() > 0 && self.send_next(queue_pair) {
+            while self.sent < self.max_sent && queue_pair.room() > 0 && self.send_next(queue_pair) {
                 has_moved = true;
             }
         }
-        let has_sent = self.outgoing.is_empty() || self.phase == HostPhase::Connecting;
-        if is_over && has_sent && self.phase != HostPhase::Over {
+        let has_sent = self.unsent.is_empty() || self.phase == HostLinkPhase::Connecting;
+        if is_over && has_sent && self.phase != HostLinkPhase::Over {
             queue_pair.disconnect();
-            self.phase = HostPhase::Over;
+            self.phase = HostLinkPhase::Over;
             return true;
         }
         has_moved
     }
 
-    /// Sends the oldest command that was not sent, or has its memory registered; whether it
+    /// Sends the oldest unsent command, or posts the registration of its buffer. Returns whether it
     /// could do either.
     #[inline]
     fn send_next(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let Some(next) = self.outgoing.front_mut() else { return false };
-        if let DataMemory::Closed(list, access) = &mut next.memory {
+        let Some(next) = self.unsent.front_mut() else { return false };
+        if let DataMemory::Unregistered(list, access) = &mut next.memory {
             let id = WorkId(next.sqe.cid.get().into());
             match queue_pair.register(id, list, *access) {
                 Some(remote) => next.on_registered(remote),
                 None => {
-                    next.memory = DataMemory::Asked;
+                    next.memory = DataMemory::Registering;
                     return true;
                 }
             }
         }
         let stag = match next.memory {
-            DataMemory::Closed(..) | DataMemory::Asked => return false,
+            DataMemory::Unregistered(..) | DataMemory::Registering => return false,
             DataMemory::None => None,
-            DataMemory::Open(stag) => Some(stag),
+            DataMemory::Registered(stag) => Some(stag),
         };
         queue_pair.send(next.sqe.as_bytes(), &next.payload, None);
         let cid = next.sqe.cid.get();
-        self.outgoing.pop_front();
-        *self.exposure(cid) = Exposure::Sent(stag);
+        self.unsent.pop_front();
+        *self.state(cid) = HostCommandState::Sent(stag);
         self.sent = self.sent.saturating_add(1);
         true
     }
 }
 
-impl Outgoing {
-    /// The controller can reach the command's memory.
+impl UnsentCommand {
+    /// Completes the registration of the command's data buffer.
     #[inline]
     fn on_registered(&mut self, remote: Remote) {
-        self.memory = DataMemory::Open(remote.stag);
+        self.memory = DataMemory::Registered(remote.stag);
         self.sqe.dptr = SglDescriptor::keyed(remote.address, remote.len, remote.stag.0, true);
     }
 }
 
-impl HostTransport for HostLink {
+impl HostTransport for RdmaHostLink {
     type Options = ();
 
-    fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> HostLink {
-        HostLink {
-            phase: HostPhase::Connecting,
-            // IOCCSZ is of I/O queues; Linux's target takes no data in a capsule of an admin queue.
+    fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> RdmaHostLink {
+        RdmaHostLink {
+            phase: HostLinkPhase::Connecting,
+            // IOCCSZ applies to I/O queues only; Linux's target accepts no data in capsules of an
+            // admin queue.
             in_capsule: in_capsule.unwrap_or(0),
-            outgoing: VecDeque::new(),
-            exposures: Vec::new(),
-            closing: VecDeque::new(),
+            unsent: VecDeque::new(),
+            states: Vec::new(),
+            invalidating: VecDeque::new(),
             sent: 0,
-            most_sent: u32::MAX,
+            max_sent: u32::MAX,
             receives: 0,
         }
     }
 
-    /// The queue pair connects by itself.
+    /// Does nothing: the queue pair connects by itself.
     fn begin(&mut self) {}
 
     #[inline]
     fn is_open(&self) -> bool {
-        self.phase == HostPhase::Open
+        self.phase == HostLinkPhase::Open
     }
 
     #[inline]
@@ -302,29 +304,30 @@ impl HostTransport for HostLink {
                 payload = list;
             } else {
                 let access = if is_out { RemoteRights::RemoteRead } else { RemoteRights::RemoteWrite };
-                memory = DataMemory::Closed(list, access);
+                memory = DataMemory::Unregistered(list, access);
             }
-            // The controller moves it by itself, and says by its completion whether it has.
+            // The controller transfers the data by RDMA; its completion says whether it has
+            // transferred all of it.
             if let Some((progress, _)) = commands.transport(request.key)
                 && progress.moved.add(0, len).is_err()
             {
                 debug_assert!(false, "a fresh command has moved nothing");
             }
         }
-        *self.exposure(request.key.narrow()) = Exposure::No;
-        self.outgoing.push_back(Outgoing { sqe, payload, memory });
+        *self.state(request.key.narrow()) = HostCommandState::Unsent;
+        self.unsent.push_back(UnsentCommand { sqe, payload, memory });
     }
 
     fn may_end(&self) -> bool {
-        self.phase != HostPhase::Connecting && self.closing.is_empty()
+        self.phase != HostLinkPhase::Connecting && self.invalidating.is_empty()
     }
 
     fn discard(&mut self) {
-        self.outgoing.clear();
+        self.unsent.clear();
     }
 }
 
-impl RdmaSession for AdminSession {
+impl RdmaSession for NvmeRdmaAdminSession {
     fn endpoint(&self) -> Endpoint {
         endpoint(QueueShape { qid: 0, entries: ADMIN_ENTRIES, cntlid: 0 })
     }
@@ -332,8 +335,8 @@ impl RdmaSession for AdminSession {
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
         let is_over = self.is_over();
         match self.receive(now, |link, commands| link.on_event(event, is_over, commands))? {
-            Connection::There => Ok(()),
-            Connection::Lost => self.on_lost(),
+            LinkStatus::Up => Ok(()),
+            LinkStatus::Lost => self.on_lost(),
         }
     }
 
@@ -343,7 +346,7 @@ impl RdmaSession for AdminSession {
     }
 }
 
-impl RdmaSession for HostQueue<HostLink> {
+impl RdmaSession for HostQueue<RdmaHostLink> {
     fn endpoint(&self) -> Endpoint {
         endpoint(self.shape)
     }
@@ -352,8 +355,8 @@ impl RdmaSession for HostQueue<HostLink> {
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
         let is_over = self.is_over();
         match self.receive(now, |link, commands| link.on_event(event, is_over, commands))? {
-            Connection::There => Ok(()),
-            Connection::Lost => self.end(),
+            LinkStatus::Up => Ok(()),
+            LinkStatus::Lost => self.end(),
         }
     }
 
@@ -364,7 +367,7 @@ impl RdmaSession for HostQueue<HostLink> {
     }
 }
 
-impl RdmaConnections for QueueSession {
+impl RdmaConnections for NvmeRdmaQueueSession {
     fn endpoint(&self) -> Endpoint {
         self.first().endpoint()
     }
@@ -375,7 +378,7 @@ impl RdmaConnections for QueueSession {
     }
 }
 
-/// What a queue needs: each of its entries may wait for a completion and have memory registered.
+/// The endpoint that a queue needs: each entry may wait for a completion and have a registration.
 fn endpoint(shape: QueueShape) -> Endpoint {
     let entries = shape.entries.into();
     Endpoint {
@@ -388,15 +391,15 @@ fn endpoint(shape: QueueShape) -> Endpoint {
     }
 }
 
-/// The part of a list that a command's data is.
+/// The `len` bytes of `list` from `base` on.
 #[inline]
 fn part(list: &SgList, base: usize, len: usize) -> SgList {
     if base == 0 && list.len() == len { list.clone() } else { list.slice(base, len) }
 }
 
-fn wrong(what: &'static str) -> ProtocolError {
+fn violation(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "RDMA Transport 1.0 §3.1" }
 }
 
-/// RDMA Reads that the controller may have on their way.
+/// Most RDMA Reads that the controller may have in flight (IRD).
 const READS: u32 = 32;

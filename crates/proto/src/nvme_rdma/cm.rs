@@ -1,5 +1,4 @@
-//! Private data of connections: sizes of queues, and why a queue is refused (RDMA Transport 1.0
-//! §3.2).
+//! Private data of connection requests, accepts and rejects (RDMA Transport 1.0 §3.2).
 
 use crate::fabrics::host::QueueShape;
 use crate::nvme::{MAX_IO_QUEUES, MQES};
@@ -7,8 +6,8 @@ use crate::session::ProtocolError;
 use blockmux_wire::nvmeof::rdma::{CmAccept, CmReject, CmRequest, CmStatus, RECFMT};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Checks a host's request. Returns how many commands may be under way at a time: what fits both
-/// its send queue and its receive queue.
+/// Checks the private data of a host's connection request. Returns the number of commands that may
+/// be in flight: the smaller of the host's send queue and receive queue.
 pub(super) fn check_request(private_data: &[u8]) -> Result<u16, CmStatus> {
     let (request, _) = CmRequest::read_from_prefix(private_data).map_err(|_| CmStatus::INVALID_LENGTH)?;
     if request.recfmt.get() != RECFMT {
@@ -27,7 +26,7 @@ pub(super) fn check_request(private_data: &[u8]) -> Result<u16, CmStatus> {
     Ok(sends.saturating_add(1).min(receives))
 }
 
-/// A host's request for a queue.
+/// Private data of a host's connection request.
 pub(super) fn request(shape: QueueShape) -> Vec<u8> {
     let request = CmRequest {
         recfmt: RECFMT.into(),
@@ -40,8 +39,8 @@ pub(super) fn request(shape: QueueShape) -> Vec<u8> {
     request.as_bytes().to_vec()
 }
 
-/// Reads a controller's answer: how many commands it has receive buffers for. `None`: it does not
-/// tell.
+/// Reads the private data of a controller's accept. Returns the number of its receive buffers, or
+/// `None` if the controller does not say.
 pub(super) fn check_accept(private_data: &[u8]) -> Result<Option<u16>, ProtocolError> {
     let Ok((accept, _)) = CmAccept::read_from_prefix(private_data) else { return Ok(None) };
     if accept.recfmt.get() != RECFMT {
@@ -53,7 +52,7 @@ pub(super) fn check_accept(private_data: &[u8]) -> Result<Option<u16>, ProtocolE
     }
 }
 
-/// Says why a controller has rejected a connection.
+/// The error for a controller's reject, by its status.
 pub(super) fn rejection(private_data: &[u8]) -> ProtocolError {
     let status = CmReject::read_from_prefix(private_data).map(|(reject, _)| CmStatus(reject.sts.get()));
     refused(match status {
@@ -69,17 +68,17 @@ pub(super) fn rejection(private_data: &[u8]) -> ProtocolError {
     })
 }
 
-/// An error of the private data.
+/// A protocol error that cites the section on private data.
 pub(super) fn refused(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "RDMA Transport 1.0 §3.2" }
 }
 
-/// A controller's answer: it has so many receive buffers.
+/// Private data of a controller's accept, with the number of its receive buffers.
 pub(super) fn accept(receives: u16) -> Vec<u8> {
     CmAccept { recfmt: RECFMT.into(), crqsize: receives.into(), ..CmAccept::default() }.as_bytes().to_vec()
 }
 
-/// A controller's refusal.
+/// Private data of a controller's reject.
 pub(super) fn reject(status: CmStatus) -> Vec<u8> {
     CmReject { recfmt: RECFMT.into(), sts: status.0.into() }.as_bytes().to_vec()
 }
@@ -123,15 +122,18 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_one_side_says_the_other_reads() {
+    fn each_side_reads_what_the_other_encodes() {
         let shape = QueueShape { qid: 3, entries: 128, cntlid: 7 };
         assert_eq!(check_request(&request(shape)), Ok(128));
         assert_eq!(check_accept(&accept(128)), Ok(Some(128)));
         assert_eq!(check_accept(&[]), Ok(None));
         assert!(check_accept(&accept(0)).is_err());
         assert!(check_accept(&[1; 32]).is_err());
-        let told: Vec<&str> = (1..=9).map(|sts| rejection(&reject(CmStatus(sts))).what).collect();
-        assert!((1..told.len()).all(|at| !told[..at].contains(&told[at])), "each has its own words");
+        let messages: Vec<&str> = (1..=9).map(|sts| rejection(&reject(CmStatus(sts))).what).collect();
+        assert!(
+            (1..messages.len()).all(|at| !messages[..at].contains(&messages[at])),
+            "each has its own message"
+        );
         assert_eq!(rejection(&[]), rejection(&reject(CmStatus(9))));
     }
 

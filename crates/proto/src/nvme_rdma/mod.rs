@@ -7,10 +7,10 @@
 //!                                          ◀────────── RDMA Write of data for the host, then
 //!                                          ◀────────── Send (with Invalidate): completion
 //! ```
-//! This is a thin transport. [`crate::fabrics`] knows what commands mean, and
-//! [`crate::rdma::QueuePair`] carries the messages, over whatever provider. What is left is here:
-//! the private data of connections, keyed SGLs, who owns which receive buffer, and the order of
-//! data and completion. Decision 55 has the reasons.
+//! This is a thin transport. [`crate::fabrics`] interprets the commands, and
+//! [`crate::rdma::QueuePair`] carries the messages over any provider. This module has the rest:
+//! private data of connections, keyed SGLs, ownership of receive buffers, and the order of data and
+//! completion. Decision 55 has the reasons.
 
 pub mod client;
 mod cm;

@@ -3,15 +3,15 @@
 //! ```text
 //!   Requested ──▶ accept or reject
 //!   Received ──▶ ControllerQueue ──fetch──▶ `fetches` ──work──▶ RDMA Read ──Done──▶ ControllerQueue
-//!                      └──────complete──▶ `answers` ──work──▶ RDMA Write, Receive, Send with Invalidate
+//!                      └──────complete──▶ `completions` ──work──▶ RDMA Write, Receive, Send with Invalidate
 //! ```
-//! What bounds a session, beside what bounds its queue ([`crate::fabrics::controller`]): the host
-//! gets as many receive buffers as the smaller of its queues has entries, and gets one back only
-//! right before the answer to the command that took it. So there are never more answers than that,
-//! neither here nor at the host.
+//! Bounds of a session, in addition to those of its queue ([`crate::fabrics::controller`]): the
+//! host gets as many receive buffers as the smaller of its queues has entries. The session posts a
+//! receive buffer again only right before it posts the completion of the command that consumed it.
+//! So neither side ever has more completions outstanding than that.
 //!
-//! A host that lies about lengths or keys loses its own connection: its provider or ours refuses to
-//! touch that memory.
+//! A host that gives wrong lengths or keys loses its own connection: the provider on either side
+//! refuses the access.
 
 #[cfg(test)]
 mod tests;
@@ -35,115 +35,115 @@ use std::time::Instant;
 use zerocopy::{IntoBytes, transmute};
 
 /// A host's connection to an NVMe/RDMA target.
-pub type TargetSession = ControllerQueue<TargetLink>;
+pub type NvmeRdmaTargetSession = ControllerQueue<RdmaTargetLink>;
 
-/// A queue pair with a host: what is to be posted to it.
-pub struct TargetLink {
-    phase: LinkPhase,
-    /// The longest capsule, in bytes.
+/// The transport of one queue: a queue pair with the host, and the work to post to it.
+pub struct RdmaTargetLink {
+    phase: TargetLinkPhase,
+    /// Longest capsule, in bytes.
     receive_len: u32,
-    /// Data to read from the host.
-    fetches: VecDeque<Fetch>,
-    /// Completions to send, oldest first.
-    answers: VecDeque<Answer>,
-    /// Capsules that came while a Connect waits.
+    /// RDMA Reads to post.
+    fetches: VecDeque<PostableRead>,
+    /// Completions to post, oldest first.
+    completions: VecDeque<PostableCompletion>,
+    /// Capsules received while a Connect is pending.
     inbox: VecDeque<Seg>,
-    /// RDMA Reads that are posted.
+    /// Number of posted RDMA Reads.
     reading: u32,
-    /// Data for the host that waits here or is posted, in bytes.
+    /// Data for the host that is queued here or posted, in bytes.
     unsent: usize,
-    /// What the queue pair holds beside that, in bytes.
-    held: usize,
-    /// What a capsule of `inbox` has broken; the next event returns it.
-    broken: Option<ProtocolError>,
+    /// Further data that the queue pair has not sent yet, in bytes.
+    queue_pair_unsent: usize,
+    /// Protocol violation by a capsule of `inbox`; the next event returns it.
+    inbox_error: Option<ProtocolError>,
 }
 
-/// How far the connection has come.
-enum LinkPhase {
+/// State of the connection.
+enum TargetLinkPhase {
     Listening,
-    /// To be accepted, with so many receive buffers.
+    /// The connection has to be accepted, with this number of receive buffers.
     Accepting(u16),
-    /// To be rejected with this private data.
+    /// The connection has to be rejected with this private data.
     Rejecting(Vec<u8>),
     Open,
-    /// Its end was asked for.
+    /// The session asked the queue pair to disconnect.
     Ending,
     Over,
 }
 
 /// An RDMA Read to post.
-struct Fetch {
+struct PostableRead {
     slot: usize,
     place: Seg,
     remote: Remote,
 }
 
-/// A completion, and the data that goes before it.
-struct Answer {
+/// A completion to post, and the RDMA Write to post before it.
+struct PostableCompletion {
     data: Option<(SgList, Remote)>,
     cqe: Cqe,
-    /// Memory of the host that the completion invalidates.
+    /// The key that the completion invalidates (Send with Invalidate).
     invalidate: Option<Stag>,
 }
 
-impl TargetLink {
-    fn new(in_capsule: usize) -> TargetLink {
-        TargetLink {
-            phase: LinkPhase::Listening,
+impl RdmaTargetLink {
+    fn new(in_capsule: usize) -> RdmaTargetLink {
+        RdmaTargetLink {
+            phase: TargetLinkPhase::Listening,
             receive_len: SQE_LEN.saturating_add(in_capsule) as u32, // at most 32 KiB and a command
             fetches: VecDeque::new(),
-            answers: VecDeque::new(),
+            completions: VecDeque::new(),
             inbox: VecDeque::new(),
             reading: 0,
             unsent: 0,
-            held: 0,
-            broken: None,
+            queue_pair_unsent: 0,
+            inbox_error: None,
         }
     }
 
-    /// Decides about a connection request.
+    /// Decides whether to accept a connection request.
     fn on_requested(&mut self, private_data: &[u8], is_stopping: bool) -> Result<(), ProtocolError> {
         if let Some(other @ OtherProtocol::Srp { .. }) = OtherProtocol::of(private_data) {
-            self.phase = LinkPhase::Rejecting(other.rejection());
+            self.phase = TargetLinkPhase::Rejecting(other.rejection());
             return Err(cm::refused("asked for SRP at a port that serves NVMe/RDMA"));
         }
         let status = match cm::check_request(private_data) {
             Ok(_) if is_stopping => CmStatus::NO_RESOURCES,
             Ok(receives) => {
-                self.phase = LinkPhase::Accepting(receives);
+                self.phase = TargetLinkPhase::Accepting(receives);
                 return Ok(());
             }
             Err(status) => status,
         };
-        self.phase = LinkPhase::Rejecting(cm::reject(status));
+        self.phase = TargetLinkPhase::Rejecting(cm::reject(status));
         Err(cm::refused(match status {
             CmStatus::INVALID_LENGTH => "asked for a connection with private data that is too short",
             CmStatus::INVALID_RECFMT => "asked for a connection in an unknown record format",
-            CmStatus::INVALID_QID => "asked for a queue with a number that no controller has",
-            CmStatus::INVALID_HSQSIZE => "asked for a queue with an impossible send queue",
+            CmStatus::INVALID_QID => "asked for a queue identifier above the controller's limit",
+            CmStatus::INVALID_HSQSIZE => "asked for a queue with a send queue size out of range",
             CmStatus::INVALID_HRQSIZE => "asked for a queue without a receive queue",
-            _ => "asked for a connection while the target stops",
+            _ => "asked for a connection while the target is stopping",
         }))
     }
 
-    /// Posts what there is room for; whether anything was.
+    /// Posts as much as the queue pair has room for; returns whether it posted anything.
     #[inline]
     fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let mut has_moved = false;
-        // More would wait in the queue pair, and the answers behind them.
+        // The queue pair would hold back further reads, and the completions posted behind them.
         while self.reading < READS
             && queue_pair.room() > 0
-            && let Some(Fetch { slot, place, remote }) = self.fetches.pop_front()
+            && let Some(PostableRead { slot, place, remote }) = self.fetches.pop_front()
         {
             has_moved = true;
             self.reading = self.reading.saturating_add(1);
             queue_pair.read(WorkId(READ << u32::BITS | slot as u64), SgList::one(place), remote);
         }
         while queue_pair.room() > 0
-            && let Some(answer) = self.answers.front_mut()
+            && let Some(completion) = self.completions.front_mut()
         {
             has_moved = true;
-            if let Some((local, remote)) = answer.data.take() {
+            if let Some((local, remote)) = completion.data.take() {
                 let id = WorkId(WRITE << u32::BITS | local.len() as u64);
                 if !queue_pair.write(id, &local, remote) {
                     self.unsent = self.unsent.saturating_sub(local.len());
@@ -152,26 +152,29 @@ impl TargetLink {
                     break;
                 }
             }
-            let Some(Answer { cqe, invalidate, .. }) = self.answers.pop_front() else { break };
-            // Before the answer: the host may send its next command as soon as it has this one.
+            let Some(PostableCompletion { cqe, invalidate, .. }) = self.completions.pop_front() else {
+                break;
+            };
+            // The buffer is posted first: the host may send its next command as soon as it has this
+            // completion.
             queue_pair.receive(1);
             queue_pair.send(cqe.as_bytes(), &SgList::default(), invalidate);
         }
-        self.held = queue_pair.unsent();
+        self.queue_pair_unsent = queue_pair.unsent();
         has_moved
     }
 
-    /// The connection is gone: nothing that was not posted ever will be.
+    /// Drops everything that was not posted, because the connection is lost.
     fn discard(&mut self) {
-        self.phase = LinkPhase::Over;
+        self.phase = TargetLinkPhase::Over;
         self.fetches.clear();
-        self.answers.clear();
+        self.completions.clear();
         self.inbox.clear();
-        (self.unsent, self.held) = (0, 0);
+        (self.unsent, self.queue_pair_unsent) = (0, 0);
     }
 }
 
-impl FabricsTransport for TargetLink {
+impl FabricsTransport for RdmaTargetLink {
     const NAME: &'static str = "nvme-rdma";
     const TRTYPE: TransportType = TransportType::RDMA;
     const SGLS: u32 = SGLS_KEYED;
@@ -193,31 +196,32 @@ impl FabricsTransport for TargetLink {
         Descriptor { len: len as usize, place }
     }
 
-    /// An RDMA Read writes into memory of ours.
+    /// Always true: an RDMA Read needs memory to write to.
     #[inline]
     fn needs_memory(_len: usize) -> bool {
         true
     }
 
     fn fetch(&mut self, slot: usize, command: &mut CommandSlot<()>) {
-        if let (Some(place), Some((remote, _))) = (command.memory.clone(), host_memory(&command.sqe)) {
-            self.fetches.push_back(Fetch { slot, place, remote });
+        if let (Some(place), Some((remote, _))) = (command.memory.clone(), host_buffer(&command.sqe)) {
+            self.fetches.push_back(PostableRead { slot, place, remote });
         }
     }
 
     #[inline]
     fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>) {
         let (cid, len) = (sqe.cid.get(), outcome.data.len());
-        let memory = host_memory(sqe);
+        let memory = host_buffer(sqe);
         let data = memory.filter(|(remote, _)| len > 0 && remote.len as usize >= len);
         let cqe = if len > 0 && data.is_none() {
-            // The queue has compared the lengths; nothing is ever written beyond the host's memory.
+            // The queue has checked the lengths already; this check guards the host's memory once
+            // more.
             NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID).cqe(cid, sqhd)
         } else {
             outcome.cqe(cid, sqhd)
         };
         self.unsent = self.unsent.saturating_add(data.map_or(0, |_| len));
-        self.answers.push_back(Answer {
+        self.completions.push_back(PostableCompletion {
             data: data.map(|(remote, _)| (outcome.data.clone(), remote)),
             cqe,
             invalidate: memory.filter(|(_, invalidates)| *invalidates).map(|(remote, _)| remote.stag),
@@ -226,26 +230,26 @@ impl FabricsTransport for TargetLink {
 
     #[inline]
     fn unsent(&self) -> usize {
-        self.unsent.saturating_add(self.held)
+        self.unsent.saturating_add(self.queue_pair_unsent)
     }
 }
 
-impl TargetSession {
-    /// A session for a host that has just connected. `pool` is the core's, for data from the host.
-    /// The host has 30 seconds from `now` on to connect a queue.
+impl NvmeRdmaTargetSession {
+    /// Creates a session for a host that has just connected. `pool` is the core's pool, for data
+    /// from the host. The host has 30 seconds from `now` to connect a queue.
     #[must_use]
-    pub fn new(node: Arc<NvmeNode>, pool: Pool, now: Instant) -> TargetSession {
-        let link = TargetLink::new(node.in_capsule);
-        ControllerQueue::over(link, node, pool, now)
+    pub fn new(node: Arc<NvmeNode>, pool: Pool, now: Instant) -> NvmeRdmaTargetSession {
+        let link = RdmaTargetLink::new(node.in_capsule);
+        ControllerQueue::with_transport(link, node, pool, now)
     }
 
-    /// A session made of one over another transport for which nothing has come yet.
+    /// Converts a session of another transport that has received nothing yet.
     #[must_use]
-    pub fn instead_of<T: FabricsTransport>(other: ControllerQueue<T>) -> TargetSession {
-        other.over_instead(|node| TargetLink::new(node.in_capsule))
+    pub fn from_other_transport<T: FabricsTransport>(other: ControllerQueue<T>) -> NvmeRdmaTargetSession {
+        other.change_transport(|node| RdmaTargetLink::new(node.in_capsule))
     }
 
-    /// A capsule: a command, and its data behind it if that is short.
+    /// Handles a capsule: a command, followed by its data if that is short.
     #[inline]
     fn on_capsule(&mut self, message: &Seg) -> Result<(), ProtocolError> {
         let Some(data_len) = message.len().checked_sub(SQE_LEN) else {
@@ -260,7 +264,7 @@ impl TargetSession {
         self.on_command(&sqe, data_len, || message.slice(SQE_LEN, data_len), true)
     }
 
-    /// Takes the capsules that had to wait, as far as they may be taken; whether there were any.
+    /// Handles the capsules of `inbox` that can be handled now; returns whether there were any.
     fn take_inbox(&mut self) -> bool {
         let mut has_moved = false;
         while self.takes_commands()
@@ -269,7 +273,7 @@ impl TargetSession {
         {
             has_moved = true;
             if let Err(error) = self.on_capsule(&message) {
-                self.transport.broken = Some(error);
+                self.transport.inbox_error = Some(error);
                 self.end();
             }
         }
@@ -283,7 +287,7 @@ impl TargetSession {
             WRITE => self.transport.unsent = self.transport.unsent.saturating_sub(low),
             READ => {
                 self.transport.reading = self.transport.reading.saturating_sub(1);
-                // Otherwise the connection ends.
+                // A failed read ends the connection, so nothing else has to be done for it.
                 if result.is_ok() && !self.is_over() && self.fetching(low).is_some() {
                     self.on_data(low);
                 }
@@ -293,10 +297,10 @@ impl TargetSession {
     }
 }
 
-impl RdmaSession for TargetSession {
+impl RdmaSession for NvmeRdmaTargetSession {
     fn endpoint(&self) -> Endpoint {
         Endpoint {
-            // They are posted as the host asks for them.
+            // Their number depends on the connection request; `work` posts them.
             receives: 0,
             receive_len: self.transport.receive_len,
             sends: SENDS,
@@ -308,7 +312,7 @@ impl RdmaSession for TargetSession {
 
     #[inline]
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
-        let broken = self.transport.broken.take();
+        let inbox_error = self.transport.inbox_error.take();
         match event {
             Event::Requested { private_data } => {
                 let is_stopping = self.is_finished();
@@ -319,7 +323,7 @@ impl RdmaSession for TargetSession {
                 if self.takes_commands() && self.transport.inbox.is_empty() {
                     self.on_capsule(&message)?;
                 } else {
-                    // It may lie in a buffer that others share.
+                    // The message is copied, because it may share its receive buffer with others.
                     self.transport.inbox.push_back(Seg::from_slice(&message.to_vec()));
                 }
             }
@@ -333,46 +337,46 @@ impl RdmaSession for TargetSession {
             }
             Event::Received { .. } | Event::Connected { .. } | Event::Registered { .. } => {}
         }
-        broken.map_or(Ok(()), Err)
+        inbox_error.map_or(Ok(()), Err)
     }
 
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        match std::mem::replace(&mut self.transport.phase, LinkPhase::Ending) {
-            LinkPhase::Accepting(receives) => {
+        match std::mem::replace(&mut self.transport.phase, TargetLinkPhase::Ending) {
+            TargetLinkPhase::Accepting(receives) => {
                 queue_pair.receive(receives.into());
                 queue_pair.accept(cm::accept(receives));
-                self.transport.phase = LinkPhase::Open;
+                self.transport.phase = TargetLinkPhase::Open;
                 return true;
             }
-            LinkPhase::Rejecting(private_data) => {
+            TargetLinkPhase::Rejecting(private_data) => {
                 self.end();
                 queue_pair.reject(private_data);
                 return true;
             }
-            LinkPhase::Listening if self.is_finished() => {
+            TargetLinkPhase::Listening if self.is_finished() => {
                 queue_pair.disconnect();
                 return true;
             }
-            phase @ (LinkPhase::Listening | LinkPhase::Ending | LinkPhase::Over) => {
+            phase @ (TargetLinkPhase::Listening | TargetLinkPhase::Ending | TargetLinkPhase::Over) => {
                 self.transport.phase = phase;
                 return false;
             }
-            LinkPhase::Open => self.transport.phase = LinkPhase::Open,
+            TargetLinkPhase::Open => self.transport.phase = TargetLinkPhase::Open,
         }
         let has_moved = self.take_inbox() | self.transport.transmit(queue_pair);
-        if self.is_finished() && self.transport.answers.is_empty() {
+        if self.is_finished() && self.transport.completions.is_empty() {
             queue_pair.disconnect();
-            self.transport.phase = LinkPhase::Ending;
+            self.transport.phase = TargetLinkPhase::Ending;
             return true;
         }
         has_moved
     }
 }
 
-/// The memory of the host that a command names, and whether its completion is to invalidate that.
+/// The host's data buffer, and whether the completion has to invalidate its key.
 #[inline]
-fn host_memory(sqe: &Sqe) -> Option<(Remote, bool)> {
+fn host_buffer(sqe: &Sqe) -> Option<(Remote, bool)> {
     let (len, key) = sqe.dptr.length_and_key();
     let invalidates = match (sqe.dptr.kind(), sqe.dptr.subtype()) {
         (SglType::KEYED_DATA_BLOCK, SglSubtype::ADDRESS) => false,
@@ -382,11 +386,11 @@ fn host_memory(sqe: &Sqe) -> Option<(Remote, bool)> {
     (len > 0).then(|| (Remote { stag: Stag(key), address: sqe.dptr.address.get(), len }, invalidates))
 }
 
-/// The high half of a number: data from the host, by the slot of its command.
+/// High half of the `WorkId` of an RDMA Read; the low half is the slot of its command.
 const READ: u64 = 1;
-/// The high half of a number: data for the host, by its length.
+/// High half of the `WorkId` of an RDMA Write; the low half is its length in bytes.
 const WRITE: u64 = 2;
-/// RDMA Reads on their way at a time.
+/// Most RDMA Reads in flight.
 const READS: u32 = 32;
-/// Sends, reads and writes that are posted at a time.
+/// Most sends, reads and writes that are posted at a time.
 const SENDS: u32 = 256;

@@ -1,5 +1,5 @@
-//! NVMe over TCP: PDUs, digests and how data moves (TCP Transport 1.0 and 1.1). What commands mean
-//! is in [`crate::fabrics`].
+//! NVMe over TCP: PDUs, digests and data transfer (TCP Transport 1.0 and 1.1). [`crate::fabrics`]
+//! interprets the commands.
 
 pub mod client;
 mod pdu;

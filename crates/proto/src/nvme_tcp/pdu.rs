@@ -1,5 +1,5 @@
-//! The frame of PDUs from a host: what is checked before anything else is looked at (TCP Transport
-//! 1.0 §3.6.2.1).
+//! Checks the common header of a host's PDUs before their content is used (TCP Transport 1.0
+//! §3.6.2.1).
 
 use crate::digest;
 use crate::session::ProtocolError;
@@ -7,28 +7,28 @@ use blockmux_wire::nvmeof::tcp::*;
 use std::mem::offset_of;
 use zerocopy::FromBytes;
 
-/// Which digests a connection has.
+/// The negotiated digests of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct NvmeTcpDigests {
     pub(super) header: bool,
     pub(super) data: bool,
 }
 
-/// What is wrong with a PDU, as the termination says it.
+/// A protocol violation by a host, with the fields of the C2HTermReq that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Violation {
+pub(super) struct HostViolation {
     pub(super) status: FatalError,
     pub(super) information: u32,
     pub(super) error: ProtocolError,
 }
 
-/// A PDU whose frame is good.
+/// A PDU with a valid common header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PduFrame {
     pub(super) kind: PduType,
-    /// Where its data begins and ends, in bytes from its begin.
+    /// Beginning and end of the data, as offsets in the PDU in bytes.
     pub(super) data: (usize, usize),
-    /// The whole PDU, in bytes.
+    /// Length of the whole PDU, in bytes.
     pub(super) len: usize,
 }
 
@@ -42,14 +42,14 @@ impl NvmeTcpDigests {
     }
 }
 
-impl Violation {
-    /// The field at that offset has a value that it must not have.
-    pub(super) fn field(offset: usize, what: &'static str) -> Violation {
-        Violation::new(FatalError::INVALID_PDU_HEADER_FIELD, offset as u32, what)
+impl HostViolation {
+    /// A violation by the header field at this offset.
+    pub(super) fn field(offset: usize, what: &'static str) -> HostViolation {
+        HostViolation::new(FatalError::INVALID_PDU_HEADER_FIELD, offset as u32, what)
     }
 
-    pub(super) fn new(status: FatalError, information: u32, what: &'static str) -> Violation {
-        Violation {
+    pub(super) fn new(status: FatalError, information: u32, what: &'static str) -> HostViolation {
+        HostViolation {
             status,
             information,
             error: ProtocolError { what, reference: "TCP Transport 1.0 §3.5, §3.6" },
@@ -57,28 +57,28 @@ impl Violation {
     }
 }
 
-/// Checks the common header of a PDU from a host whose connection is initialized. `in_capsule` is
-/// how much data a command's capsule may have.
+/// Checks the common header of a PDU, after the connection was initialized. `in_capsule` is the
+/// longest in-capsule data in bytes.
 pub(super) fn check(
     common: &CommonHeader,
     digests: NvmeTcpDigests,
     in_capsule: usize,
-) -> Result<PduFrame, Violation> {
+) -> Result<PduFrame, HostViolation> {
     let kind = PduType(common.pdu_type);
     let hlen = match kind {
         PduType::CAPSULE_CMD => CAPSULE_CMD_LEN,
         PduType::H2C_DATA | PduType::H2C_TERM_REQ => DATA_LEN,
         PduType::IC_REQ => {
-            let what = "initialized its connection twice";
-            return Err(Violation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what));
+            let what = "sent ICReq twice";
+            return Err(HostViolation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what));
         }
-        _ => return Err(Violation::field(0, "sent a PDU of a type that hosts do not send")),
+        _ => return Err(HostViolation::field(0, "sent a PDU of a type that a host does not send")),
     };
     if usize::from(common.hlen) != hlen {
-        return Err(Violation::field(offset_of!(CommonHeader, hlen), "sent a header of a wrong length"));
+        return Err(HostViolation::field(offset_of!(CommonHeader, hlen), "sent a header of a wrong length"));
     }
     let (len, pdo) = (common.plen.get() as usize, usize::from(common.pdo));
-    let wrong_len = Violation::field(offset_of!(CommonHeader, plen), "sent a PDU of a wrong length");
+    let wrong_len = HostViolation::field(offset_of!(CommonHeader, plen), "sent a PDU of a wrong length");
     if kind == PduType::H2C_TERM_REQ {
         let fits = (DATA_LEN..=TERM_REQ_MAX).contains(&len);
         return if fits { Ok(PduFrame { kind, data: (len, len), len }) } else { Err(wrong_len) };
@@ -90,15 +90,15 @@ pub(super) fn check(
         header | if digests.data && has_data { FLAG_DDGST } else { 0 }
     };
     if common.flags & (FLAG_HDGST | FLAG_DDGST) != flags(digests) {
-        let what = "sent other digests than were agreed on";
-        return Err(Violation::field(offset_of!(CommonHeader, flags), what));
+        let what = "sent digests that were not negotiated";
+        return Err(HostViolation::field(offset_of!(CommonHeader, flags), what));
     }
     if !has_data {
         let is_whole = len == head && kind == PduType::CAPSULE_CMD;
         return if is_whole { Ok(PduFrame { kind, data: (len, len), len }) } else { Err(wrong_len) };
     }
     if pdo < head || pdo % 4 != 0 || pdo > MAX_PDO {
-        return Err(Violation::field(offset_of!(CommonHeader, pdo), "sent data at a wrong offset"));
+        return Err(HostViolation::field(offset_of!(CommonHeader, pdo), "sent data at a wrong offset"));
     }
     let longest = match kind {
         PduType::CAPSULE_CMD => in_capsule,
@@ -111,24 +111,24 @@ pub(super) fn check(
         }
         Some(1..) if kind == PduType::H2C_DATA => {
             let what = "sent more data in a PDU than MAXH2CDATA";
-            Err(Violation::new(FatalError::DATA_TRANSFER_LIMIT_EXCEEDED, 0, what))
+            Err(HostViolation::new(FatalError::DATA_TRANSFER_LIMIT_EXCEEDED, 0, what))
         }
         _ => Err(wrong_len),
     }
 }
 
-/// Checks the digest behind a header of `hlen` bytes; both are in `bytes`.
-pub(super) fn check_header_digest(bytes: &[u8], hlen: usize) -> Result<(), Violation> {
+/// Checks the digest that follows a header of `hlen` bytes; `bytes` has both.
+pub(super) fn check_header_digest(bytes: &[u8], hlen: usize) -> Result<(), HostViolation> {
     let (header, rest) = bytes.split_at(hlen.min(bytes.len()));
     let sent = u32::read_from_prefix(rest).map_or(0, |(sent, _)| sent);
     if digest::of(header) == sent.to_ne_bytes() {
         return Ok(());
     }
     let what = "sent a header whose digest is wrong";
-    Err(Violation::new(FatalError::HEADER_DIGEST_ERROR, u32::from_le(sent), what))
+    Err(HostViolation::new(FatalError::HEADER_DIGEST_ERROR, u32::from_le(sent), what))
 }
 
-/// MAXH2CDATA: as much as the longest command has.
+/// MAXH2CDATA in bytes: as long as the longest data of a command.
 pub(super) const MAXH2CDATA: u32 = crate::nvme::MAX_DATA as u32;
-/// Of the header that data follows, with its digest and the most padding that CPDA could ask for.
+/// Largest PDO: the header with its digest and the largest padding that CPDA could require.
 const MAX_PDO: usize = 128;

@@ -1,8 +1,8 @@
-//! Comparing and combining the bytes of I/O memory.
+//! Comparison and combination of I/O memory.
 
 use blockmux_volume::SgList;
 
-/// Where two lists first differ, within the length of the shorter.
+/// Offset of the first difference of two lists, within the length of the shorter one.
 pub(crate) fn first_difference(a: &SgList, b: &SgList) -> Option<usize> {
     let len = a.len().min(b.len());
     let (mut one, mut other) = ([0; PIECE], [0; PIECE]);
@@ -19,7 +19,7 @@ pub(crate) fn first_difference(a: &SgList, b: &SgList) -> Option<usize> {
     None
 }
 
-/// The bytes of both lists, or-ed.
+/// The bitwise OR of both lists.
 pub(super) fn or(a: &SgList, b: &SgList) -> Vec<u8> {
     let mut bytes = a.to_vec();
     bytes.iter_mut().zip(b.to_vec()).for_each(|(byte, other)| *byte |= other);
@@ -31,7 +31,7 @@ pub(super) fn is_zero(list: &SgList) -> bool {
     list.to_vec().iter().all(|&byte| byte == 0)
 }
 
-/// Bytes that are looked at together.
+/// Number of bytes that are compared at once.
 const PIECE: usize = 4096;
 
 #[cfg(test)]

@@ -3,31 +3,32 @@
 use blockmux_wire::iscsi::ISCSI_MAX_NAME;
 use std::fmt;
 
-/// The name of an iSCSI node: `iqn.`, `eui.` or `naa.` and what belongs behind it, in lower case.
+/// The normalized name of an iSCSI node: `iqn.`, `eui.` or `naa.` followed by the rest, in lower
+/// case.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(String);
 
-/// What is no iSCSI name.
+/// Why a string is not an iSCSI name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// Empty, or longer than 223 bytes.
     #[error("an iSCSI name has 1 to 223 bytes")]
     Length,
-    /// None of the three kinds.
+    /// No known prefix.
     #[error("an iSCSI name begins with iqn., eui. or naa.")]
     Kind,
-    /// A byte that RFC 3722 forbids, or a number that is none.
+    /// A character that RFC 3722 forbids, or invalid hexadecimal digits.
     #[error(
-        "an iSCSI name has letters, digits, '-', '.' and ':' only; behind eui. and naa. hexadecimal digits"
+        "an iSCSI name has letters, digits, '-', '.' and ':' only; after eui. and naa. only hexadecimal digits"
     )]
     Byte,
 }
 
 impl Name {
-    /// Reads a name; upper case becomes lower case, as RFC 3722 has it.
+    /// Parses a name and converts it to lower case (RFC 3722).
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Why the string is not an iSCSI name.
     pub fn new(name: &str) -> Result<Name, NameError> {
         if !(1..=ISCSI_MAX_NAME).contains(&name.len()) {
             return Err(NameError::Length);
@@ -39,8 +40,8 @@ impl Name {
         } else if let Some(digits) = name.strip_prefix("naa.") {
             matches!(digits.len(), 16 | 32) && is_hex(digits)
         } else if let Some(rest) = name.strip_prefix("iqn.") {
-            // Beyond ASCII, RFC 3722 allows most letters; forbidden ASCII is what breaks lists and
-            // logs.
+            // Beyond ASCII, RFC 3722 permits most letters. The forbidden ASCII characters would
+            // break lists and logs.
             !rest.is_empty() && rest.chars().all(|c| c.is_alphanumeric() || "-.:".contains(c))
         } else {
             return Err(NameError::Kind);
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_says_why() {
+    fn invalid_names_are_refused_with_a_reason() {
         let long = format!("iqn.{}", "a".repeat(ISCSI_MAX_NAME - 3));
         assert_eq!(Name::new(""), Err(NameError::Length));
         assert_eq!(Name::new(&long), Err(NameError::Length));

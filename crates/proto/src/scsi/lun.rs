@@ -7,8 +7,8 @@ use blockmux_wire::scsi::lun::{ADDRESS_METHOD_FLAT, ADDRESS_METHOD_PERIPHERAL, R
 pub struct Lun(pub u64);
 
 impl Lun {
-    /// The single-level number of a logical unit: peripheral device addressing below 256, flat
-    /// space from there on (SAM-5 §4.7.7.1 to 4.7.7.3). Of `number`, 14 bits count.
+    /// A single-level LUN: peripheral device addressing below 256, flat space addressing otherwise
+    /// (SAM-5 §4.7.7.1 to 4.7.7.3). The lower 14 bits of `number` count.
     #[must_use]
     pub fn new(number: u16) -> Lun {
         let method = if number < 256 { ADDRESS_METHOD_PERIPHERAL } else { ADDRESS_METHOD_FLAT };
@@ -16,24 +16,24 @@ impl Lun {
         Lun(u64::from(first) << 48)
     }
 
-    /// The logical unit's number, if this is a single-level one of either addressing method.
+    /// The logical unit's number, for a single-level LUN of either addressing method.
     #[inline]
     #[must_use]
     pub fn number(self) -> Option<u16> {
         let first = (self.0 >> 48) as u16;
         let method = (first >> 14) as u8;
         let number = first & 0x3fff;
-        // SAM-5 §4.7.7.2: another bus than 0 is behind this device, and there is none.
+        // SAM-5 §4.7.7.2: a bus number other than 0 addresses another device, and there is none.
         let is_here = method == ADDRESS_METHOD_FLAT || method == ADDRESS_METHOD_PERIPHERAL && number < 256;
         (self.0 << 16 == 0 && is_here).then_some(number)
     }
 
-    /// Whether both name the same unit, perhaps by two addressing methods.
+    /// Whether both LUNs address the same unit, possibly by different addressing methods.
     pub(crate) fn names_same_unit(self, other: Lun) -> bool {
         self == other || (self.number().is_some() && self.number() == other.number())
     }
 
-    /// Whether this is the well-known logical unit that lists the others (SPC-5).
+    /// Whether this is the REPORT LUNS well-known logical unit (SPC-5).
     #[must_use]
     pub fn is_report_luns(self) -> bool {
         self.0 == REPORT_LUNS_WELL_KNOWN
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_single_level_number_is_none() {
+    fn other_lun_formats_have_no_number() {
         for lun in
             [0x0107_0000_0000_0000, 0x0007_0001_0000_0000, 0x8007_0000_0000_0000, REPORT_LUNS_WELL_KNOWN]
         {

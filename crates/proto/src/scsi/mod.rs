@@ -1,5 +1,5 @@
-//! SCSI, whatever carries it: the device server and task sets of our targets, and the commands of
-//! our initiator.
+//! Transport-independent SCSI: the device server and task sets of targets, and the application
+//! client of initiators.
 
 pub(crate) mod bytes;
 pub mod device;

@@ -1,13 +1,13 @@
-//! Sense data: what went wrong, in fixed or descriptor format (SPC-5).
+//! Sense data in fixed or descriptor format (SPC-5).
 
 use blockmux_wire::scsi::sense::*;
 use smallvec::SmallVec;
 use zerocopy::{IntoBytes, U16, U32, U64};
 
-/// Sense data in bytes; at most 28.
+/// Encoded sense data; at most 28 bytes.
 pub type SenseBytes = SmallVec<[u8; 32]>;
 
-/// What a CHECK CONDITION status says more of.
+/// Sense data of a CHECK CONDITION status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sense {
     /// SENSE KEY.
@@ -17,85 +17,90 @@ pub struct Sense {
     /// INFORMATION, often an LBA or an offset.
     pub information: Option<u64>,
     /// SENSE KEY SPECIFIC.
-    pub specific: Option<Specific>,
-    /// In descriptor format: D_SENSE of the Control mode page was set.
+    pub specific: Option<SenseKeySpecific>,
+    /// Descriptor format, selected by D_SENSE of the Control mode page.
     pub descriptor_format: bool,
 }
 
 /// SENSE KEY SPECIFIC (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Specific {
-    /// The field at fault.
+pub enum SenseKeySpecific {
+    /// Field pointer.
     Field {
-        /// Whether it is in the CDB; else it is in the parameter list.
+        /// Whether the field is in the CDB; otherwise it is in the parameter list.
         in_cdb: bool,
-        /// Its first byte.
+        /// First byte of the field.
         byte: u16,
-        /// Its highest bit there, if it is less than a byte.
+        /// Highest bit of the field in that byte, if it is smaller than a byte.
         bit: Option<u8>,
     },
-    /// How far something is, in parts of 65,536.
+    /// Progress indication, in units of 1/65,536.
     Progress(u16),
 }
 
 impl Sense {
-    /// A key and a code, without more.
+    /// Sense data with a key and an additional sense code.
     #[must_use]
     pub const fn new(key: SenseKey, asc: Asc) -> Sense {
         Sense { key, asc, information: None, specific: None, descriptor_format: false }
     }
 
-    /// ILLEGAL REQUEST, INVALID FIELD IN CDB, and which.
+    /// ILLEGAL REQUEST, INVALID FIELD IN CDB, with a pointer to the byte.
     #[must_use]
     pub const fn in_cdb(byte: u16) -> Sense {
-        Sense::illegal(Asc::INVALID_FIELD_IN_CDB).field(Specific::Field { in_cdb: true, byte, bit: None })
+        Sense::illegal(Asc::INVALID_FIELD_IN_CDB).field(SenseKeySpecific::Field {
+            in_cdb: true,
+            byte,
+            bit: None,
+        })
     }
 
-    /// ILLEGAL REQUEST, INVALID FIELD IN CDB: the field whose highest bit is `bit` of `byte`.
+    /// ILLEGAL REQUEST, INVALID FIELD IN CDB, with a pointer to the field whose highest bit is
+    /// `bit` of `byte`.
     #[must_use]
     pub const fn cdb_bit(byte: u16, bit: u8) -> Sense {
-        Sense::illegal(Asc::INVALID_FIELD_IN_CDB).field(Specific::Field {
+        Sense::illegal(Asc::INVALID_FIELD_IN_CDB).field(SenseKeySpecific::Field {
             in_cdb: true,
             byte,
             bit: Some(bit),
         })
     }
 
-    /// ILLEGAL REQUEST, INVALID FIELD IN PARAMETER LIST, and which.
+    /// ILLEGAL REQUEST, INVALID FIELD IN PARAMETER LIST, with a pointer to the byte.
     #[must_use]
     pub const fn in_parameters(byte: u16) -> Sense {
-        Sense::illegal(Asc::INVALID_FIELD_IN_PARAMETER_LIST).field(Specific::Field {
+        Sense::illegal(Asc::INVALID_FIELD_IN_PARAMETER_LIST).field(SenseKeySpecific::Field {
             in_cdb: false,
             byte,
             bit: None,
         })
     }
 
-    /// ILLEGAL REQUEST.
+    /// ILLEGAL REQUEST with an additional sense code.
     #[must_use]
     pub const fn illegal(asc: Asc) -> Sense {
         Sense::new(SenseKey::ILLEGAL_REQUEST, asc)
     }
 
-    /// With the INFORMATION field.
+    /// Sets the INFORMATION field.
     #[must_use]
     pub const fn with_information(self, information: u64) -> Sense {
         Sense { information: Some(information), ..self }
     }
 
-    const fn field(self, specific: Specific) -> Sense {
+    const fn field(self, specific: SenseKeySpecific) -> Sense {
         Sense { specific: Some(specific), ..self }
     }
 
-    /// As an initiator reads it.
+    /// Encodes the sense data in its format.
     #[must_use]
     pub fn to_bytes(&self) -> SenseBytes {
         if self.descriptor_format { self.to_descriptors() } else { self.to_fixed() }
     }
 
     fn to_fixed(self) -> SenseBytes {
-        // SPC-5, fixed format sense data: an INFORMATION that does not fit is left out, and VALID
-        // says so.
+        // SPC-5, fixed format sense data: an INFORMATION value that does not fit is omitted, and
+        // VALID is 0.
         let information = self.information.and_then(|information| u32::try_from(information).ok());
         let sense = FixedSense {
             response_code: FIXED_CURRENT | if information.is_some() { VALID } else { 0 },
@@ -106,7 +111,7 @@ impl Sense {
             command_specific_information: U32::ZERO,
             additional_sense_code: U16::new(self.asc.0),
             field_replaceable_unit_code: 0,
-            sense_key_specific: self.specific.map_or([0; 3], Specific::to_bytes),
+            sense_key_specific: self.specific.map_or([0; 3], SenseKeySpecific::to_bytes),
         };
         SmallVec::from_slice(sense.as_bytes())
     }
@@ -153,15 +158,15 @@ impl Sense {
     }
 }
 
-impl Specific {
+impl SenseKeySpecific {
     fn to_bytes(self) -> [u8; 3] {
         match self {
-            Specific::Field { in_cdb, byte, bit } => {
+            SenseKeySpecific::Field { in_cdb, byte, bit } => {
                 let [high, low] = byte.to_be_bytes();
                 let place = if in_cdb { COMMAND_DATA } else { 0 };
                 [SKSV | place | bit.map_or(0, |bit| BPV | bit & 7), high, low]
             }
-            Specific::Progress(progress) => {
+            SenseKeySpecific::Progress(progress) => {
                 let [high, low] = progress.to_be_bytes();
                 [SKSV, high, low]
             }
@@ -207,7 +212,7 @@ mod tests {
     #[test]
     fn progress_is_a_sense_key_specific() {
         let sense = Sense::new(SenseKey::NOT_READY, Asc::SANITIZE_IN_PROGRESS);
-        let sense = Sense { specific: Some(Specific::Progress(0x8000)), ..sense };
+        let sense = Sense { specific: Some(SenseKeySpecific::Progress(0x8000)), ..sense };
         assert_eq!(sense.to_bytes()[15..], [0x80, 0x80, 0]);
     }
 }

@@ -32,8 +32,9 @@ mod user;
 use super::node::SrpPortId;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, RemoteRights, Stag};
 use crate::scsi::Lun;
-use crate::scsi::initiator::{DataTransfer, QueueTimers, ScsiQueue, ScsiRequest};
+use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::session::{ProtocolError, Timed};
+use crate::slots::SlotKey;
 use abort::Aborts;
 use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::srp::{AsynchronousEvent, SrpCommand, SrpHeader, SrpOpcode, SrpResponse, TargetNotice};
@@ -83,7 +84,7 @@ pub struct InitiatorSession {
     /// The channel of the latest command, and how many of a batch it still takes.
     latest: (usize, u32),
     aborts: Aborts,
-    timers: QueueTimers,
+    timers: ScsiQueueTimers,
     ending: Ending,
     refused: Option<SrpRefused>,
     /// When the unit has to be known.
@@ -119,7 +120,7 @@ impl InitiatorSession {
             channels: vec![Channel::new(ChannelPhase::Connecting, deadline)],
             latest: (0, 0),
             aborts: Aborts::default(),
-            timers: QueueTimers::new(now),
+            timers: ScsiQueueTimers::new(now),
             ending: Ending::No,
             refused: None,
             deadline,
@@ -179,10 +180,10 @@ impl InitiatorSession {
         if let Some(channel) = self.channels.get_mut(index) {
             channel.open(terms);
         }
-        if index == 0 {
-            if let Mode::Manage(function) = self.config.mode {
-                self.manage(function);
-            }
+        if index == 0
+            && let Mode::Manage(function) = self.config.mode
+        {
+            self.manage(function);
         }
         self.advance();
         Ok(())
@@ -210,7 +211,7 @@ impl InitiatorSession {
             return Ok(());
         }
         self.ending = Ending::Over;
-        if phase == ChannelPhase::Open && self.queue.is_quiet() {
+        if phase == ChannelPhase::Open && self.queue.is_idle() {
             return Ok(());
         }
         Err(violation("closed the connection in the middle of a login or of commands"))
@@ -234,7 +235,7 @@ impl InitiatorSession {
         if SrpOpcode(opcode) == SrpOpcode::RESPONSE {
             let response: SrpResponse = read(message, 0)?;
             channel.grant(response.req_lim_delta.get())?;
-            return match self.aborts.is_function(response.tag.get()) {
+            return match abort::is_function(response.tag.get()) {
                 true => self.on_managed(index, &response, message),
                 false => self.on_response(index, &response, message, invalidated),
             };
@@ -320,7 +321,7 @@ impl InitiatorSession {
     /// Sends what may be sent, and logs out when it is time.
     #[inline]
     fn advance(&mut self) {
-        if self.queue.is_strange() && self.ending == Ending::No {
+        if self.queue.has_unit_changed() && self.ending == Ending::No {
             // A new session asks what the unit is now.
             self.ending = Ending::Leaving;
             self.queue.drain();
@@ -331,8 +332,8 @@ impl InitiatorSession {
         self.look_at_unit();
         let is_due = match self.ending {
             Ending::No | Ending::Over => false,
-            Ending::Leaving => self.queue.is_quiet(),
-            Ending::Stopping if self.unit().is_none() => self.queue.is_quiet(),
+            Ending::Leaving => self.queue.is_idle(),
+            Ending::Stopping if self.unit().is_none() => self.queue.is_idle(),
             Ending::Stopping => self.queue.is_empty(),
         };
         if is_due {
@@ -595,7 +596,7 @@ impl Timed for SessionChannel<'_> {
 fn finish(
     queue: &mut ScsiQueue<CommandState>,
     refused: &mut Option<SrpRefused>,
-    key: crate::slots::SlotKey,
+    key: SlotKey,
     outcome: &CommandOutcome,
 ) {
     if let Err(unit) = queue.finish(key, outcome.as_scsi()) {

@@ -28,7 +28,7 @@ use crate::exports::VolumeId;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
-use crate::scsi::{DeviceServer, Nexus};
+use crate::scsi::{DeviceServer, ItNexus};
 use crate::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
 use blockmux_volume::{Completion, Io, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::srp::{LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
@@ -103,9 +103,14 @@ enum ChannelPhase {
 
 /// A message for the initiator, and the data-in that goes before it.
 struct Answer {
-    data: VecDeque<(SgList, Remote)>,
+    data: AnswerData,
+    /// How many of them are posted.
+    written: usize,
     message: SmallVec<[u8; 128]>,
 }
+
+/// Data-in and where it goes: mostly to one range.
+type AnswerData = SmallVec<[(SgList, Remote); 1]>;
 
 impl TargetSession {
     /// A session for an initiator that has just connected; `hang_up` disconnects it. `pool` is the
@@ -187,7 +192,7 @@ impl TargetSession {
         self.membership = Some(channels.join(login.nexus, self.hang_up.clone()));
         self.immediate_offset = login.immediate_offset;
         let (initiator, target) = login.nexus;
-        let nexus = Nexus::srp(&initiator.0, login.target.port.clone());
+        let nexus = ItNexus::srp(&initiator.0, login.target.port.clone());
         self.tasks = TaskSet::new(Some(DeviceServer::new(login.units.clone(), nexus)));
         let event = Login { protocol: NAME, initiator: initiator.to_string(), target: target.to_string() };
         self.events.push(AuditEvent::Login(event));
@@ -236,7 +241,7 @@ impl TargetSession {
                 value: reason.0.into(),
                 ..TargetNotice::new_zeroed()
             };
-            self.send(&[logout.as_bytes()], VecDeque::new());
+            self.send(&[logout.as_bytes()], AnswerData::new());
         }
         self.abort_all();
     }
@@ -316,13 +321,15 @@ impl TargetSession {
                 value: std::mem::take(&mut self.credits).into(),
                 ..TargetNotice::new_zeroed()
             };
-            self.send(&[notice.as_bytes()], VecDeque::new());
+            self.send(&[notice.as_bytes()], AnswerData::new());
         }
         while queue_pair.room() > 0
             && let Some(answer) = self.answers.front_mut()
         {
             has_moved = true;
-            if let Some((local, remote)) = answer.data.pop_front() {
+            if let Some((local, remote)) = answer.data.get_mut(answer.written) {
+                answer.written = answer.written.saturating_add(1);
+                let (local, remote) = (std::mem::take(local), *remote);
                 let id = WorkId(WRITE << u32::BITS | local.len() as u64);
                 if !queue_pair.write(id, &local, remote) {
                     self.unsent = self.unsent.saturating_sub(local.len());

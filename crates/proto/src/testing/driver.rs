@@ -1,4 +1,4 @@
-//! An initiator session driven by hand: what its peer sends comes in pieces of any size.
+//! Test driver of an initiator session, which delivers the peer's bytes in pieces of any size.
 
 use crate::fabrics::host::{HostAdmin, HostQueues, HostTransport};
 use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamConnections, StreamSession};
@@ -6,23 +6,22 @@ use crate::{iscsi, nbd};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, SgList, Tag};
 use std::time::Instant;
 
-/// A session and its driver, which asserts that every demand can be met and that meeting it leads
-/// somewhere.
+/// A session and its driver, which asserts that every demand can be met and makes progress.
 pub(crate) struct Driver<S> {
     pub(crate) session: S,
-    /// The connection that is meant.
+    /// The connection in use.
     pub(crate) connection: usize,
-    /// Bytes delivered at a time.
+    /// Number of bytes delivered at a time.
     pub(crate) step: usize,
-    /// Received and not taken.
+    /// Bytes that are received but not consumed.
     pub(crate) unread: Vec<u8>,
-    /// How often payload was placed.
+    /// Number of payloads that were received directly into their memory.
     pub(crate) placed: usize,
-    /// What time it is.
+    /// The current time.
     pub(crate) now: Instant,
 }
 
-/// A session over one connection or several.
+/// A session over one or several connections.
 pub(crate) trait Streams {
     /// The stream session of a connection.
     fn stream(&mut self, connection: usize) -> impl StreamSession;
@@ -34,13 +33,13 @@ impl Streams for iscsi::client::IscsiDiscoverySession {
     }
 }
 
-impl Streams for iscsi::client::InitiatorSession {
+impl Streams for iscsi::client::IscsiInitiatorSession {
     fn stream(&mut self, connection: usize) -> impl StreamSession {
         self.connection(connection)
     }
 }
 
-impl Streams for nbd::client::InitiatorSession {
+impl Streams for nbd::client::NbdInitiatorSession {
     fn stream(&mut self, connection: usize) -> impl StreamSession {
         self.connection(connection)
     }
@@ -69,7 +68,7 @@ impl<S: Streams> Driver<S> {
         Driver { session, connection: 0, step, unread: Vec::new(), placed: 0, now: Instant::now() }
     }
 
-    /// The stream session of the connection that is meant.
+    /// The stream session of the connection in use.
     pub(crate) fn stream(&mut self) -> impl StreamSession {
         self.session.stream(self.connection)
     }
@@ -83,7 +82,7 @@ impl<S: Streams> Driver<S> {
         Ok(())
     }
 
-    /// One turn; whether anything was done.
+    /// Runs one turn; returns whether anything was done.
     fn turn(&mut self) -> Result<bool, ProtocolError> {
         let mut stream = self.session.stream(self.connection);
         match stream.demand() {
@@ -110,7 +109,7 @@ impl<S: Streams> Driver<S> {
         }
     }
 
-    /// What the session wants to send.
+    /// Takes the bytes of the outbox.
     pub(crate) fn sent(&mut self) -> Vec<u8> {
         self.stream().outbox().take_bytes()
     }
@@ -131,19 +130,19 @@ impl<S: Initiator> Driver<S> {
         self.submit(tag, Op::Read, offset, len, None);
     }
 
-    /// The one completion that there is.
+    /// Takes the only completion.
     pub(crate) fn done(&mut self) -> (u64, Result<Output, IoError>) {
         let Completion { tag, result } = self.session.poll_done().expect("a completion");
         assert!(self.session.poll_done().is_none(), "more than one completion");
         (tag.0, result)
     }
 
-    /// The data of the one completion that there is.
+    /// Takes the only completion, and returns its data.
     pub(crate) fn done_data(&mut self) -> Vec<u8> {
         self.done().1.unwrap().into_data().to_vec()
     }
 
-    /// The error of the one completion that there is.
+    /// Takes the only completion, and returns its error.
     pub(crate) fn done_error(&mut self) -> IoError {
         self.done().1.unwrap_err()
     }

@@ -1,4 +1,4 @@
-//! For tests: either side of a session driven by hand, without a socket or an engine.
+//! Test drivers for target and initiator sessions, without a socket or an engine.
 
 mod driver;
 mod pump;

@@ -1,4 +1,4 @@
-//! A target session driven by hand, with real volumes behind it: the smallest possible engine.
+//! Test driver of a target session with real volumes: a minimal engine.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use crate::exports::{Exports, VolumeId};
@@ -8,25 +8,25 @@ use blockmux_volume::{Channel, Chunk, Completion, Io, Memory, SgList, Tag, Waker
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// A target session between a wire and its volumes.
+/// A target session with its connection and volumes.
 pub(crate) struct Pump<S> {
     pub(crate) session: S,
     channels: Vec<Box<dyn Channel>>,
-    /// Sent by the client, not yet received.
+    /// Bytes that the client has sent and the target has not received.
     wire: VecDeque<u8>,
-    /// The most bytes that one receive brings.
+    /// The maximum number of bytes of one receive.
     step: usize,
     buffer: Chunk,
-    /// What `Demand::Place` asked for, and how much of it has come.
+    /// The memory of `Demand::Place`, and the number of bytes received into it.
     placing: Option<(SgList, usize)>,
-    /// Whether I/O stays in [`Pump::submitted`] rather than being done at once.
+    /// Whether I/O waits in [`Pump::submitted`] instead of being carried out at once.
     pub(crate) holds_io: bool,
     pub(crate) submitted: VecDeque<(VolumeId, Io)>,
-    /// I/O whose early end was asked for.
+    /// I/O that the session has cancelled.
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
-    /// How many times payload was placed.
+    /// Number of payloads that were received directly into their memory.
     pub(crate) placed: usize,
-    /// What time it is.
+    /// The current time.
     pub(crate) now: Instant,
 }
 
@@ -51,7 +51,7 @@ impl<S: Target> Pump<S> {
         }
     }
 
-    /// Does the oldest I/O that was held, on its volume.
+    /// Carries out the oldest held I/O.
     pub(crate) fn finish_one(&mut self) {
         let (volume, io) = self.submitted.pop_front().expect("an I/O is held");
         let channel = &mut self.channels[volume.0 as usize];
@@ -63,7 +63,7 @@ impl<S: Target> Pump<S> {
         done.into_iter().for_each(|done| self.session.on_io(done, now));
     }
 
-    /// Turns without a wire until nothing moves.
+    /// Runs turns without receiving until there is no progress.
     pub(crate) fn turn(&mut self) {
         loop {
             self.session.on_turn(self.now);
@@ -73,7 +73,8 @@ impl<S: Target> Pump<S> {
         }
     }
 
-    /// Takes the session's I/O, and does it unless it is held; whether some was done.
+    /// Takes the session's I/O, and carries it out unless it is held; returns whether there was
+    /// any.
     fn take_io(&mut self) -> bool {
         while let Some(io) = self.session.poll_io() {
             self.submitted.push_back(io);
@@ -91,36 +92,35 @@ impl<S: Target> Pump<S> {
 }
 
 impl<S: StreamSession + Target> Pump<S> {
-    /// From now on one receive brings at most `step` bytes.
+    /// Limits each receive to `step` bytes.
     pub(crate) fn split_at(mut self, step: usize) -> Pump<S> {
         self.step = step;
         self
     }
 
-    /// The client sends `bytes`; the session takes what it wants of them, and of what it left
-    /// before.
+    /// Sends `bytes` from the client; the session consumes what it demands.
     pub(crate) fn client_sends(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
         self.wire.extend(bytes);
         self.run()
     }
 
-    /// The client sends, and that is no violation; returns what the target sends back.
+    /// Sends `bytes` from the client, expects no protocol error, and returns the target's answer.
     pub(crate) fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.client_sends(bytes).expect("the client keeps to the protocol");
         self.sent()
     }
 
-    /// What the target has sent.
+    /// Takes the bytes that the target has sent.
     pub(crate) fn sent(&mut self) -> Vec<u8> {
         self.session.outbox().take_bytes()
     }
 
-    /// Bytes that the session has not taken.
+    /// Number of bytes that the session has not consumed.
     pub(crate) fn untaken(&self) -> usize {
         self.wire.len() + self.buffer.unread().len()
     }
 
-    /// Turns until nothing moves.
+    /// Runs turns until there is no progress.
     pub(crate) fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
             self.session.on_turn(self.now);
@@ -131,7 +131,7 @@ impl<S: StreamSession + Target> Pump<S> {
         }
     }
 
-    /// One receive; whether anything moved.
+    /// Receives once; returns whether there was progress.
     fn receive(&mut self) -> Result<bool, ProtocolError> {
         if self.placing.is_some() {
             return self.place();
@@ -178,7 +178,7 @@ impl<S: StreamSession + Target> Pump<S> {
         Ok(came > 0)
     }
 
-    /// Moves what is unread to a new buffer when `wanted` bytes would not fit.
+    /// Moves the unread bytes to a new buffer if `wanted` bytes would not fit.
     fn make_room(&mut self, wanted: usize) {
         if self.buffer.unread().len() + self.buffer.room() < wanted.max(1) || self.buffer.room() == 0 {
             let mut fresh = Chunk::new(Memory::from_heap(BUFFER));

@@ -1,11 +1,10 @@
-//! How I/O of a client comes to a volume: counted, past locked ranges, and as far as reservations
-//! let it.
+//! Admission of a client's I/O to a volume: counts it, and checks locked ranges and reservations.
 //!
-//! [`IoCounter`] is one user's counter of a volume; what it admits is an [`IoGuard`] until the I/O
-//! is over. A SCSI nexus has one for each logical unit, because its reservations are checked by
-//! command. [`Admission`] adds the reservations of a client that has one name for all that it does,
-//! an NVMe host, or none: an NBD connection, or whoever uses an AoE target. [`Admissions`] are
-//! those of one client to several volumes.
+//! [`IoCounter`] counts the I/O of one user of a volume; an admitted I/O has an [`IoGuard`] until
+//! it is complete. A SCSI nexus has a counter for each logical unit, because SCSI checks
+//! reservations for each command. [`Admission`] adds the reservations of a client with one identity
+//! (an NVMe host) or none (an NBD connection, an AoE target's initiators). [`Admissions`] are one
+//! client's to several volumes.
 
 use super::exports::VolumeId;
 use super::in_flight::{AdmissionRequest, ByteRange, Counter, NotAdmitted};
@@ -28,17 +27,17 @@ pub(crate) struct IoGuard {
 }
 
 impl IoCounter {
-    /// A counter for one more user.
+    /// A counter for another user of the volume.
     pub(crate) fn new(served: &Arc<VolumeState>) -> Rc<IoCounter> {
         Rc::new(IoCounter { served: served.clone(), counter: served.in_flight.add_counter() })
     }
 
-    /// Lets an I/O of that operation on a range in bytes begin, unless a byte of it is locked or
-    /// `check` fails, which is called once the I/O is counted: what then changes the answer also
-    /// waits for the I/O.
+    /// Admits an I/O of this operation on a range in bytes, unless a byte of it is locked or
+    /// `check` fails. `check` runs after the I/O is counted, so a later change of its result waits
+    /// for the I/O.
     ///
     /// # Errors
-    /// If it may not begin.
+    /// If the I/O is not admitted.
     #[inline]
     pub(crate) fn admit<E>(
         self: Rc<IoCounter>,
@@ -76,36 +75,36 @@ impl std::fmt::Debug for IoGuard {
 /// A client's access to one volume.
 pub(crate) struct Admission {
     counter: Rc<IoCounter>,
-    /// The client's name, if it has one.
+    /// The client's identity for reservations, if it has one.
     who: Option<Registrant>,
     reservations: Cell<SeenReservations>,
-    /// The generation of the last complaint.
+    /// The generation of the last logged refusal.
     complained_of: Option<u64>,
 }
 
-/// A copy of what concerns the client.
+/// A copy of the reservations, as far as they concern the client.
 #[derive(Clone, Copy)]
 struct SeenReservations {
-    /// The generation that `access` was made of.
+    /// The generation of the table that `access` was copied from.
     generation: u64,
     access: BlockAccess,
 }
 
-/// What reservations keep a client from, or a lock.
+/// A reservation does not allow the I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reserved;
 
-/// What an I/O needs to be allowed.
+/// The access that an I/O needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// A flush is for what was written before, and does nobody harm.
+    /// None: a flush concerns completed writes only.
     Nothing,
     Reading,
     Writing,
 }
 
 impl Needs {
-    /// What most protocols ask for.
+    /// The access that `op` needs with most protocols.
     #[inline]
     pub(crate) fn of(op: Op) -> Needs {
         match op {
@@ -117,7 +116,7 @@ impl Needs {
 }
 
 impl Admission {
-    /// That of `who`, or of somebody without a name, whom every reservation keeps out.
+    /// Access of `who`; `None` is a client without an identity, which every reservation excludes.
     pub(crate) fn new(served: &Arc<VolumeState>, who: Option<Registrant>) -> Admission {
         let seen = SeenReservations { generation: 0, access: BlockAccess::ALL };
         let reservations = Cell::new(seen);
@@ -126,12 +125,12 @@ impl Admission {
         admission
     }
 
-    /// Lets an I/O on a range in bytes begin. Only reads and writes are counted; for others there
-    /// is no guard.
+    /// Admits an I/O on a range in bytes. Only reads and writes are counted; for others the guard
+    /// is `None`.
     ///
     /// # Errors
-    /// If a byte of the range is locked, unless the client `owns_lock`, or reservations do not
-    /// allow what it needs.
+    /// If a byte of the range is locked, unless the client `owns_lock`, or if reservations do not
+    /// allow `needs`.
     #[inline]
     pub(crate) fn admit(
         &self,
@@ -162,8 +161,8 @@ impl Admission {
         }
     }
 
-    /// Why the client is kept out, for the log of who serves the volume; once for each change of
-    /// what keeps it out.
+    /// The reason for which the client is excluded, for the log; returned once for each change of
+    /// the reservations.
     #[cold]
     pub(crate) fn complaint(&mut self) -> Option<&'static str> {
         let seen = self.reservations.get().generation;
@@ -184,7 +183,7 @@ impl Admission {
     #[cold]
     fn refresh(&self) {
         let served = &self.counter.served;
-        // Before the look: a change in between is looked at once more.
+        // Read first, so that a change in between is seen by the next call.
         let generation = served.generation();
         let access = served.look(|table| match table.reserved_by {
             Some(_) => BlockAccess::NONE,
@@ -195,11 +194,11 @@ impl Admission {
     }
 }
 
-/// A client's access to several volumes: one NVMe queue's, or that of all who use an AoE target.
+/// A client's access to several volumes: of one NVMe queue, or of all initiators of an AoE target.
 pub(crate) struct Admissions(Vec<(VolumeId, Admission)>);
 
 impl Admissions {
-    /// Those of `who`, or of somebody without a name.
+    /// Access of `who` to `volumes`; `None` is a client without an identity.
     pub(crate) fn new<'a>(
         volumes: impl Iterator<Item = (VolumeId, &'a Arc<VolumeState>)>,
         who: Option<&Registrant>,
@@ -207,7 +206,7 @@ impl Admissions {
         Admissions(volumes.map(|(volume, served)| (volume, Admission::new(served, who.cloned()))).collect())
     }
 
-    /// From now on those to these volumes alone: the others end, and new ones begin.
+    /// Replaces the set of volumes: removes the access to all others, and adds the new ones.
     pub(crate) fn set_volumes<'a>(
         &mut self,
         volumes: impl Iterator<Item = (VolumeId, &'a Arc<VolumeState>)>,
@@ -223,12 +222,13 @@ impl Admissions {
         }));
     }
 
-    /// Whether that volume is among them.
+    /// Whether the volume is in the set.
     pub(crate) fn has(&self, volume: VolumeId) -> bool {
         self.0.iter().any(|(id, _)| *id == volume)
     }
 
-    /// As [`Admission::admit`], on one of the volumes; what is none of them counts as reserved.
+    /// Admits an I/O on one of the volumes, as [`Admission::admit`]. Any other volume counts as
+    /// reserved.
     #[inline]
     pub(crate) fn admit(
         &self,

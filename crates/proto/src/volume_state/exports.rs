@@ -1,44 +1,43 @@
-//! What a target offers: named volumes.
+//! Exports: the named volumes of a target.
 
 use super::VolumeState;
 use blockmux_volume::Volume;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Which volume of a target an I/O is for: its place in [`Exports`].
+/// Identifies a volume of a target: its index in [`Exports`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VolumeId(pub u32);
 
-/// One volume under a name; each protocol makes its own kind of name from it.
+/// A volume with a name, from which each protocol derives its own names.
 #[derive(Clone)]
 pub struct Export {
     /// Unique among the exports; not empty, without NUL.
     pub name: String,
-    /// For people; may be empty.
+    /// Description for people; may be empty.
     pub description: String,
-    /// Refuse writes whatever the volume says.
+    /// Whether to refuse writes even if the volume is writable.
     pub read_only: bool,
-    /// What is exported.
+    /// The exported volume.
     pub volume: Arc<dyn Volume>,
 }
 
-/// All volumes of a target; a clone is another handle to the same list.
+/// All volumes of a target; clones share the list.
 ///
-/// Volumes come and go while they are served, but an id names one volume for ever: that of a volume
-/// that is gone is never given to another.
+/// Volumes can be added and removed at run time. The id of a removed volume is never used again.
 #[derive(Clone)]
 pub struct Exports {
     shared: Arc<SharedExports>,
-    /// Which of them are found by name or in order; `None`: all.
+    /// Selects the exports that this handle finds; `None`: all.
     offered: Option<Offered>,
 }
 
-/// Whether an export of that name is offered.
+/// Predicate: whether an export with this name is offered.
 type Offered = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 struct SharedExports {
     list: RwLock<Vec<Option<ExportEntry>>>,
-    /// How many volumes have gone.
+    /// Number of removed volumes.
     changes: AtomicU64,
 }
 
@@ -48,13 +47,13 @@ struct ExportEntry {
     served: Arc<VolumeState>,
 }
 
-/// A volume that was served, and how.
+/// A volume that was removed from the list.
 pub struct Removed {
-    /// Its id, which nobody gets any more.
+    /// Its id, which is not used again.
     pub volume: VolumeId,
-    /// What was exported.
+    /// The removed export.
     pub export: Arc<Export>,
-    /// What all protocols share of it.
+    /// Its shared volume state.
     pub served: Arc<VolumeState>,
 }
 
@@ -69,7 +68,7 @@ impl Exports {
         Exports::of_served(served.collect())
     }
 
-    /// Exports of volumes whose shared state was made before.
+    /// Exports of volumes with an existing shared state.
     #[must_use]
     pub fn of_served(exports: Vec<(Export, Arc<VolumeState>)>) -> Exports {
         let entry = |(export, served)| Some(ExportEntry { export: Arc::new(export), served });
@@ -77,14 +76,14 @@ impl Exports {
         Exports { shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }), offered: None }
     }
 
-    /// Another handle to this list that finds only exports for which `is_offered` is true at that
-    /// moment. What was found keeps its id, and the id leads to the volume by every handle.
+    /// Another handle to this list, which finds only exports for which `is_offered` currently
+    /// returns true. Ids are valid with every handle.
     #[must_use]
     pub fn offering(&self, is_offered: impl Fn(&str) -> bool + Send + Sync + 'static) -> Exports {
         Exports { shared: self.shared.clone(), offered: Some(Arc::new(is_offered)) }
     }
 
-    /// One more volume; `None` if its name is taken, or there were [`MAX_VOLUMES`] already.
+    /// Adds a volume; `None` if the name is in use or the list is full ([`MAX_VOLUMES`]).
     #[must_use]
     pub fn add(&self, export: Export, served: Arc<VolumeState>) -> Option<VolumeId> {
         let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
@@ -93,12 +92,11 @@ impl Exports {
             return None;
         }
         list.push(Some(ExportEntry { export: Arc::new(export), served }));
-        // Less than MAX_VOLUMES.
+        // Below MAX_VOLUMES, so it fits.
         Some(VolumeId(list.len().saturating_sub(1) as u32))
     }
 
-    /// Serves the volume of that name no more: nobody finds it here, and nobody's I/O on it is let
-    /// in.
+    /// Removes a volume by name: it is not found any more, and no further I/O on it is admitted.
     #[must_use]
     pub fn remove(&self, name: &str) -> Option<Removed> {
         let (volume, _) = self.find(name)?;
@@ -110,7 +108,7 @@ impl Exports {
         Some(Removed { volume, export, served })
     }
 
-    /// Changes the description of an export; answers whether there is one.
+    /// Changes the description of an export; returns whether it exists.
     pub fn describe(&self, id: VolumeId, description: &str) -> bool {
         let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
         let Some(Some(entry)) = list.get_mut(id.0 as usize) else { return false };
@@ -119,13 +117,13 @@ impl Exports {
         true
     }
 
-    /// The volume of the export with that id, as every protocol serves it.
+    /// The shared state of the volume with this id.
     #[must_use]
     pub fn served(&self, id: VolumeId) -> Option<Arc<VolumeState>> {
         self.entry(id).map(|entry| entry.served)
     }
 
-    /// The export of that name.
+    /// The export with this name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<(VolumeId, Arc<Export>)> {
         if self.offered.as_ref().is_some_and(|is_offered| !is_offered(name)) {
@@ -137,13 +135,13 @@ impl Exports {
         there.find(|(_, export)| export.name == name).map(|(id, export)| (id, export.clone()))
     }
 
-    /// The export with that id.
+    /// The export with this id.
     #[must_use]
     pub fn get(&self, id: VolumeId) -> Option<Arc<Export>> {
         self.entry(id).map(|entry| entry.export)
     }
 
-    /// All exports that are offered now, in order.
+    /// All exports that are currently offered, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (VolumeId, Arc<Export>)> + use<> {
         let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
         let entries = (0..).map(VolumeId).zip(list.iter());
@@ -160,7 +158,7 @@ impl Exports {
         self.iter().next()
     }
 
-    /// Another number whenever a volume has gone: what was opened for it can be closed.
+    /// Changes with each removal, so that a session can close its access to removed volumes.
     #[inline]
     #[must_use]
     pub fn changes(&self) -> u64 {
@@ -173,7 +171,7 @@ impl Exports {
     }
 }
 
-/// The most volumes that a list ever has, those that are gone included.
+/// The maximum number of volumes that a list ever has, including removed ones.
 pub const MAX_VOLUMES: usize = 1 << 20;
 
 #[cfg(test)]

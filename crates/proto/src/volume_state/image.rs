@@ -1,47 +1,49 @@
-//! Reservations that survive a restart: APTPL (SPC-5).
+//! Reservations that persist through power loss: APTPL (SPC-5).
 //!
-//! An image is made of the registrations and the reservation; a [`ReservationStore`] keeps it, in a
-//! file or wherever the engine likes. No change is acknowledged before its image is kept.
+//! An image contains the registrations and the reservation. A [`ReservationStore`] stores it, in a
+//! file for example. A change is acknowledged only after its image is stored.
 
 use super::reservations::{MAX_REGISTRATIONS, Registrant, Registration, Reservation, Reservations};
 use blockmux_volume::Crc32c;
 use blockmux_wire::scsi::reservation::ScsiReservationType;
 use std::fmt;
 
-/// Keeps the image of one volume's reservations.
+/// Stores the image of one volume's reservations.
 ///
-/// Images come in the order of their tickets; the last one counts. `save` must not block: whatever
-/// takes time happens elsewhere, and [`ReservationStore::is_saved`] tells when it is over. Called
-/// from any core.
+/// Images are saved in the order of their tickets; the last one is valid. `save` must not block: it
+/// only starts to store, and [`ReservationStore::is_saved`] reports the result. Any core may call
+/// both.
 pub trait ReservationStore: Send + Sync {
-    /// Begins to replace what is kept by `image`; an empty one means that there is nothing to keep.
+    /// Starts to replace the stored image; an empty image removes it.
     fn save(&self, image: &[u8]) -> SaveTicket;
 
-    /// Whether that image, or a later one, is on stable storage; `Some(false)` if it will never be.
+    /// Whether this image or a later one is on stable storage; `None` while it is being stored,
+    /// `Some(false)` if storing has failed.
     fn is_saved(&self, ticket: SaveTicket) -> Option<bool>;
 }
 
-/// Names one [`ReservationStore::save`]; they grow.
+/// Identifies one [`ReservationStore::save`]; later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SaveTicket(pub u64);
 
-/// An image that cannot be used: nothing of it was taken.
+/// An image that cannot be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReservationImageError {
-    /// Not an image, or not as it was written.
+    /// The data is not an image, or damaged.
     #[error("is damaged at byte {at}")]
     Damaged {
-        /// Where it stops making sense.
+        /// Offset of the first invalid field, in bytes.
         at: usize,
     },
-    /// Written by a program that knows more than this one.
+    /// The image was written by a later version of the program.
     #[error("is of version {version}, and this program knows {VERSION} and earlier ones")]
     Later {
-        /// Its version.
+        /// Version of the image format.
         version: u8,
     },
 }
 
+/// Writes an image:
 /// ```text
 /// magic 7 | version u8 | CRC-32C of all that follows u32
 /// registrations u32 | type u8, or 0 | holder u32
@@ -55,7 +57,7 @@ pub(crate) fn to_image(all: &Reservations) -> Vec<u8> {
     image.extend((all.registrations.len() as u32).to_be_bytes());
     let reservation = all.reservation.as_ref();
     image.push(reservation.map_or(0, |reservation| reservation.kind.0));
-    // Of all registrants the one who took it may be gone; any will do.
+    // With an all-registrants type the first holder may be unregistered; any registrant serves.
     let holder = all.registrations.iter().position(|registration| {
         reservation.is_some_and(|reservation| reservation.holder == registration.who)
     });
@@ -63,8 +65,7 @@ pub(crate) fn to_image(all: &Reservations) -> Vec<u8> {
     for registration in &all.registrations {
         image.extend(registration.key.to_be_bytes());
         for name in [registration.who.port.as_bytes(), &*registration.who.initiator] {
-            // Names of SCSI ports have at most 65,535 bytes: TransportIDs count theirs in as many
-            // bits.
+            // The length of a TransportID has 16 bits, so names have at most 65,535 bytes.
             let len = u16::try_from(name.len()).unwrap_or(u16::MAX);
             image.extend(len.to_be_bytes());
             image.extend(name.get(..len.into()).unwrap_or(name));
@@ -73,7 +74,7 @@ pub(crate) fn to_image(all: &Reservations) -> Vec<u8> {
     [&MAGIC[..], &[VERSION], &Crc32c::of(&image).value().to_be_bytes(), &image].concat()
 }
 
-/// What [`to_image`] made.
+/// Parses an image of [`to_image`].
 pub(crate) fn from_image(image: &[u8]) -> Result<Reservations, ReservationImageError> {
     if image.is_empty() {
         return Ok(Reservations::default());

@@ -1,39 +1,38 @@
-//! The I/O of a volume that is in flight: counted by everybody who submits it, and waited for by
-//! whoever has to know that it is over.
+//! The I/O in flight on a volume: every user counts its own, and others can wait for all of it.
 //!
-//! # The order in which I/O is admitted
-//! [`InFlight::admit`] is the one place where I/O of any protocol is let through to a volume:
+//! # Order of admission
+//! [`InFlight::admit`] admits the I/O of every protocol:
 //!
-//! 1. it is **counted** as in flight,
-//! 2. then **locked ranges** are looked at,
-//! 3. then the caller checks what **reservations** and aborts say now,
-//! 4. then those who **watch** the range are told that it changes.
+//! 1. it **counts** the I/O as in flight,
+//! 2. then it checks **locked ranges**,
+//! 3. then the caller checks **reservations** and aborts,
+//! 4. then it marks the **watches** of the range as changed.
 //!
-//! Whoever keeps I/O out goes the other way: it first publishes the lock, the changed reservation
-//! or the watch, and then looks at the counts. All of these accesses are sequentially consistent,
-//! so for every I/O and every such change one of two things holds: the I/O sees the change and does
-//! not begin, or its count is seen and waited for. With the count behind any of the checks, a write
-//! that looked just before a lock could land between the comparison and the write of a COMPARE AND
-//! WRITE, and a write that was admitted just before a PREEMPT could reach the volume after it was
-//! answered. `model.rs` runs this file's code through every interleaving of two threads.
+//! A thread that excludes I/O does the opposite: it first publishes the lock, the changed
+//! reservation or the watch, and then reads the counts. All of these accesses are sequentially
+//! consistent. So for every I/O and every such change, either the I/O sees the change and does not
+//! start, or its count is seen and waited for. If the I/O were counted after a check, a write that
+//! was checked just before a lock could land between the comparison and the write of a COMPARE AND
+//! WRITE, and a write that was admitted just before a PREEMPT could reach the volume after the
+//! PREEMPT was answered. `model.rs` runs this code through every interleaving of two threads.
 //!
 //! # Two counts
-//! A counter has two counts. New I/O is counted in the current one, so that the other runs empty
-//! however busy the volume is; then they change places, and whoever waits has seen both of them
-//! empty (the readers' side of sleepable RCU). It costs an I/O one atomic operation on memory that
-//! no other core writes, and two loads of what hardly ever changes.
+//! A counter has two counts. New I/O is counted in the current one, so the other reaches zero
+//! however busy the volume is; then they are swapped. A waiter is done when both have been zero
+//! (the readers' side of sleepable RCU). An I/O costs one atomic operation on memory that no other
+//! core writes, and two loads of memory that rarely changes.
 
 use super::sync::{AtomicBool, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, fence};
 use std::sync::Arc;
 
-/// What is in flight on one volume, and what keeps more from beginning.
+/// The I/O in flight on one volume, and the locks and watches of its ranges.
 #[derive(Default)]
 pub(super) struct InFlight {
-    /// How many ranges are locked.
+    /// Number of locked ranges.
     locks: AtomicUsize,
-    /// How many watches there are.
+    /// Number of watches.
     watches: AtomicUsize,
-    /// The place of the count that new I/O is counted in.
+    /// Index of the count for new I/O.
     current: AtomicUsize,
     held: Mutex<Held>,
     counters: Mutex<Vec<Arc<Counter>>>,
@@ -43,54 +42,54 @@ pub(super) struct InFlight {
 struct Held {
     locked: Vec<ByteRange>,
     watched: Vec<Arc<Watched>>,
-    /// Counts locks, watches and drains.
+    /// Logical time: number of locks, watches and drains so far.
     clock: u64,
-    /// The clock when each count was last seen empty in every counter.
+    /// For each count, the clock when it was last zero in every counter.
     emptied: [u64; 2],
 }
 
 /// Offset and length in bytes.
 pub(super) type ByteRange = (u64, u64);
 
-/// The I/O in flight of one user on one core. Nobody else's is in the same cache line.
+/// The I/O in flight of one user on one core, in a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct Counter([AtomicU32; 2]);
 
-/// An I/O that wants to begin.
+/// An I/O that requests admission.
 #[derive(Clone, Copy)]
 pub(super) struct AdmissionRequest {
     pub(super) range: ByteRange,
-    /// Whether it changes what is there.
+    /// Whether it changes the data.
     pub(super) changes: bool,
-    /// Its range is locked by whoever wants it.
+    /// Whether the requester holds the lock of its range.
     pub(super) owns_lock: bool,
 }
 
-/// Why an I/O does not begin.
+/// Reason for which an I/O was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAdmitted<E> {
-    /// A byte of its range is locked: try again later.
+    /// A byte of its range is locked; retry later.
     Locked,
-    /// The caller's own check has failed.
+    /// The caller's check failed.
     Denied(E),
 }
 
-/// Ranges that somebody watches.
+/// Ranges that are watched for changes.
 pub(super) struct Watched {
     ranges: Arc<[ByteRange]>,
     has_changed: AtomicBool,
 }
 
 impl Watched {
-    /// Whether an I/O that changes one of the ranges has begun.
+    /// Whether an I/O that changes one of the ranges has been admitted.
     pub(super) fn has_changed(&self) -> bool {
         self.has_changed.load(Ordering::SeqCst)
     }
 }
 
 impl InFlight {
-    /// A counter for one more user.
+    /// A counter for another user.
     pub(super) fn add_counter(&self) -> Arc<Counter> {
         let counter = Arc::new(Counter::default());
         self.counters().push(counter.clone());
@@ -179,7 +178,7 @@ impl InFlight {
         self.held().tick()
     }
 
-    /// How many watches there are.
+    /// Number of watches.
     #[cfg(test)]
     pub(super) fn watches(&self) -> usize {
         self.watches.load(Ordering::SeqCst)

@@ -1,23 +1,23 @@
-//! A volume as everybody serves it: what its users share, whatever protocol and target they came in
-//! by.
+//! Shared volume state: what all users of a volume share, over all protocols and targets.
 //!
 //! ```text
-//!   iSCSI target ──▶ LogicalUnit ─┐                       ┌─ Reservations: who may read and write
-//!   iSCSI target ──▶ LogicalUnit ─┼──▶ Served ── Volume   ├─ InFlight: whose I/O may begin, and is over
-//!   NBD export   ──▶ Admission ───┘       └───────────────┴─ Watchers: who is told of changes
+//!   iSCSI target ──▶ LogicalUnit ─┐                            ┌─ Reservations: who may read and write
+//!   iSCSI target ──▶ LogicalUnit ─┼──▶ VolumeState ── Volume   ├─ InFlight: admission and count of I/O
+//!   NBD export   ──▶ Admission ───┘         └──────────────────┴─ Watchers: notified of changes
 //! ```
-//! A volume is served once however many ways lead to it, so that a reservation that one initiator
-//! takes keeps the clients of every other protocol out, COMPARE AND WRITE is one action to all of
-//! them, and a new size reaches all.
+//! A volume has one [`VolumeState`] however many targets export it. So a reservation of one
+//! initiator excludes the clients of every protocol, COMPARE AND WRITE is atomic for all of them,
+//! and a new size reaches all.
 //!
-//! I/O takes no lock for that: each user has a copy of what concerns it and compares one number to
-//! know whether the copy is still good, and counts its I/O in memory that no other core writes
-//! (`in_flight.rs`).
+//! I/O takes no lock for this: each user has a copy of the state that concerns it, compares one
+//! generation number to know whether the copy is current, and counts its I/O in memory that no
+//! other core writes (`in_flight.rs`).
 
 mod admission;
 pub mod exports;
 mod image;
 mod in_flight;
+mod latency;
 mod orphans;
 mod ranges;
 mod reservations;
@@ -28,16 +28,17 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-/// What `in_flight` is made of; its model check has its own.
+/// The synchronization primitives of `in_flight`, which its model check replaces.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
     pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
 }
 
 pub use image::{ReservationImageError, ReservationStore, SaveTicket};
+pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub(crate) use traffic::UserMeter;
-pub use traffic::{Meter, MeterReader, VolumeTraffic};
+pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, VolumeTraffic, error_kind};
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, Needs, Reserved};
 pub(crate) use image::to_image;
@@ -61,88 +62,97 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use traffic::Meters;
 
-/// A volume, and what all who use it share about it.
+/// A volume, and the state that all of its users share.
 pub struct VolumeState {
     volume: Arc<dyn Volume>,
     identity: Option<VolumeIdentity>,
-    /// Grows with each change of the table.
+    /// Incremented by each change of the table.
     generation: AtomicU64,
     table: Mutex<Table>,
     in_flight: InFlight,
     store: Option<Arc<dyn ReservationStore>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
-    /// In bytes, as everybody has been told; locked while it changes.
+    /// The size in bytes that users were notified of; locked during a change.
     size: Mutex<u64>,
     meters: Meters,
     left: OrphanCount,
 }
 
-/// What a volume is known by.
+/// Identifiers of a volume.
 pub struct VolumeIdentity {
     /// The UUID of its data.
     pub uuid: VolumeUuid,
-    /// The name of the iSCSI target and of the NVM subsystem that the volume is where none are
-    /// configured, without their prefixes.
+    /// The name of the volume's default iSCSI target and NVM subsystem, without their prefixes.
     pub target_name: String,
-    /// Keeps other processes from serving the volume; dropped with it.
+    /// Lock against export by another process; released when dropped.
     pub claim: Box<dyn Any + Send + Sync>,
 }
 
-/// Who may do what.
+/// Reservations of a volume, for people and monitoring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReservationSummary {
+    /// Registrations of initiators and hosts.
+    pub registrants: usize,
+    /// Somebody holds a reservation.
+    pub is_reserved: bool,
+}
+
+/// Reservations and state of the volume.
 #[derive(Default)]
 pub(crate) struct Table {
     pub(crate) reservations: Reservations,
-    /// Who holds the whole volume by a RESERVE of SPC-2.
+    /// The holder of an SPC-2 RESERVE.
     pub(crate) reserved_by: Option<Holder>,
-    /// Nobody may use the volume: all that is on it is being destroyed.
+    /// Whether all access is refused because a SANITIZE is in progress.
     pub(crate) is_closed: bool,
-    /// The volume is not served any more.
+    /// Whether the volume was removed.
     pub(crate) is_retired: bool,
     last_holder: u64,
-    /// What was there before the last change, as long as nobody knows whether that is kept.
+    /// The reservations before the last change, while the change is being stored.
     before: Option<(SaveTicket, Reservations)>,
 }
 
-/// Somebody who can hold a RESERVE of SPC-2: one nexus of a logical unit, as long as its session
-/// lasts.
+/// Identifies a possible holder of an SPC-2 RESERVE: one nexus of a logical unit, while its session
+/// exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder(u64);
 
-/// The end of what was in flight when it was made.
+/// Waits for the I/O that was in flight when it was created.
 pub struct Settling(Drain);
 
 impl Settling {
-    /// Whether it is there; ask again until it is.
+    /// Whether that I/O is complete; call it until it returns true.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.0.is_over()
     }
 }
 
-/// Hears of changes that others have made.
+/// Receives notifications of changes of a volume.
 pub(crate) trait Watcher: Send + Sync {
-    /// Something has changed. Called with the table locked, from any thread: look at it later.
+    /// Notifies of a change. Called with the table locked, from any thread, so it must not read the
+    /// table itself.
     fn on_change(&self, change: &Change<'_>);
 }
 
-/// What has changed.
+/// A change of a volume.
 pub(crate) enum Change<'a> {
-    /// Reservations, and those who are to be told why; with `aborts`, tasks of registrants that
-    /// were preempted end.
+    /// The reservations; `notices` lists the registrants to notify. With `aborts`, the tasks of
+    /// preempted registrants are aborted.
     Reservations { notices: &'a Notices, aborts: bool },
     /// The size of the volume.
     Size,
 }
 
 impl VolumeState {
-    /// A volume that nobody has reserved.
+    /// State of a volume without reservations.
     #[must_use]
     pub fn new(volume: Arc<dyn Volume>) -> Arc<VolumeState> {
         VolumeState::build(volume, None, None, Table::default())
     }
 
-    /// A volume that is known by `identity`; with `kept`, what keeps its reservations over a
-    /// restart and the image that was kept.
+    /// State of a volume with `identity`; `kept` is the store of its persistent reservations, and
+    /// the stored image.
     ///
     /// # Errors
     /// If the image is damaged, or of a later version.
@@ -159,7 +169,7 @@ impl VolumeState {
         Ok(VolumeState::build(volume, Some(identity), store, table))
     }
 
-    /// A volume whose reservations can survive a restart; `image` is what `store` has kept.
+    /// State of a volume with persistent reservations; `image` is the stored image of `store`.
     ///
     /// # Errors
     /// If the image is damaged, or of a later version.
@@ -200,7 +210,7 @@ impl VolumeState {
         served
     }
 
-    /// The volume itself.
+    /// The volume.
     #[must_use]
     pub fn volume(&self) -> &Arc<dyn Volume> {
         &self.volume
@@ -212,15 +222,15 @@ impl VolumeState {
         self.identity.as_ref().map(|identity| identity.uuid)
     }
 
-    /// The name of the iSCSI target and of the NVM subsystem that the volume is, if it has another
-    /// one than its export.
+    /// The name of the volume's default iSCSI target and NVM subsystem, if it differs from the
+    /// export's.
     #[must_use]
     pub fn target_name(&self) -> Option<&str> {
         self.identity.as_ref().map(|identity| identity.target_name.as_str())
     }
 
-    /// Gives the volume another size, and tells everybody, each by the means of its protocol.
-    /// Answers the size in bytes. May wait for the system, so no core calls this.
+    /// Resizes the volume and notifies all users. Returns the size in bytes. It may block, so no
+    /// core calls it.
     ///
     /// # Errors
     /// If the volume cannot have that size.
@@ -231,19 +241,35 @@ impl VolumeState {
         Ok(size)
     }
 
-    /// Looks whether the volume has another size by itself, and tells everybody if it has; answers
-    /// whether. May wait for the system, so no core calls this, unless the volume has just said
-    /// that it has changed.
+    /// Checks whether the size of the volume's file or device has changed, and notifies all users
+    /// if it has. Returns whether it has. It may block, so a core calls it only when the volume has
+    /// reported a change.
     pub fn look_at_size(&self) -> bool {
         let mut told = self.size.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.volume.refresh_size();
         self.tell_size(&mut told, size)
     }
 
-    /// What has been done on the volume.
+    /// The I/O counters of the volume.
     #[must_use]
     pub fn traffic(&self) -> VolumeTraffic {
         self.meters.sum()
+    }
+
+    /// What has been done on the volume, by where its users came from.
+    #[must_use]
+    pub fn traffic_by_origin(&self) -> Vec<OriginTraffic> {
+        self.meters.by_origin()
+    }
+
+    /// Who is registered for reservations, and what is reserved.
+    #[must_use]
+    pub fn reservation(&self) -> ReservationSummary {
+        let table = self.lock();
+        ReservationSummary {
+            registrants: table.reservations.registrations.len(),
+            is_reserved: table.reserved_by.is_some() || table.reservations.reservation.is_some(),
+        }
     }
 
     fn tell_size(&self, told: &mut u64, size: u64) -> bool {
@@ -254,25 +280,25 @@ impl VolumeState {
         is_news
     }
 
-    /// The volume has another size: everybody is told, each by the means of its protocol.
+    /// Notifies all users of a new size, each as its protocol does.
     pub fn on_resize(&self) {
         let table = self.lock();
         self.tell(&table, &Change::Size);
     }
 
-    /// What keeps reservations over a restart, if something does.
+    /// The store of persistent reservations, if there is one.
     pub(crate) fn store(&self) -> Option<&Arc<dyn ReservationStore>> {
         self.store.as_ref()
     }
 
-    /// Tells `watcher` of every change from now on, as long as it lives.
+    /// Notifies `watcher` of every further change, until it is dropped.
     pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.retain(|watcher| watcher.strong_count() > 0);
         watchers.push(watcher);
     }
 
-    /// Somebody new who can hold a RESERVE of SPC-2.
+    /// A new possible holder of an SPC-2 RESERVE.
     pub(crate) fn new_holder(&self) -> Holder {
         let mut table = self.lock();
         table.last_holder = table.last_holder.saturating_add(1);
@@ -285,19 +311,19 @@ impl VolumeState {
         self.in_flight.is_locked((offset, len))
     }
 
-    /// In the one order that all threads agree on: see [`Drain`].
+    /// The generation of the table, read sequentially consistently; see [`Drain`].
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
     }
 
-    /// Looks at the table.
+    /// Reads the table.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&Table) -> R) -> R {
         look(&self.lock())
     }
 
-    /// Changes the table, tells whom it concerns, and begins to save what has to survive a restart.
-    /// With `aborts`, tasks of registrants that are preempted end.
+    /// Changes the table, notifies the users, and starts to store persistent reservations. With
+    /// `aborts`, the tasks of preempted registrants are aborted.
     ///
     /// # Errors
     /// If `change` fails; then it has changed nothing.
@@ -311,25 +337,26 @@ impl VolumeState {
         let notices = change(&mut table)?;
         self.tell(&table, &Change::Reservations { notices: &notices, aborts });
         let must_save = before.persists || table.reservations.persists;
-        // Within the lock, so that images are saved in the order of the changes.
+        // With the lock held, so that images are stored in the order of the changes.
         let store = self.store.as_ref().filter(|_| must_save);
         let ticket = store.map(|store| store.save(&to_image(&table.reservations)));
         table.before = ticket.map(|ticket| (ticket, before));
         Ok(ticket)
     }
 
-    /// The change with that ticket is not kept: takes it back, unless others have built on it.
+    /// Reverts the change with this ticket, which could not be stored, unless later changes build
+    /// on it.
     pub(crate) fn take_back(&self, ticket: SaveTicket) {
         let mut table = self.lock();
         if let Some((_, before)) = table.before.take_if(|(last, _)| *last == ticket) {
-            // PRGENERATION never goes back: who has read the change asks again.
+            // PRGENERATION never decreases: an initiator that has read the change reads again.
             let generation = table.reservations.generation;
             table.reservations = Reservations { generation, ..before };
             self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
     }
 
-    /// Ends a RESERVE of SPC-2 that `holder` has; `None`: whoever has it.
+    /// Releases an SPC-2 RESERVE of `holder`; with `None`, of any holder.
     pub(crate) fn release(&self, holder: Option<Holder>) {
         let mut table = self.lock();
         if table.reserved_by.is_some() && (holder.is_none() || table.reserved_by == holder) {
@@ -338,9 +365,8 @@ impl VolumeState {
         }
     }
 
-    /// Keeps everybody out who asks the table, or lets them in again: a SANITIZE has begun or is
-    /// over. Answers whether that is a change. What was let in before may still be in flight: see
-    /// [`Drain`].
+    /// Refuses or allows all access, at the start and end of a SANITIZE. Returns whether that is a
+    /// change. I/O that was admitted before may still be in flight; see [`Drain`].
     pub(crate) fn close(&self, is_closed: bool) -> bool {
         let mut table = self.lock();
         let is_change = std::mem::replace(&mut table.is_closed, is_closed) != is_closed;
@@ -350,28 +376,28 @@ impl VolumeState {
         is_change
     }
 
-    /// The volume is not served any more: nobody new is let in, for ever. What was let in before is
-    /// over when [`VolumeState::settling`] says so.
+    /// Refuses all further I/O, because the volume was removed. [`VolumeState::settling`] waits for
+    /// the I/O that was admitted before.
     pub fn retire(&self) {
         let mut table = self.lock();
         table.is_retired = true;
         self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
     }
 
-    /// Whether it is not served any more.
+    /// Whether the volume was removed.
     #[must_use]
     pub fn is_retired(&self) -> bool {
         self.lock().is_retired
     }
 
-    /// Tells when nothing is in flight any more that was let in before now.
+    /// Waits for all I/O that was admitted before this call.
     #[must_use]
     pub fn settling(self: &Arc<VolumeState>) -> Settling {
         Settling(Drain::new(self))
     }
 
-    /// Has everybody look again; the lock is held, so that who sees the new generation and then
-    /// locks sees the change.
+    /// Notifies all users. The lock is held, so a user that sees the new generation and then takes
+    /// the lock sees the change.
     fn tell(&self, _locked: &Table, change: &Change<'_>) {
         self.generation.fetch_add(1, Ordering::Release);
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);

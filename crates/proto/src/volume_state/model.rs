@@ -1,13 +1,13 @@
-//! Every interleaving of the code of `in_flight`: that file is compiled once more, over atomics and
-//! locks that hand control to another thread at each access. Each test says what would be lost if a
-//! step of the order were left out.
+//! Model check of `in_flight`: this module compiles that file again, with atomics and locks that
+//! yield to another thread at each access, and runs every interleaving. Each test describes what
+//! would be lost without a step of the order.
 
 mod sync {
     pub(super) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
     pub(super) use shuttle::sync::{Mutex, MutexGuard};
     pub(super) use std::sync::PoisonError;
 
-    /// Threads take turns here: all accesses are in one order.
+    /// No-op: the model runs one thread at a time, so all accesses are in one order.
     pub(super) fn fence(_order: Ordering) {}
 }
 
@@ -24,18 +24,18 @@ use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
 
-/// What one thread does to the volume and the other waits for.
+/// State that the writer and the other thread share.
 struct Shared {
     in_flight: InFlight,
     counter: Arc<Counter>,
-    /// The reservation table's generation: another one keeps the writer out.
+    /// The reservation table's generation: a different one excludes the writer.
     generation: AtomicU32,
-    /// Writes under way.
+    /// Number of writes in progress.
     writing: AtomicU32,
 }
 
 impl Shared {
-    /// Writes once, if that is let through.
+    /// Writes once, if admitted.
     fn write(&self) -> Result<(), NotAdmitted<()>> {
         let wanted = AdmissionRequest { range: (0, 512), changes: true, owns_lock: false };
         let check = || if self.generation.load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(()) };
@@ -51,8 +51,8 @@ impl Shared {
     }
 }
 
-/// Runs a write and `other` in every interleaving. `other` asks once whether all I/O is over: to
-/// ask again only adds interleavings in which nothing is claimed in between.
+/// Runs a write and `other` in every interleaving. `other` checks once whether all I/O is complete;
+/// further checks would add no other outcome.
 fn beside_a_write(other: fn(&Shared)) {
     shuttle::check_dfs(
         move || {

@@ -1,40 +1,38 @@
-//! What users leave behind: a peer that has gone may have begun I/O that has not ended, and on a
-//! device that hangs, or a remote volume whose server is silent, it may never end.
+//! Orphaned users: peers that have disconnected while their I/O has not completed. On a device that
+//! hangs, or a remote volume whose server does not respond, it may never complete.
 //!
-//! Its session is kept until then, because the volume may still write its memory. It is no
-//! connection any more, and must not take the place of one: whoever connects, begins I/O and
-//! leaves, over and over, would have everybody else kept out, users of other volumes too. So what
-//! is left behind is counted apart, for each volume; and when there is much of it, that volume
-//! takes no more users until some has ended. Those that use it go on, and of them there are no more
-//! than there may be connections.
+//! The session of such a peer remains until then, because the volume may still write to its memory.
+//! It must not count against the connection limit: a peer that repeatedly connects, starts I/O and
+//! disconnects would block all others, users of other volumes included. So orphaned users are
+//! counted for each volume, and a volume with too many of them accepts no new users until some have
+//! completed. Its current users continue, and their number is bounded by the connection limit.
 
 use super::VolumeState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts one user's unfinished I/O as left behind until it is dropped.
+/// Counts one user as orphaned until it is dropped.
 pub struct OrphanedUser(Arc<VolumeState>);
 
-/// How many have left unfinished I/O behind.
+/// The number of orphaned users of a volume.
 #[derive(Default)]
 pub(super) struct OrphanCount(AtomicUsize);
 
 impl VolumeState {
-    /// A user has gone, and not all of its I/O has ended.
+    /// Counts a user that has disconnected with unfinished I/O.
     #[must_use]
     pub fn orphan(self: &Arc<VolumeState>) -> OrphanedUser {
         self.left.0.fetch_add(1, Ordering::Relaxed);
         OrphanedUser(self.clone())
     }
 
-    /// How many have left unfinished I/O behind.
+    /// The number of orphaned users.
     #[must_use]
     pub fn orphans(&self) -> usize {
         self.left.0.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody new may use the volume: not while [`MAX_ORPHANS`] have left unfinished I/O
-    /// behind.
+    /// Whether the volume accepts new users: not while it has [`MAX_ORPHANS`] orphaned ones.
     #[must_use]
     pub fn takes_users(&self) -> bool {
         self.orphans() < MAX_ORPHANS
@@ -47,6 +45,6 @@ impl Drop for OrphanedUser {
     }
 }
 
-/// Users that may have left unfinished I/O behind before no more are taken. All clients of a device
-/// that is slow for a while may come anew meanwhile, once each.
+/// The number of orphaned users at which a volume accepts no new ones. It allows every client of a
+/// temporarily slow device to reconnect once.
 pub const MAX_ORPHANS: usize = 1024;

@@ -1,27 +1,27 @@
-//! Ranges of a volume that one command has for itself (COMPARE AND WRITE, ORWRITE and WRITE ATOMIC
-//! read and write as one, whoever else uses the volume), and the ends of I/O that others wait for.
-//! How the two sides see each other is argued in [`super::in_flight`].
+//! Locked ranges of a volume, for commands that read and write atomically (COMPARE AND WRITE,
+//! ORWRITE, WRITE ATOMIC), and waiting for I/O in flight. [`super::in_flight`] explains the memory
+//! ordering.
 
 use super::VolumeState;
 use super::in_flight::{ByteRange, Watched};
 use std::sync::Arc;
 
-/// Keeps a range locked until it is dropped. Commands that lock a range wait for each other; all
-/// other I/O waits for them.
+/// Locks a range until it is dropped. Commands that lock a range wait for each other, and all other
+/// I/O in the range waits for them.
 pub(crate) struct RangeGuard {
     served: Arc<VolumeState>,
     range: ByteRange,
     since: u64,
 }
 
-/// Tells when all I/O is over that was in flight when it began: what was admitted before a
-/// reservation kept it out, or before it was aborted, still reaches the volume until then.
+/// Waits for all I/O that was in flight at its creation. I/O that was admitted before a reservation
+/// or an abort may still reach the volume until then.
 pub(crate) struct Drain {
     served: Arc<VolumeState>,
     since: u64,
 }
 
-/// Tells whether a byte of its ranges may have changed since it began.
+/// Detects whether a byte of its ranges may have changed since its creation.
 pub(crate) struct Watch {
     served: Arc<VolumeState>,
     watched: Arc<Watched>,
@@ -29,14 +29,15 @@ pub(crate) struct Watch {
 }
 
 impl RangeGuard {
-    /// Locks the range, if no byte of it is locked. I/O may begin when [`RangeGuard::is_alone`].
+    /// Locks the range; `None` if a byte of it is locked. The holder's I/O may start once
+    /// [`RangeGuard::is_alone`] returns true.
     pub(crate) fn lock(served: &Arc<VolumeState>, offset: u64, len: u64) -> Option<RangeGuard> {
         let since = served.in_flight.lock((offset, len))?;
         Some(RangeGuard { served: served.clone(), range: (offset, len), since })
     }
 
-    /// Locks the range if that was not done yet; answers whether its I/O may begin. Ask again until
-    /// it does.
+    /// Locks the range unless it is locked already; returns whether the holder's I/O may start.
+    /// Call it until it returns true.
     pub(crate) fn take(
         guard: &mut Option<RangeGuard>,
         served: &Arc<VolumeState>,
@@ -49,7 +50,8 @@ impl RangeGuard {
         guard.as_ref().is_some_and(RangeGuard::is_alone)
     }
 
-    /// Whether all I/O that began without seeing the lock is over; ask again until it is.
+    /// Whether all I/O that was admitted without seeing the lock is complete; call it until it
+    /// returns true.
     pub(crate) fn is_alone(&self) -> bool {
         self.served.in_flight.is_over_since(self.since)
     }
@@ -62,30 +64,31 @@ impl Drop for RangeGuard {
 }
 
 impl Drain {
-    /// Begins now: after the change that keeps more I/O out.
+    /// Starts to wait; call it after the change that excludes further I/O.
     pub(crate) fn new(served: &Arc<VolumeState>) -> Drain {
         Drain { served: served.clone(), since: served.in_flight.now() }
     }
 
-    /// Whether what was in flight is over, whoever's it was; ask again until it is.
+    /// Whether that I/O is complete, of all users; call it until it returns true.
     pub(crate) fn is_over(&self) -> bool {
         self.served.in_flight.is_over_since(self.since)
     }
 }
 
 impl Watch {
-    /// Watches ranges of offset and length in bytes.
+    /// Watches `ranges`, each an offset and a length in bytes.
     pub(crate) fn new(served: &Arc<VolumeState>, ranges: Arc<[ByteRange]>) -> Watch {
         let (watched, since) = served.in_flight.watch(ranges);
         Watch { served: served.clone(), watched, since }
     }
 
-    /// Whether it has begun: all I/O is over that may not have known of it. Ask again until it has.
+    /// Whether all I/O that was admitted without seeing the watch is complete; call it until it
+    /// returns true.
     pub(crate) fn has_begun(&self) -> bool {
         self.served.in_flight.is_over_since(self.since)
     }
 
-    /// Whether something that changes a byte has begun since.
+    /// Whether an I/O that changes a byte of the ranges has been admitted since.
     pub(crate) fn has_changed(&self) -> bool {
         self.watched.has_changed()
     }
@@ -126,17 +129,17 @@ mod tests {
     #[test]
     fn a_locked_range_keeps_others_out_until_it_is_dropped() {
         let served = served();
-        let lane = IoCounter::new(&served);
+        let counter = IoCounter::new(&served);
         let first = RangeGuard::lock(&served, 512, 512).unwrap();
         assert!(first.is_alone());
         assert!(RangeGuard::lock(&served, 0, 513).is_none());
         let second = RangeGuard::lock(&served, 1024, 512).unwrap();
-        assert!(pass(&lane, 1023, 1, false).is_none() && pass(&lane, 1535, 1, false).is_none());
-        assert!(pass(&lane, 0, 512, false).is_some() && pass(&lane, 1536, 4096, false).is_some());
+        assert!(pass(&counter, 1023, 1, false).is_none() && pass(&counter, 1535, 1, false).is_none());
+        assert!(pass(&counter, 0, 512, false).is_some() && pass(&counter, 1536, 4096, false).is_some());
         drop(first);
-        assert!(pass(&lane, 512, 512, false).is_some() && pass(&lane, 512, 513, false).is_none());
+        assert!(pass(&counter, 512, 512, false).is_some() && pass(&counter, 512, 513, false).is_none());
         drop(second);
-        assert!(pass(&lane, 0, 1 << 20, false).is_some());
+        assert!(pass(&counter, 0, 1 << 20, false).is_some());
     }
 
     #[test]
@@ -164,21 +167,21 @@ mod tests {
     #[test]
     fn who_watches_is_told_of_what_changes_and_of_nothing_else() {
         let served = served();
-        let lane = IoCounter::new(&served);
-        let before = pass(&lane, 0, 512, true).unwrap();
+        let counter = IoCounter::new(&served);
+        let before = pass(&counter, 0, 512, true).unwrap();
         let watch = Watch::new(&served, [(512, 512), (4096, 512)].into());
         assert!(!watch.has_begun());
         drop(before);
         assert!(watch.has_begun());
         for (offset, changes) in [(512, false), (0, true), (1024, true)] {
-            pass(&lane, offset, 512, changes).unwrap();
+            pass(&counter, offset, 512, changes).unwrap();
             assert!(!watch.has_changed(), "{offset}");
         }
-        pass(&lane, 4607, 1, true).unwrap();
+        pass(&counter, 4607, 1, true).unwrap();
         assert!(watch.has_changed());
         let other = Watch::new(&served, [(4096, 512)].into());
         let guard = RangeGuard::lock(&served, 4096, 512).unwrap();
-        assert!(pass(&lane, 4096, 1, true).is_none() && !other.has_changed(), "it has not begun");
+        assert!(pass(&counter, 4096, 1, true).is_none() && !other.has_changed(), "it has not begun");
         drop((guard, watch, other));
         assert_eq!(served.in_flight.watches(), 0);
     }
@@ -191,9 +194,9 @@ mod tests {
         let before = [pass(&one, 0, 512, false).unwrap(), pass_locked(&other, 512, 512)];
         let drain = Drain::new(&served);
         let mut after = pass(&one, 4096, 512, true).unwrap();
-        for passage in before {
+        for guard in before {
             assert!(!drain.is_over());
-            drop(passage);
+            drop(guard);
         }
         // I/O that goes on without a gap holds nobody up.
         for _ in 0..3 {
@@ -205,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_is_gone_holds_nobody_up() {
+    fn a_dropped_counter_blocks_nobody() {
         let served = served();
-        let lane = IoCounter::new(&served);
-        let passage = pass(&lane, 0, 1, false).unwrap();
-        drop(lane);
+        let counter = IoCounter::new(&served);
+        let io = pass(&counter, 0, 1, false).unwrap();
+        drop(counter);
         let guard = RangeGuard::lock(&served, 0, 1).unwrap();
         assert!(!guard.is_alone(), "its I/O is still in flight");
-        drop(passage);
+        drop(io);
         assert!(guard.is_alone());
         assert!(served.in_flight.has_no_counters());
     }
@@ -227,7 +230,7 @@ mod tests {
             for nth in 0..3 {
                 let (served, cell) = (&served, &cell);
                 scope.spawn(move || {
-                    let lane = IoCounter::new(served);
+                    let counter = IoCounter::new(served);
                     for _ in 0..rounds {
                         loop {
                             let Some(guard) = RangeGuard::lock(served, 0, 512) else {
@@ -245,14 +248,14 @@ mod tests {
                             break;
                         }
                         // One indivisible step, as far as who locks is concerned.
-                        let passage = loop {
-                            match pass(&lane, 0, 512, false) {
-                                Some(passage) => break passage,
+                        let guard = loop {
+                            match pass(&counter, 0, 512, false) {
+                                Some(guard) => break guard,
                                 None => std::thread::yield_now(),
                             }
                         };
                         cell.fetch_add(1, Ordering::Relaxed);
-                        drop(passage);
+                        drop(guard);
                     }
                 });
             }

@@ -1,65 +1,63 @@
-//! Registrations and the persistent reservation of a volume: who is there, who holds it, and who is
-//! told (SPC-5).
+//! Registrations and the persistent reservation of a volume (SPC-5).
 //!
-//! Nothing here knows of commands: a change is asked for by name, and answers with what to do about
-//! the others. The words are SPC's, and so are the numbers of the types; NVMe has the same six
-//! types and rules (NVM Express Base Specification, "Reservations"), so that its hosts can be
-//! registered beside SCSI's nexuses.
+//! This module knows no commands of a protocol: a caller requests a change, and gets the list of
+//! registrants to notify. The terms and type numbers are those of SPC-5. NVMe has the same six
+//! types and rules (NVM Express Base Specification, "Reservations"), so its hosts are registered in
+//! the same table as SCSI nexuses.
 
 use blockmux_wire::scsi::reservation::ScsiReservationType;
 use std::sync::Arc;
 
-/// Somebody who can be registered, by names that stay the same over a restart.
+/// Identity of a registrant, which stays the same over a restart of either side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registrant {
-    /// With SCSI the initiator port's TransportID, with NVMe the host identifier.
+    /// SCSI: TransportID of the initiator port; NVMe: host identifier.
     pub(crate) initiator: Arc<[u8]>,
-    /// With SCSI the name of the target port that it came in through; empty with NVMe, where a host
-    /// counts and not its path.
+    /// SCSI: name of the target port; empty for NVMe, which registers hosts and not paths.
     pub(crate) port: Arc<str>,
 }
 
 impl Registrant {
-    /// An NVMe host, by its identifier.
+    /// The identity of an NVMe host.
     pub(crate) fn of_nvme_host(id: [u8; 16]) -> Registrant {
         Registrant { initiator: id.into(), port: "".into() }
     }
 
-    /// The identifier of an NVMe host, if it is one.
+    /// The host identifier, if this is an NVMe host.
     pub(crate) fn nvme_host(&self) -> Option<[u8; 16]> {
-        // Every port of SCSI has a name.
+        // A SCSI target port always has a name.
         if self.port.is_empty() { (&*self.initiator).try_into().ok() } else { None }
     }
 }
 
-/// A registered key.
+/// A registration: registrant and key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registration {
     pub(crate) who: Registrant,
-    /// Not 0.
+    /// The reservation key; not 0.
     pub(crate) key: u64,
 }
 
-/// A reservation.
+/// A persistent reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reservation {
     pub(crate) kind: ScsiReservationType,
-    /// Who holds it; with a type of all registrants, who took it.
+    /// The holder; with an all-registrants type, the registrant that made the reservation.
     pub(crate) holder: Registrant,
 }
 
-/// Everything about one volume. A volume without registrations has no reservation.
+/// Registrations and reservation of one volume. Without registrations there is no reservation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reservations {
-    /// PRGENERATION: counts changes since the start.
+    /// PRGENERATION: number of changes since the start.
     pub(crate) generation: u32,
     pub(crate) registrations: Vec<Registration>,
     pub(crate) reservation: Option<Reservation>,
-    /// APTPL of the last registration: everything here survives a restart.
+    /// APTPL of the last registration: whether this persists through a restart.
     pub(crate) persists: bool,
 }
 
-/// What somebody may do with the blocks.
+/// Access to the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockAccess {
     pub(crate) reads: bool,
@@ -71,54 +69,54 @@ impl BlockAccess {
     pub(crate) const NONE: BlockAccess = BlockAccess { reads: false, writes: false };
 }
 
-/// Why a change is refused.
+/// Reason for which a change is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReservationRefused {
     /// RESERVATION CONFLICT.
     Conflict,
-    /// Released with another type than it has.
+    /// RELEASE with a type other than the reservation's.
     InvalidRelease,
-    /// A key that must not be 0 is.
+    /// A key is 0 where that is not allowed.
     NoKey,
-    /// The move is to where the reservation is.
+    /// REGISTER AND MOVE to the current holder.
     ToItself,
-    /// There are [`MAX_REGISTRATIONS`].
+    /// The volume has [`MAX_REGISTRATIONS`] already.
     Full,
 }
 
-/// Who is to be told of what.
+/// The registrants to notify, with their notices.
 pub(crate) type Notices = Vec<(Registrant, Notice)>;
 
-/// What a registrant is told when others have changed something, each protocol in its own words.
+/// A notification of a change by another registrant, which each protocol sends in its own form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
     /// All registrations were cleared, and the reservation with them.
     ReservationsPreempted,
     /// Its registration was removed.
     RegistrationsPreempted,
-    /// There is no reservation any more, or another one.
+    /// The reservation was released or has another type now.
     ReservationsReleased,
 }
 
-/// What REGISTER asks for.
+/// Parameters of REGISTER.
 pub(crate) struct Register<'a> {
-    /// `None`: whatever key there was.
+    /// The expected current key; `None`: any.
     pub(crate) key: Option<u64>,
     pub(crate) new_key: u64,
-    /// Who is registered: the nexus itself, and with SPEC_I_PT or ALL_TG_PT others.
+    /// The registrants: the nexus itself, and further ones with SPEC_I_PT or ALL_TG_PT.
     pub(crate) whom: &'a [Registrant],
     pub(crate) persists: bool,
 }
 
-/// What PREEMPT asks for.
+/// Parameters of PREEMPT.
 pub(crate) struct Preempt {
     pub(crate) key: u64,
-    /// Whose registrations go.
+    /// The key whose registrations are removed.
     pub(crate) victim_key: u64,
     pub(crate) kind: ScsiReservationType,
 }
 
-/// What REGISTER AND MOVE asks for.
+/// Parameters of REGISTER AND MOVE.
 pub(crate) struct Move {
     pub(crate) key: u64,
     pub(crate) new_key: u64,
@@ -128,7 +126,7 @@ pub(crate) struct Move {
 }
 
 impl Reservations {
-    /// What `who` may do (SPC-5 table 66); `None` is somebody who cannot be registered.
+    /// The access of `who` (SPC-5 table 66); `None` is a client that cannot register.
     pub(crate) fn access(&self, who: Option<&Registrant>) -> BlockAccess {
         let Some(reservation) = &self.reservation else { return BlockAccess::ALL };
         let kind = reservation.kind;
@@ -224,8 +222,8 @@ impl Reservations {
         Ok(others.map(|registration| (registration.who, Notice::ReservationsPreempted)).collect())
     }
 
-    /// PREEMPT, and what PREEMPT AND ABORT changes here (SPC-5). Whoever is told of it has lost its
-    /// registration, but for those that RESERVATIONS RELEASED is for.
+    /// PREEMPT and PREEMPT AND ABORT (SPC-5). Every notified registrant has lost its registration,
+    /// except for those that get RESERVATIONS RELEASED.
     pub(crate) fn preempt(
         &mut self,
         who: &Registrant,
@@ -255,7 +253,7 @@ impl Reservations {
             stays
         });
         if takes_over {
-            // Whatever the types: those that stay are told that it is another now.
+            // The remaining registrants are notified that the type has changed.
             if held.is_some_and(|held| held.kind != what.kind) {
                 notices.extend(self.others(who).map(|other| (other, Notice::ReservationsReleased)));
             }
@@ -264,7 +262,7 @@ impl Reservations {
         Ok(notices)
     }
 
-    /// Whether a PREEMPT of that key takes the reservation itself over, and does not only remove
+    /// Whether a PREEMPT of this key takes over the reservation, instead of only removing
     /// registrations.
     pub(crate) fn is_taken_over(&self, victim_key: u64) -> bool {
         match &self.reservation {
@@ -288,7 +286,7 @@ impl Reservations {
             Some(held) if held.holder == *who && !held.kind.is_all_registrants() => held.kind,
             _ => return Err(ReservationRefused::Conflict),
         };
-        // Through whatever target port.
+        // Through any target port.
         if what.to.initiator == who.initiator {
             return Err(ReservationRefused::ToItself);
         }
@@ -302,7 +300,8 @@ impl Reservations {
         Ok(if what.unregister { self.unregister(who) } else { Notices::new() })
     }
 
-    /// SPC-5: the reservation goes with its holder, or with the last of all registrants.
+    /// Removes a registration. The reservation is released with its holder, or with the last
+    /// registrant (SPC-5).
     fn unregister(&mut self, who: &Registrant) -> Notices {
         let held = self.holds(who);
         self.registrations.retain(|registration| registration.who != *who);
@@ -312,7 +311,7 @@ impl Reservations {
         if held && !outlives { self.drop_reservation(who) } else { Notices::new() }
     }
 
-    /// Others that were let in are told that there is no reservation any more.
+    /// Removes the reservation, and notifies the other registrants that had access.
     fn drop_reservation(&mut self, who: &Registrant) -> Notices {
         match self.reservation.take() {
             Some(held) if held.kind.admits_registrants() => {
@@ -343,7 +342,7 @@ impl Reservations {
     }
 }
 
-/// The most registrations of one volume.
+/// The maximum number of registrations of one volume.
 pub(crate) const MAX_REGISTRATIONS: usize = 1024;
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use super::VolumeState;
 use super::exports::{Export, Exports, VolumeId};
 use crate::event::AuditEvent;
-use crate::nbd::server::TargetSession;
-use crate::scsi::testing::{Bench, Client, answer, command, port};
+use crate::nbd::server::NbdTargetSession;
+use crate::scsi::testing::{DeviceBench, TestNexus, answer, command, port};
 use crate::scsi::{
-    DeviceServer, LogicalUnit, Lun, Nexus, ScsiStatus, ScsiTarget, Step, TaskManagement, UnitIdentity,
+    DeviceServer, ItNexus, LogicalUnit, Lun, ScsiStatus, ScsiTarget, TaskManagement, TaskStep, UnitIdentity,
 };
 use crate::session::{Demand, StreamSession, Target as _, Timed};
 use crate::testing::Pump;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 struct Both {
     exports: Exports,
-    bench: Bench,
+    bench: DeviceBench,
 }
 
 impl Both {
@@ -27,12 +27,12 @@ impl Both {
         let export = Export { name, description: String::new(), read_only: false, volume: volume.clone() };
         let exports = Exports::new(vec![export]);
         let unit = LogicalUnit::over(UnitIdentity::of("a"), &exports.served(VolumeId(0)).unwrap());
-        Both { exports, bench: Bench::around(unit, volume) }
+        Both { exports, bench: DeviceBench::around(unit, volume) }
     }
 
     /// In transmission, with simple replies.
-    fn nbd(&self) -> Pump<TargetSession> {
-        let session = TargetSession::new(self.exports.clone(), Pool::new(usize::MAX), Instant::now());
+    fn nbd(&self) -> Pump<NbdTargetSession> {
+        let session = NbdTargetSession::new(self.exports.clone(), Pool::new(usize::MAX), Instant::now());
         let mut pump = Pump::new(session, &self.exports);
         pump.exchange(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0");
         pump
@@ -40,7 +40,7 @@ impl Both {
 }
 
 /// Sends one request and answers the error of its reply.
-fn ask(nbd: &mut Pump<TargetSession>, command: u8, data: &[u8]) -> u32 {
+fn ask(nbd: &mut Pump<NbdTargetSession>, command: u8, data: &[u8]) -> u32 {
     let reply = nbd.exchange(&request(command, data));
     u32::from_be_bytes(reply[4..8].try_into().unwrap())
 }
@@ -52,13 +52,13 @@ fn request(command: u8, data: &[u8]) -> Vec<u8> {
     [&head.concat()[..], data].concat()
 }
 
-fn reserve_out(client: &mut Client, action: u8, kind: u8, key: u64, other_key: u64) -> ScsiStatus {
+fn reserve_out(client: &mut TestNexus, action: u8, kind: u8, key: u64, other_key: u64) -> ScsiStatus {
     let mut list = [key.to_be_bytes(), other_key.to_be_bytes()].concat();
     list.extend([0; 8]);
     client.run_with(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list).status
 }
 
-fn begin_compare(client: &mut Client) -> (crate::scsi::Task, Step) {
+fn begin_compare(client: &mut TestNexus) -> (crate::scsi::Task, TaskStep) {
     let (mut task, step) = client.server.begin(&command(Lun::new(0), &COMPARE, 1024));
     let step = client.turn(&mut task, step, &[0; 1024], &mut 0);
     (task, step)
@@ -135,7 +135,7 @@ fn nbd_waits_for_a_compare_and_write_of_its_block_and_for_no_other() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
     let (mut task, mut step) = begin_compare(&mut scsi);
-    assert!(matches!(step, Step::Io { .. }));
+    assert!(matches!(step, TaskStep::Io { .. }));
     for (command, data) in [(WRITE, &[7; 512][..]), (TRIM, &[]), (READ, &[])] {
         assert_eq!(nbd.exchange(&request(command, data)), b"");
     }
@@ -146,7 +146,7 @@ fn nbd_waits_for_a_compare_and_write_of_its_block_and_for_no_other() {
     assert_eq!(nbd.exchange(&beside).len(), 16 + 512);
     nbd.client_sends(&request(2, &[])).unwrap();
     assert!(matches!(nbd.session.demand(), Demand::Nothing));
-    while !matches!(step, Step::Done(_)) {
+    while !matches!(step, TaskStep::Done(_)) {
         step = scsi.turn(&mut task, step, &[], &mut 0);
     }
     drop(task);
@@ -177,26 +177,28 @@ fn a_compare_and_write_waits_for_nbd_s_writes_that_began_before() {
     nbd.holds_io = true;
     nbd.client_sends(&request(WRITE, &[7; 512])).unwrap();
     let (mut task, step) = begin_compare(&mut scsi);
-    assert!(matches!(step, Step::Wait));
-    assert!(matches!(scsi.server.resume(&mut task), Step::Wait));
+    assert!(matches!(step, TaskStep::Wait));
+    assert!(matches!(scsi.server.resume(&mut task), TaskStep::Wait));
     nbd.finish_one();
     let step = scsi.server.resume(&mut task);
-    let Step::Done(response) = scsi.turn(&mut task, step, &[], &mut 0) else { panic!("it has read") };
+    let TaskStep::Done(response) = scsi.turn(&mut task, step, &[], &mut 0) else { panic!("it has read") };
     assert_eq!(answer(response).check(), (0xe, 0x1d00), "it compares with what was written before");
 }
 
 /// The answer to a command that waits for others, which `end` ends.
-fn answer_after(client: &mut Client, cdb: &[u8], data_out: &[u8], end: impl FnOnce()) -> ScsiStatus {
+fn answer_after(client: &mut TestNexus, cdb: &[u8], data_out: &[u8], end: impl FnOnce()) -> ScsiStatus {
     let (mut task, mut step) = client.server.begin(&command(Lun::new(0), cdb, data_out.len()));
-    if matches!(step, Step::DataOut { .. }) {
+    if matches!(step, TaskStep::DataOut { .. }) {
         step = client.turn(&mut task, step, data_out, &mut 0);
     }
     for _ in 0..3 {
-        assert!(matches!(step, Step::Wait), "{step:?}");
+        assert!(matches!(step, TaskStep::Wait), "{step:?}");
         step = client.server.resume(&mut task);
     }
     end();
-    let Step::Done(response) = client.server.resume(&mut task) else { panic!("nothing else is in flight") };
+    let TaskStep::Done(response) = client.server.resume(&mut task) else {
+        panic!("nothing else is in flight")
+    };
     response.status
 }
 
@@ -216,7 +218,7 @@ fn who_keeps_others_out_is_answered_when_their_writes_have_left_the_volume() {
         assert_eq!(reserve_out(&mut a, 1, 5, 1, 0), ScsiStatus::GOOD);
         let (mut task, step) = a.server.begin(&command(Lun::new(0), &WRITE_10, 512));
         let step = a.turn(&mut task, step, &[7; 512], &mut 0);
-        assert!(matches!(step, Step::Io { .. }));
+        assert!(matches!(step, TaskStep::Io { .. }));
         let status = answer_after(&mut b, &cdb, &keys(2, 1), || {
             a.turn(&mut task, step, &[], &mut 0);
         });
@@ -256,21 +258,21 @@ fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
     nbd.holds_io = true;
     nbd.client_sends(&request(WRITE, &[7; 512])).unwrap();
     let (mut task, step) = scsi.server.begin(&command(Lun::new(0), &ERASE, 0));
-    assert!(matches!(step, Step::Wait));
+    assert!(matches!(step, TaskStep::Wait));
     nbd.finish_one();
     nbd.sent();
     nbd.holds_io = false;
     let mut step = scsi.server.resume(&mut task);
-    assert!(matches!(step, Step::Io { .. }));
+    assert!(matches!(step, TaskStep::Io { .. }));
     assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[7; 512])), (EPERM, EPERM));
     // Nor does anybody get in by another unit over the volume.
     let other = LogicalUnit::over(UnitIdentity::of("b"), &both.exports.served(VolumeId(0)).unwrap());
-    let mut other = Bench::around(other, both.bench.volume.clone()).client("b");
+    let mut other = DeviceBench::around(other, both.bench.volume.clone()).client("b");
     for cdb in [&[0; 6][..], &WRITE_10, &ERASE] {
         let data_out = if cdb[0] == 0x2a { &[7; 512][..] } else { &[] };
         assert_eq!(other.run_with(cdb, data_out).check(), (2, 0x041b), "{cdb:x?}");
     }
-    while !matches!(step, Step::Done(_)) {
+    while !matches!(step, TaskStep::Done(_)) {
         step = scsi.turn(&mut task, step, &[], &mut 0);
     }
     assert_eq!(nbd.exchange(&request(READ, &[]))[16..], [0; 512]);
@@ -278,13 +280,13 @@ fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
 }
 
 /// A target of its own over the same unit.
-fn client_of(unit: &Arc<LogicalUnit>, target: u16, volume: &Arc<dyn Volume>) -> Client {
+fn client_of(unit: &Arc<LogicalUnit>, target: u16, volume: &Arc<dyn Volume>) -> TestNexus {
     let mut port = port(target);
     port.name = format!("iqn.2026-11.t:{target},t,0x0001").into();
-    let nexus = Nexus::iscsi("iqn.2026-11.i:a", [0, 0, 0, 0, 0, 1], port.clone());
+    let nexus = ItNexus::iscsi("iqn.2026-11.i:a", [0, 0, 0, 0, 0, 1], port.clone());
     let target = ScsiTarget::new("iqn.2026-11.t:t", vec![port]).with_unit(0, VolumeId(0), unit.clone());
     let channel = volume.open(&TestCore::new().as_core(), 64, Waker::idle()).unwrap();
-    let mut client = Client { server: DeviceServer::new(Arc::new(target), nexus), channel };
+    let mut client = TestNexus { server: DeviceServer::new(Arc::new(target), nexus), channel };
     assert_eq!(client.run(&[0; 6]).check(), (6, 0x2900));
     client
 }
@@ -349,17 +351,17 @@ fn a_sanitize_waits_for_nbd_s_writes_that_began_before_and_keeps_it_out_until_it
     nbd.holds_io = true;
     nbd.client_sends(&request(WRITE, &[2; 512])).unwrap();
     let (mut task, step) = scsi.server.begin(&command(Lun::new(0), &[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0], 0));
-    assert!(matches!(step, Step::Wait), "{step:?}");
+    assert!(matches!(step, TaskStep::Wait), "{step:?}");
     nbd.finish_one();
     nbd.holds_io = false;
     assert_eq!(nbd.sent()[4..8], [0; 4]);
     let (mut sent, mut step) = (0, scsi.server.resume(&mut task));
-    assert!(matches!(step, Step::Io { .. }), "{step:?}");
+    assert!(matches!(step, TaskStep::Io { .. }), "{step:?}");
     for (kind, data) in [(WRITE, &[3; 512][..]), (READ, &[]), (ZEROES, &[]), (TRIM, &[])] {
         assert_eq!(ask(&mut nbd, kind, data), EPERM, "{kind}");
     }
     assert_eq!(ask(&mut nbd, FLUSH, &[]), 0);
-    while !matches!(step, Step::Done(_)) {
+    while !matches!(step, TaskStep::Done(_)) {
         step = scsi.turn(&mut task, step, &[], &mut sent);
     }
     assert_eq!(nbd.exchange(&request(READ, &[]))[16..], [0; 512]);

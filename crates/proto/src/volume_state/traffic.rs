@@ -1,61 +1,86 @@
-//! What has been done on a volume: counters that each of its users keeps for itself, so that cores
-//! share none of them.
+//! I/O counters of a volume. Each user has its own, so that cores do not share cache lines.
 
 use super::VolumeState;
-use blockmux_volume::{Io, Op};
+use super::latency::{Latencies, RequestKind, VolumeLatency};
+use blockmux_volume::{Io, IoError, Op};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What has been done on a volume since it is served, by all who use it or used it.
+/// I/O counters of a volume since its export, of all current and past users.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeTraffic {
-    /// How many use it now: a connection counts from its first I/O on.
+    /// Number of current users; a connection counts from its first I/O on.
     pub users: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Bytes that they asked for.
+    /// Bytes of all reads.
     pub read_bytes: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
-    /// Bytes that they brought.
+    /// Bytes of all writes.
     pub written_bytes: u64,
-    /// Zeroing, discards, flushes and all else.
+    /// Number of other operations: write-zeroes, discards, flushes and the rest.
     pub others: u64,
-    /// Of these, zeroing and discards: what changes the volume's content or its mapping.
+    /// Number of write-zeroes and discards, which are part of `others`.
     pub cleared: u64,
-    /// Of all of them, how many failed.
+    /// Number of failed operations of all kinds.
     pub failed: u64,
 }
 
-/// One user's counters, on one core; they stay in the sum when it is dropped.
+/// Where users of volumes come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The listener's protocol; empty if not known.
+    pub protocol: &'static str,
+    /// The listener's address; empty if it has none.
+    pub listener: Arc<str>,
+}
+
+/// What users from one origin have done on a volume.
+#[derive(Clone, Debug, Default)]
+pub struct OriginTraffic {
+    /// Where they come from.
+    pub origin: Origin,
+    /// Their counters.
+    pub traffic: VolumeTraffic,
+    /// How long their requests took.
+    pub latency: VolumeLatency,
+    /// Requests that failed, in the order of [`ERROR_KINDS`].
+    pub failures: [u64; ERROR_KINDS.len()],
+    /// Requests of users that ended before them.
+    abandoned: u64,
+}
+
+/// Counters of one user on one core; the volume's sum includes them also after the drop.
 pub struct Meter {
     served: Arc<VolumeState>,
+    origin: Origin,
     counts: Arc<CoreCounters>,
 }
 
-/// Counters of one of several users of a session, on one core; they are part of no volume's sum.
+/// Counters of one user of a shared session, on one core; no volume's sum includes them.
 #[derive(Default)]
 pub(crate) struct UserMeter(Arc<CoreCounters>);
 
-/// Reads one user's counters, also after that user has ended.
+/// Reads one user's counters, also after its end.
 #[derive(Clone)]
 pub struct MeterReader(Arc<CoreCounters>);
 
 impl UserMeter {
-    /// Counts a request.
+    /// Counts an operation.
     #[inline]
     pub(crate) fn count(&self, io: &Io) {
         self.0.count(io);
     }
 
-    /// Counts one that failed.
+    /// Counts a failed operation.
     #[cold]
     pub(crate) fn fail(&self) {
         add(&self.0.failed, 1);
     }
 
-    /// Reads these counters from another thread.
+    /// A handle to read these counters from another thread.
     pub(crate) fn reader(&self) -> MeterReader {
         MeterReader(self.0.clone())
     }
@@ -76,7 +101,7 @@ impl fmt::Debug for MeterReader {
 }
 
 impl MeterReader {
-    /// What was counted, added to `sum`.
+    /// Returns `sum` plus these counters.
     #[must_use]
     pub fn added_to(&self, sum: VolumeTraffic) -> VolumeTraffic {
         sum.with(&self.0)
@@ -85,9 +110,16 @@ impl MeterReader {
 
 /// All counters of a volume.
 #[derive(Default)]
-pub(super) struct Meters(Mutex<(VolumeTraffic, Vec<Arc<CoreCounters>>)>);
+pub(super) struct Meters(Mutex<AllCounters>);
 
-/// Nobody else's are in the same line of a processor's cache.
+#[derive(Default)]
+struct AllCounters {
+    /// Of users that have ended, by their origin.
+    ended: Vec<OriginTraffic>,
+    users: Vec<(Origin, Arc<CoreCounters>)>,
+}
+
+/// Counters of one user, in cache lines of their own.
 #[derive(Default)]
 #[repr(align(128))]
 struct CoreCounters {
@@ -98,6 +130,8 @@ struct CoreCounters {
     others: AtomicU64,
     cleared: AtomicU64,
     failed: AtomicU64,
+    failures: [AtomicU64; ERROR_KINDS.len()],
+    latencies: Latencies,
 }
 
 impl CoreCounters {
@@ -121,54 +155,128 @@ impl CoreCounters {
 }
 
 impl Meter {
-    /// Counters for one more user.
+    /// Counters for another user of the volume, which comes from `origin`.
     #[must_use]
-    pub fn new(served: &Arc<VolumeState>) -> Meter {
+    pub fn new(served: &Arc<VolumeState>, origin: Origin) -> Meter {
         let counts = Arc::new(CoreCounters::default());
-        served.meters.lock().1.push(counts.clone());
-        Meter { served: served.clone(), counts }
+        served.meters.lock().users.push((origin.clone(), counts.clone()));
+        Meter { served: served.clone(), origin, counts }
     }
 
-    /// Reads these counters from another thread.
+    /// A handle to read these counters from another thread.
     #[must_use]
     pub fn reader(&self) -> MeterReader {
         MeterReader(self.counts.clone())
     }
 
-    /// Counts a request.
+    /// Counts an operation.
     #[inline]
     pub fn count(&self, io: &Io) {
         self.counts.count(io);
     }
 
-    /// Counts one that failed.
+    /// Counts a request that has completed after so many nanoseconds.
+    #[inline]
+    pub fn complete(&self, kind: RequestKind, latency_ns: u64) {
+        self.counts.latencies.count(kind, latency_ns);
+    }
+
+    /// Counts a failed operation.
     #[cold]
-    pub fn fail(&self) {
+    pub fn fail(&self, error: &IoError) {
         add(&self.counts.failed, 1);
+        self.counts.failures.get(error_kind(error)).into_iter().for_each(|count| add(count, 1));
     }
 }
 
 impl Drop for Meter {
     fn drop(&mut self) {
+        let mut own = OriginTraffic::default();
+        own.add(&self.counts);
         let mut all = self.served.meters.lock();
-        all.0 = all.0.with(&self.counts);
-        all.1.retain(|counts| !Arc::ptr_eq(counts, &self.counts));
+        all.users.retain(|(_, counts)| !Arc::ptr_eq(counts, &self.counts));
+        let sum = all.of(&self.origin);
+        sum.add(&self.counts);
+        sum.abandoned = sum.abandoned.wrapping_add(own.in_flight());
+    }
+}
+
+impl AllCounters {
+    /// Those of the users from there that have ended.
+    fn of(&mut self, origin: &Origin) -> &mut OriginTraffic {
+        let is_known = self.ended.iter().any(|ended| ended.origin == *origin);
+        if !is_known {
+            self.ended.push(OriginTraffic { origin: origin.clone(), ..OriginTraffic::default() });
+        }
+        let found = self.ended.iter_mut().find(|ended| ended.origin == *origin);
+        found.expect("it is there, or was pushed")
+    }
+}
+
+impl OriginTraffic {
+    /// Requests that were submitted and have not completed.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        let VolumeTraffic { reads, writes, others, .. } = self.traffic;
+        let begun = reads.wrapping_add(writes).wrapping_add(others);
+        let completed = self.latency.by_kind().map(|(_, histogram)| histogram.count());
+        let over = completed.into_iter().fold(self.abandoned, u64::wrapping_add);
+        // What was counted between the two readings is not in flight.
+        begun.saturating_sub(over)
+    }
+
+    fn add(&mut self, counts: &CoreCounters) {
+        self.traffic = self.traffic.with(counts);
+        self.latency.add(&counts.latencies);
+        for (sum, count) in self.failures.iter_mut().zip(&counts.failures) {
+            *sum = sum.wrapping_add(count.load(Ordering::Relaxed));
+        }
     }
 }
 
 impl Meters {
     pub(super) fn sum(&self) -> VolumeTraffic {
         let all = self.lock();
-        let sum = all.1.iter().fold(all.0, |sum, counts| sum.with(counts));
-        VolumeTraffic { users: all.1.len() as u64, ..sum }
+        let ended = all.ended.iter().map(|ended| ended.traffic);
+        let ended = ended.fold(VolumeTraffic::default(), VolumeTraffic::plus);
+        let sum = all.users.iter().fold(ended, |sum, (_, counts)| sum.with(counts));
+        VolumeTraffic { users: all.users.len() as u64, ..sum }
     }
 
-    fn lock(&self) -> MutexGuard<'_, (VolumeTraffic, Vec<Arc<CoreCounters>>)> {
+    /// The sums of each origin, without users.
+    pub(super) fn by_origin(&self) -> Vec<OriginTraffic> {
+        let all = self.lock();
+        let mut sums = AllCounters { ended: all.ended.clone(), users: Vec::new() };
+        for (origin, counts) in &all.users {
+            let sum = sums.of(origin);
+            sum.add(counts);
+            sum.traffic.users = sum.traffic.users.saturating_add(1);
+        }
+        sums.ended
+    }
+
+    fn lock(&self) -> MutexGuard<'_, AllCounters> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl VolumeTraffic {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, more: VolumeTraffic) -> VolumeTraffic {
+        let sum = u64::wrapping_add;
+        VolumeTraffic {
+            users: sum(self.users, more.users),
+            reads: sum(self.reads, more.reads),
+            read_bytes: sum(self.read_bytes, more.read_bytes),
+            writes: sum(self.writes, more.writes),
+            written_bytes: sum(self.written_bytes, more.written_bytes),
+            others: sum(self.others, more.others),
+            cleared: sum(self.cleared, more.cleared),
+            failed: sum(self.failed, more.failed),
+        }
+    }
+
     fn with(self, counts: &CoreCounters) -> VolumeTraffic {
         let sum = |so_far: u64, count: &AtomicU64| so_far.wrapping_add(count.load(Ordering::Relaxed));
         VolumeTraffic {
@@ -184,8 +292,43 @@ impl VolumeTraffic {
     }
 }
 
-/// Without a locked instruction: one core alone writes it.
+/// Adds without a locked instruction, because only one core writes the counter.
 #[inline]
-fn add(count: &AtomicU64, more: u64) {
+pub(super) fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+/// Words for the kinds of failures.
+pub const ERROR_KINDS: [&str; 12] = [
+    "out_of_range",
+    "misaligned",
+    "bad_length",
+    "read_only",
+    "unsupported",
+    "reserved",
+    "no_space",
+    "medium",
+    "no_memory",
+    "path_lost",
+    "aborted",
+    "shutting_down",
+];
+
+/// The place of an error's kind in [`ERROR_KINDS`].
+#[must_use]
+pub fn error_kind(error: &IoError) -> usize {
+    match error {
+        IoError::OutOfRange => 0,
+        IoError::Misaligned => 1,
+        IoError::BadLength => 2,
+        IoError::ReadOnly => 3,
+        IoError::Unsupported => 4,
+        IoError::Reserved => 5,
+        IoError::NoSpace => 6,
+        IoError::Medium => 7,
+        IoError::NoMemory => 8,
+        IoError::PathLost => 9,
+        IoError::Aborted => 10,
+        IoError::ShuttingDown => 11,
+    }
 }

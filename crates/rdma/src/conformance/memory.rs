@@ -1,17 +1,16 @@
-//! Reads, writes, and what may be read and written.
+//! Cases for RDMA Reads and Writes, and for registrations.
 
-use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part, pattern};
+use super::pair::{BLANK, ConformancePair, Observed, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
 use blockmux_proto::rdma::{Endpoint, RemoteRights, WorkError, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// Writes of every kind of length, to every kind of place; the message behind each finds the data
-/// there.
+/// Writes of various lengths and offsets; the message after each finds the data in place.
 pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        let mut pair = Pair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
+        let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
         let target = blank(200_000, 3);
         let remote = pair.register(side.other(), &target, RemoteRights::RemoteWrite)?;
         let mut expected = vec![BLANK; 200_000];
@@ -30,16 +29,16 @@ pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
             let write = pair.write(side, &memory(&data, pieces), part(remote, at as u64, len));
             let send = pair.send(side, b"written", SgList::default(), None);
             expected[at..at + len].copy_from_slice(&data);
-            pair.settle_with(|_, heard| {
-                if matches!(heard, Heard::Received(..)) && target.to_vec() != expected {
+            pair.settle_with(|_, observed| {
+                if matches!(observed, Observed::Received(..)) && target.to_vec() != expected {
                     return fail!("a write of {len} bytes at {at} is not there when the message is");
                 }
                 Ok(())
             })?;
-            pair.expect(side, &[Heard::Done(write, Ok(())), Heard::Done(send, Ok(()))])?;
-            pair.expect(side.other(), &[Heard::Received(b"written".to_vec(), None)])?;
+            pair.expect(side, &[Observed::Done(write, Ok(())), Observed::Done(send, Ok(()))])?;
+            pair.expect(side.other(), &[Observed::Received(b"written".to_vec(), None)])?;
         }
-        // To more memory than there is data.
+        // A write that is shorter than its remote range.
         pair.write(side, &memory(b"short", 1), remote);
         pair.settle()?;
         expected[..5].copy_from_slice(b"short");
@@ -52,7 +51,7 @@ pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
 
 pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        let mut pair = Pair::connected(connect, &ample())?;
+        let mut pair = ConformancePair::connected(connect, &ample())?;
         let source = pattern(5, 300_000);
         let remote = pair.register(side.other(), &memory(&source, 4), RemoteRights::RemoteRead)?;
         for (at, len, pieces) in [
@@ -67,26 +66,26 @@ pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
         ] {
             let local = blank(len, pieces);
             let id = pair.read(side, &local, part(remote, at as u64, len));
-            pair.settle_with(|_, heard| {
-                let is_done = *heard == Heard::Done(id, Ok(()));
+            pair.settle_with(|_, observed| {
+                let is_done = *observed == Observed::Done(id, Ok(()));
                 if is_done && local.to_vec() != source[at..at + len] {
                     return fail!("a read of {len} bytes at {at} does not have them when it is done");
                 }
                 Ok(())
             })?;
-            pair.expect(side, &[Heard::Done(id, Ok(()))])?;
+            pair.expect(side, &[Observed::Done(id, Ok(()))])?;
             pair.expect(side.other(), &[])?;
         }
     }
     Ok(())
 }
 
-/// Of both ends, the one that lets fewer be on their way decides.
-pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
+/// The smaller limit of both ends applies.
+pub(super) fn reads_beyond_the_limit_wait(connect: &mut Connect) -> Outcome {
     for (ours, theirs) in [(1, 1), (2, 7), (7, 2), (40, 1), (1, 40)] {
         let active = Endpoint { reads: ours, ..ample() };
         let passive = Endpoint { reads: theirs, ..ample() };
-        let mut pair = Pair::begin(connect, &active, &passive);
+        let mut pair = ConformancePair::begin(connect, &active, &passive);
         pair.accept(&[])?;
         for side in Side::BOTH {
             let source = pattern(6, 64_000);
@@ -98,11 +97,11 @@ pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
                 .map(|(local, at)| pair.read(side, local, part(remote, at, 1000)))
                 .collect();
             pair.settle()?;
-            let done: Vec<_> = ids.into_iter().map(|id| Heard::Done(id, Ok(()))).collect();
+            let done: Vec<_> = ids.into_iter().map(|id| Observed::Done(id, Ok(()))).collect();
             pair.expect(side, &done)?;
             let fetched: Vec<u8> = locals.iter().flat_map(SgList::to_vec).collect();
             if fetched != source {
-                return fail!("64 reads of which {ours} and {theirs} may be on their way were mixed up");
+                return fail!("64 reads of which {ours} and {theirs} may be in flight were mixed up");
             }
             if pair.fault(side).is_some() {
                 return fail!("they broke the connection: {:?}", pair.fault(side));
@@ -112,9 +111,9 @@ pub(super) fn reads_wait_their_turn(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// Sends and writes behind a read, and behind one that has to wait.
+/// Sends and writes posted after a read, and after a read that has to wait.
 pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::connected(connect, &Endpoint { reads: 1, ..ample() })?;
+    let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 1, ..ample() })?;
     let source = pattern(8, 50_000);
     let target = blank(30_000, 1);
     let from = pair.register(Side::Passive, &memory(&source, 2), RemoteRights::RemoteRead)?;
@@ -127,20 +126,20 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
         done.push(pair.write(Side::Active, &data, part(to, number * 10_000, 10_000)));
         done.push(pair.send(Side::Active, &[number as u8], SgList::default(), None));
     }
-    pair.settle_with(|_, heard| match heard {
-        Heard::Received(message, _)
+    pair.settle_with(|_, observed| match observed {
+        Observed::Received(message, _)
             if target.slice(usize::from(message[0]) * 10_000, 10_000).to_vec()
                 != pattern(message[0].into(), 10_000) =>
         {
-            fail!("message {message:?} came before what was written in front of it")
+            fail!("message {message:?} arrived before data written in front of it")
         }
         _ => Ok(()),
     })?;
-    pair.expect(Side::Passive, &[0, 1, 2].map(|number| Heard::Received(vec![number], None)))?;
-    let mut heard = pair.heard(Side::Active);
-    heard.sort_by_key(|heard| if let Heard::Done(id, _) = heard { *id } else { 0 });
-    if heard != done.into_iter().map(|id| Heard::Done(id, Ok(()))).collect::<Vec<_>>() {
-        return fail!("not all of it came back well: {heard:?}");
+    pair.expect(Side::Passive, &[0, 1, 2].map(|number| Observed::Received(vec![number], None)))?;
+    let mut observed = pair.observed(Side::Active);
+    observed.sort_by_key(|observed| if let Observed::Done(id, _) = observed { *id } else { 0 });
+    if observed != done.into_iter().map(|id| Observed::Done(id, Ok(()))).collect::<Vec<_>>() {
+        return fail!("not all work succeeded: {observed:?}");
     }
     if locals.iter().any(|local| local.to_vec() != source) {
         return fail!("a read brought something else");
@@ -149,7 +148,7 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
 }
 
 pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
+    let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
     let mut locals = Vec::new();
     for side in Side::BOTH {
         let source = pattern(side as u64, 150_000);
@@ -168,17 +167,17 @@ pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
         }
     }
     for side in Side::BOTH {
-        let heard = pair.heard(side);
-        let good = heard.iter().filter(|heard| matches!(heard, Heard::Done(_, Ok(())))).count();
-        if (heard.len(), good) != (15, 10) {
-            return fail!("{side:?} heard {heard:?}");
+        let observed = pair.observed(side);
+        let good = observed.iter().filter(|observed| matches!(observed, Observed::Done(_, Ok(())))).count();
+        if (observed.len(), good) != (15, 10) {
+            return fail!("{side:?} observed {observed:?}");
         }
     }
     Ok(())
 }
 
-pub(super) fn grants_before_the_connection(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::begin(connect, &ample(), &ample());
+pub(super) fn registrations_before_the_connection(connect: &mut Connect) -> Outcome {
+    let mut pair = ConformancePair::begin(connect, &ample(), &ample());
     let target = blank(10, 1);
     let remote = pair.register(Side::Active, &target, RemoteRights::RemoteWrite)?;
     pair.accept(&[])?;
@@ -189,10 +188,10 @@ pub(super) fn grants_before_the_connection(connect: &mut Connect) -> Outcome {
     if target.to_vec() == b"0123456789" { Ok(()) } else { fail!("it was not written") }
 }
 
-/// By a message (Send with Invalidate): together with it, and never before.
-pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
+/// Send with Invalidate: the tag is invalidated together with the message, and not before.
+pub(super) fn a_message_invalidates_memory(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        let mut pair = Pair::connected(connect, &Endpoint { regions: 2, ..ample() })?;
+        let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 2, ..ample() })?;
         if !pair.caps(side).invalidates {
             continue;
         }
@@ -201,20 +200,20 @@ pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
             let target = blank(3000, 1);
             let other = blank(10, 1);
             let remote = pair.register(side.other(), &target, RemoteRights::RemoteWrite)?;
-            let kept = pair.register(side.other(), &other, RemoteRights::RemoteRead)?;
+            let second = pair.register(side.other(), &other, RemoteRights::RemoteRead)?;
             pair.write(side, &memory(&pattern(round, 3000), 1), remote);
             pair.send(side, b"closed", SgList::default(), Some(remote.stag));
-            pair.read(side, &blank(10, 1), kept);
+            pair.read(side, &blank(10, 1), second);
             pair.settle()?;
-            pair.expect(side.other(), &[Heard::Received(b"closed".to_vec(), Some(remote.stag))])?;
+            pair.expect(side.other(), &[Observed::Received(b"closed".to_vec(), Some(remote.stag))])?;
             if target.to_vec() != pattern(round, 3000) {
-                return fail!("what was written before memory was closed is not there");
+                return fail!("data written before the invalidation is missing");
             }
-            pair.post(side.other(), WorkRequest::Invalidate { stag: kept.stag });
-            // That it is closed already is no error.
+            pair.post(side.other(), WorkRequest::Invalidate { stag: second.stag });
+            // Invalidating an invalid tag is not an error.
             pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
-            if pair.heard(side).iter().any(|heard| !matches!(heard, Heard::Done(_, Ok(())))) {
-                return fail!("not all work came back well");
+            if pair.observed(side).iter().any(|observed| !matches!(observed, Observed::Done(_, Ok(())))) {
+                return fail!("not all work succeeded");
             }
             last = Some((remote, target));
         }
@@ -223,22 +222,23 @@ pub(super) fn a_message_closes_memory(connect: &mut Connect) -> Outcome {
         pair.settle()?;
         pair.expect_refusal(side, Violation::Refused(Refusal::InvalidStag))?;
         if target.to_vec() != pattern(19, 3000) {
-            return fail!("memory that a message had closed was written");
+            return fail!("memory was written after a message invalidated it");
         }
     }
     Ok(())
 }
 
-/// As many as the endpoint says, over and over; one more fails. What is closed is let go of.
+/// Registers as many regions as the endpoint allows, repeatedly; one more fails. Invalidated memory
+/// is released.
 pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::connected(connect, &Endpoint { regions: 3, ..ample() })?;
+    let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 3, ..ample() })?;
     let mut chunk = Chunk::from_slice(b"lent");
-    let lent = SgList::one(chunk.lend(0, 4));
+    let borrowed = SgList::one(chunk.lend(0, 4));
     chunk.take(4);
     let mut names = Vec::new();
     for _ in 0..50 {
-        let remotes = [&lent, &lent, &lent].map(|lent| {
-            pair.register(Side::Active, lent, RemoteRights::RemoteRead).map(|remote| remote.stag)
+        let remotes = [&borrowed, &borrowed, &borrowed].map(|borrowed| {
+            pair.register(Side::Active, borrowed, RemoteRights::RemoteRead).map(|remote| remote.stag)
         });
         for stag in remotes {
             let stag = stag?;
@@ -246,19 +246,19 @@ pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
             names.push(stag.0);
         }
     }
-    drop(lent);
+    drop(borrowed);
     if !chunk.is_idle() {
-        return fail!("memory that was closed is still held on to");
+        return fail!("invalidated memory is still held");
     }
     names.sort_unstable();
     names.dedup();
     if names.len() < 149 {
-        return fail!("of 150 names {} were used again at once", 150 - names.len());
+        return fail!("of 150 tags {} were reused immediately", 150 - names.len());
     }
     for _ in 0..3 {
         pair.register(Side::Active, &blank(8, 1), RemoteRights::RemoteRead)?;
     }
     let id = pair.ask_to_register(Side::Active, &blank(8, 1), RemoteRights::RemoteRead);
     pair.settle()?;
-    pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
+    pair.expect(Side::Active, &[Observed::Done(id, Err(WorkError::Local)), Observed::Disconnected])
 }

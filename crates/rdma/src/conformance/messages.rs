@@ -1,30 +1,30 @@
-//! Messages and the queue that they wait in.
+//! Cases for messages and the send queue.
 
-use super::pair::{Heard, Pair, ample, memory, pattern};
+use super::pair::{ConformancePair, Observed, ample, memory, pattern};
 use super::{Connect, Outcome, Side, fail};
 use blockmux_proto::rdma::{Endpoint, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// One after the other and many at a time, both ways at once.
+/// One and many at a time, in both directions at once.
 pub(super) fn every_length_arrives(connect: &mut Connect) -> Outcome {
     for at_a_time in [1, 7, 32] {
         let endpoint = Endpoint { receives: at_a_time, receive_len: 300, sends: at_a_time, ..ample() };
-        let mut pair = Pair::connected(connect, &endpoint)?;
+        let mut pair = ConformancePair::connected(connect, &endpoint)?;
         for lens in (0..=300).collect::<Vec<usize>>().chunks(at_a_time as usize) {
             let mut expected = Side::BOTH.map(|_| Vec::new());
             for (side, expected) in Side::BOTH.into_iter().zip(&mut expected) {
                 for len in lens {
                     let message = pattern(*len as u64 + side as u64, *len);
                     pair.send(side, &message, SgList::default(), None);
-                    expected.push(Heard::Received(message, None));
+                    expected.push(Observed::Received(message, None));
                 }
             }
             pair.settle()?;
             for (side, expected) in Side::BOTH.into_iter().rev().zip(expected) {
-                let mut heard = pair.heard(side);
-                heard.retain(|heard| !matches!(heard, Heard::Done(_, Ok(()))));
-                if heard != expected {
-                    return fail!("of messages of {lens:?} bytes {side:?} heard {heard:?}");
+                let mut observed = pair.observed(side);
+                observed.retain(|observed| !matches!(observed, Observed::Done(_, Ok(()))));
+                if observed != expected {
+                    return fail!("of messages of {lens:?} bytes {side:?} observed {observed:?}");
                 }
                 lens.iter().for_each(|_| pair.post(side, WorkRequest::Receive));
             }
@@ -34,7 +34,7 @@ pub(super) fn every_length_arrives(connect: &mut Connect) -> Outcome {
 }
 
 pub(super) fn pieces_arrive_in_one(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::connected(connect, &Endpoint { receive_len: 100_000, ..ample() })?;
+    let mut pair = ConformancePair::connected(connect, &Endpoint { receive_len: 100_000, ..ample() })?;
     for (head, payload, pieces) in
         [(0, 5, 1), (5, 5, 1), (28, 0, 3), (128, 1000, 2), (200, 1, 1), (1, 70_000, 5), (76, 99_000, 40)]
     {
@@ -42,16 +42,16 @@ pub(super) fn pieces_arrive_in_one(connect: &mut Connect) -> Outcome {
         let (head, rest) = message.split_at(head);
         let id = pair.send(Side::Active, head, memory(rest, pieces), None);
         pair.settle()?;
-        pair.expect(Side::Active, &[Heard::Done(id, Ok(()))])?;
-        pair.expect(Side::Passive, &[Heard::Received(message, None)])?;
+        pair.expect(Side::Active, &[Observed::Done(id, Ok(()))])?;
+        pair.expect(Side::Passive, &[Observed::Received(message, None)])?;
     }
     Ok(())
 }
 
-/// What the endpoint says can be posted at once, and room is what has not come back.
+/// As many sends as the endpoint allows can be posted, and room is what has not completed.
 pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> Outcome {
     for sends in [1, 2, 33] {
-        let mut pair = Pair::connected(connect, &Endpoint { sends, receives: 40, ..ample() })?;
+        let mut pair = ConformancePair::connected(connect, &Endpoint { sends, receives: 40, ..ample() })?;
         for side in Side::BOTH {
             if pair.room(side) != sends as usize {
                 return fail!("room for {} and not for {sends}", pair.room(side));
@@ -64,9 +64,9 @@ pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> Outcome {
                 return fail!("{} sends were taken and not {sends}", ids.len());
             }
             pair.settle()?;
-            let done: Vec<_> = ids.into_iter().map(|id| Heard::Done(id, Ok(()))).collect();
+            let done: Vec<_> = ids.into_iter().map(|id| Observed::Done(id, Ok(()))).collect();
             pair.expect(side, &done)?;
-            pair.heard(side.other());
+            pair.observed(side.other());
             if pair.room(side) != sends as usize {
                 return fail!("room for {} after all of {sends} came back", pair.room(side));
             }
@@ -75,18 +75,18 @@ pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn what_came_back_is_let_go_of(connect: &mut Connect) -> Outcome {
-    let mut pair = Pair::connected(connect, &ample())?;
+pub(super) fn completed_work_releases_its_memory(connect: &mut Connect) -> Outcome {
+    let mut pair = ConformancePair::connected(connect, &ample())?;
     for len in [1, 100, 4000] {
         let mut chunk = Chunk::from_slice(&pattern(1, len));
-        let lent = SgList::one(chunk.lend(0, len));
+        let borrowed = SgList::one(chunk.lend(0, len));
         chunk.take(len);
-        let id = pair.send(Side::Active, b"", lent, None);
+        let id = pair.send(Side::Active, b"", borrowed, None);
         pair.settle()?;
-        pair.expect(Side::Active, &[Heard::Done(id, Ok(()))])?;
-        pair.heard(Side::Passive);
+        pair.expect(Side::Active, &[Observed::Done(id, Ok(()))])?;
+        pair.observed(Side::Passive);
         if !chunk.is_idle() {
-            return fail!("{len} bytes that were sent are still held on to");
+            return fail!("{len} bytes that were sent are still held");
         }
     }
     Ok(())

@@ -1,7 +1,6 @@
-//! The suite that every provider must pass.
+//! The conformance suite for providers.
 //!
-//! A provider comes with a [`Wire`]: both ends of one connection, and what carries bytes between
-//! them.
+//! A provider supplies a [`Wire`]: both ends of one connection, and the transport between them.
 //! ```
 //! # use blockmux_rdma::{Provider, conformance::{self, Side, Wire}, loopback::{self, Loopback}};
 //! struct Memory(Loopback, Loopback);
@@ -19,10 +18,10 @@
 //!     Box::new(Memory(active, passive))
 //! });
 //! ```
-//! Each case makes connections of its own, with endpoints that suit it, and says what went wrong
-//! with which numbers.
+//! Each case creates its own connections, with suitable endpoints. A failure names the case and its
+//! parameters.
 
-mod endings;
+mod connections;
 mod memory;
 mod messages;
 mod pair;
@@ -32,31 +31,30 @@ mod refusals;
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::Endpoint;
 
-/// Both ends of a connection that is about to be made, and what is between them.
+/// Both ends of a new connection, and the transport between them.
 pub trait Wire {
-    /// One of the ends.
+    /// Returns one of the ends.
     fn end(&mut self, side: Side) -> &mut dyn Provider;
 
-    /// Carries some of what the ends have for each other; `false` if there was nothing. A provider
-    /// whose ends need no carrying always answers that.
+    /// Transports some data between the ends; returns `false` if there was none, or if the provider
+    /// needs no transport.
     fn turn(&mut self) -> bool;
 
-    /// The connection is lost, with all that is under way. Both ends may learn of it as late as by
-    /// the next turns.
+    /// Loses the connection, with all data in transit. The ends may notice at the next turns.
     fn cut(&mut self);
 }
 
-/// One of two ends.
+/// One side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that connects.
+    /// The side that connects.
     Active,
-    /// The one that is connected to.
+    /// The side that accepts the connection.
     Passive,
 }
 
 impl Side {
-    /// Both.
+    /// Both sides.
     const BOTH: [Side; 2] = [Side::Active, Side::Passive];
 
     fn other(self) -> Side {
@@ -67,14 +65,13 @@ impl Side {
     }
 }
 
-/// Makes a connection between the active and the passive endpoint. Each has names of its own for
-/// memory.
+/// Creates a connection between an active and a passive endpoint, each with its own steering tags.
 pub type Connect<'a> = dyn FnMut(&Endpoint, &Endpoint) -> Box<dyn Wire> + 'a;
 
 /// Runs all cases.
 ///
 /// # Panics
-/// If the provider fails one; the message names it.
+/// If the provider fails a case; the message names it.
 pub fn run(connect: &mut Connect) {
     for (name, case) in CASES {
         if let Err(what) = case(connect) {
@@ -84,34 +81,34 @@ pub fn run(connect: &mut Connect) {
 }
 
 type Outcome<T = ()> = Result<T, String>;
-type Case = fn(&mut Connect) -> Outcome;
+type ConformanceCase = fn(&mut Connect) -> Outcome;
 
-const CASES: &[(&str, Case)] = &[
-    ("private data of every length arrives both ways", endings::private_data_arrives),
-    ("a peer that is rejected hears why", endings::a_rejected_peer_hears_why),
-    ("what the endpoints ask for is there", endings::endpoints_get_what_they_ask_for),
+const CASES: &[(&str, ConformanceCase)] = &[
+    ("private data of every length arrives both ways", connections::private_data_arrives),
+    ("a rejected peer gets the reason", connections::a_rejected_peer_gets_the_reason),
+    ("the endpoints get what they ask for", connections::endpoints_get_what_they_ask_for),
     ("messages of every length arrive whole and in order", messages::every_length_arrives),
     ("a message in pieces arrives in one", messages::pieces_arrive_in_one),
     ("a queue is as deep as its endpoint says", messages::a_queue_is_as_deep_as_it_says),
-    ("what was sent is let go of when it comes back", messages::what_came_back_is_let_go_of),
-    ("what was written is there before the next message", memory::writes_come_before_messages),
+    ("completed work releases its memory", messages::completed_work_releases_its_memory),
+    ("written data is in place before the next message", memory::writes_come_before_messages),
     ("reads of every length fetch every byte", memory::reads_fetch_every_byte),
-    ("more reads than may be on their way wait their turn", memory::reads_wait_their_turn),
-    ("what stands behind a read is done too", memory::work_behind_a_read_is_done),
+    ("reads beyond the limit wait", memory::reads_beyond_the_limit_wait),
+    ("work posted after a read is done", memory::work_behind_a_read_is_done),
     ("both sides read at once", memory::both_sides_read_at_once),
-    ("memory may be granted before there is a connection", memory::grants_before_the_connection),
-    ("a message closes the peer's memory", memory::a_message_closes_memory),
-    ("as much memory may be open as the endpoint says", memory::registrations_are_bounded),
-    ("a peer that uses what it was not granted is refused", refusals::ungranted_memory_is_refused),
-    ("memory that was closed is refused whoever closed it", refusals::closed_memory_is_refused),
-    ("what another connection was granted means nothing", refusals::foreign_names_are_refused),
-    ("a name that is not open cannot be closed by a message", refusals::closing_what_is_closed),
+    ("memory may be registered before there is a connection", memory::registrations_before_the_connection),
+    ("a message invalidates the peer's memory", memory::a_message_invalidates_memory),
+    ("as many registrations may exist as the endpoint says", memory::registrations_are_bounded),
+    ("access to memory that was not granted is refused", refusals::ungranted_memory_is_refused),
+    ("access to invalidated memory is refused", refusals::invalidated_memory_is_refused),
+    ("tags of another connection are invalid", refusals::foreign_tags_are_refused),
+    ("a message cannot invalidate an invalid tag", refusals::invalidating_an_invalid_tag),
     ("a message without a receive buffer ends the connection", refusals::no_receive_buffer),
     ("a message that is too long ends the connection", refusals::a_message_too_long),
     ("work that cannot be done fails", refusals::impossible_work_fails),
-    ("who leaves has everything done before", endings::leaving_is_soft),
-    ("a peer that leaves is noticed once", endings::leaving_is_noticed_once),
-    ("a lost connection gives everything back once", endings::losses_give_everything_back),
+    ("disconnect finishes posted work", connections::disconnect_finishes_posted_work),
+    ("disconnect is reported once", connections::disconnect_is_reported_once),
+    ("a lost connection completes all work once", connections::a_loss_completes_all_work),
     ("random traffic agrees with a model", random::agrees_with_a_model),
 ];
 

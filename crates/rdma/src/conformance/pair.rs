@@ -1,4 +1,4 @@
-//! A connection under test: posts work, and writes down what each end hears.
+//! A connection under test: posts work, and records the events of each end.
 
 use super::{Connect, Outcome, Side, Wire, fail};
 use crate::queue_pair::{Caps, Fault, Violation};
@@ -8,9 +8,9 @@ use blockmux_proto::rdma::{
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, Seg, SgList};
 
-/// What an end has told, to be compared.
+/// An event of an end, in comparable form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum Observed {
     Requested(Vec<u8>),
     Connected(Vec<u8>),
     Refused(Vec<u8>),
@@ -20,36 +20,36 @@ pub(super) enum Heard {
     Disconnected,
 }
 
-pub(super) struct Pair {
+pub(super) struct ConformancePair {
     wire: Box<dyn Wire>,
-    heard: [Vec<Heard>; 2],
+    observed: [Vec<Observed>; 2],
     next_id: u64,
 }
 
-impl Pair {
-    /// Both ends, which know nothing of each other yet.
-    pub(super) fn begin(connect: &mut Connect, active: &Endpoint, passive: &Endpoint) -> Pair {
-        Pair { wire: connect(active, passive), heard: [Vec::new(), Vec::new()], next_id: 0 }
+impl ConformancePair {
+    /// Creates both ends, which have not exchanged anything yet.
+    pub(super) fn begin(connect: &mut Connect, active: &Endpoint, passive: &Endpoint) -> ConformancePair {
+        ConformancePair { wire: connect(active, passive), observed: [Vec::new(), Vec::new()], next_id: 0 }
     }
 
-    /// A connection between two such ends.
-    pub(super) fn connected(connect: &mut Connect, endpoint: &Endpoint) -> Outcome<Pair> {
-        let mut pair = Pair::begin(connect, endpoint, endpoint);
+    /// Creates a connection between two such ends.
+    pub(super) fn connected(connect: &mut Connect, endpoint: &Endpoint) -> Outcome<ConformancePair> {
+        let mut pair = ConformancePair::begin(connect, endpoint, endpoint);
         pair.accept(&[])?;
         Ok(pair)
     }
 
-    /// Brings the connection up, which is all that either end hears of.
+    /// Establishes the connection; both ends report nothing else.
     pub(super) fn accept(&mut self, private_data: &[u8]) -> Outcome {
         self.settle()?;
-        let requested = self.heard(Side::Passive);
-        let [Heard::Requested(_)] = &requested[..] else {
-            return fail!("the passive side heard {requested:?} of a connection");
+        let requested = self.observed(Side::Passive);
+        let [Observed::Requested(_)] = &requested[..] else {
+            return fail!("the passive side observed {requested:?} of a connection");
         };
         self.post(Side::Passive, WorkRequest::Accept { private_data: private_data.to_vec() });
         self.settle()?;
-        self.expect(Side::Passive, &[Heard::Connected(Vec::new())])?;
-        self.expect(Side::Active, &[Heard::Connected(private_data.to_vec())])
+        self.expect(Side::Passive, &[Observed::Connected(Vec::new())])?;
+        self.expect(Side::Active, &[Observed::Connected(private_data.to_vec())])
     }
 
     pub(super) fn caps(&mut self, side: Side) -> Caps {
@@ -77,7 +77,7 @@ impl Pair {
         WorkId(self.next_id)
     }
 
-    /// Sends a message of which the first bytes are the head; the number of the work.
+    /// Sends a message with this head and payload; returns the number of the work.
     pub(super) fn send(&mut self, side: Side, head: &[u8], payload: SgList, closes: Option<Stag>) -> u64 {
         let (id, head) = (self.id(), MessageHead::from_slice(head));
         self.post(
@@ -99,14 +99,15 @@ impl Pair {
         id.0
     }
 
-    /// Grants memory, which must succeed; everything else that was heard stays.
+    /// Registers memory, which must succeed; all other events stay recorded.
     pub(super) fn register(&mut self, side: Side, local: &SgList, access: RemoteRights) -> Outcome<Remote> {
         let id = self.ask_to_register(side, local, access);
-        self.hear(side);
-        let heard = self.log(side);
-        let at = heard.iter().position(|heard| matches!(heard, Heard::Registered(of, _) if *of == id));
-        let Some(Heard::Registered(_, remote)) = at.map(|at| heard.remove(at)) else {
-            return fail!("no memory was registered, but {heard:?} heard");
+        self.poll_events(side);
+        let observed = self.log(side);
+        let at =
+            observed.iter().position(|observed| matches!(observed, Observed::Registered(of, _) if *of == id));
+        let Some(Observed::Registered(_, remote)) = at.map(|at| observed.remove(at)) else {
+            return fail!("no memory was registered, but {observed:?} observed");
         };
         if remote.len as usize != local.len() {
             return fail!("{} bytes were registered as {remote:?}", local.len());
@@ -120,68 +121,72 @@ impl Pair {
         id.0
     }
 
-    /// Carries on until nothing moves any more.
+    /// Runs both sides until nothing is left to do.
     pub(super) fn settle(&mut self) -> Outcome {
         self.settle_with(|_, _| Ok(()))
     }
 
-    /// Runs both sides until nothing moves; `look` sees each event in the moment in which it is
-    /// heard.
-    pub(super) fn settle_with(&mut self, mut look: impl FnMut(Side, &Heard) -> Outcome) -> Outcome {
+    /// Runs both sides until nothing is left to do; `look` gets each event when it is reported.
+    pub(super) fn settle_with(&mut self, mut look: impl FnMut(Side, &Observed) -> Outcome) -> Outcome {
         for _ in 0..MOST_TURNS {
             let mut has_moved = self.wire.turn();
             for side in Side::BOTH {
                 while let Some(event) = self.wire.end(side).poll() {
                     has_moved = true;
-                    let heard = heard(event);
-                    look(side, &heard)?;
-                    self.log(side).push(heard);
+                    let observed = observed(event);
+                    look(side, &observed)?;
+                    self.log(side).push(observed);
                 }
             }
             if !has_moved {
                 return Ok(());
             }
         }
-        fail!("it is not over after {MOST_TURNS} turns")
+        fail!("it has not ended after {MOST_TURNS} turns")
     }
 
-    /// So many turns and not more.
+    /// Runs a number of turns.
     pub(super) fn turn(&mut self, turns: u64) {
         for _ in 0..turns {
             self.wire.turn();
-            Side::BOTH.into_iter().for_each(|side| self.hear(side));
+            Side::BOTH.into_iter().for_each(|side| self.poll_events(side));
         }
     }
 
-    /// Takes one event of one end, if there is one.
+    /// Records one event of one end, if there is one; returns whether there was.
     pub(super) fn poll_once(&mut self, side: Side) -> bool {
         let event = self.wire.end(side).poll();
         let is_some = event.is_some();
-        self.log(side).extend(event.map(heard));
+        self.log(side).extend(event.map(observed));
         is_some
     }
 
-    fn hear(&mut self, side: Side) {
+    fn poll_events(&mut self, side: Side) {
         while self.poll_once(side) {}
     }
 
-    fn log(&mut self, side: Side) -> &mut Vec<Heard> {
-        let [active, passive] = &mut self.heard;
+    fn log(&mut self, side: Side) -> &mut Vec<Observed> {
+        let [active, passive] = &mut self.observed;
         if side == Side::Active { active } else { passive }
     }
 
-    /// What was heard since this was last asked.
-    pub(super) fn heard(&mut self, side: Side) -> Vec<Heard> {
+    /// Takes the events recorded since the last call.
+    pub(super) fn observed(&mut self, side: Side) -> Vec<Observed> {
         std::mem::take(self.log(side))
     }
 
-    /// Fails unless exactly this was heard.
-    pub(super) fn expect(&mut self, side: Side, expected: &[Heard]) -> Outcome {
-        let heard = self.heard(side);
-        if heard == expected { Ok(()) } else { fail!("{side:?} heard {heard:?} and not {expected:?}") }
+    /// Fails unless exactly these events were recorded.
+    pub(super) fn expect(&mut self, side: Side, expected: &[Observed]) -> Outcome {
+        let observed = self.observed(side);
+        if observed == expected {
+            Ok(())
+        } else {
+            fail!("{side:?} observed {observed:?} and not {expected:?}")
+        }
     }
 
-    /// Fails unless the peer of `side` has refused what it did: both know, and both are at the end.
+    /// Fails unless the peer of `side` has refused its work: both report the fault, and both have
+    /// ended.
     pub(super) fn expect_refusal(&mut self, side: Side, violation: Violation) -> Outcome {
         let expected = [Some(Fault::Ours(violation)), Some(Fault::Peer(violation))];
         let found = [self.fault(side), self.fault(side.other())];
@@ -189,48 +194,48 @@ impl Pair {
             return fail!("the faults are {found:?} and not {expected:?}");
         }
         for side in Side::BOTH {
-            let heard = self.heard(side);
-            if heard.iter().filter(|heard| **heard == Heard::Disconnected).count() != 1
-                || heard.last() != Some(&Heard::Disconnected)
+            let observed = self.observed(side);
+            if observed.iter().filter(|observed| **observed == Observed::Disconnected).count() != 1
+                || observed.last() != Some(&Observed::Disconnected)
             {
-                return fail!("{side:?} heard {heard:?} of the end");
+                return fail!("{side:?} observed {observed:?} of the end");
             }
         }
         Ok(())
     }
 }
 
-fn heard(event: Event) -> Heard {
+fn observed(event: Event) -> Observed {
     match event {
-        Event::Requested { private_data } => Heard::Requested(private_data),
-        Event::Connected { private_data } => Heard::Connected(private_data),
-        Event::Refused { private_data } => Heard::Refused(private_data),
-        Event::Received { message, invalidated } => Heard::Received(message.to_vec(), invalidated),
-        Event::Done { id, result } => Heard::Done(id.0, result),
-        Event::Registered { id, remote } => Heard::Registered(id.0, remote),
-        Event::Disconnected => Heard::Disconnected,
+        Event::Requested { private_data } => Observed::Requested(private_data),
+        Event::Connected { private_data } => Observed::Connected(private_data),
+        Event::Refused { private_data } => Observed::Refused(private_data),
+        Event::Received { message, invalidated } => Observed::Received(message.to_vec(), invalidated),
+        Event::Done { id, result } => Observed::Done(id.0, result),
+        Event::Registered { id, remote } => Observed::Registered(id.0, remote),
+        Event::Disconnected => Observed::Disconnected,
     }
 }
 
-/// An endpoint that has enough of everything.
+/// An endpoint with enough of everything.
 pub(super) fn ample() -> Endpoint {
     Endpoint { receives: 64, receive_len: 4096, sends: 64, reads: 8, regions: 16, private_data: Vec::new() }
 }
 
-/// Part of granted memory.
+/// Part of registered memory.
 pub(super) fn part(remote: Remote, at: u64, len: usize) -> Remote {
     Remote { address: remote.address + at, len: len as u32, ..remote }
 }
 
-/// Bytes that differ for each place and each `salt`.
+/// Bytes that depend on the offset and on `salt`.
 pub(super) fn pattern(salt: u64, len: usize) -> Vec<u8> {
     let words = (0..).flat_map(|word| mix(mix(salt) ^ word).to_le_bytes());
     words.take(len).collect()
 }
 
-/// Memory that holds a copy of `bytes`, in so many pieces, of which one may be empty.
+/// Memory with a copy of `bytes` in `pieces` segments, of which one may be empty.
 pub(super) fn memory(bytes: &[u8], pieces: usize) -> SgList {
-    // Each piece has a neighbour that is nobody's business.
+    // There is an unregistered byte between the segments.
     let whole = Memory::from_heap(bytes.len() + pieces + 1);
     let mut list = SgList::default();
     let (mut at, mut rest) = (1, bytes);
@@ -245,12 +250,12 @@ pub(super) fn memory(bytes: &[u8], pieces: usize) -> SgList {
     list
 }
 
-/// Memory full of the same byte.
+/// Memory filled with [`BLANK`].
 pub(super) fn blank(len: usize, pieces: usize) -> SgList {
     memory(&vec![BLANK; len], pieces)
 }
 
-/// What is in memory that nobody has written.
+/// Content of memory that was not written.
 pub(super) const BLANK: u8 = 0xee;
-/// More than any case takes, one byte at a time.
+/// More turns than any case needs, one byte at a time.
 const MOST_TURNS: u32 = 10_000_000;

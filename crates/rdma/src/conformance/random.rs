@@ -1,26 +1,26 @@
-//! Random traffic both ways, checked against what must be.
+//! Random traffic in both directions, checked against a model.
 
-use super::pair::{Heard, Pair, ample, blank, memory, part, pattern};
+use super::pair::{ConformancePair, Observed, ample, blank, memory, part, pattern};
 use super::{Connect, Outcome, Side, fail};
 use blockmux_proto::rdma::{Endpoint, Remote, RemoteRights, WorkRequest};
 use blockmux_volume::SgList;
 use blockmux_volume::random::SplitMix;
 use std::collections::{HashMap, VecDeque};
 
-/// What one side has of its peer, and has under way.
-struct Half {
-    /// Of the peer: to be read, and what is in it.
+/// The model of one side's traffic.
+struct SideModel {
+    /// Memory of the peer to read, and its content.
     source: (Remote, Vec<u8>),
-    /// Of the peer: to be written, what it is, and what it must be once all is there.
+    /// Memory of the peer to write, the memory itself, and its expected final content.
     target: (Remote, SgList, Vec<u8>),
-    /// Reads under way: into what, and what must come.
+    /// Outstanding reads: their buffers, and the expected data.
     reads: HashMap<u64, (SgList, Vec<u8>)>,
-    /// Messages under way, and how the target must look when they come.
+    /// Messages in flight.
     messages: VecDeque<Vec<u8>>,
     in_flight: usize,
 }
 
-/// Each side posts at random, and everything that arrives is checked when it does.
+/// Each side posts random work, and every event is checked when it is reported.
 pub(super) fn agrees_with_a_model(connect: &mut Connect) -> Outcome {
     for seed in 0..4 {
         one_run(connect, seed).map_err(|error| format!("seed {seed}: {error}"))?;
@@ -31,7 +31,7 @@ pub(super) fn agrees_with_a_model(connect: &mut Connect) -> Outcome {
 fn one_run(connect: &mut Connect, seed: u64) -> Outcome {
     let mut random = SplitMix::new(seed);
     let endpoint = Endpoint { receives: SENDS, sends: SENDS, reads: 1 + seed as u32, ..ample() };
-    let mut pair = Pair::connected(connect, &endpoint)?;
+    let mut pair = ConformancePair::connected(connect, &endpoint)?;
     let mut halves = Vec::new();
     for side in Side::BOTH {
         let content = pattern(seed, SIZE);
@@ -39,7 +39,7 @@ fn one_run(connect: &mut Connect, seed: u64) -> Outcome {
         let memory = blank(SIZE, 2);
         let target = pair.register(side.other(), &memory, RemoteRights::RemoteWrite)?;
         let model = memory.to_vec();
-        halves.push(Half {
+        halves.push(SideModel {
             source: (source, content),
             target: (target, memory, model),
             reads: HashMap::new(),
@@ -71,8 +71,8 @@ fn one_run(connect: &mut Connect, seed: u64) -> Outcome {
     Ok(())
 }
 
-impl Half {
-    fn post(&mut self, pair: &mut Pair, side: Side, random: &mut SplitMix) {
+impl SideModel {
+    fn post(&mut self, pair: &mut ConformancePair, side: Side, random: &mut SplitMix) {
         self.in_flight += 1;
         let len = if random.below(4) == 0 { random.below(SIZE as u64) } else { random.below(600) } as usize;
         let at = random.below((SIZE - len) as u64) as usize;
@@ -98,12 +98,12 @@ impl Half {
     }
 }
 
-/// Looks at all that was heard.
-fn check(pair: &mut Pair, halves: &mut [Half]) -> Outcome {
+/// Checks all recorded events.
+fn check(pair: &mut ConformancePair, halves: &mut [SideModel]) -> Outcome {
     for (at, side) in Side::BOTH.into_iter().enumerate() {
-        for heard in pair.heard(side) {
-            match heard {
-                Heard::Done(id, Ok(())) => {
+        for observed in pair.observed(side) {
+            match observed {
+                Observed::Done(id, Ok(())) => {
                     halves[at].in_flight -= 1;
                     if let Some((local, expected)) = halves[at].reads.remove(&id)
                         && local.to_vec() != expected
@@ -111,22 +111,22 @@ fn check(pair: &mut Pair, halves: &mut [Half]) -> Outcome {
                         return fail!("a read of {} bytes brought something else", expected.len());
                     }
                 }
-                Heard::Received(message, None) => {
+                Observed::Received(message, None) => {
                     if halves[1 - at].messages.pop_front() != Some(message) {
                         return fail!("a message came that was not the next one");
                     }
                     pair.post(side, WorkRequest::Receive);
                 }
-                other => return fail!("{side:?} heard {other:?}"),
+                other => return fail!("{side:?} observed {other:?}"),
             }
         }
     }
     Ok(())
 }
 
-/// Of each side's memory in bytes.
+/// Length of each side's memory, in bytes.
 const SIZE: usize = 40_000;
-/// The longest message.
+/// Longest message, in bytes.
 const MESSAGE: usize = 4096;
 const SENDS: u32 = 16;
 const STEPS: u32 = 400;

@@ -1,17 +1,17 @@
-//! What a peer must not do, and what cannot be done.
+//! Cases for violations by a peer, and for work that is not possible.
 
-use super::pair::{BLANK, Heard, Pair, ample, blank, memory, part};
+use super::pair::{BLANK, ConformancePair, Observed, ample, blank, memory, part};
 use super::{Connect, Outcome, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
 use blockmux_proto::rdma::{Endpoint, Remote, RemoteRights, Stag, WorkError, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// Every wrong name, range and access, by reads and by writes, from both sides: refused by its own
-/// name, and nothing is touched.
+/// Every invalid tag, range and access, by reads and by writes, from both sides: each is refused
+/// for its own reason, and no memory is touched.
 pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
-    type Wrong = fn(Remote) -> Remote;
-    let cases: [(Wrong, Refusal); 9] = [
+    type ChangeRemote = fn(Remote) -> Remote;
+    let cases: [(ChangeRemote, Refusal); 9] = [
         (|remote| Remote { stag: Stag(remote.stag.0 ^ 1), ..remote }, Refusal::InvalidStag),
         (|remote| Remote { stag: Stag(remote.stag.0 ^ 1 << 31), ..remote }, Refusal::InvalidStag),
         (|remote| Remote { stag: Stag(0), ..remote }, Refusal::InvalidStag),
@@ -35,7 +35,8 @@ pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// Grants one access, uses another at a wrong place, with work behind it.
+/// Registers memory for one kind of access and uses it for another, at a changed address, with more
+/// work behind.
 fn refuse(
     connect: &mut Connect,
     side: Side,
@@ -44,7 +45,7 @@ fn refuse(
     wrong: fn(Remote) -> Remote,
     refusal: Refusal,
 ) -> Outcome {
-    let mut pair = Pair::connected(connect, &ample())?;
+    let mut pair = ConformancePair::connected(connect, &ample())?;
     let target = blank(64, 2);
     let neighbours = [blank(64, 1), blank(64, 1)];
     pair.register(side.other(), &neighbours[0], granted)?;
@@ -59,10 +60,12 @@ fn refuse(
     };
     let behind = pair.send(side, b"behind", SgList::default(), None);
     pair.settle()?;
-    let heard = pair.heard(side);
-    let results: Vec<_> = heard
+    let observed = pair.observed(side);
+    let results: Vec<_> = observed
         .iter()
-        .filter_map(|heard| if let Heard::Done(id, result) = heard { Some((*id, *result)) } else { None })
+        .filter_map(
+            |observed| if let Observed::Done(id, result) = observed { Some((*id, *result)) } else { None },
+        )
         .collect();
     let may_be_over = [Ok(()), Err(WorkError::Flushed)];
     let is_right = match used {
@@ -70,10 +73,11 @@ fn refuse(
         RemoteRights::RemoteWrite => may_be_over.iter().any(|result| results.contains(&(wrong, *result))),
     };
     let is_behind_back = may_be_over.iter().any(|result| results.contains(&(behind, *result)));
-    if results.len() != 2 || !is_right || !is_behind_back || heard.last() != Some(&Heard::Disconnected) {
-        return fail!("{what} came back as {heard:?}");
+    if results.len() != 2 || !is_right || !is_behind_back || observed.last() != Some(&Observed::Disconnected)
+    {
+        return fail!("{what} came back as {observed:?}");
     }
-    pair.expect(side.other(), &[Heard::Disconnected]).map_err(|error| format!("{what}: {error}"))?;
+    pair.expect(side.other(), &[Observed::Disconnected]).map_err(|error| format!("{what}: {error}"))?;
     let is_untouched = |list: &SgList, byte| list.to_vec().iter().all(|found| *found == byte);
     if !neighbours.iter().chain([&target]).all(|list| is_untouched(list, BLANK)) {
         return fail!("{what} has changed memory");
@@ -81,7 +85,7 @@ fn refuse(
     if !is_untouched(&local, 1) {
         return fail!("{what} has brought something");
     }
-    // What was heard of the end has been looked at here already.
+    // The events were checked above.
     let faults = [pair.fault(side), pair.fault(side.other())];
     let violation = Violation::Refused(refusal);
     let expected = [crate::Fault::Ours(violation), crate::Fault::Peer(violation)];
@@ -91,10 +95,10 @@ fn refuse(
     Ok(())
 }
 
-pub(super) fn closed_memory_is_refused(connect: &mut Connect) -> Outcome {
+pub(super) fn invalidated_memory_is_refused(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
-            let mut pair = Pair::connected(connect, &ample())?;
+            let mut pair = ConformancePair::connected(connect, &ample())?;
             let target = blank(64, 1);
             let remote = pair.register(side.other(), &target, access)?;
             pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
@@ -106,18 +110,18 @@ pub(super) fn closed_memory_is_refused(connect: &mut Connect) -> Outcome {
             pair.settle()?;
             pair.expect_refusal(side, Violation::Refused(Refusal::InvalidStag))?;
             if target.to_vec() != [BLANK; 64] || local.to_vec() != [1; 64] {
-                return fail!("{access:?} of closed memory has moved something");
+                return fail!("{access:?} of invalidated memory has transferred data");
             }
         }
     }
     Ok(())
 }
 
-/// Each connection is a protection domain of its own.
-pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
+/// Each connection is its own protection domain.
+pub(super) fn foreign_tags_are_refused(connect: &mut Connect) -> Outcome {
     for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
-        let mut first = Pair::connected(connect, &ample())?;
-        let mut second = Pair::connected(connect, &ample())?;
+        let mut first = ConformancePair::connected(connect, &ample())?;
+        let mut second = ConformancePair::connected(connect, &ample())?;
         let [own, foreign] = [blank(64, 1), blank(64, 1)];
         second.register(Side::Passive, &own, access)?;
         let remote = first.register(Side::Passive, &foreign, access)?;
@@ -130,7 +134,7 @@ pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
         first.settle()?;
         second.expect_refusal(Side::Active, Violation::Refused(Refusal::InvalidStag))?;
         if [own, foreign].iter().any(|list| list.to_vec() != [BLANK; 64]) || local.to_vec() != [1; 64] {
-            return fail!("{access:?} by another connection's name has moved something");
+            return fail!("{access:?} with another connection's tag has transferred data");
         }
         first.expect(Side::Active, &[])?;
         first.expect(Side::Passive, &[])?;
@@ -138,10 +142,10 @@ pub(super) fn foreign_names_are_refused(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
+pub(super) fn invalidating_an_invalid_tag(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         for is_stale in [false, true] {
-            let mut pair = Pair::connected(connect, &ample())?;
+            let mut pair = ConformancePair::connected(connect, &ample())?;
             if !pair.caps(side).invalidates {
                 continue;
             }
@@ -150,9 +154,9 @@ pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
             pair.post(side.other(), WorkRequest::Invalidate { stag: remote.stag });
             pair.send(side, b"closes", SgList::default(), Some(stag));
             pair.settle()?;
-            let heard = pair.heard(side.other());
-            if heard != [Heard::Disconnected] {
-                return fail!("{heard:?} was heard of a message that closes what is not open");
+            let observed = pair.observed(side.other());
+            if observed != [Observed::Disconnected] {
+                return fail!("a message that invalidates an invalid tag was reported as {observed:?}");
             }
             let violation = Violation::Refused(Refusal::CannotInvalidate);
             let faults = [pair.fault(side), pair.fault(side.other())];
@@ -166,13 +170,13 @@ pub(super) fn closing_what_is_closed(connect: &mut Connect) -> Outcome {
 
 pub(super) fn no_receive_buffer(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
-        let mut pair = Pair::connected(connect, &Endpoint { receives: 2, ..ample() })?;
+        let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 2, ..ample() })?;
         pair.post(side.other(), WorkRequest::Receive);
         for _ in 0..3 {
             pair.send(side, b"fits", SgList::default(), None);
         }
         pair.settle()?;
-        pair.expect(side.other(), &vec![Heard::Received(b"fits".to_vec(), None); 3])?;
+        pair.expect(side.other(), &vec![Observed::Received(b"fits".to_vec(), None); 3])?;
         pair.send(side, b"does not", SgList::default(), None);
         pair.settle()?;
         pair.expect_refusal(side, Violation::NoReceive)?;
@@ -183,12 +187,12 @@ pub(super) fn no_receive_buffer(connect: &mut Connect) -> Outcome {
 pub(super) fn a_message_too_long(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         for too_long in [101, 5000, 200_000] {
-            let mut pair = Pair::connected(connect, &Endpoint { receive_len: 100, ..ample() })?;
+            let mut pair = ConformancePair::connected(connect, &Endpoint { receive_len: 100, ..ample() })?;
             pair.send(side, &[7; 60], blank(40, 1), None);
             pair.settle()?;
-            let arrived = pair.heard(side.other());
-            if !matches!(&arrived[..], [Heard::Received(message, None)] if message.len() == 100) {
-                return fail!("of a message that just fits {arrived:?} was heard");
+            let arrived = pair.observed(side.other());
+            if !matches!(&arrived[..], [Observed::Received(message, None)] if message.len() == 100) {
+                return fail!("a message that just fits was reported as {arrived:?}");
             }
             pair.send(side, b"", blank(too_long, 1), None);
             pair.settle()?;
@@ -198,10 +202,10 @@ pub(super) fn a_message_too_long(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// Each kind fails by itself, and its connection with it.
+/// Each kind of impossible work fails and ends its connection.
 pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
-    type Attempt = fn(&mut Pair, Remote) -> u64;
-    let tries: [(&str, Attempt); 4] = [
+    type ImpossibleWork = fn(&mut ConformancePair, Remote) -> u64;
+    let tries: [(&str, ImpossibleWork); 4] = [
         ("a read of another length", |pair, remote| pair.read(Side::Active, &blank(9, 1), remote)),
         ("a write of more than there is room for", |pair, remote| {
             pair.write(Side::Active, &blank(11, 1), remote)
@@ -210,22 +214,22 @@ pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
             pair.read(Side::Active, &SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10)), remote)
         }),
         ("a grant to write what may not be written", |pair, _| {
-            let lent = SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10));
-            pair.ask_to_register(Side::Active, &lent, RemoteRights::RemoteWrite)
+            let borrowed = SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10));
+            pair.ask_to_register(Side::Active, &borrowed, RemoteRights::RemoteWrite)
         }),
     ];
     for (what, attempt) in tries {
-        let mut pair = Pair::connected(connect, &ample())?;
+        let mut pair = ConformancePair::connected(connect, &ample())?;
         let remote = pair.register(Side::Passive, &blank(10, 1), RemoteRights::RemoteRead)?;
         let id = attempt(&mut pair, remote);
         pair.settle()?;
-        pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
+        pair.expect(Side::Active, &[Observed::Done(id, Err(WorkError::Local)), Observed::Disconnected])
             .map_err(|error| format!("{what}: {error}"))?;
-        pair.expect(Side::Passive, &[Heard::Disconnected])?;
+        pair.expect(Side::Passive, &[Observed::Disconnected])?;
     }
-    let mut pair = Pair::connected(connect, &Endpoint { reads: 0, ..ample() })?;
+    let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 0, ..ample() })?;
     let remote = pair.register(Side::Passive, &blank(10, 1), RemoteRights::RemoteRead)?;
     let id = pair.read(Side::Active, &blank(10, 1), remote);
     pair.settle()?;
-    pair.expect(Side::Active, &[Heard::Done(id, Err(WorkError::Local)), Heard::Disconnected])
+    pair.expect(Side::Active, &[Observed::Done(id, Err(WorkError::Local)), Observed::Disconnected])
 }

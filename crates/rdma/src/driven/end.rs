@@ -1,4 +1,4 @@
-//! One connection of a session: its queue pair, and how it goes with it.
+//! One connection of a session: its queue pair, and the loop between them.
 
 use crate::queue_pair::Provider;
 use blockmux_proto::outbox::Outbox;
@@ -6,38 +6,39 @@ use blockmux_proto::rdma::{Event, RdmaSession};
 use blockmux_proto::session::{ProtocolError, StreamSession};
 use std::time::Instant;
 
-/// What the driver's calls have come to.
-pub(super) struct Calls {
-    /// How often the session was given something, or gave something away.
+/// Record of the driver's calls, shared by the ends of a session.
+pub(super) struct DriverCalls {
+    /// Number of times that the session took or returned something.
     pub(super) changes: u64,
-    /// When the latest call came.
+    /// Time of the latest call.
     pub(super) now: Instant,
 }
 
-/// Our end of a connection.
-pub(super) struct End<Q> {
+/// This side's end of a connection.
+pub(super) struct DrivenEnd<Q> {
     pub(super) queue_pair: Q,
-    /// What the peer did wrong by the session's rules. It was disconnected for that.
+    /// The peer's violation of the session's protocol, for which the connection was ended.
     pub(super) broken: Option<ProtocolError>,
-    /// `broken` has been told to the driver.
-    is_told: bool,
-    /// When nothing moved any more: the count of the session's changes, and how much there was to
-    /// send.
+    /// Whether `broken` was reported to the driver.
+    is_reported: bool,
+    /// State after the last pump: the count of the session's changes, and the length of the outbox
+    /// in bytes.
     settled: Option<(u64, usize)>,
 }
 
-impl<Q: Provider> End<Q> {
-    pub(super) fn new(queue_pair: Q) -> End<Q> {
-        End { queue_pair, broken: None, is_told: false, settled: None }
+impl<Q: Provider> DrivenEnd<Q> {
+    pub(super) fn new(queue_pair: Q) -> DrivenEnd<Q> {
+        DrivenEnd { queue_pair, broken: None, is_reported: false, settled: None }
     }
 
-    /// Hands in events and lets the session work until nothing moves; whether anything did. That
-    /// counts as a change of the session: what came by one connection may be answered by another.
+    /// Passes events to the session and posts its work until nothing is left to do; returns whether
+    /// there was anything. That counts as a change of the session, because a request from one
+    /// connection may be answered on another.
     ///
-    /// It ends: what comes from the peer has come before, and what work leads to by itself is
-    /// bounded by the endpoint.
+    /// The loop ends: it receives nothing new from the peer, and the endpoint bounds the work that
+    /// follows from work.
     #[inline]
-    pub(super) fn pump(&mut self, session: &mut impl RdmaSession, calls: &mut Calls) -> bool {
+    pub(super) fn pump(&mut self, session: &mut impl RdmaSession, calls: &mut DriverCalls) -> bool {
         let mut has_moved = false;
         loop {
             let mut moves = false;
@@ -59,18 +60,18 @@ impl<Q: Provider> End<Q> {
         }
     }
 
-    /// Pumps after the queue pair took something, and says once what the peer did wrong.
+    /// Pumps after the queue pair consumed something, and reports a violation by the peer once.
     #[inline]
     pub(super) fn settle<T>(
         &mut self,
         session: &mut impl RdmaSession,
-        calls: &mut Calls,
+        calls: &mut DriverCalls,
         taken: Result<T, ProtocolError>,
     ) -> Result<T, ProtocolError> {
         calls.changes = calls.changes.wrapping_add(1);
         self.pump(session, calls);
         match self.broken {
-            Some(error) if !std::mem::replace(&mut self.is_told, true) => Err(error),
+            Some(error) if !std::mem::replace(&mut self.is_reported, true) => Err(error),
             _ => taken,
         }
     }
@@ -83,7 +84,7 @@ impl<Q: Provider> End<Q> {
     pub(super) fn on_timeout(
         &mut self,
         session: &mut impl RdmaSession,
-        calls: &mut Calls,
+        calls: &mut DriverCalls,
         now: Instant,
     ) -> Result<(), ProtocolError> {
         calls.now = now;
@@ -95,25 +96,25 @@ impl<Q: Provider> End<Q> {
         if is_due(session.poll_timeout())
             && let Err(error) = session.on_timeout(now)
         {
-            self.part(session, error);
+            self.disconnect(session, error);
         }
         self.settle(session, calls, result)
     }
 
     #[inline]
     fn hand_in(&mut self, session: &mut impl RdmaSession, event: Event, now: Instant) {
-        // A peer that is being left is not listened to; what it holds comes back all the same.
+        // Messages of a peer after its violation are ignored; completions are still passed on.
         if self.broken.is_some() && matches!(event, Event::Received { .. }) {
             return;
         }
         if let Err(error) = session.on_event(event, now) {
-            self.part(session, error);
+            self.disconnect(session, error);
         }
     }
 
-    /// Has the session's last words sent, and leaves.
+    /// Posts the session's last work, and disconnects because of `error`.
     #[cold]
-    fn part(&mut self, session: &mut impl RdmaSession, error: ProtocolError) {
+    fn disconnect(&mut self, session: &mut impl RdmaSession, error: ProtocolError) {
         if self.broken.is_some() {
             return;
         }
@@ -123,11 +124,11 @@ impl<Q: Provider> End<Q> {
     }
 }
 
-impl<Q: Provider + StreamSession> End<Q> {
-    /// What waits to be sent, after pumping if the session has changed or something was sent, which
-    /// has made room.
+impl<Q: Provider + StreamSession> DrivenEnd<Q> {
+    /// The outbox. The end is pumped first if the session has changed, or if bytes were sent, which
+    /// makes room.
     #[inline]
-    pub(super) fn outbox(&mut self, session: &mut impl RdmaSession, calls: &mut Calls) -> &mut Outbox {
+    pub(super) fn outbox(&mut self, session: &mut impl RdmaSession, calls: &mut DriverCalls) -> &mut Outbox {
         if self.settled != Some((calls.changes, self.queue_pair.outbox().len())) {
             self.pump(session, calls);
             self.settled = Some((calls.changes, self.queue_pair.outbox().len()));

@@ -1,10 +1,10 @@
-//! FPDUs on their way out: a length, the segment, padding, a CRC, and markers where the peer wants
-//! them (RFC 5044 §4).
+//! Encodes FPDUs: length, segment, padding and CRC, and markers if the peer wants them (RFC 5044
+//! §4).
 //!
-//! Payload goes out by reference. Under a CRC, shared memory is copied, since it may change until
-//! it is sent, and the CRC would be that of other bytes: short pieces into the outbox, long ones
-//! into the pool's memory, which nothing moves any more. Private memory is summed where it lies.
-//! Between markers lie no more than 508 bytes, and so all of them are copied into the outbox.
+//! Payload is sent by reference. With CRCs, shared memory is copied, because it may change before
+//! it is sent and the CRC would no longer match: short pieces go into the outbox, long ones into
+//! memory of the pool, which nobody else writes. Private memory is summed in place. With markers,
+//! at most 508 bytes lie between two of them, so all payload is copied into the outbox.
 
 use blockmux_proto::outbox::Outbox;
 use blockmux_volume::{Crc32c, Pool, Seg, SgList};
@@ -13,17 +13,17 @@ use blockmux_wire::iwarp::mpa::{
 };
 use zerocopy::{IntoBytes, U16};
 
-/// What both sides agreed on for one direction, and how far it has come.
+/// Encoder of one direction: its negotiated options and its position in the stream.
 pub(super) struct Framer {
     pub(super) has_crc: bool,
     pub(super) has_markers: bool,
-    /// The longest ULPDU, in bytes.
+    /// Maximum ULPDU size (MULPDU), in bytes.
     mulpdu: usize,
-    /// Bytes of FPDUs so far, to the last place of a marker.
+    /// Bytes of FPDUs since the last marker position.
     position: usize,
-    /// Of the FPDU that is being written.
+    /// CRC of the FPDU that is being written, so far.
     crc: Crc32c,
-    /// Bytes of it so far, markers included; from its length on.
+    /// Bytes of the current FPDU so far, from its length field on, markers included.
     written: usize,
     pool: Pool,
 }
@@ -34,39 +34,39 @@ impl Framer {
         Framer { has_crc, has_markers, mulpdu, position: 0, crc: Crc32c::default(), written: 0, pool }
     }
 
-    /// Segments of the stream are this long from now on.
+    /// Sets TCP's maximum segment size in bytes.
     #[cfg(test)]
     pub(super) fn set_mss(&mut self, mss: usize) {
         self.mulpdu = mulpdu(mss, self.has_markers);
     }
 
-    /// How much of a message goes behind a header of `header_len` bytes: whole words, so that only
-    /// the last is padded.
+    /// Bytes of a message that fit behind a header of `header_len` bytes: whole words, so that only
+    /// the last FPDU is padded.
     #[inline]
     pub(super) fn room(&self, header_len: usize) -> usize {
         let room = self.mulpdu.saturating_sub(header_len);
         room.saturating_sub(room % 4)
     }
 
-    /// Whether an FPDU is more than bytes behind each other: it has a CRC or markers.
+    /// Whether encoding has to read the payload, for a CRC or for markers.
     #[inline]
-    pub(super) fn looks_at_bytes(&self) -> bool {
+    pub(super) fn reads_payload(&self) -> bool {
         self.has_crc || self.has_markers
     }
 
-    /// Whether this piece of payload has to be copied.
+    /// Whether this piece of payload must be copied.
     #[inline]
     fn copies(&self, seg: &Seg) -> bool {
         self.has_markers || (self.has_crc && !seg.is_private())
     }
 
-    /// Whether some of this payload is referred to until it is sent.
+    /// Whether some of this payload is sent by reference.
     #[inline]
     pub(super) fn refers_to(&self, payload: &SgList) -> bool {
         payload.segs().iter().any(|seg| !seg.is_empty() && !self.copies(seg))
     }
 
-    /// Puts an FPDU: a header, a short head and payload.
+    /// Encodes a whole FPDU: a header, a short head and payload.
     #[inline]
     pub(super) fn put_whole<const N: usize>(
         &mut self,
@@ -76,10 +76,10 @@ impl Framer {
         payload: &SgList,
     ) {
         let len = N.saturating_add(head.len()).saturating_add(payload.len());
-        // No more than the MULPDU.
+        // At most the MULPDU.
         let length = (len as u16).to_be_bytes();
-        if payload.is_empty() && !self.looks_at_bytes() {
-            // All of it is one run of bytes.
+        if payload.is_empty() && !self.reads_payload() {
+            // The whole FPDU is one run of bytes.
             let zeroes = [0; TAIL];
             let tail = zeroes.get(..padding(len as u16).saturating_add(CRC_LEN)).unwrap_or_default();
             outbox.push_heads([&length, header, head, tail]);
@@ -98,12 +98,12 @@ impl Framer {
         self.finish(outbox, len);
     }
 
-    /// Begins an FPDU for a ULPDU of `len` bytes, with its header, which is short.
+    /// Begins an FPDU for a ULPDU of `len` bytes, and writes its short header.
     #[inline]
     pub(super) fn begin(&mut self, outbox: &mut Outbox, len: usize, header: &[u8]) {
-        // No more than the MULPDU.
+        // At most the MULPDU.
         let length = (len as u16).to_be_bytes();
-        if self.looks_at_bytes() {
+        if self.reads_payload() {
             (self.crc, self.written) = (Crc32c::default(), 0);
             self.put(outbox, &length);
             self.put(outbox, header);
@@ -112,7 +112,7 @@ impl Framer {
         }
     }
 
-    /// Some of its payload.
+    /// Appends payload to the current FPDU.
     #[inline]
     pub(super) fn put(&mut self, outbox: &mut Outbox, mut bytes: &[u8]) {
         if !self.has_markers {
@@ -130,7 +130,7 @@ impl Framer {
         }
     }
 
-    /// Some of its payload, by reference if that can be.
+    /// Appends payload to the current FPDU, by reference if possible.
     #[inline]
     pub(super) fn put_seg(&mut self, outbox: &mut Outbox, seg: &Seg) {
         if !self.copies(seg) {
@@ -147,7 +147,7 @@ impl Framer {
             self.crc.add_copying(seg, &copy);
             return outbox.push_seg(copy);
         }
-        // A block is in a near cache when it has been copied and its CRC is made.
+        // A block is still in the L1 cache when its CRC is computed after the copy.
         let mut at: usize = 0;
         while at < seg.len() {
             let block = seg.slice(at, seg.len().saturating_sub(at).min(BLOCK));
@@ -164,12 +164,12 @@ impl Framer {
         }
     }
 
-    /// Ends an FPDU whose ULPDU has `len` bytes.
+    /// Ends the FPDU of a ULPDU of `len` bytes.
     #[inline]
     pub(super) fn finish(&mut self, outbox: &mut Outbox, len: usize) {
         let zeroes = [0; CRC_LEN + 4];
         let padding = padding(len as u16);
-        if !self.looks_at_bytes() {
+        if !self.reads_payload() {
             let tail = zeroes.get(..padding.saturating_add(CRC_LEN)).unwrap_or_default();
             return outbox.push_head(tail);
         }
@@ -182,12 +182,12 @@ impl Framer {
         self.position = self.position.saturating_add(CRC_LEN);
     }
 
-    /// A marker, if this is the place of one. It belongs to the FPDU that it lies in, or that
-    /// begins behind it.
+    /// Writes a marker if one is due. It belongs to the FPDU in progress, or to the one that begins
+    /// right after it.
     fn mark(&mut self, outbox: &mut Outbox) {
         if self.position.is_multiple_of(MARKER_INTERVAL) {
             self.position = 0;
-            // A multiple of 4, since FPDUs are; and no more than an FPDU is long.
+            // A multiple of 4, because FPDUs are, and no more than the length of an FPDU.
             let marker = Marker { reserved: [0; 2], fpdu_ptr: U16::new(self.written as u16) };
             let begins_behind = self.written == 0;
             self.write(outbox, marker.as_bytes());
@@ -207,21 +207,21 @@ impl Framer {
     }
 }
 
-/// The longest ULPDU whose FPDU is no longer than a segment of the stream (RFC 5044 §4.5).
+/// The longest ULPDU whose FPDU fits one TCP segment (RFC 5044 §4.5).
 fn mulpdu(mss: usize, has_markers: bool) -> usize {
     let markers = if has_markers { mss.div_ceil(MARKER_INTERVAL).saturating_mul(MARKER_LEN) } else { 0 };
     let framing = markers.saturating_add(LENGTH_LEN).saturating_add(CRC_LEN).saturating_add(mss % 4);
     mss.saturating_sub(framing).clamp(MULPDU_MIN, MULPDU_MAX)
 }
 
-/// The longest ULPDU that we make, in bytes: with it an FPDU ends on four bytes, and no marker is
-/// further from the begin of its FPDU than it can say.
+/// Longest ULPDU that this side sends, in bytes: its FPDU ends on a multiple of four bytes, and
+/// every marker in it can encode its distance to the beginning of the FPDU.
 const MULPDU_MAX: usize = 64902;
 
-/// Small enough for the stack and a near cache, in bytes.
+/// Size of a copied block, in bytes: small enough for the stack and the L1 cache.
 const BLOCK: usize = 8192;
 
-/// Of padding and CRC, in bytes.
+/// Longest padding and CRC, in bytes.
 const TAIL: usize = 3 + CRC_LEN;
 
 #[cfg(test)]
@@ -245,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_says_how_far_back_its_fpdu_began() {
+    fn a_marker_holds_the_distance_to_the_beginning_of_its_fpdu() {
         let mut framer = Framer::new(false, true, 65536, pool());
         let mut outbox = Outbox::default();
-        // 4 for a marker, 2 + 502 + 4: the next FPDU begins at the second marker, and ends before
-        // the third.
+        // 4 for a marker, then 2 + 502 + 4: the next FPDU begins at the second marker, and ends
+        // before the third.
         for len in [502, 502, 1022] {
             framer.begin(&mut outbox, len, &[1; 14]);
             framer.put(&mut outbox, &vec![2; len - 14]);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_crc_is_that_of_all_bytes_before_it() {
+    fn the_crc_covers_all_bytes_before_it() {
         for has_markers in [false, true] {
             let mut framer = Framer::new(true, has_markers, 65536, pool());
             let mut outbox = Outbox::default();
@@ -282,10 +282,10 @@ mod tests {
     }
 
     #[test]
-    fn under_a_crc_shared_memory_is_copied_and_private_memory_is_referred_to() {
+    fn with_crcs_shared_memory_is_copied_and_private_memory_is_sent_by_reference() {
         let cases =
             [(false, false, [true, true]), (true, false, [false, true]), (true, true, [false, false])];
-        // Short pieces, and long ones with the pool's memory and without.
+        // Short pieces, and long ones with and without memory of the pool.
         for ((has_crc, has_markers, refers), (len, limit)) in cases
             .into_iter()
             .flat_map(|case| [(900, 1 << 20), (9000, 1 << 20), (9000, 0)].map(|of| (case, of)))

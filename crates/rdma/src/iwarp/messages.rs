@@ -1,12 +1,13 @@
-//! Messages as they come: Sends, Read Requests, and Terminate, each in a queue of its own.
+//! Receives untagged messages: Sends, Read Requests and Terminate, each with a queue of its own
+//!.
 //!
-//! A message that is one FPDU is lent from where it lies; one of several is gathered in a receive
-//! buffer, of which there is one at a time, since messages come in order.
+//! The session borrows a message of one FPDU from the receive buffer. A message of several FPDUs is
+//! reassembled in a buffer. One such buffer is enough, because messages arrive in order.
 
 use super::Iwarp;
 use super::setup::Rtr;
-use super::transmit::Asked;
-use super::wrong::{self, Wrong};
+use super::terminate::{self, TerminateReason};
+use super::transmit::PeerReadRequest;
 use blockmux_proto::rdma::{Event, RemoteRights, Stag};
 use blockmux_proto::session::ProtocolError;
 use blockmux_volume::{MAX_TRANSFER, Memory, Seg};
@@ -16,26 +17,26 @@ use blockmux_wire::iwarp::ddp::{
 use blockmux_wire::iwarp::rdmap::{RDMAP_VERSION, RdmapOpcode, ReadRequest};
 use zerocopy::FromBytes;
 
-/// How far the peer's queues have come.
-pub(super) struct Queues {
-    /// Receive buffers that are posted.
+/// State of the peer's untagged queues.
+pub(super) struct UntaggedQueues {
+    /// Number of posted receive buffers.
     receives: u32,
-    /// Messages and Read Requests so far.
+    /// Messages, and below Read Requests, received so far.
     sends: u32,
     reads: u32,
-    /// A message of several FPDUs.
-    gathering: Option<Gathering>,
+    /// A message of several FPDUs that has not arrived whole.
+    reassembly: Option<MessageReassembly>,
 }
 
-struct Gathering {
+struct MessageReassembly {
     buffer: Seg,
     filled: usize,
     opcode: RdmapOpcode,
 }
 
-impl Queues {
-    pub(super) fn new(receives: u32) -> Queues {
-        Queues { receives, sends: 0, reads: 0, gathering: None }
+impl UntaggedQueues {
+    pub(super) fn new(receives: u32) -> UntaggedQueues {
+        UntaggedQueues { receives, sends: 0, reads: 0, reassembly: None }
     }
 
     #[inline]
@@ -49,19 +50,20 @@ impl Queues {
         self.receives == 0
     }
 
-    /// Whether a message has come in part.
+    /// Whether a message has arrived in part.
     pub(super) fn is_within(&self) -> bool {
-        self.gathering.is_some()
+        self.reassembly.is_some()
     }
 
-    /// The connection is over.
+    /// Drops a partial message at the end of the connection.
     pub(super) fn stop(&mut self) {
-        self.gathering = None;
+        self.reassembly = None;
     }
 }
 
 impl Iwarp {
-    /// An untagged segment. The outer error is that of a connection that is over by it.
+    /// Handles an untagged segment. The outer error is that of a Terminate message, which ends the
+    /// connection; the inner one is a violation that this side has to report.
     #[inline]
     pub(super) fn on_untagged(
         &mut self,
@@ -69,54 +71,55 @@ impl Iwarp {
         body: &[u8],
         ulpdu: &[u8],
         lend: impl FnOnce(usize, usize) -> Seg,
-    ) -> Result<Result<(), Wrong>, ProtocolError> {
+    ) -> Result<Result<(), TerminateReason>, ProtocolError> {
         let (control, queue) = (header.control, header.qn.get());
         if control.ddp_version() != DDP_VERSION {
-            return Ok(Err(wrong::UNTAGGED_VERSION));
+            return Ok(Err(terminate::UNTAGGED_VERSION));
         }
         if queue > QUEUE_TERMINATE {
-            return Ok(Err(wrong::BAD_QUEUE));
+            return Ok(Err(terminate::BAD_QUEUE));
         }
         if control.rdmap_version() != RDMAP_VERSION {
-            return Ok(Err(wrong::RDMAP_VERSION));
+            return Ok(Err(terminate::RDMAP_VERSION));
         }
         match (queue, control.opcode()) {
             (QUEUE_SEND, opcode) if opcode.is_send() => Ok(self.on_send(header, body, lend)),
             (QUEUE_READ, RdmapOpcode::RDMA_READ_REQUEST) => Ok(self.on_read(header, body, ulpdu)),
             (QUEUE_TERMINATE, RdmapOpcode::TERMINATE) => Err(self.on_terminate(body)),
-            _ => Ok(Err(wrong::BAD_OPCODE)),
+            _ => Ok(Err(terminate::BAD_OPCODE)),
         }
     }
 
-    /// A message, or a part of one.
+    /// Handles a segment of a Send message.
     #[inline]
     fn on_send(
         &mut self,
         header: &Untagged,
         body: &[u8],
         lend: impl FnOnce(usize, usize) -> Seg,
-    ) -> Result<(), Wrong> {
-        let queues = &mut self.arrival.untagged;
+    ) -> Result<(), TerminateReason> {
+        let queues = &mut self.receive_side.untagged;
         if header.msn.get() != queues.sends.wrapping_add(1) {
-            return Err(wrong::BAD_MSN);
+            return Err(terminate::BAD_MSN);
         }
         let is_last = header.control.is_last();
-        let filled = queues.gathering.as_ref().map_or(0, |gathering| gathering.filled);
+        let filled = queues.reassembly.as_ref().map_or(0, |reassembly| reassembly.filled);
         if header.mo.get() as usize != filled {
-            return Err(wrong::BAD_OFFSET);
+            return Err(terminate::BAD_OFFSET);
         }
-        let is_rtr = self.agreement.rtr == Some(Rtr::Send) && queues.sends == 0 && body.is_empty() && is_last;
+        let is_rtr =
+            self.negotiated.rtr == Some(Rtr::Send) && queues.sends == 0 && body.is_empty() && is_last;
         if is_rtr && filled == 0 {
             queues.sends = 1;
             return Ok(());
         }
         if queues.receives == 0 {
-            return Err(wrong::NO_RECEIVE);
+            return Err(terminate::NO_RECEIVE);
         }
         if filled.saturating_add(body.len()) > self.endpoint.receive_len as usize {
-            return Err(wrong::TOO_LONG);
+            return Err(terminate::TOO_LONG);
         }
-        let message = if is_last && queues.gathering.is_none() {
+        let message = if is_last && queues.reassembly.is_none() {
             lend(UNTAGGED_LEN, body.len())
         } else {
             match self.gather(header, body)? {
@@ -127,67 +130,67 @@ impl Iwarp {
         let stag = Stag(header.invalidate_stag.get());
         let invalidated = header.control.opcode().invalidates().then_some(stag);
         if let Some(stag) = invalidated {
-            self.regions.invalidate(stag).map_err(|_| wrong::CANNOT_INVALIDATE)?;
+            self.regions.invalidate(stag).map_err(|_| terminate::CANNOT_INVALIDATE)?;
         }
-        let queues = &mut self.arrival.untagged;
+        let queues = &mut self.receive_side.untagged;
         queues.receives = queues.receives.saturating_sub(1);
         queues.sends = queues.sends.wrapping_add(1);
         self.events.push_back(Event::Received { message, invalidated });
         Ok(())
     }
 
-    /// Adds to a message of several FPDUs; returns it when it is whole.
-    fn gather(&mut self, header: &Untagged, body: &[u8]) -> Result<Option<Seg>, Wrong> {
+    /// Appends a segment to the message in reassembly; returns the message when it is complete.
+    fn gather(&mut self, header: &Untagged, body: &[u8]) -> Result<Option<Seg>, TerminateReason> {
         let opcode = header.control.opcode();
-        if self.arrival.untagged.gathering.is_none() {
+        if self.receive_side.untagged.reassembly.is_none() {
             let len = self.endpoint.receive_len as usize;
             let memory = if len <= MAX_TRANSFER as usize { self.pool.take(len) } else { None };
-            // Without it neither this message nor any other could come.
+            // Without the buffer neither this message nor any later one could be received.
             let memory = memory.unwrap_or_else(|| Memory::from_heap(len));
-            self.arrival.untagged.gathering =
-                Some(Gathering { buffer: memory.seg(0, len), filled: 0, opcode });
+            self.receive_side.untagged.reassembly =
+                Some(MessageReassembly { buffer: memory.seg(0, len), filled: 0, opcode });
         }
-        let Some(gathering) = &mut self.arrival.untagged.gathering else { return Ok(None) };
-        if gathering.opcode != opcode {
-            return Err(wrong::BAD_OPCODE);
+        let Some(reassembly) = &mut self.receive_side.untagged.reassembly else { return Ok(None) };
+        if reassembly.opcode != opcode {
+            return Err(terminate::BAD_OPCODE);
         }
-        // It fits, which was checked.
-        gathering.buffer.slice(gathering.filled, body.len()).copy_from(body);
-        gathering.filled = gathering.filled.saturating_add(body.len());
+        // The caller has checked that it fits.
+        reassembly.buffer.slice(reassembly.filled, body.len()).copy_from(body);
+        reassembly.filled = reassembly.filled.saturating_add(body.len());
         if !header.control.is_last() {
             return Ok(None);
         }
-        Ok(self.arrival.untagged.gathering.take().map(|whole| whole.buffer.slice(0, whole.filled)))
+        Ok(self.receive_side.untagged.reassembly.take().map(|whole| whole.buffer.slice(0, whole.filled)))
     }
 
-    /// A Read Request: it is answered in its turn.
+    /// Handles a Read Request: checks it and queues its response.
     #[inline]
-    fn on_read(&mut self, header: &Untagged, body: &[u8], ulpdu: &[u8]) -> Result<(), Wrong> {
-        if header.msn.get() != self.arrival.untagged.reads.wrapping_add(1) {
-            return Err(wrong::BAD_MSN);
+    fn on_read(&mut self, header: &Untagged, body: &[u8], ulpdu: &[u8]) -> Result<(), TerminateReason> {
+        if header.msn.get() != self.receive_side.untagged.reads.wrapping_add(1) {
+            return Err(terminate::BAD_MSN);
         }
         if header.mo.get() != 0 {
-            return Err(wrong::BAD_OFFSET);
+            return Err(terminate::BAD_OFFSET);
         }
         if body.len() > size_of::<ReadRequest>() {
-            return Err(wrong::TOO_LONG);
+            return Err(terminate::TOO_LONG);
         }
         let (Ok(request), true) = (ReadRequest::read_from_bytes(body), header.control.is_last()) else {
-            return Err(wrong::SHORT_READ);
+            return Err(terminate::SHORT_READ);
         };
-        if self.transmitter.asked() >= self.agreement.ird as usize {
-            return Err(wrong::TOO_MANY_READS);
+        if self.transmitter.unanswered_reads() >= self.negotiated.ird as usize {
+            return Err(terminate::TOO_MANY_READS);
         }
         let len = request.rdma_rd_sz.get();
         if len > 0 {
             let stag = Stag(request.src_stag.get());
             self.regions
                 .check_grant(stag, request.src_to.get(), len, RemoteRights::RemoteRead)
-                .map_err(Wrong::read)?;
+                .map_err(TerminateReason::read)?;
         }
-        let asked: Asked = ulpdu.try_into().map_err(|_| wrong::SHORT_READ)?;
-        self.arrival.untagged.reads = self.arrival.untagged.reads.wrapping_add(1);
-        self.transmitter.ask(asked);
+        let asked: PeerReadRequest = ulpdu.try_into().map_err(|_| terminate::SHORT_READ)?;
+        self.receive_side.untagged.reads = self.receive_side.untagged.reads.wrapping_add(1);
+        self.transmitter.push_peer_read(asked);
         Ok(())
     }
 }

@@ -1,57 +1,57 @@
-//! Work that has not come back, in the order in which it was posted.
+//! Work that has not completed, in the order of posting.
 //!
 //! ```text
 //!   queue ──▶ current ──▶ sending ──▶ Done, once all of it is sent
 //!         └──▶ reads, at most ORD ──▶ Done, once all data is there
 //! ```
-//! Each has a number of its own, so that those of `sending` and `reads` can be flushed in the order
-//! of posting.
+//! Each piece of work has a sequence number, so that the entries of `sending` and `reads` can be
+//! flushed in the order of posting.
 
 use blockmux_proto::rdma::{Event, MessageHead, Remote, Stag, WorkError, WorkId};
 use blockmux_volume::SgList;
 use std::collections::VecDeque;
 
-/// What moves bytes.
-pub(super) enum Transfer {
+/// Work that transfers bytes.
+pub(super) enum PostedTransfer {
     Send { head: MessageHead, payload: SgList, invalidate: Option<Stag>, is_solicited: bool },
     Read { local: SgList, remote: Remote },
     Write { local: SgList, remote: Remote },
 }
 
-/// A read that the peer is to answer.
-pub(super) struct Reading {
+/// An RDMA Read that the peer has not answered completely.
+pub(super) struct OutstandingRead {
     turn: u64,
-    /// None for an RTR message.
+    /// `None` for an RTR message.
     id: Option<WorkId>,
     pub(super) msn: u32,
-    /// Under which name the answer comes.
+    /// The sink STag: the tag in the headers of the response.
     pub(super) sink: u32,
     pub(super) local: SgList,
     pub(super) len: u32,
-    /// How much has come.
+    /// Bytes received so far.
     pub(super) filled: u32,
 }
 
 #[derive(Default)]
-pub(super) struct Pending {
+pub(super) struct PendingWork {
     turns: u64,
-    queue: VecDeque<(Posted, Transfer)>,
-    /// A send or write that is being cut into FPDUs.
-    current: Option<Posted>,
-    sending: VecDeque<(Posted, u64)>,
-    reads: VecDeque<Reading>,
-    /// The read among them that the peer has refused.
+    queue: VecDeque<(PostedWork, PostedTransfer)>,
+    /// The send or write that is being split into FPDUs.
+    current: Option<PostedWork>,
+    sending: VecDeque<(PostedWork, u64)>,
+    reads: VecDeque<OutstandingRead>,
+    /// Sequence number of the read that the peer has refused.
     refused: Option<u64>,
 }
 
 #[derive(Clone, Copy)]
-struct Posted {
+struct PostedWork {
     turn: u64,
     id: WorkId,
 }
 
-impl Pending {
-    /// How much has not come back.
+impl PendingWork {
+    /// Number of sends, reads and writes that have not completed.
     #[inline]
     pub(super) fn len(&self) -> usize {
         let begun = usize::from(self.current.is_some()).saturating_add(self.sending.len());
@@ -65,44 +65,52 @@ impl Pending {
     }
 
     #[inline]
-    pub(super) fn post(&mut self, id: WorkId, transfer: Transfer) {
+    pub(super) fn post(&mut self, id: WorkId, transfer: PostedTransfer) {
         self.turns = self.turns.wrapping_add(1);
-        self.queue.push_back((Posted { turn: self.turns, id }, transfer));
+        self.queue.push_back((PostedWork { turn: self.turns, id }, transfer));
     }
 
-    /// Whether whatever is posted now is the next to begin.
+    /// Whether newly posted work would be the next to begin.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
         self.queue.is_empty() && self.current.is_none()
     }
 
-    /// A send or write is in the outbox that nobody had posted before; it is done once so many
-    /// bytes are sent.
+    /// Records a send or write that went into the outbox without being queued. It completes once
+    /// `end` bytes have left the outbox.
     #[inline]
-    pub(super) fn post_sending(&mut self, id: WorkId, end: u64) {
+    pub(super) fn post_transmitted(&mut self, id: WorkId, end: u64) {
         self.turns = self.turns.wrapping_add(1);
-        self.sending.push_back((Posted { turn: self.turns, id }, end));
+        self.sending.push_back((PostedWork { turn: self.turns, id }, end));
     }
 
-    /// The next transfer, unless it is a read and `reads` are on their way.
+    /// Begins the next transfer, unless it is a read and `reads` are in flight.
     #[inline]
-    pub(super) fn begin(&mut self, reads: u32) -> Option<Transfer> {
+    pub(super) fn begin(&mut self, reads: u32) -> Option<PostedTransfer> {
         let (posted, transfer) = self.queue.front()?;
-        let is_read = matches!(transfer, Transfer::Read { .. });
+        let is_read = matches!(transfer, PostedTransfer::Read { .. });
         if is_read && self.reads.len() >= reads as usize {
             return None;
         }
         if is_read {
             let (turn, id) = (posted.turn, Some(posted.id));
             let nothing = SgList::default();
-            self.reads.push_back(Reading { turn, id, msn: 0, sink: 0, local: nothing, len: 0, filled: 0 });
+            self.reads.push_back(OutstandingRead {
+                turn,
+                id,
+                msn: 0,
+                sink: 0,
+                local: nothing,
+                len: 0,
+                filled: 0,
+            });
         } else {
             self.current = Some(*posted);
         }
         self.queue.pop_front().map(|(_, transfer)| transfer)
     }
 
-    /// Says of the read that has just begun where its data goes.
+    /// Sets the sink of the read that has just begun.
     #[inline]
     pub(super) fn await_read(&mut self, msn: u32, sink: u32, local: SgList, len: u32) {
         if let Some(reading) = self.reads.back_mut() {
@@ -110,22 +118,30 @@ impl Pending {
         }
     }
 
-    /// Begins a read of nothing that nobody posted.
+    /// Begins the zero-length read of an RTR message.
     pub(super) fn begin_rtr(&mut self) {
         let local = SgList::default();
-        self.reads.push_back(Reading { turn: 0, id: None, msn: 0, sink: 0, local, len: 0, filled: 0 });
+        self.reads.push_back(OutstandingRead {
+            turn: 0,
+            id: None,
+            msn: 0,
+            sink: 0,
+            local,
+            len: 0,
+            filled: 0,
+        });
     }
 
-    /// All FPDUs of the current send or write are in the outbox; it is done once so many bytes are
-    /// sent.
+    /// Moves the current send or write to `sending`: all its FPDUs are in the outbox, and it
+    /// completes once `end` bytes have left the outbox.
     #[inline]
-    pub(super) fn end_current(&mut self, end: u64) {
+    pub(super) fn finish_current(&mut self, end: u64) {
         if let Some(posted) = self.current.take() {
             self.sending.push_back((posted, end));
         }
     }
 
-    /// The next send or write that is done when `sent` bytes are sent.
+    /// Returns the next send or write that is complete once `sent` bytes have left the outbox.
     #[inline]
     pub(super) fn pop_sent(&mut self, sent: u64) -> Option<WorkId> {
         if self.sending.front()?.1 > sent {
@@ -134,25 +150,25 @@ impl Pending {
         self.sending.pop_front().map(|(posted, _)| posted.id)
     }
 
-    /// The read whose answer comes next.
+    /// The read whose response comes next.
     #[inline]
-    pub(super) fn reading(&mut self) -> Option<&mut Reading> {
+    pub(super) fn reading(&mut self) -> Option<&mut OutstandingRead> {
         self.reads.front_mut()
     }
 
-    /// All data of that read is there.
+    /// Completes that read: all its data has arrived.
     #[inline]
     pub(super) fn pop_read(&mut self) -> Option<WorkId> {
         self.reads.pop_front()?.id
     }
 
-    /// The peer refuses a read: this one, or the oldest.
+    /// Records that the peer refused a read: the one with this MSN, or the oldest.
     pub(super) fn refuse(&mut self, msn: Option<u32>) {
-        let is_it = |reading: &&Reading| msn.is_none_or(|msn| msn == reading.msn);
+        let is_it = |reading: &&OutstandingRead| msn.is_none_or(|msn| msn == reading.msn);
         self.refused = self.reads.iter().find(is_it).map(|reading| reading.turn);
     }
 
-    /// Everything comes back undone.
+    /// Completes all remaining work as flushed.
     pub(super) fn flush(&mut self, events: &mut VecDeque<Event>) {
         let mut come_back = |id, result| events.push_back(Event::Done { id, result: Err(result) });
         let mut reads = self.reads.drain(..).peekable();
@@ -182,17 +198,17 @@ impl Pending {
 mod tests {
     use super::*;
 
-    fn read() -> Transfer {
+    fn read() -> PostedTransfer {
         let remote = Remote { stag: Stag(1), address: 0, len: 0 };
-        Transfer::Read { local: SgList::default(), remote }
+        PostedTransfer::Read { local: SgList::default(), remote }
     }
 
-    fn write() -> Transfer {
+    fn write() -> PostedTransfer {
         let remote = Remote { stag: Stag(1), address: 0, len: 0 };
-        Transfer::Write { local: SgList::default(), remote }
+        PostedTransfer::Write { local: SgList::default(), remote }
     }
 
-    fn flushed(mut pending: Pending) -> Vec<(u64, WorkError)> {
+    fn flushed(mut pending: PendingWork) -> Vec<(u64, WorkError)> {
         let mut events = VecDeque::new();
         pending.flush(&mut events);
         assert!(pending.is_empty());
@@ -204,13 +220,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_flushed_comes_back_in_the_order_in_which_it_was_posted() {
-        let mut pending = Pending::default();
+    fn flushed_work_completes_in_the_order_of_posting() {
+        let mut pending = PendingWork::default();
         let work = [write(), read(), write(), read(), write(), write()];
         work.into_iter().zip(1..).for_each(|(transfer, id)| pending.post(WorkId(id), transfer));
         for msn in 1..6 {
-            let is_read = matches!(pending.begin(2), Some(Transfer::Read { .. }));
-            if is_read { pending.await_read(msn, 0, SgList::default(), 0) } else { pending.end_current(9) }
+            let is_read = matches!(pending.begin(2), Some(PostedTransfer::Read { .. }));
+            if is_read { pending.await_read(msn, 0, SgList::default(), 0) } else { pending.finish_current(9) }
         }
         assert_eq!(pending.len(), 6);
         pending.refuse(Some(4));
@@ -220,23 +236,23 @@ mod tests {
     }
 
     #[test]
-    fn a_read_too_many_waits_and_all_behind_it() {
-        let mut pending = Pending::default();
+    fn a_read_beyond_the_limit_waits_and_all_work_behind_it_too() {
+        let mut pending = PendingWork::default();
         [read(), read(), write()].into_iter().for_each(|transfer| pending.post(WorkId(0), transfer));
         assert!(pending.begin(1).is_some());
         assert!(pending.begin(1).is_none());
         assert_eq!(pending.pop_read(), Some(WorkId(0)));
-        assert!(matches!(pending.begin(1), Some(Transfer::Read { .. })));
-        assert!(matches!(pending.begin(1), Some(Transfer::Write { .. })));
+        assert!(matches!(pending.begin(1), Some(PostedTransfer::Read { .. })));
+        assert!(matches!(pending.begin(1), Some(PostedTransfer::Write { .. })));
     }
 
     #[test]
     fn work_is_done_when_all_of_it_is_sent() {
-        let mut pending = Pending::default();
+        let mut pending = PendingWork::default();
         for (id, end) in [(1, 10), (2, 10), (3, 20)] {
             pending.post(WorkId(id), write());
             pending.begin(0);
-            pending.end_current(end);
+            pending.finish_current(end);
         }
         assert_eq!(pending.pop_sent(9), None);
         assert_eq!(pending.pop_sent(19), Some(WorkId(1)));

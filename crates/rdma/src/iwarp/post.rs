@@ -1,8 +1,8 @@
-//! The queue pair that a session sees: what it posts, what is done while it is asked, and what it
-//! is told.
+//! The session's side of software iWARP: posting work, executing it immediately where possible, and
+//! reporting events.
 
-use super::pending::Transfer;
-use super::{Iwarp, PRIVATE_DATA, Phase};
+use super::pending::PostedTransfer;
+use super::{Iwarp, IwarpPhase, PRIVATE_DATA};
 use crate::queue_pair::{Caps, Fault, Provider};
 use blockmux_proto::rdma::{
     Event, MESSAGE, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
@@ -17,33 +17,39 @@ impl QueuePair for Iwarp {
 
     #[inline]
     fn post(&mut self, work: WorkRequest) {
-        if self.phase == Phase::Connected && self.transmit_at_once(&work) {
+        if self.phase == IwarpPhase::Connected && self.transmit_immediately(&work) {
             return;
         }
         match work {
-            WorkRequest::Receive => self.arrival.untagged.post_receives(1),
+            WorkRequest::Receive => self.receive_side.untagged.post_receives(1),
             WorkRequest::Invalidate { stag } => {
                 self.regions.close(stag);
-                self.arrival.revoke(stag);
+                self.receive_side.revoke(stag);
             }
             WorkRequest::Register { id, local, access } => self.post_registration(id, local, access),
             WorkRequest::Accept { private_data } => self.answer(true, &private_data),
             WorkRequest::Reject { private_data } => self.answer(false, &private_data),
             WorkRequest::Send { id, head, payload, invalidate, is_solicited } => {
                 let is_possible = head.len().saturating_add(payload.len()) <= u32::MAX as usize;
-                self.enqueue(id, Transfer::Send { head, payload, invalidate, is_solicited }, is_possible);
+                self.enqueue(
+                    id,
+                    PostedTransfer::Send { head, payload, invalidate, is_solicited },
+                    is_possible,
+                );
             }
             WorkRequest::Read { id, local, remote } => {
-                let is_possible = self.agreement.ord > 0
+                let is_possible = self.negotiated.ord > 0
                     && local.len() == remote.len as usize
                     && local.segs().iter().all(Seg::is_writable);
-                self.enqueue(id, Transfer::Read { local, remote }, is_possible);
+                self.enqueue(id, PostedTransfer::Read { local, remote }, is_possible);
             }
             WorkRequest::Write { id, local, remote } => {
                 let is_possible = local.len() <= remote.len as usize;
-                self.enqueue(id, Transfer::Write { local, remote }, is_possible);
+                self.enqueue(id, PostedTransfer::Write { local, remote }, is_possible);
             }
-            WorkRequest::Disconnect if self.phase == Phase::Connected => self.phase = Phase::Leaving,
+            WorkRequest::Disconnect if self.phase == IwarpPhase::Connected => {
+                self.phase = IwarpPhase::Disconnecting
+            }
             WorkRequest::Disconnect => self.end(None),
         }
     }
@@ -55,33 +61,33 @@ impl QueuePair for Iwarp {
 
     #[inline]
     fn receive(&mut self, count: u32) {
-        self.arrival.untagged.post_receives(count);
+        self.receive_side.untagged.post_receives(count);
     }
 
     #[inline]
     fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) {
-        if self.phase == Phase::Connected && self.send_whole(head, payload, invalidate, false) {
+        if self.phase == IwarpPhase::Connected && self.send_whole(head, payload, invalidate, false) {
             return;
         }
         let is_possible = head.len().saturating_add(payload.len()) <= u32::MAX as usize;
         let (head, payload) = (MessageHead::from_slice(head), payload.clone());
-        let send = Transfer::Send { head, payload, invalidate, is_solicited: false };
+        let send = PostedTransfer::Send { head, payload, invalidate, is_solicited: false };
         self.enqueue(MESSAGE, send, is_possible);
     }
 
     #[inline]
     fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
-        if self.phase == Phase::Connected && self.write_whole(local, remote) {
+        if self.phase == IwarpPhase::Connected && self.write_whole(local, remote) {
             return false;
         }
         let is_possible = local.len() <= remote.len as usize;
-        self.enqueue(id, Transfer::Write { local: local.clone(), remote }, is_possible);
+        self.enqueue(id, PostedTransfer::Write { local: local.clone(), remote }, is_possible);
         true
     }
 
     #[inline]
     fn register(&mut self, id: WorkId, local: &mut SgList, access: RemoteRights) -> Option<Remote> {
-        if self.phase != Phase::Over
+        if self.phase != IwarpPhase::Closed
             && let Ok(remote) = self.regions.take(local, access)
         {
             return Some(remote);
@@ -96,8 +102,8 @@ impl Provider for Iwarp {
         Caps {
             private_data: PRIVATE_DATA,
             max_transfer: u32::MAX,
-            reads: self.agreement.ord,
-            peer_reads: self.agreement.ird,
+            reads: self.negotiated.ord,
+            peer_reads: self.negotiated.ird,
             invalidates: true,
         }
     }
@@ -112,7 +118,7 @@ impl Provider for Iwarp {
         if let Some(id) = self.pending.pop_sent(sent) {
             return Some(Event::Done { id, result: Ok(()) });
         }
-        if self.phase == Phase::Leaving && self.pending.is_empty() && self.transmitter.is_idle() {
+        if self.phase == IwarpPhase::Disconnecting && self.pending.is_empty() && self.transmitter.is_idle() {
             self.end(None);
         }
         self.events.pop_front()
@@ -127,14 +133,14 @@ impl Iwarp {
     #[inline]
     pub(super) fn room(&self) -> usize {
         match self.phase {
-            Phase::Connected => (self.endpoint.sends as usize).saturating_sub(self.pending.len()),
+            IwarpPhase::Connected => (self.endpoint.sends as usize).saturating_sub(self.pending.len()),
             _ => 0,
         }
     }
 
     #[inline]
-    fn enqueue(&mut self, id: WorkId, transfer: Transfer, is_possible: bool) {
-        if matches!(self.phase, Phase::Leaving | Phase::Over) {
+    fn enqueue(&mut self, id: WorkId, transfer: PostedTransfer, is_possible: bool) {
+        if matches!(self.phase, IwarpPhase::Disconnecting | IwarpPhase::Closed) {
             return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
         }
         if !is_possible || self.room() == 0 {
@@ -145,7 +151,7 @@ impl Iwarp {
     }
 
     fn post_registration(&mut self, id: WorkId, local: SgList, access: RemoteRights) {
-        if self.phase == Phase::Over {
+        if self.phase == IwarpPhase::Closed {
             return self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
         }
         match self.regions.register(local, access) {
@@ -154,7 +160,7 @@ impl Iwarp {
         }
     }
 
-    /// Work that cannot be done ends the connection.
+    /// Fails work that is not possible, which ends the connection.
     #[cold]
     pub(super) fn fail(&mut self, id: WorkId) {
         self.events.push_back(Event::Done { id, result: Err(WorkError::Local) });

@@ -1,18 +1,18 @@
-//! FPDUs as they come: whose they are, whether they may, and where their payload goes.
+//! Receives FPDUs: checks them, and places or copies their payload.
 //!
-//! An FPDU is waited for whole, checked, and acted upon. Only of a tagged one with more than
-//! [`PLACED_PAYLOAD`] bytes, of which not all is in the receive buffer, the rest is received where
-//! it belongs; its CRC is checked behind that, and a wrong one ends the connection. What was
-//! written until then lies within what the peer had been granted, as all that it writes.
+//! An FPDU is handled once it has arrived whole. The exception is a tagged FPDU with more than
+//! [`PLACED_PAYLOAD`] bytes of payload that is only partly in the receive buffer: the rest is
+//! received directly into its place, and its CRC is checked afterwards. A wrong CRC then ends the
+//! connection; the bytes written until then lie within memory that the peer may write.
 //!
-//! Everything that the peer says is checked before any memory is touched, in the order of the
-//! layers: MPA's length and CRC, DDP's version, queue, number and offset, RDMAP's version and
-//! opcode, then what the message asks for.
+//! All fields are checked before any memory is touched, in the order of the layers: MPA's length
+//! and CRC; DDP's version, queue, MSN and offset; RDMAP's version and opcode; then the request
+//! itself.
 
-use super::messages::Queues;
-use super::unframe::{Step, Unframer};
-use super::wrong::{self, Wrong};
-use super::{Iwarp, Phase};
+use super::messages::UntaggedQueues;
+use super::terminate::{self, TerminateReason};
+use super::unframe::{UnframeStep, Unframer};
+use super::{Iwarp, IwarpPhase};
 use blockmux_proto::rdma::{Event, RemoteRights, Stag};
 use blockmux_proto::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Crc32c, Memory, Seg, SgList};
@@ -21,79 +21,79 @@ use blockmux_wire::iwarp::mpa::{CRC_LEN, LENGTH_LEN, REQ_REP_LEN, fpdu_len};
 use blockmux_wire::iwarp::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use zerocopy::FromBytes;
 
-/// The receiving side, as far as it has come.
-pub(super) struct Arrival {
-    state: State,
+/// State of the receiving side.
+pub(super) struct ReceiveSide {
+    state: ReceiveState,
     has_crc: bool,
-    /// Where we wanted markers.
+    /// Present if this side asked for markers.
     unframer: Option<Unframer>,
-    /// Rises with long tagged payload, and falls with short.
+    /// Rises with long tagged payloads and falls with short ones; see [`BULK`].
     bulk: u32,
-    pub(super) untagged: Queues,
+    pub(super) untagged: UntaggedQueues,
 }
 
-/// What the next bytes are.
-enum State {
-    /// A frame, of which so many bytes are needed.
+/// What the next bytes of the stream are.
+enum ReceiveState {
+    /// A set-up frame or an FPDU, and how many bytes of it are needed.
     Frame(usize),
-    /// Payload, straight into its place.
-    Place(Placing),
-    /// Padding and CRC behind it.
-    Tail(Placing),
+    /// Payload, received directly into its place.
+    Place(TaggedPlacement),
+    /// The padding and CRC that follow placed payload.
+    Tail(TaggedPlacement),
 }
 
-/// Payload that is received into its place.
-struct Placing {
-    /// With the length before it.
+/// Tagged payload that is received directly into its place.
+struct TaggedPlacement {
+    /// The MPA length and the tagged header.
     header: [u8; LENGTH_LEN + TAGGED_LEN],
     place: SgList,
-    /// It was closed meanwhile: what still comes goes nowhere.
+    /// Whether the memory was invalidated meanwhile; the rest of the payload is then discarded.
     is_revoked: bool,
 }
 
-impl Placing {
+impl TaggedPlacement {
     fn tagged(&self) -> &[u8] {
         self.header.get(LENGTH_LEN..).unwrap_or_default()
     }
 
-    /// Of the ULPDU, in bytes.
+    /// Length of the ULPDU, in bytes.
     fn len(&self) -> u16 {
         self.header.first_chunk().map_or(0, |length| u16::from_be_bytes(*length))
     }
 
-    /// Of padding and CRC, in bytes.
+    /// Length of padding and CRC, in bytes.
     fn tail_len(&self) -> usize {
         fpdu_len(self.len()).saturating_sub(LENGTH_LEN).saturating_sub(self.len().into())
     }
 }
 
-impl Arrival {
-    pub(super) fn new(receives: u32) -> Arrival {
-        Arrival {
-            state: State::Frame(REQ_REP_LEN),
+impl ReceiveSide {
+    pub(super) fn new(receives: u32) -> ReceiveSide {
+        ReceiveSide {
+            state: ReceiveState::Frame(REQ_REP_LEN),
             has_crc: false,
             unframer: None,
             bulk: 0,
-            untagged: Queues::new(receives),
+            untagged: UntaggedQueues::new(receives),
         }
     }
 
-    /// How many bytes are needed of a request or reply.
+    /// Number of bytes needed of an MPA request or reply.
     pub(super) fn setup_len(&self) -> usize {
         match self.state {
-            State::Frame(need) => need,
-            State::Place(_) | State::Tail(_) => REQ_REP_LEN,
+            ReceiveState::Frame(need) => need,
+            ReceiveState::Place(_) | ReceiveState::Tail(_) => REQ_REP_LEN,
         }
     }
 
-    /// A request or reply of so many bytes is to come.
+    /// Expects an MPA request or reply of `len` bytes.
     pub(super) fn need_setup(&mut self, len: usize) {
-        self.state = State::Frame(len);
+        self.state = ReceiveState::Frame(len);
     }
 
-    /// FPDUs come from here on.
+    /// Expects FPDUs from now on.
     pub(super) fn begin(&mut self, has_crc: bool, has_markers: bool) {
-        self.state = State::Frame(LENGTH_LEN);
+        self.state = ReceiveState::Frame(LENGTH_LEN);
         self.has_crc = has_crc;
         self.unframer = has_markers.then(Unframer::default);
     }
@@ -101,19 +101,20 @@ impl Arrival {
     #[inline]
     pub(super) fn demand(&self) -> Demand {
         match &self.state {
-            State::Frame(need) => Demand::Bytes(*need),
-            State::Place(placing) => Demand::Place(placing.place.clone()),
-            State::Tail(placing) => Demand::Bytes(placing.tail_len()),
+            ReceiveState::Frame(need) => Demand::Bytes(*need),
+            ReceiveState::Place(placing) => Demand::Place(placing.place.clone()),
+            ReceiveState::Tail(placing) => Demand::Bytes(placing.tail_len()),
         }
     }
 
-    /// Whether what comes is mostly long tagged payload, to be received where it belongs.
+    /// Whether the stream mostly carries long tagged payloads, which are best received into their
+    /// place.
     #[inline]
     pub(super) fn is_mostly_placed(&self) -> bool {
         self.bulk >= BULK
     }
 
-    /// A tagged segment comes with so many bytes of payload.
+    /// Counts a tagged segment with `payload` bytes.
     #[inline]
     fn weigh(&mut self, payload: usize) {
         self.bulk = match payload {
@@ -122,15 +123,15 @@ impl Arrival {
         };
     }
 
-    /// Whether the stream cannot end here.
+    /// Whether the stream is within a frame or a message, where it must not end.
     pub(super) fn is_within(&self) -> bool {
-        !matches!(self.state, State::Frame(_)) || self.untagged.is_within()
+        !matches!(self.state, ReceiveState::Frame(_)) || self.untagged.is_within()
     }
 
-    /// Memory is closed: what is just arriving for it goes nowhere.
+    /// Redirects a write that is just arriving away from memory that is being invalidated.
     #[inline]
     pub(super) fn revoke(&mut self, stag: Stag) {
-        if let State::Place(placing) = &mut self.state
+        if let ReceiveState::Place(placing) = &mut self.state
             && let Ok((header, _)) = Tagged::read_from_prefix(placing.tagged())
             && header.control.opcode() == RdmapOpcode::RDMA_WRITE
             && header.stag.get() == stag.0
@@ -141,34 +142,34 @@ impl Arrival {
         }
     }
 
-    /// The connection is over.
+    /// Drops partial frames and messages at the end of the connection.
     pub(super) fn stop(&mut self) {
-        self.state = State::Frame(LENGTH_LEN);
+        self.state = ReceiveState::Frame(LENGTH_LEN);
         self.untagged.stop();
     }
 }
 
 impl Iwarp {
-    /// Takes what there is of FPDUs.
+    /// Handles the FPDUs in `input`; returns how many bytes were consumed.
     #[inline]
     pub(super) fn on_fpdus(&mut self, input: &Chunk) -> Result<usize, ProtocolError> {
         let unread = input.unread();
         let mut at: usize = 0;
         loop {
-            if self.phase == Phase::Over {
+            if self.phase == IwarpPhase::Closed {
                 return Ok(unread.len());
             }
-            // The last receive buffer may be given back once the session has seen what came in it:
-            // the rest is shown again.
-            if at > 0 && self.arrival.untagged.is_exhausted() && !self.events.is_empty() {
+            // The session may post a receive buffer once it has handled the last message; the
+            // driver passes the rest again.
+            if at > 0 && self.receive_side.untagged.is_exhausted() && !self.events.is_empty() {
                 return Ok(at);
             }
             let rest = unread.get(at..).unwrap_or_default();
-            let taken = match self.arrival.state {
-                State::Place(_) => return Ok(at),
-                State::Tail(_) => self.take_tail(rest)?,
-                State::Frame(_) if self.arrival.unframer.is_some() => self.take_marked(rest)?,
-                State::Frame(_) => self.take_fpdu(input, at, rest)?,
+            let taken = match self.receive_side.state {
+                ReceiveState::Place(_) => return Ok(at),
+                ReceiveState::Tail(_) => self.take_tail(rest)?,
+                ReceiveState::Frame(_) if self.receive_side.unframer.is_some() => self.take_marked(rest)?,
+                ReceiveState::Frame(_) => self.take_fpdu(input, at, rest)?,
             };
             match taken {
                 0 => return Ok(at),
@@ -177,23 +178,23 @@ impl Iwarp {
         }
     }
 
-    /// Takes an FPDU, or the header of one whose payload is to be placed; returns how many bytes, 0
-    /// if more are needed.
+    /// Handles an FPDU, or the header of one whose payload is to be placed. Returns the consumed
+    /// bytes, 0 if more are needed.
     #[inline]
     fn take_fpdu(&mut self, input: &Chunk, at: usize, rest: &[u8]) -> Result<usize, ProtocolError> {
         let Some(length) = rest.first_chunk::<LENGTH_LEN>() else { return self.need(LENGTH_LEN) };
         let len = u16::from_be_bytes(*length);
         if usize::from(len) < TAGGED_LEN {
-            return Err(self.terminate(wrong::SHORT_FRAME, &[], 0));
+            return Err(self.terminate(terminate::SHORT_FRAME, &[], 0));
         }
         let total = fpdu_len(len);
         if let Some(fpdu) = rest.get(..total) {
             let end = LENGTH_LEN.saturating_add(len.into());
             let ulpdu = fpdu.get(LENGTH_LEN..end).unwrap_or_default();
-            if self.arrival.has_crc && !is_intact(fpdu) {
-                return Err(self.terminate(wrong::BAD_CRC, ulpdu, len.into()));
+            if self.receive_side.has_crc && !is_intact(fpdu) {
+                return Err(self.terminate(terminate::BAD_CRC, ulpdu, len.into()));
             }
-            self.arrival.state = State::Frame(LENGTH_LEN);
+            self.receive_side.state = ReceiveState::Frame(LENGTH_LEN);
             self.on_ulpdu(ulpdu, |offset, len| {
                 input.lend(at.saturating_add(LENGTH_LEN).saturating_add(offset), len)
             })?;
@@ -210,34 +211,35 @@ impl Iwarp {
             return self.need(total);
         }
         let payload = usize::from(len).saturating_sub(TAGGED_LEN);
-        self.arrival.weigh(payload);
+        self.receive_side.weigh(payload);
         let place = tagged_header(ulpdu).and_then(|header| self.tagged_place(&header, payload));
         let place = match place {
             Ok(place) => place,
-            Err(wrong) => return Err(self.terminate(wrong, ulpdu, len.into())),
+            Err(reason) => return Err(self.terminate(reason, ulpdu, len.into())),
         };
-        self.arrival.state = State::Place(Placing { header: *header, place, is_revoked: false });
+        self.receive_side.state =
+            ReceiveState::Place(TaggedPlacement { header: *header, place, is_revoked: false });
         Ok(header.len())
     }
 
     fn need(&mut self, bytes: usize) -> Result<usize, ProtocolError> {
-        self.arrival.state = State::Frame(bytes);
+        self.receive_side.state = ReceiveState::Frame(bytes);
         Ok(0)
     }
 
-    /// Takes an FPDU with markers.
+    /// Handles an FPDU with markers.
     fn take_marked(&mut self, rest: &[u8]) -> Result<usize, ProtocolError> {
-        let Some(mut unframer) = self.arrival.unframer.take() else { return Ok(0) };
+        let Some(mut unframer) = self.receive_side.unframer.take() else { return Ok(0) };
         let taken = match unframer.take(rest) {
-            Ok(Step::Needs(bytes)) => self.need(bytes),
-            Ok(Step::Whole(stuffed)) => {
+            Ok(UnframeStep::Needs(bytes)) => self.need(bytes),
+            Ok(UnframeStep::Whole(stuffed)) => {
                 let fpdu = unframer.fpdu();
                 let len = fpdu.first_chunk().map_or(0, |length| u16::from_be_bytes(*length)).into();
                 let ulpdu = fpdu.get(LENGTH_LEN..).and_then(|rest| rest.get(..len)).unwrap_or_default();
-                if self.arrival.has_crc && !rest.get(..stuffed).is_some_and(is_intact) {
-                    Err(self.terminate(wrong::BAD_CRC, ulpdu, len))
+                if self.receive_side.has_crc && !rest.get(..stuffed).is_some_and(is_intact) {
+                    Err(self.terminate(terminate::BAD_CRC, ulpdu, len))
                 } else {
-                    self.arrival.state = State::Frame(LENGTH_LEN);
+                    self.receive_side.state = ReceiveState::Frame(LENGTH_LEN);
                     let keep = |offset: usize, len: usize| {
                         Seg::from_slice(
                             ulpdu.get(offset..).and_then(|rest| rest.get(..len)).unwrap_or_default(),
@@ -246,54 +248,54 @@ impl Iwarp {
                     self.on_ulpdu(ulpdu, keep).map(|()| stuffed)
                 }
             }
-            Err(wrong) => Err(self.terminate(wrong, &[], 0)),
+            Err(reason) => Err(self.terminate(reason, &[], 0)),
         };
-        self.arrival.unframer = Some(unframer);
+        self.receive_side.unframer = Some(unframer);
         taken
     }
 
-    /// The payload that was to be placed is there.
+    /// Handles the end of placed payload.
     pub(super) fn place_is_full(&mut self) -> Result<(), ProtocolError> {
-        match std::mem::replace(&mut self.arrival.state, State::Frame(LENGTH_LEN)) {
-            State::Place(placing) if placing.is_revoked => {
-                let wrong = Wrong::write(crate::Refusal::InvalidStag);
-                Err(self.terminate(wrong, placing.tagged(), placing.len().into()))
+        match std::mem::replace(&mut self.receive_side.state, ReceiveState::Frame(LENGTH_LEN)) {
+            ReceiveState::Place(placing) if placing.is_revoked => {
+                let reason = TerminateReason::write(crate::Refusal::InvalidStag);
+                Err(self.terminate(reason, placing.tagged(), placing.len().into()))
             }
-            State::Place(placing) => {
-                self.arrival.state = State::Tail(placing);
+            ReceiveState::Place(placing) => {
+                self.receive_side.state = ReceiveState::Tail(placing);
                 Ok(())
             }
             other => {
-                self.arrival.state = other;
+                self.receive_side.state = other;
                 Ok(())
             }
         }
     }
 
-    /// Takes padding and CRC behind payload that was placed.
+    /// Handles the padding and CRC that follow placed payload.
     fn take_tail(&mut self, rest: &[u8]) -> Result<usize, ProtocolError> {
-        let State::Tail(placing) = &self.arrival.state else { return Ok(0) };
+        let ReceiveState::Tail(placing) = &self.receive_side.state else { return Ok(0) };
         let Some(tail) = rest.get(..placing.tail_len()) else { return Ok(0) };
-        if self.arrival.has_crc {
+        if self.receive_side.has_crc {
             let (padding, sent) = tail.split_at(tail.len().saturating_sub(CRC_LEN));
             let mut crc = Crc32c::of(&placing.header);
-            // Who may write there may do so meanwhile, and has broken its own CRC then.
+            // A peer that overwrites this memory meanwhile only breaks its own CRC.
             crc.add_list(&placing.place);
             crc.add(padding);
             if sent != crc.to_le_bytes() {
                 let (header, len) = (placing.header, placing.len());
                 let ulpdu = header.get(LENGTH_LEN..).unwrap_or_default();
-                return Err(self.terminate(wrong::BAD_CRC, ulpdu, len.into()));
+                return Err(self.terminate(terminate::BAD_CRC, ulpdu, len.into()));
             }
         }
         let (header, payload) = (placing.header, placing.place.len());
-        self.arrival.state = State::Frame(LENGTH_LEN);
+        self.receive_side.state = ReceiveState::Frame(LENGTH_LEN);
         self.on_first();
         self.on_tagged(header.get(LENGTH_LEN..).unwrap_or_default(), payload);
         Ok(tail.len())
     }
 
-    /// Acts upon a segment that is whole. `lend` makes a part of it last.
+    /// Handles a whole segment. `lend` borrows a part of it from the receive buffer.
     #[inline]
     fn on_ulpdu(
         &mut self,
@@ -309,14 +311,14 @@ impl Iwarp {
             }
             Ok(_) => match Untagged::read_from_prefix(ulpdu) {
                 Ok((header, body)) => self.on_untagged(&header, body, ulpdu, lend)?,
-                Err(_) => Err(wrong::SHORT_FRAME),
+                Err(_) => Err(terminate::SHORT_FRAME),
             },
-            Err(_) => Err(wrong::SHORT_FRAME),
+            Err(_) => Err(terminate::SHORT_FRAME),
         };
-        done.map_err(|wrong| self.terminate(wrong, ulpdu, ulpdu.len()))
+        done.map_err(|reason| self.terminate(reason, ulpdu, ulpdu.len()))
     }
 
-    /// The peer has sent something, and so is ready for what we send.
+    /// Handles the first FPDU of the peer, which shows that it is ready to receive.
     #[inline]
     fn on_first(&mut self) {
         if self.is_first {
@@ -325,56 +327,57 @@ impl Iwarp {
         }
     }
 
-    /// Copies the payload of a tagged segment to where it belongs, if it may be there.
+    /// Copies the payload of a tagged segment to its place, if the peer may write there.
     #[inline]
-    fn take_tagged(&mut self, ulpdu: &[u8], payload: &[u8]) -> Result<(), Wrong> {
+    fn take_tagged(&mut self, ulpdu: &[u8], payload: &[u8]) -> Result<(), TerminateReason> {
         let header = tagged_header(ulpdu)?;
-        self.arrival.weigh(payload.len());
+        self.receive_side.weigh(payload.len());
         if header.control.opcode() == RdmapOpcode::RDMA_WRITE && !payload.is_empty() {
             let stag = Stag(header.stag.get());
-            return self.regions.write(stag, header.to.get(), payload).map_err(Wrong::write);
+            return self.regions.write(stag, header.to.get(), payload).map_err(TerminateReason::write);
         }
         self.tagged_place(&header, payload.len())?.copy_from(payload);
         self.on_tagged(ulpdu, payload.len());
         Ok(())
     }
 
-    /// Where the payload of a tagged segment belongs, if it may be there.
+    /// The place of a tagged segment's payload, if the peer may write there.
     #[inline]
-    fn tagged_place(&mut self, header: &Tagged, payload: usize) -> Result<SgList, Wrong> {
-        // A ULPDU has a length of 16 bits.
+    fn tagged_place(&mut self, header: &Tagged, payload: usize) -> Result<SgList, TerminateReason> {
+        // A ULPDU's length has 16 bits.
         let len = payload as u32;
         match header.control.opcode() {
-            // Of a name under which nothing is written, nothing is asked (RFC 5041 §7.1).
+            // An empty write may have any tag (RFC 5041 §7.1).
             RdmapOpcode::RDMA_WRITE if len == 0 => Ok(SgList::default()),
             RdmapOpcode::RDMA_WRITE => {
                 let stag = Stag(header.stag.get());
                 self.regions
                     .look_up(stag, header.to.get(), len, RemoteRights::RemoteWrite)
-                    .map_err(Wrong::write)
+                    .map_err(TerminateReason::write)
             }
             RdmapOpcode::RDMA_READ_RESPONSE => {
-                let reading = self.pending.reading().ok_or(wrong::BAD_OPCODE)?;
+                let reading = self.pending.reading().ok_or(terminate::BAD_OPCODE)?;
                 if header.stag.get() != reading.sink {
-                    return Err(wrong::SINK_STAG);
+                    return Err(terminate::SINK_STAG);
                 }
-                let end = reading.filled.checked_add(len).ok_or(wrong::SINK_BOUNDS)?;
+                let end = reading.filled.checked_add(len).ok_or(terminate::SINK_BOUNDS)?;
                 if header.to.get() != u64::from(reading.filled)
                     || end > reading.len
                     || (header.control.is_last() && end < reading.len)
                 {
-                    return Err(wrong::SINK_BOUNDS);
+                    return Err(terminate::SINK_BOUNDS);
                 }
                 if reading.filled == 0 && len == reading.len {
                     return Ok(reading.local.clone());
                 }
                 Ok(reading.local.slice(reading.filled as usize, payload))
             }
-            _ => Err(wrong::BAD_OPCODE),
+            _ => Err(terminate::BAD_OPCODE),
         }
     }
 
-    /// The payload of a tagged segment is where it belongs.
+    /// Handles a tagged segment whose payload is in its place: the last segment of a response
+    /// completes its read.
     #[inline]
     fn on_tagged(&mut self, ulpdu: &[u8], payload: usize) {
         let Ok((control, _)) = Control::read_from_prefix(ulpdu) else { return };
@@ -382,7 +385,7 @@ impl Iwarp {
             return;
         }
         if let Some(reading) = self.pending.reading() {
-            // No further than its length, which was checked.
+            // `tagged_place` has checked that it stays within the read's length.
             reading.filled = reading.filled.saturating_add(payload as u32);
         }
         if control.is_last()
@@ -393,34 +396,34 @@ impl Iwarp {
     }
 }
 
-/// The header of a tagged segment, of versions that we know.
+/// Reads the header of a tagged segment and checks its DDP and RDMAP versions.
 #[inline]
-fn tagged_header(ulpdu: &[u8]) -> Result<Tagged, Wrong> {
-    let Ok((header, _)) = Tagged::read_from_prefix(ulpdu) else { return Err(wrong::SHORT_FRAME) };
+fn tagged_header(ulpdu: &[u8]) -> Result<Tagged, TerminateReason> {
+    let Ok((header, _)) = Tagged::read_from_prefix(ulpdu) else { return Err(terminate::SHORT_FRAME) };
     if header.control.ddp_version() != DDP_VERSION {
-        return Err(wrong::TAGGED_VERSION);
+        return Err(terminate::TAGGED_VERSION);
     }
     if header.control.rdmap_version() != RDMAP_VERSION {
-        return Err(wrong::RDMAP_VERSION);
+        return Err(terminate::RDMAP_VERSION);
     }
     Ok(header)
 }
 
-/// Whether the CRC at the end of an FPDU is that of the rest.
+/// Whether the CRC at the end of an FPDU is correct.
 #[inline]
 fn is_intact(fpdu: &[u8]) -> bool {
     let (covered, sent) = fpdu.split_at(fpdu.len().saturating_sub(CRC_LEN));
     Crc32c::of(covered).to_le_bytes() == sent
 }
 
-/// In bytes: of tagged payload up to this, all is waited for in the receive buffer, and then
-/// copied. The driver's next receive fills the rest of the place and the buffer behind it in one
-/// call, so that placing costs no call of its own; but what is this short has mostly come already.
+/// Tagged payload of up to this many bytes is received into the receive buffer and copied. Longer
+/// payload is placed: the driver's next receive fills the place and the buffer behind it in one
+/// call, so placing costs no extra call. Payload that is this short has mostly arrived already.
 pub(super) const PLACED_PAYLOAD: usize = 4 << 10;
 
-/// In bytes: tagged payload of this length is worth a receive of its own, rather than a copy.
+/// Tagged payload from this many bytes on is long: a receive into its place is cheaper than a copy.
 const LONG_PAYLOAD: usize = 16 << 10;
 
-/// How many segments with short payload may come for one with long payload, where that is mostly
-/// placed.
+/// Number of short payloads that may arrive for each long one while the stream still counts as
+/// mostly placed.
 const BULK: u32 = 4;

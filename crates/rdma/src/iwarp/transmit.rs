@@ -1,14 +1,14 @@
-//! Messages on their way out: ours in the order of their work, and answers to the peer's reads
-//! between them.
+//! Sends messages: the session's work in the order of posting, alternating with responses to the
+//! peer's RDMA Reads.
 //!
-//! A message is cut into FPDUs one by one, as the outbox has room, and the next begins only behind
-//! it: receivers follow one tagged message at a time.
+//! A message is split into FPDUs as the outbox has room. The next message begins only after it,
+//! because receivers handle one tagged message at a time.
 
 use super::framing::Framer;
-use super::pending::Transfer;
+use super::pending::PostedTransfer;
 use super::setup::Rtr;
-use super::wrong::Wrong;
-use super::{Iwarp, OUTBOX_FULL, OUTBOX_FULL_OF_COPIES, Phase};
+use super::terminate::TerminateReason;
+use super::{Iwarp, IwarpPhase, OUTBOX_FULL, OUTBOX_FULL_OF_COPIES};
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::{MessageHead, Remote, RemoteRights, Stag, WorkId, WorkRequest};
 use blockmux_volume::SgList;
@@ -20,42 +20,42 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes, U32, U64, transmute};
 
-/// The whole sending side.
+/// State of the sending side.
 pub(super) struct Transmitter {
     pub(super) framer: Framer,
-    /// The passive side has to hear something first.
+    /// Whether this side may send. The passive side may not before it has received an FPDU.
     pub(super) may_send: bool,
-    /// Bytes that went into the outbox, in all.
+    /// Total number of bytes that went into the outbox.
     pushed: u64,
-    current: Option<Outgoing>,
-    /// Whether that is of our work, and no answer.
+    current: Option<OutgoingMessage>,
+    /// Whether `current` is the session's work and not a response.
     is_work: bool,
-    /// Reads of the peer that wait for their answer.
-    asked: VecDeque<Asked>,
-    /// Messages and Read Requests so far.
+    /// RDMA Reads of the peer that wait for their response.
+    peer_reads: VecDeque<PeerReadRequest>,
+    /// Messages, and below Read Requests, sent so far.
     sends: u32,
     reads: u32,
 }
 
-/// A Read Request of the peer: the whole segment.
-pub(super) type Asked = [u8; UNTAGGED_LEN + READ_REQUEST_LEN];
+/// A Read Request of the peer: the whole segment, which a Terminate message may have to quote.
+pub(super) type PeerReadRequest = [u8; UNTAGGED_LEN + READ_REQUEST_LEN];
 
-/// A message that is being cut.
-struct Outgoing {
-    header: Header,
-    /// What is left of its head, from `head_at` on.
+/// A message that is being split into FPDUs.
+struct OutgoingMessage {
+    header: SegmentHeader,
+    /// The head; the bytes from `head_at` on are still to be sent.
     head: MessageHead,
     head_at: usize,
-    /// What is left of its payload, from the byte `seg_at` of the piece `seg` on.
+    /// The payload; the bytes from byte `seg_at` of segment `seg` on are still to be sent.
     payload: SgList,
     seg: usize,
     seg_at: usize,
-    /// In bytes, of head and payload.
+    /// Bytes of head and payload that are still to be sent.
     left: usize,
 }
 
-/// Of the next FPDU.
-enum Header {
+/// The DDP header of the next FPDU.
+enum SegmentHeader {
     Tagged(RdmapOpcode, Stag, u64),
     Untagged { opcode: RdmapOpcode, invalidate: Option<Stag>, msn: u32, mo: u32 },
 }
@@ -68,47 +68,47 @@ impl Transmitter {
             pushed: 0,
             current: None,
             is_work: false,
-            asked: VecDeque::new(),
+            peer_reads: VecDeque::new(),
             sends: 0,
             reads: 0,
         }
     }
 
-    /// So many bytes went into the outbox.
+    /// Counts bytes that went into the outbox.
     #[inline]
     pub(super) fn count(&mut self, bytes: usize) {
         self.pushed = self.pushed.wrapping_add(bytes as u64);
     }
 
-    /// How many bytes have left the outbox, in all.
+    /// Total number of bytes that have left the outbox.
     #[inline]
     pub(super) fn sent(&self, outbox: &Outbox) -> u64 {
         self.pushed.wrapping_sub(outbox.len() as u64)
     }
 
-    /// Whether no message is begun, and no read unanswered.
+    /// Whether no message is in progress and no read is unanswered.
     pub(super) fn is_idle(&self) -> bool {
-        self.current.is_none() && self.asked.is_empty()
+        self.current.is_none() && self.peer_reads.is_empty()
     }
 
-    /// How many reads of the peer wait for their answer, or for its end.
-    pub(super) fn asked(&self) -> usize {
+    /// RDMA Reads of the peer that have not been answered completely.
+    pub(super) fn unanswered_reads(&self) -> usize {
         let answering = self.current.is_some() && !self.is_work;
-        self.asked.len().saturating_add(answering.into())
+        self.peer_reads.len().saturating_add(answering.into())
     }
 
-    /// Takes a read of the peer, which was checked.
-    pub(super) fn ask(&mut self, request: Asked) {
-        self.asked.push_back(request);
+    /// Queues a checked Read Request of the peer.
+    pub(super) fn push_peer_read(&mut self, request: PeerReadRequest) {
+        self.peer_reads.push_back(request);
     }
 
-    /// The connection is over.
+    /// Drops messages in progress at the end of the connection.
     pub(super) fn stop(&mut self) {
         self.current = None;
-        self.asked.clear();
+        self.peer_reads.clear();
     }
 
-    /// Puts the next FPDU of the current message into the outbox; whether that was the last.
+    /// Puts the next FPDU of the current message into the outbox; returns whether it was the last.
     #[inline]
     fn cut(&mut self, outbox: &mut Outbox) -> bool {
         let Some(message) = &mut self.current else { return false };
@@ -128,27 +128,27 @@ impl Transmitter {
     }
 }
 
-impl Header {
+impl SegmentHeader {
     #[inline]
     fn len(&self) -> usize {
         match self {
-            Header::Tagged(..) => TAGGED_LEN,
-            Header::Untagged { .. } => UNTAGGED_LEN,
+            SegmentHeader::Tagged(..) => TAGGED_LEN,
+            SegmentHeader::Untagged { .. } => UNTAGGED_LEN,
         }
     }
 
-    /// As it goes on the wire: the first [`Header::len`] bytes.
+    /// Encodes the header: the first [`SegmentHeader::len`] bytes.
     #[inline]
     fn on_wire(&self, last: u8) -> [u8; UNTAGGED_LEN] {
         match self {
-            Header::Tagged(opcode, stag, to) => {
+            SegmentHeader::Tagged(opcode, stag, to) => {
                 let mut bytes = [0; UNTAGGED_LEN];
                 if let Some(place) = bytes.first_chunk_mut::<TAGGED_LEN>() {
                     *place = tagged(last, *opcode, *stag, *to);
                 }
                 bytes
             }
-            Header::Untagged { opcode, invalidate, msn, mo } => {
+            SegmentHeader::Untagged { opcode, invalidate, msn, mo } => {
                 untagged(last, *opcode, *invalidate, *msn, *mo)
             }
         }
@@ -157,21 +157,21 @@ impl Header {
     #[inline]
     fn advance(&mut self, len: usize) {
         match self {
-            Header::Tagged(.., to) => *to = to.wrapping_add(len as u64),
+            SegmentHeader::Tagged(.., to) => *to = to.wrapping_add(len as u64),
             // A message is shorter than 4 GiB.
-            Header::Untagged { mo, .. } => *mo = mo.wrapping_add(len as u32),
+            SegmentHeader::Untagged { mo, .. } => *mo = mo.wrapping_add(len as u32),
         }
     }
 }
 
-impl Outgoing {
+impl OutgoingMessage {
     #[inline]
-    fn new(header: Header, head: MessageHead, payload: SgList) -> Outgoing {
+    fn new(header: SegmentHeader, head: MessageHead, payload: SgList) -> OutgoingMessage {
         let left = head.len().saturating_add(payload.len());
-        Outgoing { header, head, head_at: 0, payload, seg: 0, seg_at: 0, left }
+        OutgoingMessage { header, head, head_at: 0, payload, seg: 0, seg_at: 0, left }
     }
 
-    /// Puts the next `len` bytes.
+    /// Appends the next `len` bytes to the current FPDU.
     #[inline]
     fn put(&mut self, framer: &mut Framer, outbox: &mut Outbox, mut len: usize) {
         let head = self.head.get(self.head_at..).unwrap_or_default();
@@ -197,17 +197,19 @@ impl Outgoing {
 }
 
 impl Iwarp {
-    /// Whether more may go into the outbox.
+    /// Whether more may be put into the outbox.
     #[inline]
     fn has_room_to_send(&self) -> bool {
-        let full = if self.transmitter.framer.looks_at_bytes() { OUTBOX_FULL_OF_COPIES } else { OUTBOX_FULL };
+        let full = if self.transmitter.framer.reads_payload() { OUTBOX_FULL_OF_COPIES } else { OUTBOX_FULL };
         self.outbox.len() < full
     }
 
-    /// Moves what can be moved into the outbox.
+    /// Puts posted work and responses into the outbox, as far as it has room.
     #[inline]
     pub(super) fn transmit(&mut self) {
-        if !self.transmitter.may_send || !matches!(self.phase, Phase::Connected | Phase::Leaving) {
+        if !self.transmitter.may_send
+            || !matches!(self.phase, IwarpPhase::Connected | IwarpPhase::Disconnecting)
+        {
             return;
         }
         while self.has_room_to_send() {
@@ -220,34 +222,68 @@ impl Iwarp {
         }
     }
 
-    /// Puts a send or a write into the outbox that fits in one FPDU and has nothing before it, as
-    /// most have; whether it could. What waits, or is longer, is moved from place to place until it
-    /// is sent.
+    /// Puts a send that fits one FPDU, or a write, into the outbox without queueing it, if nothing
+    /// is queued before it; returns whether it could. Most work qualifies. Queued work costs
+    /// several moves until it is sent.
     #[inline]
-    pub(super) fn transmit_at_once(&mut self, work: &WorkRequest) -> bool {
+    pub(super) fn transmit_immediately(&mut self, work: &WorkRequest) -> bool {
         match work {
             WorkRequest::Send { id, head, payload, invalidate, is_solicited } => {
                 self.room() > 0
                     && self.send_whole(head, payload, *invalidate, *is_solicited)
-                    && self.await_sent(*id, payload)
+                    && self.await_transmission(*id, payload)
             }
             WorkRequest::Write { id, local, remote } => {
-                self.room() > 0 && self.write_whole(local, *remote) && self.await_sent(*id, local)
+                self.room() > 0 && self.write_whole(local, *remote) && self.await_transmission(*id, local)
             }
             _ => false,
         }
     }
 
-    /// Puts a write into the outbox, as [`Iwarp::transmit_whole`].
+    /// Puts a write into the outbox if nothing is queued before it; returns whether it could.
     pub(super) fn write_whole(&mut self, local: &SgList, remote: Remote) -> bool {
+        if local.len() > remote.len as usize {
+            return false;
+        }
         let header = tagged(FLAG_LAST, RdmapOpcode::RDMA_WRITE, remote.stag, remote.address);
-        local.len() <= remote.len as usize && self.transmit_whole(&header, &[], local)
+        self.transmit_whole(&header, &[], local) || self.write_in_pieces(local, remote)
     }
 
-    /// Puts the next message into the outbox, as [`Iwarp::transmit_whole`].
+    /// Puts a write of several FPDUs into the outbox if nothing is queued before it; returns
+    /// whether it could. Payload that must be copied is queued and cut as the outbox has room.
+    fn write_in_pieces(&mut self, local: &SgList, remote: Remote) -> bool {
+        let before = self.outbox.len();
+        let framer = &self.transmitter.framer;
+        let fits = !framer.reads_payload() && before.saturating_add(local.len()) <= OUTBOX_FULL;
+        let room = framer.room(TAGGED_LEN);
+        if !fits || room == 0 || !self.is_clear() {
+            return false;
+        }
+        let mut at: usize = 0;
+        while at < local.len() {
+            let here = local.len().saturating_sub(at).min(room);
+            let end = at.saturating_add(here);
+            let last = if end == local.len() { FLAG_LAST } else { 0 };
+            let address = remote.address.wrapping_add(at as u64);
+            let header = tagged(last, RdmapOpcode::RDMA_WRITE, remote.stag, address);
+            self.transmitter.framer.put_whole(&mut self.outbox, &header, &[], &local.slice(at, here));
+            at = end;
+        }
+        self.transmitter.count(self.outbox.len().saturating_sub(before));
+        true
+    }
+
+    /// Whether a message may go into the outbox and nothing is queued before it.
+    #[inline]
+    fn is_clear(&self) -> bool {
+        let transmitter = &self.transmitter;
+        self.has_room_to_send() && transmitter.may_send && transmitter.is_idle() && self.pending.is_clear()
+    }
+
+    /// Puts the next message into the outbox, under the conditions of [`Iwarp::transmit_whole`].
     ///
-    /// Within a caller that chooses between a name and none, the compiler takes what was chosen
-    /// apart into bits and puts them together again: 600 instructions for each message.
+    /// Not inlined: in a caller that chooses between a tag and `None`, the compiler takes the
+    /// option apart and reassembles it bit by bit, 600 instructions for each message.
     #[inline(never)]
     pub(super) fn send_whole(
         &mut self,
@@ -265,33 +301,30 @@ impl Iwarp {
         is_sent
     }
 
-    /// Puts a message into the outbox that fits in one FPDU and has nothing before it; whether it
-    /// could.
+    /// Puts a message into the outbox if it fits one FPDU and nothing is queued before it; returns
+    /// whether it could.
     #[inline]
     fn transmit_whole<const N: usize>(&mut self, header: &[u8; N], head: &[u8], payload: &SgList) -> bool {
-        let has_room = self.has_room_to_send();
-        let transmitter = &mut self.transmitter;
-        let is_clear = has_room && transmitter.may_send && transmitter.is_idle() && self.pending.is_clear();
         let len = head.len().saturating_add(payload.len());
-        if !is_clear || len > transmitter.framer.room(N) {
+        if len > self.transmitter.framer.room(N) || !self.is_clear() {
             return false;
         }
-        let before = self.outbox.len();
+        let (before, transmitter) = (self.outbox.len(), &mut self.transmitter);
         transmitter.framer.put_whole(&mut self.outbox, header, head, payload);
         transmitter.count(self.outbox.len().saturating_sub(before));
         true
     }
 
-    /// What was just put into the outbox comes back once it is sent, or at once if nothing of it is
-    /// referred to.
+    /// Completes work that was just put into the outbox: once it is sent, or immediately if nothing
+    /// of it is sent by reference.
     #[inline]
-    fn await_sent(&mut self, id: WorkId, payload: &SgList) -> bool {
+    fn await_transmission(&mut self, id: WorkId, payload: &SgList) -> bool {
         let is_referred_to = self.transmitter.framer.refers_to(payload);
-        self.pending.post_sending(id, if is_referred_to { self.transmitter.pushed } else { 0 });
+        self.pending.post_transmitted(id, if is_referred_to { self.transmitter.pushed } else { 0 });
         true
     }
 
-    /// Begins a message that has to be cut, if there is one: work and answers in turn.
+    /// Begins the next message, if there is one: work and responses alternate.
     #[inline]
     fn begin_next(&mut self) -> bool {
         let is_answers_turn = self.transmitter.is_work;
@@ -301,20 +334,21 @@ impl Iwarp {
     #[inline]
     fn begin_work(&mut self) -> bool {
         while self.has_room_to_send()
-            && let Some(transfer) = self.pending.begin(self.agreement.ord)
+            && let Some(transfer) = self.pending.begin(self.negotiated.ord)
         {
             let message = match transfer {
-                Transfer::Send { head, payload, invalidate, is_solicited } => {
+                PostedTransfer::Send { head, payload, invalidate, is_solicited } => {
                     let opcode = send_opcode(invalidate, is_solicited);
                     self.transmitter.sends = self.transmitter.sends.wrapping_add(1);
-                    let header = Header::Untagged { opcode, invalidate, msn: self.transmitter.sends, mo: 0 };
-                    Outgoing::new(header, head, payload)
+                    let header =
+                        SegmentHeader::Untagged { opcode, invalidate, msn: self.transmitter.sends, mo: 0 };
+                    OutgoingMessage::new(header, head, payload)
                 }
-                Transfer::Write { local, remote } => {
-                    let header = Header::Tagged(RdmapOpcode::RDMA_WRITE, remote.stag, remote.address);
-                    Outgoing::new(header, MessageHead::new(), local)
+                PostedTransfer::Write { local, remote } => {
+                    let header = SegmentHeader::Tagged(RdmapOpcode::RDMA_WRITE, remote.stag, remote.address);
+                    OutgoingMessage::new(header, MessageHead::new(), local)
                 }
-                Transfer::Read { local, remote } => {
+                PostedTransfer::Read { local, remote } => {
                     self.request_read(local, remote);
                     continue;
                 }
@@ -325,11 +359,12 @@ impl Iwarp {
         false
     }
 
-    /// Answers the oldest read of the peer. Its memory may have been closed since it was asked for.
+    /// Begins the response to the peer's oldest read. Its memory may have been invalidated since
+    /// the request.
     #[inline]
     fn begin_answer(&mut self) -> bool {
-        let Some(asked) = self.transmitter.asked.pop_front() else { return false };
-        let request = asked.get(UNTAGGED_LEN..).unwrap_or_default();
+        let Some(read) = self.transmitter.peer_reads.pop_front() else { return false };
+        let request = read.get(UNTAGGED_LEN..).unwrap_or_default();
         let Ok(request) = ReadRequest::read_from_bytes(request) else { return false };
         let memory = match request.rdma_rd_sz.get() {
             0 => SgList::default(),
@@ -338,36 +373,36 @@ impl Iwarp {
                 match self.regions.look_up(stag, request.src_to.get(), len, RemoteRights::RemoteRead) {
                     Ok(memory) => memory,
                     Err(refusal) => {
-                        let _ = self.terminate(Wrong::read(refusal), &asked, asked.len());
+                        let _ = self.terminate(TerminateReason::read(refusal), &read, read.len());
                         return false;
                     }
                 }
             }
         };
         let sink = Stag(request.sink_stag.get());
-        let header = Header::Tagged(RdmapOpcode::RDMA_READ_RESPONSE, sink, request.sink_to.get());
+        let header = SegmentHeader::Tagged(RdmapOpcode::RDMA_READ_RESPONSE, sink, request.sink_to.get());
         (self.transmitter.current, self.transmitter.is_work) =
-            (Some(Outgoing::new(header, MessageHead::new(), memory)), false);
+            (Some(OutgoingMessage::new(header, MessageHead::new(), memory)), false);
         true
     }
 
-    /// The last FPDU of the current message is in the outbox.
+    /// Ends the current message, whose last FPDU is in the outbox.
     #[inline]
     fn end_message(&mut self) {
         let message = self.transmitter.current.take();
         if self.transmitter.is_work {
             let framer = &self.transmitter.framer;
             let is_referred_to = message.is_some_and(|message| framer.refers_to(&message.payload));
-            self.pending.end_current(if is_referred_to { self.transmitter.pushed } else { 0 });
+            self.pending.finish_current(if is_referred_to { self.transmitter.pushed } else { 0 });
         }
     }
 
-    /// Asks the peer for data; what for stands last among the reads.
+    /// Sends a Read Request for the read that was begun last.
     #[inline]
     fn request_read(&mut self, local: SgList, remote: Remote) {
         let transmitter = &mut self.transmitter;
         transmitter.reads = transmitter.reads.wrapping_add(1);
-        // Nobody but the answer to this read gets at its memory by that name: it is not registered.
+        // Only the response to this read can use this tag: its memory is not registered.
         let (msn, sink) = (transmitter.reads, transmitter.reads | SINK);
         let header = Untagged {
             control: Control::new(FLAG_LAST, RdmapOpcode::RDMA_READ_REQUEST),
@@ -384,14 +419,14 @@ impl Iwarp {
             src_to: U64::new(remote.address),
         };
         let before = self.outbox.len();
-        transmitter.framer.begin(&mut self.outbox, size_of::<Asked>(), header.as_bytes());
+        transmitter.framer.begin(&mut self.outbox, size_of::<PeerReadRequest>(), header.as_bytes());
         transmitter.framer.put(&mut self.outbox, request.as_bytes());
-        transmitter.framer.finish(&mut self.outbox, size_of::<Asked>());
+        transmitter.framer.finish(&mut self.outbox, size_of::<PeerReadRequest>());
         transmitter.count(self.outbox.len().saturating_sub(before));
         self.pending.await_read(msn, sink, local, remote.len);
     }
 
-    /// Tells the passive side that it may send.
+    /// Sends the RTR message.
     #[cold]
     pub(super) fn send_rtr(&mut self, rtr: Option<Rtr>) {
         match rtr {
@@ -404,8 +439,8 @@ impl Iwarp {
         }
     }
 
-    /// The peer has accepted us and said nothing since. siw does not notice what comes right behind
-    /// its answer until more comes: so here is more, a write of nothing.
+    /// Sends a zero-length write to a peer that has accepted the connection and sent nothing since.
+    /// siw does not notice an FPDU that arrives right behind its reply until more bytes arrive.
     #[cold]
     pub(super) fn nudge(&mut self, now: Instant) {
         self.nudges = self.nudges.saturating_sub(1);
@@ -414,26 +449,27 @@ impl Iwarp {
         self.send_nothing();
     }
 
-    /// Writes nothing to the peer, unless a message is half sent.
+    /// Sends a zero-length write, unless a message is half sent.
     #[cold]
     pub(super) fn send_nothing(&mut self) {
         if self.transmitter.current.is_none() {
-            let header = Header::Tagged(RdmapOpcode::RDMA_WRITE, NOTHING.stag, NOTHING.address);
-            self.transmitter.current = Some(Outgoing::new(header, MessageHead::new(), SgList::default()));
+            let header = SegmentHeader::Tagged(RdmapOpcode::RDMA_WRITE, NOTHING.stag, NOTHING.address);
+            self.transmitter.current =
+                Some(OutgoingMessage::new(header, MessageHead::new(), SgList::default()));
             self.transmitter.cut(&mut self.outbox);
             self.transmitter.current = None;
         }
     }
 }
 
-/// The header of a tagged segment.
+/// Encodes the header of a tagged segment.
 #[inline]
 fn tagged(last: u8, opcode: RdmapOpcode, stag: Stag, to: u64) -> [u8; TAGGED_LEN] {
     let control = Control::new(FLAG_TAGGED | last, opcode);
     transmute!(Tagged { control, stag: U32::new(stag.0), to: U64::new(to) })
 }
 
-/// That of a segment of a message.
+/// Encodes the header of an untagged segment of the send queue.
 #[inline]
 fn untagged(
     last: u8,
@@ -451,7 +487,7 @@ fn untagged(
     })
 }
 
-/// What a message is called.
+/// The opcode of a Send message.
 #[inline]
 fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> RdmapOpcode {
     match (invalidate, is_solicited) {
@@ -462,14 +498,13 @@ fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> RdmapOpcode {
     }
 }
 
-/// How long a peer may be silent that has accepted us, before it is nudged; each time twice as long
-/// as the last.
+/// Time after which a peer that accepted and sent nothing is nudged; it doubles with each nudge.
 pub(super) const NUDGE: Duration = Duration::from_millis(250);
 pub(super) const NUDGES: u32 = 5;
 
-/// Nothing is written or read there, so that no name is looked at; 0 may be a special one to
-/// hardware.
+/// The remote address of zero-length transfers. Its tag is not checked, but 0 may have a special
+/// meaning for hardware.
 const NOTHING: Remote = Remote { stag: Stag(1), address: 0, len: 0 };
 
-/// In the names under which answers to our reads come.
+/// Bit that is set in the sink tags of this side's reads.
 const SINK: u32 = 1 << 31;

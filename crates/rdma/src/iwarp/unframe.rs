@@ -1,66 +1,67 @@
-//! FPDUs with markers in them, taken out (RFC 5044 §4.3).
+//! Removes the markers from received FPDUs (RFC 5044 §4.3).
 //!
-//! Who wants markers has bought a copy of everything: each FPDU is waited for whole and put
-//! together again.
+//! Markers cost a copy of every byte: each FPDU is received whole and reassembled without its
+//! markers.
 
-use super::wrong::{BAD_MARKER, SHORT_FRAME, Wrong};
+use super::terminate::{BAD_MARKER, SHORT_FRAME, TerminateReason};
 use blockmux_wire::iwarp::ddp::TAGGED_LEN;
 use blockmux_wire::iwarp::mpa::{LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, Marker, fpdu_len};
 use zerocopy::FromBytes;
 
-/// How far a stream with markers has come.
+/// Position in a stream with markers.
 #[derive(Default)]
 pub(super) struct Unframer {
-    /// Bytes since the last marker began; 0 if one is due, and at first.
+    /// Bytes since the beginning of the last marker; 0 if one is due, and at first.
     position: usize,
-    /// The FPDU without them.
+    /// The last FPDU, without markers.
     fpdu: Vec<u8>,
 }
 
-/// What there is of an FPDU.
+/// Result of [`Unframer::take`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// So many bytes are needed.
+pub(super) enum UnframeStep {
+    /// This many bytes are needed.
     Needs(usize),
-    /// It had so many bytes with its markers, and [`Unframer::fpdu`] is it without.
+    /// The FPDU is complete. It has this many bytes with its markers; [`Unframer::fpdu`] returns it
+    /// without them.
     Whole(usize),
 }
 
 impl Unframer {
-    /// The last one that was whole.
+    /// The last complete FPDU, without markers.
     pub(super) fn fpdu(&self) -> &[u8] {
         &self.fpdu
     }
 
-    /// Takes an FPDU from the front of `bytes`.
+    /// Removes the markers of the FPDU at the beginning of `bytes`.
     ///
     /// # Errors
-    /// If its length or a marker is wrong.
-    pub(super) fn take(&mut self, bytes: &[u8]) -> Result<Step, Wrong> {
+    /// If the FPDU's length or a marker is wrong.
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Result<UnframeStep, TerminateReason> {
         let leading = if self.position == 0 { MARKER_LEN } else { 0 };
         let least = leading.saturating_add(LENGTH_LEN);
         let length = bytes.get(leading..).and_then(|rest| rest.first_chunk::<LENGTH_LEN>());
-        let Some(length) = length else { return Ok(Step::Needs(least)) };
+        let Some(length) = length else { return Ok(UnframeStep::Needs(least)) };
         let len = u16::from_be_bytes(*length);
         if usize::from(len) < TAGGED_LEN {
             return Err(SHORT_FRAME);
         }
         let total = fpdu_len(len);
         let begin = self.position.saturating_add(leading);
-        // A marker that is due right behind the FPDU is the next one's.
+        // A marker that is due right after the FPDU belongs to the next one.
         let first = MARKER_INTERVAL.saturating_sub(begin);
         let markers = match total.checked_sub(first) {
             None | Some(0) => 0,
             Some(more) => more.div_ceil(MARKER_INTERVAL.saturating_sub(MARKER_LEN)),
         };
         let stuffed = leading.saturating_add(total).saturating_add(markers.saturating_mul(MARKER_LEN));
-        let Some(bytes) = bytes.get(..stuffed) else { return Ok(Step::Needs(stuffed)) };
+        let Some(bytes) = bytes.get(..stuffed) else { return Ok(UnframeStep::Needs(stuffed)) };
         self.remove(bytes)?;
         debug_assert_eq!(self.fpdu.len(), total);
-        Ok(Step::Whole(stuffed))
+        Ok(UnframeStep::Whole(stuffed))
     }
 
-    fn remove(&mut self, mut bytes: &[u8]) -> Result<(), Wrong> {
+    fn remove(&mut self, mut bytes: &[u8]) -> Result<(), TerminateReason> {
         self.fpdu.clear();
         let mut back: usize = 0;
         while !bytes.is_empty() {
@@ -102,12 +103,12 @@ mod tests {
     }
 
     #[test]
-    fn fpdus_come_out_as_they_went_in_wherever_markers_fall() {
+    fn fpdus_are_restored_wherever_markers_fall() {
         let lens: Vec<usize> = (14..1600).chain([64902, 64901, 502, 502, 1010]).collect();
         let stream = stream(&lens);
         let (mut unframer, mut at) = (Unframer::default(), 0);
         for len in lens {
-            let Ok(Step::Whole(taken)) = unframer.take(&stream[at..]) else { panic!("{len} at {at}") };
+            let Ok(UnframeStep::Whole(taken)) = unframer.take(&stream[at..]) else { panic!("{len} at {at}") };
             let fpdu = unframer.fpdu();
             assert_eq!(fpdu.len(), fpdu_len(len as u16));
             assert_eq!(fpdu[..2], (len as u16).to_be_bytes());
@@ -121,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn it_says_how_much_it_needs() {
+    fn it_reports_how_many_bytes_it_needs() {
         let stream = stream(&[600]);
         let mut unframer = Unframer::default();
         let mut needs = 0;
-        while let Ok(Step::Needs(more)) = unframer.take(&stream[..needs]) {
+        while let Ok(UnframeStep::Needs(more)) = unframer.take(&stream[..needs]) {
             assert!(more > needs && more <= stream.len());
             needs = more;
         }
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_that_leads_elsewhere_is_refused() {
+    fn a_marker_that_points_elsewhere_is_refused() {
         for at in [3, 514, 515] {
             let mut stream = stream(&[600]);
             stream[at] ^= 4;

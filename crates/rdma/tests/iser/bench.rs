@@ -1,21 +1,22 @@
-//! What the tests stand on: a target with two volumes, and an initiator at the other end of a
-//! connection in memory. [`Hand`] is a session whose other end is the test itself.
+//! Fixtures: a target with two volumes, and an initiator at the other end of an in-memory
+//! connection. [`ManualSession`] is a session whose other end is the test itself.
 
 use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::iscsi::client::{
-    BurstSize, Config, InitiatorSession, IscsiDiscoverySession, Mode, wishes,
+    BurstSize, IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose,
+    default_proposal,
 };
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode};
-use blockmux_proto::iscsi::server::{IserTargetSession, LocalSessions, TargetSession};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkRequest};
 use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
 use blockmux_proto::session::{Home, Initiator, ProtocolError, SessionStage, Target, Timed};
 use blockmux_rdma::Driven;
-use blockmux_rdma::loopback::{self, Adapter, Loopback};
+use blockmux_rdma::loopback::{self, Loopback, LoopbackAdapter};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
@@ -32,20 +33,20 @@ pub(crate) const TARGET: &str = "iqn.2026-11.com.example:disk";
 pub(crate) const INITIATOR: &str = "iqn.2026-11.com.example:me";
 pub(crate) const SIZE: u64 = 8 << 20;
 
-/// What is served: two units of a target.
-pub(crate) struct Served {
+/// A target with two logical units.
+pub(crate) struct ServedTarget {
     pub(crate) node: Arc<IscsiNode>,
     pub(crate) exports: Exports,
     pub(crate) local: Rc<LocalSessions>,
     pub(crate) pool: Pool,
 }
 
-impl Served {
-    pub(crate) fn new(offer: OperationalParameters, chap: Option<Chap>) -> Served {
-        Served::named(TARGET, offer, chap)
+impl ServedTarget {
+    pub(crate) fn new(offer: OperationalParameters, chap: Option<Chap>) -> ServedTarget {
+        ServedTarget::named(TARGET, offer, chap)
     }
 
-    pub(crate) fn named(name: &str, offer: OperationalParameters, chap: Option<Chap>) -> Served {
+    pub(crate) fn named(name: &str, offer: OperationalParameters, chap: Option<Chap>) -> ServedTarget {
         let export = |name: &str| Export {
             name: name.into(),
             description: String::new(),
@@ -65,20 +66,20 @@ impl Served {
         target.offer = offer;
         let node = Arc::new(IscsiNode::new(vec![target]));
         let local = LocalSessions::new(Home::new(()));
-        Served { node, exports, local, pool: Pool::new(512 << 20) }
+        ServedTarget { node, exports, local, pool: Pool::new(512 << 20) }
     }
 
-    /// A session that nobody has connected to.
+    /// A target session without a connection.
     pub(crate) fn session(&self) -> IserTargetSession {
         let (node, pool) = (self.node.clone(), self.pool.clone());
-        let session = TargetSession::among(&self.local, node, 1, pool, [3; 32], Instant::now());
+        let session = IscsiTargetSession::among(&self.local, node, 1, pool, [3; 32], Instant::now());
         IserTargetSession::new(session)
     }
 }
 
-/// A session with whatever moves its events and work.
+/// A session with its driver.
 pub(crate) trait Pumped {
-    /// Whether anything moved.
+    /// Runs the driver; returns whether there was progress.
     fn pump(&mut self) -> bool;
 }
 
@@ -88,7 +89,7 @@ impl Pumped for Driven<Loopback, IserTargetSession> {
     }
 }
 
-impl Pumped for Driven<Loopback, InitiatorSession> {
+impl Pumped for Driven<Loopback, IscsiInitiatorSession> {
     fn pump(&mut self) -> bool {
         self.pump_connection(0)
     }
@@ -100,23 +101,23 @@ impl Pumped for Driven<Loopback, IscsiDiscoverySession> {
     }
 }
 
-/// A target's session with its volumes: the smallest possible engine.
-pub(crate) struct Server<D = Driven<Loopback, IserTargetSession>> {
+/// A target session with its volumes: a minimal engine.
+pub(crate) struct TargetEnd<D = Driven<Loopback, IserTargetSession>> {
     pub(crate) driven: D,
     channels: Vec<Box<dyn Channel>>,
-    /// Whether I/O stays in `submitted` rather than being done at once.
+    /// Whether I/O stays in `submitted` instead of being executed immediately.
     pub(crate) holds_io: bool,
     pub(crate) submitted: VecDeque<(VolumeId, Io)>,
-    /// I/O whose early end was asked for.
+    /// I/O that was cancelled.
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
 }
 
-impl<D: Pumped + Target> Server<D> {
-    pub(crate) fn new(served: &Served, driven: D) -> Server<D> {
+impl<D: Pumped + Target> TargetEnd<D> {
+    pub(crate) fn new(served: &ServedTarget, driven: D) -> TargetEnd<D> {
         let core = TestCore::new().as_core();
         let depth = driven.depth();
         let open = |export: &Export| export.volume.open(&core, depth, Waker::idle()).unwrap();
-        Server {
+        TargetEnd {
             driven,
             channels: served.exports.iter().map(|(_, export)| open(&export)).collect(),
             holds_io: false,
@@ -125,7 +126,7 @@ impl<D: Pumped + Target> Server<D> {
         }
     }
 
-    /// Turns until nothing moves; whether anything did.
+    /// Runs turns until there is no progress; returns whether there was any.
     pub(crate) fn run(&mut self) -> bool {
         let mut has_moved = false;
         loop {
@@ -148,7 +149,7 @@ impl<D: Pumped + Target> Server<D> {
         }
     }
 
-    /// Does the oldest I/O that was held, on its volume.
+    /// Executes the oldest held I/O on its volume.
     pub(crate) fn finish_one(&mut self) {
         let (volume, io) = self.submitted.pop_front().expect("an I/O is held");
         let channel = &mut self.channels[volume.0 as usize];
@@ -160,59 +161,70 @@ impl<D: Pumped + Target> Server<D> {
     }
 }
 
-/// Both sides, and the connection between them.
-pub(crate) struct Pair<S> {
+/// Both sides of a connection.
+pub(crate) struct InitiatorAndTarget<S> {
     pub(crate) client: Driven<Loopback, S>,
-    pub(crate) server: Server,
+    pub(crate) server: TargetEnd,
 }
 
-/// What a session sees as its peer.
-pub(crate) fn connect<S>(session: S, served: &Served) -> Pair<S> {
-    connect_on(session, served, &[Adapter::with_room(usize::MAX), Adapter::with_room(usize::MAX)])
+/// Connects a session to the target.
+pub(crate) fn connect<S>(session: S, served: &ServedTarget) -> InitiatorAndTarget<S> {
+    connect_on(
+        session,
+        served,
+        &[LoopbackAdapter::with_room(usize::MAX), LoopbackAdapter::with_room(usize::MAX)],
+    )
 }
 
-/// A connection over the adapters of the initiator and of the target.
-pub(crate) fn connect_on<S>(session: S, served: &Served, adapters: &[Arc<Adapter>; 2]) -> Pair<S> {
-    let (active, passive) = (initiator(wishes()).endpoint(), served.session().endpoint());
+/// Connects over the adapters of the initiator and of the target.
+pub(crate) fn connect_on<S>(
+    session: S,
+    served: &ServedTarget,
+    adapters: &[Arc<LoopbackAdapter>; 2],
+) -> InitiatorAndTarget<S> {
+    let (active, passive) = (initiator(default_proposal()).endpoint(), served.session().endpoint());
     let (active, passive) = loopback::pair_on(&active, &passive, [9; 32], adapters);
     let driven = Driven::new(served.session(), passive, Instant::now());
-    Pair { client: Driven::new(session, active, Instant::now()), server: Server::new(served, driven) }
+    InitiatorAndTarget {
+        client: Driven::new(session, active, Instant::now()),
+        server: TargetEnd::new(served, driven),
+    }
 }
 
-impl<S> Pair<S>
+impl<S> InitiatorAndTarget<S>
 where
     Driven<Loopback, S>: Pumped,
 {
-    /// Has both sides talk until neither has anything to say.
+    /// Runs both sides until neither makes progress.
     pub(crate) fn run(&mut self) {
         while self.client.pump() | self.server.run() {}
     }
 }
 
-pub(crate) fn config(wishes: OperationalParameters) -> Config {
-    Config {
+pub(crate) fn config(proposal: OperationalParameters) -> IscsiInitiatorConfig {
+    IscsiInitiatorConfig {
         initiator: Name::new(INITIATOR).unwrap(),
         target: Name::new(TARGET).unwrap(),
         lun: Lun::new(0),
-        mode: Mode::Use,
+        purpose: SessionPurpose::Use,
         chap: None,
-        wishes,
+        proposal,
         isid: [0x80, 0, 0, 0, 0, 1],
         burst: BurstSize::default(),
     }
 }
 
-pub(crate) fn initiator(wishes: OperationalParameters) -> InitiatorSession {
-    InitiatorSession::over_rdma(config(wishes), Pool::new(64 << 20), [5; 32], Instant::now())
+pub(crate) fn initiator(proposal: OperationalParameters) -> IscsiInitiatorSession {
+    IscsiInitiatorSession::over_rdma(config(proposal), Pool::new(64 << 20), [5; 32], Instant::now())
 }
 
-impl Pair<InitiatorSession> {
-    /// Logged in, and the unit known.
+impl InitiatorAndTarget<IscsiInitiatorSession> {
+    /// Both sides after login and discovery of the logical unit.
     pub(crate) fn ready(
-        wishes: OperationalParameters,
+        proposal: OperationalParameters,
         offer: OperationalParameters,
-    ) -> Pair<InitiatorSession> {
-        let mut pair = connect(initiator(wishes), &Served::new(offer, None));
+    ) -> InitiatorAndTarget<IscsiInitiatorSession> {
+        let mut pair = connect(initiator(proposal), &ServedTarget::new(offer, None));
         pair.run();
         let session = pair.client.session();
         assert!(session.is_ready(), "{:?} {:?}", session.refused(), pair.client.broken());
@@ -243,24 +255,24 @@ impl Pair<InitiatorSession> {
     }
 }
 
-/// A session whose work is kept for the test to look at and to answer.
-pub(crate) struct Hand<S> {
+/// A session whose work the test examines and completes.
+pub(crate) struct ManualSession<S> {
     pub(crate) session: S,
     pub(crate) works: VecDeque<WorkRequest>,
     queue_pair: Recorder,
-    /// Receive buffers that the session has given back.
+    /// Receive buffers that the session has posted.
     pub(crate) receives: u32,
 }
 
-/// A session that a test drives by hand, over its first connection.
-pub(crate) trait Handled {
-    /// The next thing that the session asks, with that much room.
+/// A session that a test drives manually, over its first connection.
+pub(crate) trait ManuallyDriven {
+    /// The next work of the session, if the queue pair has this much room.
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest>;
 
     fn handle(&mut self, event: Event) -> Result<(), ProtocolError>;
 }
 
-impl Handled for IserTargetSession {
+impl ManuallyDriven for IserTargetSession {
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest> {
         queue_pair.next(self, room)
     }
@@ -270,7 +282,7 @@ impl Handled for IserTargetSession {
     }
 }
 
-impl Handled for InitiatorSession {
+impl ManuallyDriven for IscsiInitiatorSession {
     fn next_work(&mut self, queue_pair: &mut Recorder, room: usize) -> Option<WorkRequest> {
         queue_pair.next(&mut self.connection(0), room)
     }
@@ -280,12 +292,12 @@ impl Handled for InitiatorSession {
     }
 }
 
-impl<S: Handled> Hand<S> {
-    pub(crate) fn new(session: S) -> Hand<S> {
-        Hand { session, works: VecDeque::new(), queue_pair: Recorder::default(), receives: 0 }
+impl<S: ManuallyDriven> ManualSession<S> {
+    pub(crate) fn new(session: S) -> ManualSession<S> {
+        ManualSession { session, works: VecDeque::new(), queue_pair: Recorder::default(), receives: 0 }
     }
 
-    /// Takes all work that there is.
+    /// Takes all work of the session; returns whether there was any.
     pub(crate) fn take(&mut self) -> bool {
         let before = self.works.len();
         while let Some(work) = self.next_work(1000) {
@@ -297,12 +309,12 @@ impl<S: Handled> Hand<S> {
         self.works.len() > before
     }
 
-    /// The next thing that the session asks, with that much room.
+    /// The next work of the session, if the queue pair has this much room.
     pub(crate) fn next_work(&mut self, room: usize) -> Option<WorkRequest> {
         self.session.next_work(&mut self.queue_pair, room)
     }
 
-    /// A message comes, and all work is taken.
+    /// Delivers a message, and takes all work that follows.
     pub(crate) fn receive(&mut self, message: &[u8], invalidated: Option<Stag>) -> Result<(), ProtocolError> {
         let message = Seg::from_slice(message);
         self.session.handle(Event::Received { message, invalidated })?;
@@ -310,7 +322,8 @@ impl<S: Handled> Hand<S> {
         Ok(())
     }
 
-    /// The next work, a message: what it closes, its header, its PDU and what is behind.
+    /// The next work, which must be a message: the invalidated tag, the iSER header, the BHS and
+    /// the data.
     pub(crate) fn message(&mut self) -> (Option<Stag>, ControlHeader, Bhs, Vec<u8>) {
         match self.works.pop_front() {
             Some(WorkRequest::Send { head, payload, invalidate, is_solicited: false, .. }) => {
@@ -323,9 +336,9 @@ impl<S: Handled> Hand<S> {
     }
 }
 
-impl Timed for Hand<IserTargetSession> {}
+impl Timed for ManualSession<IserTargetSession> {}
 
-impl Target for Hand<IserTargetSession> {
+impl Target for ManualSession<IserTargetSession> {
     fn depth(&self) -> u32 {
         self.session.depth()
     }
@@ -367,7 +380,7 @@ impl Target for Hand<IserTargetSession> {
     }
 }
 
-impl Pumped for Hand<IserTargetSession> {
+impl Pumped for ManualSession<IserTargetSession> {
     fn pump(&mut self) -> bool {
         self.take()
     }

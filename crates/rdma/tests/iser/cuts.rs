@@ -1,13 +1,13 @@
-//! Connections that are lost, at every point that there is.
+//! Connections that are lost at every point.
 
-use crate::bench::{Pair, Served, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use crate::bench::{InitiatorAndTarget, ServedTarget, connect, initiator, list, pattern};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::session::Initiator;
 use blockmux_volume::{Io, Op, Tag};
 use std::collections::BTreeMap;
 
-/// Writes of every kind, and reads of what was there before.
+/// Writes of various lengths, and reads.
 fn all_io() -> Vec<Io> {
     let lens = [512, 8192, 8704, 65536, 300_032];
     let io = |nth: usize, op, len: usize, data| {
@@ -23,15 +23,15 @@ fn all_io() -> Vec<Io> {
 }
 
 /// Counts completions by tag.
-fn collect(pair: &mut Pair<InitiatorSession>, done: &mut BTreeMap<u64, usize>) {
+fn collect(pair: &mut InitiatorAndTarget<IscsiInitiatorSession>, done: &mut BTreeMap<u64, usize>) {
     while let Some(completion) = pair.client.poll_done() {
         assert!(completion.result.is_ok());
         *done.entry(completion.tag.0).or_default() += 1;
     }
 }
 
-/// Submits, and has both sides do what they can.
-fn run(pair: &mut Pair<InitiatorSession>, io: Vec<Io>, done: &mut BTreeMap<u64, usize>) {
+/// Submits I/O, and runs both sides until there is no progress.
+fn run(pair: &mut InitiatorAndTarget<IscsiInitiatorSession>, io: Vec<Io>, done: &mut BTreeMap<u64, usize>) {
     for io in io {
         assert!(pair.client.room() > 0);
         pair.client.submit(io);
@@ -45,8 +45,8 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
     let mut is_cut = true;
     let (mut pieces, mut replayed) = (0, 0);
     while is_cut {
-        let served = Served::new(offer(), None);
-        let mut pair = connect(initiator(wishes()), &served);
+        let served = ServedTarget::new(offer(), None);
+        let mut pair = connect(initiator(default_proposal()), &served);
         pair.client.queue_pair().cut_after(pieces);
         pair.run();
         let mut done = BTreeMap::new();
@@ -58,7 +58,7 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
         left.extend(pair.client.take_unfinished());
         replayed += left.len();
         drop(pair);
-        let mut pair = connect(initiator(wishes()), &served);
+        let mut pair = connect(initiator(default_proposal()), &served);
         pair.run();
         assert!(pair.client.is_ready(), "after {pieces}: {:?}", pair.client.session().refused());
         run(&mut pair, left, &mut done);
@@ -74,8 +74,8 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
 
 #[test]
 fn io_that_is_in_flight_when_the_connection_is_lost_ends_at_the_volume() {
-    let served = Served::new(offer(), None);
-    let mut pair = connect(initiator(wishes()), &served);
+    let served = ServedTarget::new(offer(), None);
+    let mut pair = connect(initiator(default_proposal()), &served);
     pair.run();
     pair.server.holds_io = true;
     for io in all_io() {
@@ -84,12 +84,12 @@ fn io_that_is_in_flight_when_the_connection_is_lost_ends_at_the_volume() {
     pair.run();
     assert_eq!(pair.server.submitted.len(), 7);
     pair.client.queue_pair().cut_after(0);
-    // Something has to go for it to be lost.
+    // A packet has to be sent for the loss to happen.
     pair.client.on_stop();
     pair.server.finish_one();
     pair.run();
     assert!(pair.server.driven.session().is_over());
-    assert_eq!(pair.server.cancelled.len(), 6, "the volume is told that nobody waits");
+    assert_eq!(pair.server.cancelled.len(), 6, "the volume is asked to cancel");
     while !pair.server.submitted.is_empty() {
         pair.server.finish_one();
     }
@@ -97,7 +97,7 @@ fn io_that_is_in_flight_when_the_connection_is_lost_ends_at_the_volume() {
     let tags: Vec<_> = pair.client.take_unfinished().into_iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [0, 1, 2, 3, 4, 5, 6]);
     drop(pair);
-    let mut second = connect(initiator(wishes()), &served);
+    let mut second = connect(initiator(default_proposal()), &served);
     second.run();
     assert!(second.client.is_ready());
 }

@@ -1,17 +1,16 @@
-//! What Linux 6.12 said to Linux 6.12, ib_iser to ib_isert over siw, and what our target says to
-//! the same.
+//! A trace of Linux 6.12's ib_iser with ib_isert over siw, replayed against this target.
 //!
-//! The trace has a line for each message and each transfer: `?` and `!` are private data of both
-//! sides, `>` and `<` messages with their iSER header and PDU header (and the text of a login, `|`
-//! for each end of a pair), `w` and `r` RDMA Writes and Reads of the target, with tag, offset and
-//! length. The data of blocks is not in it; a pattern stands for that.
+//! The trace has a line for each message and each transfer: `?` and `!` are the private data of
+//! both sides; `>` and `<` messages with their iSER header and BHS (and the text of a login, with
+//! `|` after each pair); `w` and `r` RDMA Writes and Reads of the target, with tag, offset and
+//! length. It does not contain block data, which a pattern replaces.
 
-use crate::bench::{Hand, Served, Server, pattern};
+use crate::bench::{ManualSession, ServedTarget, TargetEnd, pattern};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{Event, RdmaSession, Remote, Stag, WorkRequest};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, ScsiResponse};
-use blockmux_wire::iscsi::session::{LoginRequest, LoginResponse};
+use blockmux_wire::iscsi::session::{IscsiLoginRequest, IscsiLoginResponse};
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode};
 use blockmux_wire::iser::ControlHeader;
 use std::collections::BTreeMap;
@@ -24,23 +23,23 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// One line behind its first word.
-struct Line<'a> {
+/// A line of the trace.
+struct TraceLine<'a> {
     kind: &'a str,
     words: Vec<&'a str>,
     text: &'a str,
 }
 
-fn lines() -> impl Iterator<Item = Line<'static>> {
+fn lines() -> impl Iterator<Item = TraceLine<'static>> {
     TRACE.lines().map(|line| {
         let mut parts = line.splitn(4, ' ');
         let kind = parts.next().unwrap();
         let words = parts.by_ref().take(2).collect();
-        Line { kind, words, text: parts.next().unwrap_or_default() }
+        TraceLine { kind, words, text: parts.next().unwrap_or_default() }
     })
 }
 
-/// These bytes after a structure of the wire has read and written them.
+/// Decodes and encodes these bytes by a wire structure.
 fn again<T: FromBytes + IntoBytes + Immutable>(bytes: &[u8]) -> Vec<u8> {
     T::read_from_bytes(bytes).unwrap().as_bytes().to_vec()
 }
@@ -61,8 +60,8 @@ fn every_message_of_linux_is_decoded_and_encoded_to_the_same_bytes() {
         }
         assert_eq!(built, header);
         let encoded = match Bhs::read_from_bytes(&pdu).unwrap().opcode() {
-            IscsiOpcode::LOGIN_REQUEST => again::<LoginRequest>(&pdu),
-            IscsiOpcode::LOGIN_RESPONSE => again::<LoginResponse>(&pdu),
+            IscsiOpcode::LOGIN_REQUEST => again::<IscsiLoginRequest>(&pdu),
+            IscsiOpcode::LOGIN_RESPONSE => again::<IscsiLoginResponse>(&pdu),
             IscsiOpcode::SCSI_COMMAND => again::<ScsiCommand>(&pdu),
             IscsiOpcode::SCSI_RESPONSE => again::<ScsiResponse>(&pdu),
             other => panic!("{other:?}"),
@@ -73,24 +72,24 @@ fn every_message_of_linux_is_decoded_and_encoded_to_the_same_bytes() {
     assert_eq!(count, 72);
 }
 
-/// What a target did for one command: writes, reads, and the memory that its response closed.
+/// A target's transfers for one command, and the tag that its response invalidated.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Doing {
+struct CommandTrace {
     written: Option<(Stag, u64)>,
     read: Option<Remote>,
     closed: Option<Stag>,
 }
 
-fn remote(line: &Line<'_>) -> Remote {
+fn remote(line: &TraceLine<'_>) -> Remote {
     let stag = Stag(u32::from_str_radix(line.words[0], 16).unwrap());
     let address = u64::from_str_radix(line.words[1], 16).unwrap();
     Remote { stag, address, len: line.text.parse().unwrap() }
 }
 
-/// What Linux's target did, by task tag.
-fn doings_of_linux() -> BTreeMap<u32, Doing> {
+/// The transfers of Linux's target, by task tag.
+fn doings_of_linux() -> BTreeMap<u32, CommandTrace> {
     let (mut doings, mut open) = (BTreeMap::new(), Vec::new());
-    // The memory that a command names says which command a transfer is of.
+    // The tag in a command's header assigns transfers to commands.
     let mut by_stag = BTreeMap::new();
     for line in lines() {
         match line.kind {
@@ -98,7 +97,7 @@ fn doings_of_linux() -> BTreeMap<u32, Doing> {
                 let header = ControlHeader::read_from_bytes(&bytes(line.words[0])).unwrap();
                 let bhs = Bhs::read_from_bytes(&bytes(line.words[1])).unwrap();
                 let itt = bhs.initiator_task_tag.get();
-                doings.insert(itt, Doing::default());
+                doings.insert(itt, CommandTrace::default());
                 if let Some((stag, _)) = header.read().or(header.write()) {
                     by_stag.insert(stag, itt);
                 }
@@ -125,10 +124,10 @@ fn doings_of_linux() -> BTreeMap<u32, Doing> {
     doings
 }
 
-/// Does what the target asks for until it has answered; returns what it did, the answer and its
-/// data.
-fn answer(server: &mut Server<Hand<IserTargetSession>>) -> (Doing, Bhs, Vec<u8>, Vec<u8>) {
-    let (mut doing, mut data_in) = (Doing::default(), Vec::new());
+/// Executes the target's transfers until it responds; returns them, the response, its data, and the
+/// read data.
+fn answer(server: &mut TargetEnd<ManualSession<IserTargetSession>>) -> (CommandTrace, Bhs, Vec<u8>, Vec<u8>) {
+    let (mut doing, mut data_in) = (CommandTrace::default(), Vec::new());
     loop {
         server.run();
         match server.driven.works.front() {
@@ -159,9 +158,9 @@ fn answer(server: &mut Server<Hand<IserTargetSession>>) -> (Doing, Bhs, Vec<u8>,
 }
 
 #[test]
-fn our_target_answers_linux_as_linux_does() {
-    let served = Served::named("iqn.2026-11.vmh:lio", offer(), None);
-    let mut server = Server::new(&served, Hand::new(served.session()));
+fn this_target_responds_to_linux_as_linuxs_target_does() {
+    let served = ServedTarget::named("iqn.2026-11.vmh:lio", offer(), None);
+    let mut server = TargetEnd::new(&served, ManualSession::new(served.session()));
     let linux = doings_of_linux();
     let mut commands = 0;
     for line in lines() {
@@ -207,9 +206,9 @@ fn our_target_answers_linux_as_linux_does() {
     assert_eq!(commands, 35);
 }
 
-/// What Linux is told in the login, beside the names.
+/// Checks the negotiated keys in the login response.
 fn check_login(response: &Bhs, data: &[u8]) {
-    let response = LoginResponse::read_from_bytes(response.as_bytes()).unwrap();
+    let response = IscsiLoginResponse::read_from_bytes(response.as_bytes()).unwrap();
     assert_eq!((response.status.get(), response.flags), (0, 0x87));
     let text = String::from_utf8(data.to_vec()).unwrap();
     let said: Vec<&str> = text.split('\0').collect();
@@ -226,15 +225,15 @@ fn check_login(response: &Bhs, data: &[u8]) {
     assert!(!text.contains("MaxRecvDataSegmentLength") && !text.contains("NotUnderstood"), "{text}");
 }
 
-/// An answer to a command, beside what Linux's target did.
-fn check(pdu: &[u8], response: &Bhs, doing: &Doing, linux: &Doing, data_in: &[u8]) {
+/// Compares a response and its transfers with those of Linux's target.
+fn check(pdu: &[u8], response: &Bhs, doing: &CommandTrace, linux: &CommandTrace, data_in: &[u8]) {
     let command = ScsiCommand::read_from_bytes(pdu).unwrap();
     let response = ScsiResponse::read_from_bytes(response.as_bytes()).unwrap();
     assert_eq!(response.opcode, IscsiOpcode::SCSI_RESPONSE.0);
     assert_eq!((response.exp_data_sn.get(), response.exp_cmd_sn.get()), (0, command.cmd_sn.get() + 1));
     if response.status != 0 {
-        // The first command learns that the unit was just powered on, and Linux asks for pages that
-        // not both have.
+        // The first command gets the power-on unit attention, and Linux asks for pages that only
+        // one of the targets has.
         assert_eq!(doing.closed, linux.closed);
         return;
     }

@@ -1,7 +1,9 @@
-//! Our initiator with our target.
+//! This initiator with this target.
 
-use crate::bench::{Pair, SIZE, Served, Server, connect, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{FoundTarget, InitiatorSession, IscsiDiscoverySession, wishes};
+use crate::bench::{InitiatorAndTarget, SIZE, ServedTarget, TargetEnd, connect, initiator, list, pattern};
+use blockmux_proto::iscsi::client::{
+    FoundTarget, IscsiDiscoverySession, IscsiInitiatorSession, default_proposal,
+};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
@@ -16,24 +18,24 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Ways to move data: what the initiator wishes and the target offers.
-fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
+/// Ways to transfer data: the initiator's and the target's parameters.
+fn transfer_modes() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
     vec![
-        ("immediate data", wishes(), offer()),
-        ("no immediate data", wishes().with(OperationalKey::ImmediateData, 0), offer()),
+        ("immediate data", default_proposal(), offer()),
+        ("no immediate data", default_proposal().with(OperationalKey::ImmediateData, 0), offer()),
         (
             "R2T for all",
-            wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+            default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
             offer(),
         ),
-        ("little immediate data", wishes().with(OperationalKey::FirstBurstLength, 1024), offer()),
+        ("little immediate data", default_proposal().with(OperationalKey::FirstBurstLength, 1024), offer()),
     ]
 }
 
 #[test]
-fn what_was_written_is_read_whatever_its_length() {
-    for (name, wishes, offer) in ways() {
-        let mut pair = Pair::ready(wishes, offer);
+fn written_data_is_read_at_every_length() {
+    for (name, proposal, offer) in transfer_modes() {
+        let mut pair = InitiatorAndTarget::ready(proposal, offer);
         for blocks in [1, 2, 3, 15, 16, 17, 127, 128, 2048, 6001] {
             let data = pattern(blocks * 512);
             pair.write(512, &data);
@@ -46,8 +48,8 @@ fn what_was_written_is_read_whatever_its_length() {
 }
 
 #[test]
-fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
-    let mut pair = Pair::ready(wishes(), offer());
+fn segmented_buffers_are_transferred_directly() {
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     let data = pattern(96 << 10);
     let pieces = |bytes: &[u8]| {
         let mut list = SgList::default();
@@ -62,8 +64,8 @@ fn data_in_pieces_goes_straight_to_its_place_and_comes_from_there() {
 }
 
 #[test]
-fn what_is_agreed_on_is_iser() {
-    let pair = Pair::ready(wishes().requiring(OperationalKey::HeaderDigest), offer());
+fn the_negotiated_parameters_are_those_of_iser() {
+    let pair = InitiatorAndTarget::ready(default_proposal().requiring(OperationalKey::HeaderDigest), offer());
     let agreed = pair.client.session().parameters().unwrap();
     let expected = [
         (OperationalKey::RDMAExtensions, 1),
@@ -81,7 +83,7 @@ fn what_is_agreed_on_is_iser() {
 
 #[test]
 fn every_operation_does_what_it_says() {
-    let mut pair = Pair::ready(wishes(), offer());
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     let zeroes = |fua, may_unmap| Op::WriteZeroes { fua, may_unmap, only_fast: false };
     for op in [Op::Flush, Op::Prefetch, Op::Discard { fua: true }] {
         let len = if op == Op::Flush { 0 } else { 8192 };
@@ -93,7 +95,7 @@ fn every_operation_does_what_it_says() {
         assert_eq!(pair.read(0, 512), pattern(512));
         assert_eq!(pair.read(512, 1 << 19), vec![0; 1 << 19]);
     }
-    let mut pair = Pair::ready(wishes(), offer());
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     pair.write(1 << 20, &pattern(1 << 20));
     let Output::Extents(extents) = pair.call(Op::BlockStatus, 0, SIZE, None).unwrap() else { panic!() };
     let extent = |len, is_hole| Extent { len, hole: is_hole, zero: is_hole };
@@ -102,7 +104,7 @@ fn every_operation_does_what_it_says() {
 
 #[test]
 fn requests_in_flight_may_end_in_any_order() {
-    let mut pair = Pair::ready(wishes(), offer());
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     let data = pattern(64 << 10);
     pair.write(0, &data);
     pair.server.holds_io = true;
@@ -124,8 +126,8 @@ fn requests_in_flight_may_end_in_any_order() {
 
 #[test]
 fn a_whole_window_of_reads_and_writes_keeps_to_its_credits() {
-    for (name, wishes, offer) in ways() {
-        let mut pair = Pair::ready(wishes, offer);
+    for (name, proposal, offer) in transfer_modes() {
+        let mut pair = InitiatorAndTarget::ready(proposal, offer);
         pair.server.holds_io = true;
         let mut submitted = 0;
         while pair.client.room() > 0 {
@@ -153,8 +155,8 @@ fn a_whole_window_of_reads_and_writes_keeps_to_its_credits() {
 }
 
 #[test]
-fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
-    let mut pair = Pair::ready(wishes(), offer());
+fn a_stop_waits_for_outstanding_io_and_then_logs_out() {
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     pair.server.holds_io = true;
     pair.client.submit(Io::new(Tag(1), Op::Read, 0, 4096));
     pair.run();
@@ -169,8 +171,8 @@ fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
 }
 
 #[test]
-fn a_target_that_stops_has_its_initiator_leave() {
-    let mut pair = Pair::ready(wishes(), offer());
+fn a_stopping_target_makes_its_initiator_log_out() {
+    let mut pair = InitiatorAndTarget::ready(default_proposal(), offer());
     pair.server.holds_io = true;
     for n in 0..3 {
         pair.client.submit(Io::new(Tag(n), Op::Read, 0, 4096));
@@ -191,23 +193,23 @@ fn a_target_that_stops_has_its_initiator_leave() {
     assert!(pair.client.session().is_over() && pair.server.driven.session().is_over());
 }
 
-/// A session that may have two connections, and a target that takes as many as are dialled.
+/// A session with up to two connections, and a target that accepts them.
 struct TwoConnections {
-    client: Driven<Loopback, InitiatorSession>,
-    servers: Rc<RefCell<Vec<Server>>>,
+    client: Driven<Loopback, IscsiInitiatorSession>,
+    servers: Rc<RefCell<Vec<TargetEnd>>>,
 }
 
 impl TwoConnections {
     fn new() -> TwoConnections {
-        let (served, servers) = (Served::new(offer(), None), Rc::new(RefCell::new(Vec::new())));
+        let (served, servers) = (ServedTarget::new(offer(), None), Rc::new(RefCell::new(Vec::new())));
         let accepting = servers.clone();
         let dial = Rc::new(move |endpoint: &Endpoint| {
             let (active, passive) = loopback::pair(endpoint, &served.session().endpoint(), [9; 32]);
             let driven = Driven::new(served.session(), passive, Instant::now());
-            accepting.borrow_mut().push(Server::new(&served, driven));
+            accepting.borrow_mut().push(TargetEnd::new(&served, driven));
             active
         });
-        let session = initiator(wishes().with(OperationalKey::MaxConnections, 2));
+        let session = initiator(default_proposal().with(OperationalKey::MaxConnections, 2));
         let first = dial(&session.endpoint());
         TwoConnections {
             client: Driven::new(session, first, Instant::now())
@@ -216,7 +218,7 @@ impl TwoConnections {
         }
     }
 
-    /// A driver's turns, which goes by what there is to send.
+    /// Runs all connections until there is no progress.
     fn run(&mut self) {
         let mut moves = true;
         while moves {
@@ -235,7 +237,7 @@ impl TwoConnections {
     }
 
     fn write_eight(&mut self) {
-        // So long that four of them are a burst on one connection.
+        // Four writes of this length fill a connection's burst.
         let data = pattern(128 << 10);
         for n in 0..8 {
             let (op, len) = (Op::Write { fua: false }, data.len() as u64);
@@ -253,7 +255,7 @@ fn a_session_may_have_several_connections() {
     assert!(connections.client.is_ready());
     let (connection, _) = connections.client.poll_connect().expect("both sides take two");
     assert_eq!((connection, connections.client.poll_connect()), (1, None));
-    // Until it is there, all goes by the first.
+    // Until it is connected, all I/O uses the first connection.
     assert!(!connections.client.pump_connection(0) && connections.client.room() > 0);
     connections.client.on_connected(1, Instant::now());
     connections.run();
@@ -270,12 +272,12 @@ fn a_session_may_have_several_connections() {
     let done: Vec<_> = std::iter::from_fn(|| connections.client.poll_done()).collect();
     assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
     assert_eq!([0, 1].map(|at| connections.client.is_awaited(at)), [false; 2]);
-    // One of them is lost: below error recovery level 2 the session is over.
+    // A connection is lost: below ErrorRecoveryLevel 2 the session ends.
     assert!(!connections.client.on_lost(1, Instant::now()));
 }
 
 #[test]
-fn a_session_goes_on_without_a_connection_that_could_not_be_had() {
+fn a_session_continues_without_a_connection_that_failed() {
     let mut connections = TwoConnections::new();
     connections.run();
     assert!(connections.client.poll_connect().is_some());
@@ -288,14 +290,14 @@ fn a_session_goes_on_without_a_connection_that_could_not_be_had() {
 
 #[test]
 fn more_messages_than_there_are_buffers_for_end_the_connection() {
-    let served = Served::new(offer(), None);
+    let served = ServedTarget::new(offer(), None);
     for (count, fault) in [(560, None), (561, Some(Fault::Peer(Violation::NoReceive)))] {
-        let endpoint = Endpoint { sends: 1000, ..initiator(wishes()).endpoint() };
+        let endpoint = Endpoint { sends: 1000, ..initiator(default_proposal()).endpoint() };
         let (mut flood, passive) = loopback::pair(&endpoint, &served.session().endpoint(), [9; 32]);
-        let mut server = Server::new(&served, Driven::new(served.session(), passive, Instant::now()));
+        let mut server = TargetEnd::new(&served, Driven::new(served.session(), passive, Instant::now()));
         server.run();
         assert!(matches!(flood.poll(), Some(Event::Connected { .. })));
-        // A login that goes on and on.
+        // A login that never ends.
         for _ in 0..count {
             let (id, payload, mut head) = (WorkId(0), SgList::default(), MessageHead::from_slice(&[0; 76]));
             (head[0], head[28], head[29]) = (0x10, 0x43, 0x44);
@@ -314,7 +316,7 @@ fn discovery_finds_every_target() {
     let session =
         IscsiDiscoverySession::over_rdma(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
     assert_eq!(session.endpoint().regions, 1);
-    let mut pair = connect(session, &Served::new(offer(), None));
+    let mut pair = connect(session, &ServedTarget::new(offer(), None));
     pair.run();
     let session = pair.client.session();
     let found = FoundTarget { name: crate::bench::TARGET.into(), addresses: vec!["192.0.2.1:3260,1".into()] };
@@ -324,13 +326,13 @@ fn discovery_finds_every_target() {
 
 #[test]
 fn an_initiator_that_logs_in_again_takes_the_place_of_its_session() {
-    let served = Served::new(offer(), None);
-    let mut first = connect(initiator(wishes()), &served);
+    let served = ServedTarget::new(offer(), None);
+    let mut first = connect(initiator(default_proposal()), &served);
     first.run();
     assert!(first.client.is_ready());
-    let mut second = connect(initiator(wishes()), &served);
+    let mut second = connect(initiator(default_proposal()), &served);
     second.run();
-    assert!(!second.client.is_ready(), "the first is still there");
+    assert!(!second.client.is_ready(), "the first session still exists");
     drop(first);
     let later = Instant::now() + std::time::Duration::from_secs(1);
     blockmux_proto::session::Timed::on_timeout(&mut second.server.driven, later).unwrap();

@@ -1,16 +1,16 @@
-//! Both sides over adapters that reach only memory that is registered with them.
+//! Both sides over adapters that reach only registered memory.
 
-use crate::bench::{Served, connect_on, initiator, pattern};
-use blockmux_proto::iscsi::client::wishes;
+use crate::bench::{ServedTarget, connect_on, initiator, pattern};
+use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::session::Initiator;
-use blockmux_rdma::loopback::Adapter;
+use blockmux_rdma::loopback::LoopbackAdapter;
 use blockmux_volume::{Io, Op, Tag};
 
 #[test]
 fn memory_is_registered_when_it_is_first_used_and_until_it_is_freed() {
-    let adapters = [Adapter::with_room(usize::MAX), Adapter::with_room(usize::MAX)];
-    let mut pair = connect_on(initiator(wishes()), &Served::new(offer(), None), &adapters);
+    let adapters = [LoopbackAdapter::with_room(usize::MAX), LoopbackAdapter::with_room(usize::MAX)];
+    let mut pair = connect_on(initiator(default_proposal()), &ServedTarget::new(offer(), None), &adapters);
     pair.run();
     assert!(pair.client.session().is_ready());
     let mut use_it = |rounds: u64| {
@@ -20,7 +20,7 @@ fn memory_is_registered_when_it_is_first_used_and_until_it_is_freed() {
             assert_eq!(pair.read(round * 65_536, 65_536), data);
         }
     };
-    // What both sides have out, and what their pools keep.
+    // Memory in use by both sides, and memory cached by their pools.
     use_it(10);
     let blocks = adapters.each_ref().map(|adapter| adapter.len());
     use_it(90);
@@ -35,9 +35,11 @@ fn memory_that_an_adapter_has_no_room_for_ends_the_connection_and_no_command_is_
     for side in 0..2 {
         let mut has_refused = false;
         for room in 0..4 {
-            let mut adapters = [Adapter::with_room(usize::MAX), Adapter::with_room(usize::MAX)];
-            adapters[side] = Adapter::with_room(room);
-            let mut pair = connect_on(initiator(wishes()), &Served::new(offer(), None), &adapters);
+            let mut adapters =
+                [LoopbackAdapter::with_room(usize::MAX), LoopbackAdapter::with_room(usize::MAX)];
+            adapters[side] = LoopbackAdapter::with_room(room);
+            let mut pair =
+                connect_on(initiator(default_proposal()), &ServedTarget::new(offer(), None), &adapters);
             pair.run();
             if !pair.client.session().is_ready() {
                 has_refused = true;

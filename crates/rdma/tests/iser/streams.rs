@@ -1,15 +1,15 @@
-//! Both sessions over iWARP, and between them streams that deliver any number of bytes at a time
-//! and may be lost after any.
+//! Both sessions over iWARP, and streams that deliver any number of bytes at a time and may be lost
+//! after any byte.
 
-use crate::bench::{Pumped, Served, Server, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use crate::bench::{Pumped, ServedTarget, TargetEnd, initiator, list, pattern};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
 use blockmux_proto::session::{Demand, Initiator, StreamConnections, StreamSession};
 use blockmux_rdma::Driven;
-use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Io, Op, Output, Pool, Tag};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -20,16 +20,16 @@ impl Pumped for Driven<Iwarp, IserTargetSession> {
     }
 }
 
-/// What one side has received and not taken.
+/// Bytes that one side has received and not consumed.
 #[derive(Default)]
 struct Inbound {
     unread: Vec<u8>,
-    /// Of the payload that is being placed.
+    /// Placed bytes of the current payload.
     placed: usize,
 }
 
 impl Inbound {
-    /// Hands in what came.
+    /// Delivers received bytes.
     fn deliver(&mut self, to: &mut impl StreamSession, bytes: &[u8]) {
         self.unread.extend(bytes);
         loop {
@@ -56,31 +56,37 @@ impl Inbound {
 }
 
 struct Streams {
-    client: Driven<Iwarp, InitiatorSession>,
-    server: Server<Driven<Iwarp, IserTargetSession>>,
+    client: Driven<Iwarp, IscsiInitiatorSession>,
+    server: TargetEnd<Driven<Iwarp, IserTargetSession>>,
     inbound: [Inbound; 2],
-    /// Delivered at a time, at most.
+    /// Most bytes delivered at a time.
     step: usize,
     /// Bytes until the connection is lost.
     left: usize,
 }
 
 impl Streams {
-    fn new(served: &Served, wishes: OperationalParameters, config: &Config, step: usize) -> Streams {
+    fn new(
+        served: &ServedTarget,
+        proposal: OperationalParameters,
+        config: &IwarpConfig,
+        step: usize,
+    ) -> Streams {
         let (now, pool) = (Instant::now(), || Pool::new(64 << 20));
-        let (client, target) = (initiator(wishes), served.session());
+        let (client, target) = (initiator(proposal), served.session());
         let active = Iwarp::active(&client.endpoint(), config.clone(), pool(), [1; 32], now);
         let passive = Iwarp::passive(&target.endpoint(), config.clone(), pool(), [2; 32], now);
         Streams {
             client: Driven::new(client, active, Instant::now()),
-            server: Server::new(served, Driven::new(target, passive, Instant::now())),
+            server: TargetEnd::new(served, Driven::new(target, passive, Instant::now())),
             inbound: Default::default(),
             step,
             left: usize::MAX,
         }
     }
 
-    /// Carries both ways until nothing moves, or the connection is lost: then `false`.
+    /// Transports bytes in both directions until there is no progress, or the connection is lost;
+    /// returns `false` then.
     fn run(&mut self) -> bool {
         loop {
             let asked = self.client.connection(0).outbox().take_bytes();
@@ -113,7 +119,7 @@ impl Streams {
         self.client.poll_done().expect("it is done").result.unwrap()
     }
 
-    /// Writes what goes with its command and what does not, and reads it again.
+    /// Writes data with and without immediate data, and reads it again.
     fn converse(&mut self) {
         assert!(self.run());
         assert!(self.client.session().is_ready());
@@ -126,53 +132,55 @@ impl Streams {
     }
 }
 
-fn config(has_crc: bool, wants_markers: bool, mss: usize) -> Config {
-    Config { has_crc, wants_markers, mss, ..Config::default() }
+fn config(has_crc: bool, wants_markers: bool, mss: usize) -> IwarpConfig {
+    IwarpConfig { has_crc, wants_markers, mss, ..IwarpConfig::default() }
 }
 
 const FORMS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
 
 #[test]
-fn sessions_are_the_same_when_every_byte_comes_alone() {
+fn sessions_work_byte_by_byte() {
     for (has_crc, wants_markers) in FORMS {
-        // The shortest FPDUs that there are, and one for all that is said here.
+        // The shortest FPDUs, and one for each message.
         for mss in [0, 65_483] {
-            let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
-            Streams::new(&served, wishes(), &config, 1).converse();
+            let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
+            Streams::new(&served, default_proposal(), &config, 1).converse();
         }
     }
 }
 
 #[test]
-fn sessions_are_the_same_however_long_fpdus_are_and_wherever_the_stream_is_cut() {
+fn sessions_work_with_fpdus_of_every_length_and_any_split() {
     let steps = [2, 3, 7, 13, 61, 127, 508, 512, 1448, 4096, 20_000, usize::MAX];
     let mss = [0, 128, 131, 257, 536, 1448, 1460, 4096, 8948, 16_384, 40_000, 65_483, usize::MAX];
     for (nth, step) in steps.into_iter().enumerate() {
         for (has_crc, wants_markers) in FORMS {
             for part in 0..3 {
                 let mss = mss[(nth + 5 * part) % mss.len()];
-                let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
-                Streams::new(&served, wishes(), &config, step).converse();
+                let (served, config) =
+                    (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
+                Streams::new(&served, default_proposal(), &config, step).converse();
             }
         }
     }
 }
 
 #[test]
-fn sessions_are_the_same_when_all_data_of_writes_is_read_by_the_target() {
-    let wishes = wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
+fn sessions_work_if_the_target_reads_all_write_data() {
+    let proposal =
+        default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     for (has_crc, wants_markers) in FORMS {
         for (mss, step) in [(0, 5), (1448, 1447), (65_483, 64)] {
-            let (served, config) = (Served::new(offer(), None), config(has_crc, wants_markers, mss));
-            Streams::new(&served, wishes, &config, step).converse();
+            let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
+            Streams::new(&served, proposal, &config, step).converse();
         }
     }
 }
 
-/// What is in flight is handed back and asked for again by another connection: each request ends
-/// once, and as it should.
+/// Outstanding I/O is handed back and repeated on another connection: each request completes once
+/// and correctly.
 #[test]
-fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice() {
+fn a_connection_lost_at_any_byte_loses_no_request_and_completes_none_twice() {
     let io = |tag: u64, op, len: usize, fill: u8| Io {
         tag: Tag(tag),
         op,
@@ -182,7 +190,7 @@ fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice
     };
     let (mut after, mut replayed) = (0, 0);
     loop {
-        let served = Served::new(offer(), None);
+        let served = ServedTarget::new(offer(), None);
         let config = config(after % 2 == 0, false, 1448);
         let mut undone: Vec<Io> = [(1, 512), (2, 4096), (3, 12_288)]
             .into_iter()
@@ -194,7 +202,7 @@ fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice
         let mut done = BTreeMap::<u64, usize>::new();
         let mut is_lost = false;
         for left in [after, usize::MAX] {
-            let mut streams = Streams::new(&served, wishes(), &config, 1500);
+            let mut streams = Streams::new(&served, default_proposal(), &config, 1500);
             streams.left = left;
             is_lost = !streams.run();
             if !is_lost {
@@ -225,5 +233,5 @@ fn a_connection_that_is_lost_at_any_byte_loses_no_request_and_answers_none_twice
     assert!(replayed > 100, "{replayed} requests were replayed");
 }
 
-/// In bytes, than all that is said on such a connection.
+/// More bytes than such a connection transports.
 const LONGER: usize = 45_000;

@@ -1,8 +1,8 @@
-//! The initiator, told anything: what it opens to a target and when it closes it, and what it does
-//! not put up with.
+//! The initiator's protocol rules: which memory it registers for a target and when it invalidates
+//! it, and which messages it refuses.
 
-use crate::bench::{Hand, Handled, Served, Server, initiator, list, pattern};
-use blockmux_proto::iscsi::client::{InitiatorSession, wishes};
+use crate::bench::{ManualSession, ManuallyDriven, ServedTarget, TargetEnd, initiator, list, pattern};
+use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
@@ -19,30 +19,30 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-/// Both sides, and the test in between as the network.
-struct Wire {
-    client: Hand<InitiatorSession>,
-    server: Server<Hand<IserTargetSession>>,
-    /// What the initiator has open.
+/// Both sides, with the test in place of the network.
+struct Interposed {
+    client: ManualSession<IscsiInitiatorSession>,
+    server: TargetEnd<ManualSession<IserTargetSession>>,
+    /// The initiator's registered memory.
     open: BTreeMap<u32, (SgList, RemoteRights)>,
     next_stag: u32,
-    /// Changes what the target says.
+    /// Changes the target's messages.
     mangle: fn(&mut Vec<u8>),
 }
 
-/// Where memory begins for the target.
+/// Base offset of registered memory.
 const BASE: u64 = 0x1000;
 
-impl Wire {
-    fn new(private_data: &[u8]) -> Wire {
-        Wire::wishing(wishes(), private_data)
+impl Interposed {
+    fn new(private_data: &[u8]) -> Interposed {
+        Interposed::with_parameters(default_proposal(), private_data)
     }
 
-    fn wishing(wishes: OperationalParameters, private_data: &[u8]) -> Wire {
-        let served = Served::new(offer(), None);
-        let server = Server::new(&served, Hand::new(served.session()));
-        let client = Hand::new(initiator(wishes));
-        let mut wire = Wire { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
+    fn with_parameters(proposal: OperationalParameters, private_data: &[u8]) -> Interposed {
+        let served = ServedTarget::new(offer(), None);
+        let server = TargetEnd::new(&served, ManualSession::new(served.session()));
+        let client = ManualSession::new(initiator(proposal));
+        let mut wire = Interposed { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
         let requested = Event::Requested { private_data: private_data.to_vec() };
         wire.server.driven.session.on_event(requested, Instant::now()).unwrap();
         wire.server.run();
@@ -53,15 +53,15 @@ impl Wire {
         wire
     }
 
-    /// Logged in; the target closes memory itself.
-    fn ready() -> Wire {
-        let mut wire = Wire::new(&[0x80, 0, 0, 0]);
+    /// Both sides after login, with Send with Invalidate.
+    fn ready() -> Interposed {
+        let mut wire = Interposed::new(&[0x80, 0, 0, 0]);
         wire.run().unwrap();
         assert!(wire.client.session.is_ready());
         wire
     }
 
-    /// Does what the initiator wants of its queue pair; messages stay.
+    /// Executes the initiator's registrations and invalidations; messages stay queued.
     fn serve_client(&mut self) {
         self.client.take();
         let mut messages = std::mem::take(&mut self.client.works);
@@ -92,7 +92,7 @@ impl Wire {
         list.slice((remote.address - BASE) as usize, remote.len as usize)
     }
 
-    /// Does what the target wants of its queue pair, and passes its messages on.
+    /// Executes the target's transfers, and passes its messages on.
     fn serve_server(&mut self) -> Result<bool, ProtocolError> {
         let mut moves = self.server.run();
         while let Some(work) = self.server.driven.works.pop_front() {
@@ -126,7 +126,7 @@ impl Wire {
         self.server.driven.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
     }
 
-    /// Passes everything on until there is no more.
+    /// Passes messages on until there are no more.
     fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
             self.serve_client();
@@ -148,7 +148,7 @@ impl Wire {
         self.serve_client();
     }
 
-    /// The command that was sent: its header, its PDU and its data.
+    /// The sent command: iSER header, PDU and data.
     fn command(&mut self) -> (ControlHeader, ScsiCommand, Vec<u8>) {
         let (_, header, bhs, data) = self.client.message();
         (header, ScsiCommand::read_from_bytes(bhs.as_bytes()).unwrap(), data)
@@ -158,7 +158,7 @@ impl Wire {
         std::iter::from_fn(|| self.client.session.poll_done()).map(|done| done.tag.0).collect()
     }
 
-    /// A PDU of ours in the place of the target's.
+    /// Sends a PDU in place of the target.
     fn say(
         &mut self,
         pdu: &(impl IntoBytes + Immutable),
@@ -186,8 +186,8 @@ fn response(command: &ScsiCommand, status: u8) -> ScsiResponse {
 const WRITE: Op = Op::Write { fua: false };
 
 #[test]
-fn a_command_opens_what_the_target_needs_and_no_more() {
-    let mut wire = Wire::ready();
+fn a_command_registers_only_the_memory_that_the_target_needs() {
+    let mut wire = Interposed::ready();
     assert!(wire.open.is_empty(), "the bring-up has left nothing open");
     wire.submit(0, Op::Flush, 0, None);
     let (header, _, _) = wire.command();
@@ -210,8 +210,8 @@ fn a_command_opens_what_the_target_needs_and_no_more() {
 }
 
 #[test]
-fn memory_is_the_callers_own() {
-    let mut wire = Wire::ready();
+fn registered_memory_is_the_callers_own() {
+    let mut wire = Interposed::ready();
     let (data, room) = (list(&pattern(65_536)), list(&vec![0; 65_536]));
     wire.submit(0, WRITE, 65_536, Some(data.clone()));
     let (memory, _) = &wire.open[&wire.next_stag];
@@ -226,9 +226,9 @@ fn memory_is_the_callers_own() {
 }
 
 #[test]
-fn a_command_ends_when_its_memory_is_closed_and_not_before() {
-    // This target has been told not to close memory itself.
-    let mut wire = Wire::new(&[0xc0, 0, 0, 0]);
+fn a_command_completes_after_its_memory_was_invalidated() {
+    // Send with Invalidate was not negotiated.
+    let mut wire = Interposed::new(&[0xc0, 0, 0, 0]);
     wire.run().unwrap();
     assert!(wire.client.session.is_ready() && wire.open.is_empty());
     wire.submit(0, Op::Read, 4096, None);
@@ -249,8 +249,8 @@ fn a_command_ends_when_its_memory_is_closed_and_not_before() {
 }
 
 #[test]
-fn a_target_that_closes_other_memory_than_the_commands_is_left() {
-    let mut wire = Wire::ready();
+fn a_target_that_invalidates_other_memory_ends_the_session() {
+    let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     let (_, first, _) = wire.command();
     wire.submit(1, Op::Read, 4096, None);
@@ -258,23 +258,23 @@ fn a_target_that_closes_other_memory_than_the_commands_is_left() {
     let other = Stag(wire.next_stag);
     assert_eq!(
         wire.say(&response(&first, 0), &[], Some(other)).unwrap_err().what,
-        "closed memory that is not the command's that it answered"
+        "invalidated memory of another command than it answered"
     );
     assert!(wire.done_tags().is_empty());
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     wire.submit(0, WRITE, 512, Some(list(&pattern(512))));
     let (_, command, _) = wire.command();
     assert!(wire.say(&response(&command, 0), &[], Some(Stag(3))).is_err(), "it had none open");
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     let mut ping = NopIn::new_zeroed();
     ping.opcode = IscsiOpcode::NOP_IN.0;
     assert!(wire.say(&ping, &[], Some(Stag(3))).is_err(), "no response");
 }
 
 #[test]
-fn what_comes_as_rdma_does_not_come_as_a_message() {
+fn pdus_that_rdma_replaces_end_the_session() {
     for opcode in [IscsiOpcode::DATA_IN, IscsiOpcode::R2T, IscsiOpcode::LOGIN_RESPONSE, IscsiOpcode(0x3e)] {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);
         let (_, command, _) = wire.command();
         let mut pdu = DataIn::new_zeroed();
@@ -286,23 +286,23 @@ fn what_comes_as_rdma_does_not_come_as_a_message() {
 }
 
 #[test]
-fn what_is_no_message_of_iser_ends_the_session() {
+fn a_malformed_message_ends_the_session() {
     let whole = [ControlHeader::new().as_bytes(), &[0x20; 48]].concat();
     for len in (0..76).step_by(5) {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         assert!(wire.client.receive(&whole[..len], None).is_err(), "{len} bytes");
-        assert!(Wire::new(&[]).client.receive(&whole[..len], None).is_err(), "{len} bytes in a login");
+        assert!(Interposed::new(&[]).client.receive(&whole[..len], None).is_err(), "{len} bytes in a login");
     }
     for flags in [0x00, 0x20, 0x30] {
         let mut message = whole.clone();
         message[0] = flags;
-        assert!(Wire::ready().client.receive(&message, None).is_err(), "{flags:#x}");
+        assert!(Interposed::ready().client.receive(&message, None).is_err(), "{flags:#x}");
     }
 }
 
 #[test]
-fn a_target_that_answers_what_was_not_asked_is_left() {
-    let mut wire = Wire::ready();
+fn a_response_without_a_command_ends_the_session() {
+    let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     let (_, command, _) = wire.command();
     wire.say(&response(&command, 0), &[], Some(Stag(wire.next_stag))).unwrap();
@@ -312,7 +312,7 @@ fn a_target_that_answers_what_was_not_asked_is_left() {
 
 #[test]
 fn a_short_read_and_a_failed_one_are_errors() {
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     let sense = [0, 18, 0x70, 0, 3, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0];
     let mut short = ScsiResponse::new_zeroed();
     short.flags = FLAG_FINAL | FLAG_UNDERFLOW;
@@ -332,8 +332,8 @@ fn a_short_read_and_a_failed_one_are_errors() {
 }
 
 #[test]
-fn a_unit_that_has_grown_is_asked_how_large_it_is() {
-    let mut wire = Wire::ready();
+fn a_capacity_change_leads_to_read_capacity() {
+    let mut wire = Interposed::ready();
     wire.client.session.poll_size();
     wire.submit(0, Op::Read, 4096, None);
     let (_, command, _) = wire.command();
@@ -345,7 +345,7 @@ fn a_unit_that_has_grown_is_asked_how_large_it_is() {
         let (header, command, _) = wire.command();
         let stag = header.read().expect("all of these read").0;
         let (room, _) = wire.open.remove(&stag).unwrap();
-        // READ CAPACITY(16): the last block and the length of a block.
+        // READ CAPACITY(16): the last block and the block length.
         if command.cdb[0] == 0x9e {
             is_asked = true;
             room.slice(0, 12).copy_from(&[&0x7fff_u64.to_be_bytes()[..], &512_u32.to_be_bytes()].concat());
@@ -364,7 +364,7 @@ fn a_window_wider_than_our_receive_buffers_is_not_used() {
         let max_cmd_sn = u32::from_be_bytes(message[28 + 32..28 + 36].try_into().unwrap());
         message[28 + 32..28 + 36].copy_from_slice(&(max_cmd_sn + 1000).to_be_bytes());
     }
-    let mut wire = Wire::new(&[0x80, 0, 0, 0]);
+    let mut wire = Interposed::new(&[0x80, 0, 0, 0]);
     wire.mangle = widen;
     wire.run().unwrap();
     for tag in 0..600 {
@@ -385,7 +385,7 @@ fn a_window_wider_than_our_receive_buffers_is_not_used() {
 }
 
 #[test]
-fn a_target_without_iser_is_told_so() {
+fn a_target_without_iser_is_refused() {
     fn deny(message: &mut Vec<u8>) {
         let len = u32::from_be_bytes(message[32..36].try_into().unwrap()) & U24::MAX;
         let text = String::from_utf8_lossy(&message[76..76 + len as usize]);
@@ -393,18 +393,18 @@ fn a_target_without_iser_is_told_so() {
         message.splice(76.., text.bytes());
         message[32..36].copy_from_slice(&(text.len() as u32).to_be_bytes());
     }
-    let mut wire = Wire::new(&[0x80, 0, 0, 0]);
+    let mut wire = Interposed::new(&[0x80, 0, 0, 0]);
     wire.mangle = deny;
     let error = wire.run().unwrap_err();
     assert_eq!(error.what, "did not agree to iSER over RDMA");
-    let mut nobody = Hand::new(initiator(wishes()));
+    let mut nobody = ManualSession::new(initiator(default_proposal()));
     let refused = nobody.session.handle(Event::Refused { private_data: vec![1; 500] }).unwrap_err();
-    assert_eq!(refused.what, "refused the RDMA connection: nobody serves iSER there");
+    assert_eq!(refused.what, "refused the RDMA connection: no iSER target listens there");
 }
 
 #[test]
-fn a_flood_of_pings_waits_for_its_answers_to_leave() {
-    let mut wire = Wire::ready();
+fn a_flood_of_nops_waits_for_its_replies_to_be_sent() {
+    let mut wire = Interposed::ready();
     let mut ping = NopIn::new_zeroed();
     (ping.opcode, ping.flags) = (IscsiOpcode::NOP_IN.0, FLAG_FINAL);
     (ping.initiator_task_tag, ping.target_transfer_tag) = (RESERVED_TAG.into(), 5.into());
@@ -413,7 +413,7 @@ fn a_flood_of_pings_waits_for_its_answers_to_leave() {
     for _ in 0..1000 {
         let message = blockmux_volume::Seg::from_slice(&message);
         wire.client.session.handle(Event::Received { message, invalidated: None }).unwrap();
-        // The queue pair takes no more messages.
+        // The queue pair has no room for messages.
         while let Some(work) = wire.client.next_work(0) {
             assert!(matches!(work, WorkRequest::Receive));
             given_back += 1;
@@ -426,8 +426,8 @@ fn a_flood_of_pings_waits_for_its_answers_to_leave() {
 }
 
 #[test]
-fn a_silent_target_is_pinged_and_then_given_up() {
-    let mut wire = Wire::ready();
+fn an_unresponsive_target_is_pinged_and_then_abandoned() {
+    let mut wire = Interposed::ready();
     let mut now = Instant::now();
     let mut pings = 0;
     let error = loop {
@@ -447,7 +447,7 @@ fn a_silent_target_is_pinged_and_then_given_up() {
 #[test]
 fn a_target_has_a_second_to_disconnect_after_the_logout() {
     for target_disconnects in [true, false] {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         wire.client.session.on_stop();
         wire.run().unwrap();
         assert!(wire.client.session.is_over());
@@ -463,12 +463,12 @@ fn a_target_has_a_second_to_disconnect_after_the_logout() {
 }
 
 #[test]
-fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
-    let mut wire = Wire::ready();
+fn unfinished_io_is_handed_back_without_references() {
+    let mut wire = Interposed::ready();
     let data = list(&pattern(65_536));
     wire.submit(0, WRITE, 65_536, Some(data));
     wire.submit(1, Op::Read, 4096, None);
-    // One whose memory was not opened yet.
+    // One whose memory was not registered yet.
     wire.client.session.submit(Io::new(Tag(2), Op::Read, 0, 4096));
     assert!(wire.client.session.handle(Event::Disconnected).is_err(), "in the middle of commands");
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
@@ -476,21 +476,21 @@ fn what_is_unfinished_is_taken_back_and_nothing_refers_to_it() {
     assert!(wire.client.next_work(100).is_none());
 }
 
-impl Wire {
-    /// Overdue commands: the request that the target is sent about them.
-    fn escalate(&mut self, function: Function) -> TaskManagementRequest {
+impl Interposed {
+    /// Lets commands become overdue; returns the task management request that follows.
+    fn escalate(&mut self, function: Function) -> TaskManagementFunctionRequest {
         while self.client.session.look() < LOOKS {}
         assert!(self.client.session.abort_overdue(LOOKS).is_some());
         self.serve_client();
         let (_, header, bhs, _) = self.client.message();
-        let request = TaskManagementRequest::read_from_bytes(bhs.as_bytes()).unwrap();
+        let request = TaskManagementFunctionRequest::read_from_bytes(bhs.as_bytes()).unwrap();
         assert_eq!((header, request.opcode), (ControlHeader::new(), 0x42));
         assert_eq!(request.function, FLAG_FINAL | function.0);
         assert!(self.client.works.is_empty());
         request
     }
 
-    /// A message that the session hears before it is asked for work.
+    /// Delivers a message before the session's work is taken.
     fn hear(
         &mut self,
         pdu: &(impl IntoBytes + Immutable),
@@ -501,8 +501,8 @@ impl Wire {
         self.client.session.handle(Event::Received { message, invalidated: closes })
     }
 
-    /// Closes what the session wants closed, in order. No command ends while any of `stags` is
-    /// open.
+    /// Executes the session's invalidations in order. No command completes while one of `stags` is
+    /// valid.
     fn close(&mut self, stags: &[u32]) {
         let mut left = stags.to_vec();
         while let Some(work) = self.client.next_work(100) {
@@ -524,8 +524,11 @@ impl Wire {
     }
 }
 
-fn answer(request: &TaskManagementRequest, response: FunctionResponse) -> TaskManagementResponse {
-    let mut answer = TaskManagementResponse::new_zeroed();
+fn answer(
+    request: &TaskManagementFunctionRequest,
+    response: FunctionResponse,
+) -> TaskManagementFunctionResponse {
+    let mut answer = TaskManagementFunctionResponse::new_zeroed();
     answer.opcode = IscsiOpcode::TASK_MANAGEMENT_RESPONSE.0;
     answer.flags = FLAG_FINAL;
     answer.response = response.0;
@@ -540,10 +543,10 @@ const COMPLETE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
 const UNKNOWN: FunctionResponse = FunctionResponse::TASK_DOES_NOT_EXIST;
 
 #[test]
-fn memory_of_an_overdue_command_stays_open_until_its_abort_is_answered() {
+fn memory_of_an_overdue_command_stays_registered_until_its_abort_completes() {
     for response in [COMPLETE, UNKNOWN] {
         for op in [Op::Read, WRITE] {
-            let mut wire = Wire::ready();
+            let mut wire = Interposed::ready();
             let data = list(&pattern(8704));
             wire.submit(0, op, 8704, Some(data.clone()));
             let (_, command, _) = wire.command();
@@ -551,25 +554,25 @@ fn memory_of_an_overdue_command_stays_open_until_its_abort_is_answered() {
             let request = wire.escalate(Function::ABORT_TASK);
             assert_eq!(request.referenced_task_tag, command.initiator_task_tag);
             assert_eq!(request.ref_cmd_sn, command.cmd_sn);
-            // The target is still at it.
+            // The target may still access it.
             assert_eq!(wire.open[&stag].0.segs()[0].as_ptr(), data.segs()[0].as_ptr());
             assert!(wire.returned_tags().is_empty());
             wire.hear(&answer(&request, response), None).unwrap();
             assert!(wire.returned_tags().is_empty(), "its memory is open still");
             wire.close(&[stag]);
             assert_eq!((wire.returned_tags(), wire.done_tags(), wire.open.len()), (vec![0], vec![], 0));
-            // Its place is free again, and its memory somebody else's.
+            // Its slot is free again, and its memory may be in use elsewhere.
             let error = wire.say(&self::response(&command, 0), &[], None).unwrap_err();
-            assert_eq!(error.what, "answered a task that is not there");
+            assert_eq!(error.what, "answered an unknown task");
         }
     }
 }
 
 #[test]
-fn a_command_that_ends_while_it_is_aborted_ends_once_and_its_memory_is_closed_once() {
+fn a_command_that_completes_during_its_abort_completes_once() {
     for closes_itself in [false, true] {
         for is_asked_between in [false, true] {
-            let mut wire = Wire::ready();
+            let mut wire = Interposed::ready();
             wire.submit(0, Op::Read, 4096, None);
             let (_, command, _) = wire.command();
             let stag = wire.next_stag;
@@ -594,9 +597,9 @@ fn a_command_that_ends_while_it_is_aborted_ends_once_and_its_memory_is_closed_on
 }
 
 #[test]
-fn a_target_that_answers_a_command_twice_or_after_it_was_aborted_is_left() {
+fn a_second_response_or_one_after_an_abort_ends_the_session() {
     for is_aborted in [false, true] {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);
         let (_, command, _) = wire.command();
         let request = wire.escalate(Function::ABORT_TASK);
@@ -612,8 +615,8 @@ fn a_target_that_answers_a_command_twice_or_after_it_was_aborted_is_left() {
 }
 
 #[test]
-fn a_reset_closes_all_memory_before_it_hands_commands_back() {
-    let mut wire = Wire::ready();
+fn a_reset_invalidates_all_memory_before_it_hands_commands_back() {
+    let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     wire.submit(1, WRITE, 8704, Some(list(&pattern(8704))));
     wire.submit(2, Op::Flush, 0, None);
@@ -624,7 +627,7 @@ fn a_reset_closes_all_memory_before_it_hands_commands_back() {
     assert_eq!((wire.open.len(), wire.returned_tags()), (2, vec![]), "a refusal ends nothing");
     let request = wire.escalate(Function::LOGICAL_UNIT_RESET);
     wire.hear(&answer(&request, COMPLETE), None).unwrap();
-    // It had no memory open.
+    // It had no registered memory.
     assert_eq!(wire.returned_tags(), [2]);
     wire.close(&stags);
     assert_eq!((wire.returned_tags(), wire.open.len()), (vec![0, 1], 0));
@@ -632,17 +635,17 @@ fn a_reset_closes_all_memory_before_it_hands_commands_back() {
 }
 
 #[test]
-fn a_command_that_was_not_sent_is_not_given_up_whatever_the_target_says() {
-    let mut other = Wire::ready();
+fn a_command_that_was_not_sent_cannot_be_aborted() {
+    let mut other = Interposed::ready();
     other.submit(0, Op::Read, 4096, None);
     other.command();
     let request = other.escalate(Function::ABORT_TASK);
-    let mut wire = Wire::ready();
+    let mut wire = Interposed::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
     let Some(WorkRequest::Register { id, local, access }) = wire.client.next_work(100) else { panic!() };
     while wire.client.session.look() < LOOKS {}
     assert!(wire.client.session.abort_overdue(LOOKS).is_some());
-    // A target that guesses the tag of a request that it was not sent.
+    // A target that guesses the tag of a request that was not sent.
     wire.hear(&answer(&request, COMPLETE), None).unwrap();
     let remote = Remote { stag: Stag(99), address: BASE, len: local.len() as u32 };
     wire.open.insert(99, (local, access));
@@ -656,9 +659,9 @@ fn a_command_that_was_not_sent_is_not_given_up_whatever_the_target_says() {
 }
 
 #[test]
-fn a_connection_that_is_lost_while_it_aborts_gives_each_command_back_once() {
+fn a_connection_lost_during_an_abort_hands_each_command_back_once() {
     for is_answered in [false, true] {
-        let mut wire = Wire::ready();
+        let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);
         wire.submit(1, WRITE, 8704, Some(list(&pattern(8704))));
         wire.client.works.clear();
@@ -674,8 +677,8 @@ fn a_connection_that_is_lost_while_it_aborts_gives_each_command_back_once() {
 }
 
 #[test]
-fn an_abort_follows_the_command_that_it_is_about() {
-    let mut wire = Wire::ready();
+fn an_abort_is_sent_after_its_command() {
+    let mut wire = Interposed::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
     let Some(WorkRequest::Register { id, local, .. }) = wire.client.next_work(100) else {
         panic!("nothing opened")

@@ -1,23 +1,24 @@
-//! Two ends of an iWARP connection in one thread, and a stream between them that allocates nothing.
+//! Two ends of an iWARP connection in one thread, with a stream between them that allocates
+//! nothing.
 
 use blockmux_proto::outbox::OutboxPiece;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
 use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
-use blockmux_rdma::iwarp::{Config, Iwarp};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Memory, Pool};
 use std::time::Instant;
 
-/// A connection that is there.
+/// An established connection.
 pub(crate) struct Pipe {
     pub(crate) active: Iwarp,
     pub(crate) passive: Iwarp,
-    /// On the way to the active side, and to the passive one.
+    /// Bytes in transit to the active side, and to the passive side.
     chunks: [Chunk; 2],
 }
 
 impl Pipe {
-    pub(crate) fn new(config: &Config) -> Pipe {
+    pub(crate) fn new(config: &IwarpConfig) -> Pipe {
         let endpoint = Endpoint {
             receives: 64,
             receive_len: 64 << 10,
@@ -45,12 +46,12 @@ impl Pipe {
         pipe
     }
 
-    /// Whether anything is to be carried.
+    /// Whether an outbox has bytes.
     pub(crate) fn moves(&mut self) -> bool {
         !self.active.outbox().is_empty() || !self.passive.outbox().is_empty()
     }
 
-    /// Carries all that is to be sent, both ways.
+    /// Transports the bytes of both outboxes.
     pub(crate) fn carry(&mut self) {
         carry(&mut self.active, &mut self.passive, &mut self.chunks[1]);
         carry(&mut self.passive, &mut self.active, &mut self.chunks[0]);
@@ -60,7 +61,7 @@ impl Pipe {
 fn carry(from: &mut Iwarp, to: &mut Iwarp, chunk: &mut Chunk) {
     chunk.recycle();
     if chunk.room() < BUFFER / 2 {
-        assert!(chunk.compact(), "something is still lent");
+        assert!(chunk.compact(), "the buffer is still borrowed");
     }
     let outbox = from.outbox();
     let mut sent = 0;
@@ -89,7 +90,7 @@ fn carry(from: &mut Iwarp, to: &mut Iwarp, chunk: &mut Chunk) {
                 chunk.take(taken);
             }
             Demand::Place(list) => {
-                // All of it is there, or comes with the next round: then it is placed as a whole.
+                // Placed only once all of it has arrived.
                 let here = chunk.unread().len().min(list.len());
                 if here < list.len() {
                     return;

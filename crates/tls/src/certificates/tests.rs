@@ -1,7 +1,7 @@
-//! Handshakes with certificates that are as they should be, and with others.
+//! Handshakes with valid and with invalid certificates.
 
 use super::*;
-use crate::tests::Pair;
+use crate::tests::ClientAndServer;
 use crate::{ClientCredentials, ServerCredentials, Tls, TlsPeer};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -24,7 +24,7 @@ impl Authority {
         Authority { pem, issuer: Issuer::new(params, key) }
     }
 
-    /// A certificate for these hosts, which `change` makes what it should be.
+    /// Signs a certificate for these hosts, after `change` adjusted it.
     fn sign(&self, name: &str, hosts: &[&str], change: impl FnOnce(&mut CertificateParams)) -> CertifiedKey {
         let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(hosts).unwrap();
@@ -65,9 +65,9 @@ fn client(trust: &Trust, own: Option<&CertifiedKey>, host: &str) -> Tls {
     Tls::client(&ClientCredentials::Certificates(certificates)).unwrap()
 }
 
-/// What each side says that is wrong.
-fn complaints(client: Tls, server: Tls) -> [Option<String>; 2] {
-    Pair::of(client, server).run().map(|(_, error)| error.map(|error| error.to_string()))
+/// Runs the handshake and returns the errors of both sides.
+fn errors(client: Tls, server: Tls) -> [Option<String>; 2] {
+    ClientAndServer::of(client, server).run().map(|(_, error)| error.map(|error| error.to_string()))
 }
 
 fn trusting(authority: &Authority) -> Trust {
@@ -75,14 +75,15 @@ fn trusting(authority: &Authority) -> Trust {
 }
 
 #[test]
-fn a_client_knows_the_server_and_the_server_knows_the_client() {
+fn both_sides_authenticate_by_certificates() {
     let authority = Authority::new("authority");
     let hosts = ["storage.example", "*.example.net", "127.0.0.1", "::1"];
     let (own, other) = (authority.server(&hosts), authority.client());
     for host in ["storage.example", "STORAGE.example.", "a.example.net", "127.0.0.1", "::1"] {
-        for (asked, shown) in [(None, None), (None, Some(&other)), (Some(&*authority.pem), Some(&other))] {
+        for (asked, presented) in [(None, None), (None, Some(&other)), (Some(&*authority.pem), Some(&other))]
+        {
             let server = server(std::slice::from_ref(&own), asked);
-            let mut pair = Pair::of(client(&trusting(&authority), shown, host), server);
+            let mut pair = ClientAndServer::of(client(&trusting(&authority), presented, host), server);
             assert_eq!(pair.run().map(|(_, error)| error), [None, None], "{host}");
             assert_eq!(pair.client.peer(), &TlsPeer::Certificate("CN=server".into()));
             let name = "O=Example,CN=backup\\, host".to_owned();
@@ -96,103 +97,103 @@ fn a_client_knows_the_server_and_the_server_knows_the_client() {
 }
 
 #[test]
-fn a_server_that_is_not_the_one_that_was_meant_is_refused() {
+fn a_server_with_a_wrong_certificate_is_refused() {
     let (authority, stranger) = (Authority::new("authority"), Authority::new("stranger"));
     let good = authority.server(&["storage.example", "*.example.net", "192.0.2.1"]);
-    let complaint = |own: &CertifiedKey, host: &str| {
+    let client_error = |own: &CertifiedKey, host: &str| {
         let server = server(std::slice::from_ref(own), None);
-        let [client, server] = complaints(client(&trusting(&authority), None, host), server);
-        assert!(server.is_some(), "the server hears of it");
+        let [client, server] = errors(client(&trusting(&authority), None, host), server);
+        assert!(server.is_some(), "the client sends an alert");
         client.unwrap()
     };
     for host in ["other.example", "example.net", "a.b.example.net", "192.0.2.2", "::1", "storage.example.org"]
     {
-        assert!(complaint(&good, host).ends_with("it is for another host name"), "{host}");
+        assert!(client_error(&good, host).ends_with("it is for another host name"), "{host}");
     }
     let host = ["storage.example"];
-    let said = complaint(&stranger.server(&host), host[0]);
-    assert!(said.ends_with("no authority that is trusted here has signed it"), "{said}");
+    let error = client_error(&stranger.server(&host), host[0]);
+    assert!(error.ends_with("no authority that is trusted here signed it"), "{error}");
     let expired = authority.sign("server", &host, |params| params.not_after = date_time_ymd(2020, 1, 1));
-    assert!(complaint(&expired, host[0]).ends_with("it has expired"));
+    assert!(client_error(&expired, host[0]).ends_with("it has expired"));
     let early = authority.sign("server", &host, |params| params.not_before = date_time_ymd(3000, 1, 1));
-    assert!(complaint(&early, host[0]).contains("it is not valid yet"));
+    assert!(client_error(&early, host[0]).contains("it is not valid yet"));
     let of_client = authority.sign("server", &host, |params| {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     });
-    assert!(complaint(&of_client, host[0]).contains("it is not for this use"));
+    assert!(client_error(&of_client, host[0]).contains("it is not for this use"));
 }
 
 #[test]
-fn without_verification_anybody_is_the_server() {
+fn without_verification_any_server_certificate_is_accepted() {
     let own = Authority::new("stranger").server(&["other.example"]);
     let server = server(&[own], None);
-    assert_eq!(complaints(client(&Trust::Anybody, None, "storage.example"), server), [None, None]);
+    assert_eq!(errors(client(&Trust::Anybody, None, "storage.example"), server), [None, None]);
 }
 
 #[test]
-fn a_client_that_shows_no_good_certificate_is_refused() {
+fn a_client_without_a_valid_certificate_is_refused() {
     let (authority, stranger) = (Authority::new("authority"), Authority::new("stranger"));
     let own = authority.server(&["storage.example"]);
-    let complaint = |shown: Option<&CertifiedKey>| {
+    let server_error = |presented: Option<&CertifiedKey>| {
         let server = server(std::slice::from_ref(&own), Some(&authority.pem));
-        let [_, server] = complaints(client(&trusting(&authority), shown, "storage.example"), server);
+        let [_, server] = errors(client(&trusting(&authority), presented, "storage.example"), server);
         server.unwrap()
     };
-    assert_eq!(complaint(None), "has sent no certificate, which is required here");
-    assert!(complaint(Some(&stranger.client())).contains("no authority that is trusted here"));
-    assert!(complaint(Some(&authority.server(&["a"]))).contains("it is not for this use"));
+    assert_eq!(server_error(None), "sent no certificate, which is required here");
+    assert!(server_error(Some(&stranger.client())).contains("no authority that is trusted here"));
+    assert!(server_error(Some(&authority.server(&["a"]))).contains("it is not for this use"));
     let expired = authority.sign("client", &[], |params| params.not_after = date_time_ymd(2020, 1, 1));
-    assert!(complaint(Some(&expired)).ends_with("it has expired"));
+    assert!(server_error(Some(&expired)).ends_with("it has expired"));
 }
 
 #[test]
-fn a_server_shows_the_certificate_of_the_host_that_the_client_names() {
+fn the_server_name_selects_the_server_certificate() {
     let authority = Authority::new("authority");
     let own = || ["a.example", "b.example"].map(|host| authority.server(&[host]));
-    for (host, is_there) in [("a.example", true), ("b.example", true), ("c.example", false)] {
-        let [said, _] = complaints(client(&trusting(&authority), None, host), server(&own(), None));
-        assert_eq!(said.is_none(), is_there, "{host}: {said:?}");
+    for (host, has_certificate) in [("a.example", true), ("b.example", true), ("c.example", false)] {
+        let [error, _] = errors(client(&trusting(&authority), None, host), server(&own(), None));
+        assert_eq!(error.is_none(), has_certificate, "{host}: {error:?}");
     }
 }
 
 #[test]
-fn files_that_do_not_belong_together_or_are_no_files_of_that_kind_are_named() {
+fn mismatched_and_malformed_files_are_refused_with_the_cause() {
     let authority = Authority::new("authority");
     let [one, other] = [authority.server(&["a"]), authority.server(&["b"])];
-    let said = |chain: &[u8], key: &[u8]| {
+    let error = |chain: &[u8], key: &[u8]| {
         let own = CertifiedKey { chain: chain.to_vec(), key: key.to_vec().into() };
         ServerCertificates::new(&[own], None).map(drop).unwrap_err().to_string()
     };
-    assert!(said(&one.chain, &other.key).contains("belongs to another certificate"));
-    assert!(said(b"no PEM", &one.key).contains("no certificate or key in PEM"));
-    assert!(!said(&one.chain, b"no PEM").is_empty());
+    assert!(error(&one.chain, &other.key).contains("belongs to another certificate"));
+    assert!(error(b"no PEM", &one.key).contains("not a certificate or key in PEM"));
+    assert!(!error(&one.chain, b"no PEM").is_empty());
     let trust = Trust::Authorities(b"no PEM".to_vec());
     assert!(ClientCertificates::new(&trust, None, "a").is_err());
 }
 
 #[test]
-fn a_client_with_a_key_and_a_server_with_certificates_do_not_agree() {
+fn a_key_and_a_certificate_do_not_authenticate_each_other() {
     let authority = Authority::new("authority");
     let key = crate::Psk { identity: b"a".to_vec(), secret: vec![7; 32].into(), hash: crate::Hash::Sha256 };
     let with_key = || Tls::client(&ClientCredentials::Psks([key.clone()].into())).unwrap();
-    let [client_says, _] = complaints(with_key(), server(&[authority.server(&["a"])], None));
-    assert!(client_says.is_some());
+    let [client_error, _] = errors(with_key(), server(&[authority.server(&["a"])], None));
+    assert!(client_error.unwrap().ends_with("a pre-shared key is expected here"));
     let keys = key.clone();
     let lookup: crate::Lookup = std::sync::Arc::new(move |_| Some(keys.clone()));
     let with_keys = Tls::server(&ServerCredentials::Psks(lookup)).unwrap();
-    let [client_says, server_says] = complaints(client(&trusting(&authority), None, "a"), with_keys);
-    assert!(client_says.is_some());
-    assert_eq!(server_says.unwrap(), "has offered no TLS key");
+    let [client_error, server_error] = errors(client(&trusting(&authority), None, "a"), with_keys);
+    assert!(client_error.is_some());
+    assert_eq!(server_error.unwrap(), "offered no TLS key");
 }
 
 #[test]
 fn an_address_may_have_a_zone_and_a_wildcard_stands_for_one_label() {
     assert_eq!(ExpectedHost::new("fe80::1%eth0"), ExpectedHost::Address("fe80::1".parse().unwrap()));
     let host = ExpectedHost::new("a.example");
-    for (name, is_right) in
+    for (name, matches) in
         [("A.Example", true), ("*.example", false), ("*.a.example", false), ("*", false), ("", false)]
     {
-        assert_eq!(host.verify_host_name(name), is_right, "{name}");
+        assert_eq!(host.verify_host_name(name), matches, "{name}");
     }
     let host = ExpectedHost::new("a.b.example");
     assert!(host.verify_host_name("*.b.example") && !host.verify_host_name("*.example"));

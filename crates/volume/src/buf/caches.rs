@@ -11,14 +11,14 @@ impl Seg {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint changes nothing, and wherever it points does no harm.
+            // SAFETY: a prefetch has no effect on memory and cannot fault.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.as_ptr().cast()) };
         }
     }
 
     /// Copies this segment to the start of `target`, with streaming stores where whole cache lines
     /// are written, so that they are not fetched first. For memory that is not read soon; call
-    /// [`settle_streams`] before anybody reads it.
+    /// [`settle_streams`] before it is read.
     ///
     /// # Panics
     /// As [`Seg::copy_to_seg`].
@@ -30,8 +30,8 @@ impl Seg {
             assert!(self.len <= target.len && target.writable);
             let (from, to) = (self.as_ptr().cast::<__m128i>(), target.as_ptr().cast::<__m128i>());
             for at in 0..self.len() / size_of::<__m128i>() {
-                // SAFETY: in bounds on both sides, which do not overlap; the target is aligned; who
-                // streams settles it.
+                // SAFETY: in bounds on both sides, which do not overlap; the target is aligned; the
+                // caller calls `settle_streams`.
                 unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
             }
             return;

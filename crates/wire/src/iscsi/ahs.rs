@@ -3,35 +3,35 @@
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
 
-/// What each segment begins with; `ahs_length` bytes follow the first three, and padding to four.
+/// Header of a segment. `ahs_length` bytes follow the first three, then padding to four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AhsHead {
-    /// Bytes behind the type, the reserved byte included; without padding.
+    /// AHSLength: bytes after the type, including the reserved byte, without padding.
     pub ahs_length: U16<BE>,
     /// [`AhsType`].
     pub ahs_type: u8,
-    /// Reserved in both types that there are.
+    /// Reserved in both defined types.
     pub specific: u8,
 }
 const _: () = assert!(size_of::<AhsHead>() == 4);
 
 open_enum! {
-    /// What a segment holds (RFC 7143 §11.2.2.1).
+    /// Type of a segment (RFC 7143 §11.2.2.1).
     pub enum AhsType(u8) {
-        /// What a CDB has beyond 16 bytes.
+        /// The part of a CDB beyond 16 bytes.
         EXTENDED_CDB = 1,
-        /// Room for what a bidirectional command reads, in 32 bits.
+        /// Expected length of a bidirectional command's read data, in 32 bits.
         BIDIRECTIONAL_READ_DATA_LENGTH = 2,
     }
 }
 
-/// One segment as it lies in a header.
+/// A segment of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahs<'a> {
-    /// What it holds.
+    /// Type of the segment.
     pub ahs_type: AhsType,
-    /// Behind the reserved byte, without padding.
+    /// Content after the reserved byte, without padding.
     pub data: &'a [u8],
 }
 
@@ -41,12 +41,12 @@ pub struct AhsIter<'a> {
     rest: &'a [u8],
 }
 
-/// A segment that is longer than what is left of the header, or too short to be one.
+/// A segment that is too short, or longer than the rest of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MalformedAhs;
 
 impl<'a> AhsIter<'a> {
-    /// Over what follows the Basic Header Segment, without digest.
+    /// Iterates over the bytes after the Basic Header Segment, without the digest.
     #[must_use]
     pub fn new(segments: &'a [u8]) -> AhsIter<'a> {
         AhsIter { rest: segments }
@@ -66,7 +66,7 @@ impl<'a> Iterator for AhsIter<'a> {
     }
 }
 
-/// The first segment, and what is behind its padding.
+/// Splits the first segment from the bytes after its padding.
 fn split(segments: &[u8]) -> Option<(Ahs<'_>, &[u8])> {
     let (head, rest) = AhsHead::read_from_prefix(segments).ok()?;
     let len = usize::from(head.ahs_length.get()).checked_sub(1)?;

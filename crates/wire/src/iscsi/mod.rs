@@ -4,9 +4,10 @@
 //!   Basic Header Segment │ Additional Header Segments │ Header-Digest │ Data Segment │ padding │ Data-Digest
 //!   48 bytes             │ TotalAHSLength × 4 bytes   │ 0 or 4 bytes  │ DataSegmentLength  to 4 │ 0 or 4 bytes
 //! ```
-//! [`Bhs`] is what all headers have in common (RFC 7143 §11.2.1); the structures of [`scsi`] move
-//! commands and their data, those of [`session`] log in, talk, and end. All are 48 bytes, without
-//! padding, big-endian. Field names are the RFC's in snake case.
+//! [`Bhs`] has the fields that all headers share (RFC 7143 §11.2.1). The structures of [`scsi`] are
+//! PDUs for commands and data, those of [`session`] are PDUs for login, text, NOP, logout and
+//! events. Each is 48 bytes long, without padding, big-endian. Field names are those of the RFC in
+//! snake case.
 
 pub mod ahs;
 pub mod scsi;
@@ -15,25 +16,25 @@ pub mod session;
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, Unaligned};
 
-/// The Basic Header Segment as far as every PDU has it (RFC 7143 §11.2.1).
+/// The fields of the Basic Header Segment that all PDUs share (RFC 7143 §11.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Bhs {
     /// The I bit and [`IscsiOpcode`].
     pub opcode: u8,
-    /// The F bit, mostly, and what the opcode says.
+    /// The F bit in most PDUs, and opcode-specific flags.
     pub flags: u8,
-    /// What the opcode says.
+    /// Opcode-specific.
     pub specific: [u8; 2],
-    /// In units of four bytes.
+    /// TotalAHSLength, in units of four bytes.
     pub total_ahs_length: u8,
-    /// In bytes, without padding.
+    /// DataSegmentLength, in bytes, without padding.
     pub data_segment_length: U24,
-    /// LUN, or what the opcode says.
+    /// LUN, or opcode-specific.
     pub lun: [u8; 8],
-    /// Chosen by the initiator for each task.
+    /// Initiator Task Tag, chosen by the initiator for each task.
     pub initiator_task_tag: U32<BE>,
-    /// What the opcode says.
+    /// Opcode-specific.
     pub specific_end: [u8; 28],
 }
 const _: () = assert!(size_of::<Bhs>() == BHS_LEN);
@@ -46,14 +47,14 @@ impl Bhs {
         IscsiOpcode(self.opcode & OPCODE_MASK)
     }
 
-    /// Whether the I bit asks for immediate delivery (RFC 7143 §11.2.1.1).
+    /// Whether the I bit requests immediate delivery (RFC 7143 §11.2.1.1).
     #[inline]
     #[must_use]
     pub const fn is_immediate(&self) -> bool {
         self.opcode & FLAG_IMMEDIATE != 0
     }
 
-    /// Bytes of Additional Header Segments that follow.
+    /// Length of the Additional Header Segments that follow, in bytes.
     #[inline]
     #[must_use]
     pub const fn ahs_len(&self) -> usize {
@@ -62,7 +63,7 @@ impl Bhs {
     }
 }
 
-/// A number of three bytes, big-endian.
+/// A big-endian 24-bit number.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -81,7 +82,7 @@ impl U24 {
         U24([high, middle, low])
     }
 
-    /// The number.
+    /// The value.
     #[inline]
     #[must_use]
     pub const fn get(self) -> u32 {
@@ -97,9 +98,9 @@ open_enum! {
         NOP_OUT = 0x00,
         /// [`scsi::ScsiCommand`].
         SCSI_COMMAND = 0x01,
-        /// [`scsi::TaskManagementRequest`].
+        /// [`scsi::TaskManagementFunctionRequest`].
         TASK_MANAGEMENT_REQUEST = 0x02,
-        /// [`session::LoginRequest`].
+        /// [`session::IscsiLoginRequest`].
         LOGIN_REQUEST = 0x03,
         /// [`session::TextRequest`].
         TEXT_REQUEST = 0x04,
@@ -113,9 +114,9 @@ open_enum! {
         NOP_IN = 0x20,
         /// [`scsi::ScsiResponse`].
         SCSI_RESPONSE = 0x21,
-        /// [`scsi::TaskManagementResponse`].
+        /// [`scsi::TaskManagementFunctionResponse`].
         TASK_MANAGEMENT_RESPONSE = 0x22,
-        /// [`session::LoginResponse`].
+        /// [`session::IscsiLoginResponse`].
         LOGIN_RESPONSE = 0x23,
         /// [`session::TextResponse`].
         TEXT_RESPONSE = 0x24,
@@ -132,36 +133,36 @@ open_enum! {
     }
 }
 
-/// How many bytes of padding follow `len` bytes (RFC 7143 §11.1).
+/// Number of padding bytes after `len` bytes (RFC 7143 §11.1).
 #[inline]
 #[must_use]
 pub const fn padding(len: usize) -> usize {
     len.wrapping_neg() % 4
 }
 
-/// Of the Basic Header Segment, in bytes.
+/// Length of the Basic Header Segment, in bytes.
 pub const BHS_LEN: usize = 48;
 
-/// Of a header or data digest, in bytes.
+/// Length of a header or data digest, in bytes.
 pub const DIGEST_LEN: usize = 4;
 
 /// The port that IANA assigned to iSCSI (RFC 7143 §13.8).
 pub const ISCSI_DEFAULT_PORT: u16 = 3260;
 
-/// A task tag that is none (RFC 7143 §11.2.1.8).
+/// The reserved task tag (RFC 7143 §11.2.1.8).
 pub const RESERVED_TAG: u32 = 0xffff_ffff;
 
 /// The longest iSCSI name, in bytes (RFC 7143 §4.2.7.1).
 pub const ISCSI_MAX_NAME: usize = 223;
 
-/// I, in the opcode's byte: deliver at once, out of the order of CmdSN.
+/// I, in the opcode byte: immediate delivery, outside the order of CmdSN.
 pub const FLAG_IMMEDIATE: u8 = 0x40;
-/// What is left of the opcode's byte.
+/// The opcode in the opcode byte.
 pub const OPCODE_MASK: u8 = 0x3f;
 
 /// F, in the flags: the last PDU of a sequence.
 pub const FLAG_FINAL: u8 = 0x80;
-/// C, in a login or text PDU: the text goes on in the next one.
+/// C, in a login or text PDU: the text continues in the next PDU.
 pub const FLAG_CONTINUE: u8 = 0x40;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! PDUs that carry SCSI: commands, responses, data both ways, task management, SNACK (RFC 7143
-//! §11.3 to §11.8, §11.16).
+//! PDUs of SCSI commands: command, response, data, task management, SNACK (RFC 7143 §11.3 to §11.8,
+//! §11.16).
 
 use super::{BHS_LEN, U24};
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, Unaligned};
 
-/// A SCSI command (RFC 7143 §11.3); immediate data may follow.
+/// SCSI Command PDU (RFC 7143 §11.3); immediate data may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ScsiCommand {
@@ -15,103 +15,103 @@ pub struct ScsiCommand {
     pub flags: u8,
     #[doc(hidden)]
     pub reserved: u8,
-    /// RFC 7144 §4.1: the task's priority in the low four bits.
+    /// Task priority (RFC 7144 §4.1), in the low four bits.
     pub priority: u8,
-    /// In units of four bytes.
+    /// TotalAHSLength, in units of four bytes.
     pub total_ahs_length: u8,
-    /// Immediate data, in bytes.
+    /// DataSegmentLength: length of the immediate data, in bytes.
     pub data_segment_length: U24,
-    /// SAM-5 §4.7.
+    /// Logical unit number (SAM-5 §4.7).
     pub lun: [u8; 8],
-    /// Chosen by the initiator.
+    /// Initiator Task Tag, chosen by the initiator.
     pub initiator_task_tag: U32<BE>,
-    /// What the initiator expects to move, in bytes.
+    /// Expected Data Transfer Length, in bytes.
     pub expected_data_transfer_length: U32<BE>,
-    /// Orders commands over a session.
+    /// CmdSN: orders the commands of a session.
     pub cmd_sn: U32<BE>,
-    /// Acknowledges status.
+    /// ExpStatSN: acknowledges responses.
     pub exp_stat_sn: U32<BE>,
-    /// Its first 16 bytes.
+    /// The first 16 bytes of the CDB.
     pub cdb: [u8; 16],
 }
 const _: () = assert!(size_of::<ScsiCommand>() == BHS_LEN);
 
-/// The response to a SCSI command (RFC 7143 §11.4); sense and response data follow.
+/// SCSI Response PDU (RFC 7143 §11.4); sense and response data follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ScsiResponse {
     /// [`super::IscsiOpcode::SCSI_RESPONSE`].
     pub opcode: u8,
-    /// F, and `FLAG_*` of residuals.
+    /// F and the residual flags.
     pub flags: u8,
-    /// [`Response`].
+    /// [`ServiceResponse`].
     pub response: u8,
-    /// SAM-5 §5.3.
+    /// SCSI status (SAM-5 §5.3).
     pub status: u8,
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes: a length of two bytes, and sense data of that length.
+    /// DataSegmentLength, in bytes: a two-byte length and sense data of that length.
     pub data_segment_length: U24,
-    /// RFC 7144 §4.2: the status qualifier.
+    /// Status qualifier (RFC 7144 §4.2).
     pub status_qualifier: U16<BE>,
     #[doc(hidden)]
     pub reserved: [u8; 6],
-    /// The command's.
+    /// Initiator Task Tag of the command.
     pub initiator_task_tag: U32<BE>,
-    /// Tag of the R-Data SNACK that this follows, or 0.
+    /// SNACK Tag of the R-Data SNACK that caused this response, or 0.
     pub snack_tag: U32<BE>,
-    /// This status' number.
+    /// StatSN of this response.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
-    /// How many Data-In and R2T PDUs the command had.
+    /// ExpDataSN: number of Data-In and R2T PDUs sent for the command.
     pub exp_data_sn: U32<BE>,
-    /// In bytes, of a bidirectional command's read.
+    /// Residual count of a bidirectional command's read data, in bytes.
     pub bidirectional_read_residual_count: U32<BE>,
-    /// In bytes.
+    /// Residual count, in bytes.
     pub residual_count: U32<BE>,
 }
 const _: () = assert!(size_of::<ScsiResponse>() == BHS_LEN);
 
-/// A task management function request (RFC 7143 §11.5).
+/// Task Management Function Request PDU (RFC 7143 §11.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct TaskManagementRequest {
+pub struct TaskManagementFunctionRequest {
     /// [`super::IscsiOpcode::TASK_MANAGEMENT_REQUEST`] and the I bit.
     pub opcode: u8,
     /// F and [`Function`].
     pub function: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// None.
+    /// DataSegmentLength; always 0.
     pub data_segment_length: U24,
-    /// For functions that are about a logical unit.
+    /// LUN, for functions that address a logical unit.
     pub lun: [u8; 8],
-    /// Chosen by the initiator.
+    /// Initiator Task Tag, chosen by the initiator.
     pub initiator_task_tag: U32<BE>,
-    /// The task to abort or to reassign.
+    /// Referenced Task Tag: the task to abort or reassign.
     pub referenced_task_tag: U32<BE>,
-    /// Orders commands over a session.
+    /// CmdSN: orders the commands of a session.
     pub cmd_sn: U32<BE>,
-    /// Acknowledges status.
+    /// ExpStatSN: acknowledges responses.
     pub exp_stat_sn: U32<BE>,
-    /// CmdSN of the task to abort.
+    /// RefCmdSN: CmdSN of the task to abort.
     pub ref_cmd_sn: U32<BE>,
-    /// For a task that is reassigned: the next data PDU that is expected.
+    /// ExpDataSN: for TASK REASSIGN, the next expected data PDU.
     pub exp_data_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 8],
 }
-const _: () = assert!(size_of::<TaskManagementRequest>() == BHS_LEN);
+const _: () = assert!(size_of::<TaskManagementFunctionRequest>() == BHS_LEN);
 
-/// A task management function response (RFC 7143 §11.6).
+/// Task Management Function Response PDU (RFC 7143 §11.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct TaskManagementResponse {
+pub struct TaskManagementFunctionResponse {
     /// [`super::IscsiOpcode::TASK_MANAGEMENT_RESPONSE`].
     pub opcode: u8,
     /// F.
@@ -120,65 +120,65 @@ pub struct TaskManagementResponse {
     pub response: u8,
     #[doc(hidden)]
     pub reserved: u8,
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// None.
+    /// DataSegmentLength; always 0.
     pub data_segment_length: U24,
-    /// RFC 7144 §4.3: additional response information in the last three bytes.
+    /// Additional response information (RFC 7144 §4.3), in the last three bytes.
     pub additional_response_information: U32<BE>,
     #[doc(hidden)]
     pub reserved_middle: [u8; 4],
-    /// The request's.
+    /// Initiator Task Tag of the request.
     pub initiator_task_tag: U32<BE>,
     #[doc(hidden)]
     pub reserved_tag: [u8; 4],
-    /// This status' number.
+    /// StatSN of this response.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 12],
 }
-const _: () = assert!(size_of::<TaskManagementResponse>() == BHS_LEN);
+const _: () = assert!(size_of::<TaskManagementFunctionResponse>() == BHS_LEN);
 
-/// SCSI data to the target (RFC 7143 §11.7).
+/// SCSI Data-Out PDU (RFC 7143 §11.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DataOut {
     /// [`super::IscsiOpcode::DATA_OUT`].
     pub opcode: u8,
-    /// F: the last of its sequence.
+    /// F: the last PDU of its sequence.
     pub flags: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
-    /// The R2T's.
+    /// LUN of the R2T.
     pub lun: [u8; 8],
-    /// The command's.
+    /// Initiator Task Tag of the command.
     pub initiator_task_tag: U32<BE>,
-    /// The R2T's, or [`super::RESERVED_TAG`] for unsolicited data.
+    /// Target Transfer Tag of the R2T, or [`super::RESERVED_TAG`] for unsolicited data.
     pub target_transfer_tag: U32<BE>,
     #[doc(hidden)]
     pub reserved_cmd_sn: [u8; 4],
-    /// Acknowledges status.
+    /// ExpStatSN: acknowledges responses.
     pub exp_stat_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 4],
-    /// Counts the PDUs of a sequence from 0.
+    /// DataSN: counts the PDUs of a sequence from 0.
     pub data_sn: U32<BE>,
-    /// In bytes, from the begin of the command's data.
+    /// Buffer Offset in the command's data, in bytes.
     pub buffer_offset: U32<BE>,
     #[doc(hidden)]
     pub reserved_last: [u8; 4],
 }
 const _: () = assert!(size_of::<DataOut>() == BHS_LEN);
 
-/// SCSI data to the initiator, and a good status with the last of it (RFC 7143 §11.7).
+/// SCSI Data-In PDU; the last one may carry the status (RFC 7143 §11.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DataIn {
@@ -188,34 +188,34 @@ pub struct DataIn {
     pub flags: u8,
     #[doc(hidden)]
     pub reserved: u8,
-    /// With S: SAM-5 §5.3.
+    /// With S: SCSI status (SAM-5 §5.3).
     pub status: u8,
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
-    /// With A: the command's.
+    /// With A: LUN of the command.
     pub lun: [u8; 8],
-    /// The command's.
+    /// Initiator Task Tag of the command.
     pub initiator_task_tag: U32<BE>,
-    /// With A: comes back in the data acknowledgement; else [`super::RESERVED_TAG`].
+    /// With A: the tag that the DataACK returns; otherwise [`super::RESERVED_TAG`].
     pub target_transfer_tag: U32<BE>,
-    /// With S: this status' number.
+    /// With S: StatSN of the status.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
-    /// Counts the Data-In PDUs of a command from 0.
+    /// DataSN: counts the Data-In PDUs of a command from 0.
     pub data_sn: U32<BE>,
-    /// In bytes, from the begin of the command's data.
+    /// Buffer Offset in the command's data, in bytes.
     pub buffer_offset: U32<BE>,
-    /// With S: in bytes.
+    /// With S: residual count, in bytes.
     pub residual_count: U32<BE>,
 }
 const _: () = assert!(size_of::<DataIn>() == BHS_LEN);
 
-/// Ready To Transfer: asks for data (RFC 7143 §11.8).
+/// Ready To Transfer PDU: requests data-out (RFC 7143 §11.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IscsiR2t {
@@ -225,32 +225,32 @@ pub struct IscsiR2t {
     pub flags: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// None.
+    /// DataSegmentLength; always 0.
     pub data_segment_length: U24,
-    /// The command's.
+    /// LUN of the command.
     pub lun: [u8; 8],
-    /// The command's.
+    /// Initiator Task Tag of the command.
     pub initiator_task_tag: U32<BE>,
-    /// Comes back in the data; never [`super::RESERVED_TAG`].
+    /// Target Transfer Tag that the Data-Out PDUs return; never [`super::RESERVED_TAG`].
     pub target_transfer_tag: U32<BE>,
-    /// The next status' number; not advanced.
+    /// The next StatSN; this PDU does not advance it.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
-    /// Counts the R2Ts of a command from 0.
+    /// R2TSN: counts the R2Ts of a command from 0.
     pub r2t_sn: U32<BE>,
-    /// In bytes, from the begin of the command's data.
+    /// Buffer Offset in the command's data, in bytes.
     pub buffer_offset: U32<BE>,
-    /// In bytes, not 0.
+    /// Desired Data Transfer Length, in bytes; not 0.
     pub desired_data_transfer_length: U32<BE>,
 }
 const _: () = assert!(size_of::<IscsiR2t>() == BHS_LEN);
 
-/// Asks to send again what was lost, or acknowledges data (RFC 7143 §11.16).
+/// SNACK Request PDU: requests retransmission, or acknowledges data (RFC 7143 §11.16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SnackRequest {
@@ -260,35 +260,35 @@ pub struct SnackRequest {
     pub snack_type: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// None.
+    /// DataSegmentLength; always 0.
     pub data_segment_length: U24,
-    /// Of the command, or reserved.
+    /// LUN of the command, or reserved.
     pub lun: [u8; 8],
-    /// Of the command, or [`super::RESERVED_TAG`].
+    /// Initiator Task Tag of the command, or [`super::RESERVED_TAG`].
     pub initiator_task_tag: U32<BE>,
-    /// For DataACK: the Data-In's; for R-Data: the SNACK Tag.
+    /// For DataACK: the tag of the Data-In PDU; for R-Data: the SNACK Tag.
     pub target_transfer_tag: U32<BE>,
     #[doc(hidden)]
     pub reserved_cmd_sn: [u8; 4],
-    /// Acknowledges status.
+    /// ExpStatSN: acknowledges responses.
     pub exp_stat_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 8],
-    /// The first number that is missing.
+    /// BegRun: the first missing number.
     pub beg_run: U32<BE>,
-    /// How many are missing; 0: all to the last.
+    /// RunLength: how many are missing; 0 for all up to the last.
     pub run_length: U32<BE>,
 }
 const _: () = assert!(size_of::<SnackRequest>() == BHS_LEN);
 
 open_enum! {
-    /// How a command ended, apart from its status (RFC 7143 §11.4.3).
-    pub enum Response(u8) {
-        /// Completed; the status says how.
+    /// iSCSI service response of a command (RFC 7143 §11.4.3).
+    pub enum ServiceResponse(u8) {
+        /// The command completed with a status.
         COMMAND_COMPLETED_AT_TARGET = 0x00,
-        /// The target failed; there is no status.
+        /// The target failed; the status is invalid.
         TARGET_FAILURE = 0x01,
     }
 }
@@ -312,35 +312,35 @@ open_enum! {
         TARGET_COLD_RESET = 7,
         /// Move a task to this connection.
         TASK_REASSIGN = 8,
-        /// RFC 7144: is the task there?
+        /// Query whether a task exists (RFC 7144).
         QUERY_TASK = 9,
-        /// RFC 7144: are there tasks?
+        /// Query whether a logical unit has tasks of this session (RFC 7144).
         QUERY_TASK_SET = 10,
-        /// RFC 7144: reset this session's state.
+        /// Reset the I_T nexus (RFC 7144).
         I_T_NEXUS_RESET = 11,
-        /// RFC 7144: is a unit attention pending?
+        /// Query whether a unit attention is pending (RFC 7144).
         QUERY_ASYNCHRONOUS_EVENT = 12,
     }
 }
 
 open_enum! {
-    /// How a task management function ended (RFC 7143 §11.6.1, RFC 7144 §4.3).
+    /// Response of a task management function (RFC 7143 §11.6.1, RFC 7144 §4.3).
     pub enum FunctionResponse(u8) {
-        /// Done.
+        /// The function is complete.
         FUNCTION_COMPLETE = 0,
         /// No such task.
         TASK_DOES_NOT_EXIST = 1,
         /// No such logical unit.
         LUN_DOES_NOT_EXIST = 2,
-        /// The task belongs to a connection that still works.
+        /// The task is still allegiant to a working connection.
         TASK_STILL_ALLEGIANT = 3,
-        /// Tasks cannot be reassigned.
+        /// Task reassignment is not supported.
         TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED = 4,
-        /// Not a function of this target.
+        /// The function is not supported.
         TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED = 5,
         /// Not allowed.
         FUNCTION_AUTHORIZATION_FAILED = 6,
-        /// RFC 7144: done, and the answer is yes.
+        /// The query's answer is yes (RFC 7144).
         FUNCTION_SUCCEEDED = 7,
         /// Not possible now.
         FUNCTION_REJECTED = 255,
@@ -348,22 +348,22 @@ open_enum! {
 }
 
 open_enum! {
-    /// What a SNACK is about (RFC 7143 §11.16.1).
+    /// Type of a SNACK (RFC 7143 §11.16.1).
     pub enum SnackType(u8) {
-        /// Data-In or R2T.
+        /// Requests Data-In or R2T PDUs.
         DATA_R2T = 0,
-        /// Status.
+        /// Requests responses.
         STATUS = 1,
-        /// Acknowledges Data-In.
+        /// Acknowledges Data-In PDUs.
         DATA_ACK = 2,
-        /// Data-In of another segmentation.
+        /// Requests Data-In PDUs with a new segment length.
         R_DATA = 3,
     }
 }
 
-/// R, in a command: data to the initiator is expected.
+/// R, in a command: data-in is expected.
 pub const FLAG_READ: u8 = 0x40;
-/// W, in a command: data to the target is expected.
+/// W, in a command: data-out is expected.
 pub const FLAG_WRITE: u8 = 0x20;
 /// ATTR, in a command: the task attribute, `ATTR_*`.
 pub const ATTR_MASK: u8 = 0x07;
@@ -387,12 +387,12 @@ pub const FLAG_OVERFLOW: u8 = 0x04;
 /// U: the command had less data than expected, by the residual count.
 pub const FLAG_UNDERFLOW: u8 = 0x02;
 
-/// A, in a Data-In: asks for an acknowledgement.
+/// A, in a Data-In: requests a DataACK.
 pub const FLAG_ACKNOWLEDGE: u8 = 0x40;
-/// S, in a Data-In: status is in here.
+/// S, in a Data-In: the PDU carries the status.
 pub const FLAG_STATUS: u8 = 0x01;
 
-/// The function of a task management request, without F; the same bits are a SNACK's type.
+/// Mask of a task management function, and of a SNACK type.
 pub const FUNCTION_MASK: u8 = 0x7f;
 
 #[cfg(test)]

@@ -1,83 +1,83 @@
-//! PDUs that open, keep and end a session: login, text, NOP, logout, asynchronous messages, Reject
-//! (RFC 7143 §11.9 to §11.15, §11.17 to §11.19).
+//! PDUs of session management: login, text, NOP, logout, asynchronous messages, Reject (RFC 7143
+//! §11.9 to §11.15, §11.17 to §11.19).
 
 use super::{BHS_LEN, U24};
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, Unaligned};
 
-/// A login request (RFC 7143 §11.12); text follows.
+/// Login Request PDU (RFC 7143 §11.12); text follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct LoginRequest {
+pub struct IscsiLoginRequest {
     /// [`super::IscsiOpcode::LOGIN_REQUEST`] and the I bit.
     pub opcode: u8,
     /// [`FLAG_TRANSIT`], [`super::FLAG_CONTINUE`], CSG and NSG ([`Stage`]).
     pub flags: u8,
-    /// The highest version that the initiator speaks.
+    /// Version-max: the highest version that the initiator supports.
     pub version_max: u8,
-    /// The lowest.
+    /// Version-min: the lowest version that the initiator supports.
     pub version_min: u8,
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
-    /// The initiator's part of the session's id.
+    /// ISID: the initiator's part of the session ID.
     pub isid: [u8; 6],
-    /// The target's part; 0 for a new session.
+    /// TSIH: the target's part of the session ID; 0 for a new session.
     pub tsih: U16<BE>,
-    /// Equal in all requests of a login.
+    /// Initiator Task Tag, equal in all requests of a login.
     pub initiator_task_tag: U32<BE>,
-    /// Chosen by the initiator for each connection.
+    /// CID, chosen by the initiator for each connection.
     pub cid: U16<BE>,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// The number that commands begin with.
+    /// CmdSN of the first command.
     pub cmd_sn: U32<BE>,
-    /// Acknowledges status.
+    /// ExpStatSN: acknowledges responses.
     pub exp_stat_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 16],
 }
-const _: () = assert!(size_of::<LoginRequest>() == BHS_LEN);
+const _: () = assert!(size_of::<IscsiLoginRequest>() == BHS_LEN);
 
-/// A login response (RFC 7143 §11.13); text follows.
+/// Login Response PDU (RFC 7143 §11.13); text follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct LoginResponse {
+pub struct IscsiLoginResponse {
     /// [`super::IscsiOpcode::LOGIN_RESPONSE`].
     pub opcode: u8,
-    /// As in the request.
+    /// [`FLAG_TRANSIT`], [`super::FLAG_CONTINUE`], CSG and NSG ([`Stage`]).
     pub flags: u8,
-    /// The highest version that the target speaks.
+    /// Version-max: the highest version that the target supports.
     pub version_max: u8,
-    /// The version that is spoken.
+    /// Version-active: the version in use.
     pub version_active: u8,
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
-    /// The request's.
+    /// ISID of the request.
     pub isid: [u8; 6],
-    /// The session's, in the last response.
+    /// TSIH of the session, in the last response.
     pub tsih: U16<BE>,
-    /// The request's.
+    /// Initiator Task Tag of the request.
     pub initiator_task_tag: U32<BE>,
     #[doc(hidden)]
     pub reserved: [u8; 4],
-    /// This status' number.
+    /// StatSN of this response.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
     /// [`LoginStatus`]: class and detail.
     pub status: U16<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 10],
 }
-const _: () = assert!(size_of::<LoginResponse>() == BHS_LEN);
+const _: () = assert!(size_of::<IscsiLoginResponse>() == BHS_LEN);
 
-/// A text request (RFC 7143 §11.10); text follows.
+/// Text Request PDU (RFC 7143 §11.10); text follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TextRequest {
@@ -87,26 +87,26 @@ pub struct TextRequest {
     pub flags: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
-    /// The response's with that target transfer tag.
+    /// LUN of the response with this target transfer tag.
     pub lun: [u8; 8],
-    /// Chosen by the initiator.
+    /// Initiator Task Tag, chosen by the initiator.
     pub initiator_task_tag: U32<BE>,
-    /// The response's, or [`super::RESERVED_TAG`] to begin anew.
+    /// Target Transfer Tag of the response, or [`super::RESERVED_TAG`] to start a negotiation.
     pub target_transfer_tag: U32<BE>,
-    /// Orders commands over a session.
+    /// CmdSN: orders the commands of a session.
     pub cmd_sn: U32<BE>,
-    /// Acknowledges status.
+    /// ExpStatSN: acknowledges responses.
     pub exp_stat_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 16],
 }
 const _: () = assert!(size_of::<TextRequest>() == BHS_LEN);
 
-/// A text response (RFC 7143 §11.11); text follows.
+/// Text Response PDU (RFC 7143 §11.11); text follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TextResponse {
@@ -116,28 +116,28 @@ pub struct TextResponse {
     pub flags: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
-    /// Comes back with the target transfer tag.
+    /// LUN that the initiator returns with the target transfer tag.
     pub lun: [u8; 8],
-    /// The request's.
+    /// Initiator Task Tag of the request.
     pub initiator_task_tag: U32<BE>,
-    /// Comes back in the next request; [`super::RESERVED_TAG`] if there is none to come.
+    /// Target Transfer Tag for the next request; [`super::RESERVED_TAG`] at the end.
     pub target_transfer_tag: U32<BE>,
-    /// This status' number.
+    /// StatSN of this response.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 12],
 }
 const _: () = assert!(size_of::<TextResponse>() == BHS_LEN);
 
-/// A ping, or its answer, from the initiator (RFC 7143 §11.18); ping data may follow.
+/// NOP-Out PDU: a ping of the initiator, or a reply (RFC 7143 §11.18); ping data may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NopOut {
@@ -147,26 +147,26 @@ pub struct NopOut {
     pub flags: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
-    /// The ping's.
+    /// LUN of the ping.
     pub lun: [u8; 8],
-    /// Of a ping; [`super::RESERVED_TAG`] if no answer is wanted.
+    /// Initiator Task Tag of a ping; [`super::RESERVED_TAG`] if no reply is expected.
     pub initiator_task_tag: U32<BE>,
-    /// Of the ping that this answers, or [`super::RESERVED_TAG`].
+    /// Target Transfer Tag of the ping that this answers, or [`super::RESERVED_TAG`].
     pub target_transfer_tag: U32<BE>,
-    /// Orders commands over a session.
+    /// CmdSN: orders the commands of a session.
     pub cmd_sn: U32<BE>,
-    /// Acknowledges status.
+    /// ExpStatSN: acknowledges responses.
     pub exp_stat_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 16],
 }
 const _: () = assert!(size_of::<NopOut>() == BHS_LEN);
 
-/// A ping, or its answer, from the target (RFC 7143 §11.19); returned ping data may follow.
+/// NOP-In PDU: a ping of the target, or a reply (RFC 7143 §11.19); returned ping data may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NopIn {
@@ -176,59 +176,59 @@ pub struct NopIn {
     pub flags: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
-    /// Comes back with the target transfer tag.
+    /// LUN that the initiator returns with the target transfer tag.
     pub lun: [u8; 8],
-    /// The request's, or [`super::RESERVED_TAG`].
+    /// Initiator Task Tag of the request, or [`super::RESERVED_TAG`].
     pub initiator_task_tag: U32<BE>,
-    /// Comes back in the answer; [`super::RESERVED_TAG`] if none is wanted.
+    /// Target Transfer Tag that the reply returns; [`super::RESERVED_TAG`] if no reply is expected.
     pub target_transfer_tag: U32<BE>,
-    /// This status' number; with a reserved task tag the next one's.
+    /// StatSN of this response; with a reserved task tag, the next StatSN.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 12],
 }
 const _: () = assert!(size_of::<NopIn>() == BHS_LEN);
 
-/// A logout request (RFC 7143 §11.14).
+/// Logout Request PDU (RFC 7143 §11.14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogoutRequest {
     /// [`super::IscsiOpcode::LOGOUT_REQUEST`] and the I bit.
     pub opcode: u8,
-    /// F and [`LogoutReason`].
+    /// F and [`LogoutReasonCode`].
     pub reason: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// None.
+    /// DataSegmentLength; always 0.
     pub data_segment_length: U24,
     #[doc(hidden)]
     pub reserved_lun: [u8; 8],
-    /// Chosen by the initiator.
+    /// Initiator Task Tag, chosen by the initiator.
     pub initiator_task_tag: U32<BE>,
-    /// The connection to close.
+    /// CID of the connection to close.
     pub cid: U16<BE>,
     #[doc(hidden)]
     pub reserved_cid: [u8; 2],
-    /// Orders commands over a session.
+    /// CmdSN: orders the commands of a session.
     pub cmd_sn: U32<BE>,
-    /// Acknowledges status.
+    /// ExpStatSN: acknowledges responses.
     pub exp_stat_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 16],
 }
 const _: () = assert!(size_of::<LogoutRequest>() == BHS_LEN);
 
-/// A logout response (RFC 7143 §11.15).
+/// Logout Response PDU (RFC 7143 §11.15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogoutResponse {
@@ -240,34 +240,34 @@ pub struct LogoutResponse {
     pub response: u8,
     #[doc(hidden)]
     pub reserved: u8,
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// None.
+    /// DataSegmentLength; always 0.
     pub data_segment_length: U24,
     #[doc(hidden)]
     pub reserved_lun: [u8; 8],
-    /// The request's.
+    /// Initiator Task Tag of the request.
     pub initiator_task_tag: U32<BE>,
     #[doc(hidden)]
     pub reserved_tag: [u8; 4],
-    /// This status' number.
+    /// StatSN of this response.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_middle: [u8; 4],
-    /// How soon a connection may be reinstated, in seconds.
+    /// Time2Wait: time before a connection may be reinstated, in seconds.
     pub time2wait: U16<BE>,
-    /// How long tasks are kept after that, in seconds.
+    /// Time2Retain: how long tasks are retained after that, in seconds.
     pub time2retain: U16<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 4],
 }
 const _: () = assert!(size_of::<LogoutResponse>() == BHS_LEN);
 
-/// An asynchronous message (RFC 7143 §11.9); sense data may follow.
+/// Asynchronous Message PDU (RFC 7143 §11.9); sense data may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AsyncMessage {
@@ -277,38 +277,38 @@ pub struct AsyncMessage {
     pub flags: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
-    /// The logical unit that it is about.
+    /// LUN of the affected logical unit.
     pub lun: [u8; 8],
     /// [`super::RESERVED_TAG`].
     pub initiator_task_tag: U32<BE>,
     #[doc(hidden)]
     pub reserved_tag: [u8; 4],
-    /// This status' number.
+    /// StatSN of this response.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
     /// [`AsyncEvent`].
     pub async_event: u8,
-    /// For events that vendors define.
+    /// AsyncVCode, for vendor-specific events.
     pub async_vcode: u8,
-    /// What the event says.
+    /// Parameter1; its meaning depends on the event.
     pub parameter1: U16<BE>,
-    /// What the event says.
+    /// Parameter2; its meaning depends on the event.
     pub parameter2: U16<BE>,
-    /// What the event says.
+    /// Parameter3; its meaning depends on the event.
     pub parameter3: U16<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 4],
 }
 const _: () = assert!(size_of::<AsyncMessage>() == BHS_LEN);
 
-/// A refusal of a PDU (RFC 7143 §11.17); the refused header follows.
+/// Reject PDU (RFC 7143 §11.17); the rejected header follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Reject {
@@ -320,9 +320,9 @@ pub struct Reject {
     pub reason: u8,
     #[doc(hidden)]
     pub reserved: u8,
-    /// None.
+    /// TotalAHSLength; always 0.
     pub total_ahs_length: u8,
-    /// In bytes.
+    /// DataSegmentLength, in bytes.
     pub data_segment_length: U24,
     #[doc(hidden)]
     pub reserved_lun: [u8; 8],
@@ -330,13 +330,13 @@ pub struct Reject {
     pub initiator_task_tag: U32<BE>,
     #[doc(hidden)]
     pub reserved_tag: [u8; 4],
-    /// This status' number.
+    /// StatSN of this response.
     pub stat_sn: U32<BE>,
-    /// The next command that is expected.
+    /// ExpCmdSN: the next CmdSN that the target expects.
     pub exp_cmd_sn: U32<BE>,
-    /// The last command that is allowed.
+    /// MaxCmdSN: the last CmdSN that the target accepts.
     pub max_cmd_sn: U32<BE>,
-    /// What the reason says.
+    /// DataSN or R2TSN, depending on the reason.
     pub data_sn: U32<BE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 8],
@@ -346,85 +346,85 @@ const _: () = assert!(size_of::<Reject>() == BHS_LEN);
 open_enum! {
     /// The stages of a login, CSG and NSG (RFC 7143 §11.12.3).
     pub enum Stage(u8) {
-        /// Who are you?
+        /// Security negotiation: authentication.
         SECURITY_NEGOTIATION = 0,
-        /// How shall we talk?
+        /// Operational negotiation: parameters.
         LOGIN_OPERATIONAL_NEGOTIATION = 1,
-        /// The login is over.
+        /// Full feature phase, after the login.
         FULL_FEATURE_PHASE = 3,
     }
 }
 
 open_enum! {
-    /// How a login goes: class and detail (RFC 7143 §11.13.5).
+    /// Status class and detail of a login (RFC 7143 §11.13.5).
     pub enum LoginStatus(u16) {
-        /// Goes on, or done.
+        /// The login continues or has succeeded.
         SUCCESS = 0x0000,
-        /// The target is elsewhere for now.
+        /// The target has moved temporarily.
         TARGET_MOVED_TEMPORARILY = 0x0101,
-        /// The target is elsewhere for good.
+        /// The target has moved permanently.
         TARGET_MOVED_PERMANENTLY = 0x0102,
-        /// The initiator did something wrong.
+        /// Initiator error.
         INITIATOR_ERROR = 0x0200,
-        /// Wrong or missing authentication.
+        /// Authentication failed or is missing.
         AUTHENTICATION_FAILURE = 0x0201,
         /// This initiator may not use this target.
         AUTHORIZATION_FAILURE = 0x0202,
         /// No such target.
         NOT_FOUND = 0x0203,
-        /// The target is gone for good.
+        /// The target was removed permanently.
         TARGET_REMOVED = 0x0204,
         /// No version in common.
         UNSUPPORTED_VERSION = 0x0205,
         /// Too many connections.
         TOO_MANY_CONNECTIONS = 0x0206,
-        /// A key that is needed is not there.
+        /// A required parameter is missing.
         MISSING_PARAMETER = 0x0207,
-        /// The session does not take this connection.
+        /// The connection cannot be added to the session.
         CANNOT_INCLUDE_IN_SESSION = 0x0208,
-        /// No such type of session.
+        /// The session type is not supported.
         SESSION_TYPE_NOT_SUPPORTED = 0x0209,
         /// No such session.
         SESSION_DOES_NOT_EXIST = 0x020a,
-        /// This request does not fit here.
+        /// The request is invalid during login.
         INVALID_DURING_LOGIN = 0x020b,
         /// The target failed.
         TARGET_ERROR = 0x0300,
-        /// Not now.
+        /// The service is unavailable.
         SERVICE_UNAVAILABLE = 0x0301,
-        /// No room for another session.
+        /// The target is out of resources.
         OUT_OF_RESOURCES = 0x0302,
     }
 }
 
 open_enum! {
-    /// What to log out (RFC 7143 §11.14.1).
-    pub enum LogoutReason(u8) {
-        /// All connections.
+    /// Reason code of a logout (RFC 7143 §11.14.1).
+    pub enum LogoutReasonCode(u8) {
+        /// Close all connections of the session.
         CLOSE_SESSION = 0,
-        /// One connection.
+        /// Close one connection.
         CLOSE_CONNECTION = 1,
-        /// One connection, whose tasks go on elsewhere.
+        /// Remove one connection; its tasks will be reassigned.
         REMOVE_CONNECTION_FOR_RECOVERY = 2,
     }
 }
 
 open_enum! {
-    /// How a logout ended (RFC 7143 §11.15.1).
+    /// Response of a logout (RFC 7143 §11.15.1).
     pub enum LogoutResult(u8) {
         /// Closed.
         CLOSED_SUCCESSFULLY = 0,
         /// No connection with this CID.
         CID_NOT_FOUND = 1,
-        /// Connections cannot be recovered.
+        /// Connection recovery is not supported.
         CONNECTION_RECOVERY_NOT_SUPPORTED = 2,
-        /// Something failed.
+        /// The cleanup failed.
         CLEANUP_FAILED = 3,
     }
 }
 
 open_enum! {
-    /// What happened (RFC 7143 §11.9.1).
+    /// Type of an asynchronous event (RFC 7143 §11.9.1).
     pub enum AsyncEvent(u8) {
         /// Sense data follows.
         SCSI_ASYNC_EVENT = 0,
@@ -438,43 +438,43 @@ open_enum! {
         NEGOTIATION_REQUEST = 4,
         /// Tasks were aborted by another initiator (RFC 7143 §11.9.1, FastAbort).
         TASK_TERMINATION = 5,
-        /// What a vendor defines.
+        /// Vendor-specific event.
         VENDOR_SPECIFIC = 255,
     }
 }
 
 open_enum! {
-    /// Why a PDU is refused (RFC 7143 §11.17.1).
+    /// Why a PDU is rejected (RFC 7143 §11.17.1).
     pub enum RejectReason(u8) {
-        /// Its data digest is wrong.
+        /// The data digest is wrong.
         DATA_DIGEST_ERROR = 0x02,
         /// SNACK is not supported.
         SNACK_REJECT = 0x03,
-        /// It does not belong here.
+        /// The PDU violates the protocol.
         PROTOCOL_ERROR = 0x04,
-        /// Not a command of this target.
+        /// The command is not supported.
         COMMAND_NOT_SUPPORTED = 0x05,
         /// Too many immediate commands.
         IMMEDIATE_COMMAND_REJECT = 0x06,
-        /// The task is still at work.
+        /// The task is still in progress.
         TASK_IN_PROGRESS = 0x07,
-        /// Nothing to acknowledge.
+        /// The data acknowledgement is invalid.
         INVALID_DATA_ACK = 0x08,
-        /// A field makes no sense.
+        /// A field is invalid.
         INVALID_PDU_FIELD = 0x09,
         /// Out of resources.
         LONG_OPERATION_REJECT = 0x0a,
-        /// Log out first.
+        /// The initiator must log out first.
         WAITING_FOR_LOGOUT = 0x0c,
     }
 }
 
-/// T, in a login PDU: goes on to the next stage.
+/// T, in a login PDU: transit to the next stage.
 pub const FLAG_TRANSIT: u8 = 0x80;
-/// The reason of a logout request, without F.
+/// Mask of the reason code in a logout request.
 pub const REASON_MASK: u8 = 0x7f;
 
-/// The only version there is (RFC 7143 §11.12.4).
+/// The only defined version (RFC 7143 §11.12.4).
 pub const VERSION: u8 = 0;
 
 /// CSG of a login PDU's flags.
@@ -489,7 +489,7 @@ pub const fn next_stage(flags: u8) -> Stage {
     Stage(flags & 3)
 }
 
-/// CSG and NSG as a login PDU's flags have them.
+/// Encodes CSG and NSG for a login PDU's flags.
 #[must_use]
 pub const fn stages(current: Stage, next: Stage) -> u8 {
     (current.0 & 3) << 2 | (next.0 & 3)

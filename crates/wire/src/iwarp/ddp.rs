@@ -1,14 +1,15 @@
-//! DDP: where payload belongs (RFC 5041).
+//! DDP, Direct Data Placement (RFC 5041).
 //!
-//! A segment is *tagged*, for memory that the receiver has opened under a name, or *untagged*, for
-//! the next buffer of one of the receiver's queues. A message is one segment or several; the last
-//! of them says so.
+//! A segment is *tagged*, for memory that the receiver has registered under a steering tag, or
+//! *untagged*, for the next buffer of one of the receiver's queues. A message consists of one or
+//! several segments; the last one is flagged.
 
 use crate::iwarp::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
 
-/// What all segments begin with: DDP's control field and RDMAP's (RFC 5041 §4.1, RFC 5040 §4.1).
+/// The first two bytes of every segment: the control fields of DDP and RDMAP (RFC 5041 §4.1, RFC
+/// 5040 §4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Control {
@@ -23,11 +24,11 @@ const _: () = assert!(size_of::<Control>() == CONTROL_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Tagged {
-    /// With [`FLAG_TAGGED`].
+    /// Control fields, with [`FLAG_TAGGED`].
     pub control: Control,
-    /// The name of the receiver's memory.
+    /// Steering tag of the receiver's memory.
     pub stag: U32<BE>,
-    /// Tagged offset: where in it the payload begins.
+    /// Tagged offset of the payload.
     pub to: U64<BE>,
 }
 const _: () = assert!(size_of::<Tagged>() == TAGGED_LEN);
@@ -36,21 +37,21 @@ const _: () = assert!(size_of::<Tagged>() == TAGGED_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Untagged {
-    /// Without [`FLAG_TAGGED`].
+    /// Control fields, without [`FLAG_TAGGED`].
     pub control: Control,
-    /// RDMAP's: memory that a Send with Invalidate closes; else reserved.
+    /// Steering tag to invalidate, for a Send with Invalidate; else reserved. A field of RDMAP.
     pub invalidate_stag: U32<BE>,
-    /// Queue number: [`QUEUE_SEND`] or one of its neighbours.
+    /// Queue number: [`QUEUE_SEND`], [`QUEUE_READ`] or [`QUEUE_TERMINATE`].
     pub qn: U32<BE>,
-    /// Message sequence number, in its queue, from 1.
+    /// Message sequence number (MSN) in the queue, from 1.
     pub msn: U32<BE>,
-    /// Message offset: where in the message the payload begins.
+    /// Message offset (MO) of the payload.
     pub mo: U32<BE>,
 }
 const _: () = assert!(size_of::<Untagged>() == UNTAGGED_LEN);
 
 impl Control {
-    /// Of our versions of both protocols.
+    /// Control fields of the supported protocol versions.
     #[inline]
     #[must_use]
     pub const fn new(flags: u8, opcode: RdmapOpcode) -> Control {
@@ -64,28 +65,28 @@ impl Control {
         self.ddp & FLAG_TAGGED != 0
     }
 
-    /// Whether it is the last of its message.
+    /// Whether the segment is the last of its message.
     #[inline]
     #[must_use]
     pub const fn is_last(self) -> bool {
         self.ddp & FLAG_LAST != 0
     }
 
-    /// Of DDP.
+    /// Version of DDP.
     #[inline]
     #[must_use]
     pub const fn ddp_version(self) -> u8 {
         self.ddp & DDP_VERSION_MASK
     }
 
-    /// Of RDMAP.
+    /// Version of RDMAP.
     #[inline]
     #[must_use]
     pub const fn rdmap_version(self) -> u8 {
         self.rdmap >> RDMAP_VERSION_SHIFT
     }
 
-    /// What the message is.
+    /// Opcode of the message.
     #[inline]
     #[must_use]
     pub const fn opcode(self) -> RdmapOpcode {
@@ -96,72 +97,72 @@ impl Control {
 open_enum! {
     /// Error types of DDP in a Terminate message (RFC 5041 §7.2).
     pub enum DdpErrorType(u8) {
-        /// On the side that says so.
+        /// Local catastrophic error, on the side that sends the message.
         LOCAL_CATASTROPHIC = 0x0,
-        /// In a tagged segment: [`TaggedError`].
+        /// Tagged buffer error: [`TaggedError`].
         TAGGED_BUFFER = 0x1,
-        /// In an untagged segment: [`UntaggedError`].
+        /// Untagged buffer error: [`UntaggedError`].
         UNTAGGED_BUFFER = 0x2,
-        /// Of MPA.
+        /// Error of the lower layer protocol, MPA.
         LLP = 0x3,
     }
 }
 
 open_enum! {
-    /// What was wrong with a tagged segment (RFC 5041 §7.2).
+    /// Tagged buffer error codes (RFC 5041 §7.2).
     pub enum TaggedError(u8) {
-        /// No memory has that name.
+        /// Invalid STag.
         INVALID_STAG = 0x00,
-        /// Not all of it lies in the memory.
+        /// Base or bounds violation.
         BASE_OR_BOUNDS = 0x01,
-        /// The memory is another stream's.
+        /// The STag is not associated with this stream.
         STAG_NOT_ASSOCIATED = 0x02,
-        /// It goes beyond the largest offset.
+        /// Tagged offset wrap.
         TO_WRAP = 0x03,
-        /// The version of DDP is not ours.
+        /// Unsupported DDP version.
         INVALID_VERSION = 0x04,
     }
 }
 
 open_enum! {
-    /// What was wrong with an untagged segment (RFC 5041 §7.2).
+    /// Untagged buffer error codes (RFC 5041 §7.2).
     pub enum UntaggedError(u8) {
-        /// There is no such queue.
+        /// Invalid queue number.
         INVALID_QN = 0x01,
-        /// The queue has no buffer for it.
+        /// Invalid MSN: no buffer available.
         NO_BUFFER = 0x02,
-        /// The message is not the next one of its queue.
+        /// Invalid MSN: out of range.
         MSN_RANGE = 0x03,
-        /// It is not the next segment of its message.
+        /// Invalid message offset.
         INVALID_MO = 0x04,
-        /// The buffer is too short.
+        /// The message is too long for the buffer.
         TOO_LONG = 0x05,
-        /// The version of DDP is not ours.
+        /// Unsupported DDP version.
         INVALID_VERSION = 0x06,
     }
 }
 
 /// T: the segment is tagged.
 pub const FLAG_TAGGED: u8 = 0x80;
-/// L: it is the last of its message.
+/// L: the segment is the last of its message.
 pub const FLAG_LAST: u8 = 0x40;
-/// The version of RFC 5041.
+/// DDP version of RFC 5041.
 pub const DDP_VERSION: u8 = 1;
-/// What is left of the control field for the version.
+/// Mask of the version in the control field.
 pub const DDP_VERSION_MASK: u8 = 0x03;
 
-/// Sends of all kinds (RFC 5040).
+/// Queue of Sends of all kinds (RFC 5040).
 pub const QUEUE_SEND: u32 = 0;
-/// RDMA Read Requests.
+/// Queue of RDMA Read Requests.
 pub const QUEUE_READ: u32 = 1;
-/// Terminate.
+/// Queue of Terminate messages.
 pub const QUEUE_TERMINATE: u32 = 2;
 
-/// Of the control fields, in bytes.
+/// Length of the control fields, in bytes.
 pub const CONTROL_LEN: usize = 2;
-/// Of a tagged header, in bytes.
+/// Length of a tagged header, in bytes.
 pub const TAGGED_LEN: usize = 14;
-/// Of an untagged header, in bytes.
+/// Length of an untagged header, in bytes.
 pub const UNTAGGED_LEN: usize = 18;
 
 const RDMAP_VERSION_SHIFT: u32 = 6;

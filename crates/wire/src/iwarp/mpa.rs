@@ -1,9 +1,9 @@
-//! MPA: frames on a byte stream (RFC 5044), and how connections begin (RFC 6581).
+//! MPA: framing on a byte stream (RFC 5044), and connection set-up (RFC 6581).
 //!
-//! A connection begins with a request and a reply, both a [`ReqRepFrame`] with private data behind
-//! it. From then on each direction is a row of FPDUs: a length, that many bytes, padding to four, a
-//! CRC. Where a receiver wants markers, one of four bytes lies at every 512th byte of the row, the
-//! first of all before the first FPDU.
+//! A connection begins with a request and a reply, each a [`ReqRepFrame`] followed by private data.
+//! After that each direction is a sequence of FPDUs: a length, that many bytes, padding to a
+//! multiple of four, a CRC. If a receiver wants markers, a four-byte marker lies at every 512th
+//! byte of the sequence, beginning before the first FPDU.
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
@@ -14,24 +14,26 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U1
 pub struct ReqRepFrame {
     /// [`KEY_REQUEST`] or [`KEY_REPLY`].
     pub key: [u8; 16],
-    /// [`FLAG_MARKERS`] and its neighbours.
+    /// `FLAG_*`.
     pub flags: u8,
     /// [`REVISION_1`] or [`REVISION_2`].
     pub rev: u8,
-    /// Private data in bytes, at most [`MAX_PRIVATE_DATA`]; that of [`Enhanced`] counts.
+    /// Length of private data in bytes, including [`Enhanced`]; at most [`MAX_PRIVATE_DATA`].
     pub pd_length: U16<BE>,
 }
 const _: () = assert!(size_of::<ReqRepFrame>() == REQ_REP_LEN);
 
-/// What private data begins with where [`FLAG_ENHANCED`] says so (RFC 6581 §9).
+/// Enhanced set-up data, which private data begins with if [`FLAG_ENHANCED`] is set (RFC 6581 §9).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Enhanced {
-    /// [`IRD_PEER_TO_PEER`], [`IRD_RTR_SEND`], and RDMA Reads that its sender answers at a time.
+    /// [`IRD_PEER_TO_PEER`], [`IRD_RTR_SEND`], and the sender's IRD: the RDMA Reads that it can
+    /// answer at a time.
     pub ird: U16<BE>,
-    /// [`ORD_RTR_WRITE`], [`ORD_RTR_READ`], and RDMA Reads that its sender would have on their way.
+    /// [`ORD_RTR_WRITE`], [`ORD_RTR_READ`], and the sender's ORD: the RDMA Reads that it may have
+    /// in flight.
     pub ord: U16<BE>,
 }
 const _: () = assert!(size_of::<Enhanced>() == ENHANCED_LEN);
@@ -44,26 +46,27 @@ const _: () = assert!(size_of::<Enhanced>() == ENHANCED_LEN);
 pub struct Marker {
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// How many bytes before the marker its FPDU began; 0 if it begins behind it.
+    /// Distance from the marker back to the beginning of its FPDU, in bytes; 0 if the FPDU begins
+    /// right after the marker.
     pub fpdu_ptr: U16<BE>,
 }
 const _: () = assert!(size_of::<Marker>() == MARKER_LEN);
 
 impl Enhanced {
-    /// Whether it says how many reads there may be, rather than leave that to others.
+    /// Whether ORD and IRD are negotiated here.
     #[must_use]
     pub const fn says_reads(&self) -> bool {
         self.ird() != READS_UNSAID && self.ord() != READS_UNSAID
     }
 
-    /// RDMA Reads that its sender answers at a time.
+    /// IRD of the sender.
     #[inline]
     #[must_use]
     pub const fn ird(&self) -> u16 {
         self.ird.get() & READS_MASK
     }
 
-    /// RDMA Reads that its sender would have on their way.
+    /// ORD of the sender.
     #[inline]
     #[must_use]
     pub const fn ord(&self) -> u16 {
@@ -76,29 +79,29 @@ open_enum! {
     pub enum MpaError(u8) {
         /// The stream was closed or lost.
         CONNECTION_LOST = 0x01,
-        /// The CRC of an FPDU is not that of its bytes.
+        /// The CRC of an FPDU is wrong.
         CRC_MISMATCH = 0x02,
-        /// A marker, or a length, does not lead to an FPDU.
+        /// A marker and the length of an FPDU do not match.
         MARKER_MISMATCH = 0x03,
-        /// A request or reply was none.
+        /// An invalid request or reply.
         INVALID_REQ_REP = 0x04,
-        /// Something failed on the side that says so.
+        /// Local catastrophic error, on the side that sends the message.
         LOCAL_CATASTROPHIC = 0x05,
-        /// The peer would have more RDMA Reads on their way than are answered.
+        /// The peer's ORD exceeds the IRD.
         INSUFFICIENT_IRD = 0x06,
-        /// Of the offered RTR messages the peer took none.
+        /// The peer chose none of the offered RTR messages.
         NO_MATCHING_RTR = 0x07,
     }
 }
 
-/// Padding behind a ULPDU of `len` bytes, with the length before it (RFC 5044 §4.1).
+/// Length of the padding after a ULPDU of `len` bytes, in bytes (RFC 5044 §4.1).
 #[inline]
 #[must_use]
 pub const fn padding(len: u16) -> usize {
     (len as usize).wrapping_add(LENGTH_LEN).wrapping_neg() % 4
 }
 
-/// The bytes of a whole FPDU, without markers, whose ULPDU has `len`.
+/// Length in bytes of the FPDU of a ULPDU of `len` bytes, without markers.
 #[inline]
 #[must_use]
 pub const fn fpdu_len(len: u16) -> usize {
@@ -106,56 +109,55 @@ pub const fn fpdu_len(len: u16) -> usize {
     LENGTH_LEN + len as usize + padding(len) + CRC_LEN
 }
 
-/// Of a request, in `key`.
+/// Value of `key` in a request.
 pub const KEY_REQUEST: [u8; 16] = *b"MPA ID Req Frame";
-/// Of a reply, in `key`.
+/// Value of `key` in a reply.
 pub const KEY_REPLY: [u8; 16] = *b"MPA ID Rep Frame";
 
-/// M: its sender wants markers in what it receives.
+/// M: the sender wants to receive markers.
 pub const FLAG_MARKERS: u8 = 0x80;
-/// C: its sender wants CRCs, in both directions.
+/// C: the sender wants CRCs, in both directions.
 pub const FLAG_CRC: u8 = 0x40;
-/// R, of a reply: the connection is refused.
+/// R, in a reply: the connection is rejected.
 pub const FLAG_REJECT: u8 = 0x20;
 /// S (RFC 6581 §6): private data begins with [`Enhanced`].
 pub const FLAG_ENHANCED: u8 = 0x10;
 
-/// RFC 5044.
+/// Revision of RFC 5044.
 pub const REVISION_1: u8 = 1;
-/// RFC 6581.
+/// Revision of RFC 6581.
 pub const REVISION_2: u8 = 2;
 
-/// A, in `ird`: either side may send first, and so the one that connects sends an RTR message
-/// before all else.
+/// A, in `ird`: peer-to-peer mode, in which the active side sends an RTR message first.
 pub const IRD_PEER_TO_PEER: u16 = 0x8000;
-/// B, in `ird`: the RTR message may be an FPDU of zero length, as people write it, which is a Send
-/// without payload: Linux's siw takes none because it would take a receive buffer of the ULP's, and
-/// its irdma and nes set the bit in each frame, beside C and D.
+/// B, in `ird`: the RTR message may be a zero-length FPDU, in practice a Send without payload.
+/// Linux's siw does not accept it because it would consume a receive buffer of the ULP; irdma and
+/// nes set the bit in each frame, together with C and D.
 pub const IRD_RTR_SEND: u16 = 0x4000;
 /// C, in `ord`: the RTR message may be an RDMA Write without payload.
 pub const ORD_RTR_WRITE: u16 = 0x8000;
-/// D, in `ord`: the RTR message may be an RDMA Read of nothing.
+/// D, in `ord`: the RTR message may be a zero-length RDMA Read.
 pub const ORD_RTR_READ: u16 = 0x4000;
-/// What is left for a number of reads.
+/// Mask of the number of reads.
 pub const READS_MASK: u16 = 0x3fff;
-/// As a number of reads: whoever is above MPA agrees on that, if anybody does.
+/// Number of reads that means "not negotiated": left to the ULP.
 pub const READS_UNSAID: u16 = 0x3fff;
 
-/// Of a request or reply without private data, in bytes.
+/// Length of a request or reply without private data, in bytes.
 pub const REQ_REP_LEN: usize = 20;
-/// Of [`Enhanced`], in bytes.
+/// Length of [`Enhanced`], in bytes.
 pub const ENHANCED_LEN: usize = 4;
-/// The most private data of a frame, in bytes.
+/// Longest private data of a frame, in bytes.
 pub const MAX_PRIVATE_DATA: usize = 512;
-/// Of ULPDU_Length, in bytes.
+/// Length of ULPDU_Length, in bytes.
 pub const LENGTH_LEN: usize = 2;
-/// Of the CRC, in bytes: CRC-32C, its least byte first; 0 where none is used.
+/// Length of the CRC in bytes: CRC-32C, least significant byte first; zeroes if CRCs are not used.
 pub const CRC_LEN: usize = 4;
-/// Of a marker, in bytes.
+/// Length of a marker, in bytes.
 pub const MARKER_LEN: usize = 4;
-/// From one marker to the next, in bytes of the stream.
+/// Distance between markers, in bytes of the stream.
 pub const MARKER_INTERVAL: usize = 512;
-/// The least that a ULPDU may be limited to, in bytes (RFC 5044 §4.5).
+/// Smallest maximum ULPDU size (MULPDU), in bytes (RFC 5044 §4.5).
 pub const MULPDU_MIN: usize = 128;
 
 #[cfg(test)]

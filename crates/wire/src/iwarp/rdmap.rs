@@ -1,41 +1,40 @@
-//! RDMAP: what messages do (RFC 5040).
+//! RDMAP: the messages (RFC 5040).
 //!
-//! An RDMA Write and a Read Response are tagged, and have no header but DDP's. The others are
-//! untagged: Sends lie in queue 0, a [`ReadRequest`] is a message of its own in queue 1, a
-//! [`Terminate`] in queue 2.
+//! RDMA Write and RDMA Read Response are tagged and have only DDP's header. The other messages are
+//! untagged: Sends use queue 0, a [`ReadRequest`] queue 1, and a [`Terminate`] queue 2.
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// All of an RDMA Read Request behind DDP's header (RFC 5040 §4.4).
+/// An RDMA Read Request, after DDP's header (RFC 5040 §4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReadRequest {
-    /// Where the data goes: its sender's name for the memory.
+    /// Data sink: steering tag of the requester's memory.
     pub sink_stag: U32<BE>,
-    /// And the offset there.
+    /// Data sink: tagged offset.
     pub sink_to: U64<BE>,
-    /// In bytes.
+    /// Length of the data, in bytes.
     pub rdma_rd_sz: U32<BE>,
-    /// Where the data comes from: the receiver's name for the memory.
+    /// Data source: steering tag of the responder's memory.
     pub src_stag: U32<BE>,
-    /// And the offset there.
+    /// Data source: tagged offset.
     pub src_to: U64<BE>,
 }
 const _: () = assert!(size_of::<ReadRequest>() == READ_REQUEST_LEN);
 
-/// What a Terminate message begins with behind DDP's header (RFC 5040 §4.8).
+/// The beginning of a Terminate message, after DDP's header (RFC 5040 §4.8).
 ///
-/// As its flags say, the length of the DDP segment that was wrong follows, its DDP header, and its
+/// As its flags say, these follow: the length of the offending DDP segment, its DDP header, and its
 /// RDMAP header.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Terminate {
-    /// [`Layer`] in the high four bits, the error's type in the low ones.
+    /// [`Layer`] in the high four bits, the error type in the low four.
     pub layer_etype: u8,
-    /// Of the type.
+    /// Error code of that type.
     pub error_code: u8,
-    /// [`TERMINATE_LENGTH`] and its neighbours.
+    /// `TERMINATE_*` flags.
     pub hdrct: u8,
     #[doc(hidden)]
     pub reserved: u8,
@@ -43,21 +42,22 @@ pub struct Terminate {
 const _: () = assert!(size_of::<Terminate>() == TERMINATE_LEN);
 
 impl Terminate {
-    /// An error of a layer, with the flags for what follows.
+    /// An error of a layer, with the flags for the fields that follow.
     #[inline]
     #[must_use]
     pub const fn new(layer: Layer, etype: u8, code: u8, hdrct: u8) -> Terminate {
         Terminate { layer_etype: layer.0 << 4 | (etype & 0x0f), error_code: code, hdrct, reserved: 0 }
     }
 
-    /// Who found the error.
+    /// The layer that detected the error.
     #[inline]
     #[must_use]
     pub const fn layer(&self) -> Layer {
         Layer(self.layer_etype >> 4)
     }
 
-    /// [`RdmapErrorType`] or [`crate::iwarp::ddp::DdpErrorType`], as the layer says; 0 for MPA.
+    /// The error type: [`RdmapErrorType`] or [`crate::iwarp::ddp::DdpErrorType`], depending on the
+    /// layer; 0 for MPA.
     #[inline]
     #[must_use]
     pub const fn etype(&self) -> u8 {
@@ -78,25 +78,25 @@ impl core::fmt::Debug for Terminate {
     }
 }
 
-/// The length of the segment that was wrong, in a Terminate message.
+/// Length of the offending segment, in a Terminate message.
 pub type SegmentLength = U16<BE>;
 
 open_enum! {
     /// Operation codes (RFC 5040 §4.1).
     pub enum RdmapOpcode(u8) {
-        /// Tagged.
+        /// RDMA Write, a tagged message.
         RDMA_WRITE = 0x0,
         /// [`ReadRequest`].
         RDMA_READ_REQUEST = 0x1,
-        /// Tagged.
+        /// RDMA Read Response, a tagged message.
         RDMA_READ_RESPONSE = 0x2,
-        /// A message.
+        /// Send.
         SEND = 0x3,
-        /// It closes memory of its receiver, too.
+        /// Send with Invalidate: also invalidates a steering tag of the receiver.
         SEND_WITH_INVALIDATE = 0x4,
-        /// It wakes its receiver.
+        /// Send with Solicited Event: also wakes the receiver.
         SEND_WITH_SE = 0x5,
-        /// Both.
+        /// Send with Solicited Event and Invalidate.
         SEND_WITH_SE_AND_INVALIDATE = 0x6,
         /// [`Terminate`].
         TERMINATE = 0x7,
@@ -104,14 +104,14 @@ open_enum! {
 }
 
 impl RdmapOpcode {
-    /// Whether it is a message of queue 0.
+    /// Whether this is a Send of any kind.
     #[inline]
     #[must_use]
     pub const fn is_send(self) -> bool {
         self.0 >= RdmapOpcode::SEND.0 && self.0 <= RdmapOpcode::SEND_WITH_SE_AND_INVALIDATE.0
     }
 
-    /// Whether it closes memory of its receiver.
+    /// Whether the message invalidates a steering tag of the receiver.
     #[inline]
     #[must_use]
     pub const fn invalidates(self) -> bool {
@@ -120,11 +120,11 @@ impl RdmapOpcode {
 }
 
 open_enum! {
-    /// Who found an error (RFC 5040 §4.8).
+    /// The layer that detected an error (RFC 5040 §4.8).
     pub enum Layer(u8) {
-        /// [`RdmapErrorType`] is the type.
+        /// RDMAP; the error type is [`RdmapErrorType`].
         RDMAP = 0x0,
-        /// [`crate::iwarp::ddp::DdpErrorType`] is the type.
+        /// DDP; the error type is [`crate::iwarp::ddp::DdpErrorType`].
         DDP = 0x1,
         /// MPA: [`crate::iwarp::mpa::MpaError`] is the code, the type is 0.
         LLP = 0x2,
@@ -134,11 +134,12 @@ open_enum! {
 open_enum! {
     /// Error types of RDMAP (RFC 5040 §4.8).
     pub enum RdmapErrorType(u8) {
-        /// On the side that says so.
+        /// Local catastrophic error, on the side that sends the message.
         LOCAL_CATASTROPHIC = 0x0,
-        /// [`RdmapError::INVALID_STAG`] to [`RdmapError::TO_WRAP`], and what cannot be invalidated.
+        /// Remote protection error: [`RdmapError::INVALID_STAG`] to [`RdmapError::TO_WRAP`], and
+        /// [`RdmapError::CANNOT_INVALIDATE`].
         REMOTE_PROTECTION = 0x1,
-        /// The other codes.
+        /// Remote operation error: the other codes.
         REMOTE_OPERATION = 0x2,
     }
 }
@@ -146,46 +147,46 @@ open_enum! {
 open_enum! {
     /// Error codes of RDMAP (RFC 5040 §4.8).
     pub enum RdmapError(u8) {
-        /// No memory has that name.
+        /// Invalid STag.
         INVALID_STAG = 0x00,
-        /// Not all of it lies in the memory.
+        /// Base or bounds violation.
         BASE_OR_BOUNDS = 0x01,
-        /// It was opened for something else.
+        /// Access rights violation.
         ACCESS_RIGHTS = 0x02,
-        /// The memory is another stream's.
+        /// The STag is not associated with this stream.
         STAG_NOT_ASSOCIATED = 0x03,
-        /// It goes beyond the largest offset.
+        /// Tagged offset wrap.
         TO_WRAP = 0x04,
-        /// The version of RDMAP is not ours.
+        /// Unsupported RDMAP version.
         INVALID_VERSION = 0x05,
-        /// Not now, not there, or not at all.
+        /// Unexpected opcode.
         UNEXPECTED_OPCODE = 0x06,
-        /// The stream cannot go on.
+        /// Catastrophic error, localized to the stream.
         CATASTROPHIC_STREAM = 0x07,
-        /// Nor can others.
+        /// Catastrophic error, global.
         CATASTROPHIC_GLOBAL = 0x08,
-        /// What a message was to close is not open.
+        /// The STag cannot be invalidated.
         CANNOT_INVALIDATE = 0x09,
-        /// Something else.
+        /// Unspecified error.
         UNSPECIFIED = 0xff,
     }
 }
 
-/// The version of RFC 5040.
+/// RDMAP version of RFC 5040.
 pub const RDMAP_VERSION: u8 = 1;
 
-/// M: the length of the segment follows, and is right.
+/// M: the length of the segment follows and is valid.
 pub const TERMINATE_LENGTH: u8 = 0x80;
-/// D: its DDP header follows.
+/// D: the segment's DDP header follows.
 pub const TERMINATE_DDP: u8 = 0x40;
-/// R: its RDMAP header follows.
+/// R: the segment's RDMAP header follows.
 pub const TERMINATE_RDMAP: u8 = 0x20;
 
-/// Of a Read Request, in bytes.
+/// Length of a Read Request, in bytes.
 pub const READ_REQUEST_LEN: usize = 28;
-/// Of a Terminate message without what may follow, in bytes.
+/// Length of a Terminate message without the optional fields, in bytes.
 pub const TERMINATE_LEN: usize = 4;
-/// The longest Terminate message behind DDP's header, in bytes: with a Read Request.
+/// Longest Terminate message after DDP's header, in bytes: with a Read Request.
 pub const TERMINATE_MAX: usize = TERMINATE_LEN + 2 + super::ddp::UNTAGGED_LEN + READ_REQUEST_LEN;
 
 #[cfg(test)]

@@ -47,21 +47,22 @@ open_enum! {
         CURRENT = 0,
         /// The default.
         DEFAULT = 1,
-        /// What is saved.
+        /// The saved value.
         SAVED = 2,
-        /// Whether it can be saved, is one namespace's, and can be changed:
-        /// [`CAPABILITY_CHANGEABLE`].
+        /// Supported capabilities: saveable, namespace specific, changeable
+        /// ([`CAPABILITY_CHANGEABLE`]).
         SUPPORTED_CAPABILITIES = 3,
     }
 }
 
 /// SV in CDW10 of Set Features: save the value.
 pub const SAVE: u32 = 1 << 31;
-/// In the result of Get Features with [`Select::SUPPORTED_CAPABILITIES`].
+/// Result of Get Features with [`Select::SUPPORTED_CAPABILITIES`]: the feature can be saved.
 pub const CAPABILITY_SAVEABLE: u32 = 1;
-/// In the result of Get Features with [`Select::SUPPORTED_CAPABILITIES`].
+/// Result of Get Features with [`Select::SUPPORTED_CAPABILITIES`]: the feature is namespace
+/// specific.
 pub const CAPABILITY_NAMESPACE_SPECIFIC: u32 = 1 << 1;
-/// In the result of Get Features with [`Select::SUPPORTED_CAPABILITIES`].
+/// Result of Get Features with [`Select::SUPPORTED_CAPABILITIES`]: the feature can be changed.
 pub const CAPABILITY_CHANGEABLE: u32 = 1 << 2;
 
 /// WCE in CDW11 of Volatile Write Cache.
@@ -75,11 +76,11 @@ pub const PTPL: u32 = 1;
 /// The bits of Reservation Notification Mask: registration preempted, reservation released,
 /// reservation preempted.
 pub const NOTIFICATION_MASK: u32 = 0b1110;
-/// Of Host Behavior Support, in bytes.
+/// Length of the Host Behavior Support data, in bytes.
 pub const HOST_BEHAVIOR_LEN: usize = 512;
-/// Where Host Behavior Support has Advanced Command Retry Enable.
+/// Offset of Advanced Command Retry Enable (ACRE) in Host Behavior Support.
 pub const ACRE_AT: usize = 0;
-/// The host heeds CRD of a status.
+/// ACRE: the host respects CRD of a status.
 pub const ACRE_ENABLED: u8 = 1;
 
 /// Asynchronous Event Configuration: Namespace Attribute Notices.
@@ -99,9 +100,9 @@ open_enum! {
         SMART = 1,
         /// A notice: [`Notice`].
         NOTICE = 2,
-        /// Of the I/O command set.
+        /// I/O command set specific.
         IO_COMMAND_SPECIFIC = 6,
-        /// A vendor's.
+        /// Vendor specific.
         VENDOR_SPECIFIC = 7,
     }
 }
@@ -120,7 +121,8 @@ open_enum! {
     }
 }
 
-/// The result of an Asynchronous Event Request: what happened, and the log page to read.
+/// Encodes the result of an Asynchronous Event Request: event type, event information, and the log
+/// page to read.
 #[must_use]
 pub const fn event(kind: EventType, information: u8, log_page: u8) -> u32 {
     (log_page as u32) << 16 | (information as u32) << 8 | (kind.0 & 7) as u32

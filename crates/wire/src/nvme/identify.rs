@@ -22,10 +22,10 @@ open_enum! {
         ACTIVE_NAMESPACE_LIST = 0x02,
         /// [`NamespaceDescriptor`]s.
         NAMESPACE_IDENTIFICATION_DESCRIPTORS = 0x03,
-        /// Of the command set in CDW11; for the NVM Command Set, zeroes where there is no
-        /// protection information (figure 100).
+        /// Identify Namespace of the command set in CDW11; for the NVM Command Set, zeroes if there
+        /// is no protection information (figure 100).
         IO_COMMAND_SET_NAMESPACE = 0x05,
-        /// Of the command set in CDW11: [`IdentifyControllerNvm`].
+        /// Identify Controller of the command set in CDW11: [`IdentifyControllerNvm`].
         IO_COMMAND_SET_CONTROLLER = 0x06,
         /// As 02h, of namespaces with the command set in CDW11.
         IO_COMMAND_SET_ACTIVE_NAMESPACE_LIST = 0x07,
@@ -52,23 +52,23 @@ pub struct IdentifyController {
     pub vid: U16<LE>,
     /// PCI subsystem vendor.
     pub ssvid: U16<LE>,
-    /// Serial number, ASCII, filled with spaces.
+    /// Serial number, ASCII, padded with spaces.
     pub sn: [u8; 20],
-    /// Model number, ASCII, filled with spaces.
+    /// Model number, ASCII, padded with spaces.
     pub mn: [u8; 40],
-    /// Firmware revision, ASCII, filled with spaces.
+    /// Firmware revision, ASCII, padded with spaces.
     pub fr: [u8; 8],
     /// Recommended arbitration burst.
     pub rab: u8,
     /// Vendor's OUI.
     pub ieee: [u8; 3],
-    /// Multi-path capabilities: [`CMIC_MULTI_PORT`] and its neighbours.
+    /// Multi-path capabilities: `CMIC_*`.
     pub cmic: u8,
     /// Maximum data transfer size: log2, in units of CAP.MPSMIN (4 KiB); 0 is no limit.
     pub mdts: u8,
     /// Controller identifier.
     pub cntlid: U16<LE>,
-    /// As VS.
+    /// Version, as in the VS property.
     pub ver: U32<LE>,
     /// Resume latency, in microseconds.
     pub rtd3r: U32<LE>,
@@ -76,7 +76,7 @@ pub struct IdentifyController {
     pub rtd3e: U32<LE>,
     /// Asynchronous events supported: bits as in the feature's `AEC_*`.
     pub oaes: U32<LE>,
-    /// Controller attributes: [`CTRATT_HOST_ID_128`] and its neighbours.
+    /// Controller attributes: `CTRATT_*`.
     pub ctratt: U32<LE>,
     /// Read recovery levels.
     pub rrls: U16<LE>,
@@ -98,7 +98,7 @@ pub struct IdentifyController {
     pub aerl: u8,
     /// Firmware updates.
     pub frmw: u8,
-    /// Log page attributes: [`LPA_EFFECTS`] and its neighbours.
+    /// Log page attributes: `LPA_*`.
     pub lpa: u8,
     /// Entries of the error log, less one.
     pub elpe: u8,
@@ -112,15 +112,15 @@ pub struct IdentifyController {
     pub wctemp: U16<LE>,
     /// Critical temperature, in kelvins.
     pub cctemp: U16<LE>,
-    /// Of firmware activation, in units of 100 ms.
+    /// Maximum time for firmware activation, in units of 100 ms.
     pub mtfa: U16<LE>,
     /// Host memory buffer.
     pub hmpre: U32<LE>,
     /// Host memory buffer.
     pub hmmin: U32<LE>,
-    /// In bytes.
+    /// Total NVM capacity, in bytes.
     pub tnvmcap: U128<LE>,
-    /// In bytes.
+    /// Unallocated NVM capacity, in bytes.
     pub unvmcap: U128<LE>,
     /// Replay protected memory.
     pub rpmbs: U32<LE>,
@@ -134,9 +134,9 @@ pub struct IdentifyController {
     pub kas: U16<LE>,
     /// Host controlled thermal management.
     pub hctma: U16<LE>,
-    /// In kelvins.
+    /// Minimum thermal management temperature, in kelvins.
     pub mntmt: U16<LE>,
-    /// In kelvins.
+    /// Maximum thermal management temperature, in kelvins.
     pub mxtmt: U16<LE>,
     /// Sanitize capabilities.
     pub sanicap: U32<LE>,
@@ -150,11 +150,11 @@ pub struct IdentifyController {
     pub endgidmax: U16<LE>,
     /// ANA transition time, in seconds.
     pub anatt: u8,
-    /// ANA capabilities: bit n for a state, bit 6 a group identifier does not change.
+    /// ANA capabilities: `ANACAP_*`.
     pub anacap: u8,
     /// The greatest ANA group identifier.
     pub anagrpmax: U32<LE>,
-    /// How many ANA groups there are.
+    /// Number of ANA groups.
     pub nanagrpid: U32<LE>,
     /// Persistent event log size, in units of 64 KiB.
     pub pels: U32<LE>,
@@ -162,26 +162,26 @@ pub struct IdentifyController {
     pub domain_identifier: U16<LE>,
     #[doc(hidden)]
     pub reserved_358: [u8; 10],
-    /// Of an endurance group, in bytes.
+    /// Maximum endurance group capacity, in bytes.
     pub megcap: U128<LE>,
     #[doc(hidden)]
     pub reserved_384: [u8; 128],
-    /// Submission queue entry sizes: log2 of the least in the low four bits, of the greatest in the
-    /// high.
+    /// Submission queue entry sizes: log2 of the minimum in the low four bits, of the maximum in
+    /// the high four.
     pub sqes: u8,
     /// Completion queue entry sizes.
     pub cqes: u8,
-    /// Commands in flight on one queue.
+    /// Maximum outstanding commands of one queue.
     pub maxcmd: U16<LE>,
     /// The greatest namespace identifier.
     pub nn: U32<LE>,
-    /// Optional NVM commands: [`ONCS_COMPARE`] and its neighbours.
+    /// Optional NVM commands: `ONCS_*`.
     pub oncs: U16<LE>,
     /// Fused operations: bit 0 compare and write.
     pub fuses: U16<LE>,
     /// Format attributes.
     pub fna: u8,
-    /// Volatile write cache: [`VWC_PRESENT`] and its neighbours.
+    /// Volatile write cache: `VWC_*`.
     pub vwc: u8,
     /// Atomic write unit, normal, in logical blocks less one.
     pub awun: U16<LE>,
@@ -195,9 +195,9 @@ pub struct IdentifyController {
     pub acwu: U16<LE>,
     /// Copy descriptor formats: a bit each.
     pub cdfs: U16<LE>,
-    /// SGLs: [`SGLS_ALIGNED_ANY`] and its neighbours.
+    /// SGL support: `SGLS_*`.
     pub sgls: U32<LE>,
-    /// How many namespaces are allowed, or 0 for NN.
+    /// Maximum number of allowed namespaces; 0 for NN.
     pub mnan: U32<LE>,
     /// Domain namespace attachments.
     pub maxdna: U128<LE>,
@@ -207,29 +207,29 @@ pub struct IdentifyController {
     pub oaqd: U32<LE>,
     #[doc(hidden)]
     pub reserved_568: [u8; 200],
-    /// The subsystem's NQN, with its end.
+    /// NQN of the subsystem, NUL-terminated.
     pub subnqn: [u8; NQN_FIELD_LEN],
     #[doc(hidden)]
     pub reserved_1024: [u8; 768],
-    /// Fabrics: a command capsule's greatest size, in units of 16 bytes.
+    /// Fabrics: maximum command capsule size, in units of 16 bytes.
     pub ioccsz: U32<LE>,
-    /// Fabrics: a response capsule's greatest size, in units of 16 bytes.
+    /// Fabrics: maximum response capsule size, in units of 16 bytes.
     pub iorcsz: U32<LE>,
-    /// Fabrics: where in a capsule its data begins, behind the entry, in units of 16 bytes.
+    /// Fabrics: offset of in-capsule data after the submission queue entry, in units of 16 bytes.
     pub icdoff: U16<LE>,
     /// Fabrics: controller attributes. Bit 0: the static controller model.
     pub fcatt: u8,
-    /// Fabrics: SGL data blocks of one command.
+    /// Fabrics: maximum number of SGL data block descriptors of one command.
     pub msdbd: u8,
     /// Fabrics: optional commands: [`OFCS_DISCONNECT`].
     pub ofcs: U16<LE>,
-    /// Of a discovery controller.
+    /// Discovery controller type.
     pub dctype: u8,
     #[doc(hidden)]
     pub reserved_1807: [u8; 241],
     /// Power state descriptors.
     pub psd: [[u8; 32]; 32],
-    /// A vendor's.
+    /// Vendor specific.
     pub vs: [u8; 1024],
 }
 const _: () = assert!(size_of::<IdentifyController>() == IDENTIFY_LEN);
@@ -242,13 +242,13 @@ pub struct IdentifyNamespace {
     pub nsze: U64<LE>,
     /// Capacity, in logical blocks.
     pub ncap: U64<LE>,
-    /// What is allocated, in logical blocks.
+    /// Utilization, in logical blocks.
     pub nuse: U64<LE>,
-    /// Features: [`NSFEAT_THIN`] and its neighbours.
+    /// Features: `NSFEAT_*`.
     pub nsfeat: u8,
     /// LBA formats, less one.
     pub nlbaf: u8,
-    /// The format in use in the low four bits.
+    /// Current LBA format, in bits 3:0 and 6:5.
     pub flbas: u8,
     /// Metadata capabilities.
     pub mc: u8,
@@ -256,13 +256,13 @@ pub struct IdentifyNamespace {
     pub dpc: u8,
     /// Data protection settings.
     pub dps: u8,
-    /// Sharing: bit 0 by several controllers.
+    /// Multi-path and sharing: `NMIC_*`.
     pub nmic: u8,
-    /// Reservation capabilities: [`RESCAP_PTPL`] and its neighbours.
+    /// Reservation capabilities: `RESCAP_*`.
     pub rescap: u8,
     /// Format progress.
     pub fpi: u8,
-    /// How deallocated blocks read, in the low three bits; bit 3: Write Zeroes may deallocate.
+    /// Deallocation features: `DLFEAT_*`.
     pub dlfeat: u8,
     /// Atomic write unit, normal, in logical blocks less one.
     pub nawun: U16<LE>,
@@ -278,7 +278,7 @@ pub struct IdentifyNamespace {
     pub nabspf: U16<LE>,
     /// Optimal I/O boundary, in logical blocks.
     pub noiob: U16<LE>,
-    /// In bytes.
+    /// NVM capacity, in bytes.
     pub nvmcap: U128<LE>,
     /// Preferred write granularity, in logical blocks less one.
     pub npwg: U16<LE>,
@@ -290,11 +290,11 @@ pub struct IdentifyNamespace {
     pub npda: U16<LE>,
     /// Optimal write size, in logical blocks less one.
     pub nows: U16<LE>,
-    /// Copy: the longest source range, in logical blocks.
+    /// Copy: maximum source range length, in logical blocks.
     pub mssrl: U16<LE>,
-    /// Copy: the longest copy, in logical blocks.
+    /// Copy: maximum copy length, in logical blocks.
     pub mcl: U32<LE>,
-    /// Copy: source ranges, less one.
+    /// Copy: maximum number of source ranges, less one.
     pub msrc: u8,
     #[doc(hidden)]
     pub reserved_81: [u8; 11],
@@ -302,7 +302,7 @@ pub struct IdentifyNamespace {
     pub anagrpid: U32<LE>,
     #[doc(hidden)]
     pub reserved_96: [u8; 3],
-    /// Attributes: bit 0 write protected.
+    /// Attributes: `NSATTR_*`.
     pub nsattr: u8,
     /// NVM set.
     pub nvmsetid: U16<LE>,
@@ -312,9 +312,9 @@ pub struct IdentifyNamespace {
     pub nguid: [u8; 16],
     /// IEEE extended unique identifier, or zeroes.
     pub eui64: [u8; 8],
-    /// Formats.
+    /// LBA formats.
     pub lbaf: [LbaFormat; 64],
-    /// A vendor's.
+    /// Vendor specific.
     pub vs: [u8; 3712],
 }
 const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY_LEN);
@@ -332,11 +332,11 @@ pub struct LbaFormat {
 }
 const _: () = assert!(size_of::<LbaFormat>() == 4);
 
-/// Identify Namespace that is the same in every command set (Base 2.0 figure 280).
+/// I/O Command Set Independent Identify Namespace (Base 2.0 figure 280).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IdentifyNamespaceIndependent {
-    /// Features; bit 4: the identifiers may be used for something else later.
+    /// Features; bit 4: the unique identifiers may be reused.
     pub nsfeat: u8,
     /// As in [`IdentifyNamespace`].
     pub nmic: u8,
@@ -354,22 +354,22 @@ pub struct IdentifyNamespaceIndependent {
     pub nvmsetid: U16<LE>,
     /// Endurance group.
     pub endgid: U16<LE>,
-    /// Status: bit 0 ready.
+    /// Status: `NSTAT_*`.
     pub nstat: u8,
     #[doc(hidden)]
     pub reserved_15: [u8; 4081],
 }
 const _: () = assert!(size_of::<IdentifyNamespaceIndependent>() == IDENTIFY_LEN);
 
-/// What the NVM Command Set adds about a controller (NVM Command Set 1.0 figure 101).
+/// Identify Controller of the NVM Command Set (NVM Command Set 1.0 figure 101).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IdentifyControllerNvm {
-    /// Verify: log2 of the most, in units of CAP.MPSMIN; 0 is no limit.
+    /// Verify: log2 of the maximum size, in units of CAP.MPSMIN; 0 for no limit.
     pub vsl: u8,
-    /// Write Zeroes: as VSL.
+    /// Write Zeroes: log2 of the maximum size, in units of CAP.MPSMIN; 0 for no limit.
     pub wzsl: u8,
-    /// Write Uncorrectable: as VSL.
+    /// Write Uncorrectable: log2 of the maximum size, in units of CAP.MPSMIN; 0 for no limit.
     pub wusl: u8,
     /// Dataset Management: ranges of one command; 0 is no limit.
     pub dmrl: u8,
@@ -382,13 +382,13 @@ pub struct IdentifyControllerNvm {
 }
 const _: () = assert!(size_of::<IdentifyControllerNvm>() == IDENTIFY_LEN);
 
-/// The head of one namespace identification descriptor; NIDL bytes follow (Base 2.0 figure 277).
+/// The header of a namespace identification descriptor; NIDL bytes follow (Base 2.0 figure 277).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NamespaceDescriptor {
     /// [`NamespaceIdType`]; 0 ends the list.
     pub nidt: u8,
-    /// In bytes.
+    /// Length of the identifier, in bytes.
     pub nidl: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
@@ -398,13 +398,13 @@ const _: () = assert!(size_of::<NamespaceDescriptor>() == 4);
 open_enum! {
     /// NIDT (Base 2.0 figure 277).
     pub enum NamespaceIdType(u8) {
-        /// 8 bytes.
+        /// IEEE extended unique identifier: 8 bytes.
         EUI64 = 1,
-        /// 16 bytes.
+        /// Namespace globally unique identifier: 16 bytes.
         NGUID = 2,
-        /// 16 bytes.
+        /// Namespace UUID: 16 bytes.
         UUID = 3,
-        /// The command set: 1 byte.
+        /// Command set identifier: 1 byte.
         CSI = 4,
     }
 }
@@ -412,22 +412,22 @@ open_enum! {
 open_enum! {
     /// CNTRLTYPE (Base 2.0 figure 276).
     pub enum ControllerType(u8) {
-        /// Not told: an old controller.
+        /// Not reported, by controllers before NVMe 1.4.
         NOT_REPORTED = 0,
-        /// With I/O queues.
+        /// I/O controller.
         IO = 1,
-        /// Discovery.
+        /// Discovery controller.
         DISCOVERY = 2,
-        /// Administration only.
+        /// Administrative controller.
         ADMINISTRATIVE = 3,
     }
 }
 
-/// Of every Identify data structure, in bytes.
+/// Length of every Identify data structure, in bytes.
 pub const IDENTIFY_LEN: usize = 4096;
-/// The most namespaces of one list.
+/// Most namespaces of one list.
 pub const NAMESPACE_LIST_MAX: usize = 1024;
-/// The most controllers of one list.
+/// Most controllers of one list.
 pub const CONTROLLER_LIST_MAX: usize = 2047;
 
 #[cfg(test)]
@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(offset_of!(IdentifyNamespace, lbaf), 128);
     }
 
-    /// The begin of what the Linux target 6.12 told of itself.
+    /// The beginning of Identify Controller of the Linux 6.12 target.
     #[test]
     fn a_controller_reads_as_the_kernel_sent_it() {
         let mut bytes = [0; IDENTIFY_LEN];
@@ -468,7 +468,8 @@ mod tests {
         assert_eq!(controller.cntlid.get(), 1);
     }
 
-    /// The begin of what the Linux target 6.12 told of a namespace of 100 MiB with blocks of 4 KiB.
+    /// The beginning of Identify Namespace of the Linux 6.12 target, for 100 MiB with blocks of 4
+    /// KiB.
     #[test]
     fn a_namespace_reads_as_the_kernel_sent_it() {
         let mut bytes = [0; IDENTIFY_LEN];

@@ -36,29 +36,29 @@ open_enum! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ErrorEntry {
-    /// Counts errors from 1; 0 is no entry.
+    /// Error count, from 1; 0 for an unused entry.
     pub error_count: U64<LE>,
-    /// Queue.
+    /// Submission queue identifier.
     pub sqid: U16<LE>,
-    /// Command.
+    /// Command identifier.
     pub cid: U16<LE>,
-    /// Its status field.
+    /// Status field of the command.
     pub status: U16<LE>,
-    /// Byte and bit of the command that are wrong, or FFFFh.
+    /// Byte and bit of the erroneous parameter in the command, or FFFFh.
     pub parameter_error_location: U16<LE>,
     /// The first block that failed.
     pub lba: U64<LE>,
-    /// Namespace.
+    /// Namespace identifier.
     pub nsid: U32<LE>,
-    /// None.
+    /// Vendor specific log page identifier; 0 for none.
     pub vendor_specific: u8,
     /// Transport type.
     pub trtype: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// What the command says.
+    /// Command specific information.
     pub command_specific: U64<LE>,
-    /// What the transport says.
+    /// Transport specific information.
     pub transport_specific: U16<LE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 22],
@@ -69,39 +69,39 @@ const _: () = assert!(size_of::<ErrorEntry>() == 64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SmartLog {
-    /// One bit for each warning.
+    /// Critical warnings, one bit each.
     pub critical_warning: u8,
-    /// In kelvins.
+    /// Composite temperature, in kelvins.
     pub composite_temperature: U16<LE>,
-    /// In percent.
+    /// Available spare, in percent.
     pub available_spare: u8,
-    /// In percent.
+    /// Available spare threshold, in percent.
     pub available_spare_threshold: u8,
-    /// In percent.
+    /// Estimated endurance used, in percent.
     pub percentage_used: u8,
-    /// Of endurance groups.
+    /// Critical warnings of endurance groups.
     pub endurance_group_critical_warning: u8,
     #[doc(hidden)]
     pub reserved: [u8; 25],
-    /// In thousands of 512 bytes.
+    /// Data read, in units of 512,000 bytes.
     pub data_units_read: U128<LE>,
-    /// In thousands of 512 bytes.
+    /// Data written, in units of 512,000 bytes.
     pub data_units_written: U128<LE>,
-    /// Commands.
+    /// Number of read commands.
     pub host_read_commands: U128<LE>,
-    /// Commands.
+    /// Number of write commands.
     pub host_write_commands: U128<LE>,
-    /// In minutes.
+    /// Controller busy time, in minutes.
     pub controller_busy_time: U128<LE>,
-    /// Power cycles.
+    /// Number of power cycles.
     pub power_cycles: U128<LE>,
-    /// In hours.
+    /// Power-on time, in hours.
     pub power_on_hours: U128<LE>,
-    /// Power losses without notice.
+    /// Number of unsafe shutdowns.
     pub unsafe_shutdowns: U128<LE>,
-    /// Errors.
+    /// Number of media and data integrity errors.
     pub media_errors: U128<LE>,
-    /// How many entries the error log has had.
+    /// Number of error log entries over the life of the controller.
     pub error_information_log_entries: U128<LE>,
     /// Temperatures, and reserved bytes.
     pub rest: [u8; 320],
@@ -123,13 +123,13 @@ pub struct FirmwareSlotLog {
 }
 const _: () = assert!(size_of::<FirmwareSlotLog>() == 512);
 
-/// The head of the Asymmetric Namespace Access log (Base 2.0 figure 220).
+/// The header of the Asymmetric Namespace Access log (Base 2.0 figure 220).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AnaHeader {
-    /// CHGCNT.
+    /// Change count of the log.
     pub chgcnt: U64<LE>,
-    /// How many group descriptors follow.
+    /// Number of group descriptors that follow.
     pub nagd: U16<LE>,
     #[doc(hidden)]
     pub reserved: [u8; 6],
@@ -141,11 +141,11 @@ const _: () = assert!(size_of::<AnaHeader>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AnaGroupDescriptor {
-    /// The group, from 1.
+    /// ANA group identifier, from 1.
     pub agid: U32<LE>,
-    /// How many namespace identifiers follow.
+    /// Number of namespace identifiers that follow.
     pub nnsid: U32<LE>,
-    /// CHGCNT.
+    /// Change count of the group.
     pub chgcnt: U64<LE>,
     /// [`AnaState`] in the low four bits.
     pub state: u8,
@@ -158,15 +158,15 @@ const _: () = assert!(size_of::<AnaGroupDescriptor>() == 32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReservationNotification {
-    /// Counts log pages from 1; 0: there is none.
+    /// Log page count, from 1; 0 if there is no notification.
     pub log_page_count: U64<LE>,
     /// 0 none, 1 registration preempted, 2 reservation released, 3 reservation preempted.
     pub kind: u8,
-    /// How many more there are.
+    /// Number of further notifications.
     pub available: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// Namespace.
+    /// Namespace identifier.
     pub nsid: U32<LE>,
     #[doc(hidden)]
     pub reserved_end: [u8; 48],
@@ -176,28 +176,28 @@ const _: () = assert!(size_of::<ReservationNotification>() == 64);
 open_enum! {
     /// Asymmetric namespace access states (Base 2.0 §8.1.3).
     pub enum AnaState(u8) {
-        /// The best path.
+        /// Optimized.
         OPTIMIZED = 0x1,
-        /// A path that costs.
+        /// Non-optimized.
         NON_OPTIMIZED = 0x2,
-        /// No access now.
+        /// Inaccessible.
         INACCESSIBLE = 0x3,
-        /// No access any more.
+        /// Persistent loss.
         PERSISTENT_LOSS = 0x4,
-        /// Changing.
+        /// Transition between states.
         CHANGE = 0xf,
     }
 }
 
-/// NUMD of Get Log Page: how many bytes to return.
+/// NUMD of Get Log Page, as the number of bytes to return.
 #[inline]
 #[must_use]
 pub const fn wanted_len(cdw10: u32, cdw11: u32) -> u64 {
-    // A number of 32 bits in halves; one more of it, times four, fits 64.
+    // NUMD is a 32-bit number in two halves, 0's based and in dwords.
     (((cdw11 as u64 & 0xffff) << 16 | cdw10 as u64 >> 16) + 1) * 4
 }
 
-/// RAE in CDW10: keep the event that this page belongs to.
+/// RAE in CDW10: retain the asynchronous event of this page.
 pub const RAE: u32 = 1 << 15;
 /// RGO in CDW10's log specific parameter, for the ANA log: groups only, no namespaces.
 pub const ANA_RGO: u32 = 1 << 8;
@@ -215,16 +215,16 @@ pub const FSP_NAMESPACE: u32 = 1 << 20;
 pub const FSP_CONTROLLER: u32 = 1 << 21;
 /// Supported log pages: supported.
 pub const LSUPP: u32 = 1;
-/// Of the commands supported and effects log, in bytes.
+/// Length of the commands supported and effects log, in bytes.
 pub const EFFECTS_LEN: usize = 4096;
-/// The most namespaces of a changed namespace list; more are one entry of FFFFFFFFh.
+/// Most namespaces in a changed namespace list; an overflow is one entry of FFFFFFFFh.
 pub const CHANGED_NAMESPACES_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The Linux host 6.12 reads the head of the discovery log.
+    /// Captured from a Linux 6.12 host that reads the header of the discovery log.
     #[test]
     fn a_log_pages_length_is_read_as_the_kernel_sent_it() {
         assert_eq!(wanted_len(0x00ff_8070, 0), 1024);

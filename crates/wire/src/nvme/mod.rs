@@ -5,9 +5,9 @@
 //!   submission queue entry, 64 bytes ──▶ controller ──▶ completion queue entry, 16 bytes
 //!   opcode, CID, NSID, DPTR, CDW10-15                   DW0-1, SQHD, SQID, CID, status
 //! ```
-//! Everything is little-endian. Field names are the specification's in snake case; an offset in a
-//! doc comment is in bytes from the begin of the structure. What only fabrics have is in
-//! [`crate::nvmeof`].
+//! All fields are little-endian. Field names are the specification's in snake case; offsets in doc
+//! comments are in bytes from the beginning of the structure. [`crate::nvmeof`] has what is
+//! specific to fabrics.
 
 pub mod feature;
 pub mod identify;
@@ -30,29 +30,29 @@ pub struct Sqe {
     pub opcode: u8,
     /// FUSE in [`FUSE_MASK`], PSDT in [`PSDT_MASK`].
     pub flags: u8,
-    /// Command identifier: unique among the queue's commands in flight.
+    /// Command identifier, unique among the queue's outstanding commands.
     pub cid: U16<LE>,
-    /// Namespace, from 1; [`NSID_ALL`].
+    /// Namespace identifier, from 1, or [`NSID_ALL`].
     pub nsid: U32<LE>,
-    /// What the opcode says.
+    /// Command specific.
     pub cdw2: U32<LE>,
-    /// What the opcode says.
+    /// Command specific.
     pub cdw3: U32<LE>,
     /// Metadata pointer.
     pub mptr: U64<LE>,
     /// Data pointer: over fabrics one SGL descriptor.
     pub dptr: SglDescriptor,
-    /// What the opcode says.
+    /// Command specific.
     pub cdw10: U32<LE>,
-    /// What the opcode says.
+    /// Command specific.
     pub cdw11: U32<LE>,
-    /// What the opcode says.
+    /// Command specific.
     pub cdw12: U32<LE>,
-    /// What the opcode says.
+    /// Command specific.
     pub cdw13: U32<LE>,
-    /// What the opcode says.
+    /// Command specific.
     pub cdw14: U32<LE>,
-    /// What the opcode says.
+    /// Command specific.
     pub cdw15: U32<LE>,
 }
 const _: () = assert!(size_of::<Sqe>() == SQE_LEN);
@@ -65,7 +65,7 @@ impl Sqe {
         (self.cdw11.get() as u64) << 32 | self.cdw10.get() as u64
     }
 
-    /// Which half of a fused operation this is.
+    /// Fused operation field of the command.
     #[inline]
     #[must_use]
     pub const fn fuse(&self) -> Fuse {
@@ -77,13 +77,13 @@ impl Sqe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Cqe {
-    /// DW0 and DW1: what the command says.
+    /// Dwords 0 and 1: command specific.
     pub result: U64<LE>,
-    /// How far the controller has read the submission queue.
+    /// Submission queue head pointer.
     pub sqhd: U16<LE>,
-    /// Submission queue; reserved over fabrics.
+    /// Submission queue identifier; reserved over fabrics.
     pub sqid: U16<LE>,
-    /// The command's.
+    /// Command identifier.
     pub cid: U16<LE>,
     /// Status with its phase bit; over fabrics that bit is 0.
     pub status: StatusField,
@@ -98,9 +98,9 @@ const _: () = assert!(size_of::<Cqe>() == CQE_LEN);
 pub struct SglDescriptor {
     /// An address, or with [`SglSubtype::OFFSET`] an offset into the capsule's data.
     pub address: U64<LE>,
-    /// In bytes. A keyed descriptor has 24 bits of length here and the key's first byte.
+    /// Length in bytes. In a keyed descriptor: 24 bits of length, then the first byte of the key.
     pub length: U32<LE>,
-    /// A keyed descriptor's key goes on here.
+    /// The remaining three bytes of a keyed descriptor's key; else reserved.
     pub reserved: [u8; 3],
     /// [`SglType`] in the high four bits, [`SglSubtype`] in the low.
     pub identifier: u8,
@@ -119,20 +119,20 @@ impl SglDescriptor {
         }
     }
 
-    /// Data in the command's own capsule, `offset` bytes behind its begin.
+    /// A descriptor of in-capsule data at `offset`.
     #[must_use]
     pub const fn in_capsule(offset: u64, length: u32) -> SglDescriptor {
         SglDescriptor::new(SglType::DATA_BLOCK, SglSubtype::OFFSET, offset, length)
     }
 
-    /// Data that the transport moves.
+    /// A descriptor of data that the transport transfers.
     #[must_use]
     pub const fn transport(length: u32) -> SglDescriptor {
         SglDescriptor::new(SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT, 0, length)
     }
 
-    /// Data in memory that the other side reaches by a key, which it may have to invalidate: RDMA.
-    /// The length has 24 bits.
+    /// A descriptor of memory that the other side accesses by RDMA with a key. `invalidates` asks
+    /// it to invalidate the key. The length has 24 bits.
     #[must_use]
     pub const fn keyed(address: u64, length: u32, key: u32, invalidates: bool) -> SglDescriptor {
         let subtype = if invalidates { SglSubtype::INVALIDATE_KEY } else { SglSubtype::ADDRESS };
@@ -142,7 +142,7 @@ impl SglDescriptor {
         SglDescriptor { reserved: [second, third, fourth], ..descriptor }
     }
 
-    /// The length and the key of a descriptor with a key.
+    /// Length and key of a keyed descriptor.
     #[inline]
     #[must_use]
     pub const fn length_and_key(&self) -> (u32, u32) {
@@ -152,8 +152,8 @@ impl SglDescriptor {
         (length & KEYED_LENGTH_MAX, key)
     }
 
-    /// How much memory the host names for data that the transport moves, in bytes; `None`: it names
-    /// something else.
+    /// Length of the host's buffer for data that the transport transfers, in bytes; `None` for
+    /// other descriptors.
     #[inline]
     #[must_use]
     pub const fn length_at_host(&self) -> Option<u32> {
@@ -166,21 +166,21 @@ impl SglDescriptor {
         }
     }
 
-    /// Whether it is for data that the transport moves.
+    /// Whether the transport transfers the data.
     #[inline]
     #[must_use]
     pub const fn is_transport(&self) -> bool {
         self.kind().0 == SglType::TRANSPORT_DATA_BLOCK.0 && self.subtype().0 == SglSubtype::TRANSPORT.0
     }
 
-    /// Its type.
+    /// Type of the descriptor.
     #[inline]
     #[must_use]
     pub const fn kind(&self) -> SglType {
         SglType(self.identifier >> 4)
     }
 
-    /// Its subtype.
+    /// Subtype of the descriptor.
     #[inline]
     #[must_use]
     pub const fn subtype(&self) -> SglSubtype {
@@ -191,19 +191,19 @@ impl SglDescriptor {
 open_enum! {
     /// SGL descriptor types (Base 2.0 figure 115).
     pub enum SglType(u8) {
-        /// Where data is.
+        /// A data block.
         DATA_BLOCK = 0x0,
-        /// Data of a read that nobody wants.
+        /// A bit bucket: read data is discarded.
         BIT_BUCKET = 0x1,
-        /// More descriptors.
+        /// A segment of further descriptors.
         SEGMENT = 0x2,
         /// The last segment of descriptors.
         LAST_SEGMENT = 0x3,
-        /// Where data is, and the key to it: RDMA.
+        /// A keyed data block (RDMA).
         KEYED_DATA_BLOCK = 0x4,
-        /// Data that the transport moves: TCP.
+        /// A data block that the transport transfers (TCP).
         TRANSPORT_DATA_BLOCK = 0x5,
-        /// A vendor's.
+        /// Vendor specific.
         VENDOR_SPECIFIC = 0xf,
     }
 }
@@ -211,14 +211,14 @@ open_enum! {
 open_enum! {
     /// SGL descriptor subtypes (Base 2.0 figure 116, and the transports').
     pub enum SglSubtype(u8) {
-        /// The address is one.
+        /// The address is a memory address.
         ADDRESS = 0x0,
         /// The address is an offset into the capsule.
         OFFSET = 0x1,
-        /// The transport's own (TCP Transport 1.0 §3.3.2); with a keyed descriptor: invalidate the
-        /// key (RDMA).
+        /// Transport specific (TCP Transport 1.0 §3.3.2); in a keyed descriptor: invalidate the key
+        /// (RDMA).
         TRANSPORT = 0xa,
-        /// With a keyed descriptor: invalidate the key (RDMA Transport 1.0).
+        /// In a keyed descriptor: invalidate the key (RDMA Transport 1.0).
         INVALIDATE_KEY = 0xf,
     }
 }
@@ -235,25 +235,25 @@ open_enum! {
     }
 }
 
-/// The most that a descriptor with a key can have, in bytes.
+/// Longest data of a keyed descriptor, in bytes.
 pub const KEYED_LENGTH_MAX: u32 = 0xff_ffff;
-/// Of a submission queue entry, in bytes.
+/// Length of a submission queue entry, in bytes.
 pub const SQE_LEN: usize = 64;
-/// Of a completion queue entry, in bytes.
+/// Length of a completion queue entry, in bytes.
 pub const CQE_LEN: usize = 16;
 /// FUSE, in a command's flags.
 pub const FUSE_MASK: u8 = 0x03;
 /// PSDT, in a command's flags.
 pub const PSDT_MASK: u8 = 0xc0;
-/// PSDT: DPTR is an SGL, MPTR the address of a buffer. The only one that fabrics have.
+/// PSDT: DPTR is an SGL, and MPTR the address of a buffer. The only value over fabrics.
 pub const PSDT_SGL: u8 = 0x40;
-/// PSDT: DPTR is an SGL, and so is what MPTR points to.
+/// PSDT: DPTR is an SGL, and MPTR points to an SGL.
 pub const PSDT_SGL_METADATA: u8 = 0x80;
-/// Every namespace, or none in particular.
+/// All namespaces, or no specific one.
 pub const NSID_ALL: u32 = 0xffff_ffff;
-/// Of the longest NVMe Qualified Name with its end, in bytes (Base 2.0 §4.5).
+/// Length of an NQN field with its terminating NUL, in bytes (Base 2.0 §4.5).
 pub const NQN_FIELD_LEN: usize = 256;
-/// Of the longest NVMe Qualified Name, in bytes.
+/// Longest NVMe Qualified Name, in bytes.
 pub const NQN_MAX_LEN: usize = 223;
 /// The Command Set Identifier of the NVM Command Set.
 pub const CSI_NVM: u8 = 0;

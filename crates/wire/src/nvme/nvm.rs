@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE,
 pub struct DsmRange {
     /// Context attributes, hints.
     pub cattr: U32<LE>,
-    /// In logical blocks; not less one.
+    /// Number of logical blocks, not 0's based.
     pub nlb: U32<LE>,
     /// The first logical block.
     pub slba: U64<LE>,
@@ -24,15 +24,15 @@ pub struct CopySource {
     pub reserved: [u8; 8],
     /// The first logical block.
     pub slba: U64<LE>,
-    /// In logical blocks, less one.
+    /// Number of logical blocks, less one.
     pub nlb: U16<LE>,
     #[doc(hidden)]
     pub reserved_middle: [u8; 6],
-    /// Of protection information.
+    /// Expected initial logical block reference tag.
     pub eilbrt: U32<LE>,
-    /// Of protection information.
+    /// Expected logical block application tag.
     pub elbat: U16<LE>,
-    /// Of protection information.
+    /// Expected logical block application tag mask.
     pub elbatm: U16<LE>,
 }
 const _: () = assert!(size_of::<CopySource>() == 32);
@@ -40,32 +40,32 @@ const _: () = assert!(size_of::<CopySource>() == 32);
 open_enum! {
     /// Source range descriptor formats of Copy.
     pub enum CopyFormat(u8) {
-        /// [`CopySource`], 16 bit guards, within the namespace.
+        /// [`CopySource`]: 16-bit guards, within the namespace.
         FORMAT_0 = 0,
-        /// Larger protection information.
+        /// Extended protection information, within the namespace.
         FORMAT_1 = 1,
-        /// As 0, from any namespace.
+        /// 16-bit guards, from any namespace.
         FORMAT_2 = 2,
-        /// As 1, from any namespace.
+        /// Extended protection information, from any namespace.
         FORMAT_3 = 3,
     }
 }
 
 /// NLB in CDW12 of Read, Write, Compare, Verify and Write Zeroes: logical blocks, less one.
 pub const NLB_MASK: u32 = 0xffff;
-/// DEAC in CDW12 of Write Zeroes: deallocate if that leaves zeroes.
+/// DEAC in CDW12 of Write Zeroes: deallocate if the blocks then read as zeroes.
 pub const DEAC: u32 = 1 << 25;
-/// PRINFO in CDW12: protection information to be checked or made.
+/// PRINFO in CDW12: protection information action and checks.
 pub const PRINFO_MASK: u32 = 0xf << 26;
 /// FUA in CDW12.
 pub const FUA: u32 = 1 << 30;
 /// LR in CDW12: limited retry.
 pub const LR: u32 = 1 << 31;
-/// NR in CDW10 of Dataset Management and CDW12 of Copy: ranges, less one.
+/// NR in CDW10 of Dataset Management and CDW12 of Copy: number of ranges, less one.
 pub const NR_MASK: u32 = 0xff;
 /// AD in CDW11 of Dataset Management: deallocate the ranges.
 pub const DSM_DEALLOCATE: u32 = 1 << 2;
-/// The most ranges of one Dataset Management.
+/// Most ranges of one Dataset Management.
 pub const DSM_MAX_RANGES: usize = 256;
 
 /// DESFMT in CDW12 of Copy.

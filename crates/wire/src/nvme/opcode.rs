@@ -82,7 +82,7 @@ open_enum! {
     }
 }
 
-/// Which way a command's data goes: the low two bits of its opcode (Base 2.0 figure 86).
+/// Direction of a command's data: the low two bits of its opcode (Base 2.0 figure 86).
 #[inline]
 #[must_use]
 pub const fn transfer(opcode: u8) -> Transfer {
@@ -94,15 +94,15 @@ pub const fn transfer(opcode: u8) -> Transfer {
     }
 }
 
-/// A direction of data.
+/// Direction of a data transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
     /// No data.
     None,
-    /// As a write.
+    /// From host to controller, for example Write.
     HostToController,
-    /// As a read.
+    /// From controller to host, for example Read.
     ControllerToHost,
-    /// Both ways: no command that fabrics have.
+    /// Bidirectional; not used over fabrics.
     Both,
 }

@@ -9,12 +9,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE,
 pub struct ReservationKeys {
     /// CRKEY: the host's current key.
     pub crkey: U64<LE>,
-    /// Of Register NRKEY, the new key; of Acquire PRKEY, the key to preempt.
+    /// NRKEY, the new key, in Register; PRKEY, the key to preempt, in Acquire.
     pub second: U64<LE>,
 }
 const _: () = assert!(size_of::<ReservationKeys>() == 16);
 
-/// The head of Reservation Report's data, extended or not (Base 2.0 figures 403 and 405).
+/// The header of Reservation Report's data, extended or not (Base 2.0 figures 403 and 405).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReservationStatus {
@@ -22,7 +22,7 @@ pub struct ReservationStatus {
     pub generation: U32<LE>,
     /// RTYPE: [`NvmeReservationType`], or 0 for no reservation.
     pub rtype: u8,
-    /// REGSTRNT: how many registrants follow.
+    /// REGSTRNT: number of registrants that follow.
     pub regstrnt: U16<LE>,
     #[doc(hidden)]
     pub reserved: [u8; 2],
@@ -33,37 +33,37 @@ pub struct ReservationStatus {
 }
 const _: () = assert!(size_of::<ReservationStatus>() == 24);
 
-/// One registrant, of hosts with 64-bit identifiers (Base 2.0 figure 404).
+/// A registrant with a 64-bit host identifier (Base 2.0 figure 404).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Registrant {
-    /// Controller, or FFFFh for one in no particular.
+    /// Controller identifier, or FFFFh in the dynamic controller model.
     pub cntlid: U16<LE>,
     /// Bit 0: holds the reservation.
     pub rcsts: u8,
     #[doc(hidden)]
     pub reserved: [u8; 5],
-    /// The host's identifier.
+    /// Host identifier.
     pub hostid: U64<LE>,
-    /// Its key.
+    /// Reservation key.
     pub rkey: U64<LE>,
 }
 const _: () = assert!(size_of::<Registrant>() == 24);
 
-/// One registrant, of hosts with 128-bit identifiers, as fabrics have them (Base 2.0 figure 406).
-/// The head before these is [`EXTENDED_STATUS_LEN`] long.
+/// A registrant with a 128-bit host identifier, as over fabrics (Base 2.0 figure 406). The header
+/// before the registrants has [`EXTENDED_STATUS_LEN`] bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RegistrantExtended {
-    /// Controller, or FFFFh for one in no particular.
+    /// Controller identifier, or FFFFh in the dynamic controller model.
     pub cntlid: U16<LE>,
     /// Bit 0: holds the reservation.
     pub rcsts: u8,
     #[doc(hidden)]
     pub reserved: [u8; 5],
-    /// Its key.
+    /// Reservation key.
     pub rkey: U64<LE>,
-    /// The host's identifier.
+    /// Host identifier.
     pub hostid: [u8; 16],
     #[doc(hidden)]
     pub reserved_end: [u8; 32],
@@ -75,7 +75,7 @@ open_enum! {
     pub enum RegisterAction(u8) {
         /// Register the new key.
         REGISTER = 0,
-        /// Take the registration away.
+        /// Unregister.
         UNREGISTER = 1,
         /// Replace the key.
         REPLACE = 2,
@@ -122,11 +122,11 @@ open_enum! {
     }
 }
 
-/// NUMD of Reservation Report, its CDW10: how many bytes to return.
+/// NUMD of Reservation Report (CDW10), as the number of bytes to return.
 #[inline]
 #[must_use]
 pub const fn report_len(cdw10: u32) -> u64 {
-    // A number of 32 bits and one, times four, fits 64.
+    // NUMD is 0's based and in dwords.
     (cdw10 as u64 + 1) * 4
 }
 
@@ -140,5 +140,5 @@ pub const RTYPE_SHIFT: u32 = 8;
 pub const EDS: u32 = 1;
 /// RCSTS: holds the reservation.
 pub const RCSTS_HOLDER: u8 = 1;
-/// Of the extended structure's head, in bytes: [`ReservationStatus`] and reserved bytes.
+/// Length of the extended structure's header, in bytes: [`ReservationStatus`] and reserved bytes.
 pub const EXTENDED_STATUS_LEN: usize = 64;

@@ -1,4 +1,4 @@
-//! Status: type, code and the bits around them (Base 2.0 §3.3.3.2.1).
+//! The status field: status code type, status code and flags (Base 2.0 §3.3.3.2.1).
 
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, Unaligned};
@@ -12,21 +12,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE,
 pub struct StatusField(pub U16<LE>);
 
 impl StatusField {
-    /// A status that may be tried again.
+    /// A status without DNR: the command may be retried.
     #[inline]
     #[must_use]
     pub const fn new(status: NvmeStatus) -> StatusField {
         StatusField(U16::new(status.0 << 1))
     }
 
-    /// A status with DNR: trying again will not help.
+    /// A status with DNR: a retry would fail again.
     #[inline]
     #[must_use]
     pub const fn final_one(status: NvmeStatus) -> StatusField {
         StatusField(U16::new(status.0 << 1 | DNR))
     }
 
-    /// Type and code.
+    /// Status code type and status code.
     #[inline]
     #[must_use]
     pub const fn status(self) -> NvmeStatus {
@@ -40,35 +40,35 @@ impl StatusField {
         self.status().0 == 0
     }
 
-    /// Whether DNR says that the same command fails again.
+    /// Whether DNR is set: a retry would fail again.
     #[inline]
     #[must_use]
     pub const fn do_not_retry(self) -> bool {
         self.0.get() & DNR != 0
     }
 
-    /// With M: the error log has more.
+    /// Sets M: the error log has more information.
     #[inline]
     #[must_use]
     pub const fn with_more(self) -> StatusField {
         StatusField(U16::new(self.0.get() | MORE))
     }
 
-    /// Whether M says that the error log has more.
+    /// Whether M is set: the error log has more information.
     #[inline]
     #[must_use]
     pub const fn more(self) -> bool {
         self.0.get() & MORE != 0
     }
 
-    /// With CRD, 0 to 3: which of the controller's command retry delay times to wait.
+    /// Sets CRD, 0 to 3: the Command Retry Delay Time to wait.
     #[inline]
     #[must_use]
     pub const fn with_retry_delay(self, crd: u8) -> StatusField {
         StatusField(U16::new(self.0.get() & !(3 << 12) | ((crd & 3) as u16) << 12))
     }
 
-    /// Which of the controller's command retry delay times to wait, or 0.
+    /// CRD: the Command Retry Delay Time to wait, or 0.
     #[inline]
     #[must_use]
     pub const fn retry_delay(self) -> u8 {
@@ -81,21 +81,21 @@ open_enum! {
     /// Status code type in the high byte (three bits), status code in the low (Base 2.0 figures 93
     /// to 99; NVM Command Set 1.0 figure 14 and 15).
     pub enum NvmeStatus(u16) {
-        /// Done.
+        /// Success.
         SUCCESSFUL_COMPLETION = 0x000,
-        /// Opcode.
+        /// The opcode is not supported.
         INVALID_COMMAND_OPCODE = 0x001,
-        /// A field that is reserved or has no such value.
+        /// A field is reserved or has an unsupported value.
         INVALID_FIELD_IN_COMMAND = 0x002,
-        /// CID is in use.
+        /// The CID is in use.
         COMMAND_ID_CONFLICT = 0x003,
-        /// Moving data or metadata failed.
+        /// The transfer of data or metadata failed.
         DATA_TRANSFER_ERROR = 0x004,
-        /// Power is going.
+        /// Power loss is imminent.
         COMMANDS_ABORTED_DUE_TO_POWER_LOSS = 0x005,
         /// The controller failed.
         INTERNAL_ERROR = 0x006,
-        /// By Abort.
+        /// Aborted by an Abort command.
         COMMAND_ABORT_REQUESTED = 0x007,
         /// Its queue was deleted.
         COMMAND_ABORTED_DUE_TO_SQ_DELETION = 0x008,
@@ -103,176 +103,176 @@ open_enum! {
         COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND = 0x009,
         /// The other half of a fused operation is missing.
         COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND = 0x00a,
-        /// No such namespace, or its format.
+        /// The namespace does not exist, or its format is not supported.
         INVALID_NAMESPACE_OR_FORMAT = 0x00b,
-        /// Not in this order.
+        /// The command is not allowed in this sequence.
         COMMAND_SEQUENCE_ERROR = 0x00c,
-        /// Descriptors make no sense.
+        /// An SGL segment descriptor is invalid.
         INVALID_SGL_SEGMENT_DESCRIPTOR = 0x00d,
-        /// Too many or too few descriptors.
+        /// The number of SGL descriptors is invalid.
         INVALID_NUMBER_OF_SGL_DESCRIPTORS = 0x00e,
-        /// The length does not fit the command.
+        /// The data length of the SGL does not match the command.
         DATA_SGL_LENGTH_INVALID = 0x00f,
-        /// The metadata's length does not fit the command.
+        /// The metadata length of the SGL does not match the command.
         METADATA_SGL_LENGTH_INVALID = 0x010,
-        /// No such type.
+        /// The SGL descriptor type is not supported.
         SGL_DESCRIPTOR_TYPE_INVALID = 0x011,
-        /// The controller memory buffer is used wrongly.
+        /// Invalid use of the controller memory buffer.
         INVALID_USE_OF_CONTROLLER_MEMORY_BUFFER = 0x012,
-        /// A PRP's offset.
+        /// The offset of a PRP is invalid.
         PRP_OFFSET_INVALID = 0x013,
-        /// Longer than what is written atomically.
+        /// The length exceeds the atomic write unit.
         ATOMIC_WRITE_UNIT_EXCEEDED = 0x014,
         /// Access to the namespace or range is denied.
         OPERATION_DENIED = 0x015,
-        /// An SGL's offset.
+        /// The offset of an SGL is invalid.
         SGL_OFFSET_INVALID = 0x016,
-        /// The host's identifiers contradict each other.
+        /// The formats of host identifiers are inconsistent.
         HOST_IDENTIFIER_INCONSISTENT_FORMAT = 0x018,
-        /// Keep Alive came too late.
+        /// The Keep Alive Timer has expired.
         KEEP_ALIVE_TIMER_EXPIRED = 0x019,
-        /// Less than the controller takes.
+        /// The Keep Alive Timeout is invalid.
         KEEP_ALIVE_TIMEOUT_INVALID = 0x01a,
-        /// By a reservation's preempt and abort.
+        /// Aborted by Preempt and Abort of a reservation.
         COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT = 0x01b,
         /// A sanitize operation failed.
         SANITIZE_FAILED = 0x01c,
-        /// A sanitize operation is under way.
+        /// A sanitize operation is in progress.
         SANITIZE_IN_PROGRESS = 0x01d,
-        /// A data block's size or alignment.
+        /// The size or alignment of an SGL data block is invalid.
         SGL_DATA_BLOCK_GRANULARITY_INVALID = 0x01e,
-        /// Not for a command of this queue.
+        /// The command is not supported for a queue in the controller memory buffer.
         COMMAND_NOT_SUPPORTED_FOR_QUEUE_IN_CMB = 0x01f,
         /// The namespace is write protected.
         NAMESPACE_IS_WRITE_PROTECTED = 0x020,
-        /// Try again.
+        /// The command was interrupted; retry.
         COMMAND_INTERRUPTED = 0x021,
-        /// Try again.
+        /// A transient transport error; retry.
         TRANSIENT_TRANSPORT_ERROR = 0x022,
-        /// Lockdown forbids it.
+        /// Prohibited by command and feature lockdown.
         COMMAND_PROHIBITED_BY_COMMAND_AND_FEATURE_LOCKDOWN = 0x023,
         /// The media is not ready for this command.
         ADMIN_COMMAND_MEDIA_NOT_READY = 0x024,
-        /// Beyond the namespace's end.
+        /// The range exceeds the namespace.
         LBA_OUT_OF_RANGE = 0x080,
-        /// The namespace has no room.
+        /// The capacity of the namespace is exceeded.
         CAPACITY_EXCEEDED = 0x081,
-        /// Not now.
+        /// The namespace is not ready.
         NAMESPACE_NOT_READY = 0x082,
         /// Another host has reserved the namespace.
         RESERVATION_CONFLICT = 0x083,
-        /// A format is under way.
+        /// A format operation is in progress.
         FORMAT_IN_PROGRESS = 0x084,
-        /// Not a value, or no such one here.
+        /// The value size is invalid (Key Value Command Set).
         INVALID_VALUE_SIZE = 0x085,
-        /// Not a key of this store.
+        /// The key size is invalid (Key Value Command Set).
         INVALID_KEY_SIZE = 0x086,
 
-        /// No such completion queue.
+        /// The completion queue is invalid.
         COMPLETION_QUEUE_INVALID = 0x100,
-        /// No such queue, or there is one.
+        /// The queue identifier is invalid or in use.
         INVALID_QUEUE_IDENTIFIER = 0x101,
-        /// 0, or more than the controller takes.
+        /// The queue size is invalid.
         INVALID_QUEUE_SIZE = 0x102,
-        /// More commands to abort at a time than the controller takes.
+        /// The limit of concurrent Abort commands is exceeded.
         ABORT_COMMAND_LIMIT_EXCEEDED = 0x103,
-        /// More Async Event Requests than the controller takes.
+        /// The limit of Asynchronous Event Requests is exceeded.
         ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED = 0x105,
-        /// No such slot.
+        /// The firmware slot is invalid.
         INVALID_FIRMWARE_SLOT = 0x106,
-        /// No such log page.
+        /// The log page is not supported.
         INVALID_LOG_PAGE = 0x109,
-        /// No such format.
+        /// The format is not supported.
         INVALID_FORMAT = 0x10a,
         /// The feature cannot be saved.
         FEATURE_IDENTIFIER_NOT_SAVEABLE = 0x10d,
         /// The feature cannot be set.
         FEATURE_NOT_CHANGEABLE = 0x10e,
-        /// The feature is not one namespace's.
+        /// The feature is not namespace specific.
         FEATURE_NOT_NAMESPACE_SPECIFIC = 0x10f,
-        /// No such identifier is free.
+        /// No namespace identifier is available.
         NAMESPACE_IDENTIFIER_UNAVAILABLE = 0x116,
-        /// It is attached.
+        /// The namespace is attached already.
         NAMESPACE_ALREADY_ATTACHED = 0x118,
-        /// It is attached, and to one only.
+        /// The namespace is private and attached to another controller.
         NAMESPACE_IS_PRIVATE = 0x119,
-        /// It is not attached.
+        /// The namespace is not attached.
         NAMESPACE_NOT_ATTACHED = 0x11a,
-        /// The list of controllers makes no sense.
+        /// The controller list is invalid.
         CONTROLLER_LIST_INVALID = 0x11c,
-        /// No such controller.
+        /// The controller identifier is invalid.
         INVALID_CONTROLLER_IDENTIFIER = 0x11f,
-        /// No such ANA group.
+        /// The ANA group does not exist.
         ANA_GROUP_IDENTIFIER_INVALID = 0x124,
-        /// Not this command set.
+        /// The I/O command set is not supported.
         IO_COMMAND_SET_NOT_SUPPORTED = 0x129,
-        /// Not enabled by the controller's CC.CSS.
+        /// The I/O command set is not enabled by CC.CSS.
         IO_COMMAND_SET_NOT_ENABLED = 0x12a,
-        /// No such combination of command sets.
+        /// The combination of I/O command sets is not supported.
         IO_COMMAND_SET_COMBINATION_REJECTED = 0x12b,
-        /// Attributes that exclude each other.
+        /// The attributes exclude each other.
         CONFLICTING_ATTRIBUTES = 0x180,
-        /// Protection information.
+        /// The protection information is invalid.
         INVALID_PROTECTION_INFORMATION = 0x181,
         /// The range cannot be written.
         ATTEMPTED_WRITE_TO_READ_ONLY_RANGE = 0x182,
-        /// More than the command takes.
+        /// A size limit of the command is exceeded.
         COMMAND_SIZE_LIMIT_EXCEEDED = 0x183,
 
-        /// Disconnect: of an admin queue.
+        /// Disconnect was sent on an admin queue.
         DISCONNECT_INVALID_QUEUE_TYPE = 0x185,
-        /// The discovery log changed: read it again.
+        /// The discovery log has changed; read it again.
         DISCOVER_RESTART = 0x190,
-        /// Authenticate first.
+        /// The host has to authenticate first.
         AUTHENTICATION_REQUIRED = 0x191,
 
-        /// The media lost a write.
+        /// A write to the media failed.
         WRITE_FAULT = 0x280,
         /// The media cannot be read.
         UNRECOVERED_READ_ERROR = 0x281,
-        /// The guard does not fit the data.
+        /// The guard check failed.
         END_TO_END_GUARD_CHECK_ERROR = 0x282,
-        /// The application tag does not fit.
+        /// The application tag check failed.
         END_TO_END_APPLICATION_TAG_CHECK_ERROR = 0x283,
-        /// The reference tag does not fit.
+        /// The reference tag check failed.
         END_TO_END_REFERENCE_TAG_CHECK_ERROR = 0x284,
         /// Compare found a difference.
         COMPARE_FAILURE = 0x285,
         /// Access is denied.
         ACCESS_DENIED = 0x286,
-        /// Never written, or deallocated.
+        /// The block is deallocated or was never written.
         DEALLOCATED_OR_UNWRITTEN_LOGICAL_BLOCK = 0x287,
 
         /// The path failed.
         INTERNAL_PATH_ERROR = 0x300,
-        /// The namespace is lost through this controller, for good.
+        /// The namespace is permanently inaccessible through this controller.
         ASYMMETRIC_ACCESS_PERSISTENT_LOSS = 0x301,
-        /// The namespace is out of reach through this controller.
+        /// The namespace is inaccessible through this controller.
         ASYMMETRIC_ACCESS_INACCESSIBLE = 0x302,
-        /// Access through this controller is changing.
+        /// The ANA state is changing.
         ASYMMETRIC_ACCESS_TRANSITION = 0x303,
-        /// The controller found the path broken.
+        /// The controller detected a path error.
         CONTROLLER_PATHING_ERROR = 0x360,
-        /// The host found the path broken.
+        /// The host detected a path error.
         HOST_PATHING_ERROR = 0x370,
-        /// The host gave the command up.
+        /// The host aborted the command.
         COMMAND_ABORTED_BY_HOST = 0x371,
     }
 }
 
 open_enum! {
-    /// What Connect is refused with, as a [`NvmeStatus`]: the codes overlap those of I/O commands
-    /// (Base 2.0 figure 96).
+    /// Status codes of Connect, as a [`NvmeStatus`]: they overlap those of I/O commands (Base 2.0
+    /// figure 96).
     pub enum ConnectStatus(u16) {
-        /// RECFMT.
+        /// RECFMT is not supported.
         CONNECT_INCOMPATIBLE_FORMAT = 0x180,
-        /// The controller has a host already.
+        /// The controller is in use or no controller is available.
         CONNECT_CONTROLLER_BUSY = 0x181,
-        /// A parameter; the result says where: [`CONNECT_INVALID_DATA`] and the offset.
+        /// A parameter is invalid; the result has its offset and [`CONNECT_INVALID_DATA`].
         CONNECT_INVALID_PARAMETERS = 0x182,
-        /// Ask discovery again.
+        /// The host has to restart discovery.
         CONNECT_RESTART_DISCOVERY = 0x183,
-        /// This host may not use this subsystem.
+        /// The host may not connect to the subsystem.
         CONNECT_INVALID_HOST = 0x184,
     }
 }
@@ -284,23 +284,22 @@ impl From<ConnectStatus> for NvmeStatus {
 }
 
 impl NvmeStatus {
-    /// Whether it is of status code type 3h, Path Related Status: not of the command, but of the
-    /// way that it went.
+    /// Whether the status code type is 3h, Path Related Status.
     #[must_use]
     pub const fn is_path_related(self) -> bool {
         self.0 >> 8 == 3
     }
 }
 
-/// In the result of Connect with invalid parameters: the offset in the low 16 bits is one into the
-/// data, not the command (Base 2.0 figure 380, IATTR).
+/// IATTR in the result of Connect with invalid parameters: the offset in the low 16 bits is within
+/// the data, not the command (Base 2.0 figure 380).
 pub const CONNECT_INVALID_DATA: u32 = 1 << 16;
 
-/// DNR.
+/// Do Not Retry.
 const DNR: u16 = 1 << 15;
-/// M.
+/// More.
 const MORE: u16 = 1 << 14;
-/// SCT and SC.
+/// Mask of SCT and SC.
 const STATUS_MASK: u16 = 0x7ff;
 
 #[cfg(test)]

@@ -1,31 +1,31 @@
-//! Messages of in-band authentication and of DH-HMAC-CHAP, which Authentication Send and Receive
-//! carry (Base 2.0 §8.13).
+//! Messages of in-band authentication (DH-HMAC-CHAP), which Authentication Send and Receive carry
+//! (Base 2.0 §8.13).
 
 use crate::nvme::Sqe;
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, Unaligned};
 
-/// AUTH_Negotiate: what the host can; [`Protocol`]s follow.
+/// AUTH_Negotiate; [`Protocol`]s follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Negotiate {
     /// [`MessageType::COMMON`] and [`MessageId::NEGOTIATE`].
     pub head: Head,
-    /// SC_C: what a secure channel is to be made of; 0 for none.
+    /// SC_C: secure channel concatenation; 0 for none.
     pub sc_c: u8,
-    /// NAPD: how many protocols follow.
+    /// NAPD: number of protocol descriptors that follow.
     pub napd: u8,
 }
 const _: () = assert!(size_of::<Negotiate>() == 8);
 
-/// SC_C: nothing is made of it.
+/// SC_C: no secure channel concatenation.
 pub const SC_C_NONE: u8 = 0;
-/// SC_C: a new key of TLS, over a connection without it.
+/// SC_C: generate a TLS PSK on a connection without TLS.
 pub const SC_C_NEW_TLS_PSK: u8 = 2;
-/// SC_C: a key of TLS in the place of that which the connection is secured with.
+/// SC_C: generate a TLS PSK that replaces the one of this connection.
 pub const SC_C_REPLACE_TLS_PSK: u8 = 3;
 
-/// What every message begins with.
+/// The header of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Head {
@@ -35,12 +35,12 @@ pub struct Head {
     pub auth_id: u8,
     #[doc(hidden)]
     pub reserved: [u8; 2],
-    /// T_ID: the transaction, which the host numbers.
+    /// T_ID: transaction identifier, chosen by the host.
     pub t_id: U16<LE>,
 }
 const _: () = assert!(size_of::<Head>() == 6);
 
-/// DH-HMAC-CHAP among the protocols of [`Negotiate`].
+/// The protocol descriptor of DH-HMAC-CHAP in [`Negotiate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Protocol {
@@ -48,11 +48,11 @@ pub struct Protocol {
     pub auth_id: u8,
     #[doc(hidden)]
     pub reserved: u8,
-    /// HALEN: how many hash functions.
+    /// HALEN: number of hash functions.
     pub halen: u8,
-    /// DHLEN: how many groups.
+    /// DHLEN: number of groups.
     pub dhlen: u8,
-    /// [`HashId`]s, the best first or not.
+    /// [`HashId`]s.
     pub hash_ids: [u8; 30],
     /// [`DhGroupId`]s.
     pub dh_group_ids: [u8; 30],
@@ -65,7 +65,7 @@ const _: () = assert!(size_of::<Protocol>() == 64);
 pub struct Challenge {
     /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::CHALLENGE`].
     pub head: Head,
-    /// HL: of a hash, in bytes.
+    /// HL: length of a hash, in bytes.
     pub hl: u8,
     #[doc(hidden)]
     pub reserved: u8,
@@ -73,7 +73,7 @@ pub struct Challenge {
     pub hash_id: u8,
     /// [`DhGroupId`].
     pub dh_group_id: u8,
-    /// DHVLEN: of the exponential, in bytes.
+    /// DHVLEN: length of the exponential, in bytes.
     pub dhvlen: U16<LE>,
     /// SEQNUM: S1.
     pub seqnum: U32<LE>,
@@ -86,15 +86,15 @@ const _: () = assert!(size_of::<Challenge>() == 16);
 pub struct Reply {
     /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::REPLY`].
     pub head: Head,
-    /// HL: of a hash, in bytes.
+    /// HL: length of a hash, in bytes.
     pub hl: u8,
     #[doc(hidden)]
     pub reserved: u8,
-    /// CVALID: 1 if the controller is to prove who it is.
+    /// CVALID: 1 if the controller has to authenticate.
     pub cvalid: u8,
     #[doc(hidden)]
     pub reserved_9: u8,
-    /// DHVLEN: of the exponential, in bytes.
+    /// DHVLEN: length of the exponential, in bytes.
     pub dhvlen: U16<LE>,
     /// SEQNUM: S2.
     pub seqnum: U32<LE>,
@@ -107,7 +107,7 @@ const _: () = assert!(size_of::<Reply>() == 16);
 pub struct Success1 {
     /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::SUCCESS1`].
     pub head: Head,
-    /// HL: of a hash, in bytes.
+    /// HL: length of a hash, in bytes.
     pub hl: u8,
     #[doc(hidden)]
     pub reserved: u8,
@@ -134,9 +134,9 @@ const _: () = assert!(size_of::<Failure>() == 8);
 open_enum! {
     /// AUTH_TYPE.
     pub enum MessageType(u8) {
-        /// Of every protocol.
+        /// Messages common to all protocols.
         COMMON = 0x00,
-        /// Of DH-HMAC-CHAP.
+        /// Messages of DH-HMAC-CHAP.
         DH_HMAC_CHAP = 0x01,
     }
 }
@@ -152,7 +152,7 @@ open_enum! {
         REPLY = 0x02,
         /// [`Success1`].
         SUCCESS1 = 0x03,
-        /// A [`Head`] and ten bytes more.
+        /// DH-HMAC-CHAP_Success2: a [`Head`] and ten bytes.
         SUCCESS2 = 0x04,
         /// [`Failure`] of the host.
         FAILURE2 = 0xf0,
@@ -176,7 +176,7 @@ open_enum! {
 open_enum! {
     /// Groups of the Diffie-Hellman exchange (RFC 7919).
     pub enum DhGroupId(u8) {
-        /// No exchange.
+        /// The null group: no exchange.
         NULL = 0,
         /// 2,048 bits.
         FFDHE2048 = 1,
@@ -192,21 +192,21 @@ open_enum! {
 }
 
 open_enum! {
-    /// Why authentication failed.
+    /// Explanation of an authentication failure.
     pub enum Explanation(u8) {
         /// The response is wrong.
         AUTHENTICATION_FAILED = 0x01,
         /// No protocol in common.
         PROTOCOL_NOT_USABLE = 0x02,
-        /// No secure channel like that.
+        /// The requested secure channel concatenation is not supported.
         SECURE_CHANNEL_CONCATENATION_MISMATCH = 0x03,
         /// No hash function in common.
         HASH_NOT_USABLE = 0x04,
         /// No group in common.
         DH_GROUP_NOT_USABLE = 0x05,
-        /// A message's fields make no sense.
+        /// A field of a message is invalid.
         INCORRECT_PAYLOAD = 0x06,
-        /// Not the message that is due.
+        /// The message is out of order.
         INCORRECT_MESSAGE = 0x07,
     }
 }
@@ -225,9 +225,9 @@ pub const fn message_len(sqe: &Sqe) -> u32 {
     sqe.cdw11.get()
 }
 
-/// SECP E9h, SPSP1 and SPSP0 01h: these messages.
+/// Security protocol of these messages: SECP E9h, SPSP1 and SPSP0 01h.
 pub const SECURITY_PROTOCOL_NVME: u32 = 0xe9_0101;
-/// DH-HMAC-CHAP.
+/// AuthID of DH-HMAC-CHAP.
 pub const AUTH_ID_DH_HMAC_CHAP: u8 = 1;
-/// The one reason of [`Failure`].
+/// The only reason code of [`Failure`].
 pub const REASON_AUTHENTICATION_FAILURE: u8 = 1;

@@ -5,7 +5,7 @@ use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};
 
 open_enum! {
-    /// FCTYPE: what a command with the opcode of fabrics is (Base 2.0 figure 375).
+    /// FCTYPE: the type of a Fabrics command (Base 2.0 figure 375).
     pub enum FabricsType(u8) {
         /// [`PropertySet`].
         PROPERTY_SET = 0x00,
@@ -22,7 +22,7 @@ open_enum! {
     }
 }
 
-/// FCTYPE of a command, where NSID is otherwise.
+/// FCTYPE of a command, which has the position of NSID in other commands.
 #[inline]
 #[must_use]
 pub const fn fabrics_type(sqe: &Sqe) -> FabricsType {
@@ -43,19 +43,19 @@ pub struct Connect {
     pub fctype: u8,
     #[doc(hidden)]
     pub reserved_5: [u8; 19],
-    /// Of the data.
+    /// SGL descriptor of the data.
     pub sgl1: SglDescriptor,
-    /// Format of this command: 0.
+    /// Record format: 0.
     pub recfmt: U16<LE>,
-    /// Queue: 0 is the admin queue.
+    /// Queue identifier; 0 for the admin queue.
     pub qid: U16<LE>,
-    /// Entries of the queue, less one.
+    /// Number of entries of the queue, less one.
     pub sqsize: U16<LE>,
     /// [`CATTR_DISABLE_SQ_FLOW_CONTROL`].
     pub cattr: u8,
     #[doc(hidden)]
     pub reserved_47: u8,
-    /// Keep alive timeout, in milliseconds; 0 is none.
+    /// Keep Alive Timeout in milliseconds; 0 for none.
     pub kato: U32<LE>,
     #[doc(hidden)]
     pub reserved_52: [u8; 12],
@@ -66,15 +66,15 @@ const _: () = assert!(size_of::<Connect>() == SQE_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ConnectData {
-    /// Of the host.
+    /// Host identifier.
     pub hostid: [u8; 16],
-    /// [`CNTLID_DYNAMIC`], [`CNTLID_STATIC`], or the controller that an I/O queue is for.
+    /// [`CNTLID_DYNAMIC`], [`CNTLID_STATIC`], or the controller identifier for an I/O queue.
     pub cntlid: U16<LE>,
     #[doc(hidden)]
     pub reserved_18: [u8; 238],
-    /// The subsystem's NQN, with its end.
+    /// NQN of the subsystem, NUL-terminated.
     pub subnqn: [u8; NQN_FIELD_LEN],
-    /// The host's NQN, with its end.
+    /// NQN of the host, NUL-terminated.
     pub hostnqn: [u8; NQN_FIELD_LEN],
     #[doc(hidden)]
     pub reserved_768: [u8; 256],
@@ -95,11 +95,11 @@ pub struct PropertyGet {
     pub fctype: u8,
     #[doc(hidden)]
     pub reserved_5: [u8; 35],
-    /// Size in the low three bits: 0 four bytes, 1 eight.
+    /// Size of the property in the low three bits: 0 for four bytes, 1 for eight.
     pub attrib: u8,
     #[doc(hidden)]
     pub reserved_41: [u8; 3],
-    /// Of the property: [`crate::nvme::property`].
+    /// Offset of the property: [`crate::nvme::property`].
     pub ofst: U32<LE>,
     #[doc(hidden)]
     pub reserved_48: [u8; 16],
@@ -120,28 +120,28 @@ pub struct PropertySet {
     pub fctype: u8,
     #[doc(hidden)]
     pub reserved_5: [u8; 35],
-    /// Size in the low three bits: 0 four bytes, 1 eight.
+    /// Size of the property in the low three bits: 0 for four bytes, 1 for eight.
     pub attrib: u8,
     #[doc(hidden)]
     pub reserved_41: [u8; 3],
-    /// Of the property: [`crate::nvme::property`].
+    /// Offset of the property: [`crate::nvme::property`].
     pub ofst: U32<LE>,
-    /// Of four bytes the low ones.
+    /// Value; a four-byte property uses the low four bytes.
     pub value: U64<LE>,
     #[doc(hidden)]
     pub reserved_56: [u8; 8],
 }
 const _: () = assert!(size_of::<PropertySet>() == SQE_LEN);
 
-/// The head of the discovery log page (Base 2.0 figure 263).
+/// The header of the discovery log page (Base 2.0 figure 263).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DiscoveryHeader {
-    /// Counts changes of the log.
+    /// Generation counter of the log.
     pub genctr: U64<LE>,
-    /// How many entries follow.
+    /// Number of entries that follow.
     pub numrec: U64<LE>,
-    /// 0.
+    /// Record format: 0.
     pub recfmt: U16<LE>,
     #[doc(hidden)]
     pub reserved: [u8; 1006],
@@ -161,26 +161,26 @@ pub struct DiscoveryEntry {
     /// Transport requirements: secure channel in the low two bits, bit 2: SQ flow control can be
     /// disabled.
     pub treq: u8,
-    /// Port of the subsystem.
+    /// Port identifier.
     pub portid: U16<LE>,
-    /// As in [`ConnectData`].
+    /// Controller identifier, as in [`ConnectData`].
     pub cntlid: U16<LE>,
     /// Entries of the admin queue.
     pub asqsz: U16<LE>,
-    /// [`EFLAGS_DUPRETINFO`] and its neighbours.
+    /// Entry flags: `EFLAGS_*`.
     pub eflags: U16<LE>,
     #[doc(hidden)]
     pub reserved_12: [u8; 20],
-    /// Transport service: a TCP port in decimal, ASCII, filled with spaces.
+    /// Transport service identifier: a TCP port in decimal, ASCII, padded with spaces.
     pub trsvcid: [u8; 32],
     #[doc(hidden)]
     pub reserved_64: [u8; 192],
-    /// The subsystem's NQN, with its end.
+    /// NQN of the subsystem, NUL-terminated.
     pub subnqn: [u8; NQN_FIELD_LEN],
-    /// Transport address: ASCII, filled with spaces.
+    /// Transport address: ASCII, padded with spaces.
     pub traddr: [u8; 256],
-    /// Transport specific address subtype: of TCP the first byte is
-    /// [`super::tcp::SecurityType`], of RDMA it begins with [`super::rdma::QpType`].
+    /// Transport specific address subtype: for TCP, [`super::tcp::SecurityType`] in the first byte;
+    /// for RDMA, beginning with [`super::rdma::QpType`].
     pub tsas: [u8; 256],
 }
 const _: () = assert!(size_of::<DiscoveryEntry>() == DISCOVERY_ENTRY_LEN);
@@ -194,7 +194,7 @@ open_enum! {
         FIBRE_CHANNEL = 2,
         /// TCP.
         TCP = 3,
-        /// Within the host.
+        /// Intra-host.
         INTRA_HOST = 254,
     }
 }
@@ -231,19 +231,19 @@ pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
 /// CNTLID in Connect: any controller, static model.
 pub const CNTLID_STATIC: u16 = 0xfffe;
-/// The greatest identifier of a controller.
+/// Greatest controller identifier.
 pub const CNTLID_MAX: u16 = 0xffef;
-/// CATTR of Connect: no SQ flow control, so SQHD is not told.
+/// CATTR of Connect: disable SQ flow control; completions carry no SQHD.
 pub const CATTR_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
 /// ATTRIB of properties: eight bytes.
 pub const ATTRIB_8_BYTES: u8 = 1;
-/// Of [`ConnectData`], in bytes.
+/// Length of [`ConnectData`], in bytes.
 pub const CONNECT_DATA_LEN: usize = 1024;
-/// Of a discovery log entry and of its head, in bytes.
+/// Length of a discovery log entry and of the header, in bytes.
 pub const DISCOVERY_ENTRY_LEN: usize = 1024;
-/// EFLAGS: the same information is to be had from other entries.
+/// EFLAGS: other entries return duplicate information.
 pub const EFLAGS_DUPRETINFO: u16 = 1;
-/// EFLAGS: discovery with a Keep Alive, for as long as the host wants.
+/// EFLAGS: explicit persistent connections for discovery are supported.
 pub const EFLAGS_EPCSD: u16 = 1 << 1;
 /// TREQ: a secure channel is required.
 pub const TREQ_REQUIRED: u8 = 1;
@@ -251,10 +251,9 @@ pub const TREQ_REQUIRED: u8 = 1;
 pub const TREQ_NOT_REQUIRED: u8 = 2;
 /// TREQ: SQ flow control can be disabled.
 pub const TREQ_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
-/// In the result of Connect, beside the controller's identifier: authentication is required with
-/// DH-HMAC-CHAP.
+/// ATR in the result of Connect: authentication is required.
 pub const AUTHREQ_ATR: u32 = 1 << 17;
-/// In the result of Connect: authentication is required, and a secure channel that is made of it.
+/// ASCR in the result of Connect: authentication with secure channel concatenation is required.
 pub const AUTHREQ_ASCR: u32 = 1 << 18;
 
 #[cfg(test)]

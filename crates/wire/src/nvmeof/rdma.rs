@@ -1,10 +1,10 @@
-//! The RDMA transport of NVMe over Fabrics (RDMA Transport 1.0 §3.2): what goes in the private data
-//! of connections.
+//! The RDMA transport of NVMe over Fabrics (RDMA Transport 1.0 §3.2): the private data of
+//! connections.
 
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, Unaligned};
 
-/// RDMA_CM_REQUEST: what a host says when it connects a queue.
+/// RDMA_CM_REQUEST: a host's private data when it connects a queue.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -16,16 +16,16 @@ pub struct CmRequest {
     pub qid: U16<LE>,
     /// RDMA QP Host Receive Queue Size, in entries.
     pub hrqsize: U16<LE>,
-    /// RDMA QP Host Send Queue Size, in entries, counted from 0.
+    /// RDMA QP Host Send Queue Size, in entries less one.
     pub hsqsize: U16<LE>,
-    /// Controller ID of an I/O queue, by newer hosts.
+    /// Controller ID of an I/O queue; older hosts leave it 0.
     pub cntlid: U16<LE>,
     #[doc(hidden)]
     pub reserved: [u8; 22],
 }
 const _: () = assert!(size_of::<CmRequest>() == 32);
 
-/// RDMA_CM_ACCEPT: what a controller answers when it accepts a queue's connection.
+/// RDMA_CM_ACCEPT: a controller's private data when it accepts a queue's connection.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -40,7 +40,7 @@ pub struct CmAccept {
 }
 const _: () = assert!(size_of::<CmAccept>() == 32);
 
-/// RDMA_CM_REJECT: why a queue is not connected.
+/// RDMA_CM_REJECT: a controller's private data when it rejects a queue's connection.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -48,7 +48,7 @@ const _: () = assert!(size_of::<CmAccept>() == 32);
 pub struct CmReject {
     /// Record Format: [`RECFMT`].
     pub recfmt: U16<LE>,
-    /// A [`CmStatus`].
+    /// Status: a [`CmStatus`].
     pub sts: U16<LE>,
 }
 const _: () = assert!(size_of::<CmReject>() == 4);
@@ -62,15 +62,15 @@ open_enum! {
         INVALID_RECFMT = 0x02,
         /// There is no such queue.
         INVALID_QID = 0x03,
-        /// The host's send queue has an impossible size.
+        /// HSQSIZE is invalid.
         INVALID_HSQSIZE = 0x04,
-        /// The host's receive queue has an impossible size.
+        /// HRQSIZE is invalid.
         INVALID_HRQSIZE = 0x05,
         /// No resources; Linux prints `resource not found`.
         NO_RESOURCES = 0x06,
-        /// Too many RDMA Reads to answer.
+        /// The inbound RDMA Read depth (IRD) is invalid.
         INVALID_IRD = 0x07,
-        /// Too many RDMA Reads to have in flight.
+        /// The outbound RDMA Read depth (ORD) is invalid.
         INVALID_ORD = 0x08,
     }
 }
@@ -86,7 +86,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// RDMA_PRTYPE, the second byte.
+    /// RDMA_PRTYPE, the second byte of TSAS.
     pub enum ProviderType(u8) {
         /// No provider specified.
         NOT_SPECIFIED = 1,
@@ -102,7 +102,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// RDMA_CMS, the third byte.
+    /// RDMA_CMS, the third byte of TSAS.
     pub enum ConnectionService(u8) {
         /// RDMA_IP_CM.
         RDMA_CM = 1,
@@ -116,7 +116,7 @@ pub const RECFMT: u16 = 0;
 mod tests {
     use super::*;
 
-    /// As the Linux host 6.12 sent it over siw, for its admin queue.
+    /// The request is the one that the Linux host 6.12 sent over siw for its admin queue.
     #[test]
     fn a_request_reads_as_the_kernel_sent_it() {
         let mut bytes = [0; 32];

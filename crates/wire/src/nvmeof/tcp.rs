@@ -4,25 +4,25 @@
 //!   common header │ PDU specific header │ header digest │ padding    │ data                │ data digest
 //!   8 bytes       │ to HLEN             │ 0 or 4 bytes  │ up to PDO  │ to PLEN less digest │ 0 or 4 bytes
 //! ```
-//! HLEN counts no digest; PLEN counts all.
+//! HLEN excludes the header digest; PLEN is the length of the whole PDU, digests included.
 
 use crate::nvme::{Cqe, Sqe};
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, Unaligned};
 
-/// What all PDUs begin with (TCP Transport 1.0 §3.6.2.1).
+/// The common header of all PDUs (TCP Transport 1.0 §3.6.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CommonHeader {
     /// [`PduType`].
     pub pdu_type: u8,
-    /// [`FLAG_HDGST`] and its neighbours.
+    /// Flags: [`FLAG_HDGST`], [`FLAG_DDGST`], [`FLAG_LAST`], [`FLAG_SUCCESS`].
     pub flags: u8,
-    /// Of the whole header, in bytes, without digest.
+    /// Length of the whole header in bytes, without its digest.
     pub hlen: u8,
-    /// Where data begins, in bytes from the PDU's begin; 0 without data.
+    /// PDU data offset: bytes from the start of the PDU to its data; 0 without data.
     pub pdo: u8,
-    /// Of the whole PDU, in bytes.
+    /// Length of the whole PDU in bytes.
     pub plen: U32<LE>,
 }
 const _: () = assert!(size_of::<CommonHeader>() == COMMON_HEADER_LEN);
@@ -31,15 +31,15 @@ const _: () = assert!(size_of::<CommonHeader>() == COMMON_HEADER_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IcReq {
-    /// Without flags.
+    /// Common header; all flags are 0.
     pub common: CommonHeader,
     /// PDU format version: 0.
     pub pfv: U16<LE>,
-    /// Alignment of data that the host gets: in units of 4 bytes, less one.
+    /// Host PDU data alignment: the alignment of data sent to the host, in dwords less one.
     pub hpda: u8,
-    /// [`DGST_HEADER`], [`DGST_DATA`].
+    /// Digests that the host requests: [`DGST_HEADER`], [`DGST_DATA`].
     pub dgst: u8,
-    /// R2Ts of one command in flight, less one.
+    /// Maximum number of outstanding R2Ts of one command, less one.
     pub maxr2t: U32<LE>,
     #[doc(hidden)]
     pub reserved: [u8; 112],
@@ -50,91 +50,93 @@ const _: () = assert!(size_of::<IcReq>() == IC_LEN);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IcResp {
-    /// Without flags.
+    /// Common header; all flags are 0.
     pub common: CommonHeader,
     /// PDU format version: 0.
     pub pfv: U16<LE>,
-    /// Alignment of data that the controller gets: in units of 4 bytes, less one.
+    /// Controller PDU data alignment: the alignment of data sent to the controller, in dwords less
+    /// one.
     pub cpda: u8,
-    /// [`DGST_HEADER`], [`DGST_DATA`]: what both use.
+    /// Digests that the connection uses: [`DGST_HEADER`], [`DGST_DATA`].
     pub dgst: u8,
-    /// Data of one H2CData, in bytes: at least 4096, and whole double words.
+    /// Maximum data of one H2CData in bytes: at least 4096, and a multiple of 4.
     pub maxh2cdata: U32<LE>,
     #[doc(hidden)]
     pub reserved: [u8; 112],
 }
 const _: () = assert!(size_of::<IcResp>() == IC_LEN);
 
-/// A command; data in its capsule follows (TCP Transport 1.0 §3.6.2.6).
+/// A command capsule; in-capsule data follows it (TCP Transport 1.0 §3.6.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CapsuleCmd {
-    /// Digest flags.
+    /// Common header, with the digest flags.
     pub common: CommonHeader,
     /// The command.
     pub sqe: Sqe,
 }
 const _: () = assert!(size_of::<CapsuleCmd>() == CAPSULE_CMD_LEN);
 
-/// A completion (TCP Transport 1.0 §3.6.2.7).
+/// A response capsule (TCP Transport 1.0 §3.6.2.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CapsuleResp {
-    /// The header digest's flag.
+    /// Common header, with [`FLAG_HDGST`].
     pub common: CommonHeader,
     /// The completion.
     pub cqe: Cqe,
 }
 const _: () = assert!(size_of::<CapsuleResp>() == CAPSULE_RESP_LEN);
 
-/// Data from the host, or to it; it follows (TCP Transport 1.0 §3.6.2.8 and §3.6.2.9).
+/// The header of H2CData and C2HData; the data follows it (TCP Transport 1.0 §3.6.2.8 and
+/// §3.6.2.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Data {
-    /// Digest flags, [`FLAG_LAST`]; to the host [`FLAG_SUCCESS`].
+    /// Common header, with the digest flags and [`FLAG_LAST`]; C2HData also has [`FLAG_SUCCESS`].
     pub common: CommonHeader,
     /// CID of the command.
     pub cccid: U16<LE>,
-    /// From the host: TTAG of the R2T. To the host reserved.
+    /// H2CData: TTAG of the R2T. C2HData: reserved.
     pub ttag: U16<LE>,
-    /// In bytes, from the begin of the command's data.
+    /// Offset into the command's data, in bytes.
     pub datao: U32<LE>,
-    /// In bytes.
+    /// Length of the data in bytes.
     pub datal: U32<LE>,
     #[doc(hidden)]
     pub reserved: [u8; 4],
 }
 const _: () = assert!(size_of::<Data>() == DATA_LEN);
 
-/// The controller is ready for data (TCP Transport 1.0 §3.6.2.10).
+/// Ready to Transfer: the controller requests data (TCP Transport 1.0 §3.6.2.10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NvmeTcpR2t {
-    /// The header digest's flag.
+    /// Common header, with [`FLAG_HDGST`].
     pub common: CommonHeader,
     /// CID of the command.
     pub cccid: U16<LE>,
-    /// Chosen by the controller; comes back with the data.
+    /// Transfer tag chosen by the controller; the host returns it with the data.
     pub ttag: U16<LE>,
-    /// In bytes, from the begin of the command's data.
+    /// Offset into the command's data, in bytes.
     pub r2to: U32<LE>,
-    /// In bytes.
+    /// Length of the data in bytes.
     pub r2tl: U32<LE>,
     #[doc(hidden)]
     pub reserved: [u8; 4],
 }
 const _: () = assert!(size_of::<NvmeTcpR2t>() == DATA_LEN);
 
-/// The connection ends; the begin of the PDU that was wrong follows (TCP Transport 1.0 §3.6.2.4 and
-/// §3.6.2.5).
+/// H2CTermReq and C2HTermReq: the sender ends the connection. The header of the PDU in error
+/// follows (TCP Transport 1.0 §3.6.2.4 and §3.6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TermReq {
-    /// Without flags.
+    /// Common header; all flags are 0.
     pub common: CommonHeader,
     /// Fatal error status: [`FatalError`].
     pub fes: U16<LE>,
-    /// Fatal error information: the field's offset; of a wrong digest the digest that came.
+    /// Fatal error information: the offset of the field in error, or the header digest as received.
     pub fei: U32<LE>,
     #[doc(hidden)]
     pub reserved: [u8; 10],
@@ -168,17 +170,18 @@ open_enum! {
 open_enum! {
     /// Fatal error status of a [`TermReq`] (TCP Transport 1.0 figures 19 and 21).
     pub enum FatalError(u16) {
-        /// A field of a header; FEI is its offset.
+        /// A header field is invalid; FEI is its offset.
         INVALID_PDU_HEADER_FIELD = 0x01,
-        /// Not now, or not at all.
+        /// The PDU is unexpected in this state, or of an unknown type.
         PDU_SEQUENCE_ERROR = 0x02,
-        /// The header digest is wrong; FEI is what came.
+        /// The header digest is wrong; FEI is the digest as received.
         HEADER_DIGEST_ERROR = 0x03,
-        /// Data outside of the command's, or of the R2T's.
+        /// The data lies outside of the command's data, or of the R2T's.
         DATA_TRANSFER_OUT_OF_RANGE = 0x04,
-        /// More data than was agreed; from the host: more R2Ts than it takes.
+        /// The PDU has more data than was negotiated; in H2CTermReq also: the controller exceeded
+        /// MAXR2T.
         DATA_TRANSFER_LIMIT_EXCEEDED = 0x05,
-        /// A value that the other side does not support; FEI is its offset.
+        /// A parameter's value is not supported; FEI is its offset.
         UNSUPPORTED_PARAMETER = 0x06,
     }
 }
@@ -186,7 +189,7 @@ open_enum! {
 open_enum! {
     /// SECTYPE, the first byte of TSAS in a discovery log entry (TCP Transport 1.0 figure 4).
     pub enum SecurityType(u8) {
-        /// None.
+        /// No transport security.
         NONE = 0,
         /// TLS 1.2.
         TLS_1_2 = 1,
@@ -199,31 +202,31 @@ open_enum! {
 pub const FLAG_HDGST: u8 = 1;
 /// DDGSTF: a data digest follows the data.
 pub const FLAG_DDGST: u8 = 1 << 1;
-/// LAST_PDU: the last data of the command, or of the R2T.
+/// LAST_PDU: the PDU carries the last data of the command, or of the R2T.
 pub const FLAG_LAST: u8 = 1 << 2;
-/// SUCCESS: the command succeeded, and no capsule says so.
+/// SUCCESS: the command succeeded, and no response capsule follows.
 pub const FLAG_SUCCESS: u8 = 1 << 3;
-/// HDGST_ENABLE of `dgst`.
+/// HDGST_ENABLE in `dgst`.
 pub const DGST_HEADER: u8 = 1;
-/// DDGST_ENABLE of `dgst`.
+/// DDGST_ENABLE in `dgst`.
 pub const DGST_DATA: u8 = 1 << 1;
-/// The greatest HPDA and CPDA: data aligned to 128 bytes.
+/// The largest HPDA and CPDA: data aligned to 128 bytes.
 pub const PDA_MAX: u8 = 31;
-/// The least MAXH2CDATA.
+/// The smallest MAXH2CDATA, in bytes.
 pub const MAXH2CDATA_MIN: u32 = 4096;
-/// Of the common header, in bytes.
+/// Length of the common header in bytes.
 pub const COMMON_HEADER_LEN: usize = 8;
-/// Of ICReq and ICResp, in bytes.
+/// Length of ICReq and ICResp in bytes.
 pub const IC_LEN: usize = 128;
-/// Of a command capsule's header, in bytes.
+/// Length of a command capsule's header in bytes.
 pub const CAPSULE_CMD_LEN: usize = 72;
-/// Of a response capsule, in bytes.
+/// Length of a response capsule in bytes.
 pub const CAPSULE_RESP_LEN: usize = 24;
-/// Of a header of data, of R2T and of a termination, in bytes.
+/// Length in bytes of the headers of H2CData, C2HData and the termination requests, and of R2T.
 pub const DATA_LEN: usize = 24;
-/// The longest termination, in bytes.
+/// Length of the longest termination request in bytes.
 pub const TERM_REQ_MAX: usize = 152;
-/// Of a digest, in bytes: CRC-32C.
+/// Length of a digest (CRC-32C) in bytes.
 pub const DIGEST_LEN: usize = 4;
 /// The port that IANA assigned to NVMe/TCP I/O.
 pub const NVME_TCP_PORT: u16 = 4420;
@@ -235,7 +238,7 @@ mod tests {
     use super::*;
     use crate::nvme::status::NvmeStatus;
 
-    /// As the Linux host and target 6.12 sent them.
+    /// The PDUs are those of the Linux host and target 6.12.
     #[test]
     fn a_connection_begins_as_the_kernel_sent_it() {
         let mut bytes = [0; IC_LEN];
@@ -251,8 +254,8 @@ mod tests {
         assert_eq!((response.cpda, response.maxh2cdata.get()), (0, 4 << 20));
     }
 
-    /// A read of 4 KiB: the head of its data and the capsule behind it, as the Linux target 6.12
-    /// sent them.
+    /// A read of 4 KiB: the C2HData header and the response capsule that the Linux target 6.12
+    /// sent.
     #[test]
     fn a_read_is_answered_as_the_kernel_did() {
         let head = [7, 4, 0x18, 0x18, 0x18, 0x10, 0, 0, 0x51, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0];
@@ -268,7 +271,7 @@ mod tests {
         assert_eq!(response.cqe.status.status(), NvmeStatus::SUCCESSFUL_COMPLETION);
     }
 
-    /// The middle of a write of 64 KiB: the target asks for its data, and the host sends it.
+    /// A write of 64 KiB: the target's R2T and the host's H2CData.
     #[test]
     fn data_is_asked_for_and_sent_as_the_kernel_did() {
         let bytes = [9, 0, 0x18, 0, 0x18, 0, 0, 0, 0x5b, 0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0];

@@ -40,19 +40,19 @@ const _: () = assert!(size_of::<SetPortGroup>() == 4);
 open_enum! {
     /// ASYMMETRIC ACCESS STATE.
     pub enum AccessState(u8) {
-        /// The best path.
+        /// Active/optimized.
         ACTIVE_OPTIMIZED = 0x0,
-        /// A path that costs more.
+        /// Active/non-optimized.
         ACTIVE_NON_OPTIMIZED = 0x1,
-        /// A path for a failover.
+        /// Standby.
         STANDBY = 0x2,
-        /// No path now.
+        /// Unavailable.
         UNAVAILABLE = 0x3,
-        /// Depends on the block.
+        /// Logical block dependent.
         LOGICAL_BLOCK_DEPENDENT = 0x4,
-        /// No path until someone mends it.
+        /// Offline, until serviced.
         OFFLINE = 0xe,
-        /// On the way to another state.
+        /// Transitioning between states.
         TRANSITIONING = 0xf,
     }
 }

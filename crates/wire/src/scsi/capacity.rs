@@ -6,7 +6,7 @@ use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U1
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReadCapacity10 {
-    /// The last block, or all ones.
+    /// The last LBA, or FFFFFFFFh if it does not fit.
     pub returned_logical_block_address: U32<BE>,
     /// LOGICAL BLOCK LENGTH IN BYTES.
     pub logical_block_length: U32<BE>,
@@ -17,7 +17,7 @@ const _: () = assert!(size_of::<ReadCapacity10>() == 8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReadCapacity16 {
-    /// The last block.
+    /// The last LBA.
     pub returned_logical_block_address: U64<BE>,
     /// LOGICAL BLOCK LENGTH IN BYTES.
     pub logical_block_length: U32<BE>,

@@ -1,9 +1,8 @@
-//! Command descriptor blocks: the shapes that several commands share, and those with fields of
-//! their own.
+//! Command descriptor blocks: layouts that several commands share, and layouts of single commands.
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// The longest CDB that is spoken here, in bytes.
+/// Maximum length of a supported CDB, in bytes.
 pub const MAX_CDB_LEN: usize = 32;
 
 /// The typical 6-byte CDB with a logical block address (SPC-5).
@@ -27,13 +26,13 @@ const _: () = assert!(size_of::<Cdb6>() == 6);
 pub struct Cdb10 {
     /// OPERATION CODE.
     pub opcode: u8,
-    /// Bits of the command.
+    /// Command-specific bits.
     pub flags: u8,
     /// LOGICAL BLOCK ADDRESS.
     pub logical_block_address: U32<BE>,
     /// GROUP NUMBER.
     pub group_number: u8,
-    /// TRANSFER LENGTH, ALLOCATION LENGTH or the like.
+    /// TRANSFER LENGTH, ALLOCATION LENGTH or similar.
     pub transfer_length: U16<BE>,
     /// CONTROL.
     pub control: u8,
@@ -46,11 +45,11 @@ const _: () = assert!(size_of::<Cdb10>() == 10);
 pub struct Cdb12 {
     /// OPERATION CODE.
     pub opcode: u8,
-    /// Bits of the command.
+    /// Command-specific bits.
     pub flags: u8,
     /// LOGICAL BLOCK ADDRESS.
     pub logical_block_address: U32<BE>,
-    /// TRANSFER LENGTH, ALLOCATION LENGTH or the like.
+    /// TRANSFER LENGTH, ALLOCATION LENGTH or similar.
     pub transfer_length: U32<BE>,
     /// GROUP NUMBER.
     pub group_number: u8,
@@ -65,11 +64,11 @@ const _: () = assert!(size_of::<Cdb12>() == 12);
 pub struct Cdb16 {
     /// OPERATION CODE.
     pub opcode: u8,
-    /// Bits of the command.
+    /// Command-specific bits.
     pub flags: u8,
     /// LOGICAL BLOCK ADDRESS.
     pub logical_block_address: U64<BE>,
-    /// TRANSFER LENGTH, ALLOCATION LENGTH or the like.
+    /// TRANSFER LENGTH, ALLOCATION LENGTH or similar.
     pub transfer_length: U32<BE>,
     /// GROUP NUMBER.
     pub group_number: u8,
@@ -95,18 +94,18 @@ pub struct Inquiry {
 }
 const _: () = assert!(size_of::<Inquiry>() == 6);
 
-/// Of INQUIRY: a page of vital product data is asked for.
+/// INQUIRY: a vital product data page is requested.
 pub const EVPD: u8 = 1 << 0;
 
-/// Of READ, WRITE and their relatives: do not keep in a cache (disable page out).
+/// READ, WRITE and similar: disable page out, do not retain in the cache.
 pub const DPO: u8 = 1 << 4;
-/// Of READ, WRITE and their relatives: force unit access.
+/// READ, WRITE and similar: force unit access.
 pub const FUA: u8 = 1 << 3;
-/// RDPROTECT, WRPROTECT, VRPROTECT, ORPROTECT: what to do about protection information.
+/// RDPROTECT, WRPROTECT, VRPROTECT, ORPROTECT: handling of protection information.
 pub const PROTECT_MASK: u8 = 0b111 << 5;
 
-/// Of CONTROL: normal auto contingent allegiance (SAM-5 §5.2).
+/// CONTROL: normal auto contingent allegiance (SAM-5 §5.2).
 pub const NACA: u8 = 1 << 2;
 
-/// Where the service action of a CDB is that has it in its second byte.
+/// Service action in the second byte of a CDB.
 pub const SERVICE_ACTION_MASK: u8 = 0x1f;

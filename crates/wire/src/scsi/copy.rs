@@ -3,7 +3,7 @@
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// The head of an EXTENDED COPY (LID1) parameter list; CSCD descriptors follow, then segment
+/// Header of an EXTENDED COPY (LID1) parameter list; CSCD descriptors follow, then segment
 /// descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -23,7 +23,7 @@ pub struct ExtendedCopyHeader {
 }
 const _: () = assert!(size_of::<ExtendedCopyHeader>() == 16);
 
-/// The identification descriptor CSCD descriptor: who takes part (SPC-5).
+/// Identification descriptor CSCD descriptor: a copy source or destination (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IdentificationCscd {
@@ -43,12 +43,12 @@ pub struct IdentificationCscd {
     pub designator_length: u8,
     /// DESIGNATOR.
     pub designator: [u8; 20],
-    /// Of a block device: a reserved byte and DISK BLOCK LENGTH.
+    /// For block devices: a reserved byte and DISK BLOCK LENGTH.
     pub disk_block_length: U32<BE>,
 }
 const _: () = assert!(size_of::<IdentificationCscd>() == 32);
 
-/// Block device to block device (SPC-5).
+/// Block device to block device segment descriptor (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockSegment {
@@ -73,7 +73,7 @@ pub struct BlockSegment {
 }
 const _: () = assert!(size_of::<BlockSegment>() == 28);
 
-/// Block device with offset to block device with offset (SPC-5).
+/// Block device with offset to block device with offset segment descriptor (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OffsetSegment {
@@ -100,13 +100,13 @@ pub struct OffsetSegment {
 }
 const _: () = assert!(size_of::<OffsetSegment>() == 32);
 
-/// RECEIVE COPY OPERATING PARAMETERS; the type codes follow (SPC-5).
+/// RECEIVE COPY OPERATING PARAMETERS data; the descriptor type codes follow (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OperatingParameters {
     /// AVAILABLE DATA: bytes that follow this field.
     pub available_data: U32<BE>,
-    /// SNLID and what is reserved.
+    /// SNLID and reserved bits.
     pub flags: [u8; 4],
     /// MAXIMUM CSCD DESCRIPTOR COUNT.
     pub maximum_cscd_count: U16<BE>,
@@ -133,7 +133,7 @@ pub struct OperatingParameters {
 }
 const _: () = assert!(size_of::<OperatingParameters>() == 44);
 
-/// RECEIVE COPY STATUS (LID1) (SPC-5).
+/// RECEIVE COPY STATUS (LID1) data (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CopyStatus {
@@ -156,14 +156,14 @@ pub const CSCD_IDENTIFICATION: u8 = 0xe4;
 pub const SEGMENT_BLOCK_TO_BLOCK: u8 = 0x02;
 /// DESCRIPTOR TYPE CODE: block device with offset to block device with offset.
 pub const SEGMENT_OFFSET_TO_OFFSET: u8 = 0x0a;
-/// The number of blocks is in blocks of the destination.
+/// DC: the number of blocks counts blocks of the destination.
 pub const DC: u8 = 1 << 1;
 /// COPY OPERATION STATUS: completed without errors.
 pub const COPY_COMPLETED: u8 = 1;
 /// COPY OPERATION STATUS: completed with errors.
 pub const COPY_FAILED: u8 = 2;
 
-/// The head of a POPULATE TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4).
+/// Header of a POPULATE TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct PopulateToken {
@@ -184,7 +184,7 @@ pub struct PopulateToken {
 }
 const _: () = assert!(size_of::<PopulateToken>() == 16);
 
-/// The head of a WRITE USING TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4).
+/// Header of a WRITE USING TOKEN parameter list; [`RangeDescriptor`]s follow (SBC-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct WriteUsingToken {
@@ -194,7 +194,7 @@ pub struct WriteUsingToken {
     pub flags: u8,
     /// Reserved.
     pub reserved: [u8; 5],
-    /// OFFSET INTO ROD, in blocks of the unit that is written.
+    /// OFFSET INTO ROD, in blocks of the destination unit.
     pub offset_into_rod: U64<BE>,
     /// ROD TOKEN.
     pub rod_token: [u8; ROD_TOKEN_LEN],
@@ -218,7 +218,7 @@ pub struct RangeDescriptor {
 }
 const _: () = assert!(size_of::<RangeDescriptor>() == 16);
 
-/// A ROD token without what only its creator reads (SPC-5).
+/// The part of a ROD token that is not private to its creator (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenHead {
@@ -236,15 +236,15 @@ pub struct RodTokenHead {
     pub bytes_represented: [U64<BE>; 2],
     /// Reserved.
     pub reserved_too: [u8; 32],
-    /// Device type specific data: LOGICAL BLOCK LENGTH IN BYTES, then what else READ CAPACITY (16)
-    /// tells.
+    /// Device type specific data: LOGICAL BLOCK LENGTH IN BYTES, then the other fields of the READ
+    /// CAPACITY (16) data.
     pub logical_block_length: U32<BE>,
-    /// The rest of it.
+    /// The rest of the device type specific data.
     pub rest: [u8; 28],
 }
 const _: () = assert!(size_of::<RodTokenHead>() == 128);
 
-/// RECEIVE ROD TOKEN INFORMATION up to the sense data (SPC-5).
+/// RECEIVE ROD TOKEN INFORMATION data up to the sense data (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenInformation {
@@ -295,12 +295,12 @@ pub struct RodTokenLimits {
 }
 const _: () = assert!(size_of::<RodTokenLimits>() == 32);
 
-/// The ROD Token Features descriptor of VPD page 8Fh with what it says of block devices, without
-/// its type and length (SPC-5).
+/// The ROD Token Features descriptor of VPD page 8Fh for block devices, without its type and
+/// length (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RodTokenFeatures {
-    /// REMOTE TOKENS: 0, tokens of this copy manager alone.
+    /// REMOTE TOKENS: 0, only tokens of this copy manager.
     pub remote_tokens: u8,
     /// Reserved.
     pub reserved: [u8; 11],
@@ -354,9 +354,9 @@ pub struct RodTypeDescriptor {
 }
 const _: () = assert!(size_of::<RodTypeDescriptor>() == 64);
 
-/// Of a ROD token, in bytes.
+/// Length of a ROD token, in bytes.
 pub const ROD_TOKEN_LEN: usize = 512;
-/// ROD TOKEN LENGTH of every such token.
+/// ROD TOKEN LENGTH of these tokens.
 pub const ROD_TOKEN_LENGTH_FIELD: u16 = 0x01f8;
 /// ROD TYPE: point in time copy, default.
 pub const ROD_POINT_IN_TIME: u32 = 0x0080_0000;
@@ -364,17 +364,17 @@ pub const ROD_POINT_IN_TIME: u32 = 0x0080_0000;
 pub const ROD_CHANGE_VULNERABLE: u32 = 0x0080_0001;
 /// ROD TYPE: block device zero.
 pub const ROD_ZERO: u32 = 0xffff_0001;
-/// The parameter list says which type the ROD shall have.
+/// RTV: the parameter list contains a ROD TYPE.
 pub const RTV: u8 = 1 << 1;
-/// The token is deleted when the command is done.
+/// DEL_TKN: the token is deleted after the command.
 pub const DEL_TKN: u8 = 1 << 1;
-/// Status before the operation is done.
+/// IMMED: the status is returned before the operation ends.
 pub const IMMED: u8 = 1 << 0;
-/// Tokens of the type are taken.
+/// TOKEN_IN: tokens of this type are accepted.
 pub const TOKEN_IN: u8 = 1 << 1;
-/// Tokens of the type are made.
+/// TOKEN_OUT: tokens of this type are created.
 pub const TOKEN_OUT: u8 = 1 << 0;
-/// COPY OPERATION STATUS: without errors, but of less than was asked for.
+/// COPY OPERATION STATUS: completed without errors, but less than requested.
 pub const COPY_PARTIAL: u8 = 0x03;
 /// COPY OPERATION STATUS: in progress in the foreground.
 pub const COPY_IN_FOREGROUND: u8 = 0x11;
@@ -382,5 +382,5 @@ pub const COPY_IN_FOREGROUND: u8 = 0x11;
 pub const COPY_TERMINATED: u8 = 0x60;
 /// TRANSFER COUNT UNITS: blocks of the copy destination.
 pub const UNITS_BLOCKS: u8 = 0xf1;
-/// ESTIMATED STATUS UPDATE DELAY of what is over.
+/// ESTIMATED STATUS UPDATE DELAY of a finished operation.
 pub const UPDATE_DELAY_OVER: u32 = 0xffff_fffe;

@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<StandardInquiry>() == 96);
 pub const DEVICE_TYPE_BLOCK: u8 = 0x00;
 /// PERIPHERAL DEVICE TYPE of a well-known logical unit.
 pub const DEVICE_TYPE_WELL_KNOWN: u8 = 0x1e;
-/// PERIPHERAL QUALIFIER 011b with the unknown device type: no logical unit can be here.
+/// PERIPHERAL QUALIFIER 011b with the unknown device type: no logical unit.
 pub const DEVICE_TYPE_NONE: u8 = 0x7f;
 /// RMB: the medium is removable.
 pub const RMB: u8 = 1 << 7;
@@ -53,9 +53,9 @@ pub const RMB: u8 = 1 << 7;
 pub const VERSION_SPC_4: u8 = 0x06;
 /// LUNs have a hierarchy (SAM-5 §4.7).
 pub const HISUP: u8 = 1 << 4;
-/// The one RESPONSE DATA FORMAT that there is.
+/// The only defined RESPONSE DATA FORMAT.
 pub const RESPONSE_DATA_FORMAT: u8 = 2;
-/// TPGS 11b: asymmetric access changes by itself and by SET TARGET PORT GROUPS.
+/// TPGS 11b: implicit and explicit asymmetric access.
 pub const TPGS_IMPLICIT_AND_EXPLICIT: u8 = 0b11 << 4;
 /// 3PC: third-party copies.
 pub const THREE_PC: u8 = 1 << 3;

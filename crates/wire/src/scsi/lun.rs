@@ -1,6 +1,6 @@
 //! Logical unit numbers (SAM-5 §4.7).
 
-/// ADDRESS METHOD of a LUN's first two bits: peripheral device addressing.
+/// ADDRESS METHOD, the first two bits of a LUN: peripheral device addressing.
 pub const ADDRESS_METHOD_PERIPHERAL: u8 = 0b00;
 /// ADDRESS METHOD: flat space addressing.
 pub const ADDRESS_METHOD_FLAT: u8 = 0b01;

@@ -1,8 +1,8 @@
-//! SCSI: command descriptor blocks, sense data and parameter data, in T10's own names.
+//! SCSI command descriptor blocks, sense data and parameter data, with the names of the T10
+//! standards.
 //!
-//! References: SAM-5 (architecture), SPC-5 (commands of every device type), SBC-4 (commands of
-//! block devices). Every number is big-endian. Bits within a byte are constants beside the
-//! structure that has them.
+//! References: SAM-5 (architecture), SPC-5 (primary commands), SBC-4 (block commands). All numbers
+//! are big-endian. Bits within a byte are constants next to their structure.
 
 pub mod alua;
 pub mod capacity;

@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<ModeHeader10>() == 8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ShortBlockDescriptor {
-    /// NUMBER OF LOGICAL BLOCKS, or all ones.
+    /// NUMBER OF LOGICAL BLOCKS, or FFFFFFFFh if it does not fit.
     pub number_of_logical_blocks: U32<BE>,
     /// A reserved byte, and LOGICAL BLOCK LENGTH in the lower 24 bits.
     pub logical_block_length: U32<BE>,
@@ -66,7 +66,7 @@ const _: () = assert!(size_of::<LongBlockDescriptor>() == 16);
 pub struct CachingPage {
     /// [`PAGE_CACHING`].
     pub page_code: u8,
-    /// 18.
+    /// PAGE LENGTH: 18.
     pub page_length: u8,
     /// [`WCE`] and others.
     pub flags: u8,
@@ -81,7 +81,7 @@ const _: () = assert!(size_of::<CachingPage>() == 20);
 pub struct ControlPage {
     /// [`PAGE_CONTROL`].
     pub page_code: u8,
-    /// 10.
+    /// PAGE LENGTH: 10.
     pub page_length: u8,
     /// TST, TMF_ONLY, DPICZ, [`D_SENSE`], GLTSD, RLEC.
     pub flags_2: u8,
@@ -93,7 +93,7 @@ pub struct ControlPage {
     pub flags_5: u8,
     /// Obsolete.
     pub obsolete: U16<BE>,
-    /// BUSY TIMEOUT PERIOD in tenths of a second; all ones: no limit.
+    /// BUSY TIMEOUT PERIOD, in units of 100 ms; FFFFh for no limit.
     pub busy_timeout_period: U16<BE>,
     /// EXTENDED SELF-TEST COMPLETION TIME, in seconds.
     pub extended_self_test_completion_time: U16<BE>,
@@ -106,7 +106,7 @@ const _: () = assert!(size_of::<ControlPage>() == 12);
 pub struct InformationalExceptionsPage {
     /// [`PAGE_INFORMATIONAL_EXCEPTIONS`].
     pub page_code: u8,
-    /// 10.
+    /// PAGE LENGTH: 10.
     pub page_length: u8,
     /// PERF, EBF, EWASC, [`DEXCPT`], TEST, EBACKERR, LOGERR.
     pub flags: u8,
@@ -129,22 +129,22 @@ pub const LONGLBA: u8 = 1 << 0;
 pub const WCE: u8 = 1 << 2;
 /// Control: sense data in descriptor format.
 pub const D_SENSE: u8 = 1 << 2;
-/// Control, QUEUE ALGORITHM MODIFIER 1h: commands may be reordered.
+/// Control, QUEUE ALGORITHM MODIFIER 1h: unrestricted reordering.
 pub const UNRESTRICTED_REORDERING: u8 = 1 << 4;
 /// Control: software write protect.
 pub const SWP: u8 = 1 << 3;
-/// Control: tasks that another nexus aborted end with TASK ABORTED.
+/// Control: tasks aborted by another nexus end with TASK ABORTED.
 pub const TAS: u8 = 1 << 6;
 /// Informational exceptions: reporting is disabled.
 pub const DEXCPT: u8 = 1 << 3;
 
-/// Caching.
+/// PAGE CODE: Caching.
 pub const PAGE_CACHING: u8 = 0x08;
-/// Control.
+/// PAGE CODE: Control.
 pub const PAGE_CONTROL: u8 = 0x0a;
-/// Informational exceptions control.
+/// PAGE CODE: Informational Exceptions Control.
 pub const PAGE_INFORMATIONAL_EXCEPTIONS: u8 = 0x1c;
-/// PAGE CODE: every page.
+/// PAGE CODE: all pages.
 pub const PAGE_ALL: u8 = 0x3f;
-/// SUBPAGE CODE: every subpage.
+/// SUBPAGE CODE: all subpages.
 pub const SUBPAGE_ALL: u8 = 0xff;

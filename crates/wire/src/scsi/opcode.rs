@@ -61,9 +61,9 @@ open_enum! {
         PERSISTENT_RESERVE_IN = 0x5e,
         /// PERSISTENT RESERVE OUT; see [`persistent_reserve_out`].
         PERSISTENT_RESERVE_OUT = 0x5f,
-        /// Third-party copy out: EXTENDED COPY and its relatives; see [`third_party_copy_out`].
+        /// Third-party copy out: EXTENDED COPY and others; see [`third_party_copy_out`].
         THIRD_PARTY_COPY_OUT = 0x83,
-        /// Third-party copy in: RECEIVE COPY RESULTS and its relatives; see
+        /// Third-party copy in: RECEIVE COPY RESULTS and others; see
         /// [`third_party_copy_in`].
         THIRD_PARTY_COPY_IN = 0x84,
         /// READ (16).
@@ -133,35 +133,35 @@ pub mod maintenance_out {
 
 /// Service actions of [`ScsiOpcode::PERSISTENT_RESERVE_IN`] (SPC-5).
 pub mod persistent_reserve_in {
-    /// Every registered key.
+    /// READ KEYS: all registered keys.
     pub const READ_KEYS: u16 = 0x00;
-    /// The reservation held.
+    /// READ RESERVATION: the current reservation.
     pub const READ_RESERVATION: u16 = 0x01;
-    /// What the device server supports.
+    /// REPORT CAPABILITIES: supported features.
     pub const REPORT_CAPABILITIES: u16 = 0x02;
-    /// Every registration with its nexus.
+    /// READ FULL STATUS: all registrations with their nexuses.
     pub const READ_FULL_STATUS: u16 = 0x03;
 }
 
 /// Service actions of [`ScsiOpcode::PERSISTENT_RESERVE_OUT`] (SPC-5).
 pub mod persistent_reserve_out {
-    /// Register a key, or take it back.
+    /// Register or unregister a key.
     pub const REGISTER: u16 = 0x00;
-    /// Take a reservation.
+    /// Create a reservation.
     pub const RESERVE: u16 = 0x01;
-    /// Give the reservation up.
+    /// Release the reservation.
     pub const RELEASE: u16 = 0x02;
-    /// Remove the reservation and every registration.
+    /// Remove the reservation and all registrations.
     pub const CLEAR: u16 = 0x03;
-    /// Remove other registrations, and take their reservation.
+    /// Remove other registrations and take over their reservation.
     pub const PREEMPT: u16 = 0x04;
-    /// Also abort their tasks.
+    /// Preempt, and abort the preempted nexuses' tasks.
     pub const PREEMPT_AND_ABORT: u16 = 0x05;
-    /// Register whatever key was registered before.
+    /// Register regardless of an existing key.
     pub const REGISTER_AND_IGNORE_EXISTING_KEY: u16 = 0x06;
     /// Register another nexus and move the reservation there.
     pub const REGISTER_AND_MOVE: u16 = 0x07;
-    /// Act on a reservation that was lost with the power.
+    /// Replace a reservation lost in a power failure.
     pub const REPLACE_LOST_RESERVATION: u16 = 0x08;
 }
 
@@ -171,9 +171,9 @@ pub mod sanitize {
     pub const OVERWRITE: u16 = 0x01;
     /// Erase every block.
     pub const BLOCK_ERASE: u16 = 0x02;
-    /// Change the keys that encrypt the medium.
+    /// Change the medium's encryption keys.
     pub const CRYPTOGRAPHIC_ERASE: u16 = 0x03;
-    /// Leave the state of a failed sanitize operation.
+    /// Exit the failure mode of a failed sanitize operation.
     pub const EXIT_FAILURE_MODE: u16 = 0x1f;
 }
 
@@ -201,7 +201,7 @@ pub mod third_party_copy_in {
     pub const RECEIVE_ROD_TOKEN_INFORMATION: u16 = 0x07;
 }
 
-/// How many bytes a CDB with this operation code has, from its group code (SPC-5); `None` for the
+/// Length of a CDB with this operation code in bytes, from its group code (SPC-5); `None` for the
 /// variable length and the vendor-specific groups.
 #[must_use]
 pub const fn cdb_len(opcode: u8) -> Option<usize> {

@@ -2,7 +2,7 @@
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// The head of an UNMAP parameter list.
+/// Header of an UNMAP parameter list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct UnmapHeader {
@@ -43,18 +43,18 @@ pub struct LbaStatusDescriptor {
 }
 const _: () = assert!(size_of::<LbaStatusDescriptor>() == 16);
 
-/// PROVISIONING STATUS: mapped, or not known.
+/// PROVISIONING STATUS: mapped or unknown.
 pub const MAPPED: u8 = 0;
 /// PROVISIONING STATUS: deallocated.
 pub const DEALLOCATED: u8 = 1;
 /// PROVISIONING STATUS: anchored.
 pub const ANCHORED: u8 = 2;
 
-/// Of UNMAP: blocks become anchored rather than deallocated.
+/// UNMAP: anchor the blocks instead of deallocating them.
 pub const UNMAP_ANCHOR: u8 = 1 << 0;
-/// Of WRITE SAME: blocks become anchored rather than deallocated.
+/// WRITE SAME: anchor the blocks instead of deallocating them.
 pub const WRITE_SAME_ANCHOR: u8 = 1 << 4;
-/// Of WRITE SAME: blocks may be unmapped.
+/// WRITE SAME: the blocks may be unmapped.
 pub const WRITE_SAME_UNMAP: u8 = 1 << 3;
-/// Of WRITE SAME (16): no data-out buffer, the block is all zeroes.
+/// WRITE SAME (16): no data-out buffer; the block is all zeroes.
 pub const WRITE_SAME_NDOB: u8 = 1 << 0;

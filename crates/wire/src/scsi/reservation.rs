@@ -39,7 +39,7 @@ pub struct RegisterAndMove {
 }
 const _: () = assert!(size_of::<RegisterAndMove>() == 24);
 
-/// The head of what READ KEYS, READ RESERVATION and READ FULL STATUS return.
+/// Header of READ KEYS, READ RESERVATION and READ FULL STATUS data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReserveInHeader {
@@ -50,11 +50,11 @@ pub struct ReserveInHeader {
 }
 const _: () = assert!(size_of::<ReserveInHeader>() == 8);
 
-/// The reservation in READ RESERVATION.
+/// Reservation descriptor of READ RESERVATION.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReservationDescriptor {
-    /// RESERVATION KEY; 0 when all registrants hold it.
+    /// RESERVATION KEY; 0 if all registrants hold the reservation.
     pub reservation_key: U64<BE>,
     /// Obsolete and reserved.
     pub obsolete: [u8; 5],
@@ -65,7 +65,7 @@ pub struct ReservationDescriptor {
 }
 const _: () = assert!(size_of::<ReservationDescriptor>() == 16);
 
-/// REPORT CAPABILITIES.
+/// REPORT CAPABILITIES data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Capabilities {
@@ -106,17 +106,17 @@ const _: () = assert!(size_of::<FullStatusDescriptor>() == 24);
 open_enum! {
     /// TYPE of a persistent reservation (SPC-5).
     pub enum ScsiReservationType(u8) {
-        /// Only the holder writes.
+        /// Only the holder may write.
         WRITE_EXCLUSIVE = 0x1,
-        /// Only the holder reads and writes.
+        /// Only the holder may read and write.
         EXCLUSIVE_ACCESS = 0x3,
-        /// Only who is registered writes.
+        /// Only registrants may write.
         WRITE_EXCLUSIVE_REGISTRANTS_ONLY = 0x5,
-        /// Only who is registered reads and writes.
+        /// Only registrants may read and write.
         EXCLUSIVE_ACCESS_REGISTRANTS_ONLY = 0x6,
-        /// Only who is registered writes, and all of those hold it.
+        /// Only registrants may write; all of them hold the reservation.
         WRITE_EXCLUSIVE_ALL_REGISTRANTS = 0x7,
-        /// Only who is registered reads and writes, and all of those hold it.
+        /// Only registrants may read and write; all of them hold the reservation.
         EXCLUSIVE_ACCESS_ALL_REGISTRANTS = 0x8,
     }
 }
@@ -138,7 +138,7 @@ impl ScsiReservationType {
             )
     }
 
-    /// Whether everyone may read.
+    /// Whether unregistered nexuses may read.
     #[must_use]
     pub const fn is_write_exclusive(self) -> bool {
         matches!(
@@ -150,13 +150,13 @@ impl ScsiReservationType {
     }
 }
 
-/// Register the initiator ports that are listed, too.
+/// SPEC_I_PT: also register the listed initiator ports.
 pub const SPEC_I_PT: u8 = 1 << 3;
-/// Register on every target port.
+/// ALL_TG_PT: register on all target ports.
 pub const ALL_TG_PT: u8 = 1 << 2;
-/// Activate persist through power loss.
+/// APTPL: activate persist through power loss.
 pub const APTPL: u8 = 1 << 0;
-/// REGISTER AND MOVE: unregister the nexus that it comes from.
+/// UNREG, REGISTER AND MOVE: unregister the requesting nexus.
 pub const UNREG: u8 = 1 << 1;
 /// [`SPEC_I_PT`] is supported.
 pub const SIP_C: u8 = 1 << 3;
@@ -168,7 +168,7 @@ pub const PTPL_C: u8 = 1 << 0;
 pub const TMV: u8 = 1 << 7;
 /// [`APTPL`] is active.
 pub const PTPL_A: u8 = 1 << 0;
-/// Every type: WR_EX_AR, EX_AC_RO, WR_EX_RO, EX_AC, WR_EX and EX_AC_AR.
+/// All types: WR_EX_AR, EX_AC_RO, WR_EX_RO, EX_AC, WR_EX and EX_AC_AR.
 pub const TYPE_MASK_ALL: u16 = 0xea01;
 /// The registration is a reservation holder.
 pub const R_HOLDER: u8 = 1 << 0;

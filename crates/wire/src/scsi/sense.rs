@@ -3,7 +3,7 @@
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// Fixed format (SPC-5).
+/// Fixed format sense data (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FixedSense {
@@ -28,7 +28,7 @@ pub struct FixedSense {
 }
 const _: () = assert!(size_of::<FixedSense>() == 18);
 
-/// The head of the descriptor format (SPC-5).
+/// Header of descriptor format sense data (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DescriptorSense {
@@ -51,9 +51,9 @@ const _: () = assert!(size_of::<DescriptorSense>() == 8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct InformationDescriptor {
-    /// 0.
+    /// DESCRIPTOR TYPE: 0.
     pub descriptor_type: u8,
-    /// 10.
+    /// ADDITIONAL LENGTH: 10.
     pub additional_length: u8,
     /// [`VALID`].
     pub valid: u8,
@@ -68,9 +68,9 @@ const _: () = assert!(size_of::<InformationDescriptor>() == 12);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SenseKeySpecificDescriptor {
-    /// 2.
+    /// DESCRIPTOR TYPE: 2.
     pub descriptor_type: u8,
-    /// 6.
+    /// ADDITIONAL LENGTH: 6.
     pub additional_length: u8,
     /// Reserved.
     pub reserved: [u8; 2],
@@ -84,29 +84,29 @@ const _: () = assert!(size_of::<SenseKeySpecificDescriptor>() == 8);
 open_enum! {
     /// SENSE KEY (SPC-5).
     pub enum SenseKey(u8) {
-        /// Nothing to report.
+        /// No specific sense key.
         NO_SENSE = 0x0,
-        /// Done, after the device recovered from an error.
+        /// The command succeeded after the device recovered from an error.
         RECOVERED_ERROR = 0x1,
         /// The logical unit cannot be accessed now.
         NOT_READY = 0x2,
-        /// The medium is at fault.
+        /// Medium error.
         MEDIUM_ERROR = 0x3,
-        /// The device is at fault.
+        /// Hardware error.
         HARDWARE_ERROR = 0x4,
-        /// The command is at fault.
+        /// The command or its parameters are invalid.
         ILLEGAL_REQUEST = 0x5,
-        /// Something happened to the logical unit.
+        /// A unit attention condition was established.
         UNIT_ATTENTION = 0x6,
         /// The medium is protected.
         DATA_PROTECT = 0x7,
-        /// A third-party copy went wrong.
+        /// A third-party copy failed.
         COPY_ABORTED = 0xa,
-        /// The device gave the command up.
+        /// The device aborted the command.
         ABORTED_COMMAND = 0xb,
         /// Source data does not match the medium.
         MISCOMPARE = 0xe,
-        /// Done; there is more to know.
+        /// The command completed; sense data has additional information.
         COMPLETED = 0xf,
     }
 }

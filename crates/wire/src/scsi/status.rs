@@ -3,21 +3,21 @@
 use crate::open_enum::open_enum;
 
 open_enum! {
-    /// How a command ended.
+    /// Status of a command.
     pub enum ScsiStatus(u8) {
-        /// Done.
+        /// The command completed successfully.
         GOOD = 0x00,
-        /// Sense data tell what happened.
+        /// Sense data describes the condition.
         CHECK_CONDITION = 0x02,
-        /// PRE-FETCH: everything fits into the cache.
+        /// PRE-FETCH: all blocks fit in the cache.
         CONDITION_MET = 0x04,
-        /// Try again later.
+        /// The unit is busy; retry later.
         BUSY = 0x08,
-        /// Another nexus holds a reservation.
+        /// The command conflicts with a reservation.
         RESERVATION_CONFLICT = 0x18,
-        /// The task set has no room.
+        /// The task set is full.
         TASK_SET_FULL = 0x28,
-        /// An auto contingent allegiance is in force.
+        /// An auto contingent allegiance exists.
         ACA_ACTIVE = 0x30,
         /// Aborted by another nexus.
         TASK_ABORTED = 0x40,

@@ -2,7 +2,7 @@
 
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// The head of every page.
+/// Header of a VPD page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct VpdHeader {
@@ -15,7 +15,7 @@ pub struct VpdHeader {
 }
 const _: () = assert!(size_of::<VpdHeader>() == 4);
 
-/// The head of a designation descriptor (SPC-5).
+/// Header of a designation descriptor (SPC-5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DesignatorHeader {
@@ -30,7 +30,7 @@ pub struct DesignatorHeader {
 }
 const _: () = assert!(size_of::<DesignatorHeader>() == 4);
 
-/// Extended INQUIRY Data (SPC-5), without the head.
+/// Extended INQUIRY Data page (SPC-5), without its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtendedInquiry {
@@ -42,16 +42,16 @@ pub struct ExtendedInquiry {
     pub caches: u8,
     /// NO_PI_CHK, P_I_I_SUP and [`LUICLR`].
     pub flags_7: u8,
-    /// The rest.
+    /// The remaining fields.
     pub rest: [u8; 56],
 }
 const _: () = assert!(size_of::<ExtendedInquiry>() == 60);
 
-/// Block Limits (SBC-4), without the head.
+/// Block Limits page (SBC-4), without its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockLimits {
-    /// WSNZ: WRITE SAME of no blocks is refused.
+    /// WSNZ: WRITE SAME with a length of 0 is rejected.
     pub flags: u8,
     /// MAXIMUM COMPARE AND WRITE LENGTH.
     pub maximum_compare_and_write_length: u8,
@@ -63,7 +63,7 @@ pub struct BlockLimits {
     pub optimal_transfer_length: U32<BE>,
     /// MAXIMUM PREFETCH LENGTH.
     pub maximum_prefetch_length: U32<BE>,
-    /// MAXIMUM UNMAP LBA COUNT; all ones: no limit.
+    /// MAXIMUM UNMAP LBA COUNT; FFFFFFFFh for no limit.
     pub maximum_unmap_lba_count: U32<BE>,
     /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT.
     pub maximum_unmap_block_descriptor_count: U32<BE>,
@@ -71,7 +71,7 @@ pub struct BlockLimits {
     pub optimal_unmap_granularity: U32<BE>,
     /// UGAVALID and UNMAP GRANULARITY ALIGNMENT.
     pub unmap_granularity_alignment: U32<BE>,
-    /// MAXIMUM WRITE SAME LENGTH; 0: no limit.
+    /// MAXIMUM WRITE SAME LENGTH; 0 for no limit.
     pub maximum_write_same_length: U64<BE>,
     /// MAXIMUM ATOMIC TRANSFER LENGTH.
     pub maximum_atomic_transfer_length: U32<BE>,
@@ -86,22 +86,22 @@ pub struct BlockLimits {
 }
 const _: () = assert!(size_of::<BlockLimits>() == 60);
 
-/// Block Device Characteristics (SBC-4), without the head.
+/// Block Device Characteristics page (SBC-4), without its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockDeviceCharacteristics {
-    /// MEDIUM ROTATION RATE: [`ROTATION_NOT_REPORTED`] or [`ROTATION_NONE`] or rounds a minute.
+    /// MEDIUM ROTATION RATE: [`ROTATION_NOT_REPORTED`], [`ROTATION_NONE`] or a rate per minute.
     pub medium_rotation_rate: U16<BE>,
     /// PRODUCT TYPE.
     pub product_type: u8,
-    /// WABEREQ, WACEREQ and NOMINAL FORM FACTOR: what a read finds after SANITIZE.
+    /// WABEREQ, WACEREQ (results of reads after SANITIZE) and NOMINAL FORM FACTOR.
     pub reads_after_erase: u8,
-    /// FUAB, VBULS and what is reserved.
+    /// FUAB, VBULS and reserved bits.
     pub rest: [u8; 56],
 }
 const _: () = assert!(size_of::<BlockDeviceCharacteristics>() == 60);
 
-/// Logical Block Provisioning (SBC-4), without the head.
+/// Logical Block Provisioning page (SBC-4), without its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogicalBlockProvisioning {
@@ -152,12 +152,12 @@ pub const SUPPORTED_DESCRIPTORS: u16 = 0x0008;
 pub const SIMPSUP: u8 = 1 << 0;
 /// Extended INQUIRY: there is a volatile cache.
 pub const V_SUP: u8 = 1 << 0;
-/// Extended INQUIRY: the unit attention of a lost nexus is for that nexus.
+/// Extended INQUIRY, LUICLR: a unit attention of a lost nexus is for that nexus only.
 pub const LUICLR: u8 = 1 << 0;
 
-/// WSNZ: WRITE SAME of no blocks is refused.
+/// WSNZ: WRITE SAME with a length of 0 is rejected.
 pub const WSNZ: u8 = 1 << 0;
-/// UGAVALID: the alignment of unmap granules is known.
+/// UGAVALID: UNMAP GRANULARITY ALIGNMENT is valid.
 pub const UGAVALID: u32 = 1 << 31;
 /// MEDIUM ROTATION RATE is not reported.
 pub const ROTATION_NOT_REPORTED: u16 = 0;
@@ -177,7 +177,7 @@ pub const LBPWS10: u8 = 1 << 5;
 pub const LBPRZ_ZEROES: u8 = 1 << 2;
 /// Blocks can be anchored.
 pub const ANC_SUP: u8 = 1 << 1;
-/// PROVISIONING TYPE: not thin, or not known.
+/// PROVISIONING TYPE: fully provisioned or unknown.
 pub const PROVISIONING_FULL: u8 = 0;
 /// PROVISIONING TYPE: thin.
 pub const PROVISIONING_THIN: u8 = 2;

@@ -93,7 +93,7 @@ impl Remote for AoeRemote {
     fn discover(&self) -> Result<Found, Failure> {
         let interfaces = &self.url.interfaces;
         let (found, left_out) = aoe::discover(interfaces, DISCOVERY).map_err(|error| cannot_open(&error))?;
-        let export = |found: discovery::Found| {
+        let export = |found: discovery::FoundDisk| {
             let interface = interfaces.get(usize::from(found.station.port.0)).map_or("", String::as_str);
             let config = String::from_utf8_lossy(&found.config).into_owned();
             let model = found.disk.as_ref().map_or("", |disk| disk.model.as_str());

@@ -3,13 +3,14 @@
 //!
 //! Keys that RFC 7143 has a name for have that name.
 
-use super::access::{AluaStateName, ListenerStates};
+use super::access::ListenerStates;
 use super::{ISCSI, PREFIX};
 use crate::address::{means, tcp_address};
 use crate::failure::Failure;
+use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::secret;
-use blockmux_proto::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
+use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, Redirect, offer};
@@ -67,7 +68,7 @@ pub(super) struct TargetEntry {
     default_time2_retain: Option<u32>,
     /// The algorithms of CHAP that are accepted, where an acl entry does not say; left out: all.
     #[serde(rename = "CHAP_A")]
-    chap_a: Option<Vec<ChapAlgorithm>>,
+    chap_a: Option<Vec<ChapAlgorithmName>>,
     /// Who may log in; none means everybody, without proof.
     #[serde(default)]
     acl: Vec<AclEntry>,
@@ -86,17 +87,17 @@ enum Digest {
     Either,
 }
 
-/// An algorithm of CHAP by its name.
+/// The name of a CHAP algorithm (`CHAP_A`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-struct ChapAlgorithm(Algorithm);
+struct ChapAlgorithmName(ChapAlgorithm);
 
-impl TryFrom<String> for ChapAlgorithm {
+impl TryFrom<String> for ChapAlgorithmName {
     type Error = String;
 
-    fn try_from(name: String) -> Result<ChapAlgorithm, String> {
-        let unknown = || format!("`{name}` is no algorithm of CHAP; write SHA3-256, SHA-256, SHA1 or MD5");
-        Algorithm::from_name(&name).map(ChapAlgorithm).ok_or_else(unknown)
+    fn try_from(name: String) -> Result<ChapAlgorithmName, String> {
+        let unknown = || format!("`{name}` is not a CHAP algorithm; write SHA3-256, SHA-256, SHA1 or MD5");
+        ChapAlgorithm::from_name(&name).map(ChapAlgorithmName).ok_or_else(unknown)
     }
 }
 
@@ -114,7 +115,7 @@ enum RedirectKind {
 pub(super) struct IscsiDiscoveryEntry {
     /// The algorithms of CHAP that are accepted; left out: all.
     #[serde(rename = "CHAP_A")]
-    chap_a: Option<Vec<ChapAlgorithm>>,
+    chap_a: Option<Vec<ChapAlgorithmName>>,
     #[serde(rename = "CHAP_N")]
     chap_n: Option<String>,
     secret_file: Option<PathBuf>,
@@ -134,7 +135,7 @@ struct AclEntry {
     luns: Option<Vec<u16>>,
     /// The algorithms of CHAP that are accepted; left out: those of the target.
     #[serde(rename = "CHAP_A")]
-    chap_a: Option<Vec<ChapAlgorithm>>,
+    chap_a: Option<Vec<ChapAlgorithmName>>,
     /// What it has to call itself, and where the secret is that it has to know.
     #[serde(rename = "CHAP_N")]
     chap_n: Option<String>,
@@ -362,7 +363,7 @@ impl AclEntry {
     fn prepare(
         &self,
         luns: &BTreeMap<u16, String>,
-        chap_a: Option<&[ChapAlgorithm]>,
+        chap_a: Option<&[ChapAlgorithmName]>,
         wrong: &impl Fn(String) -> Failure,
     ) -> Result<Acl, Failure> {
         let initiator = self.initiator_name.as_deref().map(Name::new).transpose();
@@ -388,7 +389,7 @@ type NameAndSecret<'a> = (&'a Option<String>, &'a Option<PathBuf>);
 fn chap(
     own: NameAndSecret<'_>,
     target: NameAndSecret<'_>,
-    algorithms: Option<&[ChapAlgorithm]>,
+    algorithms: Option<&[ChapAlgorithmName]>,
     wrong: &impl Fn(String) -> Failure,
 ) -> Result<Option<Chap>, Failure> {
     let both = |(name, file): NameAndSecret<'_>, keys: [&str; 2]| match (name, file) {
@@ -413,7 +414,7 @@ fn chap(
         }
         (Some(initiator), target) => {
             let named = algorithms.map(|named| named.iter().map(|algorithm| algorithm.0).collect());
-            Ok(Some(Chap { initiator, target, algorithms: named.unwrap_or(Algorithm::ALL.to_vec()) }))
+            Ok(Some(Chap { initiator, target, algorithms: named.unwrap_or(ChapAlgorithm::ALL.to_vec()) }))
         }
     }
 }
@@ -502,15 +503,15 @@ mod tests {
         };
         let algorithms =
             |target: &str, acl: &str| with(target, acl).unwrap().acl[0].chap.clone().unwrap().algorithms;
-        assert_eq!(algorithms("", ""), Algorithm::ALL);
+        assert_eq!(algorithms("", ""), ChapAlgorithm::ALL);
         assert_eq!(
             algorithms("CHAP_A = ['SHA3-256', 'sha256']", ""),
-            [Algorithm::Sha3_256, Algorithm::Sha256]
+            [ChapAlgorithm::Sha3_256, ChapAlgorithm::Sha256]
         );
-        assert_eq!(algorithms("CHAP_A = ['SHA-256']", "CHAP_A = ['MD5']"), [Algorithm::Md5]);
+        assert_eq!(algorithms("CHAP_A = ['SHA-256']", "CHAP_A = ['MD5']"), [ChapAlgorithm::Md5]);
         assert!(with("CHAP_A = []", "").unwrap_err().contains("CHAP_A is empty; name algorithms"));
         let unknown = with("", "CHAP_A = ['SHA-512']").unwrap_err();
-        assert!(unknown.contains("`SHA-512` is no algorithm of CHAP"), "{unknown}");
+        assert!(unknown.contains("`SHA-512` is not a CHAP algorithm"), "{unknown}");
     }
 
     #[test]

@@ -142,7 +142,7 @@ impl Live for LiveTargets {
             access.target.remove(|_, other| other == volume);
         }
         self.units.forget(volume);
-        self.node.tell(UnitChange::Removed(volume));
+        self.node.notify_units(UnitChange::Removed(volume));
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
@@ -185,7 +185,7 @@ impl Live for LiveTargets {
         views().for_each(|view| {
             view.add(number, volume, unit.clone());
         });
-        self.node.tell(UnitChange::Added(volume, &unit));
+        self.node.notify_units(UnitChange::Added(volume, &unit));
         Ok(number.into())
     }
 

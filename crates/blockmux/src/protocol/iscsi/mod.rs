@@ -12,6 +12,7 @@ mod remote;
 
 pub(super) use remote::provisioning;
 
+use super::alua::AluaStateName;
 use super::frontend::{Frontend, Live, Portal, Service, TargetTables, VolumeNames, Way};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
@@ -19,7 +20,7 @@ use crate::address::tcp_address;
 use crate::failure::Failure;
 use crate::output::shell_word;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::iscsi::login::chap::Algorithm;
+use blockmux_proto::iscsi::login::chap::ChapAlgorithm;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::iscsi::url::IscsiUrl;
@@ -75,7 +76,7 @@ enum Alua {
     Alua {
         /// iSCSI name
         target: String,
-        state: access::AluaStateName,
+        state: AluaStateName,
         /// One portal [default: all]
         #[arg(long, value_name = "ADDR")]
         at: Option<SocketAddr>,
@@ -237,7 +238,7 @@ struct MappedUnit<'a> {
     /// Its user, and the file of the secret as we have it.
     user: Option<(String, PathBuf)>,
     /// Of CHAP, that the target takes.
-    algorithms: &'a [Algorithm],
+    algorithms: &'a [ChapAlgorithm],
     /// Over headers, and over data: without them nobody comes in.
     digests: [bool; 2],
 }
@@ -259,7 +260,7 @@ impl MappedUnit<'_> {
 
     /// What libiscsi's clients do. It speaks no CHAP but with MD5, and has no data digest.
     fn commands_of_libiscsi(&self, portal: &str) -> Vec<String> {
-        if self.digests[1] || self.user.is_some() && !self.algorithms.contains(&Algorithm::Md5) {
+        if self.digests[1] || self.user.is_some() && !self.algorithms.contains(&ChapAlgorithm::Md5) {
             return Vec::new();
         }
         let url = self.url_of_libiscsi(portal);
@@ -303,7 +304,7 @@ impl MappedUnit<'_> {
             set("node.session.auth.username", &shell_word(user));
             set("node.session.auth.password", &format!("\"$(cat {})\"", shell_word(&file)));
             // It proposes MD5 alone unless it is told.
-            if !self.algorithms.contains(&Algorithm::Md5) {
+            if !self.algorithms.contains(&ChapAlgorithm::Md5) {
                 let names: Vec<_> =
                     self.algorithms.iter().map(|one| one.name().replace("SHA-", "SHA")).collect();
                 set("node.session.auth.chap_algs", &names.join(","));

@@ -154,7 +154,7 @@ fn show(
     view.remove(|number, volume| luns.get(&number).is_none_or(|(own, _)| *own != volume));
     for (number, (volume, unit)) in luns {
         if view.add(*number, *volume, unit.clone()) {
-            node.tell(UnitChange::Added(*volume, unit));
+            node.notify_units(UnitChange::Added(*volume, unit));
         }
     }
 }

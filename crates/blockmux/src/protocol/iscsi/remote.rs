@@ -12,7 +12,7 @@ use blockmux_engine::initiator::iscsi::{
 };
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::client::{
-    FoundTarget, Function, FunctionResponse, IscsiRefused, TargetAddress, UnitInfo, wishes,
+    FoundTarget, Function, FunctionResponse, IscsiRefused, TargetAddress, UnitInfo, default_proposal,
 };
 use blockmux_proto::iscsi::login::chap::{ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
@@ -125,7 +125,7 @@ impl<D: Datamover> IscsiRemote<D> {
             target: target.clone(),
             lun: Lun::new(self.url.lun),
             chap: self.chap.clone(),
-            wishes: self.wishes(),
+            proposal: self.proposal(),
             connections,
             reconnect_timeout: self.url.reconnect,
             timeout: reach::timeout(self.url.timeout),
@@ -133,21 +133,21 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 
     /// Who asks for a digest does not go without.
-    fn wishes(&self) -> OperationalParameters {
+    fn proposal(&self) -> OperationalParameters {
         let digests = [
             (OperationalKey::HeaderDigest, self.url.header_digest),
             (OperationalKey::DataDigest, self.url.data_digest),
         ];
         let wanted = digests.into_iter().filter(|(_, is_wanted)| *is_wanted);
-        let mut wishes = wishes()
+        let mut proposal = default_proposal()
             .with(OperationalKey::MaxConnections, self.url.max_connections)
             .with(OperationalKey::ErrorRecoveryLevel, self.url.error_recovery_level);
         if self.url.error_recovery_level == 2 {
             // A target that keeps the tasks of a lost connection for no time at all cannot move
             // them.
-            wishes = wishes.with(OperationalKey::DefaultTime2Retain, RETAIN_S);
+            proposal = proposal.with(OperationalKey::DefaultTime2Retain, RETAIN_S);
         }
-        wanted.fold(wishes, |wishes, (key, _)| wishes.with(key, CRC32C).requiring(key))
+        wanted.fold(proposal, |proposal, (key, _)| proposal.with(key, CRC32C).requiring(key))
     }
 
     /// The other portals, each by the first address that its name has; with `paths=all` also those
@@ -196,7 +196,8 @@ impl<D: Datamover> IscsiRemote<D> {
                 | IscsiRefused::Unit(_) => {
                     format!("`blockmux discover '{}'` lists what it has", url.portal())
                 }
-                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::NoMethod
+                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE)
+                | IscsiRefused::NoCommonAuthMethod
                     if url.user.is_none() =>
                 {
                     "name a user, as user@host and ?secret_file=PATH".to_owned()
@@ -207,7 +208,7 @@ impl<D: Datamover> IscsiRemote<D> {
                 IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
                     "check the user and the secret".to_owned()
                 }
-                IscsiRefused::NotProved => "check mutual_user and mutual_secret_file".to_owned(),
+                IscsiRefused::MutualAuthFailed => "check mutual_user and mutual_secret_file".to_owned(),
                 IscsiRefused::Login(LoginStatus::AUTHORIZATION_FAILURE) => {
                     format!("it does not know {}; give ?initiator=NAME, or have it added", self.initiator)
                 }
@@ -217,8 +218,8 @@ impl<D: Datamover> IscsiRemote<D> {
                     "it may insist on digests, or on none: try ?header_digest=on&data_digest=on, or without"
                         .to_owned()
                 }
-                IscsiRefused::AnotherUnit { .. } => "name only portals of one target".to_owned(),
-                IscsiRefused::Moved { .. } | IscsiRefused::Lost { .. } => {
+                IscsiRefused::DifferentUnit { .. } => "name only portals of one target".to_owned(),
+                IscsiRefused::Moved { .. } | IscsiRefused::BadRedirect { .. } => {
                     "ask whoever runs the target where it is".to_owned()
                 }
                 _ => "ask whoever runs the target".to_owned(),
@@ -369,7 +370,10 @@ fn found(url: &IscsiUrl, unit: Option<&UnitInfo>) -> FoundExport {
 /// Whether the target lets nobody in who does not prove who it is, or not this one.
 fn wants_chap(error: &IscsiConnectError) -> bool {
     let IscsiConnectError::Refused { refused, .. } = error else { return false };
-    matches!(refused, IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::NoMethod)
+    matches!(
+        refused,
+        IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::NoCommonAuthMethod
+    )
 }
 
 /// Whether the target was waited for in vain.

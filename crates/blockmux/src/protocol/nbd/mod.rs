@@ -15,7 +15,7 @@ use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::server::TlsMode;
-use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, Server, TlsFiles, Uri, UriTls};
+use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, NbdServer, NbdUri, TlsFiles, UriTls};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use serde::Deserialize;
@@ -160,12 +160,12 @@ impl Frontend for Nbd {
 
 fn way(address: &Address, name: &str, tls: Option<UriTls>) -> Way {
     let server = match address {
-        Address::Unix(path) => Server::Unix(path.clone()),
-        Address::Tcp(address) => Server::Tcp((address.ip().to_string(), address.port())),
+        Address::Unix(path) => NbdServer::Unix(path.clone()),
+        Address::Tcp(address) => NbdServer::Tcp((address.ip().to_string(), address.port())),
     };
     let export = name.to_owned();
     let (reconnect, timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);
-    let uri = Uri { server, export, tls, connections: None, reconnect, timeout };
+    let uri = NbdUri { server, export, tls, connections: None, reconnect, timeout };
     match &uri.tls {
         None => Way {
             url: uri.to_string(),
@@ -177,7 +177,7 @@ fn way(address: &Address, name: &str, tls: Option<UriTls>) -> Way {
 }
 
 /// The commands of clients with TLS that have credentials in the same places.
-fn tls_commands(uri: &Uri, tls: &UriTls) -> Vec<String> {
+fn tls_commands(uri: &NbdUri, tls: &UriTls) -> Vec<String> {
     let mut commands = vec![format!("nbdinfo {}", shell_word(&uri.to_string()))];
     // QEMU takes a directory, with the names of files that it expects.
     let object = match &tls.credentials {
@@ -192,8 +192,8 @@ fn tls_commands(uri: &Uri, tls: &UriTls) -> Vec<String> {
     };
     if let Some(object) = object {
         let place = match &uri.server {
-            Server::Tcp((host, port)) => format!("host={host},port={port}"),
-            Server::Unix(path) => format!("path={},tls-hostname=localhost", path.display()),
+            NbdServer::Tcp((host, port)) => format!("host={host},port={port}"),
+            NbdServer::Unix(path) => format!("path={},tls-hostname=localhost", path.display()),
         };
         let image = format!("driver=nbd,{place},export={},tls-creds=tls0", uri.export);
         commands.push(format!(
@@ -205,11 +205,11 @@ fn tls_commands(uri: &Uri, tls: &UriTls) -> Vec<String> {
     commands
 }
 
-fn commands(uri: &Uri) -> [String; 3] {
+fn commands(uri: &NbdUri) -> [String; 3] {
     let (url, name) = (uri.to_string(), shell_word(&uri.export));
     let place = match &uri.server {
-        Server::Tcp((host, port)) => format!("{host} {port}"),
-        Server::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
+        NbdServer::Tcp((host, port)) => format!("{host} {port}"),
+        NbdServer::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
     };
     [
         format!("nbdinfo {}", shell_word(&url)),
@@ -219,13 +219,13 @@ fn commands(uri: &Uri) -> [String; 3] {
 }
 
 /// As QEMU wrote it before there were URLs, and as nbdkit hands it to its own commands.
-fn old_qemu(uri: &Uri) -> String {
+fn old_qemu(uri: &NbdUri) -> String {
     match &uri.server {
-        Server::Tcp((host, port)) if host.contains(':') => {
+        NbdServer::Tcp((host, port)) if host.contains(':') => {
             format!("nbd:[{host}]:{port}:exportname={}", uri.export)
         }
-        Server::Tcp((host, port)) => format!("nbd:{host}:{port}:exportname={}", uri.export),
-        Server::Unix(path) => format!("nbd:unix:{}:exportname={}", path.display(), uri.export),
+        NbdServer::Tcp((host, port)) => format!("nbd:{host}:{port}:exportname={}", uri.export),
+        NbdServer::Unix(path) => format!("nbd:unix:{}:exportname={}", path.display(), uri.export),
     }
 }
 

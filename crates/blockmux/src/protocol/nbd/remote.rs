@@ -10,8 +10,8 @@ use blockmux_engine::connection::Broken;
 use blockmux_engine::nbd::{self, NbdConnectError, NbdEndpoint};
 use blockmux_engine::secure::ClientTls;
 use blockmux_engine::socket::Address;
-use blockmux_proto::nbd::client::{BlockSize, ExportInfo, Headers, ListedExport, NbdRefused};
-use blockmux_proto::nbd::uri::{Server, TlsFiles, Uri};
+use blockmux_proto::nbd::client::{BlockSize, ExportInfo, HeaderFormat, ListedExport, NbdHandshakeRefusal};
+use blockmux_proto::nbd::uri::{NbdServer, NbdUri, TlsFiles};
 use blockmux_volume::Volume;
 use blockmux_wire::nbd::handshake::TransmissionFlags;
 use rustix::thread::CapabilitySet;
@@ -30,7 +30,7 @@ pub(super) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
 struct NbdRemote {
     /// As it was given.
     url: String,
-    uri: Uri,
+    uri: NbdUri,
     tls: Option<ClientTls>,
 }
 
@@ -51,13 +51,13 @@ impl Remote for NbdRemote {
     }
 
     fn place(&self) -> String {
-        let Uri { server, export, .. } = &self.uri;
+        let NbdUri { server, export, .. } = &self.uri;
         match server {
-            Server::Unix(path) => {
+            NbdServer::Unix(path) => {
                 let path = path.canonicalize().unwrap_or_else(|_| path.clone());
                 format!("nbd+unix {} {export}", path.display())
             }
-            Server::Tcp((host, port)) => format!("nbd {} {port} {export}", host.to_lowercase()),
+            NbdServer::Tcp((host, port)) => format!("nbd {} {port} {export}", host.to_lowercase()),
         }
     }
 
@@ -74,15 +74,15 @@ impl Remote for NbdRemote {
 }
 
 /// Asks every address of the server in turn, until one can be spoken to.
-fn ask<T>(uri: &Uri, ask: impl FnMut(&Address) -> Result<T, NbdConnectError>) -> Result<T, Failure> {
+fn ask<T>(uri: &NbdUri, ask: impl FnMut(&Address) -> Result<T, NbdConnectError>) -> Result<T, Failure> {
     let addresses = match &uri.server {
-        Server::Unix(path) => vec![Address::Unix(path.clone())],
-        Server::Tcp(portal) => reach::addresses(uri, portal)?,
+        NbdServer::Unix(path) => vec![Address::Unix(path.clone())],
+        NbdServer::Tcp(portal) => reach::addresses(uri, portal)?,
     };
     reach::ask_each(uri, &addresses, ask)?.map_err(|error| refused(uri, &error))
 }
 
-fn refused(uri: &Uri, error: &NbdConnectError) -> Failure {
+fn refused(uri: &NbdUri, error: &NbdConnectError) -> Failure {
     let advice = match error {
         NbdConnectError::Broken { broken: Broken::Socket(socket), .. }
             if socket.kind() == ErrorKind::PermissionDenied =>
@@ -98,17 +98,22 @@ fn refused(uri: &Uri, error: &NbdConnectError) -> Failure {
                 _ => "check tls-certificates, tls-hostname and the server's certificate".to_owned(),
             }
         }
-        NbdConnectError::Refused { refused: NbdRefused::TlsRequired { .. }, .. } => {
+        NbdConnectError::Refused { refused: NbdHandshakeRefusal::TlsRequired { .. }, .. } => {
             "write nbds:// instead of nbd://, with tls-certificates=DIR or tls-psk-file=FILE".to_owned()
         }
-        NbdConnectError::Refused { refused: NbdRefused::NoTls { .. }, .. } => {
+        NbdConnectError::Refused { refused: NbdHandshakeRefusal::NoTls { .. }, .. } => {
             "nbd:// connects without TLS, in the clear".to_owned()
+        }
+        // With TLS 1.3 a server refuses a client's certificate after the client's handshake is
+        // done.
+        NbdConnectError::Broken { .. } | NbdConnectError::Silent { .. } if uri.tls.is_some() => {
+            "check that an NBD server listens there, and accepts the client's certificate".to_owned()
         }
         NbdConnectError::Broken { .. } | NbdConnectError::Silent { .. } => {
             "check that an NBD server listens there".to_owned()
         }
         NbdConnectError::Refused {
-            refused: NbdRefused::UnknownExport { .. } | NbdRefused::Closed { .. },
+            refused: NbdHandshakeRefusal::UnknownExport { .. } | NbdHandshakeRefusal::Closed { .. },
             ..
         } => {
             format!("`blockmux discover '{}'` lists what it has", server_of(uri))
@@ -118,8 +123,8 @@ fn refused(uri: &Uri, error: &NbdConnectError) -> Failure {
     Failure::request(format!("{uri}: {error}; {advice}"))
 }
 
-fn server_of(uri: &Uri) -> Uri {
-    Uri { export: String::new(), ..uri.clone() }
+fn server_of(uri: &NbdUri) -> NbdUri {
+    NbdUri { export: String::new(), ..uri.clone() }
 }
 
 fn rows(export: &ExportInfo) -> Vec<(&'static str, String)> {
@@ -170,15 +175,15 @@ fn flags(export: &ExportInfo) -> Vec<&'static str> {
     export.flags.iter_names().map(|(name, _)| name).collect()
 }
 
-fn headers(headers: Headers) -> &'static str {
+fn headers(headers: HeaderFormat) -> &'static str {
     match headers {
-        Headers::Simple => "simple",
-        Headers::Structured => "structured",
-        Headers::Extended => "extended",
+        HeaderFormat::Simple => "simple",
+        HeaderFormat::Structured => "structured",
+        HeaderFormat::Extended => "extended",
     }
 }
 
-fn list(uri: &Uri, tls: Option<&ClientTls>, address: &Address) -> Result<Found, NbdConnectError> {
+fn list(uri: &NbdUri, tls: Option<&ClientTls>, address: &Address) -> Result<Found, NbdConnectError> {
     let (listed, left_out) = nbd::list(address, tls)?;
     // A server may open what it exports only when asked for it, which takes time.
     let mut exports = Vec::with_capacity(listed.len());
@@ -231,9 +236,9 @@ fn is_no_answer(described: &Result<ExportInfo, NbdConnectError>) -> bool {
         if error.kind() == ErrorKind::TimedOut)
 }
 
-fn found(uri: &Uri, listed: &ListedExport, described: Option<ExportInfo>) -> FoundExport {
+fn found(uri: &NbdUri, listed: &ListedExport, described: Option<ExportInfo>) -> FoundExport {
     FoundExport {
-        url: Uri { export: listed.name.clone(), ..uri.clone() }.to_string(),
+        url: NbdUri { export: listed.name.clone(), ..uri.clone() }.to_string(),
         name: listed.name.clone(),
         description: listed.description.clone(),
         size: described.map(|export| export.size),

@@ -11,7 +11,7 @@ use blockmux_engine::secure::{
     ServerCredentials, TlsError, Trust,
 };
 use blockmux_proto::nbd::server::{NbdTls, TlsMode};
-use blockmux_proto::nbd::uri::{Server, TlsFiles, Uri, UriTls};
+use blockmux_proto::nbd::uri::{NbdServer, NbdUri, TlsFiles, UriTls};
 use clap::ValueEnum;
 use serde::Deserialize;
 use std::env;
@@ -22,23 +22,24 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TlsSettings {
-    /// TLS of NBD clients [default: require with certificates or keys, else off]
-    #[arg(long, value_name = "MODE")]
+    /// Whether NBD clients use TLS: off, on (optional) or require [default: require with
+    /// certificates or keys, else off]
+    #[arg(long, value_name = "MODE", hide_possible_values = true)]
     nbd_tls: Option<TlsWish>,
     /// Directory with ca-cert.pem, server-cert.pem and server-key.pem; repeatable, chosen by SNI
-    #[arg(long, value_name = "DIR")]
+    #[arg(long = "nbd-tls-certs", alias = "nbd-tls-certificates", value_name = "DIR")]
     nbd_tls_certificates: Vec<PathBuf>,
-    /// File of pre-shared keys, USER:HEXKEY lines as psktool writes them
+    /// File of pre-shared keys, as psktool writes it
     #[arg(long, value_name = "FILE")]
     nbd_tls_psk: Option<PathBuf>,
-    /// Whether NBD clients must show a certificate that ca-cert.pem has signed [default: true]
-    #[arg(long, value_name = "BOOL")]
+    // Hidden, because the page of the command line would become twice as long by its width.
+    /// Whether NBD clients must show a certificate that ca-cert.pem has signed
+    #[arg(long, value_name = "BOOL", hide = true)]
     nbd_tls_verify_peer: Option<bool>,
     /// Allow only NBD clients whose certificate has this subject, as CN=host; repeatable
     #[arg(long, value_name = "DN")]
     nbd_tls_subject: Vec<String>,
-    /// Whether the kernel encrypts NBD where it can [default: true]
-    #[arg(long, value_name = "BOOL")]
+    #[arg(skip)]
     nbd_ktls: Option<bool>,
 }
 
@@ -46,11 +47,8 @@ pub(super) struct TlsSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum TlsWish {
-    /// None can
     Off,
-    /// Clients choose, and an attacker can keep them from TLS
     On,
-    /// Clients without TLS are refused
     Require,
 }
 
@@ -204,7 +202,7 @@ fn server_certificates(
 }
 
 /// TLS of the connections to the server of a URL; `None`: it asks for none.
-pub(super) fn of_uri(uri: &Uri) -> Result<Option<ClientTls>, Failure> {
+pub(super) fn of_uri(uri: &NbdUri) -> Result<Option<ClientTls>, Failure> {
     let Some(tls) = &uri.tls else { return Ok(None) };
     let credentials = match &tls.credentials {
         TlsFiles::Psk { file, username } => {
@@ -213,8 +211,8 @@ pub(super) fn of_uri(uri: &Uri) -> Result<Option<ClientTls>, Failure> {
         TlsFiles::Certificates(directory) => {
             let host = match (&tls.hostname, &uri.server) {
                 (Some(hostname), _) => hostname,
-                (None, Server::Tcp((host, _))) => host,
-                (None, Server::Unix(_)) => OF_UNIX_SOCKETS,
+                (None, NbdServer::Tcp((host, _))) => host,
+                (None, NbdServer::Unix(_)) => OF_UNIX_SOCKETS,
             };
             ClientCredentials::Certificates(client_certificates(directory.as_deref(), host, tls.verify_peer)?)
         }

@@ -15,7 +15,7 @@ use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::socket::Address;
 use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, Rdma, read_uuid};
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
-use blockmux_proto::nvme::auth::{HostSecrets, Unproved};
+use blockmux_proto::nvme::auth::{AuthFailure, HostSecrets};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
     ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, NvmeRefused,
@@ -184,16 +184,16 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
                 NvmeRefused::Authentication => {
                     "name the file of its secret for this host, as ?dhchap_secret_file=PATH".to_owned()
                 }
-                NvmeRefused::Proof(Unproved::Rejected(_)) => {
+                NvmeRefused::AuthFailed(AuthFailure::Rejected(_)) => {
                     "check dhchap_secret_file and hostnqn, and what the target allows".to_owned()
                 }
-                NvmeRefused::Proof(Unproved::Impostor) => {
+                NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse) => {
                     "check dhchap_ctrl_secret_file, and what answers there".to_owned()
                 }
-                NvmeRefused::Proof(Unproved::NoChannel) => {
+                NvmeRefused::AuthFailed(AuthFailure::NoSecureChannel) => {
                     "have the target ask for it, or leave out concat".to_owned()
                 }
-                NvmeRefused::Proof(Unproved::NotAsked) => {
+                NvmeRefused::AuthFailed(AuthFailure::NotRequired) => {
                     "have the target ask for it, or leave out dhchap_ctrl_secret_file".to_owned()
                 }
                 NvmeRefused::Connect(status) => match ConnectStatus(status.status().0) {

@@ -3,9 +3,10 @@
 
 use super::target_port;
 use crate::failure::Failure;
+use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::units::Unit;
-use blockmux_proto::scsi::{MAX_LUN, ScsiTarget, UnitChange};
+use blockmux_proto::scsi::{AccessState, MAX_LUN, PortGroupStates, ScsiTarget, UnitChange};
 use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpNode, SrpPortId, SrpTarget};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -23,6 +24,8 @@ pub(super) struct SrpTargetEntry {
     /// Who may log in; none means everybody.
     #[serde(default)]
     acl: Vec<SrpAclEntry>,
+    /// ALUA state of the target port at first; left out: active/optimized.
+    access_state: Option<AluaStateName>,
 }
 
 /// One `[[srp_target.acl]]`.
@@ -43,6 +46,7 @@ pub(super) struct ConfiguredSrpTarget {
     pub(super) luns: BTreeMap<u16, String>,
     /// Initiator ports that may log in, and the LUNs that they see; empty: everybody sees all.
     acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
+    access_state: Option<AccessState>,
 }
 
 impl ConfiguredSrpTarget {
@@ -80,7 +84,8 @@ impl ConfiguredSrpTarget {
             Ok((initiator, acl.luns.clone()))
         });
         let acl = acl.collect::<Result<_, Failure>>()?;
-        Ok(ConfiguredSrpTarget { id, luns, acl })
+        let access_state = entry.access_state.map(AluaStateName::word);
+        Ok(ConfiguredSrpTarget { id, luns, acl, access_state })
     }
 
     /// The target port as it is wanted, with its units, which `unit` finds by the names of volumes.
@@ -92,7 +97,8 @@ impl ConfiguredSrpTarget {
         if access.is_empty() {
             access.push((None, None));
         }
-        WantedSrpTarget { id: self.id, luns: luns.collect(), access }
+        let access_state = self.access_state.unwrap_or(AccessState::ACTIVE_OPTIMIZED);
+        WantedSrpTarget { id: self.id, luns: luns.collect(), access, access_state }
     }
 
     /// Who may use its volumes. A port identifier is no proof, but keeps others out as an iSCSI
@@ -118,6 +124,7 @@ pub(super) struct WantedSrpTarget {
     pub(super) luns: BTreeMap<u16, Unit>,
     /// Who may log in, `None` for everybody, and the LUNs that it sees, `None` for all.
     pub(super) access: Vec<(Option<SrpInitiators>, Option<BTreeSet<u16>>)>,
+    pub(super) access_state: AccessState,
 }
 
 impl WantedSrpTarget {
@@ -125,12 +132,17 @@ impl WantedSrpTarget {
     /// that are logged in go on with the units that they use.
     pub(super) fn make(self, before: Option<&SrpTarget>, node: &SrpNode) -> SrpTarget {
         let port = target_port(self.id);
+        let first = before.and_then(|before| before.access.first());
+        let states = first.map_or_else(Arc::<PortGroupStates>::default, |access| access.target.states());
+        let is_changed = states.get(port.group) != self.access_state;
+        states.set(port.group, self.access_state);
         let access = self.access.into_iter().map(|(initiator, mask)| {
             let same = before.into_iter().flat_map(|before| &before.access);
             let same = same.into_iter().find(|access| access.initiator == initiator);
             let target = same.map_or_else(
                 || {
                     let view = ScsiTarget::new(&self.id.name_string(), vec![port.clone()]);
+                    let view = view.with_states(&states);
                     Arc::new(match &mask {
                         Some(mask) => view.with_mask(mask.clone()),
                         None => view,
@@ -139,6 +151,9 @@ impl WantedSrpTarget {
                 |same| same.target.clone(),
             );
             target.set_mask(mask);
+            if is_changed {
+                target.set_access_state(port.group, self.access_state);
+            }
             target.remove(|number, volume| self.luns.get(&number).is_none_or(|(own, _)| *own != volume));
             for (number, (volume, unit)) in &self.luns {
                 if target.add(*number, *volume, unit.clone()) {

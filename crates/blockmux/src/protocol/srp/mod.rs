@@ -13,7 +13,7 @@ use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::scsi::TargetPort;
+use blockmux_proto::scsi::{AccessState, TargetPort};
 use blockmux_proto::srp::node::SrpPortId;
 use blockmux_proto::srp::url::SRP_DEFAULT_PORT;
 use blockmux_proto::volume_uuid::VolumeUuid;
@@ -140,7 +140,7 @@ impl Frontend for Srp {
 /// The target port that a volume is where none are configured.
 fn own_target(named: &VolumeNames, unit: super::units::Unit) -> WantedSrpTarget {
     let luns = BTreeMap::from([(0, unit)]);
-    WantedSrpTarget { id: own_id(&named.target), luns, access: vec![(None, None)] }
+    WantedSrpTarget { id: own_id(&named.target), luns, access: vec![(None, None)], access_state: AccessState::ACTIVE_OPTIMIZED }
 }
 
 /// The identifier of the target port that a volume of this name is: the same after each restart.

@@ -10,6 +10,10 @@
 mod actions;
 mod endpoint;
 mod guard;
+mod history;
+mod metrics;
+mod page;
+mod process;
 mod reply;
 mod routes;
 
@@ -22,14 +26,15 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use endpoint::{AnyListener, AnyStream, Guard};
+use history::{Samples, TICK};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -50,6 +55,7 @@ pub(super) struct Api {
 struct Shared {
     control: Arc<ControlServer>,
     actions: Actions,
+    samples: Arc<Mutex<Samples>>,
 }
 
 impl Api {
@@ -65,7 +71,8 @@ impl Api {
                 .thread_name("command")
                 .build()?;
             let (stop, stopped) = watch::channel(());
-            let shared = Shared { control: Arc::new(control), actions: Actions::default() };
+            let shared =
+                Shared { control: Arc::new(control), actions: Actions::default(), samples: Arc::default() };
             let run = move || run(&runtime, endpoints, shared, &stopped);
             let thread = thread::Builder::new().name("control".to_owned()).spawn(run)?;
             Ok(Api { stop: Some(stop), thread: Some(thread) })
@@ -84,15 +91,35 @@ impl Drop for Api {
 }
 
 fn run(runtime: &Runtime, endpoints: Vec<Endpoint>, shared: Shared, stopped: &watch::Receiver<()>) {
-    let router = routes::router(shared);
+    let router = routes::router(shared.clone());
     let clients = Arc::new(Semaphore::new(MOST_CLIENTS));
     runtime.block_on(async {
+        let sampling = tokio::spawn(sample(shared));
         let mut accepting = JoinSet::new();
         for endpoint in endpoints {
             accepting.spawn(accept_all(endpoint, router.clone(), clients.clone(), stopped.clone()));
         }
         while accepting.join_next().await.is_some() {}
+        sampling.abort();
     });
+}
+
+/// Takes a sample of what is done in each tick, for ever.
+async fn sample(shared: Shared) {
+    let mut ticks = time::interval(TICK);
+    ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let Shared { control, samples, .. } = shared.clone();
+        // Volumes are asked, which may wait for a lock.
+        let taken = tokio::task::spawn_blocking(move || {
+            let figures = control.figures();
+            samples.lock().unwrap_or_else(PoisonError::into_inner).take(&figures, Instant::now());
+        });
+        if let Err(error) = taken.await {
+            warn!("a sample for the page is missing: {error}");
+        }
+    }
 }
 
 /// Serves clients of one endpoint until the daemon stops; then those that have a request are

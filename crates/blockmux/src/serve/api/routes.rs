@@ -1,20 +1,22 @@
 //! The paths of the API. Each is one command of `blockmux ctl`, or a part of what one shows.
 
-use super::Shared;
 use super::reply::{Body, Param, json, refusal};
+use super::{Shared, metrics, page};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeTarget, ConfigText, ResizeVolume, Resized,
-    Said,
+    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, ResizeVolume,
+    Resized, Said,
 };
 use crate::api::{ApiError, ErrorBody, ErrorCode};
-use crate::ctl::{ActionStatus, Answer, Fragment, PlanReport, Request, SessionStatus, Status, VolumeStatus};
+use crate::ctl::{
+    ActionStatus, Answer, Fragment, History, PlanReport, Request, SessionStatus, Status, VolumeStatus,
+};
 use crate::protocol::frontend::Change;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::time;
 use utoipa::OpenApi;
@@ -28,6 +30,7 @@ pub(super) fn router(shared: Shared) -> Router {
     let document = Arc::new(document);
     router
         .route("/openapi.json", get(move || async move { json(StatusCode::OK, &*document) }))
+        .route("/", get(page::show))
         .fallback(|| async { ApiError::not_found("there is no such path; /openapi.json lists them") })
         .method_not_allowed_fallback(|| async {
             let text = "the path has no such method; /openapi.json lists them";
@@ -52,8 +55,11 @@ fn described() -> OpenApiRouter<Shared> {
         .routes(routes!(reload))
         .routes(routes!(apply))
         .routes(routes!(save))
+        .routes(routes!(log, change_log))
         .routes(routes!(actions))
         .routes(routes!(action))
+        .routes(routes!(history))
+        .routes(routes!(metrics))
 }
 
 /// What the OpenAPI document says beyond paths.
@@ -105,8 +111,8 @@ impl Shared {
             running.end(&answer);
             answer
         });
-        let answer = match patience(headers) {
-            Some(patience) => match time::timeout(patience, &mut work).await {
+        let answer = match wait_limit(headers) {
+            Some(wait_limit) => match time::timeout(wait_limit, &mut work).await {
                 Ok(answer) => answer,
                 Err(_) => return self.accepted(id),
             },
@@ -133,7 +139,7 @@ impl Shared {
 
 /// How long a client waits for an answer before it would rather have the address of an action;
 /// `None`: until there is one (RFC 7240, sections 4.1 and 4.3).
-fn patience(headers: &HeaderMap) -> Option<Duration> {
+fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
     let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     let preferences: Vec<_> = preferences.flat_map(|value| value.split([',', ';'])).map(str::trim).collect();
     if !preferences.contains(&"respond-async") {
@@ -403,6 +409,35 @@ async fn save(State(shared): State<Shared>, headers: HeaderMap) -> Response {
     shared.act("save".to_owned(), Request::Save, &headers, StatusCode::OK).await
 }
 
+/// Level of each area of the log
+#[utoipa::path(get, path = "/v1/log", responses((status = 200, body = BTreeMap<String, String>)))]
+async fn log(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.look(Request::Log { levels: None }).await?.json()))
+}
+
+/// Change levels of the log until the daemon stops
+#[utoipa::path(
+    post,
+    path = "/v1/log",
+    request_body = ChangeLog,
+    responses(
+        (status = 200, body = BTreeMap<String, String>),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn change_log(
+    State(shared): State<Shared>,
+    headers: HeaderMap,
+    Body(ChangeLog { levels }): Body<ChangeLog>,
+) -> Response {
+    let action = format!("log {levels}");
+    shared.act(action, Request::Log { levels: Some(levels) }, &headers, StatusCode::OK).await
+}
+
 /// Requests that change something: those that go on, and the last that ended
 #[utoipa::path(get, path = "/v1/actions", responses((status = 200, body = [ActionStatus])))]
 async fn actions(State(shared): State<Shared>) -> Response {
@@ -423,6 +458,28 @@ async fn action(State(shared): State<Shared>, Param(id): Param<u64>) -> Result<R
     Ok(json(StatusCode::OK, &found))
 }
 
+/// What was done in the last second, and over the last hour
+#[utoipa::path(get, path = "/v1/history", responses((status = 200, body = History)))]
+async fn history(State(shared): State<Shared>) -> Response {
+    let history = shared.samples.lock().unwrap_or_else(PoisonError::into_inner).history();
+    json(StatusCode::OK, &history)
+}
+
+/// Figures for monitoring, in OpenMetrics
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    responses((status = 200, body = String, content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"))
+)]
+async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
+    let control = shared.control.clone();
+    let text = tokio::task::spawn_blocking(move || metrics::render(&control)).await;
+    let text =
+        text.map_err(|error| ApiError::failed(format!("no figures: {error}; the daemon's log says why")))?;
+    let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
 /// The longest `wait` that a client gets, in seconds.
 const LONGEST_WAIT: u64 = 30;
 
@@ -434,9 +491,9 @@ mod tests {
     fn a_client_waits_for_as_long_as_it_says() {
         let wait = |value: &'static str| {
             let header = ("prefer".parse().unwrap(), HeaderValue::from_static(value));
-            patience(&[header].into_iter().collect()).map(|wait| wait.as_secs())
+            wait_limit(&[header].into_iter().collect()).map(|wait| wait.as_secs())
         };
-        assert_eq!(patience(&HeaderMap::new()), None);
+        assert_eq!(wait_limit(&HeaderMap::new()), None);
         assert_eq!(wait("wait=5"), None);
         assert_eq!(wait("respond-async"), Some(0));
         assert_eq!(wait("respond-async, wait=5"), Some(5));
@@ -449,7 +506,7 @@ mod tests {
         let (_, document) = described().split_for_parts();
         let document = serde_json::to_value(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 14);
+        assert_eq!(paths.len(), 17);
         for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
             for (method, operation) in methods.as_object().unwrap() {
                 assert!(operation["responses"]["404"].is_object(), "{method} {path}");

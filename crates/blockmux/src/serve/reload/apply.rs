@@ -136,7 +136,7 @@ impl Reloader {
         };
         let own = state.listeners.iter().find(is_in_the_way).map(|own| own.listener.place.to_string());
         let place = listener.place.to_string();
-        listen::bind(listener, setup.congestion.as_ref()).map_err(|error| match own {
+        listen::bind(listener, setup.congestion.as_ref(), &mut self.inherited()).map_err(|error| match own {
             Some(own) => Failure::request(format!(
                 "cannot listen on {place} while this daemon listens on {own}; take that one away, reload, then add this"
             )),
@@ -196,7 +196,10 @@ impl Reloader {
         };
         let (kept, gone): (Vec<_>, Vec<_>) =
             std::mem::take(&mut state.listeners).into_iter().partition(is_kept);
-        gone.iter().for_each(|own| own.end.end());
+        for own in &gone {
+            own.end.end();
+            self.parts.forget(own.listener.protocol, &own.listener.place.to_string());
+        }
         let follow = |lives: &[(_, Box<dyn crate::protocol::frontend::Live>)]| {
             for (protocol, frontend) in setup.frontends.iter() {
                 let places = self.policy.places_of(protocol);

@@ -44,7 +44,7 @@ impl Reloader {
         }
         let text = toml::to_string(&table).map_err(|error| error.to_string())?;
         let merged = Sources::of_text(self.args.config.as_deref().unwrap_or(Path::new("")), text).unplaced();
-        let mut setup = Setup::of(self.args.values(), Some(merged)).map_err(located)?;
+        let mut setup = Setup::of(self.args.values(), Some(merged), &self.inherited()).map_err(located)?;
         // What the texts do not show.
         for named in &mut setup.volumes {
             let running = state.running.volume(&named.name);

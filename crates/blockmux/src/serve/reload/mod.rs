@@ -17,6 +17,7 @@ use self::model::Model;
 use self::plan::{Change, Schema, VolumeStep, diff, report, volume_steps, waits_for_start};
 use super::ServeArgs;
 use super::control::Parts;
+use super::inherited::InheritedListeners;
 use super::listen::{self, BoundPlace};
 use super::opening::Opening;
 use super::setup::Setup;
@@ -64,6 +65,8 @@ impl<T> Current<T> {
 pub(super) struct Reloader {
     /// The command line.
     args: ServeArgs,
+    /// Listeners of the service manager, which are served after each reload as at the start.
+    inherited: Mutex<InheritedListeners>,
     pub(super) exports: Exports,
     pub(super) policy: Policy,
     pub(super) parts: Arc<Parts>,
@@ -98,7 +101,7 @@ struct RunningListener {
 impl Reloader {
     /// Begins to serve what a setup says at places that are bound.
     pub(super) fn start(
-        args: ServeArgs,
+        (args, inherited): (ServeArgs, InheritedListeners),
         setup: &Setup,
         exports: &Exports,
         parts: &Arc<Parts>,
@@ -109,6 +112,7 @@ impl Reloader {
         let state = State { loaded: running.clone(), running, listeners: Vec::new() };
         let reloader = Reloader {
             args,
+            inherited: Mutex::new(inherited),
             exports: exports.clone(),
             policy: setup.policy.clone(),
             parts: parts.clone(),
@@ -176,7 +180,7 @@ impl Reloader {
     ) -> Result<ListenerEnd, Failure> {
         let end = ListenerEnd::default();
         let Some((socket, live)) = socket.zip(live_of(lives, listener.protocol)) else { return Ok(end) };
-        let limit = self.parts.limit_of(listener.protocol).for_listener(&listener.place.to_string());
+        let limit = self.parts.limit_of(listener.protocol, &listener.place.to_string());
         let (serve, inboxes, asked) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
         let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
         let begin = move |core: &std::rc::Rc<_>| {
@@ -188,6 +192,10 @@ impl Reloader {
 
     fn lives(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
         self.lives.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn inherited(&self) -> MutexGuard<'_, InheritedListeners> {
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -238,7 +246,7 @@ impl Reloader {
                 "the daemon has no config file; start it with --config, or use 'ctl apply'".to_owned()
             );
         }
-        Setup::gather(self.args.again()).map_err(|failure| failure.to_string())
+        Setup::gather(self.args.again(), &self.inherited()).map_err(|failure| failure.to_string())
     }
 
     /// Where a setup listens: as it asks for it, and as it is where that is known.

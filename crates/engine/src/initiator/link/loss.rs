@@ -131,10 +131,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Fails requests of a closed connection whose timeout has passed.
     fn fail_late(&mut self, span: &str) {
-        let (now, patience) = (self.core.now(), self.retry.reconnect_timeout());
+        let (now, reconnect_timeout) = (self.core.now(), self.retry.reconnect_timeout());
         let (mut late, done_before) = (self.group.late.borrow_mut(), self.done.len());
         self.queue.retain(|io| {
-            let has_had_all = late.is_hopeless(io.tag, now, patience);
+            let has_had_all = late.is_hopeless(io.tag, now, reconnect_timeout);
             if has_had_all {
                 self.done.push(lost(io.tag));
             }
@@ -142,8 +142,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         });
         let failed = self.done.len() - done_before;
         if failed > 0 {
-            let (target, patience) = (self.moves.address(), overdue::written(patience));
-            warn!(%target, "{failed} requests fail: no answer within {span}, nor by new connections for {patience}");
+            let (target, reconnect_timeout) = (self.moves.address(), overdue::written(reconnect_timeout));
+            warn!(%target, "{failed} requests fail: no answer within {span}, nor by new connections for {reconnect_timeout}");
         }
     }
 

@@ -59,10 +59,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let LinkState::Open { session, .. } = &mut self.state else { return None };
         let mut next = session.poll_returned();
         next.as_ref()?;
-        let (now, patience, mut failed) = (self.core.now(), self.retry.reconnect_timeout(), 0);
+        let (now, reconnect_timeout, mut failed) = (self.core.now(), self.retry.reconnect_timeout(), 0);
         while let Some(io) = next {
             self.in_flight -= 1;
-            if self.group.late.borrow_mut().is_hopeless(io.tag, now, patience) {
+            if self.group.late.borrow_mut().is_hopeless(io.tag, now, reconnect_timeout) {
                 self.done.push(lost(io.tag));
                 failed += 1;
             } else {
@@ -71,8 +71,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
             next = session.poll_returned();
         }
         if failed > 0 {
-            let (target, patience) = (self.moves.address(), overdue::written(patience));
-            warn!(%target, "{failed} requests fail: sent again and again for {patience}, they got nowhere");
+            let (target, reconnect_timeout) = (self.moves.address(), overdue::written(reconnect_timeout));
+            warn!(%target, "{failed} requests fail: sent again and again for {reconnect_timeout}, they got nowhere");
         }
         Some(Progress::More)
     }

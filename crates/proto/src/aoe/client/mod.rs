@@ -1,32 +1,32 @@
-//! The initiator: a queue to one disk.
+//! The AoE initiator: a queue to one disk.
 //!
 //! ```text
 //!   asking ──config answer──▶ identifying ──IDENTIFY──▶ ready
 //!
-//!   submit ─▶ waiting ──window, path──▶ Flight ──answer──▶ done
+//!   submit ─▶ waiting ──window, path──▶ outstanding ──answer──▶ done
 //!                 ▲ smaller pieces        │ ▲
 //!                 └───────────────────────┘ └─ no answer in time: again, under the same tag
 //! ```
-//! It keeps every request until all of its commands have been answered, or nothing was heard of the
-//! disk for its patience. Interfaces that go down and come up again, and a target that is started
-//! again, only cost time.
+//! The session holds every request until all of its commands have been answered, or the disk has
+//! been unresponsive for the configured timeout. An interface that goes down and up, or a restart
+//! of the target, only delays requests.
 //!
-//! Bounds: [`MAX_REQUESTS`] requests, `flight::MAX_FLIGHTS` commands in flight, `MAX_UNSENT` frames
-//! that wait to be sent.
+//! Limits: [`MAX_REQUESTS`] requests, `commands::MAX_COMMANDS` outstanding commands, `MAX_UNSENT`
+//! unsent frames.
 
-mod answer;
-mod flight;
-mod pace;
+mod commands;
+mod congestion;
 mod path;
+mod receive;
 mod request;
 mod send;
 #[cfg(test)]
 mod tests;
 
-use self::flight::Flights;
-use self::pace::Pace;
-use self::path::Paths;
-use self::request::{AoeRequest, LARGEST_FRAME};
+use self::commands::CommandTable;
+use self::congestion::CongestionControl;
+use self::path::AoePaths;
+use self::request::{AoeRequest, MAX_FRAME_DATA};
 use super::AoeAddress;
 pub use super::identify::AtaDisk;
 use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
@@ -36,63 +36,63 @@ use blockmux_volume::{Completion, Io, IoError, Memory, Pool, Seg, VolumeInfo};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Which disk, and how.
+/// Parameters of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Where it is.
+pub struct AoeInitiatorConfig {
+    /// Address of the disk.
     pub address: AoeAddress,
-    /// How long nothing may be heard of it before requests fail.
+    /// How long the disk may be unresponsive before requests fail.
     pub timeout: Duration,
-    /// The upper byte of tags. Whatever else at the same stations uses the disk has another.
+    /// The upper byte of tags; it must differ from that of other queues of the same stations.
     pub id: u8,
-    /// Where the rest of tags begins to count. What used the disk before, with the same byte, began
-    /// elsewhere.
+    /// Start of the counters in tags; it should differ from that of an earlier queue with the same
+    /// `id`.
     pub first: u32,
 }
 
-/// A queue to one disk.
-pub struct InitiatorSession {
-    config: Config,
+/// Session with one disk: a queue of requests.
+pub struct AoeInitiatorSession {
+    config: AoeInitiatorConfig,
     pool: Pool,
     ports: Vec<FramePortInfo>,
-    paths: Paths,
-    pace: Pace,
+    paths: AoePaths,
+    congestion: CongestionControl,
     disk: Option<AtaDisk>,
     requests: Slots<AoeRequest>,
-    /// Those of which commands are to be made, in order.
+    /// Requests that need further commands, in order.
     waiting: VecDeque<SlotKey>,
-    /// Came since time was told last.
+    /// I/O that was submitted since the last call with the current time.
     fresh: VecDeque<Io>,
-    flights: Flights,
-    /// What was due last, emptied: for the next time.
+    commands: CommandTable,
+    /// Buffer of tags, reused by each `retransmit_due`.
     due: Vec<u32>,
     done: VecDeque<Completion>,
     outbox: FrameOutbox,
-    /// What zeroes are written from.
+    /// Zeroes for write-zeroes, allocated at the first use.
     zeroes: Option<Seg>,
-    /// When all stations are asked for the disk, if they are to be.
-    ask_at: Option<Instant>,
-    asked: u32,
-    /// When they were asked last.
+    /// When to broadcast the next config query.
+    query_at: Option<Instant>,
+    queries: u32,
+    /// When the last config query was sent.
     asked_at: Option<Instant>,
-    /// When something was heard of the disk last, or was first waited for.
-    heard: Instant,
-    /// Nothing is due before.
+    /// When the disk last answered, or since when an answer is expected.
+    last_heard: Instant,
+    /// No command is due before this time.
     next_due: Option<Instant>,
     stops: bool,
 }
 
-impl InitiatorSession {
-    /// A session that begins to ask for its disk as soon as it has a port.
+impl AoeInitiatorSession {
+    /// A session that queries its disk as soon as it has a port.
     #[must_use]
-    pub fn new(config: Config, pool: Pool, now: Instant) -> InitiatorSession {
-        InitiatorSession {
-            flights: Flights::new(config.id, config.first),
+    pub fn new(config: AoeInitiatorConfig, pool: Pool, now: Instant) -> AoeInitiatorSession {
+        AoeInitiatorSession {
+            commands: CommandTable::new(config.id, config.first),
             config,
             pool,
             ports: Vec::new(),
-            paths: Paths::new(),
-            pace: Pace::new(),
+            paths: AoePaths::new(),
+            congestion: CongestionControl::new(),
             disk: None,
             requests: Slots::default(),
             waiting: VecDeque::new(),
@@ -101,45 +101,45 @@ impl InitiatorSession {
             done: VecDeque::new(),
             outbox: FrameOutbox::default(),
             zeroes: None,
-            ask_at: Some(now),
-            asked: 0,
+            query_at: Some(now),
+            queries: 0,
             asked_at: None,
-            heard: now,
+            last_heard: now,
             next_due: None,
             stops: false,
         }
     }
 
-    /// What the disk says of itself, once it has been heard.
+    /// The disk's IDENTIFY DEVICE data, once it has answered.
     #[must_use]
     pub fn disk(&self) -> Option<&AtaDisk> {
         self.disk.as_ref()
     }
 
-    /// The disk as a volume.
+    /// The disk's properties as a volume, once it has answered.
     #[must_use]
     pub fn volume_info(&self) -> Option<VolumeInfo> {
         self.disk().map(AtaDisk::volume_info)
     }
 
-    /// The stations that answer for it, and of how many sectors frames are known to pass.
+    /// The stations of the disk, and the number of sectors for which frames are known to pass.
     pub fn stations(&self) -> impl Iterator<Item = (crate::frames::Station, u8)> {
         self.paths.iter().map(|path| (path.station, path.sectors))
     }
 
-    /// Whether it is still tried how large frames may be.
+    /// Whether the maximum frame size is still being probed.
     #[must_use]
     pub fn is_probing(&self) -> bool {
         self.paths.iter().any(|path| path.probe.is_some())
     }
 
-    /// How many commands may be in flight now.
+    /// The current congestion window, in commands.
     #[must_use]
     pub fn window(&self) -> u32 {
-        self.pace.window()
+        self.congestion.window()
     }
 
-    /// How many requests it holds.
+    /// The number of requests that have not completed.
     #[must_use]
     pub fn held(&self) -> usize {
         self.requests.len().saturating_add(self.fresh.len())
@@ -149,14 +149,14 @@ impl InitiatorSession {
         self.ports.get(usize::from(id.0))
     }
 
-    /// Completes a request as it stands; what it has in flight is forgotten.
+    /// Completes a request with its current result, and forgets its outstanding commands.
     fn complete(&mut self, key: SlotKey) {
         let Some(request) = self.requests.remove(key) else { return };
         if request.outstanding > 0 {
             let of_it: Vec<u32> = self
-                .flights
+                .commands
                 .iter()
-                .filter(|(_, flight)| flight.request == Some(key))
+                .filter(|(_, command)| command.request == Some(key))
                 .map(|(tag, _)| tag)
                 .collect();
             of_it.into_iter().for_each(|tag| self.forget(tag));
@@ -165,18 +165,17 @@ impl InitiatorSession {
         self.done.push_back(Completion { tag, result: request.into_result() });
     }
 
-    /// Takes a command out of flight. Nothing of it is sent any more: its memory may have another
-    /// owner soon.
+    /// Removes an outstanding command and its unsent frames, because its memory may soon be reused.
     fn forget(&mut self, tag: u32) {
-        if let Some(flight) = self.flights.remove(tag)
-            && (flight.sends > 1 || !self.outbox.is_empty())
+        if let Some(command) = self.commands.remove(tag)
+            && (command.sends > 1 || !self.outbox.is_empty())
         {
             let tag = tag.to_be_bytes();
             self.outbox.retain(|frame| frame.head().get(6..10) != Some(&tag));
         }
     }
 
-    /// Fails a request.
+    /// Completes a request with `error`.
     fn fail(&mut self, key: SlotKey, error: IoError) {
         if let Some(request) = self.requests.get_mut(key) {
             request.error = request.error.or(Some(error));
@@ -184,35 +183,35 @@ impl InitiatorSession {
         }
     }
 
-    /// Has `on_timeout` called no later than that.
-    fn look_at(&mut self, when: Instant) {
+    /// Requests that `on_timeout` is called no later than `when`.
+    fn wake_at(&mut self, when: Instant) {
         self.next_due = Some(self.next_due.map_or(when, |next| next.min(when)));
     }
 
     fn zeroes(&mut self) -> Seg {
-        let len = LARGEST_FRAME as usize;
+        let len = MAX_FRAME_DATA as usize;
         self.zeroes.get_or_insert_with(|| Memory::from_heap(len).seg(0, len)).clone()
     }
 }
 
-impl Timed for InitiatorSession {
+impl Timed for AoeInitiatorSession {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        match (self.next_due, self.ask_at) {
-            (Some(due), Some(ask)) => Some(due.min(ask)),
-            (due, ask) => due.or(ask),
+        match (self.next_due, self.query_at) {
+            (Some(due), Some(query)) => Some(due.min(query)),
+            (due, query) => due.or(query),
         }
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), crate::session::ProtocolError> {
-        self.repeat_what_is_due(now);
+        self.retransmit_due(now);
         Ok(())
     }
 }
 
-impl FrameSession for InitiatorSession {
+impl FrameSession for AoeInitiatorSession {
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) {
-        self.take_frame(frame, now);
+        self.receive_frame(frame, now);
     }
 
     fn on_port(&mut self, id: PortId, port: FramePortInfo, now: Instant) {
@@ -220,28 +219,28 @@ impl FrameSession for InitiatorSession {
         if self.ports.len() <= at {
             self.ports.resize(at.saturating_add(1), FramePortInfo { is_up: false, ..port });
         }
-        let Some(place) = self.ports.get_mut(at) else { return };
-        let (was, is) = (std::mem::replace(place, port), port);
+        let Some(slot) = self.ports.get_mut(at) else { return };
+        let (was, is) = (std::mem::replace(slot, port), port);
         if was.mtu != is.mtu || (is.is_up && !was.is_up) {
             self.paths.on_port(id, &port);
             self.probe_paths(now);
         }
         if is.is_up && !was.is_up {
-            // What was lost meanwhile need not wait any longer; and the target may be another
+            // Lost commands need not wait for their timeout, and the target may be at another
             // station now.
-            self.ask_at = Some(now);
-            self.flights.iter_mut().for_each(|flight| (flight.due, flight.at_once) = (now, true));
-            self.look_at(now);
+            self.query_at = Some(now);
+            self.commands.iter_mut().for_each(|command| (command.due, command.is_lost) = (now, true));
+            self.wake_at(now);
         }
     }
 
     fn frames(&mut self, now: Instant) -> &mut FrameOutbox {
-        self.send_what_fits(now);
+        self.send_waiting(now);
         &mut self.outbox
     }
 }
 
-impl Initiator for InitiatorSession {
+impl Initiator for AoeInitiatorSession {
     fn is_ready(&self) -> bool {
         self.disk.is_some()
     }
@@ -268,7 +267,7 @@ impl Initiator for InitiatorSession {
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.waiting.clear();
         self.outbox.clear();
-        self.flights.clear();
+        self.commands.clear();
         let mut requests = self.requests.take_all();
         requests.sort_by_key(|request| request.since);
         let fresh = std::mem::take(&mut self.fresh);
@@ -294,7 +293,7 @@ fn later(now: Instant, by: Duration) -> Instant {
     now.checked_add(by).unwrap_or(now)
 }
 
-/// Requests that it takes.
+/// The maximum number of requests of a session.
 pub const MAX_REQUESTS: usize = 1024;
-/// Nothing is sent again while so many frames wait.
+/// While this many frames are unsent, nothing is retransmitted.
 const MAX_UNSENT: usize = 256;

@@ -1,71 +1,70 @@
-//! The ways to a disk: every station that has answered for it, through the port that the answer
-//! came by.
+//! The paths to a disk: each station that has answered for it, with the port of the answer.
 //!
-//! Commands go round them. One that does not answer several times in a row is passed over while
-//! others do, and all stations are asked again from time to time until it answers.
+//! Commands use the paths in rotation. A path that has not answered several commands in a row is
+//! skipped while others answer, and the config query is repeated until it answers.
 //!
-//! How large frames may be is what the target says, what the port takes, and what lies between lets
-//! pass. The last is found by trying: until a frame of a size has come back, those of two sectors
-//! are used, which pass everywhere.
+//! The maximum frame size is the minimum of what the target advertises, what the port allows and
+//! what the network passes. The last one is probed: until a probe of a size has been answered,
+//! frames have two sectors, which pass everywhere.
 
 use crate::aoe::sectors_in;
 use crate::frames::{FramePortInfo, PortId, Station};
 use std::time::Instant;
 
-pub(super) struct Paths {
-    paths: Vec<Path>,
-    /// Whose turn it is.
+pub(super) struct AoePaths {
+    paths: Vec<AoePath>,
+    /// Index of the next path in rotation.
     next: usize,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Path {
+pub(super) struct AoePath {
     pub(super) station: Station,
-    /// What its target takes at most.
+    /// The maximum number of sectors that the target accepts in a frame.
     pub(super) target_sectors: u8,
-    /// Sectors of frames that are known to pass.
+    /// The number of sectors for which frames are known to pass.
     pub(super) sectors: u8,
-    /// What is tried.
+    /// The number of sectors that is being probed.
     pub(super) probe: Option<u8>,
-    /// Commands without an answer in time since the last answer.
+    /// Number of commands that timed out since the last answer.
     pub(super) silent: u32,
-    /// When the latest of the commands was sent that were answered.
+    /// Latest transmission time of the answered commands.
     pub(super) answered_up_to: Option<Instant>,
-    /// When something was heard last.
-    pub(super) heard: Option<Instant>,
-    /// When a command was repeated last to hear something, and how often since something was.
-    pub(super) listened: Option<Instant>,
-    pub(super) listens: u32,
-    /// When a frame of more sectors than are safe was answered last.
+    /// When the last answer arrived.
+    pub(super) last_heard: Option<Instant>,
+    /// When the last loss probe was sent, and the number of them since the last answer.
+    pub(super) loss_probed_at: Option<Instant>,
+    pub(super) loss_probes: u32,
+    /// When a frame of more than [`SAFE_SECTORS`] was last answered.
     pub(super) large_at: Option<Instant>,
 }
 
-impl Paths {
-    pub(super) fn new() -> Paths {
-        Paths { paths: Vec::new(), next: 0 }
+impl AoePaths {
+    pub(super) fn new() -> AoePaths {
+        AoePaths { paths: Vec::new(), next: 0 }
     }
 
-    pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut Path> {
+    pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut AoePath> {
         self.paths.get_mut(at)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Path)> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut AoePath)> {
         self.paths.iter_mut().enumerate()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Path> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &AoePath> {
         self.paths.iter()
     }
 
-    /// The path to that station.
+    /// Index of the path to `station`.
     #[inline]
     pub(super) fn find(&self, station: Station) -> Option<usize> {
         self.paths.iter().position(|path| path.station == station)
     }
 
-    /// A station has answered for the disk, and takes so many sectors in a frame.
+    /// Adds or updates the path to a station that has answered for the disk.
     pub(super) fn on_config(&mut self, station: Station, target_sectors: u8, port: &FramePortInfo) {
-        // Targets of the first version said nothing, and took two.
+        // Targets of the first protocol version send 0 and accept two sectors.
         let target_sectors = if target_sectors == 0 { SAFE_SECTORS } else { target_sectors };
         if let Some(path) = self.paths.iter_mut().find(|path| path.station == station) {
             path.silent = 0;
@@ -75,22 +74,22 @@ impl Paths {
             }
             return;
         }
-        let mut path = Path {
+        let mut path = AoePath {
             station,
             target_sectors,
             sectors: 1,
             probe: None,
             silent: 0,
             answered_up_to: None,
-            heard: None,
-            listened: None,
-            listens: 0,
+            last_heard: None,
+            loss_probed_at: None,
+            loss_probes: 0,
             large_at: None,
         };
         path.measure(port);
-        // A target that was started again may be another station: one that is silent has most
+        // A restarted target may be at another station: a silent path on the same port has most
         // likely become this one.
-        let is_dead = |path: &Path| path.is_silent() && path.station.port == station.port;
+        let is_dead = |path: &AoePath| path.is_silent() && path.station.port == station.port;
         if let Some(dead) = self.paths.iter_mut().find(|path| is_dead(path)) {
             *dead = path;
         } else if self.paths.len() < MAX_PATHS {
@@ -98,7 +97,7 @@ impl Paths {
         }
     }
 
-    /// A port has changed.
+    /// Handles a change of a port.
     pub(super) fn on_port(&mut self, id: PortId, port: &FramePortInfo) {
         for path in self.paths.iter_mut().filter(|path| path.station.port == id) {
             path.silent = 0;
@@ -106,8 +105,8 @@ impl Paths {
         }
     }
 
-    /// The path for the next command, of at least so many sectors, among those at ports that are
-    /// up: one that answers if there is any.
+    /// Chooses the path for the next command among those that accept `sectors` and whose port is
+    /// up; one that answers, if there is any.
     #[inline]
     pub(super) fn choose(&mut self, sectors: u8, ports: &[FramePortInfo]) -> Option<usize> {
         let count = self.paths.len();
@@ -131,45 +130,45 @@ impl Paths {
     }
 }
 
-impl Path {
+impl AoePath {
     pub(super) fn is_silent(&self) -> bool {
         self.silent >= SILENT_AFTER
     }
 
-    /// A command that was sent at that time, or later, was answered.
+    /// Records an answer to a command that was sent at `sent`.
     #[inline]
     pub(super) fn on_answer(&mut self, sent: Instant, now: Instant) {
-        (self.silent, self.listens) = (0, 0);
+        (self.silent, self.loss_probes) = (0, 0);
         self.answered_up_to = self.answered_up_to.max(Some(sent));
-        self.heard = Some(now);
+        self.last_heard = Some(now);
     }
 
-    /// Since when nothing is heard, of what was first sent at that time or before.
-    pub(super) fn quiet_since(&self, first_sent: Instant) -> Instant {
-        self.heard.map_or(first_sent, |heard| heard.max(first_sent))
+    /// Since when commands first sent at `first_sent` or earlier have had no answer.
+    pub(super) fn silent_since(&self, first_sent: Instant) -> Instant {
+        self.last_heard.map_or(first_sent, |last_heard| last_heard.max(first_sent))
     }
 
-    /// Finds out again what size passes.
+    /// Starts to probe the frame size.
     fn measure(&mut self, port: &FramePortInfo) {
-        let most = self.target_sectors.min(sectors_in(port.mtu)).max(1);
-        self.sectors = most.min(SAFE_SECTORS);
-        self.probe = (most > self.sectors).then_some(most);
+        let max_sectors = self.target_sectors.min(sectors_in(port.mtu)).max(1);
+        self.sectors = max_sectors.min(SAFE_SECTORS);
+        self.probe = (max_sectors > self.sectors).then_some(max_sectors);
     }
 
-    /// Large frames do not pass any more, though they did: it is tried again what passes.
+    /// Handles that large frames do not pass any more: probes the frame size again.
     pub(super) fn on_large_lost(&mut self) {
         self.probe = Some(self.sectors).filter(|sectors| *sectors > SAFE_SECTORS);
         self.sectors = self.sectors.min(SAFE_SECTORS);
     }
 
-    /// What was tried has come back.
+    /// Handles that a probe of this size was answered.
     pub(super) fn on_probe_passed(&mut self, sectors: u8) {
         if self.probe == Some(sectors) {
             (self.sectors, self.probe) = (sectors, None);
         }
     }
 
-    /// It has not, several times: half of it is tried.
+    /// Handles that probes of this size were lost several times: probes half of it.
     pub(super) fn on_probe_lost(&mut self, sectors: u8) {
         if self.probe == Some(sectors) {
             self.probe = Some(sectors / 2).filter(|half| *half > SAFE_SECTORS);
@@ -177,11 +176,11 @@ impl Path {
     }
 }
 
-/// As many sectors as a frame of 1,500 bytes holds.
+/// The number of sectors in a frame of 1,500 bytes.
 pub(super) const SAFE_SECTORS: u8 = 2;
-/// More than a host has interfaces on one network.
+/// The maximum number of paths to a disk.
 pub(super) const MAX_PATHS: usize = 16;
-/// Some commands are lost on a good path too.
+/// The number of consecutive timeouts after which a path counts as silent.
 const SILENT_AFTER: u32 = 4;
 
 #[cfg(test)]
@@ -197,12 +196,12 @@ mod tests {
 
     #[test]
     fn commands_go_round_the_paths_that_answer() {
-        let (mut paths, mut ports) = (Paths::new(), [PORT; 2]);
+        let (mut paths, mut ports) = (AoePaths::new(), [PORT; 2]);
         assert_eq!(paths.choose(1, &ports), None);
         paths.on_config(station(0, 1), 2, &PORT);
         paths.on_config(station(1, 2), 2, &PORT);
         paths.on_config(station(1, 2), 2, &PORT);
-        let round = |paths: &mut Paths, ports: &[FramePortInfo]| [0; 4].map(|_| paths.choose(1, ports));
+        let round = |paths: &mut AoePaths, ports: &[FramePortInfo]| [0; 4].map(|_| paths.choose(1, ports));
         assert_eq!(round(&mut paths, &ports), [Some(0), Some(1), Some(0), Some(1)]);
         paths.get_mut(0).unwrap().silent = SILENT_AFTER;
         assert_eq!(round(&mut paths, &ports), [Some(1); 4]);
@@ -215,7 +214,7 @@ mod tests {
 
     #[test]
     fn the_size_of_frames_is_tried_from_above() {
-        let mut paths = Paths::new();
+        let mut paths = AoePaths::new();
         paths.on_config(station(0, 1), 16, &PORT);
         let path = paths.get_mut(0).unwrap();
         assert_eq!((path.sectors, path.probe), (2, Some(16)));

@@ -1,4 +1,4 @@
-//! Requests of whoever uses the disk, and how they are cut into commands.
+//! Requests to the disk, and how they are split into commands.
 
 use crate::aoe::SECTOR;
 use crate::aoe::identify::AtaDisk;
@@ -7,27 +7,27 @@ use blockmux_wire::ata::{ATA_SECTOR, TrimRange};
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// A request until it completes.
+/// A request from submission to completion.
 pub(super) struct AoeRequest {
     pub(super) io: Io,
-    pub(super) work: RequestPhase,
-    /// Where the data of a read goes, once it is known to come in several frames.
-    pub(super) place: Option<SgList>,
+    pub(super) phase: RequestPhase,
+    /// Destination of a read whose data arrives in several frames.
+    pub(super) buffer: Option<SgList>,
     pool: Pool,
-    /// Bytes from the request's begin on that commands were made for.
-    cut: u64,
-    /// Pieces to be made into commands once more: offset and length in bytes.
-    again: Vec<(u64, u64)>,
-    /// Commands in flight.
+    /// Number of bytes from the start for which commands were sent.
+    issued: u64,
+    /// Pieces to send again in smaller commands: offset and length in bytes.
+    retries: Vec<(u64, u64)>,
+    /// Number of outstanding commands.
     pub(super) outstanding: u32,
     pub(super) error: Option<IoError>,
-    /// A flush follows.
+    /// Whether a flush follows.
     flushes: bool,
-    /// When it came.
+    /// Time of submission.
     pub(super) since: Instant,
 }
 
-/// What its commands do now.
+/// Current phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestPhase {
     Read,
@@ -37,23 +37,23 @@ pub(super) enum RequestPhase {
     Flush,
 }
 
-/// One command to be.
+/// The range of the next command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AoePiece {
-    /// In the request, in bytes.
+    /// Offset in the request, in bytes.
     pub(super) offset: u64,
     pub(super) len: u64,
 }
 
 impl AoeRequest {
-    /// Begins a request, or completes it at once.
+    /// Starts a request, or returns its result if it needs no command.
     pub(super) fn new(
         io: Io,
         disk: &AtaDisk,
         pool: &Pool,
         now: Instant,
     ) -> Result<AoeRequest, (Io, Result<Output, IoError>)> {
-        let (work, flushes) = match io.op {
+        let (phase, flushes) = match io.op {
             Op::Read => (RequestPhase::Read, false),
             Op::Write { fua } => (RequestPhase::Write, fua && disk.write_cache),
             Op::WriteZeroes { only_fast: true, .. } => return Err((io, Err(IoError::Unsupported))),
@@ -67,18 +67,18 @@ impl AoeRequest {
             }
             Op::BlockStatus => return Err((io, Ok(Output::Extents(Vec::new())))),
         };
-        if io.len == 0 && work != RequestPhase::Flush {
+        if io.len == 0 && phase != RequestPhase::Flush {
             let output = io.clone().into_empty_output();
             return Err((io, Ok(output)));
         }
-        let place = io.data.clone().filter(|_| work == RequestPhase::Read);
+        let buffer = io.data.clone().filter(|_| phase == RequestPhase::Read);
         Ok(AoeRequest {
             pool: pool.clone(),
             io,
-            work,
-            place,
-            cut: 0,
-            again: Vec::new(),
+            phase,
+            buffer,
+            issued: 0,
+            retries: Vec::new(),
             outstanding: 0,
             error: None,
             flushes,
@@ -86,44 +86,44 @@ impl AoeRequest {
         })
     }
 
-    /// Whether all commands are made that there are to make.
-    pub(super) fn is_cut(&self) -> bool {
-        let end = if self.work == RequestPhase::Flush { 1 } else { self.io.len };
-        self.error.is_some() || (self.cut >= end && self.again.is_empty())
+    /// Whether the current phase needs no further commands.
+    pub(super) fn is_issued(&self) -> bool {
+        let end = if self.phase == RequestPhase::Flush { 1 } else { self.io.len };
+        self.error.is_some() || (self.issued >= end && self.retries.is_empty())
     }
 
-    /// The next command, of so many sectors at most.
+    /// The next piece, of at most `sectors`.
     pub(super) fn next_piece(&mut self, sectors: u8) -> Option<AoePiece> {
-        let most = match self.work {
+        let max_window = match self.phase {
             RequestPhase::Flush => {
-                let is_new = self.cut == 0;
-                self.cut = 1;
+                let is_new = self.issued == 0;
+                self.issued = 1;
                 return is_new.then_some(AoePiece { offset: 0, len: 0 });
             }
             RequestPhase::Trim => MAX_TRIM,
             _ => u64::from(sectors).saturating_mul(SECTOR),
         };
-        if let Some((offset, len)) = self.again.pop() {
-            let here = len.min(most);
+        if let Some((offset, len)) = self.retries.pop() {
+            let here = len.min(max_window);
             if len > here {
-                self.again.push((offset.saturating_add(here), len.saturating_sub(here)));
+                self.retries.push((offset.saturating_add(here), len.saturating_sub(here)));
             }
             return Some(AoePiece { offset, len: here });
         }
-        let (offset, here) = (self.cut, self.io.len.saturating_sub(self.cut).min(most));
-        self.cut = offset.saturating_add(here);
+        let (offset, here) = (self.issued, self.io.len.saturating_sub(self.issued).min(max_window));
+        self.issued = offset.saturating_add(here);
         (here > 0).then_some(AoePiece { offset, len: here })
     }
 
-    /// Has a piece made into commands once more, smaller ones this time.
-    pub(super) fn cut_again(&mut self, offset: u64, len: u64) {
-        self.again.push((offset, len));
+    /// Schedules a piece to be sent again in smaller commands.
+    pub(super) fn reissue(&mut self, offset: u64, len: u64) {
+        self.retries.push((offset, len));
     }
 
-    /// What a command for that piece sends.
+    /// The data to send for a piece.
     pub(super) fn data_of(&self, piece: AoePiece, zeroes: &Seg) -> SgList {
         let len = usize::try_from(piece.len).unwrap_or(0);
-        match (self.work, &self.io.data) {
+        match (self.phase, &self.io.data) {
             (RequestPhase::Write, Some(data)) => data.slice(usize::try_from(piece.offset).unwrap_or(0), len),
             (RequestPhase::WriteZeroes, _) => SgList::one(zeroes.slice(0, len)),
             (RequestPhase::Trim, _) => {
@@ -133,55 +133,55 @@ impl AoeRequest {
         }
     }
 
-    /// Where the pieces of a read go: memory of the core's pool, or of the heap when that has none,
-    /// unless the request brought its own.
-    pub(super) fn place_for_pieces(&mut self) -> &SgList {
+    /// The destination of a read's pieces: the request's own memory, or memory of the core's pool,
+    /// or of the heap if the pool is empty.
+    pub(super) fn buffer_for_pieces(&mut self) -> &SgList {
         let (len, pool) = (usize::try_from(self.io.len).unwrap_or(0), &self.pool);
-        self.place.get_or_insert_with(|| {
+        self.buffer.get_or_insert_with(|| {
             let memory = pool.take_payload(len).unwrap_or_else(|| Memory::from_heap(len));
             SgList::one(memory.seg(0, len))
         })
     }
 
-    /// What follows when every command has succeeded; `true` if there is something.
-    pub(super) fn goes_on(&mut self) -> bool {
+    /// Enters the next phase after all commands have succeeded; `false` if there is none.
+    pub(super) fn next_phase(&mut self) -> bool {
         if !self.flushes || self.error.is_some() {
             return false;
         }
-        (self.flushes, self.work, self.cut) = (false, RequestPhase::Flush, 0);
+        (self.flushes, self.phase, self.issued) = (false, RequestPhase::Flush, 0);
         true
     }
 
-    /// What it completes with.
+    /// The result of the request.
     pub(super) fn into_result(self) -> Result<Output, IoError> {
         match (self.error, self.io.op) {
             (Some(error), _) => Err(error),
-            (None, Op::Read) => Ok(Output::Data(self.place.unwrap_or_default())),
+            (None, Op::Read) => Ok(Output::Data(self.buffer.unwrap_or_default())),
             _ => Ok(Output::Nothing),
         }
     }
 }
 
-/// One sector of ranges for a trim.
+/// The data of a trim: one sector of ranges.
 fn ranges(offset: u64, len: u64) -> Seg {
     let mut sector = [0; ATA_SECTOR];
     let (mut block, mut left) = (offset / SECTOR, len / SECTOR);
-    for place in sector.as_chunks_mut::<8>().0 {
+    for buffer in sector.as_chunks_mut::<8>().0 {
         let count = left.min(MAX_RANGE);
         if count == 0 {
             break;
         }
-        place.copy_from_slice(TrimRange::new(block, count as u16).as_bytes());
+        buffer.copy_from_slice(TrimRange::new(block, count as u16).as_bytes());
         (block, left) = (block.saturating_add(count), left.saturating_sub(count));
     }
     Seg::from_slice(&sector)
 }
 
-/// The data of any frame is shorter.
-pub(super) const LARGEST_FRAME: u64 = 255 * SECTOR;
-/// Blocks of one range.
+/// The maximum data of a frame, in bytes.
+pub(super) const MAX_FRAME_DATA: u64 = 255 * SECTOR;
+/// The maximum number of blocks of a trim range.
 const MAX_RANGE: u64 = 0xffff;
-/// What one sector of ranges can tell of, in bytes.
+/// The maximum length of a trim command, in bytes: one sector of ranges.
 const MAX_TRIM: u64 = 64 * MAX_RANGE * SECTOR;
 
 #[cfg(test)]
@@ -214,20 +214,20 @@ mod tests {
         let mut read = request(Op::Read, 20 * 512);
         let pieces: Vec<_> = std::iter::from_fn(|| read.next_piece(8)).collect();
         assert_eq!(pieces.iter().map(|piece| piece.len / 512).collect::<Vec<_>>(), [8, 8, 4]);
-        assert!(read.is_cut());
-        read.cut_again(pieces[1].offset, pieces[1].len);
-        let again: Vec<_> = std::iter::from_fn(|| read.next_piece(3)).collect();
+        assert!(read.is_issued());
+        read.reissue(pieces[1].offset, pieces[1].len);
+        let retries: Vec<_> = std::iter::from_fn(|| read.next_piece(3)).collect();
         let expected = [(8, 3), (11, 3), (14, 2)].map(|(at, n)| AoePiece { offset: at * 512, len: n * 512 });
-        assert_eq!((again, read.is_cut()), (expected.to_vec(), true));
+        assert_eq!((retries, read.is_issued()), (expected.to_vec(), true));
     }
 
     #[test]
     fn a_write_that_has_to_be_stable_is_followed_by_a_flush() {
         let mut write = request(Op::WriteZeroes { fua: true, may_unmap: false, only_fast: false }, 512);
-        assert!(write.next_piece(2).is_some() && write.is_cut() && write.goes_on());
-        assert_eq!((write.work, write.is_cut()), (RequestPhase::Flush, false));
+        assert!(write.next_piece(2).is_some() && write.is_issued() && write.next_phase());
+        assert_eq!((write.phase, write.is_issued()), (RequestPhase::Flush, false));
         assert_eq!((write.next_piece(2), write.next_piece(2)), (Some(AoePiece { offset: 0, len: 0 }), None));
-        assert!(!write.goes_on());
+        assert!(!write.next_phase());
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! What an initiator sends: questions, commands, and what was not answered once more.
+//! Sending: config queries, commands and retransmissions.
 
-use super::flight::{Flight, FlightKind};
-use super::pace::STALL;
+use super::commands::{AoeCommandKind, OutstandingCommand};
+use super::congestion::STALL;
 use super::path::SAFE_SECTORS;
 use super::request::{AoeRequest, RequestPhase};
-use super::{InitiatorSession, MAX_REQUESTS, MAX_UNSENT, later};
+use super::{AoeInitiatorSession, MAX_REQUESTS, MAX_UNSENT, later};
 use crate::aoe::SECTOR;
 use crate::frames::{MAX_HEAD, PortId, Station};
 use crate::slots::SlotKey;
@@ -18,27 +18,27 @@ use blockmux_wire::ethernet::Mac;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-impl InitiatorSession {
-    /// Makes commands of what waits, as long as the window takes them.
+impl AoeInitiatorSession {
+    /// Sends commands of the waiting requests as far as the window allows.
     #[inline]
-    pub(super) fn send_what_fits(&mut self, now: Instant) {
-        if self.ask_at.is_some_and(|at| at <= now) {
-            self.ask(now);
+    pub(super) fn send_waiting(&mut self, now: Instant) {
+        if self.query_at.is_some_and(|at| at <= now) {
+            self.query(now);
         }
         if !self.fresh.is_empty() {
             self.take_fresh(now);
         }
-        while self.flights.of_requests() < self.pace.window()
+        while self.commands.request_commands() < self.congestion.window()
             && let Some(&key) = self.waiting.front()
         {
-            let is_cut = self.requests.get_mut(key).is_none_or(|request| request.is_cut());
-            if is_cut {
+            let is_issued = self.requests.get_mut(key).is_none_or(|request| request.is_issued());
+            if is_issued {
                 self.waiting.pop_front();
             } else if !self.send_next_of(key, now) {
                 return;
             }
         }
-        self.pace.on_sent(self.flights.of_requests());
+        self.congestion.on_sent(self.commands.request_commands());
     }
 
     fn take_fresh(&mut self, now: Instant) {
@@ -50,10 +50,10 @@ impl InitiatorSession {
         }
         let Some(disk) = &self.disk else { return };
         if self.requests.is_empty() {
-            // It was not waited for anything before.
-            self.heard = self.heard.max(now);
-            let patience = later(now, self.config.timeout);
-            self.next_due = Some(self.next_due.map_or(patience, |next| next.min(patience)));
+            // No answer was expected before.
+            self.last_heard = self.last_heard.max(now);
+            let timeout_at = later(now, self.config.timeout);
+            self.next_due = Some(self.next_due.map_or(timeout_at, |next| next.min(timeout_at)));
         }
         while self.requests.len() < MAX_REQUESTS
             && let Some(io) = self.fresh.pop_front()
@@ -65,45 +65,49 @@ impl InitiatorSession {
         }
     }
 
-    /// Sends the next command of a request; `false` if there is no path for it now.
+    /// Sends the next command of a request; `false` if no path is available.
     fn send_next_of(&mut self, key: SlotKey, now: Instant) -> bool {
         let Some(path) = self.paths.choose(1, &self.ports) else {
-            // Whatever comes up wakes it; patience runs meanwhile.
-            let at = later(now, LOOK_AGAIN);
-            self.look_at(at);
+            // A port that comes up wakes the session; the timeout runs in the meantime.
+            let at = later(now, RETRY_WITHOUT_PATH);
+            self.wake_at(at);
             return false;
         };
         let sectors = self.paths.get_mut(path).map_or(1, |path| path.sectors);
         let zeroes = self.zeroes();
         let Some(request) = self.requests.get_mut(key) else { return true };
         let Some(piece) = request.next_piece(sectors) else { return true };
-        let what = match request.work {
-            RequestPhase::Read => FlightKind::Read,
-            RequestPhase::Write | RequestPhase::WriteZeroes => FlightKind::Write,
-            RequestPhase::Trim => FlightKind::Trim,
-            RequestPhase::Flush => FlightKind::Flush,
+        let what = match request.phase {
+            RequestPhase::Read => AoeCommandKind::Read,
+            RequestPhase::Write | RequestPhase::WriteZeroes => AoeCommandKind::Write,
+            RequestPhase::Trim => AoeCommandKind::Trim,
+            RequestPhase::Flush => AoeCommandKind::Flush,
         };
         let data = request.data_of(piece, &zeroes);
         let count = match what {
-            FlightKind::Trim => 1,
-            FlightKind::Flush => 0,
+            AoeCommandKind::Trim => 1,
+            AoeCommandKind::Flush => 0,
             _ => u8::try_from(piece.len / SECTOR).unwrap_or(u8::MAX),
         };
         let block = request.io.offset.saturating_add(piece.offset) / SECTOR;
         request.outstanding = request.outstanding.saturating_add(1);
-        self.launch(
-            Launch { what, request: Some(key), block, sectors: count, offset: piece.offset, data, path },
+        self.send_command(
+            NewCommand { what, request: Some(key), block, sectors: count, offset: piece.offset, data, path },
             now,
         );
         true
     }
 
-    /// Puts a command in flight and into the outbox.
-    pub(super) fn launch(&mut self, launch: Launch, now: Instant) {
-        let wait = if launch.what.is_long() { self.pace.long_after(1) } else { self.pace.overtaken_after() };
+    /// Adds a command to the table and queues its frame.
+    pub(super) fn send_command(&mut self, new: NewCommand, now: Instant) {
+        let wait = if new.what.is_long() {
+            self.congestion.long_after(1)
+        } else {
+            self.congestion.overtaken_after()
+        };
         let due = later(now, wait);
-        let Launch { what, request, block, sectors, offset, data, path } = launch;
-        let flight = Flight {
+        let NewCommand { what, request, block, sectors, offset, data, path } = new;
+        let command = OutstandingCommand {
             what,
             request,
             block,
@@ -114,54 +118,55 @@ impl InitiatorSession {
             first_sent: now,
             sent: now,
             due,
-            at_once: false,
+            is_lost: false,
             was_overtaken: false,
             sends: 1,
         };
-        if let Some(tag) = self.flights.insert(flight) {
+        if let Some(tag) = self.commands.insert(command) {
             self.push(tag);
-            self.look_at(due);
+            self.wake_at(due);
         }
     }
 
-    /// Puts the frame of a command into the outbox.
+    /// Queues the frame of a command.
     fn push(&mut self, tag: u32) {
         let has_48 = self.disk.as_ref().is_none_or(|disk| disk.lba48);
         let has_flush_ext = self.disk.as_ref().is_some_and(|disk| disk.flush_ext);
         let zeroes = self.zeroes();
-        let Some(flight) = self.flights.get_mut(tag) else { return };
-        let Some(path) = self.paths.get_mut(flight.path) else { return };
-        let command = match flight.what {
-            FlightKind::Read | FlightKind::Probe if has_48 => ata::AtaCommand::READ_SECTORS_EXT,
-            FlightKind::Read | FlightKind::Probe => ata::AtaCommand::READ_SECTORS,
-            FlightKind::Write if has_48 => ata::AtaCommand::WRITE_SECTORS_EXT,
-            FlightKind::Write => ata::AtaCommand::WRITE_SECTORS,
-            FlightKind::Trim => ata::AtaCommand::DATA_SET_MANAGEMENT,
-            FlightKind::Flush if has_flush_ext => ata::AtaCommand::FLUSH_CACHE_EXT,
-            FlightKind::Flush => ata::AtaCommand::FLUSH_CACHE,
-            FlightKind::Identify => ata::AtaCommand::IDENTIFY_DEVICE,
+        let Some(command) = self.commands.get_mut(tag) else { return };
+        let Some(path) = self.paths.get_mut(command.path) else { return };
+        let opcode = match command.what {
+            AoeCommandKind::Read | AoeCommandKind::Probe if has_48 => ata::AtaCommand::READ_SECTORS_EXT,
+            AoeCommandKind::Read | AoeCommandKind::Probe => ata::AtaCommand::READ_SECTORS,
+            AoeCommandKind::Write if has_48 => ata::AtaCommand::WRITE_SECTORS_EXT,
+            AoeCommandKind::Write => ata::AtaCommand::WRITE_SECTORS,
+            AoeCommandKind::Trim => ata::AtaCommand::DATA_SET_MANAGEMENT,
+            AoeCommandKind::Flush if has_flush_ext => ata::AtaCommand::FLUSH_CACHE_EXT,
+            AoeCommandKind::Flush => ata::AtaCommand::FLUSH_CACHE,
+            AoeCommandKind::Identify => ata::AtaCommand::IDENTIFY_DEVICE,
         };
-        let is_addressed = matches!(flight.what, FlightKind::Read | FlightKind::Write | FlightKind::Probe);
+        let is_addressed =
+            matches!(command.what, AoeCommandKind::Read | AoeCommandKind::Write | AoeCommandKind::Probe);
         let is_extended = has_48 && is_addressed;
         let mut aflags = if is_extended { AOE_AFLAG_EXTENDED } else { 0 };
-        if flight.what.is_write() {
+        if command.what.is_write() {
             aflags |= AOE_AFLAG_WRITE;
         }
-        let block = if is_addressed { flight.block } else { 0 };
+        let block = if is_addressed { command.block } else { 0 };
         let registers = AtaMessage {
             aflags,
-            error_or_feature: if flight.what == FlightKind::Trim { DSM_TRIM } else { 0 },
-            sector_count: flight.sectors,
-            command_or_status: command.0,
+            error_or_feature: if command.what == AoeCommandKind::Trim { DSM_TRIM } else { 0 },
+            sector_count: command.sectors,
+            command_or_status: opcode.0,
             lba: if is_extended { AtaMessage::lba48(block) } else { AtaMessage::lba28(block) },
             reserved: [0; 2],
         };
-        let data = match flight.what {
-            // As long as the answer, so that both ways are tried.
-            FlightKind::Probe => {
-                SgList::one(zeroes.slice(0, usize::from(flight.sectors).saturating_mul(SECTOR as usize)))
+        let data = match command.what {
+            // As long as the answer, so that both directions are tested.
+            AoeCommandKind::Probe => {
+                SgList::one(zeroes.slice(0, usize::from(command.sectors).saturating_mul(SECTOR as usize)))
             }
-            _ => flight.data.clone(),
+            _ => command.data.clone(),
         };
         let head = self.config.head(AoeCommand::ISSUE_ATA_COMMAND, tag);
         let mut bytes = [0; AOE_ATA_HEAD];
@@ -171,13 +176,12 @@ impl InitiatorSession {
         self.outbox.push(path.station, &bytes, data);
     }
 
-    /// Asks all stations at all ports for the disk, and sees to it that they are asked again if
-    /// need be.
-    pub(super) fn ask(&mut self, now: Instant) {
+    /// Broadcasts a config query for the disk at all ports, and schedules the next one if needed.
+    pub(super) fn query(&mut self, now: Instant) {
         let mut bytes = [0; MAX_HEAD];
-        self.asked = self.asked.saturating_add(1);
+        self.queries = self.queries.saturating_add(1);
         self.asked_at = Some(now);
-        let head = self.config.head(AoeCommand::QUERY_CONFIG_INFORMATION, self.ask_tag());
+        let head = self.config.head(AoeCommand::QUERY_CONFIG_INFORMATION, self.query_tag());
         let query = ConfigMessage {
             buffer_count: 0.into(),
             firmware_version: 0.into(),
@@ -186,40 +190,41 @@ impl InitiatorSession {
             string_length: 0.into(),
         };
         let parts = head.as_bytes().iter().chain(query.as_bytes());
-        bytes.iter_mut().zip(parts).for_each(|(place, byte)| *place = *byte);
+        bytes.iter_mut().zip(parts).for_each(|(buffer, byte)| *buffer = *byte);
         let len = size_of::<Header>().saturating_add(size_of::<ConfigMessage>());
         let up = (0..).map(PortId).zip(&self.ports).filter(|(_, port)| port.is_up);
         for (port, _) in up {
             let all = Station { port, mac: Mac::BROADCAST };
             self.outbox.push(all, bytes.get(..len).unwrap_or_default(), SgList::default());
         }
-        let needs_answer = self.disk.is_none() || self.paths.iter().any(super::path::Path::is_silent);
-        let pause = ASK_SOON.saturating_mul(1u32.checked_shl(self.asked).unwrap_or(u32::MAX)).min(ASK_LATER);
-        self.ask_at = needs_answer.then(|| later(now, pause));
+        let needs_answer = self.disk.is_none() || self.paths.iter().any(super::path::AoePath::is_silent);
+        let pause = FIRST_QUERY_INTERVAL
+            .saturating_mul(1u32.checked_shl(self.queries).unwrap_or(u32::MAX))
+            .min(LAST_QUERY_INTERVAL);
+        self.query_at = needs_answer.then(|| later(now, pause));
     }
 
-    /// The tag of the latest question for the disk. What is answered to nobody's question has 0
-    /// there.
-    pub(super) fn ask_tag(&self) -> u32 {
-        u32::from(self.config.id) << 24 | (self.asked & 0xffff).max(1)
+    /// The tag of the latest config query; unsolicited config answers have 0.
+    pub(super) fn query_tag(&self) -> u32 {
+        u32::from(self.config.id) << 24 | (self.queries & 0xffff).max(1)
     }
 
-    /// Tries how large frames may be, on each path where that is not known and not being tried.
+    /// Probes the frame size on each path where it is unknown and no probe is outstanding.
     pub(super) fn probe_paths(&mut self, now: Instant) {
-        if self.disk.as_ref().is_none_or(|disk| disk.sectors < LARGEST_PROBE) {
+        if self.disk.as_ref().is_none_or(|disk| disk.sectors < MAX_PROBE_SECTORS) {
             return;
         }
-        let is_tried = |at: usize, flights: &super::Flights| {
-            flights.iter().any(|(_, flight)| flight.what == FlightKind::Probe && flight.path == at)
+        let is_tried = |at: usize, commands: &super::CommandTable| {
+            commands.iter().any(|(_, command)| command.what == AoeCommandKind::Probe && command.path == at)
         };
         let wanted: Vec<(usize, u8)> =
             self.paths.iter_mut().filter_map(|(at, path)| Some((at, path.probe?))).collect();
         for (path, sectors) in wanted {
-            if !is_tried(path, &self.flights) {
+            if !is_tried(path, &self.commands) {
                 let data = SgList::default();
-                self.launch(
-                    Launch {
-                        what: FlightKind::Probe,
+                self.send_command(
+                    NewCommand {
+                        what: AoeCommandKind::Probe,
                         request: None,
                         block: 0,
                         sectors,
@@ -233,13 +238,13 @@ impl InitiatorSession {
         }
     }
 
-    /// Asks the disk what it is like.
+    /// Sends IDENTIFY DEVICE.
     pub(super) fn identify(&mut self, path: usize, now: Instant) {
-        if !self.flights.iter().any(|(_, flight)| flight.what == FlightKind::Identify) {
+        if !self.commands.iter().any(|(_, command)| command.what == AoeCommandKind::Identify) {
             let data = SgList::default();
-            self.launch(
-                Launch {
-                    what: FlightKind::Identify,
+            self.send_command(
+                NewCommand {
+                    what: AoeCommandKind::Identify,
                     request: None,
                     block: 0,
                     sectors: 1,
@@ -252,107 +257,108 @@ impl InitiatorSession {
         }
     }
 
-    /// Sends again what was not answered in time, and fails what has waited too long.
-    pub(super) fn repeat_what_is_due(&mut self, now: Instant) {
-        if self.ask_at.is_some_and(|at| at <= now) {
-            self.ask(now);
+    /// Retransmits commands that are due, and fails requests that have timed out.
+    pub(super) fn retransmit_due(&mut self, now: Instant) {
+        if self.query_at.is_some_and(|at| at <= now) {
+            self.query(now);
         }
         if self.next_due.is_none_or(|due| due > now) {
             return;
         }
-        let patience = self.config.timeout;
-        if !self.requests.is_empty() && now.saturating_duration_since(self.heard) >= patience {
+        let timeout_at = self.config.timeout;
+        if !self.requests.is_empty() && now.saturating_duration_since(self.last_heard) >= timeout_at {
             self.requests.keys_of(|_| true).into_iter().for_each(|key| self.fail(key, IoError::PathLost));
             self.waiting.clear();
         }
         let mut due = std::mem::take(&mut self.due);
-        due.extend(self.flights.iter().filter(|(_, flight)| flight.due <= now).map(|(tag, _)| tag));
+        due.extend(self.commands.iter().filter(|(_, command)| command.due <= now).map(|(tag, _)| tag));
         due.drain(..).for_each(|tag| self.repeat(tag, now));
         self.due = due;
-        let patience = (!self.requests.is_empty()).then(|| later(self.heard, patience));
-        self.next_due = self.flights.iter().map(|(_, flight)| flight.due).chain(patience).min();
+        let timeout_at = (!self.requests.is_empty()).then(|| later(self.last_heard, timeout_at));
+        self.next_due = self.commands.iter().map(|(_, command)| command.due).chain(timeout_at).min();
     }
 
-    /// A command was not answered in the time that was given it.
+    /// Handles a command that is due: decides whether it is lost, and retransmits it.
     fn repeat(&mut self, tag: u32, now: Instant) {
-        let Some(flight) = self.flights.get_mut(tag) else { return };
-        let (what, sends, first_sent, sent) = (flight.what, flight.sends, flight.first_sent, flight.sent);
-        if let Some(key) = flight.request
+        let Some(command) = self.commands.get_mut(tag) else { return };
+        let (what, sends, first_sent, sent) = (command.what, command.sends, command.first_sent, command.sent);
+        if let Some(key) = command.request
             && now.saturating_duration_since(first_sent) >= self.config.timeout
         {
             return self.fail(key, IoError::PathLost);
         }
-        let (at_once, path_at) = (flight.at_once, flight.path);
+        let (is_lost, path_at) = (command.is_lost, command.path);
         let Some(path) = self.paths.get_mut(path_at) else { return };
-        let quiet_since = path.quiet_since(first_sent);
-        let is_stall = at_once || now.saturating_duration_since(quiet_since) >= STALL;
+        let silent_since = path.silent_since(first_sent);
+        let is_stall = is_lost || now.saturating_duration_since(silent_since) >= STALL;
         let is_overtaken = !what.is_long() && path.answered_up_to.is_some_and(|up_to| up_to > sent);
         if !is_overtaken && !is_stall && !what.is_long() {
-            return self.listen(tag, now);
+            return self.send_loss_probe(tag, now);
         }
         if is_stall && !is_overtaken {
             path.silent = path.silent.saturating_add(1);
-            if path.is_silent() && self.ask_at.is_none() {
-                (self.asked, self.ask_at) = (0, Some(now));
+            if path.is_silent() && self.query_at.is_none() {
+                (self.queries, self.query_at) = (0, Some(now));
             }
         }
-        if self.is_given_up(tag, now) {
+        if self.give_up_size(tag, now) {
             return;
         }
-        if what != FlightKind::Probe && (is_overtaken || is_stall) {
-            self.pace.on_loss(sent, now);
+        if what != AoeCommandKind::Probe && (is_overtaken || is_stall) {
+            self.congestion.on_loss(sent, now);
         }
         let wait = match (is_overtaken, is_stall) {
-            (true, _) => self.pace.overtaken_after(),
-            (_, true) => self.pace.timeout(),
-            // Others are answered: it may only take long.
-            _ => self.pace.long_after(sends.saturating_add(1)),
+            (true, _) => self.congestion.overtaken_after(),
+            (_, true) => self.congestion.timeout(),
+            // Other commands are answered, so it may only take long.
+            _ => self.congestion.long_after(sends.saturating_add(1)),
         };
-        if let Some(flight) = self.flights.get_mut(tag) {
-            (flight.due, flight.was_overtaken) = (later(now, wait), is_overtaken);
+        if let Some(command) = self.commands.get_mut(tag) {
+            (command.due, command.was_overtaken) = (later(now, wait), is_overtaken);
         }
         self.send_again(tag, now);
     }
 
-    /// Nothing that was sent later is answered either: rather than a frame lost, somebody has no
-    /// processor now. One command is repeated from time to time, so that the answer shows which it
+    /// Handles a command on a path without any answer. More likely than a loss, one side gets no
+    /// CPU time now. One command is retransmitted from time to time, and its answer shows which it
     /// is.
-    fn listen(&mut self, tag: u32, now: Instant) {
-        let Some(flight) = self.flights.get_mut(tag) else { return };
-        let Some(path) = self.paths.get_mut(flight.path) else { return };
-        let quiet_since = path.quiet_since(flight.first_sent);
-        let last = path.listened.map_or(quiet_since, |listened| listened.max(quiet_since));
-        let next = later(last, self.pace.listen_after(path.listens));
+    fn send_loss_probe(&mut self, tag: u32, now: Instant) {
+        let Some(command) = self.commands.get_mut(tag) else { return };
+        let Some(path) = self.paths.get_mut(command.path) else { return };
+        let silent_since = path.silent_since(command.first_sent);
+        let last =
+            path.loss_probed_at.map_or(silent_since, |loss_probed_at| loss_probed_at.max(silent_since));
+        let next = later(last, self.congestion.loss_probe_after(path.loss_probes));
         if next > now {
-            flight.due = next.min(later(quiet_since, STALL)).max(later(now, SOON));
+            command.due = next.min(later(silent_since, STALL)).max(later(now, MIN_WAKEUP_DELAY));
             return;
         }
-        if flight.what == FlightKind::Probe && flight.sends >= PROBES {
-            // A size that does not pass tells nothing of the path.
-            flight.due = later(quiet_since, STALL);
+        if command.what == AoeCommandKind::Probe && command.sends >= MAX_PROBE_SENDS {
+            // A lost frame-size probe does not mean that the path is silent.
+            command.due = later(silent_since, STALL);
             return;
         }
-        (path.listened, path.listens) = (Some(now), path.listens.saturating_add(1));
-        (flight.due, flight.was_overtaken) = (later(now, self.pace.overtaken_after()), false);
+        (path.loss_probed_at, path.loss_probes) = (Some(now), path.loss_probes.saturating_add(1));
+        (command.due, command.was_overtaken) = (later(now, self.congestion.overtaken_after()), false);
         self.send_again(tag, now);
     }
 
-    /// A size that was tried often enough does not pass, and what was sent so long in vain is sent
-    /// in smaller frames.
-    fn is_given_up(&mut self, tag: u32, now: Instant) -> bool {
-        let Some(flight) = self.flights.get_mut(tag) else { return true };
-        let Some(path) = self.paths.get_mut(flight.path) else { return true };
-        let is_large =
-            flight.sectors > SAFE_SECTORS && matches!(flight.what, FlightKind::Read | FlightKind::Write);
-        if flight.what == FlightKind::Probe && flight.sends >= PROBES {
-            path.on_probe_lost(flight.sectors);
+    /// Whether to give up the size of a command: a probed size was lost too often, or a large
+    /// command is to be split into smaller frames.
+    fn give_up_size(&mut self, tag: u32, now: Instant) -> bool {
+        let Some(command) = self.commands.get_mut(tag) else { return true };
+        let Some(path) = self.paths.get_mut(command.path) else { return true };
+        let is_large = command.sectors > SAFE_SECTORS
+            && matches!(command.what, AoeCommandKind::Read | AoeCommandKind::Write);
+        if command.what == AoeCommandKind::Probe && command.sends >= MAX_PROBE_SENDS {
+            path.on_probe_lost(command.sectors);
             self.forget(tag);
         } else if is_large
-            && flight.sends >= LARGE_SENDS
-            && path.large_at.is_none_or(|at| at < flight.first_sent)
+            && command.sends >= MAX_LARGE_SENDS
+            && path.large_at.is_none_or(|at| at < command.first_sent)
         {
             path.on_large_lost();
-            self.cut_smaller(tag);
+            self.split(tag);
         } else {
             return false;
         }
@@ -364,48 +370,50 @@ impl InitiatorSession {
         if self.outbox.len() >= MAX_UNSENT {
             return;
         }
-        let Some(flight) = self.flights.get_mut(tag) else { return };
-        if flight.what != FlightKind::Probe {
-            // Trims and the like are not larger than what passes everywhere.
-            let sectors =
-                if matches!(flight.what, FlightKind::Read | FlightKind::Write) { flight.sectors } else { 1 };
-            // The same path again while it answers: only there the target knows the write by its
-            // sender.
-            let path = self.paths.get_mut(flight.path);
+        let Some(command) = self.commands.get_mut(tag) else { return };
+        if command.what != AoeCommandKind::Probe {
+            // Other commands fit a frame that passes everywhere.
+            let sectors = if matches!(command.what, AoeCommandKind::Read | AoeCommandKind::Write) {
+                command.sectors
+            } else {
+                1
+            };
+            // On the same path while it answers: the target recognizes a write by its sender.
+            let path = self.paths.get_mut(command.path);
             let stays = path.is_some_and(|path| !path.is_silent() && path.sectors >= sectors);
             if !stays {
                 match self.paths.choose(sectors, &self.ports) {
-                    Some(path) => flight.path = path,
+                    Some(path) => command.path = path,
                     None if sectors > SAFE_SECTORS && self.paths.choose(1, &self.ports).is_some() => {
-                        return self.cut_smaller(tag);
+                        return self.split(tag);
                     }
                     None => return,
                 }
             }
         }
-        (flight.sent, flight.sends, flight.at_once) = (now, flight.sends.saturating_add(1), false);
+        (command.sent, command.sends, command.is_lost) = (now, command.sends.saturating_add(1), false);
         self.push(tag);
     }
 
-    /// Makes a command's piece into smaller ones.
-    pub(super) fn cut_smaller(&mut self, tag: u32) {
-        let Some(flight) = self.flights.get_mut(tag) else { return };
+    /// Splits a command into smaller ones.
+    pub(super) fn split(&mut self, tag: u32) {
+        let Some(command) = self.commands.get_mut(tag) else { return };
         let (key, offset, len) =
-            (flight.request, flight.offset, u64::from(flight.sectors).saturating_mul(SECTOR));
+            (command.request, command.offset, u64::from(command.sectors).saturating_mul(SECTOR));
         self.forget(tag);
         if let Some(key) = key
             && let Some(request) = self.requests.get_mut(key)
         {
             request.outstanding = request.outstanding.saturating_sub(1);
-            request.cut_again(offset, len);
+            request.reissue(offset, len);
             self.waiting.push_front(key);
         }
     }
 }
 
-/// A command to be sent.
-pub(super) struct Launch {
-    pub(super) what: FlightKind,
+/// Parameters of a new command.
+pub(super) struct NewCommand {
+    pub(super) what: AoeCommandKind,
     pub(super) request: Option<SlotKey>,
     pub(super) block: u64,
     pub(super) sectors: u8,
@@ -414,7 +422,7 @@ pub(super) struct Launch {
     pub(super) path: usize,
 }
 
-impl super::Config {
+impl super::AoeInitiatorConfig {
     fn head(&self, command: AoeCommand, tag: u32) -> Header {
         Header {
             version_and_flags: AOE_VERSION << 4,
@@ -427,17 +435,16 @@ impl super::Config {
     }
 }
 
-/// A disk that has fewer is read in small frames only.
-const LARGEST_PROBE: u64 = 255;
-/// A size that was tried so often does not pass.
-const PROBES: u32 = 5;
-/// A large command that was sent so often, while no other was answered, is made into small ones.
-const LARGE_SENDS: u32 = 5;
-/// All stations are asked again after twice that, then after twice as long each time, until it is
-/// this.
-const ASK_SOON: Duration = Duration::from_millis(5);
-const ASK_LATER: Duration = Duration::from_secs(1);
-/// When there is no path.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Nothing is looked at again sooner.
-const SOON: Duration = Duration::from_micros(100);
+/// The maximum number of sectors of a frame-size probe; a smaller disk uses small frames only.
+const MAX_PROBE_SECTORS: u64 = 255;
+/// Number of lost probes after which a size is given up.
+const MAX_PROBE_SENDS: u32 = 5;
+/// Number of transmissions after which a large command is split, if no other was answered.
+const MAX_LARGE_SENDS: u32 = 5;
+/// Interval of the first config queries, which doubles up to [`LAST_QUERY_INTERVAL`].
+const FIRST_QUERY_INTERVAL: Duration = Duration::from_millis(5);
+const LAST_QUERY_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of retries without a path.
+const RETRY_WITHOUT_PATH: Duration = Duration::from_millis(50);
+/// Minimum delay of a wake-up.
+const MIN_WAKEUP_DELAY: Duration = Duration::from_micros(100);

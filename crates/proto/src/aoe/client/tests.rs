@@ -12,39 +12,39 @@ use zerocopy::{FromBytes, IntoBytes};
 const TARGET: Mac = Mac([2, 0x77, 0, 0, 0, 1]);
 const PORT: FramePortInfo = FramePortInfo { mac: Mac([2; 6]), mtu: 1500, buffers: 64, is_up: true };
 const ADDRESS: AoeAddress = AoeAddress { shelf: 1, slot: 1 };
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-struct Bench {
-    session: InitiatorSession,
+struct AoeInitiatorBench {
+    session: AoeInitiatorSession,
     now: Instant,
 }
 
 /// A frame of the initiator.
 #[derive(Debug)]
-struct Sent {
+struct SentFrame {
     to: Station,
     header: Header,
     bytes: Vec<u8>,
 }
 
-impl Sent {
+impl SentFrame {
     fn registers(&self) -> AtaMessage {
         AtaMessage::read_from_prefix(&self.bytes[10..]).unwrap().0
     }
 }
 
-impl Bench {
-    fn new() -> Bench {
+impl AoeInitiatorBench {
+    fn new() -> AoeInitiatorBench {
         let now = Instant::now();
-        let config = Config { address: ADDRESS, timeout: PATIENCE, id: 0xab, first: 0 };
-        let mut session = InitiatorSession::new(config, Pool::new(64 << 20), now);
+        let config = AoeInitiatorConfig { address: ADDRESS, timeout: TIMEOUT, id: 0xab, first: 0 };
+        let mut session = AoeInitiatorSession::new(config, Pool::new(64 << 20), now);
         session.on_port(PortId(0), PORT, now);
-        Bench { session, now }
+        AoeInitiatorBench { session, now }
     }
 
     /// One that knows its disk of 1 GiB, with so many buffers and sectors of a frame.
-    fn ready(buffers: u16, sectors: u8) -> Bench {
-        let mut bench = Bench::new();
+    fn ready(buffers: u16, sectors: u8) -> AoeInitiatorBench {
+        let mut bench = AoeInitiatorBench::new();
         bench.sent();
         bench.hear(0, TARGET, &config(buffers, sectors));
         let identify = bench.sent().pop().unwrap();
@@ -55,13 +55,13 @@ impl Bench {
         bench
     }
 
-    fn sent(&mut self) -> Vec<Sent> {
+    fn sent(&mut self) -> Vec<SentFrame> {
         let outbox = self.session.frames(self.now);
         let frames = std::iter::from_fn(|| outbox.pop());
         frames
             .map(|frame| {
                 let bytes = frame.to_vec();
-                Sent { to: frame.to, header: Header::read_from_prefix(&bytes).unwrap().0, bytes }
+                SentFrame { to: frame.to, header: Header::read_from_prefix(&bytes).unwrap().0, bytes }
             })
             .collect()
     }
@@ -72,7 +72,7 @@ impl Bench {
         self.session.on_frame(&Frame::new(from, &chunk, bytes.len()), self.now);
     }
 
-    fn answer(&mut self, sent: &Sent, status: u8, error: u8, data: &[u8]) {
+    fn answer(&mut self, sent: &SentFrame, status: u8, error: u8, data: &[u8]) {
         let bytes = answer(sent, status, error, data);
         self.hear(sent.to.port.0, sent.to.mac, &bytes);
     }
@@ -105,7 +105,7 @@ fn config(buffers: u16, sectors: u8) -> Vec<u8> {
     [header.as_bytes(), config.as_bytes()].concat()
 }
 
-fn answer(sent: &Sent, status: u8, error: u8, data: &[u8]) -> Vec<u8> {
+fn answer(sent: &SentFrame, status: u8, error: u8, data: &[u8]) -> Vec<u8> {
     let mut head = sent.bytes[..AOE_ATA_HEAD].to_vec();
     (head[0], head[13], head[11]) = (0x18, status, error);
     head.extend(data);
@@ -114,20 +114,20 @@ fn answer(sent: &Sent, status: u8, error: u8, data: &[u8]) -> Vec<u8> {
 
 #[test]
 fn it_asks_everybody_then_the_disk_and_is_ready() {
-    let mut bench = Bench::new();
+    let mut bench = AoeInitiatorBench::new();
     let asked = bench.sent();
     assert_eq!((asked.len(), asked[0].to.mac, asked[0].header.command), (1, Mac::BROADCAST, 1));
     assert_eq!((asked[0].header.major.get(), asked[0].header.minor), (1, 1));
     bench.pass(Duration::from_millis(250));
     assert_eq!(bench.sent().len(), 1, "nobody has answered");
     assert_eq!((bench.session.is_ready(), bench.session.room()), (false, 0));
-    let bench = Bench::ready(16, 2);
+    let bench = AoeInitiatorBench::ready(16, 2);
     assert_eq!((bench.session.volume_info().unwrap().size, bench.session.room()), (1 << 30, MAX_REQUESTS));
 }
 
 #[test]
 fn a_request_is_as_many_commands_as_frames_are_small() {
-    let mut bench = Bench::ready(16, 2);
+    let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.read(7, 4096);
     let sent = bench.sent();
     let cut: Vec<_> =
@@ -143,10 +143,10 @@ fn a_request_is_as_many_commands_as_frames_are_small() {
 
 #[test]
 fn no_more_is_in_flight_than_the_target_has_buffers() {
-    let mut bench = Bench::ready(3, 2);
+    let mut bench = AoeInitiatorBench::ready(3, 2);
     (0..10).for_each(|tag| bench.read(tag, 512));
     assert_eq!(bench.sent().len(), 3);
-    let mut bench = Bench::ready(200, 2);
+    let mut bench = AoeInitiatorBench::ready(200, 2);
     (0..100).for_each(|tag| bench.read(tag, 512));
     let first = bench.sent();
     assert_eq!(first.len(), 4, "it starts with few");
@@ -156,7 +156,7 @@ fn no_more_is_in_flight_than_the_target_has_buffers() {
 
 #[test]
 fn what_is_not_answered_is_sent_again_under_the_same_tag() {
-    let mut bench = Bench::ready(16, 2);
+    let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.session.submit(Io {
         data: Some(blockmux_volume::SgList::one(Seg::from_slice(&[5; 512]))),
         ..Io::new(Tag(1), Op::Write { fua: false }, 512, 512)
@@ -176,9 +176,9 @@ fn what_is_not_answered_is_sent_again_under_the_same_tag() {
     assert!(bench.done().is_empty(), "once");
 }
 
-impl Bench {
+impl AoeInitiatorBench {
     /// A round trip of 100 microseconds, and a window as large as it gets.
-    fn with_round_trip(mut self) -> Bench {
+    fn with_round_trip(mut self) -> AoeInitiatorBench {
         for _ in 0..20 {
             (0..16).for_each(|tag| self.read(tag, 512));
             while let sent = self.sent()
@@ -195,7 +195,7 @@ impl Bench {
 
 #[test]
 fn an_overtaken_frame_is_sent_again_after_about_a_round_trip() {
-    let mut bench = Bench::ready(16, 2).with_round_trip();
+    let mut bench = AoeInitiatorBench::ready(16, 2).with_round_trip();
     bench.read(1, 512);
     let first = bench.sent().pop().unwrap();
     bench.now += Duration::from_micros(10);
@@ -225,7 +225,7 @@ fn an_overtaken_frame_is_sent_again_after_about_a_round_trip() {
 
 #[test]
 fn while_nothing_is_answered_one_frame_asks_for_all() {
-    let mut bench = Bench::ready(16, 2).with_round_trip();
+    let mut bench = AoeInitiatorBench::ready(16, 2).with_round_trip();
     (0..4).for_each(|tag| bench.read(tag, 512));
     let (sent, window) = (bench.sent(), bench.session.window());
     assert_eq!(sent.len(), 4);
@@ -247,7 +247,7 @@ fn while_nothing_is_answered_one_frame_asks_for_all() {
 
 #[test]
 fn what_nobody_answers_is_all_sent_again_later() {
-    let mut bench = Bench::ready(16, 2).with_round_trip();
+    let mut bench = AoeInitiatorBench::ready(16, 2).with_round_trip();
     (0..4).for_each(|tag| bench.read(tag, 512));
     let (first, window) = (bench.sent(), bench.session.window());
     let mut again = Vec::new();
@@ -261,7 +261,7 @@ fn what_nobody_answers_is_all_sent_again_later() {
 
 #[test]
 fn a_flush_may_take_longer_than_what_is_asked_after_it() {
-    let mut bench = Bench::ready(16, 2).with_round_trip();
+    let mut bench = AoeInitiatorBench::ready(16, 2).with_round_trip();
     bench.session.submit(Io::new(Tag(1), Op::Flush, 0, 0));
     let flush = bench.sent().pop().unwrap();
     let mut again = 0;
@@ -279,16 +279,16 @@ fn a_flush_may_take_longer_than_what_is_asked_after_it() {
 }
 
 #[test]
-fn requests_fail_once_when_nothing_is_heard_for_the_patience() {
-    let mut bench = Bench::ready(4, 2);
+fn requests_fail_once_after_the_timeout() {
+    let mut bench = AoeInitiatorBench::ready(4, 2);
     (0..10).for_each(|tag| bench.read(tag, 512));
     let mut sent = bench.sent();
     for _ in 0..49 {
-        bench.pass(PATIENCE / 50);
+        bench.pass(TIMEOUT / 50);
         sent.extend(bench.sent());
     }
     assert_eq!(bench.done(), []);
-    bench.pass(PATIENCE / 50);
+    bench.pass(TIMEOUT / 50);
     let mut done = bench.done();
     done.sort_unstable_by_key(|done| done.0);
     assert_eq!(done, (0..10).map(|tag| (tag, Err(IoError::PathLost))).collect::<Vec<_>>());
@@ -305,13 +305,13 @@ fn requests_fail_once_when_nothing_is_heard_for_the_patience() {
 fn what_the_target_refuses_fails_with_what_it_said() {
     let all = [(0x41, 0x10, IoError::OutOfRange), (0x41, 0x40, IoError::Medium), (0x60, 0, IoError::Medium)];
     for (status, error, expected) in all {
-        let mut bench = Bench::ready(16, 2);
+        let mut bench = AoeInitiatorBench::ready(16, 2);
         bench.read(1, 512);
         let sent = bench.sent().pop().unwrap();
         bench.answer(&sent, status, error, &[]);
         assert_eq!(bench.done(), [(1, Err(expected))]);
     }
-    let mut bench = Bench::ready(16, 2);
+    let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.read(1, 512);
     let sent = bench.sent().pop().unwrap();
     let mut refusal = answer(&sent, 0, 0, &[]);
@@ -322,7 +322,7 @@ fn what_the_target_refuses_fails_with_what_it_said() {
 
 #[test]
 fn what_answers_no_question_is_dropped() {
-    let mut bench = Bench::ready(16, 2);
+    let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.read(1, 512);
     let sent = bench.sent().pop().unwrap();
     let good = answer(&sent, 0x40, 0, &[1; 512]);
@@ -354,7 +354,7 @@ fn what_answers_no_question_is_dropped() {
 
 #[test]
 fn large_frames_are_used_when_one_has_come_back() {
-    let mut bench = Bench::ready(16, 2);
+    let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.session.on_port(PortId(0), FramePortInfo { mtu: 9000, ..PORT }, bench.now);
     bench.hear(0, TARGET, &config(16, 16));
     let probe = bench.sent().pop().unwrap();
@@ -385,7 +385,7 @@ fn large_frames_are_used_when_one_has_come_back() {
 
 #[test]
 fn large_frames_that_pass_no_more_are_cut() {
-    let mut bench = Bench::ready(16, 2);
+    let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.session.on_port(PortId(0), FramePortInfo { mtu: 9000, ..PORT }, bench.now);
     bench.hear(0, TARGET, &config(16, 16));
     let probe = bench.sent().pop().unwrap();
@@ -410,11 +410,11 @@ fn large_frames_that_pass_no_more_are_cut() {
 
 #[test]
 fn an_interface_that_comes_up_again_goes_on_at_once() {
-    let mut bench = Bench::ready(16, 2);
+    let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.read(1, 512);
     bench.sent();
     bench.session.on_port(PortId(0), FramePortInfo { is_up: false, ..PORT }, bench.now);
-    bench.pass(PATIENCE / 2);
+    bench.pass(TIMEOUT / 2);
     bench.sent();
     bench.session.on_port(PortId(0), PORT, bench.now);
     bench.pass(Duration::ZERO);
@@ -426,7 +426,7 @@ fn an_interface_that_comes_up_again_goes_on_at_once() {
 
 #[test]
 fn a_second_station_takes_its_share_and_then_all() {
-    let mut bench = Bench::ready(16, 2);
+    let mut bench = AoeInitiatorBench::ready(16, 2);
     let other = Mac([2, 0x77, 0, 0, 0, 2]);
     bench.hear(0, other, &config(16, 2));
     (0..4).for_each(|tag| bench.read(tag, 512));

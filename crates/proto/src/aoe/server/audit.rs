@@ -1,6 +1,6 @@
-//! The stations that use disks, for whoever audits. AoE has no login and no logout: a station comes
-//! with its first ATA command for a disk, and has left when nothing was heard of it for
-//! [`SILENT_AFTER`].
+//! The stations that use disks, for the audit log. AoE has no login and no logout: a station is
+//! added with its first ATA command for a disk, and removed when it has sent nothing for
+//! [`STATION_TIMEOUT`].
 
 use crate::aoe::AoeAddress;
 use crate::event::{AuditEvent, AuditEvents, Login};
@@ -10,25 +10,25 @@ use blockmux_wire::ethernet::Mac;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-/// Stations, and events of them.
+/// The list of stations, and their events for the log.
 #[derive(Default)]
 pub(super) struct StationAudit {
     events: AuditEvents,
-    /// Those that are there, in no order.
+    /// The stations, unordered.
     stations: Vec<KnownStation>,
-    /// The place of the one that was heard of last.
+    /// Index of the station that sent the last command.
     latest: usize,
-    /// When the next of them may have left.
-    look_at: Option<Instant>,
-    /// The refusal that was told last: a station repeats its commands many times a second.
+    /// When to check for stations that have expired.
+    next_expiry: Option<Instant>,
+    /// The refusal that was logged last; it is logged once although the station retransmits.
     refused: Option<(Mac, AoeAddress)>,
 }
 
 /// A station and a disk that it uses.
 struct KnownStation {
-    who: Mac,
+    mac: Mac,
     disk: AoeAddress,
-    heard: Instant,
+    last_heard: Instant,
     meter: UserMeter,
 }
 
@@ -38,74 +38,78 @@ impl StationAudit {
         self.events.pop()
     }
 
-    /// When to look whether a station has left.
+    /// When to call [`StationAudit::expire`].
     #[inline]
-    pub(super) fn look_at(&self) -> Option<Instant> {
-        self.look_at
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.next_expiry
     }
 
-    /// A station has a command carried out by a disk.
+    /// Records an ATA command of a station for a disk.
     #[inline]
-    pub(super) fn heard(&mut self, who: Mac, disk: AoeAddress, now: Instant) {
-        match self.find(who, disk) {
-            Some(station) => station.heard = now,
-            None => self.come(who, disk, now),
+    pub(super) fn on_command(&mut self, mac: Mac, disk: AoeAddress, now: Instant) {
+        match self.find(mac, disk) {
+            Some(station) => station.last_heard = now,
+            None => self.add(mac, disk, now),
         }
     }
 
-    /// A station asks who is there, which says nothing of a disk but that the station is.
-    pub(super) fn asked(&mut self, who: Mac, now: Instant) {
-        self.stations.iter_mut().filter(|station| station.who == who).for_each(|station| station.heard = now);
+    /// Records a config query, which shows that the station is alive but uses no disk.
+    pub(super) fn on_query(&mut self, mac: Mac, now: Instant) {
+        self.stations
+            .iter_mut()
+            .filter(|station| station.mac == mac)
+            .for_each(|station| station.last_heard = now);
     }
 
-    /// A station's request begins.
+    /// Counts the start of an I/O of a station.
     #[inline]
-    pub(super) fn count(&mut self, who: Mac, disk: AoeAddress, io: &Io) {
-        if let Some(station) = self.find(who, disk) {
+    pub(super) fn count_io(&mut self, mac: Mac, disk: AoeAddress, io: &Io) {
+        if let Some(station) = self.find(mac, disk) {
             station.meter.count(io);
         }
     }
 
-    /// A station's request has failed.
+    /// Counts the failure of an I/O of a station.
     #[cold]
-    pub(super) fn failed(&mut self, who: Mac, disk: AoeAddress) {
-        if let Some(station) = self.find(who, disk) {
+    pub(super) fn failed(&mut self, mac: Mac, disk: AoeAddress) {
+        if let Some(station) = self.find(mac, disk) {
             station.meter.fail();
         }
     }
 
-    /// Takes leave of those that were silent for long.
+    /// Removes the stations that have expired.
     #[cold]
-    pub(super) fn look(&mut self, now: Instant) {
-        if self.look_at.is_none_or(|at| at > now) {
+    pub(super) fn expire(&mut self, now: Instant) {
+        if self.next_expiry.is_none_or(|at| at > now) {
             return;
         }
-        while let Some(at) = self.stations.iter().position(|station| left_at(station) <= now) {
-            self.leave(at, "nothing was heard of it for five minutes");
+        while let Some(at) = self.stations.iter().position(|station| expires_at(station) <= now) {
+            self.remove(at, "nothing was heard of it for five minutes");
         }
-        self.look_at = self.stations.iter().map(left_at).min();
+        self.next_expiry = self.stations.iter().map(expires_at).min();
     }
 
-    /// A command was not carried out, because of who sent it.
+    /// Logs that a disk refused the commands of a station.
     #[cold]
-    pub(super) fn refused(&mut self, who: Mac, disk: AoeAddress, reason: &'static str) {
-        if self.refused.replace((who, disk)) != Some((who, disk)) {
+    pub(super) fn refused(&mut self, mac: Mac, disk: AoeAddress, reason: &'static str) {
+        if self.refused.replace((mac, disk)) != Some((mac, disk)) {
             let reason = Cow::from(reason);
-            self.push(who, disk, AuditEvent::Refused { login: login(who, disk), reason });
+            self.push(mac, disk, AuditEvent::Refused { login: login(mac, disk), reason });
         }
     }
 
-    /// A station has asked for a change of who may use a disk.
+    /// Logs that a station requested a change of a disk's mask list or reservation.
     #[cold]
-    pub(super) fn changed(&mut self, who: Mac, disk: AoeAddress, change: &'static str, is_done: bool) {
+    pub(super) fn changed(&mut self, mac: Mac, disk: AoeAddress, change: &'static str, is_done: bool) {
         let unit = format!("disk {disk}");
-        self.push(who, disk, AuditEvent::Reservation { unit, change, is_done });
+        self.push(mac, disk, AuditEvent::Reservation { unit, change, is_done });
     }
 
-    /// Several commands in a row are mostly of one station.
+    /// Finds a station, trying the latest one first: consecutive commands are mostly of one
+    /// station.
     #[inline]
-    fn find(&mut self, who: Mac, disk: AoeAddress) -> Option<&mut KnownStation> {
-        let is = |station: &KnownStation| (station.who, station.disk) == (who, disk);
+    fn find(&mut self, mac: Mac, disk: AoeAddress) -> Option<&mut KnownStation> {
+        let is = |station: &KnownStation| (station.mac, station.disk) == (mac, disk);
         if !self.stations.get(self.latest).is_some_and(is) {
             self.latest = self.stations.iter().position(is)?;
         }
@@ -113,41 +117,42 @@ impl StationAudit {
     }
 
     #[cold]
-    fn come(&mut self, who: Mac, disk: AoeAddress, now: Instant) {
+    fn add(&mut self, mac: Mac, disk: AoeAddress, now: Instant) {
         if self.stations.len() >= MAX_KNOWN
-            && let Some((at, _)) = self.stations.iter().enumerate().min_by_key(|(_, station)| station.heard)
+            && let Some((at, _)) =
+                self.stations.iter().enumerate().min_by_key(|(_, station)| station.last_heard)
         {
-            self.leave(at, "more stations came than are listed, and this one was silent the longest");
+            self.remove(at, "more stations came than are listed, and this one was silent the longest");
         }
         let meter = UserMeter::default();
-        self.events.push(AuditEvent::StationCame { login: login(who, disk), meter: meter.reader() });
-        let station = KnownStation { who, disk, heard: now, meter };
-        self.look_at.get_or_insert(left_at(&station));
+        self.events.push(AuditEvent::StationCame { login: login(mac, disk), meter: meter.reader() });
+        let station = KnownStation { mac, disk, last_heard: now, meter };
+        self.next_expiry.get_or_insert(expires_at(&station));
         self.latest = self.stations.len();
         self.stations.push(station);
     }
 
-    fn leave(&mut self, at: usize, reason: &'static str) {
-        let KnownStation { who, disk, .. } = self.stations.swap_remove(at);
-        self.push(who, disk, AuditEvent::Logout { reason });
+    fn remove(&mut self, at: usize, reason: &'static str) {
+        let KnownStation { mac, disk, .. } = self.stations.swap_remove(at);
+        self.push(mac, disk, AuditEvent::Logout { reason });
     }
 
-    fn push(&mut self, who: Mac, disk: AoeAddress, event: AuditEvent) {
-        self.events.push(AuditEvent::ByStation { login: login(who, disk), event: Box::new(event) });
+    fn push(&mut self, mac: Mac, disk: AoeAddress, event: AuditEvent) {
+        self.events.push(AuditEvent::ByStation { login: login(mac, disk), event: Box::new(event) });
     }
 }
 
-fn left_at(station: &KnownStation) -> Instant {
-    station.heard.checked_add(SILENT_AFTER).unwrap_or(station.heard)
+fn expires_at(station: &KnownStation) -> Instant {
+    station.last_heard.checked_add(STATION_TIMEOUT).unwrap_or(station.last_heard)
 }
 
-fn login(who: Mac, disk: AoeAddress) -> Login {
-    Login { protocol: "aoe", initiator: who.to_string(), target: disk.to_string() }
+fn login(mac: Mac, disk: AoeAddress) -> Login {
+    Login { protocol: "aoe", initiator: mac.to_string(), target: disk.to_string() }
 }
 
-/// Linux asks who is there every minute.
-const SILENT_AFTER: Duration = Duration::from_secs(300);
-/// Stations that are listed for each core, once for each disk that they use.
+/// A station without a frame for this long has expired. Linux sends a query every minute.
+const STATION_TIMEOUT: Duration = Duration::from_secs(300);
+/// The maximum number of entries per core; a station has one for each disk that it uses.
 const MAX_KNOWN: usize = 256;
 
 #[cfg(test)]
@@ -173,11 +178,11 @@ mod tests {
 
     #[test]
     fn a_station_comes_once_for_each_disk_is_counted_and_leaves_after_long_silence() {
-        let (mut audit, who, start) = (StationAudit::default(), mac(1), Instant::now());
-        (0..1000).for_each(|_| audit.heard(who, DISK, start));
-        audit.count(who, DISK, &Io::new(Tag(0), Op::Read, 0, 4096));
-        audit.failed(who, DISK);
-        (0..1000).for_each(|_| audit.refused(who, DISK, "why"));
+        let (mut audit, mac, start) = (StationAudit::default(), mac(1), Instant::now());
+        (0..1000).for_each(|_| audit.on_command(mac, DISK, start));
+        audit.count_io(mac, DISK, &Io::new(Tag(0), Op::Read, 0, 4096));
+        audit.failed(mac, DISK);
+        (0..1000).for_each(|_| audit.refused(mac, DISK, "why"));
         let told = events(&mut audit);
         let [AuditEvent::StationCame { login, meter }, AuditEvent::ByStation { event, .. }] = &told[..]
         else {
@@ -187,14 +192,14 @@ mod tests {
         let traffic = meter.added_to(VolumeTraffic::default());
         assert_eq!((traffic.reads, traffic.read_bytes, traffic.failed), (1, 4096, 1));
         assert!(matches!(**event, AuditEvent::Refused { .. }));
-        audit.asked(who, start + SILENT_AFTER / 2);
-        audit.look(start + SILENT_AFTER);
+        audit.on_query(mac, start + STATION_TIMEOUT / 2);
+        audit.expire(start + STATION_TIMEOUT);
         assert_eq!(events(&mut audit), [], "it was heard of meanwhile");
-        audit.look(audit.look_at().unwrap());
+        audit.expire(audit.next_expiry().unwrap());
         let told = events(&mut audit);
         assert!(told.len() == 1 && is_departure(&told[0]), "{told:?}");
-        assert_eq!(audit.look_at(), None);
-        audit.heard(who, DISK, start + SILENT_AFTER * 2);
+        assert_eq!(audit.next_expiry(), None);
+        audit.on_command(mac, DISK, start + STATION_TIMEOUT * 2);
         assert!(matches!(events(&mut audit)[..], [AuditEvent::StationCame { .. }]));
     }
 
@@ -202,7 +207,7 @@ mod tests {
     fn of_too_many_stations_the_one_that_was_silent_the_longest_leaves() {
         let (mut audit, start) = (StationAudit::default(), Instant::now());
         for nth in 0..=MAX_KNOWN as u16 {
-            audit.heard(mac(nth), DISK, start + Duration::from_secs(nth.into()));
+            audit.on_command(mac(nth), DISK, start + Duration::from_secs(nth.into()));
             let told = events(&mut audit);
             assert_eq!(
                 told.iter().filter(|event| is_departure(event)).count(),

@@ -1,8 +1,8 @@
-//! ATA commands: from registers to I/O, or a refusal.
+//! ATA commands: translates the registers to I/O, or refuses the command.
 
-use super::recent::{WriteHistory, WriteIdentity};
+use super::recent_writes::{WriteHistory, WriteIdentity};
 use super::reply::{PendingAoeCommand, ReplyForm};
-use super::{NO_TAG, TargetSession, tag};
+use super::{AoeTargetSession, NO_TAG, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
 use crate::frames::Frame;
 use crate::volume_state::{Needs, NotAdmitted, Reserved};
@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
-impl TargetSession {
-    /// A command has come for the disk at that place.
+impl AoeTargetSession {
+    /// Handles an ATA command for the disk with index `at`.
     #[inline]
     pub(super) fn on_ata(&mut self, at: usize, answer: Header, frame: &Frame<'_>, now: Instant) {
         let from = frame.from;
@@ -22,11 +22,11 @@ impl TargetSession {
         let Ok((registers, data)) = AtaMessage::read_from_prefix(rest) else { return };
         let Some(disk) = self.disks.get(at) else { return };
         let (command, volume) = (AtaCommand(registers.command_or_status), disk.unit.volume);
-        if command != AtaCommand::IDENTIFY_DEVICE && disk.is_reserved_from(from.mac) {
+        if command != AtaCommand::IDENTIFY_DEVICE && disk.is_reserved_against(from.mac) {
             self.audit.refused(from.mac, disk.unit.address, "the disk is reserved for others");
             return self.refuse(from, answer, registers.as_bytes(), ErrorCode::TARGET_IS_RESERVED);
         }
-        self.audit.heard(from.mac, disk.unit.address, now);
+        self.audit.on_command(from.mac, disk.unit.address, now);
         let kind = match command {
             AtaCommand::READ_SECTORS | AtaCommand::READ_SECTORS_EXT => ReplyForm::Read,
             AtaCommand::WRITE_SECTORS | AtaCommand::WRITE_SECTORS_EXT => ReplyForm::Write,
@@ -34,7 +34,7 @@ impl TargetSession {
             AtaCommand::FLUSH_CACHE | AtaCommand::FLUSH_CACHE_EXT => ReplyForm::Flush,
             AtaCommand::DATA_SET_MANAGEMENT if registers.error_or_feature & DSM_TRIM != 0 => ReplyForm::Trim,
             _ => {
-                self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
+                self.recent_writes.on_other(from.mac, at as u16, answer.tag.get(), now);
                 return self.without_io(at, answer, registers, frame, now);
             }
         };
@@ -51,10 +51,10 @@ impl TargetSession {
             guard: None,
         };
         if kind == ReplyForm::Flush {
-            self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
+            self.recent_writes.on_other(from.mac, at as u16, answer.tag.get(), now);
             return self.start(pending, Io::new(NO_TAG, Op::Flush, 0, 0));
         }
-        // The registers hold 28 bits or 48 as the command says, whatever the flag says of it.
+        // The command decides between 28 and 48 address bits, not the flag.
         let most = self.port(from.port).map_or(0, |port| sectors_in(port.mtu));
         let sectors = registers.sector_count;
         if sectors == 0 || sectors > most {
@@ -67,16 +67,16 @@ impl TargetSession {
             };
             return self.on_change(at, pending, data.get(..bytes).unwrap_or_default(), seg);
         }
-        self.recent.on_other(from.mac, at as u16, answer.tag.get(), now);
+        self.recent_writes.on_other(from.mac, at as u16, answer.tag.get(), now);
         let offset = block(command, &registers).saturating_mul(SECTOR);
         self.start(pending, Io::new(NO_TAG, Op::Read, offset, bytes as u64));
     }
 
-    /// A command that changes the disk, with its data.
+    /// Handles a write or trim with its data.
     fn on_change(&mut self, at: usize, mut pending: PendingAoeCommand, data: &[u8], seg: Seg) {
-        let (who, number) = (pending.from.mac, pending.answer.tag.get());
+        let (mac, number) = (pending.from.mac, pending.answer.tag.get());
         let registers = pending.registers;
-        if !self.has_room(who) {
+        if !self.has_room(mac) {
             return;
         }
         if self.disks.get(at).is_some_and(|disk| disk.export.read_only) {
@@ -90,7 +90,7 @@ impl TargetSession {
             block: block(command, &registers),
             digest: Crc32c::of(data).value(),
         };
-        match self.recent.on_write(who, number, identity, pending.now) {
+        match self.recent_writes.on_write(mac, number, identity, pending.now) {
             WriteHistory::New => pending.is_recent = true,
             WriteHistory::InFlight => return,
             WriteHistory::Done { status, error } => {
@@ -100,7 +100,7 @@ impl TargetSession {
         if pending.kind == ReplyForm::Trim {
             let (ranges, _) = data.as_chunks::<8>();
             let ranges = ranges.iter().map(|range| TrimRange(u64::from_le_bytes(*range).into()));
-            // The last one first, as they are taken from the end.
+            // In reverse order, because they are taken from the end.
             pending.ranges = ranges.filter(|range| range.count() > 0).rev().collect();
             return self.trim(pending);
         }
@@ -110,7 +110,7 @@ impl TargetSession {
         self.start(pending, io);
     }
 
-    /// Goes on with a trim: its next range, or its end.
+    /// Continues a trim with its next range, or completes it.
     pub(super) fn trim(&mut self, mut pending: PendingAoeCommand) {
         match pending.ranges.pop() {
             Some(range) => {
@@ -123,8 +123,8 @@ impl TargetSession {
         }
     }
 
-    /// Puts a command in flight if reservations allow it. While somebody else has its range for
-    /// itself it is not answered: that is over sooner than the initiator sends it again.
+    /// Starts the I/O of a command if reservations allow it. If its range is locked, the command
+    /// gets no answer: the lock ends before the initiator retransmits.
     #[inline]
     pub(super) fn start(&mut self, mut pending: PendingAoeCommand, mut io: Io) {
         if !self.has_room(pending.from.mac) {
@@ -132,18 +132,18 @@ impl TargetSession {
         }
         match self.admissions.admit(pending.volume, io.op, (io.offset, io.len), Needs::of(io.op), false) {
             Ok(guard) => pending.guard = guard,
-            Err(NotAdmitted::Locked) => return self.keep_silent(&pending),
+            Err(NotAdmitted::Locked) => return self.drop_command(&pending),
             Err(NotAdmitted::Denied(Reserved)) => return self.fail(&pending, IoError::Reserved),
         }
         let count = self.in_flight.entry(pending.from.mac).or_default();
         *count = count.saturating_add(1);
-        self.audit.count(pending.from.mac, pending.disk(), &io);
+        self.audit.count_io(pending.from.mac, pending.disk(), &io);
         let volume = pending.volume;
         io.tag = tag(self.pending.insert(pending));
         self.ready.push_back((volume, io));
     }
 
-    /// What is answered at once.
+    /// Answers the commands that need no I/O.
     fn without_io(
         &mut self,
         at: usize,
@@ -184,13 +184,13 @@ impl TargetSession {
                 reply.sector_count = POWER_ACTIVE;
                 self.answer(from, answer, reply.as_bytes(), SgList::default());
             }
-            // SMART, SET FEATURES and all others.
+            // SMART, SET FEATURES and all other commands are not supported.
             _ => self.fail(&pending(registers), IoError::Unsupported),
         }
     }
 }
 
-/// The block that a command addresses: 48 bits with the forms that are called EXT, else 28.
+/// The address of a command: 48 bits for EXT commands, else 28.
 fn block(command: AtaCommand, registers: &AtaMessage) -> u64 {
     let [a, b, c, d, e, f] = registers.lba;
     match command {

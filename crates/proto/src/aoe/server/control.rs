@@ -1,9 +1,10 @@
-//! What is not ATA: config query, MAC mask list, reserve and release (AoEr11 sections 3.2 to 3.4).
+//! The commands other than ATA: config query, MAC mask list, reserve and release (AoEr11 sections
+//! 3.2 to 3.4).
 //!
-//! What is set is answered once it is kept, which may take its time: `saving.rs`.
+//! A change is answered once it is stored; see `save.rs`.
 
-use super::saving::{SaveOutcome, SaveRequest};
-use super::{MAX_BUFFERS, TargetSession, refusing};
+use super::save::{SaveOutcome, SaveRequest};
+use super::{AoeTargetSession, MAX_BUFFERS, refusing};
 use crate::aoe::sectors_in;
 use crate::aoe::unit::{DiskSettings, MAX_MASKS, MAX_RESERVED};
 use crate::frames::{PortId, Station};
@@ -16,8 +17,9 @@ use blockmux_wire::aoe::{
 use blockmux_wire::ethernet::Mac;
 use zerocopy::{FromBytes, IntoBytes};
 
-impl TargetSession {
-    /// A config query: reads, tests or sets the config string. A test that fails is not answered.
+impl AoeTargetSession {
+    /// Handles a config query: reads, tests or sets the config string. A failed test gets no
+    /// answer.
     pub(super) fn on_config(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
         let Ok((config, rest)) = ConfigMessage::read_from_prefix(message) else { return };
         let Some(disk) = self.disks.get(at) else { return };
@@ -33,7 +35,9 @@ impl TargetSession {
                 SaveOutcome::Answer(None)
             }
             (ConfigCommand::TEST | ConfigCommand::TEST_PREFIX, Some(_)) => return,
-            (ConfigCommand::SET | ConfigCommand::FORCE_SET, Some(_)) if disk.is_reserved_from(from.mac) => {
+            (ConfigCommand::SET | ConfigCommand::FORCE_SET, Some(_))
+                if disk.is_reserved_against(from.mac) =>
+            {
                 refused(ErrorCode::TARGET_IS_RESERVED)
             }
             (ConfigCommand::SET, Some(string)) if !has.is_empty() && string != has => {
@@ -41,18 +45,18 @@ impl TargetSession {
             }
             (ConfigCommand::SET | ConfigCommand::FORCE_SET, Some(string)) => {
                 let string = string.to_vec();
-                self.change(at, |kept| {
-                    kept.config = string;
+                self.change(at, |settings| {
+                    settings.config = string;
                     Ok(())
                 })
             }
             _ => refused(ErrorCode::BAD_ARGUMENT_PARAMETER),
         };
-        self.settle(at, answer, from, SaveRequest::Config(command), outcome);
+        self.answer_when_saved(at, answer, from, SaveRequest::Config(command), outcome);
     }
 
-    /// Tells everybody at a port of all disks there, as after a start: who waits for one need not
-    /// ask again.
+    /// Announces all disks to the stations at a port, as after a start, so that an initiator that
+    /// waits for a disk need not query again.
     pub(super) fn advertise(&mut self, port: PortId) {
         for at in 0..self.disks.len() {
             let Some(disk) = self.disks.get_mut(at) else { return };
@@ -100,7 +104,7 @@ impl TargetSession {
         self.answer(to, answer, message.as_bytes(), string);
     }
 
-    /// Reads or edits the list of those that are listened to.
+    /// Handles MAC mask list: reads or edits the list.
     pub(super) fn on_mask(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
         let Ok((request, rest)) = MacMaskMessage::read_from_prefix(message) else { return };
         let outcome = match MacMaskCommand(request.command) {
@@ -113,14 +117,15 @@ impl TargetSession {
                 match <[MacDirective]>::ref_from_prefix_with_elems(rest, count) {
                     Ok((directives, _)) => {
                         let mut refused = None;
-                        let outcome = self.change(at, |kept| {
-                            edit(kept, directives).map_err(|why| {
+                        let outcome = self.change(at, |settings| {
+                            edit(settings, directives).map_err(|why| {
                                 refused = Some(why);
                                 ErrorCode::BAD_ARGUMENT_PARAMETER
                             })
                         });
                         if let Some((error, done)) = refused {
-                            // Not AoE's error but the list's own, with the place of the directive.
+                            // The error is in the message, not the header, with the index of the
+                            // failed directive.
                             let reply = MacMaskMessage { error: error.0, count: done, ..request };
                             return self.answer(from, answer, reply.as_bytes(), SgList::default());
                         }
@@ -131,7 +136,7 @@ impl TargetSession {
             }
             _ => SaveOutcome::Answer(Some(ErrorCode::BAD_ARGUMENT_PARAMETER)),
         };
-        self.settle(at, answer, from, SaveRequest::Masks(request), outcome);
+        self.answer_when_saved(at, answer, from, SaveRequest::Masks(request), outcome);
     }
 
     pub(super) fn answer_masks(
@@ -158,7 +163,7 @@ impl TargetSession {
         self.answer(from, answer, reply.as_bytes(), data);
     }
 
-    /// Reads or replaces the list of those that a disk is reserved for; an empty one releases it.
+    /// Handles reserve and release: reads or replaces the reservation; an empty list releases it.
     pub(super) fn on_reserve(&mut self, at: usize, answer: Header, message: &[u8], from: Station) {
         let Ok((request, rest)) = ReserveMessage::read_from_prefix(message) else { return };
         let refused = |code| SaveOutcome::Answer(Some(code));
@@ -167,8 +172,8 @@ impl TargetSession {
             ReserveCommand::SET if self.is_reserved(at, from) => refused(ErrorCode::TARGET_IS_RESERVED),
             ReserveCommand::SET | ReserveCommand::FORCE_SET => {
                 match <[Mac]>::ref_from_prefix_with_elems(rest, request.count.into()) {
-                    Ok((macs, _)) if macs.len() <= MAX_RESERVED => self.change(at, |kept| {
-                        kept.reserved = macs.to_vec();
+                    Ok((macs, _)) if macs.len() <= MAX_RESERVED => self.change(at, |settings| {
+                        settings.reserved = macs.to_vec();
                         Ok(())
                     }),
                     _ => refused(ErrorCode::BAD_ARGUMENT_PARAMETER),
@@ -176,7 +181,7 @@ impl TargetSession {
             }
             _ => refused(ErrorCode::BAD_ARGUMENT_PARAMETER),
         };
-        self.settle(at, answer, from, SaveRequest::Reserved(request), outcome);
+        self.answer_when_saved(at, answer, from, SaveRequest::Reserved(request), outcome);
     }
 
     pub(super) fn answer_reserved(
@@ -211,22 +216,23 @@ impl TargetSession {
     }
 
     fn is_reserved(&self, at: usize, from: Station) -> bool {
-        self.disks.get(at).is_some_and(|disk| disk.is_reserved_from(from.mac))
+        self.disks.get(at).is_some_and(|disk| disk.is_reserved_against(from.mac))
     }
 }
 
-/// Follows the directives in order, all or none; else why, and how many would have been followed.
-fn edit(kept: &mut DiskSettings, directives: &[MacDirective]) -> Result<(), (MacMaskError, u8)> {
+/// Applies the directives in order, all or none. On failure returns the error and the index of the
+/// failed directive.
+fn edit(settings: &mut DiskSettings, directives: &[MacDirective]) -> Result<(), (MacMaskError, u8)> {
     for (done, directive) in (0..).zip(directives) {
-        let has = kept.masks.contains(&directive.mac);
+        let has = settings.masks.contains(&directive.mac);
         match DirectiveCommand(directive.command) {
             DirectiveCommand::NONE => {}
             DirectiveCommand::ADD if has => {}
-            DirectiveCommand::ADD if kept.masks.len() >= MAX_MASKS => {
+            DirectiveCommand::ADD if settings.masks.len() >= MAX_MASKS => {
                 return Err((MacMaskError::LIST_FULL, done));
             }
-            DirectiveCommand::ADD => kept.masks.push(directive.mac),
-            DirectiveCommand::DELETE => kept.masks.retain(|mac| *mac != directive.mac),
+            DirectiveCommand::ADD => settings.masks.push(directive.mac),
+            DirectiveCommand::DELETE => settings.masks.retain(|mac| *mac != directive.mac),
             _ => return Err((MacMaskError::BAD_DIRECTIVE, done)),
         }
     }

@@ -1,29 +1,29 @@
-//! The target: any number of disks at any number of ports.
+//! The AoE target: any number of disks at any number of ports.
 //!
 //! ```text
-//!   on_frame ─▶ header: version, address ─▶ mask ─┬▶ command.rs: registers ─▶ recent.rs ─▶ Pending ─▶ poll_io
-//!                                                 └▶ control.rs: config string, masks, reservation ─▶ saving.rs
+//!   on_frame ─▶ header: version, address ─▶ mask ─┬▶ command.rs: registers ─▶ recent_writes.rs ─▶ Pending ─▶ poll_io
+//!                                                 └▶ control.rs: config string, masks, reservation ─▶ save.rs
 //!   frames  ◀─ reply.rs: registers and data ◀── on_io
 //! ```
-//! Everything is answered to the port and the station that it came from. What makes no sense is not
-//! answered; what makes sense and cannot be done is refused. Bounds: [`DEPTH`] commands in flight
-//! and `DEPTH_OF_ONE` of each initiator, `MAX_UNSENT` frames that wait to be sent; what comes
-//! beyond is lost, as in a network, and comes again.
+//! Every answer goes to the port and the station that the request came from. Malformed requests get
+//! no answer; valid requests that cannot be carried out get an error. Limits: [`DEPTH`] commands in
+//! flight, `DEPTH_PER_INITIATOR` of each initiator, and `MAX_UNSENT` unsent frames. Frames beyond a
+//! limit are dropped, and the initiator retransmits them.
 
 mod audit;
 mod command;
 mod control;
-mod count;
-mod recent;
+mod recent_writes;
 mod reply;
-mod saving;
+mod save;
+mod tag_counter;
 #[cfg(test)]
 pub(in crate::aoe) mod tests;
 
 use self::audit::StationAudit;
-use self::recent::Recent;
+use self::recent_writes::RecentWrites;
 use self::reply::PendingAoeCommand;
-use self::saving::SaveWaiter;
+use self::save::SaveWaiter;
 use super::AoeAddress;
 use super::unit::{AoeUnit, DiskSettings};
 use crate::event::AuditEvent;
@@ -44,52 +44,52 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Serves disks to whoever sends frames.
-pub struct TargetSession {
+/// Session of an AoE target, which answers the frames of all initiators.
+pub struct AoeTargetSession {
     admissions: Admissions,
-    /// In the order of their addresses.
+    /// The disks, sorted by address.
     disks: Vec<ServedDisk>,
     ports: Vec<FramePortInfo>,
     pending: Slots<PendingAoeCommand>,
-    /// Of each initiator that has any in flight.
+    /// Number of commands in flight of each initiator that has any.
     in_flight: HashMap<Mac, u32>,
-    recent: Recent,
+    recent_writes: RecentWrites,
     audit: StationAudit,
     ready: VecDeque<(VolumeId, Io)>,
-    /// Who waits for what is set to be kept, and when that is looked at again.
+    /// Requests whose changes are being stored, and when to poll the store again.
     waiting: Vec<SaveWaiter>,
-    ask_at: Option<Instant>,
+    poll_at: Option<Instant>,
     outbox: FrameOutbox,
     stops: bool,
 }
 
-/// A disk, and a copy of what is set on it.
+/// A disk, and a copy of its settings.
 struct ServedDisk {
     unit: AoeUnit,
-    /// Its volume, and whether it may be written.
+    /// Export of its volume.
     export: Arc<Export>,
     uuid: Option<VolumeUuid>,
     version: u32,
     settings: DiskSettings,
 }
 
-/// Two disks cannot have the same address.
+/// Two disks have this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("two disks have the address {0}")]
-pub struct DoubleAddress(pub AoeAddress);
+pub struct DuplicateAddress(pub AoeAddress);
 
-impl TargetSession {
-    /// A target with these disks, whose volumes are places in `exports`.
+impl AoeTargetSession {
+    /// A target with these disks, whose volumes are in `exports`.
     ///
     /// # Errors
-    /// If two have the same address.
-    pub fn new(exports: Exports, mut units: Vec<AoeUnit>) -> Result<TargetSession, DoubleAddress> {
+    /// If two disks have the same address.
+    pub fn new(exports: Exports, mut units: Vec<AoeUnit>) -> Result<AoeTargetSession, DuplicateAddress> {
         units.sort_by_key(|unit| unit.address);
         for pair in units.windows(2) {
             if let [first, second] = pair
                 && first.address == second.address
             {
-                return Err(DoubleAddress(first.address));
+                return Err(DuplicateAddress(first.address));
             }
         }
         let served: Vec<_> =
@@ -100,29 +100,29 @@ impl TargetSession {
             let uuid = exports.served(unit.volume)?.uuid();
             Some(ServedDisk { version: unit.version(), settings: unit.settings(), export, uuid, unit })
         };
-        Ok(TargetSession {
+        Ok(AoeTargetSession {
             admissions,
             disks: units.into_iter().filter_map(disk).collect(),
             ports: Vec::new(),
             pending: Slots::default(),
             in_flight: HashMap::default(),
-            recent: Recent::default(),
+            recent_writes: RecentWrites::default(),
             audit: StationAudit::default(),
             ready: VecDeque::new(),
             waiting: Vec::new(),
-            ask_at: None,
+            poll_at: None,
             outbox: FrameOutbox::default(),
             stops: false,
         })
     }
 
-    /// Whether nothing is in flight and nothing left to send.
+    /// Whether no command is in flight and no frame unsent.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.outbox.is_empty()
     }
 
-    /// The places among which the disks are that a request is for, as a range.
+    /// The index range that contains the disks that a request addresses.
     fn addressed(&self, header: &Header) -> std::ops::Range<usize> {
         let (shelf, slot) = (header.major.get(), header.minor);
         if shelf == ANY_SHELF {
@@ -138,7 +138,7 @@ impl TargetSession {
         self.ports.get(usize::from(id.0))
     }
 
-    /// Answers with `message` and data behind it.
+    /// Queues an answer: `header`, `message`, then `data`.
     fn answer(&mut self, to: Station, header: Header, message: &[u8], data: SgList) {
         let mut head = [0; crate::frames::MAX_HEAD];
         let len = size_of::<Header>();
@@ -150,20 +150,20 @@ impl TargetSession {
         self.outbox.push(to, head, data);
     }
 
-    /// Refuses with AoE's own error; the message goes back as it came.
+    /// Queues an AoE error; the request's message is sent back unchanged.
     fn refuse(&mut self, to: Station, header: Header, message: &[u8], code: ErrorCode) {
         self.answer(to, refusing(header, code), message, SgList::default());
     }
 
-    /// Whether there is room for another command of that initiator.
-    fn has_room(&self, who: Mac) -> bool {
+    /// Whether another command of this initiator may be started.
+    fn has_room(&self, mac: Mac) -> bool {
         self.pending.len() < DEPTH as usize
-            && self.in_flight.get(&who).is_none_or(|count| *count < DEPTH_OF_ONE)
+            && self.in_flight.get(&mac).is_none_or(|count| *count < DEPTH_PER_INITIATOR)
     }
 }
 
 impl ServedDisk {
-    /// Brings the copy up to date.
+    /// Refreshes the copy of the settings.
     #[inline]
     fn refresh(&mut self) {
         let version = self.unit.version();
@@ -172,22 +172,22 @@ impl ServedDisk {
         }
     }
 
-    /// Whether a request names this disk, or all of its shelf or slot.
+    /// Whether a request addresses this disk, directly or by a broadcast shelf or slot.
     fn is_named_by(&self, request: &Header) -> bool {
         let AoeAddress { shelf, slot } = self.unit.address;
         [shelf, ANY_SHELF].contains(&request.major.get()) && [slot, ANY_SLOT].contains(&request.minor)
     }
 
-    fn listens_to(&self, who: Mac) -> bool {
-        self.settings.masks.is_empty() || self.settings.masks.contains(&who)
+    fn accepts(&self, mac: Mac) -> bool {
+        self.settings.masks.is_empty() || self.settings.masks.contains(&mac)
     }
 
-    /// Whether it is reserved for others.
-    fn is_reserved_from(&self, who: Mac) -> bool {
-        !self.settings.reserved.is_empty() && !self.settings.reserved.contains(&who)
+    /// Whether the disk is reserved for other stations than `mac`.
+    fn is_reserved_against(&self, mac: Mac) -> bool {
+        !self.settings.reserved.is_empty() && !self.settings.reserved.contains(&mac)
     }
 
-    /// The head of an answer to `request`.
+    /// The header of the answer to `request`.
     fn answer_to(&self, request: &Header) -> Header {
         Header {
             version_and_flags: AOE_VERSION << 4 | AOE_FLAG_RESPONSE,
@@ -199,23 +199,23 @@ impl ServedDisk {
     }
 }
 
-impl Timed for TargetSession {
+impl Timed for AoeTargetSession {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        [self.ask_at, self.audit.look_at()].into_iter().flatten().min()
+        [self.poll_at, self.audit.next_expiry()].into_iter().flatten().min()
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), crate::session::ProtocolError> {
-        self.look_at_changes(now);
-        self.audit.look(now);
+        self.poll_changes(now);
+        self.audit.expire(now);
         Ok(())
     }
 }
 
-impl FrameSession for TargetSession {
+impl FrameSession for AoeTargetSession {
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant) {
         let Ok((header, rest)) = Header::read_from_prefix(frame.bytes()) else { return };
-        // Nobody is a group; what is answered to one is answered to everybody.
+        // A group address is no valid sender: the answer would be a broadcast.
         if header.is_response() || frame.from.mac.is_group() || self.stops || self.outbox.len() >= MAX_UNSENT
         {
             return;
@@ -223,11 +223,11 @@ impl FrameSession for TargetSession {
         let command = AoeCommand(header.command);
         let is_for_all = header.major.get() == ANY_SHELF || header.minor == ANY_SLOT;
         if is_for_all && command != AoeCommand::QUERY_CONFIG_INFORMATION {
-            // Nobody means to read or change all disks at once.
+            // Other commands are not valid as a broadcast.
             return;
         }
         if command == AoeCommand::QUERY_CONFIG_INFORMATION {
-            self.audit.asked(frame.from.mac, now);
+            self.audit.on_query(frame.from.mac, now);
         }
         for at in self.addressed(&header) {
             let Some(disk) = self.disks.get_mut(at) else { return };
@@ -235,7 +235,7 @@ impl FrameSession for TargetSession {
             if !disk.is_named_by(&header) {
                 continue;
             }
-            if !disk.listens_to(frame.from.mac) {
+            if !disk.accepts(frame.from.mac) {
                 if !is_for_all {
                     self.audit.refused(
                         frame.from.mac,
@@ -259,7 +259,7 @@ impl FrameSession for TargetSession {
             }
         }
         if !self.waiting.is_empty() {
-            self.look_at_changes(now);
+            self.poll_changes(now);
         }
     }
 
@@ -283,7 +283,7 @@ impl FrameSession for TargetSession {
     }
 }
 
-impl Target for TargetSession {
+impl Target for AoeTargetSession {
     fn depth(&self) -> u32 {
         DEPTH
     }
@@ -310,7 +310,7 @@ impl Target for TargetSession {
         self.audit.pop()
     }
 
-    /// There is no handshake.
+    /// AoE has no handshake.
     fn stage(&self) -> SessionStage {
         SessionStage::Established
     }
@@ -324,24 +324,24 @@ impl Target for TargetSession {
     }
 }
 
-/// The head of an answer that refuses with AoE's own error.
+/// The header of an answer with an AoE error.
 fn refusing(header: Header, code: ErrorCode) -> Header {
     let version_and_flags = header.version_and_flags | AOE_FLAG_ERROR;
     Header { version_and_flags, error: code.0, ..header }
 }
 
-/// The key of a command in flight as its tag.
+/// The tag of the I/O of the command with this key.
 fn tag(key: SlotKey) -> Tag {
     Tag(key.0)
 }
 
-/// Of I/O that gets its tag when it is put in flight.
+/// Placeholder until the I/O gets its tag.
 const NO_TAG: Tag = Tag(0);
-/// Commands in flight.
+/// The maximum number of commands in flight.
 pub const DEPTH: u32 = 1024;
-/// Commands of one initiator in flight: twice what it is told.
-const DEPTH_OF_ONE: u32 = 2 * MAX_BUFFERS;
-/// The most commands that initiators are told to have outstanding.
+/// The maximum number of commands in flight of one initiator: twice the advertised buffer count.
+const DEPTH_PER_INITIATOR: u32 = 2 * MAX_BUFFERS;
+/// The maximum buffer count that is advertised to initiators.
 const MAX_BUFFERS: u32 = 128;
-/// Frames that wait to be sent; a query of all shelves may go beyond by as many disks as there are.
+/// The maximum number of unsent frames; a broadcast query may exceed it by the number of disks.
 const MAX_UNSENT: usize = 4096;

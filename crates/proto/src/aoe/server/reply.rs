@@ -1,6 +1,6 @@
-//! Commands in flight, and their answers.
+//! Commands in flight and their answers.
 
-use super::TargetSession;
+use super::AoeTargetSession;
 use crate::aoe::AoeAddress;
 use crate::aoe::error::{AoeRefusal, refusal};
 use crate::exports::VolumeId;
@@ -14,27 +14,27 @@ use smallvec::SmallVec;
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// A command and what its answer needs.
+/// A command in flight, with what its answer needs.
 pub(super) struct PendingAoeCommand {
     pub(super) from: Station,
-    /// The answer's head.
+    /// Header of the answer.
     pub(super) answer: Header,
-    /// The request's.
+    /// Registers of the request.
     pub(super) registers: AtaMessage,
     pub(super) volume: VolumeId,
     pub(super) kind: ReplyForm,
-    /// What a trim has left to do, the next one last.
+    /// Remaining ranges of a trim, the next one last.
     pub(super) ranges: SmallVec<[TrimRange; 1]>,
-    /// It is among the initiator's recent writes.
+    /// Whether it is in the list of recent writes.
     pub(super) is_recent: bool,
-    /// When it came.
+    /// Time of arrival.
     pub(super) now: Instant,
-    /// Its I/O is in flight.
+    /// Counts its I/O while it is in flight.
     pub(super) guard: Option<IoGuard>,
 }
 
 impl PendingAoeCommand {
-    /// The disk that it is for.
+    /// Address of its disk.
     #[inline]
     pub(super) fn disk(&self) -> AoeAddress {
         AoeAddress { shelf: self.answer.major.get(), slot: self.answer.minor }
@@ -44,30 +44,30 @@ impl PendingAoeCommand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplyForm {
     Read,
-    /// A read whose data goes nowhere.
+    /// A read whose data is not sent.
     Verify,
     Write,
     Trim,
     Flush,
 }
 
-impl TargetSession {
-    /// The volume has done what was asked.
+impl AoeTargetSession {
+    /// Handles the completion of a command's I/O.
     #[inline]
     pub(super) fn finish(&mut self, key: SlotKey, result: Result<Output, IoError>) {
         let Some(mut pending) = self.pending.remove(key) else { return };
         pending.guard = None;
-        let who = pending.from.mac;
-        if let Some(count) = self.in_flight.get_mut(&who) {
+        let mac = pending.from.mac;
+        if let Some(count) = self.in_flight.get_mut(&mac) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                self.in_flight.remove(&who);
+                self.in_flight.remove(&mac);
             }
         }
         let asked = usize::from(pending.registers.sector_count).saturating_mul(ATA_SECTOR);
         match (pending.kind, result) {
             (_, Err(error)) => {
-                self.audit.failed(who, pending.disk());
+                self.audit.failed(mac, pending.disk());
                 self.fail(&pending, error);
             }
             (ReplyForm::Trim, Ok(_)) => self.trim(pending),
@@ -76,7 +76,7 @@ impl TargetSession {
                 if data.len() == asked {
                     self.succeed(&pending, data);
                 } else {
-                    // A volume that answers with the wrong thing.
+                    // The volume returned another kind of output than the command needs.
                     self.fail(&pending, IoError::Medium);
                 }
             }
@@ -95,16 +95,16 @@ impl TargetSession {
         if let AoeRefusal::Registers { status, error } = refusal {
             return self.answer_registers(pending, status, error, SgList::default());
         }
-        self.keep_silent(pending);
+        self.drop_command(pending);
         if let AoeRefusal::Code(code) = refusal {
             self.refuse(pending.from, pending.answer, pending.registers.as_bytes(), code);
         }
     }
 
-    /// The command was not done, and is when it is sent again.
-    pub(super) fn keep_silent(&mut self, pending: &PendingAoeCommand) {
+    /// Drops a command without an answer, so that its retransmission is carried out.
+    pub(super) fn drop_command(&mut self, pending: &PendingAoeCommand) {
         if pending.is_recent {
-            self.recent.on_silence(pending.from.mac, pending.answer.tag.get());
+            self.recent_writes.on_dropped(pending.from.mac, pending.answer.tag.get());
         }
     }
 
@@ -118,7 +118,7 @@ impl TargetSession {
     ) {
         if pending.is_recent {
             let tag = pending.answer.tag.get();
-            self.recent.on_answer(pending.from.mac, tag, status, error, pending.now);
+            self.recent_writes.on_answer(pending.from.mac, tag, status, error, pending.now);
         }
         let mut registers = with_status(pending.registers, status, error);
         if status == ATA_STATUS_DRDY {
@@ -128,7 +128,7 @@ impl TargetSession {
     }
 }
 
-/// The registers after a command.
+/// The registers of an answer.
 pub(super) fn with_status(registers: AtaMessage, status: u8, error: u8) -> AtaMessage {
     AtaMessage { command_or_status: status, error_or_feature: error, reserved: [0; 2], ..registers }
 }

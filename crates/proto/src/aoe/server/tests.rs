@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// A target with disks e1.0, e1.1 (read-only) and e2.0 of 1 MiB, and its volumes.
-pub(in crate::aoe) struct Bench {
-    pub(in crate::aoe) target: TargetSession,
+pub(in crate::aoe) struct AoeTargetBench {
+    pub(in crate::aoe) target: AoeTargetSession,
     channels: Vec<Box<dyn Channel>>,
     holds_io: bool,
     held: VecDeque<(VolumeId, Io)>,
@@ -43,21 +43,21 @@ pub(in crate::aoe) fn units() -> (Exports, Vec<AoeUnit>) {
     (exports, vec![unit(E2_0, 2), unit(E1_0, 0), unit(E1_1, 1)])
 }
 
-impl Bench {
-    pub(in crate::aoe) fn new() -> Bench {
+impl AoeTargetBench {
+    pub(in crate::aoe) fn new() -> AoeTargetBench {
         let (exports, units) = units();
-        Bench::with(&exports, units)
+        AoeTargetBench::with(&exports, units)
     }
 
-    fn with(exports: &Exports, units: Vec<AoeUnit>) -> Bench {
+    fn with(exports: &Exports, units: Vec<AoeUnit>) -> AoeTargetBench {
         let core = TestCore::new().as_core();
         let open = |export: &Export| export.volume.open(&core, DEPTH, Waker::idle()).unwrap();
         let channels = exports.iter().map(|(_, export)| open(&export)).collect();
-        let mut target = TargetSession::new(exports.clone(), units).unwrap();
+        let mut target = AoeTargetSession::new(exports.clone(), units).unwrap();
         let now = Instant::now();
         target.on_port(PortId(0), PORT, now);
         target.outbox.clear();
-        Bench { target, channels, holds_io: false, held: VecDeque::new(), now, tag: 0 }
+        AoeTargetBench { target, channels, holds_io: false, held: VecDeque::new(), now, tag: 0 }
     }
 
     pub(in crate::aoe) fn frame(&mut self, from: Mac, bytes: &[u8], now: Instant) -> Vec<(Station, Vec<u8>)> {
@@ -177,7 +177,7 @@ const ERR: u8 = 0x41;
 
 #[test]
 fn the_kernels_query_and_identify_are_answered() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let query = [0x10, 0, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let answers = bench.frame(WHO, &query, bench.now);
     let expected = |shelf, slot| [0x18, 0, 0, shelf, slot, 1, 0, 0, 0, 0, 0, 64, 0, 1, 17, 0x10, 0, 0];
@@ -192,7 +192,7 @@ fn the_kernels_query_and_identify_are_answered() {
 
 #[test]
 fn queries_reach_the_disks_that_they_name() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let mut count = |shelf, slot| {
         let query = request(
             (shelf, slot),
@@ -209,7 +209,7 @@ fn queries_reach_the_disks_that_they_name() {
 
 #[test]
 fn a_config_string_is_set_on_the_disks_that_are_named_and_on_no_others() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let set = config(ConfigCommand::FORCE_SET, b"mine");
     let all = request((0xffff, 1), AoeCommand::QUERY_CONFIG_INFORMATION, 1, &set);
     assert_eq!(bench.frame(WHO, &all, bench.now).len(), 1);
@@ -219,7 +219,7 @@ fn a_config_string_is_set_on_the_disks_that_are_named_and_on_no_others() {
 
 #[test]
 fn what_was_written_is_read_in_both_forms() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let data: Vec<u8> = (0..1024u32).map(|n| n as u8 ^ 0x5a).collect();
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS_EXT, 7, 2, &data), (OK, 0, vec![]));
     assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS, 7, 2, &[]), (OK, 0, data.clone()));
@@ -236,7 +236,7 @@ fn what_was_written_is_read_in_both_forms() {
 
 #[test]
 fn a_trim_forgets_its_ranges_and_nothing_else() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 0, 16, &[7; 16 * 512]).0, OK);
     let mut ranges = [0; 512];
     ranges[..8].copy_from_slice(ata::TrimRange::new(2, 3).as_bytes());
@@ -251,7 +251,7 @@ fn a_trim_forgets_its_ranges_and_nothing_else() {
 
 #[test]
 fn what_cannot_be_done_is_refused_with_the_right_bits() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let last = SIZE / 512 - 1;
     assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS_EXT, last, 1, &[]).0, OK);
     assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS_EXT, last, 2, &[]), (ERR, 0x10, vec![]));
@@ -267,7 +267,7 @@ fn what_cannot_be_done_is_refused_with_the_right_bits() {
 
 #[test]
 fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[9; 512]).0, OK);
     let ata = AoeCommand::ISSUE_ATA_COMMAND;
     let mut code =
@@ -312,7 +312,7 @@ fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
 
 #[test]
 fn a_late_write_that_linux_has_repeated_under_a_new_tag_does_not_undo_a_newer_one() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let mut send = |count: u32, command, data: &[u8]| {
         let message = registers(command, 0, 1, data);
         let (now, clock) = (bench.now, (count * 3) & 0xffff);
@@ -335,7 +335,7 @@ fn a_late_write_that_linux_has_repeated_under_a_new_tag_does_not_undo_a_newer_on
 
 #[test]
 fn a_late_duplicate_does_not_undo_a_newer_write() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let write = |tag, byte| {
         let message = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[byte; 512]);
         request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, tag, &message)
@@ -356,7 +356,7 @@ fn a_late_duplicate_does_not_undo_a_newer_write() {
 
 #[test]
 fn no_more_commands_than_the_limits_are_in_flight() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     bench.holds_io = true;
     let read = |tag| {
         let message = registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[]);
@@ -366,7 +366,7 @@ fn no_more_commands_than_the_limits_are_in_flight() {
         (0..DEPTH).for_each(|tag| {
             bench.frame(Mac([2, 0, 0, 0, 0, who]), &read(tag), bench.now);
         });
-        assert_eq!(bench.held.len(), (DEPTH_OF_ONE * (u32::from(who) + 1)).min(DEPTH) as usize);
+        assert_eq!(bench.held.len(), (DEPTH_PER_INITIATOR * (u32::from(who) + 1)).min(DEPTH) as usize);
     }
     assert_eq!(bench.let_go(), DEPTH as usize);
     assert_eq!(bench.replies(bench.now).len(), DEPTH as usize);
@@ -380,7 +380,7 @@ fn config_strings_are_read_tested_and_set() {
     use ConfigCommand as C;
     /// What is asked, and what is answered if anything: an error's code, and the string.
     type Case = (C, &'static [u8], Option<(u8, &'static [u8])>);
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let present = ErrorCode::CONFIG_STRING_PRESENT.0;
     let all: [Case; 13] = [
         (C::READ, b"", Some((0, b""))),
@@ -408,7 +408,7 @@ fn config_strings_are_read_tested_and_set() {
 
 #[test]
 fn only_those_of_a_mask_list_are_listened_to() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let edit = |directives: &[(u8, Mac)]| {
         let mut message = vec![0, 1, 0, directives.len() as u8];
         for (command, mac) in directives {
@@ -443,7 +443,7 @@ const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
 fn what_other_protocols_reserve_or_lock_is_kept() {
     use crate::volume_state::{Notices, RangeGuard, Table};
     let (exports, units) = units();
-    let mut bench = Bench::with(&exports, units);
+    let mut bench = AoeTargetBench::with(&exports, units);
     let served = exports.served(VolumeId(0)).unwrap();
     let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
     let mut ask =
@@ -466,7 +466,7 @@ fn what_other_protocols_reserve_or_lock_is_kept() {
 
 #[test]
 fn a_reserved_disk_refuses_others() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let message = |command: ReserveCommand, macs: &[Mac]| {
         let mut bytes = vec![command.0, macs.len() as u8];
         bytes.extend(macs.iter().flat_map(|mac| mac.0));
@@ -517,11 +517,11 @@ impl crate::volume_state::ReservationStore for Store {
     }
 }
 
-fn stored(says: Option<bool>) -> (Arc<Store>, Bench) {
+fn stored(says: Option<bool>) -> (Arc<Store>, AoeTargetBench) {
     let store = Arc::new(Store(Mutex::new((Vec::new(), says))));
     let (exports, _) = units();
     let unit = AoeUnit::new(E1_0, VolumeId(0), DiskSettings::default(), Some(store.clone()));
-    (store, Bench::with(&exports, vec![unit]))
+    (store, AoeTargetBench::with(&exports, vec![unit]))
 }
 
 #[test]
@@ -530,7 +530,7 @@ fn what_is_set_is_kept_and_comes_back_with_the_next_target() {
     assert_eq!(bench.config(WHO, ConfigCommand::SET, b"mine").unwrap().0, 0);
     let kept = DiskSettings::from_image(&store.0.lock().unwrap().0).unwrap();
     let (exports, _) = units();
-    let mut next = Bench::with(&exports, vec![AoeUnit::new(E1_0, VolumeId(0), kept, None)]);
+    let mut next = AoeTargetBench::with(&exports, vec![AoeUnit::new(E1_0, VolumeId(0), kept, None)]);
     assert_eq!(next.config(WHO, ConfigCommand::READ, b""), Some((0, b"mine".to_vec())));
 }
 
@@ -560,7 +560,7 @@ fn what_is_set_is_answered_once_it_is_kept_and_counts_from_then_on() {
 #[test]
 fn a_port_that_comes_up_is_told_of_all_disks() {
     let (exports, units) = units();
-    let mut target = TargetSession::new(exports, units).unwrap();
+    let mut target = AoeTargetSession::new(exports, units).unwrap();
     let now = Instant::now();
     let mut count = |port| {
         target.on_port(PortId(1), port, now);
@@ -578,12 +578,12 @@ fn a_port_that_comes_up_is_told_of_all_disks() {
 fn two_disks_with_one_address_are_no_target() {
     let (exports, mut units) = units();
     units.push(AoeUnit::new(E1_0, VolumeId(2), DiskSettings::default(), None));
-    assert_eq!(TargetSession::new(exports, units).err(), Some(DoubleAddress(E1_0)));
+    assert_eq!(AoeTargetSession::new(exports, units).err(), Some(DuplicateAddress(E1_0)));
 }
 
 #[test]
 fn frames_with_errors_never_panic() {
-    let mut bench = Bench::new();
+    let mut bench = AoeTargetBench::new();
     let messages = [
         (AoeCommand::ISSUE_ATA_COMMAND, registers(ata::AtaCommand::WRITE_SECTORS_EXT, 0, 2, &[1; 1024])),
         (AoeCommand::ISSUE_ATA_COMMAND, registers(ata::AtaCommand::DATA_SET_MANAGEMENT, 0, 1, &[1; 512])),

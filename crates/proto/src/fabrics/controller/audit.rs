@@ -1,6 +1,5 @@
-//! What a queue tells whoever audits. The admin queue stands for the host's association: Linux
-//! closes the sockets of I/O queues without a word before it shuts the controller down, so that
-//! their ends alone say nothing.
+//! Audit events of a queue. The admin queue represents the host's association: Linux closes the
+//! sockets of I/O queues before it shuts the controller down, so their ends alone say nothing.
 
 use super::ControllerQueue;
 use super::connect::ConnectedQueue;
@@ -14,7 +13,7 @@ use blockmux_wire::nvmeof::fabrics::{CONNECT_DATA_LEN, ConnectData, PropertySet}
 use zerocopy::{FromZeros, IntoBytes};
 
 impl<T: FabricsTransport> ControllerQueue<T> {
-    /// The host has a queue and may use it.
+    /// Records that a host has connected a queue and may use it.
     #[cold]
     pub(super) fn audit_login(&mut self) {
         let event = match &self.queue {
@@ -29,30 +28,30 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.audit.push(event);
     }
 
-    /// Connect was refused.
+    /// Records that Connect was refused.
     #[cold]
     pub(super) fn audit_refusal(&mut self, data: &SgList, outcome: &NvmeOutcome) {
-        let mut told = ConnectData::new_zeroed();
+        let mut connect_data = ConnectData::new_zeroed();
         if data.len() == CONNECT_DATA_LEN {
-            data.copy_to(told.as_mut_bytes());
+            data.copy_to(connect_data.as_mut_bytes());
         }
-        let login = login::<T>(&text(&told.hostnqn), &text(&told.subnqn));
+        let login = login::<T>(&text(&connect_data.hostnqn), &text(&connect_data.subnqn));
         let is = |status: ConnectStatus| outcome.status.status() == NvmeStatus::from(status);
         let reason = match outcome.status {
             _ if is(ConnectStatus::CONNECT_INVALID_HOST) => {
-                "the subsystem refuses this host: it is not in its list of hosts, or came without the TLS that it needs"
+                "the subsystem refuses this host: it is not in its allow-list, or it connected without the required TLS"
             }
             _ if is(ConnectStatus::CONNECT_INVALID_PARAMETERS) => {
-                "Connect names no subsystem of this port, or has another wrong field"
+                "Connect names no subsystem of this port, or another field is invalid"
             }
             _ => "Connect failed",
         };
         self.audit.push(AuditEvent::Refused { login, reason: reason.into() });
     }
 
-    /// The host has failed to prove who it is.
+    /// Records that a host failed to authenticate.
     #[cold]
-    pub(super) fn audit_wrong_proof(&mut self) {
+    pub(super) fn audit_failed_authentication(&mut self) {
         let login = match &self.queue {
             Some(ConnectedQueue::Admin(admin)) => {
                 login::<T>(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str())
@@ -62,17 +61,17 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             }
             None => return,
         };
-        self.audit.push(AuditEvent::Refused { login, reason: "DH-HMAC-CHAP failed: another secret".into() });
+        self.audit.push(AuditEvent::Refused { login, reason: "DH-HMAC-CHAP failed: wrong secret".into() });
     }
 
-    /// The host has set a property of its controller.
+    /// Records a shutdown that the host requested by Property Set.
     pub(super) fn audit_property(&mut self, set: &PropertySet) {
         if set.ofst.get() == CC && set.value.get() & CC_SHN != 0 {
             self.audit.push(AuditEvent::Logout { reason: "the host shut its controller down" });
         }
     }
 
-    /// A command ends that may have changed reservations.
+    /// Records the end of a command that may have changed reservations.
     #[inline]
     pub(super) fn audit_command(&mut self, opcode: NvmOpcode, nsid: u32, is_done: bool) {
         let change = match opcode {
@@ -92,12 +91,12 @@ fn login<T: FabricsTransport>(host: &str, subsystem: &str) -> Login {
     Login { protocol: T::NAME, initiator: host.to_owned(), target: subsystem.to_owned() }
 }
 
-/// A name as it was sent.
+/// A name from a NUL-terminated field, bounded in length.
 fn text(field: &[u8]) -> String {
     let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
     bounded(&String::from_utf8_lossy(field.get(..end).unwrap_or_default()))
 }
 
-/// The offset of Controller Configuration, and its Shutdown Notification (Base 2.0 §3.1.3.5).
+/// Offset of Controller Configuration (CC) and its Shutdown Notification field (Base 2.0 §3.1.3.5).
 const CC: u32 = 0x14;
 const CC_SHN: u64 = 0b11 << 14;

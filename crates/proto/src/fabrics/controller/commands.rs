@@ -1,7 +1,7 @@
-//! The commands of a queue that are under way. A slot of the table is the tag of a command's I/O,
-//! and names it to the transport.
+//! The outstanding commands of a queue. The slot of a command in the table is the tag of its I/O,
+//! and identifies it to the transport.
 
-use super::fused::Half;
+use super::fused::FusedHalf;
 use crate::nvme::event_queue::AbortOrder;
 use crate::nvme::io::IoCommand;
 use crate::volume_state::IoGuard;
@@ -9,37 +9,38 @@ use blockmux_volume::{Seg, SgList, Slab};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::status::NvmeStatus;
 
-/// One command.
+/// An outstanding command.
 pub struct CommandSlot<P> {
     pub(crate) sqe: Sqe,
     pub(super) work: CommandWork,
     pub(super) state: CommandState,
-    /// The host's data, in bytes.
+    /// Length of the host's data, in bytes.
     pub(crate) data_out: usize,
-    /// Where it goes, unless it is lent.
+    /// Memory for the host's data, or the borrowed receive buffer that holds it.
     pub(crate) memory: Option<Seg>,
-    /// How far it has come, as the transport counts.
+    /// Progress of the data transfer, as the transport counts it.
     pub(crate) progress: P,
-    /// Tells what was begun or asked for earlier from what was later.
+    /// Sequence number in the order in which commands began or their data was fetched.
     pub(super) begun: u64,
-    /// What this command counts for among the payload in flight, in bytes, once it does.
+    /// Length of the payload that the command transfers, in bytes.
     pub(super) payload: usize,
-    /// It is begun, or its data was asked for: what it moves is in flight.
+    /// Whether `payload` counts as in flight, because the command has begun or its data is being
+    /// fetched.
     pub(super) is_counted: bool,
-    /// Data that was asked for and is not here, in bytes: all or nothing.
-    asked: usize,
-    /// Counts its I/O in flight.
+    /// Length of data that is being fetched, in bytes: all of `data_out` or 0.
+    fetching: usize,
+    /// Counts the command's I/O as in flight at the volume.
     pub(super) io_guard: Option<IoGuard>,
-    /// It is to end early.
+    /// Present if the command has to be aborted.
     pub(super) abort: Option<PendingAbort>,
-    /// It is half of a fused operation.
-    pub(super) half: Option<Box<Half>>,
+    /// Present if the command is half of a fused operation.
+    pub(super) half: Option<Box<FusedHalf>>,
 }
 
-/// The early end of a command that cannot end at once.
+/// The abort of a command that cannot end immediately.
 pub(super) struct PendingAbort {
     pub(super) status: NvmeStatus,
-    /// Who has asked for it and waits for an answer.
+    /// The Abort command that requested it and waits for the result.
     pub(super) order: Option<AbortOrder>,
 }
 
@@ -50,44 +51,44 @@ impl PendingAbort {
     }
 }
 
-/// Who carries a command out.
+/// The module that executes a command.
 pub(super) enum CommandWork {
     Io(IoCommand),
     Admin,
     Fabrics,
 }
 
-/// What a command waits for.
+/// What an outstanding command waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommandState {
-    /// Data that the host was asked for, or will be.
+    /// Data from the host, which is being fetched or will be.
     Data,
-    /// The volume.
+    /// I/O of the volume.
     Io,
     /// The other half of its fused operation.
     Fused,
-    /// Something else that is asked now and then.
+    /// Something else, which is polled.
     Other,
     /// An asynchronous event.
     Event,
-    /// The end of an older association.
+    /// The end of the host's previous association.
     Connect,
 }
 
-/// The table of commands. Slots are used again, so that it grows only to the deepest queue that
-/// this host ever had.
+/// The command table. Slots are reused, so that the table grows only to the largest number of
+/// commands that were ever outstanding.
 #[derive(Default)]
 pub(super) struct CommandTable<P> {
     entries: Slab<CommandSlot<P>>,
-    /// Of each slot, side by side to be searched: the CID, or [`NOBODY`].
+    /// The CID of each slot, or [`NO_CID`], contiguous for a fast search.
     cids: Vec<u32>,
-    /// How many wait for events.
+    /// Number of commands that wait for events.
     events: usize,
-    /// In flight, of all, in bytes.
+    /// Payload in flight, in bytes.
     pub(super) payload: usize,
-    /// Of that, what hosts were asked for and have not sent, in bytes.
-    pub(super) asked: usize,
-    /// How many commands were begun, or their data asked for.
+    /// The part of `payload` that is being fetched, in bytes.
+    pub(super) fetching: usize,
+    /// Number of commands that have begun or whose data was fetched.
     begun: u64,
 }
 
@@ -103,19 +104,19 @@ impl<P: Default> CommandSlot<P> {
             begun: 0,
             payload,
             is_counted: false,
-            asked: 0,
+            fetching: 0,
             io_guard: None,
             abort: None,
             half: None,
         }
     }
 
-    /// Has the command end early, unless it was told to already.
+    /// Requests the abort of the command, unless one was requested already.
     pub(super) fn abort(&mut self, status: NvmeStatus, order: Option<AbortOrder>) {
         self.abort.get_or_insert(PendingAbort { status, order });
     }
 
-    /// What was received, once all of it is here.
+    /// Takes the received data, once it is complete.
     pub(crate) fn take_memory(&mut self) -> SgList {
         self.memory.take().map_or_else(SgList::default, SgList::one)
     }
@@ -127,19 +128,19 @@ impl<P> CommandTable<P> {
         self.entries.len()
     }
 
-    /// Whether none is under way but those that wait for events.
+    /// Whether no command is outstanding except those that wait for events.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.len() <= self.events
     }
 
-    /// How many there are but for those.
+    /// Number of outstanding commands except those that wait for events.
     #[inline]
     pub(super) fn under_way(&self) -> usize {
         self.len().saturating_sub(self.events)
     }
 
-    /// What a command moves is in flight from now on until it is removed.
+    /// Counts the command's payload as in flight until the command is removed.
     #[inline]
     pub(super) fn count(&mut self, slot: usize) {
         let Some(entry) = self.entries.get_mut(slot) else { return };
@@ -150,24 +151,24 @@ impl<P> CommandTable<P> {
         }
     }
 
-    /// A command's data is asked for.
+    /// Counts the command's data as being fetched.
     #[inline]
-    pub(super) fn ask(&mut self, slot: usize) {
+    pub(super) fn begin_fetch(&mut self, slot: usize) {
         if let Some(entry) = self.entries.get_mut(slot) {
-            entry.asked = entry.data_out;
-            self.asked = self.asked.saturating_add(entry.data_out);
+            entry.fetching = entry.data_out;
+            self.fetching = self.fetching.saturating_add(entry.data_out);
         }
     }
 
-    /// A command's data was sent, or comes no more.
+    /// Stops counting the command's data as being fetched: it has arrived, or will not.
     #[inline]
-    pub(super) fn arrived(&mut self, slot: usize) {
+    pub(super) fn end_fetch(&mut self, slot: usize) {
         if let Some(entry) = self.entries.get_mut(slot) {
-            self.asked = self.asked.saturating_sub(std::mem::take(&mut entry.asked));
+            self.fetching = self.fetching.saturating_sub(std::mem::take(&mut entry.fetching));
         }
     }
 
-    /// The oldest data that was asked for and that memory waits for.
+    /// Sequence number of the oldest command whose memory waits for data from the host.
     pub(super) fn owed(&self) -> Option<u64> {
         let entries = self.entries.iter().map(|(_, entry)| entry);
         let asked = entries.filter(|entry| entry.memory.is_some() && entry.is_counted);
@@ -185,7 +186,7 @@ impl<P> CommandTable<P> {
         slot
     }
 
-    /// All slots, taken or not.
+    /// All slots, occupied or free.
     pub(super) fn slots(&self) -> std::ops::Range<usize> {
         0..self.entries.places()
     }
@@ -195,7 +196,7 @@ impl<P> CommandTable<P> {
         self.entries.get_mut(slot)
     }
 
-    /// Has a command wait for an event.
+    /// Marks a command as waiting for an event.
     pub(super) fn wait_for_event(&mut self, slot: usize) {
         if let Some(entry) = self.get_mut(slot) {
             entry.state = CommandState::Event;
@@ -203,11 +204,11 @@ impl<P> CommandTable<P> {
         }
     }
 
-    /// Frees a slot.
+    /// Removes a command and frees its slot.
     #[inline]
     pub(super) fn remove(&mut self, slot: usize) {
         let Some(entry) = self.entries.get(slot) else { return };
-        self.asked = self.asked.saturating_sub(entry.asked);
+        self.fetching = self.fetching.saturating_sub(entry.fetching);
         if entry.is_counted {
             self.payload = self.payload.saturating_sub(entry.payload);
         }
@@ -216,15 +217,15 @@ impl<P> CommandTable<P> {
         }
         self.entries.discard(slot);
         if let Some(taken) = self.cids.get_mut(slot) {
-            *taken = NOBODY;
+            *taken = NO_CID;
         }
     }
 
-    /// The slot of the command with that CID.
+    /// The slot of the command with this CID.
     #[inline]
     pub(super) fn find(&self, cid: u16) -> Option<usize> {
-        // Every command asks, and mostly in vain. Without an early end they are compared several at
-        // a time.
+        // Every command is looked up, and mostly not found. Without an early exit the compiler
+        // compares several CIDs at a time.
         let cid = u32::from(cid);
         let is_taken = self.cids.iter().fold(false, |is_taken, &taken| is_taken | (taken == cid));
         if !is_taken {
@@ -234,5 +235,5 @@ impl<P> CommandTable<P> {
     }
 }
 
-/// No CID.
-const NOBODY: u32 = u32::MAX;
+/// Marks a free slot.
+const NO_CID: u32 = u32::MAX;

@@ -1,13 +1,13 @@
-//! Connect: from a connection to a queue (Base 2.0 §3.3.2.2, §6.3).
+//! Connect: turns a connection into a queue (Base 2.0 §3.3.2.2, §6.3).
 
 use super::node::{NvmeNode, SecureChannel};
 use super::unconnected::ConnectPermit;
 use crate::nvme::admin::AdminQueue;
-use crate::nvme::association::{ConnectRefusal, Host, QueuePlace};
+use crate::nvme::association::{ConnectRefusal, HostIdentity, IoQueueGuard};
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::auth::psk::TlsPsk;
 use crate::nvme::event_queue::EventQueue;
-use crate::nvme::io::Origin;
+use crate::nvme::io::QueueOrigin;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{NamespaceView, Subsystem};
 use crate::nvme::traffic::QueueCounts;
@@ -24,82 +24,83 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// A connection's queue.
+/// The queue that a connection became.
 pub(super) enum ConnectedQueue {
     Admin(Box<AdminQueue>),
     Io(IoQueue),
 }
 
-/// A queue of I/O commands. It holds what its commands need; the controller is elsewhere.
+/// An I/O queue with everything that its commands need; the controller itself may be on another
+/// core.
 pub(super) struct IoQueue {
     pub(super) subsystem: Arc<Subsystem>,
-    /// The namespaces that the host sees.
+    /// The namespaces that are visible to the host.
     pub(super) view: NamespaceView,
-    /// Asks reservations and range locks before each I/O to their volumes.
+    /// Checks reservations and range locks before each I/O.
     pub(super) admissions: Admissions,
-    pub(super) origin: Origin,
+    pub(super) origin: QueueOrigin,
     pub(super) counts: QueueCounts,
     host: Nqn,
-    /// The last to go: by then nothing of this queue reaches a volume any more.
-    pub(super) place: QueuePlace,
+    /// Dropped last: by then no I/O of this queue can reach a volume.
+    pub(super) place: IoQueueGuard,
 }
 
-/// How a host's connection has come.
+/// Properties of a host's connection.
 #[derive(Default)]
 pub(super) struct HostConnection {
-    /// Held until the queue is connected and its host has proved who it is.
+    /// Held until the queue is connected and its host is authenticated.
     pub(super) permit: Option<ConnectPermit>,
-    /// What the host has connected to.
+    /// The local address that the host connected to.
     pub(super) local_ip: Option<IpAddr>,
-    /// Cuts the connection.
+    /// Closes the connection, from any core.
     pub(super) hang_up: Option<HangUp>,
     /// The identifier of the port.
     pub(super) port: u16,
-    /// For challenges.
+    /// Random seed for challenges.
     pub(super) seed: Option<[u8; 32]>,
-    /// The key that the connection is secured with.
+    /// The TLS PSK of the connection.
     pub(super) secured: Option<Box<TlsPsk>>,
-    /// SGLs of the transport, as [`super::FabricsTransport::SGLS`].
+    /// SGL support of the transport, as in [`super::FabricsTransport::SGLS`].
     pub(super) sgls: u32,
-    /// Has the connection take a turn, from any core.
+    /// Wakes the session, from any core.
     pub(super) notifier: Option<Notifier>,
 }
 
-/// A queue, as it was connected.
+/// The result of a successful Connect.
 pub(super) struct Connected {
     pub(super) queue: ConnectedQueue,
     pub(super) events: Arc<EventQueue>,
-    /// The host has to prove who it is before it may do anything else.
+    /// Present if the host has to authenticate before any other command.
     pub(super) authenticator: Option<Box<Authenticator>>,
     pub(super) cntlid: u16,
-    /// In entries.
+    /// Number of entries of the submission queue.
     pub(super) size: u16,
-    /// SQHD is told.
+    /// Whether SQ flow control is enabled, so that completions carry SQHD.
     pub(super) has_flow_control: bool,
 }
 
-/// Why there is no queue.
+/// Reason for not connecting a queue.
 #[derive(Debug)]
 pub(super) enum NotConnected {
-    /// An association of this host is not over yet: try again.
+    /// The previous association of this host has not ended yet; try again.
     Later,
     Refused(NvmeOutcome),
 }
 
-/// Connects a queue as the command and its data say.
+/// Executes a Connect command.
 pub(super) fn connect(
     node: &NvmeNode,
     command: &Connect,
     data: &SgList,
-    arrival: &HostConnection,
+    connection: &HostConnection,
 ) -> Result<Connected, NotConnected> {
-    let HostConnection { hang_up, notifier, port, seed, .. } = arrival;
-    let (port, secured) = (*port, arrival.secured.as_deref());
-    let mut told = ConnectData::new_zeroed();
+    let HostConnection { hang_up, notifier, port, seed, .. } = connection;
+    let (port, secured) = (*port, connection.secured.as_deref());
+    let mut connect_data = ConnectData::new_zeroed();
     if data.len() != CONNECT_DATA_LEN {
         return Err(refused(NvmeStatus::DATA_SGL_LENGTH_INVALID));
     }
-    data.copy_to(told.as_mut_bytes());
+    data.copy_to(connect_data.as_mut_bytes());
     if command.recfmt.get() != 0 {
         return Err(refused(ConnectStatus::CONNECT_INCOMPATIBLE_FORMAT));
     }
@@ -107,33 +108,34 @@ pub(super) fn connect(
     if sqsize == 0 || sqsize > MQES {
         return Err(invalid(offset_of!(Connect, sqsize), false));
     }
-    let found = Nqn::of_field(&told.subnqn).and_then(|nqn| node.find(&nqn).map(|subsystem| (nqn, subsystem)));
-    // One that this port does not lead to is none here.
+    let found =
+        Nqn::of_field(&connect_data.subnqn).and_then(|nqn| node.find(&nqn).map(|subsystem| (nqn, subsystem)));
+    // A subsystem that is not reachable through this port counts as unknown.
     let Some((asked, subsystem)) = found.as_ref().filter(|(_, subsystem)| subsystem.is_at(port)) else {
         return Err(invalid(offset_of!(ConnectData, subnqn), true));
     };
-    // SPDK's host sends an empty name by default. It is nobody's in an allow-list; SPDK's target
-    // and Linux's, too, let it in where every host may connect.
-    let Some(host) = Nqn::of_host_field(&told.hostnqn) else {
+    // SPDK's host sends an empty HOSTNQN by default. No allow-list contains it; where every host
+    // may connect, SPDK's and Linux's targets accept it too.
+    let Some(host) = Nqn::of_host_field(&connect_data.hostnqn) else {
         return Err(invalid(offset_of!(ConnectData, hostnqn), true));
     };
-    if told.hostid == [0; 16] {
+    if connect_data.hostid == [0; 16] {
         return Err(invalid(offset_of!(ConnectData, hostid), true));
     }
     if !subsystem.admits(&host) || !is_secured_enough(node, &host, (asked, &subsystem.nqn), secured) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
-    // A key that both have generated proves again what was proved when it was.
-    let is_proved = secured.is_some_and(TlsPsk::is_generated);
+    // A generated PSK proves that the host was authenticated when it was generated.
+    let is_authenticated = secured.is_some_and(TlsPsk::is_generated);
     let authenticator = match (subsystem.secrets_of(&host), *seed) {
         (None, _) => None,
-        _ if is_proved => None,
-        // Without random numbers nobody can prove anything.
+        _ if is_authenticated => None,
+        // Authentication is not possible without random numbers.
         (Some(_), None) => return Err(refused(NvmeStatus::INTERNAL_ERROR)),
         (Some(secrets), Some(seed)) => {
             let (host, subsystem) = (host.as_str(), subsystem.nqn.as_str());
             let authenticator = Authenticator::new(secrets, host, subsystem, seed);
-            // A key of TLS is made on admin queues alone, where hosts may come back with it.
+            // PSKs are generated on admin queues only, which hosts can reconnect with them.
             let sc_c = match secured {
                 _ if command.qid.get() != 0 || node.secure_channel() == SecureChannel::None => SC_C_NONE,
                 None => SC_C_NEW_TLS_PSK,
@@ -142,19 +144,27 @@ pub(super) fn connect(
             Some(Box::new(authenticator.with_secure_channel(sc_c)))
         }
     };
-    let (host, is_proved) = (Host { nqn: host, id: told.hostid }, authenticator.is_none());
+    let (host, is_authenticated) =
+        (HostIdentity { nqn: host, id: connect_data.hostid }, authenticator.is_none());
     let events = EventQueue::new(notifier.clone());
     let (queue, cntlid) = match command.qid.get() {
         0 => {
-            let host = (host, port, arrival.sgls);
-            admin(node, subsystem, host, (command, &told), (hang_up.clone(), &events, is_proved))?
+            let host = (host, port, connection.sgls);
+            admin(
+                node,
+                subsystem,
+                host,
+                (command, &connect_data),
+                (hang_up.clone(), &events, is_authenticated),
+            )?
         }
         qid => (
-            ConnectedQueue::Io(io(subsystem, (&host, port), qid, &told, hang_up.clone(), &events)?),
-            told.cntlid.get(),
+            ConnectedQueue::Io(io(subsystem, (&host, port), qid, &connect_data, hang_up.clone(), &events)?),
+            connect_data.cntlid.get(),
         ),
     };
-    // Who was removed meanwhile had no controller yet that could be ended.
+    // Checked again, because a host that was removed meanwhile had no controller yet that could
+    // have been ended.
     let name = match &queue {
         ConnectedQueue::Admin(admin) => &admin.host.nqn,
         ConnectedQueue::Io(io) => &io.host,
@@ -169,19 +179,19 @@ pub(super) fn connect(
 fn admin(
     node: &NvmeNode,
     subsystem: &Arc<Subsystem>,
-    (host, port, sgls): (Host, u16, u32),
-    (command, told): (&Connect, &ConnectData),
-    (hang_up, events, is_proved): (Option<HangUp>, &Arc<EventQueue>, bool),
+    (host, port, sgls): (HostIdentity, u16, u32),
+    (command, connect_data): (&Connect, &ConnectData),
+    (hang_up, events, is_authenticated): (Option<HangUp>, &Arc<EventQueue>, bool),
 ) -> Result<(ConnectedQueue, u16), NotConnected> {
-    if told.cntlid.get() != CNTLID_DYNAMIC {
+    if connect_data.cntlid.get() != CNTLID_DYNAMIC {
         return Err(invalid(offset_of!(ConnectData, cntlid), true));
     }
-    let who = (host.clone(), is_proved);
+    let who = (host.clone(), is_authenticated);
     let place =
         subsystem.associations.connect_admin(who, hang_up, events.clone()).map_err(|why| match why {
             ConnectRefusal::Later => NotConnected::Later,
             ConnectRefusal::Closed => invalid(offset_of!(ConnectData, subnqn), true),
-            _ => passing(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
+            _ => without_dnr(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
         })?;
     let cntlid = place.cntlid;
     let capsules = (node.in_capsule, sgls);
@@ -191,17 +201,18 @@ fn admin(
 
 fn io(
     subsystem: &Arc<Subsystem>,
-    (host, port): (&Host, u16),
+    (host, port): (&HostIdentity, u16),
     qid: u16,
-    told: &ConnectData,
+    connect_data: &ConnectData,
     hang_up: Option<HangUp>,
     events: &Arc<EventQueue>,
 ) -> Result<IoQueue, NotConnected> {
-    let place = subsystem.associations.connect_io(host, told.cntlid.get(), qid, hang_up, events.clone());
+    let place =
+        subsystem.associations.connect_io(host, connect_data.cntlid.get(), qid, hang_up, events.clone());
     let place = place.map_err(|why| match why {
-        ConnectRefusal::NoController => passing(invalid(offset_of!(ConnectData, cntlid), true)),
+        ConnectRefusal::NoController => without_dnr(invalid(offset_of!(ConnectData, cntlid), true)),
         ConnectRefusal::NotEnabled | ConnectRefusal::Taken => {
-            passing(refused(NvmeStatus::COMMAND_SEQUENCE_ERROR))
+            without_dnr(refused(NvmeStatus::COMMAND_SEQUENCE_ERROR))
         }
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
@@ -209,7 +220,7 @@ fn io(
     let mut queue = IoQueue {
         view: NamespaceView::default(),
         admissions: Admissions::new(std::iter::empty(), Some(&who)),
-        origin: Origin { who, port },
+        origin: QueueOrigin { who, port },
         counts: subsystem.traffic.counts(),
         host: host.nqn.clone(),
         subsystem: subsystem.clone(),
@@ -220,12 +231,12 @@ fn io(
 }
 
 impl IoQueue {
-    /// The host that it is of.
+    /// The host that owns this queue.
     pub(super) fn host(&self) -> &Nqn {
         &self.host
     }
 
-    /// Looks again which namespaces there are, if that has changed.
+    /// Refreshes the view of the namespaces if they have changed.
     #[inline]
     pub(super) fn look_again(&mut self) {
         if !self.subsystem.is_current(&self.view) {
@@ -241,9 +252,9 @@ impl IoQueue {
     }
 }
 
-/// Whether the connection's key is this host's for the subsystem by the name that it asks for,
-/// which may be the well-known one of discovery; without one, whether the host has none, or only
-/// asks what there is.
+/// Whether the connection's TLS satisfies the subsystem. Its key must belong to this host and to
+/// the subsystem by the requested name, which may be the well-known discovery NQN. A connection
+/// without TLS is accepted if the host has no configured key, or only discovers.
 fn is_secured_enough(
     node: &NvmeNode,
     host: &Nqn,
@@ -260,9 +271,9 @@ fn refused(status: impl Into<NvmeStatus>) -> NotConnected {
     NotConnected::Refused(NvmeOutcome::failure(status))
 }
 
-/// The refusal without DNR: the host may well connect in a while, or with a new association. Linux
-/// takes one DNR for a word that this controller will never be there again, and removes its disks.
-fn passing(refused: NotConnected) -> NotConnected {
+/// Clears DNR: the host may succeed later or with a new association. Linux takes a single DNR to
+/// mean that the controller will never exist again, and removes its disks.
+fn without_dnr(refused: NotConnected) -> NotConnected {
     match refused {
         NotConnected::Refused(outcome) => NotConnected::Refused(NvmeOutcome {
             status: StatusField::new(outcome.status.status()),
@@ -272,7 +283,7 @@ fn passing(refused: NotConnected) -> NotConnected {
     }
 }
 
-/// The field at `offset` of the command, or of its data, is wrong.
+/// A failure that names the invalid field at `offset` of the command, or of its data.
 fn invalid(offset: usize, in_data: bool) -> NotConnected {
     let place = offset as u32 | if in_data { CONNECT_INVALID_DATA } else { 0 };
     let outcome = NvmeOutcome::failure(ConnectStatus::CONNECT_INVALID_PARAMETERS);

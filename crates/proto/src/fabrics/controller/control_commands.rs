@@ -1,5 +1,5 @@
-//! Commands that are not I/O: those of the admin queue, and those of fabrics: Connect, properties,
-//! Disconnect, and the messages of authentication (Base 2.0 §6).
+//! Commands other than I/O: admin commands, and the Fabrics commands Connect, Property Get and Set,
+//! Disconnect, and Authentication Send and Receive (Base 2.0 §6).
 
 use super::ControllerQueue;
 use super::commands::CommandState;
@@ -9,7 +9,7 @@ use super::keep_alive::KeepAlive;
 use super::transport::FabricsTransport;
 use crate::event::AuditEvent;
 use crate::nvme::NvmeOutcome;
-use crate::nvme::admin::Admin;
+use crate::nvme::admin::AdminResult;
 use crate::nvme::auth::MAX_MESSAGE;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
@@ -22,26 +22,26 @@ use blockmux_wire::nvmeof::fabrics::{
 use zerocopy::transmute_ref;
 
 impl<T: FabricsTransport> ControllerQueue<T> {
-    /// Carries an admin command out.
+    /// Executes an admin command.
     pub(super) fn administer(&mut self, slot: usize, sqe: &Sqe, data: &SgList) {
         let Some(ConnectedQueue::Admin(admin)) = &mut self.queue else { return };
-        let (node, local_ip, host) = (&self.node, self.arrival.local_ip, admin.host.nqn.clone());
+        let (node, local_ip, host) = (&self.node, self.connection.local_ip, admin.host.nqn.clone());
         let log = || discovery::page(node, &host, local_ip, T::TRTYPE);
         let commands = &self.commands;
         let executed = admin.execute(sqe, data, slot, &|cid| commands.find(cid), &log);
         KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.now);
         match executed {
-            Admin::Held => self.commands.wait_for_event(slot),
-            Admin::Waiting => {
+            AdminResult::AwaitsEvent => self.commands.wait_for_event(slot),
+            AdminResult::Waiting => {
                 if let Some(entry) = self.commands.get_mut(slot) {
                     entry.state = CommandState::Other;
                 }
             }
-            Admin::Aborted(other) => {
+            AdminResult::Aborted(other) => {
                 self.finish(other, &NvmeOutcome::failure(NvmeStatus::COMMAND_ABORT_REQUESTED));
                 self.finish(slot, &NvmeOutcome::success(0));
             }
-            Admin::Done(outcome) => {
+            AdminResult::Done(outcome) => {
                 let room = T::descriptor(sqe);
                 if outcome.data.is_empty() || outcome.data.len() <= room.len && room.is_at_host() {
                     self.finish(slot, &outcome);
@@ -50,10 +50,10 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 }
             }
         }
-        self.tell_events();
+        self.send_events();
     }
 
-    /// The data that the host has for a Fabrics command, in bytes.
+    /// Length of the host's data for a Fabrics command, in bytes.
     pub(super) fn fabrics_data_out(&self, sqe: &Sqe) -> Result<usize, NvmeStatus> {
         match fabrics_type(sqe) {
             FabricsType::CONNECT => Ok(CONNECT_DATA_LEN),
@@ -63,7 +63,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     pub(super) fn on_fabrics(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
-        let is_authentic = self.is_authentic();
+        let is_authenticated = self.is_authenticated();
         let outcome = match (fabrics_type(sqe), &mut self.queue) {
             (FabricsType::CONNECT, None) => return self.connect(slot, sqe, data),
             (FabricsType::AUTHENTICATION_SEND, Some(_)) => self.on_message(&data),
@@ -71,7 +71,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             (FabricsType::CONNECT, Some(_)) | (_, None) => {
                 NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR)
             }
-            (_, Some(_)) if !is_authentic => NvmeOutcome::failure(NvmeStatus::AUTHENTICATION_REQUIRED),
+            (_, Some(_)) if !is_authenticated => NvmeOutcome::failure(NvmeStatus::AUTHENTICATION_REQUIRED),
             (FabricsType::PROPERTY_GET, Some(ConnectedQueue::Admin(admin))) => {
                 let get: &PropertyGet = transmute_ref!(sqe);
                 let is_long = get.attrib & 7 == ATTRIB_8_BYTES;
@@ -83,8 +83,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 let is_long = set.attrib & 7 == ATTRIB_8_BYTES;
                 let done = admin.properties.set(&admin.place, set.ofst.get(), is_long, set.value.get());
                 if !admin.properties.is_ready() {
-                    // A reset or a shutdown ends requests for events without an answer (Base 2.0
-                    // §5.2).
+                    // A reset or shutdown ends Asynchronous Event Requests without completing them
+                    // (Base 2.0 §5.2).
                     for event in admin.reset_events() {
                         self.commands.remove(event);
                     }
@@ -96,8 +96,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 NvmeOutcome::failure(NvmeStatus::DISCONNECT_INVALID_QUEUE_TYPE)
             }
             (FabricsType::DISCONNECT, Some(ConnectedQueue::Io(_))) => {
-                // What is in flight ends, then comes this answer, which is the queue's last, and
-                // the connection ends.
+                // The completion of Disconnect is the queue's last, after all outstanding commands;
+                // then the connection ends.
                 self.audit.push(AuditEvent::Logout { reason: "the host disconnected its queue" });
                 self.stopping = true;
                 self.end_fusing();
@@ -111,7 +111,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     pub(super) fn connect(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
         let command: &Connect = transmute_ref!(sqe);
-        match connect::connect(&self.node, command, &data, &self.arrival) {
+        match connect::connect(&self.node, command, &data, &self.connection) {
             Ok(Connected { queue, events, authenticator, cntlid, size, has_flow_control }) => {
                 if let ConnectedQueue::Admin(admin) = &queue {
                     KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.now);
@@ -120,14 +120,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 self.events = Some(events);
                 self.authenticator = authenticator;
                 self.timers.expect_message();
-                if self.is_authentic() {
-                    self.arrival.permit = None;
+                if self.is_authenticated() {
+                    self.connection.permit = None;
                     self.audit_login();
                 }
                 self.depth = size;
                 self.sqhd = has_flow_control.then_some(0);
-                let must_prove = if self.authenticator.is_some() { AUTHREQ_ATR } else { 0 };
-                self.finish(slot, &NvmeOutcome::success(u64::from(u32::from(cntlid) | must_prove)));
+                let authreq = if self.authenticator.is_some() { AUTHREQ_ATR } else { 0 };
+                self.finish(slot, &NvmeOutcome::success(u64::from(u32::from(cntlid) | authreq)));
             }
             Err(NotConnected::Refused(outcome)) => {
                 self.audit_refusal(&data, &outcome);
@@ -142,7 +142,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// How long a message of the host's is, in bytes, or may be that it is to get.
+    /// Length in bytes of an authentication message, or of the host's buffer for one.
     fn message_len(&self, sqe: &Sqe) -> Result<usize, NvmeStatus> {
         let len = message_len(sqe) as usize;
         let is_known = self.authenticator.is_some() && security_protocol(sqe) == SECURITY_PROTOCOL_NVME;
@@ -152,7 +152,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         Ok(len)
     }
 
-    /// The host has sent a message. What is wrong with it is in the next one of ours.
+    /// Handles an authentication message of the host. A violation is reported in the next message
+    /// to the host.
     fn on_message(&mut self, data: &SgList) -> NvmeOutcome {
         let Some(authenticator) = &mut self.authenticator else {
             return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
@@ -163,7 +164,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         NvmeOutcome::success(0)
     }
 
-    /// The host asks for our next message. It gets as many bytes as it asks for.
+    /// Returns the next authentication message, padded to the length that the host asked for.
     fn next_message(&mut self, sqe: &Sqe) -> NvmeOutcome {
         let room = T::descriptor(sqe);
         let len = match self.message_len(sqe) {
@@ -179,8 +180,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         NvmeOutcome::data(Seg::from_slice(&message).into(), 0)
     }
 
-    /// Who has failed to prove itself leaves, with its last answer; who has proved itself may have
-    /// a controller.
+    /// Handles the outcome of an authentication message: a host that failed loses its connection
+    /// after the last completion; an authenticated host may have a controller.
     fn after_message(&mut self) {
         let (Some(authenticator), admin) = (&mut self.authenticator, self.queue.as_ref()) else { return };
         let admin = match admin {
@@ -192,14 +193,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
         let (has_failed, is_done) = (authenticator.has_failed(), authenticator.is_done());
         self.stopping |= has_failed;
-        let was_proved = self.arrival.permit.is_none();
+        let was_authenticated = self.connection.permit.is_none();
         if is_done {
-            self.arrival.permit = None;
-            self.stopping |= admin.is_some_and(|admin| !admin.place.prove());
+            self.connection.permit = None;
+            self.stopping |= admin.is_some_and(|admin| !admin.place.set_authenticated());
         }
         match (has_failed, is_done) {
-            (true, _) => self.audit_wrong_proof(),
-            (_, true) if !was_proved => self.audit_login(),
+            (true, _) => self.audit_failed_authentication(),
+            (_, true) if !was_authenticated => self.audit_login(),
             _ => {}
         }
     }

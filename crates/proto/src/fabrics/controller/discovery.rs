@@ -1,4 +1,5 @@
-//! The discovery log page: which subsystems a host may connect to, and where (Base 2.0 §5.16.1.23).
+//! The discovery log page: the subsystems that a host may connect to, and their addresses (Base 2.0
+//! §5.16.1.23).
 
 use super::node::{FabricsPort, NvmeNode, Referral, SecureChannel};
 use crate::nvme::MQES;
@@ -12,10 +13,11 @@ use blockmux_wire::nvmeof::tcp::SecurityType;
 use core::net::{IpAddr, SocketAddr};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The whole page for a host that has reached `local` of this machine by this transport. It is told
-/// of that one alone, as by Linux's target: few hosts have another.
+/// The whole page for a host that connected to address `local` over this transport. It lists
+/// entries of that transport only, as Linux's target does: few hosts support another.
 pub(crate) fn page(node: &NvmeNode, host: &Nqn, local: Option<IpAddr>, transport: TransportType) -> Vec<u8> {
-    // Before the list: who reads it in parts sees by the header whether it has changed meanwhile.
+    // Read before the list: a host that reads the page in parts detects by the header that it has
+    // changed.
     let genctr = node.generation();
     let all = node.subsystems();
     let ports = node.ports();
@@ -57,8 +59,8 @@ fn entry(
     let mut tsas = [0; 256];
     tsas[0] = sectype.0;
     let eflags = match subtype {
-        // Who stays connected to it hears of changes: hosts keep only connections of whose port
-        // this is said.
+        // EPCSD: hosts keep a discovery connection only to a port whose entry has this flag. They
+        // are then notified of changes.
         SubsystemType::CURRENT_DISCOVERY => EFLAGS_DUPRETINFO | EFLAGS_EPCSD,
         _ => 0,
     };
@@ -71,8 +73,8 @@ fn entry(
     }
 }
 
-/// Makes an entry one of RDMA, which has no secure channel. It does not tell which provider there
-/// is: hosts find a way to the address by themselves.
+/// Converts an entry to RDMA, which has no secure channel. The provider is not specified: hosts
+/// find a route to the address by themselves.
 fn make_rdma(entry: &mut DiscoveryEntry) {
     entry.trtype = TransportType::RDMA.0;
     entry.treq = TREQ_DISABLE_SQ_FLOW_CONTROL;
@@ -102,7 +104,7 @@ fn at(address: SocketAddr, nqn: &Nqn, subtype: SubsystemType) -> DiscoveryEntry 
     }
 }
 
-/// ASCII, filled with spaces.
+/// An ASCII field, padded with spaces.
 fn text<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     field.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);

@@ -1,8 +1,7 @@
-//! Fused operations: two commands that come one after the other and are done as one (Base 2.0
-//! §3.4.2).
+//! Fused operations: two consecutive commands that are executed as one (Base 2.0 §3.4.2).
 //!
-//! The first waits for the second, and whoever has its data first waits for the other's. A half
-//! without the other ends with a status that says so, and nothing of it was done.
+//! The first command waits for the second, and the one whose data arrives first waits for the
+//! other's. A half without its partner ends with a status that says so, and has no effect.
 
 use super::ControllerQueue;
 use super::commands::{CommandState, CommandWork};
@@ -12,38 +11,40 @@ use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Fuse, Sqe};
 
-/// What the last command has said of a fused operation.
+/// State of a fused operation after the last command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fusing {
-    /// Nothing.
-    No,
-    /// It was the first, in this slot, and the next command has to be the second.
+pub(super) enum FusedState {
+    /// No fused operation is in progress.
+    None,
+    /// The last command was a first half, in this slot; the next command has to be the second.
     First(usize),
-    /// It was the first, and is over.
+    /// The last command was a first half that has ended already.
     Failed,
 }
 
 /// Half of a fused operation.
-pub(super) struct Half {
-    /// The slot of the other.
+pub(super) struct FusedHalf {
+    /// Slot of the other half.
     partner: Option<usize>,
-    /// Once all of it is here.
+    /// The command's data, once it is complete.
     data: Option<SgList>,
 }
 
 impl<T: FabricsTransport> ControllerQueue<T> {
-    /// The slot of the first half that this command is the second of, if it is one; ends the first
-    /// if it is not.
+    /// Returns the slot of the first half if this command is the second one. If it is not, ends a
+    /// pending first half.
     ///
     /// # Errors
-    /// If there is no first, or none any more.
+    /// If this is a second half without a first, or its first has failed.
     pub(super) fn first_half(&mut self, sqe: &Sqe) -> Result<Option<usize>, NvmeStatus> {
-        let before = std::mem::replace(&mut self.fusing, Fusing::No);
+        let before = std::mem::replace(&mut self.fusing, FusedState::None);
         match (sqe.fuse(), before) {
-            (Fuse::SECOND, Fusing::First(first)) => Ok(Some(first)),
-            (Fuse::SECOND, Fusing::Failed) => Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND),
-            (Fuse::SECOND, Fusing::No) => Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND),
-            (Fuse::NORMAL | Fuse::FIRST, Fusing::First(first)) => {
+            (Fuse::SECOND, FusedState::First(first)) => Ok(Some(first)),
+            (Fuse::SECOND, FusedState::Failed) => {
+                Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND)
+            }
+            (Fuse::SECOND, FusedState::None) => Err(NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND),
+            (Fuse::NORMAL | Fuse::FIRST, FusedState::First(first)) => {
                 self.end_half(first, NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND);
                 Ok(None)
             }
@@ -52,24 +53,24 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// The command was not accepted: nor is its other half.
+    /// Ends the other half of a command that was not accepted.
     pub(super) fn half_refused(&mut self, sqe: &Sqe, first: Option<usize>) {
         if sqe.fuse() == Fuse::FIRST {
-            self.fusing = Fusing::Failed;
+            self.fusing = FusedState::Failed;
         }
         if let Some(first) = first {
             self.end_half(first, NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
         }
     }
 
-    /// The command was accepted: finds its other half, or waits for it.
+    /// Links an accepted command with its first half, or marks it as a first half.
     pub(super) fn half_accepted(&mut self, slot: usize, first: Option<usize>) {
-        let half = |partner| Some(Box::new(Half { partner, data: None }));
+        let half = |partner| Some(Box::new(FusedHalf { partner, data: None }));
         if let Some(entry) = self.commands.get_mut(slot) {
             entry.half = half(first);
         }
         match first {
-            None => self.fusing = Fusing::First(slot),
+            None => self.fusing = FusedState::First(slot),
             Some(first) => {
                 if let Some(half) = self.commands.get_mut(first).and_then(|entry| entry.half.as_mut()) {
                     half.partner = Some(slot);
@@ -78,14 +79,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// No second half will come any more.
+    /// Ends a pending first half, because no second half will follow.
     pub(super) fn end_fusing(&mut self) {
-        if let Fusing::First(first) = std::mem::replace(&mut self.fusing, Fusing::No) {
+        if let FusedState::First(first) = std::mem::replace(&mut self.fusing, FusedState::None) {
             self.end_half(first, NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND);
         }
     }
 
-    /// Ends a half, at once or when its data has come.
+    /// Ends a half: immediately, or once its data has arrived.
     pub(super) fn end_half(&mut self, slot: usize, status: NvmeStatus) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
         entry.half = None;
@@ -96,7 +97,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// The data of one half is here: begins if that of the other is, too.
+    /// Stores the data of one half, and begins the operation once both halves have theirs.
     pub(super) fn on_half(&mut self, slot: usize, data: SgList) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
         entry.state = CommandState::Fused;
@@ -125,11 +126,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         half.and_then(|half| half.data.take()).unwrap_or_default()
     }
 
-    /// A command that is half of something is over. If it is the second, and was begun, both are.
-    pub(super) fn half_finished(&mut self, slot: usize, half: &Half, outcome: &NvmeOutcome) {
+    /// Ends a half. If it is the second and was begun, both halves end.
+    pub(super) fn half_finished(&mut self, slot: usize, half: &FusedHalf, outcome: &NvmeOutcome) {
         let Some(partner) = half.partner else {
-            if self.fusing == Fusing::First(slot) {
-                self.fusing = Fusing::Failed;
+            if self.fusing == FusedState::First(slot) {
+                self.fusing = FusedState::Failed;
             }
             return self.finish(slot, outcome);
         };

@@ -1,42 +1,41 @@
-//! Whether a host keeps its controller alive (Base 2.0 §3.9).
+//! Keep Alive Timer of a controller (Base 2.0 §3.9).
 
 use crate::session::ProtocolError;
 use std::time::{Duration, Instant};
 
-/// The Keep Alive Timeout of a controller that has one.
+/// The Keep Alive Timer of a controller that has a timeout.
 pub(super) struct KeepAlive {
     timeout: Duration,
     pub(super) next_check: Instant,
-    /// Something has come since the last check.
-    pub(super) is_heard: bool,
-    /// Checks in a row at which nothing had.
-    silent: u32,
+    /// Whether traffic arrived since the last check.
+    pub(super) has_traffic: bool,
+    /// Number of consecutive checks without traffic.
+    missed: u32,
 }
 
 impl KeepAlive {
-    /// A new timeout from `now` on; `None` is none.
+    /// Sets the timeout, which begins at `now`; `None` disables the timer.
     pub(super) fn set(keep_alive: &mut Option<KeepAlive>, timeout: Option<Duration>, now: Instant) {
         if keep_alive.as_ref().map(|it| it.timeout) != timeout {
             let next_check = |timeout| now.checked_add(pause(timeout)).unwrap_or(now);
             *keep_alive = timeout.map(|timeout| KeepAlive {
                 timeout,
                 next_check: next_check(timeout),
-                is_heard: false,
-                silent: 0,
+                has_traffic: false,
+                missed: 0,
             });
         }
     }
 
-    /// Checks whether the host was heard of, if that is due. A host that is excused counts as
-    /// heard.
+    /// Checks for traffic if a check is due. `is_excused` counts as traffic.
     pub(super) fn check(&mut self, now: Instant, is_excused: bool) -> Result<(), ProtocolError> {
         if self.next_check > now {
             return Ok(());
         }
-        let is_heard = std::mem::take(&mut self.is_heard) || is_excused;
+        let has_traffic = std::mem::take(&mut self.has_traffic) || is_excused;
         self.next_check = now.checked_add(pause(self.timeout)).unwrap_or(now);
-        self.silent = if is_heard { 0 } else { self.silent.saturating_add(1) };
-        if self.silent <= CHECKS {
+        self.missed = if has_traffic { 0 } else { self.missed.saturating_add(1) };
+        if self.missed <= CHECKS {
             return Ok(());
         }
         Err(ProtocolError {
@@ -46,10 +45,10 @@ impl KeepAlive {
     }
 }
 
-/// Between two checks.
+/// Interval between two checks.
 fn pause(timeout: Duration) -> Duration {
     timeout.checked_div(CHECKS).unwrap_or_default()
 }
 
-/// How often it is checked, in a Keep Alive Timeout, whether the host was heard of.
+/// Number of checks within one Keep Alive Timeout.
 const CHECKS: u32 = 4;

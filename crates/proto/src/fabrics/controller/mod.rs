@@ -3,23 +3,24 @@
 //! ```text
 //!   transport ──command──▶ queue ──Connect──▶ connect ──▶ an admin or I/O queue of a Subsystem
 //!        ▲                 │   │                 ▲
-//!        │                 │   │                 └── node: which subsystems there are, and where
+//!        │                 │   │                 └── node: subsystems and ports
 //!        └─data, completion┘   └──▶ control_commands, nvme::admin, nvme::io
 //! ```
 //! A connection is one queue: its first command is Connect, which makes it an admin or an I/O
-//! queue. A host that has to prove who it is does so before anything else. Two commands that are
-//! fused wait for each other (`fused.rs`). What other cores tell a queue is read at each turn.
+//! queue. A host that has to authenticate does so before any other command. Fused commands wait for
+//! each other (`fused.rs`). Events from other cores are read at each turn.
 //!
-//! What bounds a queue: 30 seconds until it is connected and its host has proved who it is; then as
-//! many commands as it has entries, at most 1,024, and 4 that wait for events. Every command that
-//! the queue has an entry for is taken, for the data of those before it may lie behind it in the
-//! same stream; but only 64 MiB of data are in flight and unsent, and the commands of more wait
-//! before they are begun or their data is fetched. A host whose controller has a Keep Alive Timeout
-//! and that is silent for longer loses all of its queues, whatever cores they are on (decision 13).
+//! Bounds of a queue: 30 seconds until it is connected and its host is authenticated; then as many
+//! commands as it has entries, at most 1,024, and 4 Asynchronous Event Requests. Every command for
+//! which the queue has an entry is accepted, because data of earlier commands may follow it in the
+//! same stream. At most 64 MiB of data are in flight or unsent; further commands wait before they
+//! begin or their data is fetched. A host that sends nothing for longer than its Keep Alive Timeout
+//! loses all of its queues, on all cores (decision 13).
 //!
-//! What a transport has to do, and no more, is `Transport` in `transport.rs` (decision 37).
+//! `FabricsTransport` in `transport.rs` is the interface to a transport (decision 37).
 
 mod audit;
+mod change_transport;
 mod commands;
 mod connect;
 mod control_commands;
@@ -27,7 +28,6 @@ mod discovery;
 mod fused;
 mod keep_alive;
 pub mod node;
-mod over_instead;
 mod queue;
 #[cfg(test)]
 pub(crate) mod testing;

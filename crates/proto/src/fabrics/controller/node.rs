@@ -1,4 +1,4 @@
-//! What is served: subsystems, and the ports that lead to them.
+//! The NVMe node: its subsystems, and the ports that lead to them.
 
 use super::unconnected::{ConnectPermit, UnconnectedQueues};
 use crate::fabrics::keyring::Keyring;
@@ -14,64 +14,64 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// All subsystems that are reached through the same ports, and their discovery subsystem. Shared by
-/// all cores.
+/// All subsystems that are reachable through the same ports, and their discovery subsystem. Shared
+/// by all cores.
 pub struct NvmeNode {
     subsystems: RwLock<Vec<Arc<Subsystem>>>,
     pub(crate) discovery: Arc<Subsystem>,
-    /// GENCTR of the discovery log: grows with each change of what it says.
+    /// GENCTR of the discovery log; incremented by each change of its content.
     generation: AtomicU64,
     ports: RwLock<Vec<FabricsPort>>,
-    /// Where else hosts may ask.
+    /// Further discovery subsystems, which the log refers hosts to.
     referrals: RwLock<Vec<Referral>>,
-    /// Data that a command's capsule on an I/O queue may have, in bytes.
+    /// Longest in-capsule data on I/O queues, in bytes.
     pub(crate) in_capsule: usize,
-    /// Keys of hosts that come by TLS.
+    /// TLS PSKs of hosts.
     pub(crate) keyring: Arc<Keyring>,
     secure_channel: RwLock<SecureChannel>,
     /// Connections that have not connected a queue yet.
     unconnected: Arc<UnconnectedQueues>,
 }
 
-/// Where a node listens.
+/// A port: an address that the node listens on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FabricsPort {
-    /// From 1, unique in its node.
+    /// Port identifier, from 1, unique in its node.
     pub id: u16,
-    /// What listeners are bound to: with no certain IP address it is the one that a host has
-    /// reached.
+    /// Address that the listener is bound to. An unspecified IP address stands for the one that a
+    /// host connected to.
     pub address: SocketAddr,
 }
 
-/// Whether connections have to be secured (Base 2.0 §5.16.1.23, TREQ and SECTYPE).
+/// Secure channel requirement of a port (Base 2.0 §5.16.1.23, TREQ and SECTYPE).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SecureChannel {
-    /// It has no TLS.
+    /// The port has no TLS.
     #[default]
     None,
-    /// TLS is not required: hosts with a key come by TLS, and others without.
+    /// TLS is optional: hosts with a key use TLS, others do not.
     NotRequired,
     /// TLS is required.
     Required,
 }
 
-/// Another discovery subsystem that hosts are told of.
+/// A referral to another discovery subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Referral {
-    /// Where it listens.
+    /// Address of the discovery subsystem.
     pub address: SocketAddr,
-    /// Its name; the well-known one fits all.
+    /// NQN of the discovery subsystem; the well-known one fits all.
     pub nqn: Nqn,
 }
 
 impl NvmeNode {
-    /// A node of these subsystems on these ports. `machine` is as for [`Subsystem::new`].
+    /// Creates a node with these subsystems and ports. `machine` is as for [`Subsystem::new`].
     #[must_use]
     pub fn new(subsystems: Vec<Arc<Subsystem>>, ports: Vec<FabricsPort>, machine: &str) -> NvmeNode {
         NvmeNode {
             subsystems: RwLock::new(subsystems),
-            // As Linux's target by default: `nvme disconnect -n` finds the controller by the name
-            // that Identify tells.
+            // As by default in Linux's target: `nvme disconnect -n` finds the controller by the
+            // name in Identify.
             discovery: Arc::new(Subsystem::discovery(well_known_discovery_nqn(), machine)),
             generation: AtomicU64::new(1),
             ports: RwLock::new(ports),
@@ -83,77 +83,77 @@ impl NvmeNode {
         }
     }
 
-    /// Lets hosts come by TLS, on every port, with these keys.
+    /// Enables TLS on every port, with these keys.
     #[must_use]
     pub fn with_tls(mut self, keyring: Arc<Keyring>, secure_channel: SecureChannel) -> NvmeNode {
         (self.keyring, self.secure_channel) = (keyring, RwLock::new(secure_channel));
         self
     }
 
-    /// Calls the discovery subsystem by the unique name of this machine, by which hosts tell it
-    /// from those of others.
+    /// Names the discovery subsystem with the unique NQN of this machine, so that hosts can
+    /// distinguish it from those of other machines.
     #[must_use]
     pub fn with_unique_discovery_nqn(mut self, machine: &str) -> NvmeNode {
         self.discovery = Arc::new(Subsystem::discovery(unique_discovery_nqn(machine), machine));
         self
     }
 
-    /// The keys of hosts.
+    /// The TLS PSKs of hosts.
     #[must_use]
     pub fn keyring(&self) -> &Arc<Keyring> {
         &self.keyring
     }
 
-    /// Whether hosts come by TLS.
+    /// The secure channel requirement.
     #[must_use]
     pub fn secure_channel(&self) -> SecureChannel {
         *self.secure_channel.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on connections have to be secured so; who discovers is told if that is news.
+    /// Changes the secure channel requirement; discovery hosts are notified if it differs.
     pub fn set_secure_channel(&self, secure_channel: SecureChannel) {
         let mut own = self.secure_channel.write().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *own, secure_channel) != secure_channel {
             drop(own);
-            self.tell_change();
+            self.announce_change();
         }
     }
 
-    /// Lets a host connect to a subsystem, or changes what holds for it there; it is told if it
-    /// discovers.
+    /// Allows a host to connect to a subsystem, or changes its access there; the host is notified
+    /// if it is connected for discovery.
     ///
     /// # Errors
-    /// If every host may connect.
+    /// If the subsystem is open to every host.
     pub fn set_host(&self, subsystem: &Subsystem, host: &Nqn, access: HostAccess) -> Result<(), OpenToAll> {
         subsystem.set_host(host, access)?;
-        self.tell_change_to(host);
+        self.announce_change_to(host);
         Ok(())
     }
 
-    /// Lets a host connect to a subsystem no more: its controllers end, and it is told if it
-    /// discovers. Answers whether it was listed there.
+    /// Removes a host from a subsystem's allow-list: its controllers end, and it is notified if it
+    /// is connected for discovery. Returns whether it was listed.
     pub fn remove_host(&self, subsystem: &Subsystem, host: &Nqn) -> bool {
         let was_listed = subsystem.remove_host(host);
         if was_listed {
-            self.tell_change_to(host);
+            self.announce_change_to(host);
         }
         was_listed
     }
 
-    fn tell_change_to(&self, host: &Nqn) {
+    fn announce_change_to(&self, host: &Nqn) {
         self.generation.fetch_add(1, Ordering::AcqRel);
-        self.discovery.associations.tell_named(host, || QueueEvent::DiscoveryChanged);
+        self.discovery.associations.notify_named(host, || QueueEvent::DiscoveryChanged);
     }
 
-    /// Tells hosts of these other discovery subsystems.
+    /// Sets the referrals to other discovery subsystems.
     #[must_use]
     pub fn with_referrals(self, referrals: Vec<Referral>) -> NvmeNode {
         *self.referrals.write().unwrap_or_else(PoisonError::into_inner) = referrals;
         self
     }
 
-    /// Changes where the node listens and where else hosts may ask; who discovers is told if that
-    /// is news. A port keeps its identifier as long as it is there.
+    /// Changes the node's ports and the referrals; discovery hosts are notified of a change. A port
+    /// keeps its identifier as long as it is listed.
     pub fn set_places(&self, ports: Vec<FabricsPort>, referrals: Vec<Referral>) {
         let old = std::mem::replace(
             &mut *self.ports.write().unwrap_or_else(PoisonError::into_inner),
@@ -163,29 +163,29 @@ impl NvmeNode {
         let old_referrals = std::mem::replace(&mut *own, referrals.clone());
         drop(own);
         if old != ports || old_referrals != referrals {
-            self.tell_change();
+            self.announce_change();
         }
     }
 
-    /// Where the node listens.
+    /// The ports on which the node listens.
     pub(crate) fn ports(&self) -> Vec<FabricsPort> {
         self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where else hosts may ask.
+    /// Further discovery subsystems, which the log refers hosts to.
     pub(crate) fn referrals(&self) -> Vec<Referral> {
         self.referrals.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes so many bytes of data in a command's capsule on an I/O queue: rounded down to 16, and
-    /// at most [`MAX_IN_CAPSULE`]. 0: data is always asked for.
+    /// Sets the longest in-capsule data on I/O queues, in bytes: rounded down to 16, and at most
+    /// [`MAX_IN_CAPSULE`]. With 0, all data is fetched.
     #[must_use]
     pub fn with_in_capsule(mut self, bytes: usize) -> NvmeNode {
         self.in_capsule = bytes.min(MAX_IN_CAPSULE) & !15;
         self
     }
 
-    /// Serves one more subsystem; who discovers is told. Answers whether its name was free.
+    /// Adds a subsystem and notifies discovery hosts. Returns whether its NQN was free.
     pub fn add(&self, subsystem: Arc<Subsystem>) -> bool {
         let mut subsystems = self.subsystems.write().unwrap_or_else(PoisonError::into_inner);
         if subsystems.iter().any(|other| other.nqn == subsystem.nqn) {
@@ -193,54 +193,54 @@ impl NvmeNode {
         }
         subsystems.push(subsystem);
         drop(subsystems);
-        self.tell_change();
+        self.announce_change();
         true
     }
 
-    /// Serves a subsystem no more: its controllers lose their connections, and who discovers is
-    /// told. Answers whether there was one of that name.
+    /// Removes a subsystem: its controllers lose their connections, and discovery hosts are
+    /// notified. Returns whether it existed.
     pub fn remove(&self, nqn: &Nqn) -> bool {
         self.withdraw(nqn).inspect(|gone| gone.close()).is_some()
     }
 
-    /// Serves a subsystem to no new host; who discovers is told. Its controllers stay until
+    /// Removes a subsystem for new hosts, and notifies discovery hosts. Its controllers stay until
     /// [`Subsystem::close`].
     pub fn withdraw(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         let mut subsystems = self.subsystems.write().unwrap_or_else(PoisonError::into_inner);
         let place = subsystems.iter().position(|subsystem| subsystem.nqn == *nqn)?;
         let gone = subsystems.remove(place);
         drop(subsystems);
-        self.tell_change();
+        self.announce_change();
         Some(gone)
     }
 
-    /// Changes the ports that lead to a subsystem, `None` for all; who discovers is told if that is
-    /// news. Controllers stay connected through the ports that they came by.
+    /// Changes the ports of a subsystem, `None` for all; discovery hosts are notified of a change.
+    /// Controllers stay connected through the ports on which they were created.
     pub fn set_ports_of(&self, subsystem: &Subsystem, ports: Option<BTreeSet<u16>>) {
         if subsystem.set_ports(ports) {
-            self.tell_change();
+            self.announce_change();
         }
     }
 
-    /// Opens a subsystem to every host, or closes it to those that are not listed; who discovers is
-    /// told if that is news.
+    /// Opens a subsystem to all hosts, or restricts it to those that are listed; discovery hosts
+    /// are notified of a change.
     pub fn set_open(&self, subsystem: &Subsystem, is_open: bool) {
         if subsystem.set_open(is_open) {
-            self.tell_change();
+            self.announce_change();
         }
     }
 
-    /// Lets a host connect to a subsystem no more, but leaves the controllers that it has; answers
-    /// whether it was listed.
+    /// Removes a host from the allow-list of a subsystem, but keeps the controllers that it has;
+    /// returns whether it was listed.
     pub fn withdraw_host(&self, subsystem: &Subsystem, host: &Nqn) -> bool {
         let was_listed = subsystem.withdraw_host(host);
         if was_listed {
-            self.tell_change_to(host);
+            self.announce_change_to(host);
         }
         was_listed
     }
 
-    /// All subsystems with namespaces, as they are now.
+    /// All subsystems except the discovery subsystem.
     #[must_use]
     pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
         self.subsystems.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -251,19 +251,20 @@ impl NvmeNode {
         self.generation.load(Ordering::Acquire)
     }
 
-    fn tell_change(&self) {
+    fn announce_change(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         self.discovery.associations.announce(|| QueueEvent::DiscoveryChanged);
     }
 
-    /// Leave for one more connection to connect its queue, from that address and cut by `hang_up`;
-    /// whether another one was cut for it, as too many are at it.
+    /// Registers a new connection from address `peer`, which has to connect a queue; `hang_up`
+    /// closes it. Returns its permit, and whether another connection was closed because there were
+    /// too many.
     #[must_use]
     pub fn begin_connect(&self, peer: Option<IpAddr>, hang_up: HangUp) -> (ConnectPermit, bool) {
         self.unconnected.begin(peer, hang_up)
     }
 
-    /// The subsystem of that name.
+    /// The subsystem with this NQN.
     #[must_use]
     pub fn find(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         if *nqn == self.discovery.nqn || nqn.as_str() == DISCOVERY_NQN {
@@ -273,8 +274,8 @@ impl NvmeNode {
         subsystems.iter().find(|subsystem| subsystem.nqn == *nqn).cloned()
     }
 
-    /// Ports that hosts are told lead to a subsystem with namespaces: those that it is at. Where it
-    /// is at all of them, the port of discovery is for that alone, unless there is no other.
+    /// The ports of a subsystem in the discovery log. A subsystem that is available on all ports is
+    /// not listed on the discovery port, unless there is no other.
     pub(crate) fn ports_of(&self, subsystem: &Subsystem) -> Vec<FabricsPort> {
         let ports = self.ports();
         let is_discovery = |port: &FabricsPort| port.address.port() == NVME_DISCOVERY_PORT;
@@ -285,15 +286,15 @@ impl NvmeNode {
 }
 
 impl FabricsPort {
-    /// Where a host reaches it that has reached `local` of this machine.
+    /// The address of this port for a host that connected to `local`.
     pub(crate) fn reached_at(&self, local: Option<IpAddr>) -> IpAddr {
         let own = self.address.ip();
         if own.is_unspecified() { local.unwrap_or(own) } else { own }
     }
 }
 
-/// The most data in a capsule, in bytes: it has to be whole in the buffer that it is received into.
+/// Longest in-capsule data, in bytes: a capsule has to fit the receive buffer as a whole.
 pub const MAX_IN_CAPSULE: usize = 32 << 10;
-/// As the Linux target has it: a page of data and the entries of Dataset Management go along with
-/// their commands.
+/// Default in-capsule data length, in bytes, as in Linux's target: enough for a page of data and
+/// for the ranges of Dataset Management.
 const IN_CAPSULE: usize = 8192;

@@ -1,22 +1,22 @@
-//! One queue of a controller, over any transport: from commands to completions.
+//! One queue of a controller, for any transport: from commands to completions.
 //!
 //! ```text
 //!   transport ──on_command──▶ accept ─▶ start ──fetch──▶ transport      data that is not in the capsule
 //!   transport ──on_data────────────────▶ begin ─▶ nvme::admin, control_commands.rs, nvme::io ─▶ submit ─▶ volume
 //!   transport ◀──complete── finish ◀── go_on ◀──────────────────────────────────── on_io ◀── volume
 //! ```
-//! Commands that have to wait for room, memory or others' data before their own is fetched are in
-//! `unstarted`; I/O that has to wait for a locked range is in `held`; commands that poll for
+//! Commands that wait for room, for memory or for the data of others before their own is fetched
+//! are in `unstarted`. I/O that waits for a locked range is in `held`. Commands that poll for
 //! something else are in `waiting`.
 
 use super::commands::{CommandSlot, CommandState, CommandTable, CommandWork};
 use super::connect::{ConnectedQueue, HostConnection};
-use super::fused::Fusing;
+use super::fused::FusedState;
 use super::node::NvmeNode;
 use super::timers::QueueTimers;
 use super::transport::{DataPlace, Descriptor, FabricsTransport};
 use super::unconnected::ConnectPermit;
-use super::unstarted::Unstarted;
+use super::unstarted::UnstartedCommands;
 use crate::backoff::Backoff;
 use crate::event::{AuditEvent, AuditEvents};
 use crate::exports::VolumeId;
@@ -36,59 +36,64 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One queue of a controller: what a host's connection becomes.
+/// One queue of a controller, which is one connection of a host.
 pub struct ControllerQueue<T: FabricsTransport> {
     pub(crate) transport: T,
     pub(super) node: Arc<NvmeNode>,
     pub(super) pool: Pool,
-    pub(super) arrival: HostConnection,
+    pub(super) connection: HostConnection,
     /// `None` until the host's Connect.
     pub(super) queue: Option<ConnectedQueue>,
-    /// The host has to prove who it is.
+    /// Present if the host has to authenticate.
     pub(super) authenticator: Option<Box<Authenticator>>,
     pub(super) audit: AuditEvents,
-    /// Entries of the submission queue: the most commands under way, but for those that wait for
-    /// events.
+    /// Entries of the submission queue, which bound the outstanding commands except those that wait
+    /// for events.
     pub(super) depth: u16,
-    /// How far the submission queue was read; `None`: SQ flow control is disabled.
+    /// SQHD; `None` if SQ flow control is disabled.
     pub(super) sqhd: Option<u16>,
     pub(super) commands: CommandTable<T::Progress>,
-    /// In flight, but not yet taken by the driver.
+    /// I/O that the driver has not taken yet.
     io: VecDeque<(VolumeId, Io)>,
-    /// I/O of commands whose ranges are locked by others.
+    /// I/O that waits for ranges locked by others.
     held: VecDeque<(usize, IoRequest)>,
-    /// Commands that poll whether they can go on.
+    /// Commands that poll whether they can continue.
     pub(super) waiting: VecDeque<usize>,
-    /// I/O in flight that is to end early.
+    /// I/O in flight to be cancelled.
     cancels: VecDeque<(VolumeId, Tag)>,
-    pub(super) fusing: Fusing,
-    /// What other cores tell this queue.
+    pub(super) fusing: FusedState,
+    /// Events from other cores.
     pub(super) events: Option<Arc<EventQueue>>,
     /// Commands that wait for room or memory before they begin or their data is fetched, oldest
     /// first.
-    pub(super) unstarted: Unstarted,
-    /// A Connect that waits for an older association to end, and its data.
+    pub(super) unstarted: UnstartedCommands,
+    /// A Connect that waits for the end of the previous association, and its data.
     pub(super) connecting: Option<(usize, SgList)>,
-    /// Nothing is accepted any more; what is in flight ends.
+    /// Whether new commands are no longer accepted; outstanding ones are finished.
     pub(super) stopping: bool,
-    /// The connection ends.
+    /// Whether the connection has to be closed.
     pub(super) is_over: bool,
     pub(super) timers: QueueTimers,
     pub(super) make_notifier: Option<MakeNotifier>,
 }
 
-/// Makes what wakes a session from other threads of what wakes it on its own.
+/// Creates a notifier, which wakes a session from any thread, from the session's waker.
 pub type MakeNotifier = Box<dyn FnOnce(&Waker) -> Notifier>;
 
 impl<T: FabricsTransport> ControllerQueue<T> {
-    /// A queue for a host that has just connected. `pool` is the core's, for data from the host.
-    /// The host has 30 seconds from `now` on to connect the queue.
-    pub(crate) fn over(transport: T, node: Arc<NvmeNode>, pool: Pool, now: Instant) -> ControllerQueue<T> {
+    /// Creates a queue for a host that has just connected. `pool` is the core's pool, for data from
+    /// the host. The host has 30 seconds from `now` to connect the queue.
+    pub(crate) fn with_transport(
+        transport: T,
+        node: Arc<NvmeNode>,
+        pool: Pool,
+        now: Instant,
+    ) -> ControllerQueue<T> {
         ControllerQueue {
             transport,
             node,
             pool,
-            arrival: HostConnection { sgls: T::SGLS, ..HostConnection::default() },
+            connection: HostConnection { sgls: T::SGLS, ..HostConnection::default() },
             queue: None,
             authenticator: None,
             audit: AuditEvents::default(),
@@ -99,16 +104,16 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             held: VecDeque::new(),
             waiting: VecDeque::new(),
             cancels: VecDeque::new(),
-            fusing: Fusing::No,
+            fusing: FusedState::None,
             events: None,
-            unstarted: Unstarted::default(),
+            unstarted: UnstartedCommands::default(),
             connecting: None,
             stopping: false,
             is_over: false,
             timers: QueueTimers {
                 connect_by: now.checked_add(CONNECT_TIME).unwrap_or(now),
                 now,
-                prove_by: now,
+                message_by: now,
                 retry: Backoff::new(now),
                 poll_at: now,
                 keep_alive: None,
@@ -117,84 +122,85 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// With leave to connect a queue, over a connection to `local_ip` that `hang_up` cuts: that is
-    /// how an I/O queue ends with its controller.
+    /// Sets the permit, the local address and the means to close the connection, which ends an I/O
+    /// queue together with its controller.
     #[must_use]
     pub fn admitted(mut self, permit: ConnectPermit, local_ip: Option<IpAddr>, hang_up: HangUp) -> Self {
-        self.arrival.permit = Some(permit);
-        self.arrival.local_ip = local_ip;
-        self.arrival.hang_up = Some(hang_up);
+        self.connection.permit = Some(permit);
+        self.connection.local_ip = local_ip;
+        self.connection.hang_up = Some(hang_up);
         self
     }
 
-    /// With random bytes that nobody else knows, without which hosts cannot prove who they are.
+    /// Sets the secret random seed without which hosts cannot authenticate.
     #[must_use]
     pub fn with_seed(mut self, seed: [u8; 32]) -> Self {
-        self.arrival.seed = Some(seed);
+        self.connection.seed = Some(seed);
         self
     }
 
-    /// For a host that has come by the port of this identifier.
+    /// Sets the identifier of the port that the host connected to.
     #[must_use]
     pub fn at_port(mut self, port: u16) -> Self {
-        self.arrival.port = port;
+        self.connection.port = port;
         self
     }
 
-    /// Fetching only so many bytes of data at a time, or that of a few commands, if that is more.
-    /// Without it all is fetched that there is room for.
+    /// Limits the data that is fetched at a time to `bytes`, or to that of
+    /// [`MIN_FETCHES`](super::unstarted) commands if that is more. Without a limit, data is fetched
+    /// as long as there is room.
     #[must_use]
-    pub fn asking_for_at_most(mut self, bytes: usize) -> Self {
-        self.unstarted.most_asked = bytes;
+    pub fn fetching_at_most(mut self, bytes: usize) -> Self {
+        self.unstarted.max_fetching = bytes;
         self
     }
 
-    /// With a way for other cores to have it take a turn. Without one it polls its events ten times
-    /// a second.
+    /// Sets a notifier, with which other cores wake this session. Without one the session polls its
+    /// events ten times a second.
     #[must_use]
     pub fn with_notifier(mut self, make_notifier: MakeNotifier) -> Self {
         self.make_notifier = Some(make_notifier);
         self
     }
 
-    /// TLS is established with the key of that identity.
+    /// Handles the end of the TLS handshake, with the key of `identity`.
     pub(crate) fn on_secured_by(&mut self, identity: &[u8]) -> Result<(), ProtocolError> {
         let gone = ProtocolError {
-            what: "used a TLS key that is not there any more",
+            what: "used a TLS key that no longer exists",
             reference: "TCP Transport 1.1 §3.6.1",
         };
-        self.arrival.secured = Some(Box::new(self.node.keyring().find(identity).ok_or(gone)?));
+        self.connection.secured = Some(Box::new(self.node.keyring().find(identity).ok_or(gone)?));
         Ok(())
     }
 
-    /// The host was heard of.
+    /// Records traffic from the host.
     #[inline]
     pub(crate) fn on_traffic(&mut self, now: Instant) {
         self.timers.now = now;
         self.timers.retry.reset(now);
         if let Some(keep_alive) = &mut self.timers.keep_alive {
-            keep_alive.is_heard = true;
+            keep_alive.has_traffic = true;
         }
     }
 
-    /// Whether the next command may be looked at.
+    /// Whether the next command may be handled.
     #[inline]
     pub(crate) fn takes_commands(&self) -> bool {
         self.connecting.is_none()
     }
 
-    /// Whether the connection is to be closed.
+    /// Whether the connection has to be closed.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Whether everything has ended that was to end before the connection is closed.
+    /// Whether everything has ended that has to end before the connection is closed.
     pub(crate) fn is_finished(&self) -> bool {
         self.is_over || (self.stopping && self.commands.is_idle())
     }
 
-    /// The connection ends now. Answers whether it had ended before.
+    /// Ends the connection immediately. Returns whether it had ended before.
     pub(crate) fn end(&mut self) -> bool {
         self.held.clear();
         self.waiting.clear();
@@ -203,10 +209,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         std::mem::replace(&mut self.is_over, true)
     }
 
-    /// A command, with `capsule_len` bytes of data in its capsule, which are whole if `is_intact`.
+    /// Handles a command with `capsule_len` bytes of in-capsule data, whose digest was correct if
+    /// `is_intact`.
     ///
     /// # Errors
-    /// If the host has more commands under way than its queue has entries.
+    /// If the host has more commands outstanding than its queue has entries.
     #[inline]
     pub(crate) fn on_command(
         &mut self,
@@ -220,12 +227,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             return Err(OVERRUN);
         }
         if self.stopping {
-            // No answer: the connection ends, and a host does elsewhere or later what it has no
-            // answer for. A status would be one of the few tries that it makes, perhaps all of them
-            // before it sees that the connection ends.
+            // Not completed: the connection is about to end, and the host retries the command
+            // elsewhere or later. A completion would use up one of its few retries.
             return Ok(());
         }
-        let first = if sqe.fuse() == Fuse::NORMAL && self.fusing == Fusing::No {
+        let first = if sqe.fuse() == Fuse::NORMAL && self.fusing == FusedState::None {
             None
         } else {
             match self.first_half(sqe) {
@@ -256,16 +262,16 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 return Ok(());
             }
         };
-        // What it moves, if it is what it says; else it was refused.
+        // Commands whose real length differs from the descriptor were refused above.
         let payload = descriptor.len.min(MAX_DATA);
         let slot = self.commands.insert(CommandSlot::new(*sqe, work, out, payload));
         if sqe.fuse() != Fuse::NORMAL {
             self.half_accepted(slot, first);
         }
         let data = if let Some(offset) = in_capsule {
-            // It is here, and holds what it holds.
+            // The offset and length were checked by `locate`.
             lend().slice(offset, out).into()
-        } else if payload == 0 || out == 0 && self.unstarted.holds_nobody_up() && self.has_room(payload) {
+        } else if payload == 0 || out == 0 && self.unstarted.is_empty_of_waiting() && self.has_room(payload) {
             SgList::default()
         } else {
             self.unstarted.push(slot);
@@ -277,9 +283,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         Ok(())
     }
 
-    /// Whether another command has that CID. One that waits for an event gives it up: SPDK's host
-    /// reuses the identifiers of its waiting requests when it shuts a controller down, and no
-    /// target refuses that.
+    /// Whether another command uses this CID. An Asynchronous Event Request gives its CID up:
+    /// SPDK's host reuses those CIDs when it shuts a controller down, and no target refuses that.
     #[inline]
     fn is_taken(&mut self, cid: u16) -> bool {
         let Some(slot) = self.commands.find(cid) else { return false };
@@ -291,21 +296,20 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         !is_waiting
     }
 
-    /// Says who carries a command out, and how much data the host has for it, in bytes. It may be
-    /// the second half of the fused operation whose first is in this slot. `told` is the length of
-    /// its descriptor.
+    /// Determines how a command is executed, and the length of the host's data in bytes. `first` is
+    /// the slot of the first half if this is the second half of a fused operation.
     #[inline]
     fn accept(
         &mut self,
         sqe: &Sqe,
         first: Option<usize>,
-        told: usize,
+        descriptor_len: usize,
     ) -> Result<(CommandWork, usize), NvmeStatus> {
         if sqe.flags & PSDT_MASK != PSDT_SGL {
             return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
         let is_fabrics = AdminOpcode(sqe.opcode) == AdminOpcode::FABRICS;
-        if !is_fabrics && !self.is_authentic() {
+        if !is_fabrics && !self.is_authenticated() {
             return Err(NvmeStatus::AUTHENTICATION_REQUIRED);
         }
         let fuse = sqe.fuse();
@@ -321,7 +325,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                         _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
                     }
                 }
-                let out = command.data_out(told);
+                let out = command.data_out(descriptor_len);
                 Ok((CommandWork::Io(command), out))
             }
             _ if fuse != Fuse::NORMAL => Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
@@ -331,9 +335,9 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// Begins commands that data can be moved for now, or has their data fetched. Who has taken a
-    /// command has to go on listening, for the data that makes room may come by the same stream; so
-    /// it is here that commands wait.
+    /// Begins waiting commands, or fetches their data, as far as there is room. Commands wait here
+    /// and not in the transport, because it has to receive the data of earlier commands over the
+    /// same stream.
     pub(super) fn start(&mut self) {
         while let Some(slot) = self.unstarted.next(&mut self.commands) {
             let Some(entry) = self.commands.get_mut(slot) else {
@@ -341,7 +345,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 continue;
             };
             let (len, payload) = (entry.data_out, entry.payload);
-            // The second half of what is begun does not wait for others.
+            // The second half of a begun operation does not wait.
             let is_half = entry.half.is_some();
             if !is_half && !self.has_room(payload) {
                 return;
@@ -350,7 +354,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 if self.pool.could_hold(len) {
                     return;
                 }
-                // It would wait for ever.
+                // The pool is too small, so it would wait forever.
                 self.unstarted.remove(slot);
                 self.finish(slot, &NvmeOutcome::retry(NvmeStatus::NAMESPACE_NOT_READY));
                 continue;
@@ -361,12 +365,12 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 self.begin(slot, SgList::default());
             } else if let Some(entry) = self.commands.get_mut(slot) {
                 self.transport.fetch(slot, entry);
-                self.commands.ask(slot);
+                self.commands.begin_fetch(slot);
             }
         }
     }
 
-    /// Whether that much data may be in flight beside what is.
+    /// Whether `data_len` more bytes may be in flight.
     #[inline]
     fn has_room(&self, data_len: usize) -> bool {
         let unsent = self.transport.unsent();
@@ -377,14 +381,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 && (is_alone || payload <= self.pool.peer_share() && !self.pool.is_short())
     }
 
-    /// The command in that slot, if its data is being fetched.
+    /// The command in this slot, if its data is being fetched.
     #[inline]
     pub(crate) fn fetching(&mut self, slot: usize) -> Option<&mut CommandSlot<T::Progress>> {
         let entry = self.commands.get_mut(slot)?;
         (entry.state == CommandState::Data && entry.data_out > 0 && entry.is_counted).then_some(entry)
     }
 
-    /// A command's memory, taken from the pool if it has none yet.
+    /// The memory for a command's data; taken from the pool at first use.
     pub(crate) fn memory_for(&mut self, slot: usize) -> Option<Seg> {
         let entry = self.commands.get_mut(slot)?;
         if entry.memory.is_none() {
@@ -394,26 +398,26 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         entry.memory.clone()
     }
 
-    /// All data of a command is in its memory, or lent to it.
+    /// Handles the arrival of all data of a command.
     #[inline]
     pub(crate) fn on_data(&mut self, slot: usize) {
-        self.commands.arrived(slot);
+        self.commands.end_fetch(slot);
         if let Some(entry) = self.commands.get_mut(slot) {
             let data = entry.take_memory();
             self.begin(slot, data);
         }
-        if self.unstarted.has_unasked() {
+        if self.unstarted.has_unfetched() {
             self.start();
         }
     }
 
-    /// A command's data was lost on its way, which another try may not meet.
+    /// Handles the loss of a command's data in transit, after which a retry may succeed.
     pub(crate) fn on_data_lost(&mut self, slot: usize) {
-        self.commands.arrived(slot);
+        self.commands.end_fetch(slot);
         self.finish(slot, &NvmeOutcome::retry(NvmeStatus::TRANSIENT_TRANSPORT_ERROR));
     }
 
-    /// All of a command's data is here.
+    /// Begins a command whose data is complete.
     #[inline]
     fn begin(&mut self, slot: usize, data: SgList) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
@@ -459,7 +463,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// Has a command poll whether it can go on.
+    /// Makes a command poll whether it can continue.
     pub(super) fn wait(&mut self, slot: usize) {
         if let Some(entry) = self.commands.get_mut(slot) {
             entry.state = CommandState::Other;
@@ -467,8 +471,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.waiting.push_back(slot);
     }
 
-    /// Hands an I/O out if reservations allow it, or holds it while somebody else has its range for
-    /// itself.
+    /// Submits an I/O if reservations allow it, or holds it while another command has locked its
+    /// range.
     #[inline]
     fn submit(&mut self, slot: usize, wanted: IoRequest) {
         let (Some(entry), Some(ConnectedQueue::Io(queue))) = (self.commands.get_mut(slot), &mut self.queue)
@@ -483,7 +487,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             Err(why) => {
                 queue.look_again();
                 if !queue.admissions.has(volume) {
-                    // It was detached while the command was under way.
+                    // The namespace was detached while the command was in progress.
                     return self.finish(slot, &NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));
                 }
                 return match why {
@@ -503,7 +507,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let was_cut_short = matches!(result, Err(IoError::Aborted));
         let step = command.on_io(result);
         if self.is_over {
-            // Nobody waits for the rest.
+            // The connection is closed, so the rest is not executed.
             return self.commands.remove(slot);
         }
         if entry.abort.is_some() && (was_cut_short || !matches!(step, IoStep::Done(_))) {
@@ -512,7 +516,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.go_on(slot, step);
     }
 
-    /// Goes on with whatever waits, if it can.
+    /// Retries everything that waits.
     pub(super) fn resume(&mut self) {
         for _ in 0..self.held.len() {
             if let Some((slot, wanted)) = self.held.pop_front() {
@@ -549,7 +553,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.start();
     }
 
-    /// A command is over.
+    /// Completes a command.
     #[inline]
     pub(super) fn finish(&mut self, slot: usize, outcome: &NvmeOutcome) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
@@ -575,8 +579,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.complete(&sqe, outcome);
     }
 
-    /// A command that is not in the table, or not any more, has failed: notes that in the
-    /// controller's error log, if there is a controller, and tells the host.
+    /// Completes a failed command that is not in the table: adds it to the controller's error log,
+    /// if there is a controller, and sends the completion.
     #[cold]
     fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome) {
         let status = match &self.queue {
@@ -588,7 +592,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.transport.complete(sqe, &NvmeOutcome { status, ..outcome.clone() }, sqhd);
     }
 
-    /// Reads what other cores have told.
+    /// Handles the events from other cores.
     #[inline]
     fn read_events(&mut self) {
         let Some(event) = self.events.as_ref().and_then(|events| events.pop()) else { return };
@@ -596,7 +600,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         while let Some(event) = self.events.as_ref().and_then(|events| events.pop()) {
             self.on_event(event);
         }
-        self.tell_events();
+        self.send_events();
     }
 
     #[cold]
@@ -614,14 +618,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             | QueueEvent::AnaChanged { .. }
             | QueueEvent::DiscoveryChanged => {
                 if let Some(ConnectedQueue::Admin(admin)) = &mut self.queue {
-                    admin.hear(&event);
+                    admin.on_event(&event);
                 }
             }
         }
     }
 
-    /// Answers Asynchronous Event Requests as long as there is something to tell.
-    pub(super) fn tell_events(&mut self) {
+    /// Completes Asynchronous Event Requests as long as there are events.
+    pub(super) fn send_events(&mut self) {
         while let Some(ConnectedQueue::Admin(admin)) = &mut self.queue
             && let Some((slot, result)) = admin.next_event()
         {
@@ -629,7 +633,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// What the host has under way on that volume ends.
+    /// Aborts the host's I/O on a volume whose reservation was preempted.
     fn preempted(&mut self, volume: VolumeId) {
         for slot in self.commands.slots() {
             let entry = self.commands.get_mut(slot);
@@ -643,7 +647,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// Ends a command: at once if nothing of it is under way, else with its data or its I/O.
+    /// Aborts a command: immediately if it has no data transfer and no I/O in flight, otherwise
+    /// together with those.
     fn end_early(&mut self, slot: usize, status: NvmeStatus, order: Option<AbortOrder>) {
         let held = self.held.iter().position(|(held, _)| *held == slot);
         let Some(entry) = self.commands.get_mut(slot).filter(|entry| entry.half.is_none()) else { return };
@@ -663,12 +668,12 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// A command ends as it was told to.
+    /// Completes an aborted command.
     fn finish_aborted(&mut self, slot: usize) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
         let Some(abort) = entry.abort.take() else { return };
         let outcome = match abort.status {
-            // The host knows best whether to try again.
+            // Without DNR: the host decides whether to retry.
             NvmeStatus::COMMAND_ABORT_REQUESTED => NvmeOutcome::retry(abort.status),
             status => NvmeOutcome::failure(status),
         };
@@ -682,30 +687,30 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// Whether there is a queue that may be used.
+    /// Whether the queue is connected and its host authenticated.
     fn is_usable(&self) -> bool {
-        self.queue.is_some() && self.is_authentic()
+        self.queue.is_some() && self.is_authenticated()
     }
 
-    /// Whether the host has proved who it is, or need not.
+    /// Whether the host is authenticated or does not have to be.
     #[inline]
-    pub(super) fn is_authentic(&self) -> bool {
+    pub(super) fn is_authenticated(&self) -> bool {
         self.authenticator.as_ref().is_none_or(|authenticator| authenticator.is_done())
     }
 
-    /// Whether the host is proving who it is.
-    fn is_proving(&self) -> bool {
-        self.queue.is_some() && !self.is_authentic()
+    /// Whether authentication is in progress.
+    fn is_authenticating(&self) -> bool {
+        self.queue.is_some() && !self.is_authenticated()
     }
 
-    /// Whether it has to poll for events itself.
+    /// Whether the queue has to poll for events because it has no notifier.
     fn polls_events(&self) -> bool {
         let is_notified = self.events.as_ref().is_none_or(|events| events.notifies());
         !is_notified && matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.waits_for_events())
     }
 
-    /// Whether anything waits that nothing is certain to wake. Commands that wait for room beside
-    /// data in flight begin when some of that has gone: each such turn looks.
+    /// Whether something waits that no event is certain to wake. Commands that wait for room while
+    /// data is in flight need no timer: each turn that frees room retries them.
     fn polls(&self) -> bool {
         let is_alone = self.commands.payload == 0 && self.transport.unsent() == 0;
         self.waits() || is_alone && !self.unstarted.is_empty()
@@ -726,7 +731,7 @@ impl<T: FabricsTransport> Timed for ControllerQueue<T> {
         }
         let timers = &self.timers;
         let connect = (!self.is_usable()).then_some(timers.connect_by);
-        let prove = self.is_proving().then_some(timers.prove_by);
+        let prove = self.is_authenticating().then_some(timers.message_by);
         let retry = self.polls().then_some(timers.retry.at());
         let keep_alive = timers.keep_alive.as_ref().map(|keep_alive| keep_alive.next_check);
         let poll = self.polls_events().then_some(timers.poll_at);
@@ -734,17 +739,17 @@ impl<T: FabricsTransport> Timed for ControllerQueue<T> {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        let is_proving = self.is_proving();
+        let is_authenticating = self.is_authenticating();
         let timers = &mut self.timers;
         timers.now = now;
-        let late = if now >= timers.connect_by && (is_proving || self.queue.is_none()) {
+        let late = if now >= timers.connect_by && (is_authenticating || self.queue.is_none()) {
             Some(ProtocolError {
-                what: "did not connect a queue, and prove who it is, within 30 seconds",
+                what: "did not connect a queue and authenticate within 30 seconds",
                 reference: "NVMe Base 2.0 §3.3.2.2",
             })
-        } else if is_proving && now >= timers.prove_by {
+        } else if is_authenticating && now >= timers.message_by {
             Some(ProtocolError {
-                what: "did not go on proving who it is within 15 seconds",
+                what: "did not continue its authentication within 15 seconds",
                 reference: "NVMe Base 2.0 §8.13.2",
             })
         } else {
@@ -758,8 +763,8 @@ impl<T: FabricsTransport> Timed for ControllerQueue<T> {
         timers.retry.on_try(now);
         self.read_events();
         self.resume();
-        // Who is still proving itself may not send Keep Alive yet, and has `connect_by` to be done.
-        let is_excused = !self.is_authentic();
+        // A host that is authenticating cannot send Keep Alive yet; `connect_by` bounds it.
+        let is_excused = !self.is_authenticated();
         let checked = match &mut self.timers.keep_alive {
             Some(keep_alive) => keep_alive.check(now, is_excused),
             None => Ok(()),
@@ -789,14 +794,14 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
     }
 
     fn on_start(&mut self, waker: &Waker, _now: Instant) {
-        self.arrival.notifier = self.make_notifier.take().map(|make| make(waker));
+        self.connection.notifier = self.make_notifier.take().map(|make| make(waker));
     }
 
     #[inline]
     fn on_turn(&mut self, now: Instant) {
         self.timers.now = now;
         self.read_events();
-        // What was sent meanwhile has made room.
+        // Data that was sent meanwhile has made room.
         if !self.unstarted.is_empty() {
             self.start();
         }
@@ -829,8 +834,8 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
     }
 }
 
-/// Where the host's data is: at an offset in the capsule, or with the host. Refuses descriptors
-/// that do not fit the command (Base 2.0 §4.1.2, TCP Transport 1.0 §3.3.2).
+/// Location of the host's data: an offset in the capsule, or `None` if it has to be fetched.
+/// Refuses descriptors that do not fit the command (Base 2.0 §4.1.2, TCP Transport 1.0 §3.3.2).
 #[inline]
 fn locate(
     sqe: &Sqe,
@@ -865,7 +870,7 @@ fn locate(
     Ok(None)
 }
 
-/// SQHD of the next completion, of a queue of so many entries. Until Connect it just counts.
+/// SQHD of the next completion, for a queue of `entries` entries. Before Connect it only counts.
 #[inline]
 fn next_sqhd(sqhd: &mut Option<u16>, entries: u16) -> Option<u16> {
     let next = sqhd.as_mut()?;
@@ -876,16 +881,17 @@ fn next_sqhd(sqhd: &mut Option<u16>, entries: u16) -> Option<u16> {
     Some(*next)
 }
 
-/// The most commands of one queue: its entries, and those that wait for events.
+/// Most outstanding commands of one queue: its entries, and those that wait for events.
 const MAX_COMMANDS: usize = MQES as usize + 1 + MAX_EVENT_REQUESTS;
-/// The most data of one session, in bytes, what the transport has not sent included.
+/// Most data in flight for one session, in bytes, including data that the transport has not sent
+/// yet.
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
-/// Until a queue is connected.
+/// Time limit for Connect and authentication.
 pub(super) const CONNECT_TIME: Duration = Duration::from_secs(30);
-/// How often a queue without a notifier polls its events.
+/// Interval at which a queue without a notifier polls its events.
 const POLL: Duration = Duration::from_millis(100);
-/// A host has more commands under way than its queue has entries for; the connection ends, and
-/// nothing else would tell the host.
+/// The host has more commands outstanding than its queue has entries. The connection ends; no
+/// status would report this to the host.
 const OVERRUN: ProtocolError = ProtocolError {
     what: "sent more commands than its queue has entries",
     reference: "NVMe Base 2.0, SQ flow control",

@@ -1,4 +1,4 @@
-//! What tests of controllers begin with: what is served, and commands.
+//! Fixtures for tests of controllers: a node, and commands.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::node::{FabricsPort, NvmeNode};
@@ -17,17 +17,17 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 pub(crate) const NQN: &str = "nqn.2026-11.com.example:disk";
 pub(crate) const PRIVATE: &str = "nqn.2026-11.com.example:private";
 pub(crate) const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001";
-/// Of a volume, in bytes.
+/// Size of a volume, in bytes.
 pub(crate) const SIZE: u64 = 4 << 20;
 
-/// A volume under that name.
+/// An export with this name.
 pub(crate) fn export(name: &str) -> Export {
     let volume = Arc::new(MemVolume::new(SIZE));
     Export { name: name.into(), description: String::new(), read_only: name == "b", volume }
 }
 
-/// What is served: a subsystem with namespaces 1 and 2 for everybody, and one for nobody that is
-/// here.
+/// A node with an open subsystem with namespaces 1 and 2, and a subsystem that is closed to the
+/// test host.
 pub(crate) fn node() -> (Arc<NvmeNode>, Exports) {
     serve(Exports::new(vec![export("a"), export("b")]))
 }
@@ -79,10 +79,10 @@ pub(crate) fn set_cc(value: u64) -> Sqe {
     Sqe::read_from_bytes(set.as_bytes()).unwrap()
 }
 
-/// CC of a controller that is enabled.
+/// The value of CC that enables a controller.
 pub(crate) const CC_ENABLED: u64 = 0x0046_0061;
 
-/// A command of an I/O queue on so many blocks.
+/// An I/O command for `blocks` blocks.
 pub(crate) fn nvm(opcode: NvmOpcode, nsid: u32, slba: u64, blocks: u32) -> Sqe {
     let moves = matches!(opcode, NvmOpcode::READ | NvmOpcode::WRITE | NvmOpcode::COMPARE);
     Sqe {
@@ -97,7 +97,7 @@ pub(crate) fn nvm(opcode: NvmOpcode, nsid: u32, slba: u64, blocks: u32) -> Sqe {
     }
 }
 
-/// A command of an admin queue that brings so much data.
+/// An admin command that returns up to `room` bytes of data.
 pub(crate) fn admin(opcode: AdminOpcode, nsid: u32, cdw10: u32, cdw11: u32, room: u32) -> Sqe {
     Sqe {
         opcode: opcode.0,
@@ -114,7 +114,7 @@ pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at % 251) as u8 ^ (at >> 9) as u8).collect()
 }
 
-/// The status of what was refused, and that it is not worth another try.
+/// The status of a failed command, which must have DNR set.
 pub(crate) fn refusal(cqe: &Cqe) -> NvmeStatus {
     assert!(cqe.status.do_not_retry(), "{cqe:?}");
     cqe.status.status()

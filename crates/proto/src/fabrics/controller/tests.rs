@@ -1,5 +1,5 @@
-//! Queues of controllers over a transport in memory: what a host asks, and what the queue has the
-//! transport do. No byte is encoded; each transport's own tests are about its bytes.
+//! Controller queues over a transport in memory: the commands of a host, and the calls to the
+//! transport that follow. No byte is encoded; each transport has its own tests for that.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod ana;
@@ -31,30 +31,30 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A transport that keeps what the queue has it do, in order.
+/// A transport that records the queue's calls, in order.
 #[derive(Default)]
-struct Loopback {
-    sent: Vec<Sent>,
+struct LoopbackTransport {
+    sent: Vec<TransportCall>,
 }
 
-/// One thing that the queue had the transport do.
+/// One call of the queue to its transport.
 #[derive(Debug, Clone)]
-enum Sent {
-    Fetch(Fetch),
+enum TransportCall {
+    Fetch(FetchCall),
     Done { data: Vec<u8>, cqe: Cqe },
 }
 
-/// Data of a command that is to be fetched.
+/// A request to fetch a command's data.
 #[derive(Debug, Clone, Copy)]
-struct Fetch {
+struct FetchCall {
     slot: usize,
     len: usize,
 }
 
-impl FabricsTransport for Loopback {
+impl FabricsTransport for LoopbackTransport {
     const NAME: &'static str = "loopback";
 
-    /// What has been delivered, in bytes.
+    /// Delivered data, in bytes.
     type Progress = usize;
 
     fn descriptor(sqe: &Sqe) -> Descriptor {
@@ -67,84 +67,89 @@ impl FabricsTransport for Loopback {
     }
 
     fn needs_memory(len: usize) -> bool {
-        len > LENT
+        len > MAX_BORROWED
     }
 
     fn fetch(&mut self, slot: usize, command: &mut CommandSlot<usize>) {
         let len = command.data_out;
-        assert_eq!(command.memory.is_some(), len > LENT);
-        self.sent.push(Sent::Fetch(Fetch { slot, len }));
+        assert_eq!(command.memory.is_some(), len > MAX_BORROWED);
+        self.sent.push(TransportCall::Fetch(FetchCall { slot, len }));
     }
 
     fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>) {
         let cqe = outcome.cqe(sqe.cid.get(), sqhd);
-        self.sent.push(Sent::Done { data: outcome.data.to_vec(), cqe });
+        self.sent.push(TransportCall::Done { data: outcome.data.to_vec(), cqe });
     }
 
     fn unsent(&self) -> usize {
-        let done = |sent: &Sent| if let Sent::Done { data, .. } = sent { data.len() } else { 0 };
+        let done =
+            |sent: &TransportCall| if let TransportCall::Done { data, .. } = sent { data.len() } else { 0 };
         self.sent.iter().map(done).sum()
     }
 }
 
-impl Sent {
+impl TransportCall {
     fn cqe(&self) -> Cqe {
         match self {
-            Sent::Done { cqe, .. } => *cqe,
-            Sent::Fetch(fetch) => panic!("{fetch:?}"),
+            TransportCall::Done { cqe, .. } => *cqe,
+            TransportCall::Fetch(fetch) => panic!("{fetch:?}"),
         }
     }
 
-    fn fetch(&self) -> Fetch {
+    fn fetch(&self) -> FetchCall {
         match self {
-            Sent::Fetch(fetch) => *fetch,
-            Sent::Done { cqe, .. } => panic!("{cqe:?}"),
+            TransportCall::Fetch(fetch) => *fetch,
+            TransportCall::Done { cqe, .. } => panic!("{cqe:?}"),
         }
     }
 }
 
 /// A queue over a transport in memory.
-fn queue(node: &(Arc<NvmeNode>, Exports), pool: Pool, now: Instant) -> ControllerQueue<Loopback> {
-    ControllerQueue::over(Loopback::default(), node.0.clone(), pool, now)
+fn queue(node: &(Arc<NvmeNode>, Exports), pool: Pool, now: Instant) -> ControllerQueue<LoopbackTransport> {
+    ControllerQueue::with_transport(LoopbackTransport::default(), node.0.clone(), pool, now)
 }
 
-/// A host by hand: sends commands, delivers data that is fetched, takes completions.
-struct Host {
-    pump: Pump<ControllerQueue<Loopback>>,
+/// A scripted host: sends commands, delivers fetched data, takes completions.
+struct FabricsTestHost {
+    pump: Pump<ControllerQueue<LoopbackTransport>>,
     cid: u16,
-    /// Every byte of its identifier.
+    /// The value of every byte of its host identifier.
     id: u8,
     now: Instant,
 }
 
-impl Host {
-    /// Connected to a port, nothing said.
-    fn new(node: &(Arc<NvmeNode>, Exports)) -> Host {
-        Host::with_pool(node, Pool::new(usize::MAX))
+impl FabricsTestHost {
+    /// A host that is connected to a port and has sent nothing.
+    fn new(node: &(Arc<NvmeNode>, Exports)) -> FabricsTestHost {
+        FabricsTestHost::with_pool(node, Pool::new(usize::MAX))
     }
 
-    fn with_pool(node: &(Arc<NvmeNode>, Exports), pool: Pool) -> Host {
+    fn with_pool(node: &(Arc<NvmeNode>, Exports), pool: Pool) -> FabricsTestHost {
         let now = Instant::now();
-        Host { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, now }
+        FabricsTestHost { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, now }
     }
 
-    /// Over a connection that can be cut, to that address.
-    fn with_hang_up(node: &(Arc<NvmeNode>, Exports), hang_up: HangUp, local_ip: Option<IpAddr>) -> Host {
-        let mut host = Host::new(node);
+    /// A host on a connection to `local_ip` that `hang_up` closes.
+    fn with_hang_up(
+        node: &(Arc<NvmeNode>, Exports),
+        hang_up: HangUp,
+        local_ip: Option<IpAddr>,
+    ) -> FabricsTestHost {
+        let mut host = FabricsTestHost::new(node);
         let (permit, _) = node.0.begin_connect(None, hang_up.clone());
         let session = queue(node, Pool::new(usize::MAX), host.now);
         host.pump.session = session.admitted(permit, local_ip, hang_up);
         host
     }
 
-    /// With an enabled controller, and its identifier.
-    fn admin(node: &(Arc<NvmeNode>, Exports)) -> (Host, u16) {
-        Host::admin_of(node, 1)
+    /// A host with an enabled controller, and the controller's identifier.
+    fn admin(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, u16) {
+        FabricsTestHost::admin_of(node, 1)
     }
 
-    /// As a host of that identifier.
-    fn admin_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (Host, u16) {
-        let mut host = Host::new(node);
+    /// A host with this host identifier and an enabled controller.
+    fn admin_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (FabricsTestHost, u16) {
+        let mut host = FabricsTestHost::new(node);
         host.id = id;
         let cqe = host.connect(0, CNTLID_DYNAMIC, 0);
         assert!(cqe.status.is_success());
@@ -153,14 +158,14 @@ impl Host {
     }
 
     /// An I/O queue, and the admin queue of its controller.
-    fn io(node: &(Arc<NvmeNode>, Exports)) -> (Host, Host) {
-        Host::io_of(node, 1)
+    fn io(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, FabricsTestHost) {
+        FabricsTestHost::io_of(node, 1)
     }
 
-    /// As a host of that identifier.
-    fn io_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (Host, Host) {
-        let (admin, cntlid) = Host::admin_of(node, id);
-        let mut io = Host::new(node);
+    /// An I/O queue and its admin queue, of a host with this host identifier.
+    fn io_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (FabricsTestHost, FabricsTestHost) {
+        let (admin, cntlid) = FabricsTestHost::admin_of(node, id);
+        let mut io = FabricsTestHost::new(node);
         io.id = id;
         assert!(io.connect(1, cntlid, 0).status.is_success());
         (io, admin)
@@ -191,7 +196,7 @@ impl Host {
         self.run(command, data.as_bytes()).1
     }
 
-    /// Sends a command with its data in its capsule and takes its end: data and completion.
+    /// Sends a command with in-capsule data and takes its result: data and completion.
     fn run(&mut self, mut sqe: Sqe, data: &[u8]) -> (Vec<u8>, Cqe) {
         if !data.is_empty() {
             sqe.dptr = SglDescriptor::in_capsule(0, data.len() as u32);
@@ -202,12 +207,12 @@ impl Host {
 
     fn end_of(&mut self, sqe: Sqe) -> (Vec<u8>, Cqe) {
         let [end] = self.received().try_into().unwrap();
-        let Sent::Done { data, cqe } = end else { panic!("{end:?}") };
+        let TransportCall::Done { data, cqe } = end else { panic!("{end:?}") };
         assert_eq!(cqe.cid, sqe.cid);
         (data, cqe)
     }
 
-    /// Sends a command, with data in its capsule.
+    /// Sends a command with in-capsule data.
     fn send(&mut self, sqe: &mut Sqe, data: &[u8]) {
         self.cid += 1;
         sqe.cid = self.cid.into();
@@ -223,8 +228,8 @@ impl Host {
         Ok(())
     }
 
-    /// Delivers a part of the data that is fetched.
-    fn deliver(&mut self, fetch: Fetch, offset: usize, data: &[u8]) {
+    /// Delivers part of the fetched data.
+    fn deliver(&mut self, fetch: FetchCall, offset: usize, data: &[u8]) {
         let session = &mut self.pump.session;
         let memory = session.memory_for(fetch.slot).unwrap();
         memory.slice(offset, data.len()).copy_from(data);
@@ -236,13 +241,13 @@ impl Host {
         self.pump.turn();
     }
 
-    /// What the queue has had the transport do.
-    fn received(&mut self) -> Vec<Sent> {
+    /// Takes the recorded calls.
+    fn received(&mut self) -> Vec<TransportCall> {
         std::mem::take(&mut self.pump.session.transport.sent)
     }
 
-    /// The one fetch that there is.
-    fn fetch(&mut self) -> Fetch {
+    /// Takes the only recorded call, which is a fetch.
+    fn fetch(&mut self) -> FetchCall {
         let [fetch] = self.received().try_into().unwrap();
         fetch.fetch()
     }
@@ -252,5 +257,5 @@ impl Host {
     }
 }
 
-/// Data up to this many bytes needs no memory of the queue.
-const LENT: usize = 64 << 10;
+/// Data up to this many bytes is borrowed from the transport and needs no memory of the queue.
+const MAX_BORROWED: usize = 64 << 10;

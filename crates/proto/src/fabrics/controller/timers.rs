@@ -1,4 +1,4 @@
-//! When a queue of a controller has to do something by itself.
+//! The deadlines of a controller's queue.
 
 use super::keep_alive::KeepAlive;
 use crate::backoff::Backoff;
@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 
 /// The deadlines of one queue.
 pub(super) struct QueueTimers {
-    /// A queue must be connected, and its host authenticated, by then.
+    /// Deadline of Connect and authentication.
     pub(super) connect_by: Instant,
-    /// When the latest call came.
+    /// Time of the latest call.
     pub(super) now: Instant,
-    /// The next message of an authentication must have come by then.
-    pub(super) prove_by: Instant,
-    /// When to ask the pool, locked ranges and older associations again, apart from each
-    /// completion.
+    /// Deadline of the next authentication message.
+    pub(super) message_by: Instant,
+    /// Next time to retry commands that wait for the pool, for locked ranges or for a previous
+    /// association; completions retry them too.
     pub(super) retry: Backoff,
-    /// When to poll for events.
+    /// Next time to poll for events.
     pub(super) poll_at: Instant,
     pub(super) keep_alive: Option<KeepAlive>,
 }
 
 impl QueueTimers {
-    /// What a host that proves who it is sends next has its time from now on.
+    /// Restarts the deadline of the next authentication message.
     pub(super) fn expect_message(&mut self) {
-        self.prove_by = self.now.checked_add(PROVE_TIME).unwrap_or(self.now);
+        self.message_by = self.now.checked_add(AUTH_MESSAGE_TIMEOUT).unwrap_or(self.now);
     }
 }
 
-/// For each message of a host that proves who it is: to compute with the largest group takes
-/// seconds at most.
-const PROVE_TIME: Duration = Duration::from_secs(15);
+/// Time limit for each authentication message: computing with the largest group takes a few
+/// seconds.
+const AUTH_MESSAGE_TIMEOUT: Duration = Duration::from_secs(15);

@@ -1,4 +1,4 @@
-//! What a controller's queue asks of the transport that carries it.
+//! The interface between a controller's queue and its transport.
 
 use super::commands::CommandSlot;
 use crate::nvme::NvmeOutcome;
@@ -7,66 +7,67 @@ use blockmux_wire::nvme::identify::SGLS_TRANSPORT;
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvmeof::fabrics::TransportType;
 
-/// A transport, as a queue of a controller drives it.
+/// The transport of a controller's queue.
 ///
-/// The transport hands commands in ([`ControllerQueue::on_command`]) and says when the data that it
-/// was to fetch is there ([`ControllerQueue::on_data`], [`ControllerQueue::on_data_lost`]). It may
-/// call back from neither of its own methods. What was completed is never mentioned again.
+/// The transport passes commands to the queue ([`ControllerQueue::on_command`]) and reports when
+/// fetched data has arrived ([`ControllerQueue::on_data`]) or was lost
+/// ([`ControllerQueue::on_data_lost`]). It must not call these from within its own methods. A
+/// completed command is never referred to again.
 ///
 /// [`ControllerQueue::on_command`]: super::ControllerQueue::on_command
 /// [`ControllerQueue::on_data`]: super::ControllerQueue::on_data
 /// [`ControllerQueue::on_data_lost`]: super::ControllerQueue::on_data_lost
 pub trait FabricsTransport {
-    /// The protocol's name, for whoever audits.
+    /// Name of the protocol in audit events.
     const NAME: &'static str;
 
-    /// TRTYPE: what the discovery log says of the ports that it is told through.
+    /// TRTYPE of the ports in a discovery log that is read over this transport.
     const TRTYPE: TransportType = TransportType::TCP;
 
-    /// What Identify says of the SGLs that commands may have, beside offsets into the capsule: a
-    /// bit of the field SGLS.
+    /// SGL types that commands may use in addition to in-capsule offsets: a bit of the field SGLS
+    /// of Identify Controller.
     const SGLS: u32 = SGLS_TRANSPORT;
 
-    /// How far the data of one command has come.
+    /// Progress of one command's data transfer.
     type Progress: Default;
 
-    /// Reads a command's DPTR.
+    /// Reads the data pointer (DPTR) of a command.
     fn descriptor(sqe: &Sqe) -> Descriptor;
 
-    /// Whether so much data, in bytes, needs memory before it is fetched. What needs none is lent
-    /// by the transport.
+    /// Whether data of `len` bytes needs memory of the queue before it is fetched. Other data is
+    /// borrowed from the transport's receive buffer.
     fn needs_memory(len: usize) -> bool;
 
-    /// Fetches all data of the command in this slot from the host: an R2T, an RDMA Read. The slot
-    /// is below 2,048.
+    /// Fetches all data of the command in this slot from the host, by an R2T or an RDMA Read. Slots
+    /// are below 2,048.
     fn fetch(&mut self, slot: usize, command: &mut CommandSlot<Self::Progress>);
 
-    /// Sends a command's data, if it has some, and its completion, in this order. `sqhd` is `None`
-    /// where SQ flow control is disabled.
+    /// Sends a command's data, if any, and then its completion. `sqhd` is `None` if SQ flow control
+    /// is disabled.
     fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>);
 
-    /// Data and completions that the host has not taken yet, in bytes.
+    /// Data and completions that were not sent yet, in bytes.
     fn unsent(&self) -> usize;
 }
 
-/// Where the data of a command is.
+/// Length and location of a command's data.
 pub struct Descriptor {
-    /// In bytes.
+    /// Length in bytes.
     pub(crate) len: usize,
-    /// Where, or why the descriptor is wrong for this transport.
+    /// Location of the data, or the status if the descriptor is invalid for this transport.
     pub(crate) place: Result<DataPlace, NvmeStatus>,
 }
 
-/// Where the data of a command is.
+/// Location of a command's data.
 pub(crate) enum DataPlace {
-    /// In its capsule, from this offset on.
+    /// In the capsule, at this offset.
     Capsule(u64),
-    /// With the host: the transport moves it.
+    /// At the host; the transport transfers it.
     Host,
 }
 
 impl Descriptor {
-    /// Whether the transport moves the data.
+    /// Whether the transport transfers the data.
     #[inline]
     pub(super) fn is_at_host(&self) -> bool {
         matches!(self.place, Ok(DataPlace::Host))

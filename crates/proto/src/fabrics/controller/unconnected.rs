@@ -1,42 +1,42 @@
-//! Connections that have no queue yet, or whose host has not proved who it is.
+//! Connections without a queue, or whose host is not authenticated yet.
 //!
-//! There are only so many of them, and none is held for long. One more takes the place of another:
-//! the oldest of those from the address that has the most. So who opens connections without end
-//! loses its own, and who comes from elsewhere and knows what it wants has all the time that it
-//! needs.
+//! Their number and their lifetime are bounded. When there are too many, a new one replaces the
+//! oldest from the address with the most of them. So a host that opens connections without end
+//! displaces its own, and hosts elsewhere keep the full time to connect.
 
 use crate::nvme::HangUp;
 use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Those of a node.
+/// The unconnected connections of a node.
 #[derive(Default)]
-pub(crate) struct UnconnectedQueues(Mutex<All>);
+pub(crate) struct UnconnectedQueues(Mutex<UnconnectedList>);
 
 #[derive(Default)]
-struct All {
-    /// Oldest first.
+struct UnconnectedList {
+    /// The unconnected connections, oldest first.
     waiting: VecDeque<UnconnectedQueue>,
     next: u64,
 }
 
 struct UnconnectedQueue {
     number: u64,
-    /// `None`: not by an address.
+    /// `None` if the peer has no IP address.
     peer: Option<IpAddr>,
     hang_up: HangUp,
 }
 
-/// A connection's leave to connect a queue, held until it has and its host has proved who it is.
+/// Permit of a connection to connect a queue. It is held until the queue is connected and its host
+/// authenticated.
 pub struct ConnectPermit {
     all: Arc<UnconnectedQueues>,
     number: u64,
 }
 
 impl UnconnectedQueues {
-    /// Leave for one more connection, from that address and cut by that; whether another one lost
-    /// its own for it.
+    /// Registers a connection from address `peer`, which `hang_up` closes. Returns its permit, and
+    /// whether another connection was closed because there were too many.
     pub(crate) fn begin(
         self: &Arc<UnconnectedQueues>,
         peer: Option<IpAddr>,
@@ -44,7 +44,7 @@ impl UnconnectedQueues {
     ) -> (ConnectPermit, bool) {
         let mut all = self.all();
         let is_crowded = all.waiting.len() >= MAX_UNCONNECTED;
-        let cut = if is_crowded { all.crowd_out() } else { None };
+        let cut = if is_crowded { all.evict_oldest() } else { None };
         let number = all.next;
         all.next = number.wrapping_add(1);
         all.waiting.push_back(UnconnectedQueue { number, peer, hang_up });
@@ -55,14 +55,14 @@ impl UnconnectedQueues {
         (ConnectPermit { all: self.clone(), number }, is_crowded)
     }
 
-    fn all(&self) -> MutexGuard<'_, All> {
+    fn all(&self) -> MutexGuard<'_, UnconnectedList> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl All {
-    /// Takes the oldest from the address with the most: what cuts it.
-    fn crowd_out(&mut self) -> Option<HangUp> {
+impl UnconnectedList {
+    /// Removes the oldest connection from the address with the most; returns what closes it.
+    fn evict_oldest(&mut self) -> Option<HangUp> {
         let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::new();
         for waiting in &self.waiting {
             let count = counts.entry(waiting.peer).or_default();
@@ -78,14 +78,14 @@ impl All {
 impl Drop for ConnectPermit {
     fn drop(&mut self) {
         let mut all = self.all.all();
-        // They are in order.
+        // Sorted by number.
         if let Ok(at) = all.waiting.binary_search_by_key(&self.number, |waiting| waiting.number) {
             all.waiting.remove(at);
         }
     }
 }
 
-/// Connections without a queue, or a proof, at a time.
+/// Most connections of a node without a queue or without authentication.
 pub const MAX_UNCONNECTED: usize = 1024;
 
 #[cfg(test)]
@@ -94,7 +94,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn who_crowds_others_loses_its_own_oldest_connections() {
+    fn a_peer_with_too_many_connections_loses_its_own_oldest_ones() {
         let (all, cuts) = (Arc::<UnconnectedQueues>::default(), Arc::new(AtomicUsize::new(usize::MAX)));
         let begin = |peer: u8, name: usize| {
             let cuts = cuts.clone();
@@ -106,13 +106,13 @@ mod tests {
         assert!(flood.iter().all(|(_, is_crowded)| !is_crowded));
         let more: Vec<_> =
             (0..3).map(|name| (begin(2, 5000 + name).1, cuts.load(Ordering::Relaxed))).collect();
-        // Each of them is gone as soon as it is dropped here.
+        // Each permit is dropped immediately.
         assert_eq!(more, [(true, 1), (false, 1), (false, 1)]);
         let (late, is_crowded) = begin(3, 8888);
         assert!(!is_crowded);
-        let kept: Vec<_> = (0..5).map(|name| begin(2, 6000 + name)).collect();
+        let more: Vec<_> = (0..5).map(|name| begin(2, 6000 + name)).collect();
         assert_eq!(cuts.load(Ordering::Relaxed), 6, "two to five, and the sixth; the honest ones are there");
-        drop((flood, kept));
+        drop((flood, more));
         assert_eq!(all.all().waiting.len(), 2);
         drop((honest, late));
         assert!(all.all().waiting.is_empty());

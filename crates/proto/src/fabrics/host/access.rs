@@ -1,15 +1,14 @@
-//! How well this path leads to the namespace: asymmetric namespace access (ANA), as a host sees it.
+//! Asymmetric namespace access (ANA) and path failures, as a host sees them.
 //!
-//! The admin queue reads the log page and hears of changes; an I/O queue is told, and meets a state
-//! that has changed before anybody was told. Then nothing more is sent by this path until the page
-//! has been read again. Where there are other paths, what met such a state is handed back, to be
-//! done there.
+//! The admin queue reads the ANA log page and receives change events. An I/O queue is notified of
+//! the state, or learns of a change by a command's status. Then it sends nothing more on this path
+//! until the log page has been read again. If there are other paths, a command that met such a
+//! status is handed back, to be sent on another path.
 //!
-//! A path may also fail what goes by it, between the controller and the namespace or on the way to
-//! the controller (Path Related Status that is not of ANA). That says nothing of ANA's state, and
-//! may be over at once or never. What it met is handed back, and the path is left alone for a
-//! while, which grows as long as nothing gets through; where there is no other, the I/O waits for
-//! it.
+//! A path may also fail commands for other reasons: Path Related Status other than ANA, by the
+//! controller or on the way to it. That does not change the ANA state, and may be transient or
+//! permanent. The failed command is handed back and the path is not used for a while. The pause
+//! grows until a command succeeds. If there is no other path, the I/O waits.
 
 use super::queue::NamespaceQueue;
 use crate::session::PathRank;
@@ -17,18 +16,17 @@ use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-/// Whether the path fails what goes by it.
+/// Path failures, and the pause that follows them.
 #[derive(Default)]
-pub(super) struct Failing {
-    /// Pauses since something got through.
+pub(super) struct PathFailures {
+    /// Number of pauses since a command succeeded.
     pauses: u32,
-    /// Until when it is left alone, if it is.
+    /// End of the current pause.
     until: Option<Instant>,
 }
 
-impl Failing {
-    /// Something failed on the way. What was sent before the path was left alone is part of the
-    /// same failure.
+impl PathFailures {
+    /// Records a path failure. Failures during a pause belong to the failure that began it.
     #[cold]
     pub(super) fn on_failure(&mut self, now: Instant) {
         if self.until.is_none() {
@@ -38,7 +36,7 @@ impl Failing {
         }
     }
 
-    /// Something got through.
+    /// Records a successful command.
     #[inline]
     pub(super) fn on_good(&mut self) {
         if self.until.is_none() {
@@ -46,7 +44,7 @@ impl Failing {
         }
     }
 
-    /// When to call [`Failing::on_timeout`].
+    /// When to call [`PathFailures::on_timeout`].
     #[inline]
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.until
@@ -57,7 +55,7 @@ impl Failing {
     }
 }
 
-/// How well the path leads to a group of that state.
+/// Rank of a path whose group is in this ANA state.
 pub(super) fn rank(state: AnaState) -> PathRank {
     match state {
         AnaState::OPTIMIZED => PathRank::Best,
@@ -66,7 +64,7 @@ pub(super) fn rank(state: AnaState) -> PathRank {
     }
 }
 
-/// What the log page says of a group, if it has it.
+/// ANA state of a group in the log page, if it is listed.
 pub(super) fn state_of(page: &[u8], group: u32) -> Option<AnaState> {
     let (header, mut rest) = AnaHeader::read_from_prefix(page).ok()?;
     for _ in 0..header.nagd.get() {
@@ -80,14 +78,14 @@ pub(super) fn state_of(page: &[u8], group: u32) -> Option<AnaState> {
     None
 }
 
-/// How long the log page is with so many groups, in bytes, as far as we read it.
+/// Length in bytes of the log page that is read for `groups` groups.
 pub(super) fn page_len(groups: u32) -> u32 {
     let groups = groups.min(MAX_GROUPS).saturating_mul(size_of::<AnaGroupDescriptor>() as u32);
     groups.saturating_add(size_of::<AnaHeader>() as u32)
 }
 
 impl NamespaceQueue {
-    /// How well the path leads to the namespace.
+    /// Rank of this path to the namespace.
     #[inline]
     pub(crate) fn path_rank(&self) -> PathRank {
         if self.set.failing.until.is_some() {
@@ -96,18 +94,18 @@ impl NamespaceQueue {
         self.set.rank
     }
 
-    /// The admin queue has learned that.
+    /// Sets the rank that the admin queue has learned.
     pub(crate) fn set_path_rank(&mut self, rank: PathRank) {
         self.set.rank = rank;
     }
 }
 
-/// How long a path is left alone that fails what goes by it, for the first time.
+/// Length of the first pause after a path failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// ANA state, in the low four bits.
+/// Mask of the ANA state, in the low four bits.
 const STATE_MASK: u8 = 0x0f;
-/// The most groups that are read of.
+/// Most groups that are read.
 const MAX_GROUPS: u32 = 1024;
 
 #[cfg(test)]
@@ -125,7 +123,7 @@ mod tests {
         };
         let header = AnaHeader { nagd: 2.into(), ..AnaHeader::new_zeroed() };
         let (seven, nine) = (group(7, 2, seven), group(9, 0, nine));
-        [header.as_bytes(), seven.as_bytes(), &[9; 8], nine.as_bytes(), b"rubbish that follows"].concat()
+        [header.as_bytes(), seven.as_bytes(), &[9; 8], nine.as_bytes(), b"trailing bytes"].concat()
     }
 
     #[test]
@@ -144,12 +142,12 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_fails_is_left_alone_for_longer_and_longer_until_something_gets_through() {
-        let (mut failing, mut now) = (Failing::default(), Instant::now());
-        let mut pause = |failing: &mut Failing| {
+    fn pauses_of_a_failing_path_grow_until_a_command_succeeds() {
+        let (mut failing, mut now) = (PathFailures::default(), Instant::now());
+        let mut pause = |failing: &mut PathFailures| {
             assert_eq!(failing.poll_timeout(), None);
             failing.on_failure(now);
-            // What was under way fails, too, or gets through.
+            // Commands in flight fail too, or succeed.
             failing.on_failure(now);
             failing.on_good();
             let until = failing.poll_timeout().unwrap();
@@ -165,15 +163,15 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_cut_off_or_lies_tells_nothing() {
+    fn a_truncated_or_inconsistent_log_page_has_no_state() {
         let whole = page(AnaState::OPTIMIZED, AnaState::OPTIMIZED);
         assert_eq!(state_of(&whole, 8), None);
         for len in 0..16 + 32 + 8 + 32 {
             assert_eq!(state_of(&whole[..len], 9), None, "{len}");
         }
-        let mut lies = whole;
-        lies[16 + 4..16 + 8].fill(0xff);
-        assert_eq!(state_of(&lies, 9), None);
+        let mut inconsistent = whole;
+        inconsistent[16 + 4..16 + 8].fill(0xff);
+        assert_eq!(state_of(&inconsistent, 9), None);
         assert_eq!(page_len(u32::MAX), 16 + 1024 * 32);
     }
 }

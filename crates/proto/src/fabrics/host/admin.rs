@@ -1,9 +1,9 @@
-//! An admin queue over its connection: it brings a controller up and holds the association. Its
-//! commands under way: those of the bring-up, Keep Alive, and the shutdown at the end.
+//! The host's admin queue: it initializes the controller and holds the association. Its commands
+//! are those of the initialization, Keep Alive, and the shutdown at the end.
 
 use super::Names;
 use super::bring_up::{NamespaceProbe, ProbeResult};
-use super::changes::{NamespaceChanges, Topic};
+use super::changes::{NamespaceChanges, QueryTopic};
 use super::command;
 use super::discovery::FoundSubsystem;
 use super::info::{ControllerInfo, NamespaceInfo};
@@ -24,32 +24,32 @@ use std::time::{Duration, Instant};
 
 pub use super::bring_up::Ask;
 
-/// What an admin queue is for.
+/// Configuration of an admin queue.
 #[derive(Clone, Debug)]
 pub struct AdminConfig {
-    /// Who connects, and where to.
+    /// Names of the host and the subsystem.
     pub names: Names,
-    /// How we prove who we are, if we can.
+    /// Credentials for authentication, if there are any.
     pub credentials: Option<HostCredentials>,
-    /// How many I/O queues to ask for, if any are to be used; at least 1.
+    /// Number of I/O queues to request; at least 1.
     pub queues: u16,
-    /// What to ask.
+    /// The information to request from the controller.
     pub ask: Ask,
-    /// Keep alive timeout, whole milliseconds; 0: none.
+    /// Keep Alive Timeout in whole milliseconds; 0 for none.
     pub keep_alive: Duration,
 }
 
-/// One admin queue, from the begin of its connection on.
+/// An admin queue and its connection.
 pub struct HostAdmin<T> {
     pub(crate) transport: T,
     pub(super) admin: AdminCommands,
     is_over: bool,
 }
 
-/// What the methods of [`HostAdmin`] by these names tell.
+/// The values of the methods of [`HostAdmin`] with the same names.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the methods say it")]
-pub struct AdminAnswers<'a> {
+pub struct AdminResults<'a> {
     pub controller: Option<&'a ControllerInfo>,
     pub namespaces: &'a [NamespaceInfo],
     pub found: (&'a [FoundSubsystem], u64),
@@ -59,7 +59,7 @@ pub struct AdminAnswers<'a> {
 }
 
 impl<T: HostTransport> HostAdmin<T> {
-    /// A session on a fresh connection.
+    /// Creates a session for a new connection.
     #[must_use]
     pub fn new(config: AdminConfig, options: T::Options, pool: Pool, now: Instant) -> HostAdmin<T> {
         let mut transport = T::new(options, None, pool);
@@ -67,10 +67,10 @@ impl<T: HostTransport> HostAdmin<T> {
         HostAdmin { transport, admin: AdminCommands::new(config, now), is_over: false }
     }
 
-    /// All that the controller has told, whatever carries the queue.
+    /// The controller's information, independent of the transport.
     #[must_use]
-    pub fn answers(&self) -> AdminAnswers<'_> {
-        AdminAnswers {
+    pub fn answers(&self) -> AdminResults<'_> {
+        AdminResults {
             controller: self.controller(),
             namespaces: self.namespaces(),
             found: self.found(),
@@ -80,49 +80,49 @@ impl<T: HostTransport> HostAdmin<T> {
         }
     }
 
-    /// The controller, once it has told everything.
+    /// The controller, once everything requested is known.
     #[must_use]
     pub fn controller(&self) -> Option<&ControllerInfo> {
         self.admin.is_known().then_some(&self.admin.bring_up.controller)
     }
 
-    /// The namespaces that were asked for, once they are known; at most 1,024.
+    /// The requested namespaces, once they are known; at most 1,024.
     #[must_use]
     pub fn namespaces(&self) -> &[NamespaceInfo] {
         &self.admin.bring_up.namespaces
     }
 
-    /// What the discovery log page has, at most 10,000 entries, and how many more there are.
+    /// Entries of the discovery log page, at most 10,000, and the number of entries beyond those.
     #[must_use]
     pub fn found(&self) -> (&[FoundSubsystem], u64) {
         let (found, left_out) = &self.admin.bring_up.found;
         (found, *left_out)
     }
 
-    /// Why the session does not do what was asked, if it does not.
+    /// The refusal for which the session failed.
     #[must_use]
     pub fn refused(&self) -> Option<&NvmeRefused> {
         self.admin.refused.as_ref()
     }
 
-    /// The key of TLS that was made, where one was to be: the session is over then, and another one
-    /// is to begin on a connection that is secured with it.
+    /// The generated PSK, if the session had to generate one. The session is over then, and a new
+    /// one has to connect with TLS and this key.
     #[must_use]
     pub fn generated(&self) -> Option<&InputPsk> {
         self.admin.bring_up.generated.as_ref()
     }
 
-    /// Whether the session has come to its end: everything asked for was told, or refused, or it
+    /// Whether the session is over: everything was learned, the controller refused, or the session
     /// was stopped.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Has the transport hand in what came from the controller, and goes on.
+    /// Lets the transport pass on what it received, and continues.
     ///
     /// # Errors
-    /// Those of the transport.
+    /// Protocol violations that the transport found.
     pub(crate) fn receive<R>(
         &mut self,
         now: Instant,
@@ -134,14 +134,14 @@ impl<T: HostTransport> HostAdmin<T> {
         Ok(taken)
     }
 
-    /// Has the transport go on by itself, and then the commands.
+    /// Lets the transport work, and continues.
     pub(crate) fn drive<R>(&mut self, step: impl FnOnce(&mut T, &mut AdminCommands) -> R) -> R {
         let result = step(&mut self.transport, &mut self.admin);
         self.advance();
         result
     }
 
-    /// The controller has ended the connection.
+    /// Handles the end of the connection by the controller.
     pub(crate) fn on_lost(&mut self) -> Result<(), ProtocolError> {
         if self.is_over || (self.admin.is_known() && self.transport.may_end()) {
             self.is_over = true;
@@ -154,7 +154,7 @@ impl<T: HostTransport> HostAdmin<T> {
         })
     }
 
-    /// Sends what may be sent, and ends when it is time.
+    /// Sends the next commands, and ends the session when it is time.
     fn advance(&mut self) {
         if !self.transport.is_open() || self.is_over {
             return;
@@ -173,7 +173,7 @@ impl<T: HostTransport> HostAdmin<T> {
             return;
         }
         self.admin.is_shutting_down = true;
-        // Whether it is answered makes no difference to us.
+        // The completion of the shutdown is not awaited.
         if self.transport.is_open() && self.admin.is_enabled() {
             let request = self.admin.last();
             self.transport.send(&request, &mut self.admin);
@@ -219,36 +219,36 @@ impl<T: HostTransport> Control for HostAdmin<T> {
     }
 }
 
-/// An admin queue's commands.
+/// The commands of an admin queue.
 pub(crate) struct AdminCommands {
     commands: Slots<AdminCommand>,
     bring_up: NamespaceProbe,
-    /// What comes after everything is known, if the session stays.
+    /// Change notifications, for a session that stays.
     changes: Option<NamespaceChanges>,
     stays: bool,
-    /// A question is under way, or waits.
+    /// Whether an initialization command is outstanding or delayed.
     is_asked: bool,
     refused: Option<NvmeRefused>,
     keep_alive: Duration,
-    /// A Keep Alive is to be sent.
+    /// Whether a Keep Alive has to be sent.
     is_due: bool,
     is_shutting_down: bool,
     timers: AdminTimers,
 }
 
 struct AdminTimers {
-    /// When the latest call came.
+    /// Time of the latest call.
     now: Instant,
-    /// When everything has to be known.
+    /// Deadline of the initialization.
     deadline: Instant,
     next_keep_alive: Option<Instant>,
-    /// Since when the controller is to become ready, and how long it may take.
+    /// Start and limit (CAP.TO) of the wait for CSTS.RDY.
     unready: Option<(Instant, Duration)>,
-    /// When to ask again.
+    /// Time of the next retry.
     ask_again: Option<Instant>,
-    /// When to look again how well the path leads to the namespace.
+    /// Next time to read the ANA log page without an event.
     look_again: Option<Instant>,
-    /// When a change of the path's ANA state has to be over.
+    /// Deadline of an ANA transition.
     changed_by: Option<Instant>,
 }
 
@@ -299,18 +299,18 @@ impl AdminCommands {
         }
     }
 
-    /// When the latest call came.
+    /// Time of the latest call.
     #[cfg(test)]
     pub(super) fn now(&self) -> Instant {
         self.timers.now
     }
 
-    /// Whether everything is known that was asked for.
+    /// Whether everything requested is known.
     pub(crate) fn is_known(&self) -> bool {
         self.bring_up.is_known()
     }
 
-    /// Whether I/O queues may begin.
+    /// Whether I/O queues may connect.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_known() && self.changes.as_ref().is_none_or(NamespaceChanges::knows_access)
     }
@@ -326,11 +326,11 @@ impl AdminCommands {
         }
         if self.is_known() && self.stays {
             let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
-            let news = self.changes.get_or_insert_with(|| NamespaceChanges::new(controller, namespace));
-            let (sqe, transfer, payload, topic) = news.next()?;
+            let changes = self.changes.get_or_insert_with(|| NamespaceChanges::new(controller, namespace));
+            let (sqe, transfer, payload, topic) = changes.next()?;
             let purpose = match topic {
-                Topic::Events => AdminPurpose::Changes,
-                Topic::Access => AdminPurpose::Access,
+                QueryTopic::Events => AdminPurpose::Changes,
+                QueryTopic::Access => AdminPurpose::Access,
             };
             return Some(self.begin(purpose, sqe, transfer, payload));
         }
@@ -348,14 +348,14 @@ impl AdminCommands {
         self.begin(AdminPurpose::Shutdown, sqe, DataTransfer::Nothing, SgList::default())
     }
 
-    /// Whether there is a controller that could be shut down.
+    /// Whether the controller is enabled and has to be shut down.
     pub(crate) fn is_enabled(&self) -> bool {
         self.bring_up.is_enabled()
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let timers = &self.timers;
-        // Whether it becomes ready is looked at whenever that is asked.
+        // The wait for CSTS.RDY is checked at each poll of it.
         let is_due = !self.is_ready() && timers.unready.is_none();
         let bring_up = is_due.then_some(timers.deadline);
         let looks = self.changes.as_ref().is_some_and(NamespaceChanges::is_to_ask_again);
@@ -365,7 +365,7 @@ impl AdminCommands {
     }
 
     /// # Errors
-    /// If the controller is silent.
+    /// If the controller did not respond in time.
     pub(crate) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.timers.now = now;
         if self.timers.ask_again.is_some_and(|at| now >= at) {
@@ -376,7 +376,7 @@ impl AdminCommands {
         let is_late = now >= self.timers.deadline && self.timers.unready.is_none() && !self.is_ready();
         if is_late && self.refused.is_none() {
             return Err(ProtocolError {
-                what: "did not tell what it is within 30 seconds",
+                what: "did not complete its initialization within 30 seconds",
                 reference: "NVMe Base 2.0 §3.5, Controller Initialization",
             });
         }
@@ -389,29 +389,29 @@ impl AdminCommands {
                     reference: "NVMe Base 2.0 §3.9, Keep Alive",
                 });
             }
-            // Before the controller is enabled there is nothing to keep.
+            // Keep Alive is not allowed before the controller is enabled.
             self.is_due = self.is_enabled();
-            // Half of the time is left for it to get there.
+            // Sent after half of the timeout, which leaves the other half for the transfer.
             self.timers.next_keep_alive = half(now, self.keep_alive);
         }
         Ok(())
     }
 
-    /// Looks how well the path leads to the namespace from time to time, where nobody tells.
+    /// Reads the ANA log page from time to time if no events announce changes.
     fn look_again(&mut self, now: Instant) {
-        let Some(news) = self.changes.as_mut().filter(|news| news.is_to_ask_again()) else {
+        let Some(changes) = self.changes.as_mut().filter(|changes| changes.is_to_ask_again()) else {
             self.timers.look_again = None;
             return;
         };
         if self.timers.look_again.is_none_or(|at| now >= at) {
             if self.timers.look_again.is_some() {
-                news.ask_for_access();
+                changes.ask_for_access();
             }
             self.timers.look_again = now.checked_add(ACCESS_EVERY);
         }
     }
 
-    /// Gives a path up that is still about to change when ANATT is over, so that it is begun with
+    /// Ends the session if an ANA transition takes longer than ANATT, so that the path is connected
     /// anew.
     fn wait_for_change(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let time = self.bring_up.controller.ana_transition;
@@ -432,7 +432,7 @@ impl AdminCommands {
         Ok(())
     }
 
-    /// Asks again, unless the controller has had its time to become ready.
+    /// Repeats the command, unless the controller's time to become ready is over.
     fn on_pause_over(&mut self, now: Instant) {
         self.timers.ask_again = None;
         self.is_asked = false;
@@ -454,11 +454,12 @@ impl AdminCommands {
         NvmeRequest { key, command: sqe, transfer }
     }
 
-    /// The bring-up's question was answered.
+    /// Handles the completion of an initialization command.
     fn on_answer(&mut self, command: &AdminCommand, cqe: &Cqe) {
         let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
         if cqe.status.is_success() && !is_whole {
-            // Ask again: a digest was wrong, or data was missing. The deadline bounds how often.
+            // Retried because a digest was wrong or data was missing. The deadline bounds the
+            // retries.
             return self.pause();
         }
         let data = match command.transfer {
@@ -473,8 +474,8 @@ impl AdminCommands {
                     self.timers.deadline = anew.unwrap_or(self.timers.deadline);
                 }
             }
-            // Nothing more is asked on this connection.
-            Ok(ProbeResult::Key) => self.is_shutting_down = true,
+            // No further commands are sent on this connection.
+            Ok(ProbeResult::GeneratedPsk) => self.is_shutting_down = true,
             Ok(ProbeResult::Later(time)) => {
                 self.timers.unready.get_or_insert((self.timers.now, time));
                 self.pause();
@@ -485,24 +486,24 @@ impl AdminCommands {
         }
     }
 
-    /// The connection has ended before it was to.
+    /// Handles the unexpected end of the connection.
     pub(crate) fn on_lost(&mut self) {
         if let Some(refused) = self.bring_up.on_lost() {
             self.refused.get_or_insert(refused);
         }
     }
 
-    /// The controller has told something, or was asked what.
+    /// Handles the completion of a command of the change notifications.
     fn on_change(&mut self, command: &AdminCommand, cqe: &Cqe) {
-        let Some(news) = &mut self.changes else { return };
+        let Some(changes) = &mut self.changes else { return };
         let result = cqe.status.is_success().then(|| cqe.result.get() as u32);
         let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
         let data = (result.is_some() && is_whole).then(|| command.payload.to_vec());
         match command.purpose {
-            AdminPurpose::Access => news.on_access(data.as_deref()),
-            _ => news.on_answer(result, data.as_deref(), &self.bring_up.controller),
+            AdminPurpose::Access => changes.on_access(data.as_deref()),
+            _ => changes.on_answer(result, data.as_deref(), &self.bring_up.controller),
         }
-        if news.is_another() {
+        if changes.is_another() {
             let nsid = self.bring_up.namespaces.first().map_or(0, |namespace| namespace.nsid);
             self.refused.get_or_insert(NvmeRefused::Replaced(nsid));
         }
@@ -541,20 +542,20 @@ impl Commands for AdminCommands {
         match command.purpose {
             AdminPurpose::Question => self.on_answer(&command, cqe),
             AdminPurpose::Changes | AdminPurpose::Access => self.on_change(&command, cqe),
-            // What matters is that it was answered.
+            // The status does not matter.
             AdminPurpose::KeepAlive | AdminPurpose::Shutdown => {}
         }
     }
 }
 
-/// When half of the time from now on is over.
+/// The time after half of `time`.
 fn half(now: Instant, time: Duration) -> Option<Instant> {
     now.checked_add(time.checked_div(2)?)
 }
 
-/// For everything that is asked, CAP.TO apart.
+/// Time limit for the initialization, without CAP.TO.
 const BRING_UP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two looks at how well the path leads to the namespace, where nobody tells.
+/// Interval between reads of the ANA log page if no events announce changes.
 const ACCESS_EVERY: Duration = Duration::from_secs(1);
-/// Between two questions whether the controller is ready.
+/// Interval between reads of CSTS.
 const PAUSE: Duration = Duration::from_millis(20);

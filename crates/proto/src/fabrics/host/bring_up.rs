@@ -1,16 +1,17 @@
-//! What an admin queue asks, one command after the other, until everything is known.
+//! Initialization of a controller by the admin queue: a sequence of commands until everything
+//! requested is known.
 //!
 //! ```text
-//!   Connect ▶ proof ▶ CAP ▶ VS ▶ CC ▶ CSTS until RDY ▶ Identify Controller ─┬▶ discovery log
+//!   Connect ▶ authentication ▶ CAP ▶ VS ▶ CC ▶ CSTS until RDY ▶ Identify Controller ─┬▶ discovery log
 //!                                                                  ├▶ active list ▶ each namespace
-//!                                                                  └▶ our behaviour ▶ limits ▶ namespace ▶ descriptors ▶ queues
+//!                                                                  └▶ Host Behavior ▶ limits ▶ namespace ▶ descriptors ▶ queues
 //! ```
 
 use super::Names;
+use super::authenticate::{self, QueueAuthentication};
 use super::command;
-use super::discovery::{DiscoveryNext, FoundSubsystem, LogReader};
+use super::discovery::{DiscoveryLogReader, DiscoveryNext, FoundSubsystem};
 use super::info::{ControllerInfo, NamespaceInfo};
-use super::prove::{self, Proving};
 use super::refused::NvmeRefused;
 use crate::io_queue::DataTransfer;
 use crate::nvme::auth::HostCredentials;
@@ -28,10 +29,10 @@ use blockmux_wire::nvmeof::fabrics::CNTLID_DYNAMIC;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// What a session wants to know of a controller.
+/// The information that a session requests from a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// One namespace, to use it: the session stays, and holds the association.
+    /// One namespace for I/O: the session stays and holds the association.
     Use(u32),
     /// One namespace.
     Namespace(u32),
@@ -41,45 +42,45 @@ pub enum Ask {
     Discovery,
 }
 
-/// What comes after an answer.
+/// What follows a completion.
 #[derive(Debug)]
 pub(super) enum ProbeResult {
-    /// Ask the next question.
+    /// Send the next command.
     More,
-    /// Ask the same again in a while; for so long at most.
+    /// Repeat the command after a pause, for at most this time.
     Later(Duration),
-    /// All is known.
+    /// Everything requested is known.
     All,
-    /// A key of TLS was made: whoever asks comes back with it.
-    Key,
+    /// A PSK was generated; the host has to reconnect with it.
+    GeneratedPsk,
 }
 
-/// Asks what has to be known.
+/// The initialization of a controller.
 pub(super) struct NamespaceProbe {
     ask: Ask,
     names: Names,
     credentials: Option<HostCredentials>,
-    proving: Option<Box<Proving>>,
-    /// The key of TLS that was made, instead of anything else.
+    authentication: Option<Box<QueueAuthentication>>,
+    /// The generated PSK, if the session had to generate one.
     pub(super) generated: Option<InputPsk>,
     kato_ms: u32,
     queues: u16,
     step: ProbeStep,
     cap: u64,
     pub(super) controller: ControllerInfo,
-    /// As far as they are known.
+    /// The namespaces known so far.
     pub(super) namespaces: Vec<NamespaceInfo>,
-    /// Namespaces to identify, the next one last.
+    /// Namespaces still to identify, the next one last.
     left: Vec<u32>,
-    log: LogReader,
-    /// What the log page has.
+    log: DiscoveryLogReader,
+    /// Entries of the discovery log page.
     pub(super) found: (Vec<FoundSubsystem>, u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProbeStep {
     Connect,
-    Prove,
+    Authenticate,
     Capabilities,
     Version,
     Enable,
@@ -106,7 +107,7 @@ impl NamespaceProbe {
             ask,
             names,
             credentials,
-            proving: None,
+            authentication: None,
             generated: None,
             kato_ms,
             queues,
@@ -115,7 +116,7 @@ impl NamespaceProbe {
             controller: ControllerInfo::default(),
             namespaces: Vec::new(),
             left: Vec::new(),
-            log: LogReader::default(),
+            log: DiscoveryLogReader::default(),
             found: (Vec::new(), 0),
         }
     }
@@ -124,13 +125,13 @@ impl NamespaceProbe {
         self.step == ProbeStep::Known
     }
 
-    /// Whether the controller has said that it is ready.
+    /// Whether the controller has reported CSTS.RDY.
     pub(super) fn is_enabled(&self) -> bool {
-        use ProbeStep::{Capabilities, Connect, Enable, Prove, Ready, Version};
-        !matches!(self.step, Connect | Prove | Capabilities | Version | Enable | Ready)
+        use ProbeStep::{Authenticate, Capabilities, Connect, Enable, Ready, Version};
+        !matches!(self.step, Connect | Authenticate | Capabilities | Version | Enable | Ready)
     }
 
-    /// The next question: the command, what moves, and the memory for that.
+    /// The next command, its data transfer, and the memory for that.
     pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
         let identify = |cns, nsid| (command::identify(cns, nsid), IDENTIFY_LEN);
         let (sqe, len) = match self.step {
@@ -140,7 +141,7 @@ impl NamespaceProbe {
                 let sqe = command::connect(0, ADMIN_ENTRIES, self.kato_ms);
                 return Some((sqe, DataTransfer::Out(data.len() as u32), data));
             }
-            ProbeStep::Prove => return self.proving.as_ref()?.question(),
+            ProbeStep::Authenticate => return self.authentication.as_ref()?.question(),
             ProbeStep::Capabilities => (command::property_get(CAP, true), 0),
             ProbeStep::Version => (command::property_get(VS, false), 0),
             ProbeStep::Enable => (command::property_set(CC, self.configuration()), 0),
@@ -157,7 +158,7 @@ impl NamespaceProbe {
                 let (from, len) = self.log.piece();
                 (command::get_log_page(LogPage::DISCOVERY, from, len), len as usize)
             }
-            // So many of each kind, less one.
+            // Number of submission and of completion queues, each 0's based.
             ProbeStep::Queues => {
                 let less_one = u32::from(self.queues.saturating_sub(1));
                 (command::set_features(FeatureId::NUMBER_OF_QUEUES.0, less_one << 16 | less_one), 0)
@@ -177,21 +178,21 @@ impl NamespaceProbe {
         Some((sqe, DataTransfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
     }
 
-    /// The connection has ended. A controller may end it when it hears that it has not proved who
-    /// it is, before it says that it has heard that.
+    /// Handles the end of the connection. A controller may close it as soon as its own
+    /// authentication fails, before it completes the command.
     pub(super) fn on_lost(&self) -> Option<NvmeRefused> {
-        self.proving.as_ref().and_then(|proving| proving.failure())
+        self.authentication.as_ref().and_then(|authentication| authentication.failure())
     }
 
-    /// An answer has come, with its data if the command succeeded.
+    /// Handles a completion, with its data if the command succeeded.
     pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<ProbeResult, NvmeRefused> {
         let is_good = cqe.status.is_success();
-        if let (ProbeStep::Prove, Some(proving)) = (self.step, &mut self.proving) {
-            if proving.on_answer(cqe, data)? {
-                self.generated = proving.generated().cloned();
-                (self.step, self.proving) = (ProbeStep::Capabilities, None);
+        if let (ProbeStep::Authenticate, Some(authentication)) = (self.step, &mut self.authentication) {
+            if authentication.on_answer(cqe, data)? {
+                self.generated = authentication.generated().cloned();
+                (self.step, self.authentication) = (ProbeStep::Capabilities, None);
             }
-            return Ok(if self.generated.is_some() { ProbeResult::Key } else { ProbeResult::More });
+            return Ok(if self.generated.is_some() { ProbeResult::GeneratedPsk } else { ProbeResult::More });
         }
         if let Some(refused) = self.refusal(cqe) {
             return Err(refused);
@@ -200,8 +201,9 @@ impl NamespaceProbe {
         self.step = match self.step {
             ProbeStep::Connect => {
                 self.controller.cntlid = result as u16;
-                self.proving = prove::asked_for(result, self.credentials.as_ref(), &self.names)?;
-                if self.proving.is_some() { ProbeStep::Prove } else { ProbeStep::Capabilities }
+                self.authentication =
+                    authenticate::required_authentication(result, self.credentials.as_ref(), &self.names)?;
+                if self.authentication.is_some() { ProbeStep::Authenticate } else { ProbeStep::Capabilities }
             }
             ProbeStep::Capabilities => {
                 self.on_capabilities(result);
@@ -222,7 +224,7 @@ impl NamespaceProbe {
                 }
             }
             ProbeStep::Behavior => {
-                // Without it CRD is reserved.
+                // CRD is reserved unless ACRE is set.
                 if !is_good {
                     self.controller.retry_delays = [Duration::ZERO; 3];
                 }
@@ -230,7 +232,7 @@ impl NamespaceProbe {
             }
             ProbeStep::Log => self.on_log(data)?,
             ProbeStep::Limits => {
-                // Older controllers do not know this question.
+                // Older controllers do not support this CNS.
                 if is_good {
                     self.controller.identify_nvm(data);
                 }
@@ -259,16 +261,16 @@ impl NamespaceProbe {
                 self.on_queues(result);
                 ProbeStep::Known
             }
-            ProbeStep::Prove | ProbeStep::Known => ProbeStep::Known,
+            ProbeStep::Authenticate | ProbeStep::Known => ProbeStep::Known,
         };
         Ok(if self.is_known() { ProbeResult::All } else { ProbeResult::More })
     }
 
-    /// A piece of the discovery log page has come.
+    /// Handles a part of the discovery log page.
     fn on_log(&mut self, data: &[u8]) -> Result<ProbeStep, NvmeRefused> {
         match self.log.on_piece(data) {
             DiscoveryNext::More => Ok(ProbeStep::Log),
-            DiscoveryNext::Restless => Err(NvmeRefused::Restless),
+            DiscoveryNext::Unstable => Err(NvmeRefused::UnstableDiscoveryLog),
             DiscoveryNext::Whole => {
                 self.found = std::mem::take(&mut self.log).into_found();
                 Ok(ProbeStep::Known)
@@ -277,7 +279,7 @@ impl NamespaceProbe {
     }
 
     fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<ProbeStep, NvmeRefused> {
-        // Nothing is told of a namespace that could be there and is not (Base 2.0, "Identify").
+        // Identify of an inactive namespace returns zeroes (Base 2.0, "Identify").
         if self.ask != Ask::Namespaces && data.iter().all(|byte| *byte == 0) {
             return Err(NvmeRefused::NoNamespace(nsid));
         }
@@ -286,7 +288,7 @@ impl NamespaceProbe {
                 self.namespaces.push(namespace);
                 Ok(ProbeStep::Descriptors)
             }
-            // One of a list that went away, or that is none for us.
+            // A listed namespace that disappeared or is not usable.
             Err(_) if self.ask == Ask::Namespaces => Ok(self.next_namespace()),
             Err(refused) => Err(refused),
         }
@@ -295,17 +297,17 @@ impl NamespaceProbe {
     fn on_capabilities(&mut self, cap: u64) {
         self.cap = cap;
         self.controller.max_entries = ((cap & CAP_MQES_MASK) as u32).saturating_add(1);
-        // MPSMIN: four bits, 0 is 4 KiB.
+        // MPSMIN has four bits; 0 means 4 KiB.
         self.controller.page_shift = (12_u32).saturating_add((cap >> 48 & 0xf) as u32);
     }
 
-    /// The controller has said how many queues it gives us of each kind, less one.
+    /// Handles the number of allocated queues, 0's based.
     fn on_queues(&mut self, numbers: u64) {
         let given = (numbers as u16).min((numbers >> 16) as u16).saturating_add(1);
         self.controller.io_queues = given.min(self.queues.max(1));
     }
 
-    /// Whether a failure is the end of it.
+    /// The refusal that a failed completion means, if the initialization cannot continue.
     fn refusal(&self, cqe: &Cqe) -> Option<NvmeRefused> {
         if cqe.status.is_success() {
             return None;
@@ -315,21 +317,21 @@ impl NamespaceProbe {
             ProbeStep::Namespace(_) if self.ask == Ask::Namespaces => return None,
             ProbeStep::Namespace(nsid) => return Some(NvmeRefused::NoNamespace(nsid)),
             ProbeStep::Queues => return Some(NvmeRefused::NoQueues),
-            ProbeStep::Prove
+            ProbeStep::Authenticate
             | ProbeStep::Behavior
             | ProbeStep::Limits
             | ProbeStep::Descriptors
             | ProbeStep::Known => return None,
             ProbeStep::Capabilities | ProbeStep::Version | ProbeStep::Ready => "Property Get",
-            ProbeStep::Enable => "Property Set of CC",
+            ProbeStep::Enable => "Property Set, CC",
             ProbeStep::Controller => "Identify Controller",
-            ProbeStep::Log => "Get Log Page of discovery",
-            ProbeStep::List => "Identify of its active namespaces",
+            ProbeStep::Log => "Get Log Page, discovery",
+            ProbeStep::List => "Identify, active namespaces",
         };
         Some(NvmeRefused::Command { what, status: cqe.status })
     }
 
-    /// What CSTS says.
+    /// Handles the value of CSTS.
     fn on_status(&mut self, csts: u32) -> Result<ProbeResult, NvmeRefused> {
         if csts & CSTS_CFS != 0 {
             return Err(NvmeRefused::Fatal);
@@ -338,12 +340,12 @@ impl NamespaceProbe {
             self.step = ProbeStep::Controller;
             return Ok(ProbeResult::More);
         }
-        // CAP.TO: eight bits, in units of 500 ms.
+        // CAP.TO has eight bits, in units of 500 ms.
         let units = self.cap >> CAP_TO_SHIFT & 0xff;
         Ok(ProbeResult::Later(Duration::from_millis(units.max(1).saturating_mul(500))))
     }
 
-    /// CC: enabled, pages of 4 KiB, and entries of the only sizes that there are.
+    /// The value of CC: enabled, pages of 4 KiB, and the only defined entry sizes.
     fn configuration(&self) -> u32 {
         let sets = if self.cap & CAP_CSS_IOCSS != 0 { CC_CSS_ALL } else { 0 };
         let entries =
@@ -356,12 +358,12 @@ impl NamespaceProbe {
     }
 }
 
-/// The namespaces of a list, which 0 ends.
+/// Namespace identifiers of a list that ends with 0.
 fn namespaces(data: &[u8]) -> Vec<u32> {
     let all = data.chunks_exact(4).filter_map(|number| number.try_into().ok().map(u32::from_le_bytes));
     all.take_while(|nsid| !matches!(*nsid, 0 | NSID_ALL)).collect()
 }
 
-/// Of the admin queue: the least that the specification lets a fabrics controller take (Base 2.0
+/// Entries of the admin queue: the minimum that a fabrics controller has to support (Base 2.0
 /// §3.3.2.2).
 pub(crate) const ADMIN_ENTRIES: u16 = 32;

@@ -1,15 +1,14 @@
-//! What a controller tells of its own accord: that what Identify tells of a namespace has changed,
-//! or how well this path leads to it.
+//! Change notifications of a controller: changes of a namespace, and of the ANA state of this path.
 //!
 //! ```text
 //!   Set Features ▶ ANA log page ▶ Asynchronous Event Request ··· event ▶ the log page that it names ▶ Identify ─┐
 //!                                 ▲                                                                            │
 //!                                 └──────────────────────────── its descriptors ◀───── the namespace ◀─────────┘
 //! ```
-//! Reading the page clears the event. Then the namespace is looked at whatever the page says: what
-//! else could have happened to the one namespace that is used. If it is another one now, or has
-//! other blocks, what was meant for the old one must not be written there. The ANA log page is read
-//! beside that, too, when it is asked for.
+//! Reading the log page clears the event. Then the namespace is identified again whatever the page
+//! says, because only one namespace is used. If it was replaced by another one, or its block size
+//! changed, it is not used any more, so that no write intended for the old one reaches it. The ANA
+//! log page is read independently of that.
 
 use super::access;
 use super::command;
@@ -23,39 +22,39 @@ use blockmux_wire::nvme::identify::{Cns, IDENTIFY_LEN};
 use blockmux_wire::nvme::log::{ANA_RGO, AnaState, CHANGED_NAMESPACES_MAX, LogPage};
 use blockmux_wire::nvme::opcode::AdminOpcode;
 
-/// Listens to a controller.
+/// The change notifications of a controller.
 #[derive(Debug)]
 pub(super) struct NamespaceChanges {
     nsid: u32,
-    /// What the namespace is called, and the length of its blocks: what it is known by.
+    /// Identity of the namespace and its block length, which must not change.
     known: (String, u32),
-    /// As it was just seen, but for its descriptors.
+    /// The namespace as identified last, without its descriptors.
     seen: Option<NamespaceInfo>,
-    /// It is not the one that it was.
+    /// Whether the namespace was replaced by another one.
     is_another: bool,
-    /// The namespace's ANA group, if there are such.
+    /// ANA group of the namespace, if the controller supports ANA.
     group: Option<u32>,
-    /// Of the ANA log page, in bytes.
+    /// Length of the ANA log page, in bytes.
     page_len: u32,
-    /// The events that the controller tells of and we want to hear.
+    /// The supported events that are enabled.
     events: u32,
     step: ListenStep,
-    /// The command of this step is under way.
+    /// Whether the command of this step is outstanding.
     is_asked: bool,
-    /// The namespace's size, in bytes, when it may be another than before.
+    /// Size of the namespace in bytes, after it may have changed.
     size: Option<u64>,
     access: AnaLogState,
-    /// It was read once, or asked for in vain.
+    /// Whether the ANA log page was read, or a read failed.
     knows_access: bool,
-    /// How well this path leads to the namespace, when it may be otherwise than before.
+    /// Rank of this path, after it may have changed.
     rank: Option<PathRank>,
-    /// As it was when it was last read.
+    /// Rank of the path in the last log page.
     last_rank: PathRank,
-    /// It was about to change.
+    /// Whether the last log page showed an ANA transition.
     is_changing: bool,
 }
 
-/// How far a reading of the ANA log page is that was asked for.
+/// State of a read of the ANA log page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AnaLogState {
     Done,
@@ -63,36 +62,36 @@ enum AnaLogState {
     UnderWay,
 }
 
-/// What a command is for.
+/// Purpose of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Topic {
-    /// What the controller tells.
+pub(super) enum QueryTopic {
+    /// Events and the log pages and namespaces that they refer to.
     Events,
-    /// How well the path leads there.
+    /// The ANA log page.
     Access,
 }
 
-/// A command, what moves, the memory for that, and what it is for.
-pub(super) type ControllerQuery = (Sqe, DataTransfer, SgList, Topic);
+/// A command, its data transfer, the memory for that, and its purpose.
+pub(super) type ControllerQuery = (Sqe, DataTransfer, SgList, QueryTopic);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListenStep {
-    /// Says what it wants to hear.
+    /// Set Features: Asynchronous Event Configuration.
     Configure,
-    /// Waits for an event.
+    /// Asynchronous Event Request.
     Listen,
-    /// Reads a log page.
+    /// Get Log Page.
     Read(LogPage),
-    /// Looks at the namespace.
-    Look,
-    /// Looks what it is called.
+    /// Identify Namespace.
+    Identify,
+    /// Namespace Identification Descriptors.
     Describe,
-    /// The controller tells nothing.
-    Deaf,
+    /// The controller does not support events.
+    Unsupported,
 }
 
 impl NamespaceChanges {
-    /// Of that namespace, as it is now.
+    /// Creates the notifications for this namespace.
     pub(super) fn new(controller: &ControllerInfo, namespace: &NamespaceInfo) -> NamespaceChanges {
         let group = controller.ana_groups.map(|_| namespace.ana_group).filter(|group| *group > 0);
         let ana = if group.is_some() { AEC_ANA_CHANGE } else { 0 };
@@ -105,7 +104,7 @@ impl NamespaceChanges {
             group,
             page_len: access::page_len(controller.ana_groups.unwrap_or(0)),
             events,
-            step: if events == 0 { ListenStep::Deaf } else { ListenStep::Configure },
+            step: if events == 0 { ListenStep::Unsupported } else { ListenStep::Configure },
             is_asked: false,
             size: Some(namespace.size()),
             access: if group.is_some() { AnaLogState::Due } else { AnaLogState::Done },
@@ -116,15 +115,15 @@ impl NamespaceChanges {
         }
     }
 
-    /// The next command.
+    /// The next command to send.
     pub(super) fn next(&mut self) -> Option<ControllerQuery> {
         if self.access == AnaLogState::Due {
             self.access = AnaLogState::UnderWay;
             let len = self.page_len;
             let memory = SgList::one(Memory::from_heap(len as usize).seg(0, len as usize));
-            return Some((ana_page(len), DataTransfer::In(len), memory, Topic::Access));
+            return Some((ana_page(len), DataTransfer::In(len), memory, QueryTopic::Access));
         }
-        if self.step == ListenStep::Deaf || std::mem::replace(&mut self.is_asked, true) {
+        if self.step == ListenStep::Unsupported || std::mem::replace(&mut self.is_asked, true) {
             return None;
         }
         let (sqe, len) = match self.step {
@@ -140,21 +139,20 @@ impl NamespaceChanges {
                 let len = page_len(page);
                 (command::get_log_page(page, 0, len), len as usize)
             }
-            ListenStep::Look => (command::identify(Cns::NAMESPACE, self.nsid), IDENTIFY_LEN),
+            ListenStep::Identify => (command::identify(Cns::NAMESPACE, self.nsid), IDENTIFY_LEN),
             ListenStep::Describe => {
                 (command::identify(Cns::NAMESPACE_IDENTIFICATION_DESCRIPTORS, self.nsid), IDENTIFY_LEN)
             }
-            ListenStep::Deaf => return None,
+            ListenStep::Unsupported => return None,
         };
         if len == 0 {
-            return Some((sqe, DataTransfer::Nothing, SgList::default(), Topic::Events));
+            return Some((sqe, DataTransfer::Nothing, SgList::default(), QueryTopic::Events));
         }
         let memory = SgList::one(Memory::from_heap(len).seg(0, len));
-        Some((sqe, DataTransfer::In(len as u32), memory, Topic::Events))
+        Some((sqe, DataTransfer::In(len as u32), memory, QueryTopic::Events))
     }
 
-    /// The ANA log page that was asked for has come, or cannot be had: then it is asked for again
-    /// some time.
+    /// Handles the ANA log page; `None` if it could not be read, and is read again later.
     pub(super) fn on_access(&mut self, page: Option<&[u8]>) {
         (self.access, self.knows_access) = (AnaLogState::Done, true);
         self.look_at_page(page);
@@ -169,36 +167,36 @@ impl NamespaceChanges {
         }
     }
 
-    /// How well the path leads to the namespace, once after each reading.
+    /// Rank of the path, once after each read of the log page.
     pub(super) fn poll_rank(&mut self) -> Option<PathRank> {
         self.rank.take()
     }
 
-    /// Whether it is known how well the path leads to the namespace, as far as that can be.
+    /// Whether the rank of the path is known, or cannot be learned.
     pub(super) fn knows_access(&self) -> bool {
         self.knows_access
     }
 
-    /// Whether the path was on its way from one state to another when that was last looked at.
+    /// Whether the last log page showed an ANA transition.
     pub(super) fn is_changing(&self) -> bool {
         self.is_changing
     }
 
-    /// Reads the ANA log page again, if there is one.
+    /// Reads the ANA log page again, if the controller has one.
     pub(super) fn ask_for_access(&mut self) {
         if self.group.is_some() && self.access == AnaLogState::Done {
             self.access = AnaLogState::Due;
         }
     }
 
-    /// Whether nobody would tell of a change that is waited for, so that we have to ask from time
-    /// to time.
+    /// Whether an awaited ANA change is not announced by an event, so that the log page has to be
+    /// polled.
     pub(super) fn is_to_ask_again(&self) -> bool {
-        let is_deaf = self.events & AEC_ANA_CHANGE == 0 || self.step == ListenStep::Deaf;
+        let is_deaf = self.events & AEC_ANA_CHANGE == 0 || self.step == ListenStep::Unsupported;
         self.group.is_some() && (is_deaf || self.last_rank == PathRank::Unusable)
     }
 
-    /// The command has ended: with that result, and with its data if all of it has come.
+    /// Handles a completion: with the result, and the data if it arrived completely.
     pub(super) fn on_answer(
         &mut self,
         result: Option<u32>,
@@ -208,16 +206,16 @@ impl NamespaceChanges {
         self.is_asked = false;
         self.step = match (self.step, result) {
             (ListenStep::Configure, Some(_)) => ListenStep::Listen,
-            // Three bits of type, eight of information, and the page.
+            // Event type, event information, and log page identifier.
             (ListenStep::Listen, Some(event)) => ListenStep::Read(LogPage((event >> 16) as u8)),
-            (ListenStep::Configure | ListenStep::Listen, None) => ListenStep::Deaf,
+            (ListenStep::Configure | ListenStep::Listen, None) => ListenStep::Unsupported,
             (ListenStep::Read(page), _) => {
                 if page == LogPage::ASYMMETRIC_NAMESPACE_ACCESS {
                     self.look_at_page(data);
                 }
-                ListenStep::Look
+                ListenStep::Identify
             }
-            (ListenStep::Look, _) => {
+            (ListenStep::Identify, _) => {
                 self.seen = data.and_then(|data| NamespaceInfo::identify(self.nsid, data, controller).ok());
                 if self.seen.is_some() { ListenStep::Describe } else { ListenStep::Listen }
             }
@@ -227,12 +225,11 @@ impl NamespaceChanges {
                 }
                 ListenStep::Listen
             }
-            (ListenStep::Deaf, _) => ListenStep::Deaf,
+            (ListenStep::Unsupported, _) => ListenStep::Unsupported,
         };
     }
 
-    /// Compares the namespace that was seen, and whose descriptors are these, with what is known of
-    /// it.
+    /// Compares the identified namespace and its descriptors with the known one.
     fn compare(&mut self, mut seen: NamespaceInfo, descriptors: Option<&[u8]>) {
         let (identity, block_len) = &self.known;
         let has_told = descriptors.is_some() || !identity.starts_with(UUID);
@@ -246,26 +243,26 @@ impl NamespaceChanges {
         }
     }
 
-    /// Whether the namespace is not the one any more that it was.
+    /// Whether the namespace was replaced by another one.
     pub(super) fn is_another(&self) -> bool {
         self.is_another
     }
 
-    /// The namespace's size, once after each look.
+    /// Size of the namespace in bytes, once after each Identify.
     pub(super) fn poll_size(&mut self) -> Option<u64> {
         self.size.take()
     }
 }
 
-/// The ANA log page, without the namespaces of groups.
+/// Get Log Page of the ANA log, without the namespaces of each group.
 fn ana_page(len: u32) -> Sqe {
     let mut sqe = command::get_log_page(LogPage::ASYMMETRIC_NAMESPACE_ACCESS, 0, len);
     sqe.cdw10 |= ANA_RGO;
     sqe
 }
 
-/// How much of a page is read, in bytes: all of those that events name, and of others their
-/// beginning.
+/// Number of bytes of a log page to read: all of those that events name, and the beginning of
+/// others.
 fn page_len(page: LogPage) -> u32 {
     match page {
         LogPage::CHANGED_NAMESPACE_LIST => (CHANGED_NAMESPACES_MAX as u32).saturating_mul(4),

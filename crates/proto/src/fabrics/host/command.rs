@@ -1,4 +1,4 @@
-//! Commands as a host writes them.
+//! Encoders of the commands that a host sends.
 
 use super::Names;
 use blockmux_wire::nvme::Sqe;
@@ -12,17 +12,17 @@ use blockmux_wire::nvmeof::fabrics::{
 };
 use zerocopy::{FromZeros, transmute};
 
-/// A host's identifier, usually a UUID.
+/// A host identifier, usually a UUID.
 pub type HostId = [u8; 16];
 
-/// Logical blocks of a namespace.
+/// A range of logical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NamespaceBlocks {
     pub(super) slba: u64,
     pub(super) count: u32,
 }
 
-/// Read, Write or Write Zeroes, with flags of CDW12.
+/// Read, Write or Write Zeroes, with flags in CDW12.
 #[inline]
 pub(super) fn of_blocks(opcode: NvmOpcode, nsid: u32, blocks: NamespaceBlocks, flags: u32) -> Sqe {
     Sqe {
@@ -33,24 +33,24 @@ pub(super) fn of_blocks(opcode: NvmOpcode, nsid: u32, blocks: NamespaceBlocks, f
     }
 }
 
-/// A command with nothing but its opcode and namespace.
+/// A command without fields other than opcode and namespace.
 #[inline]
 pub(super) fn of_namespace(opcode: NvmOpcode, nsid: u32) -> Sqe {
     Sqe { opcode: opcode.0, nsid: nsid.into(), ..Sqe::new_zeroed() }
 }
 
-/// Dataset Management of one range, which is its data.
+/// Dataset Management (deallocate) of one range, which is its data.
 pub(super) fn deallocate(nsid: u32) -> Sqe {
     let flags = blockmux_wire::nvme::nvm::DSM_DEALLOCATE;
     Sqe { cdw11: flags.into(), ..of_namespace(NvmOpcode::DATASET_MANAGEMENT, nsid) }
 }
 
-/// The one range of Dataset Management.
+/// The range of Dataset Management.
 pub(super) fn range(blocks: NamespaceBlocks) -> DsmRange {
     DsmRange { cattr: 0.into(), nlb: blocks.count.into(), slba: blocks.slba.into() }
 }
 
-/// Connect of queue `qid` with so many entries.
+/// Connect of queue `qid` with `entries` entries.
 pub(super) fn connect(qid: u16, entries: u16, kato_ms: u32) -> Sqe {
     let connect = Connect {
         opcode: AdminOpcode::FABRICS.0,
@@ -74,7 +74,7 @@ pub(super) fn connect_data(names: &Names, cntlid: u16) -> ConnectData {
     }
 }
 
-/// Property Get of a property with that many bytes, 4 or 8.
+/// Property Get of a property of 8 bytes if `is_long`, else of 4.
 pub(super) fn property_get(offset: u32, is_long: bool) -> Sqe {
     let get = PropertyGet {
         opcode: AdminOpcode::FABRICS.0,
@@ -86,7 +86,7 @@ pub(super) fn property_get(offset: u32, is_long: bool) -> Sqe {
     transmute!(get)
 }
 
-/// Property Set of a property with four bytes.
+/// Property Set of a property of four bytes.
 pub(super) fn property_set(offset: u32, value: u32) -> Sqe {
     let set = PropertySet {
         opcode: AdminOpcode::FABRICS.0,
@@ -98,7 +98,7 @@ pub(super) fn property_set(offset: u32, value: u32) -> Sqe {
     transmute!(set)
 }
 
-/// Authentication Send or Receive of a message of so many bytes.
+/// Authentication Send or Receive of a message of `len` bytes.
 pub(super) fn authentication(kind: FabricsType, len: u32) -> Sqe {
     Sqe {
         nsid: u32::from(kind.0).into(),
@@ -108,12 +108,12 @@ pub(super) fn authentication(kind: FabricsType, len: u32) -> Sqe {
     }
 }
 
-/// Identify, of the NVM Command Set where it matters.
+/// Identify, with the NVM Command Set where a CNS requires one.
 pub(super) fn identify(cns: Cns, nsid: u32) -> Sqe {
     Sqe { nsid: nsid.into(), cdw10: u32::from(cns.0).into(), ..admin(AdminOpcode::IDENTIFY) }
 }
 
-/// Get Log Page, `len` bytes, a multiple of four, from `offset` on.
+/// Get Log Page of `len` bytes, a multiple of four, from `offset` on.
 pub(super) fn get_log_page(page: LogPage, offset: u64, len: u32) -> Sqe {
     let dwords = (len >> 2).saturating_sub(1);
     Sqe {
@@ -130,7 +130,7 @@ pub(super) fn set_features(feature: u8, value: u32) -> Sqe {
     Sqe { cdw10: u32::from(feature).into(), cdw11: value.into(), ..admin(AdminOpcode::SET_FEATURES) }
 }
 
-/// An admin command with nothing but its opcode.
+/// An admin command without fields other than its opcode.
 pub(super) fn admin(opcode: AdminOpcode) -> Sqe {
     Sqe { opcode: opcode.0, ..Sqe::new_zeroed() }
 }

@@ -1,12 +1,11 @@
-//! The one table from how a command ended to what becomes of it (Base 2.0 §3.3.3.2.1; NVM Command
+//! The table from completion status to what the host does next (Base 2.0 §3.3.3.2.1; NVM Command
 //! Set 1.0 §3.2).
 
 use crate::io_queue::CompletionClass;
 use blockmux_volume::IoError;
 use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
 
-/// What becomes of a command of an I/O queue that ended with `field`. DNR makes every failure
-/// final.
+/// The class of an I/O command's completion with status `field`. DNR makes every failure final.
 #[inline]
 pub(super) fn of(field: StatusField) -> CompletionClass {
     if field.is_success() {
@@ -17,11 +16,11 @@ pub(super) fn of(field: StatusField) -> CompletionClass {
         CompletionClass::Elsewhere | CompletionClass::Astray if field.do_not_retry() => {
             CompletionClass::Failed(IoError::PathLost)
         }
-        // The controller has something in mind if it says how long to wait.
+        // A retry delay means that a retry may succeed.
         CompletionClass::Failed(IoError::Medium) if !field.do_not_retry() && field.retry_delay() > 0 => {
             CompletionClass::Later(IoError::Medium)
         }
-        verdict => verdict,
+        class => class,
     }
 }
 
@@ -41,7 +40,7 @@ fn of_failure(status: NvmeStatus) -> CompletionClass {
         NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE
         | NvmeStatus::ASYMMETRIC_ACCESS_TRANSITION
         | NvmeStatus::ASYMMETRIC_ACCESS_PERSISTENT_LOSS => CompletionClass::Elsewhere,
-        // What is left of Path Related Status (figure 99), whether we know it or not.
+        // Other Path Related Status (figure 99), known or not.
         status if status.is_path_related() => CompletionClass::Astray,
         NvmeStatus::INVALID_NAMESPACE_OR_FORMAT => CompletionClass::Failed(IoError::PathLost),
         NvmeStatus::INVALID_COMMAND_OPCODE
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_status_has_its_verdict() {
+    fn every_status_has_its_class() {
         let of_new = |status| of(StatusField::new(status));
         assert_eq!(of_new(NvmeStatus::SUCCESSFUL_COMPLETION), CompletionClass::Good);
         assert_eq!(of_new(NvmeStatus::NAMESPACE_NOT_READY), CompletionClass::Later(IoError::Medium));
@@ -106,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_to_be_tried_again_is_not() {
-        let verdict = of(StatusField::final_one(NvmeStatus::NAMESPACE_NOT_READY));
-        assert_eq!(verdict, CompletionClass::Failed(IoError::Medium));
+    fn dnr_prevents_retries() {
+        let class = of(StatusField::final_one(NvmeStatus::NAMESPACE_NOT_READY));
+        assert_eq!(class, CompletionClass::Failed(IoError::Medium));
     }
 
     #[test]
-    fn a_controller_that_says_how_long_to_wait_is_asked_again() {
+    fn a_retry_delay_leads_to_a_retry() {
         let with_delay = |status: NvmeStatus, delay: u8| of(StatusField::new(status).with_retry_delay(delay));
         assert_eq!(with_delay(NvmeStatus::INTERNAL_ERROR, 0), CompletionClass::Failed(IoError::Medium));
         for delay in 1..=3 {

@@ -1,18 +1,18 @@
-//! Commands that failed for a reason that passes, and when each of them is sent again.
+//! Commands that failed for a transient reason, and the time when each is sent again.
 //!
-//! A controller that knows how long the reason lasts says so with the status: CRD names one of the
+//! A controller that knows how long the reason lasts says so in the status: CRD selects one of the
 //! Command Retry Delay Times of Identify Controller (Base 2.0 §3.3.3.2.1), which it may use once
-//! the host has set ACRE. Without that, pauses grow with each try of a command.
+//! the host has set ACRE. Without CRD, the delay grows with each retry of a command.
 
 use super::queue::NvmePiece;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Commands to send again.
+/// Commands to retry.
 #[derive(Default)]
-pub(super) struct Later {
+pub(super) struct DelayedCommands {
     waiting: Vec<DelayedPiece>,
-    /// When the first of them is sent.
+    /// Time of the earliest retry.
     next: Option<Instant>,
 }
 
@@ -21,30 +21,29 @@ struct DelayedPiece {
     at: Instant,
 }
 
-impl Later {
-    /// Sends a command that has failed `now` again: after as long as the controller says, if it
-    /// does.
-    pub(super) fn push(&mut self, piece: NvmePiece, told: Option<Duration>, now: Instant) {
-        // It is the first time that it is sent again, or a later one.
+impl DelayedCommands {
+    /// Adds a command that has failed, to be retried after `delay` if the controller gave a delay.
+    pub(super) fn push(&mut self, piece: NvmePiece, delay: Option<Duration>, now: Instant) {
+        // `tries` counts the attempts so far.
         let times = 1_u32.checked_shl(piece.tries.saturating_sub(1)).unwrap_or(u32::MAX);
         let grown = FIRST_PAUSE.saturating_mul(times);
-        let pause = told.map_or(grown.min(LONGEST_PAUSE), |told| told.min(LONGEST_TOLD));
+        let pause = delay.map_or(grown.min(LONGEST_PAUSE), |delay| delay.min(LONGEST_CONTROLLER_DELAY));
         let at = now.checked_add(pause).unwrap_or(now);
         self.waiting.push(DelayedPiece { piece, at });
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
 
     pub(super) fn clear(&mut self) {
-        *self = Later::default();
+        *self = DelayedCommands::default();
     }
 
-    /// When to call [`Later::on_timeout`].
+    /// When to call [`DelayedCommands::on_timeout`].
     #[inline]
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.next
     }
 
-    /// Moves those whose time has come to `again`.
+    /// Moves the commands that are due to `again`.
     pub(super) fn on_timeout(&mut self, now: Instant, again: &mut VecDeque<NvmePiece>) {
         self.waiting.retain_mut(|waiting| {
             let waits = waiting.at > now;
@@ -57,11 +56,11 @@ impl Later {
     }
 }
 
-/// The first pause before a command is sent again.
+/// Delay of the first retry.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// The longest that a controller is believed; one could say almost two hours.
-const LONGEST_TOLD: Duration = Duration::from_secs(60);
+/// Longest delay accepted from a controller; CRD could encode almost two hours.
+const LONGEST_CONTROLLER_DELAY: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -72,10 +71,10 @@ mod tests {
         NvmePiece { tries, ..NvmePiece::of_the_queue(NvmeCommandKind::Read) }
     }
 
-    /// How long a command waits.
-    fn pause(tries: u32, told: Option<Duration>) -> Duration {
-        let (mut later, mut again, start) = (Later::default(), VecDeque::new(), Instant::now());
-        later.push(piece(tries), told, start);
+    /// The delay of a command.
+    fn pause(tries: u32, delay: Option<Duration>) -> Duration {
+        let (mut later, mut again, start) = (DelayedCommands::default(), VecDeque::new(), Instant::now());
+        later.push(piece(tries), delay, start);
         let at = later.poll_timeout().unwrap();
         later.on_timeout(at.checked_sub(Duration::from_nanos(1)).unwrap(), &mut again);
         assert!(again.is_empty());
@@ -85,17 +84,17 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_unless_the_controller_says_how_long() {
+    fn delays_grow_unless_the_controller_gives_one() {
         let pauses: Vec<u128> = [1, 2, 3, 9, 64].map(|tries| pause(tries, None).as_millis()).to_vec();
         assert_eq!(pauses, [2, 4, 8, 500, 500]);
-        let told = Duration::from_millis(300);
-        assert_eq!((pause(1, Some(told)), pause(9, Some(told))), (told, told));
+        let delay = Duration::from_millis(300);
+        assert_eq!((pause(1, Some(delay)), pause(9, Some(delay))), (delay, delay));
         assert_eq!(pause(1, Some(Duration::from_secs(6553))), Duration::from_secs(60));
     }
 
     #[test]
-    fn each_command_has_a_time_of_its_own() {
-        let (mut later, mut again, start) = (Later::default(), VecDeque::new(), Instant::now());
+    fn each_command_is_retried_at_its_own_time() {
+        let (mut later, mut again, start) = (DelayedCommands::default(), VecDeque::new(), Instant::now());
         let ms = |ms| start.checked_add(Duration::from_millis(ms)).unwrap();
         later.push(piece(5), Some(Duration::from_millis(900)), start);
         later.push(piece(1), None, ms(100));

@@ -1,53 +1,53 @@
-//! Reading the discovery log page, piece by piece (Base 2.0 §5.16.1.23).
+//! Reads the discovery log page in parts (Base 2.0 §5.16.1.23).
 
 use super::info::text;
 use blockmux_wire::nvmeof::fabrics::{DISCOVERY_ENTRY_LEN, DiscoveryEntry, DiscoveryHeader};
 use zerocopy::FromBytes;
 
-/// One entry of a discovery log page.
+/// An entry of the discovery log page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundSubsystem {
-    /// The subsystem's name.
+    /// NQN of the subsystem.
     pub nqn: String,
-    /// TRTYPE: 3 is TCP.
+    /// TRTYPE: 1 is RDMA, 3 is TCP.
     pub transport: u8,
-    /// SUBTYPE: 1 a referral, 2 a subsystem with namespaces, 3 this discovery subsystem.
+    /// SUBTYPE: 1 is a referral, 2 a subsystem with namespaces, 3 the current discovery subsystem.
     pub kind: u8,
-    /// Where: an address.
+    /// TRADDR: the address.
     pub address: String,
-    /// Where: for TCP a port.
+    /// TRSVCID: for TCP, the port.
     pub service: String,
-    /// It is not to be had without TLS.
+    /// Whether TLS is required.
     pub needs_tls: bool,
 }
 
-/// A log page in the making.
+/// A log page that is being read.
 #[derive(Default)]
-pub(super) struct LogReader {
+pub(super) struct DiscoveryLogReader {
     generation: u64,
     records: u64,
-    /// The next entry to read; `None`: the header comes first.
+    /// Index of the next entry; `None` before the header was read.
     next: Option<u64>,
     found: Vec<FoundSubsystem>,
     restarts: u32,
 }
 
-/// What comes after a piece.
+/// What follows a part of the page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum DiscoveryNext {
     More,
     Whole,
-    /// It changed each time that it was read.
-    Restless,
+    /// The page changed during each read.
+    Unstable,
 }
 
-impl LogReader {
-    /// Where the next piece begins, and how long it is, in bytes.
+impl DiscoveryLogReader {
+    /// Offset and length of the next part, in bytes.
     pub(super) fn piece(&self) -> (u64, u32) {
         let entry = DISCOVERY_ENTRY_LEN as u64;
         match self.next {
             None => (0, DISCOVERY_ENTRY_LEN as u32),
-            // Read again, to see whether it is still the same.
+            // The header is read again, to detect changes.
             Some(next) if next >= self.wanted() => (0, DISCOVERY_ENTRY_LEN as u32),
             Some(next) => {
                 let count = self.wanted().saturating_sub(next).min(ENTRIES_AT_ONCE);
@@ -56,7 +56,7 @@ impl LogReader {
         }
     }
 
-    /// A piece has come.
+    /// Handles a part of the page.
     pub(super) fn on_piece(&mut self, data: &[u8]) -> DiscoveryNext {
         match self.next {
             None => self.begin(data),
@@ -67,7 +67,7 @@ impl LogReader {
                     return DiscoveryNext::Whole;
                 }
                 self.restarts = self.restarts.saturating_add(1);
-                if self.restarts >= MAX_RESTARTS { DiscoveryNext::Restless } else { self.begin(data) }
+                if self.restarts >= MAX_RESTARTS { DiscoveryNext::Unstable } else { self.begin(data) }
             }
             Some(next) => {
                 let mut count = 0;
@@ -83,14 +83,14 @@ impl LogReader {
         }
     }
 
-    /// What was found, and how many entries more there are than we keep.
+    /// The entries, and the number of entries beyond [`MAX_ENTRIES`].
     pub(super) fn into_found(self) -> (Vec<FoundSubsystem>, u64) {
         let left_out = self.records.saturating_sub(MAX_ENTRIES);
         (self.found, left_out)
     }
 
     fn begin(&mut self, data: &[u8]) -> DiscoveryNext {
-        let Ok(header) = DiscoveryHeader::ref_from_bytes(data) else { return DiscoveryNext::Restless };
+        let Ok(header) = DiscoveryHeader::ref_from_bytes(data) else { return DiscoveryNext::Unstable };
         (self.generation, self.records) = (header.genctr.get(), header.numrec.get());
         self.found.clear();
         self.next = Some(0);
@@ -113,15 +113,15 @@ fn found(entry: &DiscoveryEntry) -> FoundSubsystem {
     }
 }
 
-/// The secure channel in TREQ.
+/// Mask of the secure channel field in TREQ.
 const TREQ_SECURE: u8 = 3;
-/// It is required.
+/// Value of the secure channel field: required.
 const TREQ_REQUIRED: u8 = 1;
-/// The most entries that are kept.
+/// Most entries that are retained.
 const MAX_ENTRIES: u64 = 10_000;
-/// Read by one command: every controller takes 4 KiB.
+/// Entries read by one command: every controller supports 4 KiB.
 const ENTRIES_AT_ONCE: u64 = 4;
-/// How often to begin anew when the log changes.
+/// Most restarts after the page has changed.
 const MAX_RESTARTS: u32 = 8;
 
 #[cfg(test)]
@@ -148,8 +148,8 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_read_in_pieces_and_looked_at_again() {
-        let mut reader = LogReader::default();
+    fn a_log_is_read_in_parts_and_its_header_again_at_the_end() {
+        let mut reader = DiscoveryLogReader::default();
         assert_eq!(reader.piece(), (0, 1024));
         assert_eq!(reader.on_piece(&header(7, 5)), DiscoveryNext::More);
         assert_eq!(reader.piece(), (1024, 4096));
@@ -165,8 +165,8 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_changes_is_read_anew_and_not_forever() {
-        let mut reader = LogReader::default();
+    fn a_log_that_changes_is_read_again_a_limited_number_of_times() {
+        let mut reader = DiscoveryLogReader::default();
         let mut next = DiscoveryNext::More;
         for generation in 0..100 {
             next = reader.on_piece(&header(generation, 1));
@@ -175,12 +175,12 @@ mod tests {
             }
             assert_eq!(reader.on_piece(&entries(1)), DiscoveryNext::More);
         }
-        assert_eq!(next, DiscoveryNext::Restless);
+        assert_eq!(next, DiscoveryNext::Unstable);
     }
 
     #[test]
     fn a_log_of_any_length_costs_bounded_memory() {
-        let mut reader = LogReader::default();
+        let mut reader = DiscoveryLogReader::default();
         reader.on_piece(&header(0, u64::MAX));
         let mut pieces = 0;
         while reader.piece().0 > 0 {

@@ -1,4 +1,4 @@
-//! What Identify tells of a controller and a namespace, as far as a host uses it.
+//! The Identify data of a controller and a namespace that a host uses.
 
 use super::refused::NvmeRefused;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
@@ -14,12 +14,12 @@ use std::time::Duration;
 use uuid::Uuid;
 use zerocopy::FromBytes;
 
-/// A controller.
+/// A controller, by its Identify data and properties.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerInfo {
-    /// Its identifier, which Connect told.
+    /// Controller identifier, from Connect.
     pub cntlid: u16,
-    /// As VS has it.
+    /// The VS property.
     pub version: u32,
     /// Serial number.
     pub serial: String,
@@ -27,125 +27,124 @@ pub struct ControllerInfo {
     pub model: String,
     /// Firmware revision.
     pub firmware: String,
-    /// I/O queues that it gives us, if any were asked for.
+    /// Number of I/O queues that the controller has allocated, if any were requested.
     pub io_queues: u16,
-    /// The most entries of a queue.
+    /// Most entries of a queue.
     pub max_entries: u32,
-    /// The most data of one command, in bytes; `None`: no limit.
+    /// Longest data of one command, in bytes; `None` for no limit.
     pub max_transfer: Option<u64>,
-    /// The most data that may go with a command of an I/O queue, in bytes.
+    /// Longest in-capsule data on an I/O queue, in bytes.
     pub in_capsule: u32,
-    /// Commands in flight on one queue; 0: as many as it has entries for.
+    /// Most outstanding commands of one queue (MAXCMD); 0 for as many as its entries.
     pub max_commands: u16,
-    /// Optional NVM commands: ONCS.
+    /// Optional NVM commands (ONCS).
     pub oncs: u16,
-    /// Asynchronous events that it may tell of.
+    /// Supported asynchronous events (OAES).
     pub oaes: u32,
-    /// Groups of the ANA log page; `None`: every path leads to everything equally well.
+    /// Number of ANA groups; `None` if the controller does not support ANA.
     pub ana_groups: Option<u32>,
-    /// ANATT: how long a change of an ANA state takes at most; zero: not told.
+    /// ANATT: longest ANA transition; zero if not reported.
     pub ana_transition: Duration,
-    /// Command Retry Delay Times 1 to 3: how long not to send a command again whose status says so.
+    /// Command Retry Delay Times 1 to 3, which a status refers to.
     pub retry_delays: [Duration; 3],
-    /// A volatile write cache is present.
+    /// Whether a volatile write cache is present.
     pub write_cache: bool,
-    /// The most logical blocks of one Write Zeroes, as log2 in units of the least page; 0: not
-    /// told.
+    /// WZSL: longest Write Zeroes, as log2 in units of the minimum page size; 0 if not reported.
     pub wzsl: u8,
-    /// The most logical blocks of one range of Dataset Management; 0: no limit.
+    /// DMRSL: most logical blocks in one range of Dataset Management; 0 for no limit.
     pub dmrsl: u32,
-    /// The most logical blocks of one Dataset Management; 0: no limit.
+    /// DMSL: most logical blocks of one Dataset Management; 0 for no limit.
     pub dmsl: u64,
-    /// log2 of the least memory page, in bytes.
+    /// log2 of the minimum memory page size in bytes (CAP.MPSMIN).
     pub page_shift: u32,
 }
 
-/// A namespace.
+/// A namespace, by its Identify data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceInfo {
-    /// Its number in its subsystem.
+    /// Namespace identifier.
     pub nsid: u32,
-    /// In logical blocks.
+    /// Size in logical blocks.
     pub blocks: u64,
-    /// Of a logical block, in bytes.
+    /// Size of a logical block, in bytes.
     pub block_len: u32,
-    /// What is efficient to write, in bytes.
+    /// Preferred write granularity, in bytes.
     pub physical_block: u32,
-    /// Write protected.
+    /// Whether the namespace is write protected.
     pub read_only: bool,
-    /// Writes are stable only after a flush.
+    /// Whether writes are durable only after a flush.
     pub write_cache: bool,
-    /// Thin provisioning.
+    /// Whether the namespace is thinly provisioned.
     pub is_thin: bool,
-    /// The most data of one command, in bytes.
+    /// Longest data of one command, in bytes.
     pub max_transfer: u64,
-    /// The most logical blocks of one Write Zeroes; `None`: not supported.
+    /// Most logical blocks of one Write Zeroes; `None` if not supported.
     pub max_zeroes_blocks: Option<u64>,
-    /// Write Zeroes deallocates where it is asked to.
+    /// Whether Write Zeroes deallocates on request (DEAC).
     pub zeroes_deallocate: bool,
-    /// The most logical blocks that one command deallocates; `None`: not supported.
+    /// Most logical blocks that one command deallocates; `None` if not supported.
     pub max_deallocate_blocks: Option<u64>,
-    /// What is deallocated in one piece, in bytes.
+    /// Granularity of deallocation, in bytes.
     pub deallocate_granularity: u32,
-    /// Optimal I/O boundary, in logical blocks; 0: none.
+    /// Optimal I/O boundary (NOIOB), in logical blocks; 0 for none.
     pub noiob: u16,
-    /// Its ANA group; 0: none.
+    /// ANA group identifier; 0 for none.
     pub ana_group: u32,
-    /// What names the namespace wherever it is, in text: UUID, NGUID or EUI64; empty if it has
-    /// none.
+    /// Globally unique identifier as text: UUID, NGUID or EUI64; empty if the namespace has none.
     pub identity: String,
 }
 
 impl ControllerInfo {
-    /// What Identify Controller tells, on top of what is known.
+    /// Adds the data of Identify Controller.
     pub(super) fn identify(&mut self, data: &[u8]) {
-        let Ok(told) = IdentifyController::ref_from_bytes(data) else { return };
-        self.serial = text(&told.sn);
-        self.model = text(&told.mn);
-        self.firmware = text(&told.fr);
-        let pages = (told.mdts > 0).then(|| 1_u64.checked_shl(told.mdts.into())).flatten();
+        let Ok(identify) = IdentifyController::ref_from_bytes(data) else { return };
+        self.serial = text(&identify.sn);
+        self.model = text(&identify.mn);
+        self.firmware = text(&identify.fr);
+        let pages = (identify.mdts > 0).then(|| 1_u64.checked_shl(identify.mdts.into())).flatten();
         self.max_transfer = pages.map(|pages| pages.saturating_mul(1 << self.page_shift.min(31)));
-        // A capsule has the entry in it, and a response's size is nothing for us to choose.
-        let capsule = told.ioccsz.get().saturating_mul(CQE_LEN as u32);
-        let has_offset = told.icdoff.get() > 0;
+        // A command capsule includes the submission queue entry; the response capsule size is
+        // fixed.
+        let capsule = identify.ioccsz.get().saturating_mul(CQE_LEN as u32);
+        let has_offset = identify.icdoff.get() > 0;
         self.in_capsule = if has_offset { 0 } else { capsule.saturating_sub(SQE_LEN as u32) };
-        self.max_commands = told.maxcmd.get();
-        self.oncs = told.oncs.get();
-        self.oaes = told.oaes.get();
-        self.ana_groups = (told.cmic & CMIC_ANA != 0).then(|| told.nanagrpid.get());
-        self.ana_transition = Duration::from_secs(told.anatt.into());
+        self.max_commands = identify.maxcmd.get();
+        self.oncs = identify.oncs.get();
+        self.oaes = identify.oaes.get();
+        self.ana_groups = (identify.cmic & CMIC_ANA != 0).then(|| identify.nanagrpid.get());
+        self.ana_transition = Duration::from_secs(identify.anatt.into());
         // In units of 100 ms.
         self.retry_delays =
-            told.crdt.map(|time| Duration::from_millis(u64::from(time.get()).saturating_mul(100)));
-        self.write_cache = told.vwc & VWC_PRESENT != 0;
+            identify.crdt.map(|time| Duration::from_millis(u64::from(time.get()).saturating_mul(100)));
+        self.write_cache = identify.vwc & VWC_PRESENT != 0;
     }
 
-    /// Whether the controller has Command Retry Delay Times.
+    /// Whether the controller reports Command Retry Delay Times.
     pub(super) fn has_retry_delays(&self) -> bool {
         self.retry_delays.iter().any(|delay| !delay.is_zero())
     }
 
-    /// What the NVM Command Set tells of the controller.
+    /// Adds the data of Identify Controller for the NVM Command Set.
     pub(super) fn identify_nvm(&mut self, data: &[u8]) {
-        let Ok(told) = IdentifyControllerNvm::ref_from_bytes(data) else { return };
-        (self.wzsl, self.dmrsl, self.dmsl) = (told.wzsl, told.dmrsl.get(), told.dmsl.get());
+        let Ok(identify) = IdentifyControllerNvm::ref_from_bytes(data) else { return };
+        (self.wzsl, self.dmrsl, self.dmsl) = (identify.wzsl, identify.dmrsl.get(), identify.dmsl.get());
     }
 }
 
 impl NamespaceInfo {
-    /// What Identify Namespace tells.
+    /// Adds the data of Identify Namespace.
     pub(super) fn identify(
         nsid: u32,
         data: &[u8],
         controller: &ControllerInfo,
     ) -> Result<NamespaceInfo, NvmeRefused> {
-        let told = IdentifyNamespace::ref_from_bytes(data).map_err(|_| NvmeRefused::NoNamespace(nsid))?;
-        if told.nsze.get() == 0 {
+        let identify = IdentifyNamespace::ref_from_bytes(data).map_err(|_| NvmeRefused::NoNamespace(nsid))?;
+        if identify.nsze.get() == 0 {
             return Err(NvmeRefused::NoNamespace(nsid));
         }
-        // Four bits, and two more above two others.
-        let format = usize::from(told.flbas & 0xf | (told.flbas >> 1 & 0x30));
-        let format = told.lbaf.get(format).copied().ok_or(NvmeRefused::NoNamespace(nsid))?;
+        // FLBAS: bits 3:0 and 6:5 form the format index.
+        let format = usize::from(identify.flbas & 0xf | (identify.flbas >> 1 & 0x30));
+        let format = identify.lbaf.get(format).copied().ok_or(NvmeRefused::NoNamespace(nsid))?;
         let (lbads, metadata) = (format.lbads, format.ms.get());
         if !LBADS.contains(&lbads) || metadata != 0 {
             return Err(NvmeRefused::Format { nsid, lbads, metadata });
@@ -156,9 +155,9 @@ impl NamespaceInfo {
             let bytes = blocks.saturating_mul(block_len);
             if bytes.is_power_of_two() { bytes } else { block_len }
         };
-        let has_hints = told.nsfeat & NSFEAT_OPTPERF != 0;
+        let has_hints = identify.nsfeat & NSFEAT_OPTPERF != 0;
         let hinted = |blocks: u16| if has_hints { in_bytes(blocks) } else { block_len };
-        let blocks = told.nsze.get().min(u64::MAX >> lbads);
+        let blocks = identify.nsze.get().min(u64::MAX >> lbads);
         let max_blocks = u64::from(NLB_MASK).saturating_add(1);
         let most = u64::from(MOST_PER_COMMAND).min(max_blocks.saturating_mul(block_len.into()));
         let max_transfer = controller.max_transfer.map_or(most, |max| max.min(most));
@@ -168,29 +167,30 @@ impl NamespaceInfo {
             shift => 1_u64.checked_shl(u32::from(shift).saturating_add(controller.page_shift)),
         };
         let max_zeroes = max_zeroes.map_or(max_blocks, |bytes| (bytes >> lbads).clamp(1, max_blocks));
-        let limit = |told: u64| if told == 0 { u32::MAX.into() } else { told.min(u32::MAX.into()) };
+        let limit =
+            |identify: u64| if identify == 0 { u32::MAX.into() } else { identify.min(u32::MAX.into()) };
         let max_deallocate = limit(controller.dmrsl.into()).min(limit(controller.dmsl));
         let can = |command: u16| controller.oncs & command != 0;
         Ok(NamespaceInfo {
             nsid,
             blocks,
             block_len,
-            physical_block: hinted(told.npwg.get()),
-            read_only: told.nsattr & NSATTR_WRITE_PROTECTED != 0,
+            physical_block: hinted(identify.npwg.get()),
+            read_only: identify.nsattr & NSATTR_WRITE_PROTECTED != 0,
             write_cache: controller.write_cache,
-            is_thin: told.nsfeat & NSFEAT_THIN != 0,
+            is_thin: identify.nsfeat & NSFEAT_THIN != 0,
             max_transfer,
             max_zeroes_blocks: can(ONCS_WRITE_ZEROES).then_some(max_zeroes),
-            zeroes_deallocate: told.dlfeat & DLFEAT_WRITE_ZEROES_DEALLOCATES != 0,
+            zeroes_deallocate: identify.dlfeat & DLFEAT_WRITE_ZEROES_DEALLOCATES != 0,
             max_deallocate_blocks: can(ONCS_DATASET_MANAGEMENT).then_some(max_deallocate),
-            deallocate_granularity: hinted(told.npdg.get()),
-            noiob: told.noiob.get(),
-            ana_group: told.anagrpid.get(),
-            identity: identity(&told.nguid, &told.eui64),
+            deallocate_granularity: hinted(identify.npdg.get()),
+            noiob: identify.noiob.get(),
+            ana_group: identify.anagrpid.get(),
+            identity: identity(&identify.nguid, &identify.eui64),
         })
     }
 
-    /// What the namespace identification descriptors tell.
+    /// Adds the namespace identification descriptors.
     pub(super) fn describe(&mut self, mut data: &[u8]) {
         while let Ok((head, rest)) = NamespaceDescriptor::read_from_prefix(data) {
             let Some((id, rest)) = rest.split_at_checked(head.nidl.into()) else { return };
@@ -208,13 +208,13 @@ impl NamespaceInfo {
         }
     }
 
-    /// In bytes.
+    /// Size of the namespace, in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.blocks.saturating_mul(self.block_len.into())
     }
 
-    /// The namespace as a volume.
+    /// The properties of the namespace as a volume.
     #[must_use]
     pub fn volume_info(&self) -> VolumeInfo {
         let granularity = self.max_deallocate_blocks.map_or(0, |_| self.deallocate_granularity);
@@ -225,15 +225,15 @@ impl NamespaceInfo {
             write_cache: self.write_cache,
             discard_granularity: granularity,
             fast_zeroes: self.max_zeroes_blocks.is_some() && self.zeroes_deallocate,
-            // Of one controller the specification says so; of several, hosts with many paths rely
-            // on it as well.
+            // The specification guarantees this for one controller; multipath hosts rely on it
+            // across controllers as well.
             shared_flush: true,
             ..VolumeInfo::new(self.size())
         }
     }
 }
 
-/// A UUID as people write it.
+/// Formats a UUID.
 #[must_use]
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     Uuid::from_bytes(*uuid).to_string()
@@ -253,7 +253,7 @@ fn is_set(id: &[u8]) -> bool {
     id.iter().any(|&byte| byte != 0)
 }
 
-/// ASCII filled with spaces, whatever the controller has put there.
+/// The printable part of an ASCII field that is padded with spaces.
 pub(super) fn text(field: &[u8]) -> String {
     let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
     let letters = field.iter().take(end).map(|&byte| {
@@ -263,11 +263,11 @@ pub(super) fn text(field: &[u8]) -> String {
     letters.collect::<String>().trim().to_owned()
 }
 
-/// What the identity begins with that only the descriptors tell.
+/// Prefix of an identity that only the descriptors contain.
 pub(super) const UUID: &str = "uuid.";
-/// Logical blocks of 512 bytes to 64 KiB.
+/// Supported LBADS: logical blocks of 512 bytes to 64 KiB.
 const LBADS: std::ops::RangeInclusive<u8> = 9..=16;
-/// The most data of one command, in bytes: more makes nothing faster, and some controllers take
-/// memory for all of it.
+/// Longest data of one command, in bytes: more does not increase throughput, and some controllers
+/// allocate memory for all of it.
 const MOST_PER_COMMAND: u32 = 1 << 20;
 const _: () = assert!(MOST_PER_COMMAND <= MAX_TRANSFER);

@@ -1,4 +1,4 @@
-//! One I/O queue of a host, over one connection of its own.
+//! One I/O queue of a host, on its own connection.
 
 use super::DEPTH;
 use super::io_queues::QueueConfig;
@@ -8,36 +8,36 @@ use crate::session::{ProtocolError, Timed};
 use blockmux_volume::{Io, Pool};
 use std::time::{Duration, Instant};
 
-/// An I/O queue, from the begin of its connection on.
+/// An I/O queue and its connection.
 pub struct HostQueue<T> {
     pub(crate) transport: T,
     pub(super) queue: NamespaceQueue,
     pub(crate) shape: QueueShape,
     pub(super) ending: QueueEnding,
-    /// When the queue has to be connected.
+    /// Deadline of Connect.
     connect_by: Instant,
 }
 
-/// Which queue it is, and how large.
+/// Identifier and size of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueShape {
     pub(crate) qid: u16,
     pub(crate) entries: u16,
-    /// Of the controller that it is of.
+    /// Controller identifier.
     pub(crate) cntlid: u16,
 }
 
-/// How far a queue has come with ending.
+/// How far the end of a queue has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueEnding {
     No,
-    /// What was submitted completes here.
+    /// Outstanding I/O is finished; no more is accepted.
     Stopping,
     Over,
 }
 
 impl<T: HostTransport> HostQueue<T> {
-    /// I/O queue `qid`, which has no connection yet.
+    /// Creates I/O queue `qid`, which has no connection yet.
     pub(super) fn new(
         config: &QueueConfig,
         options: T::Options,
@@ -49,7 +49,7 @@ impl<T: HostTransport> HostQueue<T> {
         let transport = T::new(options, Some(controller.in_capsule), pool.clone());
         let most = u32::from(u16::MAX).min(controller.max_entries).min(DEPTH as u32) as u16;
         let entries = (*entries).min(most);
-        // MAXCMD counts commands, of which a ring of entries holds one less.
+        // MAXCMD counts commands; a ring holds one command less than entries.
         let entries = match controller.max_commands {
             0 => entries,
             commands => entries.min(commands.saturating_add(1)),
@@ -65,7 +65,7 @@ impl<T: HostTransport> HostQueue<T> {
         HostQueue { transport, queue, shape, ending: QueueEnding::No, connect_by: now }
     }
 
-    /// There is a connection.
+    /// Begins the queue on its new connection.
     pub(super) fn begin(&mut self, now: Instant) {
         self.transport.begin();
         self.queue.set_now(now);
@@ -78,7 +78,7 @@ impl<T: HostTransport> HostQueue<T> {
         self.ending == QueueEnding::No && self.queue.is_connected()
     }
 
-    /// Whether the connection is to be closed.
+    /// Whether the connection has to be closed.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
         self.ending == QueueEnding::Over
@@ -91,10 +91,10 @@ impl<T: HostTransport> HostQueue<T> {
         self.advance();
     }
 
-    /// Has the transport hand in what came from the controller, and goes on.
+    /// Lets the transport pass on what it received, and continues.
     ///
     /// # Errors
-    /// Those of the transport.
+    /// Protocol violations that the transport found.
     #[inline]
     pub(crate) fn receive<R>(
         &mut self,
@@ -107,7 +107,7 @@ impl<T: HostTransport> HostQueue<T> {
         Ok(taken)
     }
 
-    /// Has the transport go on by itself, and then the commands.
+    /// Lets the transport work, and continues.
     #[inline]
     pub(crate) fn drive<R>(&mut self, step: impl FnOnce(&mut T, &mut NamespaceQueue) -> R) -> R {
         let result = step(&mut self.transport, &mut self.queue);
@@ -115,30 +115,30 @@ impl<T: HostTransport> HostQueue<T> {
         result
     }
 
-    /// Ends once nothing is under way.
+    /// Ends the queue once no command is outstanding.
     pub(super) fn stop(&mut self) {
         if self.ending == QueueEnding::No {
             self.queue.close();
-            // Without a queue nothing was begun that could be ended in order.
+            // A queue that is not connected has nothing to finish.
             let is_connected = self.queue.is_connected();
             self.ending = if is_connected { QueueEnding::Stopping } else { QueueEnding::Over };
         }
         self.advance();
     }
 
-    /// The connection is gone, or could not be had.
+    /// Abandons the queue: its connection was lost or could not be established.
     pub(super) fn abandon(&mut self) {
         self.transport.discard();
         self.ending = QueueEnding::Over;
     }
 
-    /// Ends at once: everything that has not completed, with its age.
+    /// Ends the queue immediately; returns the I/O that has not completed, with its age.
     pub(super) fn take_unfinished(&mut self) -> Vec<(u64, Io)> {
         self.abandon();
         self.queue.take_unfinished()
     }
 
-    /// Sends what may be sent, and ends when it is time.
+    /// Sends the next commands, and ends the queue when it is time.
     #[inline]
     fn advance(&mut self) {
         if !self.transport.is_open() || self.is_over() {
@@ -153,8 +153,8 @@ impl<T: HostTransport> HostQueue<T> {
         }
     }
 
-    /// Without anything under way the controller may leave; the driver, who knows whether it had
-    /// asked for the end, reconnects.
+    /// Handles the end of the connection. Without outstanding commands the controller may close it;
+    /// the driver, which knows whether that was requested, reconnects.
     pub(crate) fn end(&mut self) -> Result<(), ProtocolError> {
         let is_quiet = self.queue.is_empty() && self.queue.is_connected() && self.transport.may_end();
         if is_quiet || self.is_over() {

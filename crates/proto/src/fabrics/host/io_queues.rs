@@ -1,12 +1,12 @@
-//! The I/O queues of one controller that a session has: they read and write one namespace.
+//! The I/O queues of one session, which access one namespace of a controller.
 //!
 //! ```text
-//!   submit ──in turn──▶ HostQueue: I/O queue 1 ──▶ its connection
+//!   submit ─alternating▶ HostQueue: I/O queue 1 ──▶ its connection
 //!                  └──▶ HostQueue: I/O queue 2 ──▶ its connection      connected once the first is
 //! ```
-//! All belong to the association of one admin queue, so that a flush on any of them is for what all
-//! have completed. A queue that cannot be had is done without, but for the first; the loss of one
-//! that was there ends the session.
+//! All queues belong to the association of one admin queue, so that a flush on any of them covers
+//! the completed commands of all. The session does without a queue that cannot be connected, except
+//! the first; the loss of a connected queue ends the session.
 
 use super::io_queue::HostQueue;
 use super::transport::HostTransport;
@@ -17,43 +17,43 @@ use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// What I/O queues are of.
+/// Configuration of the I/O queues of a session.
 #[derive(Clone, Debug)]
 pub struct QueueConfig {
-    /// Who connects, and where to: as the admin queue did.
+    /// Names of the host and the subsystem, as for the admin queue.
     pub names: Names,
-    /// How we prove who we are, if we can.
+    /// Credentials for authentication, if there are any.
     pub credentials: Option<HostCredentials>,
-    /// The controller that the admin queue got.
+    /// The controller of the admin queue.
     pub controller: ControllerInfo,
-    /// The namespace.
+    /// The namespace to access.
     pub namespace: NamespaceInfo,
-    /// How many, at least 1 and at most as many as the controller gives out.
+    /// Number of queues, from 1 to the number that the controller has allocated.
     pub queues: u16,
-    /// Entries to ask for, 2 to 1,024 for each; the controller may take less.
+    /// Entries of each queue to request, 2 to 1,024; the controller may support less.
     pub entries: u16,
 }
 
-/// I/O queues of one controller, from the begin of the first one's connection on.
+/// The I/O queues of one session and their connections.
 pub struct HostQueues<T: HostTransport> {
     config: QueueConfig,
     options: T::Options,
     pool: Pool,
     first: HostQueue<T>,
-    /// Those behind it, in order.
+    /// The queues after the first, in order.
     further: Vec<HostQueue<T>>,
-    /// Whose turn it is.
+    /// Index of the queue for the next I/O.
     next: usize,
     next_age: u64,
     has_other_paths: bool,
     is_stopping: bool,
-    /// What was submitted when there was no queue to do it any more.
+    /// I/O that was submitted when no queue was left.
     failed: VecDeque<Completion>,
 }
 
 impl<T: HostTransport> HostQueues<T> {
-    /// A session on a fresh connection. Reads without a buffer take memory from `pool` where
-    /// nothing can be lent.
+    /// Creates a session for a new connection. Reads without a buffer take memory from `pool` if no
+    /// receive buffer can be borrowed.
     #[must_use]
     pub fn new(config: QueueConfig, options: T::Options, pool: Pool, now: Instant) -> HostQueues<T> {
         let mut first = HostQueue::new(&config, options, 1, pool.clone(), now);
@@ -72,8 +72,8 @@ impl<T: HostTransport> HostQueues<T> {
         }
     }
 
-    /// There are other paths to the namespace: what this one cannot do now is for them
-    /// ([`Initiator::poll_returned`]).
+    /// Declares that there are other paths to the namespace: I/O that this path cannot do now is
+    /// handed back for them ([`Initiator::poll_returned`]).
     #[must_use]
     pub fn with_other_paths(mut self) -> HostQueues<T> {
         self.has_other_paths = true;
@@ -81,18 +81,18 @@ impl<T: HostTransport> HostQueues<T> {
         self
     }
 
-    /// The admin queue has learned how well the namespace is reached.
+    /// Sets the rank of the path, as the admin queue has learned it.
     pub fn set_path_rank(&mut self, rank: PathRank) {
         self.queues_mut().for_each(|queue| queue.queue.set_path_rank(rank));
     }
 
-    /// Why the controller gives us no queue, if it does not.
+    /// The refusal for which a queue could not be connected.
     #[must_use]
     pub fn refused(&self) -> Option<&NvmeRefused> {
         self.first.queue.refused()
     }
 
-    /// Whether the session has come to its end.
+    /// Whether the session is over.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.queues().all(HostQueue::is_over)
@@ -103,7 +103,7 @@ impl<T: HostTransport> HostQueues<T> {
         &self.first
     }
 
-    /// The queue of a connection, or the first if there is none of that number.
+    /// The queue of a connection, or the first if there is none with this number.
     #[inline]
     pub(crate) fn queue(&mut self, connection: usize) -> &mut HostQueue<T> {
         match connection.checked_sub(1).and_then(|at| self.further.get_mut(at)) {
@@ -140,7 +140,7 @@ impl<T: HostTransport> HostQueues<T> {
         self.further.len().saturating_add(1)
     }
 
-    /// The queue whose turn it is, of those that take something.
+    /// The next queue in turn that has room.
     #[inline]
     fn queue_in_turn(&mut self) -> Option<&mut HostQueue<T>> {
         let count = self.count();
@@ -191,14 +191,14 @@ impl<T: HostTransport> Initiator for HostQueues<T> {
         self.queues_mut().find_map(|queue| queue.queue.poll_returned())
     }
 
-    /// What has completed and was not polled yet is not among them.
+    /// I/O that has completed and was not polled yet is not included.
     fn take_unfinished(&mut self) -> Vec<Io> {
         let mut all: Vec<(u64, Io)> = self.queues_mut().flat_map(HostQueue::take_unfinished).collect();
         all.sort_unstable_by_key(|(age, _)| *age);
         all.into_iter().map(|(_, io)| io).collect()
     }
 
-    /// The admin queue hears of it.
+    /// Always `None`: the admin queue receives changes of size.
     fn poll_size(&mut self) -> Option<u64> {
         None
     }
@@ -209,7 +209,7 @@ impl<T: HostTransport> Initiator for HostQueues<T> {
         self.queues_mut().for_each(|queue| queue.queue.resize(size));
     }
 
-    /// The first queue to find out that the path is none speaks for all.
+    /// The worst rank of all queues: the first queue to notice that the path is unusable decides.
     #[inline]
     fn path_rank(&self) -> PathRank {
         self.queues().map(|queue| queue.queue.path_rank()).max().unwrap_or(PathRank::Best)
@@ -226,7 +226,7 @@ impl<T: HostTransport> Overdue for HostQueues<T> {
         self.queues_mut().map(|queue| queue.queue.look()).max().unwrap_or(0)
     }
 
-    /// Abort is a command of the admin queue, and a controller may ignore it (Base 2.0 §5.1).
+    /// Always `None`: Abort is an admin command, and a controller may ignore it (Base 2.0 §5.1).
     fn abort_overdue(&mut self, _looks: u32) -> Option<&'static str> {
         None
     }
@@ -240,7 +240,7 @@ impl<T: HostTransport> Connections for HostQueues<T> {
             return None;
         }
         let (at, now) = (self.count(), self.first.queue.now());
-        // There are no more of them than fit a queue's number.
+        // The number of queues fits 16 bits.
         let qid = (at as u16).saturating_add(1);
         let mut queue = HostQueue::new(&self.config, self.options, qid, self.pool.clone(), now);
         queue.queue.set_path_rank(self.path_rank());
@@ -259,7 +259,7 @@ impl<T: HostTransport> Connections for HostQueues<T> {
 
     fn on_lost(&mut self, connection: usize, _now: Instant) -> bool {
         let Some(lost) = self.at_mut(connection) else { return true };
-        // One that has ended in order, or that there never was, is not missed.
+        // A queue that ended regularly, or was never connected, is not missed.
         let is_missed = !lost.is_over() && (connection == 0 || lost.queue.is_connected());
         if is_missed {
             return false;
@@ -268,7 +268,7 @@ impl<T: HostTransport> Connections for HostQueues<T> {
         !self.is_over()
     }
 
-    /// Each queue has an order of its own.
+    /// Always 0: each queue has its own order.
     #[inline]
     fn latest(&self) -> usize {
         0

@@ -1,18 +1,19 @@
-//! A host's side of NVMe over Fabrics, for any transport: what an admin queue asks, and a namespace
-//! as a queue of I/O (Base 2.0 §3.3, NVM Command Set 1.0).
+//! The host side of NVMe over Fabrics, for any transport: initialization of a controller by the
+//! admin queue, and I/O to a namespace over I/O queues (Base 2.0 §3.3, NVM Command Set 1.0).
 //!
 //! ```text
 //!   HostAdmin:  AdminCommands: Connect, properties, Identify ... ──Request──▶ transport ──▶ controller
-//!   HostQueues: each NamespaceQueue: submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport
-//!                  poll_done ◀── Job ◀── verdict on the status ◀── finish ◀── transport
+//!   HostQueues: each NamespaceQueue: submit ──▶ Job ──split into commands──▶ next ──Request──▶ transport
+//!                  poll_done ◀── Job ◀── class of the status ◀── finish ◀── transport
 //! ```
-//! A queue has its transport send commands whenever that may send some; the transport moves the
-//! data that `Commands` names, and hands in the completion (`transport.rs`, decision 37). Commands
-//! that failed for a reason that passes are sent again after a pause; I/O that failed on its way to
-//! the namespace is handed back, for another path or for later.
+//! A queue passes commands to its transport whenever the transport may send; the transport
+//! transfers the data that `Commands` provides, and returns the completions (`transport.rs`,
+//! decision 37). Commands that failed for a transient reason are sent again after a delay. I/O that
+//! failed on the path to the namespace is handed back, for another path or for later.
 
 mod access;
 mod admin;
+mod authenticate;
 mod bring_up;
 mod changes;
 mod command;
@@ -23,7 +24,6 @@ mod info;
 mod io_queue;
 mod io_queues;
 mod plan;
-mod prove;
 mod queue;
 mod refused;
 #[cfg(test)]
@@ -33,7 +33,7 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use admin::{AdminAnswers, AdminConfig, Ask, HostAdmin};
+pub use admin::{AdminConfig, AdminResults, Ask, HostAdmin};
 pub use command::HostId;
 pub use discovery::FoundSubsystem;
 pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
@@ -49,13 +49,13 @@ pub(crate) use transport::{Commands, HostTransport, NvmeRequest};
 
 use crate::nvme::nqn::Nqn;
 
-/// Who connects, and where to.
+/// Names of the host and of the subsystem that it connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// The host's name.
+    /// Host NQN.
     pub host: Nqn,
-    /// The host's identifier: reservations belong to it.
+    /// Host identifier, which owns reservations.
     pub host_id: HostId,
-    /// The subsystem's name.
+    /// Subsystem NQN.
     pub subsystem: Nqn,
 }

@@ -1,4 +1,4 @@
-//! How I/O becomes commands of this namespace.
+//! Translates I/O to commands of a namespace.
 
 use super::command::{self, NamespaceBlocks};
 use super::info::NamespaceInfo;
@@ -9,17 +9,17 @@ use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::nvm::{DEAC, DsmRange, FUA};
 use blockmux_wire::nvme::opcode::NvmOpcode;
 
-/// What the namespace can do, as far as commands depend on it. What it turns out not to know is
-/// taken back.
+/// The capabilities of the namespace on which commands depend. A command that turns out not to be
+/// supported is removed.
 pub(super) struct NamespaceCapabilities {
     nsid: u32,
-    /// Of a logical block, in bytes.
+    /// Size of a logical block, in bytes.
     block_len: u32,
     max_transfer: u64,
     write_cache: bool,
-    /// The most that one Dataset Management deallocates, in bytes.
+    /// Most bytes that one Dataset Management deallocates.
     pub(super) deallocate: Option<u64>,
-    /// The most that one Write Zeroes covers, in bytes.
+    /// Most bytes of one Write Zeroes.
     pub(super) write_zeroes: Option<u64>,
     zeroes_fast: bool,
 }
@@ -27,14 +27,14 @@ pub(super) struct NamespaceCapabilities {
 pub(super) type NvmePlan = io_queue::IoPlan<NvmeCommandKind>;
 pub(super) type NvmePieces = job::CommandPieces<NvmeCommandKind>;
 
-/// What one command does.
+/// The kinds of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NvmeCommandKind {
     Read,
     Write {
         fua: bool,
     },
-    /// Zeroes, written out.
+    /// A Write of zeroes.
     Zeroes {
         fua: bool,
     },
@@ -44,7 +44,7 @@ pub(crate) enum NvmeCommandKind {
     },
     Deallocate,
     Flush,
-    /// Of the queue itself.
+    /// Connect of the queue itself, or its authentication.
     Connect,
 }
 
@@ -74,7 +74,7 @@ impl NamespaceCapabilities {
         }
     }
 
-    /// How to do `op` with this namespace.
+    /// How to execute `op` on this namespace.
     #[inline]
     pub(super) fn plan(&self, op: Op) -> NvmePlan {
         let pieces = |kind, max| NvmePlan::Send(NvmePieces { kind, max, then_flush: false });
@@ -107,7 +107,7 @@ impl NamespaceCapabilities {
         }
     }
 
-    /// Zeroes that are written out.
+    /// Pieces of Write commands with zeroes.
     pub(super) fn written_zeroes(&self, fua: bool) -> NvmePieces {
         let (fua, max) = (fua && self.write_cache, self.max_transfer.min(ZEROES as u64));
         NvmePieces { kind: NvmeCommandKind::Zeroes { fua }, max, then_flush: false }
@@ -137,7 +137,8 @@ impl NamespaceCapabilities {
         }
     }
 
-    /// A range in logical blocks; it is whole ones, and a piece has at most 32 bits of them.
+    /// A range in logical blocks. It is a multiple of the block size and has fewer than 2^32
+    /// blocks.
     #[inline]
     pub(super) fn blocks(&self, offset: u64, len: u64) -> NamespaceBlocks {
         let shift = self.block_len.trailing_zeros();
@@ -145,5 +146,5 @@ impl NamespaceCapabilities {
     }
 }
 
-/// The data of Dataset Management with one range, in bytes.
+/// Length of the data of Dataset Management with one range, in bytes.
 pub(super) const RANGE_LEN: usize = size_of::<DsmRange>();

@@ -1,14 +1,14 @@
-//! I/O under way at one namespace over one I/O queue, and what connects that queue.
+//! The commands of one I/O queue: I/O to a namespace, Connect and authentication.
 //!
-//! Not more commands are under way than the queue has entries for; I/O beyond that waits here.
+//! The number of outstanding commands is bounded by the queue's entries; further I/O waits here.
 
-use super::access::Failing;
+use super::access::PathFailures;
+use super::authenticate::{self, QueueAuthentication};
 use super::command;
 use super::completion_class;
-use super::delayed::Later;
+use super::delayed::DelayedCommands;
 use super::info::NamespaceInfo;
 use super::plan::{NamespaceCapabilities, NvmeCommandKind, NvmePlan, RANGE_LEN};
-use super::prove::{self, Proving};
 use super::transport::{Commands, NvmeRequest, TransferProgress};
 use super::{DEPTH, Names, NvmeRefused};
 use crate::io_queue::{self, CommandSet, CompletionClass, DataTransfer, Zeroes, memory};
@@ -22,44 +22,44 @@ use blockmux_wire::nvme::{Cqe, Sqe};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// I/O under way at one namespace, over one I/O queue.
+/// The outstanding I/O to one namespace over one I/O queue.
 pub(crate) type NamespaceQueue = io_queue::CommandQueue<RemoteNamespace, TransferProgress>;
 pub(super) type NvmeQueuedCommand = io_queue::QueuedCommand<RemoteNamespace, TransferProgress>;
 pub(super) type NvmeJob = job::IoJob<NvmeCommandKind>;
 pub(super) type NvmePiece = job::CommandPiece<NvmeCommandKind>;
 
-/// What is known of the namespace and of the path to it, and how far the queue is.
+/// State of the namespace, of the path to it, and of the queue.
 pub(crate) struct RemoteNamespace {
     connecting: Connecting,
     names: Names,
     credentials: Option<HostCredentials>,
-    terms: NamespaceCapabilities,
+    capabilities: NamespaceCapabilities,
     pub(super) rank: PathRank,
-    pub(super) failing: Failing,
+    pub(super) failing: PathFailures,
     zeroes: Zeroes,
-    /// The most commands under way.
-    most_commands: usize,
-    /// Commands to send again in a while.
-    later: Later,
-    /// How long each CRD of a status is; zero: the controller does not use it.
+    /// Most outstanding commands.
+    max_commands_in_flight: usize,
+    /// Commands to retry after a delay.
+    later: DelayedCommands,
+    /// Command Retry Delay Times 1 to 3; zero if the controller does not use them.
     retry_delays: [Duration; 3],
-    /// When the latest call came.
+    /// Time of the latest call.
     now: Instant,
 }
 
-/// How far the queue's own Connect is.
+/// Progress of the queue's Connect.
 enum Connecting {
-    /// To be sent: the queue, its entries, and the data.
+    /// Connect has to be sent: QID, entries, and its data.
     Due(u16, u16, Box<SgList>),
     Sent,
-    /// We are to prove who we are; whether a command for that is under way.
-    Proving(Box<Proving>, bool),
+    /// Authentication is in progress; the flag says whether one of its commands is outstanding.
+    Authenticating(Box<QueueAuthentication>, bool),
     Connected,
     Refused(NvmeRefused),
 }
 
 impl NamespaceQueue {
-    /// Queue `qid` with so many entries, at most [`DEPTH`], of a controller of this identifier.
+    /// Creates queue `qid` with `entries` entries, at most [`DEPTH`], of controller `cntlid`.
     pub(crate) fn new(
         names: Names,
         credentials: Option<HostCredentials>,
@@ -75,26 +75,26 @@ impl NamespaceQueue {
             connecting: Connecting::Due(qid, entries, Box::new(data)),
             names,
             credentials,
-            terms: NamespaceCapabilities::new(namespace),
+            capabilities: NamespaceCapabilities::new(namespace),
             rank: PathRank::Best,
-            failing: Failing::default(),
+            failing: PathFailures::default(),
             zeroes: Zeroes::default(),
-            // A full ring of so many entries has one free.
-            most_commands: usize::from(entries).clamp(2, DEPTH).saturating_sub(1),
-            later: Later::default(),
+            // A full ring has one unused entry.
+            max_commands_in_flight: usize::from(entries).clamp(2, DEPTH).saturating_sub(1),
+            later: DelayedCommands::default(),
             retry_delays: [Duration::ZERO; 3],
             now,
         };
         NamespaceQueue::of(set, namespace.volume_info(), pool)
     }
 
-    /// Whether the controller has the queue.
+    /// Whether the queue is connected.
     #[inline]
     pub(crate) fn is_connected(&self) -> bool {
         self.set.is_open()
     }
 
-    /// Why it has it not, if it said no.
+    /// The refusal, if the queue could not be connected.
     pub(crate) fn refused(&self) -> Option<&NvmeRefused> {
         match &self.set.connecting {
             Connecting::Refused(refused) => Some(refused),
@@ -102,12 +102,12 @@ impl NamespaceQueue {
         }
     }
 
-    /// When the latest call came.
+    /// Time of the latest call.
     pub(super) fn now(&self) -> Instant {
         self.set.now
     }
 
-    /// Something comes in.
+    /// Sets the time of a call.
     #[inline]
     pub(super) fn set_now(&mut self, now: Instant) {
         self.set.now = now;
@@ -121,44 +121,44 @@ impl NamespaceQueue {
         later.into_iter().chain(failing).min()
     }
 
-    /// Sends again what failed for a reason that passes, and tries the path again if it failed.
+    /// Sends delayed commands again, and ends the pause of a failing path.
     pub(crate) fn on_timeout(&mut self, now: Instant) {
         self.set.now = now;
         self.set.later.on_timeout(now, &mut self.again);
         self.set.failing.on_timeout(now);
     }
 
-    /// How long each CRD of a status is, as the controller tells.
+    /// Sets the Command Retry Delay Times.
     pub(crate) fn set_retry_delays(&mut self, delays: [Duration; 3]) {
         self.set.retry_delays = delays;
     }
 
-    /// As [`Initiator::look`](crate::session::Initiator::look).
+    /// [`Overdue::look`](crate::session::Overdue::look) for this queue.
     pub(crate) fn look(&mut self) -> u32 {
         self.commands.look(NvmeQueuedCommand::is_long)
     }
 
-    /// The namespace is of this size now, in bytes.
+    /// Sets the size of the namespace, in bytes.
     pub(crate) fn resize(&mut self, size: u64) {
         self.info.size = size;
     }
 
-    /// All I/O that has not completed, with its age.
+    /// Takes all I/O that has not completed, with its age.
     pub(crate) fn take_unfinished(&mut self) -> Vec<(u64, Io)> {
         self.set.later.clear();
         self.take_jobs()
     }
 
-    /// The next command to send, if there is any and the queue has an entry for it.
+    /// The next command to send, if there is one and the queue has a free entry.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<NvmeRequest> {
         if !self.is_connected() {
             return self.connect();
         }
-        if self.commands.len() >= self.set.most_commands { None } else { self.next_of_jobs() }
+        if self.commands.len() >= self.set.max_commands_in_flight { None } else { self.next_of_jobs() }
     }
 
-    /// Connect, and what proves who we are.
+    /// The next command of Connect and authentication.
     fn connect(&mut self) -> Option<NvmeRequest> {
         let (sqe, transfer, payload) = match &mut self.set.connecting {
             Connecting::Due(qid, entries, data) => {
@@ -167,16 +167,16 @@ impl NamespaceQueue {
                 self.set.connecting = Connecting::Sent;
                 (question.0, question.1, data)
             }
-            Connecting::Proving(proving, is_asked @ false) => {
+            Connecting::Authenticating(authentication, is_asked @ false) => {
                 *is_asked = true;
-                proving.question()?
+                authentication.question()?
             }
             _ => return None,
         };
         Some(self.begin_with(NvmePiece::of_the_queue(NvmeCommandKind::Connect), sqe, transfer, Some(payload)))
     }
 
-    /// A command has ended.
+    /// Handles the completion of an I/O command.
     #[inline]
     fn on_finished(&mut self, key: SlotKey, cqe: &Cqe) {
         let Some(command) = self.commands.get_mut(key) else { return };
@@ -193,7 +193,7 @@ impl NamespaceQueue {
             CompletionClass::Good => self.set.failing.on_good(),
             CompletionClass::Astray => self.set.failing.on_failure(self.set.now),
             CompletionClass::Elsewhere => {
-                // Whatever was told before, until the log page has been read again.
+                // The path is unusable until the log page has been read again.
                 self.set.rank = PathRank::Unusable;
                 if !self.has_other_paths {
                     verdict = CompletionClass::Later(IoError::PathLost);
@@ -207,29 +207,32 @@ impl NamespaceQueue {
         }
     }
 
-    /// A command of the queue itself has ended: Connect, or one that proves who we are.
+    /// Handles the completion of Connect or of an authentication command.
     #[cold]
     fn on_connecting(&mut self, key: SlotKey, cqe: &Cqe) {
         let Some(command) = self.commands.remove(key) else { return };
         let next = match &mut self.set.connecting {
-            Connecting::Proving(proving, is_asked) => {
+            Connecting::Authenticating(authentication, is_asked) => {
                 let is_whole = command.transport.is_whole(command.transfer) && !command.transport.is_corrupt;
                 let data = match (command.transfer, &command.payload) {
                     (DataTransfer::In(_), Some(payload)) if is_whole => payload.to_vec(),
                     _ => Vec::new(),
                 };
                 *is_asked = false;
-                proving.on_answer(cqe, &data).map(|is_done| is_done.then_some(Connecting::Connected))
+                authentication.on_answer(cqe, &data).map(|is_done| is_done.then_some(Connecting::Connected))
             }
             _ if !cqe.status.is_success() => Err(NvmeRefused::Connect(cqe.status)),
             _ => {
-                let asked =
-                    prove::asked_for(cqe.result.get(), self.set.credentials.as_ref(), &self.set.names);
-                let connecting = |proving: Option<Box<_>>| match proving {
-                    Some(proving) => Connecting::Proving(proving, false),
+                let asked = authenticate::required_authentication(
+                    cqe.result.get(),
+                    self.set.credentials.as_ref(),
+                    &self.set.names,
+                );
+                let connecting = |authentication: Option<Box<_>>| match authentication {
+                    Some(authentication) => Connecting::Authenticating(authentication, false),
                     None => Connecting::Connected,
                 };
-                asked.map(|proving| Some(connecting(proving)))
+                asked.map(|authentication| Some(connecting(authentication)))
             }
         };
         match next {
@@ -252,12 +255,12 @@ impl CommandSet for RemoteNamespace {
 
     #[inline]
     fn plan(&self, op: Op) -> NvmePlan {
-        self.terms.plan(op)
+        self.capabilities.plan(op)
     }
 
     #[inline]
     fn command(&self, piece: &NvmePiece) -> (Sqe, DataTransfer) {
-        self.terms.sqe(piece.kind, piece.offset, piece.len)
+        self.capabilities.sqe(piece.kind, piece.offset, piece.len)
     }
 
     #[inline]
@@ -266,7 +269,7 @@ impl CommandSet for RemoteNamespace {
             NvmeCommandKind::Zeroes { .. } => Some(self.zeroes.list(piece.len)),
             NvmeCommandKind::Deallocate => {
                 let list = memory(pool, RANGE_LEN);
-                let range = command::range(self.terms.blocks(piece.offset, piece.len));
+                let range = command::range(self.capabilities.blocks(piece.offset, piece.len));
                 list.copy_from(range.as_bytes());
                 Some(list)
             }
@@ -281,12 +284,12 @@ impl CommandSet for RemoteNamespace {
     fn do_otherwise(&mut self, piece: NvmePiece, job: &mut NvmeJob) -> Option<NvmePiece> {
         match (piece.kind, job.io.op) {
             (NvmeCommandKind::WriteZeroes { .. }, Op::WriteZeroes { only_fast: false, fua, .. }) => {
-                self.terms.write_zeroes = None;
-                job.go_back(piece.offset, self.terms.written_zeroes(fua));
+                self.capabilities.write_zeroes = None;
+                job.go_back(piece.offset, self.capabilities.written_zeroes(fua));
             }
-            // What is no longer needed may stay.
+            // Deallocation is a hint, so nothing has to be done instead.
             (NvmeCommandKind::Deallocate, _) => {
-                self.terms.deallocate = None;
+                self.capabilities.deallocate = None;
                 job.issued = job.io.len;
             }
             _ => job.fail(IoError::Unsupported),
@@ -296,7 +299,7 @@ impl CommandSet for RemoteNamespace {
 }
 
 impl RemoteNamespace {
-    /// How long the controller wants a command not to be sent again, if it says so.
+    /// The retry delay of a status, if the controller gives one.
     #[cold]
     fn retry_delay(&self, status: StatusField) -> Option<Duration> {
         let which = usize::from(status.retry_delay()).checked_sub(1)?;

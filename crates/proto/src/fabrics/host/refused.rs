@@ -1,74 +1,74 @@
-//! A controller that says no, properly, or that we do not want: not a breach of the protocol, and
-//! one line for the user.
+//! Failures of a session without a protocol violation: the controller refuses the host, or the host
+//! cannot use the controller. Each is one line for the user.
 
-use crate::nvme::auth::Unproved;
+use crate::nvme::auth::AuthFailure;
 use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus, StatusField};
 
-/// Why a session ended without what was asked for, although nobody broke the protocol.
+/// Reason for which a session failed without a protocol violation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvmeRefused {
-    /// It takes no such queue, or not from us.
-    #[error("controller refused to connect: {}", said_of_connect(*.0))]
+    /// The controller refused Connect.
+    #[error("controller refused to connect: {}", connect_status_text(*.0))]
     Connect(StatusField),
-    /// It wants us to authenticate, and we have no secret.
-    #[error("controller wants DH-HMAC-CHAP, and there is no secret for it")]
+    /// The controller requires authentication, and the host has no secret.
+    #[error("controller requires DH-HMAC-CHAP, and there is no secret")]
     Authentication,
-    /// It did not believe us, or we did not believe it.
+    /// Authentication failed on one of the sides.
     #[error("{0}")]
-    Proof(Unproved),
-    /// A command that is needed to begin failed.
-    #[error("controller failed {what}: {}", said(*.status))]
+    AuthFailed(AuthFailure),
+    /// A command of the initialization failed.
+    #[error("controller failed {what}: {}", status_text(*.status))]
     Command {
-        /// Which: "Identify Controller".
+        /// The command, for example "Identify Controller".
         what: &'static str,
-        /// How.
+        /// Its status.
         status: StatusField,
     },
-    /// CSTS.CFS.
-    #[error("controller says that it has failed")]
+    /// CSTS.CFS is set.
+    #[error("controller reports a fatal status")]
     Fatal,
-    /// CSTS.RDY did not come within CAP.TO.
+    /// CSTS.RDY was not set within CAP.TO.
     #[error("controller did not become ready within {0} s")]
     NotReady(u64),
-    /// There is no such namespace, or the controller does not show it to us.
+    /// The namespace does not exist or is not visible to this host.
     #[error("there is no namespace {0}")]
     NoNamespace(u32),
-    /// The namespace of that number is another one than before, or has other blocks.
-    #[error("namespace {0} is not what it was")]
+    /// The namespace was replaced by another one, or its block size has changed.
+    #[error("namespace {0} was replaced")]
     Replaced(u32),
-    /// Blocks that we do not do.
+    /// The block format is not supported.
     #[error(
-        "namespace {nsid} has blocks of 2^{lbads} bytes with {metadata} bytes of metadata, which are not done"
+        "namespace {nsid} has blocks of 2^{lbads} bytes with {metadata} bytes of metadata, which is not supported"
     )]
     Format {
-        /// Which.
+        /// Namespace identifier.
         nsid: u32,
-        /// log2 of a block's size.
+        /// log2 of the block size in bytes.
         lbads: u8,
-        /// Of each block, in bytes.
+        /// Metadata of each block, in bytes.
         metadata: u16,
     },
-    /// One of several paths leads to another namespace than the others.
+    /// A path leads to another namespace than the others.
     #[error("leads to {namespace}, not to {first} as {at} does")]
     AnotherNamespace {
-        /// What it leads to.
+        /// Identity of the namespace on this path.
         namespace: String,
-        /// What the others lead to.
+        /// Identity of the namespace on the other paths.
         first: String,
-        /// One of those.
+        /// Address of one of the other paths.
         at: String,
     },
-    /// Its discovery log was another each time that it was read.
-    #[error("controller's discovery log changes all the time; try again later")]
-    Restless,
-    /// It has no I/O queues.
-    #[error("controller gives out no I/O queue")]
+    /// The discovery log page changed during each read.
+    #[error("controller's discovery log kept changing; try again later")]
+    UnstableDiscoveryLog,
+    /// The controller allocates no I/O queues.
+    #[error("controller allocates no I/O queue")]
     NoQueues,
 }
 
 impl NvmeRefused {
-    /// Whether a controller that took us before may well do so a little later: it is in trouble, or
-    /// was just started.
+    /// Whether a new connection may succeed: the refusal can be temporary, for example while a
+    /// controller restarts.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -80,29 +80,29 @@ impl NvmeRefused {
             NvmeRefused::Fatal
             | NvmeRefused::NotReady(_)
             | NvmeRefused::NoNamespace(_)
-            // Who comes again looks closer.
+            // A new connection identifies the namespace again.
             | NvmeRefused::Replaced(_)
             | NvmeRefused::NoQueues
-            | NvmeRefused::Restless => true,
+            | NvmeRefused::UnstableDiscoveryLog => true,
             NvmeRefused::Authentication
-            | NvmeRefused::Proof(_)
+            | NvmeRefused::AuthFailed(_)
             | NvmeRefused::Format { .. }
             | NvmeRefused::AnotherNamespace { .. } => false,
         }
     }
 }
 
-fn said(field: StatusField) -> String {
-    words(field.status().name(), field)
+fn status_text(field: StatusField) -> String {
+    named_status(field.status().name(), field)
 }
 
-fn said_of_connect(field: StatusField) -> String {
+fn connect_status_text(field: StatusField) -> String {
     let status = field.status();
-    // Some codes of other commands are the same numbers.
-    words(ConnectStatus(status.0).name().or(status.name()), field)
+    // The meaning of command-specific codes depends on the command.
+    named_status(ConnectStatus(status.0).name().or(status.name()), field)
 }
 
-fn words(name: Option<&str>, field: StatusField) -> String {
+fn named_status(name: Option<&str>, field: StatusField) -> String {
     let NvmeStatus(number) = field.status();
     name.map_or_else(|| format!("status {number:#05x}"), |name| name.to_lowercase().replace('_', " "))
 }
@@ -124,11 +124,11 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_that_was_just_started_may_take_us_later() {
+    fn a_restarted_controller_may_accept_the_host_later() {
         let not_there = ConnectStatus::CONNECT_INVALID_PARAMETERS.into();
         assert!(NvmeRefused::Connect(StatusField::final_one(not_there)).may_pass());
-        assert!(NvmeRefused::NoNamespace(1).may_pass() && NvmeRefused::Restless.may_pass());
+        assert!(NvmeRefused::NoNamespace(1).may_pass() && NvmeRefused::UnstableDiscoveryLog.may_pass());
         assert!(!NvmeRefused::Authentication.may_pass());
-        assert!(!NvmeRefused::Proof(Unproved::Impostor).may_pass());
+        assert!(!NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse).may_pass());
     }
 }

@@ -1,4 +1,4 @@
-//! What tests of hosts begin with: names, and a controller that answers by itself.
+//! Fixtures for tests of hosts: names, and a scripted controller.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
@@ -36,39 +36,39 @@ pub(crate) fn controller() -> ControllerInfo {
     ControllerInfo { cntlid: 5, max_entries: 1024, in_capsule: 8192, ..ControllerInfo::default() }
 }
 
-/// A controller that answers the commands of an admin queue by itself.
-pub(crate) struct Subsystem {
+/// A controller that completes admin commands by itself.
+pub(crate) struct ScriptedSubsystem {
     pub(crate) blocks: u64,
     pub(crate) lbads: u8,
     pub(crate) metadata: u16,
-    /// Every byte of namespaces' UUIDs.
+    /// The value of every byte of the namespaces' UUIDs.
     pub(crate) uuid: u8,
-    /// How often CSTS says that it is not ready.
+    /// Number of reads of CSTS that report the controller as not ready.
     pub(crate) unready: u32,
     pub(crate) csts: u32,
-    /// Fails commands of this opcode so.
+    /// Opcode whose commands fail, and their status.
     pub(crate) fails: Option<(u8, StatusField)>,
     pub(crate) connect_result: u64,
     pub(crate) log: Vec<u8>,
     pub(crate) oaes: u32,
     /// Command Retry Delay Times, in units of 100 ms.
     pub(crate) crdt: [u16; 3],
-    /// What was set of Host Behavior Support.
+    /// The Host Behavior Support data that was set.
     pub(crate) behavior: Option<Vec<u8>>,
-    /// The namespace's, if there are such.
+    /// ANA group of the namespace, if there are groups.
     pub(crate) ana_group: u32,
-    /// Get Log Page is never answered.
+    /// Whether Get Log Page is never completed.
     pub(crate) is_silent_about_logs: bool,
-    /// The Asynchronous Event Request that waits.
+    /// CID of the outstanding Asynchronous Event Request.
     pub(crate) listening: Option<u16>,
 }
 
-/// How long a change of an ANA state takes at most, in seconds.
+/// ANATT, in seconds.
 pub(crate) const ANATT_S: u8 = 20;
 
-impl Default for Subsystem {
-    fn default() -> Subsystem {
-        Subsystem {
+impl Default for ScriptedSubsystem {
+    fn default() -> ScriptedSubsystem {
+        ScriptedSubsystem {
             blocks: 1000,
             lbads: 12,
             metadata: 0,
@@ -88,8 +88,8 @@ impl Default for Subsystem {
     }
 }
 
-impl Subsystem {
-    /// What an answer has: data, status, result.
+impl ScriptedSubsystem {
+    /// Completes a command: data, status, result.
     pub(crate) fn answer(&mut self, sqe: &Sqe) -> (Vec<u8>, StatusField, u64) {
         let good = StatusField::default();
         if let Some((_, status)) = self.fails.filter(|(opcode, _)| *opcode == sqe.opcode) {

@@ -1,5 +1,5 @@
-//! Queues of a host over a transport in memory: what is asked of a controller, and what its answers
-//! lead to. No byte is encoded; each transport's own tests are about its bytes.
+//! Host queues over a transport in memory: the commands that are sent, and the effects of their
+//! completions. No byte is encoded; each transport has its own tests for that.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod admin;
@@ -19,10 +19,10 @@ use blockmux_wire::nvme::{Cqe, Sqe};
 use std::time::Instant;
 use zerocopy::FromZeros;
 
-/// A transport that keeps the commands that are to be sent, with their data.
+/// A transport that records the sent commands and their data.
 #[derive(Default)]
-struct Loopback {
-    /// The most data that goes with a command, in bytes.
+struct LoopbackHostTransport {
+    /// Longest in-capsule data, in bytes.
     in_capsule: u32,
     sent: Vec<SentCommand>,
     outbox: Outbox,
@@ -34,11 +34,14 @@ struct SentCommand {
     data: Vec<u8>,
 }
 
-impl HostTransport for Loopback {
+impl HostTransport for LoopbackHostTransport {
     type Options = ();
 
-    fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> Loopback {
-        Loopback { in_capsule: in_capsule.unwrap_or(u32::MAX), ..Loopback::default() }
+    fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> LoopbackHostTransport {
+        LoopbackHostTransport {
+            in_capsule: in_capsule.unwrap_or(u32::MAX),
+            ..LoopbackHostTransport::default()
+        }
     }
 
     fn begin(&mut self) {}
@@ -78,21 +81,21 @@ impl SentCommand {
         NvmOpcode(self.sqe.opcode)
     }
 
-    /// First block, blocks, and the flags beside them.
+    /// First block, number of blocks, and the other flags of CDW12.
     fn range(&self) -> (u64, u32, u32) {
         (self.sqe.slba(), (self.sqe.cdw12.get() & 0xffff) + 1, self.sqe.cdw12.get() & !0xffff)
     }
 }
 
-/// A session over [`Loopback`]: bytes mean nothing to it.
-trait Looped: StreamSession {
+/// A session over [`LoopbackHostTransport`], which does not use bytes.
+trait LoopbackSession: StreamSession {
     fn sent(&mut self) -> Vec<SentCommand>;
 
-    /// A command gets data and ends, or one of both.
+    /// Delivers data to a command, completes it, or both.
     fn answer(&mut self, cid: u16, data: &[u8], end: Option<(StatusField, u64)>);
 }
 
-/// What comes from the controller.
+/// Delivers data and a completion from the controller.
 fn deliver(
     commands: &mut impl Commands,
     cid: u16,
@@ -118,7 +121,7 @@ fn deliver(
 
 macro_rules! looped {
     ($session:ty, $commands:ident) => {
-        impl Looped for $session {
+        impl LoopbackSession for $session {
             fn sent(&mut self) -> Vec<SentCommand> {
                 std::mem::take(&mut self.transport.sent)
             }
@@ -135,11 +138,11 @@ macro_rules! looped {
             }
 
             fn on_bytes(&mut self, _input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
-                unreachable!("it demands none")
+                unreachable!("it demands no bytes")
             }
 
             fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
-                unreachable!("it demands nothing")
+                unreachable!("it demands no placement")
             }
 
             fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
@@ -153,54 +156,54 @@ macro_rules! looped {
     };
 }
 
-type Queues = HostQueues<Loopback>;
-type AdminSession = HostAdmin<Loopback>;
+type Queues = HostQueues<LoopbackHostTransport>;
+type AdminSession = HostAdmin<LoopbackHostTransport>;
 
-looped!(HostQueue<Loopback>, queue);
+looped!(HostQueue<LoopbackHostTransport>, queue);
 looped!(AdminSession, admin);
 
-/// I/O queues, their driver, and the controller by hand.
-struct Client {
+/// I/O queues, their driver, and a scripted controller.
+struct TestQueues {
     driver: Driver<Queues>,
 }
 
-impl Client {
-    /// Connect is out.
-    fn fresh(namespace: NamespaceInfo, entries: u16) -> Client {
-        Client::fresh_of(controller(), namespace, entries)
+impl TestQueues {
+    /// Queues that have sent Connect.
+    fn fresh(namespace: NamespaceInfo, entries: u16) -> TestQueues {
+        TestQueues::fresh_of(controller(), namespace, entries)
     }
 
-    fn fresh_of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> Client {
+    fn fresh_of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> TestQueues {
         let config =
             QueueConfig { names: names(), credentials: None, controller, namespace, queues: 1, entries };
         let mut session = Queues::new(config, (), Pool::new(64 << 20), Instant::now());
         session.queue(0).receive(Instant::now(), |_, _| Ok(())).unwrap();
-        Client { driver: Driver::of(session, usize::MAX) }
+        TestQueues { driver: Driver::of(session, usize::MAX) }
     }
 
-    /// Connected.
-    fn with(namespace: NamespaceInfo, entries: u16) -> Client {
-        Client::of(controller(), namespace, entries)
+    /// Connected queues.
+    fn with(namespace: NamespaceInfo, entries: u16) -> TestQueues {
+        TestQueues::of(controller(), namespace, entries)
     }
 
-    /// Connected to a queue of this controller.
-    fn of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> Client {
-        let mut client = Client::fresh_of(controller, namespace, entries);
+    /// Queues connected to this controller.
+    fn of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> TestQueues {
+        let mut client = TestQueues::fresh_of(controller, namespace, entries);
         let connect = client.command();
         assert_eq!(connect.data.len(), 1024);
         client.complete(connect.cid(), StatusField::default(), 5);
         client
     }
 
-    fn ready() -> Client {
-        Client::with(namespace(), 128)
+    fn ready() -> TestQueues {
+        TestQueues::with(namespace(), 128)
     }
 
     fn sent(&mut self) -> Vec<SentCommand> {
         self.driver.session.queue(0).sent()
     }
 
-    /// The one command that was sent.
+    /// The only command that was sent.
     fn command(&mut self) -> SentCommand {
         let [command] = self.sent().try_into().unwrap();
         command
@@ -224,8 +227,8 @@ impl Client {
     }
 }
 
-/// Runs an admin queue against a controller until nothing more is asked; all opcodes that were.
-fn bring_up(driver: &mut Driver<AdminSession>, subsystem: &mut Subsystem) -> Vec<u8> {
+/// Runs an admin queue against a controller until it sends no more commands; returns all opcodes.
+fn bring_up(driver: &mut Driver<AdminSession>, subsystem: &mut ScriptedSubsystem) -> Vec<u8> {
     let mut opcodes = Vec::new();
     driver.session.receive(driver.session.admin.now(), |_, _| Ok(())).unwrap();
     loop {
@@ -246,7 +249,7 @@ fn bring_up(driver: &mut Driver<AdminSession>, subsystem: &mut Subsystem) -> Vec
             if sqe.cdw10.get() == u32::from(FeatureId::HOST_BEHAVIOR_SUPPORT.0) {
                 subsystem.behavior = Some(command.data.clone());
             }
-            // The last word of a host is not answered.
+            // The shutdown at the end is not completed.
             if !driver.is_closing() {
                 let (data, status, result) = subsystem.answer(&sqe);
                 driver.session.answer(sqe.cid.get(), &data, Some((status, result)));

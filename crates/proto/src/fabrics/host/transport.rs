@@ -1,4 +1,4 @@
-//! What a host's queue and the transport that carries it ask of each other.
+//! The interface between a host's queue and its transport.
 
 use crate::coverage::Coverage;
 use crate::io_queue::{self, DataTransfer};
@@ -6,46 +6,45 @@ use crate::slots::SlotKey;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
 
-/// A transport, as a queue of a host drives it. What comes from the controller it hands to the
-/// queue's [`Commands`].
+/// The transport of a host's queue. It passes what it receives to the queue's [`Commands`].
 pub trait HostTransport {
-    /// What to agree on for each connection.
+    /// Options to negotiate for each connection.
     type Options: Copy;
 
-    /// A queue that has no connection yet. `in_capsule` is how much data the controller takes along
-    /// with a command of an I/O queue, in bytes; `None`: it is an admin queue.
+    /// Creates the transport of a queue without a connection. `in_capsule` is the longest
+    /// in-capsule data on the controller's I/O queues, in bytes; `None` for an admin queue.
     fn new(options: Self::Options, in_capsule: Option<u32>, pool: Pool) -> Self;
 
-    /// There is a connection: begins it.
+    /// Begins the transport's set-up on a new connection.
     fn begin(&mut self);
 
     /// Whether commands may be sent.
     fn is_open(&self) -> bool;
 
-    /// Sends a command, with its data if that goes along with it.
+    /// Sends a command, with its data if that goes into the capsule.
     fn send(&mut self, request: &NvmeRequest, commands: &mut impl Commands);
 
-    /// Whether the controller may end the connection here, as far as its messages are concerned.
+    /// Whether the controller may close the connection at this point of the transport's protocol.
     fn may_end(&self) -> bool;
 
-    /// Forgets what was not sent yet.
+    /// Drops everything that was not sent yet.
     fn discard(&mut self);
 }
 
-/// One command for a transport to carry, which fills in CID and DPTR.
+/// A command to send. The transport fills in CID and DPTR.
 pub(crate) type NvmeRequest = io_queue::CommandRequest<Sqe>;
 
-/// How far a command's data has moved.
+/// Progress of a command's data transfer.
 #[derive(Default)]
 pub struct TransferProgress {
-    /// What has come to the host, or was asked for by the controller.
+    /// The ranges that the host has received, or that the controller has requested.
     pub(crate) moved: Coverage,
-    /// Some of what came had a wrong digest.
+    /// Whether received data had a wrong digest.
     pub(crate) is_corrupt: bool,
 }
 
 impl TransferProgress {
-    /// Whether all data moved that a successful command moves.
+    /// Whether all data of a successful command was transferred.
     #[inline]
     pub(super) fn is_whole(&self, transfer: DataTransfer) -> bool {
         match transfer {
@@ -55,29 +54,27 @@ impl TransferProgress {
     }
 }
 
-/// Commands under way, as a transport sees them.
+/// The outstanding commands, as a transport accesses them.
 pub trait Commands {
-    /// The command with that CID.
+    /// The command with this CID.
     fn find(&self, cid: u16) -> Option<SlotKey>;
 
-    /// How far a command's data has moved, and what is to move.
+    /// Progress and extent of a command's data transfer.
     fn transport(&mut self, key: SlotKey) -> Option<(&mut TransferProgress, DataTransfer)>;
 
-    /// The data of a command that has some to send: a list, and where in it the command's data
-    /// begins.
+    /// The data that a command sends: a list, and the offset of the command's data in it.
     fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)>;
 
-    /// Where the data of a command goes that gets some: a list, and where in it the command's data
-    /// begins.
+    /// The buffer of a command that receives data: a list, and the offset of the command's data in
+    /// it.
     fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)>;
 
-    /// Whether `len` bytes are all that was asked for and no memory was brought: then they may be
-    /// lent.
+    /// Whether a read of exactly `len` bytes without its own buffer can borrow the receive buffer.
     fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool;
 
-    /// The data of a read, where [`Commands::is_lendable`] says so.
+    /// Passes the borrowed data of a read for which [`Commands::is_lendable`] returned `true`.
     fn lend(&mut self, key: SlotKey, data: Seg);
 
-    /// A command has ended.
+    /// Completes a command.
     fn finish(&mut self, key: SlotKey, cqe: &Cqe);
 }

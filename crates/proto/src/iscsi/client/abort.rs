@@ -1,172 +1,176 @@
-//! Task management, for commands whose answers do not come (RFC 7143 §11.5, §11.6).
+//! Task management for commands without a response (RFC 7143 §11.5, §11.6).
 //!
 //! ```text
 //!   ABORT TASK ──▶ LOGICAL UNIT RESET ──▶ TARGET WARM RESET ──▶ another connection
 //! ```
-//! Such commands are aborted one after the other, oldest first, each on the connection that it
-//! belongs to. Until the target has answered, a command keeps its tag and its memory, and what
-//! comes for it is taken: it may still end by itself. With the answer the target has done with it,
-//! and its I/O is handed back. A target that refuses, or owes this answer, too, is asked to reset
-//! the logical unit, then itself, as Linux's initiators do; what one look finds unanswered the next
-//! one takes a step further. A reset ends whatever it finds, also what others have under way (SAM-5
-//! §6.3.3): no command is sent until it is answered, and all that were under way come back then.
-//! What the driver learns from the look behind the last step is that the connection is to be given
-//! up.
+//! Overdue commands are aborted one after the other, oldest first, each on its own connection.
+//! Until the target answers, a command keeps its tag and memory, and may still complete normally.
+//! With the answer its I/O is returned. If the target refuses or does not answer, the next step is
+//! a logical unit reset, then a target reset, as in Linux's initiators; each tick without an answer
+//! escalates by one step, and the last step ends the connection. A reset ends all commands, also of
+//! other initiators (SAM-5 §6.3.3): no command is sent until it is answered, then all commands in
+//! flight are returned.
 //!
-//! An answer that was given up on may still come, and says nothing any more.
+//! A late answer to an abandoned request is ignored.
 //!
-//! Over RDMA a command's memory stays open to the target until one of these answers has come; then
-//! it is closed, and only then is the I/O handed back.
+//! Over RDMA a command's memory stays registered until one of these answers; it is invalidated
+//! before the I/O is returned.
 
 use super::connection::InitiatorConnection;
-use super::datamover::{AfterClose, Exposure};
+use super::datamover::{AfterInvalidation, RegistrationState};
 use super::full::FullFeatureSession;
-use super::immediate::{ABORT_TAG, MANAGE_TAG};
+use super::immediate::{ABORT_TAG, FUNCTION_TAG};
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_wire::iscsi::RESERVED_TAG;
 use blockmux_wire::iscsi::scsi::{
-    Function, FunctionResponse, ScsiResponse, TaskManagementRequest, TaskManagementResponse,
+    Function, FunctionResponse, ScsiResponse, TaskManagementFunctionRequest, TaskManagementFunctionResponse,
 };
 use std::collections::VecDeque;
 use zerocopy::transmute_ref;
-/// What the target is asked to give up.
+/// Queue of aborts and the state of the current task management function.
 #[derive(Default)]
-pub(super) struct Aborts {
-    /// Commands to be aborted, oldest first; not more than there are commands.
+pub(super) struct AbortQueue {
+    /// Commands to abort, oldest first; bounded by the number of commands.
     tasks: VecDeque<SlotKey>,
-    /// What the target was asked for last.
-    asked: Option<PendingFunction>,
-    /// Tags of requests that were given up on, and their connections; at most [`MAX_GIVEN_UP`].
-    given_up: VecDeque<(u16, u32)>,
-    /// A reset was answered: all commands are to come back.
+    /// The current function, if one is outstanding or refused.
+    pending: Option<IscsiPendingFunction>,
+    /// CID and task tag of abandoned requests; at most [`MAX_ABANDONED`].
+    abandoned: VecDeque<(u16, u32)>,
+    /// A reset was answered: all commands are to be returned.
     is_reset: bool,
-    /// How the only request of a session was answered.
+    /// The response to the function of a [`SessionPurpose::Manage`](super::SessionPurpose) session.
     answer: Option<FunctionResponse>,
 }
 
-/// A request under way.
-struct PendingFunction {
+/// A task management function in progress.
+struct IscsiPendingFunction {
     function: Function,
-    /// The command to be aborted.
+    /// The command to abort; `None` for a reset.
     task: Option<SlotKey>,
     tag: u32,
-    /// The number of its connection.
+    /// CID of its connection.
     cid: u16,
-    /// A look has found it under way.
-    is_seen: bool,
+    /// A tick has passed since it was sent.
+    has_ticked: bool,
     is_refused: bool,
 }
 
-impl Aborts {
-    /// No command is sent that a reset might find or not.
+impl AbortQueue {
+    /// Whether commands are held back because a reset is outstanding.
     #[inline]
     pub(super) fn holds_commands(&self) -> bool {
-        self.asked.as_ref().is_some_and(|asked| asked.task.is_none())
+        self.pending.as_ref().is_some_and(|pending| pending.task.is_none())
     }
 
-    /// How the only request of a session was answered, once it is.
+    /// The response to the function of a management session, once it has arrived.
     pub(super) fn answer(&self) -> Option<FunctionResponse> {
         self.answer
     }
 }
 
 impl FullFeatureSession {
-    /// As [`Initiator::look`](crate::session::Overdue::look). A request that a second look finds
-    /// unanswered is overdue beyond doubt.
+    /// Implements [`Overdue::look`](crate::session::Overdue::look). A function that is unanswered
+    /// at the second tick is overdue regardless of the limit.
     pub(super) fn look(&mut self) -> u32 {
         let seen = self.queue.look();
-        let Some(asked) = &mut self.aborts.asked else { return seen };
-        let was_seen = std::mem::replace(&mut asked.is_seen, true);
-        if was_seen || asked.is_refused { u32::MAX } else { seen }
+        let Some(pending) = &mut self.aborts.pending else { return seen };
+        let was_seen = std::mem::replace(&mut pending.has_ticked, true);
+        if was_seen || pending.is_refused { u32::MAX } else { seen }
     }
 
-    /// As [`Initiator::abort_overdue`](crate::session::Overdue::abort_overdue), just after a look.
+    /// Implements [`Overdue::abort_overdue`](crate::session::Overdue::abort_overdue), directly
+    /// after a tick.
     pub(super) fn abort_overdue(
         &mut self,
-        looks: u32,
+        ticks: u32,
         connections: &mut [InitiatorConnection],
     ) -> Option<&'static str> {
         if !self.may_send() {
             return None;
         }
-        match self.aborts.asked.take() {
+        match self.aborts.pending.take() {
             None => {
-                self.aborts.tasks = self.queue.overdue(looks).into();
+                self.aborts.tasks = self.queue.overdue(ticks).into();
                 self.abort_next(connections);
             }
             Some(unanswered) => self.escalate(&unanswered, connections),
         }
-        let asked = self.aborts.asked.as_mut()?;
-        asked.is_seen = true;
-        Some(match asked.function {
+        let pending = self.aborts.pending.as_mut()?;
+        pending.has_ticked = true;
+        Some(match pending.function {
             Function::ABORT_TASK => "to give up what it owes",
             Function::LOGICAL_UNIT_RESET => "to reset the logical unit",
             _ => "to reset itself",
         })
     }
 
-    /// Takes the next step after a request that was refused or not answered. A command of the
-    /// queue's own belongs to no I/O that could be done again, so that none of those may be under
-    /// way.
+    /// Escalates after a function that was refused or not answered. A reset must not abort internal
+    /// commands, because they belong to no I/O that could be repeated.
     #[cold]
-    fn escalate(&mut self, unanswered: &PendingFunction, connections: &mut [InitiatorConnection]) {
+    fn escalate(&mut self, unanswered: &IscsiPendingFunction, connections: &mut [InitiatorConnection]) {
         self.aborts.tasks.clear();
         if !unanswered.is_refused {
-            if self.aborts.given_up.len() == MAX_GIVEN_UP {
-                self.aborts.given_up.pop_front();
+            if self.aborts.abandoned.len() == MAX_ABANDONED {
+                self.aborts.abandoned.pop_front();
             }
-            self.aborts.given_up.push_back((unanswered.cid, unanswered.tag));
+            self.aborts.abandoned.push_back((unanswered.cid, unanswered.tag));
         }
         let function = match unanswered.function {
             Function::ABORT_TASK => Function::LOGICAL_UNIT_RESET,
             Function::LOGICAL_UNIT_RESET => Function::TARGET_WARM_RESET,
             _ => return,
         };
-        let is_free = !self.aborts.given_up.iter().any(|(_, tag)| *tag == tag_of(function));
-        if is_free && !self.queue.has_own() {
+        let is_free = !self.aborts.abandoned.iter().any(|(_, tag)| *tag == tag_of(function));
+        if is_free && !self.queue.has_internal() {
             self.manage(function, connections);
         }
     }
 
-    /// Asks for a function that is about no single task.
+    /// Sends a task management function other than an abort.
     pub(super) fn manage(&mut self, function: Function, connections: &mut [InitiatorConnection]) {
         let Some(connection) = connections.iter_mut().find(|connection| connection.is_open()) else { return };
         let tag = tag_of(function);
-        let request = TaskManagementRequest {
+        let request = TaskManagementFunctionRequest {
             initiator_task_tag: tag.into(),
             referenced_task_tag: RESERVED_TAG.into(),
             ..self.numbers(connection).task_management(function, self.lun)
         };
-        self.ask(
+        self.send_function(
             connection,
-            PendingFunction { function, task: None, tag, cid: connection.cid, ..PendingFunction::NONE },
+            IscsiPendingFunction {
+                function,
+                task: None,
+                tag,
+                cid: connection.cid,
+                ..IscsiPendingFunction::NONE
+            },
             &request,
         );
     }
 
-    fn ask(
+    fn send_function(
         &mut self,
         connection: &mut InitiatorConnection,
-        asked: PendingFunction,
-        request: &TaskManagementRequest,
+        pending: IscsiPendingFunction,
+        request: &TaskManagementFunctionRequest,
     ) {
         connection.sender.push(transmute_ref!(request), &[]);
-        self.aborts.asked = Some(asked);
+        self.aborts.pending = Some(pending);
     }
 
-    /// Goes on with a reset that was answered, and with commands that are to be aborted.
+    /// Finishes an answered reset, and continues with queued aborts.
     #[inline]
     pub(super) fn advance_aborts(&mut self, connections: &mut [InitiatorConnection]) {
         if self.aborts.is_reset {
             self.end_reset(connections);
         }
-        if self.aborts.asked.is_none() && !self.aborts.tasks.is_empty() && self.may_send() {
+        if self.aborts.pending.is_none() && !self.aborts.tasks.is_empty() && self.may_send() {
             self.abort_next(connections);
         }
     }
 
-    /// Has the next command aborted that has not ended by itself, and whose connection is there.
+    /// Aborts the next queued command that is still in flight on an open connection.
     #[cold]
     fn abort_next(&mut self, connections: &mut [InitiatorConnection]) {
         while let Some(key) = self.aborts.tasks.pop_front() {
@@ -178,35 +182,36 @@ impl FullFeatureSession {
                 continue;
             };
             let (function, tag) = (Function::ABORT_TASK, key.short() | ABORT_TAG);
-            let request = TaskManagementRequest {
+            let request = TaskManagementFunctionRequest {
                 initiator_task_tag: tag.into(),
                 referenced_task_tag: key.short().into(),
                 ref_cmd_sn: ref_cmd_sn.into(),
                 ..self.numbers(connection).task_management(function, self.lun)
             };
-            return self.ask(
+            return self.send_function(
                 connection,
-                PendingFunction { function, task: Some(key), tag, cid, ..PendingFunction::NONE },
+                IscsiPendingFunction { function, task: Some(key), tag, cid, ..IscsiPendingFunction::NONE },
                 &request,
             );
         }
     }
 
-    /// The target has answered a task management request; whether it was one of these. A task that
-    /// it does not know has been answered before, or never came.
-    pub(super) fn on_managed(
+    /// Processes a task management response; returns whether it belongs to this queue. A task that
+    /// the target does not know was answered before or never arrived.
+    pub(super) fn on_function_response(
         &mut self,
         connection: &mut InitiatorConnection,
-        response: &TaskManagementResponse,
+        response: &TaskManagementFunctionResponse,
     ) -> bool {
         let (cid, tag) = (connection.cid, response.initiator_task_tag.get());
         let response = FunctionResponse(response.response);
-        let Some(asked) = self.aborts.asked.as_mut().filter(|asked| (asked.cid, asked.tag) == (cid, tag))
+        let Some(pending) =
+            self.aborts.pending.as_mut().filter(|pending| (pending.cid, pending.tag) == (cid, tag))
         else {
-            let place = self.aborts.given_up.iter().position(|given_up| *given_up == (cid, tag));
-            return place.and_then(|place| self.aborts.given_up.remove(place)).is_some();
+            let place = self.aborts.abandoned.iter().position(|abandoned| *abandoned == (cid, tag));
+            return place.and_then(|place| self.aborts.abandoned.remove(place)).is_some();
         };
-        let is_done = match asked.task {
+        let is_done = match pending.task {
             Some(_) => matches!(
                 response,
                 FunctionResponse::FUNCTION_COMPLETE | FunctionResponse::TASK_DOES_NOT_EXIST
@@ -216,18 +221,18 @@ impl FullFeatureSession {
         if self.queue.unit().is_none() {
             self.aborts.answer = Some(response);
         } else if !is_done {
-            asked.is_refused = true;
+            pending.is_refused = true;
             return true;
         }
-        match asked.task {
+        match pending.task {
             Some(key) => self.end_aborted(connection, key),
             None => self.aborts.is_reset = true,
         }
-        self.aborts.asked = None;
+        self.aborts.pending = None;
         true
     }
 
-    /// Hands back what was under way.
+    /// Returns all commands in flight after a reset.
     #[cold]
     fn end_reset(&mut self, connections: &mut [InitiatorConnection]) {
         self.aborts.is_reset = false;
@@ -238,26 +243,25 @@ impl FullFeatureSession {
         }
     }
 
-    /// A connection is gone, and with it what was asked for there.
+    /// Drops the functions of a connection that has ended.
     pub(super) fn forget_aborts(&mut self, connection: &InitiatorConnection) {
-        if self.aborts.asked.as_ref().is_some_and(|asked| asked.cid == connection.cid) {
-            self.aborts.asked = None;
+        if self.aborts.pending.as_ref().is_some_and(|pending| pending.cid == connection.cid) {
+            self.aborts.pending = None;
         }
-        self.aborts.given_up.retain(|(cid, _)| *cid != connection.cid);
+        self.aborts.abandoned.retain(|(cid, _)| *cid != connection.cid);
     }
 
-    /// The target has given up a command: its I/O is handed back, over RDMA once the target cannot
-    /// reach its memory any more.
+    /// Ends an aborted command: returns its I/O, over RDMA after its memory was invalidated.
     fn end_aborted(&mut self, connection: &mut InitiatorConnection, key: SlotKey) {
         let Some((progress, _)) = self.queue.transport(key) else { return };
-        match (progress.exposure, &mut connection.mover) {
-            // Its response has come, and ends it.
-            (Exposure::Closing, _) => {}
-            // The target says so of a command that it was not sent, which goes its way.
+        match (progress.registration, &mut connection.mover) {
+            // Its response has arrived and will end it.
+            (RegistrationState::Closing, _) => {}
+            // The target answered for a command that was not sent yet; the command proceeds.
             (_, Some(mover)) if mover.is_unsent(key) => {}
-            (Exposure::Open(stag), Some(mover)) => {
-                progress.exposure = Exposure::Closing;
-                mover.close(stag, AfterClose::Abort(key));
+            (RegistrationState::Open(stag), Some(mover)) => {
+                progress.registration = RegistrationState::Closing;
+                mover.close(stag, AfterInvalidation::Abort(key));
             }
             _ => {
                 connection.in_flight = connection.in_flight.saturating_sub(1);
@@ -266,20 +270,23 @@ impl FullFeatureSession {
         }
     }
 
-    /// Ends commands whose memory has been closed since.
+    /// Ends commands whose memory was invalidated.
     #[inline]
-    pub(super) fn end_closed(&mut self, connection: &mut InitiatorConnection) -> Result<bool, ProtocolError> {
+    pub(super) fn end_invalidated(
+        &mut self,
+        connection: &mut InitiatorConnection,
+    ) -> Result<bool, ProtocolError> {
         let mut has_any = false;
-        while let Some(then) = connection.mover.as_mut().and_then(|mover| mover.next_closed()) {
+        while let Some(then) = connection.mover.as_mut().and_then(|mover| mover.next_invalidated()) {
             has_any = true;
             match then {
-                AfterClose::Respond { bhs, data } => {
+                AfterInvalidation::Respond { bhs, data } => {
                     let response: &ScsiResponse = transmute_ref!(&bhs);
                     self.on_response(connection, response, &data)?;
                 }
-                AfterClose::Abort(key) => {
+                AfterInvalidation::Abort(key) => {
                     if let Some((progress, _)) = self.queue.transport(key) {
-                        progress.exposure = Exposure::None;
+                        progress.registration = RegistrationState::None;
                         self.end_aborted(connection, key);
                     }
                 }
@@ -289,21 +296,21 @@ impl FullFeatureSession {
     }
 }
 
-impl PendingFunction {
-    const NONE: PendingFunction = PendingFunction {
+impl IscsiPendingFunction {
+    const NONE: IscsiPendingFunction = IscsiPendingFunction {
         function: Function::ABORT_TASK,
         task: None,
         tag: RESERVED_TAG,
         cid: 0,
-        is_seen: false,
+        has_ticked: false,
         is_refused: false,
     };
 }
 
-/// Of the request for a function that is about no single task.
+/// Task tag of a function that concerns no single task.
 fn tag_of(function: Function) -> u32 {
-    MANAGE_TAG | u32::from(function.0)
+    FUNCTION_TAG | u32::from(function.0)
 }
 
-/// The most requests that were given up on and may still be answered.
-const MAX_GIVEN_UP: usize = 16;
+/// Maximum number of abandoned requests that may still be answered.
+const MAX_ABANDONED: usize = 16;

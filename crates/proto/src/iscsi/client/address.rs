@@ -1,19 +1,18 @@
-//! Where a target says that it is: `TargetAddress` (RFC 7143 §13.8), in redirections and in answers
-//! to SendTargets.
+//! `TargetAddress` values (RFC 7143 §13.8), in login redirections and SendTargets responses.
 
 use crate::uri::portal;
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
 use std::str::FromStr;
 
-/// A portal as `HOST[:PORT][,GROUP]` names it.
+/// A portal in the form `HOST[:PORT][,GROUP]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetAddress {
-    /// A name or an address; an IPv6 address without brackets.
+    /// A host name or IP address; an IPv6 address without brackets.
     pub host: String,
-    /// The port, 3260 if none was named.
+    /// The TCP port; 3260 by default.
     pub port: u16,
-    /// The portal group's tag.
+    /// The portal group tag.
     pub group_tag: Option<u16>,
 }
 
@@ -22,7 +21,9 @@ impl FromStr for TargetAddress {
 
     fn from_str(text: &str) -> Result<TargetAddress, &'static str> {
         let (place, tag) = match text.rsplit_once(',') {
-            Some((place, tag)) => (place, Some(tag.parse().map_err(|_| "names no portal group behind ,")?)),
+            Some((place, tag)) => {
+                (place, Some(tag.parse().map_err(|_| "has no portal group tag after the comma")?))
+            }
             None => (text, None),
         };
         let (host, port) = portal(place, ISCSI_DEFAULT_PORT).map_err(|error| error.problem)?;
@@ -50,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_an_address_is_read_and_written_back() {
+    fn every_form_of_an_address_is_parsed_and_formatted() {
         for (text, expected) in [
             ("192.0.2.1", ("192.0.2.1", 3260, None)),
             ("192.0.2.1:7,1", ("192.0.2.1", 7, Some(1))),

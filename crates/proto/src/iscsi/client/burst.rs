@@ -1,34 +1,33 @@
-//! Which connection of a session the next commands go on.
+//! Selection of the connection for the next commands.
 
 use super::config::BurstSize;
 use super::connection::InitiatorConnection;
 use crate::scsi::initiator::DataTransfer;
 
-/// Consecutive commands that go on one connection. To send each on another one would be fairer, and
-/// six times slower at 4 KiB: the target may not begin a command before those with smaller numbers,
-/// so that it would have to go from one connection to the next for each. For the same reason, and
-/// because both sides have to look at each connection that is used, there is no use for another one
-/// before this one has a whole burst under way.
+/// A burst: consecutive commands on one connection. Alternating with each command is six times
+/// slower at 4 KiB, because the target must execute commands in the order of CmdSN and would switch
+/// connections for each. A further connection is useful only when this one has a whole burst in
+/// flight.
 #[derive(Clone, Copy)]
-pub(super) struct Burst {
-    /// Where they go.
+pub(super) struct CommandBurst {
+    /// Index of the connection.
     pub(super) connection: usize,
-    /// How many have gone, and with how many bytes.
+    /// Number of commands sent, and their payload in bytes.
     commands: u32,
     bytes: u32,
     size: BurstSize,
 }
 
-impl Burst {
-    /// The first.
-    pub(super) fn first(size: BurstSize) -> Burst {
-        Burst { connection: 0, commands: 0, bytes: 0, size }
+impl CommandBurst {
+    /// The first burst, on the leading connection.
+    pub(super) fn first(size: BurstSize) -> CommandBurst {
+        CommandBurst { connection: 0, commands: 0, bytes: 0, size }
     }
 
-    /// As it is with the next command. When a burst is over and nothing of it was answered, that
-    /// goes on the connection that has the least to do.
+    /// The burst for the next command. When a burst is complete and none of it was answered, a new
+    /// one starts on the connection with the fewest commands in flight.
     #[inline]
-    pub(super) fn next(self, connections: &[InitiatorConnection]) -> Option<Burst> {
+    pub(super) fn next(self, connections: &[InitiatorConnection]) -> Option<CommandBurst> {
         let takes = |connection: &InitiatorConnection| connection.is_open() && connection.has_credit();
         let is_over = self.commands >= self.size.commands || self.bytes >= self.size.bytes;
         match connections
@@ -46,10 +45,10 @@ impl Burst {
         }
     }
 
-    /// The next one.
+    /// A new burst on this connection.
     #[inline]
-    fn on(self, connection: usize) -> Burst {
-        Burst { connection, ..Burst::first(self.size) }
+    fn on(self, connection: usize) -> CommandBurst {
+        CommandBurst { connection, ..CommandBurst::first(self.size) }
     }
 
     /// The connection of the last command.

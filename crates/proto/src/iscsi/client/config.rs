@@ -1,4 +1,4 @@
-//! What a session is to reach, and how.
+//! Configuration of an initiator session.
 
 use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use crate::iscsi::name::Name;
@@ -6,63 +6,62 @@ use crate::iscsi::node::Chap;
 use crate::scsi::Lun;
 use blockmux_wire::iscsi::scsi::Function;
 
-/// What to reach, and how.
+/// Configuration of an initiator session.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// Our own name.
+pub struct IscsiInitiatorConfig {
+    /// Name of this initiator.
     pub initiator: Name,
-    /// The target's.
+    /// Name of the target.
     pub target: Name,
-    /// Which of its logical units.
+    /// The logical unit.
     pub lun: Lun,
-    /// What for.
-    pub mode: Mode,
-    /// What to prove, and what the target has to; `None`: nothing.
+    /// Purpose of the session.
+    pub purpose: SessionPurpose,
+    /// CHAP credentials of both directions; `None` to log in without authentication.
     pub chap: Option<Chap>,
-    /// What to propose; see [`wishes`].
-    pub wishes: OperationalParameters,
-    /// Unique among the sessions of one initiator with one target: another with the same ends the
-    /// first.
+    /// Proposed operational parameters; see [`default_proposal`].
+    pub proposal: OperationalParameters,
+    /// Initiator session ID, unique among the sessions of this initiator with the target: a login
+    /// with the same ISID reinstates the session.
     pub isid: [u8; 6],
-    /// How many commands go on one connection before another one is thought of.
+    /// Size of the bursts that alternate between connections.
     pub burst: BurstSize,
 }
 
-/// What is one connection's to carry, of several.
+/// Maximum size of a burst of commands on one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstSize {
-    /// So many commands,
+    /// Number of commands.
     pub commands: u32,
-    /// or so many bytes.
+    /// Payload in bytes.
     pub bytes: u32,
 }
 
 impl Default for BurstSize {
-    /// So much that a queue of 4 KiB at depth 128 needs one connection, for it is slower over
-    /// several, and so little that connections share what is deeper, and what large I/O moves.
+    /// A queue of 4 KiB requests at depth 128 uses one connection, because several are slower;
+    /// deeper queues and large I/O use several.
     fn default() -> BurstSize {
         BurstSize { commands: 128, bytes: 512 << 10 }
     }
 }
 
-/// What a session is for.
+/// Purpose of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// To read and write the unit.
+pub enum SessionPurpose {
+    /// Read and write the unit.
     Use,
-    /// To learn everything about the unit, and leave.
+    /// Identify the unit, then log out.
     Describe,
-    /// To have the target do this, and leave without a look at the unit.
+    /// Send this task management function, then log out, without accessing the unit.
     Manage(Function),
 }
 
-/// The most connections of one session.
+/// Maximum number of connections of a session.
 pub const MAX_CONNECTIONS: u32 = 16;
 
-/// What an initiator proposes unless it is told otherwise: data at once and in long bursts, no
-/// digests.
+/// The default proposal: unsolicited and immediate data, long bursts, no digests.
 #[must_use]
-pub fn wishes() -> OperationalParameters {
+pub fn default_proposal() -> OperationalParameters {
     OperationalParameters::standard()
         .with(OperationalKey::InitialR2T, 0)
         .with(OperationalKey::MaxRecvDataSegmentLength, 256 << 10)

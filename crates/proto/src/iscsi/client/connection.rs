@@ -1,11 +1,10 @@
-//! One connection of a session: its login, what is agreed on for it alone, and where in its streams
-//! we are.
+//! State of one connection of a session.
 
 use super::datamover::{InitiatorDatamover, MAX_COMMANDS};
-use super::full::MAX_PONGS;
-use super::login::LoginPhase;
+use super::full::MAX_UNSENT_PING_REPLIES;
+use super::login::LoginExchange;
 use super::receive::{IscsiStreamState, TextExchange};
-use super::statuses::Statuses;
+use super::statuses::ReceivedStatuses;
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
 use crate::iscsi::sender::Sender;
@@ -15,42 +14,42 @@ use std::time::{Duration, Instant};
 
 /// One connection of a session.
 pub(super) struct InitiatorConnection {
-    /// Its number in the session, on the wire too (CID).
+    /// Connection ID (CID), also the position in the session.
     pub(super) cid: u16,
     pub(super) phase: ConnectionPhase,
     pub(super) sender: Sender,
-    pub(super) terms: ConnectionParameters,
-    pub(super) reading: IscsiStreamState,
-    pub(super) statuses: Statuses,
-    /// Answers to the target's pings that may be unsent.
-    pub(super) pongs: u32,
-    /// What the target answers to a text request, if one is under way.
+    pub(super) negotiated: ConnectionParameters,
+    pub(super) stream_state: IscsiStreamState,
+    pub(super) statuses: ReceivedStatuses,
+    /// Number of queued ping replies since the sender was last empty.
+    pub(super) unsent_ping_replies: u32,
+    /// The text negotiation in progress, if any.
     pub(super) text_exchange: Option<Box<TextExchange>>,
-    /// Commands under way that belong to it.
+    /// Number of commands in flight that are allegiant to this connection.
     pub(super) in_flight: u32,
-    pub(super) recovery: Recovery,
-    pub(super) ticks: Ticks,
-    /// Over RDMA: what opens memory to the target in the place of Data-In and R2T.
+    pub(super) recovery: ConnectionRecovery,
+    pub(super) keep_alive: KeepAliveState,
+    /// Over RDMA: registers memory for the target instead of Data-In and R2T PDUs.
     pub(super) mover: Option<Box<InitiatorDatamover>>,
 }
 
-/// How far a connection has come.
+/// Phase of a connection.
 pub(super) enum ConnectionPhase {
-    /// The driver is to connect then.
-    Wanted {
+    /// The driver should connect at this time.
+    Scheduled {
         at: Instant,
     },
-    /// The driver connects.
-    Dialing,
-    Login(Box<LoginPhase>),
+    /// The driver is connecting.
+    Connecting,
+    Login(Box<LoginExchange>),
     Open,
-    /// It has taken the place of one that was lost, whose tasks move here one after the other.
-    Moving(VecDeque<SlotKey>),
-    /// There is none, and will be none.
+    /// The connection replaces a lost one, whose tasks are being reassigned one after the other.
+    Reassigning(VecDeque<SlotKey>),
+    /// The connection has ended for good.
     Over,
 }
 
-/// What login agreed on for one connection.
+/// Parameters that the login negotiated for this connection.
 #[derive(Clone, Copy)]
 pub(super) struct ConnectionParameters {
     pub(super) digests: IscsiDigests,
@@ -58,22 +57,22 @@ pub(super) struct ConnectionParameters {
     pub(super) max_receive_segment: usize,
 }
 
-/// How a connection that was lost is replaced.
+/// Recovery of a lost connection.
 #[derive(Default)]
-pub(super) struct Recovery {
-    /// Until when another one has to be there; `None`: none was lost.
+pub(super) struct ConnectionRecovery {
+    /// Deadline for the replacement; `None` if no connection was lost.
     pub(super) by: Option<Instant>,
-    /// How many were lost since a command has completed.
+    /// Number of losses since the last completed command.
     pub(super) losses: u32,
 }
 
-/// Whether the target says anything.
-pub(super) struct Ticks {
+/// Keep-alive state of a connection.
+pub(super) struct KeepAliveState {
     pub(super) next: Instant,
-    /// Something has come since the last tick.
-    pub(super) heard: bool,
+    /// Something was received since the last tick.
+    pub(super) has_received: bool,
     /// A ping is unanswered.
-    pub(super) pinged: bool,
+    pub(super) is_ping_pending: bool,
 }
 
 impl InitiatorConnection {
@@ -87,28 +86,28 @@ impl InitiatorConnection {
             cid,
             phase,
             sender: Sender::new(is_over_rdma),
-            terms: ConnectionParameters::new(&OperationalParameters::standard()),
-            reading: IscsiStreamState::HEAD,
-            statuses: Statuses::from(0),
-            pongs: 0,
+            negotiated: ConnectionParameters::new(&OperationalParameters::standard()),
+            stream_state: IscsiStreamState::HEAD,
+            statuses: ReceivedStatuses::from(0),
+            unsent_ping_replies: 0,
             text_exchange: None,
             in_flight: 0,
-            recovery: Recovery::default(),
-            ticks: Ticks::from(now),
+            recovery: ConnectionRecovery::default(),
+            keep_alive: KeepAliveState::from(now),
             mover: is_over_rdma.then(Box::default),
         }
     }
 
-    /// Whether a response to one more command finds a receive buffer.
+    /// Whether a receive buffer is available for the response to another command.
     #[inline]
     pub(super) fn has_credit(&self) -> bool {
         self.mover.is_none() || self.in_flight < MAX_COMMANDS
     }
 
-    /// Whether the target has sent more pings than it takes answers.
+    /// Whether too many replies to the target's pings are unsent.
     #[inline]
-    pub(super) fn is_flooded(&self) -> bool {
-        self.pongs >= MAX_PONGS && !self.sender.is_empty()
+    pub(super) fn has_unsent_ping_replies(&self) -> bool {
+        self.unsent_ping_replies >= MAX_UNSENT_PING_REPLIES && !self.sender.is_empty()
     }
 
     /// Whether commands may be sent on it.
@@ -120,25 +119,25 @@ impl InitiatorConnection {
     /// Whether it is in full feature phase.
     #[inline]
     pub(super) fn is_connected(&self) -> bool {
-        matches!(self.phase, ConnectionPhase::Open | ConnectionPhase::Moving(_))
+        matches!(self.phase, ConnectionPhase::Open | ConnectionPhase::Reassigning(_))
     }
 
-    /// The login is over.
+    /// Enters full feature phase.
     pub(super) fn open(&mut self, parameters: &OperationalParameters, exp_stat_sn: u32, now: Instant) {
         self.phase = ConnectionPhase::Open;
-        self.terms = ConnectionParameters::new(parameters);
-        self.sender.set_digests(self.terms.digests);
-        self.reading = IscsiStreamState::HEAD;
-        self.statuses = Statuses::from(exp_stat_sn);
-        (self.pongs, self.text_exchange) = (0, None);
-        self.ticks = Ticks::from(now);
+        self.negotiated = ConnectionParameters::new(parameters);
+        self.sender.set_digests(self.negotiated.digests);
+        self.stream_state = IscsiStreamState::HEAD;
+        self.statuses = ReceivedStatuses::from(exp_stat_sn);
+        (self.unsent_ping_replies, self.text_exchange) = (0, None);
+        self.keep_alive = KeepAliveState::from(now);
     }
 
-    /// The connection is gone; another one is to take its place.
-    pub(super) fn want(&mut self, at: Instant) {
-        self.phase = ConnectionPhase::Wanted { at };
+    /// The connection was lost and is to be replaced at time `at`.
+    pub(super) fn schedule_replacement(&mut self, at: Instant) {
+        self.phase = ConnectionPhase::Scheduled { at };
         self.sender.clear();
-        self.reading = IscsiStreamState::HEAD;
+        self.stream_state = IscsiStreamState::HEAD;
     }
 }
 
@@ -152,11 +151,15 @@ impl ConnectionParameters {
     }
 }
 
-impl Ticks {
-    fn from(now: Instant) -> Ticks {
-        Ticks { next: now.checked_add(PING_INTERVAL).unwrap_or(now), heard: true, pinged: false }
+impl KeepAliveState {
+    fn from(now: Instant) -> KeepAliveState {
+        KeepAliveState {
+            next: now.checked_add(PING_INTERVAL).unwrap_or(now),
+            has_received: true,
+            is_ping_pending: false,
+        }
     }
 }
 
-/// How long a target may be silent before it is pinged, and then until it is given up.
+/// Time without traffic before a ping, and then the time limit for the reply.
 pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);

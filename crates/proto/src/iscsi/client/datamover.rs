@@ -1,15 +1,15 @@
-//! Over RDMA: what opens memory to the target in the place of Data-Out and Data-In (RFC 5047).
+//! Memory registration for commands over RDMA, instead of Data-Out and Data-In PDUs (RFC 5047).
 //!
 //! ```text
-//!   command ──▶ Register ──Registered──▶ Send, with the memory's name ──▶ target ──▶ response ──▶ done
-//!                                                                             (closes the memory, or Invalidate does)
+//!   command ──▶ Register ──Registered──▶ Send, with the STag ──▶ target ──▶ response ──▶ done
+//!                                                                             (Send with Invalidate, or local Invalidate)
 //! ```
-//! A command's memory is open from before it is sent until its response has come, or the target has
-//! answered that it gave the command up. Commands leave in the order of their numbers, so one whose
-//! memory has no name yet holds up those behind it; the queue pair names it in the same turn.
+//! A command's memory is registered from before it is sent until its response, or until the target
+//! has answered its abort. Commands are sent in the order of CmdSN, so one without a completed
+//! registration delays those after it; registrations complete in the same driver turn.
 
 use crate::iscsi::iser::HEADERS_LEN;
-use crate::iscsi::unexpected::OfInitiator;
+use crate::iscsi::unexpected::InitiatorUnexpectedPdus;
 use crate::rdma::{QueuePair, Remote, RemoteRights, Stag, WorkId};
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
@@ -21,50 +21,50 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
-/// What one connection has on its way to a target.
+/// Queued commands and registrations of one connection.
 #[derive(Default)]
 pub(super) struct InitiatorDatamover {
-    /// Commands that were not sent, oldest first.
-    commands: VecDeque<Outgoing>,
-    /// How many of them, from the oldest on, need not ask for a name any more.
-    asked: usize,
-    /// How many of them, from the oldest on, wait for no name any more: names come in the order of
-    /// asking.
-    named: usize,
-    /// Memory to close, with what is then to be done.
-    open: VecDeque<(Stag, AfterClose)>,
-    /// What is to be done now that the queue pair has been told to close memory.
-    closed: VecDeque<AfterClose>,
-    /// Receive buffers to give back.
+    /// Unsent commands, oldest first.
+    commands: VecDeque<IserQueuedCommand>,
+    /// Number of them, from the oldest on, whose registration was posted or is not needed.
+    posted_registrations: usize,
+    /// Number of them, from the oldest on, whose registration has completed; registrations complete
+    /// in order.
+    completed_registrations: usize,
+    /// STags to invalidate, and the action that follows.
+    to_invalidate: VecDeque<(Stag, AfterInvalidation)>,
+    /// Actions that follow posted invalidations.
+    invalidated: VecDeque<AfterInvalidation>,
+    /// Number of receive buffers to post again.
     pub(super) receives: u32,
-    /// What was said beside commands.
-    pub(super) unexpected: OfInitiator,
-    /// Whether there is a queue pair whose end was not asked for.
+    /// Counts unexpected PDUs (RFC 7145 §6.7.2).
+    pub(super) unexpected: InitiatorUnexpectedPdus,
+    /// Whether the queue pair is connected and no disconnect was requested.
     pub(super) is_connected: bool,
-    /// What a response has broken whose command had to wait; the next call that can say so does.
-    pub(super) broken: Option<ProtocolError>,
+    /// Error of a delayed response; returned by the next call.
+    pub(super) pending_error: Option<ProtocolError>,
 }
 
 /// A command to send.
-struct Outgoing {
+struct IserQueuedCommand {
     key: SlotKey,
     command: ScsiCommand,
-    /// Immediate data.
+    /// Immediate data that follows the command.
     payload: SgList,
-    memory: Memory,
+    memory: CommandMemory,
 }
 
-impl Outgoing {
-    /// What it is sent as, before its payload; `None` while its memory has no name.
+impl IserQueuedCommand {
+    /// The iSER header and BHS, before the payload; `None` while the registration is incomplete.
     #[inline]
     fn head(&self) -> Option<[u8; HEADERS_LEN]> {
         let header = match self.memory {
-            Memory::Closed(..) | Memory::Asked(_) => return None,
-            Memory::None => ControlHeader::new(),
-            Memory::Open(remote, RemoteRights::RemoteWrite) => {
+            CommandMemory::Closed(..) | CommandMemory::Posted(_) => return None,
+            CommandMemory::None => ControlHeader::new(),
+            CommandMemory::Open(remote, RemoteRights::RemoteWrite) => {
                 ControlHeader::new().with_read(remote.stag.0, remote.address)
             }
-            Memory::Open(remote, RemoteRights::RemoteRead) => {
+            CommandMemory::Open(remote, RemoteRights::RemoteRead) => {
                 ControlHeader::new().with_write(remote.stag.0, remote.address)
             }
         };
@@ -76,42 +76,42 @@ impl Outgoing {
     }
 }
 
-/// A command's memory.
-enum Memory {
-    /// It has none that the target reaches by itself.
+/// Registration of a queued command's memory.
+enum CommandMemory {
+    /// No memory for the target to access.
     None,
-    /// To be opened.
+    /// Not registered yet.
     Closed(SgList, RemoteRights),
-    /// The queue pair is at it.
-    Asked(RemoteRights),
+    /// The registration was posted.
+    Posted(RemoteRights),
     Open(Remote, RemoteRights),
 }
 
-/// Whether a target reaches the memory of a command under way.
+/// Whether the target can access the memory of a command in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Exposure {
-    /// It has none to open, or none that is open yet, or the target has closed it.
+pub(super) enum RegistrationState {
+    /// Nothing is registered, or not yet, or the target has invalidated it.
     #[default]
     None,
-    /// The memory is open under this name.
+    /// The memory is registered with this STag.
     Open(Stag),
-    /// The command has ended, and does so here when its memory is closed.
+    /// The command has ended and waits for the local invalidation.
     Closing,
 }
 
-/// How a command ends once its memory is closed.
-pub(super) enum AfterClose {
-    /// By its response, which did not close the memory.
-    Respond { bhs: Bhs, data: Data },
-    /// The target has given it up.
+/// Completion of a command whose memory was invalidated.
+pub(super) enum AfterInvalidation {
+    /// With a response that did not invalidate the memory.
+    Respond { bhs: Bhs, data: ResponseData },
+    /// The target has aborted it.
     Abort(SlotKey),
 }
 
-/// What is behind a header: mostly nothing, and else a few bytes of sense data.
-pub(super) type Data = SmallVec<[u8; 128]>;
+/// Data segment of a response: usually empty, otherwise a few bytes of sense data.
+pub(super) type ResponseData = SmallVec<[u8; 128]>;
 
 impl InitiatorDatamover {
-    /// Queues a command, with immediate data or with memory to open.
+    /// Queues a command, with immediate data or with memory to register.
     #[inline]
     pub(super) fn push(
         &mut self,
@@ -120,94 +120,100 @@ impl InitiatorDatamover {
         payload: SgList,
         memory: Option<(SgList, RemoteRights)>,
     ) {
-        let memory = memory.map_or(Memory::None, |(list, access)| Memory::Closed(list, access));
-        self.commands.push_back(Outgoing { key, command, payload, memory });
+        let memory = memory.map_or(CommandMemory::None, |(list, access)| CommandMemory::Closed(list, access));
+        self.commands.push_back(IserQueuedCommand { key, command, payload, memory });
     }
 
-    /// Has the next memory opened. Returns whose it is, and its name if that is known at once.
+    /// Posts the next registration; returns its command, and the STag if known immediately.
     #[inline]
-    pub(super) fn open_memory(&mut self, queue_pair: &mut impl QueuePair) -> Option<(SlotKey, Option<Stag>)> {
-        while let Some(outgoing) = self.commands.get_mut(self.asked) {
-            self.asked = self.asked.saturating_add(1);
-            let Memory::Closed(local, access) = &mut outgoing.memory else { continue };
+    pub(super) fn post_registration(
+        &mut self,
+        queue_pair: &mut impl QueuePair,
+    ) -> Option<(SlotKey, Option<Stag>)> {
+        while let Some(queued) = self.commands.get_mut(self.posted_registrations) {
+            self.posted_registrations = self.posted_registrations.saturating_add(1);
+            let CommandMemory::Closed(local, access) = &mut queued.memory else { continue };
             let access = *access;
-            let id = WorkId(REGISTRATION | u64::from(outgoing.key.short()));
+            let id = WorkId(REGISTRATION | u64::from(queued.key.short()));
             let remote = queue_pair.register(id, local, access);
-            outgoing.memory = remote.map_or(Memory::Asked(access), |remote| Memory::Open(remote, access));
-            return Some((outgoing.key, remote.map(|remote| remote.stag)));
+            queued.memory =
+                remote.map_or(CommandMemory::Posted(access), |remote| CommandMemory::Open(remote, access));
+            return Some((queued.key, remote.map(|remote| remote.stag)));
         }
         None
     }
 
-    /// Memory has a name now. Returns whose it is; `None`: nobody's that waits for it.
+    /// Completes a registration; returns its command, or `None` if it is unknown.
     #[inline]
     pub(super) fn on_registered(&mut self, id: WorkId, remote: Remote) -> Option<SlotKey> {
-        let is_it = |outgoing: &&mut Outgoing| {
-            matches!(outgoing.memory, Memory::Asked(_))
-                && id.0 == REGISTRATION | u64::from(outgoing.key.short())
+        let is_match = |queued: &&mut IserQueuedCommand| {
+            matches!(queued.memory, CommandMemory::Posted(_))
+                && id.0 == REGISTRATION | u64::from(queued.key.short())
         };
-        let mut unnamed = self.commands.iter_mut().skip(self.named);
-        let before = unnamed.len();
-        let outgoing = unnamed.find(is_it)?;
-        self.named = self.named.saturating_add(before.saturating_sub(unnamed.len()));
-        if let Memory::Asked(access) = outgoing.memory {
-            outgoing.memory = Memory::Open(remote, access);
+        let mut incomplete = self.commands.iter_mut().skip(self.completed_registrations);
+        let before = incomplete.len();
+        let queued = incomplete.find(is_match)?;
+        self.completed_registrations =
+            self.completed_registrations.saturating_add(before.saturating_sub(incomplete.len()));
+        if let CommandMemory::Posted(access) = queued.memory {
+            queued.memory = CommandMemory::Open(remote, access);
         }
-        Some(outgoing.key)
+        Some(queued.key)
     }
 
-    /// Sends the commands whose memory has a name, as far as there is room; whether any was sent.
+    /// Sends commands with completed registrations while there is room; returns whether any was
+    /// sent.
     #[inline]
     pub(super) fn send_commands(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let before = self.commands.len();
         while queue_pair.room() > 0
-            && let Some(outgoing) = self.commands.front()
-            && let Some(head) = outgoing.head()
+            && let Some(queued) = self.commands.front()
+            && let Some(head) = queued.head()
         {
-            queue_pair.send(&head, &outgoing.payload, None);
+            queue_pair.send(&head, &queued.payload, None);
             self.commands.pop_front();
-            self.asked = self.asked.saturating_sub(1);
-            self.named = self.named.saturating_sub(1);
+            self.posted_registrations = self.posted_registrations.saturating_sub(1);
+            self.completed_registrations = self.completed_registrations.saturating_sub(1);
         }
         self.commands.len() < before
     }
 
-    /// Closes memory whose command has ended; then the rest is done.
-    pub(super) fn close(&mut self, stag: Stag, then: AfterClose) {
-        self.open.push_back((stag, then));
+    /// Queues the invalidation of an ended command's memory.
+    pub(super) fn close(&mut self, stag: Stag, then: AfterInvalidation) {
+        self.to_invalidate.push_back((stag, then));
     }
 
-    /// Has memory closed whose commands have ended; whether there was any.
+    /// Posts the queued invalidations; returns whether there were any.
     #[inline]
-    pub(super) fn close_memory(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let has_any = !self.open.is_empty();
-        while let Some((stag, then)) = self.open.pop_front() {
+    pub(super) fn post_invalidations(&mut self, queue_pair: &mut impl QueuePair) -> bool {
+        let has_any = !self.to_invalidate.is_empty();
+        while let Some((stag, then)) = self.to_invalidate.pop_front() {
             queue_pair.invalidate(stag);
-            self.closed.push_back(then);
+            self.invalidated.push_back(then);
         }
         has_any
     }
 
-    /// The end of a command that has no memory open any more.
+    /// The next command whose memory was invalidated.
     #[inline]
-    pub(super) fn next_closed(&mut self) -> Option<AfterClose> {
-        self.closed.pop_front()
+    pub(super) fn next_invalidated(&mut self) -> Option<AfterInvalidation> {
+        self.invalidated.pop_front()
     }
 
-    /// Whether every command has been sent.
+    /// Whether all commands were sent.
     #[inline]
     pub(super) fn has_sent_commands(&self) -> bool {
         self.commands.is_empty()
     }
 
-    /// Whether this command has not been sent.
+    /// Whether this command was not sent yet.
     pub(super) fn is_unsent(&self, key: SlotKey) -> bool {
-        self.commands.iter().any(|outgoing| outgoing.key == key)
+        self.commands.iter().any(|queued| queued.key == key)
     }
 }
 
-/// In the number of each registration.
+/// Marks work request numbers of registrations.
 const REGISTRATION: u64 = 1 << 32;
 
-/// Commands of one connection under way at a time.
+/// Maximum number of commands in flight on one connection.
 pub(super) const MAX_COMMANDS: u32 = 256;

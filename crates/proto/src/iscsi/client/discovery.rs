@@ -1,13 +1,13 @@
-//! A discovery session: which targets there are (RFC 7143 §4.3, appendix C).
+//! Discovery sessions: SendTargets (RFC 7143 §4.3, appendix C).
 //!
 //! ```text
-//!   Login ──▶ SendTargets=All ──answers, as many as it takes──▶ logout ──▶ Over
+//!   Login ──▶ SendTargets=All ──text responses──▶ logout ──▶ Over
 //! ```
 
-use super::immediate::{Numbers, TEXT_TAG};
-use super::login::LoginPhase;
+use super::immediate::{RequestNumbers, TEXT_TAG};
+use super::login::LoginExchange;
 use super::receive::error;
-use super::{IscsiRefused, LATE, LOGIN_TIMEOUT};
+use super::{IscsiRefused, LOGIN_TIMED_OUT, LOGIN_TIMEOUT};
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::initiator::{
@@ -18,7 +18,7 @@ use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
-use crate::iscsi::text::{self, Text};
+use crate::iscsi::text::{self, TextBuilder};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_volume::Chunk;
@@ -27,16 +27,17 @@ use blockmux_wire::iscsi::{BHS_LEN, FLAG_CONTINUE, FLAG_FINAL, IscsiOpcode, RESE
 use std::time::Instant;
 use zerocopy::transmute_ref;
 
-/// A target that discovery has found.
+/// A target found by discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundTarget {
-    /// Its name.
+    /// Name of the target.
     pub name: String,
-    /// Where it is reached: `HOST:PORT,GROUP` each; none: where it was asked for.
+    /// Addresses in the form `HOST:PORT,GROUP`; if empty, the address of the discovery portal
+    /// applies.
     pub addresses: Vec<String>,
 }
 
-/// Asks a portal for all its targets, and leaves.
+/// Lists all targets of a portal, then logs out.
 pub struct IscsiDiscoverySession {
     phase: DiscoveryPhase,
     pub(super) sender: Sender,
@@ -44,30 +45,30 @@ pub struct IscsiDiscoverySession {
     refused: Option<IscsiRefused>,
     targets: Vec<FoundTarget>,
     left_out: u64,
-    /// Over RDMA: receive buffers to give back.
+    /// Over RDMA: number of receive buffers to post again.
     pub(super) receives: u32,
-    /// Over RDMA: there is a queue pair whose end was not asked for.
+    /// Over RDMA: the queue pair is connected and no disconnect was requested.
     pub(super) is_connected: bool,
 }
 
 enum DiscoveryPhase {
-    Login(Box<LoginPhase>),
-    Asking(Asking),
+    Login(Box<LoginExchange>),
+    SendTargets(SendTargetsExchange),
     Over,
 }
 
-/// The question and its answers so far.
-struct Asking {
+/// State of the SendTargets exchange.
+struct SendTargetsExchange {
     cmd_sn: u32,
     exp_stat_sn: u32,
     text: Vec<u8>,
     need: usize,
-    is_leaving: bool,
+    is_logging_out: bool,
 }
 
 impl IscsiDiscoverySession {
-    /// A discovery session of `initiator` on a fresh connection. `seed` is random and used for this
-    /// session alone.
+    /// A discovery session of `initiator` on a new connection. `seed` must be random and unique to
+    /// this session.
     #[must_use]
     pub fn new(
         initiator: Name,
@@ -88,15 +89,15 @@ impl IscsiDiscoverySession {
         is_over_rdma: bool,
     ) -> IscsiDiscoverySession {
         let identity = LoginIdentity { initiator, target: None, isid };
-        let wishes = OperationalParameters::standard()
+        let proposal = OperationalParameters::standard()
             .with(OperationalKey::MaxRecvDataSegmentLength, MAX_SEGMENT as u32)
             .with(OperationalKey::DefaultTime2Retain, 0);
-        let mut login = InitiatorLogin::new(identity, chap, wishes, seed);
+        let mut login = InitiatorLogin::new(identity, chap, proposal, seed);
         if is_over_rdma {
             login = login.over_rdma();
         }
         let mut sender = Sender::new(is_over_rdma);
-        let login = LoginPhase::start(login, &mut sender);
+        let login = LoginExchange::start(login, &mut sender);
         IscsiDiscoverySession {
             phase: DiscoveryPhase::Login(Box::new(login)),
             sender,
@@ -109,30 +110,30 @@ impl IscsiDiscoverySession {
         }
     }
 
-    /// What was found, at most 10,000 targets.
+    /// The targets found, at most 10,000.
     #[must_use]
     pub fn targets(&self) -> &[FoundTarget] {
         &self.targets
     }
 
-    /// How many more targets were named than [`IscsiDiscoverySession::targets`] holds.
+    /// Number of targets beyond those in [`IscsiDiscoverySession::targets`].
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Why the target does not tell, if it does not.
+    /// Why the target refused the discovery, if it did.
     #[must_use]
     pub fn refused(&self) -> Option<&IscsiRefused> {
         self.refused.as_ref()
     }
 
-    /// Whether everything was told, or refused.
+    /// Whether all targets were received, or the login was refused.
     #[must_use]
     pub fn is_over(&self) -> bool {
         match &self.phase {
             DiscoveryPhase::Login(_) => false,
-            DiscoveryPhase::Asking(asking) => asking.is_leaving,
+            DiscoveryPhase::SendTargets(exchange) => exchange.is_logging_out,
             DiscoveryPhase::Over => true,
         }
     }
@@ -147,18 +148,19 @@ impl IscsiDiscoverySession {
                 self.phase = DiscoveryPhase::Over;
             }
             InitiatorLoginProgress::Established(established) => {
-                self.phase = DiscoveryPhase::Asking(Asking::begin(&established, &mut self.sender));
+                self.phase =
+                    DiscoveryPhase::SendTargets(SendTargetsExchange::begin(&established, &mut self.sender));
             }
         }
         Ok(taken)
     }
 
-    /// One PDU behind the login; how many bytes it had, or `None` if more are needed.
+    /// Processes one PDU after the login; returns its length, or `None` if it is incomplete.
     fn on_pdu(&mut self, rest: &[u8]) -> Result<Option<usize>, ProtocolError> {
-        let DiscoveryPhase::Asking(asking) = &mut self.phase else { return Ok(None) };
+        let DiscoveryPhase::SendTargets(exchange) = &mut self.phase else { return Ok(None) };
         let head = match pdu::parse(rest, IscsiDigests::default())? {
             ParsedIscsiPdu::Needs(need) => {
-                asking.need = need;
+                exchange.need = need;
                 return Ok(None);
             }
             ParsedIscsiPdu::Head(head) => head,
@@ -169,48 +171,48 @@ impl IscsiDiscoverySession {
         let (data, whole) = match head.segment(rest, IscsiDigests::default()) {
             Ok(found) => found,
             Err(whole) => {
-                asking.need = whole;
+                exchange.need = whole;
                 return Ok(None);
             }
         };
-        asking.need = BHS_LEN;
+        exchange.need = BHS_LEN;
         match head.bhs.opcode() {
             IscsiOpcode::TEXT_RESPONSE => {
-                if let Some(text) = asking.on_text(&head, data, &mut self.sender)? {
+                if let Some(text) = exchange.on_text(&head, data, &mut self.sender)? {
                     (self.targets, self.left_out) = targets_of(&text)?;
                 }
             }
-            IscsiOpcode::NOP_IN => asking.on_nop(transmute_ref!(&head.bhs), &mut self.sender),
-            IscsiOpcode::LOGOUT_RESPONSE if asking.is_leaving => self.phase = DiscoveryPhase::Over,
+            IscsiOpcode::NOP_IN => exchange.on_nop(transmute_ref!(&head.bhs), &mut self.sender),
+            IscsiOpcode::LOGOUT_RESPONSE if exchange.is_logging_out => self.phase = DiscoveryPhase::Over,
             IscsiOpcode::ASYNC_MESSAGE => {}
             IscsiOpcode::REJECT => return Err(error("rejected SendTargets=All", "RFC 7143 §11.17")),
-            _ => return Err(error("sent a PDU that does not belong into discovery", "RFC 7143 §4.3")),
+            _ => return Err(error("sent a PDU that is invalid in a discovery session", "RFC 7143 §4.3")),
         }
         Ok(Some(whole))
     }
 }
 
-impl Asking {
-    fn begin(established: &InitiatorLoginResult, sender: &mut Sender) -> Asking {
-        let asking = Asking {
+impl SendTargetsExchange {
+    fn begin(established: &InitiatorLoginResult, sender: &mut Sender) -> SendTargetsExchange {
+        let exchange = SendTargetsExchange {
             cmd_sn: established.cmd_sn,
             exp_stat_sn: established.exp_stat_sn,
             text: Vec::new(),
             need: BHS_LEN,
-            is_leaving: false,
+            is_logging_out: false,
         };
-        let mut text = Text::default();
+        let mut text = TextBuilder::default();
         text.push("SendTargets", "All");
-        asking.ask(RESERVED_TAG, [0; 8], &text, sender);
-        asking
+        exchange.send_text(RESERVED_TAG, [0; 8], &text, sender);
+        exchange
     }
 
-    fn ask(&self, target_transfer_tag: u32, lun: [u8; 8], text: &Text, sender: &mut Sender) {
+    fn send_text(&self, target_transfer_tag: u32, lun: [u8; 8], text: &TextBuilder, sender: &mut Sender) {
         let request = self.numbers().text(target_transfer_tag, lun, text.as_bytes().len() as u32);
         sender.push(transmute_ref!(&request), text.as_bytes());
     }
 
-    /// A part of the answer; all of it, if this was the last.
+    /// Processes a Text Response; returns the whole text after the last one.
     fn on_text(
         &mut self,
         head: &IscsiHeader,
@@ -218,34 +220,34 @@ impl Asking {
         sender: &mut Sender,
     ) -> Result<Option<Vec<u8>>, ProtocolError> {
         let response: &TextResponse = transmute_ref!(&head.bhs);
-        if self.is_leaving || response.initiator_task_tag.get() != TEXT_TAG {
+        if self.is_logging_out || response.initiator_task_tag.get() != TEXT_TAG {
             return Err(error("answered a text request that was not sent", "RFC 7143 §11.11"));
         }
         self.exp_stat_sn = response.stat_sn.get().wrapping_add(1);
         if self.text.len().saturating_add(data.len()) > MAX_TEXT {
-            return Err(error("named its targets in more than 4 MiB", "RFC 7143 §11.11"));
+            return Err(error("listed its targets in more than 4 MiB", "RFC 7143 §11.11"));
         }
         self.text.extend_from_slice(data);
         let tag = response.target_transfer_tag.get();
         if response.flags & FLAG_CONTINUE != 0 || response.flags & FLAG_FINAL == 0 {
             if tag == RESERVED_TAG || data.is_empty() {
-                return Err(error("broke off its answer to SendTargets", "RFC 7143 §11.11.3"));
+                return Err(error("ended its SendTargets response prematurely", "RFC 7143 §11.11.3"));
             }
-            self.ask(tag, response.lun, &Text::default(), sender);
+            self.send_text(tag, response.lun, &TextBuilder::default(), sender);
             return Ok(None);
         }
-        self.is_leaving = true;
+        self.is_logging_out = true;
         let logout = self.numbers().logout();
         sender.push(transmute_ref!(&logout), &[]);
         Ok(Some(std::mem::take(&mut self.text)))
     }
 
-    fn numbers(&self) -> Numbers {
-        Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: self.exp_stat_sn }
+    fn numbers(&self) -> RequestNumbers {
+        RequestNumbers { cmd_sn: self.cmd_sn, exp_stat_sn: self.exp_stat_sn }
     }
 
     fn on_nop(&self, ping: &NopIn, sender: &mut Sender) {
-        if ping.target_transfer_tag.get() == RESERVED_TAG || self.is_leaving {
+        if ping.target_transfer_tag.get() == RESERVED_TAG || self.is_logging_out {
             return;
         }
         let nop = self.numbers().nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
@@ -259,7 +261,11 @@ impl Timed for IscsiDiscoverySession {
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        if matches!(self.phase, DiscoveryPhase::Over) || now < self.deadline { Ok(()) } else { Err(LATE) }
+        if matches!(self.phase, DiscoveryPhase::Over) || now < self.deadline {
+            Ok(())
+        } else {
+            Err(LOGIN_TIMED_OUT)
+        }
     }
 }
 
@@ -267,9 +273,9 @@ impl StreamSession for IscsiDiscoverySession {
     fn demand(&self) -> Demand {
         match &self.phase {
             DiscoveryPhase::Login(login) => Demand::Bytes(login.need),
-            // A flood of pings has to wait for its answers to be taken.
-            DiscoveryPhase::Asking(_) if self.sender.len() > MAX_UNSENT => Demand::Nothing,
-            DiscoveryPhase::Asking(asking) => Demand::Bytes(asking.need),
+            // Nothing is received while replies to pings are unsent.
+            DiscoveryPhase::SendTargets(_) if self.sender.len() > MAX_UNSENT => Demand::Nothing,
+            DiscoveryPhase::SendTargets(exchange) => Demand::Bytes(exchange.need),
             DiscoveryPhase::Over => Demand::Close,
         }
     }
@@ -282,7 +288,7 @@ impl StreamSession for IscsiDiscoverySession {
         {
             at = at.saturating_add(taken);
         }
-        // What comes after the end is of no interest.
+        // Bytes after the end of the connection are dropped.
         Ok(if matches!(self.phase, DiscoveryPhase::Over) { bytes.len() } else { at })
     }
 
@@ -295,7 +301,7 @@ impl StreamSession for IscsiDiscoverySession {
             self.phase = DiscoveryPhase::Over;
             return Ok(());
         }
-        Err(error("closed the connection before it had named its targets", "RFC 7143 §4.3"))
+        Err(error("closed the connection before it listed its targets", "RFC 7143 §4.3"))
     }
 
     fn outbox(&mut self) -> &mut Outbox {
@@ -303,7 +309,7 @@ impl StreamSession for IscsiDiscoverySession {
     }
 }
 
-/// The targets of a whole answer, and how many more there are.
+/// Parses the SendTargets text: the targets, and the number of targets above the limit.
 fn targets_of(text: &[u8]) -> Result<(Vec<FoundTarget>, u64), ProtocolError> {
     let (mut targets, mut left_out): (Vec<FoundTarget>, u64) = (Vec::new(), 0);
     for pair in text::pairs(text) {
@@ -325,12 +331,12 @@ fn targets_of(text: &[u8]) -> Result<(Vec<FoundTarget>, u64), ProtocolError> {
     Ok((targets, left_out))
 }
 
-/// The longest data segment that is taken, in bytes.
+/// Maximum length of a received data segment, in bytes.
 const MAX_SEGMENT: usize = 64 << 10;
-/// Of all answers together, in bytes.
+/// Maximum length of all text responses together, in bytes.
 const MAX_TEXT: usize = 4 << 20;
 const MAX_TARGETS: usize = 10_000;
-/// Of a name or an address, in characters.
+/// Maximum length of a name or an address, in characters.
 const MAX_VALUE: usize = 300;
-/// In bytes.
+/// Limit of unsent bytes.
 const MAX_UNSENT: usize = 16 << 10;

@@ -1,19 +1,18 @@
-//! Full feature phase: the state of a session, its window of commands, what it sends, its deadlines
-//! and its end.
+//! Full feature phase of a session: command window, sending, deadlines and logout.
 
-use super::abort::Aborts;
-use super::burst::Burst;
+use super::abort::AbortQueue;
+use super::burst::CommandBurst;
 use super::config::BurstSize;
 use super::connection::{InitiatorConnection, PING_INTERVAL};
-use super::datamover::Exposure;
-use super::immediate::{Numbers, PING_TAG};
+use super::datamover::RegistrationState;
+use super::immediate::{PING_TAG, RequestNumbers};
 use super::receive::error;
-use super::{LATE, UnitInfo, UnitRefused};
+use super::{LOGIN_TIMED_OUT, UnitInfo, UnitRefused};
 use crate::iscsi::login::initiator::InitiatorLoginResult;
 use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
 use crate::rdma::{Remote, RemoteRights, Stag, WorkId};
 use crate::scsi::Lun;
-use crate::scsi::initiator::{DataTransfer, QueueTimers, ScsiQueue, ScsiRequest};
+use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::session::{Demand, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, Pool, SgList};
@@ -27,96 +26,96 @@ use zerocopy::transmute_ref;
 pub(super) struct FullFeatureSession {
     pub(super) lun: Lun,
     pub(super) queue: ScsiQueue<CommandTransfer>,
-    pub(super) terms: SessionParameters,
+    pub(super) negotiated: SessionParameters,
     pub(super) pool: Pool,
     pub(super) cmd_sn: u32,
     pub(super) max_cmd_sn: u32,
-    pub(super) burst: Burst,
-    /// The target has refused to go on with a task.
+    pub(super) burst: CommandBurst,
+    /// The target refused to reassign a task.
     pub(super) is_beyond_recovery: bool,
-    /// What the target has said of a connection that we have not lost, as far as we know.
+    /// A connection loss that the target announced and this side has not noticed yet.
     pub(super) announced_loss: Option<AnnouncedLoss>,
-    /// How long the target wants to be waited for before the session is taken up again; `None`: as
-    /// login agreed on.
+    /// Time2Wait from the target before the next session; `None` if the negotiated value applies.
     pub(super) announced_wait: Option<Duration>,
-    pub(super) aborts: Aborts,
+    pub(super) aborts: AbortQueue,
     ending: LogoutState,
     refused: Option<UnitRefused>,
-    /// When the unit has to be known.
+    /// Deadline of the bring-up.
     deadline: Instant,
     timers: Timers,
 }
 
-/// What the first login agreed on for all connections.
+/// Session-wide parameters from the first login.
 #[derive(Clone, Copy)]
 pub(super) struct SessionParameters {
     pub(super) immediate_data: bool,
     pub(super) initial_r2t: bool,
-    /// In bytes.
+    /// FirstBurstLength, in bytes.
     pub(super) first_burst: u32,
     pub(super) max_burst: u32,
-    /// Of error recovery.
+    /// ErrorRecoveryLevel.
     pub(super) level: u32,
-    /// Between the loss of a connection and the next.
+    /// DefaultTime2Wait: time between the loss of a connection and its replacement.
     pub(super) wait: Duration,
-    /// How long the target keeps the tasks of a connection that was lost.
+    /// DefaultTime2Retain: how long the target retains the tasks of a lost connection.
     pub(super) retain: Duration,
 }
 
-/// A connection that is lost, as the target has it (RFC 7143 §11.9).
+/// A connection loss announced by the target (RFC 7143 §11.9).
 #[derive(Clone, Copy)]
 pub(super) struct AnnouncedLoss {
     pub(super) cid: u16,
-    /// Until the next may take its place.
+    /// Time before a replacement may log in.
     pub(super) wait: Duration,
-    /// How long the target keeps its tasks from then on.
+    /// Time that the target then retains the connection's tasks.
     pub(super) retain: Duration,
 }
 
-/// How far a command's data has moved, and where.
+/// Data transfer state of a command.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CommandTransfer {
-    /// The connection that it belongs to.
+    /// CID of the connection that the command is allegiant to.
     pub(super) cid: u16,
-    /// Its number.
+    /// CmdSN of the command.
     pub(super) cmd_sn: u32,
-    /// The next byte of data-in, or the first of data-out that was neither sent nor asked for.
+    /// Offset of the next data-in byte, or of the first data-out byte that was neither sent nor
+    /// requested.
     pub(super) next: u32,
-    /// Of the next Data-In.
+    /// DataSN of the next Data-In.
     pub(super) data_sn: u32,
-    /// Of the next R2T.
+    /// R2TSN of the next R2T.
     pub(super) r2t_sn: u32,
-    /// From there on Data-In or R2Ts were asked for again.
-    pub(super) asked_from: Option<u32>,
-    /// Its response came before its data: how many Data-In there are, and the response's number.
-    pub(super) held: Option<(u32, u32)>,
-    /// It has just moved to another connection: the target may begin anew with its R2Ts.
-    pub(super) is_moved: bool,
-    /// Over RDMA: whether the target reaches its memory.
-    pub(super) exposure: Exposure,
+    /// DataSN or R2TSN from which retransmission was requested.
+    pub(super) requested_from: Option<u32>,
+    /// The response arrived before all data: number of Data-In PDUs and StatSN of the response.
+    pub(super) early_response: Option<(u32, u32)>,
+    /// The command was just reassigned: the target may restart its R2TSN.
+    pub(super) is_reassigned: bool,
+    /// Over RDMA: registration of the command's memory.
+    pub(super) registration: RegistrationState,
 }
 
-/// How far the session has come with ending.
+/// Progress of the session's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LogoutState {
     No,
-    /// The target asked for a logout: what was not sent is kept for another session.
+    /// The target requested a logout: unsent requests are left for another session.
     ByTarget,
-    /// Our side is stopping: what was submitted completes here.
+    /// The user stopped the session: submitted requests complete here.
     ByUs,
-    /// The logout request is out, nothing may follow.
+    /// The logout request was sent; nothing may follow it.
     LoggingOut,
-    /// It was answered, or the session was given up.
+    /// The logout was answered, or the session was abandoned.
     Over,
 }
 
 struct Timers {
-    /// When the latest call came.
+    /// Time of the latest call.
     now: Instant,
-    queue: QueueTimers,
-    /// The target waits for a logout until then, if it has asked for one.
-    leave_by: Option<Instant>,
-    /// Over RDMA, after the logout: when to disconnect if the target has not.
+    queue: ScsiQueueTimers,
+    /// Deadline for the logout that the target requested, if it did.
+    logout_by: Option<Instant>,
+    /// Over RDMA: deadline after the logout for the target to disconnect.
     disconnect_at: Option<Instant>,
 }
 
@@ -131,23 +130,23 @@ impl FullFeatureSession {
         FullFeatureSession {
             lun,
             queue: ScsiQueue::new(lun, pool.clone()),
-            terms: SessionParameters::new(&parameters),
+            negotiated: SessionParameters::new(&parameters),
             pool,
             cmd_sn,
             max_cmd_sn,
-            burst: Burst::first(burst),
+            burst: CommandBurst::first(burst),
             is_beyond_recovery: false,
             announced_loss: None,
             announced_wait: None,
-            aborts: Aborts::default(),
+            aborts: AbortQueue::default(),
             ending: LogoutState::No,
             refused: None,
             deadline,
-            timers: Timers { now, queue: QueueTimers::new(now), leave_by: None, disconnect_at: None },
+            timers: Timers { now, queue: ScsiQueueTimers::new(now), logout_by: None, disconnect_at: None },
         }
     }
 
-    /// What the bring-up has found, or why it failed.
+    /// The result of the bring-up: the unit or the reason of the failure.
     #[inline]
     pub(super) fn bring_up(&self) -> (Option<&UnitInfo>, Option<UnitRefused>) {
         (self.queue.unit(), self.refused.clone())
@@ -161,12 +160,12 @@ impl FullFeatureSession {
         self.ending == LogoutState::Over
     }
 
-    /// When the latest call came.
+    /// Time of the latest call.
     pub(super) fn now(&self) -> Instant {
         self.timers.now
     }
 
-    /// Something comes in.
+    /// Sets the current time; called at the start of each driver call.
     #[inline]
     pub(super) fn set_now(&mut self, now: Instant) {
         self.timers.now = now;
@@ -177,15 +176,15 @@ impl FullFeatureSession {
         if self.ending == LogoutState::Over {
             return Demand::Close;
         }
-        if connection.is_flooded() {
+        if connection.has_unsent_ping_replies() {
             return Demand::Nothing;
         }
-        connection.reading.demand(connection.terms.digests)
+        connection.stream_state.demand(connection.negotiated.digests)
     }
 
-    /// The target has closed its side of the only connection; whether it may.
+    /// The target closed the only connection; returns whether it may.
     pub(super) fn on_end(&mut self, connection: &InitiatorConnection) -> bool {
-        let is_allowed = self.queue.is_quiet() && connection.reading.is_between_pdus();
+        let is_allowed = self.queue.is_idle() && connection.stream_state.is_between_pdus();
         self.ending = LogoutState::Over;
         is_allowed
     }
@@ -215,12 +214,13 @@ impl FullFeatureSession {
         self.queue.take_unfinished()
     }
 
-    /// Ends softly once everything is complete; before the unit is known, at once.
+    /// Starts an orderly stop: logs out when all requests are complete, or at once before the unit
+    /// is known.
     pub(super) fn stop(&mut self, connections: &mut [InitiatorConnection]) {
         if matches!(self.ending, LogoutState::No | LogoutState::ByTarget) {
             self.ending = LogoutState::ByUs;
             self.queue.close();
-            // What was kept for another session has none to come.
+            // No other session will take over the requests that were left for one.
             self.queue.undrain();
             if self.queue.unit().is_none() {
                 self.queue.drain();
@@ -229,25 +229,25 @@ impl FullFeatureSession {
         self.advance(connections);
     }
 
-    /// The target wants the session to end: what is under way ends here, but for what takes longer
-    /// than the target gives us.
-    pub(super) fn leave(&mut self, within: Option<Duration>) {
+    /// The target requested the end of the session: requests in flight complete within its time
+    /// limit.
+    pub(super) fn on_end_requested(&mut self, within: Option<Duration>) {
         if self.ending == LogoutState::No {
             self.ending = LogoutState::ByTarget;
             self.queue.drain();
         }
         if let Some(within) = within {
-            // What is left of it is for the way there.
+            // Leave a quarter of the time for the logout itself.
             let within = within.saturating_sub(within.checked_div(4).unwrap_or(within));
-            self.timers.leave_by = self.timers.leave_by.or_else(|| self.timers.now.checked_add(within));
+            self.timers.logout_by = self.timers.logout_by.or_else(|| self.timers.now.checked_add(within));
         }
     }
 
-    /// The logout was answered. Whether the target could tidy up is its own affair: the connection
-    /// ends. If it could not, it says how long to leave it alone.
+    /// Processes the logout response. The session ends even if the target reports a failed cleanup;
+    /// it then states how long to wait before the next login.
     pub(super) fn on_logged_out(&mut self, response: &LogoutResponse) -> Result<(), ProtocolError> {
         if self.ending != LogoutState::LoggingOut {
-            return Err(error("answered a logout that was not asked for", "RFC 7143 §11.15"));
+            return Err(error("answered a logout that was not requested", "RFC 7143 §11.15"));
         }
         let wait = match LogoutResult(response.response) {
             LogoutResult::CLOSED_SUCCESSFULLY | LogoutResult::CID_NOT_FOUND => Duration::ZERO,
@@ -259,20 +259,19 @@ impl FullFeatureSession {
         Ok(())
     }
 
-    /// Over RDMA: whether the target is given time to disconnect first. Its Logout Response is here
-    /// before its provider has reported the send as complete, and Linux's isert takes a connection
-    /// that ends in between for an error.
+    /// Over RDMA: whether the target still has time to disconnect first. Linux's isert reports an
+    /// error if the connection ends before the send of its Logout Response has completed.
     pub(super) fn awaits_disconnect(&self) -> bool {
         self.timers.disconnect_at.is_some_and(|at| self.timers.now < at)
     }
 
-    /// How long to wait before the login of another session, which ends this one if it has not
+    /// Time to wait before the login of the next session, which reinstates this one if it has not
     /// ended (RFC 7143 §7.5, §13.15).
     pub(super) fn time2wait(&self) -> Duration {
-        self.announced_wait.unwrap_or(self.terms.wait)
+        self.announced_wait.unwrap_or(self.negotiated.wait)
     }
 
-    /// The unit turned out to be none for us.
+    /// Records why the unit cannot be used.
     pub(super) fn refuse(&mut self, refused: UnitRefused) {
         self.refused.get_or_insert(refused);
     }
@@ -280,18 +279,18 @@ impl FullFeatureSession {
     /// Sends what may be sent, and logs out when it is time.
     #[inline]
     pub(super) fn advance(&mut self, connections: &mut [InitiatorConnection]) {
-        if self.queue.is_strange() {
-            // A new session asks what it is now.
-            self.leave(None);
+        if self.queue.has_unit_changed() {
+            // The unit has changed; a new session identifies it again.
+            self.on_end_requested(None);
         }
         self.advance_aborts(connections);
         self.send_commands(connections);
         self.timers.queue.on_command(&self.queue, self.timers.now);
         let is_due = match self.ending {
             LogoutState::No | LogoutState::LoggingOut | LogoutState::Over => false,
-            LogoutState::ByTarget => self.queue.is_quiet() || self.is_leave_over(),
-            LogoutState::ByUs if self.queue.unit().is_none() => self.queue.is_quiet(),
-            LogoutState::ByUs => self.queue.is_empty() || self.is_leave_over(),
+            LogoutState::ByTarget => self.queue.is_idle() || self.is_logout_overdue(),
+            LogoutState::ByUs if self.queue.unit().is_none() => self.queue.is_idle(),
+            LogoutState::ByUs => self.queue.is_empty() || self.is_logout_overdue(),
         };
         if is_due && let Some(connection) = connections.iter_mut().find(|connection| connection.is_open()) {
             self.send_logout(connection);
@@ -299,38 +298,38 @@ impl FullFeatureSession {
         }
     }
 
-    /// Whether the target has waited for a logout as long as it said.
-    fn is_leave_over(&self) -> bool {
-        self.timers.leave_by.is_some_and(|by| self.timers.now >= by)
+    /// Whether the target's time limit for a logout has passed.
+    fn is_logout_overdue(&self) -> bool {
+        self.timers.logout_by.is_some_and(|by| self.timers.now >= by)
     }
 
-    /// Whether commands may be sent at all.
+    /// Whether commands may be sent.
     #[inline]
     pub(super) fn may_send(&self) -> bool {
         !matches!(self.ending, LogoutState::LoggingOut | LogoutState::Over)
     }
 
-    /// Whether a connection that is lost can be replaced.
+    /// Whether a lost connection can be replaced.
     pub(super) fn recovers_connections(&self) -> bool {
-        self.terms.level == 2
+        self.negotiated.level == 2
     }
 
-    /// Whether more connections would be of use.
-    pub(super) fn is_used(&self) -> bool {
+    /// Whether further connections are useful.
+    pub(super) fn may_add_connections(&self) -> bool {
         self.ending == LogoutState::No && self.queue.unit().is_some()
     }
 
-    /// How many more commands the target takes (RFC 7143 §4.2.2.1).
+    /// Free part of the command window (RFC 7143 §4.2.2.1).
     #[inline]
     fn window(&self) -> usize {
         let left = self.max_cmd_sn.wrapping_sub(self.cmd_sn).wrapping_add(1);
         if left > SERIAL_HALF { 0 } else { left as usize }
     }
 
-    /// Takes the numbers that every PDU of a target has.
+    /// Processes ExpCmdSN and MaxCmdSN, which all PDUs of a target carry.
     #[inline]
     pub(super) fn on_numbers(&mut self, exp_cmd_sn: u32, max_cmd_sn: u32) {
-        // One less than ExpCmdSN is a closed window; less than that says nothing.
+        // MaxCmdSN of ExpCmdSN − 1 is a closed window; smaller values are ignored.
         let is_sane = max_cmd_sn.wrapping_sub(exp_cmd_sn).wrapping_add(1) <= SERIAL_HALF;
         let is_newer = max_cmd_sn.wrapping_sub(self.max_cmd_sn) <= SERIAL_HALF;
         if is_sane && is_newer {
@@ -338,7 +337,7 @@ impl FullFeatureSession {
         }
     }
 
-    /// The task that the target names on this connection, if it is one of its tasks.
+    /// The task with this tag, if it is allegiant to this connection.
     #[inline]
     pub(super) fn find(&mut self, connection: &InitiatorConnection, tag: u32) -> Option<SlotKey> {
         let key = self.queue.find(tag)?;
@@ -346,7 +345,7 @@ impl FullFeatureSession {
         (progress.cid == connection.cid).then_some(key)
     }
 
-    /// Whether the unit has to be known by the deadline. A reset may take longer.
+    /// Whether the bring-up deadline applies. A reset may take longer.
     fn is_bound(&self) -> bool {
         self.queue.unit().is_none() && !self.aborts.holds_commands()
     }
@@ -355,18 +354,18 @@ impl FullFeatureSession {
         if self.ending == LogoutState::Over {
             return self.timers.disconnect_at.filter(|_| self.awaits_disconnect());
         }
-        let mut next = connection.ticks.next;
+        let mut next = connection.keep_alive.next;
         if self.is_bound() {
             next = next.min(self.deadline);
         }
         next = next.min(self.timers.queue.poll(&self.queue).unwrap_or(next));
-        if !self.is_leave_over() {
-            next = next.min(self.timers.leave_by.unwrap_or(next));
+        if !self.is_logout_overdue() {
+            next = next.min(self.timers.logout_by.unwrap_or(next));
         }
         Some(next)
     }
 
-    /// Some time has passed, for the session.
+    /// Handles the timeouts of the session.
     pub(super) fn on_timeout(
         &mut self,
         now: Instant,
@@ -374,27 +373,27 @@ impl FullFeatureSession {
     ) -> Result<(), ProtocolError> {
         self.timers.now = now;
         if self.is_bound() && now >= self.deadline {
-            return Err(LATE);
+            return Err(LOGIN_TIMED_OUT);
         }
         self.timers.queue.on_timeout(&mut self.queue, now);
         self.advance(connections);
         Ok(())
     }
 
-    /// Some time has passed, for one connection.
+    /// Handles the timeouts of one connection.
     pub(super) fn on_tick(
         &mut self,
         now: Instant,
         connection: &mut InitiatorConnection,
     ) -> Result<(), ProtocolError> {
-        if now < connection.ticks.next {
+        if now < connection.keep_alive.next {
             return Ok(());
         }
-        connection.ticks.next = now.checked_add(PING_INTERVAL).unwrap_or(now);
-        self.ask_again(connection)?;
-        if std::mem::take(&mut connection.ticks.heard) {
-            connection.ticks.pinged = false;
-        } else if std::mem::replace(&mut connection.ticks.pinged, true) || !self.may_send() {
+        connection.keep_alive.next = now.checked_add(PING_INTERVAL).unwrap_or(now);
+        self.request_missing_again(connection)?;
+        if std::mem::take(&mut connection.keep_alive.has_received) {
+            connection.keep_alive.is_ping_pending = false;
+        } else if std::mem::replace(&mut connection.keep_alive.is_ping_pending, true) || !self.may_send() {
             return Err(ProtocolError {
                 what: "did not answer within 10 seconds",
                 reference: "RFC 7143 §11.18, NOP-Out",
@@ -405,8 +404,8 @@ impl FullFeatureSession {
         Ok(())
     }
 
-    /// Sends commands as long as there are some and the window is open. They all are numbered in
-    /// one sequence, by which the target puts them in order again (RFC 7143 §4.2.2.1).
+    /// Sends commands while the window is open. All share one CmdSN sequence, by which the target
+    /// orders them (RFC 7143 §4.2.2.1).
     #[inline]
     pub(super) fn send_commands(&mut self, connections: &mut [InitiatorConnection]) {
         while self.may_send()
@@ -425,9 +424,8 @@ impl FullFeatureSession {
         }
     }
 
-    /// Sends a command once more, as if for the first time, but with the number that it has (RFC
-    /// 7143 §7.2.1).
-    pub(super) fn send_again(&mut self, connection: &mut InitiatorConnection, key: SlotKey) {
+    /// Sends a command again unchanged, with its original CmdSN (RFC 7143 §7.2.1).
+    pub(super) fn resend_command(&mut self, connection: &mut InitiatorConnection, key: SlotKey) {
         let Some(request) = self.queue.request(key) else { return };
         let Some((progress, _)) = self.queue.transport(key) else { return };
         let cmd_sn = progress.cmd_sn;
@@ -435,8 +433,7 @@ impl FullFeatureSession {
         self.send_command(connection, &request, cmd_sn);
     }
 
-    /// Sends a command with the data that may go with it unasked (RFC 7143, data transfer
-    /// overview).
+    /// Sends a command with its immediate and unsolicited data (RFC 7143, data transfer overview).
     #[inline]
     fn send_command(&mut self, connection: &mut InitiatorConnection, request: &ScsiRequest, cmd_sn: u32) {
         let (mut flags, mut expected, mut immediate, mut unsolicited) = (FLAG_FINAL | ATTR_SIMPLE, 0, 0, 0);
@@ -449,17 +446,16 @@ impl FullFeatureSession {
             DataTransfer::Out(len) => {
                 flags |= FLAG_WRITE;
                 expected = len;
-                let first = len.min(self.terms.first_burst);
-                if self.terms.immediate_data {
-                    immediate = first.min(connection.terms.max_send_segment);
+                let first = len.min(self.negotiated.first_burst);
+                if self.negotiated.immediate_data {
+                    immediate = first.min(connection.negotiated.max_send_segment);
                 }
                 if connection.mover.is_some() {
-                    // All at once or nothing: what is left is one read of the target's, with a part
-                    // or without.
+                    // All or nothing: the target needs an RDMA Read for the rest anyway.
                     immediate = if immediate == len { len } else { 0 };
                     unsolicited = immediate;
                 } else {
-                    unsolicited = if self.terms.initial_r2t { immediate } else { first };
+                    unsolicited = if self.negotiated.initial_r2t { immediate } else { first };
                 }
                 if unsolicited > immediate {
                     flags &= !FLAG_FINAL;
@@ -497,8 +493,8 @@ impl FullFeatureSession {
         }
     }
 
-    /// Queues a command; its data goes with it if it is `immediate`, else the target fetches or
-    /// brings it.
+    /// Queues a command over RDMA. Its `immediate` bytes follow it; otherwise the target reads or
+    /// writes the registered memory.
     #[inline]
     fn send_over_rdma(
         &mut self,
@@ -527,7 +523,7 @@ impl FullFeatureSession {
         }
     }
 
-    /// A command's memory is open.
+    /// Handles the completed registration of a command's memory, identified by its work request.
     #[inline]
     pub(super) fn on_registered(&mut self, connection: &mut InitiatorConnection, id: WorkId, remote: Remote) {
         let key = connection.mover.as_mut().and_then(|mover| mover.on_registered(id, remote));
@@ -536,15 +532,15 @@ impl FullFeatureSession {
         }
     }
 
-    /// A command's memory is open under this name.
+    /// Records the STag of a command's registered memory.
     #[inline]
     pub(super) fn on_opened(&mut self, key: SlotKey, stag: Stag) {
         if let Some((progress, _)) = self.queue.transport(key) {
-            progress.exposure = Exposure::Open(stag);
+            progress.registration = RegistrationState::Open(stag);
         }
     }
 
-    /// Sends the data-out from `from` up to `end` as one sequence of Data-Out PDUs.
+    /// Sends the data-out from `from` to `end` as one sequence of Data-Out PDUs.
     #[inline]
     pub(super) fn send_sequence(
         &mut self,
@@ -556,7 +552,7 @@ impl FullFeatureSession {
     ) {
         let (mut at, mut data_sn) = (from, 0_u32);
         while at < end {
-            let len = end.saturating_sub(at).min(connection.terms.max_send_segment);
+            let len = end.saturating_sub(at).min(connection.negotiated.max_send_segment);
             let next = at.saturating_add(len);
             let data_out = DataOut {
                 opcode: IscsiOpcode::DATA_OUT.0,
@@ -579,7 +575,7 @@ impl FullFeatureSession {
         }
     }
 
-    /// A header with a part of a command's data-out, by reference.
+    /// Sends a header with a part of a command's data-out, without copying.
     #[inline]
     fn send_data(
         &mut self,
@@ -595,30 +591,30 @@ impl FullFeatureSession {
         connection.sender.push_borrowed(&self.pool, header, data, range);
     }
 
-    /// Asks a silent target whether it is there.
+    /// Pings a silent target.
     fn send_ping(&self, connection: &mut InitiatorConnection) {
         let nop = self.numbers(connection).nop_out(PING_TAG, RESERVED_TAG, self.lun.0.to_be_bytes());
         connection.sender.push(transmute_ref!(&nop), &[]);
     }
 
-    /// Answers the target's ping; what data it has need not come back.
-    pub(super) fn send_pong(&mut self, connection: &mut InitiatorConnection, ping: &NopIn) {
+    /// Answers a ping of the target; its ping data need not be returned.
+    pub(super) fn send_ping_reply(&mut self, connection: &mut InitiatorConnection, ping: &NopIn) {
         if self.may_send() {
-            connection.pongs = connection.pongs.saturating_add(1);
+            connection.unsent_ping_replies = connection.unsent_ping_replies.saturating_add(1);
             let nop =
                 self.numbers(connection).nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
             connection.sender.push(transmute_ref!(&nop), &[]);
         }
     }
 
-    /// Ends the session in order, and with it all its connections.
+    /// Sends the logout request, which closes the session with all its connections.
     fn send_logout(&self, connection: &mut InitiatorConnection) {
         let logout = self.numbers(connection).logout();
         connection.sender.push(transmute_ref!(&logout), &[]);
     }
 
-    pub(super) fn numbers(&self, connection: &InitiatorConnection) -> Numbers {
-        Numbers { cmd_sn: self.cmd_sn, exp_stat_sn: connection.statuses.expected() }
+    pub(super) fn numbers(&self, connection: &InitiatorConnection) -> RequestNumbers {
+        RequestNumbers { cmd_sn: self.cmd_sn, exp_stat_sn: connection.statuses.expected() }
     }
 }
 
@@ -637,17 +633,17 @@ impl SessionParameters {
     }
 }
 
-/// `len` bytes at `base` of a list.
+/// Returns `len` bytes at offset `base` of a list.
 fn part(list: &SgList, base: usize, len: u32) -> SgList {
     let len = len as usize;
     if base == 0 && list.len() == len { list.clone() } else { list.slice(base, len) }
 }
 
-/// Serial numbers further apart than this are behind each other (RFC 1982).
+/// Half of the serial number space (RFC 1982): larger distances count as behind.
 pub(super) const SERIAL_HALF: u32 = 1 << 31;
 
-/// How long a target may take to disconnect after the logout.
+/// Time limit for the target to disconnect after the logout.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Answers to pings that may wait to be sent; then nothing more is received.
-pub(super) const MAX_PONGS: u32 = 256;
+/// Maximum number of unsent replies to pings; above it nothing is received.
+pub(super) const MAX_UNSENT_PING_REPLIES: u32 = 256;

@@ -1,21 +1,21 @@
-//! PDUs for immediate delivery, which take no place in the window of commands: NOP-Out, task
-//! management, text and the logout.
+//! Immediate PDUs, which occupy no place in the command window: NOP-Out, task management, text and
+//! logout requests.
 
 use crate::iscsi::login::initiator::FIRST_CID;
 use crate::scsi::Lun;
-use blockmux_wire::iscsi::scsi::{Function, TaskManagementRequest};
-use blockmux_wire::iscsi::session::{LogoutReason, LogoutRequest, NopOut, TextRequest};
+use blockmux_wire::iscsi::scsi::{Function, TaskManagementFunctionRequest};
+use blockmux_wire::iscsi::session::{LogoutReasonCode, LogoutRequest, NopOut, TextRequest};
 use blockmux_wire::iscsi::{FLAG_FINAL, FLAG_IMMEDIATE, IscsiOpcode, RESERVED_TAG, U24};
 use zerocopy::FromZeros;
 
-/// What every request says of the session's numbers (RFC 7143 §4.2.2).
+/// Sequence numbers that every request carries (RFC 7143 §4.2.2).
 #[derive(Clone, Copy)]
-pub(super) struct Numbers {
+pub(super) struct RequestNumbers {
     pub(super) cmd_sn: u32,
     pub(super) exp_stat_sn: u32,
 }
 
-impl Numbers {
+impl RequestNumbers {
     pub(super) fn nop_out(self, initiator_task_tag: u32, target_transfer_tag: u32, lun: [u8; 8]) -> NopOut {
         NopOut {
             opcode: IscsiOpcode::NOP_OUT.0 | FLAG_IMMEDIATE,
@@ -29,9 +29,9 @@ impl Numbers {
         }
     }
 
-    /// About no task yet.
-    pub(super) fn task_management(self, function: Function, lun: Lun) -> TaskManagementRequest {
-        TaskManagementRequest {
+    /// A task management function request without a referenced task.
+    pub(super) fn task_management(self, function: Function, lun: Lun) -> TaskManagementFunctionRequest {
+        TaskManagementFunctionRequest {
             opcode: IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | FLAG_IMMEDIATE,
             function: FLAG_FINAL | function.0,
             lun: lun.0.to_be_bytes(),
@@ -43,7 +43,7 @@ impl Numbers {
         }
     }
 
-    /// With a text of so many bytes, to be sent behind it.
+    /// A text request for `len` bytes of text.
     pub(super) fn text(self, target_transfer_tag: u32, lun: [u8; 8], len: u32) -> TextRequest {
         TextRequest {
             opcode: IscsiOpcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE,
@@ -58,11 +58,11 @@ impl Numbers {
         }
     }
 
-    /// Ends the session in order.
+    /// A logout request that closes the session.
     pub(super) fn logout(self) -> LogoutRequest {
         LogoutRequest {
             opcode: IscsiOpcode::LOGOUT_REQUEST.0 | FLAG_IMMEDIATE,
-            reason: FLAG_FINAL | LogoutReason::CLOSE_SESSION.0,
+            reason: FLAG_FINAL | LogoutReasonCode::CLOSE_SESSION.0,
             initiator_task_tag: LOGOUT_TAG.into(),
             cid: FIRST_CID.into(),
             cmd_sn: self.cmd_sn.into(),
@@ -72,13 +72,13 @@ impl Numbers {
     }
 }
 
-/// Tags that no command has: a table of commands has no such place.
+/// Task tags of internal requests; commands never use them, because the command table is smaller.
 pub(super) const PING_TAG: u32 = 0xffff_fffe;
 pub(super) const LOGOUT_TAG: u32 = 0xffff_fffd;
 pub(super) const TEXT_TAG: u32 = 0xffff_fffc;
-/// And with the number of a task management function, the tag of a request for that.
-pub(super) const MANAGE_TAG: u32 = 0xffff_ff00;
-/// Makes the tag of the request to move a task of the task's own.
-pub(super) const MOVE_TAG: u32 = 1 << 15;
-/// And of the request to abort it.
+/// Combined with a function code: task tag of a task management function without a referenced task.
+pub(super) const FUNCTION_TAG: u32 = 0xffff_ff00;
+/// Combined with a command's tag: task tag of its TASK REASSIGN.
+pub(super) const REASSIGN_TAG: u32 = 1 << 15;
+/// Combined with a command's tag: task tag of its ABORT TASK.
 pub(super) const ABORT_TAG: u32 = 1 << 14;

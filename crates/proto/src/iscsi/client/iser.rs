@@ -1,16 +1,16 @@
 //! The initiator over a queue pair: iSER (RFC 7145).
 //!
-//! [`InitiatorSession::over_rdma`] makes a session whose connections are queue pairs: login,
-//! commands, their numbers, pings and the end are the same; what a command moves, the target
-//! fetches and brings by itself (`full`, `datamover`). [`IscsiDiscoverySession::over_rdma`] asks
-//! for targets in messages.
+//! In an [`IscsiInitiatorSession::over_rdma`] each connection is a queue pair. Login, commands,
+//! numbering, pings and logout are the same as over TCP; the target transfers the data of commands
+//! by RDMA (`full`, `datamover`). [`IscsiDiscoverySession::over_rdma`] sends its requests as
+//! messages.
 //!
-//! There are as many receive buffers as commands may be under way on a connection, and
-//! [`UNEXPECTED`] for what a target may say without being asked.
+//! Receive buffers are posted for the maximum number of commands in flight, and [`MAX_UNEXPECTED`]
+//! for unexpected PDUs of the target.
 
 use super::datamover::MAX_COMMANDS;
-use super::{Config, InitiatorSession, IscsiDiscoverySession, SessionConnection};
-use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message};
+use super::{IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, SessionConnection};
+use crate::iscsi::iser::{HEADERS_LEN, IserMessage, MAX_AHS};
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
 use crate::iscsi::name::Name;
@@ -22,16 +22,22 @@ use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-impl InitiatorSession {
-    /// As [`InitiatorSession::new`], on a queue pair: it is driven by [`RdmaConnections`] alone.
+impl IscsiInitiatorSession {
+    /// A session on a queue pair, driven through [`RdmaConnections`] only: see
+    /// [`IscsiInitiatorSession::new`].
     #[must_use]
-    pub fn over_rdma(config: Config, pool: Pool, seed: [u8; SEED_LEN], now: Instant) -> InitiatorSession {
-        let mut session = InitiatorSession::build(config, pool, seed, now, true);
+    pub fn over_rdma(
+        config: IscsiInitiatorConfig,
+        pool: Pool,
+        seed: [u8; SEED_LEN],
+        now: Instant,
+    ) -> IscsiInitiatorSession {
+        let mut session = IscsiInitiatorSession::build(config, pool, seed, now, true);
         session.set_connected(0, true);
         session
     }
 
-    /// Whether a connection over RDMA has a queue pair, and its end was not asked for.
+    /// Sets whether the queue pair of a connection is connected and no disconnect was requested.
     pub(super) fn set_connected(&mut self, index: usize, is_connected: bool) {
         if let Some(mover) = self.connections.get_mut(index).and_then(|connection| connection.mover.as_mut())
         {
@@ -40,7 +46,7 @@ impl InitiatorSession {
     }
 }
 
-impl RdmaConnections for InitiatorSession {
+impl RdmaConnections for IscsiInitiatorSession {
     fn endpoint(&self) -> Endpoint {
         endpoint(MAX_COMMANDS)
     }
@@ -61,7 +67,7 @@ impl SessionConnection<'_> {
     ) -> Result<(), ProtocolError> {
         let SessionConnection { session, index } = self;
         let Some(connection) = session.connections.get_mut(*index) else { return Ok(()) };
-        let parsed = Message::parse(message)?;
+        let parsed = IserMessage::parse(message)?;
         if let Some(mover) = &mut connection.mover {
             mover.receives = mover.receives.saturating_add(1);
             mover.unexpected.on_pdu(&parsed.bhs);
@@ -77,45 +83,45 @@ impl SessionConnection<'_> {
                 session.on_login_bytes(*index, &pdu_of(message), now)?;
             }
         }
-        self.go_on();
+        self.after_event();
         Ok(())
     }
 
-    /// Does what has become possible.
+    /// Continues after an event.
     #[inline]
-    fn go_on(&mut self) {
+    fn after_event(&mut self) {
         if let Some(full) = &mut self.session.full {
             full.advance(&mut self.session.connections);
         }
-        self.session.look_at_unit();
+        self.session.check_bring_up();
     }
 
-    /// Ends commands whose memory the queue pair has closed since. What a response has broken that
-    /// had to wait for that, the next call tells that can.
+    /// Ends commands whose memory was invalidated. The next call returns an error of a delayed
+    /// response.
     #[inline]
-    fn end_closed(&mut self) {
+    fn end_invalidated(&mut self) {
         let SessionConnection { session, index } = self;
         let (Some(full), Some(connection)) = (&mut session.full, session.connections.get_mut(*index)) else {
             return;
         };
-        match full.end_closed(connection) {
+        match full.end_invalidated(connection) {
             Ok(false) => {}
-            Ok(true) => self.go_on(),
+            Ok(true) => self.after_event(),
             Err(error) => {
-                connection.ticks.next = full.now();
+                connection.keep_alive.next = full.now();
                 if let Some(mover) = &mut connection.mover {
-                    mover.broken.get_or_insert(error);
+                    mover.pending_error.get_or_insert(error);
                 }
             }
         }
     }
 
-    /// What is broken and was not told.
+    /// Returns the pending error of a delayed response, if any.
     #[inline]
-    pub(super) fn take_broken(&mut self) -> Result<(), ProtocolError> {
+    pub(super) fn take_pending_error(&mut self) -> Result<(), ProtocolError> {
         let mover =
             self.session.connections.get_mut(self.index).and_then(|connection| connection.mover.as_mut());
-        mover.and_then(|mover| mover.broken.take()).map_or(Ok(()), Err)
+        mover.and_then(|mover| mover.pending_error.take()).map_or(Ok(()), Err)
     }
 }
 
@@ -128,7 +134,7 @@ impl RdmaSession for SessionConnection<'_> {
         if let Some(full) = &mut self.session.full {
             full.set_now(now);
         }
-        self.take_broken()?;
+        self.take_pending_error()?;
         match event {
             Event::Received { message, invalidated } => self.on_received(&message, invalidated, now),
             Event::Registered { id, remote } => {
@@ -147,52 +153,52 @@ impl RdmaSession for SessionConnection<'_> {
                 self.session.set_connected(self.index, false);
                 self.on_end(now)
             }
-            // Work that fails ends the connection, which is told by itself.
+            // Failed work requests end the connection, which is reported separately.
             Event::Requested { .. } | Event::Connected { .. } | Event::Done { .. } => Ok(()),
         }
     }
 
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        self.end_closed();
+        self.end_invalidated();
         let is_closing = matches!(self.demand(), Demand::Close);
         let disconnects =
             is_closing && !self.session.full.as_ref().is_some_and(|full| full.awaits_disconnect());
-        let InitiatorSession { full, connections, parameters, .. } = &mut *self.session;
+        let IscsiInitiatorSession { full, connections, parameters, .. } = &mut *self.session;
         let limit = parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
         let Some(connection) = connections.get_mut(self.index) else { return false };
-        let is_flooded = connection.is_flooded();
+        let has_unsent_ping_replies = connection.has_unsent_ping_replies();
         let Some(mover) = connection.mover.as_mut().filter(|mover| mover.is_connected) else { return false };
-        let mut has_moved = mover.receives > 0 && !is_flooded;
-        if has_moved {
+        let mut has_progress = mover.receives > 0 && !has_unsent_ping_replies;
+        if has_progress {
             queue_pair.receive(std::mem::take(&mut mover.receives));
         }
-        has_moved |= mover.close_memory(queue_pair);
-        while let Some((key, opened)) = mover.open_memory(queue_pair) {
-            has_moved = true;
+        has_progress |= mover.post_invalidations(queue_pair);
+        while let Some((key, opened)) = mover.post_registration(queue_pair) {
+            has_progress = true;
             if let (Some(full), Some(stag)) = (full.as_mut(), opened) {
                 full.on_opened(key, stag);
             }
         }
-        has_moved |= mover.send_commands(queue_pair);
-        // What is asked of a command, or of all of them, follows it.
+        has_progress |= mover.send_commands(queue_pair);
+        // Other PDUs may refer to commands, so they follow them.
         if mover.has_sent_commands() || is_closing {
             let unexpected = &mut mover.unexpected;
-            has_moved |=
+            has_progress |=
                 connection.sender.send_all(queue_pair, |bhs| unexpected.admits(bhs, limit) || is_closing);
         }
         if connection.sender.is_empty() && disconnects {
             queue_pair.disconnect();
             mover.is_connected = false;
-            has_moved = true;
+            has_progress = true;
         }
-        has_moved
+        has_progress
     }
 }
 
 impl IscsiDiscoverySession {
-    /// As [`IscsiDiscoverySession::new`], on a queue pair: it is driven as an [`RdmaSession`]
-    /// alone.
+    /// A discovery session on a queue pair, driven as an [`RdmaSession`] only: see
+    /// [`IscsiDiscoverySession::new`].
     #[must_use]
     pub fn over_rdma(
         initiator: Name,
@@ -213,7 +219,7 @@ impl RdmaSession for IscsiDiscoverySession {
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
         match event {
             Event::Received { message, .. } => {
-                Message::parse(&message)?;
+                IserMessage::parse(&message)?;
                 self.receives = self.receives.saturating_add(1);
                 self.on_bytes(&Chunk::from_slice(&pdu_of(&message)), now).map(|_| ())
             }
@@ -233,32 +239,32 @@ impl RdmaSession for IscsiDiscoverySession {
         if !self.is_connected {
             return false;
         }
-        let mut has_moved = self.receives > 0;
+        let mut has_progress = self.receives > 0;
         queue_pair.receive(std::mem::take(&mut self.receives));
-        has_moved |= self.sender.send_all(queue_pair, |_| true);
+        has_progress |= self.sender.send_all(queue_pair, |_| true);
         if self.sender.is_empty() && matches!(self.demand(), Demand::Close) {
             queue_pair.disconnect();
             self.is_connected = false;
-            has_moved = true;
+            has_progress = true;
         }
-        has_moved
+        has_progress
     }
 }
 
-/// A connection with so many commands under way.
+/// Queue pair parameters for this many commands in flight.
 fn endpoint(commands: u32) -> Endpoint {
     let header = CmHeader { flags: NO_ZERO_BASED_ADDRESSES, reserved: [0; 3] };
     Endpoint {
-        receives: commands.saturating_add(UNEXPECTED),
+        receives: commands.saturating_add(MAX_UNEXPECTED),
         receive_len: RECEIVE_LEN,
-        sends: commands.saturating_add(UNEXPECTED),
+        sends: commands.saturating_add(MAX_UNEXPECTED),
         reads: READS,
         regions: commands,
         private_data: header.as_bytes().to_vec(),
     }
 }
 
-/// The PDU in a message, padded as it would be in a stream.
+/// The PDU of a message, padded as in a stream.
 fn pdu_of(message: &Seg) -> Vec<u8> {
     let mut pdu = message.to_vec();
     pdu.drain(..HEADER_LEN.min(pdu.len()));
@@ -267,16 +273,16 @@ fn pdu_of(message: &Seg) -> Vec<u8> {
 }
 
 const REFUSED: ProtocolError = ProtocolError {
-    what: "refused the RDMA connection: nobody serves iSER there",
+    what: "refused the RDMA connection: no iSER target listens there",
     reference: "RFC 7145 §5.1",
 };
 
 const LIMIT: OperationalKey = OperationalKey::MaxOutstandingUnexpectedPDUs;
 
-/// What a target may send beside responses: pings, events, rejects.
-const UNEXPECTED: u32 = 32;
+/// Unexpected PDUs of a target: pings, asynchronous messages, rejects.
+const MAX_UNEXPECTED: u32 = 32;
 
-/// RDMA Reads that the target may have on their way.
+/// Maximum number of RDMA Reads by the target.
 const READS: u32 = 32;
 
 const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_LENGTH;

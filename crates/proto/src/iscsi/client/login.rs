@@ -1,4 +1,4 @@
-//! What the logins of a session say, and their responses as they come off the wire.
+//! Logins of a session, and framing of login responses.
 
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::chap::SEED_LEN;
@@ -8,65 +8,64 @@ use crate::iscsi::node::Chap;
 use crate::iscsi::pdu::{self, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
 use crate::session::ProtocolError;
-use blockmux_wire::iscsi::session::LoginResponse;
+use blockmux_wire::iscsi::session::IscsiLoginResponse;
 use blockmux_wire::iscsi::{BHS_LEN, IscsiOpcode};
 use zerocopy::transmute_ref;
 
-/// What every login of a session says.
-pub(super) struct Logins {
+/// Parameters that all logins of a session share.
+pub(super) struct LoginTemplate {
     identity: LoginIdentity,
     chap: Option<Chap>,
-    wishes: OperationalParameters,
+    proposal: OperationalParameters,
     seed: [u8; SEED_LEN],
     is_over_rdma: bool,
-    /// How many there were.
+    /// Number of logins so far.
     count: u8,
-    /// Names the session to those after the first.
+    /// TSIH from the first login.
     pub(super) tsih: u16,
 }
 
-impl Logins {
+impl LoginTemplate {
     pub(super) fn new(
         identity: LoginIdentity,
         chap: Option<Chap>,
-        wishes: OperationalParameters,
+        proposal: OperationalParameters,
         seed: [u8; SEED_LEN],
-    ) -> Logins {
-        Logins { identity, chap, wishes, seed, is_over_rdma: false, count: 0, tsih: 0 }
+    ) -> LoginTemplate {
+        LoginTemplate { identity, chap, proposal, seed, is_over_rdma: false, count: 0, tsih: 0 }
     }
 
-    /// Logs in over RDMA.
-    pub(super) fn over_rdma(mut self) -> Logins {
+    /// Uses RDMA for all logins.
+    pub(super) fn over_rdma(mut self) -> LoginTemplate {
         self.is_over_rdma = true;
         self
     }
 
-    /// A login that has not begun.
+    /// Creates the next login.
     pub(super) fn next(&mut self) -> InitiatorLogin {
         let mut seed = self.seed;
-        // No two logins may ask the same of a target (RFC 7143 §12.1.3).
+        // CHAP challenges must not repeat (RFC 7143 §12.1.3).
         seed.iter_mut().take(1).for_each(|byte| *byte ^= self.count);
         self.count = self.count.wrapping_add(1);
-        let login = InitiatorLogin::new(self.identity.clone(), self.chap.clone(), self.wishes, seed);
+        let login = InitiatorLogin::new(self.identity.clone(), self.chap.clone(), self.proposal, seed);
         if self.is_over_rdma { login.over_rdma() } else { login }
     }
 }
 
-/// The frame of login responses.
-pub(super) struct LoginPhase {
+/// A login with the framing of its responses.
+pub(super) struct LoginExchange {
     login: InitiatorLogin,
-    /// Bytes in one piece that it needs to go on.
+    /// Number of contiguous bytes needed for the next response.
     pub(super) need: usize,
 }
 
-impl LoginPhase {
-    pub(super) fn start(mut login: InitiatorLogin, sender: &mut Sender) -> LoginPhase {
+impl LoginExchange {
+    pub(super) fn start(mut login: InitiatorLogin, sender: &mut Sender) -> LoginExchange {
         login.start(sender);
-        LoginPhase { login, need: BHS_LEN }
+        LoginExchange { login, need: BHS_LEN }
     }
 
-    /// Takes responses until there are no more or the login is over; returns how many bytes that
-    /// were.
+    /// Processes login responses; returns the number of consumed bytes and the progress.
     pub(super) fn on_bytes(
         &mut self,
         bytes: &[u8],
@@ -96,7 +95,7 @@ impl LoginPhase {
                     return Ok((at, InitiatorLoginProgress::Continues));
                 }
             };
-            let response: &LoginResponse = transmute_ref!(&head.bhs);
+            let response: &IscsiLoginResponse = transmute_ref!(&head.bhs);
             at = at.saturating_add(whole);
             self.need = BHS_LEN;
             match self.login.on_response(response, text, sender)? {

@@ -1,36 +1,36 @@
-//! The iSCSI initiator: reaches one logical unit of a target (RFC 7143).
+//! The iSCSI initiator: accesses one logical unit of a target (RFC 7143).
 //!
 //! ```text
 //!   Login ──FullFeaturePhase──▶ Full: bring-up ──▶ I/O ──on_stop, all complete──▶ logout ──▶ Over
 //!     └──────── refused ─────────────┴───────────────────────────────────────────────────────▶ Over
 //! ```
-//! [`InitiatorSession`] is driven as [`crate::session`] says: `login` agrees on everything,
-//! [`crate::scsi::initiator`] learns what the unit is like and cuts I/O into commands, and what is
-//! here numbers them, moves their data and reads what comes back (`full`, `burst`, `receive`).
-//! [`IscsiDiscoverySession`] asks what targets there are.
+//! [`crate::session`] describes how a driver uses [`IscsiInitiatorSession`]. `login` negotiates the
+//! parameters, [`crate::scsi::initiator`] identifies the unit and splits I/O into commands, and
+//! this module numbers commands, transfers data and processes responses (`full`, `burst`,
+//! `receive`). [`IscsiDiscoverySession`] lists the targets of a portal.
 //!
-//! What bounds a session: 30 seconds for login and bring-up; 1024 I/O, four commands each; as many
-//! commands as the target's window has; one ping, and the connection is given up when it stays
-//! silent for 10 seconds more.
+//! *Limits of a session*: 30 seconds for login and bring-up; 1024 I/O requests of up to four
+//! commands each; as many commands as the target's window permits; one outstanding ping, after
+//! which the connection fails if nothing arrives for 10 seconds.
 //!
-//! # Several connections, and what goes wrong
+//! # Multiple connections and error recovery
 //!
-//! A session may have several connections, if both sides agree on it (`MaxConnections`): one queue
-//! of commands with one sequence of numbers, each burst of commands on one connection, where their
-//! data and their status come, too (RFC 7143 §4.2.2.1, command connection allegiance). `connection`
-//! is one of them. The driver sees them through the calls of [`crate::session::Connections`]: the
-//! session says when it wants one more, and each is a stream session of its own.
+//! A session may have several connections if both sides agree (`MaxConnections`): one queue of
+//! commands with one CmdSN sequence. Each burst of commands uses one connection, which also carries
+//! their data and status (RFC 7143 §4.2.2.1, connection allegiance). `connection` is one of them.
+//! The driver handles them through [`crate::session::Connections`]: the session requests further
+//! connections, and each is a stream session.
 //!
-//! At error recovery level 0 whatever goes wrong below SCSI ends the session with all its
-//! connections, and another session replays. At level 1 what came damaged is sent again, and at
-//! level 2 a connection that is lost is replaced, and its commands go on (`recovery`, `statuses`).
-//! A command that gets no answer is aborted, and if that gets none, the unit is reset (`abort`).
+//! At error recovery level 0, any error below SCSI ends the session with all its connections, and a
+//! new session replays the I/O. At level 1, damaged PDUs are retransmitted; at level 2, a lost
+//! connection is replaced and its commands continue (`recovery`, `statuses`). A command without a
+//! response is aborted; if the abort is not answered either, the unit is reset (`abort`).
 //!
 //! # Over RDMA
-//! [`InitiatorSession::over_rdma`] makes the same session over queue pairs (iSER, RFC 7145), always
-//! at error recovery level 0. A command opens the memory of its I/O to the target and names it;
-//! Data-In, R2T and Data-Out do not occur (`full`, `datamover`). Everything else leaves by the
-//! sender and comes as a PDU, as it does over TCP (`iser`).
+//! [`IscsiInitiatorSession::over_rdma`] runs the session over queue pairs (iSER, RFC 7145), always
+//! at error recovery level 0. A command registers the memory of its I/O and advertises it to the
+//! target; Data-In, R2T and Data-Out PDUs do not occur (`full`, `datamover`). All other PDUs are
+//! messages (`iser`).
 
 mod abort;
 mod address;
@@ -56,7 +56,7 @@ pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused, UnmapLimits};
 pub use address::TargetAddress;
 pub use blockmux_wire::iscsi::scsi::{Function, FunctionResponse};
 pub use blockmux_wire::iscsi::session::LoginStatus;
-pub use config::{BurstSize, Config, MAX_CONNECTIONS, Mode, wishes};
+pub use config::{BurstSize, IscsiInitiatorConfig, MAX_CONNECTIONS, SessionPurpose, default_proposal};
 pub use discovery::{FoundTarget, IscsiDiscoverySession};
 
 use super::login::chap::SEED_LEN;
@@ -68,24 +68,24 @@ use crate::session::{Demand, ProtocolError, StreamConnections, StreamSession, Ti
 use blockmux_volume::{Chunk, Completion, Pool, VolumeInfo};
 use connection::{ConnectionPhase, InitiatorConnection};
 use full::FullFeatureSession;
-use login::{LoginPhase, Logins};
+use login::{LoginExchange, LoginTemplate};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// One session with a target, over one connection or several, from its first byte on.
-pub struct InitiatorSession {
-    /// The first is the one that begins the session.
+/// A session with a target, over one or several connections, from the start of its login.
+pub struct IscsiInitiatorSession {
+    /// The first entry is the leading connection.
     connections: Vec<InitiatorConnection>,
-    /// What a connection sends that there is not.
-    nobodys: Outbox,
-    /// `None` before the first login has ended, and where it was refused.
+    /// Outbox for connection indexes without a connection.
+    unused_outbox: Outbox,
+    /// `None` until the first login has succeeded.
     full: Option<Box<FullFeatureSession>>,
-    logins: Logins,
+    logins: LoginTemplate,
     pool: Pool,
     lun: Lun,
     burst: BurstSize,
-    mode: Mode,
-    /// When the unit has to be known.
+    purpose: SessionPurpose,
+    /// Deadline of login and bring-up.
     deadline: Instant,
     is_stopping: bool,
     has_other_paths: bool,
@@ -93,43 +93,48 @@ pub struct InitiatorSession {
     unit: Option<UnitInfo>,
     luns: Vec<Lun>,
     parameters: Option<OperationalParameters>,
-    /// What was submitted without a session to do it.
+    /// Completions of requests that were submitted without a session.
     failed: VecDeque<Completion>,
 }
 
-impl InitiatorSession {
-    /// A session on a fresh connection. Reads without a buffer take memory from `pool` where
-    /// nothing can be lent; `seed` is random and used for this session alone.
+impl IscsiInitiatorSession {
+    /// A session on a new connection. `pool` provides memory for reads without a buffer whose data
+    /// cannot be borrowed. `seed` must be random and unique to this session.
     #[must_use]
-    pub fn new(config: Config, pool: Pool, seed: [u8; SEED_LEN], now: Instant) -> InitiatorSession {
-        InitiatorSession::build(config, pool, seed, now, false)
+    pub fn new(
+        config: IscsiInitiatorConfig,
+        pool: Pool,
+        seed: [u8; SEED_LEN],
+        now: Instant,
+    ) -> IscsiInitiatorSession {
+        IscsiInitiatorSession::build(config, pool, seed, now, false)
     }
 
     fn build(
-        config: Config,
+        config: IscsiInitiatorConfig,
         pool: Pool,
         seed: [u8; SEED_LEN],
         now: Instant,
         is_over_rdma: bool,
-    ) -> InitiatorSession {
-        let Config { initiator, target, lun, mode, chap, wishes, isid, burst } = config;
+    ) -> IscsiInitiatorSession {
+        let IscsiInitiatorConfig { initiator, target, lun, purpose, chap, proposal, isid, burst } = config;
         let identity = LoginIdentity { initiator, target: Some(target), isid };
-        let mut logins = Logins::new(identity, chap, wishes, seed);
+        let mut logins = LoginTemplate::new(identity, chap, proposal, seed);
         if is_over_rdma {
             logins = logins.over_rdma();
         }
-        let mut first = InitiatorConnection::new(FIRST_CID, ConnectionPhase::Dialing, is_over_rdma, now);
-        let login = LoginPhase::start(logins.next(), &mut first.sender);
+        let mut first = InitiatorConnection::new(FIRST_CID, ConnectionPhase::Connecting, is_over_rdma, now);
+        let login = LoginExchange::start(logins.next(), &mut first.sender);
         first.phase = ConnectionPhase::Login(Box::new(login));
-        InitiatorSession {
+        IscsiInitiatorSession {
             connections: vec![first],
-            nobodys: Outbox::default(),
+            unused_outbox: Outbox::default(),
             full: None,
             logins,
             pool,
             lun,
             burst,
-            mode,
+            purpose,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             is_stopping: false,
             has_other_paths: false,
@@ -141,10 +146,10 @@ impl InitiatorSession {
         }
     }
 
-    /// Says that other sessions lead to the unit as well: what a target port does not do now is
-    /// handed back ([`Initiator::poll_returned`](crate::session::Initiator::poll_returned)).
+    /// Declares that other sessions lead to the unit: I/O that the target port does not accept is
+    /// returned ([`Initiator::poll_returned`](crate::session::Initiator::poll_returned)).
     #[must_use]
-    pub fn with_other_paths(mut self) -> InitiatorSession {
+    pub fn with_other_paths(mut self) -> IscsiInitiatorSession {
         self.has_other_paths = true;
         self
     }
@@ -161,27 +166,26 @@ impl InitiatorSession {
         self.unit.as_ref().map(UnitInfo::volume_info)
     }
 
-    /// The logical units that the target listed, at most 256; known even where the one that was
-    /// asked for is not there.
+    /// The logical units that the target listed, at most 256; also available if the configured one
+    /// does not exist.
     #[must_use]
     pub fn luns(&self) -> &[Lun] {
         &self.luns
     }
 
-    /// What the first login agreed on, once it is over.
+    /// The negotiated parameters of the first login, once it is over.
     #[must_use]
     pub fn parameters(&self) -> Option<&OperationalParameters> {
         self.parameters.as_ref()
     }
 
-    /// Why the session does not do what was asked, if it does not.
+    /// Why the session failed to provide what its purpose requires, if it did.
     #[must_use]
     pub fn refused(&self) -> Option<&IscsiRefused> {
         self.refused.as_ref()
     }
 
-    /// Whether the session has come to its end: everything asked for was told, or refused, or it
-    /// was stopped.
+    /// Whether the session has ended: its purpose is fulfilled or refused, or it was stopped.
     #[must_use]
     pub fn is_over(&self) -> bool {
         match &self.full {
@@ -190,9 +194,9 @@ impl InitiatorSession {
         }
     }
 
-    /// How the target has answered what a session of [`Mode::Manage`] asks for, once it has.
+    /// The response to the function of a [`SessionPurpose::Manage`] session, once it has arrived.
     #[must_use]
-    pub fn managed(&self) -> Option<FunctionResponse> {
+    pub fn function_response(&self) -> Option<FunctionResponse> {
         self.full.as_ref()?.aborts.answer()
     }
 
@@ -202,7 +206,8 @@ impl InitiatorSession {
             .is_some_and(|connection| matches!(connection.phase, ConnectionPhase::Login(_)))
     }
 
-    /// Takes responses to a connection's login, if that is not over.
+    /// Processes login responses of a connection in the login phase; returns the number of consumed
+    /// bytes.
     #[inline]
     fn on_login_bytes(&mut self, index: usize, bytes: &[u8], now: Instant) -> Result<usize, ProtocolError> {
         let Some(connection) = self.connections.get_mut(index) else { return Ok(0) };
@@ -212,7 +217,7 @@ impl InitiatorSession {
             InitiatorLoginProgress::Continues => {}
             InitiatorLoginProgress::Refused(refused) => {
                 connection.phase = ConnectionPhase::Over;
-                // Of a further connection: the session goes on without it.
+                // A refused further connection does not end the session.
                 if self.full.is_none() {
                     self.refused = Some(refused);
                 }
@@ -230,7 +235,7 @@ impl InitiatorSession {
             return;
         }
         self.parameters = Some(established.parameters);
-        let max_connections = if self.mode == Mode::Use {
+        let max_connections = if self.purpose == SessionPurpose::Use {
             established.parameters.get(OperationalKey::MaxConnections)
         } else {
             1
@@ -245,13 +250,13 @@ impl InitiatorSession {
             first.open(&established.parameters, established.exp_stat_sn, now);
         }
         let most = max_connections.min(MAX_CONNECTIONS) as u16;
-        let wanted = || ConnectionPhase::Wanted { at: now };
+        let scheduled = || ConnectionPhase::Scheduled { at: now };
         let is_over_rdma = self.connections.first().is_some_and(|connection| connection.mover.is_some());
-        let connection = |cid| InitiatorConnection::new(cid, wanted(), is_over_rdma, now);
+        let connection = |cid| InitiatorConnection::new(cid, scheduled(), is_over_rdma, now);
         self.connections.extend((1..most).map(connection));
         let full = self.full.insert(Box::new(full));
-        if let Mode::Manage(function) = self.mode {
-            // Nothing is asked of the unit, which may owe answers to everybody.
+        if let SessionPurpose::Manage(function) = self.purpose {
+            // The unit is not accessed: it may not be responding.
             full.queue.drain();
             full.manage(function, &mut self.connections);
         }
@@ -260,14 +265,14 @@ impl InitiatorSession {
         }
     }
 
-    /// Notes what the bring-up has come to.
+    /// Records the result of the bring-up.
     #[inline]
-    fn look_at_unit(&mut self) {
+    fn check_bring_up(&mut self) {
         if self.unit.is_some() || self.refused.is_some() {
             return;
         }
         let Some(full) = &mut self.full else { return };
-        if matches!(self.mode, Mode::Manage(_)) {
+        if matches!(self.purpose, SessionPurpose::Manage(_)) {
             if full.aborts.answer().is_some() {
                 full.stop(&mut self.connections);
             }
@@ -280,15 +285,15 @@ impl InitiatorSession {
         self.refused = refused.map(IscsiRefused::Unit);
         self.unit = unit.cloned();
         self.luns = full.luns().to_vec();
-        if self.refused.is_some() || self.mode == Mode::Describe {
+        if self.refused.is_some() || self.purpose == SessionPurpose::Describe {
             full.stop(&mut self.connections);
         }
     }
 }
 
-/// One connection of a session, as its driver has it.
+/// One connection of a session, as a stream session.
 struct SessionConnection<'a> {
-    session: &'a mut InitiatorSession,
+    session: &'a mut IscsiInitiatorSession,
     index: usize,
 }
 
@@ -299,7 +304,7 @@ impl SessionConnection<'_> {
     }
 }
 
-impl StreamConnections for InitiatorSession {
+impl StreamConnections for IscsiInitiatorSession {
     #[inline]
     fn connection(&mut self, index: usize) -> impl StreamSession {
         SessionConnection { session: self, index }
@@ -311,17 +316,21 @@ impl Timed for SessionConnection<'_> {
         let connection = self.connection()?;
         match (&self.session.full, &connection.phase) {
             (None, ConnectionPhase::Login(_)) => Some(self.session.deadline),
-            (Some(_), ConnectionPhase::Login(_)) => connection.ticks.next.checked_add(LOGIN_TIMEOUT),
+            (Some(_), ConnectionPhase::Login(_)) => connection.keep_alive.next.checked_add(LOGIN_TIMEOUT),
             (Some(full), _) => full.poll_timeout(connection),
             _ => None,
         }
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.take_broken()?;
+        self.take_pending_error()?;
         let session = &mut *self.session;
         let Some(full) = &mut session.full else {
-            return if session.is_logging_in() && now >= session.deadline { Err(LATE) } else { Ok(()) };
+            return if session.is_logging_in() && now >= session.deadline {
+                Err(LOGIN_TIMED_OUT)
+            } else {
+                Ok(())
+            };
         };
         if full.is_over() {
             full.set_now(now);
@@ -332,8 +341,8 @@ impl Timed for SessionConnection<'_> {
         if connection.is_connected() {
             return full.on_tick(now, connection);
         }
-        let is_late = connection.ticks.next.checked_add(LOGIN_TIMEOUT).is_some_and(|late| now >= late);
-        if is_late { Err(LATE) } else { Ok(()) }
+        let is_late = connection.keep_alive.next.checked_add(LOGIN_TIMEOUT).is_some_and(|late| now >= late);
+        if is_late { Err(LOGIN_TIMED_OUT) } else { Ok(()) }
     }
 }
 
@@ -358,7 +367,7 @@ impl StreamSession for SessionConnection<'_> {
             return Ok(input.unread().len());
         };
         if matches!(connection.phase, ConnectionPhase::Over) {
-            // What comes after the end is of no interest.
+            // Bytes after the end of the connection are dropped.
             return Ok(input.unread().len());
         }
         if let Some(full) = &mut session.full {
@@ -368,12 +377,12 @@ impl StreamSession for SessionConnection<'_> {
             }
             full.advance(&mut session.connections);
         }
-        session.look_at_unit();
+        session.check_bring_up();
         Ok(taken)
     }
 
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        let InitiatorSession { full: Some(full), connections, .. } = &mut *self.session else {
+        let IscsiInitiatorSession { full: Some(full), connections, .. } = &mut *self.session else {
             return Ok(());
         };
         let Some(connection) = connections.get_mut(self.index) else { return Ok(()) };
@@ -383,11 +392,11 @@ impl StreamSession for SessionConnection<'_> {
         Ok(())
     }
 
-    /// Without anything under way the target may leave, as one does that is shut down; the driver,
-    /// who knows whether it had asked for the end, reconnects. One of several connections it may
-    /// leave at any time: that is a loss.
+    /// Without commands in flight, the target may close the connection, for example at shutdown;
+    /// the driver reconnects unless it stopped the session itself. With several connections,
+    /// closing one is a lost connection at any time.
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
-        let InitiatorSession { full, connections, .. } = &mut *self.session;
+        let IscsiInitiatorSession { full, connections, .. } = &mut *self.session;
         let is_allowed = match (full, connections.get(self.index)) {
             (Some(full), Some(connection)) if connections.len() == 1 && !full.recovers_connections() => {
                 full.on_end(connection)
@@ -401,7 +410,7 @@ impl StreamSession for SessionConnection<'_> {
             return Ok(());
         }
         Err(ProtocolError {
-            what: "closed the connection in the middle of a login or of commands",
+            what: "closed the connection during a login or commands",
             reference: "RFC 7143 §6.3, §4.2.5",
         })
     }
@@ -410,15 +419,16 @@ impl StreamSession for SessionConnection<'_> {
     fn outbox(&mut self) -> &mut Outbox {
         match self.session.connections.get_mut(self.index) {
             Some(connection) => connection.sender.outbox(),
-            None => &mut self.session.nobodys,
+            None => &mut self.session.unused_outbox,
         }
     }
 }
 
-const LATE: ProtocolError = ProtocolError {
+const LOGIN_TIMED_OUT: ProtocolError = ProtocolError {
     what: "did not finish login and bring-up within 30 seconds",
     reference: "RFC 7143 §6.3, Login Phase",
 };
 
-/// For login and bring-up: some targets open what they serve only when asked for it.
+/// Time limit of login and bring-up. Some targets open their backing store only when it is first
+/// accessed.
 pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,23 +1,20 @@
-//! What comes from the target: PDUs off the wire and where read data goes, messages over RDMA, and
-//! what both mean.
+//! Processing of received PDUs and iSER messages, and placement of read data.
 //!
 //! ```text
-//!   Head ──short segment, all of it here──▶ on_pdu, on_data_in
+//!   Head ──short segment, complete─────────▶ on_pdu, on_data_in
 //!    │ └─ long Data-In ──▶ Placing, straight into the I/O's memory ──▶ Tail: padding, digest ──▶ on_data_in
 //! ```
-//! A short read's data is lent on from the receive buffer where it is all that was asked for, and
-//! copied elsewhere.
+//! If a command's whole data is in the receive buffer, the user borrows it from there. Otherwise it
+//! is copied, or received directly into the I/O's memory.
 //!
-//! A target may ask for text (RFC 7143 §11.9 to §11.11). There is nothing that we would change in
-//! the middle of a session, so that our request is empty. Of what was agreed on in the login, the
-//! target may declare only the longest data segment that it takes anew.
-
+//! A target may request a negotiation (RFC 7143 §11.9 to §11.11). The initiator has nothing to
+//! change, so its text request is empty. Only MaxRecvDataSegmentLength may be declared again.
 use super::connection::InitiatorConnection;
-use super::datamover::{AfterClose, Data, Exposure};
+use super::datamover::{AfterInvalidation, RegistrationState, ResponseData};
 use super::full::{AnnouncedLoss, FullFeatureSession};
 use super::immediate::{LOGOUT_TAG, PING_TAG, TEXT_TAG};
 use crate::iscsi::digests::IscsiDigests;
-use crate::iscsi::iser::Message;
+use crate::iscsi::iser::IserMessage;
 use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
 use crate::iscsi::text::{self, MAX_TEXT};
 use crate::rdma::Stag;
@@ -27,7 +24,8 @@ use crate::session::{Demand, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Crc32c, SgList};
 use blockmux_wire::iscsi::scsi::{
-    DataIn, FLAG_ACKNOWLEDGE, FLAG_OVERFLOW, FLAG_STATUS, FLAG_UNDERFLOW, IscsiR2t, Response, ScsiResponse,
+    DataIn, FLAG_ACKNOWLEDGE, FLAG_OVERFLOW, FLAG_STATUS, FLAG_UNDERFLOW, IscsiR2t, ScsiResponse,
+    ServiceResponse,
 };
 use blockmux_wire::iscsi::session::{
     AsyncEvent, AsyncMessage, LogoutResponse, NopIn, Reject, RejectReason, TextResponse,
@@ -38,25 +36,25 @@ use blockmux_wire::iscsi::{
 use std::time::Duration;
 use zerocopy::transmute_ref;
 
-/// Where in the target's stream we are.
+/// Position in the target's byte stream.
 pub(super) enum IscsiStreamState {
-    /// At the begin of a PDU, of which so many bytes are needed in one piece.
+    /// At the start of a PDU; this many contiguous bytes are needed.
     Head(usize),
-    /// In a long Data-In, whose data goes to `place`.
+    /// In the data segment of a long Data-In, received into `place`.
     Placing { bhs: Bhs, key: SlotKey, place: SgList },
-    /// Behind it: padding and digest.
+    /// After that data segment: padding and digest.
     Tail { bhs: Bhs, key: SlotKey, crc: Crc32c },
-    /// In a long Data-In that cannot be taken: so many bytes are to be dropped.
+    /// In a data segment that is dropped, with this many bytes left.
     Skipping(usize),
 }
 
-/// What a step did.
+/// The result of a parsing step.
 enum IscsiReceiveStep {
-    Took(usize),
-    Needs,
+    Consumed(usize),
+    NeedsMore,
 }
 
-/// An answer to our request, as far as it has come.
+/// The target's response to a text request, as far as received.
 #[derive(Default)]
 pub(super) struct TextExchange {
     text: Vec<u8>,
@@ -64,7 +62,7 @@ pub(super) struct TextExchange {
 }
 
 impl IscsiStreamState {
-    /// At the begin of a PDU.
+    /// At the start of a PDU.
     pub(super) const HEAD: IscsiStreamState = IscsiStreamState::Head(BHS_LEN);
 
     #[inline]
@@ -83,7 +81,7 @@ impl IscsiStreamState {
 }
 
 impl FullFeatureSession {
-    /// Takes all that can be taken of `input` from `at` on; returns where it stopped.
+    /// Consumes complete PDUs of `input` from `at` on; returns the offset of the first unread byte.
     #[inline]
     pub(super) fn on_bytes(
         &mut self,
@@ -91,42 +89,42 @@ impl FullFeatureSession {
         input: &Chunk,
         mut at: usize,
     ) -> Result<usize, ProtocolError> {
-        connection.ticks.heard = true;
+        connection.keep_alive.has_received = true;
         if connection.sender.is_empty() {
-            connection.pongs = 0;
+            connection.unsent_ping_replies = 0;
         }
         let bytes = input.unread();
         while !self.is_over() {
             let rest = bytes.get(at..).unwrap_or_default();
-            let step = match &mut connection.reading {
+            let step = match &mut connection.stream_state {
                 IscsiStreamState::Head(_) => self.on_head(connection, input, at, rest)?,
-                IscsiStreamState::Placing { .. } => IscsiReceiveStep::Needs,
+                IscsiStreamState::Placing { .. } => IscsiReceiveStep::NeedsMore,
                 IscsiStreamState::Tail { .. } => self.on_tail(connection, rest)?,
                 IscsiStreamState::Skipping(left) => {
                     let here = rest.len().min(*left);
                     *left = left.saturating_sub(here);
                     if *left == 0 {
-                        connection.reading = IscsiStreamState::HEAD;
+                        connection.stream_state = IscsiStreamState::HEAD;
                     } else if here == 0 {
                         return Ok(at);
                     }
-                    IscsiReceiveStep::Took(here)
+                    IscsiReceiveStep::Consumed(here)
                 }
             };
             match step {
-                IscsiReceiveStep::Took(len) => at = at.saturating_add(len),
-                IscsiReceiveStep::Needs => return Ok(at),
+                IscsiReceiveStep::Consumed(len) => at = at.saturating_add(len),
+                IscsiReceiveStep::NeedsMore => return Ok(at),
             }
         }
         Ok(bytes.len())
     }
 
-    /// The memory of [`Reading::Placing`] is full.
+    /// Called when the memory of [`IscsiStreamState::Placing`] is full.
     #[inline]
     pub(super) fn on_placed(&mut self, connection: &mut InitiatorConnection) -> Result<(), ProtocolError> {
-        connection.ticks.heard = true;
-        let digests = connection.terms.digests;
-        match std::mem::replace(&mut connection.reading, IscsiStreamState::HEAD) {
+        connection.keep_alive.has_received = true;
+        let digests = connection.negotiated.digests;
+        match std::mem::replace(&mut connection.stream_state, IscsiStreamState::HEAD) {
             IscsiStreamState::Placing { bhs, key, place } => {
                 let mut crc = Crc32c::default();
                 if digests.data {
@@ -135,9 +133,9 @@ impl FullFeatureSession {
                 if digests.tail_len(data_len(&bhs)) == 0 {
                     return self.on_data_in(connection, key, transmute_ref!(&bhs));
                 }
-                connection.reading = IscsiStreamState::Tail { bhs, key, crc };
+                connection.stream_state = IscsiStreamState::Tail { bhs, key, crc };
             }
-            other => connection.reading = other,
+            other => connection.stream_state = other,
         }
         Ok(())
     }
@@ -150,23 +148,23 @@ impl FullFeatureSession {
         at: usize,
         rest: &[u8],
     ) -> Result<IscsiReceiveStep, ProtocolError> {
-        let digests = connection.terms.digests;
+        let digests = connection.negotiated.digests;
         let head = match pdu::parse(rest, digests)? {
             ParsedIscsiPdu::Needs(len) => {
-                connection.reading = IscsiStreamState::Head(len);
-                return Ok(IscsiReceiveStep::Needs);
+                connection.stream_state = IscsiStreamState::Head(len);
+                return Ok(IscsiReceiveStep::NeedsMore);
             }
             ParsedIscsiPdu::Head(head) => head,
         };
-        if head.data_len > connection.terms.max_receive_segment {
+        if head.data_len > connection.negotiated.max_receive_segment {
             return Err(error("sent a data segment above MaxRecvDataSegmentLength", "RFC 7143 §13.12"));
         }
         let is_data = head.bhs.opcode() == IscsiOpcode::DATA_IN;
         let (data, whole) = match head.segment(rest, digests) {
             Ok(found) => found,
-            Err(whole) if head.data_len <= WHOLE_SEGMENT => {
-                connection.reading = IscsiStreamState::Head(whole);
-                return Ok(IscsiReceiveStep::Needs);
+            Err(whole) if head.data_len <= MAX_BUFFERED_SEGMENT => {
+                connection.stream_state = IscsiStreamState::Head(whole);
+                return Ok(IscsiReceiveStep::NeedsMore);
             }
             Err(whole) if is_data => return self.begin_placing(connection, &head, whole),
             Err(_) => {
@@ -176,14 +174,14 @@ impl FullFeatureSession {
                 ));
             }
         };
-        connection.reading = IscsiStreamState::HEAD;
+        connection.stream_state = IscsiStreamState::HEAD;
         if digests.data && !data.is_empty() {
             let covered = rest.get(head.len..whole.saturating_sub(DIGEST_LEN)).unwrap_or_default();
             let mut crc = Crc32c::default();
             crc.add(covered);
             if !rest.get(..whole).unwrap_or_default().ends_with(&crc.to_le_bytes()) {
                 self.on_damaged(connection, &head.bhs)?;
-                return Ok(IscsiReceiveStep::Took(whole));
+                return Ok(IscsiReceiveStep::Consumed(whole));
             }
         }
         if is_data {
@@ -200,10 +198,10 @@ impl FullFeatureSession {
         } else {
             self.on_pdu(connection, &head.bhs, data)?;
         }
-        Ok(IscsiReceiveStep::Took(whole))
+        Ok(IscsiReceiveStep::Consumed(whole))
     }
 
-    /// A long Data-In: its data goes to its place.
+    /// Starts a long Data-In that is received into its place.
     fn begin_placing(
         &mut self,
         connection: &mut InitiatorConnection,
@@ -214,11 +212,11 @@ impl FullFeatureSession {
         match self.check_data_in(connection, data_in)? {
             Some(key) => {
                 let place = self.place(key, data_in)?;
-                connection.reading = IscsiStreamState::Placing { bhs: head.bhs, key, place };
+                connection.stream_state = IscsiStreamState::Placing { bhs: head.bhs, key, place };
             }
-            None => connection.reading = IscsiStreamState::Skipping(whole.saturating_sub(head.len)),
+            None => connection.stream_state = IscsiStreamState::Skipping(whole.saturating_sub(head.len)),
         }
-        Ok(IscsiReceiveStep::Took(head.len))
+        Ok(IscsiReceiveStep::Consumed(head.len))
     }
 
     fn on_tail(
@@ -226,28 +224,28 @@ impl FullFeatureSession {
         connection: &mut InitiatorConnection,
         rest: &[u8],
     ) -> Result<IscsiReceiveStep, ProtocolError> {
-        let IscsiStreamState::Tail { bhs, key, crc } = &connection.reading else {
-            return Ok(IscsiReceiveStep::Needs);
+        let IscsiStreamState::Tail { bhs, key, crc } = &connection.stream_state else {
+            return Ok(IscsiReceiveStep::NeedsMore);
         };
         let (bhs, key, mut crc) = (*bhs, *key, *crc);
-        let digests = connection.terms.digests;
+        let digests = connection.negotiated.digests;
         let len = digests.tail_len(data_len(&bhs));
-        let Some(tail) = rest.get(..len) else { return Ok(IscsiReceiveStep::Needs) };
-        connection.reading = IscsiStreamState::HEAD;
+        let Some(tail) = rest.get(..len) else { return Ok(IscsiReceiveStep::NeedsMore) };
+        connection.stream_state = IscsiStreamState::HEAD;
         if digests.data {
             crc.add(tail.get(..padding(data_len(&bhs))).unwrap_or_default());
             if !tail.ends_with(&crc.to_le_bytes()) {
                 self.on_damaged(connection, &bhs)?;
-                return Ok(IscsiReceiveStep::Took(len));
+                return Ok(IscsiReceiveStep::Consumed(len));
             }
         }
         self.on_data_in(connection, key, transmute_ref!(&bhs))?;
-        Ok(IscsiReceiveStep::Took(len))
+        Ok(IscsiReceiveStep::Consumed(len))
     }
 
-    /// Checks a Data-In before any of its data is looked at (RFC 7143 §11.7); data comes strictly
-    /// in order, as DataPDUInOrder and DataSequenceInOrder say. `None`: it is to be dropped, at
-    /// error recovery level 1 and above.
+    /// Checks the header of a Data-In (RFC 7143 §11.7). Data must be in order, as DataPDUInOrder
+    /// and DataSequenceInOrder require. `None` at error recovery level 1 and above if the PDU is to
+    /// be dropped.
     #[inline]
     fn check_data_in(
         &mut self,
@@ -256,36 +254,32 @@ impl FullFeatureSession {
     ) -> Result<Option<SlotKey>, ProtocolError> {
         let fault = |what| Err(error(what, "RFC 7143 §11.7"));
         let Some(key) = self.find(connection, data_in.initiator_task_tag.get()) else {
-            // Something that was asked for twice may come after its task has ended.
-            return if self.terms.level > 0 {
-                Ok(None)
-            } else {
-                fault("sent data for a task that is not there")
-            };
+            // Data that was requested twice may arrive after its task has ended.
+            return if self.negotiated.level > 0 { Ok(None) } else { fault("sent data for an unknown task") };
         };
         let Some((progress, DataTransfer::In(expected))) = self.queue.transport(key) else {
-            return fault("sent data for a command that reads none");
+            return fault("sent data for a command that does not read");
         };
         let len = data_in.data_segment_length.get();
-        if data_in.data_sn.get() != progress.data_sn && self.terms.level > 0 {
-            return self.on_other_data(connection, key, data_in);
+        if data_in.data_sn.get() != progress.data_sn && self.negotiated.level > 0 {
+            return self.on_unexpected_data(connection, key, data_in);
         }
         if data_in.buffer_offset.get() != progress.next || data_in.data_sn.get() != progress.data_sn {
             return fault("sent data out of order");
         }
         if progress.next.checked_add(len).is_none_or(|end| end > expected) {
-            return fault("sent more data than was asked for");
+            return fault("sent more data than requested");
         }
         Ok(Some(key))
     }
 
-    /// The memory for a Data-In that was checked.
+    /// The memory for a checked Data-In.
     #[inline]
     fn place(&mut self, key: SlotKey, data_in: &DataIn) -> Result<SgList, ProtocolError> {
         let from = data_in.buffer_offset.get() as usize;
         let len = data_in.data_segment_length.get() as usize;
         let Some((list, base)) = self.queue.data_in(key) else {
-            return Err(error("sent data for a command that reads none", "RFC 7143 §11.7"));
+            return Err(error("sent data for a command that does not read", "RFC 7143 §11.7"));
         };
         if base == 0 && from == 0 && list.len() == len {
             return Ok(list.clone());
@@ -293,39 +287,41 @@ impl FullFeatureSession {
         Ok(list.slice(base.saturating_add(from), len))
     }
 
-    /// A message from the target.
+    /// Processes an iSER message.
     pub(super) fn on_message(
         &mut self,
         connection: &mut InitiatorConnection,
-        message: &Message,
+        message: &IserMessage,
         invalidated: Option<Stag>,
     ) -> Result<(), ProtocolError> {
-        connection.ticks.heard = true;
+        connection.keep_alive.has_received = true;
         if connection.sender.is_empty() {
-            connection.pongs = 0;
+            connection.unsent_ping_replies = 0;
         }
         let bhs = &message.bhs;
-        if message.data_len() > connection.terms.max_receive_segment {
+        if message.data_len() > connection.negotiated.max_receive_segment {
             return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6.5"));
         }
         match bhs.opcode() {
-            IscsiOpcode::SCSI_RESPONSE => self.on_answer(connection, message, invalidated),
-            _ if invalidated.is_some() => {
-                Err(error("closed memory by a message that is no response to its command", "RFC 7145 §7.3.2"))
-            }
+            IscsiOpcode::SCSI_RESPONSE => self.on_response_message(connection, message, invalidated),
+            _ if invalidated.is_some() => Err(error(
+                "invalidated memory with a message that is not the command's response",
+                "RFC 7145 §7.3.2",
+            )),
             IscsiOpcode::DATA_IN | IscsiOpcode::R2T => {
-                Err(error("sent a PDU over RDMA that RDMA Write and Read stand for", "RFC 7145 §7.1"))
+                Err(error("sent a Data-In or R2T PDU over RDMA", "RFC 7145 §7.1"))
             }
             _ => self.on_pdu(connection, bhs, &bytes(message)),
         }
     }
 
-    /// A response. Its command ends when the target cannot reach its memory any more.
+    /// Processes a SCSI Response over RDMA. Its command ends when the target can no longer access
+    /// its memory.
     #[inline]
-    fn on_answer(
+    fn on_response_message(
         &mut self,
         connection: &mut InitiatorConnection,
-        message: &Message,
+        message: &IserMessage,
         invalidated: Option<Stag>,
     ) -> Result<(), ProtocolError> {
         let bhs = &message.bhs;
@@ -334,29 +330,29 @@ impl FullFeatureSession {
         self.on_status(connection, common.stat_sn.get())?;
         let key = self.find(connection, bhs.initiator_task_tag.get());
         let progress = key.and_then(|key| self.queue.transport(key)).map(|(progress, _)| progress);
-        let open = match progress.as_ref().map(|progress| progress.exposure) {
-            Some(Exposure::Open(stag)) => Some(stag),
-            Some(Exposure::Closing) => {
+        let open = match progress.as_ref().map(|progress| progress.registration) {
+            Some(RegistrationState::Open(stag)) => Some(stag),
+            Some(RegistrationState::Closing) => {
                 return Err(error("answered a command that has ended", "RFC 7143 §11.4"));
             }
-            Some(Exposure::None) | None => None,
+            Some(RegistrationState::None) | None => None,
         };
         if invalidated.is_some() && invalidated != open {
-            return Err(error("closed memory that is not the command's that it answered", "RFC 7145 §7.3.2"));
+            return Err(error("invalidated memory of another command than it answered", "RFC 7145 §7.3.2"));
         }
         match (open, progress, &mut connection.mover) {
             (Some(stag), Some(progress), Some(mover)) if invalidated.is_none() => {
-                progress.exposure = Exposure::Closing;
-                mover.close(stag, AfterClose::Respond { bhs: *bhs, data: bytes(message) });
+                progress.registration = RegistrationState::Closing;
+                mover.close(stag, AfterInvalidation::Respond { bhs: *bhs, data: bytes(message) });
                 Ok(())
             }
-            // As most responses.
+            // The common case.
             _ if message.data.is_none() => self.on_response(connection, transmute_ref!(bhs), &[]),
             _ => self.on_response(connection, transmute_ref!(bhs), &bytes(message)),
         }
     }
 
-    /// A PDU other than Data-In, with all its data.
+    /// Processes a PDU other than Data-In, with all its data.
     #[inline]
     pub(super) fn on_pdu(
         &mut self,
@@ -364,7 +360,7 @@ impl FullFeatureSession {
         bhs: &Bhs,
         data: &[u8],
     ) -> Result<(), ProtocolError> {
-        // These numbers lie at the same place in all PDUs of a target.
+        // All PDUs of a target have these numbers at the same offsets.
         let common: &NopIn = transmute_ref!(bhs);
         self.on_numbers(common.exp_cmd_sn.get(), common.max_cmd_sn.get());
         let stat_sn = common.stat_sn.get();
@@ -380,7 +376,7 @@ impl FullFeatureSession {
             IscsiOpcode::LOGOUT_RESPONSE => {
                 let response: &LogoutResponse = transmute_ref!(bhs);
                 if response.initiator_task_tag.get() != LOGOUT_TAG {
-                    return Err(error("answered a logout that was not asked for", "RFC 7143 §11.15"));
+                    return Err(error("answered a logout that was not requested", "RFC 7143 §11.15"));
                 }
                 self.on_logged_out(response)
             }
@@ -401,16 +397,16 @@ impl FullFeatureSession {
                         }
                         on_reject(reject)?;
                     }
-                    _ if self.on_managed(connection, transmute_ref!(bhs)) => {}
-                    _ => self.on_moved(connection, transmute_ref!(bhs))?,
+                    _ if self.on_function_response(connection, transmute_ref!(bhs)) => {}
+                    _ => self.on_reassigned(connection, transmute_ref!(bhs))?,
                 }
                 Ok(())
             }
-            _ => Err(error("sent a PDU that does not belong into full feature phase", "RFC 7143 §11.2.1.2")),
+            _ => Err(error("sent a PDU that is invalid in full feature phase", "RFC 7143 §11.2.1.2")),
         }
     }
 
-    /// A Data-In that was checked, and whose data is where it belongs.
+    /// Completes a checked Data-In whose data is in place.
     #[inline]
     fn on_data_in(
         &mut self,
@@ -423,7 +419,7 @@ impl FullFeatureSession {
         progress.next = progress.next.saturating_add(data_in.data_segment_length.get());
         progress.data_sn = progress.data_sn.wrapping_add(1);
         let (moved, next) = (progress.next, progress.data_sn);
-        if self.terms.level > 0 {
+        if self.negotiated.level > 0 {
             self.after_data(connection, key);
             if data_in.flags & FLAG_ACKNOWLEDGE != 0 {
                 self.acknowledge_data(connection, data_in, next);
@@ -432,7 +428,7 @@ impl FullFeatureSession {
         if data_in.flags & FLAG_STATUS == 0 || !self.on_status(connection, data_in.stat_sn.get())? {
             return Ok(());
         }
-        // Status that needs sense data has a response of its own.
+        // A status with sense data has a SCSI Response of its own.
         self.finish(connection, key, ScsiOutcome { status: ScsiStatus(data_in.status), sense: &[], moved });
         Ok(())
     }
@@ -444,9 +440,9 @@ impl FullFeatureSession {
         data: &[u8],
     ) -> Result<(), ProtocolError> {
         let Some(key) = self.find(connection, response.initiator_task_tag.get()) else {
-            // An answer that was asked for again may come after its task was aborted.
-            return match self.terms.level {
-                0 => Err(error("answered a task that is not there", "RFC 7143 §11.4")),
+            // A retransmitted response may arrive after its task was aborted.
+            return match self.negotiated.level {
+                0 => Err(error("answered an unknown task", "RFC 7143 §11.4")),
                 _ => Ok(()),
             };
         };
@@ -466,8 +462,8 @@ impl FullFeatureSession {
                 len.saturating_sub(response.residual_count.get())
             }
         };
-        if Response(response.response) != Response::COMMAND_COMPLETED_AT_TARGET {
-            // There is no status then, and nothing is known of the command.
+        if ServiceResponse(response.response) != ServiceResponse::COMMAND_COMPLETED_AT_TARGET {
+            // Without a status, the outcome of the command is unknown.
             let status = ScsiStatus::CHECK_CONDITION;
             self.finish(connection, key, ScsiOutcome { status, sense: &[], moved });
             return Ok(());
@@ -486,34 +482,34 @@ impl FullFeatureSession {
         }
     }
 
-    /// The target asks for data. All of it is sent at once, so that no R2T is ever outstanding
-    /// here. What it asks for again at error recovery level 1 it has not got, or got damaged.
+    /// Processes an R2T. All requested data is sent at once, so no R2T stays outstanding. Repeated
+    /// requests at error recovery level 1 are for lost or damaged data.
     fn on_r2t(&mut self, connection: &mut InitiatorConnection, r2t: &IscsiR2t) -> Result<(), ProtocolError> {
         let fault = |what| Err(error(what, "RFC 7143 §11.8"));
-        let level = self.terms.level;
+        let level = self.negotiated.level;
         let Some(key) = self.find(connection, r2t.initiator_task_tag.get()) else {
-            return fault("asked for data of a task that is not there");
+            return fault("requested data of an unknown task");
         };
         let Some((progress, DataTransfer::Out(expected))) = self.queue.transport(key) else {
-            return fault("asked for data of a command that writes none");
+            return fault("requested data of a command that does not write");
         };
         let (from, len) = (r2t.buffer_offset.get(), r2t.desired_data_transfer_length.get());
-        if std::mem::take(&mut progress.is_moved) {
+        if std::mem::take(&mut progress.is_reassigned) {
             progress.r2t_sn = r2t.r2t_sn.get();
         }
         if r2t.r2t_sn.get() != progress.r2t_sn && level > 0 {
-            self.ask_for_data(connection, key, r2t.r2t_sn.get(), false);
+            self.request_data(connection, key, r2t.r2t_sn.get(), false);
             return Ok(());
         }
         if r2t.r2t_sn.get() != progress.r2t_sn || from > progress.next || (from < progress.next && level == 0)
         {
-            return fault("asked for data out of order");
+            return fault("requested data out of order");
         }
         let Some(end) = from.checked_add(len).filter(|end| len > 0 && *end <= expected) else {
-            return fault("asked for data that the command does not have");
+            return fault("requested data beyond the end of the command's data");
         };
-        if len > self.terms.max_burst || r2t.target_transfer_tag.get() == RESERVED_TAG {
-            return fault("asked for more than MaxBurstLength, or without a tag");
+        if len > self.negotiated.max_burst || r2t.target_transfer_tag.get() == RESERVED_TAG {
+            return fault("requested more than MaxBurstLength, or without a target transfer tag");
         }
         (progress.next, progress.r2t_sn) = (end.max(progress.next), progress.r2t_sn.wrapping_add(1));
         self.send_sequence(connection, key, r2t.target_transfer_tag.get(), from, end);
@@ -534,7 +530,7 @@ impl FullFeatureSession {
             _ => return Err(error("answered a ping that was not sent", "RFC 7143 §11.19")),
         }
         if nop.target_transfer_tag.get() != RESERVED_TAG {
-            self.send_pong(connection, nop);
+            self.send_ping_reply(connection, nop);
         }
         Ok(())
     }
@@ -542,14 +538,14 @@ impl FullFeatureSession {
     fn on_event(&mut self, connection: &mut InitiatorConnection, message: &AsyncMessage, data: &[u8]) {
         let seconds = |parameter: u16| Duration::from_secs(parameter.into());
         match AsyncEvent(message.async_event) {
-            // What a unit attention would say with the next command.
+            // The sense data of a unit attention, before the next command would report it.
             AsyncEvent::SCSI_ASYNC_EVENT if message.lun == self.lun.0.to_be_bytes() => {
                 if let Some(code) = SenseCode::parse(sense_of(data)) {
                     self.queue.on_sense(code);
                 }
             }
-            // One connection of several, whose end we see ourselves: all there is to learn is how
-            // much time there is.
+            // One of several connections was lost. The connection's end is noticed separately; the
+            // message adds the time limits.
             AsyncEvent::CONNECTION_DROP if self.recovers_connections() => {
                 self.announced_loss = Some(AnnouncedLoss {
                     cid: message.parameter1.get(),
@@ -557,18 +553,18 @@ impl FullFeatureSession {
                     retain: seconds(message.parameter3.get()),
                 });
             }
-            // What is under way may still end in order, as far as there is time for it.
-            AsyncEvent::LOGOUT_REQUEST => self.leave(Some(seconds(message.parameter3.get()))),
+            // Commands in flight may complete within the target's time limit.
+            AsyncEvent::LOGOUT_REQUEST => self.on_end_requested(Some(seconds(message.parameter3.get()))),
             AsyncEvent::CONNECTION_DROP | AsyncEvent::SESSION_DROP => {
                 self.announced_wait = Some(seconds(message.parameter2.get()));
-                self.leave(None);
+                self.on_end_requested(None);
             }
             AsyncEvent::NEGOTIATION_REQUEST => self.begin_text(connection),
             _ => {}
         }
     }
 
-    /// The target wants to negotiate on this connection. Once is enough until it has answered.
+    /// Starts a text negotiation that the target requested, unless one is in progress.
     fn begin_text(&mut self, connection: &mut InitiatorConnection) {
         if self.may_send() && connection.text_exchange.is_none() {
             connection.text_exchange = Some(Box::default());
@@ -576,7 +572,7 @@ impl FullFeatureSession {
         }
     }
 
-    /// A part of the answer.
+    /// Processes a Text Response.
     pub(super) fn on_text(
         &mut self,
         connection: &mut InitiatorConnection,
@@ -592,13 +588,13 @@ impl FullFeatureSession {
         };
         exchange.rounds = exchange.rounds.saturating_add(1);
         if exchange.rounds > MAX_ROUNDS || exchange.text.len().saturating_add(data.len()) > MAX_TEXT {
-            return fault("comes to no end with its text");
+            return fault("did not end its text");
         }
         exchange.text.extend_from_slice(data);
         let tag = response.target_transfer_tag.get();
         if response.flags & FLAG_CONTINUE != 0 || response.flags & FLAG_FINAL == 0 {
             if tag == RESERVED_TAG {
-                return fault("broke off its text");
+                return fault("ended its text prematurely");
             }
             connection.text_exchange = Some(exchange);
             if self.may_send() {
@@ -619,10 +615,10 @@ fn data_len(bhs: &Bhs) -> usize {
     bhs.data_segment_length.get() as usize
 }
 
-/// A copy of a message's data, whose receive buffer is for what comes next.
+/// Copies a message's data, because the receive buffer is reused.
 #[inline]
-fn bytes(message: &Message) -> Data {
-    let mut bytes = Data::new();
+fn bytes(message: &IserMessage) -> ResponseData {
+    let mut bytes = ResponseData::new();
     if let Some(data) = &message.data {
         bytes.resize(data.len(), 0);
         data.copy_to(&mut bytes);
@@ -630,7 +626,7 @@ fn bytes(message: &Message) -> Data {
     bytes
 }
 
-/// Sense data in a data segment, behind its length (RFC 7143 §11.4.7).
+/// Sense data of a data segment, which follows its length (RFC 7143 §11.4.7).
 fn sense_of(data: &[u8]) -> &[u8] {
     match data.split_first_chunk() {
         Some((len, sense)) => sense.get(..u16::from_be_bytes(*len).into()).unwrap_or(sense),
@@ -638,48 +634,43 @@ fn sense_of(data: &[u8]) -> &[u8] {
     }
 }
 
-/// What a refused PDU means (RFC 7143 §11.17). A response with sense data follows data that came
-/// with a wrong digest, and a ping may be refused; anything else leaves the session without a
-/// command that it counts on.
+/// Processes a Reject (RFC 7143 §11.17). After a data digest error a response with sense data
+/// follows, and a ping may be rejected. Any other reject ends the session, because a command would
+/// never be answered.
 fn on_reject(reject: &Reject) -> Result<(), ProtocolError> {
     match RejectReason(reject.reason) {
         RejectReason::DATA_DIGEST_ERROR | RejectReason::IMMEDIATE_COMMAND_REJECT => Ok(()),
-        RejectReason::PROTOCOL_ERROR => {
-            Err(error("rejected a PDU as an error of protocol", "RFC 7143 §11.17"))
-        }
-        RejectReason::COMMAND_NOT_SUPPORTED => {
-            Err(error("rejected a PDU that it does not know", "RFC 7143 §11.17"))
-        }
+        RejectReason::PROTOCOL_ERROR => Err(error("rejected a PDU as a protocol error", "RFC 7143 §11.17")),
+        RejectReason::COMMAND_NOT_SUPPORTED => Err(error("rejected a PDU as unsupported", "RFC 7143 §11.17")),
         RejectReason::INVALID_PDU_FIELD => Err(error("rejected a field of a PDU", "RFC 7143 §11.17")),
         _ => Err(error("rejected a PDU", "RFC 7143 §11.17")),
     }
 }
 
-/// A breach of a section of RFC 7143.
+/// A violation of a section of RFC 7143.
 pub(super) fn error(what: &'static str, section: &'static str) -> ProtocolError {
     ProtocolError { what, reference: section }
 }
 
-/// Takes what the target has declared. Keys that we know nothing of are no questions: those it may
-/// not ask now.
+/// Processes the target's text. Unknown keys are ignored: the target may not ask questions now.
 fn take(connection: &mut InitiatorConnection, whole: &[u8]) -> Result<(), ProtocolError> {
     for pair in text::pairs(whole) {
         let pair = pair.map_err(|_| error("sent a malformed text", "RFC 7143 §6.1"))?;
-        // Over RDMA that is not what bounds a message.
+        // Over RDMA this key does not limit messages.
         if pair.key != "MaxRecvDataSegmentLength" || connection.mover.is_some() {
             continue;
         }
         let length = text::parse_number(pair.value).filter(|length| (512..=U24::MAX).contains(length));
-        connection.terms.max_send_segment = length.ok_or_else(|| {
-            error("declared a MaxRecvDataSegmentLength that there is not", "RFC 7143 §13.12")
-        })?;
+        connection.negotiated.max_send_segment =
+            length.ok_or_else(|| error("declared an invalid MaxRecvDataSegmentLength", "RFC 7143 §13.12"))?;
     }
     Ok(())
 }
 
-/// A segment up to this many bytes is waited for in the receive buffer: one large receive for many
-/// PDUs costs less than a receive for each. With header and digests at most `MAX_DEMAND`.
-const WHOLE_SEGMENT: usize = 64 << 10;
+/// Segments up to this many bytes are received contiguously in the receive buffer: one large
+/// receive for many PDUs costs less than one for each. With header and digests at most
+/// `MAX_DEMAND`.
+const MAX_BUFFERED_SEGMENT: usize = 64 << 10;
 
-/// Of requests and answers in one negotiation.
+/// Maximum number of text requests in one negotiation.
 const MAX_ROUNDS: u32 = 64;

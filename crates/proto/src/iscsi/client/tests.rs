@@ -1,5 +1,5 @@
-//! Whole sessions: against our own target, cut at every byte, and against one by hand that does
-//! what ours never would.
+//! Tests of whole initiator sessions: with this crate's target, split at every byte, and with a
+//! scripted target that misbehaves.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod aborts;

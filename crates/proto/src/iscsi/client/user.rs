@@ -1,21 +1,20 @@
-//! The user's side of a session: requests and completions, and the connections that it has for
-//! them.
+//! The user's side of a session: requests, completions, and the list of connections.
 
 use super::connection::{ConnectionPhase, InitiatorConnection};
 use super::datamover::InitiatorDatamover;
-use super::login::LoginPhase;
-use super::{InitiatorSession, Mode};
-use crate::iscsi::login::initiator::Joining;
+use super::login::LoginExchange;
+use super::{IscsiInitiatorSession, SessionPurpose};
+use crate::iscsi::login::initiator::ConnectionJoin;
 use crate::session::{Connections, Initiator, Overdue, PathRank};
 use blockmux_volume::{Completion, Io, IoError};
 use std::time::{Duration, Instant};
 
-impl Initiator for InitiatorSession {
+impl Initiator for IscsiInitiatorSession {
     fn is_ready(&self) -> bool {
-        self.unit.is_some() && self.mode == Mode::Use
+        self.unit.is_some() && self.purpose == SessionPurpose::Use
     }
 
-    /// Not more than the target's window of commands has room for.
+    /// At most the free part of the target's command window.
     #[inline]
     fn room(&self) -> usize {
         match &self.full {
@@ -45,14 +44,14 @@ impl Initiator for InitiatorSession {
         self.full.as_mut()?.queue.poll_returned()
     }
 
-    /// What has completed and was not polled yet is not among them. When the target asked for a
-    /// logout, what was not sent until then is.
+    /// Excludes completions that were not polled yet. Includes requests that were not sent before
+    /// the target requested a logout.
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.connections.iter_mut().for_each(|connection| {
             connection.sender.clear();
             connection.phase = ConnectionPhase::Over;
-            // The queue pairs are gone, and with them every way that the target had to what is
-            // handed back.
+            // The queue pairs are gone, so the target can no longer access the memory of these
+            // requests.
             connection.mover.iter_mut().for_each(|mover| **mover = InitiatorDatamover::default());
         });
         self.full.as_mut().map_or_else(Vec::new, |full| full.take_unfinished())
@@ -80,7 +79,7 @@ impl Initiator for InitiatorSession {
         self.is_stopping = true;
         match &mut self.full {
             Some(full) => full.stop(&mut self.connections),
-            // Nothing is agreed on that could be ended in order.
+            // Before the login there is no session to log out from.
             None => {
                 self.connections.iter_mut().for_each(|connection| connection.phase = ConnectionPhase::Over)
             }
@@ -88,34 +87,35 @@ impl Initiator for InitiatorSession {
     }
 }
 
-impl Overdue for InitiatorSession {
+impl Overdue for IscsiInitiatorSession {
     fn look(&mut self) -> u32 {
         self.full.as_mut().map_or(0, |full| full.look())
     }
 
-    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
-        self.full.as_mut()?.abort_overdue(looks, &mut self.connections)
+    fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str> {
+        self.full.as_mut()?.abort_overdue(ticks, &mut self.connections)
     }
 }
 
-impl Connections for InitiatorSession {
+impl Connections for IscsiInitiatorSession {
     #[inline]
     fn poll_connect(&mut self) -> Option<(usize, Instant)> {
         if self.connections.len() == 1
-            && !matches!(self.connections.first()?.phase, ConnectionPhase::Wanted { .. })
+            && !matches!(self.connections.first()?.phase, ConnectionPhase::Scheduled { .. })
         {
             return None;
         }
-        let is_used = self.is_ready() && self.full.as_ref()?.is_used();
-        // The tasks of one that was lost end only over another, however the session goes on.
-        let is_wanted = |connection: &InitiatorConnection| {
-            matches!(connection.phase, ConnectionPhase::Wanted { .. })
-                && (is_used || connection.recovery.by.is_some())
+        let may_add_connections = self.is_ready() && self.full.as_ref()?.may_add_connections();
+        // The tasks of a lost connection end only over its replacement, even while the session
+        // stops.
+        let is_scheduled = |connection: &InitiatorConnection| {
+            matches!(connection.phase, ConnectionPhase::Scheduled { .. })
+                && (may_add_connections || connection.recovery.by.is_some())
         };
         let (place, connection) =
-            self.connections.iter_mut().enumerate().find(|(_, connection)| is_wanted(connection))?;
-        let ConnectionPhase::Wanted { at } =
-            std::mem::replace(&mut connection.phase, ConnectionPhase::Dialing)
+            self.connections.iter_mut().enumerate().find(|(_, connection)| is_scheduled(connection))?;
+        let ConnectionPhase::Scheduled { at } =
+            std::mem::replace(&mut connection.phase, ConnectionPhase::Connecting)
         else {
             return None;
         };
@@ -127,15 +127,15 @@ impl Connections for InitiatorSession {
         let (Some(full), Some(connection)) = (&self.full, self.connections.get_mut(connection)) else {
             return;
         };
-        let joining = Joining {
+        let joining = ConnectionJoin {
             tsih: self.logins.tsih,
             cid: connection.cid,
             cmd_sn: full.cmd_sn,
             exp_stat_sn: connection.statuses.expected(),
         };
-        let login = LoginPhase::start(self.logins.next().joining(joining), &mut connection.sender);
+        let login = LoginExchange::start(self.logins.next().joining(joining), &mut connection.sender);
         connection.phase = ConnectionPhase::Login(Box::new(login));
-        connection.ticks.next = now;
+        connection.keep_alive.next = now;
     }
 
     fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
@@ -145,7 +145,7 @@ impl Connections for InitiatorSession {
         let (Some(full), Some(connection)) = (&mut self.full, self.connections.get_mut(connection)) else {
             return false;
         };
-        full.lose(connection, others_are_open, now)
+        full.on_connection_lost(connection, others_are_open, now)
     }
 
     #[inline]

@@ -1,15 +1,15 @@
-//! Why logins fail, and what the response says of it (RFC 7143 §11.13.5).
+//! Login failures and their status codes (RFC 7143 §11.13.5).
 
 use super::operational::NegotiationError;
 use blockmux_wire::iscsi::session::LoginStatus;
 
-/// Why a login failed.
+/// A login failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::iscsi) struct LoginFailure {
     pub(in crate::iscsi) status: LoginStatus,
-    /// Half a sentence about the initiator.
+    /// The initiator's error, as a predicate for messages ("sent an unknown key").
     pub(in crate::iscsi) what: &'static str,
-    /// Where the target is, when it moved.
+    /// The target's new address, if it has moved.
     pub(super) address: Option<String>,
 }
 
@@ -22,24 +22,24 @@ impl From<&NegotiationError> for LoginFailure {
             NegotiationError::BadDeclaration => "declared a MaxRecvDataSegmentLength out of bounds",
             NegotiationError::Required => "did not agree to a digest that this target requires",
             NegotiationError::FirstBurstAboveMaxBurst => "proposed FirstBurstLength above MaxBurstLength",
-            NegotiationError::NotIser => "came over RDMA and did not want iSER",
+            NegotiationError::NotIser => "did not negotiate iSER over RDMA",
         })
     }
 }
 
 impl LoginFailure {
-    /// A failure that is not the initiator's.
+    /// A failure that the initiator did not cause.
     pub(in crate::iscsi) fn of(status: LoginStatus) -> LoginFailure {
-        failure(status, "came while the target is stopping")
+        failure(status, "logged in while the target is stopping")
     }
 }
 
-/// There is none of that handle, or it is another's.
+/// There is no session with this TSIH, or it belongs to another initiator.
 pub(in crate::iscsi) fn no_such_session() -> LoginFailure {
-    failure(LoginStatus::SESSION_DOES_NOT_EXIST, "named a session that is not there")
+    failure(LoginStatus::SESSION_DOES_NOT_EXIST, "named an unknown session")
 }
 
-/// The session has as many connections as it may have.
+/// The session already has MaxConnections connections.
 pub(in crate::iscsi) fn too_many_connections() -> LoginFailure {
     failure(LoginStatus::TOO_MANY_CONNECTIONS, "made more connections than MaxConnections")
 }

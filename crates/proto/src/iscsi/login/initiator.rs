@@ -2,66 +2,67 @@
 //!
 //! ```text
 //!   start ──names, AuthMethod──▶ SecurityNegotiation ──T──▶ LoginOperationalNegotiation ──T──▶ FullFeaturePhase
-//!                                 CHAP: `prover`             every key: `operational`
+//!                                 CHAP: `initiator_security`             every key: `operational`
 //! ```
-//! It asks for the next stage as soon as it has said what it has to say, and goes on answering
-//! until the target agrees.
+//! The initiator requests the next stage as soon as it has sent its keys, and keeps answering until
+//! the target agrees.
 
-use super::operational::{NegotiationError, Operational, OperationalParameters};
-use super::prover::{ChapExchange, ChapStep as Proof};
-use super::rdma::Side;
+use super::initiator_security::{ChapExchange, ChapStep};
+use super::operational::{NegotiationError, OperationalNegotiation, OperationalParameters};
+use super::rdma::LoginSide;
 use super::refused::IscsiRefused;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::iscsi::sender::Sender;
-use crate::iscsi::text::{self, Pair, Text};
+use crate::iscsi::text::{self, KeyValue, TextBuilder};
 use crate::session::ProtocolError;
 use blockmux_wire::iscsi::session::{
-    FLAG_TRANSIT, LoginRequest, LoginResponse, LoginStatus, Stage, VERSION, current_stage, next_stage, stages,
+    FLAG_TRANSIT, IscsiLoginRequest, IscsiLoginResponse, LoginStatus, Stage, VERSION, current_stage,
+    next_stage, stages,
 };
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_IMMEDIATE, IscsiOpcode, U24};
 use zerocopy::{FromZeros, transmute_ref};
 
-/// Who logs in where.
+/// Identity of a login.
 #[derive(Clone, Debug)]
 pub(in crate::iscsi) struct LoginIdentity {
     pub(in crate::iscsi) initiator: Name,
-    /// `None`: a discovery session.
+    /// Name of the target; `None` for a discovery session.
     pub(in crate::iscsi) target: Option<Name>,
     pub(in crate::iscsi) isid: [u8; 6],
 }
 
-/// What a connection says that joins a session, or takes the place of one that was lost (RFC 7143
-/// §6.3.6, §7.2).
+/// Parameters of a connection that joins a session or replaces a lost connection (RFC 7143 §6.3.6,
+/// §7.2).
 #[derive(Clone, Copy, Debug)]
-pub(in crate::iscsi) struct Joining {
-    /// The session's, as its first login told.
+pub(in crate::iscsi) struct ConnectionJoin {
+    /// TSIH from the session's first login.
     pub(in crate::iscsi) tsih: u16,
-    /// The connection's own number.
+    /// CID of the connection.
     pub(in crate::iscsi) cid: u16,
-    /// Of the session's next command.
+    /// CmdSN of the session's next command.
     pub(in crate::iscsi) cmd_sn: u32,
-    /// Of the connection that was lost, or 0.
+    /// ExpStatSN of the lost connection, or 0.
     pub(in crate::iscsi) exp_stat_sn: u32,
 }
 
-/// A login under way.
+/// A login in progress.
 pub(in crate::iscsi) struct InitiatorLogin {
     identity: LoginIdentity,
-    /// `None`: this connection begins a session.
-    joining: Option<Joining>,
-    prover: ChapExchange,
-    operational: Operational,
+    /// `None` if the connection starts a new session.
+    joining: Option<ConnectionJoin>,
+    chap: ChapExchange,
+    operational: OperationalNegotiation,
     stage: Stage,
-    /// What the last request asked for.
-    asked: Option<Stage>,
+    /// Next stage requested by the last request.
+    requested_stage: Option<Stage>,
     responses: u32,
-    /// Of a response that goes on.
+    /// Text of responses with the C bit.
     text: Vec<u8>,
     exp_stat_sn: u32,
 }
 
-/// What a login has come to.
+/// Progress of a login.
 #[derive(Debug)]
 pub(in crate::iscsi) enum InitiatorLoginProgress {
     Continues,
@@ -69,54 +70,54 @@ pub(in crate::iscsi) enum InitiatorLoginProgress {
     Refused(IscsiRefused),
 }
 
-/// What a login agreed on.
+/// Result of a successful login.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::iscsi) struct InitiatorLoginResult {
     pub(in crate::iscsi) parameters: OperationalParameters,
-    /// Names the session to connections that join it.
+    /// TSIH of the session, for further connections.
     pub(in crate::iscsi) tsih: u16,
-    /// Of the first command.
+    /// CmdSN of the first command.
     pub(in crate::iscsi) cmd_sn: u32,
-    /// The next command that the target expects.
+    /// ExpCmdSN of the target.
     pub(in crate::iscsi) exp_cmd_sn: u32,
     pub(in crate::iscsi) max_cmd_sn: u32,
     pub(in crate::iscsi) exp_stat_sn: u32,
 }
 
 impl InitiatorLogin {
-    /// A login of `identity` that wants `own`; it authenticates itself, and the target if there is
-    /// a secret for that.
+    /// Creates a login of `identity` that proposes `own`. With `chap` it authenticates itself, and
+    /// the target if that has credentials.
     pub(in crate::iscsi) fn new(
         identity: LoginIdentity,
         chap: Option<Chap>,
         own: OperationalParameters,
         seed: [u8; super::chap::SEED_LEN],
     ) -> InitiatorLogin {
-        let mut operational = Operational::new(own);
+        let mut operational = OperationalNegotiation::new(own);
         if identity.target.is_none() {
             operational.set_discovery();
         }
         InitiatorLogin {
             identity,
             joining: None,
-            prover: ChapExchange::new(chap, seed),
+            chap: ChapExchange::new(chap, seed),
             operational,
             stage: Stage::SECURITY_NEGOTIATION,
-            asked: None,
+            requested_stage: None,
             responses: 0,
             text: Vec::new(),
             exp_stat_sn: 0,
         }
     }
 
-    /// Logs in over RDMA.
+    /// Uses RDMA for the login.
     pub(in crate::iscsi) fn over_rdma(mut self) -> InitiatorLogin {
-        self.operational = self.operational.over_rdma(Side::Initiator);
+        self.operational = self.operational.over_rdma(LoginSide::Initiator);
         self
     }
 
-    /// Logs in for one more connection of an existing session.
-    pub(in crate::iscsi) fn joining(mut self, joining: Joining) -> InitiatorLogin {
+    /// Logs in a further connection of an existing session.
+    pub(in crate::iscsi) fn joining(mut self, joining: ConnectionJoin) -> InitiatorLogin {
         self.exp_stat_sn = joining.exp_stat_sn;
         self.joining = Some(joining);
         self
@@ -124,7 +125,7 @@ impl InitiatorLogin {
 
     /// Sends the first request.
     pub(in crate::iscsi) fn start(&mut self, sender: &mut Sender) {
-        let mut text = Text::default();
+        let mut text = TextBuilder::default();
         text.push("InitiatorName", self.identity.initiator.as_str());
         match &self.identity.target {
             Some(target) => {
@@ -133,17 +134,17 @@ impl InitiatorLogin {
             }
             None => text.push("SessionType", "Discovery"),
         }
-        let proves = self.prover.offer(&mut text);
+        let proves = self.chap.offer(&mut text);
         self.send(&text, !proves, sender);
     }
 
-    /// Takes a response with its text, and goes on.
+    /// Processes a response with its text, and sends the next request.
     ///
     /// # Errors
-    /// If the target does what no login allows.
+    /// If the target violates the protocol.
     pub(in crate::iscsi) fn on_response(
         &mut self,
-        response: &LoginResponse,
+        response: &IscsiLoginResponse,
         text: &[u8],
         sender: &mut Sender,
     ) -> Result<InitiatorLoginProgress, ProtocolError> {
@@ -159,8 +160,8 @@ impl InitiatorLogin {
             return Ok(InitiatorLoginProgress::Refused(refused(status, &whole)));
         }
         if response.flags & FLAG_CONTINUE != 0 {
-            self.asked = None;
-            self.send(&Text::default(), false, sender);
+            self.requested_stage = None;
+            self.send(&TextBuilder::default(), false, sender);
             return Ok(InitiatorLoginProgress::Continues);
         }
         let whole = std::mem::take(&mut self.text);
@@ -172,16 +173,16 @@ impl InitiatorLogin {
         }
     }
 
-    fn check(&mut self, response: &LoginResponse) -> Result<(), ProtocolError> {
+    fn check(&mut self, response: &IscsiLoginResponse) -> Result<(), ProtocolError> {
         self.responses = self.responses.saturating_add(1);
         if self.responses > MAX_RESPONSES {
-            return Err(error("did not come to an end within 64 login responses"));
+            return Err(error("did not finish the login within 64 responses"));
         }
         if response.initiator_task_tag.get() != LOGIN_TAG {
             return Err(error("answered another login request than was sent"));
         }
         if response.status.get() != LoginStatus::SUCCESS.0 {
-            // What else is in such a response is of no interest.
+            // Other fields of such a response are ignored.
             return Ok(());
         }
         if response.version_active != VERSION {
@@ -191,9 +192,10 @@ impl InitiatorLogin {
             return Err(error("answered in another login stage"));
         }
         if response.flags & FLAG_TRANSIT != 0
-            && (response.flags & FLAG_CONTINUE != 0 || self.asked != Some(next_stage(response.flags)))
+            && (response.flags & FLAG_CONTINUE != 0
+                || self.requested_stage != Some(next_stage(response.flags)))
         {
-            return Err(error("went on to a login stage that was not asked for"));
+            return Err(error("moved to a login stage that was not requested"));
         }
         Ok(())
     }
@@ -204,13 +206,13 @@ impl InitiatorLogin {
         granted: bool,
         sender: &mut Sender,
     ) -> Result<InitiatorLoginProgress, ProtocolError> {
-        let mut out = Text::default();
-        let proof = match self.prover.on_text(whole, &mut out)? {
-            Ok(proof) => proof,
+        let mut out = TextBuilder::default();
+        let step = match self.chap.on_text(whole, &mut out)? {
+            Ok(step) => step,
             Err(refused) => return Ok(InitiatorLoginProgress::Refused(refused)),
         };
-        match (proof, granted) {
-            (Proof::Done, true) => {
+        match (step, granted) {
+            (ChapStep::Done, true) => {
                 self.stage = Stage::LOGIN_OPERATIONAL_NEGOTIATION;
                 match self.joining {
                     None => self.operational.propose_all(&mut out),
@@ -218,10 +220,10 @@ impl InitiatorLogin {
                 }
                 self.send(&out, true, sender);
             }
-            (Proof::Answers, true) => return Err(error("went on before it had seen a CHAP response")),
-            (Proof::Asks, true) => return Err(error("went on in the middle of CHAP")),
-            (Proof::Asks, false) => self.send(&out, false, sender),
-            (Proof::Answers | Proof::Done, false) => self.send(&out, true, sender),
+            (ChapStep::Last, true) => return Err(error("left the security stage before the CHAP response")),
+            (ChapStep::Continue, true) => return Err(error("left the security stage during CHAP")),
+            (ChapStep::Continue, false) => self.send(&out, false, sender),
+            (ChapStep::Last | ChapStep::Done, false) => self.send(&out, true, sender),
         }
         Ok(InitiatorLoginProgress::Continues)
     }
@@ -230,10 +232,10 @@ impl InitiatorLogin {
         &mut self,
         whole: &[u8],
         granted: bool,
-        response: &LoginResponse,
+        response: &IscsiLoginResponse,
         sender: &mut Sender,
     ) -> Result<InitiatorLoginProgress, ProtocolError> {
-        let mut out = Text::default();
+        let mut out = TextBuilder::default();
         for pair in text::pairs(whole) {
             let pair = pair.map_err(|_| error("sent malformed login text"))?;
             if !DECLARATIONS.contains(&pair.key) {
@@ -242,12 +244,12 @@ impl InitiatorLogin {
         }
         if !granted {
             if out.as_bytes().len() > MAX_REQUEST_TEXT {
-                return Err(error("named more unknown keys than one request can answer"));
+                return Err(error("sent more unknown keys than one request can answer"));
             }
             self.send(&out, true, sender);
             return Ok(InitiatorLoginProgress::Continues);
         }
-        // What it did not answer keeps its default, as if it had not understood.
+        // Unanswered keys keep their default values.
         let parameters = self.operational.finish().map_err(|cause| negotiation(&cause))?;
         Ok(InitiatorLoginProgress::Established(InitiatorLoginResult {
             parameters,
@@ -259,19 +261,19 @@ impl InitiatorLogin {
         }))
     }
 
-    fn send(&mut self, text: &Text, goes_on: bool, sender: &mut Sender) {
+    fn send(&mut self, text: &TextBuilder, continues: bool, sender: &mut Sender) {
         let next = if self.stage == Stage::SECURITY_NEGOTIATION {
             Stage::LOGIN_OPERATIONAL_NEGOTIATION
         } else {
             Stage::FULL_FEATURE_PHASE
         };
-        self.asked = goes_on.then_some(next);
-        let flags = match self.asked {
+        self.requested_stage = continues.then_some(next);
+        let flags = match self.requested_stage {
             Some(next) => FLAG_TRANSIT | stages(self.stage, next),
             None => stages(self.stage, Stage(0)),
         };
         let joining = self.joining;
-        let request = LoginRequest {
+        let request = IscsiLoginRequest {
             opcode: IscsiOpcode::LOGIN_REQUEST.0 | FLAG_IMMEDIATE,
             flags,
             version_max: VERSION,
@@ -289,9 +291,9 @@ impl InitiatorLogin {
     }
 }
 
-/// What a response without success means.
+/// The refusal that a response without success expresses.
 fn refused(status: LoginStatus, text: &[u8]) -> IscsiRefused {
-    let is_address = |pair: &Pair<'_>| pair.key == "TargetAddress";
+    let is_address = |pair: &KeyValue<'_>| pair.key == "TargetAddress";
     let address = text::pairs(text).flatten().find(is_address).map(|pair| pair.value.to_owned());
     match (status, address) {
         (LoginStatus::TARGET_MOVED_TEMPORARILY | LoginStatus::TARGET_MOVED_PERMANENTLY, Some(address)) => {
@@ -320,18 +322,19 @@ pub(super) fn error(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "RFC 7143 §6.3, Login Phase" }
 }
 
-/// Keys that a target declares and that need no answer.
+/// Keys that a target declares without an answer.
 const DECLARATIONS: [&str; 4] = ["TargetName", "TargetAlias", "TargetAddress", "TargetPortalGroupTag"];
 
-/// The number of a session's first connection.
+/// CID of a session's first connection.
 pub(in crate::iscsi) const FIRST_CID: u16 = 0;
 
-/// The number of the first command.
+/// CmdSN of a session's first command.
 const FIRST_CMD_SN: u32 = 1;
 const LOGIN_TAG: u32 = 1;
-/// The most responses of one login.
+/// Maximum number of responses in a login.
 const MAX_RESPONSES: u32 = 64;
-/// The most text in one request, in bytes: what every target takes during login.
+/// Maximum length of text in a request, in bytes: the length that every target accepts during
+/// login.
 const MAX_REQUEST_TEXT: usize = super::operational::DEFAULT_DATA_SEGMENT_LENGTH as usize;
-/// Of an address that a target names, in characters.
+/// Maximum length of a target's address, in characters.
 const MAX_ADDRESS: usize = 300;

@@ -1,13 +1,13 @@
-//! Login: who talks to whom, and how (RFC 7143 §6).
+//! Login phase of both sides (RFC 7143 §6).
 
 pub mod chap;
 mod declarations;
 pub(super) mod failure;
 pub(super) mod initiator;
-pub(super) mod invitation;
+mod initiator_security;
+pub(super) mod joinable;
 mod keys;
 pub mod operational;
-mod prover;
 pub mod rdma;
 pub(super) mod refused;
 mod security;

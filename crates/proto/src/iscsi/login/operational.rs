@@ -1,83 +1,82 @@
-//! Operational keys: what each may say, and what two say together (RFC 7143 §13, RFC 7144 §7).
+//! Operational keys and their negotiation (RFC 7143 §13, RFC 7144 §7).
 //!
-//! `keys` has the one table of both roles. A key is proposed by one side and answered by the other;
-//! the answer is a function of both sides' values (`Rule`). So the responder computes it, and the
-//! proposer checks that what came could have been computed. Only `MaxRecvDataSegmentLength` is
-//! declared and never answered: each side has its own.
+//! `keys` has the table for both roles. One side proposes a key and the other answers; the answer
+//! is a function of both values (`KeyRule`). The responder computes it, and the proposer checks
+//! that it is possible. `MaxRecvDataSegmentLength` is declared by each side and not answered.
 //!
-//! Over RDMA some keys are different, see [`Operational::over_rdma`]; on a byte stream the keys of
-//! iSER are unknown.
+//! Over RDMA some keys differ, see [`OperationalNegotiation::over_rdma`]; over TCP the keys of iSER
+//! are unknown.
 
-use super::keys::{KEY_COUNT, KEYS, OF_CONNECTIONS, Row, Rule, bit};
-use super::rdma::Side;
-use crate::iscsi::text::{self, IRRELEVANT, NO, NONE, NOT_UNDERSTOOD, Pair, REJECT, Text, YES};
+use super::keys::{KEY_COUNT, KEYS, KeyDefinition, KeyRule, PER_CONNECTION, bit};
+use super::rdma::LoginSide;
+use crate::iscsi::text::{self, IRRELEVANT, KeyValue, NO, NONE, NOT_UNDERSTOOD, REJECT, TextBuilder, YES};
 
 /// An operational key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationalKey {
-    /// CRC32C over headers?
+    /// CRC32C header digests.
     HeaderDigest,
-    /// CRC32C over data?
+    /// CRC32C data digests.
     DataDigest,
-    /// In one session.
+    /// Maximum number of connections of a session.
     MaxConnections,
-    /// Every write waits for an R2T.
+    /// Writes require an R2T before their data.
     InitialR2T,
-    /// Data may come with the command.
+    /// Commands may carry immediate data.
     ImmediateData,
-    /// The longest data segment that the declaring side takes, in bytes.
+    /// Maximum data segment length that the declaring side receives, in bytes.
     MaxRecvDataSegmentLength,
-    /// The longest sequence of data, in bytes.
+    /// Maximum length of a data sequence, in bytes.
     MaxBurstLength,
-    /// The most unsolicited data of a command, in bytes.
+    /// Maximum unsolicited data of a command, in bytes.
     FirstBurstLength,
-    /// In seconds.
+    /// Time before a reconnection, in seconds.
     DefaultTime2Wait,
-    /// In seconds.
+    /// Time that tasks are retained after a connection loss, in seconds.
     DefaultTime2Retain,
-    /// Of one command.
+    /// Maximum number of outstanding R2Ts of a command.
     MaxOutstandingR2T,
-    /// The PDUs of a sequence come in order.
+    /// PDUs of a sequence are in order.
     DataPDUInOrder,
-    /// The sequences of a command come in order.
+    /// Sequences of a command are in order.
     DataSequenceInOrder,
-    /// 0, 1 or 2.
+    /// Error recovery level: 0, 1 or 2.
     ErrorRecoveryLevel,
-    /// How the aborting of other initiators' tasks is told.
+    /// Reporting of aborts of other initiators' tasks.
     TaskReporting,
-    /// Which document; RFC 7144 is 2.
+    /// Protocol version; 2 includes RFC 7144.
     #[expect(non_camel_case_types, reason = "the key's name")]
     iSCSIProtocolLevel,
-    /// This is iSER.
+    /// iSER is in use.
     RDMAExtensions,
-    /// The longest data segment that the initiator takes over RDMA, in bytes.
+    /// Maximum data segment length that the initiator receives over RDMA, in bytes.
     InitiatorRecvDataSegmentLength,
-    /// The longest data segment that the target takes over RDMA, in bytes.
+    /// Maximum data segment length that the target receives over RDMA, in bytes.
     TargetRecvDataSegmentLength,
-    /// What the header of a write names begins behind the data that comes unasked.
+    /// The advertised write buffer begins after the unsolicited data.
     TaggedBufferForSolicitedDataOnly,
-    /// The first messages are greetings.
+    /// The connection begins with Hello messages.
     #[expect(non_camel_case_types, reason = "the key's name")]
     iSERHelloRequired,
-    /// How many PDUs the peer takes that it did not ask for; 0: as many as come.
+    /// Maximum number of outstanding unexpected PDUs of the peer; 0 for no limit.
     MaxOutstandingUnexpectedPDUs,
 }
 
-/// One value of each key, as a number: Yes is 1, a choice is its place in the list of values.
+/// A value for each key: Yes is 1, a choice is its index in the list of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationalParameters {
     values: [u32; KEY_COUNT],
-    /// Keys whose value is the only one that will do, one bit each.
+    /// Bit set of keys whose value is mandatory.
     pub(super) required: u32,
-    /// The longest data segment that the peer takes, in bytes.
+    /// MaxRecvDataSegmentLength of the peer, in bytes.
     pub(super) max_send_data_segment_length: u32,
 }
 
-/// The value of `HeaderDigest` and `DataDigest` that stands for CRC32C.
+/// Value of `HeaderDigest` and `DataDigest` for CRC32C.
 pub const CRC32C: u32 = 1;
 
 impl OperationalParameters {
-    /// What holds before anything is negotiated.
+    /// The default values before any negotiation.
     #[must_use]
     pub fn standard() -> OperationalParameters {
         let mut values = [0; KEY_COUNT];
@@ -91,21 +90,21 @@ impl OperationalParameters {
         }
     }
 
-    /// The value of a key; for `MaxRecvDataSegmentLength`, one's own.
+    /// The value of a key; this side's value for `MaxRecvDataSegmentLength`.
     #[inline]
     #[must_use]
     pub fn get(&self, key: OperationalKey) -> u32 {
         self.values.get(key as usize).copied().unwrap_or_default()
     }
 
-    /// These parameters with this value of one key.
+    /// Returns the parameters with a changed value.
     #[must_use]
     pub fn with(mut self, key: OperationalKey, value: u32) -> OperationalParameters {
         self.set(key, value);
         self
     }
 
-    /// Requires that a login ends with no other value of this key than this side's own: for
+    /// Makes this side's value of a key mandatory: the login fails with any other. Meant for
     /// digests.
     #[must_use]
     pub fn requiring(mut self, key: OperationalKey) -> OperationalParameters {
@@ -117,14 +116,14 @@ impl OperationalParameters {
         self.required & bit(key) != 0
     }
 
-    /// Whether a key says Yes, or a digest is on.
+    /// Whether a key is Yes, or a digest is enabled.
     #[inline]
     #[must_use]
     pub fn is_on(&self, key: OperationalKey) -> bool {
         self.get(key) == 1
     }
 
-    /// The longest data segment that the peer takes, in bytes.
+    /// MaxRecvDataSegmentLength of the peer, in bytes.
     #[inline]
     #[must_use]
     pub fn max_send_data_segment_length(&self) -> usize {
@@ -138,57 +137,57 @@ impl OperationalParameters {
     }
 }
 
-/// A peer that negotiates as it may not.
+/// A violation of the negotiation rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NegotiationError {
     /// A key was sent twice (RFC 7143 §6.3).
     #[error("a key was negotiated twice")]
     Repeated,
-    /// An answer that no rule gives.
+    /// An answer that the rule of the key does not permit.
     #[error("an answer that the proposed value does not allow")]
     ImpossibleAnswer,
-    /// A key that only a login may negotiate, after the login.
-    #[error("a key that only a login negotiates")]
+    /// A key that may be negotiated only during login.
+    #[error("a key that may be negotiated only during login")]
     NotNow,
-    /// A declaration that is out of its bounds.
+    /// A declared value out of bounds.
     #[error("a declared value that is out of bounds")]
     BadDeclaration,
-    /// A value that this side does not go without was not agreed on.
-    #[error("a login without what this side requires")]
+    /// A mandatory value was not negotiated.
+    #[error("a login without a value that this side requires")]
     Required,
-    /// More unsolicited data than a sequence holds (RFC 7143 §13.14).
+    /// FirstBurstLength exceeds MaxBurstLength (RFC 7143 §13.14).
     #[error("FirstBurstLength above MaxBurstLength")]
     FirstBurstAboveMaxBurst,
-    /// Over RDMA, but not iSER (RFC 7145 §6).
-    #[error("a login over RDMA that does not want iSER")]
+    /// A login over RDMA without iSER (RFC 7145 §6).
+    #[error("a login over RDMA without iSER")]
     NotIser,
 }
 
-/// One negotiation of operational keys, of either role.
+/// A negotiation of operational keys, in either role.
 #[derive(Clone, Debug)]
-pub struct Operational {
-    /// What this side wants, and its limits.
+pub struct OperationalNegotiation {
+    /// This side's values and limits.
     pub(super) own: OperationalParameters,
     pub(super) agreed: OperationalParameters,
-    /// Keys that were answered or declared, one bit each.
+    /// Bit set of keys that were answered or declared.
     pub(super) settled: u32,
-    /// Keys that this side proposed and the peer has not answered, one bit each.
+    /// Bit set of keys that this side proposed and that are unanswered.
     proposed: u32,
     declared: bool,
     pub(super) is_discovery: bool,
-    /// Of a connection that is not the leading one: keys that are the session's are settled.
+    /// The connection is not the leading one: session-wide keys are settled.
     pub(super) joins: bool,
-    /// Who this is, over RDMA.
-    pub(super) iser: Option<Side>,
+    /// This side's role, over RDMA.
+    pub(super) iser: Option<LoginSide>,
 }
 
-impl Operational {
-    /// A negotiation in which this side wants `own`.
+impl OperationalNegotiation {
+    /// A negotiation with this side's values `own`.
     #[must_use]
-    pub fn new(own: OperationalParameters) -> Operational {
+    pub fn new(own: OperationalParameters) -> OperationalNegotiation {
         let mut agreed = OperationalParameters::standard();
         agreed.set(OperationalKey::MaxRecvDataSegmentLength, DEFAULT_DATA_SEGMENT_LENGTH);
-        Operational {
+        OperationalNegotiation {
             own,
             agreed,
             settled: 0,
@@ -200,39 +199,39 @@ impl Operational {
         }
     }
 
-    /// Negotiation for another connection of a session that agreed on `session`: what is not the
-    /// connection's own stays (RFC 7143 §13, "Leading Only").
+    /// A negotiation for a further connection of a session with the parameters `session`, whose
+    /// session-wide keys are settled (RFC 7143 §13, "Leading Only").
     #[must_use]
-    pub fn joining(own: OperationalParameters, session: OperationalParameters) -> Operational {
+    pub fn joining(own: OperationalParameters, session: OperationalParameters) -> OperationalNegotiation {
         let standard = OperationalParameters::standard();
         let mut agreed = session;
-        for key in OF_CONNECTIONS {
+        for key in PER_CONNECTION {
             agreed.set(key, standard.get(key));
         }
         agreed.max_send_data_segment_length = DEFAULT_DATA_SEGMENT_LENGTH;
-        Operational { agreed, joins: true, ..Operational::new(own) }
+        OperationalNegotiation { agreed, joins: true, ..OperationalNegotiation::new(own) }
     }
 
-    /// The session discovers only: most keys are irrelevant.
+    /// Marks the session as a discovery session, in which most keys are irrelevant.
     pub fn set_discovery(&mut self) {
         self.is_discovery = true;
         self.own.set(OperationalKey::ErrorRecoveryLevel, 0);
     }
 
-    /// What is agreed on so far.
+    /// The values negotiated so far.
     #[must_use]
     pub fn agreed(&self) -> OperationalParameters {
         self.agreed
     }
 
-    /// Whether everything that this side proposed has its answer.
+    /// Whether all proposals were answered.
     #[must_use]
     pub fn is_answered(&self) -> bool {
         self.proposed == 0
     }
 
-    /// Declares one's own `MaxRecvDataSegmentLength`, once.
-    pub fn declare(&mut self, out: &mut Text) {
+    /// Declares this side's `MaxRecvDataSegmentLength`, once.
+    pub fn declare(&mut self, out: &mut TextBuilder) {
         if self.iser.is_none() && !std::mem::replace(&mut self.declared, true) {
             let len = self.own.get(OperationalKey::MaxRecvDataSegmentLength);
             self.agreed.set(OperationalKey::MaxRecvDataSegmentLength, len);
@@ -240,18 +239,18 @@ impl Operational {
         }
     }
 
-    /// Proposes every key: an initiator's first operational request.
-    pub fn propose_all(&mut self, out: &mut Text) {
+    /// Proposes all keys: an initiator's first operational request.
+    pub fn propose_all(&mut self, out: &mut TextBuilder) {
         self.declare(out);
-        for row in KEYS.iter().filter(|row| !matches!(row.rule, Rule::Declared(..))) {
-            let is_moot = self.is_discovery && row.normal_only || !self.proposes(row);
-            if self.settled & bit(row.key) != 0 || is_moot {
+        for row in KEYS.iter().filter(|row| !matches!(row.rule, KeyRule::Declared(..))) {
+            let is_irrelevant = self.is_discovery && row.normal_only || !self.proposes(row);
+            if self.settled & bit(row.key) != 0 || is_irrelevant {
                 continue;
             }
             self.proposed |= bit(row.key);
             let is_required = self.own.is_required(row.key);
             let own = match row.key {
-                // As it has to be with recovery, which is proposed beside it.
+                // With error recovery, which is proposed as well, the value must be 1.
                 OperationalKey::MaxOutstandingR2T if self.own.get(OperationalKey::ErrorRecoveryLevel) > 0 => {
                     1
                 }
@@ -261,27 +260,28 @@ impl Operational {
         }
     }
 
-    /// Takes all pairs of a text that are not about security, those first on which answers to
-    /// others depend.
+    /// Processes all operational pairs of a text; keys that affect the answers to others are
+    /// processed first.
     ///
     /// # Errors
-    /// As for [`Operational::on_pair`].
+    /// See [`OperationalNegotiation::on_pair`].
     pub fn on_pairs<'a>(
         &mut self,
-        pairs: impl Iterator<Item = Pair<'a>> + Clone,
-        out: &mut Text,
+        pairs: impl Iterator<Item = KeyValue<'a>> + Clone,
+        out: &mut TextBuilder,
     ) -> Result<(), NegotiationError> {
-        let comes_first = |pair: &Pair<'_>| FIRST.contains(&pair.key);
+        let comes_first = |pair: &KeyValue<'_>| PROCESSED_FIRST.contains(&pair.key);
         let mut in_order = pairs.clone().filter(comes_first).chain(pairs.filter(|pair| !comes_first(pair)));
         in_order.try_for_each(|pair| self.on_pair(pair, out))
     }
 
-    /// Proposes what each connection has for itself: the first operational request of a connection
-    /// that joins a session, which may name nothing else (RFC 7143 §13, "leading only").
-    pub fn propose_connection(&mut self, out: &mut Text) {
+    /// Proposes the per-connection keys: the first operational request of a further connection,
+    /// which may contain no others (RFC 7143 §13, "Leading Only").
+    pub fn propose_connection(&mut self, out: &mut TextBuilder) {
         self.declare(out);
-        let is_digest =
-            |row: &&Row| matches!(row.key, OperationalKey::HeaderDigest | OperationalKey::DataDigest);
+        let is_digest = |row: &&KeyDefinition| {
+            matches!(row.key, OperationalKey::HeaderDigest | OperationalKey::DataDigest)
+        };
         let is_stream = self.iser.is_none();
         self.joins |= !is_stream;
         for row in KEYS.iter().filter(|row| is_stream && is_digest(row)) {
@@ -291,19 +291,19 @@ impl Operational {
         }
     }
 
-    /// Takes a pair of a login: an answer to what was proposed, or a proposal, whose answer is
-    /// written to `out`. Any key may come here; unknown ones are answered so.
+    /// Processes a pair during login: an answer to a proposal, or a proposal whose answer is
+    /// written to `out`. Unknown keys are answered with `NotUnderstood`.
     ///
     /// # Errors
-    /// If the peer negotiates as it may not.
-    pub fn on_pair(&mut self, pair: Pair<'_>, out: &mut Text) -> Result<(), NegotiationError> {
+    /// If the peer violates the negotiation rules.
+    pub fn on_pair(&mut self, pair: KeyValue<'_>, out: &mut TextBuilder) -> Result<(), NegotiationError> {
         let Some(row) = self.find(pair.key) else {
             self.on_other_key(pair, out);
             return Ok(());
         };
         match row.rule {
-            Rule::Declared(least, most) => return self.on_declaration(pair.value, least, most),
-            Rule::Told | Rule::Limit => return self.on_told(row, pair.value),
+            KeyRule::Declared(least, most) => return self.on_declaration(pair.value, least, most),
+            KeyRule::DeclaredBool | KeyRule::Limit => return self.on_declared(row, pair.value),
             _ => {}
         }
         if self.settled & bit(row.key) != 0 {
@@ -314,13 +314,13 @@ impl Operational {
             self.proposed &= !bit(row.key);
             return self.on_answer(row, pair.value);
         }
-        if self.is_discovery && row.normal_only || self.joins && !OF_CONNECTIONS.contains(&row.key) {
+        if self.is_discovery && row.normal_only || self.joins && !PER_CONNECTION.contains(&row.key) {
             out.push(row.name, IRRELEVANT);
             return Ok(());
         }
         let own = match row.key {
             OperationalKey::MaxOutstandingR2T if self.recovers() => 1,
-            // That key came before, in a request of its own, and its answer stands.
+            // MaxOutstandingR2T was negotiated in an earlier request, and its value stands.
             OperationalKey::ErrorRecoveryLevel if self.agreed.get(OperationalKey::MaxOutstandingR2T) > 1 => 0,
             key => self.own.get(key),
         };
@@ -334,14 +334,18 @@ impl Operational {
         Ok(())
     }
 
-    /// Takes a pair in full feature phase, where only `MaxRecvDataSegmentLength` may change (RFC
-    /// 7143 §13.12).
+    /// Processes a pair in full feature phase, where only `MaxRecvDataSegmentLength` may change
+    /// (RFC 7143 §13.12).
     ///
     /// # Errors
-    /// If the key can be negotiated only in a login.
-    pub fn on_later_pair(&mut self, pair: Pair<'_>, out: &mut Text) -> Result<(), NegotiationError> {
+    /// If the key may be negotiated only during login.
+    pub fn on_later_pair(
+        &mut self,
+        pair: KeyValue<'_>,
+        out: &mut TextBuilder,
+    ) -> Result<(), NegotiationError> {
         match self.find(pair.key).map(|row| row.rule) {
-            Some(Rule::Declared(least, most)) => self.on_declaration(pair.value, least, most),
+            Some(KeyRule::Declared(least, most)) => self.on_declaration(pair.value, least, most),
             Some(_) => Err(NegotiationError::NotNow),
             None => {
                 self.on_other_key(pair, out);
@@ -350,14 +354,15 @@ impl Operational {
         }
     }
 
-    /// Checks what must fit together at the end.
+    /// Checks dependencies between keys at the end of the login.
     ///
     /// # Errors
-    /// If `FirstBurstLength` came out above `MaxBurstLength`. Where nobody named the former, its
-    /// default gives way. If what is required was not agreed on.
+    /// If a mandatory value was not negotiated, or if `FirstBurstLength` exceeds `MaxBurstLength`.
+    /// A default `FirstBurstLength` is reduced instead.
     pub fn finish(&mut self) -> Result<OperationalParameters, NegotiationError> {
-        let is_missing =
-            |row: &&Row| self.own.is_required(row.key) && self.agreed.get(row.key) != self.own.get(row.key);
+        let is_missing = |row: &&KeyDefinition| {
+            self.own.is_required(row.key) && self.agreed.get(row.key) != self.own.get(row.key)
+        };
         if KEYS.iter().any(|row| is_missing(&row)) {
             return Err(NegotiationError::Required);
         }
@@ -379,37 +384,37 @@ impl Operational {
         Ok(self.agreed)
     }
 
-    /// The key of that name, where it means something.
-    fn find(&self, name: &str) -> Option<&'static Row> {
+    /// The definition of a key, where the key exists.
+    fn find(&self, name: &str) -> Option<&'static KeyDefinition> {
         KEYS.iter().find(|row| row.name == name && (!row.iser_only || self.iser.is_some()))
     }
 
-    /// Whether an initiator proposes a key: over RDMA no digests, elsewhere nothing of iSER.
-    fn proposes(&self, row: &Row) -> bool {
+    /// Whether an initiator proposes a key: no digests over RDMA, no iSER keys over TCP.
+    fn proposes(&self, row: &KeyDefinition) -> bool {
         match self.iser {
             None => !row.iser_only,
             Some(_) => {
-                !matches!(row.rule, Rule::Told | Rule::Limit)
+                !matches!(row.rule, KeyRule::DeclaredBool | KeyRule::Limit)
                     && row.key != OperationalKey::HeaderDigest
                     && row.key != OperationalKey::DataDigest
             }
         }
     }
 
-    /// Whether one R2T at a time is all that can be recovered (RFC 7143 §13.19).
+    /// Whether error recovery requires a single outstanding R2T (RFC 7143 §13.19).
     fn recovers(&self) -> bool {
         self.agreed.get(OperationalKey::ErrorRecoveryLevel) > 0
             && self.agreed.is_on(OperationalKey::DataSequenceInOrder)
     }
 
-    /// Keys without a row: markers are obsolete and must still be understood (RFC 7143 §13.25); on
-    /// a byte stream this is no iSER (RFC 7145 §6). An answer to a key that this side never sent is
-    /// not answered, lest two sides never end.
-    fn on_other_key(&self, pair: Pair<'_>, out: &mut Text) {
+    /// Answers keys outside the table. Markers are obsolete but must be understood (RFC 7143
+    /// §13.25); over TCP, iSER is declined (RFC 7145 §6). `NotUnderstood` itself is never answered,
+    /// to avoid an endless exchange.
+    fn on_other_key(&self, pair: KeyValue<'_>, out: &mut TextBuilder) {
         let answer = match pair.key {
             "IFMarker" | "OFMarker" | "RDMAExtensions" => NO,
             "IFMarkInt" | "OFMarkInt" => REJECT,
-            key if self.iser.is_some() && TOLD_OVER_RDMA.contains(&key) => return,
+            key if self.iser.is_some() && DECLARED_OVER_RDMA.contains(&key) => return,
             _ if pair.value == NOT_UNDERSTOOD => return,
             _ => NOT_UNDERSTOOD,
         };
@@ -418,7 +423,7 @@ impl Operational {
 
     fn on_declaration(&mut self, value: &str, least: u32, most: u32) -> Result<(), NegotiationError> {
         if self.iser.is_some() {
-            // It means nothing over RDMA.
+            // The key has no meaning over RDMA.
             return Ok(());
         }
         let len = text::parse_number(value).filter(|len| (least..=most).contains(len));
@@ -426,18 +431,18 @@ impl Operational {
         Ok(())
     }
 
-    fn on_answer(&mut self, row: &Row, value: &str) -> Result<(), NegotiationError> {
+    fn on_answer(&mut self, row: &KeyDefinition, value: &str) -> Result<(), NegotiationError> {
         if [REJECT, IRRELEVANT, NOT_UNDERSTOOD].contains(&value) {
-            // The default holds.
+            // The default value applies.
             return Ok(());
         }
         let own = self.own.get(row.key);
         let value = parse(row, value).ok_or(NegotiationError::ImpossibleAnswer)?;
         let is_possible = match row.rule {
-            Rule::Or => value >= own,
-            Rule::And | Rule::Minimum(..) | Rule::FirstOf(_) => value <= own,
-            Rule::Maximum(..) => value >= own,
-            Rule::Declared(..) | Rule::Told | Rule::Limit => false,
+            KeyRule::Or => value >= own,
+            KeyRule::And | KeyRule::Minimum(..) | KeyRule::FirstOf(_) => value <= own,
+            KeyRule::Maximum(..) => value >= own,
+            KeyRule::Declared(..) | KeyRule::DeclaredBool | KeyRule::Limit => false,
         };
         if !is_possible {
             return Err(NegotiationError::ImpossibleAnswer);
@@ -447,49 +452,51 @@ impl Operational {
     }
 }
 
-/// The responder's answer to a proposal; `None` if it can take no value of it.
-fn answer(row: &Row, proposed: &str, own: u32, is_required: bool) -> Option<u32> {
+/// The responder's answer to a proposal; `None` if no proposed value is acceptable.
+fn answer(row: &KeyDefinition, proposed: &str, own: u32, is_required: bool) -> Option<u32> {
     match row.rule {
-        Rule::Or => Some(parse(row, proposed)? | own),
-        Rule::And => Some(parse(row, proposed)? & own),
-        Rule::Minimum(..) => Some(parse(row, proposed)?.min(own)),
-        Rule::Maximum(..) => Some(parse(row, proposed)?.max(own)),
-        Rule::FirstOf(values) => text::parse_list(proposed)
+        KeyRule::Or => Some(parse(row, proposed)? | own),
+        KeyRule::And => Some(parse(row, proposed)? & own),
+        KeyRule::Minimum(..) => Some(parse(row, proposed)?.min(own)),
+        KeyRule::Maximum(..) => Some(parse(row, proposed)?.max(own)),
+        KeyRule::FirstOf(values) => text::parse_list(proposed)
             .filter_map(|choice| values.iter().position(|value| *value == choice))
             .filter_map(|place| u32::try_from(place).ok())
             .find(|place| *place == own || (*place < own && !is_required)),
-        Rule::Declared(..) | Rule::Told | Rule::Limit => None,
+        KeyRule::Declared(..) | KeyRule::DeclaredBool | KeyRule::Limit => None,
     }
 }
 
-/// One value, as the peer wrote it.
-pub(super) fn parse(row: &Row, value: &str) -> Option<u32> {
+/// Parses a value.
+pub(super) fn parse(row: &KeyDefinition, value: &str) -> Option<u32> {
     match row.rule {
-        Rule::Or | Rule::And | Rule::Told => text::parse_bool(value).map(u32::from),
-        Rule::Minimum(least, most) | Rule::Maximum(least, most) | Rule::Declared(least, most) => {
+        KeyRule::Or | KeyRule::And | KeyRule::DeclaredBool => text::parse_bool(value).map(u32::from),
+        KeyRule::Minimum(least, most) | KeyRule::Maximum(least, most) | KeyRule::Declared(least, most) => {
             text::parse_number(value).filter(|number| (least..=most).contains(number))
         }
-        // Numbers beyond what fits are no limit for anybody.
-        Rule::Limit => text::parse_number(value).filter(|number| *number != 1),
-        Rule::FirstOf(values) => {
+        // Larger numbers count as no limit.
+        KeyRule::Limit => text::parse_number(value).filter(|number| *number != 1),
+        KeyRule::FirstOf(values) => {
             values.iter().position(|known| *known == value).and_then(|place| u32::try_from(place).ok())
         }
     }
 }
 
-/// One value, as it is sent.
-fn format(row: &Row, value: u32) -> String {
+/// Formats a value.
+fn format(row: &KeyDefinition, value: u32) -> String {
     match row.rule {
-        Rule::Or | Rule::And | Rule::Told => String::from(if value == 1 { YES } else { NO }),
-        Rule::Minimum(..) | Rule::Maximum(..) | Rule::Declared(..) | Rule::Limit => value.to_string(),
-        Rule::FirstOf(values) => String::from(*values.get(value as usize).unwrap_or(&NONE)),
+        KeyRule::Or | KeyRule::And | KeyRule::DeclaredBool => String::from(if value == 1 { YES } else { NO }),
+        KeyRule::Minimum(..) | KeyRule::Maximum(..) | KeyRule::Declared(..) | KeyRule::Limit => {
+            value.to_string()
+        }
+        KeyRule::FirstOf(values) => String::from(*values.get(value as usize).unwrap_or(&NONE)),
     }
 }
 
-/// What a proposer sends: one value, or a list from the best that it takes down to the least.
-fn proposal(row: &Row, own: u32, is_required: bool) -> String {
+/// The text of a proposal: a value, or a list from the strongest to the weakest acceptable value.
+fn proposal(row: &KeyDefinition, own: u32, is_required: bool) -> String {
     match row.rule {
-        Rule::FirstOf(values) if !is_required => {
+        KeyRule::FirstOf(values) if !is_required => {
             let taken = values.iter().take((own as usize).saturating_add(1));
             taken.rev().copied().collect::<Vec<_>>().join(",")
         }
@@ -497,20 +504,20 @@ fn proposal(row: &Row, own: u32, is_required: bool) -> String {
     }
 }
 
-/// Of `MaxRecvDataSegmentLength`, in bytes; also what holds during login (RFC 7143 §13.12).
+/// Default of `MaxRecvDataSegmentLength`, in bytes; also the limit during login (RFC 7143 §13.12).
 pub const DEFAULT_DATA_SEGMENT_LENGTH: u32 = 8192;
 
-/// What an initiator says over RDMA without expecting an answer, and what makes no difference here.
-const TOLD_OVER_RDMA: [&str; 1] = ["MaxAHSLength"];
+/// Keys that an initiator declares over RDMA without an answer, and that have no effect here.
+const DECLARED_OVER_RDMA: [&str; 1] = ["MaxAHSLength"];
 
-/// What `MaxOutstandingR2T` depends on (RFC 7143 §13.19).
-const FIRST: [&str; 2] = ["ErrorRecoveryLevel", "DataSequenceInOrder"];
+/// Keys that `MaxOutstandingR2T` depends on (RFC 7143 §13.19).
+const PROCESSED_FIRST: [&str; 2] = ["ErrorRecoveryLevel", "DataSequenceInOrder"];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn wishes() -> OperationalParameters {
+    fn default_proposal() -> OperationalParameters {
         OperationalParameters::standard()
             .with(OperationalKey::HeaderDigest, CRC32C)
             .with(OperationalKey::InitialR2T, 0)
@@ -520,38 +527,42 @@ mod tests {
             .with(OperationalKey::MaxRecvDataSegmentLength, 262_144)
     }
 
-    fn pair<'a>(key: &'a str, value: &'a str) -> Pair<'a> {
-        Pair { key, value }
+    fn pair<'a>(key: &'a str, value: &'a str) -> KeyValue<'a> {
+        KeyValue { key, value }
     }
 
     fn answer_to(key: &str, value: &str) -> String {
-        let mut out = Text::default();
-        Operational::new(wishes()).on_pair(pair(key, value), &mut out).unwrap();
+        let mut out = TextBuilder::default();
+        OperationalNegotiation::new(default_proposal()).on_pair(pair(key, value), &mut out).unwrap();
         String::from_utf8(out.as_bytes().to_vec()).unwrap()
     }
 
     #[test]
-    fn rows_are_where_their_keys_say() {
+    fn key_definitions_are_in_key_order() {
         for (place, row) in KEYS.iter().enumerate() {
             assert_eq!(row.key as usize, place, "{}", row.name);
         }
     }
 
     #[test]
-    fn what_is_required_is_agreed_on_or_the_login_fails() {
-        let wanted = OperationalParameters::standard()
+    fn a_mandatory_value_is_negotiated_or_the_login_fails() {
+        let proposal = OperationalParameters::standard()
             .with(OperationalKey::HeaderDigest, CRC32C)
             .requiring(OperationalKey::HeaderDigest);
         for (proposed, answer, expected) in
             [("None,CRC32C", "CRC32C", Ok(CRC32C)), ("None", "Reject", Err(NegotiationError::Required))]
         {
-            let (mut operational, mut out) = (Operational::new(wanted), Text::default());
+            let (mut operational, mut out) = (OperationalNegotiation::new(proposal), TextBuilder::default());
             operational.on_pair(pair("HeaderDigest", proposed), &mut out).unwrap();
             assert_eq!(out.as_bytes(), format!("HeaderDigest={answer}\0").as_bytes());
             assert_eq!(operational.finish().map(|agreed| agreed.get(OperationalKey::HeaderDigest)), expected);
         }
-        assert_eq!(Operational::new(wanted).finish(), Err(NegotiationError::Required), "nobody named it");
-        let (mut operational, mut out) = (Operational::new(wanted), Text::default());
+        assert_eq!(
+            OperationalNegotiation::new(proposal).finish(),
+            Err(NegotiationError::Required),
+            "neither side sent the key"
+        );
+        let (mut operational, mut out) = (OperationalNegotiation::new(proposal), TextBuilder::default());
         operational.propose_all(&mut out);
         assert!(out.as_bytes().windows(21).any(|bytes| bytes == b"\0HeaderDigest=CRC32C\0"));
     }
@@ -596,10 +607,12 @@ mod tests {
     }
 
     #[test]
-    fn two_sides_agree_on_the_same() {
-        let mut initiator = Operational::new(wishes().with(OperationalKey::DataDigest, CRC32C));
-        let mut target = Operational::new(wishes().with(OperationalKey::MaxBurstLength, 65_536));
-        let (mut there, mut back) = (Text::default(), Text::default());
+    fn both_sides_negotiate_the_same_values() {
+        let mut initiator =
+            OperationalNegotiation::new(default_proposal().with(OperationalKey::DataDigest, CRC32C));
+        let mut target =
+            OperationalNegotiation::new(default_proposal().with(OperationalKey::MaxBurstLength, 65_536));
+        let (mut there, mut back) = (TextBuilder::default(), TextBuilder::default());
         initiator.propose_all(&mut there);
         assert!(!initiator.is_answered());
         for pair in text::pairs(there.as_bytes()) {
@@ -607,7 +620,7 @@ mod tests {
         }
         target.declare(&mut back);
         for pair in text::pairs(back.as_bytes()) {
-            initiator.on_pair(pair.unwrap(), &mut Text::default()).unwrap();
+            initiator.on_pair(pair.unwrap(), &mut TextBuilder::default()).unwrap();
         }
         assert!(initiator.is_answered());
         assert_eq!(initiator.finish(), target.finish());
@@ -624,8 +637,9 @@ mod tests {
     fn with_recovery_there_is_one_r2t_at_a_time() {
         for keys in [["ErrorRecoveryLevel", "MaxOutstandingR2T"], ["MaxOutstandingR2T", "ErrorRecoveryLevel"]]
         {
-            let mut target = Operational::new(wishes().with(OperationalKey::ErrorRecoveryLevel, 1));
-            let mut out = Text::default();
+            let mut target =
+                OperationalNegotiation::new(default_proposal().with(OperationalKey::ErrorRecoveryLevel, 1));
+            let mut out = TextBuilder::default();
             target.on_pairs(keys.into_iter().map(|key| pair(key, "2")), &mut out).unwrap();
             assert_eq!(out.as_bytes(), b"ErrorRecoveryLevel=1\0MaxOutstandingR2T=1\0", "{keys:?}");
             let agreed = target.finish().unwrap();
@@ -635,31 +649,35 @@ mod tests {
             );
             assert_eq!(both, (1, 1), "{keys:?}");
         }
-        let mut late = Operational::new(wishes().with(OperationalKey::ErrorRecoveryLevel, 1));
-        let mut out = Text::default();
+        let mut late =
+            OperationalNegotiation::new(default_proposal().with(OperationalKey::ErrorRecoveryLevel, 1));
+        let mut out = TextBuilder::default();
         for key in ["MaxOutstandingR2T", "ErrorRecoveryLevel"] {
             late.on_pair(pair(key, "2"), &mut out).unwrap();
         }
         assert_eq!(out.as_bytes(), b"MaxOutstandingR2T=2\0ErrorRecoveryLevel=0\0");
-        let mut initiator = Operational::new(wishes().with(OperationalKey::ErrorRecoveryLevel, 1));
-        let mut out = Text::default();
+        let mut initiator =
+            OperationalNegotiation::new(default_proposal().with(OperationalKey::ErrorRecoveryLevel, 1));
+        let mut out = TextBuilder::default();
         initiator.propose_all(&mut out);
         let proposed = text::pairs(out.as_bytes()).map(Result::unwrap);
         let r2ts = proposed.filter(|pair| pair.key == "MaxOutstandingR2T").map(|pair| pair.value);
         assert_eq!(r2ts.collect::<Vec<_>>(), ["1"]);
-        let mut discovery = Operational::new(wishes().with(OperationalKey::ErrorRecoveryLevel, 1));
+        let mut discovery =
+            OperationalNegotiation::new(default_proposal().with(OperationalKey::ErrorRecoveryLevel, 1));
         discovery.set_discovery();
-        let mut out = Text::default();
+        let mut out = TextBuilder::default();
         discovery.on_pair(pair("ErrorRecoveryLevel", "2"), &mut out).unwrap();
         assert_eq!(out.as_bytes(), b"ErrorRecoveryLevel=0\0");
     }
 
     #[test]
-    fn another_connection_negotiates_what_is_its_own_and_nothing_else() {
-        let session =
-            wishes().with(OperationalKey::MaxBurstLength, 4096).with(OperationalKey::FirstBurstLength, 512);
-        let mut target = Operational::joining(wishes(), session);
-        let mut out = Text::default();
+    fn a_further_connection_negotiates_only_per_connection_keys() {
+        let session = default_proposal()
+            .with(OperationalKey::MaxBurstLength, 4096)
+            .with(OperationalKey::FirstBurstLength, 512);
+        let mut target = OperationalNegotiation::joining(default_proposal(), session);
+        let mut out = TextBuilder::default();
         for (key, value) in [("HeaderDigest", "CRC32C"), ("MaxBurstLength", "8192"), ("InitialR2T", "Yes")] {
             target.on_pair(pair(key, value), &mut out).unwrap();
         }
@@ -677,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_must_be_possible() {
+    fn an_impossible_answer_is_a_violation() {
         let impossible = [
             ("InitialR2T", "Maybe"),
             ("MaxBurstLength", "2097152"),
@@ -686,21 +704,21 @@ mod tests {
             ("DataDigest", "CRC32C"),
         ];
         for (key, value) in impossible {
-            let mut initiator = Operational::new(wishes());
-            initiator.propose_all(&mut Text::default());
-            let result = initiator.on_pair(pair(key, value), &mut Text::default());
+            let mut initiator = OperationalNegotiation::new(default_proposal());
+            initiator.propose_all(&mut TextBuilder::default());
+            let result = initiator.on_pair(pair(key, value), &mut TextBuilder::default());
             assert_eq!(result, Err(NegotiationError::ImpossibleAnswer), "{key}={value}");
         }
-        let mut initiator = Operational::new(wishes());
-        initiator.propose_all(&mut Text::default());
-        assert_eq!(initiator.on_pair(pair("HeaderDigest", "Reject"), &mut Text::default()), Ok(()));
+        let mut initiator = OperationalNegotiation::new(default_proposal());
+        initiator.propose_all(&mut TextBuilder::default());
+        assert_eq!(initiator.on_pair(pair("HeaderDigest", "Reject"), &mut TextBuilder::default()), Ok(()));
         assert!(!initiator.agreed().is_on(OperationalKey::HeaderDigest));
     }
 
     #[test]
     fn a_key_is_negotiated_once_and_only_in_a_login() {
-        let mut target = Operational::new(wishes());
-        let mut out = Text::default();
+        let mut target = OperationalNegotiation::new(default_proposal());
+        let mut out = TextBuilder::default();
         target.on_pair(pair("ImmediateData", "Yes"), &mut out).unwrap();
         let again = target.on_pair(pair("ImmediateData", "Yes"), &mut out);
         assert_eq!(again, Err(NegotiationError::Repeated));
@@ -714,18 +732,18 @@ mod tests {
 
     #[test]
     fn a_first_burst_fits_the_longest_burst() {
-        let mut target = Operational::new(wishes());
-        target.on_pair(pair("MaxBurstLength", "4096"), &mut Text::default()).unwrap();
+        let mut target = OperationalNegotiation::new(default_proposal());
+        target.on_pair(pair("MaxBurstLength", "4096"), &mut TextBuilder::default()).unwrap();
         assert_eq!(target.clone().finish().unwrap().get(OperationalKey::FirstBurstLength), 4096);
-        target.on_pair(pair("FirstBurstLength", "8192"), &mut Text::default()).unwrap();
+        target.on_pair(pair("FirstBurstLength", "8192"), &mut TextBuilder::default()).unwrap();
         assert_eq!(target.finish(), Err(NegotiationError::FirstBurstAboveMaxBurst));
     }
 
     #[test]
     fn a_discovery_session_has_no_keys_of_data() {
-        let mut target = Operational::new(wishes());
+        let mut target = OperationalNegotiation::new(default_proposal());
         target.set_discovery();
-        let mut out = Text::default();
+        let mut out = TextBuilder::default();
         target.on_pair(pair("InitialR2T", "No"), &mut out).unwrap();
         target.on_pair(pair("HeaderDigest", "CRC32C"), &mut out).unwrap();
         assert_eq!(out.as_bytes(), b"InitialR2T=Irrelevant\0HeaderDigest=CRC32C\0");

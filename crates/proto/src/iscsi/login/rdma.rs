@@ -1,39 +1,41 @@
-//! What a login agrees on over RDMA (RFC 7145 §6).
+//! Operational negotiation over RDMA (RFC 7145 §6).
 
-use super::keys::{Row, bit};
-use super::operational::{DEFAULT_DATA_SEGMENT_LENGTH, NegotiationError, Operational, OperationalKey, parse};
+use super::keys::{KeyDefinition, bit};
+use super::operational::{
+    DEFAULT_DATA_SEGMENT_LENGTH, NegotiationError, OperationalKey, OperationalNegotiation, parse,
+};
 use super::target::TargetLogin;
 use crate::iscsi::text::{IRRELEVANT, NOT_UNDERSTOOD, REJECT};
 use blockmux_wire::iscsi::U24;
 
-/// Who negotiates.
+/// The role of this side in a login.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// Who connects.
+pub enum LoginSide {
+    /// The side that connects.
     Initiator,
-    /// Who is connected to.
+    /// The side that accepts connections.
     Target,
 }
 
 impl TargetLogin {
-    /// From now on the login is one over RDMA.
+    /// Switches the login to RDMA.
     pub(in crate::iscsi) fn set_over_rdma(&mut self) {
         self.is_over_rdma = true;
-        self.operational = self.operational.clone().over_rdma(Side::Target);
+        self.operational = self.operational.clone().over_rdma(LoginSide::Target);
     }
 
-    /// A negotiation as this login has it.
-    pub(super) fn as_it_goes(&self, operational: Operational) -> Operational {
-        if self.is_over_rdma { operational.over_rdma(Side::Target) } else { operational }
+    /// Applies the RDMA rules to a negotiation if this login uses RDMA.
+    pub(super) fn with_transport(&self, operational: OperationalNegotiation) -> OperationalNegotiation {
+        if self.is_over_rdma { operational.over_rdma(LoginSide::Target) } else { operational }
     }
 }
 
-impl Operational {
-    /// Negotiation over RDMA (RFC 7145 §6). There are no digests, for what is below has its own;
-    /// what a side takes in one message is a number that both agree on, and unasked-for data is no
-    /// more than one such message. No error is recovered from below the session.
+impl OperationalNegotiation {
+    /// Switches the negotiation to RDMA (RFC 7145 §6): no digests, because lower layers have their
+    /// own; negotiated message lengths; unsolicited data of at most one message; error recovery
+    /// level 0.
     #[must_use]
-    pub fn over_rdma(mut self, side: Side) -> Operational {
+    pub fn over_rdma(mut self, side: LoginSide) -> OperationalNegotiation {
         let own = &mut self.own;
         own.required = 0;
         for key in
@@ -44,9 +46,9 @@ impl Operational {
         own.set(OperationalKey::RDMAExtensions, 1);
         own.set(OperationalKey::TargetRecvDataSegmentLength, DEFAULT_DATA_SEGMENT_LENGTH);
         let taken = match side {
-            Side::Initiator => DEFAULT_DATA_SEGMENT_LENGTH,
-            // Whatever the initiator takes.
-            Side::Target => U24::MAX,
+            LoginSide::Initiator => DEFAULT_DATA_SEGMENT_LENGTH,
+            // Any length that the initiator accepts.
+            LoginSide::Target => U24::MAX,
         };
         own.set(OperationalKey::InitiatorRecvDataSegmentLength, taken);
         own.set(
@@ -57,9 +59,9 @@ impl Operational {
         self
     }
 
-    /// Takes what is said without an answer. To an initiator that has said it a target may answer
-    /// that it knows nothing of it: then it counts for nothing.
-    pub(super) fn on_told(&mut self, row: &Row, value: &str) -> Result<(), NegotiationError> {
+    /// Processes a declaration without an answer. If the target answers an initiator's declaration
+    /// with "not understood", it has no effect.
+    pub(super) fn on_declared(&mut self, row: &KeyDefinition, value: &str) -> Result<(), NegotiationError> {
         let value = match value {
             REJECT | IRRELEVANT | NOT_UNDERSTOOD => row.default,
             value => parse(row, value).ok_or(NegotiationError::ImpossibleAnswer)?,
@@ -68,10 +70,11 @@ impl Operational {
         Ok(())
     }
 
-    /// What a side takes is no declaration of its own over RDMA. A target does not insist on the
-    /// word for what both sides do already; an initiator has said it, and has to hear it.
-    pub(super) fn finish_rdma(&mut self, side: Side) -> Result<(), NegotiationError> {
-        let is_answered = side == Side::Initiator || self.settled & bit(OperationalKey::RDMAExtensions) != 0;
+    /// Completes the negotiation over RDMA. A target does not require RDMAExtensions; an initiator
+    /// has proposed it and requires the answer.
+    pub(super) fn finish_rdma(&mut self, side: LoginSide) -> Result<(), NegotiationError> {
+        let is_answered =
+            side == LoginSide::Initiator || self.settled & bit(OperationalKey::RDMAExtensions) != 0;
         if is_answered && !self.agreed.is_on(OperationalKey::RDMAExtensions) && !self.joins {
             return Err(NegotiationError::NotIser);
         }
@@ -79,8 +82,8 @@ impl Operational {
         let (initiators, targets) =
             (OperationalKey::InitiatorRecvDataSegmentLength, OperationalKey::TargetRecvDataSegmentLength);
         let (own, peers) = match side {
-            Side::Initiator => (initiators, targets),
-            Side::Target => (targets, initiators),
+            LoginSide::Initiator => (initiators, targets),
+            LoginSide::Target => (targets, initiators),
         };
         self.agreed.set(OperationalKey::MaxRecvDataSegmentLength, self.agreed.get(own));
         self.agreed.max_send_data_segment_length = self.agreed.get(peers);
@@ -91,23 +94,23 @@ impl Operational {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::iscsi::client::wishes;
+    use crate::iscsi::client::default_proposal;
     use crate::iscsi::login::operational::CRC32C;
     use crate::iscsi::node::offer;
-    use crate::iscsi::text::{Pair, Text};
+    use crate::iscsi::text::{KeyValue, TextBuilder};
 
-    /// What one says to pairs of the other, and what is agreed on then.
-    fn answers(operational: &mut Operational, pairs: &[(&str, &str)]) -> String {
-        let mut out = Text::default();
+    /// Negotiates pairs of the peer; returns this side's text.
+    fn answers(operational: &mut OperationalNegotiation, pairs: &[(&str, &str)]) -> String {
+        let mut out = TextBuilder::default();
         for (key, value) in pairs {
-            operational.on_pair(Pair { key, value }, &mut out).unwrap();
+            operational.on_pair(KeyValue { key, value }, &mut out).unwrap();
         }
         String::from_utf8(out.as_bytes().to_vec()).unwrap()
     }
 
     #[test]
     fn a_target_answers_the_keys_of_iser() {
-        let mut target = Operational::new(offer()).over_rdma(Side::Target);
+        let mut target = OperationalNegotiation::new(offer()).over_rdma(LoginSide::Target);
         let said = answers(
             &mut target,
             &[
@@ -127,7 +130,7 @@ mod tests {
         let expected = "HeaderDigest=None\0ErrorRecoveryLevel=0\0InitiatorRecvDataSegmentLength=262144\0\
             TargetRecvDataSegmentLength=8192\0FirstBurstLength=8192\0RDMAExtensions=Yes\0";
         assert_eq!(said, expected);
-        let mut out = Text::default();
+        let mut out = TextBuilder::default();
         target.declare(&mut out);
         assert!(out.as_bytes().is_empty(), "MaxRecvDataSegmentLength means nothing");
         let agreed = target.finish().unwrap();
@@ -137,24 +140,25 @@ mod tests {
     }
 
     #[test]
-    fn a_target_does_not_insist_on_being_told_but_takes_a_no() {
-        let silent = Operational::new(offer()).over_rdma(Side::Target).finish().unwrap();
+    fn a_target_does_not_require_rdma_extensions_but_honours_no() {
+        let silent = OperationalNegotiation::new(offer()).over_rdma(LoginSide::Target).finish().unwrap();
         assert!(
             silent.is_on(OperationalKey::RDMAExtensions)
                 && silent.is_on(OperationalKey::TaggedBufferForSolicitedDataOnly)
         );
-        let mut target = Operational::new(offer()).over_rdma(Side::Target);
+        let mut target = OperationalNegotiation::new(offer()).over_rdma(LoginSide::Target);
         assert_eq!(answers(&mut target, &[("RDMAExtensions", "No")]), "RDMAExtensions=No\0");
         assert_eq!(target.finish(), Err(NegotiationError::NotIser));
     }
 
     #[test]
-    fn an_initiator_proposes_iser_and_wants_to_hear_it() {
-        let wishes =
-            wishes().with(OperationalKey::HeaderDigest, CRC32C).requiring(OperationalKey::HeaderDigest);
+    fn an_initiator_proposes_iser_and_requires_the_answer() {
+        let proposal = default_proposal()
+            .with(OperationalKey::HeaderDigest, CRC32C)
+            .requiring(OperationalKey::HeaderDigest);
         for (answer, is_iser) in [("Yes", true), ("No", false), ("NotUnderstood", false), ("Reject", false)] {
-            let mut initiator = Operational::new(wishes).over_rdma(Side::Initiator);
-            let mut out = Text::default();
+            let mut initiator = OperationalNegotiation::new(proposal).over_rdma(LoginSide::Initiator);
+            let mut out = TextBuilder::default();
             initiator.propose_all(&mut out);
             let said = String::from_utf8(out.as_bytes().to_vec()).unwrap();
             for pair in [
@@ -177,15 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn over_tcp_nobody_knows_the_keys_of_iser() {
-        let mut target = Operational::new(offer());
+    fn over_tcp_iser_keys_are_unknown() {
+        let mut target = OperationalNegotiation::new(offer());
         let keys = ["RDMAExtensions", "TargetRecvDataSegmentLength", "MaxOutstandingUnexpectedPDUs"];
         let said = answers(&mut target, &keys.map(|key| (key, "Yes")));
         let expected = "RDMAExtensions=No\0TargetRecvDataSegmentLength=NotUnderstood\0\
             MaxOutstandingUnexpectedPDUs=NotUnderstood\0";
         assert_eq!(said, expected);
-        let mut out = Text::default();
-        Operational::new(wishes()).propose_all(&mut out);
+        let mut out = TextBuilder::default();
+        OperationalNegotiation::new(default_proposal()).propose_all(&mut out);
         let said = String::from_utf8(out.as_bytes().to_vec()).unwrap();
         assert!(!said.contains("RDMA") && !said.contains("RecvDataSegmentLength=8192"), "{said:?}");
     }

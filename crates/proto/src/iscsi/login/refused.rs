@@ -1,57 +1,57 @@
-//! A target that says no, properly, or that we do not want: not a breach of the protocol, and one
-//! line for the user.
+//! Refusals: the target or this side declined without a protocol violation, reported in one line to
+//! the user.
 
 use crate::scsi::initiator::UnitRefused;
 use blockmux_wire::iscsi::session::LoginStatus;
 
-/// Why a session ended without what was asked for, although nobody broke the protocol.
+/// Why a session did not fulfill its purpose although the protocol was respected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IscsiRefused {
-    /// The target ended the login.
-    #[error("target refused the login: {}", said(*.0))]
+    /// The target refused the login.
+    #[error("target refused the login: {}", status_text(*.0))]
     Login(LoginStatus),
-    /// The target is elsewhere.
+    /// The target has moved.
     #[error("target has moved to {address}{}", if *permanent { " for good" } else { "" })]
     Moved {
-        /// As `TargetAddress` has it: `HOST:PORT`, maybe with a portal group.
+        /// `TargetAddress` value: `HOST:PORT`, optionally with a portal group tag.
         address: String,
-        /// For good.
+        /// The target has moved permanently.
         permanent: bool,
     },
-    /// The target is elsewhere, but that cannot be where it is.
+    /// The target has moved, but the new address cannot be used.
     #[error("target at {from} says that it has moved to {to}, {problem}")]
-    Lost {
-        /// Where that was said.
+    BadRedirect {
+        /// Address of the redirecting target.
         from: String,
-        /// As `TargetAddress` has it.
+        /// `TargetAddress` value of the redirection.
         to: String,
-        /// Why nobody goes there, as half a sentence.
+        /// Why the address is not used, as a clause.
         problem: &'static str,
     },
-    /// Of several paths to one unit, this one leads to another.
+    /// One of several paths leads to a different unit than the first one.
     #[error("leads to {unit}, not to {first} as {at} does")]
-    AnotherUnit {
-        /// What it leads to.
+    DifferentUnit {
+        /// The unit of this path.
         unit: String,
-        /// What the first path leads to.
+        /// The unit of the first path.
         first: String,
-        /// Where that is.
+        /// Address of the first path.
         at: String,
     },
-    /// There is no way to authenticate that both sides take.
-    #[error("target takes none of the ways to authenticate that were offered")]
-    NoMethod,
-    /// The target did not prove that it is the right one.
-    #[error("target did not prove that it knows its own secret")]
-    NotProved,
-    /// The logical unit is none for us.
+    /// Both sides have no authentication method in common.
+    #[error("target accepts none of the offered authentication methods")]
+    NoCommonAuthMethod,
+    /// The target failed mutual authentication.
+    #[error("target failed mutual authentication: its CHAP response is wrong or missing")]
+    MutualAuthFailed,
+    /// The logical unit cannot be used.
     #[error(transparent)]
     Unit(#[from] UnitRefused),
 }
 
 impl IscsiRefused {
-    /// Whether a target that took us before may well do so a little later: it is in trouble, or was
-    /// just started, and many listen before they have been told what they serve and to whom.
+    /// Whether a later attempt may succeed with a target that accepted logins before: it has a
+    /// temporary problem or was just started. Many targets listen before they are configured.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -66,15 +66,15 @@ impl IscsiRefused {
             ),
             IscsiRefused::Unit(refused) => refused.may_pass(),
             IscsiRefused::Moved { .. }
-            | IscsiRefused::Lost { .. }
-            | IscsiRefused::AnotherUnit { .. }
-            | IscsiRefused::NoMethod
-            | IscsiRefused::NotProved => false,
+            | IscsiRefused::BadRedirect { .. }
+            | IscsiRefused::DifferentUnit { .. }
+            | IscsiRefused::NoCommonAuthMethod
+            | IscsiRefused::MutualAuthFailed => false,
         }
     }
 }
 
-fn said(status: LoginStatus) -> String {
+fn status_text(status: LoginStatus) -> String {
     match status.name() {
         Some(name) => name.to_lowercase().replace('_', " "),
         None => format!("login status {:#06x}", status.0),
@@ -104,6 +104,6 @@ mod tests {
         assert!(IscsiRefused::Unit(UnitRefused::NoSuchUnit(crate::scsi::Lun::new(1))).may_pass());
         assert!(!IscsiRefused::Login(LoginStatus::TARGET_REMOVED).may_pass());
         assert!(!IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE).may_pass());
-        assert!(!IscsiRefused::NotProved.may_pass());
+        assert!(!IscsiRefused::MutualAuthFailed.may_pass());
     }
 }

@@ -1,25 +1,25 @@
-//! The security stage, seen from the target: AuthMethod and CHAP (RFC 7143 §12.1).
+//! The security stage of the target: AuthMethod and CHAP (RFC 7143 §12.1).
 
-use super::chap::{Algorithm, Challenge, MAX_BINARY};
+use super::chap::{ChapAlgorithm, ChapChallenge, MAX_BINARY};
 use super::failure::{LoginFailure, authentication_failure, initiator_error};
 use super::target::TargetLogin;
 use crate::iscsi::node::Chap;
-use crate::iscsi::text::{self, NONE, Pair, REJECT, Text};
+use crate::iscsi::text::{self, KeyValue, NONE, REJECT, TextBuilder};
 use blockmux_wire::iscsi::session::Stage;
 
-/// How far the initiator has proved who it is.
-pub(super) enum Security {
-    /// Nothing was said.
-    Begins,
-    /// CHAP it is; the algorithm is open.
+/// Progress of the initiator's authentication.
+pub(super) enum SecurityState {
+    /// No method was negotiated.
+    NotStarted,
+    /// CHAP was selected; the algorithm is open.
     Chap,
     /// The initiator was challenged.
-    Challenged { algorithm: Algorithm, challenge: Challenge },
-    /// As much as is asked for.
+    Challenged { algorithm: ChapAlgorithm, challenge: ChapChallenge },
+    /// Authentication is complete, or not required.
     Done,
 }
 
-/// The pairs of one security request that go together.
+/// The CHAP keys of one request.
 #[derive(Default)]
 pub(super) struct ChapPairs<'a> {
     pub(super) algorithms: Option<&'a str>,
@@ -30,76 +30,86 @@ pub(super) struct ChapPairs<'a> {
 }
 
 impl TargetLogin {
-    /// The first method of the initiator's list that is enough.
-    pub(super) fn on_auth_method(&mut self, pair: Pair<'_>, out: &mut Text) -> Result<(), LoginFailure> {
-        if self.stage != Stage::SECURITY_NEGOTIATION || !matches!(self.security, Security::Begins) {
+    /// Selects the first sufficient method of the initiator's list.
+    pub(super) fn on_auth_method(
+        &mut self,
+        pair: KeyValue<'_>,
+        out: &mut TextBuilder,
+    ) -> Result<(), LoginFailure> {
+        if self.stage != Stage::SECURITY_NEGOTIATION || !matches!(self.security, SecurityState::NotStarted) {
             return Err(initiator_error("sent AuthMethod where it does not belong"));
         }
-        let wanted = if self.chap().is_some() { "CHAP" } else { NONE };
-        if !text::parse_list(pair.value).any(|method| method == wanted) {
+        let method = if self.chap().is_some() { "CHAP" } else { NONE };
+        if !text::parse_list(pair.value).any(|offered| offered == method) {
             out.push(pair.key, REJECT);
-            return Err(authentication_failure("offered no authentication that this target takes"));
+            return Err(authentication_failure("offered no authentication method that this target accepts"));
         }
-        out.push(pair.key, wanted);
-        self.security = if wanted == NONE { Security::Done } else { Security::Chap };
+        out.push(pair.key, method);
+        self.security = if method == NONE { SecurityState::Done } else { SecurityState::Chap };
         Ok(())
     }
 
-    /// One step of CHAP (RFC 7143 §12.1.3).
-    pub(super) fn on_chap(&mut self, pairs: &ChapPairs<'_>, out: &mut Text) -> Result<(), LoginFailure> {
+    /// Processes a CHAP step (RFC 7143 §12.1.3).
+    pub(super) fn on_chap(
+        &mut self,
+        pairs: &ChapPairs<'_>,
+        out: &mut TextBuilder,
+    ) -> Result<(), LoginFailure> {
         let any = [pairs.algorithms, pairs.name, pairs.response, pairs.identifier, pairs.challenge];
         if any.iter().all(Option::is_none) {
             return Ok(());
         }
         let Some(chap) = self.chap() else {
-            return Err(authentication_failure("sent CHAP keys that nobody asked for"));
+            return Err(authentication_failure("sent CHAP keys that were not requested"));
         };
         match &self.security {
-            Security::Chap => {
+            SecurityState::Chap => {
                 let list =
-                    pairs.algorithms.ok_or_else(|| authentication_failure("sent CHAP keys out of turn"))?;
+                    pairs.algorithms.ok_or_else(|| authentication_failure("sent CHAP keys out of order"))?;
                 let algorithm = text::parse_list(list)
-                    .filter_map(|number| Algorithm::from_number(text::parse_number(number)?))
+                    .filter_map(|number| ChapAlgorithm::from_number(text::parse_number(number)?))
                     .find(|algorithm| chap.algorithms.contains(algorithm));
                 let Some(algorithm) = algorithm else {
-                    return Err(authentication_failure("offered no CHAP algorithm that this target takes"));
+                    return Err(authentication_failure("offered no CHAP algorithm that this target accepts"));
                 };
-                let challenge = Challenge::from_seed(self.seed);
+                let challenge = ChapChallenge::from_seed(self.seed);
                 out.push_number("CHAP_A", algorithm.number());
                 out.push_number("CHAP_I", challenge.identifier.into());
                 out.push_binary("CHAP_C", &challenge.bytes);
-                self.security = Security::Challenged { algorithm, challenge };
+                self.security = SecurityState::Challenged { algorithm, challenge };
                 Ok(())
             }
-            Security::Challenged { algorithm, challenge } => {
+            SecurityState::Challenged { algorithm, challenge } => {
                 let (Some(name), Some(response)) = (pairs.name, pairs.response) else {
-                    return Err(authentication_failure("sent CHAP keys out of turn"));
+                    return Err(authentication_failure("sent CHAP keys out of order"));
                 };
                 let response = text::parse_binary(response, MAX_BINARY).unwrap_or_default();
                 if !challenge.is_met(*algorithm, &chap.initiator, name, &response) {
-                    return Err(authentication_failure(WRONG_ANSWER));
+                    return Err(authentication_failure(WRONG_RESPONSE));
                 }
-                let asked = counter_challenge(pairs)?;
-                if let Some(asked) = asked {
-                    prove_target(&chap, *algorithm, challenge, &asked, out)?;
+                let peer = mutual_challenge(pairs)?;
+                if let Some(peer) = peer {
+                    answer_challenge(&chap, *algorithm, challenge, &peer, out)?;
                 }
-                self.security = Security::Done;
+                self.security = SecurityState::Done;
                 Ok(())
             }
-            Security::Begins | Security::Done => Err(authentication_failure("sent CHAP keys out of turn")),
+            SecurityState::NotStarted | SecurityState::Done => {
+                Err(authentication_failure("sent CHAP keys out of order"))
+            }
         }
     }
 }
 
 impl LoginFailure {
-    /// Whether a secret was guessed: then the answer has to wait.
-    pub(in crate::iscsi) fn is_wrong_answer(&self) -> bool {
-        self.what == WRONG_ANSWER
+    /// Whether the CHAP response was wrong, so that the refusal must be delayed.
+    pub(in crate::iscsi) fn is_wrong_chap_response(&self) -> bool {
+        self.what == WRONG_RESPONSE
     }
 }
 
-/// What the initiator asks the target to prove, if it does.
-fn counter_challenge(pairs: &ChapPairs<'_>) -> Result<Option<Challenge>, LoginFailure> {
+/// The initiator's challenge for mutual authentication, if it sent one.
+fn mutual_challenge(pairs: &ChapPairs<'_>) -> Result<Option<ChapChallenge>, LoginFailure> {
     let (Some(identifier), Some(challenge)) = (pairs.identifier, pairs.challenge) else {
         return match (pairs.identifier, pairs.challenge) {
             (None, None) => Ok(None),
@@ -110,28 +120,28 @@ fn counter_challenge(pairs: &ChapPairs<'_>) -> Result<Option<Challenge>, LoginFa
     let (Some(identifier), Some(bytes)) = (identifier, text::parse_binary(challenge, MAX_BINARY)) else {
         return Err(authentication_failure("sent a malformed CHAP challenge"));
     };
-    Ok(Some(Challenge { identifier, bytes }))
+    Ok(Some(ChapChallenge { identifier, bytes }))
 }
 
-/// Answers the initiator's own challenge. A challenge that comes back is an attempt to have this
-/// side compute the answer that the other owes (RFC 7143 §9.2.1).
-fn prove_target(
+/// Answers the initiator's challenge. A reflected challenge is rejected: its response would be the
+/// one that the initiator owes (RFC 7143 §9.2.1).
+fn answer_challenge(
     chap: &Chap,
-    algorithm: Algorithm,
-    own: &Challenge,
-    asked: &Challenge,
-    out: &mut Text,
+    algorithm: ChapAlgorithm,
+    own: &ChapChallenge,
+    peer: &ChapChallenge,
+    out: &mut TextBuilder,
 ) -> Result<(), LoginFailure> {
     let Some(credentials) = &chap.target else {
-        return Err(authentication_failure("asked a target to authenticate that has no secret"));
+        return Err(authentication_failure("requested mutual authentication from a target without a secret"));
     };
-    if asked.bytes == own.bytes {
+    if peer.bytes == own.bytes {
         return Err(authentication_failure("sent the target's own CHAP challenge back"));
     }
     out.push("CHAP_N", credentials.name());
-    let response = algorithm.response(asked.identifier, credentials.secret(), &asked.bytes);
+    let response = algorithm.response(peer.identifier, credentials.secret(), &peer.bytes);
     out.push_binary("CHAP_R", &response);
     Ok(())
 }
 
-const WRONG_ANSWER: &str = "answered a CHAP challenge wrongly";
+const WRONG_RESPONSE: &str = "sent a wrong CHAP response";

@@ -1,116 +1,117 @@
 //! The target's side of a login (RFC 7143 §6.3, §11.12, §11.13).
 //!
 //! ```text
-//!                   ┌─ text goes on (C) ─┐
-//!                   ▼                    │
+//!                    ┌─ more text (C) ─┐
+//!                    ▼                 │
 //!   first request ─▶ SecurityNegotiation ─▶ LoginOperationalNegotiation ─▶ FullFeaturePhase
-//!                   │   AuthMethod, CHAP       the operational keys     ▲
-//!                   └── nothing is left to negotiate ────────────────────┘
+//!                    │ AuthMethod, CHAP     the operational keys                   ▲
+//!                    └── nothing to negotiate ─────────────────────────────────────┘
 //! ```
-//! Every request has its response. The initiator asks to go on (T), the target lets it as soon as
-//! nothing is missing. A login that fails gets a response that says why, and the connection is
+//! Every request gets a response. The initiator requests the next stage (T), and the target agrees
+//! when nothing is missing. A failed login gets a response with the reason, and the connection is
 //! closed.
 
 use super::chap::SEED_LEN;
-use super::declarations::Declarations;
+use super::declarations::LoginDeclarations;
 use super::failure::{LoginFailure, authentication_failure, failure, initiator_error, no_such_session};
-use super::invitation::Invitation;
-use super::operational::{NegotiationError, Operational, OperationalKey, OperationalParameters};
-use super::security::{ChapPairs, Security};
+use super::joinable::JoinableSession;
+use super::operational::{NegotiationError, OperationalKey, OperationalNegotiation, OperationalParameters};
+use super::security::{ChapPairs, SecurityState};
 use crate::event::bounded;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, TargetNode, offer};
 use crate::iscsi::sender::Sender;
-use crate::iscsi::sessions::{ConnectionHandle, Membership, SessionName};
-use crate::iscsi::text::{self, Text};
+use crate::iscsi::sessions::{ConnectionHandle, SessionName, SessionRegistration};
+use crate::iscsi::text::{self, TextBuilder};
 use crate::session::Home;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, IscsiOpcode, U24};
 use std::sync::Arc;
 use zerocopy::{FromZeros, transmute_ref};
 
-/// A login on its way.
+/// A login in progress.
 pub(in crate::iscsi) struct TargetLogin {
     node: Arc<IscsiNode>,
     group_tag: u16,
     pub(super) seed: [u8; SEED_LEN],
-    /// The first request; all others must fit it.
-    first: Option<LoginRequest>,
+    /// The first request; later ones must match it.
+    first: Option<IscsiLoginRequest>,
     pub(super) stage: Stage,
     requests: u32,
-    /// Of the request that is answered.
+    /// Task tag of the request that is answered.
     initiator_task_tag: u32,
-    /// The text of a request that goes on.
+    /// Text of requests with the C bit.
     text: Vec<u8>,
-    declarations: Declarations,
+    declarations: LoginDeclarations,
     initiator: Option<Name>,
-    /// InitiatorName and TargetName as they were sent, for whoever audits.
+    /// InitiatorName and TargetName as received, for audit events.
     names: (String, String),
-    session: Option<Session>,
-    pub(super) security: Security,
-    pub(super) operational: Operational,
+    session: Option<TargetSessionKind>,
+    pub(super) security: SecurityState,
+    pub(super) operational: OperationalNegotiation,
     pub(super) is_over_rdma: bool,
     stat_sn: u32,
-    /// Where the session will live.
+    /// The core that the session will live on.
     home: Home,
-    /// Cuts this login's connection.
+    /// Closes the connection of this login.
     hang_up: Option<ConnectionHandle>,
-    /// The session that the connection is to be added to; `None`: it begins one.
-    invitation: Option<Invitation>,
-    /// All is agreed on, and the session's last response waits for another session's end.
-    leaving: Option<Leaving>,
-    /// How often that was so.
-    waits: u32,
+    /// The session to join; `None` creates a new one.
+    joinable: Option<JoinableSession>,
+    /// The final response, which waits for the end of another session.
+    final_response: Option<FinalLoginResponse>,
+    /// Number of unsuccessful checks for that end.
+    wait_count: u32,
 }
 
-/// What a login's last response says, and what it leads to.
-struct Leaving {
+/// The final response of a login, and its result.
+struct FinalLoginResponse {
     flags: u8,
-    text: Text,
+    text: TextBuilder,
     established: Box<TargetLoginResult>,
-    /// `None`: it discovers, and so there is none of that name, or joins one that there is.
+    /// Name of a new session; `None` for discovery sessions and further connections.
     name: Option<SessionName>,
 }
 
-/// What a session is for.
+/// The type of a session.
 #[derive(Clone)]
-pub(in crate::iscsi) enum Session {
+pub(in crate::iscsi) enum TargetSessionKind {
     Discovery,
     Normal { target: Arc<TargetNode>, access: IscsiAccess },
 }
 
-/// What a login agreed on.
+/// The result of a successful login.
 pub(in crate::iscsi) struct TargetLoginResult {
-    pub(in crate::iscsi) session: Session,
+    pub(in crate::iscsi) session: TargetSessionKind,
     pub(in crate::iscsi) initiator: Name,
     pub(in crate::iscsi) isid: [u8; 6],
     pub(in crate::iscsi) cid: u16,
     pub(in crate::iscsi) parameters: OperationalParameters,
-    pub(in crate::iscsi) operational: Operational,
+    pub(in crate::iscsi) operational: OperationalNegotiation,
     pub(in crate::iscsi) stat_sn: u32,
     pub(in crate::iscsi) cmd_sn: u32,
-    /// `None` in a discovery session, and for a connection that is not the leading one.
-    pub(in crate::iscsi) membership: Option<Membership>,
-    /// Cuts the connection.
+    /// Registration of a new session; `None` for discovery sessions and further connections.
+    pub(in crate::iscsi) registration: Option<SessionRegistration>,
+    /// Closes the connection.
     pub(in crate::iscsi) hang_up: Option<ConnectionHandle>,
 }
 
-/// What becomes of the login after a request.
+/// Progress of the login after a request.
 pub(in crate::iscsi) enum TargetLoginProgress {
-    /// The next request may come.
+    /// The login continues with the next request.
     Continues,
-    /// All is agreed on, but the initiator's other session of that name is still there:
-    /// [`TargetLogin::establish`] is to be asked again.
+    /// The negotiation is complete, but the initiator's older session still exists:
+    /// [`TargetLogin::establish`] must be called again.
     Waits,
-    /// The last response was sent.
+    /// The final response was sent.
     Established(Box<TargetLoginResult>),
-    /// The login failed, and the response that says so is still to be sent by
-    /// [`TargetLogin::refuse`]: at once, or, lest secrets be guessed fast, after a delay.
+    /// The login failed. [`TargetLogin::refuse`] must send the response, after a delay if a secret
+    /// was guessed.
     Failed(LoginFailure),
 }
 
 impl TargetLogin {
-    /// A login on the core `home` over a connection to a portal of this group; `seed` is random.
+    /// Creates a login on the core `home`, for a connection to a portal of this group. `seed` must
+    /// be random.
     pub(in crate::iscsi) fn new(
         node: Arc<IscsiNode>,
         group_tag: u16,
@@ -126,93 +127,95 @@ impl TargetLogin {
             requests: 0,
             initiator_task_tag: 0,
             text: Vec::new(),
-            declarations: Declarations::default(),
+            declarations: LoginDeclarations::default(),
             initiator: None,
             names: Default::default(),
             session: None,
-            security: Security::Begins,
-            operational: Operational::new(offer()),
+            security: SecurityState::NotStarted,
+            operational: OperationalNegotiation::new(offer()),
             is_over_rdma: false,
             stat_sn: 0,
             home,
             hang_up: None,
-            invitation: None,
-            leaving: None,
-            waits: 0,
+            joinable: None,
+            final_response: None,
+            wait_count: 0,
         }
     }
 
-    /// From now on `hang_up` cuts the connection of this login.
+    /// Sets the handle that closes this connection.
     pub(in crate::iscsi) fn set_hang_up(&mut self, hang_up: ConnectionHandle) {
         self.hang_up = Some(hang_up);
     }
 
-    /// The names of initiator and target, as far as they were sent.
+    /// The initiator and target names, as far as they were received.
     pub(in crate::iscsi) fn names(&self) -> (String, String) {
         self.names.clone()
     }
 
-    /// Whether no request has come.
+    /// Whether no request has arrived.
     pub(in crate::iscsi) fn is_new(&self) -> bool {
         self.first.is_none()
     }
 
-    /// The first request names this session.
-    pub(in crate::iscsi) fn invite(&mut self, invitation: Invitation) {
-        self.invitation = Some(invitation);
+    /// Sets the session that the first request names.
+    pub(in crate::iscsi) fn set_joinable(&mut self, joinable: JoinableSession) {
+        self.joinable = Some(joinable);
     }
 
-    /// Takes a request with its text, and answers it. `admit` says, when all is agreed on, whether
-    /// the session that the connection is to join has room for this CID, or will have.
+    /// Processes a request with its text and sends the response. `admit` is called at the end of a
+    /// joining login and returns whether the session has room for this CID now.
     pub(in crate::iscsi) fn on_request(
         &mut self,
-        request: &LoginRequest,
+        request: &IscsiLoginRequest,
         text: &[u8],
         sender: &mut Sender,
         admit: &mut dyn FnMut(u16) -> Result<bool, LoginFailure>,
     ) -> TargetLoginProgress {
         match self.advance(request, text, sender) {
-            Ok(()) if self.leaving.is_none() => TargetLoginProgress::Continues,
+            Ok(()) if self.final_response.is_none() => TargetLoginProgress::Continues,
             Ok(()) => self.establish(sender, admit),
             Err(failure) => TargetLoginProgress::Failed(failure),
         }
     }
 
-    /// Ends a login on which all is agreed, unless the initiator's other session of that name, or
-    /// the session's other connection of that CID, is still there.
+    /// Completes a negotiated login, unless the initiator's older session, or an older connection
+    /// with this CID, still exists.
     pub(in crate::iscsi) fn establish(
         &mut self,
         sender: &mut Sender,
         admit: &mut dyn FnMut(u16) -> Result<bool, LoginFailure>,
     ) -> TargetLoginProgress {
-        let Some(leaving) = &self.leaving else { return TargetLoginProgress::Continues };
-        let (tsih, membership) = match (&leaving.name, &self.invitation) {
-            (_, Some(invitation)) => match admit(leaving.established.cid) {
-                Ok(true) => (invitation.tsih, None),
+        let Some(final_response) = &self.final_response else { return TargetLoginProgress::Continues };
+        let (tsih, registration) = match (&final_response.name, &self.joinable) {
+            (_, Some(joinable)) => match admit(final_response.established.cid) {
+                Ok(true) => (joinable.tsih, None),
                 Ok(false) => return TargetLoginProgress::Waits,
                 Err(failure) => return TargetLoginProgress::Failed(failure),
             },
-            (Some(name), None) => match self.node.sessions.join(name, &self.home, self.waits < MOST_WAITS) {
-                Some(membership) => (membership.tsih(), Some(membership)),
-                None => {
-                    self.waits = self.waits.saturating_add(1);
-                    return TargetLoginProgress::Waits;
+            (Some(name), None) => {
+                match self.node.sessions.join(name, &self.home, self.wait_count < MAX_WAITS) {
+                    Some(registration) => (registration.tsih(), Some(registration)),
+                    None => {
+                        self.wait_count = self.wait_count.saturating_add(1);
+                        return TargetLoginProgress::Waits;
+                    }
                 }
-            },
+            }
             (None, None) => (self.node.sessions.next_tsih(), None),
         };
-        let Some(Leaving { flags, text, mut established, .. }) = self.leaving.take() else {
+        let Some(FinalLoginResponse { flags, text, mut established, .. }) = self.final_response.take() else {
             return TargetLoginProgress::Continues;
         };
         self.respond(flags, LoginStatus::SUCCESS, tsih, &text, sender);
-        (established.stat_sn, established.membership) = (self.stat_sn, membership);
+        (established.stat_sn, established.registration) = (self.stat_sn, registration);
         established.hang_up = self.hang_up.take();
         TargetLoginProgress::Established(established)
     }
 
-    /// Sends the response that ends a failed login.
+    /// Sends the response of a failed login.
     pub(in crate::iscsi) fn refuse(&mut self, failure: &LoginFailure, sender: &mut Sender) {
-        let mut text = Text::default();
+        let mut text = TextBuilder::default();
         if let Some(address) = &failure.address {
             text.push("TargetAddress", address);
         }
@@ -222,25 +225,31 @@ impl TargetLogin {
 
     fn advance(
         &mut self,
-        request: &LoginRequest,
+        request: &IscsiLoginRequest,
         text: &[u8],
         sender: &mut Sender,
     ) -> Result<(), LoginFailure> {
         self.check(request)?;
-        let (transit, goes_on) = (request.flags & FLAG_TRANSIT != 0, request.flags & FLAG_CONTINUE != 0);
+        let (transit, continues) = (request.flags & FLAG_TRANSIT != 0, request.flags & FLAG_CONTINUE != 0);
         if self.text.len().saturating_add(text.len()) > text::MAX_TEXT {
             return Err(initiator_error("sent more than 64 KiB of login text"));
         }
         self.text.extend_from_slice(text);
-        if goes_on {
+        if continues {
             if transit {
                 return Err(initiator_error("set both C and T in a login request"));
             }
-            self.respond(stages(self.stage, Stage(0)), LoginStatus::SUCCESS, 0, &Text::default(), sender);
+            self.respond(
+                stages(self.stage, Stage(0)),
+                LoginStatus::SUCCESS,
+                0,
+                &TextBuilder::default(),
+                sender,
+            );
             return Ok(());
         }
         let whole = std::mem::take(&mut self.text);
-        let mut out = Text::default();
+        let mut out = TextBuilder::default();
         self.on_text(&whole, &mut out)?;
         let next = next_stage(request.flags);
         if !transit || !self.is_ready()? {
@@ -256,12 +265,12 @@ impl TargetLogin {
             self.respond(flags, LoginStatus::SUCCESS, 0, &out, sender);
             return Ok(());
         }
-        self.leaving = Some(self.leave(request, flags, out)?);
+        self.final_response = Some(self.final_response(request, flags, out)?);
         Ok(())
     }
 
-    /// Checks a request's header, and takes from the first what holds for all.
-    fn check(&mut self, request: &LoginRequest) -> Result<(), LoginFailure> {
+    /// Checks a request's header against the first one, and records the first.
+    fn check(&mut self, request: &IscsiLoginRequest) -> Result<(), LoginFailure> {
         let (current, next) = (current_stage(request.flags), next_stage(request.flags));
         self.requests = self.requests.saturating_add(1);
         self.initiator_task_tag = request.initiator_task_tag.get();
@@ -275,8 +284,8 @@ impl TargetLogin {
             if request.version_min > VERSION {
                 return Err(failure(LoginStatus::UNSUPPORTED_VERSION, "speaks another version of iSCSI"));
             }
-            let is_there = |invitation: &Invitation| invitation.name.isid == request.isid;
-            if request.tsih.get() != 0 && !self.invitation.as_ref().is_some_and(is_there) {
+            let is_there = |joinable: &JoinableSession| joinable.name.isid == request.isid;
+            if request.tsih.get() != 0 && !self.joinable.as_ref().is_some_and(is_there) {
                 return Err(no_such_session());
             }
             return self.check_stages(request, current, next);
@@ -287,7 +296,12 @@ impl TargetLogin {
         self.check_stages(request, current, next)
     }
 
-    fn check_stages(&self, request: &LoginRequest, current: Stage, next: Stage) -> Result<(), LoginFailure> {
+    fn check_stages(
+        &self,
+        request: &IscsiLoginRequest,
+        current: Stage,
+        next: Stage,
+    ) -> Result<(), LoginFailure> {
         let is_stage = matches!(current, Stage::SECURITY_NEGOTIATION | Stage::LOGIN_OPERATIONAL_NEGOTIATION);
         if !is_stage || current != self.stage {
             return Err(initiator_error("sent a login request of another stage"));
@@ -295,13 +309,13 @@ impl TargetLogin {
         let can_follow = matches!(next, Stage::LOGIN_OPERATIONAL_NEGOTIATION | Stage::FULL_FEATURE_PHASE)
             && next.0 > current.0;
         if request.flags & FLAG_TRANSIT != 0 && !can_follow {
-            return Err(initiator_error("asked for a login stage that cannot follow"));
+            return Err(initiator_error("requested a login stage that cannot follow"));
         }
         Ok(())
     }
 
     /// Takes the whole text of one or more requests.
-    fn on_text(&mut self, whole: &[u8], out: &mut Text) -> Result<(), LoginFailure> {
+    fn on_text(&mut self, whole: &[u8], out: &mut TextBuilder) -> Result<(), LoginFailure> {
         if self.session.is_none() {
             self.identify(whole, out)?;
         }
@@ -328,8 +342,8 @@ impl TargetLogin {
         self.on_chap(&chap, out)
     }
 
-    /// Reads who wants what from the first text.
-    fn identify(&mut self, whole: &[u8], out: &mut Text) -> Result<(), LoginFailure> {
+    /// Processes the identifying keys of the first text.
+    fn identify(&mut self, whole: &[u8], out: &mut TextBuilder) -> Result<(), LoginFailure> {
         let (mut initiator, mut target, mut session_type) = (None, None, "Normal");
         for pair in text::pairs(whole) {
             let pair = pair.map_err(|_| initiator_error("sent malformed login text"))?;
@@ -349,27 +363,27 @@ impl TargetLogin {
         let initiator =
             Name::new(initiator).map_err(|_| initiator_error("logged in under a malformed InitiatorName"))?;
         match session_type {
-            "Discovery" if self.invitation.is_some() => return Err(no_such_session()),
+            "Discovery" if self.joinable.is_some() => return Err(no_such_session()),
             "Discovery" => {
-                self.session = Some(Session::Discovery);
+                self.session = Some(TargetSessionKind::Discovery);
                 self.operational.set_discovery();
             }
             "Normal" => {
                 let name = target.ok_or_else(|| missing("logged in without TargetName"))?;
                 let session = self.find_target(name, &initiator)?;
-                if let Session::Normal { target, .. } = &session {
-                    let operational = match &self.invitation {
-                        Some(invitation)
-                            if invitation.is_for(&initiator, &target.name, self.group_tag)
-                                && invitation.parameters.is_on(OperationalKey::RDMAExtensions)
+                if let TargetSessionKind::Normal { target, .. } = &session {
+                    let operational = match &self.joinable {
+                        Some(joinable)
+                            if joinable.is_for(&initiator, &target.name, self.group_tag)
+                                && joinable.parameters.is_on(OperationalKey::RDMAExtensions)
                                     == self.is_over_rdma =>
                         {
-                            Operational::joining(target.offer, invitation.parameters)
+                            OperationalNegotiation::joining(target.offer, joinable.parameters)
                         }
                         Some(_) => return Err(no_such_session()),
-                        None => Operational::new(target.offer),
+                        None => OperationalNegotiation::new(target.offer),
                     };
-                    self.operational = self.as_it_goes(operational);
+                    self.operational = self.with_transport(operational);
                     if !target.alias.is_empty() {
                         out.push("TargetAlias", &target.alias);
                     }
@@ -378,23 +392,24 @@ impl TargetLogin {
                 self.session = Some(session);
             }
             _ => {
-                let what = "asked for an unknown type of session";
+                let what = "requested an unknown session type";
                 return Err(failure(LoginStatus::SESSION_TYPE_NOT_SUPPORTED, what));
             }
         }
         self.initiator = Some(initiator);
         if self.stage == Stage::LOGIN_OPERATIONAL_NEGOTIATION {
-            // It skipped security: it may if nothing is asked for.
+            // The initiator skipped the security stage, which requires that no authentication is
+            // needed.
             if self.chap().is_some() {
                 return Err(authentication_failure("did not authenticate"));
             }
-            self.security = Security::Done;
+            self.security = SecurityState::Done;
         }
         Ok(())
     }
 
-    fn find_target(&self, name: &str, initiator: &Name) -> Result<Session, LoginFailure> {
-        let not_found = || failure(LoginStatus::NOT_FOUND, "asked for a target that is not here");
+    fn find_target(&self, name: &str, initiator: &Name) -> Result<TargetSessionKind, LoginFailure> {
+        let not_found = || failure(LoginStatus::NOT_FOUND, "requested an unknown target");
         let name = Name::new(name).map_err(|_| not_found())?;
         let target = self.node.find(&name, self.group_tag).ok_or_else(not_found)?;
         let Some(access) = target.access_of(initiator) else {
@@ -407,37 +422,37 @@ impl TargetLogin {
             } else {
                 LoginStatus::TARGET_MOVED_TEMPORARILY
             };
-            let what = "asked for a target that has moved";
+            let what = "requested a target that has moved";
             return Err(LoginFailure { status, what, address: Some(redirect.address.clone()) });
         }
-        Ok(Session::Normal { access: access.clone(), target })
+        Ok(TargetSessionKind::Normal { access: access.clone(), target })
     }
 
-    /// What this session has to prove.
+    /// The credentials that this session requires.
     pub(super) fn chap(&self) -> Option<Chap> {
         match self.session.as_ref()? {
-            Session::Discovery => self.node.discovery_chap(),
-            Session::Normal { access, .. } => access.chap.clone(),
+            TargetSessionKind::Discovery => self.node.discovery_chap(),
+            TargetSessionKind::Normal { access, .. } => access.chap.clone(),
         }
     }
 
     /// Whether the next stage may begin.
     fn is_ready(&mut self) -> Result<bool, LoginFailure> {
         if self.stage == Stage::SECURITY_NEGOTIATION {
-            // Without a word about AuthMethod, None is meant.
-            if matches!(self.security, Security::Begins) {
+            // Without an AuthMethod key, None applies.
+            if matches!(self.security, SecurityState::NotStarted) {
                 if self.chap().is_some() {
                     return Err(authentication_failure("did not authenticate"));
                 }
-                self.security = Security::Done;
+                self.security = SecurityState::Done;
             }
-            return Ok(matches!(self.security, Security::Done));
+            return Ok(matches!(self.security, SecurityState::Done));
         }
         Ok(self.operational.is_answered())
     }
 
-    /// Adds what the target says by itself in the operational stage, and bounds the whole.
-    fn finish_text(&mut self, out: &mut Text, ends: bool) -> Result<(), LoginFailure> {
+    /// Adds the target's own keys in the operational stage, and limits the length.
+    fn finish_text(&mut self, out: &mut TextBuilder, ends: bool) -> Result<(), LoginFailure> {
         if self.stage == Stage::LOGIN_OPERATIONAL_NEGOTIATION {
             self.operational.declare(out);
         }
@@ -450,13 +465,18 @@ impl TargetLogin {
         Ok(())
     }
 
-    fn leave(&self, request: &LoginRequest, flags: u8, text: Text) -> Result<Leaving, LoginFailure> {
+    fn final_response(
+        &self,
+        request: &IscsiLoginRequest,
+        flags: u8,
+        text: TextBuilder,
+    ) -> Result<FinalLoginResponse, LoginFailure> {
         let (Some(session), Some(initiator)) = (self.session.clone(), self.initiator.clone()) else {
             return Err(failure(LoginStatus::MISSING_PARAMETER, "logged in without names"));
         };
         let name = match &session {
-            Session::Discovery => None,
-            Session::Normal { target, .. } => Some(SessionName {
+            TargetSessionKind::Discovery => None,
+            TargetSessionKind::Normal { target, .. } => Some(SessionName {
                 initiator: initiator.clone(),
                 isid: request.isid,
                 target: target.name.clone(),
@@ -472,22 +492,29 @@ impl TargetLogin {
             operational: self.operational.clone(),
             stat_sn: self.stat_sn,
             cmd_sn: request.cmd_sn.get(),
-            membership: None,
+            registration: None,
             hang_up: None,
         });
-        Ok(Leaving { flags, text, established, name })
+        Ok(FinalLoginResponse { flags, text, established, name })
     }
 
-    fn respond(&mut self, flags: u8, status: LoginStatus, tsih: u16, text: &Text, sender: &mut Sender) {
+    fn respond(
+        &mut self,
+        flags: u8,
+        status: LoginStatus,
+        tsih: u16,
+        text: &TextBuilder,
+        sender: &mut Sender,
+    ) {
         let Some(first) = self.first else { return };
-        // Until the session has one, what the initiator has sent (RFC 7143 §11.13.3).
+        // Until a TSIH is assigned, the initiator's value is returned (RFC 7143 §11.13.3).
         let tsih = if tsih == 0 { first.tsih.get() } else { tsih };
         let cmd_sn = first.cmd_sn.get();
-        let (exp_cmd_sn, max_cmd_sn) = match &self.invitation {
-            Some(Invitation { exp_cmd_sn, max_cmd_sn, .. }) => (*exp_cmd_sn, *max_cmd_sn),
+        let (exp_cmd_sn, max_cmd_sn) = match &self.joinable {
+            Some(JoinableSession { exp_cmd_sn, max_cmd_sn, .. }) => (*exp_cmd_sn, *max_cmd_sn),
             None => (cmd_sn, cmd_sn),
         };
-        let response = LoginResponse {
+        let response = IscsiLoginResponse {
             opcode: IscsiOpcode::LOGIN_RESPONSE.0,
             flags,
             version_max: VERSION,
@@ -507,11 +534,11 @@ impl TargetLogin {
     }
 }
 
-/// The most requests of one login.
+/// Maximum number of requests in a login.
 const MAX_REQUESTS: u32 = 64;
-/// How often a login asks whether other sessions that its initiator has left are over: half a
-/// second.
-const MOST_WAITS: u32 = 250;
+/// Number of checks whether other sessions that the initiator has closed have ended: half a second.
+const MAX_WAITS: u32 = 250;
 
-/// The most text in one response, in bytes: what every initiator takes during login.
+/// Maximum length of text in a response, in bytes: the length that every initiator accepts during
+/// login.
 const MAX_RESPONSE_TEXT: usize = super::operational::DEFAULT_DATA_SEGMENT_LENGTH as usize;

@@ -1,7 +1,7 @@
-//! Answers to commands: data-in cut into PDUs, and status (RFC 7143 §11.4, §11.7).
+//! Responses to commands: Data-In PDUs and status (RFC 7143 §11.4, §11.7).
 
 use super::replies::ResponseSender;
-use super::retained::{RetainedPdu, SentStatus};
+use super::retained::{RetainedPdu, SentResponse};
 use super::sequence::CommandWindow;
 use crate::scsi::{Response, ScsiStatus};
 use blockmux_wire::iscsi::scsi::*;
@@ -10,37 +10,38 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use zerocopy::transmute_ref;
 
-/// What a command's end is measured by.
+/// Expected transfer lengths of a command, for the residual counts of its response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExpectedTransfer {
     pub(super) itt: u32,
     pub(super) lun: [u8; 8],
-    /// How much data-in the initiator has room for, in bytes; `None`: it reads nothing.
+    /// Expected data-in, in bytes; `None` if the command reads nothing.
     pub(super) data_in: Option<u32>,
-    /// How much data-out it has, in bytes; `None`: it writes nothing.
+    /// Expected data-out, in bytes; `None` if the command writes nothing.
     pub(super) data_out: Option<u32>,
-    /// R2Ts sent.
+    /// Number of R2Ts sent.
     pub(super) r2ts: u32,
 }
 
-/// How an answer's data-in is cut into PDUs, and what number its status has.
+/// Layout of a response's data-in in PDUs, and the StatSN of its status.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
-    /// DataSN and offset of the first PDU; what is before them was cut otherwise, and has come.
+pub(super) struct DataInLayout {
+    /// DataSN and buffer offset of the first PDU. Earlier PDUs had another layout and were
+    /// received.
     pub(super) first: (u32, usize),
-    /// Of all data, in bytes.
+    /// Length of all data, in bytes.
     pub(super) len: usize,
     pub(super) max_burst: usize,
     pub(super) max_segment: usize,
-    /// The status is in the last of them.
-    pub(super) collapses: bool,
+    /// The last Data-In PDU carries the status (phase collapse).
+    pub(super) is_phase_collapsed: bool,
     pub(super) stat_sn: u32,
-    /// Of the R-Data SNACK that was obeyed last, or 0.
+    /// Tag of the latest R-Data SNACK, or 0.
     pub(super) snack_tag: u32,
-    /// The end of each burst asks for an acknowledgement.
-    pub(super) asks: bool,
-    /// Data-In PDUs before this one were acknowledged.
-    pub(super) confirmed: u32,
+    /// The last PDU of each burst requests a DataACK.
+    pub(super) requests_ack: bool,
+    /// First DataSN that is not acknowledged by a DataACK.
+    pub(super) acked_data_sn: u32,
 }
 
 /// One Data-In PDU.
@@ -53,7 +54,7 @@ struct DataInPart {
     is_last: bool,
 }
 
-impl Cut {
+impl DataInLayout {
     #[inline]
     fn parts(self) -> impl Iterator<Item = DataInPart> {
         let (mut data_sn, mut offset) = self.first;
@@ -77,44 +78,52 @@ impl Cut {
         })
     }
 
-    /// The DataSN behind the last.
+    /// The DataSN after the last PDU.
     pub(super) fn end(self) -> u32 {
         self.parts().last().map_or(self.first.0, |part| part.data_sn.wrapping_add(1))
     }
 
-    /// The data from `data_sn` on, in segments of another length, with its status apart.
-    pub(super) fn again(self, data_sn: u32, max_segment: usize, snack_tag: u32) -> Cut {
+    /// Layout of the data from `data_sn` on with another segment length and a separate status.
+    pub(super) fn resegmented(self, data_sn: u32, max_segment: usize, snack_tag: u32) -> DataInLayout {
         let offset = self.parts().find(|part| part.data_sn == data_sn).map_or(self.len, |part| part.offset);
         let first = (data_sn, offset);
-        Cut { first, max_segment, collapses: false, snack_tag, confirmed: data_sn, ..self }
+        DataInLayout {
+            first,
+            max_segment,
+            is_phase_collapsed: false,
+            snack_tag,
+            acked_data_sn: data_sn,
+            ..self
+        }
     }
 }
 
 impl ResponseSender {
-    /// Ends a command: data with the status in its last PDU if that can be, else a response.
+    /// Ends a command: sends its data with phase collapse if possible, else data and a SCSI
+    /// Response.
     #[inline]
     pub(super) fn command(&mut self, window: CommandWindow, expected: ExpectedTransfer, response: &Response) {
-        let cut = Cut { stat_sn: self.next_stat_sn(), ..self.cut(expected, response) };
-        let len = cut.len;
-        let data_sns = self.data_in(window, expected, response, cut, 0..u32::MAX);
-        if !cut.collapses {
-            self.status(window, expected, response, cut, data_sns);
+        let layout = DataInLayout { stat_sn: self.next_stat_sn(), ..self.layout(expected, response) };
+        let len = layout.len;
+        let data_sns = self.data_in(window, expected, response, layout, 0..u32::MAX);
+        if !layout.is_phase_collapsed {
+            self.status(window, expected, response, layout, data_sns);
         }
-        if let Some(kept) = &mut self.retained
+        if let Some(retained) = &mut self.retained
             && (len == 0 || !self.pool.is_short())
         {
-            let outcome = SentStatus { expected, response: response.clone(), cut };
-            kept.keep(cut.stat_sn, RetainedPdu::Command(outcome));
+            let sent = SentResponse { expected, response: response.clone(), layout };
+            retained.retain(layout.stat_sn, RetainedPdu::Command(sent));
         }
     }
 
-    /// The answer to a command that cannot be sent here.
-    pub(super) fn outcome(&self, expected: ExpectedTransfer, response: &Response) -> SentStatus {
-        SentStatus { expected, response: response.clone(), cut: self.cut(expected, response) }
+    /// The response of a command that cannot be sent on this connection, for TASK REASSIGN.
+    pub(super) fn record(&self, expected: ExpectedTransfer, response: &Response) -> SentResponse {
+        SentResponse { expected, response: response.clone(), layout: self.layout(expected, response) }
     }
 
-    /// Ends a command over RDMA: its data goes to where the initiator wants it, then its response
-    /// (RFC 5047, Put_Data and Send_Control).
+    /// Ends a command over RDMA: writes its data to the initiator's memory, then sends the SCSI
+    /// Response (RFC 5047, Put_Data and Send_Control).
     pub(super) fn command_over_rdma(
         &mut self,
         window: CommandWindow,
@@ -122,40 +131,40 @@ impl ResponseSender {
         expected: ExpectedTransfer,
         response: &mut Response,
     ) {
-        let cut = Cut { stat_sn: self.next_stat_sn(), ..self.cut(expected, response) };
-        // Neither Data-In nor R2T was sent.
-        self.status(window, ExpectedTransfer { r2ts: 0, ..expected }, response, cut, 0);
+        let layout = DataInLayout { stat_sn: self.next_stat_sn(), ..self.layout(expected, response) };
+        // Neither Data-In nor R2T PDUs were sent.
+        self.status(window, ExpectedTransfer { r2ts: 0, ..expected }, response, layout, 0);
         if let (Some(mover), Some(message)) = (&mut self.mover, self.sender.back()) {
             let data_in = std::mem::take(&mut response.data_in);
-            (message.data_in, message.closes) = mover.put(slot, data_in, cut.len);
+            (message.data_in, message.invalidates) = mover.put(slot, data_in, layout.len);
         }
     }
 
-    /// How an answer is cut that has no number yet.
+    /// Initial layout of a response's data-in, without a StatSN.
     #[inline]
-    fn cut(&self, expected: ExpectedTransfer, response: &Response) -> Cut {
+    fn layout(&self, expected: ExpectedTransfer, response: &Response) -> DataInLayout {
         let room = expected.data_in.unwrap_or(0) as usize;
         let len = response.data_in.len().min(room);
-        Cut {
+        DataInLayout {
             first: (0, 0),
             len,
             max_burst: self.max_burst,
             max_segment: self.max_segment,
-            collapses: len > 0 && response.status == ScsiStatus::GOOD && expected.data_out.is_none(),
+            is_phase_collapsed: len > 0 && response.status == ScsiStatus::GOOD && expected.data_out.is_none(),
             stat_sn: 0,
             snack_tag: 0,
-            asks: self.retained.is_some(),
-            confirmed: 0,
+            requests_ack: self.retained.is_some(),
+            acked_data_sn: 0,
         }
     }
 
-    /// The response that ends a command, apart from its data.
+    /// Sends the SCSI Response PDU.
     pub(super) fn status(
         &mut self,
         window: CommandWindow,
         expected: ExpectedTransfer,
         response: &Response,
-        cut: Cut,
+        layout: DataInLayout,
         data_sns: u32,
     ) {
         let residual = Residual::of(expected, response);
@@ -168,15 +177,15 @@ impl ResponseSender {
         let pdu = ScsiResponse {
             opcode: IscsiOpcode::SCSI_RESPONSE.0,
             flags: FLAG_FINAL | residual.flags | residual.bidirectional_flags,
-            response: blockmux_wire::iscsi::scsi::Response::COMMAND_COMPLETED_AT_TARGET.0,
+            response: blockmux_wire::iscsi::scsi::ServiceResponse::COMMAND_COMPLETED_AT_TARGET.0,
             status: response.status.0,
             total_ahs_length: 0,
             data_segment_length: U24::new(data.len() as u32),
             status_qualifier: 0.into(),
             reserved: [0; 6],
             initiator_task_tag: expected.itt.into(),
-            snack_tag: cut.snack_tag.into(),
-            stat_sn: cut.stat_sn.into(),
+            snack_tag: layout.snack_tag.into(),
+            stat_sn: layout.stat_sn.into(),
             exp_cmd_sn: window.exp_cmd_sn().into(),
             max_cmd_sn: window.max_cmd_sn().into(),
             exp_data_sn: data_sns.wrapping_add(expected.r2ts).into(),
@@ -186,21 +195,21 @@ impl ResponseSender {
         self.send(transmute_ref!(&pdu), &data);
     }
 
-    /// Sends data in the PDUs of `cut` whose DataSN is `wanted`; returns the DataSN behind the last
-    /// of all.
+    /// Sends the Data-In PDUs of `layout` whose DataSN is in `data_sns`; returns the DataSN after
+    /// the last of all.
     #[inline]
     pub(super) fn data_in(
         &mut self,
         window: CommandWindow,
         expected: ExpectedTransfer,
         response: &Response,
-        cut: Cut,
-        wanted: Range<u32>,
+        layout: DataInLayout,
+        data_sns: Range<u32>,
     ) -> u32 {
-        let mut end = cut.first.0;
-        for part in cut.parts() {
+        let mut end = layout.first.0;
+        for part in layout.parts() {
             end = part.data_sn.wrapping_add(1);
-            if !wanted.contains(&part.data_sn) {
+            if !data_sns.contains(&part.data_sn) {
                 continue;
             }
             let mut pdu = DataIn {
@@ -220,16 +229,20 @@ impl ResponseSender {
                 buffer_offset: (part.offset as u32).into(),
                 residual_count: 0.into(),
             };
-            if part.is_last && cut.collapses {
+            if part.is_last && layout.is_phase_collapsed {
                 let residual = Residual::of(expected, response);
                 pdu.flags |= FLAG_STATUS | residual.flags;
                 pdu.status = response.status.0;
-                pdu.stat_sn = cut.stat_sn.into();
+                pdu.stat_sn = layout.stat_sn.into();
                 pdu.residual_count = residual.count.into();
-            } else if part.ends_burst && !part.is_last && cut.asks && cut.stat_sn != RESERVED_TAG {
-                // Its answer will say the number of the status that is to come.
+            } else if part.ends_burst
+                && !part.is_last
+                && layout.requests_ack
+                && layout.stat_sn != RESERVED_TAG
+            {
+                // The DataACK will carry the StatSN of the status that follows.
                 pdu.flags |= FLAG_ACKNOWLEDGE;
-                (pdu.target_transfer_tag, pdu.lun) = (cut.stat_sn.into(), expected.lun);
+                (pdu.target_transfer_tag, pdu.lun) = (layout.stat_sn.into(), expected.lun);
             }
             self.send_borrowed(transmute_ref!(&pdu), &response.data_in, (part.offset, part.len));
         }
@@ -237,7 +250,7 @@ impl ResponseSender {
     }
 }
 
-/// What a command moved less or more than expected (RFC 7143 §11.4.5).
+/// Residual counts of a command (RFC 7143 §11.4.5).
 struct Residual {
     flags: u8,
     count: u32,
@@ -247,24 +260,25 @@ struct Residual {
 
 impl Residual {
     fn of(expected: ExpectedTransfer, response: &Response) -> Residual {
-        // Of a bidirectional command, the count is of its data-out.
+        // The residual count of a bidirectional command covers its data-out.
         let main = expected.data_out.or(expected.data_in).unwrap_or(0);
         let (flags, count) = match (expected.data_out, expected.data_in) {
-            // No command of the device server moves both ways: only one of them is its transfer.
+            // No command of the device server transfers in both directions: only one of them
+            // counts.
             (Some(_), Some(_)) if !response.data_in.is_empty() => difference(0, main),
             _ => difference(response.transfer_len, main),
         };
         let (mut bidirectional_flags, mut bidirectional_count) = (0, 0);
         if let (Some(_), Some(data_in)) = (expected.data_out, expected.data_in) {
             let (flags, count) = difference(response.data_in.len() as u64, data_in);
-            // The o and u bits lie two places above O and U.
+            // The o and u bits are two positions above O and U.
             (bidirectional_flags, bidirectional_count) = (flags << 2, count);
         }
         Residual { flags, count, bidirectional_flags, bidirectional_count }
     }
 }
 
-/// O or U, and by how much.
+/// The overflow or underflow flag, and the residual count in bytes.
 fn difference(moved: u64, expected: u32) -> (u8, u32) {
     let expected = u64::from(expected);
     let count = u32::try_from(moved.abs_diff(expected)).unwrap_or(u32::MAX);

@@ -1,35 +1,32 @@
-//! Commands: from the PDU to the device server and back, what is asked for again of their data, and
-//! their management (RFC 7143 §11.3 to §11.8, §11.16; RFC 7144 §4.2).
+//! SCSI commands: from the PDU to the device server and back, recovery of lost data, and task
+//! management (RFC 7143 §11.3 to §11.8, §11.16; RFC 7144 §4.2).
 //!
-//! *What was lost* of a command's data is asked for again from error recovery level 1 on (§7.1.3,
-//! §7.2.1, §7.8, §7.9). What the target sent, `replies` has kept, and the initiator asks by SNACK.
-//! What the initiator sent, the target asks for with R2Ts from the first lost byte on: after a
-//! wrong data digest, after a gap in DataSN, and when nothing has come for a while.
+//! *Lost data* is recovered from error recovery level 1 on (§7.1.3, §7.2.1, §7.8, §7.9). The
+//! initiator requests data-in and R2Ts again by SNACK; `replies` has retained them. The target
+//! requests data-out again with R2Ts from the first lost byte on: after a wrong data digest, after
+//! a gap in DataSN, and when nothing arrived for a while.
 //!
 //! *Task management*: the task set aborts tasks and waits for their I/O
-//! ([`crate::scsi::task_set`]). What is here is iSCSI's: functions and responses by their numbers,
-//! and commands that have not had their turn. If the I/O of an aborted task hangs, so does the
-//! answer, for as long. There is none that would be true before: "Function complete" says that
-//! nothing reaches the volume any more, and after "Function rejected" the initiator would wait for
-//! tasks that are over. Linux's target waits without end, too. What the initiator does when its own
-//! patience is over, a new session in the place of this one, waits for the same I/O and is refused
-//! after 30 seconds ([`crate::iscsi::sessions`]): a write that comes late must not undo what a new
-//! session has written.
+//! ([`crate::scsi::task_set`]). This module has the function and response codes of iSCSI, and
+//! aborts early commands. While the I/O of an aborted task hangs, the function is not answered, as
+//! in Linux's target: "Function complete" would be wrong while I/O can reach the volume, and after
+//! "Function rejected" the initiator would wait for tasks that are gone. If the initiator
+//! reinstates the session instead, its login waits for the same I/O and fails after 30 seconds
+//! ([`crate::iscsi::sessions`]): a late write must not overwrite data of the new session.
 //!
-//! Data that was asked for by R2T is not waited for, though RFC 7143 §4.2.3.3 has the initiator
-//! send it all the same: Linux's initiator does not send it after a function, as its setting
-//! FastAbort has it by default. What does come is for no task, and dropped.
+//! RFC 7143 §4.2.3.3 lets a target wait for solicited data after an abort. This one does not,
+//! because Linux's initiator by default does not send it (FastAbort). If it arrives, it is dropped.
 
 use super::answer::ExpectedTransfer;
 use super::full::ConnectionTurn;
 use super::receive::SegmentPurpose;
-use super::request::CheckedCommand;
+use super::request::ValidatedCommand;
 use super::shared::ConnectionEvent;
 use super::tasks::{TaskEntry, TaskState, TaskTransfer, Tasks};
 use super::transfer::{DataOutMismatch, DataOutTransfer};
 use crate::event::AuditEvent;
 use crate::iscsi::login::operational::OperationalKey;
-use crate::scsi::task_set::{FunctionDone, Parts, ScsiTransport, TaskEvent, TaskRouter};
+use crate::scsi::task_set::{FunctionDone, ScsiTransport, TaskEvent, TaskRouter, TransportParts};
 use crate::scsi::{Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement};
 use blockmux_volume::{MAX_TRANSFER, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;
@@ -39,42 +36,43 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use zerocopy::transmute_ref;
 
 impl ConnectionTurn<'_> {
-    /// A command that is next in order.
+    /// Starts a command that is next in order.
     #[inline]
     pub(super) fn on_command(&mut self, pdu: &ScsiCommand, bhs: &Bhs, ahs: &[u8]) -> SegmentPurpose {
-        let request = match CheckedCommand::read(self.session, self.connection, pdu, bhs, ahs) {
+        let request = match ValidatedCommand::read(self.session, self.connection, pdu, bhs, ahs) {
             Ok(request) => request,
             Err(reason) => {
                 self.reject(reason, bhs);
-                return SegmentPurpose::Nothing;
+                return SegmentPurpose::Discard;
             }
         };
-        // Who uses a tag again has no use for what it stood for.
+        // An initiator that reuses a task tag has no use for the old response.
         self.session.forget_answer(pdu.initiator_task_tag.get());
         let immediate = pdu.data_segment_length.get();
         let is_final = pdu.flags & FLAG_FINAL != 0;
         let first_burst = self.connection.parameters.get(OperationalKey::FirstBurstLength);
-        let most = request.data_out.unwrap_or(0).min(first_burst);
+        let max_unsolicited = request.data_out.unwrap_or(0).min(first_burst);
         let refusal = if self.connection.logout.has_begun() {
             Some(Response::bare(ScsiStatus::BUSY))
         } else {
             self.connection
-                .misfit(immediate, is_final, most)
-                .map(|misfit| Response::failed(data_sense(misfit.into())))
+                .mismatch(immediate, is_final, max_unsolicited)
+                .map(|mismatch| Response::failed(data_sense(mismatch.into())))
         };
         let (data_in, is_immediate) = (request.data_in, bhs.is_immediate());
         let progress = TaskTransfer {
             data_in,
             data_out: request.data_out,
             is_immediate,
-            transfer: DataOutTransfer::new(immediate, !is_final, most),
+            transfer: DataOutTransfer::new(immediate, !is_final, max_unsolicited),
             memory: 0,
         };
         let (owner, lun) = (self.connection.key, request.command.lun);
         let entry = TaskEntry::new(owner, pdu.initiator_task_tag.get(), lun, progress);
         let slot = self.session.tasks.insert(entry);
-        self.connection.reading = self.connection.reading.saturating_add(bounded(data_in.unwrap_or(0)));
-        self.connection.live = self.connection.live.saturating_add(1);
+        self.connection.data_in_expected =
+            self.connection.data_in_expected.saturating_add(bounded(data_in.unwrap_or(0)));
+        self.connection.task_count = self.connection.task_count.saturating_add(1);
         if is_immediate {
             self.session.immediate = self.session.immediate.saturating_add(1);
         } else {
@@ -88,19 +86,19 @@ impl ConnectionTurn<'_> {
             Some(refusal) => self.refuse(slot, refusal),
         }
         if immediate == 0 {
-            return SegmentPurpose::Nothing;
+            return SegmentPurpose::Discard;
         }
         SegmentPurpose::Data { slot, offset: 0, is_final, is_immediate: true }
     }
 
-    /// A Data-Out: what becomes of its data. That of a task that is gone, aborted perhaps, is
+    /// Processes a Data-Out header. Data of a task that has ended, by an abort for example, is
     /// dropped.
     #[inline]
     pub(super) fn on_data_out(&mut self, bhs: &Bhs) -> SegmentPurpose {
         let pdu: &DataOut = transmute_ref!(bhs);
         let (itt, ttt) = (pdu.initiator_task_tag.get(), pdu.target_transfer_tag.get());
         let slot = if ttt == RESERVED_TAG { self.session.tasks.find(itt) } else { Some(Tasks::slot_of(ttt)) };
-        let Some(slot) = slot else { return SegmentPurpose::Nothing };
+        let Some(slot) = slot else { return SegmentPurpose::Discard };
         let key = self.connection.key;
         let current =
             self.session.tasks.get_mut(slot).map_or(0, |entry| entry.progress.transfer.current_r2t());
@@ -111,16 +109,16 @@ impl ConnectionTurn<'_> {
             .get_mut(slot)
             .filter(|entry| is_current && entry.tag == itt && entry.owner == key)
         else {
-            return SegmentPurpose::Nothing;
+            return SegmentPurpose::Discard;
         };
         if matches!(entry.state, TaskState::Aborted(_)) {
-            return SegmentPurpose::Nothing;
+            return SegmentPurpose::Discard;
         }
         let (offset, len) = (pdu.buffer_offset.get(), pdu.data_segment_length.get());
         let checked = entry.progress.transfer.check(ttt, pdu.data_sn.get(), offset, len);
         if entry.state == TaskState::Data
             && !entry.progress.transfer.is_lost()
-            && let Err(misfit) = checked
+            && let Err(mismatch) = checked
         {
             if self.connection.level > 0 && entry.progress.transfer.is_gap(pdu.data_sn.get(), offset) {
                 entry.progress.transfer.lose();
@@ -132,27 +130,28 @@ impl ConnectionTurn<'_> {
                 };
             }
             if ttt == RESERVED_TAG && entry.progress.transfer.has_lost() {
-                // Unsolicited data that was given up, and is asked for by now.
-                return SegmentPurpose::Nothing;
+                // Unsolicited data that was lost and is already requested by R2T.
+                return SegmentPurpose::Discard;
             }
             let is_open = entry.progress.transfer.is_open();
-            self.fail(slot, Response::failed(data_sense(misfit.into())));
+            self.fail(slot, Response::failed(data_sense(mismatch.into())));
             if !is_open {
                 self.end_if_closed(slot);
-                return SegmentPurpose::Nothing;
+                return SegmentPurpose::Discard;
             }
         }
         SegmentPurpose::Data { slot, offset, is_final: pdu.flags & FLAG_FINAL != 0, is_immediate: false }
     }
 
-    /// Data of a task has come: put in its place, or `lent` in the receive buffer.
+    /// Processes received data of a task; `borrowed` is the data if it is still in the receive
+    /// buffer.
     #[inline]
     pub(super) fn on_data(
         &mut self,
         slot: usize,
         offset: u32,
         len: usize,
-        lent: Option<Seg>,
+        borrowed: Option<Seg>,
         (is_final, is_immediate): (bool, bool),
     ) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
@@ -163,15 +162,15 @@ impl ConnectionTurn<'_> {
         if entry.progress.transfer.is_lost() {
             return self.skip(slot, is_final);
         }
-        if let Some(lent) = lent
-            && !entry.progress.transfer.put(offset, &lent)
+        if let Some(borrowed) = borrowed
+            && !entry.progress.transfer.put(offset, &borrowed)
         {
             if !self.give_memory(slot) {
                 self.fail(slot, Response::bare(ScsiStatus::BUSY));
                 return self.on_data(slot, offset, len, None, (is_final, is_immediate));
             }
             if let Some(entry) = self.session.tasks.get_mut(slot) {
-                entry.progress.transfer.put(offset, &lent);
+                entry.progress.transfer.put(offset, &borrowed);
             }
         }
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
@@ -181,32 +180,32 @@ impl ConnectionTurn<'_> {
         } else {
             entry.progress.transfer.advance(len as u32, is_final)
         };
-        if let Err(misfit) = advanced {
-            self.fail(slot, Response::failed(data_sense(misfit.into())));
+        if let Err(mismatch) = advanced {
+            self.fail(slot, Response::failed(data_sense(mismatch.into())));
             return self.end_if_closed(slot);
         }
-        self.go_on(slot);
+        self.continue_data_out(slot);
     }
 
-    /// Lets writes ask for data that had no memory, in order, as long as there is some.
-    pub(super) fn resume_grants(&mut self) {
-        while let Some(&slot) = self.connection.grants.front() {
+    /// Sends R2Ts for writes that waited for memory, in order, while there is memory.
+    pub(super) fn resume_memory_waiters(&mut self) {
+        while let Some(&slot) = self.connection.memory_waiters.front() {
             let wants = self.session.tasks.get_mut(slot).is_some_and(|entry| {
                 entry.state == TaskState::Data
-                    && entry.progress.transfer.wants_grant()
+                    && entry.progress.transfer.needs_r2t()
                     && !entry.progress.transfer.has_memory()
             });
             if wants && !self.give_memory(slot) {
                 return;
             }
-            self.connection.grants.pop_front();
+            self.connection.memory_waiters.pop_front();
             if wants {
-                self.ask(slot);
+                self.request_data_out(slot);
             }
         }
     }
 
-    /// Gives a task's round its memory, if there is some.
+    /// Allocates memory for a task's round of data-out; returns whether it has memory.
     pub(super) fn give_memory(&mut self, slot: usize) -> bool {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return false };
         if entry.progress.transfer.has_memory() {
@@ -217,50 +216,50 @@ impl ConnectionTurn<'_> {
             return false;
         }
         let Some(memory) = self.connection.pool.take_payload_or_wait(len) else { return false };
-        self.connection.given = self.connection.given.wrapping_add(1);
-        entry.progress.transfer.given = self.connection.given;
+        self.connection.allocation_order = self.connection.allocation_order.wrapping_add(1);
+        entry.progress.transfer.allocation_order = self.connection.allocation_order;
         entry.progress.transfer.set_memory(memory.seg(0, len));
         entry.progress.memory = entry.progress.memory.saturating_add(len);
-        self.connection.granted = self.connection.granted.saturating_add(len);
+        self.connection.data_out_memory = self.connection.data_out_memory.saturating_add(len);
         true
     }
 
-    /// Goes on with a task that collects data.
+    /// Continues a task that receives data-out.
     #[inline]
-    pub(super) fn go_on(&mut self, slot: usize) {
+    pub(super) fn continue_data_out(&mut self, slot: usize) {
         match self.take_round(slot) {
             Some(data) => self.deliver_data(slot, data),
-            None => self.ask(slot),
+            None => self.request_data_out(slot),
         }
     }
 
-    /// A round's data, if all of it is here.
+    /// The data of a round, if complete.
     #[inline]
     fn take_round(&mut self, slot: usize) -> Option<Result<SgList, Sense>> {
         let entry = self.session.tasks.get_mut(slot)?;
         let transfer = Some(&mut entry.progress.transfer).filter(|transfer| transfer.is_complete())?;
-        // A second round whose data came with the first, beyond what that wanted, was dropped.
+        // Data of a second round that arrived with the first was dropped.
         Some(transfer.take_data().ok_or_else(|| data_sense(NOT_ENOUGH_DATA)))
     }
 
-    /// Sends what R2Ts may be sent, or queues for the memory that they need.
-    fn ask(&mut self, slot: usize) {
+    /// Sends the permitted R2Ts, or queues the task for memory.
+    fn request_data_out(&mut self, slot: usize) {
         let is_failed = self.connection.is_failed;
         let Some(entry) = self.session.tasks.get_mut(slot).filter(|_| !is_failed) else { return };
         if !entry.progress.transfer.has_memory() {
-            if !entry.progress.transfer.wants_grant() {
+            if !entry.progress.transfer.needs_r2t() {
                 return;
             }
-            // Whoever came first gets memory first.
-            if !self.connection.grants.is_empty() || !self.give_memory(slot) {
-                return self.connection.grants.push_back(slot);
+            // Memory is allocated in the order of requests.
+            if !self.connection.memory_waiters.is_empty() || !self.give_memory(slot) {
+                return self.connection.memory_waiters.push_back(slot);
             }
         }
         if self.connection.replies.mover.is_some() {
             return self.fetch(slot);
         }
         let max_burst = self.connection.parameters.get(OperationalKey::MaxBurstLength);
-        // What is lost is asked for again in order only if nothing else was asked for (RFC 7143
+        // Lost data can be requested again in order only if no other R2T is outstanding (RFC 7143
         // §13.19).
         let max_outstanding = match self.connection.level {
             0 => self.connection.parameters.get(OperationalKey::MaxOutstandingR2T),
@@ -272,17 +271,17 @@ impl ConnectionTurn<'_> {
             .session
             .tasks
             .get_mut(slot)
-            .and_then(|entry| entry.progress.transfer.grant(max_burst, max_outstanding))
+            .and_then(|entry| entry.progress.transfer.next_r2t(max_burst, max_outstanding))
         {
             let ttt = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
             self.connection.replies.r2t(self.session.window, to, ttt, grant);
         }
     }
 
-    /// Reads what a task's round lacks from the initiator's memory, all at once.
+    /// Reads the missing data of a task's round from the initiator's memory with one RDMA Read.
     pub(super) fn fetch(&mut self, slot: usize) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
-        let Some(grant) = entry.progress.transfer.grant(u32::MAX, 1) else { return };
+        let Some(grant) = entry.progress.transfer.next_r2t(u32::MAX, 1) else { return };
         let Some(place) = entry.progress.transfer.place(grant.offset, grant.len as usize) else { return };
         let tag = self.session.tasks.transfer_tag(slot, grant.r2t_sn);
         if let Some(mover) = &mut self.connection.replies.mover {
@@ -290,8 +289,7 @@ impl ConnectionTurn<'_> {
         }
     }
 
-    /// What was asked for under that tag has been read, or never will be; then the connection is
-    /// over.
+    /// Ends the RDMA Read with this tag: its data has arrived, or the connection is over.
     pub(super) fn on_fetched(&mut self, tag: u32) {
         let slot = Tasks::slot_of(tag);
         let key = self.connection.key;
@@ -315,12 +313,12 @@ impl ConnectionTurn<'_> {
         let run = (request.beg_run.get(), request.run_length.get());
         let (window, replies) = (self.session.window, &mut self.connection.replies);
         let result = match SnackType(request.snack_type & FUNCTION_MASK) {
-            SnackType::DATA_R2T => match replies.data_again(window, itt, run) {
+            SnackType::DATA_R2T => match replies.retransmit_data(window, itt, run) {
                 Some(result) => result,
-                None => self.r2t_again(itt, run),
+                None => self.retransmit_r2t(itt, run),
             },
-            SnackType::STATUS => replies.answers_again(window, run.0, run.1),
-            SnackType::DATA_ACK if run.1 == 0 => replies.confirm_data(ttt, run.0),
+            SnackType::STATUS => replies.retransmit_status(window, run.0, run.1),
+            SnackType::DATA_ACK if run.1 == 0 => replies.acknowledge_data(ttt, run.0),
             SnackType::R_DATA if run.1 == 0 && ttt != 0 && ttt != RESERVED_TAG => {
                 replies.resegment(window, itt, run.0, ttt)
             }
@@ -331,9 +329,9 @@ impl ConnectionTurn<'_> {
         }
     }
 
-    /// Sends the R2T again whose data has not come. Data acknowledges its R2T, and there is one at
-    /// a time.
-    fn r2t_again(&mut self, itt: u32, (first, count): (u32, u32)) -> Result<(), RejectReason> {
+    /// Sends the outstanding R2T again. Received data acknowledges its R2T, and only one is
+    /// outstanding.
+    fn retransmit_r2t(&mut self, itt: u32, (first, count): (u32, u32)) -> Result<(), RejectReason> {
         let slot = self.session.tasks.find(itt).ok_or(RejectReason::PROTOCOL_ERROR)?;
         let key = self.connection.key;
         let entry = self.session.tasks.get_mut(slot).filter(|entry| count <= 1 && entry.owner == key);
@@ -347,7 +345,7 @@ impl ConnectionTurn<'_> {
         Ok(())
     }
 
-    /// A PDU of a task's data did not come as it was sent; whether the task can do without.
+    /// Marks a task's current data sequence as lost; `false` if the task no longer receives data.
     pub(super) fn lose(&mut self, slot: usize) -> bool {
         let entry = self.session.tasks.get_mut(slot).filter(|entry| entry.state == TaskState::Data);
         entry.is_some_and(|entry| {
@@ -356,8 +354,7 @@ impl ConnectionTurn<'_> {
         })
     }
 
-    /// A PDU of a sequence that is lost has come. When that was the last one, what is missing is
-    /// asked for again.
+    /// Skips a PDU of a lost sequence. After the last one, the missing data is requested again.
     pub(super) fn skip(&mut self, slot: usize, is_final: bool) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         if !entry.progress.transfer.skip(is_final) {
@@ -365,11 +362,11 @@ impl ConnectionTurn<'_> {
             return self.end_if_closed(slot);
         }
         if is_final {
-            self.go_on(slot);
+            self.continue_data_out(slot);
         }
     }
 
-    /// Asks again for data that does not come.
+    /// Requests data again that does not arrive.
     pub(super) fn recover_stalled(&mut self) {
         let current = self.connection.awaiting.slot();
         let key = self.connection.key;
@@ -382,19 +379,19 @@ impl ConnectionTurn<'_> {
             if !entry.progress.transfer.is_stalled() {
                 continue;
             }
-            let goes_on = entry.progress.transfer.skip(true);
-            if !goes_on {
+            let continues = entry.progress.transfer.skip(true);
+            if !continues {
                 self.fail(slot, Response::failed(data_sense(NOT_ENOUGH_DATA)));
             }
             match self.session.tasks.get_mut(slot).map(|entry| entry.state) {
-                Some(TaskState::Data) => self.go_on(slot),
+                Some(TaskState::Data) => self.continue_data_out(slot),
                 _ => self.end_if_closed(slot),
             }
         }
     }
 
-    pub(super) fn on_management(&mut self, bhs: &Bhs) {
-        let request: &TaskManagementRequest = transmute_ref!(bhs);
+    pub(super) fn on_task_management(&mut self, bhs: &Bhs) {
+        let request: &TaskManagementFunctionRequest = transmute_ref!(bhs);
         let lun = Lun(u64::from_be_bytes(request.lun));
         let itt = request.initiator_task_tag.get();
         if self.session.tasks.server.is_none() {
@@ -406,12 +403,12 @@ impl ConnectionTurn<'_> {
         let function = Function(request.function & FUNCTION_MASK);
         let knows_queries = self.connection.parameters.get(OperationalKey::iSCSIProtocolLevel) >= RFC_7144;
         match function {
-            Function::ABORT_TASK => self.abort_one(request),
+            Function::ABORT_TASK => self.abort_single(request),
             Function::ABORT_TASK_SET => self.manage_unit(request, TaskManagement::AbortTaskSet),
             Function::CLEAR_TASK_SET => self.manage_unit(request, TaskManagement::ClearTaskSet),
             Function::LOGICAL_UNIT_RESET => self.manage_unit(request, TaskManagement::LogicalUnitReset),
             Function::TARGET_WARM_RESET | Function::TARGET_COLD_RESET => {
-                self.abort_early(request, |_| true);
+                self.cancel_early(request, |_| true);
                 self.reset_target(itt, function == Function::TARGET_COLD_RESET);
             }
             Function::TASK_REASSIGN if self.connection.level > 1 => self.reassign(request),
@@ -421,25 +418,26 @@ impl ConnectionTurn<'_> {
             }
             Function::QUERY_TASK if knows_queries => {
                 let is_there = self.has_task(request.referenced_task_tag.get(), lun);
-                self.respond(itt, answer_to_query(is_there));
+                self.respond(itt, query_response(is_there));
             }
             Function::QUERY_TASK_SET if knows_queries => {
                 let has_unit = self.session.tasks.server.as_ref().is_some_and(|server| server.has_unit(lun));
                 let is_there = !self.session.tasks.select(|entry| entry.lun.names_same_unit(lun)).is_empty();
-                let answer = answer_to_query(is_there);
+                let answer = query_response(is_there);
                 self.respond(itt, if has_unit { answer } else { FunctionResponse::LUN_DOES_NOT_EXIST });
             }
             Function::I_T_NEXUS_RESET if knows_queries => {
-                self.abort_early(request, |_| true);
+                self.cancel_early(request, |_| true);
                 self.reset_nexus(itt);
             }
             _ => self.respond(itt, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED),
         }
     }
 
-    /// RFC 7143 §11.6.1: a task that is not there may be one whose answer is on its way, or one
-    /// that has not come. The latter's number counts as received, so that it is never done.
-    fn abort_one(&mut self, request: &TaskManagementRequest) {
+    /// Aborts a single task. RFC 7143 §11.6.1: a missing task may have its response in flight, or
+    /// may not have arrived. In the latter case its CmdSN counts as received, so that it never
+    /// executes.
+    fn abort_single(&mut self, request: &TaskManagementFunctionRequest) {
         let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
         if self.has_task(referenced, Lun(u64::from_be_bytes(request.lun))) {
             return self.abort_task(itt, referenced);
@@ -456,26 +454,26 @@ impl ConnectionTurn<'_> {
         self.respond(itt, response);
     }
 
-    fn manage_unit(&mut self, request: &TaskManagementRequest, function: TaskManagement) {
+    fn manage_unit(&mut self, request: &TaskManagementFunctionRequest, function: TaskManagement) {
         let (itt, lun) = (request.initiator_task_tag.get(), Lun(u64::from_be_bytes(request.lun)));
         match TaskRouter::manage_unit(self, itt, function, lun) {
             ManagementResponse::IncorrectLogicalUnitNumber => {
                 self.respond(itt, FunctionResponse::LUN_DOES_NOT_EXIST);
             }
             ManagementResponse::FunctionComplete => {
-                self.abort_early(request, |other| other.names_same_unit(lun));
+                self.cancel_early(request, |other| other.names_same_unit(lun));
             }
         }
     }
 
-    /// Aborts commands that wait for their turn and were sent before the function that wants it.
-    fn abort_early(&mut self, request: &TaskManagementRequest, is_it: impl Fn(Lun) -> bool) {
-        let meant = self.session.early.select(|bhs, cmd_sn| {
+    /// Cancels early commands that were sent before the task management function.
+    fn cancel_early(&mut self, request: &TaskManagementFunctionRequest, predicate: impl Fn(Lun) -> bool) {
+        let selected = self.session.early.select(|bhs, cmd_sn| {
             bhs.opcode() == IscsiOpcode::SCSI_COMMAND
                 && is_before(cmd_sn, request.cmd_sn.get())
-                && is_it(Lun(u64::from_be_bytes(bhs.lun)))
+                && predicate(Lun(u64::from_be_bytes(bhs.lun)))
         });
-        meant.into_iter().for_each(|cmd_sn| self.session.early.cancel(cmd_sn));
+        selected.into_iter().for_each(|cmd_sn| self.session.early.cancel(cmd_sn));
     }
 }
 
@@ -483,10 +481,10 @@ impl ScsiTransport for ConnectionTurn<'_> {
     type Progress = TaskTransfer;
 
     #[inline]
-    fn parts(&mut self) -> Parts<'_, TaskTransfer> {
+    fn parts(&mut self) -> TransportParts<'_, TaskTransfer> {
         let (tasks, connection) = (&mut self.session.tasks, &mut *self.connection);
         let (owner, now) = (connection.key, connection.now);
-        Parts { tasks, queue: &mut connection.queue, owner, now }
+        TransportParts { tasks, queue: &mut connection.queue, owner, now }
     }
 
     #[inline]
@@ -495,7 +493,7 @@ impl ScsiTransport for ConnectionTurn<'_> {
         entry.progress.transfer.begin_round(u32::try_from(len).unwrap_or(u32::MAX));
         let data = self.take_round(slot);
         if data.is_none() {
-            self.ask(slot);
+            self.request_data_out(slot);
         }
         data
     }
@@ -506,10 +504,15 @@ impl ScsiTransport for ConnectionTurn<'_> {
     }
 
     fn is_fetching(&mut self, slot: usize) -> bool {
-        // Over RDMA, data that is asked for is read from memory that the initiator closes when it
-        // hears of the abort.
+        // An RDMA Read may still access the initiator's memory, which the initiator invalidates
+        // when it receives the response.
         let is_read = self.connection.replies.mover.is_some();
-        is_read && self.session.tasks.get_mut(slot).is_some_and(|entry| entry.progress.transfer.is_asked())
+        is_read
+            && self
+                .session
+                .tasks
+                .get_mut(slot)
+                .is_some_and(|entry| entry.progress.transfer.has_outstanding_r2t())
     }
 
     #[inline]
@@ -532,8 +535,8 @@ impl ScsiTransport for ConnectionTurn<'_> {
         }
         self.drop_task(slot);
         if self.connection.is_failed {
-            let outcome = self.connection.replies.outcome(expected, response);
-            return self.session.park(self.connection.key, outcome);
+            let sent = self.connection.replies.record(expected, response);
+            return self.session.park(self.connection.key, sent);
         }
         if self.connection.replies.mover.is_some() {
             return self.connection.replies.command_over_rdma(self.session.window, slot, expected, response);
@@ -545,14 +548,15 @@ impl ScsiTransport for ConnectionTurn<'_> {
     fn release(&mut self, slot: usize) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         let connection = &mut *self.connection;
-        if !connection.grants.is_empty() {
-            connection.grants.retain(|other| *other != slot);
+        if !connection.memory_waiters.is_empty() {
+            connection.memory_waiters.retain(|other| *other != slot);
         }
         let TaskTransfer { data_in, memory, is_immediate, .. } = entry.progress;
         if entry.owner == connection.key {
-            connection.reading = connection.reading.saturating_sub(bounded(data_in.unwrap_or(0)));
-            connection.granted = connection.granted.saturating_sub(memory);
-            connection.live = connection.live.saturating_sub(1);
+            connection.data_in_expected =
+                connection.data_in_expected.saturating_sub(bounded(data_in.unwrap_or(0)));
+            connection.data_out_memory = connection.data_out_memory.saturating_sub(memory);
+            connection.task_count = connection.task_count.saturating_sub(1);
         }
         if is_immediate {
             self.session.immediate = self.session.immediate.saturating_sub(1);
@@ -567,46 +571,46 @@ impl ScsiTransport for ConnectionTurn<'_> {
         }
         self.respond(done.tag, FunctionResponse::FUNCTION_COMPLETE);
         if done.ends_session {
-            // RFC 7143 §11.5.1: the connections of all initiators, and this one's when it has its
-            // answer.
-            if let Some(membership) = &self.session.membership {
-                membership.end_others();
+            // RFC 7143 §11.5.1: closes the connections of all initiators, and this one after its
+            // response.
+            if let Some(registration) = &self.session.registration {
+                registration.end_others();
             }
             self.end_session();
         }
     }
 
     fn post(&mut self, owner: u32, event: TaskEvent) -> bool {
-        let is_there = self.session.has_link(owner);
+        let is_there = self.session.has_connection(owner);
         self.session.post(owner, ConnectionEvent::Task(event));
         is_there
     }
 }
 
 impl From<DataOutMismatch> for Asc {
-    fn from(misfit: DataOutMismatch) -> Asc {
-        match misfit {
+    fn from(mismatch: DataOutMismatch) -> Asc {
+        match mismatch {
             DataOutMismatch::Unexpected => UNEXPECTED_UNSOLICITED_DATA,
             DataOutMismatch::WrongAmount => NOT_ENOUGH_DATA,
         }
     }
 }
 
-/// Whether one CmdSN comes before another.
+/// Whether `cmd_sn` precedes `other` in serial number arithmetic.
 fn is_before(cmd_sn: u32, other: u32) -> bool {
     other.wrapping_sub(cmd_sn).wrapping_sub(1) < (1 << 31) - 1
 }
 
-fn answer_to_query(is_there: bool) -> FunctionResponse {
+fn query_response(is_there: bool) -> FunctionResponse {
     if is_there { FunctionResponse::FUNCTION_SUCCEEDED } else { FunctionResponse::FUNCTION_COMPLETE }
 }
 
-/// ABORTED COMMAND: a delivery that failed (RFC 7143 §11.4.7.2).
+/// ABORTED COMMAND for a failed delivery of data (RFC 7143 §11.4.7.2).
 pub(super) fn data_sense(asc: Asc) -> Sense {
     Sense::new(SenseKey::ABORTED_COMMAND, asc)
 }
 
-/// What a length that an initiator names may make us hold, in bytes.
+/// An expected transfer length, limited to the longest transfer, in bytes.
 #[inline]
 pub(super) fn bounded(len: u32) -> usize {
     len.min(MAX_TRANSFER) as usize
@@ -614,10 +618,10 @@ pub(super) fn bounded(len: u32) -> usize {
 
 /// UNEXPECTED UNSOLICITED DATA.
 const UNEXPECTED_UNSOLICITED_DATA: Asc = Asc(0x0c0c);
-/// NOT ENOUGH UNSOLICITED DATA; the RFC's "incorrect amount of data".
+/// NOT ENOUGH UNSOLICITED DATA; RFC 7143 says "incorrect amount of data".
 pub(super) const NOT_ENOUGH_DATA: Asc = Asc(0x0c0d);
 /// PROTOCOL SERVICE CRC ERROR.
 pub(super) const CRC_ERROR: Asc = Asc(0x4705);
 
-/// The value of `iSCSIProtocolLevel` that RFC 7144 defines.
+/// Value of `iSCSIProtocolLevel` that includes RFC 7144.
 const RFC_7144: u32 = 2;

@@ -1,14 +1,14 @@
-//! Over RDMA: what moves the data of commands in the place of Data-In and R2T (RFC 5047).
+//! Data transfer over RDMA instead of Data-In and R2T PDUs (RFC 5047).
 //!
 //! ```text
-//!   Get_Data: RDMA Read ──▶ `gets` ───┐
-//!                                     ├─▶ queue pair
-//!   Put_Data: RDMA Write, then Send ──▶ the sender's messages: the response with its data-in
+//!   Get_Data: RDMA Read ──▶ `pending_reads` ──────────────────────┐
+//!                                                                 ├─▶ queue pair
+//!   Put_Data: RDMA Write, then Send ──▶ the sender's messages: ───┘
+//!                                       the response with its data-in
 //! ```
-//! The data of a read goes right before its response, and the queue pair keeps the order of what it
-//! is given. So an initiator can end the first of many commands, and send the next, while the data
-//! of the others is on its way. A read of the initiator's memory is as long as the round of its
-//! command.
+//! The data of a read precedes its response, and the queue pair preserves order. So the initiator
+//! can receive the first of many responses, and send the next command, while the data of the others
+//! is in flight. One RDMA Read fetches a whole round of data-out.
 
 use crate::rdma::{QueuePair, Remote, Stag, WorkId};
 use blockmux_volume::{Seg, SgList};
@@ -17,67 +17,67 @@ use blockmux_wire::iscsi::scsi::{FLAG_READ, FLAG_WRITE, ScsiCommand};
 use blockmux_wire::iser::ControlHeader;
 use std::collections::VecDeque;
 
-/// Memory that the initiator has opened for a command: name and begin.
+/// Buffers that the initiator advertised for a command: STag and base offset each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Remotes {
-    /// For its data-in.
+pub(super) struct RemoteBuffers {
+    /// Buffer for data-in.
     read: Option<(u32, u64)>,
-    /// With its data-out.
+    /// Buffer with data-out.
     write: Option<(u32, u64)>,
-    /// The offset of the data-out that was asked for first.
+    /// Offset of the first requested data-out byte.
     first: Option<u32>,
 }
 
-/// Moves the data of one connection's commands.
+/// Transfers the data of one connection's commands.
 pub(super) struct TargetDatamover {
-    /// Data-out to read.
-    gets: VecDeque<Get>,
-    /// Reads that are on their way, and how many there may be.
+    /// RDMA Reads to post.
+    pending_reads: VecDeque<PendingRead>,
+    /// Number of RDMA Reads in flight.
     reading: u32,
-    /// Of the PDU that is looked at.
-    arriving: Remotes,
-    /// By the slot of the task.
-    remotes: Vec<Remotes>,
-    /// The initiator takes messages that close its memory.
+    /// Buffers of the current PDU.
+    current_buffers: RemoteBuffers,
+    /// Buffers of the tasks, by slot.
+    buffers: Vec<RemoteBuffers>,
+    /// The initiator accepts Send with Invalidate.
     invalidates: bool,
-    /// What a write's header names begins behind the data that comes unasked.
+    /// The advertised write buffer begins after the unsolicited data.
     is_solicited_only: bool,
-    /// Data-in that was not given to the queue pair, or comes back from it, in bytes.
+    /// Data-in that was not posted, or whose completion is outstanding, in bytes.
     unsent: usize,
-    /// What the queue pair has not sent, in bytes.
+    /// Unsent bytes in the queue pair.
     waiting: usize,
 }
 
-struct Get {
+struct PendingRead {
     id: WorkId,
     place: Seg,
     remote: Remote,
 }
 
-/// What a piece of work was, by its number.
+/// A completed work request, decoded from its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moved {
+pub(super) enum CompletedWork {
     /// A message.
     Message,
-    /// So many bytes of data-in.
+    /// An RDMA Write of this many bytes.
     Put(u32),
-    /// Data-out, that an R2T of this tag would have asked for.
+    /// The RDMA Read of the R2T with this target transfer tag.
     Got(u32),
 }
 
-impl From<&ControlHeader> for Remotes {
-    fn from(header: &ControlHeader) -> Remotes {
-        Remotes { read: header.read(), write: header.write(), first: None }
+impl From<&ControlHeader> for RemoteBuffers {
+    fn from(header: &ControlHeader) -> RemoteBuffers {
+        RemoteBuffers { read: header.read(), write: header.write(), first: None }
     }
 }
 
-impl From<WorkId> for Moved {
-    fn from(id: WorkId) -> Moved {
+impl From<WorkId> for CompletedWork {
+    fn from(id: WorkId) -> CompletedWork {
         let value = id.0 as u32;
         match id.0 >> u32::BITS {
-            PUT => Moved::Put(value),
-            GET => Moved::Got(value),
-            _ => Moved::Message,
+            PUT => CompletedWork::Put(value),
+            GET => CompletedWork::Got(value),
+            _ => CompletedWork::Message,
         }
     }
 }
@@ -85,10 +85,10 @@ impl From<WorkId> for Moved {
 impl TargetDatamover {
     pub(super) fn new(invalidates: bool, is_solicited_only: bool) -> TargetDatamover {
         TargetDatamover {
-            gets: VecDeque::new(),
+            pending_reads: VecDeque::new(),
             reading: 0,
-            arriving: Remotes::default(),
-            remotes: Vec::new(),
+            current_buffers: RemoteBuffers::default(),
+            buffers: Vec::new(),
             invalidates,
             is_solicited_only,
             unsent: 0,
@@ -96,42 +96,42 @@ impl TargetDatamover {
         }
     }
 
-    /// A PDU with that memory is looked at.
+    /// Sets the buffers of the PDU that is processed next.
     #[inline]
-    pub(super) fn arrive(&mut self, remotes: Remotes) {
-        self.arriving = remotes;
+    pub(super) fn set_current(&mut self, buffers: RemoteBuffers) {
+        self.current_buffers = buffers;
     }
 
-    pub(super) fn arriving(&self) -> Remotes {
-        self.arriving
+    pub(super) fn current_buffers(&self) -> RemoteBuffers {
+        self.current_buffers
     }
 
-    /// Whether the PDU that is looked at names memory for all data of its command that does not
-    /// come unasked.
-    pub(super) fn reaches_data_of(&self, command: &ScsiCommand, first_burst: u32) -> bool {
+    /// Whether the current PDU advertises buffers for all solicited data of its command.
+    pub(super) fn covers_data_of(&self, command: &ScsiCommand, first_burst: u32) -> bool {
         let expected = command.expected_data_transfer_length.get();
-        let unasked = match command.flags & FLAG_FINAL {
+        let unsolicited = match command.flags & FLAG_FINAL {
             0 => first_burst,
             _ => command.data_segment_length.get(),
         };
-        let needs_write = command.flags & FLAG_WRITE != 0 && expected > unasked;
+        let needs_write = command.flags & FLAG_WRITE != 0 && expected > unsolicited;
         let needs_read = command.flags & FLAG_READ != 0 && command.flags & FLAG_WRITE == 0 && expected > 0;
-        (!needs_write || self.arriving.write.is_some()) && (!needs_read || self.arriving.read.is_some())
+        (!needs_write || self.current_buffers.write.is_some())
+            && (!needs_read || self.current_buffers.read.is_some())
     }
 
-    /// The PDU that is looked at is the command of that task.
+    /// Assigns the buffers of the current PDU to a task.
     #[inline]
     pub(super) fn assign(&mut self, slot: usize) {
-        if self.remotes.len() <= slot {
-            self.remotes.resize(slot.saturating_add(1), Remotes::default());
+        if self.buffers.len() <= slot {
+            self.buffers.resize(slot.saturating_add(1), RemoteBuffers::default());
         }
-        if let Some(remotes) = self.remotes.get_mut(slot) {
-            *remotes = std::mem::take(&mut self.arriving);
+        if let Some(buffers) = self.buffers.get_mut(slot) {
+            *buffers = std::mem::take(&mut self.current_buffers);
         }
     }
 
-    /// What goes with the response to a task whose data-in are the first `len` bytes of `data`: the
-    /// write before it, and the memory that it closes.
+    /// The RDMA Write before a response and the STag that the response invalidates. The data-in are
+    /// the first `len` bytes of `data`.
     #[inline]
     pub(super) fn put(
         &mut self,
@@ -139,54 +139,54 @@ impl TargetDatamover {
         data: SgList,
         len: usize,
     ) -> (Option<(SgList, Remote)>, Option<Stag>) {
-        let remotes = self.remotes.get(slot).copied().unwrap_or_default();
-        let data_in = remotes.read.filter(|_| len > 0).map(|(stag, address)| {
+        let buffers = self.buffers.get(slot).copied().unwrap_or_default();
+        let data_in = buffers.read.filter(|_| len > 0).map(|(stag, address)| {
             let local = if len == data.len() { data } else { data.slice(0, len) };
             self.unsent = self.unsent.saturating_add(len);
-            (local, Remote { stag: Stag(stag), address, len: len as u32 }) // at most the expected length
+            (local, Remote { stag: Stag(stag), address, len: len as u32 })
         });
-        let named = remotes.read.or(remotes.write).filter(|_| self.invalidates);
-        (data_in, named.map(|(stag, _)| Stag(stag)))
+        let to_invalidate = buffers.read.or(buffers.write).filter(|_| self.invalidates);
+        (data_in, to_invalidate.map(|(stag, _)| Stag(stag)))
     }
 
-    /// Asks for data-out of a task: from `offset` on, as much as `place` holds. `tag` is what it is
-    /// known by.
+    /// Queues an RDMA Read of a task's data-out at `offset` into `place`. `tag` identifies it on
+    /// completion.
     pub(super) fn get(&mut self, slot: usize, tag: u32, place: Seg, offset: u32) {
-        let Some(remotes) = self.remotes.get_mut(slot) else { return };
-        let Some((stag, base)) = remotes.write else { return };
-        let first = *remotes.first.get_or_insert(offset);
+        let Some(buffers) = self.buffers.get_mut(slot) else { return };
+        let Some((stag, base)) = buffers.write else { return };
+        let first = *buffers.first.get_or_insert(offset);
         let begin = if self.is_solicited_only { first } else { 0 };
         let address = base.wrapping_add(offset.saturating_sub(begin).into());
         let remote = Remote { stag: Stag(stag), address, len: place.len() as u32 };
         let id = WorkId(GET << u32::BITS | u64::from(tag));
-        self.gets.push_back(Get { id, place, remote });
+        self.pending_reads.push_back(PendingRead { id, place, remote });
     }
 
-    /// Has data-out read, as far as there is room; whether any was.
+    /// Posts queued RDMA Reads while there is room; returns whether any was posted.
     #[inline]
     pub(super) fn read_data(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let before = self.gets.len();
+        let before = self.pending_reads.len();
         while queue_pair.room() > 0
-            && let Some(Get { id, place, remote }) = self.gets.pop_front()
+            && let Some(PendingRead { id, place, remote }) = self.pending_reads.pop_front()
         {
             self.reading = self.reading.saturating_add(1);
             queue_pair.read(id, SgList::one(place), remote);
         }
-        self.gets.len() < before
+        self.pending_reads.len() < before
     }
 
-    /// Whether a read is on its way.
+    /// Whether an RDMA Read is in flight.
     pub(super) fn is_reading(&self) -> bool {
         self.reading > 0
     }
 
-    /// A read is over.
+    /// Called when an RDMA Read has completed.
     #[inline]
-    pub(super) fn has_read(&mut self) {
+    pub(super) fn on_read(&mut self) {
         self.reading = self.reading.saturating_sub(1);
     }
 
-    /// Has data-in written; the queue pair has room for it.
+    /// Posts an RDMA Write; the queue pair has room for it.
     #[inline]
     pub(super) fn write_data(&mut self, queue_pair: &mut impl QueuePair, local: &SgList, remote: Remote) {
         if !queue_pair.write(WorkId(PUT << u32::BITS | u64::from(remote.len)), local, remote) {
@@ -194,34 +194,33 @@ impl TargetDatamover {
         }
     }
 
-    /// The queue pair has so many bytes that have not left.
+    /// Sets the number of unsent bytes in the queue pair.
     #[inline]
     pub(super) fn wait_for(&mut self, bytes: usize) {
         self.waiting = bytes;
     }
 
-    /// The connection is gone: takes out a read that was not given to the queue pair, and returns
-    /// its tag.
+    /// After the end of the connection: removes a queued RDMA Read and returns its tag.
     pub(super) fn abandon(&mut self) -> Option<u32> {
-        self.gets.pop_front().map(|get| get.id.0 as u32)
+        self.pending_reads.pop_front().map(|get| get.id.0 as u32)
     }
 
-    /// Data-in has left.
+    /// Called when an RDMA Write of `len` bytes has completed.
     #[inline]
     pub(super) fn sent(&mut self, len: u32) {
         self.unsent = self.unsent.saturating_sub(len as usize);
     }
 
-    /// Data-in that has not left, in bytes.
+    /// Data-in that was not sent, in bytes.
     #[inline]
     pub(super) fn unsent(&self) -> usize {
         self.unsent.saturating_add(self.waiting)
     }
 }
 
-/// The high half of a number: data-in.
+/// High half of the work request number of an RDMA Write.
 const PUT: u64 = 1;
-/// The high half of a number: data-out.
+/// High half of the work request number of an RDMA Read.
 const GET: u64 = 2;
 
 #[cfg(test)]
@@ -239,19 +238,19 @@ mod tests {
         command
     }
 
-    fn with(remotes: Remotes) -> TargetDatamover {
+    fn with(buffers: RemoteBuffers) -> TargetDatamover {
         let mut mover = TargetDatamover::new(true, true);
-        mover.arrive(remotes);
+        mover.set_current(buffers);
         mover
     }
 
-    const READ: Remotes = Remotes { read: Some((1, 100)), write: None, first: None };
-    const WRITE: Remotes = Remotes { read: None, write: Some((2, 100)), first: None };
+    const READ: RemoteBuffers = RemoteBuffers { read: Some((1, 100)), write: None, first: None };
+    const WRITE: RemoteBuffers = RemoteBuffers { read: None, write: Some((2, 100)), first: None };
 
     #[test]
-    fn memory_is_wanted_for_what_does_not_come_unasked() {
+    fn buffers_are_required_for_solicited_data() {
         let (reads, writes) = (FLAG_FINAL | FLAG_READ, FLAG_FINAL | FLAG_WRITE);
-        let nothing = Remotes::default();
+        let nothing = RemoteBuffers::default();
         let cases = [
             (nothing, command(FLAG_FINAL, 0, 0), true),
             (nothing, command(reads, 512, 0), false),
@@ -265,16 +264,16 @@ mod tests {
             (nothing, command(FLAG_WRITE, 8192, 0), true),
             (nothing, command(FLAG_WRITE, 8193, 0), false),
         ];
-        for (nth, (remotes, command, expected)) in cases.into_iter().enumerate() {
-            assert_eq!(with(remotes).reaches_data_of(&command, 8192), expected, "case {nth}");
+        for (nth, (buffers, command, expected)) in cases.into_iter().enumerate() {
+            assert_eq!(with(buffers).covers_data_of(&command, 8192), expected, "case {nth}");
         }
     }
 
     #[test]
-    fn what_is_asked_for_lies_behind_what_came_unasked() {
+    fn solicited_data_follows_unsolicited_data_in_the_buffer() {
         for (is_solicited_only, addresses) in [(true, [100, 104]), (false, [108, 112])] {
             let mut mover = TargetDatamover::new(true, is_solicited_only);
-            mover.arrive(WRITE);
+            mover.set_current(WRITE);
             mover.assign(3);
             mover.get(3, 7, Seg::from_slice(&[0; 4]), 8);
             mover.get(3, 8, Seg::from_slice(&[0; 4]), 12);
@@ -284,43 +283,43 @@ mod tests {
             assert!(mover.read_data(&mut queue));
             assert!(!mover.read_data(&mut queue) && queue.works.len() == 2);
             let found = [(); 2].map(|()| match queue.works.pop_front() {
-                Some(WorkRequest::Read { id, remote, .. }) => (Moved::from(id), remote.address),
+                Some(WorkRequest::Read { id, remote, .. }) => (CompletedWork::from(id), remote.address),
                 other => panic!("{other:?}"),
             });
-            assert_eq!(found, [(Moved::Got(7), addresses[0]), (Moved::Got(8), addresses[1])]);
+            assert_eq!(found, [(CompletedWork::Got(7), addresses[0]), (CompletedWork::Got(8), addresses[1])]);
         }
     }
 
     #[test]
-    fn a_response_closes_what_its_command_has_named() {
+    fn a_response_invalidates_the_buffer_of_its_command() {
         let data = SgList::one(Seg::from_slice(b"abcdef"));
         for invalidates in [true, false] {
             let mut mover = TargetDatamover::new(invalidates, true);
-            let mut closed = Vec::new();
-            for (slot, remotes) in [READ, WRITE, Remotes::default()].into_iter().enumerate() {
-                mover.arrive(remotes);
+            let mut invalidated = Vec::new();
+            for (slot, buffers) in [READ, WRITE, RemoteBuffers::default()].into_iter().enumerate() {
+                mover.set_current(buffers);
                 mover.assign(slot);
-                let (data_in, closes) = mover.put(slot, data.clone(), if slot == 0 { 4 } else { 0 });
+                let (data_in, invalidates) = mover.put(slot, data.clone(), if slot == 0 { 4 } else { 0 });
                 assert_eq!(data_in.is_some(), slot == 0);
-                closed.push(closes.map(|stag| stag.0));
+                invalidated.push(invalidates.map(|stag| stag.0));
                 if let Some((local, remote)) = data_in {
                     let mut queue = Recorder { room: 1, ..Recorder::default() };
                     mover.write_data(&mut queue, &local, remote);
                     let Some(WorkRequest::Write { id, local, remote }) = queue.works.pop_front() else {
                         panic!()
                     };
-                    let written = (Moved::from(id), local.to_vec(), remote.len);
-                    assert_eq!(written, (Moved::Put(4), b"abcd".to_vec(), 4));
+                    let written = (CompletedWork::from(id), local.to_vec(), remote.len);
+                    assert_eq!(written, (CompletedWork::Put(4), b"abcd".to_vec(), 4));
                 }
             }
             assert_eq!(mover.unsent(), 4);
             mover.sent(4);
             assert_eq!(mover.unsent(), 0);
-            assert_eq!(closed, if invalidates { [Some(1), Some(2), None] } else { [None; 3] });
+            assert_eq!(invalidated, if invalidates { [Some(1), Some(2), None] } else { [None; 3] });
         }
     }
 
-    /// Carries out the first so many writes while it is asked.
+    /// Completes the first `left` writes immediately.
     struct Queue {
         left: u32,
         written: Vec<(Vec<u8>, Remote)>,
@@ -344,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_comes_back_as_nothing_counts_as_long_as_the_queue_pair_has_it() {
+    fn written_data_counts_until_the_queue_pair_has_sent_it() {
         let (mut mover, mut queue) = (with(READ), Queue { left: 2, written: Vec::new() });
         mover.assign(0);
         let puts = [4, 3].map(|len| mover.put(0, SgList::one(Seg::from_slice(b"abcdef")), len).0.unwrap());
@@ -356,13 +355,13 @@ mod tests {
         assert_eq!(mover.unsent(), 3 + 5);
         mover.write_data(&mut queue, &puts[1].0, puts[1].1);
         mover.wait_for(0);
-        assert_eq!((queue.written.len(), mover.unsent()), (2, 3), "it is to come back");
+        assert_eq!((queue.written.len(), mover.unsent()), (2, 3), "the second write is incomplete");
         mover.sent(3);
         assert_eq!(mover.unsent(), 0);
     }
 
     #[test]
-    fn a_read_that_was_not_given_to_the_queue_pair_is_taken_out() {
+    fn an_rdma_read_that_was_not_posted_can_be_removed() {
         let mut mover = with(WRITE);
         mover.assign(1);
         mover.get(1, 7, Seg::from_slice(&[0; 4]), 0);

@@ -1,14 +1,14 @@
-//! Full feature phase: a connection's turn with its session, and requests in the order of CmdSN
-//! (RFC 7143 §4.2, §11).
+//! Full feature phase: processes PDUs and delivers requests in the order of CmdSN (RFC 7143 §4.2,
+//! §11).
 //!
-//! `receive` takes headers and data segments from the stream or from messages, and brings each
-//! header here. What is next in order is done: commands in `command`, pings, text and logout here.
-//! What came before its turn waits in `early`, and is delivered by the connection that brought it
-//! when the gap is filled. `links` is how a connection ends.
+//! `receive` parses headers and data segments from the stream or from iSER messages and passes each
+//! header to this module. Commands are executed in `command`; NOP-Out, text and logout requests
+//! here. Requests ahead of ExpCmdSN wait in `early`; the connection that received them delivers
+//! them once the gap is filled. `connection_table` describes how a connection ends.
 
-use super::connection::Connection;
+use super::connection::TargetConnection;
 use super::datamover::TargetDatamover;
-use super::early::{NextRequest, Whole};
+use super::early::{NextRequest, WholePdu};
 use super::local::LocalSessions;
 use super::receive::{AwaitedIscsiPdu, DataSegment, SegmentPurpose};
 use super::sequence::CmdSnCheck;
@@ -20,7 +20,7 @@ use crate::iscsi::login::target::TargetLoginResult;
 use crate::iscsi::node::IscsiNode;
 use crate::iscsi::pdu::IscsiHeader;
 use crate::iscsi::sender::Sender;
-use crate::iscsi::sessions::Membership;
+use crate::iscsi::sessions::SessionRegistration;
 use crate::scsi::task_set::TaskRouter;
 use crate::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, Tag, Waker};
@@ -34,20 +34,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::transmute_ref;
 
-/// One connection in full feature phase, and the session that it shares with others.
+/// A connection in full feature phase and the session state that it shares with other connections.
 pub(super) struct FullFeatureConnection {
-    pub(super) connection: Connection,
+    pub(super) connection: TargetConnection,
     pub(super) shared: Rc<RefCell<SharedSession>>,
 }
 
-/// A connection's turn with its session: everything that happens, happens in one.
+/// Mutable access to a connection and its session, for the duration of one call from the driver.
 pub(super) struct ConnectionTurn<'a> {
     pub(super) session: &'a mut SharedSession,
-    pub(super) connection: &'a mut Connection,
+    pub(super) connection: &'a mut TargetConnection,
 }
 
 impl Drop for FullFeatureConnection {
-    /// A driver that has ended early leaves nothing in the session.
+    /// Removes the connection from its session, even if the driver stopped early.
     fn drop(&mut self) {
         self.turn(|turn| {
             turn.end();
@@ -56,28 +56,28 @@ impl Drop for FullFeatureConnection {
     }
 }
 
-/// What a connection brings along into full feature phase.
-pub(super) struct Surroundings {
+/// Resources that a connection keeps when it enters full feature phase.
+pub(super) struct ConnectionResources {
     pub(super) node: Arc<IscsiNode>,
     pub(super) group_tag: u16,
-    /// The address that the initiator has connected to.
+    /// IP address that the initiator connected to.
     pub(super) local_ip: String,
     pub(super) local: Rc<LocalSessions>,
     pub(super) pool: Pool,
-    /// Has the connection's driver take a turn.
+    /// Wakes the driver of this connection.
     pub(super) waker: Waker,
     pub(super) sender: Sender,
 }
 
 impl FullFeatureConnection {
-    /// The leading connection of a session that begins.
+    /// Creates a session with this connection as its leading connection.
     pub(super) fn lead(
-        with: Surroundings,
+        with: ConnectionResources,
         mut established: TargetLoginResult,
         now: Instant,
     ) -> FullFeatureConnection {
         let session = SharedSession::new(with.node.clone(), with.group_tag, &mut established);
-        let tsih = session.membership.as_ref().map(Membership::tsih);
+        let tsih = session.registration.as_ref().map(SessionRegistration::tsih);
         let shared = Rc::new(RefCell::new(session));
         if let Some(tsih) = tsih {
             with.local.add(&with.node, tsih, &shared);
@@ -85,19 +85,19 @@ impl FullFeatureConnection {
         FullFeatureConnection::join(with, &shared, established, now)
     }
 
-    /// A connection of a session; [`Shared::admit`] has just said that it may be added.
+    /// Adds a connection to a session. The caller has checked [`SharedSession::admit`].
     pub(super) fn join(
-        with: Surroundings,
+        with: ConnectionResources,
         shared: &Rc<RefCell<SharedSession>>,
         mut established: TargetLoginResult,
         now: Instant,
     ) -> FullFeatureConnection {
-        let key = shared.borrow_mut().add_link(&mut established, &with.waker);
-        let connection = Connection::new(key, &established, with.local_ip, with.pool, with.sender, now);
+        let key = shared.borrow_mut().add_connection(&mut established, &with.waker);
+        let connection = TargetConnection::new(key, &established, with.local_ip, with.pool, with.sender, now);
         FullFeatureConnection { connection, shared: shared.clone() }
     }
 
-    /// The oldest data-out that memory waits for.
+    /// The oldest data-out transfer that holds memory, by the order in which memory was allocated.
     pub(super) fn owed(&self) -> Option<u64> {
         self.shared.borrow().tasks.owed(self.connection.key)
     }
@@ -107,7 +107,7 @@ impl FullFeatureConnection {
         &mut self.connection.replies.sender
     }
 
-    /// Something comes in.
+    /// Sets the current time; called at the start of each driver call.
     #[inline]
     pub(super) fn set_now(&mut self, now: Instant) {
         self.connection.now = now;
@@ -117,13 +117,13 @@ impl FullFeatureConnection {
         self.connection.demand()
     }
 
-    /// Takes every whole message from `at` on; returns where it stopped.
+    /// Consumes complete PDUs from `at` on; returns the offset of the first unread byte.
     #[inline]
     pub(super) fn on_bytes(&mut self, input: &Chunk, at: usize) -> Result<usize, ProtocolError> {
         self.turn(|turn| turn.on_bytes(input, at))
     }
 
-    /// The memory of [`Demand::Place`] is full.
+    /// Called when the memory of [`Demand::Place`] is full.
     pub(super) fn on_placed(&mut self) {
         self.turn(|turn| {
             turn.on_placed();
@@ -131,8 +131,8 @@ impl FullFeatureConnection {
         });
     }
 
-    /// The initiator has closed its side. It should have logged out, but killed ones do not;
-    /// between PDUs nothing that was answered is lost.
+    /// The initiator closed its side of the stream. A logout should come first, but killed
+    /// initiators send none. At a PDU boundary no response is lost.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
         let was_between = matches!(self.connection.awaiting, AwaitedIscsiPdu::Head(_));
         if !self.connection.is_over && self.shared.borrow().is_replaced() {
@@ -143,13 +143,13 @@ impl FullFeatureConnection {
         match was_between {
             true => Ok(()),
             false => Err(ProtocolError {
-                what: "left in the middle of a PDU's data segment",
+                what: "closed the connection inside a PDU's data segment",
                 reference: "RFC 7143 §11.2",
             }),
         }
     }
 
-    /// The target stops: see `links`.
+    /// The target stops: see `connection_table`.
     pub(super) fn on_stop(&mut self) {
         self.turn(|turn| turn.on_stop());
     }
@@ -182,12 +182,12 @@ impl FullFeatureConnection {
         self.connection.events.pop()
     }
 
-    /// Whether there is more to do although the connection is over.
+    /// Whether work remains after the connection failed.
     pub(super) fn lingers(&self) -> bool {
         self.connection.is_failed && !self.connection.is_over
     }
 
-    /// A turn of the driver begins.
+    /// Called at the start of each driver turn.
     #[inline]
     pub(super) fn on_turn(&mut self) {
         self.turn(|turn| turn.on_turn());
@@ -204,14 +204,13 @@ impl FullFeatureConnection {
         result
     }
 
-    /// The connection is a queue pair.
+    /// Switches the connection to RDMA data transfer.
     pub(super) fn set_mover(&mut self, mover: TargetDatamover) {
         self.connection.replies.mover = Some(mover);
     }
 
-    /// Whether tasks that are over, or are to be soon, wait for data to be read from the
-    /// initiator's memory.
-    pub(super) fn wants_reads_over(&self) -> bool {
+    /// Whether ended or aborted tasks wait for RDMA Reads of the initiator's memory.
+    pub(super) fn waits_for_reads(&self) -> bool {
         let connection = &self.connection;
         connection.is_closed()
             || connection.logout.has_begun()
@@ -225,10 +224,10 @@ impl FullFeatureConnection {
 }
 
 impl ConnectionTurn<'_> {
-    /// Takes every whole message from `at` on; returns where it stopped.
+    /// Consumes complete PDUs from `at` on; returns the offset of the first unread byte.
     #[inline]
     pub(super) fn on_bytes(&mut self, input: &Chunk, mut at: usize) -> Result<usize, ProtocolError> {
-        self.connection.keep_alive.heard = true;
+        self.connection.keep_alive.has_received = true;
         self.connection.retry.reset(self.connection.now);
         while !self.connection.is_closed()
             && let Some(taken) = self.step(input, at)?
@@ -244,12 +243,12 @@ impl ConnectionTurn<'_> {
     pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         if let AwaitedIscsiPdu::Memory(segment) = self.connection.awaiting
             && self.connection.queue.is_idle()
-            && self.connection.granted > 0
+            && self.connection.data_out_memory > 0
             && !self.take_memory()
             && (self.connection.retry.is_longest() || self.waits_for_itself(segment))
         {
-            // Memory of this connection is held for data that comes behind this: it must not wait
-            // without an end.
+            // Memory of this connection is reserved for data that arrives after this segment, so
+            // waiting could last forever.
             self.refuse_busy(segment);
         }
         self.connection.retry.on_try(now);
@@ -259,24 +258,24 @@ impl ConnectionTurn<'_> {
             self.linger(now);
             return Ok(());
         }
-        self.part(now);
-        if self.connection.level > 0 && now >= self.connection.look_at {
-            self.connection.look_at = now.checked_add(LOOK_INTERVAL).unwrap_or(now);
+        self.check_logout_deadline(now);
+        if self.connection.level > 0 && now >= self.connection.next_check {
+            self.connection.next_check = now.checked_add(CHECK_INTERVAL).unwrap_or(now);
             self.recover_stalled();
         }
         if now < self.connection.keep_alive.next_tick {
             return Ok(());
         }
         self.connection.keep_alive.next_tick = now.checked_add(PING_INTERVAL).unwrap_or(now);
-        if std::mem::take(&mut self.connection.keep_alive.heard) {
-            self.connection.keep_alive.pinged = false;
-        } else if std::mem::replace(&mut self.connection.keep_alive.pinged, true) {
+        if std::mem::take(&mut self.connection.keep_alive.has_received) {
+            self.connection.keep_alive.is_ping_pending = false;
+        } else if std::mem::replace(&mut self.connection.keep_alive.is_ping_pending, true) {
             return Err(ProtocolError {
                 what: "did not answer a ping within a minute",
                 reference: "RFC 7143 §11.19, NOP-In",
             });
         } else {
-            self.connection.replies.ping(self.session.window, PING_TAG);
+            self.connection.replies.nop_in_ping(self.session.window, PING_TAG);
         }
         Ok(())
     }
@@ -288,35 +287,35 @@ impl ConnectionTurn<'_> {
         self.resume();
     }
 
-    /// Goes on with what waits for memory or for other tasks: a completion may have freed both.
+    /// Continues tasks that wait for memory or for other tasks: a completion may have freed both.
     #[inline]
     fn resume(&mut self) {
         if self.connection.queue.is_waiting() {
             self.resume_waiting();
         }
-        if !self.connection.grants.is_empty() {
-            self.resume_grants();
+        if !self.connection.memory_waiters.is_empty() {
+            self.resume_memory_waiters();
         }
         if matches!(self.connection.awaiting, AwaitedIscsiPdu::Memory(_)) {
             self.take_memory();
         }
-        if self.connection.is_held_up {
+        if self.connection.is_delivery_blocked {
             self.deliver_early();
         }
     }
 
-    /// Refuses a PDU.
+    /// Rejects a PDU.
     #[cold]
     pub(super) fn reject(&mut self, reason: RejectReason, bhs: &Bhs) {
         self.connection.replies.reject(self.session.window, reason, bhs);
     }
 
-    /// Answers a task management function.
+    /// Sends a task management function response.
     pub(super) fn respond(&mut self, itt: u32, response: FunctionResponse) {
         self.connection.replies.management(self.session.window, itt, response);
     }
 
-    /// Acts on a header; says whom its data is for.
+    /// Processes a header; returns what its data segment is for.
     #[inline]
     pub(super) fn on_head(
         &mut self,
@@ -324,7 +323,7 @@ impl ConnectionTurn<'_> {
         ahs: &[u8],
     ) -> Result<SegmentPurpose, ProtocolError> {
         let (bhs, opcode) = (&head.bhs, head.bhs.opcode());
-        // CmdSN and ExpStatSN lie at the same places in all of them; only some have a CmdSN.
+        // CmdSN and ExpStatSN have the same offsets in all request PDUs; only some have a CmdSN.
         let command: &ScsiCommand = transmute_ref!(bhs);
         if self.connection.level > 0 {
             self.connection.replies.acknowledge(command.exp_stat_sn.get());
@@ -338,7 +337,7 @@ impl ConnectionTurn<'_> {
             | IscsiOpcode::LOGOUT_REQUEST => {}
             IscsiOpcode::SNACK_REQUEST if self.connection.level > 0 => {
                 self.on_snack(bhs);
-                return Ok(SegmentPurpose::Nothing);
+                return Ok(SegmentPurpose::Discard);
             }
             _ => {
                 let reason = match opcode {
@@ -347,11 +346,11 @@ impl ConnectionTurn<'_> {
                     _ => RejectReason::COMMAND_NOT_SUPPORTED,
                 };
                 self.reject(reason, bhs);
-                return Ok(SegmentPurpose::Nothing);
+                return Ok(SegmentPurpose::Discard);
             }
         }
         match self.session.window.admission(command.cmd_sn.get(), bhs.is_immediate()) {
-            CmdSnCheck::Ignored => return Ok(SegmentPurpose::Nothing),
+            CmdSnCheck::Ignored => return Ok(SegmentPurpose::Discard),
             CmdSnCheck::Early if !self.may_fill_gaps() => {
                 return Err(ProtocolError {
                     what: "left a gap in CmdSN on the session's only connection",
@@ -361,7 +360,7 @@ impl ConnectionTurn<'_> {
             CmdSnCheck::Now if !self.is_checked_whole(head.data_len) => {}
             CmdSnCheck::Early | CmdSnCheck::Now => {
                 self.connection.gathering.0 = SmallVec::from_slice(ahs);
-                return Ok(SegmentPurpose::Whole);
+                return Ok(SegmentPurpose::WholePdu);
             }
         }
         if !bhs.is_immediate() {
@@ -370,53 +369,54 @@ impl ConnectionTurn<'_> {
         if opcode == IscsiOpcode::SCSI_COMMAND {
             return Ok(self.on_command(command, bhs, ahs));
         }
-        Ok(SegmentPurpose::Talk)
+        Ok(SegmentPurpose::TextOrNop)
     }
 
-    /// Data of a command that waits for its turn waits with it.
+    /// Processes a Data-Out header. Data of a command that waits in `early` is held with it.
     #[inline]
     pub(super) fn on_data_out_head(&mut self, bhs: &Bhs) -> SegmentPurpose {
         let (key, itt) = (self.connection.key, bhs.initiator_task_tag.get());
         if !self.session.early.is_empty() && self.session.early.has_command(key, itt) {
             self.connection.gathering.0 = SmallVec::new();
-            return SegmentPurpose::Whole;
+            return SegmentPurpose::WholePdu;
         }
         self.on_data_out(bhs)
     }
 
-    /// Whether what is missing before a command may come still. On the only connection, and without
-    /// recovery, it never will.
+    /// Whether the requests missing before a CmdSN may still arrive. On a session's only connection
+    /// without error recovery they never do.
     pub(super) fn may_fill_gaps(&self) -> bool {
         self.connection.level > 0 || self.connection.parameters.get(OperationalKey::MaxConnections) > 1
     }
 
-    /// From error recovery level 1 on, a request whose data has a wrong digest is as if it had
-    /// never come, and is sent again (RFC 7143 §7.8): it is acted upon only when its data is here.
+    /// Whether a request executes only after its data digest was checked. From error recovery level
+    /// 1 on, a request with a wrong data digest counts as not received and is sent again (RFC 7143
+    /// §7.8).
     #[inline]
     pub(super) fn is_checked_whole(&self, data_len: usize) -> bool {
         self.connection.level > 0 && data_len > 0 && self.connection.replies.digests().data
     }
 
-    /// Whether a PDU whose data is damaged is sent again by itself. Data is asked for again; at
-    /// level 0 nothing comes again, and what has a number must take its turn to fail, or those
-    /// behind it would wait for ever.
+    /// Whether the initiator sends a damaged PDU again by itself. For Data-Out the target requests
+    /// the data again. At level 0 nothing is sent again, and a request with a CmdSN must fail in
+    /// its turn, or those after it would wait forever.
     #[inline]
-    pub(super) fn comes_again(&self, bhs: &Bhs) -> bool {
+    pub(super) fn is_retransmitted(&self, bhs: &Bhs) -> bool {
         self.connection.level > 0 && bhs.opcode() != IscsiOpcode::DATA_OUT
     }
 
-    /// A request has come with all its data.
-    pub(super) fn on_whole(&mut self, bhs: Bhs, data: Option<Seg>, is_good: bool) {
+    /// Processes a request whose header, AHS and data have all arrived.
+    pub(super) fn on_whole_pdu(&mut self, bhs: Bhs, data: Option<Seg>, digest_ok: bool) {
         let ahs = std::mem::take(&mut self.connection.gathering.0);
         let (is_immediate, key) = (bhs.is_immediate(), self.connection.key);
-        let remotes =
-            self.connection.replies.mover.as_ref().map(TargetDatamover::arriving).unwrap_or_default();
-        let whole = Whole { bhs, ahs, data, is_good, remotes };
+        let buffers =
+            self.connection.replies.mover.as_ref().map(TargetDatamover::current_buffers).unwrap_or_default();
+        let whole = WholePdu { bhs, ahs, data, digest_ok, buffers };
         if bhs.opcode() == IscsiOpcode::DATA_OUT {
-            let whole = self.own(whole);
+            let whole = self.into_owned(whole);
             return self.session.early.add_data(key, whole);
         }
-        if !is_good && self.comes_again(&bhs) {
+        if !digest_ok && self.is_retransmitted(&bhs) {
             return;
         }
         let command: &ScsiCommand = transmute_ref!(&bhs);
@@ -424,68 +424,70 @@ impl ConnectionTurn<'_> {
         match self.session.window.admission(cmd_sn, is_immediate) {
             CmdSnCheck::Ignored => {}
             CmdSnCheck::Early => {
-                let whole = self.own(whole);
+                let whole = self.into_owned(whole);
                 self.session.early.hold(cmd_sn, key, whole);
             }
             CmdSnCheck::Now => {
                 if !is_immediate {
                     self.session.window.advance();
                 }
-                self.carry_out(whole);
+                self.execute(whole);
             }
         }
     }
 
-    /// Delivers requests that were held, as long as it is this connection's turn and there is room
-    /// for their data-in. Not within a data segment, lest a function that was held aborts the task
-    /// whose data comes.
+    /// Delivers held requests while the next one belongs to this connection and there is room for
+    /// its data-in. Never within a data segment: a held task management function could abort the
+    /// task that receives it.
     pub(super) fn deliver_early(&mut self) {
         if !matches!(self.connection.awaiting, AwaitedIscsiPdu::Head(_)) {
             return;
         }
-        self.connection.is_held_up = false;
+        self.connection.is_delivery_blocked = false;
         while !self.connection.is_closed()
             && let Some(next) = self.session.early.next(self.session.window.exp_cmd_sn())
         {
             match next {
-                NextRequest::Of(owner, _) if owner != self.connection.key => return self.session.call(owner),
-                NextRequest::Of(_, bhs) if !self.connection.has_room(data_in_of(&bhs)) => {
-                    self.connection.is_held_up = true;
+                NextRequest::Held(owner, _) if owner != self.connection.key => {
+                    return self.session.wake(owner);
+                }
+                NextRequest::Held(_, bhs) if !self.connection.has_room(data_in_of(&bhs)) => {
+                    self.connection.is_delivery_blocked = true;
                     return;
                 }
-                NextRequest::Nobody | NextRequest::Of(..) => {}
+                NextRequest::Canceled | NextRequest::Held(..) => {}
             }
             let taken = self.session.early.take(self.session.window.exp_cmd_sn());
             self.session.window.advance();
             if let Some((request, data)) = taken {
-                self.carry_out(request);
-                data.into_iter().for_each(|data| self.carry_out(data));
+                self.execute(request);
+                data.into_iter().for_each(|data| self.execute(data));
             }
         }
     }
 
-    /// Does what a request or data asks for that is here whole.
-    fn carry_out(&mut self, whole: Whole) {
-        let Whole { bhs, ahs, data, is_good, remotes } = whole;
+    /// Executes a request or Data-Out that is complete in memory.
+    fn execute(&mut self, whole: WholePdu) {
+        let WholePdu { bhs, ahs, data, digest_ok, buffers } = whole;
         if let Some(mover) = &mut self.connection.replies.mover {
-            mover.arrive(remotes);
+            mover.set_current(buffers);
         }
         let purpose = match bhs.opcode() {
             IscsiOpcode::SCSI_COMMAND => self.on_command(transmute_ref!(&bhs), &bhs, &ahs),
             IscsiOpcode::DATA_OUT => self.on_data_out(&bhs),
-            _ if !is_good => return self.reject(RejectReason::DATA_DIGEST_ERROR, &bhs),
+            _ if !digest_ok => return self.reject(RejectReason::DATA_DIGEST_ERROR, &bhs),
             _ => return self.on_text_or_nop(&bhs, &data.map(|data| data.to_vec()).unwrap_or_default()),
         };
         let len = bhs.data_segment_length.get() as usize;
-        self.conclude(DataSegment { bhs, len, purpose }, data, is_good);
+        self.conclude(DataSegment { bhs, len, purpose }, data, digest_ok);
     }
 
-    /// Copies the data to memory of its own: the receive buffer is for what comes next.
-    fn own(&self, mut whole: Whole) -> Whole {
+    /// Copies borrowed data to memory of its own, because the receive buffer is reused.
+    fn into_owned(&self, mut whole: WholePdu) -> WholePdu {
         let is_message = self.connection.replies.mover.is_some();
-        if let Some(lent) = whole.data.take_if(|data| is_message || !data.is_writable()) {
-            let memory = self.connection.take_or_make(lent.len());
-            lent.copy_to_seg(&memory);
+        if let Some(borrowed) = whole.data.take_if(|data| is_message || !data.is_writable()) {
+            let memory = self.connection.take_or_allocate(borrowed.len());
+            borrowed.copy_to_seg(&memory);
             whole.data = Some(memory);
         }
         whole
@@ -493,7 +495,7 @@ impl ConnectionTurn<'_> {
 
     fn on_text(&mut self, bhs: &Bhs, data: &[u8]) {
         let request: &TextRequest = transmute_ref!(bhs);
-        let Connection { negotiation, replies, local_ip, .. } = &mut *self.connection;
+        let TargetConnection { negotiation, replies, local_ip, .. } = &mut *self.connection;
         match negotiation.answer(request, data, self.session, local_ip) {
             Ok(answer) => {
                 replies.set_max_segment(negotiation.max_segment());
@@ -503,23 +505,23 @@ impl ConnectionTurn<'_> {
         }
     }
 
-    /// A request other than a command, with all its data.
+    /// Processes a request other than a SCSI command, with all its data.
     pub(super) fn on_text_or_nop(&mut self, bhs: &Bhs, data: &[u8]) {
         match bhs.opcode() {
             IscsiOpcode::NOP_OUT => self.on_nop(bhs, data),
             IscsiOpcode::TEXT_REQUEST => self.on_text(bhs, data),
             IscsiOpcode::LOGOUT_REQUEST => self.on_logout(bhs),
-            _ => self.on_management(bhs),
+            _ => self.on_task_management(bhs),
         }
     }
 
-    /// A ping, or the answer to one; that anything came is all that the latter says.
+    /// Answers a ping. The reply to a ping of the target needs no action.
     fn on_nop(&mut self, bhs: &Bhs, data: &[u8]) {
         let itt = bhs.initiator_task_tag.get();
         if itt != RESERVED_TAG {
-            self.connection.replies.pong(self.session.window, itt, bhs.lun, data);
+            self.connection.replies.nop_in_reply(self.session.window, itt, bhs.lun, data);
         } else if !bhs.is_immediate() {
-            // RFC 7143 §11.18.1: without a tag it must be immediate.
+            // RFC 7143 §11.18.1: a NOP-Out without a task tag must be immediate.
             self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
         }
     }
@@ -527,35 +529,39 @@ impl ConnectionTurn<'_> {
     fn on_logout(&mut self, bhs: &Bhs) {
         let request: &LogoutRequest = transmute_ref!(bhs);
         let itt = request.initiator_task_tag.get();
-        let result = match LogoutReason(request.reason & REASON_MASK) {
-            LogoutReason::CLOSE_SESSION => {
+        let result = match LogoutReasonCode(request.reason & REASON_MASK) {
+            LogoutReasonCode::CLOSE_SESSION => {
                 self.end_session();
                 LogoutResult::CLOSED_SUCCESSFULLY
             }
-            LogoutReason::CLOSE_CONNECTION if request.cid.get() == self.connection.cid => {
+            LogoutReasonCode::CLOSE_CONNECTION if request.cid.get() == self.connection.cid => {
                 self.end();
                 LogoutResult::CLOSED_SUCCESSFULLY
             }
-            LogoutReason::CLOSE_CONNECTION => match self.session.key_of(request.cid.get()) {
-                // It is answered when that connection is closed.
-                Some(key) => return self.session.tell_to_end(key, Some((self.connection.key, itt))),
+            LogoutReasonCode::CLOSE_CONNECTION => match self.session.key_of(request.cid.get()) {
+                // The response is sent when that connection has closed.
+                Some(key) => return self.session.request_end(key, Some((self.connection.key, itt))),
                 None => LogoutResult::CID_NOT_FOUND,
             },
-            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY if self.connection.level < 2 => {
+            LogoutReasonCode::REMOVE_CONNECTION_FOR_RECOVERY if self.connection.level < 2 => {
                 LogoutResult::CONNECTION_RECOVERY_NOT_SUPPORTED
             }
-            LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY => match self.session.key_of(request.cid.get()) {
-                Some(key) if key == self.connection.key => {
-                    // Its own answer is the last that is sent on it.
-                    self.log_out(itt, LogoutResult::CLOSED_SUCCESSFULLY);
-                    return self.fail_connection(None);
+            LogoutReasonCode::REMOVE_CONNECTION_FOR_RECOVERY => {
+                match self.session.key_of(request.cid.get()) {
+                    Some(key) if key == self.connection.key => {
+                        // The logout response is the last PDU on this connection.
+                        self.log_out(itt, LogoutResult::CLOSED_SUCCESSFULLY);
+                        return self.fail_connection(None);
+                    }
+                    Some(key) if self.session.has_failed(key) => LogoutResult::CLOSED_SUCCESSFULLY,
+                    Some(key) => {
+                        return self
+                            .session
+                            .post(key, ConnectionEvent::Fail(Some((self.connection.key, itt))));
+                    }
+                    None => LogoutResult::CID_NOT_FOUND,
                 }
-                Some(key) if self.session.has_failed(key) => LogoutResult::CLOSED_SUCCESSFULLY,
-                Some(key) => {
-                    return self.session.post(key, ConnectionEvent::Fail(Some((self.connection.key, itt))));
-                }
-                None => LogoutResult::CID_NOT_FOUND,
-            },
+            }
             _ => {
                 return self.reject(RejectReason::INVALID_PDU_FIELD, bhs);
             }
@@ -563,7 +569,7 @@ impl ConnectionTurn<'_> {
         self.log_out(itt, result);
     }
 
-    /// Answers a logout request.
+    /// Sends a logout response.
     pub(super) fn log_out(&mut self, itt: u32, result: LogoutResult) {
         let reason = match result {
             LogoutResult::CLOSED_SUCCESSFULLY => "the initiator logged out",
@@ -572,23 +578,23 @@ impl ConnectionTurn<'_> {
         if self.connection.is_over {
             self.connection.events.push(AuditEvent::Logout { reason });
         }
-        let times = self.times();
-        self.connection.replies.logout(self.session.window, itt, result, times);
+        let session_times = self.session_times();
+        self.connection.replies.logout(self.session.window, itt, result, session_times);
     }
 
     /// DefaultTime2Wait and DefaultTime2Retain, in seconds.
-    pub(super) fn times(&self) -> (u16, u16) {
+    pub(super) fn session_times(&self) -> (u16, u16) {
         let seconds = |key| u16::try_from(self.connection.parameters.get(key)).unwrap_or(u16::MAX);
         (seconds(OperationalKey::DefaultTime2Wait), seconds(OperationalKey::DefaultTime2Retain))
     }
 }
 
-/// The data-in that a command may bring, in bytes.
+/// Upper bound of the data-in that a request produces, in bytes.
 #[inline]
 pub(super) fn data_in_of(bhs: &Bhs) -> usize {
     let command: &ScsiCommand = transmute_ref!(bhs);
     if bhs.opcode() == IscsiOpcode::SNACK_REQUEST {
-        // As much as there is: it waits until everything else was sent.
+        // A SNACK may resend everything, so it waits until all other data has been sent.
         return PAYLOAD_IN_FLIGHT;
     }
     if bhs.opcode() == IscsiOpcode::SCSI_COMMAND && bhs.flags & FLAG_READ != 0 {
@@ -597,24 +603,24 @@ pub(super) fn data_in_of(bhs: &Bhs) -> usize {
     0
 }
 
-/// Commands that an initiator may have under way without the I bit.
+/// Maximum number of non-immediate commands in flight.
 pub(super) const WINDOW: u32 = 256;
 
-/// Commands with the I bit under way beside them.
+/// Maximum number of immediate commands in flight, in addition to [`WINDOW`].
 pub(super) const MAX_IMMEDIATE: usize = 16;
 
-/// The most data-in of one session, in bytes, what waits to be sent included; and the same of
-/// data-out for which memory was taken. Above any one command's.
+/// Maximum data-in of one session, in bytes, including unsent data; also the maximum memory for
+/// data-out. Larger than any single command.
 pub(super) const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 
-/// How often to look for data that was asked for and does not come: it is asked for again when
-/// nothing has come from one look to the next but one.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval between checks for missing data-out. The target requests data again if nothing arrived
+/// during two intervals.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long an initiator may be silent before it is pinged, and then until it is given up. Programs
-/// with an initiator in them that answers only when it is called sleep for up to a minute; and an
-/// initiator that has lost its connection does not wait for this, but logs in again.
+/// Time without traffic after which the target pings the initiator, and then the time limit for the
+/// reply. A minute, because initiators in libraries answer only while the program calls them. An
+/// initiator that lost its connection logs in again without waiting for this.
 pub(super) const PING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The transfer tag of a ping. One is enough: there is only one at a time.
+/// Target transfer tag of pings. One is enough because only one ping is outstanding at a time.
 const PING_TAG: u32 = 0x8000_0000;

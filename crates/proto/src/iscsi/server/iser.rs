@@ -1,30 +1,30 @@
 //! The target over a queue pair: iSER (RFC 7145).
 //!
 //! ```text
-//!   Requested ──▶ Accept   │ Received ──▶ `inbox` ──room──▶ login, or a turn (`rdma`)
+//!   Requested ──▶ Accept   │ Received ──▶ `inbox` ──room──▶ login or full feature phase
 //!                          │ Write, Read ◀── datamover     Send ◀── sender
 //! ```
-//! Both sides say when they connect whether a response may close the memory that its command named.
-//! Hello messages are not supported (`docs/decisions/0039-features-that-few-use.md`). After the
-//! login the session is that of iSCSI: each PDU of its sender is a message, behind the data-in that
-//! goes with it.
+//! During connection setup both sides declare whether a response may invalidate the buffer that its
+//! command advertised. Hello messages are not supported
+//! (`docs/decisions/0039-features-that-few-use.md`). After the login, each PDU of the sender is one
+//! message, preceded by the RDMA Write of its data-in.
 //!
 //! # Receive buffers
-//! There is one for each command of the window and one for the data that may follow it unasked, one
-//! for each immediate command, and [`UNEXPECTED`] for everything else that an initiator may send
-//! without being asked. A message gives its buffer back when it was taken; one that waits for room
-//! keeps it, so that nothing is taken from an initiator that it was not granted.
+//! Posted buffers: one for each command of the window and one for its unsolicited data, one for
+//! each immediate command, and [`MAX_UNEXPECTED`] for unexpected PDUs. A consumed message returns
+//! its buffer. A message that waits for room keeps its buffer, so an initiator never sends more
+//! than it has credits for.
 
-use super::datamover::{Moved, TargetDatamover};
+use super::datamover::{CompletedWork, TargetDatamover};
 use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::replies::ResponseSender;
-use super::{Phase, TargetSession};
+use super::{IscsiPhase, IscsiTargetSession};
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
-use crate::iscsi::iser::{HEADERS_LEN, MAX_AHS, Message};
+use crate::iscsi::iser::{HEADERS_LEN, IserMessage, MAX_AHS};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
 use crate::iscsi::sender::Sender;
-use crate::iscsi::unexpected::OfTarget;
+use crate::iscsi::unexpected::TargetUnexpectedPdus;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
@@ -36,68 +36,68 @@ use zerocopy::IntoBytes;
 
 /// One connection of an initiator's session with an iSCSI target, over RDMA.
 pub struct IserTargetSession {
-    session: TargetSession,
-    link: IserPhase,
-    /// Messages that were not taken; there are no more than receive buffers.
+    session: IscsiTargetSession,
+    phase: IserPhase,
+    /// Messages that wait for room; not more than there are receive buffers.
     inbox: VecDeque<Seg>,
-    /// Receive buffers to give back.
+    /// Number of receive buffers to post again.
     receives: u32,
-    /// Whether there are buffers for all data that may come unasked.
-    is_granted: bool,
-    /// When to look whether reads come to an end, and how many had by then.
-    watch: Option<(Instant, u64)>,
+    /// Receive buffers for all unsolicited data are posted.
+    has_unsolicited_buffers: bool,
+    /// Deadline of the RDMA Read watchdog, and the number of completed reads when it was set.
+    read_deadline: Option<(Instant, u64)>,
     reads_done: u64,
-    /// What was said unasked.
-    unexpected: OfTarget,
-    /// What a message that had to wait has broken; the next call that can say so does.
+    /// Counts unexpected PDUs (RFC 7145 §6.7.2).
+    unexpected: TargetUnexpectedPdus,
+    /// Error of a message that was processed late; returned by the next call.
     broken: Option<ProtocolError>,
 }
 
-/// How far the connection has come.
+/// Phase of the RDMA connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IserPhase {
-    /// Nobody has asked for it.
+    /// No connection request has arrived.
     Listening,
-    /// It is to be accepted with these flags.
+    /// The connection request will be accepted with these flags.
     Requested(u8),
-    /// It is to be rejected: the peer speaks that protocol.
+    /// The connection request will be rejected: the peer speaks this protocol.
     Foreign(OtherProtocol),
     Open,
-    /// Its end was asked for.
+    /// A disconnect was requested.
     Ending,
     Over,
 }
 
 impl IserTargetSession {
-    /// A session over RDMA made of one for TCP that nothing has come for yet.
+    /// Converts an unused TCP session to RDMA.
     #[must_use]
-    pub fn new(mut session: TargetSession) -> IserTargetSession {
+    pub fn new(mut session: IscsiTargetSession) -> IserTargetSession {
         session.over_rdma = Some(false);
         session.sender = Sender::new(true);
-        if let Phase::Login(entrance) = &mut session.phase {
-            entrance.set_over_rdma();
+        if let IscsiPhase::Login(login) = &mut session.phase {
+            login.set_over_rdma();
         }
         IserTargetSession {
             session,
-            link: IserPhase::Listening,
+            phase: IserPhase::Listening,
             inbox: VecDeque::new(),
             receives: 0,
-            is_granted: false,
-            watch: None,
+            has_unsolicited_buffers: false,
+            read_deadline: None,
             reads_done: 0,
-            unexpected: OfTarget::default(),
+            unexpected: TargetUnexpectedPdus::default(),
             broken: None,
         }
     }
 
-    /// Whether the connection is over; its I/O in flight may not be.
+    /// Whether the connection is over. Its volume I/O may still be in flight.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.link == IserPhase::Over
+        self.phase == IserPhase::Over
     }
 
-    /// As [`TargetSession::moves_to`], where everything is to be shown again: a queue pair cannot
-    /// be handed over.
+    /// The core that this connection must move to: see [`IscsiTargetSession::moves_to`]. A queue
+    /// pair cannot move, so the initiator's messages are replayed there.
     #[must_use]
     pub fn moves_to(&self) -> Option<Home> {
         self.session.moves_to()
@@ -105,18 +105,18 @@ impl IserTargetSession {
 
     fn on_requested(&mut self, private_data: &[u8]) -> Result<(), ProtocolError> {
         if let Some(other) = OtherProtocol::of(private_data) {
-            // Accepted, its user would wait a minute for answers that never come.
-            self.link = IserPhase::Foreign(other);
+            // An accepted peer of another protocol would wait a minute for responses.
+            self.phase = IserPhase::Foreign(other);
             return Err(ProtocolError { what: other.what(), reference: "RFC 7145 §5.1" });
         }
         let invalidates = CmHeader::of(private_data).is_some_and(|header| header.invalidates());
         self.session.over_rdma = Some(invalidates);
         let refusal = if invalidates { 0 } else { NO_REMOTE_INVALIDATION };
-        self.link = IserPhase::Requested(NO_ZERO_BASED_ADDRESSES | refusal);
+        self.phase = IserPhase::Requested(NO_ZERO_BASED_ADDRESSES | refusal);
         Ok(())
     }
 
-    /// Takes what had to wait, as far as there is room now.
+    /// Processes waiting messages while there is room.
     #[inline]
     fn take_messages(&mut self) -> Result<(), ProtocolError> {
         while let Some(message) = self.inbox.pop_front() {
@@ -128,49 +128,48 @@ impl IserTargetSession {
         Ok(())
     }
 
-    /// Takes a message and gives its buffer back, if there is room for it.
+    /// Processes a message if there is room for it, and frees its buffer.
     #[inline]
     fn take(&mut self, message: &Seg) -> Result<bool, ProtocolError> {
         let is_taken = match &mut self.session.phase {
-            Phase::Full(full) if !full.connection.is_closed() => {
-                let message = Message::parse(message)?;
+            IscsiPhase::Full(full) if !full.connection.is_closed() => {
+                let message = IserMessage::parse(message)?;
                 self.unexpected.on_pdu(&message.bhs);
                 full.turn(|turn| turn.on_message(&message))?
             }
-            Phase::Login(entrance) if entrance.is_waiting() => false,
-            Phase::Login(_) => {
+            IscsiPhase::Login(login) if login.is_waiting() => false,
+            IscsiPhase::Login(_) => {
                 self.on_login(message)?;
                 true
             }
-            // What comes after the end is of no interest.
-            Phase::Full(_) | Phase::Closing => true,
+            // Messages after the end of the connection are dropped.
+            IscsiPhase::Full(_) | IscsiPhase::Closing => true,
         };
         self.receives = self.receives.saturating_add(is_taken.into());
         Ok(is_taken)
     }
 
-    /// A login request as a message.
+    /// Processes a login request.
     fn on_login(&mut self, message: &Seg) -> Result<(), ProtocolError> {
-        let Phase::Login(entrance) = &mut self.session.phase else { return Ok(()) };
-        Message::parse(message)?;
-        // A message need not be padded; the stream that login knows is.
+        let IscsiPhase::Login(login) = &mut self.session.phase else { return Ok(()) };
+        IserMessage::parse(message)?;
+        // An iSER message need not be padded, but the login phase parses padded PDUs.
         let mut pdu = message.to_vec();
         pdu.drain(..HEADER_LEN);
         pdu.resize(pdu.len().next_multiple_of(4), 0);
-        let (_, established) = entrance.on_bytes(&pdu, self.session.now, &mut self.session.sender)?;
+        let (_, established) = login.on_bytes(&pdu, self.session.now, &mut self.session.sender)?;
         if let Some(established) = established {
-            self.session.enter(*established);
-            self.grant_unasked()?;
+            self.session.enter_full_feature(*established);
+            self.post_unsolicited_buffers()?;
         }
         Ok(())
     }
 
-    /// The login is over. Unasked-for data of more than a message takes more receive buffers than
-    /// were there at first.
-    fn grant_unasked(&mut self) -> Result<(), ProtocolError> {
-        let Phase::Full(full) = &self.session.phase else { return Ok(()) };
+    /// Posts the receive buffers for unsolicited data at the end of the login.
+    fn post_unsolicited_buffers(&mut self) -> Result<(), ProtocolError> {
+        let IscsiPhase::Full(full) = &self.session.phase else { return Ok(()) };
         let parameters = &full.connection.parameters;
-        if std::mem::replace(&mut self.is_granted, true) {
+        if std::mem::replace(&mut self.has_unsolicited_buffers, true) {
             return Ok(());
         }
         if parameters.is_on(OperationalKey::iSERHelloRequired) {
@@ -179,7 +178,7 @@ impl IserTargetSession {
         if parameters.is_on(OperationalKey::InitialR2T) {
             return Ok(());
         }
-        // At most 128: the default of the one in the least of the other.
+        // At most 128 messages: the default FirstBurstLength in the smallest segments.
         let longest = parameters.get(OperationalKey::MaxRecvDataSegmentLength).max(1);
         let messages = parameters.get(OperationalKey::FirstBurstLength).div_ceil(longest);
         let more = messages.saturating_sub(1).saturating_mul(WINDOW);
@@ -187,7 +186,7 @@ impl IserTargetSession {
         Ok(())
     }
 
-    /// There may be room for what had to wait.
+    /// Processes waiting messages; there may be room now.
     #[inline]
     fn resume(&mut self) {
         if !self.inbox.is_empty()
@@ -198,30 +197,30 @@ impl IserTargetSession {
         }
     }
 
-    /// A piece of work is done.
+    /// Handles a completed work request.
     fn on_done(&mut self, id: WorkId, result: Result<(), WorkError>) {
-        let Phase::Full(full) = &mut self.session.phase else { return };
+        let IscsiPhase::Full(full) = &mut self.session.phase else { return };
         if result.is_err() {
             full.turn(|turn| turn.lose_connection());
         }
-        match Moved::from(id) {
-            Moved::Message => {}
-            Moved::Put(len) => full.mover().into_iter().for_each(|mover| mover.sent(len)),
-            Moved::Got(tag) => {
-                full.mover().into_iter().for_each(TargetDatamover::has_read);
+        match CompletedWork::from(id) {
+            CompletedWork::Message => {}
+            CompletedWork::Put(len) => full.mover().into_iter().for_each(|mover| mover.sent(len)),
+            CompletedWork::Got(tag) => {
+                full.mover().into_iter().for_each(TargetDatamover::on_read);
                 self.reads_done = self.reads_done.wrapping_add(1);
                 full.turn(|turn| turn.on_fetched(tag));
             }
         }
     }
 
-    /// The connection is gone: what was not given to the queue pair never will be.
+    /// Handles the end of the connection: queued work requests will not be posted.
     fn on_disconnected(&mut self) -> Result<(), ProtocolError> {
-        self.link = IserPhase::Over;
+        self.phase = IserPhase::Over;
         self.inbox.clear();
         let result = self.session.on_end(self.session.now);
         self.session.sender().clear();
-        while let Phase::Full(full) = &mut self.session.phase
+        while let IscsiPhase::Full(full) = &mut self.session.phase
             && let Some(tag) = full.mover().and_then(TargetDatamover::abandon)
         {
             full.turn(|turn| turn.on_fetched(tag));
@@ -229,14 +228,13 @@ impl IserTargetSession {
         result
     }
 
-    /// Has data read that commands wait for, and sends what there is to send; whether any of it was
-    /// possible.
+    /// Posts RDMA Reads and sends queued messages; returns whether anything was posted.
     #[inline]
     fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let is_closing = matches!(self.session.demand(), Demand::Close);
         let full = match &mut self.session.phase {
-            Phase::Full(full) => full,
-            Phase::Login(_) | Phase::Closing => {
+            IscsiPhase::Full(full) => full,
+            IscsiPhase::Login(_) | IscsiPhase::Closing => {
                 return self.session.sender.send_all(queue_pair, |_| true);
             }
         };
@@ -247,7 +245,7 @@ impl IserTargetSession {
         let mut has_moved = mover.read_data(queue_pair);
         while queue_pair.room() > 0
             && let Some(message) = sender.front()
-            // Before the end there is nothing to wait for.
+            // At the end there is nothing to wait for.
             && (self.unexpected.admits(&message.bhs, limit) || is_closing)
         {
             has_moved = true;
@@ -263,25 +261,24 @@ impl IserTargetSession {
         has_moved
     }
 
-    /// Whether a read of the initiator's memory is on its way.
+    /// Whether an RDMA Read of the initiator's memory is in flight.
     fn is_reading(&self) -> bool {
-        let Phase::Full(full) = &self.session.phase else { return false };
+        let IscsiPhase::Full(full) = &self.session.phase else { return false };
         full.connection.replies.mover.as_ref().is_some_and(TargetDatamover::is_reading)
     }
 
-    /// An initiator that does not answer a read holds up whatever waits for that to be over: an
-    /// abort, a logout, its own end. It has a minute for the next of them, and then at most
-    /// another.
+    /// Fails the connection if no RDMA Read completes for a minute while an abort, a logout or the
+    /// end of the connection waits for one.
     fn check_reads(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        let Phase::Full(full) = &self.session.phase else { return Ok(()) };
-        let (until, done) = self.watch.unwrap_or((now, self.reads_done.wrapping_sub(1)));
+        let IscsiPhase::Full(full) = &self.session.phase else { return Ok(()) };
+        let (until, done) = self.read_deadline.unwrap_or((now, self.reads_done.wrapping_sub(1)));
         if now < until {
             return Ok(());
         }
-        self.watch = now.checked_add(READ_PATIENCE).map(|until| (until, self.reads_done));
-        if self.is_reading() && done == self.reads_done && full.wants_reads_over() {
+        self.read_deadline = now.checked_add(READ_TIMEOUT).map(|until| (until, self.reads_done));
+        if self.is_reading() && done == self.reads_done && full.waits_for_reads() {
             return Err(ProtocolError {
-                what: "did not answer an RDMA Read for a minute that its tasks' end waits for",
+                what: "did not complete an RDMA Read within a minute while its tasks were ending",
                 reference: "the server's own bound",
             });
         }
@@ -303,7 +300,7 @@ impl RdmaSession for IserTargetSession {
 
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
         self.session.now = now;
-        if let Phase::Full(full) = &mut self.session.phase {
+        if let IscsiPhase::Full(full) = &mut self.session.phase {
             full.set_now(now);
         }
         if let Some(error) = self.broken.take() {
@@ -314,7 +311,7 @@ impl RdmaSession for IserTargetSession {
             Event::Received { message, .. } => {
                 self.take_messages()?;
                 if !self.inbox.is_empty() || !self.take(&message)? {
-                    // What cannot be taken now lies in a buffer that others share.
+                    // The message is in a shared buffer, so it is copied.
                     self.inbox.push_back(Seg::from_slice(&message.to_vec()));
                 }
             }
@@ -330,26 +327,26 @@ impl RdmaSession for IserTargetSession {
 
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let before = self.link;
-        match self.link {
+        let before = self.phase;
+        match self.phase {
             IserPhase::Requested(flags) => {
                 let header = CmHeader { flags, reserved: [0; 3] };
                 queue_pair.accept(header.as_bytes().to_vec());
-                self.link = IserPhase::Open;
+                self.phase = IserPhase::Open;
             }
             IserPhase::Foreign(other) => {
                 queue_pair.reject(other.rejection());
-                self.link = IserPhase::Ending;
+                self.phase = IserPhase::Ending;
             }
             IserPhase::Listening if matches!(self.session.demand(), Demand::Close) => {
-                // It is to stop, and nobody has asked for the connection yet.
+                // The session stops before any connection request.
                 queue_pair.disconnect();
-                self.link = IserPhase::Ending;
+                self.phase = IserPhase::Ending;
             }
             IserPhase::Listening | IserPhase::Open | IserPhase::Ending | IserPhase::Over => {}
         }
-        if self.link != IserPhase::Open {
-            return self.link != before;
+        if self.phase != IserPhase::Open {
+            return self.phase != before;
         }
         let receives = std::mem::take(&mut self.receives);
         if receives > 0 {
@@ -360,21 +357,21 @@ impl RdmaSession for IserTargetSession {
         self.resume();
         if self.session.sender().is_empty() && matches!(self.session.demand(), Demand::Close) {
             queue_pair.disconnect();
-            self.link = IserPhase::Ending;
+            self.phase = IserPhase::Ending;
         }
-        receives > 0 || has_sent || self.inbox.len() < waits || self.link != before
+        receives > 0 || has_sent || self.inbox.len() < waits || self.phase != before
     }
 }
 
 impl Timed for IserTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
-        // What sending makes room for is taken while the driver sends: it has to come back for the
-        // I/O of that.
-        let has_io = matches!(&self.session.phase, Phase::Full(full) if full.connection.queue.has_io());
+        // Messages processed during `work` may have queued I/O, so the driver must call again.
+        let has_io = matches!(&self.session.phase, IscsiPhase::Full(full) if full.connection.queue.has_io());
         if self.broken.is_some() || has_io {
             return Some(self.session.now);
         }
-        let watched = self.is_reading().then(|| self.watch.map_or(self.session.now, |(until, _)| until));
+        let watched =
+            self.is_reading().then(|| self.read_deadline.map_or(self.session.now, |(until, _)| until));
         watched.into_iter().chain(self.session.poll_timeout()).min()
     }
 
@@ -386,7 +383,7 @@ impl Timed for IserTargetSession {
         if self.is_reading() {
             self.check_reads(now)?;
         }
-        self.grant_unasked()?;
+        self.post_unsolicited_buffers()?;
         self.take_messages()
     }
 }
@@ -441,21 +438,21 @@ impl Target for IserTargetSession {
     }
 }
 
-/// What an initiator may send beside commands and their data: task management, pings, text, a
-/// logout.
-const UNEXPECTED: u32 = 32;
+/// Unexpected PDUs that an initiator may send in addition to commands and data: task management,
+/// NOP-Out, text, logout.
+const MAX_UNEXPECTED: u32 = 32;
 
-const RECEIVES: u32 = 2 * WINDOW + MAX_IMMEDIATE as u32 + UNEXPECTED;
+const RECEIVES: u32 = 2 * WINDOW + MAX_IMMEDIATE as u32 + MAX_UNEXPECTED;
 
 const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_LENGTH;
 
-/// Of each command its data and its response, and as many answers of other kinds.
+/// Depth of the send queue: a write and a response for each command, and as many other PDUs.
 const SENDS: u32 = 4 * WINDOW;
 
-/// How long a read may take that is waited for.
-const READ_PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of an RDMA Read that other work waits for.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Reads of the initiator's memory at a time.
+/// Maximum number of RDMA Reads in flight.
 const READS: u32 = 32;
 
 const HELLO_REQUIRED: ProtocolError = ProtocolError {

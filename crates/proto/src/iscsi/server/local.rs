@@ -1,4 +1,4 @@
-//! The sessions that live on one core, for connections that are added to them there.
+//! The sessions of one core, for connections that join them (MC/S).
 
 use super::shared::SharedSession;
 use crate::iscsi::node::IscsiNode;
@@ -8,16 +8,16 @@ use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-/// The sessions of one core. A connection of a session that lives here has to be served here.
+/// The sessions of one core. All connections of a session run on its core.
 pub struct LocalSessions {
     home: Home,
     live: RefCell<HashMap<Handle, Weak<RefCell<SharedSession>>>>,
 }
 
-/// A node's address, and TSIH.
+/// Address of the node, and TSIH.
 type Handle = (usize, u16);
 
-/// Where a session is.
+/// The core that a session lives on.
 pub(super) enum SessionCore {
     Here(Rc<RefCell<SharedSession>>),
     Elsewhere(Home),
@@ -25,7 +25,7 @@ pub(super) enum SessionCore {
 }
 
 impl LocalSessions {
-    /// Those of the core that `home` is.
+    /// An empty table for the core `home`.
     #[must_use]
     pub fn new(home: Home) -> Rc<LocalSessions> {
         Rc::new(LocalSessions { home, live: RefCell::default() })
@@ -41,7 +41,7 @@ impl LocalSessions {
         live.insert((address(node), tsih), Rc::downgrade(session));
     }
 
-    /// Where the session of that handle is.
+    /// Looks up the session with this TSIH.
     pub(super) fn find(&self, node: &Arc<IscsiNode>, tsih: u16) -> SessionCore {
         match node.sessions.home_of(tsih) {
             Some(home) if home.is(&self.home) => {

@@ -2,44 +2,41 @@
 //!
 //! ```text
 //!             ┌──────────────┐  FullFeaturePhase  ┌─────────────────────────────────────────────┐
-//!   new ────▶ │   Entrance   │ ─────────────────▶ │                FullFeature                  │
-//!             │ login_phase.rs  │                    │ receive.rs ──▶ full.rs ──▶ command.rs       │
-//!             └──────────────┘                    │      connection_table.rs         ──▶ negotiation.rs    │
+//!   new ────▶ │  login phase │ ─────────────────▶ │                FullFeature                  │
+//!             │login_phase.rs│                    │ receive.rs ──▶ full.rs ──▶ command.rs       │
+//!             └──────────────┘                    │ connection_table.rs   └─▶ negotiation.rs    │
 //!                     │ refused                   └─────────────────────────────────────────────┘
 //!                     ▼                                   │ logged out, reset, stopped
 //!                  Closing ──────▶ Demand::Close ◀────────┘
 //! ```
-//! *Several connections to a session* (MC/S): they live on one core and share what is the session's
-//! (`shared`): command numbers, nexus, tasks. A [`TargetSession`] is one of them; its first login
-//! request says which session it is for, and `local` where that is
-//! (`docs/decisions/0010-several-connections-to-a-session.md`). `links` is what connections do for
-//! each other, and how they end.
+//! *Multiple connections per session* (MC/S): all connections of a session live on one core and
+//! share its command numbers, I_T nexus and tasks (`shared`). An [`IscsiTargetSession`] is one
+//! connection; its first login request names the session, and `local` finds the core of that
+//! session (`docs/decisions/0010-several-connections-to-a-session.md`). `connection_table`
+//! describes how connections end and what they do for each other.
 //!
-//! *Error recovery level 1* (RFC 7143 §7): what has a StatSN is kept until it is acknowledged
-//! (`kept`), and sent again for SNACK; a request whose data has a wrong digest counts as not
-//! received, and those behind it wait (`early`); data-out that is lost is asked for again
-//! (`command`, `transfer`). A wrong header digest ends the connection at every level: not even the
-//! length of the PDU can be believed, and there is no layer below that would find the next one
-//! (§7.8).
+//! *Error recovery level 1* (RFC 7143 §7): every PDU with a StatSN is retained until it is
+//! acknowledged (`retained`) and sent again for SNACK. A request with a wrong data digest counts as
+//! not received, and later ones wait (`early`). Lost data-out is requested again (`command`,
+//! `transfer`). A wrong header digest ends the connection at every level: the length of the PDU is
+//! unknown, and no sync layer finds the next PDU (§7.8).
 //!
-//! *Error recovery level 2*: a connection that is lost has *failed*, and its tasks stay with its
-//! driver until TASK REASSIGN takes them to another connection, or their time is over (`links`).
+//! *Error recovery level 2*: a lost connection has *failed*. Its tasks stay with its driver until
+//! TASK REASSIGN moves them to another connection or they time out (`connection_table`).
 //!
-//! What bounds a connection: 64 requests, 64 KiB of text and 30 seconds for a login; then 256
-//! commands in the window and 16 immediate ones, 64 MiB of data-in and as much memory for data-out,
-//! 16 task management functions, 64 KiB of text, and 1 MiB of answers that the initiator leaves
-//! unread; with recovery, 544 answers and 32 MiB of data-in that are not acknowledged, and 65 MiB
-//! of requests that wait for their turn. Memory for data-out comes from the core's pool; R2Ts are
-//! sent only for what has memory, so that asked-for data never waits. Unasked-for data waits for
-//! others' memory; if it waits in vain in front of data that was asked for, its command is answered
-//! BUSY.
+//! *Limits of a connection.* Login: 64 requests, 64 KiB of text, 30 seconds. Full feature phase:
+//! 256 commands in the window, 16 immediate commands, 64 MiB of data-in, 64 MiB of data-out memory,
+//! 16 task management functions, 64 KiB of text, 1 MiB of unread responses. With error recovery:
+//! 544 unacknowledged responses, 32 MiB of unacknowledged data-in, 65 MiB of early requests.
+//! Data-out memory comes from the core's pool. R2Ts are sent only for allocated memory, so
+//! solicited data never waits. Unsolicited data waits for memory of other connections; if it blocks
+//! solicited data in vain, its command ends with BUSY.
 //!
 //! # Over RDMA
-//! [`IserTargetSession`] is the same session over a queue pair (iSER, RFC 7145). The seam is that
-//! of RFC 5047: what has come as a message goes the way of every PDU (`receive`), control PDUs
-//! leave as messages (`sender`, `iser`); and where `answer` would make Data-In and `command` R2Ts,
-//! the datamover writes and reads the initiator's memory (`datamover`). Sequence and tasks know
-//! nothing of it.
+//! [`IserTargetSession`] runs this session over a queue pair (iSER, RFC 7145). The boundary is the
+//! datamover interface of RFC 5047: received messages take the path of every PDU (`receive`),
+//! control PDUs leave as messages (`sender`, `iser`), and instead of Data-In and R2T PDUs the
+//! datamover writes and reads the initiator's memory (`datamover`).
 
 mod answer;
 mod command;
@@ -66,7 +63,7 @@ mod tests;
 
 use super::login::chap::SEED_LEN;
 use super::login::operational::OperationalKey;
-use super::login::target::{Session, TargetLogin, TargetLoginResult};
+use super::login::target::{TargetLogin, TargetLoginResult, TargetSessionKind};
 use super::node::IscsiNode;
 use super::sender::Sender;
 use super::sessions::{ConnectionHandle, LoginPermit};
@@ -76,7 +73,7 @@ use crate::outbox::Outbox;
 use crate::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
 use datamover::TargetDatamover;
-use full::{FullFeatureConnection, Surroundings};
+use full::{ConnectionResources, FullFeatureConnection};
 pub use iser::IserTargetSession;
 pub use local::LocalSessions;
 use login_phase::ConnectionLogin;
@@ -85,37 +82,38 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// One connection of an initiator's session with an iSCSI target.
-pub struct TargetSession {
-    phase: Phase,
-    /// The login's; full feature phase takes it over.
+pub struct IscsiTargetSession {
+    phase: IscsiPhase,
+    /// Sender of the login phase; full feature phase takes it over.
     sender: Sender,
     events: AuditEvents,
     node: Arc<IscsiNode>,
     group_tag: u16,
     pool: Pool,
-    /// When the latest call came.
+    /// Time of the latest call.
     now: Instant,
-    /// The address that the initiator has connected to; empty if nobody said.
+    /// IP address that the initiator connected to; empty if unknown.
     local_ip: String,
-    /// The sessions of this core.
+    /// Sessions of this core.
     local: Rc<LocalSessions>,
     waker: Waker,
-    /// Over RDMA: whether the initiator takes messages that close its memory.
+    /// `Some` over RDMA: whether the initiator accepts Send with Invalidate.
     over_rdma: Option<bool>,
 }
 
-enum Phase {
+enum IscsiPhase {
     Login(Box<ConnectionLogin>),
     Full(Box<FullFeatureConnection>),
     /// The login ended without a session.
     Closing,
 }
 
-impl TargetSession {
-    /// A session for an initiator that has just connected to a portal of the group `group_tag`.
+impl IscsiTargetSession {
+    /// Creates a connection to a portal of the portal group `group_tag`, on a core without other
+    /// sessions.
     ///
-    /// `pool` is the core's, for data-out. `seed` is random and used for this session alone: CHAP
-    /// challenges are made of it. The initiator has 30 seconds from `now` on to log in.
+    /// `pool` provides data-out memory. `seed` must be random and unique to this connection: CHAP
+    /// challenges are derived from it. The login must complete within 30 seconds of `now`.
     #[must_use]
     pub fn new(
         node: Arc<IscsiNode>,
@@ -123,13 +121,13 @@ impl TargetSession {
         pool: Pool,
         seed: [u8; SEED_LEN],
         now: Instant,
-    ) -> TargetSession {
+    ) -> IscsiTargetSession {
         let local = LocalSessions::new(Home::new(()));
-        TargetSession::among(&local, node, group_tag, pool, seed, now)
+        IscsiTargetSession::among(&local, node, group_tag, pool, seed, now)
     }
 
-    /// A session on a core with these other sessions: the initiator may add its connection to one
-    /// of them.
+    /// Creates a connection on a core with the sessions `local`, which the initiator may join
+    /// (MC/S).
     #[must_use]
     pub fn among(
         local: &Rc<LocalSessions>,
@@ -138,11 +136,11 @@ impl TargetSession {
         pool: Pool,
         seed: [u8; SEED_LEN],
         now: Instant,
-    ) -> TargetSession {
+    ) -> IscsiTargetSession {
         let login = TargetLogin::new(node.clone(), group_tag, seed, local.home().clone());
-        let entrance = ConnectionLogin::new(login, node.clone(), local.clone(), now);
-        TargetSession {
-            phase: Phase::Login(Box::new(entrance)),
+        let login = ConnectionLogin::new(login, node.clone(), local.clone(), now);
+        IscsiTargetSession {
+            phase: IscsiPhase::Login(Box::new(login)),
             sender: Sender::default(),
             events: AuditEvents::default(),
             node,
@@ -156,38 +154,40 @@ impl TargetSession {
         }
     }
 
-    /// Takes leave to log in, over a connection to `local_ip` that `hang_up` cuts: when its
-    /// initiator logs in again, this session ends. An IPv6 address is in brackets.
+    /// Admits the connection to login. `local_ip` is the address that the initiator connected to,
+    /// in brackets for IPv6. `hang_up` closes the connection when its initiator reinstates the
+    /// session.
     #[must_use]
     pub fn admitted(
         mut self,
         permit: LoginPermit,
         local_ip: String,
         hang_up: ConnectionHandle,
-    ) -> TargetSession {
-        if let Phase::Login(entrance) = &mut self.phase {
-            entrance.admit(permit, hang_up);
+    ) -> IscsiTargetSession {
+        if let IscsiPhase::Login(login) = &mut self.phase {
+            login.admit(permit, hang_up);
         }
         self.local_ip = local_ip;
         self
     }
 
-    /// The core that this connection belongs on, if it is not this one. Then the session has taken
-    /// nothing and wants nothing, and the driver hands the stream over with what is unread.
+    /// The core that this connection must move to, if its session lives on another core. The
+    /// session has then consumed nothing, and the driver hands over the stream with its unread
+    /// bytes.
     #[must_use]
     pub fn moves_to(&self) -> Option<Home> {
         match &self.phase {
-            Phase::Login(entrance) => entrance.moves_to().cloned(),
-            Phase::Full(_) | Phase::Closing => None,
+            IscsiPhase::Login(login) => login.moves_to().cloned(),
+            IscsiPhase::Full(_) | IscsiPhase::Closing => None,
         }
     }
 
-    /// What the session sends by now.
+    /// The sender of the current phase.
     #[inline]
     fn sender(&mut self) -> &mut Sender {
         match &mut self.phase {
-            Phase::Full(full) => full.sender(),
-            Phase::Login(_) | Phase::Closing => &mut self.sender,
+            IscsiPhase::Full(full) => full.sender(),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => &mut self.sender,
         }
     }
 
@@ -197,29 +197,29 @@ impl TargetSession {
 
     fn login_of(&self, established: &TargetLoginResult) -> Login {
         let target = match &established.session {
-            Session::Discovery => DISCOVERY,
-            Session::Normal { target, .. } => target.name.as_str(),
+            TargetSessionKind::Discovery => DISCOVERY,
+            TargetSessionKind::Normal { target, .. } => target.name.as_str(),
         };
         let initiator = established.initiator.as_str().to_owned();
         Login { protocol: self.protocol(), initiator, target: target.to_owned() }
     }
 
-    /// What a step of the login came to; a failure is told to whoever audits.
-    fn audited<T>(&mut self, result: Result<T, ProtocolError>) -> Result<T, ProtocolError> {
-        if let (Err(error), Phase::Login(entrance)) = (&result, &self.phase) {
-            let (initiator, target) = entrance.names();
+    /// Passes a login result on; records a failure as an audit event.
+    fn with_audit<T>(&mut self, result: Result<T, ProtocolError>) -> Result<T, ProtocolError> {
+        if let (Err(error), IscsiPhase::Login(login)) = (&result, &self.phase) {
+            let (initiator, target) = login.names();
             let login = Login { protocol: self.protocol(), initiator, target };
             self.events.push(AuditEvent::refused_by(error, login));
         }
         result
     }
 
-    fn enter(&mut self, established: TargetLoginResult) {
+    fn enter_full_feature(&mut self, established: TargetLoginResult) {
         let joined = match &self.phase {
-            Phase::Login(entrance) => entrance.joined(),
-            Phase::Full(_) | Phase::Closing => None,
+            IscsiPhase::Login(login) => login.joined(),
+            IscsiPhase::Full(_) | IscsiPhase::Closing => None,
         };
-        let with = Surroundings {
+        let resources = ConnectionResources {
             node: self.node.clone(),
             group_tag: self.group_tag,
             local_ip: std::mem::take(&mut self.local_ip),
@@ -232,50 +232,50 @@ impl TargetSession {
         let is_solicited_only =
             established.parameters.is_on(OperationalKey::TaggedBufferForSolicitedDataOnly);
         let mut full = match joined {
-            Some(shared) => FullFeatureConnection::join(with, &shared, established, self.now),
-            None => FullFeatureConnection::lead(with, established, self.now),
+            Some(shared) => FullFeatureConnection::join(resources, &shared, established, self.now),
+            None => FullFeatureConnection::lead(resources, established, self.now),
         };
         if let Some(invalidates) = self.over_rdma {
             full.set_mover(TargetDatamover::new(invalidates, is_solicited_only));
         }
-        self.phase = Phase::Full(Box::new(full));
+        self.phase = IscsiPhase::Full(Box::new(full));
     }
 }
 
-impl Timed for TargetSession {
+impl Timed for IscsiTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Login(entrance) => Some(entrance.deadline()),
-            Phase::Full(full) => full.poll_timeout(),
-            Phase::Closing => None,
+            IscsiPhase::Login(login) => Some(login.deadline()),
+            IscsiPhase::Full(full) => full.poll_timeout(),
+            IscsiPhase::Closing => None,
         }
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.now = now;
         match &mut self.phase {
-            Phase::Login(entrance) => {
-                let result = entrance.on_timeout(now, &mut self.sender);
-                if let Some(established) = self.audited(result)? {
-                    self.enter(*established);
+            IscsiPhase::Login(login) => {
+                let result = login.on_timeout(now, &mut self.sender);
+                if let Some(established) = self.with_audit(result)? {
+                    self.enter_full_feature(*established);
                 }
                 Ok(())
             }
-            Phase::Full(full) => {
+            IscsiPhase::Full(full) => {
                 full.set_now(now);
                 full.on_timeout(now)
             }
-            Phase::Closing => Ok(()),
+            IscsiPhase::Closing => Ok(()),
         }
     }
 }
 
-impl StreamSession for TargetSession {
+impl StreamSession for IscsiTargetSession {
     fn demand(&self) -> Demand {
         match &self.phase {
-            Phase::Login(entrance) => entrance.demand(),
-            Phase::Full(full) => full.demand(),
-            Phase::Closing => Demand::Close,
+            IscsiPhase::Login(login) => login.demand(),
+            IscsiPhase::Full(full) => full.demand(),
+            IscsiPhase::Closing => Demand::Close,
         }
     }
 
@@ -283,25 +283,25 @@ impl StreamSession for TargetSession {
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         self.now = now;
         let mut taken = 0;
-        if let Phase::Login(entrance) = &mut self.phase {
+        if let IscsiPhase::Login(login) = &mut self.phase {
             let established;
-            let result = entrance.on_bytes(input.unread(), now, &mut self.sender);
-            (taken, established) = self.audited(result)?;
+            let result = login.on_bytes(input.unread(), now, &mut self.sender);
+            (taken, established) = self.with_audit(result)?;
             if let Some(established) = established {
-                self.enter(*established);
+                self.enter_full_feature(*established);
             }
         }
         match &mut self.phase {
-            Phase::Full(full) => {
+            IscsiPhase::Full(full) => {
                 full.set_now(now);
                 full.on_bytes(input, taken)
             }
-            Phase::Login(_) | Phase::Closing => Ok(taken),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => Ok(taken),
         }
     }
 
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        if let Phase::Full(full) = &mut self.phase {
+        if let IscsiPhase::Full(full) = &mut self.phase {
             full.set_now(now);
             full.on_placed();
         }
@@ -310,12 +310,12 @@ impl StreamSession for TargetSession {
 
     fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Full(full) => {
+            IscsiPhase::Full(full) => {
                 full.set_now(now);
                 full.on_end()
             }
-            Phase::Login(_) | Phase::Closing => {
-                self.phase = Phase::Closing;
+            IscsiPhase::Login(_) | IscsiPhase::Closing => {
+                self.phase = IscsiPhase::Closing;
                 Ok(())
             }
         }
@@ -327,7 +327,7 @@ impl StreamSession for TargetSession {
     }
 }
 
-impl Target for TargetSession {
+impl Target for IscsiTargetSession {
     fn depth(&self) -> u32 {
         full::WINDOW.saturating_add(full::MAX_IMMEDIATE as u32)
     }
@@ -335,22 +335,22 @@ impl Target for TargetSession {
     #[inline]
     fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
         match &mut self.phase {
-            Phase::Full(full) => full.poll_io(),
-            Phase::Login(_) | Phase::Closing => None,
+            IscsiPhase::Full(full) => full.poll_io(),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => None,
         }
     }
 
     #[inline]
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
         match &mut self.phase {
-            Phase::Full(full) => full.poll_cancel(),
-            Phase::Login(_) | Phase::Closing => None,
+            IscsiPhase::Full(full) => full.poll_cancel(),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => None,
         }
     }
 
     #[inline]
     fn on_io(&mut self, done: Completion, now: Instant) {
-        if let Phase::Full(full) = &mut self.phase {
+        if let IscsiPhase::Full(full) = &mut self.phase {
             full.set_now(now);
             full.on_io(done);
         }
@@ -359,8 +359,8 @@ impl Target for TargetSession {
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
         self.events.pop().or_else(|| match &mut self.phase {
-            Phase::Full(full) => full.poll_event(),
-            Phase::Login(_) | Phase::Closing => None,
+            IscsiPhase::Full(full) => full.poll_event(),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => None,
         })
     }
 
@@ -370,7 +370,7 @@ impl Target for TargetSession {
 
     #[inline]
     fn on_turn(&mut self, now: Instant) {
-        if let Phase::Full(full) = &mut self.phase {
+        if let IscsiPhase::Full(full) = &mut self.phase {
             full.set_now(now);
             full.on_turn();
         }
@@ -379,33 +379,33 @@ impl Target for TargetSession {
     #[inline]
     fn stage(&self) -> SessionStage {
         match &self.phase {
-            Phase::Full(full) if full.lingers() => SessionStage::Lingering,
-            Phase::Full(_) => SessionStage::Established,
-            Phase::Login(_) | Phase::Closing => SessionStage::Handshake,
+            IscsiPhase::Full(full) if full.lingers() => SessionStage::Lingering,
+            IscsiPhase::Full(_) => SessionStage::Established,
+            IscsiPhase::Login(_) | IscsiPhase::Closing => SessionStage::Handshake,
         }
     }
 
     fn owed(&self) -> Option<u64> {
         match &self.phase {
-            Phase::Full(full) => full.owed(),
-            Phase::Login(_) | Phase::Closing => None,
+            IscsiPhase::Full(full) => full.owed(),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => None,
         }
     }
 
     fn on_stop(&mut self, now: Instant) {
         match &mut self.phase {
-            Phase::Login(entrance) => {
-                entrance.on_stop(&mut self.sender);
-                self.phase = Phase::Closing;
+            IscsiPhase::Login(login) => {
+                login.on_stop(&mut self.sender);
+                self.phase = IscsiPhase::Closing;
             }
-            Phase::Full(full) => {
+            IscsiPhase::Full(full) => {
                 full.set_now(now);
                 full.on_stop();
             }
-            Phase::Closing => {}
+            IscsiPhase::Closing => {}
         }
     }
 }
 
-/// What a discovery session is a login to.
+/// Target name of a discovery session in audit events.
 const DISCOVERY: &str = "discovery";

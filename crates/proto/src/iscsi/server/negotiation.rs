@@ -1,67 +1,67 @@
-//! The text negotiation of a connection in full feature phase, SendTargets included (RFC 7143
-//! §11.10, §11.11, Appendix C).
+//! Text requests in full feature phase, including SendTargets (RFC 7143 §11.10, §11.11, Appendix
+//! C).
 
 use super::shared::SharedSession;
-use crate::iscsi::login::operational::Operational;
-use crate::iscsi::login::target::Session;
+use crate::iscsi::login::operational::OperationalNegotiation;
+use crate::iscsi::login::target::TargetSessionKind;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Portal, TargetNode};
-use crate::iscsi::text::{self, MAX_TEXT, Pair, REJECT, Text};
+use crate::iscsi::text::{self, KeyValue, MAX_TEXT, REJECT, TextBuilder};
 use blockmux_wire::iscsi::session::{RejectReason, TextRequest};
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, RESERVED_TAG};
 use std::sync::Arc;
 
-/// A connection has one at a time.
-pub(super) struct Negotiation {
-    operational: Operational,
-    /// The text of requests that go on.
+/// The text negotiation of a connection; there is at most one at a time.
+pub(super) struct TextNegotiation {
+    operational: OperationalNegotiation,
+    /// Text of requests with the C bit, until the last one.
     input: Vec<u8>,
-    /// What is still to be sent, because the initiator takes only so much at a time.
+    /// Text that remains to be sent, in pieces of the initiator's MaxRecvDataSegmentLength.
     output: Vec<u8>,
-    /// What the next request of this negotiation has to name.
+    /// Target transfer tag that the next request must carry.
     ttt: Option<u32>,
     last_ttt: u32,
 }
 
-/// A text response.
-pub(super) struct TextAnswer {
-    /// C if more follows, F if the negotiation is over.
+/// Content of a Text Response PDU.
+pub(super) struct TextReply {
+    /// C if more text follows, F if the negotiation is over.
     pub(super) flags: u8,
-    /// What the next request has to name; reserved if there is to be none.
+    /// Target transfer tag for the next request; reserved if there is none.
     pub(super) ttt: u32,
     pub(super) text: Vec<u8>,
 }
 
-impl Negotiation {
-    pub(super) fn new(operational: Operational) -> Negotiation {
-        Negotiation { operational, input: Vec::new(), output: Vec::new(), ttt: None, last_ttt: 0 }
+impl TextNegotiation {
+    pub(super) fn new(operational: OperationalNegotiation) -> TextNegotiation {
+        TextNegotiation { operational, input: Vec::new(), output: Vec::new(), ttt: None, last_ttt: 0 }
     }
 
-    /// The longest data segment that the initiator takes, in bytes.
+    /// MaxRecvDataSegmentLength of the initiator, in bytes.
     pub(super) fn max_segment(&self) -> usize {
         self.operational.agreed().max_send_data_segment_length()
     }
 
-    /// Answers a request with that text.
+    /// Processes a text request.
     ///
     /// # Errors
-    /// If it breaks the rules: then nothing of the negotiation holds, and the next request begins
-    /// anew.
+    /// The reason to reject it. The negotiation is then reset without effect, and the next request
+    /// begins a new one.
     pub(super) fn answer(
         &mut self,
         request: &TextRequest,
         text: &[u8],
         session: &SharedSession,
         local_ip: &str,
-    ) -> Result<TextAnswer, RejectReason> {
+    ) -> Result<TextReply, RejectReason> {
         let ttt = request.target_transfer_tag.get();
         if ttt == RESERVED_TAG {
             self.reset();
         } else if self.ttt != Some(ttt) {
             return Err(RejectReason::INVALID_PDU_FIELD);
         }
-        let (is_final, goes_on) = (request.flags & FLAG_FINAL != 0, request.flags & FLAG_CONTINUE != 0);
-        if request.initiator_task_tag.get() == RESERVED_TAG || (is_final && goes_on) {
+        let (is_final, continues) = (request.flags & FLAG_FINAL != 0, request.flags & FLAG_CONTINUE != 0);
+        if request.initiator_task_tag.get() == RESERVED_TAG || (is_final && continues) {
             return Err(RejectReason::INVALID_PDU_FIELD);
         }
         if self.input.len().saturating_add(text.len()) > MAX_TEXT {
@@ -69,8 +69,8 @@ impl Negotiation {
             return Err(RejectReason::PROTOCOL_ERROR);
         }
         self.input.extend_from_slice(text);
-        if goes_on {
-            return Ok(TextAnswer { flags: 0, ttt: self.next_ttt(), text: Vec::new() });
+        if continues {
+            return Ok(TextReply { flags: 0, ttt: self.next_ttt(), text: Vec::new() });
         }
         if self.output.is_empty() {
             let input = std::mem::take(&mut self.input);
@@ -85,23 +85,23 @@ impl Negotiation {
         Ok(self.next_answer(is_final))
     }
 
-    /// As much text as the initiator takes at a time.
-    fn next_answer(&mut self, is_final: bool) -> TextAnswer {
+    /// The next piece of text.
+    fn next_answer(&mut self, is_final: bool) -> TextReply {
         let text: Vec<u8> = self.output.drain(..self.output.len().min(self.max_segment())).collect();
         if !self.output.is_empty() {
-            return TextAnswer { flags: FLAG_CONTINUE, ttt: self.next_ttt(), text };
+            return TextReply { flags: FLAG_CONTINUE, ttt: self.next_ttt(), text };
         }
         if is_final {
             self.reset();
-            return TextAnswer { flags: FLAG_FINAL, ttt: RESERVED_TAG, text };
+            return TextReply { flags: FLAG_FINAL, ttt: RESERVED_TAG, text };
         }
-        TextAnswer { flags: 0, ttt: self.next_ttt(), text }
+        TextReply { flags: 0, ttt: self.next_ttt(), text }
     }
 
-    /// Answers a whole text; `None` if it breaks the rules, and then nothing of it holds.
+    /// Answers a complete text; `None` on a violation; then no key takes effect.
     fn negotiate(&mut self, input: &[u8], session: &SharedSession, local_ip: &str) -> Option<Vec<u8>> {
         let mut operational = self.operational.clone();
-        let mut out = Text::default();
+        let mut out = TextBuilder::default();
         for pair in text::pairs(input) {
             let pair = pair.ok()?;
             match pair.key {
@@ -114,14 +114,14 @@ impl Negotiation {
         Some(out.as_bytes().to_vec())
     }
 
-    /// Forgets what was said: the next request begins anew.
+    /// Resets the negotiation.
     fn reset(&mut self) {
         self.input = Vec::new();
         self.output = Vec::new();
         self.ttt = None;
     }
 
-    /// A tag for the next request.
+    /// Allocates a target transfer tag for the next request.
     fn next_ttt(&mut self) -> u32 {
         self.last_ttt = self.last_ttt.wrapping_add(1) & 0x7fff_ffff;
         self.ttt = Some(self.last_ttt);
@@ -129,24 +129,24 @@ impl Negotiation {
     }
 }
 
-/// Names targets and where they are: only those that this initiator may log in to.
-fn send_targets(pair: Pair<'_>, session: &SharedSession, local_ip: &str, out: &mut Text) {
+/// Lists targets with their addresses, only those that this initiator may log in to.
+fn send_targets(pair: KeyValue<'_>, session: &SharedSession, local_ip: &str, out: &mut TextBuilder) {
     let targets = session.node.targets();
     let may_see = |target: &&Arc<TargetNode>| target.access_of(&session.initiator).is_some();
     let named = |target: &TargetNode| Name::new(pair.value).is_ok_and(|name| name == target.name);
     match &session.kind {
-        Session::Discovery => targets
+        TargetSessionKind::Discovery => targets
             .iter()
             .filter(|target| (pair.value == "All" || named(target)) && may_see(target))
             .for_each(|target| name_target(target, local_ip, out)),
-        Session::Normal { target, .. } if pair.value.is_empty() || named(target) => {
+        TargetSessionKind::Normal { target, .. } if pair.value.is_empty() || named(target) => {
             name_target(target, local_ip, out);
         }
-        Session::Normal { .. } => out.push(pair.key, REJECT),
+        TargetSessionKind::Normal { .. } => out.push(pair.key, REJECT),
     }
 }
 
-fn name_target(target: &TargetNode, local_ip: &str, out: &mut Text) {
+fn name_target(target: &TargetNode, local_ip: &str, out: &mut TextBuilder) {
     out.push("TargetName", target.name.as_str());
     for Portal { address, group_tag } in &target.portals {
         let host = if address.starts_with(':') { local_ip } else { "" };

@@ -1,30 +1,27 @@
-//! What comes: headers and data segments out of a stream, or whole messages; and where the bytes
-//! behind a header go.
+//! Receives PDUs: parses headers and data segments of a stream, or whole iSER messages.
 //!
 //! ```text
-//!              ┌─────────────────── no data segment ────────────────────┐
-//!              ▼                                                        │
-//!   ┌──────▶ Head ──── a segment that is here, or short ──▶ Segment ────┤
-//!   │          │ │                                                      ├─▶ the command, the text, the ping ...
-//!   │          │ └─ long data-out ─▶ Memory ──▶ Place ──┐               │
-//!   │          │                 (pool empty)           ▼               │
-//!   │          └─ nobody wants it ────────────────────▶ Tail ───────────┘
+//!             ┌─────────────────── no data segment ────────────────────┐
+//!             ▼                                                        │
+//!   ┌──────▶ Head ─── short, or already received ──▶ Segment ──────────┤
+//!   │         │ │                                                      ├─▶ command, text, ping ...
+//!   │         │ └─ long Data-Out ─▶ Memory ──▶ Place ──┐               │
+//!   │         │                  (pool empty)          ▼               │
+//!   │         └─ discarded data ────────────────────▶ Tail ────────────┘
 //!   │                                      (excess, padding, digest)
-//!   └── the next header
+//!   └── next header
 //! ```
-//! A header is acted upon as soon as it is whole: a command begins before its immediate data has
-//! come, so that the device server has said by then how much of it is wanted and where. Data-out
-//! that is wholly in the receive buffer is lent from there to the volume if it is all that the
-//! command wants; else the command's data is gathered in memory from the pool, and what has not
-//! come yet is received straight into it.
-//!
+//! A header is processed as soon as it is complete. A command starts before its immediate data has
+//! arrived, so the device server has already requested the data that it needs. If the receive
+//! buffer holds all of a command's data-out, the volume borrows it from there. Otherwise the data
+//! is gathered in memory from the pool, and the rest is received directly into it.
 
 use super::command::{CRC_ERROR, data_sense};
-use super::datamover::Remotes;
+use super::datamover::RemoteBuffers;
 use super::full::{ConnectionTurn, data_in_of};
 use super::tasks::TaskState;
 use crate::digest;
-use crate::iscsi::iser::Message;
+use crate::iscsi::iser::IserMessage;
 use crate::iscsi::login::operational::OperationalKey;
 use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
 use crate::scsi::task_set::TaskRouter;
@@ -36,49 +33,49 @@ use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, IscsiOpcode, RESERVED_TAG, padding};
 use zerocopy::transmute_ref;
 
-/// What the next bytes are.
+/// Position of the receiver in the PDU: meaning of the next received bytes.
 pub(super) enum AwaitedIscsiPdu {
-    /// A header, of at least so many bytes.
+    /// A header of at least this many bytes.
     Head(usize),
-    /// A data segment with padding and digest, in one piece.
+    /// A data segment with padding and digest, contiguous in the receive buffer.
     Segment(DataSegment),
-    /// Data-out, for which the pool had no memory.
+    /// A Data-Out segment that waits for memory.
     Memory(DataSegment),
-    /// Data-out, straight into `place`. `filled` bytes came with the receive buffer; until that was
-    /// seen empty, more of them may be there.
+    /// A data segment received directly into `place`. The first `filled` bytes came from the
+    /// receive buffer, which may hold more until it was seen empty.
     Place { segment: DataSegment, place: Seg, filled: usize, buffer_is_empty: bool },
-    /// What is left of a segment that is not kept: `excess` bytes of data, then padding and digest.
+    /// The rest of a segment: `excess` bytes of dropped data, then padding and digest.
     Tail { segment: DataSegment, crc: Crc32c, excess: usize },
 }
 
-/// A data segment and whom it is for.
+/// A data segment and its purpose.
 #[derive(Clone, Copy)]
 pub(super) struct DataSegment {
     pub(super) bhs: Bhs,
-    /// In bytes, without padding.
+    /// Length in bytes, without padding.
     pub(super) len: usize,
     pub(super) purpose: SegmentPurpose,
 }
 
-/// Whom a data segment is for.
+/// Destination of a data segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SegmentPurpose {
-    /// A task's data-out.
+    /// Data-out of a task.
     Data { slot: usize, offset: u32, is_final: bool, is_immediate: bool },
-    /// A request that is done when its data is here.
-    Talk,
-    /// A request that waits for its turn, or is acted upon only with all its data.
-    Whole,
-    /// Nobody.
-    Nothing,
+    /// A text, NOP-Out, task management or logout request that executes when its data is complete.
+    TextOrNop,
+    /// A request that waits for its CmdSN, or executes only after its data digest was checked.
+    WholePdu,
+    /// Dropped data.
+    Discard,
 }
 
 impl AwaitedIscsiPdu {
-    /// The task whose data comes now.
+    /// Slot of the task that receives the current data.
     pub(super) fn slot(&self) -> Option<usize> {
         match self.segment()?.purpose {
             SegmentPurpose::Data { slot, .. } => Some(slot),
-            SegmentPurpose::Talk | SegmentPurpose::Whole | SegmentPurpose::Nothing => None,
+            SegmentPurpose::TextOrNop | SegmentPurpose::WholePdu | SegmentPurpose::Discard => None,
         }
     }
 
@@ -92,23 +89,23 @@ impl AwaitedIscsiPdu {
         }
     }
 
-    /// The data that comes now is for nobody.
+    /// Discards the current data segment.
     pub(super) fn discard(&mut self) {
         match self {
             AwaitedIscsiPdu::Memory(segment) => {
-                let segment = DataSegment { purpose: SegmentPurpose::Nothing, ..*segment };
+                let segment = DataSegment { purpose: SegmentPurpose::Discard, ..*segment };
                 *self = AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             }
             AwaitedIscsiPdu::Segment(segment)
             | AwaitedIscsiPdu::Place { segment, .. }
-            | AwaitedIscsiPdu::Tail { segment, .. } => segment.purpose = SegmentPurpose::Nothing,
+            | AwaitedIscsiPdu::Tail { segment, .. } => segment.purpose = SegmentPurpose::Discard,
             AwaitedIscsiPdu::Head(_) => {}
         }
     }
 }
 
 impl ConnectionTurn<'_> {
-    /// The memory of [`Demand::Place`] is full.
+    /// Called when the memory of [`Demand::Place`] is full.
     pub(super) fn on_placed(&mut self) {
         match std::mem::replace(&mut self.connection.awaiting, AwaitedIscsiPdu::Head(BHS_LEN)) {
             AwaitedIscsiPdu::Place { segment, place, .. } => {
@@ -127,37 +124,39 @@ impl ConnectionTurn<'_> {
         }
     }
 
-    /// A segment has come, and was put where it belongs unless it is `lent`.
+    /// Ends a data segment. `borrowed` is its data in the receive buffer, unless it was received in
+    /// place.
     #[inline]
-    pub(super) fn conclude(&mut self, segment: DataSegment, lent: Option<Seg>, is_good: bool) {
-        let is_judged_later = segment.purpose == SegmentPurpose::Whole && !self.comes_again(&segment.bhs);
-        if !is_good && segment.purpose != SegmentPurpose::Nothing && !is_judged_later {
+    pub(super) fn conclude(&mut self, segment: DataSegment, borrowed: Option<Seg>, digest_ok: bool) {
+        let is_checked_later =
+            segment.purpose == SegmentPurpose::WholePdu && !self.is_retransmitted(&segment.bhs);
+        if !digest_ok && segment.purpose != SegmentPurpose::Discard && !is_checked_later {
             self.reject(RejectReason::DATA_DIGEST_ERROR, &segment.bhs);
         }
-        if segment.purpose == SegmentPurpose::Whole {
-            let data = lent.or_else(|| self.connection.gathering.1.take());
-            return self.on_whole(segment.bhs, data, is_good);
+        if segment.purpose == SegmentPurpose::WholePdu {
+            let data = borrowed.or_else(|| self.connection.gathering.1.take());
+            return self.on_whole_pdu(segment.bhs, data, digest_ok);
         }
         if let SegmentPurpose::Data { slot, offset, is_final, is_immediate } = segment.purpose {
-            let may_come_again = self.connection.level > 0;
-            if !is_good && (!may_come_again || !self.lose(slot)) {
+            let may_be_retransmitted = self.connection.level > 0;
+            if !digest_ok && (!may_be_retransmitted || !self.lose(slot)) {
                 self.fail(slot, Response::failed(data_sense(CRC_ERROR)));
             }
-            self.on_data(slot, offset, segment.len, lent.filter(|_| is_good), (is_final, is_immediate));
+            self.on_data(slot, offset, segment.len, borrowed.filter(|_| digest_ok), (is_final, is_immediate));
         }
     }
 
-    /// Gives memory to the data-out that waits for some, if the pool has any; whether it need not
-    /// wait any more.
+    /// Allocates memory for the Data-Out segment that waits for it; returns whether it no longer
+    /// waits.
     pub(super) fn take_memory(&mut self) -> bool {
         let AwaitedIscsiPdu::Memory(segment) = self.connection.awaiting else { return true };
         let SegmentPurpose::Data { slot, offset, .. } = segment.purpose else { return true };
-        let wants = self.session.tasks.get_mut(slot).is_some_and(|entry| {
+        let is_needed = self.session.tasks.get_mut(slot).is_some_and(|entry| {
             entry.state == TaskState::Data
                 && !entry.progress.transfer.is_lost()
-                && entry.progress.transfer.wanted(offset, segment.len).1 > 0
+                && entry.progress.transfer.overlap(offset, segment.len).1 > 0
         });
-        if !wants {
+        if !is_needed {
             self.connection.awaiting =
                 AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             return true;
@@ -165,7 +164,7 @@ impl ConnectionTurn<'_> {
         if self.session.tasks.get_mut(slot).is_some_and(|entry| {
             entry.progress.transfer.round_len().next_power_of_two() > self.connection.pool.limit_bytes()
         }) {
-            // It would wait for ever.
+            // The request exceeds the pool and would wait forever.
             self.refuse_busy(segment);
             return true;
         }
@@ -184,24 +183,23 @@ impl ConnectionTurn<'_> {
         true
     }
 
-    /// Whether data waits for memory that only data behind it gives back, so that no other
-    /// connection can help.
+    /// Whether the segment waits for memory of this connection itself, which only later data frees.
     pub(super) fn waits_for_itself(&mut self, segment: DataSegment) -> bool {
         let SegmentPurpose::Data { slot, .. } = segment.purpose else { return false };
         let round = self.session.tasks.get_mut(slot).map(|entry| entry.progress.transfer.round_len());
         round.is_some_and(|len| self.connection.exceeds_share(len))
     }
 
-    /// Receives the data of a request that is taken whole into memory of its own.
+    /// Receives the data of a request that must be complete into memory of its own.
     #[cold]
     pub(super) fn gather(&mut self, segment: DataSegment) {
-        let place = self.connection.take_or_make(segment.len);
+        let place = self.connection.take_or_allocate(segment.len);
         self.connection.gathering.1 = Some(place.clone());
         self.connection.awaiting =
             AwaitedIscsiPdu::Place { segment, place, filled: 0, buffer_is_empty: false };
     }
 
-    /// There is no memory for a command's data: it may be tried again.
+    /// Ends a command with BUSY, because there is no memory for its data; the initiator may retry.
     pub(super) fn refuse_busy(&mut self, segment: DataSegment) {
         if let SegmentPurpose::Data { slot, .. } = segment.purpose {
             self.fail(slot, Response::bare(ScsiStatus::BUSY));
@@ -210,8 +208,7 @@ impl ConnectionTurn<'_> {
             AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
     }
 
-    /// Copies what the receive buffer has of a payload to its place; returns how many bytes it
-    /// took.
+    /// Copies received bytes to their place; returns how many bytes were consumed.
     pub(super) fn fill_place(&mut self, unread: &[u8]) -> Option<usize> {
         let AwaitedIscsiPdu::Place { place, filled, buffer_is_empty, .. } = &mut self.connection.awaiting
         else {
@@ -229,7 +226,7 @@ impl ConnectionTurn<'_> {
         (!here.is_empty()).then_some(here.len())
     }
 
-    /// Drops data, then checks padding and digest behind it.
+    /// Drops excess data, then checks padding and digest.
     pub(super) fn step_tail(&mut self, unread: &[u8]) -> Option<usize> {
         let digests = self.connection.replies.digests();
         let AwaitedIscsiPdu::Tail { segment, crc, excess } = &mut self.connection.awaiting else {
@@ -249,14 +246,14 @@ impl ConnectionTurn<'_> {
         if digests.data {
             crc.add(padding);
         }
-        let (segment, is_good) = (*segment, !digests.data || sent == crc.to_le_bytes());
+        let (segment, digest_ok) = (*segment, !digests.data || sent == crc.to_le_bytes());
         let taken = dropped.len().saturating_add(tail_len);
         self.connection.awaiting = AwaitedIscsiPdu::Head(BHS_LEN);
-        self.conclude(segment, None, is_good);
+        self.conclude(segment, None, digest_ok);
         Some(taken)
     }
 
-    /// One header, or a part of a segment; `None` if more bytes, room or memory are needed.
+    /// Processes one header or part of a segment; `None` if it needs more bytes, room or memory.
     #[inline]
     pub(super) fn step(&mut self, input: &Chunk, at: usize) -> Result<Option<usize>, ProtocolError> {
         let unread = input.unread().get(at..).unwrap_or_default();
@@ -288,11 +285,11 @@ impl ConnectionTurn<'_> {
         };
         let data_in = data_in_of(&head.bhs);
         if !self.connection.has_room(data_in) {
-            (self.connection.waits_for, self.connection.awaiting) =
+            (self.connection.blocked_data_in, self.connection.awaiting) =
                 (data_in, AwaitedIscsiPdu::Head(head.len));
             return Ok(None);
         }
-        self.connection.waits_for = 0;
+        self.connection.blocked_data_in = 0;
         if let AwaitedIscsiPdu::Head(need) = &mut self.connection.awaiting {
             *need = BHS_LEN;
         }
@@ -308,15 +305,15 @@ impl ConnectionTurn<'_> {
         let here = unread.len().saturating_sub(head.len);
         let whole = self.connection.segment_len(&segment);
         match purpose {
-            SegmentPurpose::Talk if segment.len == 0 => self.on_text_or_nop(&head.bhs, &[]),
+            SegmentPurpose::TextOrNop if segment.len == 0 => self.on_text_or_nop(&head.bhs, &[]),
             _ if segment.len == 0 => self.conclude(segment, None, true),
-            SegmentPurpose::Nothing => {
+            SegmentPurpose::Discard => {
                 self.connection.awaiting =
                     AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             }
-            SegmentPurpose::Talk if whole > here && segment.len > MAX_BORROWED_PAYLOAD => {
+            SegmentPurpose::TextOrNop if whole > here && segment.len > MAX_BORROWED_PAYLOAD => {
                 self.reject(RejectReason::LONG_OPERATION_REJECT, &head.bhs);
-                let segment = DataSegment { purpose: SegmentPurpose::Nothing, ..segment };
+                let segment = DataSegment { purpose: SegmentPurpose::Discard, ..segment };
                 self.connection.awaiting =
                     AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };
             }
@@ -324,10 +321,10 @@ impl ConnectionTurn<'_> {
                 self.connection.awaiting = AwaitedIscsiPdu::Memory(segment);
                 self.take_memory();
             }
-            SegmentPurpose::Whole if whole > here && segment.len > MAX_BORROWED_PAYLOAD => {
+            SegmentPurpose::WholePdu if whole > here && segment.len > MAX_BORROWED_PAYLOAD => {
                 self.gather(segment)
             }
-            SegmentPurpose::Talk | SegmentPurpose::Data { .. } | SegmentPurpose::Whole => {
+            SegmentPurpose::TextOrNop | SegmentPurpose::Data { .. } | SegmentPurpose::WholePdu => {
                 let end = head.len.saturating_add(whole);
                 if let Some(whole) = unread.get(head.len..end) {
                     self.on_segment(segment, whole, input, at.saturating_add(head.len));
@@ -339,24 +336,25 @@ impl ConnectionTurn<'_> {
         Ok(Some(head.len))
     }
 
-    /// A segment lies `whole` in the receive buffer, `at` there, with padding and digest.
+    /// Processes a segment in the receive buffer: `whole` includes padding and digest, `at` is its
+    /// offset.
     #[inline]
     fn on_segment(&mut self, segment: DataSegment, whole: &[u8], input: &Chunk, at: usize) {
-        let is_good = !self.connection.replies.digests().data || is_intact(whole);
-        if segment.purpose == SegmentPurpose::Talk && is_good {
+        let digest_ok = !self.connection.replies.digests().data || is_intact(whole);
+        if segment.purpose == SegmentPurpose::TextOrNop && digest_ok {
             self.on_text_or_nop(&segment.bhs, whole.get(..segment.len).unwrap_or_default());
         } else {
-            self.conclude(segment, Some(input.lend(at, segment.len)), is_good);
+            self.conclude(segment, Some(input.lend(at, segment.len)), digest_ok);
         }
     }
 
-    /// Takes a message; `false`: there is no room for its data-in yet.
+    /// Processes an iSER message; `false` if there is no room for its data-in yet.
     ///
     /// # Errors
-    /// If it is none that may come.
-    pub(super) fn on_message(&mut self, message: &Message) -> Result<bool, ProtocolError> {
-        self.connection.keep_alive.heard = true;
-        let (Message { header, bhs, ahs, data }, data_len) = (message, message.data_len());
+    /// If the message violates the protocol.
+    pub(super) fn on_message(&mut self, message: &IserMessage) -> Result<bool, ProtocolError> {
+        self.connection.keep_alive.has_received = true;
+        let (IserMessage { header, bhs, ahs, data }, data_len) = (message, message.data_len());
         if !self.connection.has_room(data_in_of(bhs)) {
             return Ok(false);
         }
@@ -366,18 +364,18 @@ impl ConnectionTurn<'_> {
                 reference: "RFC 7145 §6.4",
             });
         }
-        if bhs.opcode() == IscsiOpcode::DATA_OUT && !self.may_come_unasked(transmute_ref!(bhs)) {
+        if bhs.opcode() == IscsiOpcode::DATA_OUT && !self.is_unsolicited_allowed(transmute_ref!(bhs)) {
             return Err(ProtocolError {
-                what: "sent data as a message that RDMA Read is to bring",
+                what: "sent solicited data as a message, but the target reads it by RDMA",
                 reference: "RFC 7145 §7.3.4",
             });
         }
         if let Some(mover) = &mut self.connection.replies.mover {
-            mover.arrive(Remotes::from(header));
+            mover.set_current(RemoteBuffers::from(header));
         }
         let head = IscsiHeader { bhs: *bhs, len: BHS_LEN.saturating_add(ahs.len()), data_len };
         match self.on_head(&head, ahs)? {
-            SegmentPurpose::Talk => {
+            SegmentPurpose::TextOrNop => {
                 self.on_text_or_nop(bhs, &data.as_ref().map(Seg::to_vec).unwrap_or_default())
             }
             purpose => self.conclude(DataSegment { bhs: *bhs, len: data_len, purpose }, data.clone(), true),
@@ -388,23 +386,23 @@ impl ConnectionTurn<'_> {
         Ok(true)
     }
 
-    /// Whether a Data-Out is of no task, or of one whose data is not being read: else its memory
-    /// would have two writers.
-    fn may_come_unasked(&mut self, data_out: &DataOut) -> bool {
+    /// Whether a Data-Out message is acceptable: unsolicited, and not for a task whose data is
+    /// being read by RDMA (its memory would have two writers).
+    fn is_unsolicited_allowed(&mut self, data_out: &DataOut) -> bool {
         let slot = self.session.tasks.find(data_out.initiator_task_tag.get());
         let is_fetched = slot
             .and_then(|slot| self.session.tasks.get_mut(slot))
-            .is_some_and(|entry| entry.progress.transfer.is_asked());
+            .is_some_and(|entry| entry.progress.transfer.has_outstanding_r2t());
         data_out.target_transfer_tag.get() == RESERVED_TAG && !is_fetched
     }
 }
 
-/// Whether the digest at the end of these bytes is that of the rest.
+/// Whether the data digest in the last four bytes matches the rest.
 pub(super) fn is_intact(segment: &[u8]) -> bool {
     let (covered, sent) = segment.split_at(segment.len().saturating_sub(DIGEST_LEN));
     digest::of(covered) == sent
 }
 
-/// A segment up to this many bytes is waited for in the receive buffer: one large receive for many
-/// PDUs costs less than a receive for each. With its digest at most `MAX_DEMAND`.
+/// Segments up to this many bytes are received contiguously in the receive buffer: one large
+/// receive for many PDUs costs less than one for each. With the digest at most `MAX_DEMAND`.
 pub(super) const MAX_BORROWED_PAYLOAD: usize = 64 << 10;

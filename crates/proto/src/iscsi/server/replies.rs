@@ -1,11 +1,11 @@
-//! PDUs to the initiator, with StatSN, ExpCmdSN and MaxCmdSN filled in.
+//! PDUs to the initiator, with StatSN, ExpCmdSN and MaxCmdSN.
 //!
-//! StatSN counts what a connection has answered (RFC 7143 §4.2.2.2). From error recovery level 1
-//! on, what is answered is kept until ExpStatSN acknowledges it: see `kept`.
+//! StatSN numbers the responses of a connection (RFC 7143 §4.2.2.2). From error recovery level 1
+//! on, responses are retained until ExpStatSN acknowledges them: see `retained`.
 
 use super::datamover::TargetDatamover;
-use super::negotiation::TextAnswer;
-use super::retained::{RetainedPdu, RetainedResponses, SentStatus};
+use super::negotiation::TextReply;
+use super::retained::{RetainedPdu, RetainedResponses, SentResponse};
 use super::sequence::CommandWindow;
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
@@ -22,20 +22,20 @@ pub(super) struct ResponseSender {
     pub(super) sender: Sender,
     stat_sn: u32,
     pub(super) max_burst: usize,
-    /// The longest data segment that the initiator takes, in bytes.
+    /// MaxRecvDataSegmentLength of the initiator, in bytes.
     pub(super) max_segment: usize,
     pub(super) pool: Pool,
-    /// Bytes pushed without payload since everything was last seen sent: what an initiator that
-    /// does not read makes us keep.
+    /// Bytes without payload that were queued since the sender was last empty; bounds the memory of
+    /// an initiator that does not read.
     unsent: usize,
-    /// What may have to be sent again; `None` at error recovery level 0.
+    /// Responses for retransmission; `None` at error recovery level 0.
     pub(super) retained: Option<RetainedResponses>,
-    /// Over RDMA: what moves data in the place of Data-In and R2T.
+    /// Over RDMA: transfers data instead of Data-In and R2T PDUs.
     pub(super) mover: Option<TargetDatamover>,
 }
 
 impl ResponseSender {
-    /// `sender` may still have the last response of the login.
+    /// Creates the sender of full feature phase. `sender` may still hold the last login response.
     pub(super) fn new(
         parameters: &OperationalParameters,
         stat_sn: u32,
@@ -64,89 +64,90 @@ impl ResponseSender {
         self.max_segment = len;
     }
 
-    /// Whether another request may be answered before the initiator reads something.
+    /// Whether another request may be answered before the initiator reads.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.unsent < UNSENT || self.sender.is_empty()
     }
 
-    /// All answers to commands that are not acknowledged.
-    pub(super) fn take_commands(&mut self) -> Vec<SentStatus> {
+    /// Takes all unacknowledged responses to commands.
+    pub(super) fn take_commands(&mut self) -> Vec<SentResponse> {
         self.retained.as_mut().map(RetainedResponses::take_commands).unwrap_or_default()
     }
 
-    /// Sends the answer to a command that has come on another connection: its data from
-    /// `exp_data_sn` on, in segments as long as they may be here, and then its status. 0, and what
-    /// cannot be right, stands for what was acknowledged last (RFC 7143 §11.5.6).
-    pub(super) fn reassigned(&mut self, window: CommandWindow, outcome: SentStatus, exp_data_sn: u32) {
-        let SentStatus { expected, response, cut } = outcome;
-        let is_right = exp_data_sn > 0 && (cut.confirmed..=cut.end()).contains(&exp_data_sn);
-        let first = if is_right { exp_data_sn } else { cut.confirmed };
-        let mut cut = cut.again(first, self.max_segment, 0);
-        cut.stat_sn = self.next_stat_sn();
-        let end = self.data_in(window, expected, &response, cut, 0..u32::MAX);
-        self.status(window, expected, &response, cut, end);
-        if let Some(kept) = &mut self.retained {
-            kept.keep(cut.stat_sn, RetainedPdu::Command(SentStatus { expected, response, cut }));
+    /// Sends the response of a reassigned command: its data from `exp_data_sn` on, in segments for
+    /// this connection, then its status. An `exp_data_sn` of 0 or out of range stands for the first
+    /// unacknowledged one (RFC 7143 §11.5.6).
+    pub(super) fn reassigned(&mut self, window: CommandWindow, sent: SentResponse, exp_data_sn: u32) {
+        let SentResponse { expected, response, layout } = sent;
+        let is_right = exp_data_sn > 0 && (layout.acked_data_sn..=layout.end()).contains(&exp_data_sn);
+        let first = if is_right { exp_data_sn } else { layout.acked_data_sn };
+        let mut layout = layout.resegmented(first, self.max_segment, 0);
+        layout.stat_sn = self.next_stat_sn();
+        let end = self.data_in(window, expected, &response, layout, 0..u32::MAX);
+        self.status(window, expected, &response, layout, end);
+        if let Some(retained) = &mut self.retained {
+            retained
+                .retain(layout.stat_sn, RetainedPdu::Command(SentResponse { expected, response, layout }));
         }
     }
 
-    /// The initiator has every answer before this number.
+    /// Processes ExpStatSN.
     #[inline]
     pub(super) fn acknowledge(&mut self, exp_stat_sn: u32) {
-        if let Some(kept) = &mut self.retained {
-            kept.acknowledge(exp_stat_sn, self.stat_sn);
+        if let Some(retained) = &mut self.retained {
+            retained.acknowledge(exp_stat_sn, self.stat_sn);
         }
     }
 
-    /// Sends answers again as they were: `count` from `first` on, or with 0 all there are (RFC 7143
-    /// §11.16, Status SNACK).
+    /// Retransmits `count` responses from StatSN `first` on, or with 0 all (RFC 7143 §11.16, Status
+    /// SNACK).
     ///
     /// # Errors
-    /// If they were never sent or have been acknowledged; if they are not kept any more.
-    pub(super) fn answers_again(
+    /// If they were never sent, were acknowledged, or are no longer retained.
+    pub(super) fn retransmit_status(
         &mut self,
         window: CommandWindow,
         first: u32,
         count: u32,
     ) -> Result<(), RejectReason> {
-        let Some(kept) = self.retained.take() else { return Err(RejectReason::SNACK_REJECT) };
-        let result = self.send_again(window, &kept, first, count);
-        self.retained = Some(kept);
+        let Some(retained) = self.retained.take() else { return Err(RejectReason::SNACK_REJECT) };
+        let result = self.retransmit(window, &retained, first, count);
+        self.retained = Some(retained);
         result
     }
 
-    fn send_again(
+    fn retransmit(
         &mut self,
         window: CommandWindow,
-        kept: &RetainedResponses,
+        retained: &RetainedResponses,
         first: u32,
         count: u32,
     ) -> Result<(), RejectReason> {
-        let unacknowledged = self.stat_sn.wrapping_sub(kept.acknowledged());
-        let left = unacknowledged.saturating_sub(first.wrapping_sub(kept.acknowledged()));
+        let unacknowledged = self.stat_sn.wrapping_sub(retained.acknowledged());
+        let left = unacknowledged.saturating_sub(first.wrapping_sub(retained.acknowledged()));
         if left == 0 || count > left {
             return Err(RejectReason::PROTOCOL_ERROR);
         }
         let count = if count == 0 { left } else { count };
         let numbers = || (0..count).map(|nth| first.wrapping_add(nth));
-        if numbers().any(|stat_sn| kept.find(stat_sn).is_none()) {
+        if numbers().any(|stat_sn| retained.find(stat_sn).is_none()) {
             return Err(RejectReason::SNACK_REJECT);
         }
-        for what in numbers().filter_map(|stat_sn| kept.find(stat_sn)) {
+        for what in numbers().filter_map(|stat_sn| retained.find(stat_sn)) {
             match what {
                 RetainedPdu::Pdu { bhs, data } => {
                     let mut bhs = *bhs;
                     numbered(&mut bhs, window);
                     self.send(&bhs, data);
                 }
-                RetainedPdu::Command(SentStatus { expected, response, cut }) => {
-                    let end = cut.end();
-                    if cut.collapses {
+                RetainedPdu::Command(SentResponse { expected, response, layout }) => {
+                    let end = layout.end();
+                    if layout.is_phase_collapsed {
                         let last = end.wrapping_sub(1)..end;
-                        self.data_in(window, *expected, response, *cut, last);
+                        self.data_in(window, *expected, response, *layout, last);
                     } else {
-                        self.status(window, *expected, response, *cut, end);
+                        self.status(window, *expected, response, *layout, end);
                     }
                 }
             }
@@ -154,34 +155,34 @@ impl ResponseSender {
         Ok(())
     }
 
-    /// Sends Data-In PDUs of a command again: `count` from `first` on, or with 0 all there are (RFC
-    /// 7143 §11.16, Data SNACK). `None` if the command has no answer here.
-    pub(super) fn data_again(
+    /// Retransmits `count` Data-In PDUs of a command from DataSN `first` on, or with 0 all (RFC
+    /// 7143 §11.16, Data SNACK). `None` if the command has no retained response.
+    pub(super) fn retransmit_data(
         &mut self,
         window: CommandWindow,
         itt: u32,
         (first, count): (u32, u32),
     ) -> Option<Result<(), RejectReason>> {
-        let outcome = self.retained.as_mut()?.command(|outcome| outcome.expected.itt == itt)?.clone();
-        let cut = outcome.cut;
-        let left = cut.end().checked_sub(first).filter(|_| first >= cut.confirmed).unwrap_or(0);
+        let sent = self.retained.as_mut()?.command(|sent| sent.expected.itt == itt)?.clone();
+        let layout = sent.layout;
+        let left = layout.end().checked_sub(first).filter(|_| first >= layout.acked_data_sn).unwrap_or(0);
         if left == 0 || count > left {
             return Some(Err(RejectReason::PROTOCOL_ERROR));
         }
-        if cut.max_segment > self.max_segment {
-            // The initiator takes shorter segments now, and has to say how it wants them by R-Data.
+        if layout.max_segment > self.max_segment {
+            // The initiator has reduced its MaxRecvDataSegmentLength and must send an R-Data SNACK.
             return Some(Err(RejectReason::SNACK_REJECT));
         }
-        let wanted = first..first.saturating_add(if count == 0 { left } else { count });
-        self.data_in(window, outcome.expected, &outcome.response, cut, wanted);
+        let data_sns = first..first.saturating_add(if count == 0 { left } else { count });
+        self.data_in(window, sent.expected, &sent.response, layout, data_sns);
         Some(Ok(()))
     }
 
-    /// Sends all data of a command from the PDU `first` on, in segments as long as they may be now,
-    /// and its status apart with the SNACK's tag (RFC 7143 §11.16, R-Data SNACK).
+    /// Sends a command's data from DataSN `first` on in segments of the current length, and its
+    /// status in a separate PDU with the SNACK's tag (RFC 7143 §11.16, R-Data SNACK).
     ///
     /// # Errors
-    /// If that data was not sent, or has been acknowledged.
+    /// If that data was not sent, or was acknowledged.
     pub(super) fn resegment(
         &mut self,
         window: CommandWindow,
@@ -190,30 +191,30 @@ impl ResponseSender {
         snack_tag: u32,
     ) -> Result<(), RejectReason> {
         let max_segment = self.max_segment;
-        let outcome =
-            self.retained.as_mut().and_then(|kept| kept.command(|outcome| outcome.expected.itt == itt));
-        let outcome = outcome.ok_or(RejectReason::PROTOCOL_ERROR)?;
-        if first < outcome.cut.confirmed || first >= outcome.cut.end() {
+        let sent =
+            self.retained.as_mut().and_then(|retained| retained.command(|sent| sent.expected.itt == itt));
+        let sent = sent.ok_or(RejectReason::PROTOCOL_ERROR)?;
+        if first < sent.layout.acked_data_sn || first >= sent.layout.end() {
             return Err(RejectReason::PROTOCOL_ERROR);
         }
-        outcome.cut = outcome.cut.again(first, max_segment, snack_tag);
-        let SentStatus { expected, response, cut } = outcome.clone();
-        let end = self.data_in(window, expected, &response, cut, 0..u32::MAX);
-        self.status(window, expected, &response, cut, end);
+        sent.layout = sent.layout.resegmented(first, max_segment, snack_tag);
+        let SentResponse { expected, response, layout } = sent.clone();
+        let end = self.data_in(window, expected, &response, layout, 0..u32::MAX);
+        self.status(window, expected, &response, layout, end);
         Ok(())
     }
 
-    /// The initiator has all Data-In PDUs before `first` of the command whose PDUs had the tag
-    /// `ttt`; an answer that is acknowledged as a whole needs that no more.
+    /// Processes a DataACK: the initiator has all Data-In PDUs before `first` that carried the tag
+    /// `ttt`. Has no effect on a response that is acknowledged.
     ///
     /// # Errors
-    /// If no Data-In had that tag, or not as many were sent.
-    pub(super) fn confirm_data(&mut self, ttt: u32, first: u32) -> Result<(), RejectReason> {
-        let Some(kept) = &mut self.retained else { return Err(RejectReason::INVALID_DATA_ACK) };
-        let behind = kept.acknowledged().wrapping_sub(ttt);
-        match kept.command(|outcome| outcome.cut.stat_sn == ttt) {
-            Some(SentStatus { cut, .. }) if (cut.confirmed..=cut.end()).contains(&first) => {
-                cut.confirmed = first;
+    /// If no Data-In PDU had that tag, or `first` was not sent.
+    pub(super) fn acknowledge_data(&mut self, ttt: u32, first: u32) -> Result<(), RejectReason> {
+        let Some(retained) = &mut self.retained else { return Err(RejectReason::INVALID_DATA_ACK) };
+        let behind = retained.acknowledged().wrapping_sub(ttt);
+        match retained.command(|sent| sent.layout.stat_sn == ttt) {
+            Some(SentResponse { layout, .. }) if (layout.acked_data_sn..=layout.end()).contains(&first) => {
+                layout.acked_data_sn = first;
                 Ok(())
             }
             None if (1..1 << 31).contains(&behind) => Ok(()),
@@ -221,13 +222,13 @@ impl ResponseSender {
         }
     }
 
-    /// Asks for data.
+    /// Sends an R2T.
     pub(super) fn r2t(
         &mut self,
         window: CommandWindow,
         (lun, itt): ([u8; 8], u32),
         ttt: u32,
-        grant: super::transfer::Grant,
+        grant: super::transfer::R2tGrant,
     ) {
         let pdu = IscsiR2t {
             opcode: IscsiOpcode::R2T.0,
@@ -249,7 +250,7 @@ impl ResponseSender {
     }
 
     pub(super) fn management(&mut self, window: CommandWindow, itt: u32, response: FunctionResponse) {
-        let pdu = TaskManagementResponse {
+        let pdu = TaskManagementFunctionResponse {
             opcode: IscsiOpcode::TASK_MANAGEMENT_RESPONSE.0,
             flags: FLAG_FINAL,
             response: response.0,
@@ -259,20 +260,20 @@ impl ResponseSender {
         self.send_answer(window, transmute!(pdu), &[]);
     }
 
-    /// Answers a ping of the initiator's with as much of its data as it takes back.
-    pub(super) fn pong(&mut self, window: CommandWindow, itt: u32, lun: [u8; 8], data: &[u8]) {
+    /// Answers a ping of the initiator, with as much of its data as the initiator accepts.
+    pub(super) fn nop_in_reply(&mut self, window: CommandWindow, itt: u32, lun: [u8; 8], data: &[u8]) {
         let data = data.get(..self.max_segment).unwrap_or(data);
         self.send_answer(window, nop_in(itt, RESERVED_TAG, lun), data);
     }
 
-    /// A ping of the target's own; it has no status.
-    pub(super) fn ping(&mut self, window: CommandWindow, ttt: u32) {
+    /// Sends a ping. Its StatSN does not advance.
+    pub(super) fn nop_in_ping(&mut self, window: CommandWindow, ttt: u32) {
         let mut bhs = nop_in(RESERVED_TAG, ttt, [0; 8]);
         numbered(&mut bhs, window).stat_sn = self.stat_sn.into();
         self.send(&bhs, &[]);
     }
 
-    pub(super) fn text(&mut self, window: CommandWindow, itt: u32, answer: &TextAnswer) {
+    pub(super) fn text(&mut self, window: CommandWindow, itt: u32, answer: &TextReply) {
         let pdu = TextResponse {
             opcode: IscsiOpcode::TEXT_RESPONSE.0,
             flags: answer.flags,
@@ -288,21 +289,21 @@ impl ResponseSender {
         window: CommandWindow,
         itt: u32,
         result: LogoutResult,
-        times: (u16, u16),
+        session_times: (u16, u16),
     ) {
         let pdu = LogoutResponse {
             opcode: IscsiOpcode::LOGOUT_RESPONSE.0,
             flags: FLAG_FINAL,
             response: result.0,
             initiator_task_tag: itt.into(),
-            time2wait: times.0.into(),
-            time2retain: times.1.into(),
+            time2wait: session_times.0.into(),
+            time2retain: session_times.1.into(),
             ..FromZeros::new_zeroed()
         };
         self.send_answer(window, transmute!(pdu), &[]);
     }
 
-    /// Tells of an event that no request asked for.
+    /// Sends an asynchronous message.
     pub(super) fn event(&mut self, window: CommandWindow, event: AsyncEvent, parameters: [u16; 3]) {
         let [parameter1, parameter2, parameter3] = parameters;
         let pdu = AsyncMessage {
@@ -318,7 +319,7 @@ impl ResponseSender {
         self.send_answer(window, transmute!(pdu), &[]);
     }
 
-    /// Refuses a PDU, whose header goes back.
+    /// Rejects a PDU; the Reject carries its header.
     #[cold]
     pub(super) fn reject(&mut self, window: CommandWindow, reason: RejectReason, of: &Bhs) {
         let pdu = Reject {
@@ -337,14 +338,14 @@ impl ResponseSender {
         stat_sn
     }
 
-    /// Sends a PDU with the next StatSN, and keeps it until it is acknowledged.
+    /// Sends a PDU with the next StatSN and retains it until it is acknowledged.
     fn send_answer(&mut self, window: CommandWindow, mut bhs: Bhs, data: &[u8]) {
         let stat_sn = self.next_stat_sn();
         bhs.data_segment_length = U24::new(data.len() as u32);
         numbered(&mut bhs, window).stat_sn = stat_sn.into();
         self.send(&bhs, data);
-        if let Some(kept) = &mut self.retained {
-            kept.keep(stat_sn, RetainedPdu::Pdu { bhs, data: SmallVec::from_slice(data) });
+        if let Some(retained) = &mut self.retained {
+            retained.retain(stat_sn, RetainedPdu::Pdu { bhs, data: SmallVec::from_slice(data) });
         }
     }
 
@@ -369,7 +370,7 @@ impl ResponseSender {
     }
 }
 
-/// Sets ExpCmdSN and MaxCmdSN, which every PDU of a target has in the same places, as StatSN.
+/// Sets ExpCmdSN and MaxCmdSN. All PDUs of a target have them, and StatSN, at the same offsets.
 fn numbered(bhs: &mut Bhs, window: CommandWindow) -> &mut NopIn {
     let pdu: &mut NopIn = transmute_mut!(bhs);
     pdu.exp_cmd_sn = window.exp_cmd_sn().into();
@@ -388,6 +389,6 @@ fn nop_in(itt: u32, ttt: u32, lun: [u8; 8]) -> Bhs {
     })
 }
 
-/// An initiator that leaves this many bytes of PDUs unread, payload not counted, is not listened to
-/// until it has read everything.
+/// Limit of unread PDU bytes, without payload. Above it, nothing is received until the initiator
+/// has read everything.
 const UNSENT: usize = 1 << 20;

@@ -1,6 +1,6 @@
-//! What a command's PDU must be like to be a command at all (RFC 7143 §11.3).
+//! Validation of SCSI Command PDUs (RFC 7143 §11.3).
 
-use super::connection::Connection;
+use super::connection::TargetConnection;
 use super::full::MAX_IMMEDIATE;
 use super::shared::SharedSession;
 use super::transfer::DataOutMismatch;
@@ -12,26 +12,27 @@ use blockmux_wire::iscsi::session::RejectReason;
 use blockmux_wire::iscsi::{Bhs, FLAG_FINAL, RESERVED_TAG};
 use smallvec::SmallVec;
 
-/// A command and how much data it may move, in bytes; `None` where it says that it does not.
-pub(super) struct CheckedCommand {
+/// A validated command with its expected transfer lengths in bytes; `None` for a direction without
+/// data.
+pub(super) struct ValidatedCommand {
     pub(super) command: Command,
     pub(super) data_in: Option<u32>,
     pub(super) data_out: Option<u32>,
 }
 
-impl CheckedCommand {
-    /// Reads a command's PDU.
+impl ValidatedCommand {
+    /// Validates a SCSI Command PDU.
     ///
     /// # Errors
-    /// Why it is none that could be carried out.
+    /// The reason to reject the PDU.
     #[inline]
     pub(super) fn read(
         session: &SharedSession,
-        connection: &Connection,
+        connection: &TargetConnection,
         pdu: &ScsiCommand,
         bhs: &Bhs,
         ahs: &[u8],
-    ) -> Result<CheckedCommand, RejectReason> {
+    ) -> Result<ValidatedCommand, RejectReason> {
         let itt = pdu.initiator_task_tag.get();
         let writes = pdu.flags & FLAG_WRITE != 0;
         if session.tasks.server.is_none() {
@@ -55,7 +56,7 @@ impl CheckedCommand {
         };
         let length = pdu.expected_data_transfer_length.get();
         if let Some(mover) = &connection.replies.mover
-            && !mover.reaches_data_of(pdu, connection.parameters.get(OperationalKey::FirstBurstLength))
+            && !mover.covers_data_of(pdu, connection.parameters.get(OperationalKey::FirstBurstLength))
         {
             return Err(RejectReason::INVALID_PDU_FIELD);
         }
@@ -87,20 +88,25 @@ impl CheckedCommand {
             data_out_len: data_out.unwrap_or(0),
             data_in_len: data_in.unwrap_or(0),
         };
-        Ok(CheckedCommand { command, data_in, data_out })
+        Ok(ValidatedCommand { command, data_in, data_out })
     }
 }
 
-impl Connection {
-    /// Whether data comes with a command, or unasked behind it, that was not agreed on (RFC 7143
-    /// §13.10, §13.11).
+impl TargetConnection {
+    /// Checks the immediate and unsolicited data of a command against ImmediateData and InitialR2T
+    /// (RFC 7143 §13.10, §13.11). `immediate` and `max_unsolicited` are bytes.
     #[inline]
-    pub(super) fn misfit(&self, immediate: u32, is_final: bool, most: u32) -> Option<DataOutMismatch> {
+    pub(super) fn mismatch(
+        &self,
+        immediate: u32,
+        is_final: bool,
+        max_unsolicited: u32,
+    ) -> Option<DataOutMismatch> {
         let no_immediate = immediate > 0 && !self.parameters.is_on(OperationalKey::ImmediateData);
         let no_unsolicited = !is_final && self.parameters.is_on(OperationalKey::InitialR2T);
         if no_immediate || no_unsolicited {
             return Some(DataOutMismatch::Unexpected);
         }
-        (immediate > most).then_some(DataOutMismatch::WrongAmount)
+        (immediate > max_unsolicited).then_some(DataOutMismatch::WrongAmount)
     }
 }

@@ -1,129 +1,133 @@
-//! Answers that are kept until the initiator has acknowledged them, to be sent again (RFC 7143
+//! Responses that are retained until the initiator acknowledges them, for retransmission (RFC 7143
 //! §7.2.2, §11.16).
 //!
-//! Only from error recovery level 1 on. Every PDU that has a StatSN of its own is kept, a command's
-//! data-in with it, until ExpStatSN is beyond it. Of the data-in, what is kept are references to
-//! the memory that it was sent from. A volume that lends its own memory may change it meanwhile,
-//! and then another content is sent again than the first time. That is right: the initiator has not
-//! seen the end of its read, so that whatever wrote to these blocks ran at the same time as the
-//! read, whose outcome may be that of before or of after. The data digest is made anew.
+//! Responses are retained from error recovery level 1 on. Every PDU with its own StatSN is
+//! retained, with the data-in of its command, until ExpStatSN has passed it. Data-in is retained by
+//! reference. If it is in the volume's own memory (zero-copy), a retransmission may carry newer
+//! data. That is permitted: the read has not ended, so the write is concurrent with it. The data
+//! digest is computed again.
 //!
-//! What bounds this: an initiator that does not acknowledge loses the oldest answers, and its SNACK
-//! for them is rejected. When the core is short of memory, data is not kept at all.
+//! *Limits.* An initiator that does not acknowledge loses the oldest responses, and its SNACK for
+//! them is rejected. While the core is short of memory, data is not retained.
 
-use super::answer::{Cut, ExpectedTransfer};
+use super::answer::{DataInLayout, ExpectedTransfer};
 use crate::scsi::Response;
 use blockmux_wire::iscsi::Bhs;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// The answers of a connection that are not acknowledged.
+/// The unacknowledged responses of a connection.
 pub(super) struct RetainedResponses {
-    /// Oldest first.
-    answers: VecDeque<RetainedResponse>,
-    /// ExpStatSN as the initiator said it last.
+    /// Ordered by StatSN, oldest first.
+    responses: VecDeque<RetainedResponse>,
+    /// The latest ExpStatSN from the initiator.
     acknowledged: u32,
-    /// Data that is kept, in bytes.
+    /// Size of the retained data, in bytes.
     len: usize,
 }
 
-/// One of them.
+/// One retained response.
 struct RetainedResponse {
     stat_sn: u32,
-    /// How much data it keeps, in bytes.
+    /// Size of its retained data, in bytes.
     len: usize,
     what: RetainedPdu,
 }
 
-/// What is sent again.
+/// The content of a retained response.
 pub(super) enum RetainedPdu {
-    /// A PDU as it was.
+    /// A PDU, retransmitted unchanged except for its command numbers.
     Pdu { bhs: Bhs, data: SmallVec<[u8; 32]> },
-    /// The answer to a command, made anew.
-    Command(SentStatus),
+    /// The response to a command; its PDUs are generated again.
+    Command(SentResponse),
 }
 
-/// How a command ended, and how that was said.
+/// A command's response and how it was sent.
 #[derive(Clone, Debug)]
-pub(super) struct SentStatus {
+pub(super) struct SentResponse {
     pub(super) expected: ExpectedTransfer,
     pub(super) response: Response,
-    pub(super) cut: Cut,
+    pub(super) layout: DataInLayout,
 }
 
 impl RetainedResponses {
-    /// Nothing is kept, and `stat_sn` is the next.
+    /// An empty list; `stat_sn` is the next StatSN.
     pub(super) fn new(stat_sn: u32) -> RetainedResponses {
-        RetainedResponses { answers: VecDeque::new(), acknowledged: stat_sn, len: 0 }
+        RetainedResponses { responses: VecDeque::new(), acknowledged: stat_sn, len: 0 }
     }
 
-    /// Keeps an answer, and no more than there is room for.
-    pub(super) fn keep(&mut self, stat_sn: u32, what: RetainedPdu) {
+    /// Retains a response; drops the oldest ones above the limits.
+    pub(super) fn retain(&mut self, stat_sn: u32, what: RetainedPdu) {
         let len = match &what {
             RetainedPdu::Pdu { data, .. } => data.len(),
-            RetainedPdu::Command(outcome) => outcome.response.data_in.len(),
+            RetainedPdu::Command(sent) => sent.response.data_in.len(),
         };
-        self.answers.push_back(RetainedResponse { stat_sn, len, what });
+        self.responses.push_back(RetainedResponse { stat_sn, len, what });
         self.len = self.len.saturating_add(len);
-        while self.answers.len() > MAX_RETAINED || (self.len > MAX_RETAINED_BYTES && self.answers.len() > 1) {
+        while self.responses.len() > MAX_RETAINED
+            || (self.len > MAX_RETAINED_BYTES && self.responses.len() > 1)
+        {
             self.drop_oldest();
         }
     }
 
-    /// The initiator has everything before `exp_stat_sn`; `next` is the number that no answer has
-    /// yet.
+    /// Processes ExpStatSN from the initiator. `next` is the first StatSN that was not sent yet;
+    /// values outside the unacknowledged range are ignored.
     pub(super) fn acknowledge(&mut self, exp_stat_sn: u32, next: u32) {
         let new = exp_stat_sn.wrapping_sub(self.acknowledged);
         if new > next.wrapping_sub(self.acknowledged) {
-            // It was never sent, or was acknowledged before.
+            // Never sent, or acknowledged before.
             return;
         }
-        while self.answers.front().is_some_and(|answer| answer.stat_sn.wrapping_sub(self.acknowledged) < new)
+        while self
+            .responses
+            .front()
+            .is_some_and(|answer| answer.stat_sn.wrapping_sub(self.acknowledged) < new)
         {
             self.drop_oldest();
         }
         self.acknowledged = exp_stat_sn;
     }
 
-    /// The first number that is not acknowledged.
+    /// The first StatSN that is not acknowledged.
     pub(super) fn acknowledged(&self) -> u32 {
         self.acknowledged
     }
 
-    /// The answer with that number.
+    /// The response with this StatSN.
     pub(super) fn find(&self, stat_sn: u32) -> Option<&RetainedPdu> {
-        self.answers.iter().find(|answer| answer.stat_sn == stat_sn).map(|answer| &answer.what)
+        self.responses.iter().find(|answer| answer.stat_sn == stat_sn).map(|answer| &answer.what)
     }
 
-    /// The latest answer to a command that is so.
-    pub(super) fn command(&mut self, is_so: impl Fn(&SentStatus) -> bool) -> Option<&mut SentStatus> {
-        self.answers.iter_mut().rev().find_map(|answer| match &mut answer.what {
-            RetainedPdu::Command(outcome) if is_so(outcome) => Some(outcome),
+    /// The latest response to a command that satisfies `predicate`.
+    pub(super) fn command(&mut self, predicate: impl Fn(&SentResponse) -> bool) -> Option<&mut SentResponse> {
+        self.responses.iter_mut().rev().find_map(|answer| match &mut answer.what {
+            RetainedPdu::Command(sent) if predicate(sent) => Some(sent),
             _ => None,
         })
     }
 
-    /// Takes all answers to commands, oldest first.
-    pub(super) fn take_commands(&mut self) -> Vec<SentStatus> {
+    /// Takes all responses to commands, oldest first.
+    pub(super) fn take_commands(&mut self) -> Vec<SentResponse> {
         self.len = 0;
-        let commands = self.answers.drain(..).filter_map(|answer| match answer.what {
-            RetainedPdu::Command(outcome) => Some(outcome),
+        let commands = self.responses.drain(..).filter_map(|answer| match answer.what {
+            RetainedPdu::Command(sent) => Some(sent),
             RetainedPdu::Pdu { .. } => None,
         });
         commands.collect()
     }
 
     fn drop_oldest(&mut self) {
-        if let Some(answer) = self.answers.pop_front() {
+        if let Some(answer) = self.responses.pop_front() {
             self.len = self.len.saturating_sub(answer.len);
         }
     }
 }
 
-/// Answers that are kept: twice what the window and immediate commands make.
+/// Maximum number of retained responses: twice the window and the immediate commands.
 const MAX_RETAINED: usize = 544;
 
-/// Data in them, in bytes; one command's is kept whatever its length.
+/// Maximum size of retained data, in bytes. One command's data is retained whatever its length.
 const MAX_RETAINED_BYTES: usize = 32 << 20;
 
 #[cfg(test)]
@@ -136,30 +140,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_acknowledged_is_kept_no_longer() {
-        let mut kept = RetainedResponses::new(u32::MAX);
+    fn acknowledged_responses_are_dropped() {
+        let mut retained = RetainedResponses::new(u32::MAX);
         for stat_sn in [u32::MAX, 0, 1] {
-            kept.keep(stat_sn, pdu(4));
+            retained.retain(stat_sn, pdu(4));
         }
-        kept.acknowledge(1, 2);
-        assert!(kept.find(u32::MAX).is_none() && kept.find(0).is_none() && kept.find(1).is_some());
+        retained.acknowledge(1, 2);
+        assert!(
+            retained.find(u32::MAX).is_none() && retained.find(0).is_none() && retained.find(1).is_some()
+        );
         for wrong in [3, 0, u32::MAX, 0x8000_0000] {
-            kept.acknowledge(wrong, 2);
-            assert_eq!((kept.acknowledged(), kept.len), (1, 4), "{wrong}");
+            retained.acknowledge(wrong, 2);
+            assert_eq!((retained.acknowledged(), retained.len), (1, 4), "{wrong}");
         }
-        kept.acknowledge(2, 2);
-        assert_eq!((kept.answers.len(), kept.len), (0, 0));
+        retained.acknowledge(2, 2);
+        assert_eq!((retained.responses.len(), retained.len), (0, 0));
     }
 
     #[test]
-    fn who_acknowledges_nothing_loses_the_oldest() {
-        let mut kept = RetainedResponses::new(0);
+    fn without_acknowledgements_the_oldest_responses_are_dropped() {
+        let mut retained = RetainedResponses::new(0);
         for stat_sn in 0..2000 {
-            kept.keep(stat_sn, pdu(10));
+            retained.retain(stat_sn, pdu(10));
         }
-        assert_eq!((kept.answers.len(), kept.find(2000 - 544 - 1).is_some()), (MAX_RETAINED, false));
-        assert!(kept.find(2000 - 544).is_some());
-        kept.keep(2000, pdu(MAX_RETAINED_BYTES + 1));
-        assert_eq!((kept.answers.len(), kept.find(2000).is_some()), (1, true));
+        assert_eq!(
+            (retained.responses.len(), retained.find(2000 - 544 - 1).is_some()),
+            (MAX_RETAINED, false)
+        );
+        assert!(retained.find(2000 - 544).is_some());
+        retained.retain(2000, pdu(MAX_RETAINED_BYTES + 1));
+        assert_eq!((retained.responses.len(), retained.find(2000).is_some()), (1, true));
     }
 }

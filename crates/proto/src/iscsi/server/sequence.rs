@@ -1,29 +1,29 @@
 //! Command numbering: ExpCmdSN, MaxCmdSN and the window between them (RFC 7143 §4.2.2.1).
 //!
-//! This is the session's, whose connections share it. A command that came early waits for those
-//! before it: see `early`.
+//! The numbers belong to the session; its connections share them. A command ahead of ExpCmdSN waits
+//! in `early`.
 
-/// Where a session is in its commands.
+/// The command window of a session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CommandWindow {
     exp_cmd_sn: u32,
-    /// How many more commands there is room for.
+    /// Number of further commands that the window admits.
     free: u32,
 }
 
-/// What becomes of a request by its CmdSN.
+/// The result of checking a request's CmdSN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CmdSnCheck {
-    /// It is the next, or asked for immediate delivery.
+    /// The request is next in order, or immediate.
     Now,
-    /// Outside the window: as if it had never come.
+    /// The CmdSN is outside the window; the PDU is dropped silently.
     Ignored,
-    /// Others before it are missing.
+    /// Requests before this one are missing.
     Early,
 }
 
 impl CommandWindow {
-    /// A window of `size` commands that begins at `cmd_sn`.
+    /// Creates a window of `size` commands that begins at `cmd_sn`.
     pub(super) fn new(cmd_sn: u32, size: u32) -> CommandWindow {
         CommandWindow { exp_cmd_sn: cmd_sn, free: size }
     }
@@ -33,13 +33,13 @@ impl CommandWindow {
         self.exp_cmd_sn
     }
 
-    /// One less than ExpCmdSN when there is no room.
+    /// MaxCmdSN; ExpCmdSN − 1 while the window is closed.
     #[inline]
     pub(super) fn max_cmd_sn(self) -> u32 {
         self.exp_cmd_sn.wrapping_add(self.free).wrapping_sub(1)
     }
 
-    /// What becomes of a request.
+    /// Checks the CmdSN of a request.
     #[inline]
     pub(super) fn admission(self, cmd_sn: u32, is_immediate: bool) -> CmdSnCheck {
         let ahead = cmd_sn.wrapping_sub(self.exp_cmd_sn);
@@ -52,24 +52,24 @@ impl CommandWindow {
         }
     }
 
-    /// The request with the number that was expected is done, or counts as done.
+    /// Advances ExpCmdSN: the expected request was received, or counts as received.
     #[inline]
     pub(super) fn advance(&mut self) {
         self.exp_cmd_sn = self.exp_cmd_sn.wrapping_add(1);
     }
 
-    /// Whether a command with that number has not come yet, but may.
+    /// Whether a command with this CmdSN has not arrived but still may.
     pub(super) fn is_ahead(self, cmd_sn: u32) -> bool {
         cmd_sn.wrapping_sub(self.exp_cmd_sn) < self.free
     }
 
-    /// A command that was admitted takes a place until it is answered; MaxCmdSN stays where it was.
+    /// Occupies a place in the window until the command's response; MaxCmdSN does not move.
     #[inline]
     pub(super) fn occupy(&mut self) {
         self.free = self.free.saturating_sub(1);
     }
 
-    /// Its place is free again.
+    /// Frees a place in the window.
     #[inline]
     pub(super) fn release(&mut self) {
         self.free = self.free.saturating_add(1);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_next_command_is_done_now() {
+    fn only_the_next_command_executes_now() {
         let mut window = CommandWindow::new(u32::MAX, 4);
         assert_eq!(window.max_cmd_sn(), 2);
         assert_eq!(window.admit(u32::MAX - 1, false), CmdSnCheck::Ignored);

@@ -1,40 +1,41 @@
-//! What iSCSI keeps of each task, and the names that its initiator has for it.
+//! Per-task state of iSCSI and target transfer tags.
 
 use super::transfer::DataOutTransfer;
 use crate::scsi::task_set::TaskSet;
 pub(super) use crate::scsi::task_set::{TaskEntry, TaskState};
 
 /// The tasks of a session. The owner of a task is the connection that it is allegiant to (RFC 7143,
-/// command connection allegiance).
+/// connection allegiance).
 pub(super) type Tasks = TaskSet<TaskTransfer>;
 
-/// How far one command's data has come.
+/// Data transfer state of one command.
 pub(super) struct TaskTransfer {
-    /// The initiator's room for data-in, in bytes; `None`: it reads nothing.
+    /// Expected data-in, in bytes; `None` if the command reads nothing.
     pub(super) data_in: Option<u32>,
-    /// The initiator's data-out, in bytes; `None`: it writes nothing.
+    /// Expected data-out, in bytes; `None` if the command writes nothing.
     pub(super) data_out: Option<u32>,
-    /// It came with the I bit, and so outside the window.
+    /// The command was immediate and occupies no place in the window.
     pub(super) is_immediate: bool,
     pub(super) transfer: DataOutTransfer,
-    /// Memory that its data-out was given, in bytes.
+    /// Memory allocated for its data-out, in bytes.
     pub(super) memory: usize,
 }
 
 impl Tasks {
-    /// The oldest data-out of a connection's tasks that memory waits for.
+    /// The oldest data-out allocation among the connection's tasks, by allocation order.
     pub(super) fn owed(&self, owner: u32) -> Option<u64> {
         let transfers = self.fetching(owner).map(|entry| &entry.progress.transfer);
-        transfers.filter(|transfer| transfer.has_memory()).map(|transfer| transfer.given).min()
+        transfers.filter(|transfer| transfer.has_memory()).map(|transfer| transfer.allocation_order).min()
     }
 
-    /// The target transfer tag of a task's R2T: never reserved, because a slot has few bits.
+    /// The target transfer tag of a task's R2T. It is never the reserved tag, because a slot has 15
+    /// bits.
     #[inline]
     pub(super) fn transfer_tag(&self, slot: usize, r2t_sn: u32) -> u32 {
         u32::from(self.generation(slot)) << 24 | (r2t_sn & 0xff) << 16 | (slot as u32 & 0x7fff)
     }
 
-    /// The slot that a target transfer tag names.
+    /// The task slot in a target transfer tag.
     #[inline]
     pub(super) fn slot_of(ttt: u32) -> usize {
         (ttt & 0x7fff) as usize
@@ -47,7 +48,7 @@ mod tests {
     use crate::scsi::Lun;
 
     #[test]
-    fn a_slot_that_is_used_again_has_other_transfer_tags() {
+    fn a_reused_slot_has_other_transfer_tags() {
         let mut tasks = Tasks::new(None);
         let tag = |tasks: &mut Tasks| {
             let progress = TaskTransfer {

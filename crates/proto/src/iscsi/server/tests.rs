@@ -1,19 +1,19 @@
-//! Whole sessions as packet traces: what the initiator sends, what the target answers.
+//! Tests of whole target sessions: sequences of request and response PDUs.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod commands;
 mod connections;
 mod hostile;
 mod logins;
-mod parting;
+mod logout;
 mod reassign;
 mod recovery;
-mod talks;
+mod text_and_nop;
 
-use super::{LocalSessions, TargetSession};
+use super::{IscsiTargetSession, LocalSessions};
 use crate::digest;
 use crate::exports::{Export, Exports, VolumeId};
-use crate::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
+use crate::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode};
 use crate::iscsi::text;
@@ -33,14 +33,14 @@ const HIDDEN: &str = "iqn.2026-11.com.example:hidden";
 const INITIATOR: &str = "iqn.2026-11.com.example:me";
 const SIZE: u64 = 4 << 20;
 
-/// One PDU as it came: header and data segment.
+/// A received PDU: header and data segment.
 #[derive(Debug, Clone)]
-struct Pdu {
+struct TargetPdu {
     bhs: Bhs,
     data: Vec<u8>,
 }
 
-impl Pdu {
+impl TargetPdu {
     fn as_a<T: FromBytes>(&self) -> T {
         T::read_from_bytes(self.bhs.as_bytes()).unwrap()
     }
@@ -56,16 +56,15 @@ impl Pdu {
     }
 }
 
-/// An initiator by hand: sends PDUs, takes the answers apart.
-struct Initiator {
-    pump: Pump<TargetSession>,
+/// An initiator that sends PDUs and parses the responses.
+struct ScriptedInitiator {
+    pump: Pump<IscsiTargetSession>,
     header_digest: bool,
     data_digest: bool,
     cmd_sn: u32,
 }
 
-/// A target that everybody sees, with LUN 0 and a LUN 1; another that only `INITIATOR` may log in
-/// to, with CHAP.
+/// A target open to every initiator, with LUNs 0 and 1, and one for `INITIATOR` only, with CHAP.
 fn node(chap: Option<Chap>) -> (Arc<IscsiNode>, Exports) {
     let volume = || Arc::new(MemVolume::new(SIZE));
     let export = |name: &str| Export {
@@ -107,25 +106,26 @@ fn mutual_chap() -> Chap {
     Chap {
         initiator: credentials("user", "initiator-secret"),
         target: Some(credentials("target", "target-secret")),
-        algorithms: Algorithm::ALL.to_vec(),
+        algorithms: ChapAlgorithm::ALL.to_vec(),
     }
 }
 
-impl Initiator {
-    /// Connected, nothing said.
-    fn connect_to((node, exports): (Arc<IscsiNode>, Exports), pool: Pool) -> Initiator {
-        let session = TargetSession::new(node, 1, pool, [3; 32], Instant::now());
+impl ScriptedInitiator {
+    /// A new connection, before the login.
+    fn connect_to((node, exports): (Arc<IscsiNode>, Exports), pool: Pool) -> ScriptedInitiator {
+        let session = IscsiTargetSession::new(node, 1, pool, [3; 32], Instant::now());
         let pump = Pump::new(session, &exports);
-        Initiator { pump, header_digest: false, data_digest: false, cmd_sn: 1 }
+        ScriptedInitiator { pump, header_digest: false, data_digest: false, cmd_sn: 1 }
     }
 
-    fn connect() -> Initiator {
-        Initiator::connect_to(node(None), Pool::new(usize::MAX))
+    fn connect() -> ScriptedInitiator {
+        ScriptedInitiator::connect_to(node(None), Pool::new(usize::MAX))
     }
 
-    /// Logged in to the open target with these operational keys, its power-on unit attentions seen.
-    fn log_in(keys: &str) -> Initiator {
-        let mut initiator = Initiator::connect();
+    /// Logs in to the open target with these operational keys and clears its power-on unit
+    /// attentions.
+    fn log_in(keys: &str) -> ScriptedInitiator {
+        let mut initiator = ScriptedInitiator::connect();
         initiator.enter(keys);
         for lun in [0, 1] {
             let [answer] = initiator.command(lun, &[0; 6], None, None).try_into().unwrap();
@@ -141,24 +141,23 @@ impl Initiator {
     fn enter_as(&mut self, name: &str, keys: &str) {
         let text = format!("InitiatorName={name}\0TargetName={TARGET}\0SessionType=Normal\0{keys}");
         let response = self.login(0x87, text.as_bytes());
-        assert_eq!(response.as_a::<LoginResponse>().status.get(), 0, "{:?}", response.text());
+        assert_eq!(response.as_a::<IscsiLoginResponse>().status.get(), 0, "{:?}", response.text());
         self.header_digest = response.value("HeaderDigest") == "CRC32C";
         self.data_digest = response.value("DataDigest") == "CRC32C";
     }
 
-    /// One login request and its response.
-    fn login(&mut self, flags: u8, text: &[u8]) -> Pdu {
+    /// Sends a login request; returns the response.
+    fn login(&mut self, flags: u8, text: &[u8]) -> TargetPdu {
         let [response] = self.exchange(&login_request(flags), text).try_into().unwrap();
         response
     }
 
-    /// A login request that ends the login; returns the response and what the session says of the
-    /// initiator.
-    fn login_error(&mut self, request: &LoginRequest, text: &[u8]) -> (LoginStatus, ProtocolError) {
+    /// Sends a login request that fails; returns the status and the session's error.
+    fn login_error(&mut self, request: &IscsiLoginRequest, text: &[u8]) -> (LoginStatus, ProtocolError) {
         let bytes = self.frame(request.as_bytes(), text);
         let error = self.pump.client_sends(&bytes).unwrap_err();
         let [response] = self.receive().try_into().unwrap();
-        (LoginStatus(response.as_a::<LoginResponse>().status.get()), error)
+        (LoginStatus(response.as_a::<IscsiLoginResponse>().status.get()), error)
     }
 
     fn send(&mut self, header: &(impl IntoBytes + Immutable), data: &[u8]) -> Result<(), ProtocolError> {
@@ -166,12 +165,12 @@ impl Initiator {
         self.pump.client_sends(&bytes)
     }
 
-    fn exchange(&mut self, header: &(impl IntoBytes + Immutable), data: &[u8]) -> Vec<Pdu> {
+    fn exchange(&mut self, header: &(impl IntoBytes + Immutable), data: &[u8]) -> Vec<TargetPdu> {
         self.send(header, data).expect("the initiator keeps to the protocol");
         self.receive()
     }
 
-    /// A PDU as it goes on the wire, its DataSegmentLength filled in.
+    /// Encodes a PDU with its DataSegmentLength.
     fn frame(&self, header: &[u8], data: &[u8]) -> Vec<u8> {
         let mut bhs = Bhs::read_from_bytes(header).unwrap();
         bhs.data_segment_length = U24::new(data.len() as u32);
@@ -190,13 +189,13 @@ impl Initiator {
         bytes
     }
 
-    /// Takes apart what the target has sent; every digest must be right.
-    fn receive(&mut self) -> Vec<Pdu> {
+    /// Parses all PDUs that the target has sent, and checks their digests.
+    fn receive(&mut self) -> Vec<TargetPdu> {
         let bytes = self.pump.sent();
         let (mut rest, mut pdus) = (&bytes[..], Vec::new());
         while !rest.is_empty() {
             let bhs = Bhs::read_from_bytes(&rest[..BHS_LEN]).unwrap();
-            // A login response never has digests.
+            // Login responses never have digests.
             let (header, data) = match bhs.opcode() {
                 IscsiOpcode::LOGIN_RESPONSE => (false, false),
                 _ => (self.header_digest, self.data_digest),
@@ -214,13 +213,13 @@ impl Initiator {
                 assert_eq!(digest::of(&rest[at..padded]), rest[padded..padded + 4]);
                 end += 4;
             }
-            pdus.push(Pdu { bhs, data: segment });
+            pdus.push(TargetPdu { bhs, data: segment });
             rest = &rest[end..];
         }
         pdus
     }
 
-    /// A command's header; the tag is its CmdSN.
+    /// A command header whose task tag is its CmdSN.
     fn request(&mut self, lun: u8, cdb: &[u8], reads: Option<u32>, writes: Option<u32>) -> ScsiCommand {
         let mut command = ScsiCommand::new_zeroed();
         command.opcode = IscsiOpcode::SCSI_COMMAND.0;
@@ -236,7 +235,7 @@ impl Initiator {
         command
     }
 
-    fn command(&mut self, lun: u8, cdb: &[u8], reads: Option<u32>, data: Option<&[u8]>) -> Vec<Pdu> {
+    fn command(&mut self, lun: u8, cdb: &[u8], reads: Option<u32>, data: Option<&[u8]>) -> Vec<TargetPdu> {
         let command = self.request(lun, cdb, reads, data.map(|data| data.len() as u32));
         self.exchange(&command, data.unwrap_or_default())
     }
@@ -246,8 +245,8 @@ impl Initiator {
     }
 }
 
-fn login_request(flags: u8) -> LoginRequest {
-    let mut request = LoginRequest::new_zeroed();
+fn login_request(flags: u8) -> IscsiLoginRequest {
+    let mut request = IscsiLoginRequest::new_zeroed();
     request.opcode = IscsiOpcode::LOGIN_REQUEST.0 | 0x40;
     request.flags = flags;
     request.isid = [0x80, 1, 2, 3, 4, 5];
@@ -289,7 +288,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 /// Sense key and code of a CHECK CONDITION.
-fn sense(pdu: &Pdu) -> (u8, u16) {
+fn sense(pdu: &TargetPdu) -> (u8, u16) {
     let response: ScsiResponse = pdu.as_a();
     assert_eq!((pdu.bhs.opcode(), response.status), (IscsiOpcode::SCSI_RESPONSE, 2), "{pdu:?}");
     let sense = &pdu.data[2..];
@@ -297,13 +296,13 @@ fn sense(pdu: &Pdu) -> (u8, u16) {
     (sense[2] & 0xf, u16::from_be_bytes([sense[12], sense[13]]))
 }
 
-fn assert_good(pdu: &Pdu) -> ScsiResponse {
+fn assert_good(pdu: &TargetPdu) -> ScsiResponse {
     let response: ScsiResponse = pdu.as_a();
     assert_eq!((pdu.bhs.opcode(), response.status), (IscsiOpcode::SCSI_RESPONSE, 0), "{pdu:?}");
     response
 }
 
-fn reject_reason(pdu: &Pdu) -> RejectReason {
+fn reject_reason(pdu: &TargetPdu) -> RejectReason {
     assert_eq!((pdu.bhs.opcode(), pdu.data.len()), (IscsiOpcode::REJECT, BHS_LEN));
     RejectReason(pdu.as_a::<Reject>().reason)
 }

@@ -1,113 +1,111 @@
-//! One command's data-out: what has come, what may come, what is still to be asked for (RFC 7143
-//! §11.7, §11.8).
+//! Data-out of one command: received, expected and still to be requested (RFC 7143 §11.7, §11.8).
 //!
 //! ```text
-//!   0 ─ immediate ─ unsolicited ─┤ R2T 0 ├─ R2T 1 ─┤ ... │ end of the round │ what the command does not want
+//!   0 ─ immediate ─ unsolicited ─┤ R2T 0 ├─ R2T 1 ─┤ ... │ end of the round │ data beyond the command
 //!                                ▲                 ▲
 //!                               next             granted
 //! ```
-//! Data comes strictly in order (DataPDUInOrder and DataSequenceInOrder are Yes). A *round* is what
-//! the device server has asked for; mostly there is one, of the whole length. Data beyond it is
+//! Data arrives strictly in order (DataPDUInOrder and DataSequenceInOrder are Yes). A *round* is
+//! the data that the device server requests at once, mostly the whole length. Data beyond it is
 //! received and dropped.
 //!
-//! A *lost* sequence (RFC 7143 §7.9) is one of which a PDU did not come as it was sent. Because
-//! data comes in order, what follows in it is dropped, too; when the sequence has ended, all from
-//! the first lost byte on is asked for again. There is one R2T at a time then (RFC 7143 §13.19), so
-//! that nothing else has been asked for meanwhile.
+//! A sequence is *lost* (RFC 7143 §7.9) if one of its PDUs did not arrive intact. The rest of the
+//! sequence is dropped; when it has ended, everything from the first lost byte on is requested
+//! again. Only one R2T is outstanding then (RFC 7143 §13.19).
 
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::iscsi::RESERVED_TAG;
 
-/// A command's data-out.
+/// Data-out of a command.
 #[derive(Debug, Default)]
 pub(super) struct DataOutTransfer {
-    /// Where the round begins and ends, in bytes.
+    /// Begin and end of the round, in bytes.
     begin: u32,
     end: u32,
-    /// The next byte that is expected.
+    /// Offset of the next expected byte.
     next: u32,
-    /// Unsolicited data is still to come, up to this byte.
+    /// End of the unsolicited data, in bytes; `None` when it is complete.
     unsolicited_end: Option<u32>,
-    /// The next byte to ask for.
-    granted: u32,
-    /// Where the sequence that comes now ends.
+    /// Offset of the next byte to request.
+    next_r2t_offset: u32,
+    /// End of the current sequence, in bytes.
     burst_end: u32,
-    /// The longest sequence, in bytes.
+    /// Maximum length of a sequence, in bytes.
     max_burst: u32,
-    /// R2Ts sent, and those whose data has come.
+    /// Number of R2Ts sent, and of R2Ts whose data has arrived.
     r2t_sent: u32,
     r2t_done: u32,
     data_sn: u32,
-    /// The round's memory, from `begin` on.
+    /// Memory of the round, from `begin` on.
     memory: Option<Seg>,
-    /// Tells what was given its memory earlier from what was later.
-    pub(super) given: u64,
-    /// Immediate data, from byte 0 on, as it lies in the receive buffer.
-    held: Option<Seg>,
-    /// What comes of this sequence is dropped.
+    /// Allocation order of the memory, for fairness.
+    pub(super) allocation_order: u64,
+    /// Immediate data from byte 0 on, borrowed from the receive buffer.
+    borrowed: Option<Seg>,
+    /// The current sequence is lost; its remaining data is dropped.
     is_lost: bool,
-    /// How many sequences were lost.
+    /// Number of lost sequences.
     losses: u32,
-    /// The R2T whose data comes now.
-    latest: Grant,
-    /// How far the transfer was when it was last looked at, and how often it was no further.
-    seen: Option<(u32, u32)>,
+    /// The latest R2T.
+    latest: R2tGrant,
+    /// Progress at the last stall check, and how many checks found none.
+    last_progress: Option<(u32, u32)>,
     stalls: u32,
 }
 
 /// An R2T to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Grant {
+pub(super) struct R2tGrant {
     pub(super) r2t_sn: u32,
     pub(super) offset: u32,
     pub(super) len: u32,
 }
 
-/// Data that does not fit what was asked for.
+/// Data-out that violates the negotiated parameters or the R2Ts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataOutMismatch {
-    /// Unsolicited data that was not agreed on.
+    /// Unsolicited data that was not negotiated.
     Unexpected,
     /// Too much, too little, or out of order.
     WrongAmount,
 }
 
 impl DataOutTransfer {
-    /// Data of a command with `immediate` bytes behind it and, if `goes_on`, more unasked; in all,
-    /// the initiator may send up to `most` bytes so.
-    pub(super) fn new(immediate: u32, goes_on: bool, most: u32) -> DataOutTransfer {
-        let unsolicited_end = match (immediate, goes_on) {
+    /// Data-out of a command with `immediate` bytes of immediate data. With `continues`,
+    /// unsolicited Data-Out PDUs follow, up to `max_unsolicited` bytes in all.
+    pub(super) fn new(immediate: u32, continues: bool, max_unsolicited: u32) -> DataOutTransfer {
+        let unsolicited_end = match (immediate, continues) {
             (0, false) => None,
             (_, false) => Some(immediate),
-            (_, true) => Some(most.max(immediate)),
+            (_, true) => Some(max_unsolicited.max(immediate)),
         };
         DataOutTransfer { unsolicited_end, ..DataOutTransfer::default() }
     }
 
-    /// The device server asks for the next `len` bytes. They are behind what the last round had.
+    /// Starts a round: the device server requests the next `len` bytes.
     pub(super) fn begin_round(&mut self, len: u32) {
         self.begin = self.end;
         self.end = self.begin.saturating_add(len);
         self.memory = None;
     }
 
-    /// The round's length in bytes.
+    /// Length of the round, in bytes.
     pub(super) fn round_len(&self) -> usize {
         self.end.saturating_sub(self.begin) as usize
     }
 
-    /// Whether a sequence has begun, or may, whose last PDU has not come.
+    /// Whether a sequence is incomplete.
     pub(super) fn is_open(&self) -> bool {
         self.unsolicited_end.is_some() || self.r2t_sent != self.r2t_done
     }
 
-    /// Whether the round's data is there and nothing more comes unasked.
+    /// Whether the round's data has arrived and no unsolicited data follows.
     pub(super) fn is_complete(&self) -> bool {
         !self.is_open() && self.next >= self.end
     }
 
-    /// Whether an R2T has to be sent before anything more comes.
-    pub(super) fn wants_grant(&self) -> bool {
+    /// Whether the transfer cannot continue without an R2T.
+    pub(super) fn needs_r2t(&self) -> bool {
         !self.is_open() && self.next < self.end
     }
 
@@ -115,53 +113,53 @@ impl DataOutTransfer {
         self.memory.is_some()
     }
 
-    /// Gives the round its memory; what is held moves there.
+    /// Sets the round's memory and copies borrowed data there.
     pub(super) fn set_memory(&mut self, memory: Seg) {
-        if let Some(held) = self.held.take() {
-            let (from, to) = (self.begin as usize, held.len().min(self.end as usize));
+        if let Some(borrowed) = self.borrowed.take() {
+            let (from, to) = (self.begin as usize, borrowed.len().min(self.end as usize));
             if let Some(len) = to.checked_sub(from) {
-                held.slice(from, len).copy_to_seg(&memory);
+                borrowed.slice(from, len).copy_to_seg(&memory);
             }
         }
         self.memory = Some(memory);
     }
 
-    /// The next R2T, if one may be sent: sequences of at most `max_burst` bytes, `max_outstanding`
-    /// at a time.
-    pub(super) fn grant(&mut self, max_burst: u32, max_outstanding: u32) -> Option<Grant> {
+    /// The next R2T, if one may be sent: `max_burst` limits its length in bytes, `max_outstanding`
+    /// the number of outstanding R2Ts.
+    pub(super) fn next_r2t(&mut self, max_burst: u32, max_outstanding: u32) -> Option<R2tGrant> {
         let outstanding = self.r2t_sent.wrapping_sub(self.r2t_done);
         if self.unsolicited_end.is_some() || outstanding >= max_outstanding {
             return None;
         }
-        self.granted = self.granted.max(self.next);
+        self.next_r2t_offset = self.next_r2t_offset.max(self.next);
         self.max_burst = max_burst;
-        let len = self.end.checked_sub(self.granted).filter(|&len| len > 0)?.min(max_burst);
-        let grant = Grant { r2t_sn: self.r2t_sent, offset: self.granted, len };
-        self.granted = self.granted.saturating_add(len);
+        let len = self.end.checked_sub(self.next_r2t_offset).filter(|&len| len > 0)?.min(max_burst);
+        let next_r2t = R2tGrant { r2t_sn: self.r2t_sent, offset: self.next_r2t_offset, len };
+        self.next_r2t_offset = self.next_r2t_offset.saturating_add(len);
         if outstanding == 0 {
-            self.burst_end = self.granted;
+            self.burst_end = self.next_r2t_offset;
         }
         self.r2t_sent = self.r2t_sent.wrapping_add(1);
-        self.latest = grant;
-        Some(grant)
+        self.latest = next_r2t;
+        Some(next_r2t)
     }
 
-    /// The number of the R2T whose data comes now.
+    /// R2TSN of the R2T whose data arrives now.
     pub(super) fn current_r2t(&self) -> u32 {
         self.r2t_done
     }
 
-    /// Whether data was asked for that has not come.
-    pub(super) fn is_asked(&self) -> bool {
+    /// Whether an R2T is outstanding.
+    pub(super) fn has_outstanding_r2t(&self) -> bool {
         self.r2t_sent != self.r2t_done
     }
 
-    /// R2Ts sent so far.
+    /// Number of R2Ts sent.
     pub(super) fn r2t_count(&self) -> u32 {
         self.r2t_sent
     }
 
-    /// Checks the header of a Data-Out before any of its data is looked at.
+    /// Checks the header of a Data-Out PDU.
     pub(super) fn check(&self, ttt: u32, data_sn: u32, offset: u32, len: u32) -> Result<(), DataOutMismatch> {
         let end = if ttt == RESERVED_TAG {
             self.unsolicited_end.ok_or(DataOutMismatch::Unexpected)?
@@ -172,29 +170,29 @@ impl DataOutTransfer {
         if fits && data_sn == self.data_sn { Ok(()) } else { Err(DataOutMismatch::WrongAmount) }
     }
 
-    /// Whether a Data-Out that does not pass [`Transfer::check`] lies behind what it should have
-    /// followed: what is missing in between was lost on its way.
+    /// Whether a Data-Out PDU that fails [`DataOutTransfer::check`] follows a gap: PDUs before it
+    /// were lost.
     pub(super) fn is_gap(&self, data_sn: u32, offset: u32) -> bool {
         self.is_open() && data_sn > self.data_sn && offset > self.next
     }
 
-    /// Whether what comes of this sequence is dropped.
+    /// Whether the current sequence is lost.
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost
     }
 
-    /// Whether a sequence was lost before.
+    /// Whether an earlier sequence was lost.
     pub(super) fn has_lost(&self) -> bool {
         self.losses > 0
     }
 
-    /// A PDU of this sequence was lost.
+    /// Marks the current sequence as lost.
     pub(super) fn lose(&mut self) {
         self.is_lost = true;
     }
 
-    /// A PDU of a lost sequence has come. With `is_final` the sequence is over, and what was lost
-    /// is asked for next: answers `false` if that has happened too often.
+    /// Counts a PDU of a lost sequence. With `is_final` the sequence is over and its data is
+    /// requested again; returns `false` after too many losses.
     pub(super) fn skip(&mut self, is_final: bool) -> bool {
         if !is_final {
             return true;
@@ -204,28 +202,27 @@ impl DataOutTransfer {
         self.losses <= MAX_LOSSES
     }
 
-    /// The connection is lost: nothing of what was asked for comes any more.
+    /// The connection was lost: requested data no longer arrives.
     pub(super) fn interrupt(&mut self) {
         self.is_lost = false;
         self.unsolicited_end = None;
         self.r2t_done = self.r2t_sent;
-        (self.data_sn, self.granted) = (0, self.next);
+        (self.data_sn, self.next_r2t_offset) = (0, self.next);
     }
 
-    /// On another connection the initiator expects an R2T of this number next, unless it is 0;
-    /// later ones it has never seen. RFC 7143 §11.5.6 says nothing of R2Ts, but Linux's target
-    /// takes the number so.
+    /// On another connection, the initiator expects this R2TSN next unless it is 0; it has not seen
+    /// later R2Ts. RFC 7143 §11.5.6 does not mention R2Ts; Linux's target interprets the number
+    /// this way.
     pub(super) fn resume_at(&mut self, r2t_sn: u32) {
         if (1..=self.r2t_sent).contains(&r2t_sn) {
             (self.r2t_sent, self.r2t_done) = (r2t_sn, r2t_sn);
         }
     }
 
-    /// Looks whether anything has come since the last look but one. If not, the open sequence is
-    /// lost as a whole.
+    /// Whether nothing has arrived for two checks. The open sequence then counts as lost.
     pub(super) fn is_stalled(&mut self) -> bool {
         let now = Some((self.next, self.r2t_sent));
-        if !self.is_open() || std::mem::replace(&mut self.seen, now) != now {
+        if !self.is_open() || std::mem::replace(&mut self.last_progress, now) != now {
             self.stalls = 0;
             return false;
         }
@@ -233,47 +230,46 @@ impl DataOutTransfer {
         self.stalls > 1
     }
 
-    /// The R2T with that number, if its data has not come.
-    pub(super) fn outstanding(&self, r2t_sn: u32) -> Option<Grant> {
+    /// The R2T with this number, if its data has not arrived.
+    pub(super) fn outstanding(&self, r2t_sn: u32) -> Option<R2tGrant> {
         let is_open = self.r2t_sent != self.r2t_done;
         (is_open && self.latest.r2t_sn == r2t_sn).then_some(self.latest)
     }
 
-    /// The part of `len` bytes at `offset` that the round wants: where it lies in the round's
-    /// memory, and how much.
-    pub(super) fn wanted(&self, offset: u32, len: usize) -> (usize, usize) {
+    /// The part of `len` bytes at `offset` that belongs to the round: its offset in the round's
+    /// memory and its length.
+    pub(super) fn overlap(&self, offset: u32, len: usize) -> (usize, usize) {
         let end = offset.saturating_add(len as u32).min(self.end);
         (offset.saturating_sub(self.begin) as usize, end.saturating_sub(offset.max(self.begin)) as usize)
     }
 
-    /// Memory for [`Transfer::wanted`] bytes at `offset`.
+    /// Memory for the bytes of [`DataOutTransfer::overlap`] at `offset`.
     pub(super) fn place(&self, offset: u32, len: usize) -> Option<Seg> {
-        let (at, wanted) = self.wanted(offset, len);
+        let (at, overlap) = self.overlap(offset, len);
         let memory = self.memory.as_ref()?;
-        at.checked_add(wanted).filter(|&end| end <= memory.len())?;
-        Some(memory.slice(at, wanted))
+        at.checked_add(overlap).filter(|&end| end <= memory.len())?;
+        Some(memory.slice(at, overlap))
     }
 
-    /// Takes a segment that lies in the receive buffer, at `offset`. Answers `false` if it needs
+    /// Stores a segment at `offset` that is in the receive buffer; returns `false` if it needs
     /// memory first.
     pub(super) fn put(&mut self, offset: u32, segment: &Seg) -> bool {
-        let (_, wanted) = self.wanted(offset, segment.len());
-        if wanted == 0 {
+        let (_, overlap) = self.overlap(offset, segment.len());
+        if overlap == 0 {
             return true;
         }
         if let Some(place) = self.place(offset, segment.len()) {
-            segment.slice(0, wanted).copy_to_seg(&place);
+            segment.slice(0, overlap).copy_to_seg(&place);
             return true;
         }
-        let is_first = offset == 0 && self.held.is_none();
+        let is_first = offset == 0 && self.borrowed.is_none();
         if is_first {
-            self.held = Some(segment.clone());
+            self.borrowed = Some(segment.clone());
         }
         is_first
     }
 
-    /// `len` bytes have come, and been put where they belong; with `is_final` they end their
-    /// sequence.
+    /// Advances by `len` bytes that were stored; with `is_final` their sequence ends.
     pub(super) fn advance(&mut self, len: u32, is_final: bool) -> Result<(), DataOutMismatch> {
         self.next = self.next.saturating_add(len);
         self.data_sn = self.data_sn.wrapping_add(1);
@@ -292,7 +288,7 @@ impl DataOutTransfer {
         Ok(())
     }
 
-    /// Immediate data is no Data-Out: those count from 0 behind it.
+    /// Advances by immediate data. It has no DataSN: Data-Out PDUs count from 0.
     pub(super) fn advance_immediate(&mut self, len: u32, is_final: bool) {
         self.next = len;
         if is_final {
@@ -300,7 +296,7 @@ impl DataOutTransfer {
         }
     }
 
-    /// The command has failed: what still comes is only counted.
+    /// Counts data of a command that has failed.
     pub(super) fn discard(&mut self, is_final: bool) {
         if self.unsolicited_end.is_some() {
             if is_final {
@@ -311,17 +307,17 @@ impl DataOutTransfer {
         }
     }
 
-    /// The round's data: as it lies in the receive buffer if it came in one piece, else in its own
-    /// memory.
+    /// Takes the round's data: borrowed from the receive buffer if it arrived in one piece, else
+    /// from the round's memory.
     pub(super) fn take_data(&mut self) -> Option<SgList> {
         let (begin, len) = (self.begin as usize, self.round_len());
         if let Some(memory) = self.memory.take() {
             return Some(memory.slice(0, len.min(memory.len())).into());
         }
-        let held = self.held.as_ref().filter(|held| held.len() >= self.end as usize)?;
-        let data = held.slice(begin, len).into();
-        if held.len() == self.end as usize {
-            self.held = None;
+        let borrowed = self.borrowed.as_ref().filter(|borrowed| borrowed.len() >= self.end as usize)?;
+        let data = borrowed.slice(begin, len).into();
+        if borrowed.len() == self.end as usize {
+            self.borrowed = None;
         }
         Some(data)
     }
@@ -330,12 +326,12 @@ impl DataOutTransfer {
         if is_final && self.r2t_sent != self.r2t_done {
             self.r2t_done = self.r2t_done.wrapping_add(1);
             self.data_sn = 0;
-            self.burst_end = self.burst_end.saturating_add(self.max_burst).min(self.granted);
+            self.burst_end = self.burst_end.saturating_add(self.max_burst).min(self.next_r2t_offset);
         }
     }
 }
 
-/// Sequences of one command that may be lost before it fails: a path that loses more is broken.
+/// Lost sequences after which a command fails, because the path is broken.
 const MAX_LOSSES: u32 = 32;
 
 #[cfg(test)]
@@ -346,10 +342,10 @@ mod tests {
     const TTT: u32 = 1;
 
     #[test]
-    fn immediate_data_alone_is_lent() {
+    fn immediate_data_alone_is_borrowed() {
         let mut transfer = DataOutTransfer::new(4, false, 64);
         transfer.begin_round(4);
-        assert!(transfer.is_open() && !transfer.wants_grant());
+        assert!(transfer.is_open() && !transfer.needs_r2t());
         assert!(transfer.put(0, &Chunk::from_slice(b"abcd").lend(0, 4)));
         transfer.advance_immediate(4, true);
         assert!(transfer.is_complete());
@@ -358,16 +354,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_asked_for_in_bursts() {
+    fn missing_data_is_requested_in_bursts() {
         let mut transfer = DataOutTransfer::new(4, false, 64);
         transfer.begin_round(11);
         assert!(transfer.put(0, &Seg::from_slice(b"abcd")));
         transfer.advance_immediate(4, true);
-        assert!(transfer.wants_grant());
+        assert!(transfer.needs_r2t());
         transfer.set_memory(Seg::from_slice(&[0; 11]));
-        assert_eq!(transfer.grant(3, 2), Some(Grant { r2t_sn: 0, offset: 4, len: 3 }));
-        assert_eq!(transfer.grant(3, 2), Some(Grant { r2t_sn: 1, offset: 7, len: 3 }));
-        assert_eq!(transfer.grant(3, 2), None);
+        assert_eq!(transfer.next_r2t(3, 2), Some(R2tGrant { r2t_sn: 0, offset: 4, len: 3 }));
+        assert_eq!(transfer.next_r2t(3, 2), Some(R2tGrant { r2t_sn: 1, offset: 7, len: 3 }));
+        assert_eq!(transfer.next_r2t(3, 2), None);
         assert_eq!(transfer.check(TTT, 0, 4, 2), Ok(()));
         assert!(transfer.put(4, &Seg::from_slice(b"ef")));
         assert_eq!(transfer.advance(2, false), Ok(()));
@@ -377,7 +373,7 @@ mod tests {
         assert!(transfer.put(6, &Seg::from_slice(b"g")));
         assert_eq!(transfer.advance(1, true), Ok(()));
         assert_eq!((transfer.current_r2t(), transfer.check(TTT, 0, 7, 3)), (1, Ok(())));
-        assert_eq!(transfer.grant(3, 2), Some(Grant { r2t_sn: 2, offset: 10, len: 1 }));
+        assert_eq!(transfer.next_r2t(3, 2), Some(R2tGrant { r2t_sn: 2, offset: 10, len: 1 }));
         assert!(transfer.put(7, &Seg::from_slice(b"hij")));
         assert_eq!(transfer.advance(3, true), Ok(()));
         assert!(transfer.put(10, &Seg::from_slice(b"k")));
@@ -387,11 +383,12 @@ mod tests {
     }
 
     #[test]
-    fn several_bursts_can_be_under_way() {
+    fn several_bursts_can_be_outstanding() {
         let mut transfer = DataOutTransfer::default();
         transfer.begin_round(10);
         transfer.set_memory(Seg::from_slice(&[0; 10]));
-        let offsets: Vec<_> = std::iter::from_fn(|| transfer.grant(3, 4)).map(|grant| grant.offset).collect();
+        let offsets: Vec<_> =
+            std::iter::from_fn(|| transfer.next_r2t(3, 4)).map(|next_r2t| next_r2t.offset).collect();
         assert_eq!(offsets, [0, 3, 6, 9]);
         for (offset, len) in [(0, 3), (3, 3), (6, 3), (9, 1)] {
             assert_eq!(transfer.check(TTT, 0, offset, len), Ok(()));
@@ -401,12 +398,12 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_that_ends_early_or_not_at_all_is_a_misfit() {
+    fn a_burst_that_ends_early_or_not_at_all_is_rejected() {
         for (len, is_final) in [(2, true), (3, false)] {
             let mut transfer = DataOutTransfer::default();
             transfer.begin_round(3);
             transfer.set_memory(Seg::from_slice(&[0; 3]));
-            assert!(transfer.grant(64, 1).is_some());
+            assert!(transfer.next_r2t(64, 1).is_some());
             assert_eq!(transfer.advance(len, is_final), Err(DataOutMismatch::WrongAmount));
         }
     }
@@ -415,20 +412,20 @@ mod tests {
     fn unsolicited_data_keeps_to_the_first_burst() {
         let mut transfer = DataOutTransfer::new(0, true, 4);
         transfer.begin_round(8);
-        assert_eq!(transfer.grant(64, 1), None);
+        assert_eq!(transfer.next_r2t(64, 1), None);
         assert_eq!(transfer.check(RESERVED_TAG, 0, 0, 5), Err(DataOutMismatch::WrongAmount));
         assert_eq!(transfer.check(RESERVED_TAG, 0, 0, 4), Ok(()));
         assert_eq!(transfer.advance(4, true), Ok(()));
         assert_eq!(transfer.check(RESERVED_TAG, 0, 4, 1), Err(DataOutMismatch::Unexpected));
-        assert!(transfer.wants_grant());
+        assert!(transfer.needs_r2t());
     }
 
     #[test]
-    fn data_that_the_command_does_not_want_is_dropped() {
+    fn data_beyond_the_command_is_dropped() {
         let mut transfer = DataOutTransfer::new(6, false, 64);
         transfer.begin_round(4);
         transfer.set_memory(Seg::from_slice(&[0; 4]));
-        assert_eq!((transfer.wanted(0, 6), transfer.wanted(4, 2).1), ((0, 4), 0));
+        assert_eq!((transfer.overlap(0, 6), transfer.overlap(4, 2).1), ((0, 4), 0));
         assert!(transfer.put(0, &Seg::from_slice(b"abcdef")));
         transfer.advance_immediate(6, true);
         assert!(transfer.is_complete());
@@ -448,45 +445,45 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_sequence_is_asked_for_again_from_where_it_broke() {
+    fn a_lost_sequence_is_requested_again_from_its_first_lost_byte() {
         let mut transfer = DataOutTransfer::default();
         transfer.begin_round(8);
         transfer.set_memory(Seg::from_slice(&[0; 8]));
-        assert_eq!(transfer.grant(6, 1), Some(Grant { r2t_sn: 0, offset: 0, len: 6 }));
+        assert_eq!(transfer.next_r2t(6, 1), Some(R2tGrant { r2t_sn: 0, offset: 0, len: 6 }));
         assert_eq!(transfer.advance(2, false), Ok(()));
         assert!(transfer.is_gap(2, 4) && !transfer.is_gap(1, 4) && !transfer.is_gap(2, 2));
         transfer.lose();
         assert!(transfer.is_lost() && transfer.skip(false) && transfer.is_open());
         assert!(transfer.skip(true) && !transfer.is_lost());
         assert_eq!(transfer.outstanding(0), None);
-        let again = Grant { r2t_sn: 1, offset: 2, len: 6 };
-        assert_eq!((transfer.grant(6, 1), transfer.outstanding(1)), (Some(again), Some(again)));
+        let again = R2tGrant { r2t_sn: 1, offset: 2, len: 6 };
+        assert_eq!((transfer.next_r2t(6, 1), transfer.outstanding(1)), (Some(again), Some(again)));
         assert_eq!(transfer.check(TTT, 0, 2, 6), Ok(()));
         assert_eq!(transfer.advance(6, true), Ok(()));
         assert!(transfer.is_complete());
     }
 
     #[test]
-    fn a_transfer_that_loses_everything_is_given_up() {
+    fn a_transfer_fails_after_too_many_lost_sequences() {
         let mut transfer = DataOutTransfer::new(0, true, 4);
         transfer.begin_round(4);
         for _ in 0..MAX_LOSSES {
             transfer.lose();
             assert!(transfer.skip(true));
-            assert_eq!(transfer.grant(4, 1).map(|grant| grant.offset), Some(0));
+            assert_eq!(transfer.next_r2t(4, 1).map(|next_r2t| next_r2t.offset), Some(0));
         }
         transfer.lose();
         assert!(!transfer.skip(true));
     }
 
     #[test]
-    fn a_transfer_is_stalled_when_nothing_came_for_two_looks() {
+    fn a_transfer_is_stalled_after_two_checks_without_progress() {
         let mut transfer = DataOutTransfer::new(0, true, 4);
         transfer.begin_round(4);
         assert_eq!([(); 3].map(|()| transfer.is_stalled()), [false, false, true]);
         assert_eq!(transfer.advance(1, false), Ok(()));
         assert!(!transfer.is_stalled());
         transfer.skip(true);
-        assert_eq!([(); 3].map(|()| transfer.is_stalled()), [false; 3], "nothing was asked for");
+        assert_eq!([(); 3].map(|()| transfer.is_stalled()), [false; 3], "no data was requested");
     }
 }

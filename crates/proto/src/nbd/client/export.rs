@@ -1,5 +1,6 @@
-//! What the handshake learns of an export, and what that makes of it as a volume.
+//! The description of an export from the handshake, and its properties as a volume.
 
+use crate::nbd::HeaderFormat;
 use crate::session::ProtocolError;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::nbd::NBD_MAX_MINIMUM_BLOCK;
@@ -8,30 +9,30 @@ use blockmux_wire::nbd::handshake::{InfoBlockSize, TransmissionFlags};
 /// One entry of a server's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedExport {
-    /// As `NBD_OPT_GO` takes it.
+    /// The name to use in `NBD_OPT_GO`.
     pub name: String,
-    /// For people; may be empty.
+    /// Description for people; may be empty.
     pub description: String,
 }
 
-/// An export and how it is talked about.
+/// An export as the server described it, and the negotiated header format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
-    /// The server's own name for it, or else the name that was asked for.
+    /// The canonical name that the server sent, or else the requested name.
     pub name: String,
-    /// For people; may be empty.
+    /// Description for people; may be empty.
     pub description: String,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// What the server can do with it.
+    /// The operations that the server offers, and properties of the export.
     pub flags: TransmissionFlags,
-    /// The server's size constraints, if it named any.
+    /// The server's size constraints, if it sent any.
     pub block_size: Option<BlockSize>,
-    /// In transmission the metadata contexts that were selected; from [`super::Mode::Info`] those
-    /// there are.
+    /// The metadata contexts that were selected; with [`super::NbdSessionMode::Info`], those that
+    /// the server offers.
     pub contexts: Vec<String>,
-    /// How messages of the transmission phase look.
-    pub headers: Headers,
+    /// Format of the messages of the transmission phase.
+    pub headers: HeaderFormat,
 }
 
 /// Size constraints (proto.md, "Size constraints"), in bytes.
@@ -39,29 +40,19 @@ pub struct ExportInfo {
 pub struct BlockSize {
     /// Offsets and lengths are multiples of this; a power of two up to 65,536.
     pub minimum: u32,
-    /// Requests of this size and alignment are efficient; a power of two, not below `minimum`.
+    /// The size and alignment of efficient requests; a power of two, not below `minimum`.
     pub preferred: u32,
-    /// The most payload in one message, at least 512.
+    /// The maximum payload of one message, at least 512.
     pub maximum_payload: u32,
 }
 
-/// How messages of the transmission phase look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Headers {
-    /// Compact requests, simple replies.
-    #[default]
-    Simple,
-    /// Compact requests, structured replies.
-    Structured,
-    /// Extended requests and replies.
-    Extended,
-}
-
 impl BlockSize {
-    /// Reads what a server sent.
+    /// Parses and checks the constraints.
     ///
-    /// Only what cannot be obeyed is an error: servers older than the section have preferred sizes
-    /// below 512.
+    /// # Errors
+    ///
+    /// Constraints that no request can meet. A preferred size below 512 is accepted, because
+    /// servers older than the section send it.
     pub(super) fn from_wire(info: &InfoBlockSize) -> Result<BlockSize, ProtocolError> {
         let sizes = BlockSize {
             minimum: info.minimum.get(),
@@ -83,13 +74,13 @@ impl BlockSize {
 }
 
 impl ExportInfo {
-    /// What this export is as a volume.
+    /// The export's properties as a volume.
     ///
-    /// The logical block is the server's minimum, but not below 512 where that divides the export's
-    /// size: everything above expects sectors, and the protocol itself recommends them to clients.
-    /// Where it does not divide the size, the block is the largest that does, so that the last
-    /// bytes can be reached; where even the server's minimum does not, they cannot, and the volume
-    /// ends before them.
+    /// The logical block is the server's minimum, raised to 512 bytes if 512 divides the export's
+    /// size: the upper layers expect sectors, and the protocol recommends them to clients. If 512
+    /// does not divide the size, the block is the largest power of two that does, so that the last
+    /// bytes are accessible. If the server's minimum does not divide the size either, the volume
+    /// ends at the last complete block.
     #[must_use]
     pub fn volume_info(&self) -> VolumeInfo {
         let sizes = self.sizes();
@@ -104,19 +95,19 @@ impl ExportInfo {
             logical_block,
             physical_block,
             read_only: has(TransmissionFlags::READ_ONLY),
-            // A server that caches writes has to offer flushes.
+            // A server with a write cache must offer flushes.
             write_cache: has(TransmissionFlags::SEND_FLUSH),
             volatile: false,
             discard_granularity: if has(TransmissionFlags::SEND_TRIM) { physical_block } else { 0 },
             fast_zeroes: can_zero_fast,
             shared_flush: has(TransmissionFlags::CAN_MULTI_CONN),
-            // What fits a receive buffer is lent from there.
+            // Short reads are borrowed from the receive buffer.
             lends_reads: true,
             rotational: has(TransmissionFlags::ROTATIONAL),
         }
     }
 
-    /// The most payload in one request or reply, in bytes: whole logical blocks, at least one.
+    /// The maximum payload of one request or reply, in bytes: a multiple of the logical block.
     #[must_use]
     pub fn max_payload(&self) -> u32 {
         let block = self.volume_info().logical_block;
@@ -129,7 +120,7 @@ impl ExportInfo {
     }
 }
 
-/// What holds when a server names no constraints.
+/// The constraints of a server that sends none (proto.md, "Size constraints").
 const DEFAULT_BLOCK_SIZE: BlockSize = BlockSize { minimum: 1, preferred: 4096, maximum_payload: 32 << 20 };
 const SECTOR: u32 = 512;
 
@@ -145,7 +136,7 @@ mod tests {
             flags,
             block_size,
             contexts: Vec::new(),
-            headers: Headers::Simple,
+            headers: HeaderFormat::Simple,
         }
     }
 

@@ -1,29 +1,29 @@
-//! From a server's block status descriptors to extents in whole blocks.
+//! Converts a server's block status descriptors to extents of whole logical blocks.
 
 use blockmux_volume::Extent;
 
-/// Collects descriptors in order. A block that several of them share is a hole, or zero, if all of
-/// them say so.
-pub(super) struct Extents {
+/// Collects descriptors in order. A block that several descriptors cover is a hole, or zero, if all
+/// of them are.
+pub(super) struct ExtentCollector {
     list: Vec<Extent>,
-    /// Length of the request, in bytes: what goes beyond is cut off.
+    /// Length of the request, in bytes; descriptors are truncated there.
     asked: u64,
-    /// Bytes described so far.
+    /// Number of bytes described so far.
     described: u64,
     /// The volume's logical block, in bytes.
     block: u64,
-    /// The begin of a block whose end has not been described; 0 or less than a block long.
+    /// The described beginning of an incomplete block; less than a block long.
     partial: Extent,
 }
 
-impl Extents {
-    /// For a request of `asked` bytes.
-    pub(super) fn new(asked: u64, block: u32) -> Extents {
+impl ExtentCollector {
+    /// A collector for a request of `asked` bytes and logical blocks of `block` bytes.
+    pub(super) fn new(asked: u64, block: u32) -> ExtentCollector {
         let partial = Extent { len: 0, hole: false, zero: false };
-        Extents { list: Vec::new(), asked, described: 0, block: u64::from(block).max(1), partial }
+        ExtentCollector { list: Vec::new(), asked, described: 0, block: u64::from(block).max(1), partial }
     }
 
-    /// Whether all that was asked for has been described.
+    /// Whether the complete request has been described.
     pub(super) fn is_whole(&self) -> bool {
         self.described >= self.asked
     }
@@ -33,7 +33,7 @@ impl Extents {
         self.described == 0
     }
 
-    /// Takes the next descriptor.
+    /// Adds the next descriptor.
     pub(super) fn push(&mut self, next: Extent) {
         let len = next.len.min(self.asked.saturating_sub(self.described));
         self.described = self.described.saturating_add(len);
@@ -59,10 +59,10 @@ impl Extents {
         }
     }
 
-    /// The extents: at least one if there was a descriptor, all in whole blocks.
+    /// The extents, in whole blocks; at least one if there was a descriptor.
     pub(super) fn into_list(mut self) -> Vec<Extent> {
         if self.list.is_empty() && self.partial.len > 0 {
-            // Nothing is known of the block's end, and "data" is always true enough.
+            // The end of the block is unknown, and reporting data is always correct.
             self.append(Extent { len: self.block, hole: false, zero: false });
         }
         self.list
@@ -81,7 +81,7 @@ impl Extents {
     }
 }
 
-/// The most extents kept of one reply; block status may cover less than was asked.
+/// The maximum number of extents of one reply; block status may cover less than the request.
 pub(super) const MAX_EXTENTS: usize = 4096;
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
     }
 
     fn collect(asked: u64, block: u32, descriptors: &[(u64, u32)]) -> Vec<Extent> {
-        let mut extents = Extents::new(asked, block);
+        let mut extents = ExtentCollector::new(asked, block);
         descriptors.iter().for_each(|&(len, state)| extents.push(extent(len, state)));
         extents.into_list()
     }

@@ -1,20 +1,21 @@
-//! The handshake phase as the client sees it (proto.md, "Newstyle negotiation", "Fixed newstyle
+//! The client's side of the handshake (proto.md, "Newstyle negotiation", "Fixed newstyle
 //! negotiation").
 //!
-//! One option at a time, down a ladder whose rungs a server may refuse:
+//! The client sends one option at a time, and goes on when the server refuses an optional one:
 //! ```text
 //!   EXTENDED_HEADERS ─no─▶ STRUCTURED_REPLY ─▶ SET_META_CONTEXT ─▶ GO ─unknown option─▶ EXPORT_NAME
 //!                └──yes, skips ──┘      (only with one of the two)
 //! ```
-//! Where TLS is required, `STARTTLS` comes before all of them, and nothing is asked without it.
+//! If the client requires TLS, it sends `STARTTLS` first, and nothing else without TLS.
 //!
-//! A server without fixed newstyle knows `EXPORT_NAME` only. What a server refuses properly is a
-//! [`Refused`]; only what breaks the protocol is a [`ProtocolError`].
+//! A server without fixed newstyle knows `EXPORT_NAME` only. A valid error reply results in
+//! [`NbdHandshakeRefusal`]; a violation of the protocol in [`ProtocolError`].
 
-use super::export::{BlockSize, ExportInfo, Headers, ListedExport};
+use super::export::{BlockSize, ExportInfo, ListedExport};
 use super::option::{self, InfoReply};
-use super::refused::NbdRefused;
-use super::{Config, Mode};
+use super::refusal::NbdHandshakeRefusal;
+use super::{NbdInitiatorConfig, NbdSessionMode};
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use crate::session::{BYTES_BEFORE_TLS, ProtocolError};
 use blockmux_wire::nbd::handshake::{
@@ -24,24 +25,24 @@ use blockmux_wire::nbd::handshake::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The state of a handshake.
+/// State of the handshake with one server.
 pub(super) struct ClientHandshake {
-    config: Config,
+    config: NbdInitiatorConfig,
     step: HandshakeReply,
-    /// The server speaks fixed newstyle: it answers options, instead of hanging up on those it does
-    /// not know.
+    /// Whether the server supports fixed newstyle, in which it replies to unknown options instead
+    /// of closing the connection.
     is_fixed: bool,
-    /// 124 zeroes follow the reply to `NBD_OPT_EXPORT_NAME`.
+    /// Whether 124 zeroes follow the reply to `NBD_OPT_EXPORT_NAME`.
     sends_zeroes: bool,
-    /// Nothing may be asked without TLS.
+    /// Whether the client requires TLS.
     requires_tls: bool,
-    /// Abort instead of sending the next option.
+    /// Whether to send `NBD_OPT_ABORT` instead of the next option.
     is_stopping: bool,
-    headers: Headers,
-    /// The number of `base:allocation`, once selected.
+    headers: HeaderFormat,
+    /// The id of `base:allocation`, if it is selected.
     allocation: Option<u32>,
-    /// Size and flags, once told.
-    told: Option<(u64, u16)>,
+    /// Size and transmission flags, once the server has sent them.
+    size_and_flags: Option<(u64, u16)>,
     block_size: Option<BlockSize>,
     name: Option<String>,
     description: String,
@@ -49,51 +50,53 @@ pub(super) struct ClientHandshake {
     list: ExportList,
 }
 
-/// What a server listed, up to a limit.
+/// The exports that a server listed, up to a limit.
 #[derive(Default)]
 pub(super) struct ExportList {
     pub(super) exports: Vec<ListedExport>,
-    /// How many more there were.
+    /// Number of exports beyond the limit.
     pub(super) left_out: u64,
     bytes: usize,
 }
 
-/// What the handshake waits for.
+/// The next message that the handshake expects.
 #[derive(Clone, Copy)]
 enum HandshakeReply {
     Greeting,
     /// The reply to this option.
     Reply(Opt),
-    /// The reply to `NBD_OPT_EXPORT_NAME`, which has a form of its own.
+    /// The reply to `NBD_OPT_EXPORT_NAME`, which has no reply head.
     ExportName,
-    /// The TLS handshake, which the driver makes.
+    /// The TLS handshake, which the driver performs.
     Tls,
 }
 
-/// What came of some bytes.
+/// Result of one step over the input.
 pub(super) enum HandshakeProgress {
-    /// So many were taken, and the handshake goes on.
+    /// This many bytes were consumed; the handshake continues.
     Took(usize),
-    /// So many have to be there before anything can be done.
+    /// The next message needs this many bytes.
     Needs(usize),
-    /// So many were taken, and the handshake is over.
+    /// This many bytes were consumed; the handshake is over.
     Over(usize, HandshakeEnd),
 }
 
-/// How a handshake ends without a breach of the protocol.
+/// How a handshake ends without a protocol violation.
 pub(super) enum HandshakeEnd {
-    /// Transmission has begun; with the number of `base:allocation`.
+    /// The transmission phase has begun; with the id of `base:allocation`, if it was selected.
     Transmission(ExportInfo, Option<u32>),
-    /// The server told all about an export, and is not needed any more.
+    /// The server described the export ([`NbdSessionMode::Info`]).
     Described(ExportInfo),
+    /// The server listed its exports ([`NbdSessionMode::List`]).
     Listed(ExportList),
-    Refused(NbdRefused),
-    /// It was to stop.
+    /// The server refused a required option.
+    Refused(NbdHandshakeRefusal),
+    /// [`ClientHandshake::stop`] was called.
     Stopped,
 }
 
 impl ClientHandshake {
-    pub(super) fn new(config: Config) -> ClientHandshake {
+    pub(super) fn new(config: NbdInitiatorConfig) -> ClientHandshake {
         ClientHandshake {
             config,
             step: HandshakeReply::Greeting,
@@ -101,9 +104,9 @@ impl ClientHandshake {
             sends_zeroes: true,
             requires_tls: false,
             is_stopping: false,
-            headers: Headers::Simple,
+            headers: HeaderFormat::Simple,
             allocation: None,
-            told: None,
+            size_and_flags: None,
             block_size: None,
             name: None,
             description: String::new(),
@@ -112,7 +115,7 @@ impl ClientHandshake {
         }
     }
 
-    /// How many bytes the next step needs at least.
+    /// The minimum number of bytes of the next message.
     pub(super) fn need(&self) -> usize {
         match self.step {
             HandshakeReply::Greeting => size_of::<Greeting>(),
@@ -125,27 +128,27 @@ impl ClientHandshake {
         }
     }
 
-    /// Asks for nothing without TLS.
+    /// Requires TLS.
     pub(super) fn require_tls(&mut self) {
         self.requires_tls = true;
     }
 
-    /// Whether the driver has to make a TLS handshake now.
+    /// Whether the driver must perform the TLS handshake now.
     pub(super) fn awaits_tls(&self) -> bool {
         matches!(self.step, HandshakeReply::Tls)
     }
 
-    /// TLS is established.
+    /// Handles that TLS is established.
     pub(super) fn on_secured(&mut self, outbox: &mut Outbox) -> Option<HandshakeEnd> {
         self.send_next(Some(Opt::NBD_OPT_STARTTLS), outbox)
     }
 
-    /// Ends the handshake before the next option.
+    /// Aborts the handshake instead of sending the next option.
     pub(super) fn stop(&mut self) {
         self.is_stopping = true;
     }
 
-    /// Takes one message from the server.
+    /// Handles one message of the server.
     pub(super) fn on_bytes(
         &mut self,
         bytes: &[u8],
@@ -158,7 +161,7 @@ impl ClientHandshake {
         let (took, end) = match self.step {
             HandshakeReply::Greeting => (need, self.on_greeting(bytes, outbox)?),
             HandshakeReply::ExportName => (need, Some(self.on_export_name(bytes, outbox)?)),
-            // Whoever sent them wants them to be taken for a part of what comes by TLS.
+            // Injected by an attacker, to be taken for a part of the encrypted stream.
             HandshakeReply::Tls => return Err(BYTES_BEFORE_TLS),
             HandshakeReply::Reply(option) => {
                 let (head, rest) = OptionReplyHead::read_from_prefix(bytes).map_err(|_| SHORT)?;
@@ -172,11 +175,11 @@ impl ClientHandshake {
         Ok(end.map_or(HandshakeProgress::Took(took), |end| HandshakeProgress::Over(took, end)))
     }
 
-    /// The server hung up.
+    /// Handles that the server closed the connection.
     pub(super) fn on_end(&mut self) -> Result<HandshakeEnd, ProtocolError> {
         match self.step {
             HandshakeReply::ExportName => {
-                Ok(HandshakeEnd::Refused(NbdRefused::Closed { export: self.config.export.clone() }))
+                Ok(HandshakeEnd::Refused(NbdHandshakeRefusal::Closed { export: self.config.export.clone() }))
             }
             HandshakeReply::Greeting => Err(ProtocolError {
                 what: "closed the connection without a greeting",
@@ -202,7 +205,7 @@ impl ClientHandshake {
         }
         match greeting.opts_magic.get() {
             NBD_OPTS_MAGIC => {}
-            NBD_CLISERV_MAGIC => return Ok(Some(HandshakeEnd::Refused(NbdRefused::Oldstyle))),
+            NBD_CLISERV_MAGIC => return Ok(Some(HandshakeEnd::Refused(NbdHandshakeRefusal::Oldstyle))),
             _ => {
                 return Err(ProtocolError {
                     what: "sent neither IHAVEOPT nor the oldstyle magic",
@@ -222,20 +225,20 @@ impl ClientHandshake {
         }
         outbox.push_head(ClientFlags { flags: flags.into() }.as_bytes());
         if !self.is_fixed && self.requires_tls {
-            return Ok(Some(HandshakeEnd::Refused(NbdRefused::NoTls { message: String::new() })));
+            return Ok(Some(HandshakeEnd::Refused(NbdHandshakeRefusal::NoTls { message: String::new() })));
         }
-        if !self.is_fixed && self.config.mode == Mode::List {
-            return Ok(Some(HandshakeEnd::Refused(NbdRefused::CannotList)));
+        if !self.is_fixed && self.config.mode == NbdSessionMode::List {
+            return Ok(Some(HandshakeEnd::Refused(NbdHandshakeRefusal::CannotList)));
         }
         Ok(self.send_next(None, outbox))
     }
 
-    /// The rungs of the ladder in order.
-    fn ladder(&self) -> &'static [Opt] {
+    /// The options to send, in order.
+    fn options(&self) -> &'static [Opt] {
         match self.config.mode {
             _ if !self.is_fixed => &[Opt::NBD_OPT_EXPORT_NAME],
-            Mode::List => &[Opt::NBD_OPT_STARTTLS, Opt::NBD_OPT_LIST],
-            Mode::Go => &[
+            NbdSessionMode::List => &[Opt::NBD_OPT_STARTTLS, Opt::NBD_OPT_LIST],
+            NbdSessionMode::Go => &[
                 Opt::NBD_OPT_STARTTLS,
                 Opt::NBD_OPT_EXTENDED_HEADERS,
                 Opt::NBD_OPT_STRUCTURED_REPLY,
@@ -243,7 +246,7 @@ impl ClientHandshake {
                 Opt::NBD_OPT_GO,
                 Opt::NBD_OPT_EXPORT_NAME,
             ],
-            Mode::Info => &[
+            NbdSessionMode::Info => &[
                 Opt::NBD_OPT_STARTTLS,
                 Opt::NBD_OPT_EXTENDED_HEADERS,
                 Opt::NBD_OPT_STRUCTURED_REPLY,
@@ -254,27 +257,29 @@ impl ClientHandshake {
         }
     }
 
-    /// Whether there is a point in this option now.
-    fn is_wanted(&self, option: Opt) -> bool {
+    /// Whether to send `option` in the current state.
+    fn is_applicable(&self, option: Opt) -> bool {
         match option {
             Opt::NBD_OPT_STARTTLS => self.requires_tls,
             Opt::NBD_OPT_EXTENDED_HEADERS => self.config.features.extended_headers,
             Opt::NBD_OPT_STRUCTURED_REPLY => {
-                self.config.features.structured_replies && self.headers == Headers::Simple
+                self.config.features.structured_replies && self.headers == HeaderFormat::Simple
             }
-            Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT => self.headers != Headers::Simple,
+            Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT => {
+                self.headers != HeaderFormat::Simple
+            }
             _ => true,
         }
     }
 
-    /// Sends the next option on the ladder after `last`.
+    /// Sends the option after `last`.
     fn send_next(&mut self, last: Option<Opt>, outbox: &mut Outbox) -> Option<HandshakeEnd> {
         if self.is_stopping {
             self.abort(outbox);
             return Some(HandshakeEnd::Stopped);
         }
-        let after_last = self.ladder().iter().skip_while(|opt| last.is_some_and(|last| **opt != last));
-        let next = after_last.copied().find(|&opt| Some(opt) != last && self.is_wanted(opt))?;
+        let after_last = self.options().iter().skip_while(|opt| last.is_some_and(|last| **opt != last));
+        let next = after_last.copied().find(|&opt| Some(opt) != last && self.is_applicable(opt))?;
         let export = &self.config.export;
         self.step = HandshakeReply::Reply(next);
         match next {
@@ -292,7 +297,7 @@ impl ClientHandshake {
         None
     }
 
-    /// Says good-bye; the server may answer, but nobody waits for that.
+    /// Sends `NBD_OPT_ABORT`, without waiting for the reply.
     fn abort(&self, outbox: &mut Outbox) {
         if self.is_fixed {
             option::send_plain(outbox, Opt::NBD_OPT_ABORT);
@@ -314,8 +319,8 @@ impl ClientHandshake {
                 self.step = HandshakeReply::Tls;
                 return Ok(None);
             }
-            (Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK) => self.headers = Headers::Extended,
-            (Opt::NBD_OPT_STRUCTURED_REPLY, Rep::NBD_REP_ACK) => self.headers = Headers::Structured,
+            (Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK) => self.headers = HeaderFormat::Extended,
+            (Opt::NBD_OPT_STRUCTURED_REPLY, Rep::NBD_REP_ACK) => self.headers = HeaderFormat::Structured,
             (Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT, Rep::NBD_REP_ACK) => {}
             (Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT, Rep::NBD_REP_META_CONTEXT) => {
                 self.on_context(option, data)?;
@@ -325,7 +330,7 @@ impl ClientHandshake {
                 self.on_info(data)?;
                 return Ok(None);
             }
-            (Opt::NBD_OPT_GO, Rep::NBD_REP_ACK) if self.config.mode == Mode::Info => {
+            (Opt::NBD_OPT_GO, Rep::NBD_REP_ACK) if self.config.mode == NbdSessionMode::Info => {
                 let export = self.take_export()?;
                 super::request::push_disconnect(outbox, export.headers);
                 return Ok(Some(HandshakeEnd::Described(export)));
@@ -335,10 +340,10 @@ impl ClientHandshake {
                 return Ok(Some(HandshakeEnd::Transmission(self.take_export()?, allocation)));
             }
             (Opt::NBD_OPT_INFO, Rep::NBD_REP_ACK)
-                if self.told.is_some_and(|(size, _)| size == 0) && !self.is_stopping =>
+                if self.size_and_flags.is_some_and(|(size, _)| size == 0) && !self.is_stopping =>
             {
-                // nbd-server 3.24 learns the size only when the export is opened: ask as if to use
-                // it.
+                // nbd-server 3.24 knows the size only once it has opened the export, which
+                // NBD_OPT_GO does.
                 self.step = HandshakeReply::Reply(Opt::NBD_OPT_GO);
                 option::send_go(outbox, Opt::NBD_OPT_GO, &self.config.export);
                 return Ok(None);
@@ -371,18 +376,18 @@ impl ClientHandshake {
         let can_go_on = match option {
             Opt::NBD_OPT_EXTENDED_HEADERS | Opt::NBD_OPT_STRUCTURED_REPLY => !is_final,
             Opt::NBD_OPT_SET_META_CONTEXT | Opt::NBD_OPT_LIST_META_CONTEXT => {
-                // Whatever was listed before the error does not count.
+                // The contexts that were listed before the error are invalid.
                 self.allocation = None;
                 self.contexts.clear();
                 !is_final
             }
-            Opt::NBD_OPT_GO if self.config.mode == Mode::Info => {
-                // It was only asked once more; what is known is all there is.
+            Opt::NBD_OPT_GO if self.config.mode == NbdSessionMode::Info => {
+                // NBD_OPT_INFO has succeeded before; NBD_OPT_GO was only for the size.
                 self.abort(outbox);
                 return Ok(Some(HandshakeEnd::Described(self.take_export()?)));
             }
             Opt::NBD_OPT_GO | Opt::NBD_OPT_INFO if reply == Rep::NBD_REP_ERR_UNSUP => {
-                if self.headers == Headers::Extended {
+                if self.headers == HeaderFormat::Extended {
                     return Err(ProtocolError {
                         what: "agreed to extended headers but does not know NBD_OPT_GO",
                         reference: "proto.md, \"Option types\", NBD_OPT_EXTENDED_HEADERS",
@@ -397,12 +402,17 @@ impl ClientHandshake {
             return Ok(self.send_next(Some(option), outbox));
         }
         self.abort(outbox);
-        Ok(Some(HandshakeEnd::Refused(NbdRefused::from_reply(&self.config.export, option, reply, data))))
+        Ok(Some(HandshakeEnd::Refused(NbdHandshakeRefusal::from_reply(
+            &self.config.export,
+            option,
+            reply,
+            data,
+        ))))
     }
 
     fn on_info(&mut self, data: &[u8]) -> Result<(), ProtocolError> {
         match option::read_info(data)? {
-            InfoReply::Export { size, flags } => self.told = Some((size, flags)),
+            InfoReply::Export { size, flags } => self.size_and_flags = Some((size, flags)),
             InfoReply::Name(name) => self.name = Some(name),
             InfoReply::Description(text) => self.description = text,
             InfoReply::BlockSize(sizes) => self.block_size = Some(sizes),
@@ -430,11 +440,11 @@ impl ClientHandshake {
 
     fn on_export_name(&mut self, bytes: &[u8], outbox: &mut Outbox) -> Result<HandshakeEnd, ProtocolError> {
         let (reply, _) = ExportNameReply::read_from_prefix(bytes).map_err(|_| SHORT)?;
-        self.told = Some((reply.size.get(), reply.transmission_flags.get()));
+        self.size_and_flags = Some((reply.size.get(), reply.transmission_flags.get()));
         let allocation = self.allocation;
         let export = self.take_export()?;
-        if self.config.mode == Mode::Info {
-            // There was no way to ask without entering transmission.
+        if self.config.mode == NbdSessionMode::Info {
+            // NBD_OPT_EXPORT_NAME has entered the transmission phase.
             super::request::push_disconnect(outbox, export.headers);
             return Ok(HandshakeEnd::Described(export));
         }
@@ -442,7 +452,7 @@ impl ClientHandshake {
     }
 
     fn take_export(&mut self) -> Result<ExportInfo, ProtocolError> {
-        let (size, flags) = self.told.ok_or(ProtocolError {
+        let (size, flags) = self.size_and_flags.ok_or(ProtocolError {
             what: "described an export without its size",
             reference: "proto.md, \"Option reply types\", NBD_REP_INFO",
         })?;
@@ -486,21 +496,21 @@ fn check_reply_head(head: &OptionReplyHead, option: Opt) -> Result<usize, Protoc
     Ok(len)
 }
 
-/// The most data in one option reply; the protocol's strings end at 4 KiB.
+/// The maximum data of one option reply, in bytes; the protocol's strings have at most 4 KiB.
 pub(super) const MAX_OPTION_REPLY: usize = 64 << 10;
-/// The most exports that are listed.
+/// The maximum number of exports in a list.
 pub(super) const MAX_EXPORTS: usize = 10_000;
-/// The most bytes of names and descriptions that are listed.
+/// The maximum length of all names and descriptions in a list, in bytes.
 pub(super) const MAX_LIST_BYTES: usize = 8 << 20;
-/// The most metadata contexts that are remembered of a list.
+/// The maximum number of metadata contexts in a list.
 const MAX_CONTEXTS: usize = 64;
-/// The one metadata context that the protocol itself defines.
+/// The only metadata context that the protocol itself defines.
 const BASE_ALLOCATION: &str = "base:allocation";
 const EXPORT_NAME_REPLY: usize = size_of::<ExportNameReply>();
 const UNEXPECTED: ProtocolError = ProtocolError {
     what: "answered an option with a reply that does not belong to it",
     reference: "proto.md, \"Option types\"",
 };
-/// Cannot happen behind a check of the length.
+/// Unreachable after the check of the length.
 const SHORT: ProtocolError =
     ProtocolError { what: "sent a truncated message", reference: "proto.md, \"Handshake\"" };

@@ -1,8 +1,8 @@
-//! The heads of replies, in their three forms (proto.md, "Simple reply message", "Structured reply
-//! chunk message", "Extended reply chunk message").
+//! Parsing the heads of replies in their three formats (proto.md, "Simple reply message",
+//! "Structured reply chunk message", "Extended reply chunk message").
 
-use super::export::Headers;
 use super::reply::{TRANSMISSION, error};
+use crate::nbd::HeaderFormat;
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_wire::nbd::transmission::{
@@ -11,16 +11,16 @@ use blockmux_wire::nbd::transmission::{
 };
 use zerocopy::FromBytes;
 
-/// A message's head, in whichever of the three forms it came.
+/// The head of a simple reply or of a reply chunk.
 #[derive(Clone, Copy)]
 pub(super) struct ReplyHead {
     pub(super) kind: ReplyKind,
     pub(super) cookie: SlotKey,
-    /// The request's offset, in the form that repeats it.
+    /// The request's offset; only extended replies repeat it.
     pub(super) offset: Option<u64>,
-    /// Of the payload, in bytes.
+    /// Length of the payload, in bytes.
     pub(super) length: u64,
-    /// Of the head itself, in bytes.
+    /// Length of the head, in bytes.
     pub(super) size: usize,
 }
 
@@ -30,19 +30,19 @@ pub(super) enum ReplyKind {
     Chunk { reply_type: ReplyType, last: bool },
 }
 
-/// The size of the shortest head there can be.
-pub(super) fn shortest(headers: Headers) -> usize {
-    if headers == Headers::Extended { size_of::<ExtendedReply>() } else { size_of::<SimpleReply>() }
+/// The length of the shortest head in this format, in bytes.
+pub(super) fn shortest(headers: HeaderFormat) -> usize {
+    if headers == HeaderFormat::Extended { size_of::<ExtendedReply>() } else { size_of::<SimpleReply>() }
 }
 
-/// Reads a message's head, or says how many bytes that takes.
+/// Parses a head; the inner error is the number of bytes that it needs.
 #[inline]
-pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<ReplyHead, usize>, ProtocolError> {
+pub(super) fn read(bytes: &[u8], headers: HeaderFormat) -> Result<Result<ReplyHead, usize>, ProtocolError> {
     let Some(magic) = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic)) else {
         return Ok(Err(shortest(headers)));
     };
     match (magic, headers) {
-        (NBD_SIMPLE_REPLY_MAGIC, Headers::Simple | Headers::Structured) => {
+        (NBD_SIMPLE_REPLY_MAGIC, HeaderFormat::Simple | HeaderFormat::Structured) => {
             Ok(SimpleReply::read_from_prefix(bytes).map_err(|_| size_of::<SimpleReply>()).map(
                 |(reply, _)| ReplyHead {
                     kind: ReplyKind::Simple { error: reply.error.get() },
@@ -53,7 +53,7 @@ pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<ReplyHead, u
                 },
             ))
         }
-        (NBD_STRUCTURED_REPLY_MAGIC, Headers::Structured) => {
+        (NBD_STRUCTURED_REPLY_MAGIC, HeaderFormat::Structured) => {
             let reply = StructuredReply::read_from_prefix(bytes).map_err(|_| size_of::<StructuredReply>());
             Ok(reply.map(|(reply, _)| ReplyHead {
                 kind: ReplyKind::chunk(reply.reply_type.get(), reply.flags.get()),
@@ -63,7 +63,7 @@ pub(super) fn read(bytes: &[u8], headers: Headers) -> Result<Result<ReplyHead, u
                 size: size_of::<StructuredReply>(),
             }))
         }
-        (NBD_EXTENDED_REPLY_MAGIC, Headers::Extended) => {
+        (NBD_EXTENDED_REPLY_MAGIC, HeaderFormat::Extended) => {
             let reply = ExtendedReply::read_from_prefix(bytes).map_err(|_| size_of::<ExtendedReply>());
             Ok(reply.map(|(reply, _)| ReplyHead {
                 kind: ReplyKind::chunk(reply.reply_type.get(), reply.flags.get()),

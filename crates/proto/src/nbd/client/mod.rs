@@ -1,18 +1,19 @@
-//! The NBD client: reaches one export of a server.
+//! The NBD client: accesses one export of a server.
 //!
 //! ```text
 //!   Handshake ──GO acknowledged──▶ Transmission ──on_stop, nothing in flight──▶ over
-//!        └──── refused, or all was told that was asked for ────────────────────▶ over
+//!        └──── refused, or the export is described or listed ──────────────────▶ over
 //! ```
-//! [`InitiatorSession`] is driven as [`crate::session`] says. When it is over, its demand is
-//! [`Demand::Close`]; then [`InitiatorSession::refused`] says whether the server would not have us.
+//! [`crate::session`] describes how a driver uses [`NbdInitiatorSession`]. When the session is
+//! over, its demand is [`Demand::Close`], and [`NbdInitiatorSession::refusal`] says whether the
+//! server refused it.
 
 mod export;
 mod extents;
 mod handshake;
 mod head;
 mod option;
-mod refused;
+mod refusal;
 mod reply;
 mod request;
 mod transmission;
@@ -20,10 +21,11 @@ mod transmission;
 #[cfg(test)]
 mod tests;
 
+pub use super::HeaderFormat;
 pub use crate::io_queue::DEPTH;
 pub use blockmux_wire::nbd::handshake::TransmissionFlags;
-pub use export::{BlockSize, ExportInfo, Headers, ListedExport};
-pub use refused::NbdRefused;
+pub use export::{BlockSize, ExportInfo, ListedExport};
+pub use refusal::NbdHandshakeRefusal;
 
 use crate::outbox::Outbox;
 use crate::session::{
@@ -36,76 +38,76 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use transmission::ClientTransmission;
 
-/// What to ask a server for.
+/// Parameters of a session with a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct NbdInitiatorConfig {
     /// The export's name, at most 4096 bytes; empty for the server's default.
     pub export: String,
-    /// What for.
-    pub mode: Mode,
-    /// What to offer.
-    pub features: Features,
+    /// Purpose of the session.
+    pub mode: NbdSessionMode,
+    /// Optional features to negotiate.
+    pub features: NbdFeatures,
 }
 
-/// What a session is for.
+/// Purpose of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// To read and write the export.
+pub enum NbdSessionMode {
+    /// Read and write the export.
     Go,
-    /// To learn everything about the export, and leave.
+    /// Get the description of the export, then disconnect.
     Info,
-    /// To list all exports, and leave.
+    /// List all exports, then disconnect.
     List,
 }
 
-/// What to negotiate where the server can; everything by default.
+/// Optional features, which are used if the server offers them; all by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Features {
-    /// 64-bit lengths and fixed-size reply heads.
+pub struct NbdFeatures {
+    /// Extended headers: 64-bit lengths and reply heads of a fixed size.
     pub extended_headers: bool,
-    /// Structured replies, where extended headers are not to be had.
+    /// Structured replies, if extended headers are not available.
     pub structured_replies: bool,
 }
 
-impl Default for Features {
-    fn default() -> Features {
-        Features { extended_headers: true, structured_replies: true }
+impl Default for NbdFeatures {
+    fn default() -> NbdFeatures {
+        NbdFeatures { extended_headers: true, structured_replies: true }
     }
 }
 
-/// One connection to a server, from its greeting on.
-pub struct InitiatorSession {
-    phase: Phase,
+/// Session with a server over one connection, from the greeting on.
+pub struct NbdInitiatorSession {
+    phase: NbdInitiatorPhase,
     outbox: Outbox,
     pool: Pool,
-    /// When the handshake has to be over.
+    /// Deadline of the handshake.
     deadline: Instant,
-    /// Bytes in one piece that the handshake needs to go on.
+    /// Number of contiguous bytes that the handshake needs next.
     need: usize,
     is_stopping: bool,
     export: Option<ExportInfo>,
     exports: Vec<ListedExport>,
     left_out: u64,
-    refused: Option<NbdRefused>,
-    /// What was submitted without a transmission phase to do it.
+    refusal: Option<NbdHandshakeRefusal>,
+    /// Completions of I/O that was submitted outside the transmission phase.
     failed: VecDeque<Completion>,
 }
 
-enum Phase {
+enum NbdInitiatorPhase {
     Handshake(Box<ClientHandshake>),
     Transmission(Box<ClientTransmission>),
     Over,
 }
 
-impl InitiatorSession {
-    /// A session on a fresh connection; reads without a buffer take memory from `pool` where
-    /// nothing can be lent.
+impl NbdInitiatorSession {
+    /// A session on a new connection. `pool` provides memory for reads that bring no buffer and
+    /// whose data cannot be borrowed from the receive buffer.
     #[must_use]
-    pub fn new(config: Config, pool: Pool, now: Instant) -> InitiatorSession {
+    pub fn new(config: NbdInitiatorConfig, pool: Pool, now: Instant) -> NbdInitiatorSession {
         let handshake = ClientHandshake::new(config);
-        InitiatorSession {
+        NbdInitiatorSession {
             need: handshake.need(),
-            phase: Phase::Handshake(Box::new(handshake)),
+            phase: NbdInitiatorPhase::Handshake(Box::new(handshake)),
             outbox: Outbox::default(),
             pool,
             deadline: now.checked_add(HANDSHAKE_TIMEOUT).unwrap_or(now),
@@ -113,15 +115,15 @@ impl InitiatorSession {
             export: None,
             exports: Vec::new(),
             left_out: 0,
-            refused: None,
+            refusal: None,
             failed: VecDeque::new(),
         }
     }
 
-    /// Asks the server for nothing without TLS, which the driver makes ([`Demand::StartTls`]).
+    /// Requires TLS, whose handshake the driver performs ([`Demand::StartTls`]).
     #[must_use]
-    pub fn with_tls(mut self) -> InitiatorSession {
-        if let Phase::Handshake(handshake) = &mut self.phase {
+    pub fn with_tls(mut self) -> NbdInitiatorSession {
+        if let NbdInitiatorPhase::Handshake(handshake) = &mut self.phase {
             handshake.require_tls();
         }
         self
@@ -139,40 +141,38 @@ impl InitiatorSession {
         self.export.as_ref().map(ExportInfo::volume_info)
     }
 
-    /// What [`Mode::List`] found, at most 10,000 exports.
+    /// The exports that [`NbdSessionMode::List`] found, at most 10,000.
     #[must_use]
     pub fn exports(&self) -> &[ListedExport] {
         &self.exports
     }
 
-    /// How many more exports the server listed than [`InitiatorSession::exports`] holds.
+    /// The number of exports that the server listed beyond [`NbdInitiatorSession::exports`].
     #[must_use]
     pub fn exports_left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Why the server would not do what was asked, if it would not.
+    /// The reason for which the server refused the session, if it did.
     #[must_use]
-    pub fn refused(&self) -> Option<&NbdRefused> {
-        self.refused.as_ref()
+    pub fn refusal(&self) -> Option<&NbdHandshakeRefusal> {
+        self.refusal.as_ref()
     }
 
-    /// Whether the session has come to its end: everything asked for was told, or refused, or it
-    /// was stopped.
+    /// Whether the session has ended: it is complete, refused or stopped.
     #[must_use]
     pub fn is_over(&self) -> bool {
         match &self.phase {
-            Phase::Handshake(_) => false,
-            Phase::Transmission(transmission) => transmission.is_disconnected(),
-            Phase::Over => true,
+            NbdInitiatorPhase::Handshake(_) => false,
+            NbdInitiatorPhase::Transmission(transmission) => transmission.is_disconnected(),
+            NbdInitiatorPhase::Over => true,
         }
     }
 
-    /// Takes handshake messages from `bytes` until there are no more or it is over; returns how
-    /// many bytes.
+    /// Handles the handshake messages in `bytes`; returns the number of bytes consumed.
     fn on_handshake_bytes(&mut self, bytes: &[u8]) -> Result<usize, ProtocolError> {
         let mut at = 0_usize;
-        while let Phase::Handshake(handshake) = &mut self.phase {
+        while let NbdInitiatorPhase::Handshake(handshake) = &mut self.phase {
             let rest = bytes.get(at..).unwrap_or_default();
             match handshake.on_bytes(rest, &mut self.outbox)? {
                 handshake::HandshakeProgress::Took(len) => at = at.saturating_add(len),
@@ -190,31 +190,31 @@ impl InitiatorSession {
     }
 
     fn end_handshake(&mut self, end: HandshakeEnd) {
-        self.phase = Phase::Over;
+        self.phase = NbdInitiatorPhase::Over;
         match end {
             HandshakeEnd::Transmission(export, allocation) => {
                 let mut transmission = ClientTransmission::new(&export, allocation, self.pool.clone());
                 if self.is_stopping {
                     transmission.stop(&mut self.outbox);
                 }
-                self.phase = Phase::Transmission(Box::new(transmission));
+                self.phase = NbdInitiatorPhase::Transmission(Box::new(transmission));
                 self.export = Some(export);
             }
             HandshakeEnd::Described(export) => self.export = Some(export),
             HandshakeEnd::Listed(list) => (self.exports, self.left_out) = (list.exports, list.left_out),
-            HandshakeEnd::Refused(refused) => self.refused = Some(refused),
+            HandshakeEnd::Refused(refusal) => self.refusal = Some(refusal),
             HandshakeEnd::Stopped => {}
         }
     }
 }
 
-impl Timed for InitiatorSession {
+impl Timed for NbdInitiatorSession {
     fn poll_timeout(&self) -> Option<Instant> {
-        matches!(self.phase, Phase::Handshake(_)).then_some(self.deadline)
+        matches!(self.phase, NbdInitiatorPhase::Handshake(_)).then_some(self.deadline)
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        if matches!(self.phase, Phase::Handshake(_)) && now >= self.deadline {
+        if matches!(self.phase, NbdInitiatorPhase::Handshake(_)) && now >= self.deadline {
             return Err(ProtocolError {
                 what: "did not finish the handshake within 30 seconds",
                 reference: "proto.md, \"Handshake\"",
@@ -224,37 +224,39 @@ impl Timed for InitiatorSession {
     }
 }
 
-impl StreamSession for InitiatorSession {
+impl StreamSession for NbdInitiatorSession {
     #[inline]
     fn demand(&self) -> Demand {
         match &self.phase {
-            Phase::Handshake(handshake) if handshake.awaits_tls() => Demand::StartTls,
-            Phase::Handshake(_) => Demand::Bytes(self.need),
-            Phase::Transmission(transmission) if transmission.is_disconnected() => Demand::Close,
-            Phase::Transmission(transmission) => match transmission.reading.place() {
+            NbdInitiatorPhase::Handshake(handshake) if handshake.awaits_tls() => Demand::StartTls,
+            NbdInitiatorPhase::Handshake(_) => Demand::Bytes(self.need),
+            NbdInitiatorPhase::Transmission(transmission) if transmission.is_disconnected() => Demand::Close,
+            NbdInitiatorPhase::Transmission(transmission) => match transmission.reading.place() {
                 Some(target) => Demand::Place(target.clone()),
                 None => Demand::Bytes(transmission.need),
             },
-            Phase::Over => Demand::Close,
+            NbdInitiatorPhase::Over => Demand::Close,
         }
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
         let mut at = 0;
-        if let Phase::Handshake(_) = self.phase {
+        if let NbdInitiatorPhase::Handshake(_) = self.phase {
             at = self.on_handshake_bytes(input.unread())?;
         }
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.on_bytes(input, at, &mut self.outbox),
-            Phase::Handshake(_) => Ok(at),
-            // What comes after the end is of no interest.
-            Phase::Over => Ok(input.unread().len()),
+            NbdInitiatorPhase::Transmission(transmission) => {
+                transmission.on_bytes(input, at, &mut self.outbox)
+            }
+            NbdInitiatorPhase::Handshake(_) => Ok(at),
+            // Bytes after the end of the session are ignored.
+            NbdInitiatorPhase::Over => Ok(input.unread().len()),
         }
     }
 
     fn on_secured(&mut self, _by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
-        if let Phase::Handshake(handshake) = &mut self.phase {
+        if let NbdInitiatorPhase::Handshake(handshake) = &mut self.phase {
             let end = handshake.on_secured(&mut self.outbox);
             self.need = handshake.need();
             if let Some(end) = end {
@@ -266,25 +268,25 @@ impl StreamSession for InitiatorSession {
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.on_placed(&mut self.outbox),
-            Phase::Handshake(_) | Phase::Over => Ok(()),
+            NbdInitiatorPhase::Transmission(transmission) => transmission.on_placed(&mut self.outbox),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => Ok(()),
         }
     }
 
-    /// Without a request in flight the server may leave, as one does that is shut down; the driver,
-    /// who knows whether it had asked for the end, reconnects.
+    /// Without a request in flight the server may close the connection, for example when it shuts
+    /// down. The driver reconnects unless it has requested the end.
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Handshake(handshake) => {
+            NbdInitiatorPhase::Handshake(handshake) => {
                 let end = handshake.on_end()?;
                 self.end_handshake(end);
                 Ok(())
             }
-            Phase::Transmission(transmission) if !transmission.is_idle() => Err(ProtocolError {
+            NbdInitiatorPhase::Transmission(transmission) if !transmission.is_idle() => Err(ProtocolError {
                 what: "closed the connection with requests in flight",
                 reference: "proto.md, \"Terminating the transmission phase\"",
             }),
-            Phase::Transmission(_) | Phase::Over => Ok(()),
+            NbdInitiatorPhase::Transmission(_) | NbdInitiatorPhase::Over => Ok(()),
         }
     }
 
@@ -293,24 +295,24 @@ impl StreamSession for InitiatorSession {
     }
 }
 
-impl Initiator for InitiatorSession {
+impl Initiator for NbdInitiatorSession {
     fn is_ready(&self) -> bool {
-        matches!(self.phase, Phase::Transmission(_))
+        matches!(self.phase, NbdInitiatorPhase::Transmission(_))
     }
 
     #[inline]
     fn room(&self) -> usize {
         match &self.phase {
-            Phase::Transmission(transmission) => transmission.room(),
-            Phase::Handshake(_) | Phase::Over => 0,
+            NbdInitiatorPhase::Transmission(transmission) => transmission.room(),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => 0,
         }
     }
 
     #[inline]
     fn submit(&mut self, io: Io) {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.submit(io, &mut self.outbox),
-            Phase::Handshake(_) | Phase::Over => {
+            NbdInitiatorPhase::Transmission(transmission) => transmission.submit(io, &mut self.outbox),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => {
                 self.failed.push_back(Completion { tag: io.tag, result: Err(IoError::PathLost) });
             }
         }
@@ -319,8 +321,8 @@ impl Initiator for InitiatorSession {
     #[inline]
     fn poll_done(&mut self) -> Option<Completion> {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.poll_done(),
-            Phase::Handshake(_) | Phase::Over => self.failed.pop_front(),
+            NbdInitiatorPhase::Transmission(transmission) => transmission.poll_done(),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => self.failed.pop_front(),
         }
     }
 
@@ -328,15 +330,15 @@ impl Initiator for InitiatorSession {
         None
     }
 
-    /// What has completed and was not polled yet is not among them.
+    /// Completions that were not polled yet are not included.
     ///
-    /// A request that the server refused because it is shutting down counts as not completed,
-    /// unless [`Initiator::on_stop`] was called: it is meant for the next session.
+    /// A request that the server refused because it is shutting down counts as unfinished, so that
+    /// the next session repeats it, unless [`Initiator::on_stop`] was called.
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.outbox.clear();
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.take_unfinished(),
-            Phase::Handshake(_) | Phase::Over => Vec::new(),
+            NbdInitiatorPhase::Transmission(transmission) => transmission.take_unfinished(),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => Vec::new(),
         }
     }
 
@@ -354,18 +356,18 @@ impl Initiator for InitiatorSession {
     fn on_stop(&mut self) {
         self.is_stopping = true;
         match &mut self.phase {
-            Phase::Handshake(handshake) => handshake.stop(),
-            Phase::Transmission(transmission) => transmission.stop(&mut self.outbox),
-            Phase::Over => {}
+            NbdInitiatorPhase::Handshake(handshake) => handshake.stop(),
+            NbdInitiatorPhase::Transmission(transmission) => transmission.stop(&mut self.outbox),
+            NbdInitiatorPhase::Over => {}
         }
     }
 }
 
-impl Overdue for InitiatorSession {
+impl Overdue for NbdInitiatorSession {
     fn look(&mut self) -> u32 {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.look(),
-            Phase::Handshake(_) | Phase::Over => 0,
+            NbdInitiatorPhase::Transmission(transmission) => transmission.look(),
+            NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => 0,
         }
     }
 
@@ -375,7 +377,7 @@ impl Overdue for InitiatorSession {
     }
 }
 
-impl Connections for InitiatorSession {
+impl Connections for NbdInitiatorSession {
     #[inline]
     fn poll_connect(&mut self) -> Option<(usize, Instant)> {
         None
@@ -402,12 +404,12 @@ impl Connections for InitiatorSession {
     }
 }
 
-impl StreamConnections for InitiatorSession {
+impl StreamConnections for NbdInitiatorSession {
     #[inline]
     fn connection(&mut self, _connection: usize) -> impl StreamSession {
         self
     }
 }
 
-/// For the whole handshake: some servers open what they export only when asked for it.
+/// Timeout of the complete handshake, during which some servers open the exported device.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Options to send and the payloads of their replies (proto.md, "Option types", "Option reply
+//! Writing options and parsing the data of their replies (proto.md, "Option types", "Option reply
 //! types").
 
 use super::export::{BlockSize, ListedExport};
@@ -8,26 +8,26 @@ use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::{Info, InfoBlockSize, InfoExport, NBD_OPTS_MAGIC, Opt, OptionHead};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Sends an option without data.
+/// Queues an option without data.
 pub(super) fn send_plain(outbox: &mut Outbox, option: Opt) {
     send(outbox, option, &[]);
 }
 
-/// Sends `NBD_OPT_EXPORT_NAME`: the data is the name, all of it.
+/// Queues `NBD_OPT_EXPORT_NAME`; its data is the name, without a length.
 pub(super) fn send_export_name(outbox: &mut Outbox, export: &str) {
     send(outbox, Opt::NBD_OPT_EXPORT_NAME, export.as_bytes());
 }
 
-/// Sends `NBD_OPT_GO` or `NBD_OPT_INFO`.
+/// Queues `NBD_OPT_GO` or `NBD_OPT_INFO`.
 pub(super) fn send_go(outbox: &mut Outbox, option: Opt, export: &str) {
     let mut data = string(export);
-    let wanted = [Info::NBD_INFO_NAME, Info::NBD_INFO_DESCRIPTION, Info::NBD_INFO_BLOCK_SIZE];
-    data.extend((wanted.len() as u16).to_be_bytes());
-    wanted.iter().for_each(|info| data.extend(info.0.to_be_bytes()));
+    let requested = [Info::NBD_INFO_NAME, Info::NBD_INFO_DESCRIPTION, Info::NBD_INFO_BLOCK_SIZE];
+    data.extend((requested.len() as u16).to_be_bytes());
+    requested.iter().for_each(|info| data.extend(info.0.to_be_bytes()));
     send(outbox, option, &data);
 }
 
-/// Sends `NBD_OPT_SET_META_CONTEXT` or `NBD_OPT_LIST_META_CONTEXT`.
+/// Queues `NBD_OPT_SET_META_CONTEXT` or `NBD_OPT_LIST_META_CONTEXT`.
 pub(super) fn send_meta_context(outbox: &mut Outbox, option: Opt, export: &str, queries: &[&str]) {
     let mut data = string(export);
     data.extend((queries.len() as u32).to_be_bytes());
@@ -35,7 +35,7 @@ pub(super) fn send_meta_context(outbox: &mut Outbox, option: Opt, export: &str, 
     send(outbox, option, &data);
 }
 
-/// One `NBD_REP_INFO`.
+/// The data of one `NBD_REP_INFO`.
 #[derive(Debug)]
 pub(super) enum InfoReply {
     Export {
@@ -45,11 +45,11 @@ pub(super) enum InfoReply {
     Name(String),
     Description(String),
     BlockSize(BlockSize),
-    /// To be ignored.
+    /// An unknown type, which is ignored.
     Unknown,
 }
 
-/// Reads the data of `NBD_REP_INFO`.
+/// Parses the data of `NBD_REP_INFO`.
 pub(super) fn read_info(data: &[u8]) -> Result<InfoReply, ProtocolError> {
     let Some((kind, text)) = data.split_first_chunk() else {
         return fault("sent an information reply shorter than its type");
@@ -69,7 +69,7 @@ pub(super) fn read_info(data: &[u8]) -> Result<InfoReply, ProtocolError> {
     })
 }
 
-/// Reads the data of `NBD_REP_SERVER`.
+/// Parses the data of `NBD_REP_SERVER`.
 pub(super) fn read_server(data: &[u8]) -> Result<ListedExport, ProtocolError> {
     let (name, description) = data
         .split_first_chunk()
@@ -78,7 +78,7 @@ pub(super) fn read_server(data: &[u8]) -> Result<ListedExport, ProtocolError> {
     Ok(ListedExport { name: read_string(name)?, description: read_string(description)? })
 }
 
-/// Reads the data of `NBD_REP_META_CONTEXT`: the context's id and name.
+/// Parses the data of `NBD_REP_META_CONTEXT`: the context's id and name.
 pub(super) fn read_meta_context(data: &[u8]) -> Result<(u32, String), ProtocolError> {
     let (id, name) =
         data.split_first_chunk().ok_or(error("sent a metadata context shorter than its number"))?;

@@ -1,15 +1,15 @@
-//! Replies as they come off the wire (proto.md, "Simple reply message", "Structured reply chunk
+//! Parsing replies (proto.md, "Simple reply message", "Structured reply chunk
 //! message", "Extended reply chunk message", "Structured reply types").
 //!
-//! Short payloads are looked at whole. Read data is lent on from the receive buffer, copied out of
-//! it, or received where it belongs; block status is read descriptor by descriptor. Every length is
-//! checked against the request before anything is done with it.
+//! Short payloads are parsed once they are complete. Read data is borrowed from the receive buffer,
+//! copied out of it, or received directly into its destination; block status is parsed descriptor
+//! by descriptor. Every length is first checked against the request.
 
-use super::export::Headers;
 use super::head::{self, ReplyHead, ReplyKind, shortest};
 use super::transmission::ClientTransmission;
 use crate::coverage::RangeError;
 use crate::io_queue::LEND_UP_TO;
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
@@ -21,38 +21,40 @@ use blockmux_wire::nbd::transmission::{
 };
 use zerocopy::FromBytes;
 
-/// Where in the server's stream we are.
+/// The current position in the server's stream.
 pub(super) enum ReplyState {
     /// At the head of a message.
     Head,
-    /// In read data: the rest goes to `target`, copied or placed there.
+    /// In read data: the rest is copied or received into `target`.
     Data { request: SlotKey, target: SgList, last: bool },
-    /// In block status, with `left` bytes of descriptors to come.
+    /// In block status, before `left` bytes of descriptors.
     Status { request: SlotKey, left: u64, last: bool },
 }
 
-/// What came of some bytes.
+/// Result of one step over the input.
 enum ReplyProgress {
-    /// So many were taken.
+    /// This many bytes were consumed.
     Took(usize),
-    /// So many have to be there in one piece.
+    /// This many contiguous bytes are needed.
     Needs(usize),
 }
 
 type ReplyStep = Result<ReplyProgress, ProtocolError>;
 
 impl ReplyState {
-    /// The fewest bytes that can be made something of.
-    pub(super) fn least(&self, headers: Headers) -> usize {
+    /// The minimum number of bytes for the next step.
+    pub(super) fn least(&self, headers: HeaderFormat) -> usize {
         match self {
             ReplyState::Head => shortest(headers),
             ReplyState::Data { target, .. } => target.len(),
-            ReplyState::Status { .. } if headers == Headers::Extended => size_of::<ExtendedBlockDescriptor>(),
+            ReplyState::Status { .. } if headers == HeaderFormat::Extended => {
+                size_of::<ExtendedBlockDescriptor>()
+            }
             ReplyState::Status { .. } => size_of::<BlockDescriptor>(),
         }
     }
 
-    /// The memory that the next bytes belong in, if they are worth receiving there.
+    /// The memory for the next bytes, if they are to be received directly into it.
     pub(super) fn place(&self) -> Option<&SgList> {
         match self {
             ReplyState::Data { target, .. } if target.len() > PLACE_MORE_THAN => Some(target),
@@ -62,7 +64,7 @@ impl ReplyState {
 }
 
 impl ClientTransmission {
-    /// Takes all that can be taken of `input`; returns how much that was.
+    /// Consumes `input` from `start` on as far as possible; returns the end of the consumed bytes.
     #[inline]
     pub(super) fn on_bytes(
         &mut self,
@@ -89,18 +91,18 @@ impl ClientTransmission {
         }
     }
 
-    /// The memory that [`Reading::place`] named is full.
+    /// Handles that the memory of [`ReplyState::place`] has been filled.
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
         if let ReplyState::Data { request, last, .. } = self.reading {
             self.end_chunk(request, last, outbox)?;
-            self.need = self.reading.least(self.terms.headers);
+            self.need = self.reading.least(self.params.headers);
         }
         Ok(())
     }
 
     #[inline]
     fn on_head(&mut self, input: &Chunk, at: usize, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
-        let head = match head::read(rest, self.terms.headers)? {
+        let head = match head::read(rest, self.params.headers)? {
             Ok(head) => head,
             Err(need) => return Ok(ReplyProgress::Needs(need)),
         };
@@ -113,13 +115,13 @@ impl ClientTransmission {
         let (cmd, offset, len) = (request.cmd, request.offset, request.len);
         match head.kind {
             ReplyKind::Simple { error: 0 }
-                if cmd == Cmd::NBD_CMD_READ && self.terms.headers == Headers::Simple =>
+                if cmd == Cmd::NBD_CMD_READ && self.params.headers == HeaderFormat::Simple =>
             {
                 self.on_content(input, at, rest, &head, offset, len, outbox)
             }
             ReplyKind::Simple { error } => {
                 let needs_chunks = cmd == Cmd::NBD_CMD_BLOCK_STATUS && error == 0
-                    || cmd == Cmd::NBD_CMD_READ && self.terms.headers != Headers::Simple;
+                    || cmd == Cmd::NBD_CMD_READ && self.params.headers != HeaderFormat::Simple;
                 if needs_chunks {
                     return fault("sent a simple reply where a structured one is due", SIMPLE);
                 }
@@ -188,7 +190,7 @@ impl ClientTransmission {
         Ok(ReplyProgress::Took(size))
     }
 
-    /// Read data, `len` bytes behind a head of `head.size`.
+    /// Handles `len` bytes of read data after a head of `head.size` bytes.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the hot path passes what it has in registers")]
     fn on_content(
@@ -206,7 +208,7 @@ impl ClientTransmission {
         let is_lendable = self.is_lendable(key, len);
         let here = rest.get(head.size..).unwrap_or_default();
         let has_all = here.len() as u64 >= len;
-        // Nothing has been done yet, so the same head can be looked at again.
+        // The state is unchanged so far, so the head can be parsed again with more bytes.
         if is_lendable && !has_all && len <= LEND_UP_TO {
             return Ok(ReplyProgress::Needs(head.size.saturating_add(len as usize)));
         }
@@ -238,7 +240,7 @@ impl ClientTransmission {
         Ok(ReplyProgress::Took(rest.len()))
     }
 
-    /// Whether a chunk of `len` bytes is all that the I/O asked for, and the I/O brought no memory.
+    /// Whether a chunk of `len` bytes is the complete data of an I/O that brought no memory.
     #[inline]
     fn is_lendable(&mut self, key: SlotKey, len: u64) -> bool {
         let job = self.requests.get_mut(key).map(|request| request.job);
@@ -246,7 +248,8 @@ impl ClientTransmission {
         job.is_some_and(|job| job.io.data.is_none() && job.io.len == len && job.buffer.is_none())
     }
 
-    /// More of the data that `on_content` began; at [`Reading::place`]'s size nothing comes here.
+    /// Handles more data of a chunk that `on_content` began, unless it is received directly into
+    /// its destination ([`ReplyState::place`]).
     fn on_data(&mut self, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
         let ReplyState::Data { request, target, last } = &mut self.reading else {
             return Ok(ReplyProgress::Took(0));
@@ -267,8 +270,8 @@ impl ClientTransmission {
         Ok(ReplyProgress::Took(here.len()))
     }
 
-    /// Notes that bytes of a read have come, each only once; returns its job and where in the job's
-    /// data they go.
+    /// Records the arrival of bytes of a read, each of which may arrive once; returns the job and
+    /// the position of the bytes in the job's data.
     #[inline]
     fn cover(&mut self, key: SlotKey, offset: u64, len: u64) -> Result<(SlotKey, usize), ProtocolError> {
         let request = self.requests.get_mut(key).filter(|request| request.cmd == Cmd::NBD_CMD_READ);
@@ -348,7 +351,7 @@ impl ClientTransmission {
         last: bool,
     ) -> ReplyStep {
         let is_extended = reply_type == ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
-        if is_extended != (self.terms.headers == Headers::Extended) {
+        if is_extended != (self.params.headers == HeaderFormat::Extended) {
             return fault("sent block status in the form that was not agreed", TYPES);
         }
         let (fixed, each) = if is_extended {
@@ -372,7 +375,7 @@ impl ClientTransmission {
         if is_extended && more != (count as u32).to_be_bytes() {
             return fault("counted its block status descriptors wrongly", TYPES);
         }
-        if Some(u32::from_be_bytes(*context)) != self.terms.allocation {
+        if Some(u32::from_be_bytes(*context)) != self.params.allocation {
             return fault("sent the status of a metadata context that was not selected", TYPES);
         }
         let extents = self.requests.get_mut(head.cookie).map(|request| (request.cmd, request.job));
@@ -393,7 +396,7 @@ impl ClientTransmission {
         Ok(ReplyProgress::Took(size))
     }
 
-    /// As many descriptors as are there.
+    /// Handles the complete descriptors in `rest`.
     fn on_status(&mut self, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
         let ReplyState::Status { request, left, last } = self.reading else {
             return Ok(ReplyProgress::Took(0));
@@ -402,7 +405,7 @@ impl ClientTransmission {
         let Some(extents) = job.and_then(|job| self.jobs.get_mut(job)?.extents.as_mut()) else {
             return fault("sent block status for a request of another kind", TYPES);
         };
-        let is_extended = self.terms.headers == Headers::Extended;
+        let is_extended = self.params.headers == HeaderFormat::Extended;
         let (mut rest, mut took) = (rest, 0_usize);
         while (took as u64) < left {
             let next = if is_extended {
@@ -430,14 +433,14 @@ impl ClientTransmission {
         if left == 0 {
             self.end_chunk(request, last, outbox)?;
         } else if took == 0 {
-            return Ok(ReplyProgress::Needs(self.reading.least(self.terms.headers)));
+            return Ok(ReplyProgress::Needs(self.reading.least(self.params.headers)));
         } else {
             self.reading = ReplyState::Status { request, left, last };
         }
         Ok(ReplyProgress::Took(took))
     }
 
-    /// A chunk is complete; if it was the last, so is the reply.
+    /// Handles the end of a chunk; with the last chunk, the reply is complete.
     #[inline]
     fn end_chunk(&mut self, key: SlotKey, last: bool, outbox: &mut Outbox) -> Result<(), ProtocolError> {
         self.reading = ReplyState::Head;
@@ -469,15 +472,15 @@ fn fault<T>(what: &'static str, reference: &'static str) -> Result<T, ProtocolEr
     Err(error(what, reference))
 }
 
-/// Read data of which more than this is missing is received where it belongs; less is copied out of
-/// the buffer.
+/// If more than this many bytes of read data are missing, they are received directly into their
+/// destination; otherwise they are copied from the receive buffer.
 pub(super) const PLACE_MORE_THAN: usize = 64 << 10;
 const OFFSET_SIZE: usize = size_of::<u64>();
 const CONTEXT_SIZE: usize = size_of::<u32>();
-/// Far more than the longest message takes.
+/// The maximum length of an error chunk, in bytes; far more than the longest message.
 const MAX_ERROR_CHUNK: u64 = 64 << 10;
-/// Of one reply: one for each 512 bytes of the largest request. Without a bound a reply might never
-/// end.
+/// The maximum number of error chunks of one reply: one for each 512 bytes of the largest request.
+/// Without a limit a reply might never end.
 const MAX_ERROR_CHUNKS: u32 = 1 << 16;
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 

@@ -1,7 +1,7 @@
-//! Requests as they go on the wire (proto.md, "Request message").
+//! Planning and writing requests (proto.md, "Request message").
 
-use super::export::Headers;
 use super::transmission::SentRequest as InFlight;
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use crate::slots::SlotKey;
 use blockmux_volume::{IoError, Op};
@@ -11,45 +11,46 @@ use blockmux_wire::nbd::transmission::{
 };
 use zerocopy::IntoBytes;
 
-/// What the handshake agreed, as far as requests and replies depend on it.
-pub(super) struct AgreedLimits {
-    pub(super) headers: Headers,
+/// Result of the handshake, as far as requests and replies depend on it.
+pub(super) struct ClientParams {
+    pub(super) headers: HeaderFormat,
     pub(super) flags: TransmissionFlags,
-    /// The number of the metadata context `base:allocation`, if it was selected.
+    /// The id of the metadata context `base:allocation`, if it was selected.
     pub(super) allocation: Option<u32>,
-    /// The most payload in one message, in bytes, whole blocks.
+    /// The maximum payload of one message, in bytes; a multiple of the logical block.
     pub(super) max_payload: u32,
 }
 
-/// What becomes of an I/O.
+/// How an I/O is carried out.
 pub(super) enum NbdPlan {
-    /// It is done: a hint that the server does not take, a flush that it does not need.
+    /// It is complete without a request: a hint or flush that the server does not offer.
     Done,
-    /// The server cannot do it.
+    /// It fails, because the server does not support it.
     Fails(IoError),
-    /// One extent of data, as nothing better is known.
+    /// Its result is one extent of data, because the server offers no block status.
     AllData,
-    /// A flush.
+    /// One flush request.
     Flush,
-    /// Requests for its range.
+    /// Requests for the pieces of its range.
     Send(NbdPieces),
 }
 
-/// How an I/O's range is cut into requests.
+/// How the range of an I/O is split into requests.
 #[derive(Clone, Copy)]
 pub(super) struct NbdPieces {
     pub(super) cmd: Cmd,
     pub(super) flags: CmdFlags,
-    /// The most one request covers, in bytes.
+    /// The maximum length of one request, in bytes.
     pub(super) max: u64,
-    /// A flush has to follow before the I/O is complete.
+    /// Whether a flush must follow before the I/O is complete.
     pub(super) then_flush: bool,
-    /// The payload is zeroes, because the server cannot write them otherwise.
+    /// Whether the requests write a payload of zeroes, because the server has no write-zeroes
+    /// command.
     pub(super) zeroes: bool,
 }
 
-impl AgreedLimits {
-    /// How to do `op` over `len` bytes with this server.
+impl ClientParams {
+    /// Plans `op` over `len` bytes with this server.
     #[inline]
     pub(super) fn plan(&self, op: Op, len: u64, wants_one_chunk: bool) -> NbdPlan {
         let can = |flag| self.flags.contains(flag);
@@ -127,8 +128,8 @@ impl AgreedLimits {
             pieces.flags |= CmdFlags::NO_HOLE;
         }
         if only_fast {
-            // In several requests the first could succeed and the second be slow, with something
-            // changed.
+            // If it were split, the first request could succeed before the second is refused as
+            // slow.
             if !self.flags.contains(TransmissionFlags::SEND_FAST_ZERO) || len > pieces.max {
                 return Err(IoError::Unsupported);
             }
@@ -137,9 +138,9 @@ impl AgreedLimits {
         Ok(())
     }
 
-    /// Whether a server may have refused this because it covers more than its maximum payload,
-    /// which it may of a request without payload ("Size constraints"). A fast zero is not meant:
-    /// half of one would be of no use.
+    /// Whether the server may have refused the request because its length exceeds the maximum
+    /// payload, which a server may apply to requests without payload ("Size constraints"). Not for
+    /// a fast zero, which must not be split.
     pub(super) fn may_be_too_long(&self, request: &InFlight, error: IoError) -> bool {
         let has_payload = matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE);
         let is_fast = request.flags.contains(CmdFlags::FAST_ZERO);
@@ -148,12 +149,12 @@ impl AgreedLimits {
             && request.len > self.max_payload.into()
     }
 
-    /// The most that a request without payload covers, in bytes.
+    /// The maximum length of a request without payload, in bytes.
     fn max_effect(&self) -> u64 {
-        if self.headers == Headers::Extended { u64::MAX } else { MAX_COMPACT_EFFECT }
+        if self.headers == HeaderFormat::Extended { u64::MAX } else { MAX_COMPACT_EFFECT }
     }
 
-    /// Sends the head of a request.
+    /// Queues the head of a request.
     #[inline]
     pub(super) fn push(
         &self,
@@ -168,22 +169,22 @@ impl AgreedLimits {
     }
 }
 
-/// Sends `NBD_CMD_DISC`; nothing may follow it.
-pub(super) fn push_disconnect(outbox: &mut Outbox, headers: Headers) {
+/// Queues `NBD_CMD_DISC`; nothing may follow it.
+pub(super) fn push_disconnect(outbox: &mut Outbox, headers: HeaderFormat) {
     push(outbox, headers, Cmd::NBD_CMD_DISC, CmdFlags::empty(), SlotKey(0), 0, 0);
 }
 
 #[inline]
 fn push(
     outbox: &mut Outbox,
-    headers: Headers,
+    headers: HeaderFormat,
     cmd: Cmd,
     flags: CmdFlags,
     cookie: SlotKey,
     offset: u64,
     len: u64,
 ) {
-    if headers == Headers::Extended {
+    if headers == HeaderFormat::Extended {
         let flags = if cmd == Cmd::NBD_CMD_WRITE { flags | CmdFlags::PAYLOAD_LEN } else { flags };
         let request = ExtendedRequest {
             magic: NBD_EXTENDED_REQUEST_MAGIC.into(),
@@ -207,11 +208,11 @@ fn push(
     }
 }
 
-/// The most that a compact request without payload covers, in bytes: whole blocks of any minimum
-/// size. The field has 32 bits, but there are servers that take it for signed, qemu-nbd before 5.1
-/// among them.
+/// The maximum length of a compact request without payload, in bytes: a multiple of any minimum
+/// block. The field has 32 bits, but some servers treat it as signed, such as qemu-nbd before 5.1.
 pub(super) const MAX_COMPACT_EFFECT: u64 = 0x7fff_0000;
-/// The piece in which zeroes are written to a server that cannot make them itself, in bytes.
+/// The maximum length of a write of zeroes to a server without write-zeroes command, in bytes.
 pub(super) const ZEROES: u32 = 256 << 10;
-/// Every server must do unfragmented reads up to this size ("Request types", `NBD_CMD_READ`).
+/// The length up to which every server must support unfragmented reads, in bytes ("Request types",
+/// `NBD_CMD_READ`).
 const DF_MAX: u64 = 65_536;

@@ -1,21 +1,20 @@
-//! The transmission phase: I/O becomes requests, and replies (see [`super::reply`]) become
+//! The client's transmission phase: I/O becomes requests, and replies (see [`super::reply`]) become
 //! completions.
 //!
-//! An I/O that the server takes whole is one request; a longer one is cut into pieces, of which
-//! [`WINDOW`] are in flight at a time, so that neither the server nor our tables see more than
-//! `DEPTH * WINDOW` requests. The completion comes after the last piece, and after the flush that
-//! stands in for FUA where there is none.
+//! An I/O within the server's limits is one request. A longer one is split into pieces, of which
+//! [`WINDOW`] are in flight at a time, so at most `DEPTH * WINDOW` requests are in flight. The I/O
+//! completes after its last piece, and after the flush that replaces FUA if the server offers none.
 //!
-//! A long read that brought no memory gets some before it is sent, and waits for its turn while the
-//! pool has none: once its data comes, everything behind that would wait too. One that is alone
-//! does not wait, but takes memory from the heap, so that there always is a reply after which to
-//! ask the pool again.
+//! A long read that brought no memory gets memory from the pool before it is sent, and waits while
+//! the pool is empty: waiting when its data arrives would block all replies behind it. If no
+//! request is in flight, the read takes memory from the heap instead, so that there is always a
+//! reply after which the pool is tried again.
 
 use super::DEPTH;
 use super::export::ExportInfo;
-use super::extents::Extents;
+use super::extents::ExtentCollector;
 use super::reply::ReplyState;
-use super::request::{AgreedLimits, NbdPieces, NbdPlan, ZEROES, push_disconnect};
+use super::request::{ClientParams, NbdPieces, NbdPlan, ZEROES, push_disconnect};
 use crate::coverage::Coverage;
 use crate::io_queue::{LEND_UP_TO, memory};
 use crate::nbd::errno::to_io_error;
@@ -25,55 +24,54 @@ use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool,
 use blockmux_wire::nbd::transmission::{Cmd, CmdFlags, Errno};
 use std::collections::VecDeque;
 
-/// The state of the transmission phase.
+/// State of the transmission phase with one server.
 pub(super) struct ClientTransmission {
-    pub(super) terms: AgreedLimits,
+    pub(super) params: ClientParams,
     info: VolumeInfo,
     pool: Pool,
     pub(super) jobs: Slots<NbdJob>,
     pub(super) requests: Slots<SentRequest>,
-    /// Jobs that wait for memory, first come first served; while there are any, a request is in
-    /// flight.
+    /// Jobs that wait for memory, in order of arrival; while there are any, a request is in flight.
     waiting: VecDeque<SlotKey>,
     pub(super) reading: ReplyState,
-    /// Bytes in one piece that reading needs to go on.
+    /// Number of contiguous bytes that parsing needs next.
     pub(super) need: usize,
     done: VecDeque<Completion>,
-    /// The age of the next job.
+    /// The sequence number of the next job.
     next_age: u64,
-    /// What is sent where the server cannot make zeroes itself.
+    /// Zeroes to send to a server without write-zeroes command.
     zeroes: Option<Seg>,
     ending: DisconnectState,
 }
 
-/// How far the session has come with ending.
+/// Progress of the end of a session.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DisconnectState {
     No,
-    /// The server is shutting down: what it did not do is kept for another session.
+    /// The server is shutting down: the requests that it refused wait for the next session.
     ByServer,
-    /// Our side is stopping: what is in flight completes here.
+    /// The client is stopping: the requests in flight complete in this session.
     ByUs,
-    /// `NBD_CMD_DISC` is out, nothing may follow.
+    /// `NBD_CMD_DISC` is sent; nothing may follow it.
     Disconnected,
 }
 
 /// One I/O from submission to completion.
 pub(super) struct NbdJob {
     pub(super) io: Io,
-    /// Smaller is older.
+    /// Sequence number; a smaller one is older.
     age: u64,
     pieces: NbdPieces,
-    /// Bytes of the range that requests were sent for.
+    /// Number of bytes of the range for which requests were sent.
     issued: u64,
     in_flight: u32,
     /// The first error of any of its requests.
     error: Option<IoError>,
-    /// Where read data is, when the I/O brought no memory: lent by a receive buffer, or from the
-    /// pool.
+    /// The read data of an I/O that brought no memory: borrowed from the receive buffer, or memory
+    /// of the pool.
     pub(super) buffer: Option<SgList>,
-    /// What block status has told.
-    pub(super) extents: Option<Box<Extents>>,
+    /// The extents that block status has described.
+    pub(super) extents: Option<Box<ExtentCollector>>,
 }
 
 /// One request on the wire.
@@ -85,17 +83,17 @@ pub(super) struct SentRequest {
     pub(super) offset: u64,
     /// In bytes.
     pub(super) len: u64,
-    /// What of a read has arrived.
+    /// The parts of a read that have arrived.
     pub(super) coverage: Coverage,
     /// The first error that its reply reported.
     pub(super) error: Option<IoError>,
-    /// How many error chunks its reply had.
+    /// Number of error chunks in its reply.
     pub(super) error_chunks: u32,
 }
 
 impl ClientTransmission {
     pub(super) fn new(export: &ExportInfo, allocation: Option<u32>, pool: Pool) -> ClientTransmission {
-        let terms = AgreedLimits {
+        let params = ClientParams {
             headers: export.headers,
             flags: export.flags,
             allocation,
@@ -103,8 +101,8 @@ impl ClientTransmission {
         };
         let reading = ReplyState::Head;
         ClientTransmission {
-            need: reading.least(terms.headers),
-            terms,
+            need: reading.least(params.headers),
+            params,
             info: export.volume_info(),
             pool,
             jobs: Slots::default(),
@@ -132,12 +130,12 @@ impl ClientTransmission {
         self.done.pop_front()
     }
 
-    /// Whether nothing more will be said.
+    /// Whether `NBD_CMD_DISC` has been sent.
     pub(super) fn is_disconnected(&self) -> bool {
         self.ending == DisconnectState::Disconnected
     }
 
-    /// Whether no request waits for a reply, and none is being read.
+    /// Whether no request waits for a reply or receives one.
     pub(super) fn is_idle(&self) -> bool {
         self.requests.is_empty()
     }
@@ -151,10 +149,10 @@ impl ClientTransmission {
         if self.ending != DisconnectState::No {
             return self.done.push_back(Completion { tag, result: Err(IoError::ShuttingDown) });
         }
-        let result = match self.terms.plan(io.op, io.len, io.data.is_none()) {
+        let result = match self.params.plan(io.op, io.len, io.data.is_none()) {
             NbdPlan::Done => Ok(Output::Nothing),
             NbdPlan::Fails(error) => Err(error),
-            // Requests of no length are not to be sent, nor are they needed.
+            // Requests of 0 bytes are not allowed, and not needed.
             NbdPlan::AllData | NbdPlan::Send(_) if io.len == 0 => Ok(io.into_empty_output()),
             NbdPlan::AllData => Ok(Output::Extents(vec![Extent::data(io.len)])),
             NbdPlan::Flush => {
@@ -174,12 +172,12 @@ impl ClientTransmission {
         self.done.push_back(Completion { tag, result });
     }
 
-    /// Ends softly once nothing is in flight.
+    /// Disconnects as soon as no request is in flight.
     pub(super) fn stop(&mut self, outbox: &mut Outbox) {
         if self.ending == DisconnectState::ByServer {
             self.ending = DisconnectState::ByUs;
             self.waiting.clear();
-            // What was kept for another session has none to come.
+            // The jobs that waited for the next session fail, because there is none.
             for key in self.jobs.keys_of(|job| job.in_flight == 0) {
                 if let Some(job) = self.jobs.get_mut(key) {
                     job.error.get_or_insert(IoError::ShuttingDown);
@@ -193,12 +191,12 @@ impl ClientTransmission {
         self.disconnect_when_idle(outbox);
     }
 
-    /// As [`Initiator::look`](crate::session::Initiator::look).
+    /// Ages the requests in flight; see [`Overdue`](crate::session::Overdue).
     pub(super) fn look(&mut self) -> u32 {
         self.requests.look(|request| !matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE))
     }
 
-    /// All I/O that has not completed, oldest first.
+    /// Removes and returns all I/O that has not completed, oldest first.
     pub(super) fn take_unfinished(&mut self) -> Vec<Io> {
         let mut jobs = self.jobs.take_all();
         self.requests.take_all();
@@ -209,15 +207,15 @@ impl ClientTransmission {
         jobs.into_iter().map(|job| job.io).collect()
     }
 
-    /// The reply to a request is complete: goes on with its job.
+    /// Handles the end of a reply: continues or completes the request's job.
     #[inline]
     pub(super) fn finish_request(&mut self, key: SlotKey, outbox: &mut Outbox) {
         let Some(request) = self.requests.remove(key) else { return };
         let Some(job) = self.jobs.get_mut(request.job) else { return };
         job.in_flight = job.in_flight.saturating_sub(1);
         match request.error {
-            Some(error) if self.terms.may_be_too_long(&request, error) => {
-                job.go_back(&request, self.terms.max_payload.into(), self.info.logical_block);
+            Some(error) if self.params.may_be_too_long(&request, error) => {
+                job.go_back(&request, self.params.max_payload.into(), self.info.logical_block);
             }
             Some(error) => {
                 job.error.get_or_insert(error);
@@ -247,7 +245,7 @@ impl ClientTransmission {
         }
     }
 
-    /// Sends what waits for memory, as far as there is some.
+    /// Sends the jobs that wait for memory, as far as the pool has memory.
     fn send_waiting(&mut self, outbox: &mut Outbox) {
         while let Some(&key) = self.waiting.front() {
             if let Some(job) = self.jobs.get_mut(key) {
@@ -262,8 +260,8 @@ impl ClientTransmission {
         }
     }
 
-    /// Where the data of a job goes. Only a short read can come here without memory: its data came
-    /// in pieces.
+    /// The destination of a job's data. Only a short read has no memory yet, if its data arrives in
+    /// pieces.
     #[inline]
     pub(super) fn destination(&mut self, key: SlotKey) -> Option<&SgList> {
         let job = self.jobs.get_mut(key)?;
@@ -273,14 +271,14 @@ impl ClientTransmission {
         job.io.data.as_ref().or(job.buffer.as_ref())
     }
 
-    /// Notes what a reply reported; the first error counts.
+    /// Records an error that a reply reported; the first one counts.
     pub(super) fn fail_request(&mut self, key: SlotKey, error: IoError) {
         if let Some(request) = self.requests.get_mut(key) {
             request.error.get_or_insert(error);
         }
     }
 
-    /// Notes an error value of the server.
+    /// Records an error value of the server.
     pub(super) fn fail_with_errno(&mut self, key: SlotKey, errno: u32) {
         self.fail_request(key, to_io_error(Errno(errno)));
     }
@@ -289,7 +287,7 @@ impl ClientTransmission {
         let age = self.next_age;
         self.next_age = self.next_age.wrapping_add(1);
         let extents = (io.op == Op::BlockStatus)
-            .then(|| Box::new(Extents::new(io.len.min(pieces.max), self.info.logical_block)));
+            .then(|| Box::new(ExtentCollector::new(io.len.min(pieces.max), self.info.logical_block)));
         self.jobs.insert(NbdJob {
             io,
             age,
@@ -311,7 +309,7 @@ impl ClientTransmission {
             let at = job.issued;
             let len = job.io.len.saturating_sub(at).min(max);
             job.in_flight = job.in_flight.saturating_add(1);
-            // One answer to block status is enough, however little it covers.
+            // A block status may cover less than its range, so one request is enough.
             job.issued = if cmd == Cmd::NBD_CMD_BLOCK_STATUS { job.io.len } else { at.saturating_add(len) };
             let offset = job.io.offset.saturating_add(at);
             let coverage = Coverage::default();
@@ -325,7 +323,7 @@ impl ClientTransmission {
                 error: None,
                 error_chunks: 0,
             });
-            self.terms.push(outbox, cmd, flags, cookie, offset, len);
+            self.params.push(outbox, cmd, flags, cookie, offset, len);
             if zeroes {
                 let zeroes = self
                     .zeroes
@@ -357,26 +355,26 @@ impl ClientTransmission {
             error: None,
             error_chunks: 0,
         });
-        self.terms.push(outbox, cmd, CmdFlags::empty(), cookie, 0, 0);
+        self.params.push(outbox, cmd, CmdFlags::empty(), cookie, 0, 0);
     }
 
     #[inline]
     fn complete(&mut self, key: SlotKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         if job.error == Some(IoError::ShuttingDown) && self.ending == DisconnectState::ByServer {
-            // It stays, to be done on another session.
+            // The next session repeats it.
             return;
         }
         let Some(job) = self.jobs.remove(key) else { return };
         let (tag, op) = (job.io.tag, job.io.op);
         let result = match job.error {
-            // A hint cannot fail: the server did not take it, that is all.
+            // A hint cannot fail: the server ignored it.
             Some(_) if op == Op::Prefetch => Ok(Output::Nothing),
-            // Nor can it be wrong to take for data what the server cannot tell.
+            // Reporting data is always correct for a range of unknown status.
             Some(IoError::Unsupported | IoError::BadLength) if op == Op::BlockStatus => {
                 Ok(Output::Extents(vec![Extent::data(job.io.len)]))
             }
-            // It is too long to be fast.
+            // A range that is too long for one request is not fast.
             Some(IoError::BadLength) if matches!(op, Op::WriteZeroes { only_fast: true, .. }) => {
                 Err(IoError::Unsupported)
             }
@@ -394,26 +392,26 @@ impl ClientTransmission {
 
     fn disconnect_when_idle(&mut self, outbox: &mut Outbox) {
         if self.requests.is_empty() && self.ending != DisconnectState::Disconnected {
-            push_disconnect(outbox, self.terms.headers);
+            push_disconnect(outbox, self.params.headers);
             self.ending = DisconnectState::Disconnected;
         }
     }
 }
 
 impl NbdJob {
-    /// Does again what a refused request and those behind it were for, in pieces of at most `max`
-    /// bytes. Whatever they have done already is done twice then, which changes nothing.
+    /// Repeats the refused request and those after it, in pieces of at most `max` bytes. Pieces
+    /// that have already succeeded are carried out twice, which is harmless: they are idempotent.
     #[cold]
     fn go_back(&mut self, request: &SentRequest, max: u64, block: u32) {
         self.pieces.max = max;
         self.issued = self.issued.min(request.offset.saturating_sub(self.io.offset));
         if self.extents.is_some() {
-            self.extents = Some(Box::new(Extents::new(self.io.len.min(max), block)));
+            self.extents = Some(Box::new(ExtentCollector::new(self.io.len.min(max), block)));
         }
     }
 }
 
-/// The most requests that one I/O has in flight.
+/// The maximum number of requests in flight for one I/O.
 pub(super) const WINDOW: u32 = 4;
 
 const FLUSH: NbdPieces =

@@ -11,18 +11,19 @@
 //!     NBD_OPT_EXPORT_NAME, GO ▼ ▼ NBD_OPT_ABORT
 //!                 Next::Transmit Next::Close
 //! ```
-//! After an acknowledged `NBD_OPT_STARTTLS` the driver makes a TLS handshake (`StartTls`), and the
-//! options begin again with nothing agreed on.
+//! After an acknowledged `NBD_OPT_STARTTLS` the driver performs the TLS handshake (`StartTls`), and
+//! negotiation starts again.
 //!
-//! No option's data is ever stored: what is short enough is parsed where it was received, once it
-//! is whole; the rest is counted as it goes by.
+//! The data of an option is never copied: up to 64 KiB are parsed in the receive buffer once they
+//! are complete; longer data is discarded as it arrives.
 
-use super::option::{BASE_ALLOCATION, InfoRequest, Malformed, MetaContextRequest, string};
+use super::option::{BASE_ALLOCATION, InfoRequest, MalformedOption, MetaContextRequest, string};
+use super::params::ServerParams;
 use super::reply::BASE_ALLOCATION_ID;
-use super::terms::{Form, TransmissionTerms};
 use super::tls::{NbdTls, TlsMode};
 use crate::event::bounded;
 use crate::exports::{Export, Exports, VolumeId};
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use crate::session::{BYTES_BEFORE_TLS, Demand, ProtocolError, SecuredBy};
 use crate::volume_state::VolumeState;
@@ -33,14 +34,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// One client's handshake.
+/// State of the handshake with one client.
 pub(super) struct ServerHandshake {
     exports: Exports,
     awaiting: AwaitedOption,
-    /// `NBD_FLAG_C_*`, once sent.
+    /// `NBD_FLAG_C_*` of the client; 0 before it has sent them.
     client_flags: u32,
-    form: Form,
-    /// The export for which `base:allocation` was selected last.
+    headers: HeaderFormat,
+    /// The export for which the client last selected `base:allocation`.
     base_allocation: Option<VolumeId>,
     options_left: u32,
     stopping: bool,
@@ -48,36 +49,36 @@ pub(super) struct ServerHandshake {
     tls: NbdTls,
     /// The peer of an established TLS connection; `None` before.
     peer: Option<TlsClient>,
-    /// The export that was refused last, and why.
+    /// Name of the export that was refused last, and the reason.
     refusal: Option<(String, Cow<'static, str>)>,
 }
 
 /// The client of a TLS connection.
 struct TlsClient {
-    /// As it authenticated, for logs: a PSK identity or a certificate's subject; may be empty.
+    /// Its identity, for logs: a PSK identity or a certificate's subject; may be empty.
     name: String,
-    /// It may use exports.
+    /// Whether it may use exports.
     is_allowed: bool,
 }
 
-/// What ends a handshake.
+/// How a handshake ends.
 pub(super) enum AfterHandshake {
-    /// Transmission begins.
-    Transmit(TransmissionTerms),
-    /// The client has had enough.
+    /// The transmission phase begins.
+    Transmit(ServerParams),
+    /// The client sent `NBD_OPT_ABORT`.
     Close,
 }
 
-/// What the next bytes are.
+/// What the next bytes of the client are.
 enum AwaitedOption {
     Flags,
     Head,
-    /// All of an option's data, in one piece.
+    /// The data of an option, which is parsed once it is complete.
     Data {
         option: Opt,
         length: usize,
     },
-    /// Data that nobody wants, and then the answer.
+    /// Data that is discarded; `answer` is sent after it.
     Skip {
         option: Opt,
         left: usize,
@@ -87,21 +88,21 @@ enum AwaitedOption {
     StartTls,
 }
 
-/// How an option ends.
+/// The last reply to an option: `NBD_REP_ACK`, or an error.
 type OptionResult = Result<(), OptionError>;
 
-/// An option that fails: `NBD_REP_ERR_*`, and why; for people.
+/// An error reply to an option: `NBD_REP_ERR_*`, and the reason as text for people.
 #[derive(Clone, Copy, Debug)]
 struct OptionError(Rep, &'static str);
 
-/// One step over the input: bytes taken and what ended the handshake, if something did.
+/// Result of one step over the input: the bytes consumed, and how the handshake ended, if it did.
 struct HandshakeStep {
     taken: usize,
     next: Option<AfterHandshake>,
 }
 
 impl ServerHandshake {
-    /// Greets the client, which has [`HANDSHAKE_TIME`] from `now` on.
+    /// Queues the greeting. The client must finish within [`HANDSHAKE_TIME`] from `now`.
     pub(super) fn new(exports: Exports, now: Instant, outbox: &mut Outbox) -> ServerHandshake {
         let greeting = Greeting {
             magic: NBD_MAGIC.into(),
@@ -112,7 +113,7 @@ impl ServerHandshake {
         ServerHandshake {
             awaiting: AwaitedOption::Flags,
             client_flags: 0,
-            form: Form::Simple,
+            headers: HeaderFormat::Simple,
             base_allocation: None,
             options_left: options_for(&exports),
             exports,
@@ -129,7 +130,7 @@ impl ServerHandshake {
         self.tls = tls;
     }
 
-    /// When the handshake must be over.
+    /// Deadline of the handshake.
     pub(super) fn deadline(&self) -> Instant {
         self.deadline
     }
@@ -149,7 +150,8 @@ impl ServerHandshake {
         }
     }
 
-    /// Takes what it can; returns how many bytes that were, and what ended the handshake.
+    /// Consumes complete messages; returns the number of bytes and how the handshake ended, if it
+    /// did.
     pub(super) fn on_bytes(
         &mut self,
         input: &[u8],
@@ -166,28 +168,29 @@ impl ServerHandshake {
         }
     }
 
-    /// The export that was asked for and refused, and why, once.
+    /// Returns the export that was refused since the last call, and the reason.
     pub(super) fn take_refusal(&mut self) -> Option<(String, Cow<'static, str>)> {
         self.refusal.take()
     }
 
-    /// The name of the export that was agreed on.
-    pub(super) fn name_of(&self, terms: &TransmissionTerms) -> String {
-        self.exports.get(terms.volume).map(|export| export.name.clone()).unwrap_or_default()
+    /// Name of the export that the client chose.
+    pub(super) fn name_of(&self, params: &ServerParams) -> String {
+        self.exports.get(params.volume).map(|export| export.name.clone()).unwrap_or_default()
     }
 
-    /// Whether the client may leave here. The document wants `NBD_OPT_ABORT` first, but many just
-    /// go, port scanners among them, and nothing is lost.
+    /// Whether the client may close the connection now. The document asks for `NBD_OPT_ABORT`
+    /// first, but many clients and all port scanners close without it, and nothing is lost.
     pub(super) fn is_between_messages(&self) -> bool {
         matches!(self.awaiting, AwaitedOption::Flags | AwaitedOption::Head)
     }
 
-    /// Refuses further options; an option that has begun is still answered.
+    /// Refuses further options. An option whose data is being received is still answered.
     pub(super) fn on_stop(&mut self) {
         self.stopping = true;
     }
 
-    /// One message, or a part of skipped data; `None` if more bytes or room are needed.
+    /// Consumes one message, or a part of discarded data. `None`: it needs more bytes, or room in
+    /// the outbox.
     fn step(&mut self, input: &[u8], outbox: &mut Outbox) -> Result<Option<HandshakeStep>, ProtocolError> {
         match self.awaiting {
             AwaitedOption::Flags => {
@@ -195,7 +198,7 @@ impl ServerHandshake {
                 self.on_flags(flags.flags.get())?;
                 Ok(Some(HandshakeStep { taken: size_of::<ClientFlags>(), next: None }))
             }
-            // Only here: an option that has begun is always answered.
+            // Checked at an option's head only: an option that has begun is always answered.
             AwaitedOption::Head if outbox.len() > UNSENT_REPLIES => Ok(None),
             AwaitedOption::Head => {
                 let Ok((head, _)) = OptionHead::ref_from_prefix(input) else { return Ok(None) };
@@ -226,13 +229,13 @@ impl ServerHandshake {
         }
     }
 
-    /// Forgets what was agreed on in the clear, which anybody may have sent.
+    /// Resets the options that were negotiated without TLS, because an attacker may have sent them.
     fn start_tls(&mut self) {
         self.awaiting = AwaitedOption::StartTls;
-        (self.form, self.base_allocation) = (Form::Simple, None);
+        (self.headers, self.base_allocation) = (HeaderFormat::Simple, None);
     }
 
-    /// TLS is established. Returns why the client is refused, if it is.
+    /// Handles that TLS is established. Returns the reason if the client is refused.
     pub(super) fn on_secured(&mut self, by: SecuredBy<'_>) -> Option<&'static str> {
         let name = match by {
             SecuredBy::Psk(identity) => bounded(&String::from_utf8_lossy(identity)),
@@ -245,12 +248,13 @@ impl ServerHandshake {
         (!is_allowed).then_some(NOT_ALLOWED)
     }
 
-    /// The client's name, if TLS has authenticated it.
+    /// The client's identity, if TLS has authenticated it.
     pub(super) fn client(&self) -> &str {
         self.peer.as_ref().map_or("", |peer| &peer.name)
     }
 
-    /// Why the client may use no options but `NBD_OPT_STARTTLS` and `NBD_OPT_ABORT`, if so.
+    /// The error for all options but `NBD_OPT_STARTTLS` and `NBD_OPT_ABORT`, if the client may use
+    /// no others.
     fn barred(&self) -> Option<OptionError> {
         match &self.peer {
             None if self.tls.mode == TlsMode::Required => Some(TLS_REQUIRED),
@@ -284,7 +288,7 @@ impl ServerHandshake {
         Ok(())
     }
 
-    /// Decides what becomes of an option's data before any of it is looked at.
+    /// Decides from an option's head whether its data is parsed or discarded.
     fn on_head(&mut self, head: &OptionHead) -> Result<AwaitedOption, ProtocolError> {
         let (option, length) = (Opt(head.option.get()), head.length.get() as usize);
         if head.magic.get() != NBD_OPTS_MAGIC {
@@ -294,11 +298,10 @@ impl ServerHandshake {
             Some(left) => left,
             None => return newstyle_error("sent more than 1,000 options and 4 for each export"),
         };
-        // NBD_FLAG_C_FIXED_NEWSTYLE is not asked for ("Client flags" leaves that to the server):
-        // there are clients that set no flag and send NBD_OPT_GO, and a client that knows no
-        // options sends none.
+        // NBD_FLAG_C_FIXED_NEWSTYLE is not required ("Client flags" leaves that to the server):
+        // some clients set no flag and send NBD_OPT_GO, and a client without options sends none.
         if option == Opt::NBD_OPT_SET_META_CONTEXT {
-            // Whatever becomes of the new selection, the one before is gone.
+            // A new selection replaces the previous one even if it fails.
             self.base_allocation = None;
         }
         let skip = |answer| Ok(AwaitedOption::Skip { option, left: length, answer });
@@ -345,7 +348,7 @@ impl ServerHandshake {
         }
     }
 
-    /// Does what a whole option asks for.
+    /// Handles an option whose data is complete.
     fn on_option(
         &mut self,
         option: Opt,
@@ -369,11 +372,11 @@ impl ServerHandshake {
             Opt::NBD_OPT_LIST => self.on_list(outbox),
             Opt::NBD_OPT_INFO => self.on_info(option, data, outbox).map(drop),
             Opt::NBD_OPT_GO => {
-                self.on_info(option, data, outbox).map(|terms| next = Some(AfterHandshake::Transmit(terms)))
+                self.on_info(option, data, outbox).map(|params| next = Some(AfterHandshake::Transmit(params)))
             }
             Opt::NBD_OPT_STRUCTURED_REPLY => self.on_structured_reply(),
             Opt::NBD_OPT_EXTENDED_HEADERS => {
-                self.form = Form::Extended;
+                self.headers = HeaderFormat::Extended;
                 Ok(())
             }
             _ => self.on_meta_context(option, data, outbox),
@@ -386,10 +389,10 @@ impl ServerHandshake {
         Ok(next)
     }
 
-    /// `NBD_OPT_EXPORT_NAME` has no error replies: what cannot be done ends the session.
+    /// Handles `NBD_OPT_EXPORT_NAME`. It has no error reply: every failure ends the session.
     fn on_export_name(&self, name: &[u8], outbox: &mut Outbox) -> Result<AfterHandshake, ProtocolError> {
         let refuse = |what| Err(ProtocolError { what, reference: "proto.md, NBD_OPT_EXPORT_NAME" });
-        if self.form == Form::Extended {
+        if self.headers == HeaderFormat::Extended {
             return refuse("used NBD_OPT_EXPORT_NAME after it had agreed on extended headers");
         }
         if self.stopping {
@@ -397,16 +400,16 @@ impl ServerHandshake {
         }
         let Ok(name) = string(name) else { return refuse("chose an export by a malformed name") };
         let Ok((id, export)) = self.find(name) else { return refuse("chose an export that does not exist") };
-        let terms = self.terms(id, &export);
+        let params = self.params(id, &export);
         let reply = ExportNameReply {
-            size: terms.info.size.into(),
-            transmission_flags: terms.transmission_flags().bits().into(),
+            size: params.info.size.into(),
+            transmission_flags: params.transmission_flags().bits().into(),
         };
         outbox.push_head(reply.as_bytes());
         if self.client_flags & NBD_FLAG_C_NO_ZEROES == 0 {
             outbox.push_head(&[0; NBD_EXPORT_NAME_ZEROES]);
         }
-        Ok(AfterHandshake::Transmit(terms))
+        Ok(AfterHandshake::Transmit(params))
     }
 
     fn on_list(&self, outbox: &mut Outbox) -> OptionResult {
@@ -418,40 +421,35 @@ impl ServerHandshake {
         Ok(())
     }
 
-    /// `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are sent unasked too: a client that never asked
-    /// may still heed them, and the smallest block is seldom the default of one byte.
-    fn on_info(
-        &self,
-        option: Opt,
-        data: &[u8],
-        outbox: &mut Outbox,
-    ) -> Result<TransmissionTerms, OptionError> {
+    /// Handles `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are always sent: a client that did not
+    /// request them may still respect them, and the minimum is seldom the default of one byte.
+    fn on_info(&self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Result<ServerParams, OptionError> {
         let request = InfoRequest::parse(data)?;
         let (id, export) = self.find(request.name)?;
-        let terms = self.terms(id, &export);
+        let params = self.params(id, &export);
         let mut info = |parts: &[&[u8]]| reply(outbox, option, Rep::NBD_REP_INFO, parts);
-        info(&[terms.info_export().as_bytes()]);
+        info(&[params.info_export().as_bytes()]);
         if request.asks_for(Info::NBD_INFO_NAME) {
             info(&[&Info::NBD_INFO_NAME.0.to_be_bytes(), export.name.as_bytes()]);
         }
         if request.asks_for(Info::NBD_INFO_DESCRIPTION) && !export.description.is_empty() {
             info(&[&Info::NBD_INFO_DESCRIPTION.0.to_be_bytes(), export.description.as_bytes()]);
         }
-        info(&[terms.info_block_size().as_bytes()]);
-        Ok(terms)
+        info(&[params.info_block_size().as_bytes()]);
+        Ok(params)
     }
 
     fn on_structured_reply(&mut self) -> OptionResult {
-        if self.form == Form::Extended {
+        if self.headers == HeaderFormat::Extended {
             return Err(OptionError(Rep::NBD_REP_ERR_EXT_HEADER_REQD, "extended headers are agreed already"));
         }
-        self.form = Form::Structured;
+        self.headers = HeaderFormat::Structured;
         Ok(())
     }
 
-    /// `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
+    /// Handles `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
     fn on_meta_context(&mut self, option: Opt, data: &[u8], outbox: &mut Outbox) -> OptionResult {
-        if self.form == Form::Simple {
+        if self.headers == HeaderFormat::Simple {
             return Err(OptionError(Rep::NBD_REP_ERR_INVALID, "structured replies must be agreed on first"));
         }
         let request = MetaContextRequest::parse(data)?;
@@ -459,7 +457,7 @@ impl ServerHandshake {
         let (matches, id) = if option == Opt::NBD_OPT_SET_META_CONTEXT {
             (request.names_base_allocation, BASE_ALLOCATION_ID)
         } else {
-            // In a list, ids mean nothing and are to be 0.
+            // The ids of a list are reserved: 0.
             (request.is_open || request.names_base || request.names_base_allocation, 0)
         };
         if matches {
@@ -472,29 +470,29 @@ impl ServerHandshake {
         Ok(())
     }
 
-    /// The export of that name; the empty name is the default's.
+    /// Finds an export by name; the empty name means the default export.
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<Export>), OptionError> {
         let found = if name.is_empty() { self.exports.default_export() } else { self.exports.find(name) };
         found.ok_or(OptionError(Rep::NBD_REP_ERR_UNKNOWN, "no such export"))
     }
 
-    /// The volume that was agreed on, as every protocol serves it.
-    pub(super) fn served(&self, terms: &TransmissionTerms) -> Option<Arc<VolumeState>> {
-        self.exports.served(terms.volume)
+    /// The volume state, shared by all protocols, of the export that the client chose.
+    pub(super) fn served(&self, params: &ServerParams) -> Option<Arc<VolumeState>> {
+        self.exports.served(params.volume)
     }
 
-    fn terms(&self, id: VolumeId, export: &Export) -> TransmissionTerms {
-        TransmissionTerms::new(id, export, self.form, self.base_allocation == Some(id))
+    fn params(&self, id: VolumeId, export: &Export) -> ServerParams {
+        ServerParams::new(id, export, self.headers, self.base_allocation == Some(id))
     }
 }
 
-impl From<Malformed> for OptionError {
-    fn from(malformed: Malformed) -> OptionError {
+impl From<MalformedOption> for OptionError {
+    fn from(malformed: MalformedOption) -> OptionError {
         OptionError(Rep::NBD_REP_ERR_INVALID, malformed.0)
     }
 }
 
-/// Pushes the last reply to an option.
+/// Queues the last reply to an option.
 fn conclude(outbox: &mut Outbox, option: Opt, answer: OptionResult) {
     match answer {
         Ok(()) => reply(outbox, option, Rep::NBD_REP_ACK, &[]),
@@ -502,7 +500,7 @@ fn conclude(outbox: &mut Outbox, option: Opt, answer: OptionResult) {
     }
 }
 
-/// Pushes one reply to an option; the parts together are its data.
+/// Queues one reply to an option; its data is the concatenation of `parts`.
 fn reply(outbox: &mut Outbox, option: Opt, rep: Rep, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let head = OptionReplyHead {
@@ -515,7 +513,7 @@ fn reply(outbox: &mut Outbox, option: Opt, rep: Rep, parts: &[&[u8]]) {
     parts.iter().for_each(|part| outbox.push_head(part));
 }
 
-/// How many options a client of these exports may send.
+/// The maximum number of options that one handshake may have with these exports.
 fn options_for(exports: &Exports) -> u32 {
     let about_each = (exports.iter().count() as u32).saturating_mul(OPTIONS_PER_EXPORT);
     MAX_OPTIONS.saturating_add(about_each)
@@ -530,17 +528,19 @@ const TLS_REQUIRED: OptionError =
 const NOT_ALLOWED: &str = "the subject of the client's certificate is not among those that are allowed";
 const STOPPING: OptionResult = Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "the server is stopping"));
 
-/// How long a handshake may take.
+/// Timeout of the handshake.
 pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(30);
 
-/// The most options that one handshake may have, beside those about each export.
+/// The maximum number of options of one handshake, plus [`OPTIONS_PER_EXPORT`] for each export.
 const MAX_OPTIONS: u32 = 1000;
 
-/// Who lists all exports asks about each on the same connection: what it is like, and its contexts.
+/// Options allowed for each export: a client that lists all exports also requests the information
+/// and the metadata contexts of each on the same connection.
 const OPTIONS_PER_EXPORT: u32 = 4;
 
-/// The most option data that is looked at, in bytes: 15 names of full length. At most `MAX_DEMAND`.
+/// The maximum length of option data that is parsed, in bytes: 15 names of full length. At most
+/// `MAX_DEMAND`.
 const MAX_OPTION_DATA: usize = 64 << 10;
 
-/// A client that leaves more than this many bytes of replies unread is not listened to meanwhile.
+/// While more than this many bytes of replies are unsent, no further option is read.
 const UNSENT_REPLIES: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! The NBD target: one session for one client's connection.
+//! The NBD target: one session for each connection of a client.
 //!
 //! ```text
 //!             ┌──────────────┐  NBD_OPT_GO, NBD_OPT_EXPORT_NAME  ┌────────────────┐
@@ -9,33 +9,30 @@
 //!                     ▼                                                   ▼ stopped and nothing in flight
 //!                  Closing ──────────────▶ Demand::Close ◀────────────────┘
 //! ```
-//! [`TargetSession`] only passes on what it is told to the phase that it is in. A handshake ends in
-//! `terms`: the export, the form of messages, and whether block status can be asked. In
-//! transmission, `request` turns bytes into an operation or a refusal, `pending` remembers it while
-//! the volume works, `reply` turns its result into bytes.
+//! [`NbdTargetSession`] forwards every call to the current phase. A handshake results in `params`:
+//! the export, the header format, and whether block status is available. In the transmission phase,
+//! `request` parses and checks, `pending` holds the requests in flight, and `reply` writes the
+//! replies.
 //!
-//! What bounds a session: 1,000 options, and 4 for each export, of 64 KiB each and 30 seconds for a
-//! handshake; in transmission 1,024 requests and 64 MiB of data and block status in flight, and 1
-//! MiB of replies without data that the client leaves unread. Beyond those it is not listened to.
-//! Memory for long writes comes from the core's pool; when that is empty, the session asks again at
-//! each of its completions and, through [`Timed`], after pauses that grow from 1 to 128 ms.
+//! Limits of a session: 1,000 options plus 4 for each export, 64 KiB of data for each, and 30
+//! seconds for the handshake; then 1,024 requests in flight, 64 MiB of their data and block status,
+//! and 1 MiB of unsent replies without data. At a limit, the session reads nothing more from the
+//! client. Memory for long writes comes from the core's pool. When the pool is empty, the session
+//! retries at each completion and, through [`Timed`], after a backoff of 1 to 128 ms.
 //!
-//! A client cannot register for reservations: one that somebody else holds keeps its writes out, or
-//! its reads as well, with `NBD_EPERM`. Requests on a range that a SCSI command has for itself wait
-//! until that is over.
+//! NBD has no registrations: while an initiator of another protocol holds a reservation, the writes
+//! of NBD clients fail with `NBD_EPERM`, and with exclusive access their reads as well. Requests on
+//! a range that a SCSI command has locked wait until it is unlocked.
 //!
-//! With [`TargetSession::with_tls`] a client may or must upgrade its connection to TLS, which its
-//! driver does ([`Demand::StartTls`]).
-//!
-//! The extension `EXTENDED_HEADERS` is that of the protocol document's branch
-//! `extension-ext-header`.
+//! `EXTENDED_HEADERS` is implemented as in the branch `extension-ext-header` of the protocol's
+//! document.
 
 mod handshake;
 mod option;
+mod params;
 mod pending;
 mod reply;
 mod request;
-mod terms;
 mod tls;
 mod transmission;
 
@@ -53,61 +50,61 @@ use std::time::Instant;
 pub use tls::{NbdTls, TlsMode};
 use transmission::ServerTransmission;
 
-/// A client's session with an NBD target.
-pub struct TargetSession {
-    phase: Phase,
+/// Session of an NBD target with one client.
+pub struct NbdTargetSession {
+    phase: NbdTargetPhase,
     outbox: Outbox,
     pool: Pool,
     events: AuditEvents,
 }
 
 #[expect(clippy::large_enum_variant, reason = "a session spends its life in the larger one")]
-enum Phase {
+enum NbdTargetPhase {
     Handshake(ServerHandshake),
     Transmission(ServerTransmission),
     /// The handshake ended without transmission.
     Closing,
 }
 
-impl TargetSession {
-    /// A session for a client that has just connected; its greeting waits in the outbox.
+impl NbdTargetSession {
+    /// A session for a new connection; its greeting is in the outbox.
     ///
-    /// `pool` is the core's, for the payload of long writes. The client has 30 seconds from `now`
-    /// on to choose an export.
+    /// `pool` is the core's pool, for the payloads of long writes. The client has 30 seconds from
+    /// `now` to choose an export.
     #[must_use]
-    pub fn new(exports: Exports, pool: Pool, now: Instant) -> TargetSession {
+    pub fn new(exports: Exports, pool: Pool, now: Instant) -> NbdTargetSession {
         let mut outbox = Outbox::default();
-        let phase = Phase::Handshake(ServerHandshake::new(exports, now, &mut outbox));
-        TargetSession { phase, outbox, pool, events: AuditEvents::default() }
+        let phase = NbdTargetPhase::Handshake(ServerHandshake::new(exports, now, &mut outbox));
+        NbdTargetSession { phase, outbox, pool, events: AuditEvents::default() }
     }
 
     /// Offers TLS to the client, or requires it.
     #[must_use]
-    pub fn with_tls(mut self, tls: NbdTls) -> TargetSession {
-        if let Phase::Handshake(handshake) = &mut self.phase {
+    pub fn with_tls(mut self, tls: NbdTls) -> NbdTargetSession {
+        if let NbdTargetPhase::Handshake(handshake) = &mut self.phase {
             handshake.set_tls(tls);
         }
         self
     }
 }
 
-impl Timed for TargetSession {
+impl Timed for NbdTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Handshake(handshake) => Some(handshake.deadline()),
-            Phase::Transmission(transmission) => transmission.poll_timeout(),
-            Phase::Closing => None,
+            NbdTargetPhase::Handshake(handshake) => Some(handshake.deadline()),
+            NbdTargetPhase::Transmission(transmission) => transmission.poll_timeout(),
+            NbdTargetPhase::Closing => None,
         }
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            Phase::Handshake(handshake) if now >= handshake.deadline() => Err(ProtocolError {
+            NbdTargetPhase::Handshake(handshake) if now >= handshake.deadline() => Err(ProtocolError {
                 what: "did not finish its handshake within 30 seconds",
                 reference: "proto.md, \"Termination of the session during option haggling\"",
             }),
-            Phase::Handshake(_) | Phase::Closing => Ok(()),
-            Phase::Transmission(transmission) => {
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => Ok(()),
+            NbdTargetPhase::Transmission(transmission) => {
                 transmission.on_timeout(now, &mut self.outbox);
                 Ok(())
             }
@@ -115,19 +112,19 @@ impl Timed for TargetSession {
     }
 }
 
-impl StreamSession for TargetSession {
+impl StreamSession for NbdTargetSession {
     fn demand(&self) -> Demand {
         match &self.phase {
-            Phase::Handshake(handshake) => handshake.demand(&self.outbox),
-            Phase::Transmission(transmission) => transmission.demand(&self.outbox),
-            Phase::Closing => Demand::Close,
+            NbdTargetPhase::Handshake(handshake) => handshake.demand(&self.outbox),
+            NbdTargetPhase::Transmission(transmission) => transmission.demand(&self.outbox),
+            NbdTargetPhase::Closing => Demand::Close,
         }
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         let mut taken = 0;
-        if let Phase::Handshake(handshake) = &mut self.phase {
+        if let NbdTargetPhase::Handshake(handshake) = &mut self.phase {
             let next;
             let step = handshake.on_bytes(input.unread(), &mut self.outbox);
             if let Some((export, reason)) = handshake.take_refusal() {
@@ -136,28 +133,35 @@ impl StreamSession for TargetSession {
             }
             (taken, next) = step?;
             match next {
-                Some(AfterHandshake::Transmit(terms)) => {
-                    let Some(served) = handshake.served(&terms) else {
-                        self.phase = Phase::Closing;
+                Some(AfterHandshake::Transmit(params)) => {
+                    let Some(served) = handshake.served(&params) else {
+                        self.phase = NbdTargetPhase::Closing;
                         return Ok(taken);
                     };
-                    self.events.push(AuditEvent::Login(login(handshake.client(), handshake.name_of(&terms))));
-                    let transmission =
-                        ServerTransmission::new(terms, Admission::new(&served, None), self.pool.clone(), now);
-                    self.phase = Phase::Transmission(transmission);
+                    self.events
+                        .push(AuditEvent::Login(login(handshake.client(), handshake.name_of(&params))));
+                    let transmission = ServerTransmission::new(
+                        params,
+                        Admission::new(&served, None),
+                        self.pool.clone(),
+                        now,
+                    );
+                    self.phase = NbdTargetPhase::Transmission(transmission);
                 }
-                Some(AfterHandshake::Close) => self.phase = Phase::Closing,
+                Some(AfterHandshake::Close) => self.phase = NbdTargetPhase::Closing,
                 None => {}
             }
         }
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.on_bytes(input, taken, now, &mut self.outbox),
-            Phase::Handshake(_) | Phase::Closing => Ok(taken),
+            NbdTargetPhase::Transmission(transmission) => {
+                transmission.on_bytes(input, taken, now, &mut self.outbox)
+            }
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => Ok(taken),
         }
     }
 
     fn on_secured(&mut self, by: SecuredBy<'_>, _now: Instant) -> Result<(), ProtocolError> {
-        if let Phase::Handshake(handshake) = &mut self.phase
+        if let NbdTargetPhase::Handshake(handshake) = &mut self.phase
             && let Some(reason) = handshake.on_secured(by)
         {
             let login = login(handshake.client(), String::new());
@@ -167,7 +171,7 @@ impl StreamSession for TargetSession {
     }
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
-        if let Phase::Transmission(transmission) = &mut self.phase {
+        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
             transmission.on_placed(&mut self.outbox);
         }
         Ok(())
@@ -175,11 +179,11 @@ impl StreamSession for TargetSession {
 
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         let in_between = match &mut self.phase {
-            Phase::Transmission(transmission) => return transmission.on_end(),
-            Phase::Handshake(handshake) => handshake.is_between_messages(),
-            Phase::Closing => true,
+            NbdTargetPhase::Transmission(transmission) => return transmission.on_end(),
+            NbdTargetPhase::Handshake(handshake) => handshake.is_between_messages(),
+            NbdTargetPhase::Closing => true,
         };
-        self.phase = Phase::Closing;
+        self.phase = NbdTargetPhase::Closing;
         if in_between {
             return Ok(());
         }
@@ -195,7 +199,7 @@ impl StreamSession for TargetSession {
     }
 }
 
-impl Target for TargetSession {
+impl Target for NbdTargetSession {
     fn depth(&self) -> u32 {
         transmission::DEPTH
     }
@@ -203,8 +207,8 @@ impl Target for TargetSession {
     #[inline]
     fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
         match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.poll_io(),
-            Phase::Handshake(_) | Phase::Closing => None,
+            NbdTargetPhase::Transmission(transmission) => transmission.poll_io(),
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => None,
         }
     }
 
@@ -214,22 +218,22 @@ impl Target for TargetSession {
 
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
-    /// A client should send `NBD_CMD_DISC` first, but many that are killed or done do not, and
-    /// nothing that was answered is lost.
+    /// A client should send `NBD_CMD_DISC` before it closes, but many do not, and nothing that was
+    /// answered is lost.
     fn is_close_a_logout(&self) -> bool {
         true
     }
 
     #[inline]
     fn on_turn(&mut self, _now: Instant) {
-        if let Phase::Transmission(transmission) = &mut self.phase {
+        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
             transmission.take_memory();
         }
     }
 
     #[inline]
     fn on_io(&mut self, done: Completion, now: Instant) {
-        if let Phase::Transmission(transmission) = &mut self.phase {
+        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
             transmission.on_io(done, now, &mut self.outbox);
         }
     }
@@ -237,16 +241,16 @@ impl Target for TargetSession {
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
         self.events.pop().or_else(|| match &mut self.phase {
-            Phase::Transmission(transmission) => transmission.poll_event(),
-            Phase::Handshake(_) | Phase::Closing => None,
+            NbdTargetPhase::Transmission(transmission) => transmission.poll_event(),
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => None,
         })
     }
 
     #[inline]
     fn stage(&self) -> SessionStage {
         match self.phase {
-            Phase::Transmission(_) => SessionStage::Established,
-            Phase::Handshake(_) | Phase::Closing => SessionStage::Handshake,
+            NbdTargetPhase::Transmission(_) => SessionStage::Established,
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => SessionStage::Handshake,
         }
     }
 
@@ -256,14 +260,14 @@ impl Target for TargetSession {
 
     fn on_stop(&mut self, _now: Instant) {
         match &mut self.phase {
-            Phase::Handshake(handshake) => handshake.on_stop(),
-            Phase::Transmission(transmission) => transmission.on_stop(),
-            Phase::Closing => {}
+            NbdTargetPhase::Handshake(handshake) => handshake.on_stop(),
+            NbdTargetPhase::Transmission(transmission) => transmission.on_stop(),
+            NbdTargetPhase::Closing => {}
         }
     }
 }
 
-/// Clients of NBD have no names but those by which TLS authenticates them.
+/// The login for the log; an NBD client has no name unless TLS authenticates it.
 fn login(client: &str, export: String) -> Login {
     Login { protocol: "nbd", initiator: client.to_owned(), target: export }
 }

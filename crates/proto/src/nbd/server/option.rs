@@ -1,34 +1,34 @@
-//! The data of options: parsed in place, never kept (proto.md, "Option types").
+//! Parsing the data of options, in the receive buffer (proto.md, "Option types").
 
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::Info;
 
-/// Option data that does not follow its syntax, and in what; for people.
+/// Option data with a syntax error, which the text describes for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed(pub(super) &'static str);
+pub(super) struct MalformedOption(pub(super) &'static str);
 
 /// The data of `NBD_OPT_INFO` and `NBD_OPT_GO`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct InfoRequest<'a> {
     /// Empty for the default export.
     pub(super) name: &'a str,
-    /// `NBD_INFO_*`, big-endian; what is not known is ignored.
+    /// `NBD_INFO_*`, big-endian; unknown values are ignored.
     infos: &'a [[u8; 2]],
 }
 
 impl<'a> InfoRequest<'a> {
-    pub(super) fn parse(data: &'a [u8]) -> Result<InfoRequest<'a>, Malformed> {
-        let mut fields = Fields(data);
+    pub(super) fn parse(data: &'a [u8]) -> Result<InfoRequest<'a>, MalformedOption> {
+        let mut fields = OptionFields(data);
         let name = fields.string()?;
         let count = fields.array::<2>().map(u16::from_be_bytes)?;
         let (infos, rest) = fields.0.as_chunks::<2>();
         if infos.len() != usize::from(count) || !rest.is_empty() {
-            return Err(Malformed("the list of information requests has another length"));
+            return Err(MalformedOption("the list of information requests has another length"));
         }
         Ok(InfoRequest { name, infos })
     }
 
-    /// Whether the client wants this information.
+    /// Whether the client requested `info`.
     pub(super) fn asks_for(&self, info: Info) -> bool {
         self.infos.iter().any(|bytes| u16::from_be_bytes(*bytes) == info.0)
     }
@@ -39,17 +39,17 @@ impl<'a> InfoRequest<'a> {
 pub(super) struct MetaContextRequest<'a> {
     /// Empty for the default export.
     pub(super) name: &'a str,
-    /// Whether there is no query: a list is then of everything, a selection of nothing.
+    /// Whether there is no query: a list then contains every context, a selection none.
     pub(super) is_open: bool,
-    /// Whether a query is [`BASE_ALLOCATION`].
+    /// Whether one of the queries is [`BASE_ALLOCATION`].
     pub(super) names_base_allocation: bool,
-    /// Whether a query is `base:`, a wildcard in a list.
+    /// Whether one of the queries is `base:`, a wildcard in a list.
     pub(super) names_base: bool,
 }
 
 impl<'a> MetaContextRequest<'a> {
-    pub(super) fn parse(data: &'a [u8]) -> Result<MetaContextRequest<'a>, Malformed> {
-        let mut fields = Fields(data);
+    pub(super) fn parse(data: &'a [u8]) -> Result<MetaContextRequest<'a>, MalformedOption> {
+        let mut fields = OptionFields(data);
         let name = fields.string()?;
         let count = fields.array::<4>().map(u32::from_be_bytes)?;
         let mut request =
@@ -60,50 +60,52 @@ impl<'a> MetaContextRequest<'a> {
             match fields.string()? {
                 BASE_ALLOCATION => request.names_base_allocation = true,
                 "base:" => request.names_base = true,
-                // Other namespaces and other leaves of this one are to be ignored.
+                // The document requires other namespaces and other leaves of this one to be
+                // ignored.
                 query if query.contains(':') => {}
-                _ => return Err(Malformed("a query without namespace")),
+                _ => return Err(MalformedOption("a query without namespace")),
             }
         }
         match fields.0 {
             [] => Ok(request),
-            _ => Err(Malformed("bytes after the last query")),
+            _ => Err(MalformedOption("bytes after the last query")),
         }
     }
 }
 
-/// Option data, taken from the front.
-struct Fields<'a>(&'a [u8]);
+/// Reads the fields of option data from the front.
+struct OptionFields<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (array, rest) = self.0.split_first_chunk().ok_or(Malformed("the data ends within a field"))?;
+impl<'a> OptionFields<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], MalformedOption> {
+        let (array, rest) =
+            self.0.split_first_chunk().ok_or(MalformedOption("the data ends within a field"))?;
         self.0 = rest;
         Ok(*array)
     }
 
-    /// 32 bits of length, then text.
-    fn string(&mut self) -> Result<&'a str, Malformed> {
+    /// Reads a string: a 32-bit length, then UTF-8.
+    fn string(&mut self) -> Result<&'a str, MalformedOption> {
         let length = u32::from_be_bytes(self.array()?) as usize;
         let (bytes, rest) =
-            self.0.split_at_checked(length).ok_or(Malformed("the data ends within a string"))?;
+            self.0.split_at_checked(length).ok_or(MalformedOption("the data ends within a string"))?;
         self.0 = rest;
         string(bytes)
     }
 }
 
-/// A string as the document allows it ("Conventions").
-pub(super) fn string(bytes: &[u8]) -> Result<&str, Malformed> {
+/// Checks a string (proto.md, "Conventions"): UTF-8 without NUL, at most 4096 bytes.
+pub(super) fn string(bytes: &[u8]) -> Result<&str, MalformedOption> {
     if bytes.len() > NBD_MAX_STRING {
-        return Err(Malformed("a string is longer than 4096 bytes"));
+        return Err(MalformedOption("a string is longer than 4096 bytes"));
     }
     if bytes.contains(&0) {
-        return Err(Malformed("a string contains NUL"));
+        return Err(MalformedOption("a string contains NUL"));
     }
-    str::from_utf8(bytes).map_err(|_| Malformed("a string is not UTF-8"))
+    str::from_utf8(bytes).map_err(|_| MalformedOption("a string is not UTF-8"))
 }
 
-/// The one metadata context that there is.
+/// The only metadata context that the server offers.
 pub(super) const BASE_ALLOCATION: &str = "base:allocation";
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Requests in flight: what a completion needs to become a reply.
+//! Requests in flight, with what their replies need.
 
 use super::reply::{MAX_STATUS_LEN, ReplyAddress};
 use crate::volume_state::IoGuard;
 use blockmux_volume::{Op, Slab, Tag};
 
-/// A request that the volume can be asked to do, and what is kept of it until it is answered.
+/// A valid request, from its arrival until its reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingRequest {
     pub(super) cookie: u64,
@@ -18,13 +18,13 @@ pub(super) struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// Where its reply goes.
+    /// The address of the reply.
     #[inline]
     pub(super) fn address(&self) -> ReplyAddress {
         ReplyAddress { cookie: self.cookie, offset: self.offset }
     }
 
-    /// How much memory its data or its answer may hold, in bytes.
+    /// The maximum memory that its data or its reply may hold, in bytes.
     #[inline]
     fn payload(&self) -> usize {
         match self.op {
@@ -35,7 +35,7 @@ impl PendingRequest {
     }
 }
 
-/// The table of requests in flight. A tag is a place in it; places are used again, so that the
+/// The table of requests in flight. A tag is the index of an entry; entries are reused, so the
 /// table grows only to the deepest queue that this client ever had.
 #[derive(Default)]
 pub(super) struct PendingTable {
@@ -44,7 +44,7 @@ pub(super) struct PendingTable {
 }
 
 impl PendingTable {
-    /// How many are in flight.
+    /// The number of requests in flight.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.slots.len()
@@ -55,20 +55,20 @@ impl PendingTable {
         self.slots.is_empty()
     }
 
-    /// Bytes of data in flight, and of block status to come.
+    /// Bytes of data in flight, plus the maximum of pending block status replies.
     #[inline]
     pub(super) fn payload(&self) -> usize {
         self.payload
     }
 
-    /// Adds a request.
+    /// Adds a request; returns its tag.
     #[inline]
     pub(super) fn insert(&mut self, pending: PendingRequest) -> Tag {
         self.payload = self.payload.saturating_add(pending.payload());
         Tag(self.slots.insert((pending, None)) as u64)
     }
 
-    /// A request's I/O begins; `guard` counts it until the request is taken out.
+    /// Marks the I/O of a request as started; `guard` counts it until the request is removed.
     #[inline]
     pub(super) fn begin(&mut self, tag: Tag, guard: Option<IoGuard>) {
         let slot = usize::try_from(tag.0).ok();
@@ -77,7 +77,7 @@ impl PendingTable {
         }
     }
 
-    /// Takes a request out; `None` if no such request is in flight.
+    /// Removes a request; `None` if no request in flight has this tag.
     #[inline]
     pub(super) fn remove(&mut self, tag: Tag) -> Option<PendingRequest> {
         let slot = usize::try_from(tag.0).ok()?;

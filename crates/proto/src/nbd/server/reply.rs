@@ -1,19 +1,19 @@
-//! Replies, in whichever form was agreed (proto.md, "Simple reply message", "Structured reply chunk
-//! message"; extension-ext-header, "Extended reply chunk message").
+//! Writing replies in the negotiated format (proto.md, "Simple reply message", "Structured reply
+//! chunk message"; extension-ext-header, "Extended reply chunk message").
 //!
-//! A reply is one head on the stack, pushed once, and payload by reference. In the structured form
+//! A reply is a head, copied into the outbox, and a payload by reference. With structured replies,
 //! a success without payload stays a simple reply, as the document allows: it is shorter, and every
-//! client reads it.
+//! client accepts it.
 
 use super::pending::PendingRequest;
-use super::request::NbdRefusal;
-use super::terms::Form;
+use super::request::NbdRequestRefusal;
+use crate::nbd::HeaderFormat;
 use crate::outbox::Outbox;
 use blockmux_volume::{Extent, IoError, Op, Output, SgList};
 use blockmux_wire::nbd::transmission::*;
 use zerocopy::{BigEndian as BE, Immutable, IntoBytes, U16, U32, U64, Unaligned};
 
-/// Where a reply goes: cookie and offset of its request.
+/// Address of a reply: cookie and offset of its request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReplyAddress {
     pub(super) cookie: u64,
@@ -23,13 +23,13 @@ pub(super) struct ReplyAddress {
 /// Writes replies into an outbox.
 #[derive(Debug)]
 pub(super) struct ReplyWriter {
-    form: Form,
-    /// Bytes of heads pushed since the outbox was last seen empty: what a client that does not read
-    /// makes us keep.
+    headers: HeaderFormat,
+    /// Bytes of heads queued since the outbox was last empty. A client that does not read makes
+    /// them grow.
     unsent_heads: usize,
 }
 
-/// An `NBD_REPLY_TYPE_OFFSET_DATA` chunk up to its data, structured.
+/// Head of a structured `NBD_REPLY_TYPE_OFFSET_DATA` chunk; the data follows.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct StructuredDataHead {
@@ -37,7 +37,7 @@ struct StructuredDataHead {
     offset: U64<BE>,
 }
 
-/// An `NBD_REPLY_TYPE_OFFSET_DATA` chunk up to its data, extended.
+/// Head of an extended `NBD_REPLY_TYPE_OFFSET_DATA` chunk; the data follows.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct ExtendedDataHead {
@@ -46,17 +46,17 @@ struct ExtendedDataHead {
 }
 
 impl ReplyWriter {
-    pub(super) fn new(form: Form) -> ReplyWriter {
-        ReplyWriter { form, unsent_heads: 0 }
+    pub(super) fn new(headers: HeaderFormat) -> ReplyWriter {
+        ReplyWriter { headers, unsent_heads: 0 }
     }
 
-    /// Whether another request may be answered before the client reads something.
+    /// Whether another reply may be queued before the client has read some.
     #[inline]
     pub(super) fn has_room(&self, outbox: &Outbox) -> bool {
         self.unsent_heads < UNSENT_HEADS || outbox.is_empty()
     }
 
-    /// Answers a request that the volume has finished.
+    /// Replies to a request that the volume has completed.
     #[inline]
     pub(super) fn finish(
         &mut self,
@@ -66,8 +66,8 @@ impl ReplyWriter {
     ) {
         let to = of.address();
         match result {
-            // A list of another length would put the client out of step; no volume may do that to
-            // it.
+            // Data of another length would desynchronize the client; the guard rules that out
+            // whatever the volume returns.
             Ok(Output::Data(data)) if data.len() as u64 == of.length => self.data(outbox, to, &data),
             Ok(Output::Extents(extents)) if !extents.is_empty() => {
                 let most = if of.one_extent { 1 } else { MAX_DESCRIPTORS };
@@ -80,30 +80,29 @@ impl ReplyWriter {
         }
     }
 
-    /// Answers that all is done, without payload.
+    /// Replies with success, without payload.
     #[inline]
     pub(super) fn success(&mut self, outbox: &mut Outbox, to: ReplyAddress) {
-        match self.form {
-            Form::Simple | Form::Structured => self.simple(outbox, to, 0),
-            Form::Extended => self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_NONE, 0),
+        match self.headers {
+            HeaderFormat::Simple | HeaderFormat::Structured => self.simple(outbox, to, 0),
+            HeaderFormat::Extended => self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_NONE, 0),
         }
     }
 
-    /// Answers a read of no bytes: a chunk of content must have at least one byte, so there is
-    /// none.
+    /// Replies to a read of 0 bytes. A data chunk has at least one byte, so none is sent.
     pub(super) fn no_data(&mut self, outbox: &mut Outbox, to: ReplyAddress) {
-        match self.form {
-            Form::Simple => self.simple(outbox, to, 0),
-            Form::Structured | Form::Extended => {
+        match self.headers {
+            HeaderFormat::Simple => self.simple(outbox, to, 0),
+            HeaderFormat::Structured | HeaderFormat::Extended => {
                 self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_NONE, 0);
             }
         }
     }
 
-    /// Answers that the request failed, with words for people where the form has room for them.
+    /// Replies with an error, and its text for people where the format has a place for it.
     #[cold]
-    pub(super) fn refuse(&mut self, outbox: &mut Outbox, to: ReplyAddress, refusal: &NbdRefusal) {
-        if self.form == Form::Simple {
+    pub(super) fn refuse(&mut self, outbox: &mut Outbox, to: ReplyAddress, refusal: &NbdRequestRefusal) {
+        if self.headers == HeaderFormat::Simple {
             return self.simple(outbox, to, refusal.errno.0);
         }
         let text = refusal.text.as_bytes();
@@ -119,22 +118,22 @@ impl ReplyWriter {
 
     #[cold]
     fn failure(&mut self, outbox: &mut Outbox, of: &PendingRequest, error: IoError) {
-        self.refuse(outbox, of.address(), &NbdRefusal::of_io_error(error, of.op));
+        self.refuse(outbox, of.address(), &NbdRequestRefusal::of_io_error(error, of.op));
     }
 
-    /// Answers a read, not of no bytes. Nothing can fail after this, so the one chunk is also the
-    /// last.
+    /// Replies to a read of at least one byte. The read cannot fail any more, so its only chunk is
+    /// also the last.
     #[inline]
     fn data(&mut self, outbox: &mut Outbox, to: ReplyAddress, data: &SgList) {
         let length = data.len().saturating_add(size_of::<U64<BE>>());
         let offset = U64::new(to.offset);
-        match self.form {
-            Form::Simple => self.simple(outbox, to, 0),
-            Form::Structured => {
+        match self.headers {
+            HeaderFormat::Simple => self.simple(outbox, to, 0),
+            HeaderFormat::Structured => {
                 let chunk = structured(to, ReplyType::NBD_REPLY_TYPE_OFFSET_DATA, length);
                 self.head(outbox, StructuredDataHead { chunk, offset }.as_bytes());
             }
-            Form::Extended => {
+            HeaderFormat::Extended => {
                 let chunk = extended(to, ReplyType::NBD_REPLY_TYPE_OFFSET_DATA, length);
                 self.head(outbox, ExtendedDataHead { chunk, offset }.as_bytes());
             }
@@ -142,11 +141,11 @@ impl ReplyWriter {
         outbox.push_payload(data);
     }
 
-    /// Answers with the extents of the one context that there is.
+    /// Replies with the extents of `base:allocation`.
     fn block_status(&mut self, outbox: &mut Outbox, to: ReplyAddress, extents: &[Extent]) {
         let count = extents.len();
         let context = U32::new(BASE_ALLOCATION_ID);
-        if self.form == Form::Extended {
+        if self.headers == HeaderFormat::Extended {
             let length = count
                 .saturating_mul(size_of::<ExtendedBlockDescriptor>())
                 .saturating_add(size_of::<BlockStatusExt>());
@@ -166,8 +165,8 @@ impl ReplyWriter {
             self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS, length);
             self.head(outbox, context.as_bytes());
             for extent in extents {
-                // Compact requests ask for less than 4 GiB, and a volume never answers more than
-                // was asked.
+                // The length of a compact request is below 4 GiB, and a volume never describes more
+                // than the request.
                 let length = U32::new(u32::try_from(extent.len).unwrap_or(u32::MAX));
                 self.head(outbox, BlockDescriptor { length, status: U32::new(state(extent)) }.as_bytes());
             }
@@ -184,9 +183,9 @@ impl ReplyWriter {
         self.head(outbox, reply.as_bytes());
     }
 
-    /// The head of the only chunk of a reply.
+    /// Queues the head of the only chunk of a reply.
     fn chunk(&mut self, outbox: &mut Outbox, to: ReplyAddress, reply_type: ReplyType, length: usize) {
-        if self.form == Form::Extended {
+        if self.headers == HeaderFormat::Extended {
             self.head(outbox, extended(to, reply_type, length).as_bytes());
         } else {
             self.head(outbox, structured(to, reply_type, length).as_bytes());
@@ -210,7 +209,7 @@ fn structured(to: ReplyAddress, reply_type: ReplyType, length: usize) -> Structu
         flags: U16::new(NBD_REPLY_FLAG_DONE),
         reply_type: U16::new(reply_type.0),
         cookie: U64::new(to.cookie),
-        // At most MAX_TRANSFER and a little.
+        // At most MAX_TRANSFER plus an offset: it fits 32 bits.
         length: U32::new(length as u32),
     }
 }
@@ -227,22 +226,21 @@ fn extended(to: ReplyAddress, reply_type: ReplyType, length: usize) -> ExtendedR
     }
 }
 
-/// `NBD_STATE_*` of `base:allocation`.
+/// The `NBD_STATE_*` flags of `base:allocation`.
 fn state(extent: &Extent) -> u32 {
     let hole = if extent.hole { NBD_STATE_HOLE } else { 0 };
     let zero = if extent.zero { NBD_STATE_ZERO } else { 0 };
     hole | zero
 }
 
-/// The id of `base:allocation` on every connection; a client may not assume that.
+/// The id of `base:allocation`, the same on every connection; clients must not rely on that.
 pub(super) const BASE_ALLOCATION_ID: u32 = 1;
 
-/// The most descriptors in one answer; the document's advice is at most 2^20.
+/// The maximum number of descriptors in one reply; the document recommends at most 2^20.
 const MAX_DESCRIPTORS: usize = 1 << 14;
 
-/// The most that the descriptors of one answer take, in bytes.
+/// The maximum length of the descriptors of one reply, in bytes.
 pub(super) const MAX_STATUS_LEN: usize = MAX_DESCRIPTORS * size_of::<ExtendedBlockDescriptor>();
 
-/// A client that leaves this many bytes of heads unread is not listened to until it has read
-/// everything.
+/// When this many bytes of heads are unsent, no further request is read until the outbox is empty.
 const UNSENT_HEADS: usize = 1 << 20;

@@ -1,9 +1,10 @@
-//! Requests: from bytes, compact or extended, to what the volume shall do (proto.md, "Request
-//! message", "Request types"; extension-ext-header, "Extended request").
+//! Parsing requests, compact or extended, into operations of a volume (proto.md, "Request message",
+//! "Request types"; extension-ext-header, "Extended request").
 
+use super::params::ServerParams;
 use super::pending::PendingRequest;
 use super::reply::MAX_STATUS_LEN;
-use super::terms::{Form, TransmissionTerms};
+use crate::nbd::HeaderFormat;
 use crate::nbd::errno;
 use crate::session::ProtocolError;
 use blockmux_volume::{IoError, MAX_TRANSFER, Op};
@@ -12,7 +13,7 @@ use blockmux_wire::nbd::transmission::{self as wire, *};
 use std::borrow::Cow;
 use zerocopy::FromBytes;
 
-/// A request in either form.
+/// A request, compact or extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NbdRequest {
     pub(super) flags: CmdFlags,
@@ -20,31 +21,32 @@ pub(super) struct NbdRequest {
     pub(super) cookie: u64,
     /// In bytes.
     pub(super) offset: u64,
-    /// In bytes, of the effect on the export; of the payload with `NBD_CMD_FLAG_PAYLOAD_LEN`.
+    /// Length of the affected range, in bytes; with `NBD_CMD_FLAG_PAYLOAD_LEN`, length of the
+    /// payload.
     pub(super) length: u64,
 }
 
-/// Why a request is not carried out.
+/// The error reply to a request that is not carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NbdRefusal {
+pub(super) struct NbdRequestRefusal {
     pub(super) errno: Errno,
-    /// For people; less than 4,096 bytes.
+    /// The reason, for people; less than 4,096 bytes.
     pub(super) text: Cow<'static, str>,
 }
 
-impl Form {
-    /// Bytes of a request without its payload.
+impl HeaderFormat {
+    /// Length of a request without its payload, in bytes.
     #[inline]
     pub(super) fn request_len(self) -> usize {
-        if self == Form::Extended { size_of::<ExtendedRequest>() } else { size_of::<wire::Request>() }
+        if self == HeaderFormat::Extended { size_of::<ExtendedRequest>() } else { size_of::<wire::Request>() }
     }
 }
 
 impl NbdRequest {
-    /// The request at the beginning of `bytes`, or `None` if there are too few.
+    /// Parses the request at the beginning of `bytes`; `None` if it is incomplete.
     #[inline]
-    pub(super) fn parse(form: Form, bytes: &[u8]) -> Result<Option<NbdRequest>, ProtocolError> {
-        if form == Form::Extended {
+    pub(super) fn parse(headers: HeaderFormat, bytes: &[u8]) -> Result<Option<NbdRequest>, ProtocolError> {
+        if headers == HeaderFormat::Extended {
             let Ok((request, _)) = ExtendedRequest::ref_from_prefix(bytes) else { return Ok(None) };
             check_magic(request.magic.get(), NBD_EXTENDED_REQUEST_MAGIC)?;
             return Ok(Some(NbdRequest {
@@ -66,16 +68,16 @@ impl NbdRequest {
         }))
     }
 
-    /// How many bytes follow the request.
+    /// Length of the payload that follows the request, in bytes.
     ///
-    /// More than the advertised maximum ends the session: the document wants that of extended
-    /// requests, allows it of compact ones, and the maximum is already the 2^25 bytes that nobody
-    /// may take for an attack.
+    /// A payload above the advertised maximum ends the session: the document requires that for
+    /// extended requests and allows it for compact ones. The maximum is the 2^25 bytes below which
+    /// a server must not treat a request as an attack.
     #[inline]
-    pub(super) fn payload_len(&self, form: Form) -> Result<usize, ProtocolError> {
-        let has_payload = match form {
-            Form::Simple | Form::Structured => self.command == Cmd::NBD_CMD_WRITE,
-            Form::Extended => self.flags.contains(CmdFlags::PAYLOAD_LEN),
+    pub(super) fn payload_len(&self, headers: HeaderFormat) -> Result<usize, ProtocolError> {
+        let has_payload = match headers {
+            HeaderFormat::Simple | HeaderFormat::Structured => self.command == Cmd::NBD_CMD_WRITE,
+            HeaderFormat::Extended => self.flags.contains(CmdFlags::PAYLOAD_LEN),
         };
         match has_payload {
             false => Ok(0),
@@ -87,7 +89,7 @@ impl NbdRequest {
         }
     }
 
-    /// How much memory the request's data or its answer may hold once it is in flight, in bytes.
+    /// The maximum memory that the request's data or its reply may hold, in bytes.
     #[inline]
     pub(super) fn data_len(&self) -> usize {
         match self.command {
@@ -97,39 +99,40 @@ impl NbdRequest {
         }
     }
 
-    /// Whether the length is in the payload, as block status allows, and so cannot be judged yet.
-    pub(super) fn has_payload_form(&self, terms: &TransmissionTerms) -> bool {
+    /// Whether the payload contains the length, as in a block status with payload, so that the
+    /// range cannot be checked yet.
+    pub(super) fn has_payload_form(&self, params: &ServerParams) -> bool {
         self.command == Cmd::NBD_CMD_BLOCK_STATUS
             && self.flags.contains(CmdFlags::PAYLOAD_LEN)
-            && terms.transmission_flags().contains(TransmissionFlags::BLOCK_STATUS_PAYLOAD)
+            && params.transmission_flags().contains(TransmissionFlags::BLOCK_STATUS_PAYLOAD)
     }
 
-    /// The request as it will be in flight, or why it will not be.
+    /// Checks the request; returns its entry for the table of requests in flight.
     #[inline]
-    pub(super) fn accept(&self, terms: &TransmissionTerms) -> Result<PendingRequest, NbdRefusal> {
+    pub(super) fn accept(&self, params: &ServerParams) -> Result<PendingRequest, NbdRequestRefusal> {
         Ok(PendingRequest {
             cookie: self.cookie,
             offset: self.offset,
             length: self.length,
-            op: self.op(terms)?,
+            op: self.op(params)?,
             one_extent: self.flags.contains(CmdFlags::REQ_ONE),
         })
     }
 
-    /// What the volume shall do. `NBD_CMD_DISC` is not for a volume.
+    /// The operation of the volume for this request. `NBD_CMD_DISC` has none.
     #[inline]
-    fn op(&self, terms: &TransmissionTerms) -> Result<Op, NbdRefusal> {
-        self.check_flags(terms)?;
+    fn op(&self, params: &ServerParams) -> Result<Op, NbdRequestRefusal> {
+        self.check_flags(params)?;
         let fua = self.flags.contains(CmdFlags::FUA);
         let op = match self.command {
             Cmd::NBD_CMD_READ => Op::Read,
             Cmd::NBD_CMD_WRITE => Op::Write { fua },
             Cmd::NBD_CMD_FLUSH if self.offset | self.length != 0 => {
-                return Err(NbdRefusal::invalid("a flush has neither offset nor length"));
+                return Err(NbdRequestRefusal::invalid("a flush has neither offset nor length"));
             }
             Cmd::NBD_CMD_FLUSH => return Ok(Op::Flush),
-            Cmd::NBD_CMD_TRIM if terms.info.discard_granularity == 0 && !terms.info.read_only => {
-                return Err(NbdRefusal::invalid("trim was not offered"));
+            Cmd::NBD_CMD_TRIM if params.info.discard_granularity == 0 && !params.info.read_only => {
+                return Err(NbdRequestRefusal::invalid("trim was not offered"));
             }
             Cmd::NBD_CMD_TRIM => Op::Discard { fua },
             Cmd::NBD_CMD_CACHE => Op::Prefetch,
@@ -138,35 +141,35 @@ impl NbdRequest {
                 may_unmap: !self.flags.contains(CmdFlags::NO_HOLE),
                 only_fast: self.flags.contains(CmdFlags::FAST_ZERO),
             },
-            Cmd::NBD_CMD_BLOCK_STATUS if !terms.base_allocation => {
-                return Err(NbdRefusal::invalid("no metadata context was selected"));
+            Cmd::NBD_CMD_BLOCK_STATUS if !params.base_allocation => {
+                return Err(NbdRequestRefusal::invalid("no metadata context was selected"));
             }
             Cmd::NBD_CMD_BLOCK_STATUS if self.length == 0 => {
-                return Err(NbdRefusal::invalid("a block status of no bytes"));
+                return Err(NbdRequestRefusal::invalid("a block status of no bytes"));
             }
             Cmd::NBD_CMD_BLOCK_STATUS => Op::BlockStatus,
-            _ => return Err(NbdRefusal::invalid("unknown command")),
+            _ => return Err(NbdRequestRefusal::invalid("unknown command")),
         };
-        self.check_range(op, terms)?;
+        self.check_range(op, params)?;
         Ok(op)
     }
 
-    /// FUA fits every command, used or not; any other flag only its own.
+    /// Checks the flags: FUA is valid with every command, any other flag only with its own.
     #[inline]
-    fn check_flags(&self, terms: &TransmissionTerms) -> Result<(), NbdRefusal> {
+    fn check_flags(&self, params: &ServerParams) -> Result<(), NbdRequestRefusal> {
         let mut known = CmdFlags::FUA;
         match self.command {
-            Cmd::NBD_CMD_READ if terms.form != Form::Simple => known |= CmdFlags::DF,
-            Cmd::NBD_CMD_WRITE if terms.form == Form::Extended => {
+            Cmd::NBD_CMD_READ if params.headers != HeaderFormat::Simple => known |= CmdFlags::DF,
+            Cmd::NBD_CMD_WRITE if params.headers == HeaderFormat::Extended => {
                 known |= CmdFlags::PAYLOAD_LEN;
                 if !self.flags.contains(CmdFlags::PAYLOAD_LEN) {
-                    return Err(NbdRefusal::invalid("a write without payload"));
+                    return Err(NbdRequestRefusal::invalid("a write without payload"));
                 }
             }
             Cmd::NBD_CMD_WRITE_ZEROES => {
                 known |= CmdFlags::NO_HOLE;
-                // A read-only export refuses it for that, whatever its volume could do.
-                if terms.info.fast_zeroes || terms.info.read_only {
+                // On a read-only export the request fails with NBD_EPERM, not for its flag.
+                if params.info.fast_zeroes || params.info.read_only {
                     known |= CmdFlags::FAST_ZERO;
                 }
             }
@@ -175,16 +178,16 @@ impl NbdRequest {
         }
         match known.contains(self.flags) {
             true => Ok(()),
-            false => Err(NbdRefusal::invalid("a flag that does not go with the command")),
+            false => Err(NbdRequestRefusal::invalid("a flag that does not go with the command")),
         }
     }
 
-    /// What every volume checks too, but here against what this client was told: the size at the
-    /// handshake, and an export that is read-only over a volume that is not.
+    /// Checks the range as every volume does, but against what this client was told: the size at
+    /// the handshake, and whether the export is read-only.
     #[inline]
-    fn check_range(&self, op: Op, terms: &TransmissionTerms) -> Result<(), NbdRefusal> {
-        let info = &terms.info;
-        let refuse = |error| Err(NbdRefusal::of_io_error(error, op));
+    fn check_range(&self, op: Op, params: &ServerParams) -> Result<(), NbdRequestRefusal> {
+        let info = &params.info;
+        let refuse = |error| Err(NbdRequestRefusal::of_io_error(error, op));
         if op.is_write() && info.read_only {
             return refuse(IoError::ReadOnly);
         }
@@ -195,23 +198,27 @@ impl NbdRequest {
             return refuse(IoError::Misaligned);
         }
         if op == Op::Read && self.length > MAX_TRANSFER.into() {
-            // Simple replies know no EOVERFLOW for reads ("Error values").
-            let errno = if terms.form == Form::Simple { Errno::NBD_EINVAL } else { Errno::NBD_EOVERFLOW };
-            return Err(NbdRefusal { errno, text: Cow::Borrowed("longer than the advertised maximum") });
+            // EOVERFLOW is not for reads with simple replies ("Error values").
+            let errno =
+                if params.headers == HeaderFormat::Simple { Errno::NBD_EINVAL } else { Errno::NBD_EOVERFLOW };
+            return Err(NbdRequestRefusal {
+                errno,
+                text: Cow::Borrowed("longer than the advertised maximum"),
+            });
         }
         Ok(())
     }
 }
 
-impl NbdRefusal {
+impl NbdRequestRefusal {
     #[cold]
-    pub(super) fn invalid(text: &'static str) -> NbdRefusal {
-        NbdRefusal { errno: Errno::NBD_EINVAL, text: Cow::Borrowed(text) }
+    pub(super) fn invalid(text: &'static str) -> NbdRequestRefusal {
+        NbdRequestRefusal { errno: Errno::NBD_EINVAL, text: Cow::Borrowed(text) }
     }
 
     #[cold]
-    pub(super) fn of_io_error(error: IoError, op: Op) -> NbdRefusal {
-        NbdRefusal { errno: errno::from_io_error(error, op), text: Cow::Owned(error.to_string()) }
+    pub(super) fn of_io_error(error: IoError, op: Op) -> NbdRequestRefusal {
+        NbdRequestRefusal { errno: errno::from_io_error(error, op), text: Cow::Owned(error.to_string()) }
     }
 }
 
@@ -241,9 +248,9 @@ mod tests {
 
     const SIZE: u64 = 1 << 30;
 
-    fn terms(form: Form) -> TransmissionTerms {
+    fn params(headers: HeaderFormat) -> ServerParams {
         let info = VolumeInfo { discard_granularity: 512, fast_zeroes: true, ..VolumeInfo::new(SIZE) };
-        TransmissionTerms { volume: VolumeId(0), info, form, base_allocation: true }
+        ServerParams { volume: VolumeId(0), info, headers, base_allocation: true }
     }
 
     fn request(command: Cmd, flags: CmdFlags, offset: u64, length: u64) -> NbdRequest {
@@ -266,9 +273,13 @@ mod tests {
             (Cmd::NBD_CMD_BLOCK_STATUS, CmdFlags::REQ_ONE, Op::BlockStatus),
         ];
         for (command, flags, op) in table {
-            assert_eq!(request(command, flags, 512, 1024).op(&terms(Form::Structured)), Ok(op), "{command}");
+            assert_eq!(
+                request(command, flags, 512, 1024).op(&params(HeaderFormat::Structured)),
+                Ok(op),
+                "{command}"
+            );
         }
-        assert_eq!(request(Cmd::NBD_CMD_FLUSH, NONE, 0, 0).op(&terms(Form::Simple)), Ok(Op::Flush));
+        assert_eq!(request(Cmd::NBD_CMD_FLUSH, NONE, 0, 0).op(&params(HeaderFormat::Simple)), Ok(Op::Flush));
     }
 
     #[test]
@@ -284,11 +295,11 @@ mod tests {
         for (command, known) in commands {
             for bit in 0..16 {
                 let flag = CmdFlags::from_bits_retain(1 << bit);
-                let result = request(command, flag, 0, 512).op(&terms(Form::Structured));
+                let result = request(command, flag, 0, 512).op(&params(HeaderFormat::Structured));
                 assert_eq!(result.is_ok(), known.contains(flag), "{command} with {flag:?}");
             }
         }
-        assert!(request(Cmd::NBD_CMD_READ, CmdFlags::DF, 0, 512).op(&terms(Form::Simple)).is_err());
+        assert!(request(Cmd::NBD_CMD_READ, CmdFlags::DF, 0, 512).op(&params(HeaderFormat::Simple)).is_err());
     }
 
     #[test]
@@ -305,7 +316,7 @@ mod tests {
                 (Cmd::NBD_CMD_BLOCK_STATUS, Errno::NBD_EINVAL),
             ] {
                 let refusal =
-                    request(command, NONE, offset, length).op(&terms(Form::Structured)).unwrap_err();
+                    request(command, NONE, offset, length).op(&params(HeaderFormat::Structured)).unwrap_err();
                 assert_eq!(refusal.errno, errno, "{command} at {offset:#x}");
             }
         }
@@ -313,30 +324,30 @@ mod tests {
 
     #[test]
     fn a_read_only_export_refuses_what_changes_it_and_nothing_else() {
-        let mut terms = terms(Form::Simple);
-        terms.info.read_only = true;
-        terms.info.discard_granularity = 0;
+        let mut params = params(HeaderFormat::Simple);
+        params.info.read_only = true;
+        params.info.discard_granularity = 0;
         for command in [Cmd::NBD_CMD_WRITE, Cmd::NBD_CMD_TRIM, Cmd::NBD_CMD_WRITE_ZEROES] {
             assert_eq!(
-                request(command, NONE, 0, 512).op(&terms).unwrap_err().errno,
+                request(command, NONE, 0, 512).op(&params).unwrap_err().errno,
                 Errno::NBD_EPERM,
                 "{command}"
             );
         }
         for fast_zeroes in [false, true] {
-            terms.info.fast_zeroes = fast_zeroes;
+            params.info.fast_zeroes = fast_zeroes;
             let fast = request(Cmd::NBD_CMD_WRITE_ZEROES, CmdFlags::FAST_ZERO, 0, 512);
-            assert_eq!(fast.op(&terms).unwrap_err().errno, Errno::NBD_EPERM);
+            assert_eq!(fast.op(&params).unwrap_err().errno, Errno::NBD_EPERM);
         }
         for command in [Cmd::NBD_CMD_READ, Cmd::NBD_CMD_CACHE, Cmd::NBD_CMD_BLOCK_STATUS] {
-            assert!(request(command, NONE, 0, 512).op(&terms).is_ok(), "{command}");
+            assert!(request(command, NONE, 0, 512).op(&params).is_ok(), "{command}");
         }
-        assert_eq!(request(Cmd::NBD_CMD_FLUSH, NONE, 0, 0).op(&terms), Ok(Op::Flush));
+        assert_eq!(request(Cmd::NBD_CMD_FLUSH, NONE, 0, 0).op(&params), Ok(Op::Flush));
     }
 
     #[test]
     fn what_is_malformed_or_was_not_offered_is_invalid() {
-        let mut plain = terms(Form::Simple);
+        let mut plain = params(HeaderFormat::Simple);
         plain.info.discard_granularity = 0;
         plain.info.fast_zeroes = false;
         plain.base_allocation = false;
@@ -356,14 +367,14 @@ mod tests {
             assert_eq!(request.op(&plain).unwrap_err().errno, Errno::NBD_EINVAL, "{request:?}");
         }
         let none = request(Cmd::NBD_CMD_BLOCK_STATUS, NONE, 0, 0);
-        assert_eq!(none.op(&terms(Form::Structured)).unwrap_err().errno, Errno::NBD_EINVAL);
+        assert_eq!(none.op(&params(HeaderFormat::Structured)).unwrap_err().errno, Errno::NBD_EINVAL);
     }
 
     #[test]
     fn a_read_above_the_maximum_overflows_where_chunks_can_say_so() {
         let long = request(Cmd::NBD_CMD_READ, NONE, 0, u64::from(MAX_TRANSFER) + 512);
-        for form in [Form::Structured, Form::Extended] {
-            assert_eq!(long.op(&terms(form)).unwrap_err().errno, Errno::NBD_EOVERFLOW);
+        for headers in [HeaderFormat::Structured, HeaderFormat::Extended] {
+            assert_eq!(long.op(&params(headers)).unwrap_err().errno, Errno::NBD_EOVERFLOW);
         }
     }
 
@@ -371,13 +382,19 @@ mod tests {
     fn payload_follows_by_the_rules_of_the_form() {
         let write = request(Cmd::NBD_CMD_WRITE, NONE, 0, 512);
         let flagged = request(Cmd::NBD_CMD_TRIM, CmdFlags::PAYLOAD_LEN, 0, 512);
-        assert_eq!((write.payload_len(Form::Simple), write.payload_len(Form::Extended)), (Ok(512), Ok(0)));
         assert_eq!(
-            (flagged.payload_len(Form::Simple), flagged.payload_len(Form::Extended)),
+            (write.payload_len(HeaderFormat::Simple), write.payload_len(HeaderFormat::Extended)),
+            (Ok(512), Ok(0))
+        );
+        assert_eq!(
+            (flagged.payload_len(HeaderFormat::Simple), flagged.payload_len(HeaderFormat::Extended)),
             (Ok(0), Ok(512))
         );
-        assert_eq!(write.op(&terms(Form::Extended)).unwrap_err().errno, Errno::NBD_EINVAL);
+        assert_eq!(write.op(&params(HeaderFormat::Extended)).unwrap_err().errno, Errno::NBD_EINVAL);
         let long = request(Cmd::NBD_CMD_WRITE, CmdFlags::PAYLOAD_LEN, 0, u64::from(MAX_TRANSFER) + 1);
-        assert!(long.payload_len(Form::Structured).is_err() && long.payload_len(Form::Extended).is_err());
+        assert!(
+            long.payload_len(HeaderFormat::Structured).is_err()
+                && long.payload_len(HeaderFormat::Extended).is_err()
+        );
     }
 }

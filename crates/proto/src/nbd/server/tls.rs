@@ -1,34 +1,34 @@
-//! Which clients a server wants by TLS (proto.md, "TLS support").
+//! TLS settings of a server (proto.md, "TLS support").
 
 use crate::session::SecuredBy;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// TLS as a server offers it; a clone is another handle.
+/// TLS settings of a server; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct NbdTls {
-    /// Who has to use it.
+    /// Whether clients may or must use TLS.
     pub mode: TlsMode,
-    /// The subjects of certificates whose clients are allowed, as RFC 4514 writes them; `None`:
-    /// whoever completes the TLS handshake is allowed.
+    /// The certificate subjects of allowed clients, in the form of RFC 4514; `None`: every client
+    /// that completes the TLS handshake is allowed.
     pub subjects: Option<Arc<BTreeSet<String>>>,
 }
 
-/// Who has to use TLS.
+/// Whether clients may or must use TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
     /// TLS is refused (NOTLS).
     #[default]
     Off,
-    /// A client may use TLS: somebody between it and us can keep it from that (SELECTIVETLS without
-    /// TLS-only exports).
+    /// Clients may use TLS (SELECTIVETLS without TLS-only exports); it is not protected against a
+    /// downgrade by an attacker on the path.
     Optional,
-    /// A client can do nothing without TLS (FORCEDTLS).
+    /// Clients must use TLS (FORCEDTLS).
     Required,
 }
 
 impl NbdTls {
-    /// Whether a client that authenticated like this may use exports.
+    /// Whether a client with this identity may use exports.
     pub(super) fn allows(&self, by: SecuredBy<'_>) -> bool {
         match (&self.subjects, by) {
             (None, _) => true,

@@ -1,4 +1,5 @@
-//! Transmission: requests in, I/O out, completions in, replies out (proto.md, "Transmission").
+//! The server's transmission phase: requests in, I/O out, completions in, replies out (proto.md,
+//! "Transmission").
 //!
 //! ```text
 //!              ┌──────────────────── no payload ───────────────────┐
@@ -10,16 +11,16 @@
 //!   └── Skip ◀─┤ refused, with payload
 //!              └─ NBD_CMD_DISC ─▶ Over
 //! ```
-//! Payload that is wholly in the receive buffer is lent from there to the volume; only a long one
-//! that has just begun gets memory of its own, so that the rest of it need not be copied.
+//! The volume borrows a payload from the receive buffer if it is complete there or at most 64 KiB
+//! long. A longer payload gets memory from the pool, and the rest of it is received directly there.
 //!
-//! A flush covers the writes that were answered before it came: those have completed, so the flush
-//! that the volume gets covers them.
+//! A flush covers the writes that were answered before it arrived. Those have completed, so the
+//! volume's flush covers them.
 
+use super::params::ServerParams;
 use super::pending::{PendingRequest, PendingTable};
 use super::reply::{BASE_ALLOCATION_ID, ReplyAddress, ReplyWriter};
-use super::request::{NbdRefusal, NbdRequest};
-use super::terms::TransmissionTerms;
+use super::request::{NbdRequest, NbdRequestRefusal};
 use crate::backoff::Backoff;
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
@@ -32,58 +33,58 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// One client's transmission phase.
+/// State of the transmission phase with one client.
 pub(super) struct ServerTransmission {
-    terms: TransmissionTerms,
+    params: ServerParams,
     replies: ReplyWriter,
     awaiting: AwaitedRequest,
     pending: PendingTable,
-    /// In flight, but not yet taken by the driver.
+    /// I/O that the driver has not taken yet.
     queue: VecDeque<Io>,
-    /// In flight, but their ranges are locked by others.
+    /// I/O whose range another user of the volume has locked.
     held: VecDeque<Io>,
     admission: Admission,
-    /// Why a request was refused, and the log has not been told.
+    /// Why reservations refused a request; `None` once it is logged.
     complaint: Option<&'static str>,
-    /// `NBD_CMD_DISC` has come, until that is logged.
+    /// Whether `NBD_CMD_DISC` was received and is not logged yet.
     has_disconnected: bool,
-    /// Data of the request that waits for room, in bytes; 0 if none does.
+    /// Data length of the request that waits for room, in bytes; 0 if none waits.
     waits_for: usize,
     pool: Pool,
-    /// When to ask the pool and locked ranges again, apart from each completion.
+    /// When to retry memory and locked ranges, in addition to every completion.
     retry: Backoff,
     stopping: bool,
 }
 
-/// What the next bytes are.
+/// What the next bytes of the client are.
 enum AwaitedRequest {
-    /// A request.
+    /// The head of a request.
     Head,
-    /// A write's payload, whole and in one piece.
+    /// The payload of a write, which the volume borrows once it is complete.
     Payload(PendingRequest),
-    /// A block status' payload, of that many bytes.
+    /// The payload of a block status, and its length in bytes.
     Query(NbdRequest, usize),
-    /// A write's payload, for which the pool had no memory.
+    /// The payload of a write that waits for memory from the pool.
     Memory(PendingRequest),
-    /// A write's payload, straight into `data`.
+    /// The payload of a write, received directly into `data`.
     Place { write: PendingRequest, data: SgList },
-    /// Payload of a request that was refused; the refusal is sent behind it, where clients expect
-    /// it.
-    Skip { to: ReplyAddress, left: usize, refusal: NbdRefusal },
-    /// Nothing more: the client said so.
+    /// The payload of a refused request, which is discarded. The error is sent after it, where
+    /// clients expect it.
+    Skip { to: ReplyAddress, left: usize, refusal: NbdRequestRefusal },
+    /// Nothing: the client has disconnected.
     Over,
 }
 
 impl ServerTransmission {
     pub(super) fn new(
-        terms: TransmissionTerms,
+        params: ServerParams,
         admission: Admission,
         pool: Pool,
         now: Instant,
     ) -> ServerTransmission {
         ServerTransmission {
-            replies: ReplyWriter::new(terms.form),
-            terms,
+            replies: ReplyWriter::new(params.headers),
+            params,
             awaiting: AwaitedRequest::Head,
             pending: PendingTable::default(),
             queue: VecDeque::new(),
@@ -104,20 +105,20 @@ impl ServerTransmission {
         }
         match &self.awaiting {
             AwaitedRequest::Head if self.has_room(self.waits_for, outbox) => {
-                Demand::Bytes(self.terms.form.request_len())
+                Demand::Bytes(self.params.headers.request_len())
             }
             AwaitedRequest::Head | AwaitedRequest::Memory(_) => Demand::Nothing,
             AwaitedRequest::Payload(write) => Demand::Bytes(write.length as usize),
             AwaitedRequest::Query(_, length) => Demand::Bytes(*length),
             AwaitedRequest::Skip { .. } => Demand::Bytes(1),
             AwaitedRequest::Place { data, .. } => Demand::Place(data.clone()),
-            // What was asked for before is done first.
+            // Requests that were received before the disconnect are carried out first.
             AwaitedRequest::Over if !self.held.is_empty() => Demand::Nothing,
             AwaitedRequest::Over => Demand::Close,
         }
     }
 
-    /// Takes every whole message from `at` on; returns where it stopped.
+    /// Consumes complete messages from offset `at` on; returns the offset after the last one.
     #[inline]
     pub(super) fn on_bytes(
         &mut self,
@@ -133,7 +134,7 @@ impl ServerTransmission {
         Ok(at)
     }
 
-    /// The memory of [`Demand::Place`] is full.
+    /// Handles that the memory of [`Demand::Place`] has been filled.
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
         match std::mem::replace(&mut self.awaiting, AwaitedRequest::Head) {
             AwaitedRequest::Place { write, data } => self.start(write, Some(data), outbox),
@@ -141,7 +142,7 @@ impl ServerTransmission {
         }
     }
 
-    /// The client has closed its side: an error in the middle of a message.
+    /// Handles that the client has closed its side; that is an error within a message.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
         match std::mem::replace(&mut self.awaiting, AwaitedRequest::Over) {
             AwaitedRequest::Head | AwaitedRequest::Over => Ok(()),
@@ -169,7 +170,7 @@ impl ServerTransmission {
 
     #[inline]
     pub(super) fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        self.queue.pop_front().map(|io| (self.terms.volume, io))
+        self.queue.pop_front().map(|io| (self.params.volume, io))
     }
 
     #[inline]
@@ -178,7 +179,7 @@ impl ServerTransmission {
             return Some(AuditEvent::Logout { reason: "the client disconnected" });
         }
         let reason = self.complaint.take()?;
-        Some(AuditEvent::RequestsRefused { volume: self.terms.volume, reason })
+        Some(AuditEvent::RequestsRefused { volume: self.params.volume, reason })
     }
 
     #[inline]
@@ -189,16 +190,15 @@ impl ServerTransmission {
         if let Some(pending) = pending {
             self.replies.finish(outbox, &pending, done.result);
         }
-        // What has just completed may have given memory back.
+        // The completed request may have returned memory to the pool.
         self.take_memory();
         if !self.held.is_empty() {
             self.resume_held(outbox);
         }
     }
 
-    /// Whether a request with that much data may be taken now. When the core's buffers are short, a
-    /// client gets a small share of them, or its requests one at a time: others have to be served
-    /// too.
+    /// Whether a request with `data_len` bytes of data may be accepted now. When the core's pool is
+    /// short, each client gets a small share of it, or one request at a time.
     #[inline]
     fn has_room(&self, data_len: usize, outbox: &Outbox) -> bool {
         let payload = self.pending.payload().saturating_add(outbox.len()).saturating_add(data_len);
@@ -210,7 +210,8 @@ impl ServerTransmission {
             && self.replies.has_room(outbox)
     }
 
-    /// One message, or a part of a payload; `None` if more bytes, room or memory are needed.
+    /// Consumes one message or a part of a payload; returns the number of bytes. `None`: it needs
+    /// more bytes, room or memory.
     #[inline]
     fn step(
         &mut self,
@@ -221,16 +222,16 @@ impl ServerTransmission {
         let unread = input.unread().get(at..).unwrap_or_default();
         match &mut self.awaiting {
             AwaitedRequest::Head => {
-                let Some(request) = NbdRequest::parse(self.terms.form, unread)? else { return Ok(None) };
+                let Some(request) = NbdRequest::parse(self.params.headers, unread)? else { return Ok(None) };
                 let data_len = request.data_len();
                 if !self.has_room(data_len, outbox) {
-                    // What is wrong is not waited for.
-                    request.payload_len(self.terms.form)?;
+                    // An invalid request is refused now, without waiting for room.
+                    request.payload_len(self.params.headers)?;
                     self.waits_for = data_len;
                     return Ok(None);
                 }
                 self.waits_for = 0;
-                let head_len = self.terms.form.request_len();
+                let head_len = self.params.headers.request_len();
                 self.on_request(request, unread.len().saturating_sub(head_len), outbox)?;
                 Ok(Some(head_len))
             }
@@ -264,7 +265,7 @@ impl ServerTransmission {
         }
     }
 
-    /// A request has come; `here` bytes behind it are in the receive buffer.
+    /// Handles the head of a request; `here` bytes after it are in the receive buffer.
     #[inline]
     fn on_request(
         &mut self,
@@ -276,24 +277,24 @@ impl ServerTransmission {
             (self.awaiting, self.has_disconnected) = (AwaitedRequest::Over, true);
             return Ok(());
         }
-        let length = request.payload_len(self.terms.form)?;
+        let length = request.payload_len(self.params.headers)?;
         if length == 0 {
             self.perform(&request, outbox);
             return Ok(());
         }
         let skip = |refusal| AwaitedRequest::Skip { to: request.address(), left: length, refusal };
-        self.awaiting = if request.has_payload_form(&self.terms) {
+        self.awaiting = if request.has_payload_form(&self.params) {
             match length {
                 QUERY_OF_NONE | QUERY_OF_ONE => AwaitedRequest::Query(request, length),
-                _ => skip(NbdRefusal::invalid("more metadata contexts than there are")),
+                _ => skip(NbdRequestRefusal::invalid("more metadata contexts than there are")),
             }
         } else {
-            match request.accept(&self.terms) {
+            match request.accept(&self.params) {
                 Err(refusal) => skip(refusal),
                 Ok(write) if length <= here || length <= MAX_BORROWED_PAYLOAD => {
                     AwaitedRequest::Payload(write)
                 }
-                // It would wait for ever.
+                // The pool can never hold that much, so waiting would not end.
                 Ok(_) if !self.pool.could_hold(length) => skip(NO_MEMORY),
                 Ok(write) => AwaitedRequest::Memory(write),
             }
@@ -302,7 +303,7 @@ impl ServerTransmission {
         Ok(())
     }
 
-    /// The payload of a block status: the length, and the contexts to answer for.
+    /// Handles the payload of a block status: the length, then the ids of metadata contexts.
     fn on_query(&mut self, request: NbdRequest, payload: &[u8], outbox: &mut Outbox) {
         let (length, ids) = payload.split_first_chunk().unwrap_or((&[0; 8], &[]));
         let flags = request.flags.difference(CmdFlags::PAYLOAD_LEN);
@@ -310,28 +311,28 @@ impl ServerTransmission {
         if *ids == BASE_ALLOCATION_ID.to_be_bytes() {
             return self.perform(&request, outbox);
         }
-        // Without a context there is no chunk of status; but the range must be right all the same.
-        match request.accept(&self.terms) {
+        // Without a context no status is sent, but the range must still be valid.
+        match request.accept(&self.params) {
             Err(refusal) => self.replies.refuse(outbox, request.address(), &refusal),
             Ok(query) if ids.is_empty() => self.replies.success(outbox, query.address()),
             Ok(query) => self.replies.refuse(
                 outbox,
                 query.address(),
-                &NbdRefusal::invalid("a metadata context that was not selected"),
+                &NbdRequestRefusal::invalid("a metadata context that was not selected"),
             ),
         }
     }
 
-    /// Starts or refuses a request that has no payload, or has it behind it.
+    /// Starts or refuses a request without payload, or one whose payload has been received.
     #[inline]
     fn perform(&mut self, request: &NbdRequest, outbox: &mut Outbox) {
-        match request.accept(&self.terms) {
+        match request.accept(&self.params) {
             Ok(accepted) => self.start(accepted, None, outbox),
             Err(refusal) => self.replies.refuse(outbox, request.address(), &refusal),
         }
     }
 
-    /// Puts a request in flight, or answers it at once if there is nothing for the volume to do.
+    /// Adds a request to the table and submits its I/O, or refuses it when the server is stopping.
     #[inline]
     fn start(&mut self, accepted: PendingRequest, data: Option<SgList>, outbox: &mut Outbox) {
         let PendingRequest { offset, length, op, .. } = accepted;
@@ -343,7 +344,8 @@ impl ServerTransmission {
         self.submit(Io { tag, op, offset, len: length, data }, outbox);
     }
 
-    /// Hands an I/O out, holds it while somebody else has its range for itself, or refuses it.
+    /// Passes an I/O to the driver, holds it while its range is locked, or refuses it because of a
+    /// reservation.
     #[inline]
     fn submit(&mut self, io: Io, outbox: &mut Outbox) {
         let admitted = self.admission.admit(io.op, (io.offset, io.len), Needs::of(io.op), false);
@@ -358,17 +360,17 @@ impl ServerTransmission {
         }
     }
 
-    /// Answers a request that reservations keep out.
+    /// Refuses a request that conflicts with a reservation.
     #[cold]
     fn finish_reserved(&mut self, tag: Tag, outbox: &mut Outbox) {
         self.complaint = self.admission.complaint().or(self.complaint);
         if let Some(pending) = self.pending.remove(tag) {
-            let refusal = NbdRefusal::of_io_error(IoError::Reserved, pending.op);
+            let refusal = NbdRequestRefusal::of_io_error(IoError::Reserved, pending.op);
             self.replies.refuse(outbox, pending.address(), &refusal);
         }
     }
 
-    /// Answers a request without a range: there is nothing for the volume to do.
+    /// Answers a request of 0 bytes, for which the volume has nothing to do.
     #[cold]
     fn finish_empty(&mut self, tag: Tag, outbox: &mut Outbox) {
         let Some(pending) = self.pending.remove(tag) else { return };
@@ -379,7 +381,7 @@ impl ServerTransmission {
         }
     }
 
-    /// Tries every I/O again that is held, if it is still allowed.
+    /// Retries the admission of every held I/O.
     fn resume_held(&mut self, outbox: &mut Outbox) {
         for _ in 0..self.held.len() {
             let Some(io) = self.held.pop_front() else { return };
@@ -387,7 +389,7 @@ impl ServerTransmission {
         }
     }
 
-    /// Gives memory to the payload that waits for some, if the pool has any.
+    /// Takes memory from the pool for the payload that waits for it, if the pool has enough.
     #[inline]
     pub(super) fn take_memory(&mut self) {
         if let AwaitedRequest::Memory(write) = &self.awaiting {
@@ -407,24 +409,26 @@ impl NbdRequest {
     }
 }
 
-const STOPPING: NbdRefusal =
-    NbdRefusal { errno: Errno::NBD_ESHUTDOWN, text: Cow::Borrowed("the server is stopping") };
-const NO_MEMORY: NbdRefusal =
-    NbdRefusal { errno: Errno::NBD_ENOMEM, text: Cow::Borrowed("more data than the server's buffers hold") };
+const STOPPING: NbdRequestRefusal =
+    NbdRequestRefusal { errno: Errno::NBD_ESHUTDOWN, text: Cow::Borrowed("the server is stopping") };
+const NO_MEMORY: NbdRequestRefusal = NbdRequestRefusal {
+    errno: Errno::NBD_ENOMEM,
+    text: Cow::Borrowed("more data than the server's buffers hold"),
+};
 
-/// The most requests of one session in flight.
+/// The maximum number of requests of one session in flight.
 pub(super) const DEPTH: u32 = 1024;
 
-/// The most data of one session in flight, in bytes, what waits in its outbox included. Above any
-/// one request.
+/// The maximum data of one session in flight, in bytes, including the outbox. More than any one
+/// request.
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 
-/// Payload up to this many bytes is waited for in the receive buffer and lent from there: one large
-/// receive for many requests costs less than a receive for each. At most `MAX_DEMAND`.
+/// A payload of up to this many bytes is completed in the receive buffer and borrowed from there:
+/// one large receive for many requests costs less than a receive for each. At most `MAX_DEMAND`.
 const MAX_BORROWED_PAYLOAD: usize = 64 << 10;
 
-/// A block status' payload without context: its length.
+/// Length of a block status payload without a context id, in bytes.
 const QUERY_OF_NONE: usize = size_of::<u64>();
 
-/// A block status' payload with one context.
+/// Length of a block status payload with one context id, in bytes.
 const QUERY_OF_ONE: usize = size_of::<u64>() + size_of::<u32>();

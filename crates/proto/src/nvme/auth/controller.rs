@@ -1,49 +1,50 @@
 //! A controller's side of one queue's authentication.
 
 use super::{
-    AuthDirection, AuthNames, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Proof, Random, head, is_same,
+    AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE, ResponseInput,
+    head, is_same,
 };
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_wire::nvmeof::auth::*;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Has a host prove who it is.
+/// The controller's state of one queue's authentication.
 pub struct Authenticator {
     secrets: Arc<HostSecrets>,
     names: AuthNames,
-    random: Random,
+    random: ChallengeGenerator,
     t_id: u16,
     state: ControllerAuthState,
-    /// The SC_C that a host may ask for, beside none.
+    /// The SC_C value that a host may request, besides none.
     secure_channel: u8,
-    /// The key of TLS that was made, valid once all is done.
+    /// The generated PSK, valid once authentication is finished.
     generated: Option<InputPsk>,
-    /// The host has proved who it is, and the controller, too, if it was asked to.
+    /// Whether the host is authenticated, and the controller too if the host asked for it.
     is_done: bool,
 }
 
-/// What is due, and from whom.
+/// The next message, and which side sends it.
 enum ControllerAuthState {
     /// The host's AUTH_Negotiate.
     Negotiate,
-    /// Our challenge.
-    Challenge(AuthTerms),
+    /// This side's challenge.
+    Challenge(NegotiatedAuth),
     /// The host's reply.
-    Reply(AuthTerms),
-    /// Our Success1, with the response to the host's challenge if there was one.
+    Reply(NegotiatedAuth),
+    /// This side's Success1, with the response to the host's challenge if there was one.
     Success1(Hash, Option<Vec<u8>>),
     /// The host's Success2.
     Success2,
-    /// Our word that it has failed.
+    /// This side's Failure1.
     Failure(Explanation),
-    /// Nothing more.
+    /// The failure was reported; no message follows.
     Failed,
 }
 
-/// What the sides have agreed on, and this side's share of it.
+/// Negotiated parameters, and this side's share of the exchange.
 #[derive(Clone)]
-struct AuthTerms {
+struct NegotiatedAuth {
     hash: Hash,
     group: DhGroup,
     challenge: Vec<u8>,
@@ -53,13 +54,14 @@ struct AuthTerms {
 }
 
 impl Authenticator {
-    /// For a host and a subsystem of those names; `seed` is nobody else's.
+    /// Creates the state for a host and a subsystem with these NQNs. `seed` must be random and
+    /// secret.
     #[must_use]
     pub fn new(secrets: Arc<HostSecrets>, host: &str, subsystem: &str, seed: [u8; 32]) -> Authenticator {
         Authenticator {
             secrets,
             names: AuthNames { host: host.to_owned(), subsystem: subsystem.to_owned() },
-            random: Random::new(seed),
+            random: ChallengeGenerator::new(seed),
             t_id: 0,
             state: ControllerAuthState::Negotiate,
             secure_channel: SC_C_NONE,
@@ -68,32 +70,32 @@ impl Authenticator {
         }
     }
 
-    /// Lets a host have a secure channel made: with this SC_C.
+    /// Allows a host to request a secure channel with this SC_C value.
     #[must_use]
     pub fn with_secure_channel(mut self, sc_c: u8) -> Authenticator {
         self.secure_channel = sc_c;
         self
     }
 
-    /// The key of TLS that both sides have, once, when the host has proved who it is.
+    /// Takes the generated PSK, once the host is authenticated.
     pub fn take_generated(&mut self) -> Option<InputPsk> {
         if self.is_done { self.generated.take() } else { None }
     }
 
-    /// Whether the host has proved who it is.
+    /// Whether the host is authenticated.
     #[inline]
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.is_done
     }
 
-    /// Whether it has failed to, and was told so.
+    /// Whether authentication has failed and the host was told.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         matches!(self.state, ControllerAuthState::Failed)
     }
 
-    /// Takes a message of the host's.
+    /// Handles a message of the host.
     pub fn on_message(&mut self, message: &[u8]) {
         let next = self.take(message);
         self.state = next.unwrap_or_else(|explanation| {
@@ -102,7 +104,7 @@ impl Authenticator {
         });
     }
 
-    /// The message that is due to the host, if it is no longer than `most` bytes.
+    /// The next message to the host, if it is no longer than `most` bytes.
     pub fn message(&mut self, most: usize) -> Option<Vec<u8>> {
         let (message, next) = match &self.state {
             ControllerAuthState::Challenge(terms) => {
@@ -119,7 +121,7 @@ impl Authenticator {
             ControllerAuthState::Failure(explanation) => {
                 (self.failure(*explanation), ControllerAuthState::Failed)
             }
-            // It is the host's turn.
+            // The host has to send the next message.
             ControllerAuthState::Negotiate
             | ControllerAuthState::Reply(_)
             | ControllerAuthState::Success2 => {
@@ -144,7 +146,7 @@ impl Authenticator {
         let is_common = MessageType(begin.auth_type) == MessageType::COMMON;
         let is_ours = begin.t_id.get() == self.t_id;
         match (&self.state, is_common, MessageId(begin.auth_id)) {
-            // A host may begin anew once all is done.
+            // A host may authenticate again once authentication is finished.
             (ControllerAuthState::Negotiate, true, MessageId::NEGOTIATE) => {
                 self.t_id = begin.t_id.get();
                 self.negotiate(message).map(ControllerAuthState::Challenge)
@@ -157,14 +159,14 @@ impl Authenticator {
                 self.is_done = true;
                 Ok(ControllerAuthState::Negotiate)
             }
-            // The host does not believe us.
+            // The host rejected the controller's response.
             (ControllerAuthState::Success2, true, MessageId::FAILURE2) => Ok(ControllerAuthState::Failed),
             _ => Err(Explanation::INCORRECT_MESSAGE),
         }
     }
 
-    /// Chooses among what the host can.
-    fn negotiate(&mut self, message: &[u8]) -> Result<AuthTerms, Explanation> {
+    /// Chooses hash function and group among those that the host offers.
+    fn negotiate(&mut self, message: &[u8]) -> Result<NegotiatedAuth, Explanation> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (negotiate, rest) = Negotiate::read_from_prefix(message).map_err(|_| wrong)?;
         let sc_c = negotiate.sc_c;
@@ -188,14 +190,14 @@ impl Authenticator {
                 Some(only) => only == *group,
                 None => *group != DhGroup::Null,
             };
-            // The key is made of the exchange.
+            // The PSK is derived from the exchange, so a group is needed.
             let is_wanted = is_wanted && (sc_c == SC_C_NONE || *group != DhGroup::Null);
             is_wanted && groups.contains(&group.id().0)
         };
         let group = DhGroup::ALL.into_iter().find(is_usable).ok_or(Explanation::DH_GROUP_NOT_USABLE)?;
         let mut challenge = self.random.block().to_vec();
         challenge.truncate(hash.len());
-        Ok(AuthTerms {
+        Ok(NegotiatedAuth {
             hash,
             group,
             challenge,
@@ -205,11 +207,11 @@ impl Authenticator {
         })
     }
 
-    /// Looks at the host's response, and makes one of our own if it wants one.
-    fn reply(&mut self, terms: &AuthTerms, message: &[u8]) -> Result<ControllerAuthState, Explanation> {
+    /// Checks the host's response, and creates this side's response if the host wants one.
+    fn reply(&mut self, terms: &NegotiatedAuth, message: &[u8]) -> Result<ControllerAuthState, Explanation> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (reply, rest) = Reply::read_from_prefix(message).map_err(|_| wrong)?;
-        let AuthTerms { hash, group, challenge, seqnum, private, sc_c } = terms;
+        let NegotiatedAuth { hash, group, challenge, seqnum, private, sc_c } = terms;
         let hl = hash.len();
         if usize::from(reply.hl) != hl || usize::from(reply.dhvlen.get()) != group.len() || reply.cvalid > 1 {
             return Err(wrong);
@@ -223,8 +225,14 @@ impl Authenticator {
             }
         };
         let t_id = self.t_id;
-        let proof =
-            Proof { hash: *hash, challenge, seqnum: *seqnum, t_id, session_key: key.as_deref(), sc_c: *sc_c };
+        let proof = ResponseInput {
+            hash: *hash,
+            challenge,
+            seqnum: *seqnum,
+            t_id,
+            session_key: key.as_deref(),
+            sc_c: *sc_c,
+        };
         let expected = proof.response(AuthDirection::Host, &self.secrets.host, &self.names);
         if !is_same(response, &expected) {
             return Err(Explanation::AUTHENTICATION_FAILED);
@@ -237,18 +245,18 @@ impl Authenticator {
             let bytes = hash.hmac(&hash.digest(key), &[challenge, own_challenge]);
             self.generated = InputPsk::generated(*hash, bytes);
         }
-        // Without a number a challenge is for the key alone (Base 2.2 §8.3.4.5.4).
+        // With sequence number 0, the challenge serves the PSK only (Base 2.2 §8.3.4.5.4).
         let is_for_key = *sc_c != SC_C_NONE && reply.seqnum.get() == 0;
         if reply.cvalid == 0 || is_for_key {
             return Ok(ControllerAuthState::Success1(*hash, None));
         }
         let secret = self.secrets.controller.as_ref().ok_or(Explanation::AUTHENTICATION_FAILED)?;
-        let proof = Proof { challenge: own_challenge, seqnum: reply.seqnum.get(), ..proof };
+        let proof = ResponseInput { challenge: own_challenge, seqnum: reply.seqnum.get(), ..proof };
         let response = proof.response(AuthDirection::Controller, secret, &self.names);
         Ok(ControllerAuthState::Success1(*hash, Some(response)))
     }
 
-    fn challenge(&self, terms: &AuthTerms) -> Vec<u8> {
+    fn challenge(&self, terms: &NegotiatedAuth) -> Vec<u8> {
         let public = terms.group.public(&terms.private);
         let message = Challenge {
             head: head(MessageType::DH_HMAC_CHAP.0, MessageId::CHALLENGE.0, self.t_id),
@@ -306,7 +314,7 @@ pub(crate) mod tests {
         Authenticator::new(Arc::new(secrets), "nqn.h", "nqn.s", [5; 32])
     }
 
-    /// A host that can all of these.
+    /// AUTH_Negotiate of a host that supports these.
     pub(crate) fn negotiate(hashes: &[u8], groups: &[u8]) -> Vec<u8> {
         let head = head(0, 0, 7);
         let mut protocol = Protocol { auth_id: 1, ..Protocol::new_zeroed() };
@@ -323,26 +331,26 @@ pub(crate) mod tests {
         (asks, sc_c): (bool, u8),
         subsystem: &str,
     ) -> (Vec<u8>, Option<Vec<u8>>, Hash) {
-        let (told, rest) = Challenge::read_from_prefix(challenge).unwrap();
-        let hash = Hash::ALL.into_iter().find(|hash| hash.id().0 == told.hash_id).unwrap();
-        let group = DhGroup::ALL.into_iter().find(|group| group.id().0 == told.dh_group_id).unwrap();
-        let (c1, public) = rest.split_at(told.hl.into());
+        let (challenge, rest) = Challenge::read_from_prefix(challenge).unwrap();
+        let hash = Hash::ALL.into_iter().find(|hash| hash.id().0 == challenge.hash_id).unwrap();
+        let group = DhGroup::ALL.into_iter().find(|group| group.id().0 == challenge.dh_group_id).unwrap();
+        let (c1, public) = rest.split_at(challenge.hl.into());
         let key = (group != DhGroup::Null).then(|| group.shared(public, &[3; 64]).unwrap());
-        let proof = Proof {
+        let proof = ResponseInput {
             hash,
             challenge: c1,
-            seqnum: told.seqnum.get(),
+            seqnum: challenge.seqnum.get(),
             t_id: 7,
             session_key: key.as_deref(),
             sc_c,
         };
-        let parties = AuthNames { host: "nqn.h".into(), subsystem: subsystem.into() };
-        let response = proof.response(AuthDirection::Host, secret, &parties);
+        let names = AuthNames { host: "nqn.h".into(), subsystem: subsystem.into() };
+        let response = proof.response(AuthDirection::Host, secret, &names);
         let message = Reply {
             head: head(1, 2, 7),
-            hl: told.hl,
+            hl: challenge.hl,
             cvalid: asks.into(),
-            dhvlen: told.dhvlen,
+            dhvlen: challenge.dhvlen,
             seqnum: 99.into(),
             ..Reply::new_zeroed()
         };
@@ -358,13 +366,13 @@ pub(crate) mod tests {
         Explanation(failure.explanation)
     }
 
-    /// Makes a reply a wrong one.
-    type Spoil = fn(&mut Vec<u8>);
+    /// Corrupts a reply.
+    type CorruptMessage = fn(&mut Vec<u8>);
 
     const SUCCESS_2: [u8; 16] = [1, 4, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
     #[test]
-    fn both_sides_prove_who_they_are_with_every_hash_and_group() {
+    fn both_sides_authenticate_with_every_hash_and_group() {
         for hash in Hash::ALL {
             for group in DhGroup::ALL {
                 let secrets = secrets(Some(hash), Some(group));
@@ -378,14 +386,20 @@ pub(crate) mod tests {
                     target.on_message(&reply);
                     let success = target.message(MAX_MESSAGE).unwrap();
                     assert_eq!((success[1], success[8], success.len()), (3, asks.into(), 16 + hash.len()));
-                    assert!(target.is_done(), "the second time it was done before");
+                    assert!(target.is_done(), "it was finished before the second time");
                     if asks {
                         let challenge = vec![0xc2; hash.len()];
                         let session_key = key.as_deref();
-                        let proof =
-                            Proof { hash, challenge: &challenge, seqnum: 99, t_id: 7, session_key, sc_c: 0 };
-                        let parties = AuthNames { host: "nqn.h".into(), subsystem: "nqn.s".into() };
-                        let expected = proof.response(AuthDirection::Controller, &controller, &parties);
+                        let proof = ResponseInput {
+                            hash,
+                            challenge: &challenge,
+                            seqnum: 99,
+                            t_id: 7,
+                            session_key,
+                            sc_c: 0,
+                        };
+                        let names = AuthNames { host: "nqn.h".into(), subsystem: "nqn.s".into() };
+                        let expected = proof.response(AuthDirection::Controller, &controller, &names);
                         assert!(success[16..] == expected, "{hash:?} {group:?}");
                         target.on_message(&SUCCESS_2);
                         assert!(target.is_done() && !target.has_failed());
@@ -396,7 +410,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_controller_that_is_to_prove_itself_is_not_done_before_it_is_believed() {
+    fn a_controller_that_authenticates_waits_for_the_hosts_confirmation() {
         for last in [SUCCESS_2.to_vec(), vec![0, 0xf0, 0, 0, 7, 0, 1, 1]] {
             let mut target = authenticator(secrets(None, Some(DhGroup::Null)));
             target.on_message(&negotiate(&[1], &[0]));
@@ -410,19 +424,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn both_sides_make_a_key_of_tls_where_a_host_asks_for_one() {
+    fn both_sides_generate_a_psk_if_the_host_asks_for_it() {
         for (seqnum, hashes, hash) in [(0, &[1, 2, 3][..], Hash::Sha384), (99, &[1], Hash::Sha256)] {
             let mut target = authenticator(secrets(None, None)).with_secure_channel(SC_C_NEW_TLS_PSK);
             let mut negotiate = negotiate(hashes, &[0, 1]);
             negotiate[6] = SC_C_NEW_TLS_PSK;
             target.on_message(&negotiate);
             let challenge = target.message(MAX_MESSAGE).unwrap();
-            assert_eq!((challenge[8], challenge[9]), (hash.id().0, 1), "neither SHA-512 nor no group");
+            assert_eq!((challenge[8], challenge[9]), (hash.id().0, 1), "neither SHA-512 nor the null group");
             let plain = DhChapSecret::parse(PLAIN).unwrap();
             let (mut reply, key, _) = reply(&challenge, &plain, (true, SC_C_NEW_TLS_PSK), "nqn.s");
             reply[12..16].copy_from_slice(&u32::to_le_bytes(seqnum));
             target.on_message(&reply);
-            assert!(target.take_generated().is_none(), "nothing is proved");
+            assert!(target.take_generated().is_none(), "the host is not authenticated");
             let success = target.message(MAX_MESSAGE).unwrap();
             assert_eq!(success[8], u8::from(seqnum != 0));
             if seqnum != 0 {
@@ -437,7 +451,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_of_tls_is_made_only_where_it_can_be_used() {
+    fn a_psk_is_generated_only_where_it_can_be_used() {
         let fails = |allowed: u8, hashes: &[u8], groups: &[u8]| {
             let mut target = authenticator(secrets(None, None)).with_secure_channel(allowed);
             let mut message = negotiate(hashes, groups);
@@ -452,7 +466,7 @@ pub(crate) mod tests {
         );
         assert_eq!(fails(SC_C_NEW_TLS_PSK, &[3], &[1]), Explanation::HASH_NOT_USABLE);
         assert_eq!(fails(SC_C_NEW_TLS_PSK, &[1], &[0]), Explanation::DH_GROUP_NOT_USABLE);
-        // Without a challenge of the host's there is no key.
+        // Without a challenge of the host, there is no key.
         let mut target = authenticator(secrets(None, None)).with_secure_channel(SC_C_NEW_TLS_PSK);
         let mut message = negotiate(&[1], &[1]);
         message[6] = SC_C_NEW_TLS_PSK;
@@ -473,11 +487,11 @@ pub(crate) mod tests {
             (message[1], message.get(8).copied(), message.get(9).copied())
         };
         assert_eq!(chosen(&[0, 5, 2]), (1, Some(3), Some(2)));
-        assert_eq!(chosen(&[0]).0, 0xf1, "without an exchange only who allows it");
+        assert_eq!(chosen(&[0]).0, 0xf1, "without an exchange only if the secrets allow it");
     }
 
     #[test]
-    fn what_cannot_be_agreed_on_is_said() {
+    fn a_failed_negotiation_is_reported() {
         let fails = |message: &[u8]| {
             let mut target = authenticator(secrets(Some(Hash::Sha384), Some(DhGroup::Ffdhe2048)));
             target.on_message(message);
@@ -500,7 +514,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_does_not_know_the_secret_is_turned_away() {
+    fn a_host_without_the_secret_is_rejected() {
         let begun = |controller: bool| {
             let mut secrets = secrets(None, Some(DhGroup::Ffdhe2048));
             secrets.controller = secrets.controller.filter(|_| controller);
@@ -513,13 +527,14 @@ pub(crate) mod tests {
         let (mut target, challenge) = begun(true);
         target.on_message(&reply(&challenge, &DhChapSecret::parse(HASHED).unwrap(), (false, 0), "nqn.s").0);
         assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
-        assert_eq!(target.message(MAX_MESSAGE), None, "it was told");
+        assert_eq!(target.message(MAX_MESSAGE), None, "the failure was reported");
         let (mut target, challenge) = begun(false);
         target.on_message(&reply(&challenge, &plain, (true, 0), "nqn.s").0);
         assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
-        // An exponential of 0, a wrong length, a part, another transaction, and the wrong message.
+        // An exponential of 0, a wrong length, a truncated message, another transaction, and the
+        // wrong message.
         let right = |challenge: &[u8]| reply(challenge, &plain, (false, 0), "nqn.s").0;
-        let wrongs: [(Spoil, Explanation); 5] = [
+        let wrongs: [(CorruptMessage, Explanation); 5] = [
             (|reply| reply[16 + 64..].fill(0), Explanation::INCORRECT_PAYLOAD),
             (|reply| reply[6] = 48, Explanation::INCORRECT_PAYLOAD),
             (|reply| reply.truncate(100), Explanation::INCORRECT_PAYLOAD),
@@ -533,14 +548,14 @@ pub(crate) mod tests {
             target.on_message(&reply);
             assert_eq!(explanation(&mut target), said);
         }
-        // A host that asks before it was its turn to listen.
+        // A host that receives before it has sent AUTH_Negotiate.
         let mut target = authenticator(secrets(None, None));
         target.t_id = 7;
         assert_eq!(explanation(&mut target), Explanation::INCORRECT_MESSAGE);
     }
 
     #[test]
-    fn no_message_of_any_length_is_more_than_a_failure() {
+    fn a_malformed_message_of_any_length_is_a_failure() {
         for len in 0..200 {
             for first in [0, 1] {
                 let mut target = authenticator(secrets(None, None));
@@ -553,9 +568,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_queue_is_challenged_otherwise() {
-        let mut random = Random::new([1; 32]);
+    fn every_queue_gets_another_challenge() {
+        let mut random = ChallengeGenerator::new([1; 32]);
         assert_ne!(random.block(), random.block());
-        assert_ne!(Random::new([2; 32]).block(), Random::new([1; 32]).block());
+        assert_ne!(ChallengeGenerator::new([2; 32]).block(), ChallengeGenerator::new([1; 32]).block());
     }
 }

@@ -1,5 +1,5 @@
-//! Groups of the Diffie-Hellman exchange: those of RFC 7919, whose primes are made of the digits of
-//! e.
+//! The groups of the Diffie-Hellman exchange (RFC 7919). Their primes are derived from the digits
+//! of e.
 
 use blockmux_wire::nvmeof::auth::DhGroupId;
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
@@ -8,7 +8,7 @@ use crypto_bigint::{BoxedUint, Odd};
 /// A group of DH-HMAC-CHAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DhGroup {
-    /// No exchange.
+    /// The null group: no exchange.
     Null,
     /// 2,048 bits.
     Ffdhe2048,
@@ -23,7 +23,7 @@ pub enum DhGroup {
 }
 
 impl DhGroup {
-    /// All of them, the weakest first.
+    /// All groups, the weakest first.
     pub const ALL: [DhGroup; 6] = [
         DhGroup::Null,
         DhGroup::Ffdhe2048,
@@ -33,16 +33,16 @@ impl DhGroup {
         DhGroup::Ffdhe8192,
     ];
 
-    /// The group of that name, as the kernel and nvme-cli write it.
+    /// The group with this name, as the kernel and nvme-cli write it.
     ///
     /// # Errors
-    /// Which names there are.
+    /// Lists the valid names.
     pub fn of_name(name: &str) -> Result<DhGroup, &'static str> {
         let found = DhGroup::ALL.into_iter().find(|group| group.name() == name);
         found.ok_or("there are null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192")
     }
 
-    /// Its name, as the kernel and nvme-cli write it.
+    /// The name, as the kernel and nvme-cli write it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl DhGroup {
         }
     }
 
-    /// Of its prime.
+    /// Size of the prime in bits.
     fn bits(self) -> u32 {
         match self {
             DhGroup::Null => 0,
@@ -78,22 +78,22 @@ impl DhGroup {
         }
     }
 
-    /// Of an exponential, in bytes.
+    /// Length of an exponential, in bytes.
     pub(super) fn len(self) -> usize {
         (self.bits() / 8) as usize
     }
 
-    /// The exponential that the other side gets; empty without an exchange.
+    /// This side's exponential; empty for the null group.
     pub(super) fn public(self, private: &[u8; 64]) -> Vec<u8> {
         let mut generator = vec![0; self.len()];
         generator.last_mut().into_iter().for_each(|last| *last = 2);
         self.power(&generator, private)
     }
 
-    /// The key of both sides, from the other side's exponential; `None` if that is none.
+    /// The shared key, from the other side's exponential; `None` if that is invalid.
     pub(super) fn shared(self, other: &[u8], private: &[u8; 64]) -> Option<Vec<u8>> {
         let prime = self.prime();
-        // From 2 to the prime less 2: others give keys that everybody knows.
+        // Valid exponentials are from 2 to the prime less 2; others lead to a predictable key.
         let is_small =
             other.split_last().is_none_or(|(last, rest)| *last < 2 && rest.iter().all(|&byte| byte == 0));
         let is_large = match (other.split_last(), prime.split_last()) {
@@ -118,8 +118,8 @@ impl DhGroup {
         BoxedMontyForm::new(base, &terms).pow(&exponent).retrieve().to_be_bytes().to_vec()
     }
 
-    /// RFC 7919 appendix A: 64 bits of 1, the first digits of e and a number added to them, 64 bits
-    /// of 1. The number here is one less than there, where 1 is subtracted from the whole.
+    /// The prime (RFC 7919 appendix A): 64 bits of 1, the first digits of e plus a constant, 64
+    /// bits of 1. The constant here is one less than there, where 1 is subtracted from the whole.
     fn prime(self) -> Vec<u8> {
         let mut added: u32 = match self {
             DhGroup::Null => return Vec::new(),
@@ -142,7 +142,7 @@ impl DhGroup {
     }
 }
 
-/// The first 8,064 bits of e, its two bits before the point first.
+/// The first 8,064 bits of e, including the two bits before the binary point.
 const E: &str = "\
     adf85458a2bb4a9aafdc5620273d3cf1d8b9c583ce2d3695a9e13641146433fbcc939dce249b3ef97d2fe363630c75d8\
     f681b202aec4617ad3df1ed5d5fd65612433f51f5f066ed0856365553ded1af3b557135e7f57c935984f0c70e0e68b77\
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn exponentials_that_give_the_key_away_are_none() {
+    fn exponentials_with_a_predictable_key_are_invalid() {
         let group = DhGroup::Ffdhe2048;
         let number = |last: u8| {
             let mut bytes = vec![0; 256];
@@ -225,7 +225,7 @@ mod tests {
         );
     }
 
-    /// The begin of SHA-256 of each prime.
+    /// The first bytes of SHA-256 of each prime.
     const HASHES: [[u8; 4]; 5] = [
         [0x9c, 0xd3, 0xb7, 0xf3],
         [0x0e, 0xaf, 0x67, 0xdb],

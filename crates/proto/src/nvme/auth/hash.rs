@@ -16,19 +16,19 @@ pub enum Hash {
 }
 
 impl Hash {
-    /// All of them, the strongest first.
+    /// All functions, the strongest first.
     pub const ALL: [Hash; 3] = [Hash::Sha512, Hash::Sha384, Hash::Sha256];
 
-    /// The function of that name, as the kernel and nvme-cli write it.
+    /// The function with this name, as the kernel and nvme-cli write it.
     ///
     /// # Errors
-    /// Which names there are.
+    /// Lists the valid names.
     pub fn of_name(name: &str) -> Result<Hash, &'static str> {
         let found = Hash::ALL.into_iter().find(|hash| hash.name() == name);
         found.ok_or("there are hmac(sha256), hmac(sha384) and hmac(sha512)")
     }
 
-    /// Its name, as the kernel and nvme-cli write it.
+    /// The name, as the kernel and nvme-cli write it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl Hash {
         }
     }
 
-    /// Whether a cipher suite of TLS has it, so that a key can be made of what it gives.
+    /// Whether a TLS cipher suite uses this function, so that a PSK can be derived from its output.
     #[must_use]
     pub fn is_of_tls(self) -> bool {
         self != Hash::Sha512
@@ -52,7 +52,7 @@ impl Hash {
         }
     }
 
-    /// Of a hash, in bytes.
+    /// Length of a hash, in bytes.
     pub(super) fn len(self) -> usize {
         match self {
             Hash::Sha256 => 32,
@@ -69,7 +69,7 @@ impl Hash {
         }
     }
 
-    /// HMAC over the parts, one after the other.
+    /// HMAC over the concatenated parts.
     pub(super) fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
         match self {
             Hash::Sha256 => hmac::<Hmac<Sha256>>(key, parts),

@@ -3,17 +3,17 @@
 //! ```text
 //!   Send(Negotiate) ▶ Receive ─Challenge─▶ Send(Reply) ▶ Receive ─Success1─┬──────────────────▶ Over
 //!                        │                                  │              └▶ Send(Success2) ──▶ Over
-//!                        └─────────── nonsense ─────────────┴▶ Send(Failure2) ▶ Over
+//!                        └────── protocol violation ────────┴▶ Send(Failure2) ▶ Over
 //! ```
-//! A host that has a secret of the controller's wants it proved, and is not content with less:
-//! neither with a Success1 without a response, nor with a controller that does not ask for
-//! authentication at all.
+//! A host with a controller secret requires the controller to authenticate. It accepts neither a
+//! Success1 without a response nor a controller that does not require authentication.
 //!
-//! A host that wants a secure channel sends a challenge in any case, of which the key is made;
-//! without a secret of the controller's its number is 0, and nothing is to be proved with it.
+//! A host that requests a secure channel always sends a challenge, from which the PSK is derived.
+//! Without a controller secret its sequence number is 0, and the controller does not authenticate.
 
 use super::{
-    AuthDirection, AuthNames, DhGroup, Hash, HostSecrets, MAX_MESSAGE, Proof, Random, head, is_same,
+    AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE, ResponseInput,
+    head, is_same,
 };
 use crate::nvme::auth::psk::InputPsk;
 use crate::nvme::nqn::Nqn;
@@ -22,32 +22,31 @@ use std::fmt;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// What a host proves itself with on one queue.
+/// A host's credentials for one queue.
 #[derive(Clone)]
 pub struct HostCredentials {
-    /// Its own secret, and the controller's if that is to be proved, too.
+    /// The host's secret, and the controller's if that has to authenticate too.
     pub secrets: Arc<HostSecrets>,
-    /// Random, and nobody else's: challenges and exponents come from it.
+    /// Random and secret; challenges and exponents are derived from it.
     pub seed: [u8; 32],
-    /// What a secure channel has to do with it.
+    /// State of secure channel concatenation.
     pub concatenation: Concatenation,
 }
 
-/// How far secure channel concatenation is, on one connection.
+/// State of secure channel concatenation on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Concatenation {
-    /// Nobody asks for it.
+    /// Not requested.
     #[default]
     None,
-    /// A key of TLS is to be made, and the admin queue to be connected anew with it.
+    /// A PSK has to be generated, and the admin queue has to reconnect with it.
     Due,
-    /// The connection is secured with a key that was made so: who has it need not prove anything
-    /// again.
+    /// The connection uses a generated PSK, which has authenticated both sides.
     Done,
 }
 
 impl HostCredentials {
-    /// The credentials for one of several queues, with a seed of its own.
+    /// The credentials for one queue, with a seed of its own.
     #[must_use]
     pub fn of_queue(self, qid: u16) -> HostCredentials {
         let mut seed = self.seed;
@@ -56,7 +55,7 @@ impl HostCredentials {
         HostCredentials { seed, ..self }
     }
 
-    /// SC_C of a negotiation.
+    /// SC_C value for AUTH_Negotiate.
     fn sc_c(&self) -> u8 {
         match self.concatenation {
             Concatenation::Due => SC_C_NEW_TLS_PSK,
@@ -71,81 +70,82 @@ impl fmt::Debug for HostCredentials {
     }
 }
 
-/// Why authentication failed, as a host sees it.
+/// Reason for a failed authentication, as a host sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unproved {
-    /// The controller does not believe us, or cannot agree with us.
-    #[error("controller turned us away in DH-HMAC-CHAP: {}", said(*.0))]
+pub enum AuthFailure {
+    /// The controller rejected the host, or the negotiation failed.
+    #[error("controller rejected this host in DH-HMAC-CHAP: {}", said(*.0))]
     Rejected(Explanation),
-    /// Its own response is wrong.
-    #[error("controller did not prove who it is")]
-    Impostor,
-    /// It is to prove who it is, and does not even ask who we are.
-    #[error("controller is to prove who it is, and asks for no DH-HMAC-CHAP")]
-    NotAsked,
-    /// A key of TLS is to be made with it, and it does not ask who we are.
-    #[error("controller asks for no DH-HMAC-CHAP, so that there is no key for a secure channel")]
-    NoChannel,
-    /// It broke the rules of DH-HMAC-CHAP.
+    /// The controller's own response is wrong.
+    #[error("controller failed to authenticate: wrong response")]
+    WrongControllerResponse,
+    /// The host requires the controller to authenticate, and the controller does not require
+    /// authentication.
+    #[error("controller has to authenticate and does not require DH-HMAC-CHAP")]
+    NotRequired,
+    /// The host needs a generated PSK, and the controller does not require authentication.
+    #[error("controller does not require DH-HMAC-CHAP, so no key for a secure channel can be generated")]
+    NoSecureChannel,
+    /// The controller violated the DH-HMAC-CHAP protocol.
     #[error("controller {0}")]
-    Nonsense(&'static str),
+    ProtocolViolation(&'static str),
 }
 
-/// Proves who we are.
-pub struct Applicant {
+/// The host's state of one queue's authentication.
+pub struct HostAuthenticator {
     credentials: HostCredentials,
     names: AuthNames,
-    random: Random,
+    random: ChallengeGenerator,
     t_id: u16,
     state: HostAuthState,
-    /// The key of TLS that was made, valid once all is done.
+    /// The generated PSK, valid once authentication is finished.
     generated: Option<InputPsk>,
 }
 
-/// What is due.
-pub enum AuthTurn<'a> {
-    /// This message is to be sent.
+/// The next step of the authentication.
+pub enum AuthStep<'a> {
+    /// Send this message.
     Send(&'a [u8]),
-    /// The controller's next message is to be asked for, of at most [`MAX_MESSAGE`] bytes.
+    /// Receive the controller's next message, of at most [`MAX_MESSAGE`] bytes.
     Receive,
-    /// Nothing more.
-    Over(Result<(), Unproved>),
+    /// Authentication is finished.
+    Over(Result<(), AuthFailure>),
 }
 
 enum HostAuthState {
-    /// A message of ours, and what comes then.
+    /// Send a message, then enter the next state.
     Send(Vec<u8>, Box<HostAuthState>),
     Challenge,
-    /// After the reply.
-    Success1(Answered),
-    Over(Result<(), Unproved>),
+    /// Waits for Success1, after the reply.
+    Success1(ExpectedResponse),
+    Over(Result<(), AuthFailure>),
 }
 
-/// What the controller's response is checked against.
-struct Answered {
+/// The expected response of the controller.
+struct ExpectedResponse {
     hash: Hash,
-    /// What it has to be; `None`: nothing was asked for.
+    /// The expected bytes; `None` if no response was requested.
     expected: Option<Vec<u8>>,
 }
 
-/// Our challenge, of which a key may be made as well.
+/// This side's challenge, from which a PSK may be derived as well.
 struct OwnChallenge {
     bytes: Vec<u8>,
     seqnum: u32,
 }
 
-/// What to tell the controller, and the user.
-type Wrong = (Explanation, Unproved);
+/// Explanation for the controller, and reason for the user.
+type AuthError = (Explanation, AuthFailure);
 
-impl Applicant {
-    /// For a host and a subsystem of those names.
+impl HostAuthenticator {
+    /// Creates the state for a host and a subsystem with these NQNs.
     #[must_use]
-    pub fn new(credentials: HostCredentials, host: &Nqn, subsystem: &Nqn) -> Applicant {
-        let mut random = Random::new(credentials.seed);
+    pub fn new(credentials: HostCredentials, host: &Nqn, subsystem: &Nqn) -> HostAuthenticator {
+        let mut random = ChallengeGenerator::new(credentials.seed);
         let [a, b, ..] = random.block();
         let t_id = u16::from_le_bytes([a, b]);
         let negotiate = negotiate(&credentials, t_id);
-        Applicant {
+        HostAuthenticator {
             credentials,
             names: AuthNames { host: host.as_str().to_owned(), subsystem: subsystem.as_str().to_owned() },
             random,
@@ -155,25 +155,25 @@ impl Applicant {
         }
     }
 
-    /// The key of TLS that both sides have made, if one was to be, and all is done.
+    /// The generated PSK, if one was requested and authentication is finished.
     #[must_use]
     pub fn generated(&self) -> Option<&InputPsk> {
         self.generated.as_ref().filter(|_| matches!(self.state, HostAuthState::Over(Ok(()))))
     }
 
-    /// What is due. Asking changes nothing.
+    /// The next step. Does not change the state.
     #[must_use]
-    pub fn turn(&self) -> AuthTurn<'_> {
+    pub fn turn(&self) -> AuthStep<'_> {
         match &self.state {
-            HostAuthState::Send(message, _) => AuthTurn::Send(message),
-            HostAuthState::Challenge | HostAuthState::Success1(_) => AuthTurn::Receive,
-            HostAuthState::Over(outcome) => AuthTurn::Over(*outcome),
+            HostAuthState::Send(message, _) => AuthStep::Send(message),
+            HostAuthState::Challenge | HostAuthState::Success1(_) => AuthStep::Receive,
+            HostAuthState::Over(outcome) => AuthStep::Over(*outcome),
         }
     }
 
-    /// Why it has failed, also while the controller is still to be told so.
+    /// The reason of a failure, even before the controller was told.
     #[must_use]
-    pub fn failure(&self) -> Option<Unproved> {
+    pub fn failure(&self) -> Option<AuthFailure> {
         let state = match &self.state {
             HostAuthState::Send(_, next) => &**next,
             state => state,
@@ -181,14 +181,14 @@ impl Applicant {
         if let HostAuthState::Over(Err(unproved)) = state { Some(*unproved) } else { None }
     }
 
-    /// The message has been taken.
+    /// Continues after the message was sent.
     pub fn on_sent(&mut self) {
         if let HostAuthState::Send(_, next) = &mut self.state {
             self.state = std::mem::replace(next, HostAuthState::Challenge);
         }
     }
 
-    /// A message of the controller's has come, perhaps with more bytes behind it.
+    /// Handles a message of the controller, which may be followed by padding.
     pub fn on_message(&mut self, message: &[u8]) {
         self.state = self.take(message).unwrap_or_else(|(explanation, unproved)| {
             let failure = Failure {
@@ -200,13 +200,13 @@ impl Applicant {
         });
     }
 
-    fn take(&mut self, message: &[u8]) -> Result<HostAuthState, Wrong> {
-        let (begin, _) = Head::read_from_prefix(message).map_err(|_| payload("sent a message cut off"))?;
+    fn take(&mut self, message: &[u8]) -> Result<HostAuthState, AuthError> {
+        let (begin, _) = Head::read_from_prefix(message).map_err(|_| payload("sent a truncated message"))?;
         let is_common = MessageType(begin.auth_type) == MessageType::COMMON;
         if is_common && MessageId(begin.auth_id) == MessageId::FAILURE1 {
             let (failure, _) =
-                Failure::read_from_prefix(message).map_err(|_| payload("sent half a failure"))?;
-            return Ok(HostAuthState::Over(Err(Unproved::Rejected(Explanation(failure.explanation)))));
+                Failure::read_from_prefix(message).map_err(|_| payload("sent an incomplete failure"))?;
+            return Ok(HostAuthState::Over(Err(AuthFailure::Rejected(Explanation(failure.explanation)))));
         }
         if begin.t_id.get() != self.t_id {
             return Err(out_of_turn("sent a message of another transaction"));
@@ -214,27 +214,27 @@ impl Applicant {
         match (&self.state, is_common, MessageId(begin.auth_id)) {
             (HostAuthState::Challenge, false, MessageId::CHALLENGE) => self.answer(message),
             (HostAuthState::Success1(answered), false, MessageId::SUCCESS1) => {
-                self.believe(answered, message)
+                self.verify_controller(answered, message)
             }
-            _ => Err(out_of_turn("sent another message of DH-HMAC-CHAP than the one that is due")),
+            _ => Err(out_of_turn("sent a message of DH-HMAC-CHAP out of order")),
         }
     }
 
-    /// Makes a reply to a challenge.
-    fn answer(&mut self, message: &[u8]) -> Result<HostAuthState, Wrong> {
-        let cut = || payload("sent a challenge that is cut off");
-        let (told, rest) = Challenge::read_from_prefix(message).map_err(|_| cut())?;
+    /// Creates the reply to a challenge.
+    fn answer(&mut self, message: &[u8]) -> Result<HostAuthState, AuthError> {
+        let cut = || payload("sent a truncated challenge");
+        let (header, rest) = Challenge::read_from_prefix(message).map_err(|_| cut())?;
         let secrets = self.credentials.secrets.clone();
         let sc_c = self.credentials.sc_c();
-        let hash = hashes(&self.credentials).find(|hash| hash.id().0 == told.hash_id).ok_or((
+        let hash = hashes(&self.credentials).find(|hash| hash.id().0 == header.hash_id).ok_or((
             Explanation::HASH_NOT_USABLE,
-            Unproved::Nonsense("chose a hash function that it was not offered"),
+            AuthFailure::ProtocolViolation("chose a hash function that it was not offered"),
         ))?;
-        let group = groups(&self.credentials).find(|group| group.id().0 == told.dh_group_id).ok_or((
+        let group = groups(&self.credentials).find(|group| group.id().0 == header.dh_group_id).ok_or((
             Explanation::DH_GROUP_NOT_USABLE,
-            Unproved::Nonsense("chose a group that it was not offered"),
+            AuthFailure::ProtocolViolation("chose a group that it was not offered"),
         ))?;
-        let (hl, dhvlen) = (usize::from(told.hl), usize::from(told.dhvlen.get()));
+        let (hl, dhvlen) = (usize::from(header.hl), usize::from(header.dhvlen.get()));
         if hl != hash.len() || dhvlen != group.len() {
             return Err(payload("sent a challenge with lengths of another hash function or group"));
         }
@@ -245,17 +245,23 @@ impl Applicant {
             DhGroup::Null => None,
             group => {
                 let key = group.shared(exponential, &private);
-                Some(key.ok_or_else(|| payload("sent an exponential that is none"))?)
+                Some(key.ok_or_else(|| payload("sent an invalid exponential"))?)
             }
         };
-        let seqnum = told.seqnum.get();
-        let proof =
-            Proof { hash, challenge, seqnum, t_id: self.t_id, sc_c, session_key: session_key.as_deref() };
+        let seqnum = header.seqnum.get();
+        let proof = ResponseInput {
+            hash,
+            challenge,
+            seqnum,
+            t_id: self.t_id,
+            sc_c,
+            session_key: session_key.as_deref(),
+        };
         let response = proof.response(AuthDirection::Host, &secrets.host, &self.names);
         let own = self.own_challenge(hl);
         let mut expected = None;
         if let Some(secret) = &secrets.controller {
-            let proof = Proof { challenge: &own.bytes, seqnum: own.seqnum, ..proof };
+            let proof = ResponseInput { challenge: &own.bytes, seqnum: own.seqnum, ..proof };
             expected = Some(proof.response(AuthDirection::Controller, secret, &self.names));
         }
         if let (SC_C_NEW_TLS_PSK, Some(key)) = (sc_c, &session_key) {
@@ -264,17 +270,17 @@ impl Applicant {
         }
         let reply = Reply {
             head: head(MessageType::DH_HMAC_CHAP.0, MessageId::REPLY.0, self.t_id),
-            hl: told.hl,
+            hl: header.hl,
             cvalid: (expected.is_some() || sc_c != SC_C_NONE).into(),
-            dhvlen: told.dhvlen,
+            dhvlen: header.dhvlen,
             seqnum: own.seqnum.into(),
             ..Reply::new_zeroed()
         };
         let reply = [reply.as_bytes(), &response, &own.bytes, &group.public(&private)].concat();
-        Ok(HostAuthState::Send(reply, Box::new(HostAuthState::Success1(Answered { hash, expected }))))
+        Ok(HostAuthState::Send(reply, Box::new(HostAuthState::Success1(ExpectedResponse { hash, expected }))))
     }
 
-    /// Our own challenge of that length: zeroes where nothing is asked for.
+    /// This side's challenge of `len` bytes; zeroes if no response is requested.
     fn own_challenge(&mut self, len: usize) -> OwnChallenge {
         let mut own = OwnChallenge { bytes: vec![0; len], seqnum: 0 };
         let proves = self.credentials.secrets.controller.is_some();
@@ -287,17 +293,21 @@ impl Applicant {
         own
     }
 
-    /// Looks at the controller's response, if it was asked for one.
-    fn believe(&self, answered: &Answered, message: &[u8]) -> Result<HostAuthState, Wrong> {
-        let cut = || payload("sent a success that is cut off");
-        let (told, rest) = Success1::read_from_prefix(message).map_err(|_| cut())?;
-        if usize::from(told.hl) != answered.hash.len() {
+    /// Checks the controller's response, if one was requested.
+    fn verify_controller(
+        &self,
+        answered: &ExpectedResponse,
+        message: &[u8],
+    ) -> Result<HostAuthState, AuthError> {
+        let cut = || payload("sent a truncated success");
+        let (success, rest) = Success1::read_from_prefix(message).map_err(|_| cut())?;
+        if usize::from(success.hl) != answered.hash.len() {
             return Err(payload("sent a success with the length of another hash function"));
         }
         let Some(expected) = &answered.expected else { return Ok(HostAuthState::Over(Ok(()))) };
         let response = rest.get(..expected.len()).ok_or_else(cut)?;
-        if told.rvalid != 1 || !is_same(response, expected) {
-            return Err((Explanation::AUTHENTICATION_FAILED, Unproved::Impostor));
+        if success.rvalid != 1 || !is_same(response, expected) {
+            return Err((Explanation::AUTHENTICATION_FAILED, AuthFailure::WrongControllerResponse));
         }
         let mut success =
             head(MessageType::DH_HMAC_CHAP.0, MessageId::SUCCESS2.0, self.t_id).as_bytes().to_vec();
@@ -306,7 +316,7 @@ impl Applicant {
     }
 }
 
-/// What we can, as the secrets allow.
+/// Encodes AUTH_Negotiate with what the secrets allow.
 fn negotiate(credentials: &HostCredentials, t_id: u16) -> Vec<u8> {
     let mut protocol = Protocol { auth_id: AUTH_ID_DH_HMAC_CHAP, ..Protocol::new_zeroed() };
     for (place, hash) in protocol.hash_ids.iter_mut().zip(hashes(credentials)) {
@@ -321,15 +331,14 @@ fn negotiate(credentials: &HostCredentials, t_id: u16) -> Vec<u8> {
     [Negotiate { head, sc_c: credentials.sc_c(), napd: 1 }.as_bytes(), protocol.as_bytes()].concat()
 }
 
-/// The strongest first; none for a key of TLS that no cipher suite has.
+/// Offered hash functions, the strongest first; for a PSK only those of a cipher suite.
 fn hashes(credentials: &HostCredentials) -> impl Iterator<Item = Hash> + use<> {
     let (only, makes_key) = (credentials.secrets.hash, credentials.sc_c() != SC_C_NONE);
     let is_usable = move |hash: &Hash| hash.is_of_tls() || !makes_key;
     Hash::ALL.into_iter().filter(move |hash| is_usable(hash) && only.is_none_or(|only| only == *hash))
 }
 
-/// The fastest first, and none only for a controller that can no other; a key of TLS is made of the
-/// exchange.
+/// Offered groups, the fastest first, and the null group last; for a PSK without the null group.
 fn groups(credentials: &HostCredentials) -> impl Iterator<Item = DhGroup> + use<> {
     let (only, makes_key) = (credentials.secrets.group, credentials.sc_c() != SC_C_NONE);
     let is_usable = move |group: &DhGroup| *group != DhGroup::Null || !makes_key;
@@ -338,12 +347,12 @@ fn groups(credentials: &HostCredentials) -> impl Iterator<Item = DhGroup> + use<
     all.filter(move |group| is_usable(group) && only.is_none_or(|only| only == *group))
 }
 
-fn payload(what: &'static str) -> Wrong {
-    (Explanation::INCORRECT_PAYLOAD, Unproved::Nonsense(what))
+fn payload(what: &'static str) -> AuthError {
+    (Explanation::INCORRECT_PAYLOAD, AuthFailure::ProtocolViolation(what))
 }
 
-fn out_of_turn(what: &'static str) -> Wrong {
-    (Explanation::INCORRECT_MESSAGE, Unproved::Nonsense(what))
+fn out_of_turn(what: &'static str) -> AuthError {
+    (Explanation::INCORRECT_MESSAGE, AuthFailure::ProtocolViolation(what))
 }
 
 fn said(explanation: Explanation) -> String {
@@ -351,7 +360,7 @@ fn said(explanation: Explanation) -> String {
     explanation.name().map_or_else(|| format!("explanation {:#04x}", explanation.0), words)
 }
 
-/// A head and ten bytes more.
+/// Length of Success2: a header and ten bytes.
 const SUCCESS_2_LEN: usize = 16;
 const _: () = assert!(size_of::<Reply>() + 2 * 64 + 1024 <= MAX_MESSAGE);
 
@@ -366,47 +375,47 @@ mod tests {
         Nqn::new(name).unwrap()
     }
 
-    fn applicant(secrets: HostSecrets) -> Applicant {
+    fn applicant(secrets: HostSecrets) -> HostAuthenticator {
         applicant_for(secrets, Concatenation::None)
     }
 
-    fn applicant_for(secrets: HostSecrets, concatenation: Concatenation) -> Applicant {
+    fn applicant_for(secrets: HostSecrets, concatenation: Concatenation) -> HostAuthenticator {
         let credentials = HostCredentials { secrets: Arc::new(secrets), seed: [9; 32], concatenation };
-        Applicant::new(credentials, &nqn("nqn.h"), &nqn("nqn.s"))
+        HostAuthenticator::new(credentials, &nqn("nqn.h"), &nqn("nqn.s"))
     }
 
     fn controller(secrets: HostSecrets) -> Authenticator {
         Authenticator::new(Arc::new(secrets), "nqn.h", "nqn.s", [5; 32])
     }
 
-    fn due(host: &Applicant) -> Vec<u8> {
+    fn due(host: &HostAuthenticator) -> Vec<u8> {
         match host.turn() {
-            AuthTurn::Send(message) => message.to_vec(),
+            AuthStep::Send(message) => message.to_vec(),
             _ => panic!("nothing is to be sent"),
         }
     }
 
-    /// Lets both talk until the host is done.
-    fn talk(host: &mut Applicant, target: &mut Authenticator) -> Result<(), Unproved> {
+    /// Exchanges messages until the host is finished.
+    fn talk(host: &mut HostAuthenticator, target: &mut Authenticator) -> Result<(), AuthFailure> {
         for _ in 0..8 {
             match host.turn() {
-                AuthTurn::Send(message) => {
+                AuthStep::Send(message) => {
                     target.on_message(message);
                     host.on_sent();
                 }
-                AuthTurn::Receive => {
+                AuthStep::Receive => {
                     let mut message = target.message(MAX_MESSAGE).unwrap();
                     message.resize(MAX_MESSAGE, 0);
                     host.on_message(&message);
                 }
-                AuthTurn::Over(outcome) => return outcome,
+                AuthStep::Over(outcome) => return outcome,
             }
         }
         panic!("it goes on and on");
     }
 
-    /// A host that was challenged by a controller, and has not looked yet.
-    fn challenged(asks: bool) -> (Applicant, Authenticator, Vec<u8>) {
+    /// A host and a controller, and the controller's challenge.
+    fn challenged(asks: bool) -> (HostAuthenticator, Authenticator, Vec<u8>) {
         let group = Some(DhGroup::Ffdhe2048);
         let controller_secret = secrets(None, group).controller.filter(|_| asks);
         let mut host = applicant(HostSecrets { controller: controller_secret, ..secrets(None, group) });
@@ -421,7 +430,7 @@ mod tests {
     fn a_host_and_our_controller_agree_with_every_hash_and_group() {
         for hash in Hash::ALL {
             for group in DhGroup::ALL {
-                // What takes long is done once: proofs do not depend on who asks for them.
+                // Slow combinations run once: responses do not depend on which side asks.
                 let is_long = !matches!(group, DhGroup::Null | DhGroup::Ffdhe2048);
                 if is_long && hash != Hash::Sha384 {
                     continue;
@@ -439,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_nothing_offers_everything_and_no_group_last() {
+    fn by_default_everything_is_offered_and_the_null_group_last() {
         let message = due(&applicant(secrets(None, None)));
         let (hashes, groups) = ([3, 2, 1], [1, 2, 3, 4, 5, 0]);
         let mut expected = negotiate(&hashes, &groups);
@@ -450,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_make_the_same_key_of_tls_whether_the_controller_proves_itself_or_not() {
+    fn both_sides_generate_the_same_psk_with_and_without_a_controller_secret() {
         for hash in [Hash::Sha256, Hash::Sha384] {
             for asks in [false, true] {
                 let both = secrets(Some(hash), Some(DhGroup::Ffdhe2048));
@@ -461,7 +470,7 @@ mod tests {
                 assert!(host.generated().is_none());
                 assert_eq!(talk(&mut host, &mut target), Ok(()));
                 assert!(host.generated().is_some() && host.generated() == target.take_generated().as_ref());
-                // A connection that has such a key makes none.
+                // A connection with a generated PSK generates no other.
                 let mut host = applicant_for(own, Concatenation::Done);
                 assert_eq!(talk(&mut host, &mut controller(both)), Ok(()));
                 assert!(host.generated().is_none());
@@ -470,21 +479,22 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_tls_is_asked_for_only_with_what_it_can_be_made_of() {
+    fn a_psk_is_requested_only_with_suitable_hashes_and_groups() {
         let message = due(&applicant_for(secrets(None, None), Concatenation::Due));
         let mut expected = negotiate(&[2, 1], &[1, 2, 3, 4, 5]);
         expected[4..6].copy_from_slice(&message[4..6]);
         expected[6] = SC_C_NEW_TLS_PSK;
         assert_eq!(message, expected);
-        // A controller that makes none says so, and one that is an impostor gets none.
+        // A controller that generates no PSK reports it, and a controller with a wrong response
+        // gets none.
         let both = secrets(None, Some(DhGroup::Ffdhe2048));
-        let mismatch = Unproved::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+        let mismatch = AuthFailure::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
         let mut host = applicant_for(both.clone(), Concatenation::Due);
         assert_eq!(talk(&mut host, &mut controller(both.clone())), Err(mismatch));
         let impostor = HostSecrets { controller: Some(both.host.clone()), ..both.clone() };
         let mut host = applicant_for(both, Concatenation::Due);
         let mut target = controller(impostor).with_secure_channel(SC_C_NEW_TLS_PSK);
-        assert_eq!(talk(&mut host, &mut target), Err(Unproved::Impostor));
+        assert_eq!(talk(&mut host, &mut target), Err(AuthFailure::WrongControllerResponse));
         assert!(host.generated().is_none() && target.take_generated().is_none());
     }
 
@@ -494,25 +504,28 @@ mod tests {
         let right = secrets(None, group);
         let other = right.controller.clone().unwrap();
         let mut host = applicant(HostSecrets { host: other, ..right.clone() });
-        let failed = Unproved::Rejected(Explanation::AUTHENTICATION_FAILED);
+        let failed = AuthFailure::Rejected(Explanation::AUTHENTICATION_FAILED);
         assert_eq!(talk(&mut host, &mut controller(right.clone())), Err(failed));
-        assert_eq!(failed.to_string(), "controller turned us away in DH-HMAC-CHAP: authentication failed");
+        assert_eq!(
+            failed.to_string(),
+            "controller rejected this host in DH-HMAC-CHAP: authentication failed"
+        );
         let impostor = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
         let mut target = controller(impostor);
-        assert_eq!(talk(&mut applicant(right), &mut target), Err(Unproved::Impostor));
+        assert_eq!(talk(&mut applicant(right), &mut target), Err(AuthFailure::WrongControllerResponse));
         assert!(target.has_failed() && !target.is_done());
         let narrow = |hash| secrets(Some(hash), group);
-        let unusable = Err(Unproved::Rejected(Explanation::HASH_NOT_USABLE));
+        let unusable = Err(AuthFailure::Rejected(Explanation::HASH_NOT_USABLE));
         let mut host = applicant(narrow(Hash::Sha256));
         assert_eq!(talk(&mut host, &mut controller(narrow(Hash::Sha384))), unusable);
     }
 
-    /// Makes a message a wrong one.
-    type Spoil = fn(&mut Vec<u8>);
+    /// Corrupts a message.
+    type CorruptMessage = fn(&mut Vec<u8>);
 
     #[test]
-    fn a_challenge_that_makes_no_sense_is_answered_with_a_failure() {
-        let wrongs: [(Spoil, Explanation); 9] = [
+    fn an_invalid_challenge_is_answered_with_a_failure() {
+        let wrongs: [(CorruptMessage, Explanation); 9] = [
             (|message| message.truncate(5), Explanation::INCORRECT_PAYLOAD),
             (|message| message.truncate(100), Explanation::INCORRECT_PAYLOAD),
             (|message| message[4] ^= 1, Explanation::INCORRECT_MESSAGE),
@@ -530,13 +543,13 @@ mod tests {
             let failure = Failure::read_from_bytes(&due(&host)).unwrap();
             assert_eq!((failure.head.auth_id, failure.explanation), (0xf0, said.0), "{nth}");
             host.on_sent();
-            assert!(matches!(host.turn(), AuthTurn::Over(Err(Unproved::Nonsense(_)))), "{nth}");
+            assert!(matches!(host.turn(), AuthStep::Over(Err(AuthFailure::ProtocolViolation(_)))), "{nth}");
         }
     }
 
     #[test]
-    fn a_controller_that_is_to_prove_itself_cannot_get_around_it() {
-        let wrongs: [(Spoil, bool); 4] = [
+    fn a_controller_cannot_evade_its_authentication() {
+        let wrongs: [(CorruptMessage, bool); 4] = [
             (|message| message[8] = 0, true),
             (|message| message[16] ^= 1, true),
             (|message| message[6] = 32, false),
@@ -552,14 +565,14 @@ mod tests {
             host.on_message(&success);
             target.on_message(&due(&host));
             host.on_sent();
-            let AuthTurn::Over(Err(unproved)) = host.turn() else { panic!("it is believed") };
-            assert_eq!(unproved == Unproved::Impostor, is_impostor);
+            let AuthStep::Over(Err(unproved)) = host.turn() else { panic!("it is believed") };
+            assert_eq!(unproved == AuthFailure::WrongControllerResponse, is_impostor);
             assert!(!target.is_done());
         }
     }
 
     #[test]
-    fn nothing_of_a_secret_can_be_printed() {
+    fn debug_output_shows_no_secret() {
         let (secrets, concatenation) = (Arc::new(secrets(None, None)), Concatenation::None);
         let credentials = HostCredentials { secrets, seed: [0x77; 32], concatenation };
         assert_eq!(format!("{credentials:?}"), "Credentials");

@@ -1,72 +1,73 @@
 //! In-band authentication with DH-HMAC-CHAP (Base 2.0 §8.13).
 //!
 //! ```text
-//!   host ── AUTH_Negotiate ────▶ controller     which hash functions and groups it can
+//!   host ── AUTH_Negotiate ────▶ controller     offered hash functions and groups
 //!   host ◀── Challenge ───────── controller     C1, g^x
-//!   host ── Reply ─────────────▶ controller     HMAC over C1, and if the controller is to prove itself: C2; g^y
+//!   host ── Reply ─────────────▶ controller     HMAC over C1, and if the controller has to authenticate: C2; g^y
 //!   host ◀── Success1 ────────── controller     HMAC over C2
 //!   host ── Success2 ──────────▶ controller     only if there was a C2
 //! ```
-//! Host and controller each have a [`DhChapSecret`], in the format that nvme-cli makes. With a
-//! group, challenges are hashed with the key of a Diffie-Hellman exchange, so that who listens
-//! cannot try secrets at home.
+//! Host and controller each have a [`DhChapSecret`], in nvme-cli's format. With a group, challenges
+//! are augmented with the key of a Diffie-Hellman exchange, so that an eavesdropper cannot guess
+//! secrets offline.
 //!
-//! A host may ask for a secure channel as well (SC_C): then both make a key of TLS of the exchange
-//! and of both challenges, and the host comes back with it ([`psk`]).
+//! A host may also request a secure channel (SC_C): both sides then derive a TLS PSK from the
+//! exchange and both challenges, and the host reconnects with it ([`psk`]).
 //!
-//! Private exponents have 512 bits, more than RFC 7919 asks for with any of its groups. A
-//! controller does two exponentiations for each attempt, on the connection's core, for whoever
-//! knows the name of a host that has a secret: who finds that too much leaves `ffdhe6144` and
-//! `ffdhe8192` alone.
+//! Private exponents have 512 bits, more than RFC 7919 requires for any of its groups. A controller
+//! computes two exponentiations for each attempt, on the connection's core, for any peer that knows
+//! the NQN of a host with a secret. `ffdhe6144` and `ffdhe8192` can be disabled if that costs too
+//! much.
 //!
-//! `hash.rs` and `group.rs` have the mathematics, `secret.rs` the secrets, `psk.rs` the keys of
-//! TLS, `controller.rs` a controller's side of one queue's authentication and `host.rs` a host's.
+//! `hash.rs` and `group.rs` have the mathematics, `secret.rs` the secrets, `psk.rs` the TLS PSKs,
+//! `controller.rs` the controller's side of one queue's authentication and `host.rs` the host's.
 
 pub mod controller;
 mod group;
 mod hash;
 pub mod host;
-mod printed;
+mod interchange;
 pub mod psk;
 mod secret;
 
 pub use group::DhGroup;
 pub use hash::Hash;
-pub use host::{Concatenation, HostCredentials, Unproved};
+pub use host::{AuthFailure, Concatenation, HostCredentials};
 pub use secret::{DhChapSecret, SecretError};
 
 use blockmux_wire::nvmeof::auth::Head;
 use sha2::{Digest, Sha512};
 
-/// What a host has to prove, and what is proved to it. Both sides have the same.
+/// The secrets of a host and the controller, known to both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSecrets {
-    /// The host's.
+    /// The host's secret.
     pub host: DhChapSecret,
-    /// The controller's: without it, who asks for a proof gets none, and a host asks for none.
+    /// The controller's secret. Without it, the controller does not answer a host's challenge, and
+    /// a host does not send one.
     pub controller: Option<DhChapSecret>,
-    /// The only hash function; `None`: the strongest that both can.
+    /// The only hash function; `None` for the strongest that both sides support.
     pub hash: Option<Hash>,
-    /// The only group; `None`: the first from 2,048 bits on that both can; of a host with a
-    /// controller that can none, none.
+    /// The only group; `None` for the first of at least 2,048 bits that both sides support, or the
+    /// null group with a controller that supports no other.
     pub group: Option<DhGroup>,
 }
 
-/// Who proves itself to whom.
+/// The side that authenticates.
 #[derive(Clone, Copy)]
 enum AuthDirection {
     Host,
     Controller,
 }
 
-/// The two names in every response.
+/// The two NQNs in every response.
 struct AuthNames {
     host: String,
     subsystem: String,
 }
 
-/// Everything that a response is made of.
-struct Proof<'a> {
+/// The input of a response.
+struct ResponseInput<'a> {
     hash: Hash,
     /// C1 or C2, as it was sent.
     challenge: &'a [u8],
@@ -75,16 +76,16 @@ struct Proof<'a> {
     t_id: u16,
     /// The key of the Diffie-Hellman exchange, if there was one.
     session_key: Option<&'a [u8]>,
-    /// What a secure channel is to be made of.
+    /// The SC_C value.
     sc_c: u8,
 }
 
-impl Proof<'_> {
+impl ResponseInput<'_> {
     /// The response to a challenge.
-    fn response(&self, prover: AuthDirection, secret: &DhChapSecret, parties: &AuthNames) -> Vec<u8> {
+    fn response(&self, prover: AuthDirection, secret: &DhChapSecret, names: &AuthNames) -> Vec<u8> {
         let (role, first, second) = match prover {
-            AuthDirection::Host => ("HostHost", &parties.host, &parties.subsystem),
-            AuthDirection::Controller => ("Controller", &parties.subsystem, &parties.host),
+            AuthDirection::Host => ("HostHost", &names.host, &names.subsystem),
+            AuthDirection::Controller => ("Controller", &names.subsystem, &names.host),
         };
         let challenge = match self.session_key {
             None => self.challenge.to_vec(),
@@ -105,15 +106,15 @@ impl Proof<'_> {
     }
 }
 
-/// Random bytes from a seed that nobody else knows.
-struct Random {
+/// Generates random bytes from a secret seed.
+struct ChallengeGenerator {
     seed: [u8; 32],
     taken: u64,
 }
 
-impl Random {
-    fn new(seed: [u8; 32]) -> Random {
-        Random { seed, taken: 0 }
+impl ChallengeGenerator {
+    fn new(seed: [u8; 32]) -> ChallengeGenerator {
+        ChallengeGenerator { seed, taken: 0 }
     }
 
     fn block(&mut self) -> [u8; 64] {
@@ -121,7 +122,7 @@ impl Random {
         Sha512::new().chain_update(self.seed).chain_update(self.taken.to_le_bytes()).finalize().into()
     }
 
-    /// Not 0.
+    /// A sequence number other than 0.
     fn seqnum(&mut self) -> u32 {
         let [a, b, c, d, ..] = self.block();
         u32::from_le_bytes([a, b, c, d]).max(1)
@@ -132,11 +133,11 @@ fn head(auth_type: u8, auth_id: u8, t_id: u16) -> Head {
     Head { auth_type, auth_id, reserved: [0; 2], t_id: t_id.into() }
 }
 
-/// Whether both are the same, in a time that does not tell where they differ.
+/// Compares in constant time.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let difference = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
     one.len() == other.len() && difference == 0
 }
 
-/// The longest message, in bytes.
+/// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 4096;

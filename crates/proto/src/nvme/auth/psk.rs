@@ -1,29 +1,28 @@
-//! Pre-shared keys of TLS 1.3, as NVMe/TCP names and derives them (TCP Transport 1.1 §3.6.1).
+//! TLS 1.3 pre-shared keys, as NVMe/TCP names and derives them (TCP Transport 1.1 §3.6.1).
 //!
 //! ```text
 //!   NVMeTLSkey-1:hh:base64:      the configured PSK, as nvme-cli prints it, and its CRC-32
-//!        │ hh 01, 02: HKDF with the host's name; 00: as it is
+//!        │ hh 01, 02: HKDF with the host NQN; 00: used directly
 //!   retained PSK          generated PSK, made by DH-HMAC-CHAP (auth/)
 //!        └───────────┬──────────┘
 //!   TLS PSK and its identity, of a host and a subsystem:
 //!        NVMe0R01 HOSTNQN SUBNQN             version 0
-//!        NVMe1R01 HOSTNQN SUBNQN digest      version 1: of several keys it says which one
+//!        NVMe1R01 HOSTNQN SUBNQN digest      version 1: the digest distinguishes several keys
 //! ```
-//! R is a retained PSK and G a generated one; 01 is SHA-256 and `TLS_AES_128_GCM_SHA256`, 02
-//! SHA-384 and `TLS_AES_256_GCM_SHA384`. Labels are those of TLS 1.3 (RFC 8446 §7.1). libnvme
-//! before its version 1.16 left their lengths out, so that nvme-cli of that time derives other
-//! keys: `nvme gen-tls-key` and `check-tls-key` of such a version agree with us on the key that
-//! they print, and not on what becomes of it.
+//! R is a retained PSK and G a generated one; 01 is SHA-256 with `TLS_AES_128_GCM_SHA256`, 02 is
+//! SHA-384 with `TLS_AES_256_GCM_SHA384`. Labels are those of TLS 1.3 (RFC 8446 §7.1). libnvme
+//! before version 1.16 omitted the lengths of labels, so nvme-cli of that time derives other keys:
+//! it agrees with this module on the configured PSK that it prints, but not on the derived keys.
 
 use super::Hash;
-use super::printed::{self, Flaw};
+use super::interchange::{self, InterchangeError};
 use crate::nvme::nqn::Nqn;
 use data_encoding::BASE64;
 use std::fmt;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// The hash function of a key, and with it the cipher suite.
+/// The hash function of a key, which determines the cipher suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PskHash {
     /// `TLS_AES_128_GCM_SHA256`.
@@ -32,15 +31,15 @@ pub enum PskHash {
     Sha384,
 }
 
-/// A key as it is handed from one administrator to another.
+/// A configured PSK, in the interchange format.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConfiguredPsk {
     bytes: Zeroizing<Vec<u8>>,
-    /// The function that makes a retained PSK of it; `None`: it is one.
+    /// The function that derives the retained PSK; `None` if the bytes are the retained PSK.
     transform: Option<PskHash>,
 }
 
-/// What TLS PSKs are derived from.
+/// A retained or generated PSK, from which TLS PSKs are derived.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InputPsk {
     bytes: Zeroizing<Vec<u8>>,
@@ -48,12 +47,12 @@ pub struct InputPsk {
     kind: PskKind,
 }
 
-/// A key as TLS uses it, and what both sides call it.
+/// A TLS PSK and its identity.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TlsPsk {
-    /// Its name. It is no secret.
+    /// PSK identity. It is not secret.
     pub identity: String,
-    /// The hash function of its cipher suite.
+    /// Hash function of its cipher suite.
     pub hash: PskHash,
     bytes: Zeroizing<Vec<u8>>,
 }
@@ -65,7 +64,7 @@ enum PskKind {
 }
 
 impl PskHash {
-    /// Of that length is a key for it, in bytes, and the hash.
+    /// Length of a key and of the hash, in bytes.
     fn len(self) -> usize {
         self.function().len()
     }
@@ -77,8 +76,8 @@ impl PskHash {
         }
     }
 
-    /// As identities have it.
-    fn letters(self) -> &'static str {
+    /// The two digits in identities.
+    fn identity_digits(self) -> &'static str {
         match self {
             PskHash::Sha256 => "01",
             PskHash::Sha384 => "02",
@@ -94,16 +93,16 @@ impl ConfiguredPsk {
     /// Reads a key in the interchange format.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the text is not a valid key.
     pub fn parse(text: &str) -> Result<ConfiguredPsk, PskError> {
-        let (transform, bytes) = printed::parse(text, "NVMeTLSkey-1")?;
+        let (transform, bytes) = interchange::parse(text, "NVMeTLSkey-1")?;
         // There is no cipher suite with SHA-512.
         let hash = PskHash::of_len(bytes.len()).ok_or(PskError::Length)?;
         let transform = transform.map(|_| hash);
         Ok(ConfiguredPsk { bytes: bytes.into(), transform })
     }
 
-    /// What a host of that name, and those that it connects to, keep of it.
+    /// The retained PSK of a host with this NQN, which its controllers store too.
     #[must_use]
     pub fn retained(&self, host: &Nqn) -> InputPsk {
         let hash = PskHash::of_len(self.bytes.len()).unwrap_or(PskHash::Sha256);
@@ -116,8 +115,8 @@ impl ConfiguredPsk {
 }
 
 impl InputPsk {
-    /// One that DH-HMAC-CHAP with that hash function has made; `None` if it is of another length,
-    /// or no cipher suite has the function.
+    /// A PSK generated by DH-HMAC-CHAP with this hash function; `None` if the length is wrong, or
+    /// no cipher suite uses the function.
     pub fn generated(hash: Hash, bytes: Vec<u8>) -> Option<InputPsk> {
         let hash = [PskHash::Sha256, PskHash::Sha384].into_iter().find(|psk| psk.function() == hash)?;
         (bytes.len() == hash.len()).then_some(InputPsk {
@@ -131,19 +130,19 @@ impl InputPsk {
         self.kind == PskKind::Generated
     }
 
-    /// The keys for connections of that host to that subsystem, the newest version first. Names may
-    /// be too long for version 0.
+    /// The TLS PSKs for connections of `host` to `subsystem`, the newest version first. Long NQNs
+    /// may exceed version 0.
     #[must_use]
     pub fn tls_psks(&self, host: &Nqn, subsystem: &Nqn) -> Vec<TlsPsk> {
         let (host, subsystem) = (host.as_str(), subsystem.as_str());
-        let letter = match self.kind {
+        let kind = match self.kind {
             PskKind::Retained => 'R',
             PskKind::Generated => 'G',
         };
-        let hash = self.hash.letters();
+        let hash = self.hash.identity_digits();
         let digest = self.digest(host, subsystem);
-        let first = format!("NVMe1{letter}{hash} {host} {subsystem} {digest}");
-        let zeroth = format!("NVMe0{letter}{hash} {host} {subsystem}");
+        let first = format!("NVMe1{kind}{hash} {host} {subsystem} {digest}");
+        let zeroth = format!("NVMe0{kind}{hash} {host} {subsystem}");
         let psk = |identity: String, context: &str| {
             let bytes = expand(self.hash, &self.bytes, "nvme-tls-psk", context)?;
             Some(TlsPsk { identity, hash: self.hash, bytes })
@@ -153,7 +152,7 @@ impl InputPsk {
         first.into_iter().chain(psk(zeroth, &context)).collect()
     }
 
-    /// What tells it from other keys of the same host for the same subsystem.
+    /// The digest that distinguishes keys of the same host and subsystem.
     fn digest(&self, host: &str, subsystem: &str) -> String {
         let parts: [&[u8]; 4] = [host.as_bytes(), b" ", subsystem.as_bytes(), b" NVMe-over-Fabrics"];
         BASE64.encode(&self.hash.function().hmac(&self.bytes, &parts))
@@ -161,25 +160,25 @@ impl InputPsk {
 }
 
 impl TlsPsk {
-    /// The secret.
+    /// The secret key.
     #[must_use]
     pub fn secret(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The version of its identity: 0 or 1.
+    /// Version of the identity: 0 or 1.
     #[must_use]
     pub fn version(&self) -> u8 {
         u8::from(self.identity.as_bytes().get(4) == Some(&b'1'))
     }
 
-    /// Whether DH-HMAC-CHAP has made it, so that who has it has proved already who it is.
+    /// Whether the PSK was generated by DH-HMAC-CHAP, so that its owner is authenticated.
     #[must_use]
     pub fn is_generated(&self) -> bool {
         self.identity.as_bytes().get(5) == Some(&b'G')
     }
 
-    /// Whether it is for connections of that host to that subsystem.
+    /// Whether the PSK is for connections of `host` to `subsystem`.
     #[must_use]
     pub fn is_for(&self, host: &Nqn, subsystem: &Nqn) -> bool {
         let mut words = self.identity.split(' ').skip(1);
@@ -205,32 +204,32 @@ impl fmt::Debug for TlsPsk {
     }
 }
 
-/// What is wrong with a key. It says nothing of what it is.
+/// An error in a key. It reveals nothing of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PskError {
-    /// Not in the format.
+    /// The text is not in the interchange format.
     #[error("is not NVMeTLSkey-1:hh:...: as nvme gen-tls-key prints it")]
     Format,
-    /// Of a length that no key has, or not of that of its hash function.
+    /// The length is invalid, or not that of the hash function.
     #[error("has another length than 32 or 48 bytes, or than its hash function has")]
     Length,
-    /// The sum is that of another key.
+    /// The CRC-32 is wrong.
     #[error("has a wrong CRC: it was not copied whole")]
     Sum,
 }
 
-impl From<Flaw> for PskError {
-    fn from(flaw: Flaw) -> PskError {
+impl From<InterchangeError> for PskError {
+    fn from(flaw: InterchangeError) -> PskError {
         match flaw {
-            Flaw::Format => PskError::Format,
-            Flaw::Length => PskError::Length,
-            Flaw::Sum => PskError::Sum,
+            InterchangeError::Format => PskError::Format,
+            InterchangeError::Length => PskError::Length,
+            InterchangeError::Sum => PskError::Sum,
         }
     }
 }
 
-/// HKDF-Extract without salt, and HKDF-Expand-Label for as many bytes as the hash has (RFC 8446
-/// §7.1): one block. `None` if the context is too long.
+/// HKDF-Extract without salt, then HKDF-Expand-Label to the length of the hash (RFC 8446 §7.1),
+/// which is one block. `None` if the context is too long.
 fn expand(hash: PskHash, key: &[u8], label: &str, context: &str) -> Option<Zeroizing<Vec<u8>>> {
     let function = hash.function();
     let extracted = function.hmac(&vec![0; hash.len()], &[key]);
@@ -243,20 +242,20 @@ fn expand(hash: PskHash, key: &[u8], label: &str, context: &str) -> Option<Zeroi
         label.as_bytes(),
         &[context_len],
         context.as_bytes(),
-        // The number of the block.
+        // Block number.
         &[1],
     ];
     Some(function.hmac(&extracted, &parts).into())
 }
 
-/// How long connections may be begun with a generated PSK (TCP Transport 1.0 §3.6.1.4).
+/// Lifetime of a generated PSK for new connections (TCP Transport 1.0 §3.6.1.4).
 pub const GENERATED_LIFETIME: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The key of libnvme's tests, and what it makes of it.
+    /// The key of libnvme's tests.
     const KEY_256: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
     const KEY_384: &str =
         "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
@@ -295,7 +294,8 @@ mod tests {
         assert_eq!(identities(&plain)[1], identities(KEY_256)[1]);
     }
 
-    /// What the tests of Linux's `nvme_auth_derive_tls_psk` expect. Their names are no NQNs.
+    /// Expected values from the tests of Linux's `nvme_auth_derive_tls_psk`. Their names are not
+    /// NQNs.
     #[test]
     fn keys_are_those_of_linux() {
         let psk_256 = "1733c59fa7f48fcf37f5f26fc4ff0268ad4f78e030f4f3b0bfd1d47e7bb1447a";
@@ -319,7 +319,7 @@ mod tests {
         for (hash, psk, digest, tls_psk) in cases {
             let input = InputPsk::generated(hash, bytes(psk)).unwrap();
             assert_eq!(input.digest("hostnqn", "subsysnqn"), digest);
-            let context = format!("{} {digest}", input.hash.letters());
+            let context = format!("{} {digest}", input.hash.identity_digits());
             assert_eq!(
                 expand(input.hash, &input.bytes, "nvme-tls-psk", &context).unwrap().to_vec(),
                 bytes(tls_psk)
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_key_says_what_is_wrong_and_not_what_it_is() {
+    fn the_error_of_a_wrong_key_does_not_reveal_it() {
         for (text, error) in [
             ("", PskError::Format),
             ("NVMeTLSkey-1:01:AAAA", PskError::Format),

@@ -1,8 +1,8 @@
-//! Secrets of hosts and controllers, `DHHC-1:NN:base64:` (Base 2.0 §8.13.5.8): with NN 00 the
-//! secret itself is the key.
+//! DH-HMAC-CHAP secrets of hosts and controllers, `DHHC-1:NN:base64:` (Base 2.0 §8.13.5.8). With NN
+//! 00 the secret itself is the key.
 
 use super::Hash;
-use super::printed::{self, Flaw};
+use super::interchange::{self, InterchangeError};
 use std::fmt;
 use zeroize::Zeroizing;
 
@@ -13,31 +13,31 @@ pub struct DhChapSecret {
     hash: Option<Hash>,
 }
 
-/// What is wrong with a secret. It says nothing of what it is.
+/// An error in a secret. It reveals nothing of the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// Not in the format.
+    /// The text is not in the interchange format.
     #[error("is not DHHC-1:NN:...: as nvme gen-dhchap-key prints it")]
     Format,
-    /// Of a length that no secret has, or not of that of its hash function.
+    /// The length is invalid, or not that of the hash function.
     #[error("has another length than 32, 48 or 64 bytes, or than its hash function has")]
     Length,
-    /// The sum is that of another secret.
+    /// The CRC-32 is wrong.
     #[error("has a wrong CRC: it was not copied whole")]
     Sum,
 }
 
 impl DhChapSecret {
-    /// Reads a secret.
+    /// Reads a secret in the interchange format.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the text is not a valid secret.
     pub fn parse(text: &str) -> Result<DhChapSecret, SecretError> {
-        let (hash, bytes) = printed::parse(text, "DHHC-1")?;
+        let (hash, bytes) = interchange::parse(text, "DHHC-1")?;
         Ok(DhChapSecret { bytes: Zeroizing::new(bytes), hash })
     }
 
-    /// The key with which the holder of that NQN makes responses.
+    /// The key with which the side with this NQN computes responses.
     pub(super) fn key_for(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
         match self.hash {
             None => self.bytes.clone(),
@@ -52,12 +52,12 @@ impl fmt::Debug for DhChapSecret {
     }
 }
 
-impl From<Flaw> for SecretError {
-    fn from(flaw: Flaw) -> SecretError {
+impl From<InterchangeError> for SecretError {
+    fn from(flaw: InterchangeError) -> SecretError {
         match flaw {
-            Flaw::Format => SecretError::Format,
-            Flaw::Length => SecretError::Length,
-            Flaw::Sum => SecretError::Sum,
+            InterchangeError::Format => SecretError::Format,
+            InterchangeError::Length => SecretError::Length,
+            InterchangeError::Sum => SecretError::Sum,
         }
     }
 }
@@ -66,7 +66,7 @@ impl From<Flaw> for SecretError {
 pub(super) mod tests {
     use super::*;
 
-    /// As nvme-cli 2.3 has made them of the bytes 01h, 02h and so on.
+    /// Created by nvme-cli 2.3 from the bytes 01h, 02h and so on.
     #[test]
     fn secrets_are_read_as_nvme_cli_prints_them() {
         let plain = DhChapSecret::parse(PLAIN).unwrap();
@@ -76,7 +76,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_wrong_secret_says_what_is_wrong() {
+    fn a_wrong_secret_has_a_specific_error() {
         for (text, error) in [
             ("", SecretError::Format),
             ("DHHC-1:00:AAAA", SecretError::Format),

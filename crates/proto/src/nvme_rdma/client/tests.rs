@@ -1,4 +1,4 @@
-//! A controller by hand, at the other end of a queue pair that records what it is asked.
+//! A scripted controller at the other end of a queue pair that records the posted work.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
@@ -11,20 +11,20 @@ use blockmux_volume::{Io, Op, Tag};
 use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
 use zerocopy::{FromBytes, FromZeros};
 
-/// A host's queue, and what it posts.
-struct Queue {
-    session: QueueSession,
+/// A host's queue, and the work that it posts.
+struct TestQueue {
+    session: NvmeRdmaQueueSession,
     works: Recorder,
 }
 
-impl Queue {
-    /// Connected, at a controller with so many receive buffers.
-    fn connected(receives: u16) -> Queue {
+impl TestQueue {
+    /// A queue connected to a controller with `receives` receive buffers.
+    fn connected(receives: u16) -> TestQueue {
         let now = Instant::now();
         let (names, controller, namespace) = (names(), controller(), namespace());
         let config = QueueConfig { names, credentials: None, controller, namespace, queues: 1, entries: 8 };
-        let session = QueueSession::new(config, (), Pool::new(1 << 20), now);
-        let mut queue = Queue { session, works: Recorder::default() };
+        let session = NvmeRdmaQueueSession::new(config, (), Pool::new(1 << 20), now);
+        let mut queue = TestQueue { session, works: Recorder::default() };
         queue.event(Event::Connected { private_data: cm::accept(receives) }).unwrap();
         let connect = queue.sent();
         assert_eq!(connect.dptr, SglDescriptor::in_capsule(0, 1024));
@@ -46,7 +46,7 @@ impl Queue {
         }
     }
 
-    /// The command that it sends next. Its memory is registered by the key 7.
+    /// The next command that the queue sends. Its buffer gets the key 7.
     fn sent(&mut self) -> Sqe {
         loop {
             match self.next().expect("a command") {
@@ -70,9 +70,9 @@ impl Queue {
         self.session.submit(Io { tag: Tag(tag), op: Op::Read, offset: 0, len: 4096, data: None });
     }
 
-    /// With a read under way, and its CID.
-    fn reading() -> (Queue, u16) {
-        let mut queue = Queue::connected(8);
+    /// A queue with one read in flight, and the CID of that read.
+    fn reading() -> (TestQueue, u16) {
+        let mut queue = TestQueue::connected(8);
         queue.read(1);
         let sqe = queue.sent();
         assert_eq!(sqe.dptr, SglDescriptor::keyed(100, 4096, 7, true));
@@ -82,10 +82,10 @@ impl Queue {
 
 #[test]
 fn a_command_completes_once_its_key_is_closed() {
-    let (mut queue, cid) = Queue::reading();
+    let (mut queue, cid) = TestQueue::reading();
     queue.complete(cid, Some(Stag(7))).unwrap();
     assert!(queue.session.poll_done().unwrap().result.is_ok());
-    let (mut queue, cid) = Queue::reading();
+    let (mut queue, cid) = TestQueue::reading();
     queue.complete(cid, None).unwrap();
     assert!(queue.session.poll_done().is_none(), "the controller can still write");
     assert!(matches!(queue.next(), Some(WorkRequest::Invalidate { stag: Stag(7) })));
@@ -94,17 +94,17 @@ fn a_command_completes_once_its_key_is_closed() {
 
 #[test]
 fn a_controller_that_lies_loses_its_connection() {
-    let (mut queue, cid) = Queue::reading();
+    let (mut queue, cid) = TestQueue::reading();
     assert!(queue.complete(cid, Some(Stag(8))).is_err(), "another key");
-    let (mut queue, cid) = Queue::reading();
+    let (mut queue, cid) = TestQueue::reading();
     assert!(queue.complete(cid ^ 1, None).is_err(), "no such command");
-    let (mut queue, cid) = Queue::reading();
+    let (mut queue, cid) = TestQueue::reading();
     queue.complete(cid, None).unwrap();
     assert!(queue.complete(cid, None).is_err(), "completed twice");
-    let (mut queue, _) = Queue::reading();
+    let (mut queue, _) = TestQueue::reading();
     let message = Seg::from_slice(&[0; CQE_LEN - 1]);
     assert!(queue.event(Event::Received { message, invalidated: None }).is_err(), "too short");
-    let mut queue = Queue::connected(8);
+    let mut queue = TestQueue::connected(8);
     queue.read(1);
     let Some(WorkRequest::Register { id, .. }) = queue.next() else { panic!("nothing is registered") };
     assert!(queue.complete(id.0 as u16, None).is_err(), "completed before it was sent");
@@ -112,7 +112,7 @@ fn a_controller_that_lies_loses_its_connection() {
 
 #[test]
 fn no_more_commands_are_sent_than_the_controller_has_buffers_for() {
-    let mut queue = Queue::connected(2);
+    let mut queue = TestQueue::connected(2);
     (1..=3).for_each(|tag| queue.read(tag));
     let first = queue.sent();
     queue.sent();
@@ -122,7 +122,7 @@ fn no_more_commands_are_sent_than_the_controller_has_buffers_for() {
 }
 
 #[test]
-fn a_rejection_is_told_in_words() {
+fn a_rejection_is_explained() {
     let config = QueueConfig {
         names: names(),
         credentials: None,
@@ -131,10 +131,10 @@ fn a_rejection_is_told_in_words() {
         queues: 1,
         entries: 8,
     };
-    let session = QueueSession::new(config, (), Pool::new(1 << 20), Instant::now());
+    let session = NvmeRdmaQueueSession::new(config, (), Pool::new(1 << 20), Instant::now());
     let asked = RdmaConnections::endpoint(&session).private_data;
     assert_eq!(cm::check_request(&asked), Ok(8));
-    let mut queue = Queue { session, works: Recorder::default() };
+    let mut queue = TestQueue { session, works: Recorder::default() };
     let private_data = cm::reject(blockmux_wire::nvmeof::rdma::CmStatus::INVALID_QID);
     let error = queue.event(Event::Refused { private_data }).unwrap_err();
     assert!(error.what.contains("no such queue"), "{error}");

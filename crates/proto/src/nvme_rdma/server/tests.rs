@@ -1,4 +1,4 @@
-//! A host by hand, at the other end of a queue pair that records what it is asked.
+//! A scripted host at the other end of a queue pair that records the posted work.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
@@ -16,28 +16,28 @@ use blockmux_wire::nvmeof::fabrics::CNTLID_DYNAMIC;
 use blockmux_wire::nvmeof::rdma::{CmAccept, CmReject};
 use zerocopy::FromBytes;
 
-/// A host whose memory has one key for each command.
-struct Host {
-    pump: Pump<TargetSession>,
+/// A host that uses a new key for each command.
+struct RdmaTestHost {
+    pump: Pump<NvmeRdmaTargetSession>,
     queue: Recorder,
     cid: u16,
-    /// Receive buffers of the target that are free.
+    /// Free receive buffers of the target.
     receives: u32,
 }
 
-/// How a command ended: what was written to the host's memory, the completion, and the key that it
+/// Result of a command: the data written to the host, the completion, and the key that it
 /// invalidates.
-type End = (Vec<u8>, Cqe, Option<Stag>);
+type CommandEnd = (Vec<u8>, Cqe, Option<Stag>);
 
-impl Host {
-    fn new((node, exports): &(Arc<NvmeNode>, Exports)) -> Host {
-        let session = TargetSession::new(node.clone(), Pool::new(usize::MAX), Instant::now());
-        Host { pump: Pump::new(session, exports), queue: Recorder::default(), cid: 0, receives: 0 }
+impl RdmaTestHost {
+    fn new((node, exports): &(Arc<NvmeNode>, Exports)) -> RdmaTestHost {
+        let session = NvmeRdmaTargetSession::new(node.clone(), Pool::new(usize::MAX), Instant::now());
+        RdmaTestHost { pump: Pump::new(session, exports), queue: Recorder::default(), cid: 0, receives: 0 }
     }
 
-    /// Connected, nothing said.
-    fn open(node: &(Arc<NvmeNode>, Exports), qid: u16) -> Host {
-        let mut host = Host::new(node);
+    /// A host that is connected and has sent no command.
+    fn open(node: &(Arc<NvmeNode>, Exports), qid: u16) -> RdmaTestHost {
+        let mut host = RdmaTestHost::new(node);
         host.event(Event::Requested { private_data: asking(qid, 32, 31) }).unwrap();
         let Some(WorkRequest::Accept { private_data }) = host.next() else { panic!("not accepted") };
         assert_eq!(CmAccept::read_from_bytes(&private_data).unwrap().crqsize.get(), 32);
@@ -45,8 +45,8 @@ impl Host {
         host
     }
 
-    fn admin(node: &(Arc<NvmeNode>, Exports)) -> (Host, u16) {
-        let mut host = Host::open(node, 0);
+    fn admin(node: &(Arc<NvmeNode>, Exports)) -> (RdmaTestHost, u16) {
+        let mut host = RdmaTestHost::open(node, 0);
         let (sqe, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
         let (_, cqe, closed) = host.write(sqe, data.as_bytes());
         assert!(cqe.status.is_success() && closed == Some(Stag(1)));
@@ -55,9 +55,9 @@ impl Host {
     }
 
     /// An I/O queue, and the admin queue of its controller.
-    fn io(node: &(Arc<NvmeNode>, Exports)) -> (Host, Host) {
-        let (admin, cntlid) = Host::admin(node);
-        let mut io = Host::open(node, 1);
+    fn io(node: &(Arc<NvmeNode>, Exports)) -> (RdmaTestHost, RdmaTestHost) {
+        let (admin, cntlid) = RdmaTestHost::admin(node);
+        let mut io = RdmaTestHost::open(node, 1);
         let (sqe, data) = connect(NQN, 1, cntlid, 0);
         assert!(io.in_capsule(sqe, data.as_bytes()).1.status.is_success());
         (io, admin)
@@ -69,7 +69,7 @@ impl Host {
         Ok(())
     }
 
-    /// The next thing that the target posts, receives counted.
+    /// The next work that the target posts; receive buffers are only counted.
     fn next(&mut self) -> Option<WorkRequest> {
         loop {
             self.pump.turn();
@@ -80,7 +80,7 @@ impl Host {
         }
     }
 
-    /// Sends a command with what follows it in its capsule.
+    /// Sends a command with `data` in its capsule.
     fn send(&mut self, sqe: &mut Sqe, data: &[u8]) -> Result<(), ProtocolError> {
         self.cid += 1;
         sqe.cid = self.cid.into();
@@ -90,11 +90,11 @@ impl Host {
         self.event(Event::Received { message: Seg::from_slice(&message), invalidated: None })
     }
 
-    /// Takes the end of the command sent last.
-    fn end(&mut self) -> End {
+    /// Takes the result of the command that was sent last.
+    fn end(&mut self) -> CommandEnd {
         let mut data = Vec::new();
         loop {
-            match self.next().expect("an answer") {
+            match self.next().expect("an completion") {
                 WorkRequest::Write { id, local, remote } => {
                     assert_eq!(remote.stag, Stag(self.cid.into()));
                     assert_eq!(remote.address, ADDRESS);
@@ -102,7 +102,7 @@ impl Host {
                     self.event(Event::Done { id, result: Ok(()) }).unwrap();
                 }
                 WorkRequest::Send { head, invalidate, .. } => {
-                    assert_eq!(self.receives, 32, "the buffer was given back before the answer");
+                    assert_eq!(self.receives, 32, "the buffer was given back before the completion");
                     let cqe = Cqe::read_from_bytes(&head).unwrap();
                     assert_eq!(cqe.cid.get(), self.cid);
                     assert_eq!(self.pump.session.transport.unsent(), 0);
@@ -113,15 +113,15 @@ impl Host {
         }
     }
 
-    /// A command without data, or that brings some, as long as its descriptor says.
-    fn run(&mut self, mut sqe: Sqe) -> End {
+    /// Runs a command that transfers no data or reads data, with the length of its descriptor.
+    fn run(&mut self, mut sqe: Sqe) -> CommandEnd {
         sqe.dptr = self.keyed(sqe.dptr.length.get());
         self.send(&mut sqe, &[]).unwrap();
         self.end()
     }
 
-    /// A command whose data is read from the host.
-    fn write(&mut self, mut sqe: Sqe, data: &[u8]) -> End {
+    /// Runs a command whose data the target reads from the host.
+    fn write(&mut self, mut sqe: Sqe, data: &[u8]) -> CommandEnd {
         sqe.dptr = self.keyed(data.len() as u32);
         self.send(&mut sqe, &[]).unwrap();
         let (id, remote) = self.read(data);
@@ -130,7 +130,7 @@ impl Host {
         self.end()
     }
 
-    /// Carries out the read that the target posts next.
+    /// Executes the RDMA Read that the target posts next.
     fn read(&mut self, data: &[u8]) -> (WorkId, Remote) {
         let Some(WorkRequest::Read { id, local, remote }) = self.next() else { panic!("no read") };
         assert_eq!((local.len(), remote.address), (data.len(), ADDRESS));
@@ -138,13 +138,13 @@ impl Host {
         (id, remote)
     }
 
-    fn in_capsule(&mut self, mut sqe: Sqe, data: &[u8]) -> End {
+    fn in_capsule(&mut self, mut sqe: Sqe, data: &[u8]) -> CommandEnd {
         sqe.dptr = SglDescriptor::in_capsule(0, data.len() as u32);
         self.send(&mut sqe, data).unwrap();
         self.end()
     }
 
-    /// Memory for the next command.
+    /// Descriptor of the next command's buffer.
     fn keyed(&self, len: u32) -> SglDescriptor {
         SglDescriptor::keyed(ADDRESS, len, u32::from(self.cid) + 1, true)
     }
@@ -161,18 +161,18 @@ fn a_request_that_cannot_be_is_rejected_with_its_status() {
         (asking(0, 0, 31), CmStatus::INVALID_HRQSIZE),
     ];
     for (private_data, status) in cases {
-        let mut host = Host::new(&node());
+        let mut host = RdmaTestHost::new(&node());
         assert!(host.event(Event::Requested { private_data }).is_err());
         let Some(WorkRequest::Reject { private_data }) = host.next() else { panic!("{status:?}") };
-        let told = CmReject::read_from_bytes(&private_data).unwrap();
-        assert_eq!(CmStatus(told.sts.get()), status);
+        let reject = CmReject::read_from_bytes(&private_data).unwrap();
+        assert_eq!(CmStatus(reject.sts.get()), status);
         assert!(host.next().is_none() && host.pump.session.is_finished());
     }
 }
 
 #[test]
 fn a_target_that_stops_has_no_resources() {
-    let mut host = Host::new(&node());
+    let mut host = RdmaTestHost::new(&node());
     host.pump.session.on_stop(Instant::now());
     assert!(host.event(Event::Requested { private_data: asking(0, 32, 31) }).is_err());
     let Some(WorkRequest::Reject { private_data }) = host.next() else { panic!("not rejected") };
@@ -181,7 +181,7 @@ fn a_target_that_stops_has_no_resources() {
 
 #[test]
 fn the_controller_tells_what_descriptors_it_takes() {
-    let (mut host, _) = Host::admin(&node());
+    let (mut host, _) = RdmaTestHost::admin(&node());
     let (data, cqe, closed) = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096));
     assert!(cqe.status.is_success() && closed.is_some());
     let page = IdentifyController::read_from_bytes(&data).unwrap();
@@ -192,7 +192,7 @@ fn the_controller_tells_what_descriptors_it_takes() {
 
 #[test]
 fn a_log_page_comes_into_memory_with_a_key() {
-    let (mut host, _) = Host::admin(&node());
+    let (mut host, _) = RdmaTestHost::admin(&node());
     let error_log = 1 | 15 << 16;
     let (data, cqe, _) = host.run(admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, error_log, 0, 64));
     assert!(cqe.status.is_success() && data.len() == 64, "{cqe:?}");
@@ -200,7 +200,7 @@ fn a_log_page_comes_into_memory_with_a_key() {
 
 #[test]
 fn data_goes_by_capsule_by_read_and_by_write() {
-    let (mut host, _admin) = Host::io(&node());
+    let (mut host, _admin) = RdmaTestHost::io(&node());
     let (short, long) = (pattern(4096), pattern(64 << 10));
     let (_, cqe, closed) = host.in_capsule(nvm(NvmOpcode::WRITE, 1, 0, 8), &short);
     assert!(cqe.status.is_success() && closed.is_none(), "it names no memory");
@@ -208,7 +208,7 @@ fn data_goes_by_capsule_by_read_and_by_write() {
     let (data, cqe, closed) = host.run(nvm(NvmOpcode::READ, 1, 0, 136));
     assert!(cqe.status.is_success() && closed == Some(Stag(host.cid.into())));
     assert!(data == [short, long].concat());
-    // Without the subtype the host invalidates for itself.
+    // Without the subtype, the host invalidates the key itself.
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     read.dptr = SglDescriptor::keyed(ADDRESS, 512, u32::from(host.cid) + 1, false);
     host.send(&mut read, &[]).unwrap();
@@ -218,7 +218,7 @@ fn data_goes_by_capsule_by_read_and_by_write() {
 
 #[test]
 fn a_descriptor_that_does_not_fit_its_command_is_refused_and_moves_nothing() {
-    let (mut host, mut admin_host) = Host::io(&node());
+    let (mut host, mut admin_host) = RdmaTestHost::io(&node());
     let write = nvm(NvmOpcode::WRITE, 1, 0, 1);
     let read = nvm(NvmOpcode::READ, 1, 0, 1);
     let key = |len| SglDescriptor::keyed(ADDRESS, len, 7, false);
@@ -248,7 +248,7 @@ fn a_descriptor_that_does_not_fit_its_command_is_refused_and_moves_nothing() {
 
 #[test]
 fn a_failed_command_invalidates_its_memory_too() {
-    let (mut host, _admin) = Host::io(&node());
+    let (mut host, _admin) = RdmaTestHost::io(&node());
     let (data, cqe, closed) = host.run(nvm(NvmOpcode::READ, 9, 0, 1));
     assert_eq!(cqe.status.status(), NvmeStatus::INVALID_NAMESPACE_OR_FORMAT);
     assert_eq!((data.len(), closed), (0, Some(Stag(host.cid.into()))));
@@ -256,14 +256,14 @@ fn a_failed_command_invalidates_its_memory_too() {
 
 #[test]
 fn a_message_that_is_no_command_ends_its_connection() {
-    let (mut host, _admin) = Host::io(&node());
+    let (mut host, _admin) = RdmaTestHost::io(&node());
     let message = Seg::from_slice(&[0; SQE_LEN - 1]);
     assert!(host.event(Event::Received { message, invalidated: None }).is_err());
 }
 
 #[test]
 fn a_host_with_more_commands_than_entries_is_cut_off() {
-    let (mut host, _admin) = Host::io(&node());
+    let (mut host, _admin) = RdmaTestHost::io(&node());
     host.pump.holds_io = true;
     let results = [(); 33].map(|()| {
         host.receives += 1;
@@ -277,7 +277,7 @@ fn a_host_with_more_commands_than_entries_is_cut_off() {
 
 #[test]
 fn an_answer_waits_for_room_behind_its_data() {
-    let (mut host, _admin) = Host::io(&node());
+    let (mut host, _admin) = RdmaTestHost::io(&node());
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     read.dptr = host.keyed(512);
     host.send(&mut read, &[]).unwrap();
@@ -292,7 +292,7 @@ fn an_answer_waits_for_room_behind_its_data() {
 #[test]
 fn no_more_reads_are_posted_than_may_be_on_their_way() {
     let (node, exports) = node();
-    let (mut host, _admin) = Host::io(&(node, exports));
+    let (mut host, _admin) = RdmaTestHost::io(&(node, exports));
     host.receives += 10;
     for _ in 0..31 {
         let mut write = nvm(NvmOpcode::WRITE, 1, 0, 1);
@@ -310,7 +310,7 @@ fn no_more_reads_are_posted_than_may_be_on_their_way() {
 
 #[test]
 fn a_connection_that_is_lost_with_a_read_on_its_way_is_over() {
-    let (mut host, _admin) = Host::io(&node());
+    let (mut host, _admin) = RdmaTestHost::io(&node());
     let mut write = nvm(NvmOpcode::WRITE, 1, 0, 1);
     write.dptr = host.keyed(512);
     host.send(&mut write, &[]).unwrap();

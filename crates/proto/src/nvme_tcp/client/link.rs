@@ -1,8 +1,8 @@
-//! One connection to a controller: what it agreed on, and where in the controller's stream we are.
-//! It is the transport of one queue.
+//! The transport of one host queue: negotiated parameters and position in the controller's byte
+//! stream.
 
 use super::Digests;
-use super::pdu::{self, Fault, Header};
+use super::pdu::{self, ControllerViolation, PduHeader};
 use crate::fabrics::host::{Commands, HostTransport, NvmeRequest};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
@@ -15,51 +15,51 @@ use blockmux_wire::nvmeof::tcp::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute_ref};
 
-/// A connection with one queue.
-pub struct HostLink {
+/// A connection of one queue.
+pub struct TcpHostLink {
     pub(super) outbox: Outbox,
-    pub(super) terms: LinkTerms,
-    pub(super) reading: NvmeStreamState,
+    pub(super) parameters: TcpConnectionParameters,
+    pub(super) stream_state: NvmeStreamState,
     pub(super) pool: Pool,
-    /// ICResp has come.
+    /// Whether ICResp was received.
     pub(super) is_open: bool,
-    /// The PDU that is looked at begins so, for a termination.
-    pub(super) last_header: Header,
+    /// The header of the current PDU, for a H2CTermReq.
+    pub(super) last_header: PduHeader,
 }
 
-/// What every PDU depends on.
+/// Negotiated parameters of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkTerms {
+pub(super) struct TcpConnectionParameters {
     pub(super) digests: Digests,
-    /// Alignment of data that we send, in bytes.
+    /// Alignment of data to the controller (CPDA), in bytes.
     pub(super) alignment: usize,
-    /// The most data of one H2CData, in bytes.
+    /// Longest data of one H2CData (MAXH2CDATA), in bytes.
     pub(super) max_h2c_data: u32,
-    /// The most data that goes with a command, in bytes.
+    /// Longest in-capsule data, in bytes.
     pub(super) in_capsule: u32,
 }
 
-/// Where in the controller's stream we are.
+/// Position in the controller's byte stream.
 pub(super) enum NvmeStreamState {
-    /// At the begin of a PDU, of which so many bytes are needed in one piece.
+    /// At the beginning of a PDU, of which this many contiguous bytes are needed.
     Head(usize),
-    /// In a long C2HData, whose data goes to `place`.
-    Placing { header: Header, key: SlotKey, place: SgList },
-    /// Behind it: its digest.
-    Tail { header: Header, key: SlotKey, crc: Crc32c },
+    /// In a long C2HData, whose data is received into `place`.
+    Placing { header: PduHeader, key: SlotKey, place: SgList },
+    /// Behind that data, before its digest.
+    Tail { header: PduHeader, key: SlotKey, crc: Crc32c },
 }
 
-impl HostLink {
+impl TcpHostLink {
     #[inline]
     pub(super) fn demand(&self) -> Demand {
-        match &self.reading {
+        match &self.stream_state {
             NvmeStreamState::Head(need) => Demand::Bytes(*need),
             NvmeStreamState::Placing { place, .. } => Demand::Place(place.clone()),
             NvmeStreamState::Tail { .. } => Demand::Bytes(DIGEST_LEN),
         }
     }
 
-    /// Takes all that can be taken of `input`; returns how many bytes that were.
+    /// Handles the PDUs in `input`; returns the number of consumed bytes.
     #[inline]
     pub(super) fn on_bytes(
         &mut self,
@@ -71,19 +71,19 @@ impl HostLink {
             match self.open(input.unread()) {
                 Ok(None) => return Ok(0),
                 Ok(Some(len)) => at = len,
-                Err(fault) => return Err(self.terminate(fault)),
+                Err(violation) => return Err(self.terminate(violation)),
             }
         }
-        self.receive(input, at, commands).map_err(|fault| self.terminate(fault))
+        self.receive(input, at, commands).map_err(|violation| self.terminate(violation))
     }
 
-    /// The memory of [`Demand::Place`] is full.
+    /// Handles the end of placed data ([`Demand::Place`]).
     pub(super) fn on_placed(&mut self, commands: &mut impl Commands) -> Result<(), ProtocolError> {
-        self.placed(commands).map_err(|fault| self.terminate(fault))
+        self.placed(commands).map_err(|violation| self.terminate(violation))
     }
 
-    /// Reads ICResp; how long it is, if it has come.
-    fn open(&mut self, bytes: &[u8]) -> Result<Option<usize>, Fault> {
+    /// Reads ICResp; returns its length in bytes, if it was received.
+    fn open(&mut self, bytes: &[u8]) -> Result<Option<usize>, ControllerViolation> {
         let reference = "TCP Transport §3.6.2.3, ICResp";
         if let Some(header) = bytes.first_chunk() {
             self.last_header = *header;
@@ -93,77 +93,89 @@ impl HostLink {
             Ok(PduType::C2H_TERM_REQ) => return Err(pdu::ended(transmute_ref!(&self.last_header))),
             Ok(_) => {
                 let fes = FatalError::PDU_SEQUENCE_ERROR;
-                return Err(Fault::new("sent something else than ICResp first", fes, reference));
+                return Err(ControllerViolation::new(
+                    "sent something else than ICResp first",
+                    fes,
+                    reference,
+                ));
             }
         }
         let Ok((response, _)) = IcResp::read_from_prefix(bytes) else {
-            self.reading = NvmeStreamState::Head(IC_LEN);
+            self.stream_state = NvmeStreamState::Head(IC_LEN);
             return Ok(None);
         };
         let common = response.common;
         if usize::from(common.hlen) != IC_LEN || common.plen.get() as usize != IC_LEN {
-            return Err(Fault::field("sent an ICResp of a wrong length", 2, reference));
+            return Err(ControllerViolation::field("sent an ICResp of a wrong length", 2, reference));
         }
         if response.pfv.get() != 0 {
             let fes = FatalError::UNSUPPORTED_PARAMETER;
-            let what = "speaks another version of the transport";
-            return Err(Fault { fei: COMMON_HEADER_LEN as u32, ..Fault::new(what, fes, reference) });
+            let what = "sent an ICResp of an unsupported PDU format version";
+            return Err(ControllerViolation {
+                fei: COMMON_HEADER_LEN as u32,
+                ..ControllerViolation::new(what, fes, reference)
+            });
         }
         let has = |bit| response.dgst & bit != 0;
         let digests = Digests { header: has(DGST_HEADER), data: has(DGST_DATA) };
-        if digests != self.terms.digests {
-            return Err(Fault::field(
-                "does not do the digests that were asked for, or others",
-                11,
+        if digests != self.parameters.digests {
+            return Err(ControllerViolation::field("did not accept the requested digests", 11, reference));
+        }
+        if response.cpda > PDA_MAX {
+            return Err(ControllerViolation::field(
+                "wants data aligned to more than 128 bytes",
+                10,
                 reference,
             ));
         }
-        if response.cpda > PDA_MAX {
-            return Err(Fault::field("wants data aligned to more than 128 bytes", 10, reference));
-        }
         let max_h2c_data = response.maxh2cdata.get();
         if max_h2c_data < MAXH2CDATA_MIN || max_h2c_data & 3 != 0 {
-            return Err(Fault::field(
-                "takes less than 4096 bytes at a time, or no double words",
+            return Err(ControllerViolation::field(
+                "has a MAXH2CDATA below 4096 bytes or not a multiple of 4",
                 12,
                 reference,
             ));
         }
-        self.terms.alignment = usize::from(response.cpda).saturating_add(1).saturating_mul(4);
-        self.terms.max_h2c_data = max_h2c_data;
-        (self.is_open, self.reading) = (true, NvmeStreamState::Head(DATA_LEN));
+        self.parameters.alignment = usize::from(response.cpda).saturating_add(1).saturating_mul(4);
+        self.parameters.max_h2c_data = max_h2c_data;
+        (self.is_open, self.stream_state) = (true, NvmeStreamState::Head(DATA_LEN));
         Ok(Some(IC_LEN))
     }
 
-    /// Tells the controller what it did wrong, as the last thing that is said.
+    /// Sends H2CTermReq as the last PDU, and returns the error.
     #[cold]
-    pub(super) fn terminate(&mut self, fault: Fault) -> ProtocolError {
-        if let Some(fes) = fault.fes {
+    pub(super) fn terminate(&mut self, violation: ControllerViolation) -> ProtocolError {
+        if let Some(fes) = violation.fes {
             let len = DATA_LEN.saturating_add(self.last_header.len());
             let mut request = TermReq {
                 common: common(PduType::H2C_TERM_REQ, DATA_LEN),
                 fes: fes.0.into(),
-                fei: fault.fei.into(),
+                fei: violation.fei.into(),
                 ..TermReq::new_zeroed()
             };
             request.common.plen = (len as u32).into();
             self.outbox.push_head(request.as_bytes());
             self.outbox.push_head(&self.last_header);
         }
-        fault.error()
+        violation.error()
     }
 }
 
-impl HostTransport for HostLink {
+impl HostTransport for TcpHostLink {
     type Options = Digests;
 
-    fn new(digests: Digests, in_capsule: Option<u32>, pool: Pool) -> HostLink {
-        // Connect's data always goes with it (NVMe Base 2.0 §6.3).
+    fn new(digests: Digests, in_capsule: Option<u32>, pool: Pool) -> TcpHostLink {
+        // The data of Connect is always in the capsule (NVMe Base 2.0 §6.3).
         let in_capsule = in_capsule.map_or(ADMIN_IN_CAPSULE, |len| len.max(CONNECT_DATA_LEN as u32));
-        HostLink {
+        TcpHostLink {
             outbox: Outbox::default(),
-            terms: LinkTerms { digests, alignment: 4, max_h2c_data: MAXH2CDATA_MIN, in_capsule },
-            reading: NvmeStreamState::Head(DATA_LEN),
+            parameters: TcpConnectionParameters {
+                digests,
+                alignment: 4,
+                max_h2c_data: MAXH2CDATA_MIN,
+                in_capsule,
+            },
+            stream_state: NvmeStreamState::Head(DATA_LEN),
             pool,
             is_open: false,
             last_header: [0; DATA_LEN],
@@ -171,11 +183,11 @@ impl HostTransport for HostLink {
     }
 
     fn begin(&mut self) {
-        let Digests { header, data } = self.terms.digests;
+        let Digests { header, data } = self.parameters.digests;
         let request = IcReq {
             common: common(PduType::IC_REQ, IC_LEN),
             dgst: if header { DGST_HEADER } else { 0 } | if data { DGST_DATA } else { 0 },
-            // No alignment beyond double words, and one R2T of a command at a time.
+            // No alignment beyond dwords, and one R2T of a command at a time.
             ..IcReq::new_zeroed()
         };
         self.outbox.push_head(request.as_bytes());
@@ -192,7 +204,7 @@ impl HostTransport for HostLink {
     }
 
     fn may_end(&self) -> bool {
-        self.is_open && matches!(self.reading, NvmeStreamState::Head(_))
+        self.is_open && matches!(self.stream_state, NvmeStreamState::Head(_))
     }
 
     fn discard(&mut self) {
@@ -200,11 +212,11 @@ impl HostTransport for HostLink {
     }
 }
 
-/// A header of that length, without data.
+/// The common header of a PDU of `len` bytes without data.
 pub(super) fn common(kind: PduType, len: usize) -> CommonHeader {
     CommonHeader { pdu_type: kind.0, flags: 0, hlen: len as u8, pdo: 0, plen: (len as u32).into() }
 }
 
-/// Data that every controller takes in a capsule of an admin queue, in bytes (TCP Transport 1.0
+/// In-capsule data that every controller supports on an admin queue, in bytes (TCP Transport 1.0
 /// §3.3.1).
 const ADMIN_IN_CAPSULE: u32 = 8192;

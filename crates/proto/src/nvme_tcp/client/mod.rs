@@ -4,16 +4,15 @@
 //!   HostAdmin:  ICReq ▶ bring-up ▶ ready: Keep Alive, until it is stopped
 //!         └ Controller ▶ HostQueues: for each I/O queue ICReq ▶ Connect ▶ I/O, until it is stopped
 //! ```
-//! Each queue is one connection, a `HostLink`: PDUs as they come and go, with their digests, data
-//! to its place and data that the controller asks for. [`crate::fabrics::host`] has what the
-//! commands mean. An admin queue holds the association: when its connection ends, the controller
-//! and all its I/O queues are gone.
+//! Each queue is one connection, a `TcpHostLink`, which encodes and decodes PDUs with their digests
+//! and transfers data. [`crate::fabrics::host`] interprets the commands. An admin queue holds the
+//! association: when its connection ends, the controller and all its I/O queues are gone.
 //!
-//! What bounds a session: 30 seconds until the bring-up is over and CAP.TO for the controller to
-//! become ready; 1024 I/O of a queue, four commands each, not more commands than the queue has
-//! entries; each byte of a command's data once; a Keep Alive that is not answered until the next is
-//! due. Whatever goes wrong below commands ends the connection with a termination that names the
-//! field, and other sessions replay.
+//! Bounds of a session: 30 seconds for the initialization and CAP.TO until the controller is ready;
+//! 1024 I/O of a queue with at most four commands each, and not more commands than the queue has
+//! entries; each byte of a command's data is transferred once; a Keep Alive has to complete before
+//! the next is due. A protocol violation below commands ends the connection with a H2CTermReq that
+//! names the field; another session replays the I/O.
 
 mod link;
 mod pdu;
@@ -27,29 +26,29 @@ use crate::fabrics::host::{HostAdmin, HostQueue, HostQueues};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession};
 use blockmux_volume::Chunk;
-use link::HostLink;
+use link::TcpHostLink;
 use std::time::Instant;
 
 pub use crate::fabrics::host::{
     AdminConfig, Ask, ControllerInfo, FoundSubsystem, HostId, Names, NamespaceInfo, NvmeRefused, QueueConfig,
 };
 
-/// What to agree on for one connection.
+/// The digests to negotiate for a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digests {
-    /// CRC-32C over headers.
+    /// Whether headers have a CRC-32C digest.
     pub header: bool,
-    /// CRC-32C over data.
+    /// Whether data has a CRC-32C digest.
     pub data: bool,
 }
 
 /// An admin queue over NVMe/TCP.
-pub type AdminSession = HostAdmin<HostLink>;
+pub type NvmeTcpAdminSession = HostAdmin<TcpHostLink>;
 
-/// I/O queues over NVMe/TCP, each a connection of its own.
-pub type QueueSession = HostQueues<HostLink>;
+/// I/O queues over NVMe/TCP; each has its own connection.
+pub type NvmeTcpQueueSession = HostQueues<TcpHostLink>;
 
-impl StreamSession for AdminSession {
+impl StreamSession for NvmeTcpAdminSession {
     fn demand(&self) -> Demand {
         if self.is_over() { Demand::Close } else { self.transport.demand() }
     }
@@ -62,7 +61,7 @@ impl StreamSession for AdminSession {
     }
 
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.receive(now, HostLink::on_placed)
+        self.receive(now, TcpHostLink::on_placed)
     }
 
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {
@@ -74,7 +73,7 @@ impl StreamSession for AdminSession {
     }
 }
 
-impl StreamSession for HostQueue<HostLink> {
+impl StreamSession for HostQueue<TcpHostLink> {
     #[inline]
     fn demand(&self) -> Demand {
         if self.is_over() { Demand::Close } else { self.transport.demand() }
@@ -83,7 +82,7 @@ impl StreamSession for HostQueue<HostLink> {
     #[inline]
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         if self.is_over() {
-            // What comes after the end is of no interest.
+            // Bytes after the end are ignored.
             return Ok(input.unread().len());
         }
         self.receive(now, |link, commands| link.on_bytes(input, commands))
@@ -91,7 +90,7 @@ impl StreamSession for HostQueue<HostLink> {
 
     #[inline]
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.receive(now, HostLink::on_placed)
+        self.receive(now, TcpHostLink::on_placed)
     }
 
     fn on_end(&mut self, _now: Instant) -> Result<(), ProtocolError> {

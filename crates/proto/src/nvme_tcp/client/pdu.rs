@@ -1,5 +1,4 @@
-//! Headers of PDUs as a controller sends them, checked before anything is believed (TCP Transport
-//! 1.0 §3.6).
+//! Checks the headers of a controller's PDUs before their content is used (TCP Transport 1.0 §3.6).
 
 use super::Digests;
 use crate::digest;
@@ -10,47 +9,47 @@ use blockmux_wire::nvmeof::tcp::{
 };
 use zerocopy::{FromBytes, transmute_ref};
 
-/// The bytes of a header: all that a controller sends behind ICResp have the same length.
-pub(super) type Header = [u8; DATA_LEN];
+/// The bytes of a header: all PDUs of a controller after ICResp have headers of this length.
+pub(super) type PduHeader = [u8; DATA_LEN];
 
-/// A PDU's header that has come, with a right digest if there is one.
+/// A received PDU header, whose digest was correct if there is one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NvmeTcpHeader {
-    pub(super) header: Header,
+    pub(super) header: PduHeader,
     pub(super) kind: PduType,
-    /// Where its data begins.
+    /// Offset of the data in the PDU.
     pub(super) data_at: usize,
-    /// In bytes.
+    /// Length of the data, in bytes.
     pub(super) data_len: usize,
 }
 
-/// What the first bytes of a PDU are.
+/// Result of [`parse`].
 pub(super) enum ParsedNvmePdu {
     Head(NvmeTcpHeader),
-    /// So many bytes are needed.
+    /// This many bytes are needed.
     Needs(usize),
 }
 
-/// What a controller did wrong, and what it is told about that.
+/// A protocol violation by a controller, and the fields of the H2CTermReq that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct ControllerViolation {
     pub(super) what: &'static str,
     pub(super) reference: &'static str,
-    /// `None`: nothing, as it has ended the connection itself.
+    /// Fatal Error Status; `None` if the controller ended the connection itself.
     pub(super) fes: Option<FatalError>,
-    /// The offset of the field, or the digest that came.
+    /// Fatal Error Information: the offset of the field, or the received digest.
     pub(super) fei: u32,
 }
 
-impl Fault {
-    /// A header's field at that offset is wrong.
-    pub(super) fn field(what: &'static str, offset: u32, reference: &'static str) -> Fault {
-        Fault { what, reference, fes: Some(FatalError::INVALID_PDU_HEADER_FIELD), fei: offset }
+impl ControllerViolation {
+    /// A violation by the header field at this offset.
+    pub(super) fn field(what: &'static str, offset: u32, reference: &'static str) -> ControllerViolation {
+        ControllerViolation { what, reference, fes: Some(FatalError::INVALID_PDU_HEADER_FIELD), fei: offset }
     }
 
-    /// Another fatal error.
-    pub(super) fn new(what: &'static str, fes: FatalError, reference: &'static str) -> Fault {
-        Fault { what, reference, fes: Some(fes), fei: 0 }
+    /// A violation with another fatal error status.
+    pub(super) fn new(what: &'static str, fes: FatalError, reference: &'static str) -> ControllerViolation {
+        ControllerViolation { what, reference, fes: Some(fes), fei: 0 }
     }
 
     pub(super) fn error(self) -> ProtocolError {
@@ -58,9 +57,9 @@ impl Fault {
     }
 }
 
-/// Reads a header from the front of `bytes`, as they come behind ICResp.
+/// Reads the header at the beginning of `bytes`, after ICResp.
 #[inline]
-pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fault> {
+pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, ControllerViolation> {
     let Some(header) = bytes.first_chunk::<DATA_LEN>() else { return Ok(ParsedNvmePdu::Needs(DATA_LEN)) };
     let (common, _) = CommonHeader::ref_from_prefix(header).map_err(|_| UNKNOWN)?;
     let kind = PduType(common.pdu_type);
@@ -68,14 +67,14 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fau
         return Err(UNKNOWN);
     }
     if usize::from(common.hlen) != DATA_LEN {
-        return Err(Fault::field("sent a header of a wrong length", 2, COMMON));
+        return Err(ControllerViolation::field("sent a header of a wrong length", 2, COMMON));
     }
     if kind == PduType::C2H_TERM_REQ {
         return Err(ended(transmute_ref!(header)));
     }
     if (common.flags & FLAG_HDGST != 0) != digests.header {
-        return Err(Fault::field(
-            "sent a PDU with or without a header digest, against what was agreed on",
+        return Err(ControllerViolation::field(
+            "sent a PDU whose header digest flag is not as negotiated",
             1,
             COMMON,
         ));
@@ -87,7 +86,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fau
     {
         let fei = u32::from_le_bytes(*sent);
         let fes = Some(FatalError::HEADER_DIGEST_ERROR);
-        return Err(Fault {
+        return Err(ControllerViolation {
             what: "sent a header whose digest is wrong",
             reference: "TCP Transport §3.5.2",
             fes,
@@ -99,30 +98,30 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Fau
     if kind == PduType::C2H_DATA {
         let data: &Data = transmute_ref!(header);
         if (common.flags & FLAG_DDGST != 0) != digests.data {
-            return Err(Fault::field(
-                "sent data with or without a digest, against what was agreed on",
+            return Err(ControllerViolation::field(
+                "sent data whose digest flag is not as negotiated",
                 1,
                 COMMON,
             ));
         }
         head.data_at = common.pdo.into();
         head.data_len = data.datal.get() as usize;
-        // We ask for no alignment beyond double words.
+        // ICReq requests no alignment beyond dwords.
         if head.data_at < head_len || head.data_at & 3 != 0 {
-            return Err(Fault::field("sent data at a wrong place in its PDU", 3, COMMON));
+            return Err(ControllerViolation::field("sent data at a wrong offset in its PDU", 3, COMMON));
         }
         if head.data_len == 0 {
-            return Err(Fault::field("sent data of no length", 16, "TCP Transport §3.6.2.9"));
+            return Err(ControllerViolation::field("sent data of length 0", 16, "TCP Transport §3.6.2.9"));
         }
     }
     if plen != head.data_end(digests) {
-        return Err(Fault::field("sent a PDU whose length is not that of its parts", 4, COMMON));
+        return Err(ControllerViolation::field("sent a PDU whose PLEN does not match its parts", 4, COMMON));
     }
     Ok(ParsedNvmePdu::Head(head))
 }
 
 impl NvmeTcpHeader {
-    /// How long the whole PDU is, in bytes.
+    /// Length of the whole PDU, in bytes.
     #[inline]
     pub(super) fn data_end(&self, digests: Digests) -> usize {
         let tail = if digests.data && self.data_len > 0 { DIGEST_LEN } else { 0 };
@@ -145,9 +144,9 @@ impl NvmeTcpHeader {
     }
 }
 
-/// What the controller says of us as it ends the connection.
+/// The error for a C2HTermReq.
 #[cold]
-pub(super) fn ended(request: &TermReq) -> Fault {
+pub(super) fn ended(request: &TermReq) -> ControllerViolation {
     let what = match FatalError(request.fes.get()) {
         FatalError::INVALID_PDU_HEADER_FIELD => "ended the connection: a field of a header is invalid",
         FatalError::PDU_SEQUENCE_ERROR => "ended the connection: a PDU out of sequence",
@@ -157,12 +156,12 @@ pub(super) fn ended(request: &TermReq) -> Fault {
         FatalError::UNSUPPORTED_PARAMETER => "ended the connection: a parameter that it does not support",
         _ => "ended the connection with a fatal error",
     };
-    Fault { what, reference: "TCP Transport §3.6.2.5, C2HTermReq", fes: None, fei: 0 }
+    ControllerViolation { what, reference: "TCP Transport §3.6.2.5, C2HTermReq", fes: None, fei: 0 }
 }
 
 const COMMON: &str = "TCP Transport §3.6.2.1";
-const UNKNOWN: Fault = Fault {
-    what: "sent a PDU that does not belong here",
+const UNKNOWN: ControllerViolation = ControllerViolation {
+    what: "sent a PDU of an unexpected type",
     reference: "TCP Transport §3.6.2",
     fes: Some(FatalError::INVALID_PDU_HEADER_FIELD),
     fei: 0,

@@ -1,15 +1,15 @@
-//! PDUs as they come off the wire, and where read data goes.
+//! Receives PDUs and places read data.
 //!
 //! ```text
-//!   Head ──capsule, R2T, short C2HData that is all here──▶ done
-//!    └──── long C2HData ──▶ Placing, straight into the I/O's memory ──▶ Tail: digest ──▶ done
+//!   Head ──capsule, R2T, complete short C2HData──▶ done
+//!    └──── long C2HData ──▶ Placing, directly into the I/O's memory ──▶ Tail: digest ──▶ done
 //! ```
-//! A short read's data is lent on from the receive buffer where it is all that was asked for, and
-//! copied elsewhere. Data comes in any order, each byte once. A wrong data digest ends no
-//! connection: the command fails, and is sent again (TCP Transport 1.0 §3.5.2).
+//! A short read without its own buffer borrows the receive buffer if that holds all of its data;
+//! otherwise data is copied. Data may arrive in any order, each byte once. A wrong data digest does
+//! not end the connection: the command fails and is sent again (TCP Transport 1.0 §3.5.2).
 
-use super::link::{HostLink, NvmeStreamState};
-use super::pdu::{self, Fault, NvmeTcpHeader, ParsedNvmePdu};
+use super::link::{NvmeStreamState, TcpHostLink};
+use super::pdu::{self, ControllerViolation, NvmeTcpHeader, ParsedNvmePdu};
 use crate::coverage::RangeError;
 use crate::digest;
 use crate::fabrics::host::{Commands, DataTransfer};
@@ -22,25 +22,25 @@ use blockmux_wire::nvmeof::tcp::{
 };
 use zerocopy::{FromZeros, transmute_ref};
 
-/// What a step did.
+/// Result of a step.
 enum ReceiveStep {
     Took(usize),
     Needs,
 }
 
-impl HostLink {
-    /// Takes all that can be taken of `input` from `at` on; returns where it stopped.
+impl TcpHostLink {
+    /// Handles the PDUs in `input` from `at` on; returns the offset where it stopped.
     #[inline]
     pub(super) fn receive(
         &mut self,
         input: &Chunk,
         mut at: usize,
         commands: &mut impl Commands,
-    ) -> Result<usize, Fault> {
+    ) -> Result<usize, ControllerViolation> {
         let bytes = input.unread();
         loop {
             let rest = bytes.get(at..).unwrap_or_default();
-            let step = match &self.reading {
+            let step = match &self.stream_state {
                 NvmeStreamState::Head(_) => self.on_head(input, at, rest, commands)?,
                 NvmeStreamState::Placing { .. } => ReceiveStep::Needs,
                 NvmeStreamState::Tail { .. } => self.on_tail(rest, commands)?,
@@ -52,18 +52,18 @@ impl HostLink {
         }
     }
 
-    /// The memory of [`Reading::Placing`] is full.
-    pub(super) fn placed(&mut self, commands: &mut impl Commands) -> Result<(), Fault> {
-        match std::mem::replace(&mut self.reading, NvmeStreamState::Head(DATA_LEN)) {
+    /// Handles the end of placed data ([`NvmeStreamState::Placing`]).
+    pub(super) fn placed(&mut self, commands: &mut impl Commands) -> Result<(), ControllerViolation> {
+        match std::mem::replace(&mut self.stream_state, NvmeStreamState::Head(DATA_LEN)) {
             NvmeStreamState::Placing { header, key, place } => {
-                if !self.terms.digests.data {
+                if !self.parameters.digests.data {
                     return on_data(commands, key, transmute_ref!(&header));
                 }
                 let mut crc = Crc32c::default();
                 crc.add_list(&place);
-                self.reading = NvmeStreamState::Tail { header, key, crc };
+                self.stream_state = NvmeStreamState::Tail { header, key, crc };
             }
-            other => self.reading = other,
+            other => self.stream_state = other,
         }
         Ok(())
     }
@@ -75,28 +75,28 @@ impl HostLink {
         at: usize,
         rest: &[u8],
         commands: &mut impl Commands,
-    ) -> Result<ReceiveStep, Fault> {
+    ) -> Result<ReceiveStep, ControllerViolation> {
         if let Some(header) = rest.first_chunk() {
             self.last_header = *header;
         }
-        let head = match pdu::parse(rest, self.terms.digests)? {
+        let head = match pdu::parse(rest, self.parameters.digests)? {
             ParsedNvmePdu::Needs(len) => {
-                self.reading = NvmeStreamState::Head(len);
+                self.stream_state = NvmeStreamState::Head(len);
                 return Ok(ReceiveStep::Needs);
             }
             ParsedNvmePdu::Head(head) => head,
         };
-        let whole = head.data_end(self.terms.digests);
+        let whole = head.data_end(self.parameters.digests);
         match head.kind {
             PduType::CAPSULE_RESP => on_response(commands, &head.as_response().cqe)?,
             PduType::R2T => self.on_r2t(head.as_r2t(), commands)?,
             _ => return self.on_data_head(input, at, rest, &head, commands),
         }
-        self.reading = NvmeStreamState::Head(DATA_LEN);
+        self.stream_state = NvmeStreamState::Head(DATA_LEN);
         Ok(ReceiveStep::Took(whole))
     }
 
-    /// The head of C2HData, and all its data if that is short.
+    /// Handles the header of C2HData, with all its data if that is short.
     #[inline]
     fn on_data_head(
         &mut self,
@@ -105,30 +105,30 @@ impl HostLink {
         rest: &[u8],
         head: &NvmeTcpHeader,
         commands: &mut impl Commands,
-    ) -> Result<ReceiveStep, Fault> {
-        let whole = head.data_end(self.terms.digests);
+    ) -> Result<ReceiveStep, ControllerViolation> {
+        let whole = head.data_end(self.parameters.digests);
         let end = head.data_at.saturating_add(head.data_len);
         let data = match rest.get(head.data_at..end) {
             Some(data) if rest.len() >= whole => data,
             _ if head.data_len <= WHOLE_DATA => {
-                self.reading = NvmeStreamState::Head(whole);
+                self.stream_state = NvmeStreamState::Head(whole);
                 return Ok(ReceiveStep::Needs);
             }
-            // Padding in front of the data is taken with the header.
+            // Padding before the data is consumed with the header.
             _ if rest.len() < head.data_at => {
-                self.reading = NvmeStreamState::Head(head.data_at);
+                self.stream_state = NvmeStreamState::Head(head.data_at);
                 return Ok(ReceiveStep::Needs);
             }
             _ => {
                 let key = check_data(commands, head.as_data())?;
                 let place = place(commands, key, head.as_data())?;
-                self.reading = NvmeStreamState::Placing { header: head.header, key, place };
+                self.stream_state = NvmeStreamState::Placing { header: head.header, key, place };
                 return Ok(ReceiveStep::Took(head.data_at));
             }
         };
         let key = check_data(commands, head.as_data())?;
-        self.reading = NvmeStreamState::Head(DATA_LEN);
-        let is_right = !self.terms.digests.data || rest.get(end..whole) == Some(&digest::of(data)[..]);
+        self.stream_state = NvmeStreamState::Head(DATA_LEN);
+        let is_right = !self.parameters.digests.data || rest.get(end..whole) == Some(&digest::of(data)[..]);
         if !is_right {
             spoil(commands, key);
         } else if commands.is_lendable(key, data.len()) {
@@ -140,11 +140,17 @@ impl HostLink {
         Ok(ReceiveStep::Took(whole))
     }
 
-    fn on_tail(&mut self, rest: &[u8], commands: &mut impl Commands) -> Result<ReceiveStep, Fault> {
-        let NvmeStreamState::Tail { header, key, crc } = &self.reading else { return Ok(ReceiveStep::Needs) };
+    fn on_tail(
+        &mut self,
+        rest: &[u8],
+        commands: &mut impl Commands,
+    ) -> Result<ReceiveStep, ControllerViolation> {
+        let NvmeStreamState::Tail { header, key, crc } = &self.stream_state else {
+            return Ok(ReceiveStep::Needs);
+        };
         let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(ReceiveStep::Needs) };
         let (header, key, is_right) = (*header, *key, crc.to_le_bytes() == *sent);
-        self.reading = NvmeStreamState::Head(DATA_LEN);
+        self.stream_state = NvmeStreamState::Head(DATA_LEN);
         if !is_right {
             spoil(commands, key);
         }
@@ -152,56 +158,70 @@ impl HostLink {
         Ok(ReceiveStep::Took(DIGEST_LEN))
     }
 
-    /// The controller asks for data: all of it is sent at once, so that no R2T is ever outstanding
+    /// Handles R2T. All requested data is sent immediately, so that no R2T is ever outstanding
     /// here.
-    fn on_r2t(&mut self, r2t: &NvmeTcpR2t, commands: &mut impl Commands) -> Result<(), Fault> {
+    fn on_r2t(&mut self, r2t: &NvmeTcpR2t, commands: &mut impl Commands) -> Result<(), ControllerViolation> {
         let reference = "TCP Transport §3.6.2.10, R2T";
         let Some(key) = commands.find(r2t.cccid.get()) else {
-            return Err(Fault::field("asked for data of a command that is not there", 8, reference));
+            return Err(ControllerViolation::field(
+                "requested data of a command that does not exist",
+                8,
+                reference,
+            ));
         };
         let Some((progress, DataTransfer::Out(len))) = commands.transport(key) else {
-            return Err(Fault::field("asked for data of a command that sends none", 8, reference));
+            return Err(ControllerViolation::field(
+                "requested data of a command that sends none",
+                8,
+                reference,
+            ));
         };
         let (from, asked) = (r2t.r2to.get(), r2t.r2tl.get());
-        let out_of_range = |what| Fault::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, reference);
+        let out_of_range =
+            |what| ControllerViolation::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, reference);
         let Some(end) = from.checked_add(asked).filter(|end| asked > 0 && *end <= len) else {
-            return Err(out_of_range("asked for data that the command does not have"));
+            return Err(out_of_range("requested data beyond the command's data"));
         };
         if progress.moved.add(from, end).is_err() {
-            return Err(out_of_range("asked for the same data twice, or in too many pieces"));
+            return Err(out_of_range("requested the same data twice, or in too many pieces"));
         }
         self.send_data(key, r2t.ttag.get(), from, end, commands);
         Ok(())
     }
 }
 
-/// A completion.
+/// Handles a completion.
 #[inline]
-fn on_response(commands: &mut impl Commands, cqe: &Cqe) -> Result<(), Fault> {
+fn on_response(commands: &mut impl Commands, cqe: &Cqe) -> Result<(), ControllerViolation> {
     let Some(key) = commands.find(cqe.cid.get()) else {
         let offset = (DATA_LEN - CQE_LEN + 12) as u32;
-        return Err(Fault::field("completed a command that is not there", offset, "NVMe Base §3.3.3.2"));
+        return Err(ControllerViolation::field(
+            "completed a command that does not exist",
+            offset,
+            "NVMe Base §3.3.3.2",
+        ));
     };
     commands.finish(key, cqe);
     Ok(())
 }
 
-/// Checks C2HData before any of its data is looked at.
+/// Checks C2HData before its data is used.
 #[inline]
-fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, Fault> {
+fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, ControllerViolation> {
     let Some(key) = commands.find(data.cccid.get()) else {
-        return Err(Fault::field("sent data of a command that is not there", 8, C2H_DATA));
+        return Err(ControllerViolation::field("sent data of a command that does not exist", 8, C2H_DATA));
     };
     let Some((progress, DataTransfer::In(len))) = commands.transport(key) else {
-        return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
+        return Err(ControllerViolation::field("sent data of a command that receives none", 8, C2H_DATA));
     };
     let from = data.datao.get();
-    let out_of_range = |what| Fault::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, C2H_DATA);
+    let out_of_range =
+        |what| ControllerViolation::new(what, FatalError::DATA_TRANSFER_OUT_OF_RANGE, C2H_DATA);
     let Some(end) = from.checked_add(data.datal.get()).filter(|end| *end <= len) else {
-        return Err(out_of_range("sent more data than was asked for"));
+        return Err(out_of_range("sent more data than was requested"));
     };
     if data.common.flags & (FLAG_SUCCESS | FLAG_LAST) == FLAG_SUCCESS {
-        return Err(Fault::field("said success before the last data", 1, C2H_DATA));
+        return Err(ControllerViolation::field("set SUCCESS before the last data", 1, C2H_DATA));
     }
     match progress.moved.add(from, end) {
         Ok(()) => Ok(key),
@@ -212,12 +232,12 @@ fn check_data(commands: &mut impl Commands, data: &Data) -> Result<SlotKey, Faul
     }
 }
 
-/// The memory for C2HData that was checked.
+/// The memory for the data of a checked C2HData.
 #[inline]
-fn place(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<SgList, Fault> {
+fn place(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<SgList, ControllerViolation> {
     let (from, len) = (data.datao.get() as usize, data.datal.get() as usize);
     let Some((list, base)) = commands.data_in(key) else {
-        return Err(Fault::field("sent data of a command that gets none", 8, C2H_DATA));
+        return Err(ControllerViolation::field("sent data of a command that receives none", 8, C2H_DATA));
     };
     if base == 0 && from == 0 && list.len() == len {
         return Ok(list.clone());
@@ -225,9 +245,9 @@ fn place(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<SgLi
     Ok(list.slice(base.saturating_add(from), len))
 }
 
-/// Data is where it belongs; with SUCCESS the command is done, too.
+/// Handles the end of a C2HData; with the SUCCESS flag it also completes the command.
 #[inline]
-fn on_data(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<(), Fault> {
+fn on_data(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<(), ControllerViolation> {
     if data.common.flags & FLAG_SUCCESS != 0 {
         let status = StatusField::new(NvmeStatus::SUCCESSFUL_COMPLETION);
         commands.finish(key, &Cqe { cid: data.cccid, status, ..Cqe::new_zeroed() });
@@ -235,7 +255,7 @@ fn on_data(commands: &mut impl Commands, key: SlotKey, data: &Data) -> Result<()
     Ok(())
 }
 
-/// A digest was wrong: whatever the controller says of the command, it is not done.
+/// Marks a command as corrupt because of a wrong digest, so that a success is not accepted.
 #[cold]
 fn spoil(commands: &mut impl Commands, key: SlotKey) {
     if let Some((progress, _)) = commands.transport(key) {
@@ -244,6 +264,6 @@ fn spoil(commands: &mut impl Commands, key: SlotKey) {
 }
 
 const C2H_DATA: &str = "TCP Transport §3.6.2.9, C2HData";
-/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs
-/// costs less than a receive for each. With header, padding and digests at most `MAX_DEMAND`.
+/// Data of up to this many bytes is received into the receive buffer: one large receive for many
+/// PDUs costs less than one for each. With header, padding and digests it is at most `MAX_DEMAND`.
 const WHOLE_DATA: usize = 64 << 10;

@@ -1,6 +1,7 @@
-//! What a host sends: commands, with their data where that is short, and data that was asked for.
+//! Sends commands, with their data in the capsule if that is short, and data that the controller
+//! requested.
 
-use super::link::{HostLink, common};
+use super::link::{TcpHostLink, common};
 use crate::digest;
 use crate::fabrics::host::{Commands, DataTransfer, NvmeRequest};
 use crate::slots::SlotKey;
@@ -12,8 +13,8 @@ use blockmux_wire::nvmeof::tcp::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-impl HostLink {
-    /// Sends a command, with its data if that fits into the capsule.
+impl TcpHostLink {
+    /// Sends a command, with its data if that fits the capsule.
     #[inline]
     pub(super) fn send_command(&mut self, request: &NvmeRequest, commands: &mut impl Commands) {
         let mut sqe = request.command;
@@ -23,7 +24,7 @@ impl HostLink {
         sqe.dptr = match request.transfer {
             DataTransfer::Nothing => SglDescriptor::transport(0),
             DataTransfer::In(len) => SglDescriptor::transport(len),
-            DataTransfer::Out(len) if len <= self.terms.in_capsule => {
+            DataTransfer::Out(len) if len <= self.parameters.in_capsule => {
                 data_len = len;
                 SglDescriptor::in_capsule(0, len)
             }
@@ -33,7 +34,7 @@ impl HostLink {
         let capsule = CapsuleCmd { common, sqe };
         self.push_header(capsule.as_bytes(), &common);
         if data_len > 0 {
-            // No data of it is asked for any more.
+            // The controller must not request this data again.
             if let Some((progress, _)) = commands.transport(request.key)
                 && progress.moved.add(0, data_len).is_err()
             {
@@ -43,7 +44,7 @@ impl HostLink {
         }
     }
 
-    /// Sends a command's data from `from` up to `end`, in PDUs that the controller takes.
+    /// Sends a command's data from `from` up to `end`, in H2CData PDUs of at most MAXH2CDATA.
     pub(super) fn send_data(
         &mut self,
         key: SlotKey,
@@ -54,7 +55,7 @@ impl HostLink {
     ) {
         let mut at = from;
         while at < end {
-            let len = end.saturating_sub(at).min(self.terms.max_h2c_data);
+            let len = end.saturating_sub(at).min(self.parameters.max_h2c_data);
             let next = at.saturating_add(len);
             let mut common = self.common(PduType::H2C_DATA, DATA_LEN, len as usize);
             if next == end {
@@ -74,10 +75,10 @@ impl HostLink {
         }
     }
 
-    /// The common header of a PDU with a header of `hlen` bytes and so much data.
+    /// The common header of a PDU with a header of `hlen` bytes and `data_len` bytes of data.
     #[inline]
     fn common(&self, kind: PduType, hlen: usize, data_len: usize) -> CommonHeader {
-        let digests = self.terms.digests;
+        let digests = self.parameters.digests;
         let mut common = common(kind, hlen);
         let mut end = hlen;
         if digests.header {
@@ -85,8 +86,8 @@ impl HostLink {
             end = end.saturating_add(DIGEST_LEN);
         }
         if data_len > 0 {
-            // At most 72, a digest and padding to 128 bytes.
-            end = end.next_multiple_of(self.terms.alignment.max(4));
+            // At most 72 bytes, a digest, and padding to 128 bytes.
+            end = end.next_multiple_of(self.parameters.alignment.max(4));
             common.pdo = end as u8;
             end = end.saturating_add(data_len);
             if digests.data {
@@ -98,12 +99,12 @@ impl HostLink {
         common
     }
 
-    /// A header with its digest, and padding up to its data.
+    /// Sends a header with its digest, and padding up to the data.
     #[inline]
     fn push_header(&mut self, header: &[u8], common: &CommonHeader) {
         self.outbox.push_head(header);
         let mut len = header.len();
-        if self.terms.digests.header {
+        if self.parameters.digests.header {
             self.outbox.push_head(&digest::of(header));
             len = len.saturating_add(DIGEST_LEN);
         }
@@ -113,13 +114,13 @@ impl HostLink {
         }
     }
 
-    /// A part of a command's data, by reference as far as a data digest lets us.
+    /// Sends part of a command's data, by reference as far as the data digest allows.
     #[inline]
     fn push_data(&mut self, key: SlotKey, from: u32, len: u32, commands: &mut impl Commands) {
         let nothing = SgList::default();
         let (data, base) = commands.data_out(key).unwrap_or((&nothing, 0));
         let (from, len) = (base.saturating_add(from as usize), len as usize);
-        if !self.terms.digests.data {
+        if !self.parameters.digests.data {
             return self.outbox.push_part(data, from, len);
         }
         let crc = digest::push(&mut self.outbox, &self.pool, &data.slice(from, len));

@@ -1,4 +1,5 @@
-//! Sessions against a controller by hand, cut at every byte, and one that does what none may.
+//! Sessions with a scripted controller, with bytes split at every position, and with a controller
+//! that violates the protocol.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "either fails the test")]
 
 mod admin;

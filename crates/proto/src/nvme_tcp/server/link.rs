@@ -1,10 +1,10 @@
-//! A connection as a controller's queue drives it: PDUs to the host.
+//! The transport of a controller's queue: encodes PDUs to the host.
 
 use super::receive::AwaitedNvmePdu;
 use crate::digest;
 use crate::fabrics::controller::{CommandSlot, DataPlace, Descriptor, FabricsTransport};
 use crate::nvme::NvmeOutcome;
-use crate::nvme_tcp::pdu::{MAXH2CDATA, NvmeTcpDigests, Violation};
+use crate::nvme_tcp::pdu::{HostViolation, MAXH2CDATA, NvmeTcpDigests};
 use crate::outbox::Outbox;
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -12,34 +12,34 @@ use blockmux_wire::nvme::{SglSubtype, SglType, Sqe};
 use blockmux_wire::nvmeof::tcp::*;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// A connection with a host: what was agreed on, where in the host's stream it is, and PDUs to the
-/// host.
-pub struct TargetLink {
+/// A connection of a host: negotiated parameters, position in the host's byte stream, and PDUs to
+/// the host.
+pub struct TcpTargetLink {
     pub(super) outbox: Outbox,
     pub(super) digests: NvmeTcpDigests,
     pub(super) awaiting: AwaitedNvmePdu,
-    /// Data that a command's capsule may have, in bytes.
+    /// Longest in-capsule data, in bytes.
     pub(super) in_capsule: usize,
-    /// Data to the host begins at a multiple of so many bytes.
+    /// Alignment of data to the host (HPDA), in bytes.
     alignment: usize,
-    /// Bytes without payload since the outbox was last empty.
+    /// Bytes of headers since the outbox was last empty.
     heads: usize,
     pool: Pool,
 }
 
-/// How far the data of a command has come.
+/// Progress of a command's data transfer.
 #[derive(Default)]
 pub struct DataProgress {
-    /// In bytes.
+    /// Received data, in bytes.
     pub(super) received: usize,
-    /// A data digest was wrong.
+    /// Whether a data digest was wrong.
     pub(super) is_damaged: bool,
 }
 
-impl TargetLink {
-    /// `in_capsule` is for I/O queues.
-    pub(super) fn new(in_capsule: usize, pool: Pool) -> TargetLink {
-        TargetLink {
+impl TcpTargetLink {
+    /// Creates the transport. `in_capsule` applies to I/O queues.
+    pub(super) fn new(in_capsule: usize, pool: Pool) -> TcpTargetLink {
+        TcpTargetLink {
             outbox: Outbox::default(),
             digests: NvmeTcpDigests::default(),
             awaiting: AwaitedNvmePdu::IcReq(COMMON_HEADER_LEN),
@@ -50,18 +50,18 @@ impl TargetLink {
         }
     }
 
-    /// Whether the host reads its answers, more or less.
+    /// Whether the host reads its completions, within the limit of [`UNREAD_HEADS`].
     #[inline]
     pub(super) fn is_read(&self) -> bool {
         self.outbox.is_empty() || self.heads < UNREAD_HEADS
     }
 
-    /// Whether the stream may end here.
+    /// Whether the stream is between two PDUs, where it may end.
     pub(super) fn is_between_pdus(&self) -> bool {
         matches!(self.awaiting, AwaitedNvmePdu::Head(_) | AwaitedNvmePdu::IcReq(_))
     }
 
-    /// The answer to ICReq, and all that follows from it.
+    /// Sends ICResp and sets the negotiated parameters.
     pub(super) fn ic_resp(&mut self, request: &IcReq) {
         let response = IcResp {
             common: head(PduType::IC_RESP, 0, IC_LEN, 0, IC_LEN),
@@ -77,8 +77,8 @@ impl TargetLink {
         self.alignment = usize::from(request.hpda).saturating_add(1).saturating_mul(4);
     }
 
-    /// Ends the connection; `pdu` is what was wrong, as far as it has come.
-    pub(super) fn termination(&mut self, violation: &Violation, pdu: &[u8]) {
+    /// Sends C2HTermReq; `pdu` is as much of the offending PDU as was received.
+    pub(super) fn termination(&mut self, violation: &HostViolation, pdu: &[u8]) {
         let most = TERM_REQ_MAX.saturating_sub(DATA_LEN);
         let begin = pdu.get(..most.min(pdu.len())).unwrap_or_default();
         let request = TermReq {
@@ -126,7 +126,7 @@ impl TargetLink {
         (flags, hlen.saturating_add(self.digests.header_len()))
     }
 
-    /// A header with its digest.
+    /// Sends a header with its digest.
     #[inline]
     fn push(&mut self, header: &[u8]) {
         if self.outbox.is_empty() {
@@ -140,7 +140,7 @@ impl TargetLink {
     }
 }
 
-impl FabricsTransport for TargetLink {
+impl FabricsTransport for TcpTargetLink {
     const NAME: &'static str = "nvme-tcp";
 
     type Progress = DataProgress;
@@ -161,7 +161,7 @@ impl FabricsTransport for TargetLink {
         len > MAX_BORROWED_PAYLOAD
     }
 
-    /// Asks for all of a command's data.
+    /// Requests all of a command's data by one R2T.
     fn fetch(&mut self, slot: usize, command: &mut CommandSlot<DataProgress>) {
         let (flags, plen) = self.plain(DATA_LEN);
         let r2t = NvmeTcpR2t {
@@ -175,11 +175,12 @@ impl FabricsTransport for TargetLink {
         self.push(r2t.as_bytes());
     }
 
-    /// The completion goes without saying where success does.
+    /// Sends data and completion. A success may be implied by the last C2HData.
     #[inline]
     fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>) {
         let cid = sqe.cid.get();
-        // TCP Transport 1.0 §3.3.2.1: only where SQHD is not told, and nothing else is.
+        // TCP Transport 1.0 §3.3.2.1: allowed only if the completion carries neither SQHD nor a
+        // result.
         let is_silent = sqhd.is_none() && outcome.result == 0 && outcome.status.is_success();
         if !outcome.data.is_empty() {
             self.data(cid, &outcome.data, is_silent);
@@ -200,14 +201,14 @@ impl FabricsTransport for TargetLink {
 
 #[inline]
 fn head(kind: PduType, flags: u8, hlen: usize, pdo: usize, plen: usize) -> CommonHeader {
-    // All of these have their bounds: a header is at most 128 bytes, and so is PDO.
+    // All values are bounded: a header has at most 128 bytes, and so has PDO.
     CommonHeader { pdu_type: kind.0, flags, hlen: hlen as u8, pdo: pdo as u8, plen: (plen as u32).into() }
 }
 
-/// Answers without data that a host may leave unread, in bytes.
+/// Most bytes of headers that a host may leave unread.
 const UNREAD_HEADS: usize = 1 << 20;
-/// Data up to this many bytes is waited for in the receive buffer: one large receive for many PDUs
-/// costs less than a receive for each. With its digest at most `MAX_DEMAND`.
+/// Data of up to this many bytes is received into the receive buffer: one large receive for many
+/// PDUs costs less than one for each. With its digest it is at most `MAX_DEMAND`.
 pub(super) const MAX_BORROWED_PAYLOAD: usize = 64 << 10;
-/// Data that a capsule on the admin queue may have, in bytes (TCP Transport 1.0 §3.3.1).
+/// Longest in-capsule data on the admin queue, in bytes (TCP Transport 1.0 §3.3.1).
 const ADMIN_IN_CAPSULE: usize = 8192;

@@ -6,15 +6,15 @@
 //!              │ └─H2CData─▶ Data, Place, Tail
 //!              └──────────────── receive.rs
 //! ```
-//! The first PDU initializes the connection. Data in a capsule is lent from the receive buffer to
-//! the volume; else the host is asked for all of a command's data by one R2T. Up to 64 KiB are
-//! lent, too, if they come in one PDU; for longer data memory is taken before it is asked for, so
-//! that it never waits, and it is received straight there. What commands mean, and what bounds a
-//! queue, is in [`crate::fabrics::controller`].
+//! The first PDU initializes the connection. The volume borrows in-capsule data from the receive
+//! buffer. Other data is requested by one R2T for each command. Up to 64 KiB in one PDU are
+//! borrowed too; for longer data, memory is allocated before the R2T, so that the data never waits
+//! and is received directly there. [`crate::fabrics::controller`] interprets the commands and
+//! bounds the queue.
 //!
-//! A host may leave 1 MiB of answers unread: until it reads them, it is not listened to. A host
-//! that breaks the transport's rules gets a C2HTermReq with the fatal error that the specification
-//! names, and the connection ends.
+//! A host may leave 1 MiB of completions unread; beyond that the session receives nothing from it.
+//! A host that violates the protocol gets a C2HTermReq with the specified fatal error, and the
+//! connection ends.
 
 mod link;
 mod receive;
@@ -27,24 +27,24 @@ use crate::fabrics::controller::node::NvmeNode;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, SecuredBy, StreamSession};
 use blockmux_volume::{Chunk, Pool};
-use link::TargetLink;
+use link::TcpTargetLink;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// A host's connection to an NVMe/TCP target.
-pub type TargetSession = ControllerQueue<TargetLink>;
+pub type NvmeTcpTargetSession = ControllerQueue<TcpTargetLink>;
 
-impl TargetSession {
-    /// A session for a host that has just connected. `pool` is the core's, for data from the host.
-    /// The host has 30 seconds from `now` on to connect a queue.
+impl NvmeTcpTargetSession {
+    /// Creates a session for a host that has just connected. `pool` is the core's pool, for data
+    /// from the host. The host has 30 seconds from `now` to connect a queue.
     #[must_use]
-    pub fn new(node: Arc<NvmeNode>, pool: Pool, now: Instant) -> TargetSession {
-        let link = TargetLink::new(node.in_capsule, pool.clone());
-        ControllerQueue::over(link, node, pool, now)
+    pub fn new(node: Arc<NvmeNode>, pool: Pool, now: Instant) -> NvmeTcpTargetSession {
+        let link = TcpTargetLink::new(node.in_capsule, pool.clone());
+        ControllerQueue::with_transport(link, node, pool, now)
     }
 }
 
-impl StreamSession for TargetSession {
+impl StreamSession for NvmeTcpTargetSession {
     fn demand(&self) -> Demand {
         if self.is_finished() { Demand::Close } else { self.wants() }
     }
@@ -82,7 +82,8 @@ impl StreamSession for TargetSession {
             return Ok(());
         }
         Err(ProtocolError {
-            what: "left in the middle of a PDU's data", reference: "TCP Transport 1.0 §3.6"
+            what: "closed the connection in the middle of a PDU's data",
+            reference: "TCP Transport 1.0 §3.6",
         })
     }
 

@@ -1,38 +1,38 @@
-//! PDUs from the host. The drawing is in the module above.
+//! Receives PDUs from the host; `mod.rs` has a state diagram.
 
-use super::TargetSession;
+use super::NvmeTcpTargetSession;
 use super::link::MAX_BORROWED_PAYLOAD;
 use crate::digest;
-use crate::nvme_tcp::pdu::{self, Violation};
+use crate::nvme_tcp::pdu::{self, HostViolation};
 use crate::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Crc32c, Seg};
 use blockmux_wire::nvmeof::tcp::*;
 use std::mem::offset_of;
 use zerocopy::FromBytes;
 
-/// What the next bytes are.
+/// What the next bytes of the stream are.
 pub(super) enum AwaitedNvmePdu {
-    /// The PDU that initializes the connection: so many bytes of it.
+    /// ICReq, of which this many bytes are needed.
     IcReq(usize),
-    /// A PDU: at least so many bytes of it, in one piece.
+    /// A PDU, of which this many contiguous bytes are needed.
     Head(usize),
-    /// Data of a command, whole and in one piece, with its digest.
-    Data(Arriving),
-    /// Data straight into its place.
-    Place(Arriving, Seg),
-    /// The digest of what was placed.
-    Tail(Arriving, Crc32c),
+    /// The data of an H2CData with its digest, contiguous in the receive buffer.
+    Data(ArrivingH2cData),
+    /// The data of an H2CData, received directly into its memory.
+    Place(ArrivingH2cData, Seg),
+    /// The digest of placed data.
+    Tail(ArrivingH2cData, Crc32c),
 }
 
 /// The data of one H2CData.
 #[derive(Clone, Copy)]
-pub(super) struct Arriving {
+pub(super) struct ArrivingH2cData {
     slot: usize,
-    /// In bytes.
+    /// Length in bytes.
     len: usize,
 }
 
-impl TargetSession {
+impl NvmeTcpTargetSession {
     pub(super) fn wants(&self) -> Demand {
         match &self.transport.awaiting {
             AwaitedNvmePdu::Head(_) if !self.listens() => Demand::Nothing,
@@ -45,15 +45,15 @@ impl TargetSession {
         }
     }
 
-    /// Whether the next PDU may be looked at. Its command has an entry of the queue, if the host
-    /// keeps to its size.
+    /// Whether the next PDU may be handled. A host that respects its queue size always has an entry
+    /// for its command.
     #[inline]
     fn listens(&self) -> bool {
         self.takes_commands() && self.transport.is_read()
     }
 
-    /// One PDU or a part of its data; `None` if more bytes are needed, or the host has to read
-    /// first.
+    /// Handles one PDU or part of its data; returns the consumed bytes, or `None` if more bytes are
+    /// needed or the host has to read first.
     #[inline]
     pub(super) fn step(&mut self, input: &Chunk, at: usize) -> Result<Option<usize>, ProtocolError> {
         let unread = input.unread().get(at..).unwrap_or_default();
@@ -79,7 +79,7 @@ impl TargetSession {
         }
     }
 
-    /// The memory of [`Demand::Place`] is full.
+    /// Handles the end of placed data ([`Demand::Place`]).
     pub(super) fn placed(&mut self) {
         let AwaitedNvmePdu::Place(arriving, place) = &self.transport.awaiting else { return };
         let arriving = *arriving;
@@ -93,10 +93,10 @@ impl TargetSession {
         }
     }
 
-    /// Ends the connection with the last word that the transport has for this.
-    fn terminate<T>(&mut self, violation: &Violation, pdu: &[u8]) -> Result<T, ProtocolError> {
+    /// Ends the connection with a C2HTermReq for this violation.
+    fn terminate<T>(&mut self, violation: &HostViolation, pdu: &[u8]) -> Result<T, ProtocolError> {
         self.end();
-        // A host's own last word is not answered, however wrong it is (TCP Transport 1.0 §3.5.1).
+        // A H2CTermReq is not answered, even a malformed one (TCP Transport 1.0 §3.5.1).
         if pdu.first() != Some(&PduType::H2C_TERM_REQ.0) {
             self.transport.termination(violation, pdu);
         }
@@ -106,11 +106,11 @@ impl TargetSession {
     fn initialize(&mut self, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let Ok((common, _)) = CommonHeader::read_from_prefix(unread) else { return Ok(None) };
         let pdu = unread.get(..IC_LEN.min(unread.len())).unwrap_or_default();
-        let field = Violation::field;
-        // Whoever begins with something else hears of it at once: there may be no more to come.
+        let field = HostViolation::field;
+        // Checked before the whole PDU has arrived: a peer of another protocol may send no more.
         let wrong = if PduType(common.pdu_type) != PduType::IC_REQ {
             let what = "sent something else than ICReq first";
-            Some(Violation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what))
+            Some(HostViolation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what))
         } else if usize::from(common.hlen) != IC_LEN {
             Some(field(offset_of!(CommonHeader, hlen), "sent an ICReq with a header of a wrong length"))
         } else if common.plen.get() as usize != IC_LEN {
@@ -127,8 +127,8 @@ impl TargetSession {
         };
         let wrong = if request.pfv.get() != 0 {
             let offset = offset_of!(IcReq, pfv) as u32;
-            let what = "asked for another format of PDUs than there is";
-            Some(Violation::new(FatalError::UNSUPPORTED_PARAMETER, offset, what))
+            let what = "asked for an unsupported PDU format version";
+            Some(HostViolation::new(FatalError::UNSUPPORTED_PARAMETER, offset, what))
         } else if request.hpda > PDA_MAX {
             Some(field(offset_of!(IcReq, hpda), "asked for data aligned to more than 128 bytes"))
         } else {
@@ -142,7 +142,7 @@ impl TargetSession {
         Ok(Some(IC_LEN))
     }
 
-    /// The begin of a PDU is here: a capsule is taken whole, of data the header alone.
+    /// Handles a PDU: a capsule as a whole, of H2CData the header only.
     #[inline]
     fn on_pdu(&mut self, input: &Chunk, at: usize, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
         if !self.listens() {
@@ -196,45 +196,45 @@ impl TargetSession {
         self.end();
         let fes = TermReq::read_from_prefix(pdu).map_or(0, |(request, _)| request.fes.get());
         let what = match FatalError(fes) {
-            FatalError::INVALID_PDU_HEADER_FIELD => "ended the connection: a field of ours is wrong",
-            FatalError::PDU_SEQUENCE_ERROR => "ended the connection: a PDU of ours was out of place",
-            FatalError::HEADER_DIGEST_ERROR => "ended the connection: a header digest of ours is wrong",
-            FatalError::DATA_TRANSFER_OUT_OF_RANGE => "ended the connection: data of ours is out of range",
-            FatalError::DATA_TRANSFER_LIMIT_EXCEEDED => "ended the connection: more R2Ts than it takes",
-            FatalError::UNSUPPORTED_PARAMETER => "ended the connection: a value of ours is not supported",
-            _ => "ended the connection for a reason of its own",
+            FatalError::INVALID_PDU_HEADER_FIELD => "ended the connection: it rejects a PDU header field",
+            FatalError::PDU_SEQUENCE_ERROR => "ended the connection: it reports a PDU sequence error",
+            FatalError::HEADER_DIGEST_ERROR => "ended the connection: it reports a header digest error",
+            FatalError::DATA_TRANSFER_OUT_OF_RANGE => "ended the connection: it reports data out of range",
+            FatalError::DATA_TRANSFER_LIMIT_EXCEEDED => "ended the connection: it reports too many R2Ts",
+            FatalError::UNSUPPORTED_PARAMETER => "ended the connection: it rejects a parameter",
+            _ => "ended the connection with a fatal error",
         };
         Err(ProtocolError { what, reference: "TCP Transport 1.0 §3.6.2.4" })
     }
 
-    /// Checks the header of a command's data, and says where the data goes.
-    fn on_data_head(&mut self, data: &Data, data_len: usize) -> Result<(), Violation> {
+    /// Checks the header of an H2CData, and determines where its data goes.
+    fn on_data_head(&mut self, data: &Data, data_len: usize) -> Result<(), HostViolation> {
         let slot = usize::from(data.ttag.get());
         let Some(entry) = self.fetching(slot) else {
-            return Err(Violation::field(offset_of!(Data, ttag), "sent data that was not asked for"));
+            return Err(HostViolation::field(offset_of!(Data, ttag), "sent data that was not requested"));
         };
         if entry.sqe.cid != data.cccid {
-            return Err(Violation::field(offset_of!(Data, cccid), "sent data of another command"));
+            return Err(HostViolation::field(offset_of!(Data, cccid), "sent data of another command"));
         }
         if data.datal.get() as usize != data_len {
-            return Err(Violation::field(
+            return Err(HostViolation::field(
                 offset_of!(Data, datal),
-                "sent data of another length than it said",
+                "sent data whose DATAL does not match its PDU",
             ));
         }
         let (offset, left) =
             (data.datao.get() as usize, entry.data_out.saturating_sub(entry.progress.received));
         let is_last = data.common.flags & FLAG_LAST != 0;
         if offset != entry.progress.received || data_len > left {
-            let what = "sent data outside of what was asked for";
-            // FEI is for fields and digests: here it is reserved (TCP Transport 1.0 §3.6.2.4).
-            return Err(Violation::new(FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0, what));
+            let what = "sent data outside of the requested range";
+            // FEI is reserved for this error (TCP Transport 1.0 §3.6.2.4).
+            return Err(HostViolation::new(FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0, what));
         }
         if is_last != (data_len == left) {
-            let what = "sent data whose last PDU is not the last";
-            return Err(Violation::field(offset_of!(CommonHeader, flags), what));
+            let what = "sent data with a wrong LAST_PDU flag";
+            return Err(HostViolation::field(offset_of!(CommonHeader, flags), what));
         }
-        let arriving = Arriving { slot, len: data_len };
+        let arriving = ArrivingH2cData { slot, len: data_len };
         let is_short = data_len <= MAX_BORROWED_PAYLOAD;
         if is_short {
             self.transport.awaiting = AwaitedNvmePdu::Data(arriving);
@@ -244,9 +244,8 @@ impl TargetSession {
         Ok(())
     }
 
-    /// Has data received straight into its command's memory: so much was asked for only when that
-    /// was there.
-    fn place(&mut self, arriving: Arriving) {
+    /// Receives data directly into its command's memory, which was allocated before the R2T.
+    fn place(&mut self, arriving: ArrivingH2cData) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         if let Some(memory) = &entry.memory {
             self.transport.awaiting =
@@ -254,20 +253,20 @@ impl TargetSession {
         }
     }
 
-    /// Data lies in the receive buffer. If it is all that the command has, it stays there.
-    fn on_borrowed(&mut self, arriving: Arriving, lent: Seg, is_good: bool) {
+    /// Handles data in the receive buffer. If it is all of the command's data, it is borrowed.
+    fn on_borrowed(&mut self, arriving: ArrivingH2cData, borrowed: Seg, is_good: bool) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         if entry.memory.is_none() && entry.data_out == arriving.len {
-            entry.memory = Some(lent);
+            entry.memory = Some(borrowed);
             return self.arrived(arriving, is_good);
         }
         let received = entry.progress.received;
         match self.memory_for(arriving.slot) {
             Some(memory) => {
-                lent.copy_to_seg(&memory.slice(received, arriving.len));
+                borrowed.copy_to_seg(&memory.slice(received, arriving.len));
                 self.arrived(arriving, is_good);
             }
-            // The pieces of short data are short: whoever has no memory for them tries again.
+            // Without memory for a piece of short data, the command fails and the host retries.
             None => {
                 if let Some(entry) = self.fetching(arriving.slot) {
                     entry.progress.is_damaged = true;
@@ -277,8 +276,8 @@ impl TargetSession {
         }
     }
 
-    /// Data is where it belongs.
-    fn arrived(&mut self, arriving: Arriving, is_good: bool) {
+    /// Handles the end of an H2CData.
+    fn arrived(&mut self, arriving: ArrivingH2cData, is_good: bool) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         entry.progress.is_damaged |= !is_good;
         entry.progress.received = entry.progress.received.saturating_add(arriving.len);
@@ -286,7 +285,7 @@ impl TargetSession {
             return;
         }
         if entry.progress.is_damaged {
-            // TCP Transport 1.0 §3.5.2: not fatal, and worth another try.
+            // Not fatal (TCP Transport 1.0 §3.5.2): the command fails and may be retried.
             return self.on_data_lost(arriving.slot);
         }
         self.on_data(arriving.slot);

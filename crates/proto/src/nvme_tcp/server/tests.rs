@@ -1,11 +1,11 @@
-//! Whole connections as packet traces: what the host sends, what the target answers.
+//! Whole connections as packet traces: the PDUs of the host and those of the target.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod cuts;
 mod hostile;
 mod transfer;
 
-use super::TargetSession;
+use super::NvmeTcpTargetSession;
 use crate::digest;
 use crate::exports::Exports;
 use crate::fabrics::controller::node::NvmeNode;
@@ -22,15 +22,15 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// One PDU as it came.
+/// A PDU of the target.
 #[derive(Debug, Clone)]
-struct Pdu {
+struct TargetPdu {
     common: CommonHeader,
     header: Vec<u8>,
     data: Vec<u8>,
 }
 
-impl Pdu {
+impl TargetPdu {
     fn kind(&self) -> PduType {
         PduType(self.common.pdu_type)
     }
@@ -45,28 +45,28 @@ impl Pdu {
     }
 }
 
-/// A host by hand: sends PDUs, takes the answers apart.
-struct Host {
-    pump: Pump<TargetSession>,
+/// A scripted host: sends PDUs and decodes those of the target.
+struct TcpTestHost {
+    pump: Pump<NvmeTcpTargetSession>,
     digests: u8,
     cid: u16,
 }
 
-impl Host {
-    /// Connected to a socket, nothing said.
-    fn new((node, exports): &(Arc<NvmeNode>, Exports)) -> Host {
-        Host::with_pool((node, exports), Pool::new(usize::MAX))
+impl TcpTestHost {
+    /// A host that is connected and has sent nothing.
+    fn new((node, exports): &(Arc<NvmeNode>, Exports)) -> TcpTestHost {
+        TcpTestHost::with_pool((node, exports), Pool::new(usize::MAX))
     }
 
-    fn with_pool((node, exports): (&Arc<NvmeNode>, &Exports), pool: Pool) -> Host {
+    fn with_pool((node, exports): (&Arc<NvmeNode>, &Exports), pool: Pool) -> TcpTestHost {
         let now = Instant::now();
-        let pump = Pump::new(TargetSession::new(node.clone(), pool, now), exports);
-        Host { pump, digests: 0, cid: 0 }
+        let pump = Pump::new(NvmeTcpTargetSession::new(node.clone(), pool, now), exports);
+        TcpTestHost { pump, digests: 0, cid: 0 }
     }
 
-    /// Initialized.
-    fn initialized(node: &(Arc<NvmeNode>, Exports), digests: u8) -> Host {
-        let mut host = Host::new(node);
+    /// A host on an initialized connection.
+    fn initialized(node: &(Arc<NvmeNode>, Exports), digests: u8) -> TcpTestHost {
+        let mut host = TcpTestHost::new(node);
         let answer = host.pump.exchange(ic_req(digests).as_bytes());
         let response = IcResp::read_from_bytes(&answer).unwrap();
         assert_eq!((response.dgst, response.maxh2cdata.get()), (digests, 1 << 20));
@@ -74,9 +74,9 @@ impl Host {
         host
     }
 
-    /// With an enabled controller, and its identifier.
-    fn admin(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (Host, u16) {
-        let mut host = Host::initialized(node, digests);
+    /// A host with an enabled controller, and the controller's identifier.
+    fn admin(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (TcpTestHost, u16) {
+        let mut host = TcpTestHost::initialized(node, digests);
         let cqe = host.connect(0, CNTLID_DYNAMIC, 0);
         assert!(cqe.status.is_success());
         host.enable();
@@ -84,9 +84,9 @@ impl Host {
     }
 
     /// An I/O queue, and the admin queue of its controller.
-    fn io(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (Host, Host) {
-        let (admin, cntlid) = Host::admin(node, digests);
-        let mut io = Host::initialized(node, digests);
+    fn io(node: &(Arc<NvmeNode>, Exports), digests: u8) -> (TcpTestHost, TcpTestHost) {
+        let (admin, cntlid) = TcpTestHost::admin(node, digests);
+        let mut io = TcpTestHost::initialized(node, digests);
         assert!(io.connect(1, cntlid, 0).status.is_success());
         (io, admin)
     }
@@ -100,7 +100,7 @@ impl Host {
         self.run(command, data.as_bytes()).1
     }
 
-    /// Sends a command with its data in its capsule and takes its end: data and completion.
+    /// Sends a command with in-capsule data and takes its result: data and completion.
     fn run(&mut self, mut sqe: Sqe, data: &[u8]) -> (Vec<u8>, Cqe) {
         if !data.is_empty() {
             sqe.dptr = SglDescriptor::in_capsule(0, data.len() as u32);
@@ -123,7 +123,7 @@ impl Host {
         (data, cqe)
     }
 
-    /// Sends a command, with data in its capsule.
+    /// Sends a command with in-capsule data.
     fn send(&mut self, sqe: &mut Sqe, data: &[u8]) {
         self.cid += 1;
         sqe.cid = self.cid.into();
@@ -145,8 +145,8 @@ impl Host {
         pdu(self.digests, PduType::H2C_DATA, if is_last { FLAG_LAST } else { 0 }, &specific, data)
     }
 
-    /// What the target has sent, taken apart; digests are checked.
-    fn received(&mut self) -> Vec<Pdu> {
+    /// Decodes the PDUs that the target has sent, and checks their digests.
+    fn received(&mut self) -> Vec<TargetPdu> {
         let bytes = self.pump.sent();
         let (mut rest, mut pdus) = (&bytes[..], Vec::new());
         while !rest.is_empty() {
@@ -160,7 +160,7 @@ impl Host {
                 let sent = data.split_off(data.len() - 4);
                 assert_eq!(digest::of(&data)[..], sent);
             }
-            pdus.push(Pdu { common, header: rest[..hlen].to_vec(), data });
+            pdus.push(TargetPdu { common, header: rest[..hlen].to_vec(), data });
             rest = &rest[plen..];
         }
         pdus
@@ -182,7 +182,7 @@ fn ic_req(digests: u8) -> IcReq {
     IcReq { common, dgst: digests, ..IcReq::new_zeroed() }
 }
 
-/// A PDU with its digests; data follows at once.
+/// Encodes a PDU with its digests and without padding.
 fn pdu(digests: u8, kind: PduType, flags: u8, specific: &[u8], data: &[u8]) -> Vec<u8> {
     let header_digest = if digests & DGST_HEADER != 0 { 4 } else { 0 };
     let data_digest = if digests & DGST_DATA != 0 && !data.is_empty() { 4 } else { 0 };

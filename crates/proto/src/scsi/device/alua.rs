@@ -1,10 +1,10 @@
 //! REPORT and SET TARGET PORT GROUPS: asymmetric logical unit access (SPC-5).
 //!
-//! The state of each target port group belongs to the logical unit. An initiator changes it with
-//! SET TARGET PORT GROUPS; the target itself with [`LogicalUnit::set_access_state`], for all its
-//! units at once with [`Target::set_access_state`](super::Target::set_access_state).
+//! The state of each target port group belongs to the logical unit. Initiators change it with SET
+//! TARGET PORT GROUPS; the target changes it with [`LogicalUnit::set_access_state`], or for all its
+//! units with [`ScsiTarget::set_access_state`](super::ScsiTarget::set_access_state).
 
-use super::task::{Action, Context, TaskOutcome, answer};
+use super::task::{CommandContext, HandlerAction, TaskOutcome, answer};
 use super::unit::{LogicalUnit, NexusKey, UnitState};
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::alua::*;
@@ -12,14 +12,14 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes, U16};
 
-/// The state of every group that is not as it was at first.
+/// States of the groups that were ever changed.
 pub(super) type AccessStates = BTreeMap<u16, GroupState>;
 
-/// How the unit is reached through the ports of one group.
+/// State of one target port group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GroupState {
     pub(super) access: AccessState,
-    /// STATUS CODE: who has set it.
+    /// STATUS CODE: the cause of the latest change.
     status: u8,
 }
 
@@ -30,13 +30,13 @@ impl Default for GroupState {
 }
 
 impl LogicalUnit {
-    /// Sets how the unit is reached through the ports of a group; every initiator is told.
+    /// Sets the ALUA state of a group and notifies initiators.
     pub fn set_access_state(&self, group: u16, access: AccessState) {
         self.change(|state| set(state, None, group, GroupState { access, status: STATUS_IMPLICIT }));
     }
 }
 
-/// Why commands that need the medium fail in this state, if they do.
+/// Sense data of commands that need the medium in this state, if they fail.
 pub(super) fn not_ready(access: AccessState) -> Option<Sense> {
     let asc = match access {
         AccessState::ACTIVE_OPTIMIZED | AccessState::ACTIVE_NON_OPTIMIZED => return None,
@@ -47,15 +47,15 @@ pub(super) fn not_ready(access: AccessState) -> Option<Sense> {
     Some(Sense::new(SenseKey::NOT_READY, asc))
 }
 
-pub(super) fn report(cx: &mut Context<'_>) -> TaskOutcome {
-    let states = cx.unit.unit.look(|state| state.access_states.clone());
+pub(super) fn report(cx: &mut CommandContext<'_>) -> TaskOutcome {
+    let states = cx.unit.unit.read_state(|state| state.access_states.clone());
     let mut groups: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
     for port in cx.target.ports() {
         groups.entry(port.group).or_default().push(port.relative_id);
     }
     let mut body = match cx.command.cdb.byte(1) >> 5 {
         0 => Vec::new(),
-        // The extended header: no transition takes longer than a second.
+        // The extended header: an implicit transition takes at most a second.
         1 => vec![1 << 4, 1, 0, 0],
         _ => return Err(Sense::cdb_bit(1, 7).into()),
     };
@@ -81,7 +81,7 @@ pub(super) fn report(cx: &mut Context<'_>) -> TaskOutcome {
     answer(&bytes, cx.command.cdb.u32(6) as usize)
 }
 
-pub(super) fn set_groups(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn set_groups(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let len = cx.command.cdb.u32(6) as usize;
     if len > MAX_LIST {
         return Err(Sense::in_cdb(6).into());
@@ -91,29 +91,29 @@ pub(super) fn set_groups(cx: &mut Context<'_>) -> TaskOutcome {
         let descriptors = <[SetPortGroup]>::ref_from_bytes(list)
             .map_err(|_| Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR))?;
         let ports = cx.target.ports();
-        for (at, wanted) in (4..).step_by(4).zip(descriptors) {
-            let is_known = ports.iter().any(|port| port.group == wanted.target_port_group.get());
-            if !SETTABLE.contains(&AccessState(wanted.access_state & 0x0f)) || !is_known {
+        for (at, descriptor) in (4..).step_by(4).zip(descriptors) {
+            let is_known = ports.iter().any(|port| port.group == descriptor.target_port_group.get());
+            if !SETTABLE.contains(&AccessState(descriptor.access_state & 0x0f)) || !is_known {
                 return Err(Sense::in_parameters(at).into());
             }
         }
         let key = cx.unit.key;
         cx.unit.unit.change(|state| {
-            for wanted in descriptors {
-                let access = AccessState(wanted.access_state & 0x0f);
-                let group = wanted.target_port_group.get();
+            for descriptor in descriptors {
+                let access = AccessState(descriptor.access_state & 0x0f);
+                let group = descriptor.target_port_group.get();
                 set(state, Some(key), group, GroupState { access, status: STATUS_EXPLICIT });
             }
         });
-        Ok(Action::good())
+        Ok(HandlerAction::good())
     })
 }
 
-/// Tells every nexus but the one that asked for it.
+/// Changes a state and notifies all nexuses but `by`.
 fn set(state: &mut UnitState, by: Option<NexusKey>, group: u16, new: GroupState) {
     let old = state.access_states.insert(group, new).unwrap_or_default();
     if old.access != new.access {
-        state.attend_all(by, Asc::ASYMMETRIC_ACCESS_STATE_CHANGED);
+        state.establish_attention_for_all(by, Asc::ASYMMETRIC_ACCESS_STATE_CHANGED);
     }
 }
 
@@ -123,13 +123,13 @@ const SETTABLE: [AccessState; 4] = [
     AccessState::STANDBY,
     AccessState::UNAVAILABLE,
 ];
-/// The longest parameter list, in bytes.
+/// Maximum length of the parameter list, in bytes.
 const MAX_LIST: usize = 4096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scsi::device::testing::Bench;
+    use crate::scsi::device::testing::DeviceBench;
 
     const REPORT: [u8; 12] = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
     const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn groups_are_reported_with_their_ports() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let one = [0, 0x0f, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1];
         let two = [0, 0x0f, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2];
         assert_eq!(client.run(&REPORT).good(), [&[0, 0, 0, 24][..], &one, &two].concat());
@@ -152,8 +152,8 @@ mod tests {
     }
 
     #[test]
-    fn a_group_in_standby_does_no_io_and_everyone_else_is_told() {
-        let bench = Bench::new();
+    fn a_group_in_standby_rejects_io_and_other_nexuses_get_unit_attentions() {
+        let bench = DeviceBench::new();
         let (mut a, mut b) = (bench.client("a"), bench.client("b"));
         a.run_with(&set_cdb(8), &[0, 0, 0, 0, 2, 0, 0, 1]).good();
         assert_eq!(a.run(&READ).check(), (2, 0x040b));
@@ -179,7 +179,7 @@ mod tests {
             &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0],
             &REPORT,
         ];
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         client.run_with(&set_cdb(8), &[0, 0, 0, 0, 2, 0, 0, 1]).good();
         for cdb in always.iter().chain(&capacity).chain([&mode_sense, &keys]) {
             client.run(cdb).good();
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn an_unknown_group_or_state_changes_nothing() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         for wrong in [[2, 0, 0, 9], [14, 0, 0, 1], [15, 0, 0, 1], [4, 0, 0, 1]] {
             let list = [&[0, 0, 0, 0, 3, 0, 0, 1][..], &wrong].concat();
             assert_eq!(client.run_with(&set_cdb(12), &list).check(), (5, 0x2600));

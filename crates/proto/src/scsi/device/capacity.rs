@@ -1,13 +1,13 @@
 //! READ CAPACITY (SBC-4).
 
-use super::task::{Context, TaskOutcome, answer};
+use super::task::{CommandContext, TaskOutcome, answer};
 use blockmux_wire::scsi::capacity::{LBPME, LBPRZ, ReadCapacity10, ReadCapacity16};
 use zerocopy::{IntoBytes, U16, U32, U64};
 
-pub(super) fn read_capacity_10(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn read_capacity_10(cx: &mut CommandContext<'_>) -> TaskOutcome {
     cx.unit.refresh();
     let view = &cx.unit.view;
-    // SBC-4, the READ CAPACITY (10) command: all ones send the initiator to READ CAPACITY (16).
+    // SBC-4, the READ CAPACITY (10) command: FFFFFFFFh directs the initiator to READ CAPACITY (16).
     let last = u32::try_from(view.blocks.saturating_sub(1)).unwrap_or(u32::MAX);
     let data = ReadCapacity10 {
         returned_logical_block_address: U32::new(last),
@@ -16,11 +16,11 @@ pub(super) fn read_capacity_10(cx: &mut Context<'_>) -> TaskOutcome {
     answer(data.as_bytes(), size_of::<ReadCapacity10>())
 }
 
-pub(super) fn read_capacity_16(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn read_capacity_16(cx: &mut CommandContext<'_>) -> TaskOutcome {
     cx.unit.refresh();
     let view = &cx.unit.view;
-    // RAM unmaps and writes single logical blocks; its physical block is only a preferred size.
-    // libiscsi's GetLBAStatus.UnmapSingle fails where more blocks are said to share a physical one.
+    // RAM volumes unmap and write single logical blocks; their physical block is only a preferred
+    // size. libiscsi's GetLBAStatus.UnmapSingle fails if several blocks share a physical one.
     let physical = if view.info.volatile { view.block_len } else { view.info.physical_block };
     let per_physical = physical.checked_div(view.block_len).unwrap_or(1).max(1);
     let provisioning = match (view.is_thin(), view.unmaps_to_zeroes()) {

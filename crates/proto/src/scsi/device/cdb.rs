@@ -1,10 +1,10 @@
-//! A command descriptor block, and what all commands on ranges of blocks have in common.
+//! Command descriptor blocks, and the fields that block commands share.
 
 use blockmux_wire::scsi::cdb::{Cdb6, Cdb10, Cdb12, Cdb16, MAX_CDB_LEN};
 use blockmux_wire::scsi::opcode::ScsiOpcode;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// A command descriptor block: at most 32 bytes, inline. Bytes that were not sent read as 0.
+/// A command descriptor block of up to 32 bytes, stored inline. Bytes beyond its length read as 0.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cdb {
     bytes: [u8; MAX_CDB_LEN],
@@ -12,8 +12,8 @@ pub struct Cdb {
 }
 
 impl Cdb {
-    /// The CDB in `bytes`; `None` if there is none or it is longer than any that is spoken here. A
-    /// transport with a field of fixed length hands over the whole field.
+    /// Copies a CDB; `None` if it is empty or longer than 32 bytes. A transport with a CDB field of
+    /// fixed length passes the whole field.
     #[inline]
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Cdb> {
@@ -29,25 +29,25 @@ impl Cdb {
         ScsiOpcode(self.byte(0))
     }
 
-    /// How many bytes were sent.
+    /// Length of the CDB as sent, in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len.into()
     }
 
-    /// Never: a CDB has at least its operation code.
+    /// Whether the CDB is empty; never true, because a CDB has an operation code.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Every byte, 0 where none was sent.
+    /// All bytes; those beyond the length are 0.
     #[must_use]
     pub fn bytes(&self) -> &[u8; MAX_CDB_LEN] {
         &self.bytes
     }
 
-    /// The byte at `index`; 0 if none was sent.
+    /// The byte at `index`; 0 beyond the length.
     #[inline]
     pub(super) fn byte(&self, index: usize) -> u8 {
         self.bytes.get(index).copied().unwrap_or(0)
@@ -68,14 +68,13 @@ impl Cdb {
         (u64::from(self.u32(index)) << 32) | u64::from(self.u32(index.saturating_add(4)))
     }
 
-    /// The CDB as one of the structures of its length.
+    /// The CDB as a wire structure.
     #[inline]
     pub(super) fn read<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self) -> Option<&T> {
         T::ref_from_prefix(&self.bytes).ok().map(|(cdb, _)| cdb)
     }
 
-    /// The blocks that a READ, WRITE or relative names, from the shape that its group code gives
-    /// it.
+    /// The block range of a READ, WRITE or similar CDB; the group code determines its layout.
     #[inline]
     pub(super) fn range(&self) -> Option<CdbRange> {
         Some(match self.byte(0) >> 5 {
@@ -84,7 +83,7 @@ impl Cdb {
                 let [high, middle, low] = cdb.logical_block_address;
                 CdbRange {
                     lba: u32::from_be_bytes([0, high & 0x1f, middle, low]).into(),
-                    // SBC-4, the READ (6) command: 0 stands for 256, in these CDBs alone.
+                    // SBC-4, the READ (6) command: 0 means 256, only in 6-byte CDBs.
                     blocks: if cdb.transfer_length == 0 { 256 } else { cdb.transfer_length.into() },
                 }
             }
@@ -115,7 +114,7 @@ impl std::fmt::Debug for Cdb {
     }
 }
 
-/// Blocks as a CDB names them, not yet checked.
+/// The block range of a CDB, not yet checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CdbRange {
     pub(super) lba: u64,

@@ -1,6 +1,6 @@
-//! COMPARE AND WRITE and ORWRITE: reading and writing as one (SBC-4).
+//! COMPARE AND WRITE and ORWRITE: atomic read-modify-write (SBC-4).
 
-use super::task::{Action, BlockRange, Context, MultiStepCommand, PIECE, TaskOutcome};
+use super::task::{BlockRange, CommandContext, HandlerAction, MultiStepCommand, PIECE, TaskOutcome};
 use crate::scsi::bytes::{first_difference, or};
 use crate::scsi::sense::Sense;
 use crate::volume_state::RangeGuard;
@@ -8,29 +8,33 @@ use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
-/// MAXIMUM COMPARE AND WRITE LENGTH: the CDB has one byte for it.
+/// MAXIMUM COMPARE AND WRITE LENGTH: limited by the one-byte field of the CDB.
 pub(super) const MAX_COMPARE_BLOCKS: u8 = u8::MAX;
 
-/// Writes the second half of the data-out if the blocks are equal to the first.
-pub(super) fn compare_and_write(cx: &mut Context<'_>) -> TaskOutcome {
+/// COMPARE AND WRITE: writes the second half of the data-out if the blocks equal the first half.
+pub(super) fn compare_and_write(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let range = cx.range_of(cdb.u64(2), cdb.byte(13).into())?;
     cx.check_writable()?;
     if range.len == 0 {
-        // Whoever sends data along means more blocks than the field can say.
-        return if cx.command.data_out_len > 0 { Err(Sense::in_cdb(13).into()) } else { Ok(Action::good()) };
+        // An initiator that sends data means more blocks than the field can express.
+        return if cx.command.data_out_len > 0 {
+            Err(Sense::in_cdb(13).into())
+        } else {
+            Ok(HandlerAction::good())
+        };
     }
     cx.work(ReadModifyWrite::of(CompareKind::CompareAndWrite, &range));
     cx.exact_data_out(range.len.saturating_mul(2))
 }
 
-/// Ors the data-out into the blocks.
-pub(super) fn orwrite(cx: &mut Context<'_>) -> TaskOutcome {
+/// ORWRITE: combines the data-out with the blocks by OR.
+pub(super) fn orwrite(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;
     cx.check_writable()?;
     if range.len == 0 {
-        return Ok(Action::good());
+        return Ok(HandlerAction::good());
     }
     cx.work(ReadModifyWrite::of(CompareKind::Or, &range));
     cx.data_out(range.len)
@@ -42,13 +46,13 @@ enum CompareKind {
     Or,
 }
 
-/// Locks the range, reads it, writes it; the lock goes with the work. Nobody else gets at the range
-/// meanwhile, so that what is or-ed may be so a piece at a time.
+/// Locks the range, reads it and writes it; the lock ends with the command. The lock excludes other
+/// access, so OR may proceed in pieces.
 struct ReadModifyWrite {
     kind: CompareKind,
     offset: u64,
     len: u64,
-    /// How much of it is done.
+    /// Number of bytes done.
     at: u64,
     fua: bool,
     data: SgList,
@@ -56,14 +60,14 @@ struct ReadModifyWrite {
 }
 
 impl ReadModifyWrite {
-    /// Of a range, from its beginning.
+    /// Starts at the beginning of a range.
     fn of(kind: CompareKind, range: &BlockRange) -> ReadModifyWrite {
         let fua = range.flags & FUA != 0;
         let (offset, len) = (range.offset, range.len);
         ReadModifyWrite { kind, offset, len, at: 0, fua, data: SgList::default(), guard: None }
     }
 
-    /// What is read and written next, in bytes.
+    /// Length of the next read and write, in bytes.
     fn piece(&self) -> u64 {
         match self.kind {
             CompareKind::CompareAndWrite => self.len,
@@ -72,7 +76,7 @@ impl ReadModifyWrite {
     }
 
     fn io(&self, op: Op, data: Option<SgList>) -> TaskOutcome {
-        Ok(Action::IoAlone(op, self.offset.saturating_add(self.at), self.piece(), data))
+        Ok(HandlerAction::IoInLockedRange(op, self.offset.saturating_add(self.at), self.piece(), data))
     }
 
     fn modify(&self, read: &SgList) -> Result<SgList, Sense> {
@@ -82,8 +86,8 @@ impl ReadModifyWrite {
                 Ok(Seg::from_slice(&or(read, &data)).into())
             }
             CompareKind::CompareAndWrite => match first_difference(read, &self.data) {
-                // SBC-4, the COMPARE AND WRITE command: INFORMATION is the offset of the first byte
-                // that differs.
+                // SBC-4, the COMPARE AND WRITE command: INFORMATION is the offset of the first
+                // differing byte.
                 Some(at) => Err(Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY_OPERATION)
                     .with_information(at as u64)),
                 None => Ok(self.data.slice(read.len(), read.len())),
@@ -93,19 +97,19 @@ impl ReadModifyWrite {
 }
 
 impl MultiStepCommand for ReadModifyWrite {
-    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
+    fn on_data_out(&mut self, cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
         self.data = data;
         self.on_resume(cx)
     }
 
-    fn on_resume(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
-        if !RangeGuard::take(&mut self.guard, &cx.unit.unit.served, self.offset, self.len) {
-            return Ok(Action::Wait);
+    fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
+        if !RangeGuard::take(&mut self.guard, &cx.unit.unit.volume_state, self.offset, self.len) {
+            return Ok(HandlerAction::Wait);
         }
         self.io(Op::Read, None)
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> TaskOutcome {
+    fn on_io(&mut self, _cx: &mut CommandContext<'_>, output: Output) -> TaskOutcome {
         match output {
             Output::Data(read) => {
                 let data = self.modify(&read)?;
@@ -113,7 +117,7 @@ impl MultiStepCommand for ReadModifyWrite {
             }
             _ => {
                 self.at = self.at.saturating_add(self.piece());
-                if self.at == self.len { Ok(Action::good()) } else { self.io(Op::Read, None) }
+                if self.at == self.len { Ok(HandlerAction::good()) } else { self.io(Op::Read, None) }
             }
         }
     }
@@ -121,15 +125,15 @@ impl MultiStepCommand for ReadModifyWrite {
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::device::testing::{Bench, answer, command};
-    use crate::scsi::{Lun, ScsiStatus, Step};
+    use crate::scsi::device::testing::{DeviceBench, answer, command};
+    use crate::scsi::{Lun, ScsiStatus, TaskStep};
 
     const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
     const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
 
     #[test]
     fn a_match_writes_and_a_miscompare_says_where() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         client.run_with(&CAW, &[[0; 512], [7; 512]].concat()).good();
         assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [7; 512]);
         let mut wrong = [[7; 512], [9; 512]].concat();
@@ -138,7 +142,7 @@ mod tests {
         let mut sent = 0;
         let response = loop {
             match step {
-                Step::Done(response) => break response,
+                TaskStep::Done(response) => break response,
                 next => step = client.turn(&mut task, next, &wrong, &mut sent),
             }
         };
@@ -148,19 +152,19 @@ mod tests {
     }
 
     #[test]
-    fn another_amount_of_data_than_two_times_the_blocks_is_refused() {
-        let mut client = Bench::new().client("a");
+    fn data_of_any_length_but_twice_the_blocks_is_rejected() {
+        let mut client = DeviceBench::new().client("a");
         assert_eq!(client.run_with(&CAW, &[0; 2048]).check(), (5, 0x0e03));
         assert_eq!(client.run_with(&CAW, &[0; 512]).check(), (5, 0x0e03));
         assert_eq!(client.run(&[0x89, 0, 0, 0, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 1, 0, 0]).check(), (5, 0x2100));
     }
 
     #[test]
-    fn of_two_compares_one_waits_and_then_sees_the_other_s_write() {
-        let bench = Bench::new();
+    fn concurrent_compare_and_writes_are_serialized() {
+        let bench = DeviceBench::new();
         let (mut first, mut second) = (bench.client("a"), bench.client("b"));
         let data = [[0; 512], [7; 512]].concat();
-        let begin = |client: &mut crate::scsi::device::testing::Client| {
+        let begin = |client: &mut crate::scsi::device::testing::TestNexus| {
             let (mut task, step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
             let mut sent = 0;
             let step = client.turn(&mut task, step, &data, &mut sent);
@@ -168,61 +172,61 @@ mod tests {
         };
         let (mut one, mut one_step) = begin(&mut first);
         let (mut two, two_step) = begin(&mut second);
-        assert!(matches!(one_step, Step::Io { .. }));
-        assert!(matches!(two_step, Step::Wait));
-        assert!(matches!(second.server.resume(&mut two), Step::Wait));
-        // A write to the same block waits, too, one beside it does not.
+        assert!(matches!(one_step, TaskStep::Io { .. }));
+        assert!(matches!(two_step, TaskStep::Wait));
+        assert!(matches!(second.server.resume(&mut two), TaskStep::Wait));
+        // A write to the same block waits; a write to the next block does not.
         let write = |lba| [0x2a, 0, 0, 0, 0, lba, 0, 0, 1, 0];
         second.run_with(&write(1), &[5; 512]).good();
         let (mut held, step) = second.server.begin(&command(Lun::new(0), &write(0), 512));
         let mut sent = 0;
-        assert!(matches!(second.turn(&mut held, step, &[5; 512], &mut sent), Step::Wait));
+        assert!(matches!(second.turn(&mut held, step, &[5; 512], &mut sent), TaskStep::Wait));
         drop(held);
         loop {
             let mut sent = 1024;
             match one_step {
-                Step::Done(response) => break assert_eq!(response.status, ScsiStatus::GOOD),
+                TaskStep::Done(response) => break assert_eq!(response.status, ScsiStatus::GOOD),
                 next => one_step = first.turn(&mut one, next, &[], &mut sent),
             }
         }
         let step = second.server.resume(&mut two);
-        let Step::Done(response) = second.turn(&mut two, step, &[], &mut 0) else {
+        let TaskStep::Done(response) = second.turn(&mut two, step, &[], &mut 0) else {
             panic!("a read, then the end")
         };
         assert_eq!(answer(response).check(), (0xe, 0x1d00));
     }
 
     #[test]
-    fn a_write_that_began_before_is_compared_with() {
-        let bench = Bench::new();
+    fn a_compare_waits_for_writes_that_started_before() {
+        let bench = DeviceBench::new();
         let (mut first, mut second) = (bench.client("a"), bench.client("b"));
         let (mut write, step) = first.server.begin(&command(Lun::new(0), &WRITE, 512));
         let in_flight = first.turn(&mut write, step, &[5; 512], &mut 0);
-        assert!(matches!(in_flight, Step::Io { .. }));
+        assert!(matches!(in_flight, TaskStep::Io { .. }));
         let data = [[5; 512], [7; 512]].concat();
         let (mut compare, step) = second.server.begin(&command(Lun::new(0), &CAW, 1024));
-        assert!(matches!(second.turn(&mut compare, step, &data, &mut 0), Step::Wait));
-        assert!(matches!(second.server.resume(&mut compare), Step::Wait));
-        // One that comes now is held until the comparison is over.
+        assert!(matches!(second.turn(&mut compare, step, &data, &mut 0), TaskStep::Wait));
+        assert!(matches!(second.server.resume(&mut compare), TaskStep::Wait));
+        // A write that arrives now waits until the comparison is over.
         let (mut late, step) = first.server.begin(&command(Lun::new(0), &WRITE, 512));
-        assert!(matches!(first.turn(&mut late, step, &[6; 512], &mut 0), Step::Wait));
-        let Step::Done(response) = first.turn(&mut write, in_flight, &[], &mut 0) else {
+        assert!(matches!(first.turn(&mut late, step, &[6; 512], &mut 0), TaskStep::Wait));
+        let TaskStep::Done(response) = first.turn(&mut write, in_flight, &[], &mut 0) else {
             panic!("it is done")
         };
         answer(response).good();
         let mut step = second.server.resume(&mut compare);
-        while !matches!(step, Step::Done(_)) {
-            assert!(matches!(first.server.resume(&mut late), Step::Wait));
+        while !matches!(step, TaskStep::Done(_)) {
+            assert!(matches!(first.server.resume(&mut late), TaskStep::Wait));
             step = second.turn(&mut compare, step, &[], &mut 0);
         }
-        let Step::Done(response) = step else { unreachable!() };
+        let TaskStep::Done(response) = step else { unreachable!() };
         answer(response).good();
-        assert!(matches!(first.server.resume(&mut late), Step::Io { .. }));
+        assert!(matches!(first.server.resume(&mut late), TaskStep::Io { .. }));
     }
 
     #[test]
-    fn whatever_changes_blocks_waits_for_them() {
-        let bench = Bench::new();
+    fn commands_that_change_blocks_wait_for_locks() {
+        let bench = DeviceBench::new();
         let (mut first, mut second) = (bench.client("a"), bench.client("b"));
         let (mut compare, step) = first.server.begin(&command(Lun::new(0), &CAW, 1024));
         first.turn(&mut compare, step, &[0; 1024], &mut 0);
@@ -235,27 +239,27 @@ mod tests {
         ];
         for (cdb, data) in changes {
             let (mut task, mut step) = second.server.begin(&command(Lun::new(0), cdb, data.len()));
-            if let Step::DataOut { .. } = step {
+            if let TaskStep::DataOut { .. } = step {
                 step = second.turn(&mut task, step, data, &mut 0);
             }
-            assert!(matches!(step, Step::Wait), "{cdb:x?}");
+            assert!(matches!(step, TaskStep::Wait), "{cdb:x?}");
         }
     }
 
     #[test]
     fn a_task_that_is_dropped_gives_its_range_back() {
-        let bench = Bench::new();
+        let bench = DeviceBench::new();
         let mut client = bench.client("a");
         let (mut task, step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
         client.turn(&mut task, step, &[0; 1024], &mut 0);
-        assert!(bench.unit.served.is_locked(0, 512));
+        assert!(bench.unit.volume_state.is_locked(0, 512));
         drop(task);
-        assert!(!bench.unit.served.is_locked(0, 512));
+        assert!(!bench.unit.volume_state.is_locked(0, 512));
     }
 
     #[test]
     fn orwrite_ors() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let cdb = [0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0];
         client.run_with(&cdb, &[0xa5; 512]).good();
         client.run_with(&cdb, &[0x5a; 512]).good();
@@ -267,8 +271,8 @@ mod tests {
     }
 
     #[test]
-    fn write_atomic_keeps_to_its_maximum() {
-        let mut client = Bench::new().client("a");
+    fn write_atomic_enforces_its_maximum() {
+        let mut client = DeviceBench::new().client("a");
         client.run_with(&[0x9c, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[3; 131_072]).good();
         assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 255, 0, 0, 1, 0]).good(), [3; 512]);
         assert_eq!(client.run(&[0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 1, 0, 0]).check(), (5, 0x2400));

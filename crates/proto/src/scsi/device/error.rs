@@ -1,20 +1,20 @@
-//! The one table between a volume's errors and sense data.
+//! Translation of volume errors to sense data.
 
 use crate::scsi::sense::Sense;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
-/// What an initiator is told when `op` failed with `error`.
+/// Sense data for an operation `op` that failed with `error`.
 pub(super) fn from_io_error(error: IoError, op: Op) -> Sense {
     let (key, asc) = match (error, op) {
         (IoError::OutOfRange, _) => (SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE),
         (IoError::Misaligned | IoError::BadLength | IoError::Unsupported, _) => {
             (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB)
         }
-        // There is no sense data for a RESERVATION CONFLICT at another device.
+        // No sense data expresses a RESERVATION CONFLICT at another device.
         (IoError::Reserved, _) => (SenseKey::ILLEGAL_REQUEST, Asc::ACCESS_DENIED_NO_ACCESS_RIGHTS),
         (IoError::ReadOnly, _) => (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED),
-        // SBC-4, thin provisioning: a thin provisioned unit without resources.
+        // SBC-4, thin provisioning: the unit is out of space.
         (IoError::NoSpace, _) => (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED_WRITE_PROTECT),
         (IoError::Medium, op) if op.is_write() || op == Op::Flush => {
             (SenseKey::MEDIUM_ERROR, Asc::WRITE_ERROR)

@@ -1,11 +1,11 @@
-//! EXTENDED COPY (LID1) and RECEIVE COPY RESULTS (SPC-5): blocks copied within the target.
+//! EXTENDED COPY (LID1) and RECEIVE COPY RESULTS (SPC-5): copies within the target.
 //!
-//! Both ends are logical units of this target, named by a designator of VPD page 83h. A list is
-//! checked whole before anything is copied; then one piece at a time is read and written. Whether
-//! the nexus may read the one unit and write the other is asked before, and again for each piece,
-//! as it would be for a command sent to that unit.
+//! Source and destination are logical units of this target, identified by a designator of VPD page
+//! 83h. The whole list is checked before the first copy; then data is read and written in pieces.
+//! The nexus's access to both units is checked first and again for each piece, like that of
+//! commands sent to these units.
 
-use super::task::{Action, Context, MultiStepCommand, PIECE, TaskFailure, TaskOutcome, answer};
+use super::task::{CommandContext, HandlerAction, MultiStepCommand, PIECE, TaskFailure, TaskOutcome, answer};
 use super::unit::LogicalUnit;
 use super::units::AttachedUnit;
 use crate::exports::VolumeId;
@@ -23,7 +23,7 @@ pub(super) const MAX_CSCDS: u16 = 64;
 pub(super) const MAX_SEGMENTS: u16 = 64;
 /// MAXIMUM DESCRIPTOR LIST LENGTH, in bytes.
 pub(super) const MAX_LIST: u32 = 64 * 32 + 64 * 28;
-/// MAXIMUM CONCURRENT COPIES, and in all.
+/// MAXIMUM CONCURRENT COPIES, per nexus and in total.
 pub(super) const MAX_COPIES: u8 = 255;
 /// DATA SEGMENT GRANULARITY, a power of two.
 pub(super) const GRANULARITY: u8 = 9;
@@ -31,7 +31,7 @@ pub(super) const GRANULARITY: u8 = 9;
 pub(super) const IMPLEMENTED: [u8; 3] =
     [SEGMENT_BLOCK_TO_BLOCK, SEGMENT_OFFSET_TO_OFFSET, CSCD_IDENTIFICATION];
 
-/// How a copy ended, until the next with the same list identifier.
+/// Result of a copy, retained until the next one with the same list identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CopyResult {
     list_identifier: u8,
@@ -40,7 +40,7 @@ pub(super) struct CopyResult {
     bytes: u64,
 }
 
-pub(super) fn extended_copy(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn extended_copy(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let len = cx.command.cdb.u32(10) as usize;
     if len > MAX_PARAMETERS {
         return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
@@ -48,7 +48,7 @@ pub(super) fn extended_copy(cx: &mut Context<'_>) -> TaskOutcome {
     cx.parameters(len, size_of::<ExtendedCopyHeader>(), begin_copy)
 }
 
-fn begin_copy(cx: &mut Context<'_>, bytes: &[u8]) -> TaskOutcome {
+fn begin_copy(cx: &mut CommandContext<'_>, bytes: &[u8]) -> TaskOutcome {
     let too_long = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
     let (header, rest) = ExtendedCopyHeader::ref_from_prefix(bytes).map_err(|_| too_long)?;
     let cscd_len = u32::from(header.cscd_descriptor_list_length.get());
@@ -58,41 +58,41 @@ fn begin_copy(cx: &mut Context<'_>, bytes: &[u8]) -> TaskOutcome {
     }
     let (cscds, rest) = rest.split_at_checked(cscd_len as usize).ok_or(too_long)?;
     let segments = rest.get(..segment_len as usize).ok_or(too_long)?;
-    let keeps_result = match header.flags & LIST_ID_USAGE {
+    let retains_result = match header.flags & LIST_ID_USAGE {
         LIST_ID_HOLD | LIST_ID_DISCARD => true,
         LIST_ID_NONE if header.list_identifier == 0 => false,
         LIST_ID_NONE => return Err(Sense::in_parameters(0).into()),
         _ => return Err(Sense::in_parameters(1).into()),
     };
-    let ends = parse_cscds(cx, cscds)?;
+    let units = parse_cscds(cx, cscds)?;
     let segments_at = size_of::<ExtendedCopyHeader>().saturating_add(cscds.len());
-    let segments = parse_segments(segments, &ends, segments_at)?;
-    check_access(cx, &ends, &segments)?;
+    let segments = parse_segments(segments, &units, segments_at)?;
+    check_access(cx, &units, &segments)?;
     let result =
         CopyResult { list_identifier: header.list_identifier, status: COPY_FAILED, segments: 0, bytes: 0 };
-    let mut copy = Copy { segments, at: 0, result, keeps_result };
+    let mut copy = ExtendedCopy { segments, at: 0, result, retains_result };
     let first = copy.read(cx);
-    if !matches!(first, Ok(Action::Done(_))) {
+    if !matches!(first, Ok(HandlerAction::Done(_))) {
         cx.work(copy);
     }
     first
 }
 
-/// A logical unit that takes part.
-struct CopyEnd {
+/// A logical unit that is a copy source or destination.
+struct CopyUnit {
     volume: VolumeId,
     unit: Arc<LogicalUnit>,
     block_len: u64,
-    /// In bytes.
+    /// Size in bytes.
     size: u64,
 }
 
-fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<CopyEnd>, Sense> {
+fn parse_cscds(cx: &CommandContext<'_>, list: &[u8]) -> Result<Vec<CopyUnit>, Sense> {
     let (whole, _) = list.as_chunks::<32>();
     if whole.len() > MAX_CSCDS.into() {
         return Err(Sense::illegal(Asc::TOO_MANY_TARGET_DESCRIPTORS));
     }
-    let mut ends = Vec::with_capacity(whole.len());
+    let mut units = Vec::with_capacity(whole.len());
     for bytes in whole {
         let cscd = IdentificationCscd::read_from_bytes(bytes).map_err(|_| TaskFailure::internal_sense())?;
         if cscd.descriptor_type != CSCD_IDENTIFICATION {
@@ -106,12 +106,12 @@ fn parse_cscds(cx: &Context<'_>, list: &[u8]) -> Result<Vec<CopyEnd>, Sense> {
         let info = unit.info();
         let block_len = u64::from(info.logical_block.max(512));
         let size = info.size;
-        ends.push(CopyEnd { volume, unit, block_len, size });
+        units.push(CopyUnit { volume, unit, block_len, size });
     }
-    Ok(ends)
+    Ok(units)
 }
 
-/// Whether the designator is one that VPD page 83h gives of the unit.
+/// Whether the designator is one of the unit's in VPD page 83h.
 fn is_named(unit: &LogicalUnit, cscd: &IdentificationCscd) -> bool {
     let Some(designator) = cscd.designator.get(..cscd.designator_length.into()) else { return false };
     match (cscd.association_and_type & 0x3f, cscd.code_set & 0x0f) {
@@ -124,26 +124,26 @@ fn is_named(unit: &LogicalUnit, cscd: &IdentificationCscd) -> bool {
     }
 }
 
-/// A run of bytes to copy; the ends are places in the list of those.
+/// A segment in bytes; `from_unit` and `to_unit` are indexes of CSCD descriptors.
 struct CopySegment {
     from: (VolumeId, u64),
     to: (VolumeId, u64),
     left: u64,
-    to_end: usize,
-    from_end: usize,
+    to_unit: usize,
+    from_unit: usize,
 }
 
-/// `at` is where the list begins in the parameter list.
-fn parse_segments(mut list: &[u8], ends: &[CopyEnd], mut at: usize) -> Result<Vec<CopySegment>, Sense> {
+/// Parses segment descriptors; `at` is the offset of the list in the parameter list.
+fn parse_segments(mut list: &[u8], units: &[CopyUnit], mut at: usize) -> Result<Vec<CopySegment>, Sense> {
     let mut segments = Vec::new();
     while let Some(&code) = list.first() {
         let (segment, rest) = match code {
             SEGMENT_BLOCK_TO_BLOCK => BlockSegment::ref_from_prefix(list)
                 .ok()
-                .map(|(segment, rest)| (block_segment(segment, ends), rest)),
+                .map(|(segment, rest)| (block_segment(segment, units), rest)),
             SEGMENT_OFFSET_TO_OFFSET => OffsetSegment::ref_from_prefix(list)
                 .ok()
-                .map(|(segment, rest)| (offset_segment(segment, ends), rest)),
+                .map(|(segment, rest)| (offset_segment(segment, units), rest)),
             _ => return Err(Sense::illegal(Asc::UNSUPPORTED_SEGMENT_DESCRIPTOR_TYPE_CODE)),
         }
         .ok_or(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR))?;
@@ -161,23 +161,23 @@ fn parse_segments(mut list: &[u8], ends: &[CopyEnd], mut at: usize) -> Result<Ve
     Ok(segments)
 }
 
-fn block_segment(segment: &BlockSegment, ends: &[CopyEnd]) -> Result<CopySegment, Sense> {
-    let (from_end, to_end) = (segment.source.get().into(), segment.destination.get().into());
-    let (from, to) = both(ends, from_end, to_end)?;
+fn block_segment(segment: &BlockSegment, units: &[CopyUnit]) -> Result<CopySegment, Sense> {
+    let (from_unit, to_unit) = (segment.source.get().into(), segment.destination.get().into());
+    let (from, to) = source_and_destination(units, from_unit, to_unit)?;
     let counted = if segment.flags & DC != 0 { to } else { from };
     let len = u64::from(segment.number_of_blocks.get()).saturating_mul(counted.block_len);
     Ok(CopySegment {
         from: place(from, segment.source_lba.get(), 0, len)?,
         to: place(to, segment.destination_lba.get(), 0, len)?,
         left: len,
-        to_end,
-        from_end,
+        to_unit,
+        from_unit,
     })
 }
 
-fn offset_segment(segment: &OffsetSegment, ends: &[CopyEnd]) -> Result<CopySegment, Sense> {
-    let (from_end, to_end) = (segment.source.get().into(), segment.destination.get().into());
-    let (from, to) = both(ends, from_end, to_end)?;
+fn offset_segment(segment: &OffsetSegment, units: &[CopyUnit]) -> Result<CopySegment, Sense> {
+    let (from_unit, to_unit) = (segment.source.get().into(), segment.destination.get().into());
+    let (from, to) = source_and_destination(units, from_unit, to_unit)?;
     let len = u64::from(segment.number_of_bytes.get());
     if len > MAX_TRANSFER.into() {
         return Err(Sense::in_parameters(8));
@@ -186,34 +186,41 @@ fn offset_segment(segment: &OffsetSegment, ends: &[CopyEnd]) -> Result<CopySegme
         from: place(from, segment.source_lba.get(), segment.source_offset.get(), len)?,
         to: place(to, segment.destination_lba.get(), segment.destination_offset.get(), len)?,
         left: len,
-        to_end,
-        from_end,
+        to_unit,
+        from_unit,
     })
 }
 
-/// SPC-5, the EXTENDED COPY command: a descriptor that is not in the list is a device that cannot
-/// be reached.
-fn both(ends: &[CopyEnd], from: usize, to: usize) -> Result<(&CopyEnd, &CopyEnd), Sense> {
-    ends.get(from).zip(ends.get(to)).ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))
+/// SPC-5, the EXTENDED COPY command: an index without a CSCD descriptor is an unreachable device.
+fn source_and_destination(
+    units: &[CopyUnit],
+    from: usize,
+    to: usize,
+) -> Result<(&CopyUnit, &CopyUnit), Sense> {
+    units.get(from).zip(units.get(to)).ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))
 }
 
-/// Where a segment is in a volume, in bytes. Both ends copy whole blocks.
-fn place(end: &CopyEnd, lba: u64, offset: u16, len: u64) -> Result<(VolumeId, u64), Sense> {
-    let start = lba.checked_mul(end.block_len).and_then(|start| start.checked_add(offset.into()));
-    let start = start.filter(|start| start.checked_add(len).is_some_and(|last| last <= end.size));
+/// Position of a segment in a volume, in bytes. Both sides copy whole blocks.
+fn place(unit: &CopyUnit, lba: u64, offset: u16, len: u64) -> Result<(VolumeId, u64), Sense> {
+    let start = lba.checked_mul(unit.block_len).and_then(|start| start.checked_add(offset.into()));
+    let start = start.filter(|start| start.checked_add(len).is_some_and(|last| last <= unit.size));
     let start = start.ok_or(aborted(Asc::NO_ADDITIONAL_SENSE_INFORMATION))?;
-    let is_whole = |bytes: u64| bytes.is_multiple_of(end.block_len);
-    if is_whole(start) && is_whole(len) { Ok((end.volume, start)) } else { Err(Sense::in_parameters(8)) }
+    let is_whole = |bytes: u64| bytes.is_multiple_of(unit.block_len);
+    if is_whole(start) && is_whole(len) { Ok((unit.volume, start)) } else { Err(Sense::in_parameters(8)) }
 }
 
-/// Every unit that takes part is asked, as if its blocks were read and written by commands of this
-/// nexus. It is asked again for each piece.
-fn check_access(cx: &Context<'_>, ends: &[CopyEnd], segments: &[CopySegment]) -> Result<(), TaskFailure> {
-    let who = cx.nexus.registrant();
+/// Checks the nexus's access to every source and destination, as for READ and WRITE commands. The
+/// check is repeated for each piece.
+fn check_access(
+    cx: &CommandContext<'_>,
+    units: &[CopyUnit],
+    segments: &[CopySegment],
+) -> Result<(), TaskFailure> {
+    let registrant = cx.nexus.registrant();
     for segment in segments {
-        let (from, to) = both(ends, segment.from_end, segment.to_end)?;
-        for (end, changes) in [(from, false), (to, true)] {
-            end.unit.view_of(&who).ok_or(TaskFailure::internal_sense())?.check_blocks(changes)?;
+        let (from, to) = source_and_destination(units, segment.from_unit, segment.to_unit)?;
+        for (unit, changes) in [(from, false), (to, true)] {
+            unit.unit.view_of(&registrant).ok_or(TaskFailure::internal_sense())?.check_blocks(changes)?;
         }
     }
     Ok(())
@@ -223,49 +230,55 @@ fn aborted(asc: Asc) -> Sense {
     Sense::new(SenseKey::COPY_ABORTED, asc)
 }
 
-/// One segment after the other, one piece at a time.
-struct Copy {
+/// Copies segment after segment, in pieces.
+struct ExtendedCopy {
     segments: Vec<CopySegment>,
     at: usize,
     result: CopyResult,
-    /// It has a list identifier to be asked for by.
-    keeps_result: bool,
+    /// The copy has a list identifier, so its result is retained.
+    retains_result: bool,
 }
 
-impl Copy {
-    fn read(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
+impl ExtendedCopy {
+    fn read(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
         while let Some(segment) = self.segments.get(self.at) {
             if segment.left > 0 {
                 let (volume, offset) = segment.from;
-                return Ok(Action::IoOn(volume, Op::Read, offset, segment.left.min(PIECE), None));
+                return Ok(HandlerAction::IoOnVolume(
+                    volume,
+                    Op::Read,
+                    offset,
+                    segment.left.min(PIECE),
+                    None,
+                ));
             }
             self.at = self.at.saturating_add(1);
         }
         self.result.status = COPY_COMPLETED;
         self.end(cx);
-        Ok(Action::good())
+        Ok(HandlerAction::good())
     }
 
-    fn end(&mut self, cx: &mut Context<'_>) {
+    fn end(&mut self, cx: &mut CommandContext<'_>) {
         self.result.segments = self.at as u16;
-        if self.keeps_result {
-            remember(&mut cx.unit.copies, self.result);
+        if self.retains_result {
+            keep_result(&mut cx.unit.copies, self.result);
         }
     }
 }
 
-impl MultiStepCommand for Copy {
-    fn check(&self, end: &AttachedUnit, op: Op) -> Result<(), TaskFailure> {
-        end.view.check_blocks(op.is_write())
+impl MultiStepCommand for ExtendedCopy {
+    fn check(&self, unit: &AttachedUnit, op: Op) -> Result<(), TaskFailure> {
+        unit.view.check_blocks(op.is_write())
     }
 
-    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> TaskOutcome {
+    fn on_io(&mut self, cx: &mut CommandContext<'_>, output: Output) -> TaskOutcome {
         let Some(segment) = self.segments.get_mut(self.at) else { return Err(TaskFailure::internal()) };
         let here = segment.left.min(PIECE);
         match output {
             Output::Data(data) => {
                 let (volume, offset) = segment.to;
-                Ok(Action::IoOn(volume, Op::Write { fua: false }, offset, here, Some(data)))
+                Ok(HandlerAction::IoOnVolume(volume, Op::Write { fua: false }, offset, here, Some(data)))
             }
             _ => {
                 segment.left = segment.left.saturating_sub(here);
@@ -277,13 +290,14 @@ impl MultiStepCommand for Copy {
         }
     }
 
-    fn on_error(&mut self, cx: &mut Context<'_>) {
+    fn on_error(&mut self, cx: &mut CommandContext<'_>) {
         self.end(cx);
     }
 }
 
-/// SPC-5, third-party copy commands: a list identifier is used again; of too many, the oldest goes.
-fn remember(copies: &mut Vec<CopyResult>, result: CopyResult) {
+/// SPC-5, third-party copy commands: a reused list identifier replaces the old result; above the
+/// limit the oldest result is dropped.
+fn keep_result(copies: &mut Vec<CopyResult>, result: CopyResult) {
     copies.retain(|old| old.list_identifier != result.list_identifier);
     if copies.len() >= MAX_RESULTS {
         copies.remove(0);
@@ -291,7 +305,7 @@ fn remember(copies: &mut Vec<CopyResult>, result: CopyResult) {
     copies.push(result);
 }
 
-pub(super) fn operating_parameters(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn operating_parameters(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let mut data = OperatingParameters {
         maximum_cscd_count: U16::new(MAX_CSCDS),
         maximum_segment_count: U16::new(MAX_SEGMENTS),
@@ -308,7 +322,7 @@ pub(super) fn operating_parameters(cx: &mut Context<'_>) -> TaskOutcome {
     answer(&[data.as_bytes(), &IMPLEMENTED].concat(), cx.command.cdb.u32(10) as usize)
 }
 
-pub(super) fn copy_status(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn copy_status(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let identifier = cx.command.cdb.byte(2);
     let found = cx.unit.copies.iter().find(|result| result.list_identifier == identifier);
     let result = found.ok_or(Sense::in_cdb(2))?;
@@ -328,18 +342,18 @@ const LIST_ID_USAGE: u8 = 0b11 << 3;
 const LIST_ID_HOLD: u8 = 0b00 << 3;
 const LIST_ID_DISCARD: u8 = 0b10 << 3;
 const LIST_ID_NONE: u8 = 0b11 << 3;
-/// In the second byte of a CSCD descriptor, beside LU ID TYPE and NUL, which libiscsi's suite wants
-/// to be let pass.
+/// PERIPHERAL DEVICE TYPE in the second byte of a CSCD descriptor. LU ID TYPE and NUL are ignored,
+/// because libiscsi's test suite expects that.
 const PERIPHERAL_DEVICE_TYPE: u8 = 0x1f;
-/// The most results that are remembered for one nexus.
+/// Maximum number of results per nexus.
 const MAX_RESULTS: usize = 16;
-/// The longest parameter list, in bytes; what is longer than [`MAX_LIST`] is told apart from it.
+/// Maximum length of the parameter list, in bytes; lists above [`MAX_LIST`] get another sense code.
 const MAX_PARAMETERS: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
     use crate::exports::VolumeId;
-    use crate::scsi::device::testing::{Answer, Bench, Client, answer, command, port};
+    use crate::scsi::device::testing::{DeviceBench, TestNexus, TestResponse, answer, command, port};
     use crate::scsi::*;
     use blockmux_volume::{Completion, IoError, MemVolume, Output, Seg, Tag};
     use std::sync::Arc;
@@ -359,7 +373,7 @@ mod tests {
         segment
     }
 
-    fn copy(client: &mut Client, id: u8, cscds: &[u8], segments: &[u8]) -> Answer {
+    fn copy(client: &mut TestNexus, id: u8, cscds: &[u8], segments: &[u8]) -> TestResponse {
         let mut list = vec![id, 0];
         list.extend((cscds.len() as u16).to_be_bytes());
         list.extend([0; 4]);
@@ -369,19 +383,19 @@ mod tests {
         send(client, &list)
     }
 
-    fn send(client: &mut Client, list: &[u8]) -> Answer {
+    fn send(client: &mut TestNexus, list: &[u8]) -> TestResponse {
         let mut cdb = [0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         cdb[10..14].copy_from_slice(&(list.len() as u32).to_be_bytes());
         client.run_with(&cdb, list)
     }
 
-    fn results(client: &mut Client, action: u8, id: u8) -> Answer {
+    fn results(client: &mut TestNexus, action: u8, id: u8) -> TestResponse {
         client.run(&[0x84, action, id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0])
     }
 
     #[test]
     fn blocks_are_copied_and_the_status_can_be_asked_for() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let blocks: Vec<u8> = (0..4096 * 512).map(|i: u32| (i / 999) as u8).collect();
         client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0x10, 0, 0], &blocks).good();
         assert_eq!(results(&mut client, 0, 7).check(), (5, 0x2400));
@@ -398,7 +412,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_read_to_the_last_field() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let good = (cscd(), segment(0, 0, 8, 1));
         copy(&mut client, 1, &good.0, &good.1).good();
         for (at, wrong, sense) in [(1, 1, (0xa, 0x0d03)), (4, 2, (0xa, 0x0d02))] {
@@ -411,16 +425,16 @@ mod tests {
         assert_eq!(copy(&mut client, 1, &good.0, &short).check(), (5, 0x2600));
         let mut list = vec![2, 0x18, 0, 32, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0];
         list.extend([&good.0[..], &good.1].concat());
-        assert_eq!(send(&mut client, &list).check(), (5, 0x2600), "an identifier that is not to be used");
+        assert_eq!(send(&mut client, &list).check(), (5, 0x2600), "a list identifier where none is allowed");
         list[0] = 0;
         send(&mut client, &list).good();
-        assert_eq!(results(&mut client, 0, 0).check(), (5, 0x2400), "nothing is kept of it");
+        assert_eq!(results(&mut client, 0, 0).check(), (5, 0x2400), "no result is retained");
         list[1] = 0x08;
         assert_eq!(send(&mut client, &list).check(), (5, 0x2600), "reserved");
     }
 
-    /// A target with units `a` and `b`, and two sessions with it; a session that can eject what is
-    /// in `b`.
+    /// A target with units `a` and `b`, and two sessions with it; a session that can eject the
+    /// medium of `b`.
     fn two_units() -> (Arc<LogicalUnit>, DeviceServer, DeviceServer) {
         let removable = UnitIdentity { removable: true, ..UnitIdentity::of("b") };
         let units = [UnitIdentity::of("a"), removable]
@@ -429,7 +443,7 @@ mod tests {
         let target = target.with_unit(0, VolumeId(0), units[0].clone());
         let target = Arc::new(target.with_unit(1, VolumeId(1), units[1].clone()));
         let [first, second] = ["i:a", "i:b"].map(|name| {
-            let nexus = Nexus::iscsi(name, [0, 0, 0, 0, 0, 1], port(1));
+            let nexus = ItNexus::iscsi(name, [0, 0, 0, 0, 0, 1], port(1));
             let mut server = DeviceServer::new(target.clone(), nexus);
             (0..2).for_each(|lun| drop(server.begin(&command(Lun::new(lun), &[0; 6], 0))));
             server
@@ -438,9 +452,9 @@ mod tests {
         (unit, first, second)
     }
 
-    /// Takes `b` away in some way.
+    /// Makes `b` unavailable to a copy.
     type Take = fn(&LogicalUnit, &mut DeviceServer) -> Option<Task>;
-    /// And what a copy is told then.
+    /// [`Take`], then the expected status and (sense key, ASC and ASCQ) of a copy.
     type Taken = (Take, ScsiStatus, Option<(u8, u16)>);
 
     fn begin(server: &mut DeviceServer, cdb: &[u8]) -> Option<Task> {
@@ -477,8 +491,8 @@ mod tests {
                 let mut cdb = [0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
                 cdb[13] = list.len() as u8;
                 let copy = command(Lun::new(0), &cdb, list.len());
-                let expect = |step: Step| {
-                    let Step::Done(response) = step else { panic!("{step:?}") };
+                let expect = |step: TaskStep| {
+                    let TaskStep::Done(response) = step else { panic!("{step:?}") };
                     let response = answer(response);
                     assert_eq!((response.status, response.sense), (status, sense), "{source}");
                 };
@@ -486,11 +500,11 @@ mod tests {
                 let _taken = take(&unit, &mut other);
                 let (mut task, _) = server.begin(&copy);
                 expect(server.on_data_out(&mut task, Seg::from_slice(&list).into()));
-                // And when that comes between two pieces.
+                // The unit becomes unavailable between two pieces of the copy.
                 let (unit, mut server, mut other) = two_units();
                 let (mut task, _) = server.begin(&copy);
                 let step = server.on_data_out(&mut task, Seg::from_slice(&list).into());
-                assert!(matches!(step, Step::Io { .. }), "{step:?}");
+                assert!(matches!(step, TaskStep::Io { .. }), "{step:?}");
                 if destination == 1 {
                     let _taken = take(&unit, &mut other);
                     let read = Output::Data(Seg::from_slice(&[0; 512]).into());
@@ -501,8 +515,8 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_told_and_kept() {
-        let mut client = Bench::new().client("a");
+    fn copy_limits_are_reported_and_enforced() {
+        let mut client = DeviceBench::new().client("a");
         let limits = results(&mut client, 3, 0).good();
         assert_eq!((limits.len(), &limits[8..12]), (47, &[0, 64, 0, 64][..]));
         assert_eq!(limits[43..], [3, 2, 0x0a, 0xe4]);
@@ -513,8 +527,8 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_copied_is_refused_with_nothing_done() {
-        let mut client = Bench::new().client("a");
+    fn an_invalid_copy_is_rejected_without_effect() {
+        let mut client = DeviceBench::new().client("a");
         let mut list = cscd();
         list[0] = 0xe0;
         assert_eq!(copy(&mut client, 0, &list, &segment(0, 0, 1, 1)).check(), (5, 0x2607));
@@ -535,20 +549,20 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_failed_says_how_far_it_came() {
-        let mut client = Bench::new().client("a");
+    fn a_failed_copy_reports_its_progress() {
+        let mut client = DeviceBench::new().client("a");
         let list =
             [&[9, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0][..], &cscd(), &segment(0, 0, 1, 1)].concat();
         let cdb = [0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, list.len() as u8, 0, 0];
         let (mut task, step) = client.server.begin(&command(Lun::new(0), &cdb, list.len()));
-        assert!(matches!(client.turn(&mut task, step, &list, &mut 0), Step::Io { .. }));
+        assert!(matches!(client.turn(&mut task, step, &list, &mut 0), TaskStep::Io { .. }));
         client.server.on_io(&mut task, Completion { tag: Tag(0), result: Err(IoError::Medium) });
         assert_eq!(results(&mut client, 0, 9).good()[4..7], [2, 0, 0]);
     }
 
     #[test]
     fn a_copy_respects_reservations() {
-        let bench = Bench::new();
+        let bench = DeviceBench::new();
         let (mut a, mut b) = (bench.client("a"), bench.client("b"));
         let mut register = [0; 24];
         register[15] = 1;

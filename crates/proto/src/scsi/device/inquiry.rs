@@ -1,14 +1,14 @@
 //! INQUIRY (SPC-5).
 
 use super::Command;
-use super::task::{Context, TaskOutcome, answer};
+use super::task::{CommandContext, TaskOutcome, answer};
 use super::vpd;
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::cdb::{EVPD, Inquiry};
 use blockmux_wire::scsi::inquiry::*;
 use zerocopy::{FromZeros, IntoBytes, U16};
 
-pub(super) fn inquiry(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn inquiry(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let (evpd, page, allocation_length) = fields(cx.command)?;
     if evpd {
         let page = vpd::page(cx, page).ok_or(Sense::in_cdb(2))?;
@@ -27,8 +27,7 @@ pub(super) fn inquiry(cx: &mut Context<'_>) -> TaskOutcome {
     answer(data.as_bytes(), allocation_length)
 }
 
-/// SPC-5, the INQUIRY command: a LUN where no logical unit can be says so in its peripheral
-/// qualifier.
+/// SPC-5, the INQUIRY command: for a missing logical unit, the peripheral qualifier reports that.
 pub(super) fn without_unit(command: &Command) -> TaskOutcome {
     let (evpd, page, allocation_length) = fields(command)?;
     if evpd || page != 0 {
@@ -40,7 +39,7 @@ pub(super) fn without_unit(command: &Command) -> TaskOutcome {
 
 fn fields(command: &Command) -> Result<(bool, u8, usize), Sense> {
     let cdb: &Inquiry = command.cdb.read().ok_or(Sense::in_cdb(0))?;
-    // CMDDT of SPC-2 is gone.
+    // CMDDT of SPC-2 is obsolete.
     if cdb.flags & !EVPD != 0 {
         return Err(Sense::cdb_bit(1, 1));
     }
@@ -77,31 +76,31 @@ fn standard(device_type: u8) -> StandardInquiry {
 #[cfg(test)]
 mod tests {
     use crate::scsi::Lun;
-    use crate::scsi::device::testing::Bench;
+    use crate::scsi::device::testing::DeviceBench;
 
     #[test]
-    fn standard_data_says_who_and_what() {
-        let mut client = Bench::new().client("a");
+    fn standard_inquiry_data_identifies_the_unit() {
+        let mut client = DeviceBench::new().client("a");
         let data = client.run(&[0x12, 0, 0, 1, 0, 0]).good();
         assert_eq!(data.len(), 96);
         assert_eq!(data[..5], [0, 0, 6, 0x12, 91]);
         assert_eq!(&data[8..36], b"BLOCKMUXVOLUME          0001");
         assert_eq!(client.run(&[0x12, 0, 0, 0, 36, 0]).good(), data[..36]);
         assert_eq!(client.run(&[0x12, 0, 0, 0, 0, 0]).good(), []);
-        assert_eq!(Bench::removable().client("a").run(&[0x12, 0, 0, 0, 36, 0]).good()[1], 0x80);
+        assert_eq!(DeviceBench::removable().client("a").run(&[0x12, 0, 0, 0, 36, 0]).good()[1], 0x80);
     }
 
     #[test]
     fn a_page_without_evpd_and_reserved_bits_are_refused() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         assert_eq!(client.run(&[0x12, 0, 0x83, 0, 255, 0]).check(), (5, 0x2400));
         assert_eq!(client.run(&[0x12, 2, 0, 0, 255, 0]).check(), (5, 0x2400));
         assert_eq!(client.run(&[0x12, 0, 0, 0, 255, 4]).check(), (5, 0x2400));
     }
 
     #[test]
-    fn a_lun_without_a_unit_answers_what_it_must_and_no_more() {
-        let mut client = Bench::new().client("a");
+    fn a_lun_without_a_unit_answers_only_the_required_commands() {
+        let mut client = DeviceBench::new().client("a");
         let mut run = |cdb: &[u8]| client.run_on(Lun::new(5), cdb, &[]);
         assert_eq!(run(&[0x12, 0, 0, 0, 36, 0]).good()[0], 0x7f);
         assert_eq!(run(&[0x03, 0, 0, 0, 18, 0]).good()[2..14], [5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x25, 0]);
@@ -112,7 +111,7 @@ mod tests {
 
     #[test]
     fn the_well_known_unit_lists_the_others() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let well_known = Lun(0xc101_0000_0000_0000);
         assert_eq!(client.run_on(well_known, &[0x12, 0, 0, 0, 36, 0], &[]).good()[0], 0x1e);
         client.run_on(well_known, &[0; 6], &[]).good();

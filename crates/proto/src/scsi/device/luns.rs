@@ -2,22 +2,22 @@
 
 use super::Command;
 use super::target::ScsiTarget;
-use super::task::{Context, TaskOutcome, answer};
+use super::task::{CommandContext, TaskOutcome, answer};
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::lun::REPORT_LUNS_WELL_KNOWN;
 
-pub(super) fn report_luns(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn report_luns(cx: &mut CommandContext<'_>) -> TaskOutcome {
     report(cx.target, cx.command)
 }
 
-/// Answers on any LUN, so it needs no logical unit.
+/// REPORT LUNS; works on any LUN, with or without a logical unit.
 pub(super) fn report(target: &ScsiTarget, command: &Command) -> TaskOutcome {
     let units = || target.luns().map(|lun| lun.0);
     let luns: Vec<u64> = match command.cdb.byte(2) {
         ALL_BUT_WELL_KNOWN => units().collect(),
         WELL_KNOWN => vec![REPORT_LUNS_WELL_KNOWN],
         ALL => units().chain([REPORT_LUNS_WELL_KNOWN]).collect(),
-        // No logical unit is an administrative one, nor subsidiary to one.
+        // There are no administrative or subsidiary logical units.
         ADMINISTRATIVE..=SUBSIDIARY => Vec::new(),
         _ => return Err(Sense::in_cdb(2).into()),
     };

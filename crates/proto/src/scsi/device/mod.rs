@@ -1,20 +1,20 @@
-//! The device server: commands in, steps out, for every transport (SAM-5, SPC-5, SBC-4).
+//! The device server: executes commands in steps, independent of the transport (SAM-5, SPC-5,
+//! SBC-4).
 //!
 //! ```text
-//!   transport ──Command──▶ DeviceServer::begin ──▶ Step::DataOut ──▶ on_data_out ─┐
-//!      ▲                                      ├──▶ Step::Io ───────▶ on_io ───────┤
-//!      │                              ├──▶ Step::Wait, Step::Pause ▶ resume ──────┤
-//!      └───────────── Response ◀── Step::Done ◀───────────────────────────────────┘
+//!   transport ──Command──▶ DeviceServer::begin ─┬─▶ TaskStep::DataOut ──────▶ on_data_out ─┐
+//!      ▲                                        ├─▶ TaskStep::Io ───────────▶ on_io ───────┤
+//!      │                                        ├─▶ TaskStep::Wait, Pause ──▶ resume ──────┤
+//!      └──────────── Response ◀── TaskStep::Done ◀──────────────────────────────────────────┘
 //! ```
-//! A [`ScsiTarget`] maps LUNs to [`LogicalUnit`]s, which all sessions share: they hold mode pages
-//! and unit attentions beside the volume. What other protocols share too, reservations and locked
-//! ranges, is in [`crate::volume_state`]. A session has one [`DeviceServer`], on its own core; it
-//! is one I_T nexus. It keeps a copy of what a READ or WRITE needs to know of the shared state, and
-//! one atomic load tells whether the copy is still good, so that those commands take no lock and
-//! allocate nothing.
+//! A [`ScsiTarget`] maps LUNs to [`LogicalUnit`]s, which all sessions share and which hold the mode
+//! pages and unit attentions of a volume. State that other protocols share, such as reservations
+//! and locked ranges, is in [`crate::volume_state`]. Each session has one [`DeviceServer`] on its
+//! own core, for its I_T nexus. The device server caches the shared state that READ and WRITE need;
+//! one atomic load validates the cache, so these commands take no lock and allocate nothing.
 //!
-//! One table maps operation codes to what carries them out and to what REPORT SUPPORTED OPERATION
-//! CODES says; each family of commands is a file.
+//! One table maps operation codes to their handlers and to the data of REPORT SUPPORTED OPERATION
+//! CODES. Each family of commands is one file.
 
 mod cdb;
 mod error;
@@ -56,7 +56,7 @@ pub(crate) mod testing;
 mod tests;
 
 pub use cdb::Cdb;
-pub use nexus::{Nexus, TargetPort};
+pub use nexus::{ItNexus, TargetPort};
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
 pub use target::{MAX_LUN, PortGroupStates, ScsiTarget, UnitChange, UnitSource, UnitWatcher};
 pub use task::Task;
@@ -70,83 +70,86 @@ use crate::scsi::sense::Sense;
 use blockmux_volume::{Io, SgList};
 use std::time::Duration;
 
-/// What a transport hands over (SAM-5 §5.1, Execute Command).
+/// A command from the transport (SAM-5 §5.1, Execute Command).
 #[derive(Clone, Copy, Debug)]
 pub struct Command {
-    /// The logical unit that it is for.
+    /// LUN that the command addresses.
     pub lun: Lun,
-    /// What to do.
+    /// The command descriptor block.
     pub cdb: Cdb,
-    /// How it stands to other commands.
+    /// Task attribute.
     pub attribute: TaskAttribute,
-    /// How much data-out the initiator has, in bytes.
+    /// Length of the initiator's data-out, in bytes.
     pub data_out_len: u32,
-    /// How much data-in the initiator has room for, in bytes.
+    /// Length of the initiator's data-in buffer, in bytes.
     pub data_in_len: u32,
 }
 
-/// SAM-5 §8.6. Commands of one nexus may run in any order, so only what the initiator asked for is
-/// kept.
+/// Task attribute (SAM-5 §8.6). Commands of one nexus may execute in any order, so the attribute is
+/// only recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TaskAttribute {
-    /// In any order.
+    /// Executed in any order.
     #[default]
     Simple,
-    /// In the order received.
+    /// Executed in the order received.
     Ordered,
-    /// Before all others.
+    /// Executed before all others.
     HeadOfQueue,
     /// Handles an auto contingent allegiance, which this device server never establishes.
     Aca,
 }
 
-/// What a task wants next.
+/// The next step of a task.
 #[derive(Debug)]
-pub enum Step {
-    /// The next `len` bytes of data-out in memory, at most [`blockmux_volume::MAX_TRANSFER`] and
-    /// never 0; then [`DeviceServer::on_data_out`].
+pub enum TaskStep {
+    /// The transport fetches the next `len` bytes of data-out, at most
+    /// [`blockmux_volume::MAX_TRANSFER`] and never 0, and calls [`DeviceServer::on_data_out`].
     DataOut {
-        /// In bytes.
+        /// Length in bytes.
         len: usize,
     },
-    /// I/O on the volume of a logical unit; then [`DeviceServer::on_io`].
+    /// The transport submits an I/O to the volume of a logical unit and calls
+    /// [`DeviceServer::on_io`].
     Io {
-        /// The volume, as the target names it.
+        /// The volume, as the target identifies it.
         volume: VolumeId,
-        /// The transport sets its tag.
+        /// The I/O; the transport sets its tag.
         io: Io,
     },
-    /// Another task holds it up, of any nexus. Ask again with [`DeviceServer::resume`] after each
-    /// completion of the session, and after a millisecond without one.
+    /// The task waits for another task, possibly of another nexus. The transport calls
+    /// [`DeviceServer::resume`] after each completion of the session, and after a millisecond
+    /// without one.
     Wait,
-    /// To leave the volume to others for that long; then [`DeviceServer::resume`].
+    /// The task leaves the volume to other I/O for this long. The transport then calls
+    /// [`DeviceServer::resume`].
     Pause(Duration),
-    /// The end; drop the task.
+    /// The task has ended; the transport drops it.
     Done(Response),
 }
 
-/// How a task ended.
+/// The response to a task.
 #[derive(Clone, Debug)]
 pub struct Response {
     /// The status.
     pub status: ScsiStatus,
-    /// With CHECK CONDITION: why.
+    /// Sense data of a CHECK CONDITION status.
     pub sense: Option<Sense>,
-    /// Data for the initiator; may be more than it has room for, and then the transport sends what
-    /// fits.
+    /// Data for the initiator. It may exceed the initiator's buffer; the transport then sends the
+    /// part that fits.
     pub data_in: SgList,
-    /// What the command would move if the initiator's buffers were as long as its CDB says, in
-    /// bytes. The residual is the difference to what the initiator expects.
+    /// Length that the CDB requests, in bytes. The residual count is its difference to the
+    /// initiator's expected length.
     pub transfer_len: u64,
 }
 
 impl Response {
-    /// A bare status.
+    /// A status without sense data or data-in.
     pub(crate) fn bare(status: ScsiStatus) -> Response {
         Response { status, sense: None, data_in: SgList::default(), transfer_len: 0 }
     }
 
-    /// CHECK CONDITION, without data.
+    /// CHECK CONDITION without data-in.
     pub(crate) fn failed(sense: Sense) -> Response {
         Response { sense: Some(sense), ..Response::bare(ScsiStatus::CHECK_CONDITION) }
     }

@@ -1,10 +1,10 @@
 //! MODE SENSE and MODE SELECT with the pages Caching, Control and Informational Exceptions Control
 //! (SPC-5).
 //!
-//! Two bits can be changed, both of Control: D_SENSE and SWP. They are shared by every nexus, last
-//! until a reset and cannot be saved. WCE is what the volume says, so no initiator changes it.
+//! Two bits are changeable, D_SENSE and SWP of the Control page. All nexuses share them; they last
+//! until a reset and cannot be saved. WCE reflects the volume and is not changeable.
 
-use super::task::{Action, Context, TaskOutcome, answer};
+use super::task::{CommandContext, HandlerAction, TaskOutcome, answer};
 use super::view::NexusView;
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::mode::*;
@@ -12,14 +12,14 @@ use blockmux_wire::scsi::sense::Asc;
 use smallvec::SmallVec;
 use zerocopy::{FromBytes, FromZeros, IntoBytes, U16, U32, U64};
 
-pub(super) fn sense_6(cx: &mut Context<'_>) -> TaskOutcome {
-    let wanted = ModeSenseRequest::of(cx)?;
+pub(super) fn sense_6(cx: &mut CommandContext<'_>) -> TaskOutcome {
+    let request = ModeSenseRequest::of(cx)?;
     let descriptor =
-        if wanted.descriptors { short_descriptor(&cx.unit.view).as_bytes().to_vec() } else { Vec::new() };
-    let pages = wanted.pages(&cx.unit.view)?;
+        if request.descriptors { short_descriptor(&cx.unit.view).as_bytes().to_vec() } else { Vec::new() };
+    let pages = request.pages(&cx.unit.view)?;
     let length = descriptor.len().saturating_add(pages.len()).saturating_add(3);
     let header = ModeHeader6 {
-        // SPC-5, MODE DATA LENGTH: what is longer is cut off, and these pages are not.
+        // SPC-5, MODE DATA LENGTH: longer data would be truncated; these pages are shorter.
         mode_data_length: length as u8,
         medium_type: 0,
         device_specific_parameter: device_specific(&cx.unit.view),
@@ -28,15 +28,15 @@ pub(super) fn sense_6(cx: &mut Context<'_>) -> TaskOutcome {
     answer(&[header.as_bytes(), &descriptor, &pages].concat(), cx.command.cdb.byte(4).into())
 }
 
-pub(super) fn sense_10(cx: &mut Context<'_>) -> TaskOutcome {
-    let wanted = ModeSenseRequest::of(cx)?;
-    let is_long = cx.command.cdb.byte(1) & LLBAA != 0 && wanted.descriptors;
-    let descriptor = match wanted.descriptors {
+pub(super) fn sense_10(cx: &mut CommandContext<'_>) -> TaskOutcome {
+    let request = ModeSenseRequest::of(cx)?;
+    let is_long = cx.command.cdb.byte(1) & LLBAA != 0 && request.descriptors;
+    let descriptor = match request.descriptors {
         false => Vec::new(),
         true if is_long => long_descriptor(&cx.unit.view).as_bytes().to_vec(),
         true => short_descriptor(&cx.unit.view).as_bytes().to_vec(),
     };
-    let pages = wanted.pages(&cx.unit.view)?;
+    let pages = request.pages(&cx.unit.view)?;
     let length = descriptor.len().saturating_add(pages.len()).saturating_add(6);
     let header = ModeHeader10 {
         mode_data_length: U16::new(length as u16),
@@ -48,7 +48,7 @@ pub(super) fn sense_10(cx: &mut Context<'_>) -> TaskOutcome {
     answer(&[header.as_bytes(), &descriptor, &pages].concat(), cx.command.cdb.u16(7).into())
 }
 
-pub(super) fn select_6(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn select_6(cx: &mut CommandContext<'_>) -> TaskOutcome {
     check_select(cx)?;
     let len = cx.command.cdb.byte(4).into();
     cx.parameters(len, size_of::<ModeHeader6>(), |cx, bytes| {
@@ -59,7 +59,7 @@ pub(super) fn select_6(cx: &mut Context<'_>) -> TaskOutcome {
     })
 }
 
-pub(super) fn select_10(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn select_10(cx: &mut CommandContext<'_>) -> TaskOutcome {
     check_select(cx)?;
     let len = cx.command.cdb.u16(7).into();
     cx.parameters(len, size_of::<ModeHeader10>(), |cx, bytes| {
@@ -70,8 +70,8 @@ pub(super) fn select_10(cx: &mut Context<'_>) -> TaskOutcome {
     })
 }
 
-/// Pages in the standard's format, and nothing to save.
-fn check_select(cx: &Context<'_>) -> Result<(), Sense> {
+/// Requires standard pages (PF) and rejects saving (SP).
+fn check_select(cx: &CommandContext<'_>) -> Result<(), Sense> {
     let flags = cx.command.cdb.byte(1);
     match (flags & PF != 0, flags & SP != 0) {
         (true, false) => Ok(()),
@@ -83,16 +83,16 @@ fn check_select(cx: &Context<'_>) -> Result<(), Sense> {
 /// A parameter list of MODE SELECT.
 struct ModeParameterList<'a> {
     bytes: &'a [u8],
-    /// Length of its header, in bytes.
+    /// Length of the header, in bytes.
     head: usize,
-    /// Where the header has BLOCK DESCRIPTOR LENGTH.
+    /// Offset of BLOCK DESCRIPTOR LENGTH in the header.
     length_field: u16,
     /// LONGLBA.
     is_long: bool,
 }
 
-/// Takes every page of a parameter list, or none.
-fn change(cx: &mut Context<'_>, list: &ModeParameterList<'_>, descriptor_len: usize) -> TaskOutcome {
+/// Applies all pages of a parameter list, or none.
+fn change(cx: &mut CommandContext<'_>, list: &ModeParameterList<'_>, descriptor_len: usize) -> TaskOutcome {
     let too_short = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
     let mut at = list.head.saturating_add(descriptor_len);
     check_descriptor(&cx.unit.view, list, list.bytes.get(list.head..at).ok_or(too_short)?)?;
@@ -100,8 +100,8 @@ fn change(cx: &mut Context<'_>, list: &ModeParameterList<'_>, descriptor_len: us
     while let [code, length, ..] = *list.bytes.get(at..).unwrap_or_default() {
         let end = at.saturating_add(usize::from(length)).saturating_add(2);
         let page = list.bytes.get(at..end).ok_or(too_short)?;
-        if let Some(wrong) = first_wrong(&cx.unit.view, page) {
-            return Err(Sense::in_parameters(at.saturating_add(wrong) as u16).into());
+        if let Some(invalid) = first_invalid_byte(&cx.unit.view, page) {
+            return Err(Sense::in_parameters(at.saturating_add(invalid) as u16).into());
         }
         if code & PAGE_ALL == PAGE_CONTROL {
             control = ControlPage::read_from_bytes(page).ok();
@@ -117,17 +117,17 @@ fn change(cx: &mut Context<'_>, list: &ModeParameterList<'_>, descriptor_len: us
             let new = (control.flags_2 & D_SENSE != 0, control.flags_4 & SWP != 0);
             if new != (state.descriptor_sense, state.write_protected) {
                 (state.descriptor_sense, state.write_protected) = new;
-                state.attend_all(Some(key), Asc::MODE_PARAMETERS_CHANGED);
+                state.establish_attention_for_all(Some(key), Asc::MODE_PARAMETERS_CHANGED);
             }
         });
         cx.unit.refresh();
     }
-    Ok(Action::good())
+    Ok(HandlerAction::good())
 }
 
-/// The first byte of a page that is not as it has to be: there is no such page, it is longer or
-/// shorter, or it changes what cannot be changed.
-fn first_wrong(view: &NexusView, page: &[u8]) -> Option<usize> {
+/// The first invalid byte of a page: unknown page, wrong length, or a change of an unchangeable
+/// bit.
+fn first_invalid_byte(view: &NexusView, page: &[u8]) -> Option<usize> {
     let &[code, ..] = page else { return Some(0) };
     let current = page_of(code & PAGE_ALL, PageControl::Current, view);
     let changeable = page_of(code & PAGE_ALL, PageControl::Changeable, view);
@@ -142,7 +142,7 @@ fn first_wrong(view: &NexusView, page: &[u8]) -> Option<usize> {
     bytes.find(|(_, ((new, old), mask))| (*new ^ *old) & !*mask != 0).map(|(at, _)| at)
 }
 
-/// A block descriptor must describe what is there: the volume sets the geometry.
+/// Checks that a block descriptor matches the volume's geometry, which cannot be changed.
 fn check_descriptor(view: &NexusView, list: &ModeParameterList<'_>, descriptor: &[u8]) -> Result<(), Sense> {
     let (block_len, field) = match (descriptor.len(), list.is_long) {
         (0, _) => return Ok(()),
@@ -160,7 +160,7 @@ fn check_descriptor(view: &NexusView, list: &ModeParameterList<'_>, descriptor: 
     if block_len == view.block_len || block_len == 0 { Ok(()) } else { Err(Sense::in_parameters(field)) }
 }
 
-/// PC.
+/// PAGE CONTROL.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PageControl {
     Current,
@@ -168,16 +168,16 @@ enum PageControl {
     Default,
 }
 
-/// What a MODE SENSE asks for.
+/// Parameters of a MODE SENSE command.
 struct ModeSenseRequest {
     control: PageControl,
     code: u8,
-    /// DBD is 0.
+    /// Block descriptors are requested (DBD is 0).
     descriptors: bool,
 }
 
 impl ModeSenseRequest {
-    fn of(cx: &Context<'_>) -> Result<ModeSenseRequest, Sense> {
+    fn of(cx: &CommandContext<'_>) -> Result<ModeSenseRequest, Sense> {
         let cdb = &cx.command.cdb;
         let control = match cdb.byte(2) >> 6 {
             0 => PageControl::Current,
@@ -185,7 +185,7 @@ impl ModeSenseRequest {
             2 => PageControl::Default,
             _ => return Err(Sense::illegal(Asc::SAVING_PARAMETERS_NOT_SUPPORTED)),
         };
-        // No page has subpages.
+        // Subpages are not supported.
         if !matches!(cdb.byte(3), 0 | SUBPAGE_ALL) {
             return Err(Sense::in_cdb(3));
         }
@@ -201,7 +201,7 @@ impl ModeSenseRequest {
     }
 }
 
-/// A page's bytes; `None` if there is no such page.
+/// A page's bytes; `None` if it does not exist.
 fn page_of(code: u8, control: PageControl, view: &NexusView) -> Option<SmallVec<[u8; 20]>> {
     let is_changeable = control == PageControl::Changeable;
     let is_current = control == PageControl::Current;
@@ -262,32 +262,32 @@ fn long_descriptor(view: &NexusView) -> LongBlockDescriptor {
     }
 }
 
-/// In order of page code.
+/// Ordered by page code.
 const PAGES: [u8; 3] = [PAGE_CACHING, PAGE_CONTROL, PAGE_INFORMATIONAL_EXCEPTIONS];
 
-/// Of MODE SENSE: no block descriptors.
+/// MODE SENSE: disable block descriptors.
 const DBD: u8 = 1 << 3;
-/// Of MODE SENSE (10): long block descriptors are fine.
+/// MODE SENSE (10): long block descriptors are accepted.
 const LLBAA: u8 = 1 << 4;
-/// Of MODE SELECT: the pages are the standard's.
+/// MODE SELECT: page format of the standard.
 const PF: u8 = 1 << 4;
-/// Of MODE SELECT: save the pages.
+/// MODE SELECT: save pages.
 const SP: u8 = 1 << 0;
-/// Of a page code: the page has a subpage code.
+/// Page code flag: the page has a subpage code.
 const SPF: u8 = 1 << 6;
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::device::testing::{Bench, command, shaped};
-    use crate::scsi::sense::Specific;
-    use crate::scsi::{Lun, Step};
+    use crate::scsi::device::testing::{DeviceBench, command, shaped};
+    use crate::scsi::sense::SenseKeySpecific;
+    use crate::scsi::{Lun, TaskStep};
     use blockmux_volume::VolumeInfo;
 
     const CONTROL: [u8; 6] = [0x1a, 8, 0x0a, 0, 255, 0];
 
     #[test]
     fn all_pages_come_after_a_block_descriptor() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let all = client.run(&[0x1a, 0, 0x3f, 0, 255, 0]).good();
         assert_eq!(all[..12], [55, 0, 0x10, 8, 0, 0, 0x40, 0, 0, 0, 2, 0]);
         assert_eq!(all.len(), 56);
@@ -302,7 +302,7 @@ mod tests {
     fn the_write_cache_bit_is_the_volume_s() {
         let wce = |write_cache| {
             let info = VolumeInfo { write_cache, ..VolumeInfo::new(1 << 20) };
-            let bench = Bench::over(shaped(info));
+            let bench = DeviceBench::over(shaped(info));
             bench.client("a").run(&[0x1a, 8, 8, 0, 255, 0]).good()[6]
         };
         assert_eq!((wce(false), wce(true)), (0, 4));
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn software_write_protect_stops_writes_of_every_nexus() {
-        let bench = Bench::new();
+        let bench = DeviceBench::new();
         let (mut first, mut second) = (bench.client("a"), bench.client("b"));
         let mut page = first.run(&CONTROL).good();
         assert_eq!(first.run(&[0x1a, 8, 0x4a, 0, 255, 0]).good()[4..10], [0x0a, 10, 4, 0, 8, 0]);
@@ -329,19 +329,19 @@ mod tests {
 
     #[test]
     fn descriptor_sense_is_what_d_sense_says() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let mut list = vec![0; 8];
         list.extend([0x0a, 10, 4, 0x10, 0, 0x40, 0, 0, 255, 255, 0, 0]);
         client.run_with(&[0x55, 0x10, 0, 0, 0, 0, 0, 0, 20, 0], &list).good();
         let (_, step) =
             client.server.begin(&crate::scsi::device::testing::command(crate::scsi::Lun::new(0), &[0xff], 0));
-        let crate::scsi::Step::Done(response) = step else { panic!("{step:?}") };
+        let crate::scsi::TaskStep::Done(response) = step else { panic!("{step:?}") };
         assert_eq!(response.sense.unwrap().to_bytes()[0], 0x72);
     }
 
     #[test]
     fn the_sense_points_at_the_first_byte_that_is_wrong() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let control = [0x0a, 10, 0, 0x10, 0, 0x40, 0, 0, 255, 255, 0, 1];
         let caching = [&[8, 18, 1][..], &[0; 17]].concat();
         let descriptor = |block_len| [0, 0, 0, 0, 0, 0, block_len, 0];
@@ -359,22 +359,22 @@ mod tests {
         ] {
             let cdb = [0x55, 0x10, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
             let (mut task, step) = client.server.begin(&command(Lun::new(0), &cdb, list.len()));
-            let Step::Done(response) = client.turn(&mut task, step, &list, &mut 0) else {
+            let TaskStep::Done(response) = client.turn(&mut task, step, &list, &mut 0) else {
                 panic!("{list:x?}")
             };
-            let specific = Specific::Field { in_cdb: false, byte, bit: None };
+            let specific = SenseKeySpecific::Field { in_cdb: false, byte, bit: None };
             assert_eq!(response.sense.and_then(|sense| sense.specific), Some(specific), "{list:x?}");
         }
     }
 
     #[test]
-    fn what_cannot_be_changed_is_refused() {
-        let mut client = Bench::new().client("a");
+    fn unchangeable_mode_parameters_are_rejected() {
+        let mut client = DeviceBench::new().client("a");
         let page = client.run(&CONTROL).good();
         let select = |flags| [0x15, flags, 0, 0, 16, 0];
-        for (at, wrong) in [(7, 0), (4, 0x4a), (5, 9), (3, 8)] {
+        for (at, invalid) in [(7, 0), (4, 0x4a), (5, 9), (3, 8)] {
             let mut page = page.clone();
-            page[at] = wrong;
+            page[at] = invalid;
             assert_eq!(client.run_with(&select(0x10), &page).status.0, 2, "byte {at}");
         }
         assert_eq!(client.run_with(&select(0x11), &page).check(), (5, 0x2400));

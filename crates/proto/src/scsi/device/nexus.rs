@@ -1,70 +1,69 @@
-//! Who talks to whom: an I_T nexus is an initiator port and a target port (SAM-5 §4.3).
+//! I_T nexuses: an initiator port and a target port (SAM-5 §4.3).
 
 use crate::scsi::iscsi_name::Name;
 use crate::volume_state::Registrant;
 use data_encoding::HEXLOWER;
 use std::sync::Arc;
 
-/// An initiator port and a target port; one session.
+/// An I_T nexus: an initiator port and a target port. Each session has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Nexus {
-    /// The initiator port as a TransportID (SPC-5), whole: protocol identifier, name, padding.
+pub struct ItNexus {
+    /// The initiator port's complete TransportID (SPC-5): protocol identifier, name, padding.
     pub initiator: Arc<[u8]>,
-    /// The target port that it logged in to.
+    /// The target port of the login.
     pub target_port: TargetPort,
 }
 
 /// A target port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetPort {
-    /// RELATIVE TARGET PORT IDENTIFIER, from 1; another one for each port that leads to the same
-    /// unit.
+    /// RELATIVE TARGET PORT IDENTIFIER, at least 1 and unique among the ports of a unit.
     pub relative_id: u16,
-    /// The target port group that it belongs to.
+    /// The target port group of the port.
     pub group: u16,
-    /// Its name as a SCSI name string: with iSCSI, `iqn...,t,0x0001`. The same after each restart.
+    /// The port's SCSI name string; for iSCSI, `iqn...,t,0x0001`. Stable across restarts.
     pub name: Arc<str>,
 }
 
-impl Nexus {
+impl ItNexus {
     /// PROTOCOL IDENTIFIER (SPC-5).
     pub(super) fn protocol(&self) -> u8 {
         self.initiator.first().map_or(0, |first| first & 0x0f)
     }
 
-    /// Its name where reservations are kept.
+    /// Identity of the nexus in reservations.
     pub(super) fn registrant(&self) -> Registrant {
         Registrant { initiator: self.initiator.clone(), port: self.target_port.name.clone() }
     }
 
-    /// A nexus of an iSCSI session (SPC-5): the TransportID is `NAME,i,0xISID`.
+    /// The nexus of an iSCSI session (SPC-5): the TransportID is `NAME,i,0xISID`.
     #[must_use]
-    pub fn iscsi(initiator_name: &str, isid: [u8; 6], target_port: TargetPort) -> Nexus {
+    pub fn iscsi(initiator_name: &str, isid: [u8; 6], target_port: TargetPort) -> ItNexus {
         let isid = HEXLOWER.encode(&isid);
-        Nexus { initiator: iscsi_transport_id(&format!("{initiator_name},i,0x{isid}")), target_port }
+        ItNexus { initiator: iscsi_transport_id(&format!("{initiator_name},i,0x{isid}")), target_port }
     }
 
-    /// A nexus of SRP (SPC-5): the TransportID has the initiator port identifier in its last 16
-    /// bytes.
+    /// The nexus of an SRP session (SPC-5): the last 16 bytes of the TransportID are the initiator
+    /// port identifier.
     #[must_use]
-    pub fn srp(initiator_port: &[u8; 16], target_port: TargetPort) -> Nexus {
+    pub fn srp(initiator_port: &[u8; 16], target_port: TargetPort) -> ItNexus {
         let mut id = vec![PROTOCOL_SRP, 0, 0, 0, 0, 0, 0, 0];
         id.extend(initiator_port);
-        Nexus { initiator: id.into(), target_port }
+        ItNexus { initiator: id.into(), target_port }
     }
 }
 
-/// What a TransportID of a parameter list names.
+/// The initiator port or node that a TransportID identifies.
 pub(super) enum TransportId {
-    /// An initiator port, in the form of [`Nexus::initiator`].
+    /// An initiator port, encoded like [`ItNexus::initiator`].
     Port(Arc<[u8]>),
-    /// An iSCSI node, and with it every port of it.
+    /// An iSCSI node with all its ports.
     Node(Name),
 }
 
 impl TransportId {
-    /// Reads a whole one; `None` if it is none, or of another protocol than `protocol`, and so of
-    /// nobody who could come in. However it is written, the same port is always the same bytes.
+    /// Parses and normalizes a TransportID; `None` if it is malformed or has another protocol than
+    /// `protocol`.
     pub(super) fn read(id: &[u8], protocol: u8) -> Option<TransportId> {
         let [first, _, _, _, rest @ ..] = id else { return None };
         let format = first >> 6;
@@ -93,14 +92,13 @@ impl TransportId {
     }
 }
 
-/// Whether the TransportID of an iSCSI initiator port is one of that node's.
+/// Whether an iSCSI TransportID is that of a port of this node.
 pub(super) fn is_port_of(initiator: &[u8], node: &Name) -> bool {
     let name = initiator.get(4..).unwrap_or_default();
     name.strip_prefix(node.as_str().as_bytes()).is_some_and(|rest| rest.starts_with(b",i,0x"))
 }
 
-/// The TransportID of an iSCSI initiator port, TPID FORMAT 01b: a name, NUL, and padding to 4
-/// bytes.
+/// The TransportID of an iSCSI initiator port, TPID FORMAT 01b: name, NUL, padding to 4 bytes.
 fn iscsi_transport_id(name: &str) -> Arc<[u8]> {
     let len = name.len().saturating_add(1).next_multiple_of(4).max(20);
     let mut id = vec![0x45, 0];
@@ -130,9 +128,9 @@ mod tests {
     }
 
     #[test]
-    fn the_same_port_is_the_same_bytes_however_it_is_written() {
+    fn transport_ids_are_normalized() {
         let port = TargetPort { relative_id: 1, group: 1, name: "t".into() };
-        let own = Nexus::iscsi("iqn.2026-11.i:a", [0xab, 1, 2, 3, 4, 0xff], port).initiator;
+        let own = ItNexus::iscsi("iqn.2026-11.i:a", [0xab, 1, 2, 3, 4, 0xff], port).initiator;
         for text in ["iqn.2026-11.i:a,i,0xab01020304ff", "IQN.2026-11.i:A,i,0XAB01020304FF"] {
             assert!(matches!(read(0x45, text), Some(TransportId::Port(id)) if id == own), "{text}");
         }
@@ -144,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nobody_who_could_come_in_is_no_transport_id() {
+    fn malformed_or_foreign_transport_ids_are_rejected() {
         let name = "iqn.2026-11.i:a,i,0x000000000001";
         for (first, text) in [
             (0x46, name),
@@ -160,13 +158,13 @@ mod tests {
             assert!(read(first, text).is_none(), "{first:x} {text}");
         }
         let unpadded = [&[0x45, 0, 0, 32][..], name.as_bytes()].concat();
-        assert!(TransportId::read(&unpadded, 5).is_none(), "without its end");
+        assert!(TransportId::read(&unpadded, 5).is_none(), "a name without its terminator");
     }
 
     #[test]
     fn an_iscsi_port_is_named_by_its_node_and_isid() {
         let port = TargetPort { relative_id: 1, group: 1, name: "iqn.2026-11.t:t,t,0x0001".into() };
-        let nexus = Nexus::iscsi("iqn.2026-11.i:a", [0x80, 1, 2, 3, 4, 0xff], port);
+        let nexus = ItNexus::iscsi("iqn.2026-11.i:a", [0x80, 1, 2, 3, 4, 0xff], port);
         assert_eq!(nexus.initiator[..4], [0x45, 0, 0, 36]);
         assert_eq!(&nexus.initiator[4..], b"iqn.2026-11.i:a,i,0x8001020304ff\0\0\0\0");
         assert_eq!(nexus.initiator.len() % 4, 0);

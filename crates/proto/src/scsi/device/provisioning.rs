@@ -1,6 +1,6 @@
 //! UNMAP and GET LBA STATUS (SBC-4).
 
-use super::task::{Action, BlockRange, Context, MultiStepCommand, TaskOutcome, answer};
+use super::task::{BlockRange, CommandContext, HandlerAction, MultiStepCommand, TaskOutcome, answer};
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Extent, Op, Output};
 use blockmux_wire::scsi::provisioning::*;
@@ -11,18 +11,18 @@ use zerocopy::{FromBytes, IntoBytes, U32, U64};
 /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT.
 pub(super) const MAX_UNMAP_DESCRIPTORS: u32 = 256;
 
-pub(super) fn unmap(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn unmap(cx: &mut CommandContext<'_>) -> TaskOutcome {
     cx.check_writable()?;
     let len = cx.command.cdb.u16(7).into();
     cx.parameters(len, size_of::<UnmapHeader>(), unmap_listed)
 }
 
-/// Every descriptor is checked before the first is carried out.
-fn unmap_listed(cx: &mut Context<'_>, bytes: &[u8]) -> TaskOutcome {
+/// Checks all descriptors before the first is executed.
+fn unmap_listed(cx: &mut CommandContext<'_>, bytes: &[u8]) -> TaskOutcome {
     let (header, rest) = UnmapHeader::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
     let listed = rest.get(..header.unmap_block_descriptor_data_length.get().into()).unwrap_or(rest);
     let count = listed.len().checked_div(size_of::<UnmapDescriptor>()).unwrap_or(0);
-    // SBC-4, the UNMAP command: what is left of a descriptor that is not whole is ignored.
+    // SBC-4, the UNMAP command: an incomplete descriptor at the end is ignored.
     let (descriptors, _) = <[UnmapDescriptor]>::ref_from_prefix_with_elems(listed, count)
         .map_err(|_| Sense::in_parameters(2))?;
     if descriptors.len() > MAX_UNMAP_DESCRIPTORS as usize {
@@ -45,17 +45,17 @@ fn unmap_listed(cx: &mut Context<'_>, bytes: &[u8]) -> TaskOutcome {
         false => Op::Discard { fua: false },
     };
     match ranges.as_slice() {
-        [] => Ok(Action::good()),
+        [] => Ok(HandlerAction::good()),
         [only] => cx.last_io(op, only.offset, only.len, None),
         [first, ..] => {
             let first = *first;
             cx.work(Unmap { op, ranges, next: 1 });
-            Ok(Action::Io(op, first.offset, first.len, None))
+            Ok(HandlerAction::Io(op, first.offset, first.len, None))
         }
     }
 }
 
-/// The ranges of one UNMAP, one after the other.
+/// Executes the ranges of an UNMAP one after the other.
 struct Unmap {
     op: Op,
     ranges: SmallVec<[BlockRange; 1]>,
@@ -63,14 +63,14 @@ struct Unmap {
 }
 
 impl MultiStepCommand for Unmap {
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
-        let Some(range) = self.ranges.get(self.next) else { return Ok(Action::good()) };
+    fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
+        let Some(range) = self.ranges.get(self.next) else { return Ok(HandlerAction::good()) };
         self.next = self.next.saturating_add(1);
-        Ok(Action::Io(self.op, range.offset, range.len, None))
+        Ok(HandlerAction::Io(self.op, range.offset, range.len, None))
     }
 }
 
-pub(super) fn get_lba_status(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn get_lba_status(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let lba = cx.command.cdb.u64(2);
     let rest = cx.unit.view.blocks.saturating_sub(lba);
     if rest == 0 {
@@ -81,12 +81,12 @@ pub(super) fn get_lba_status(cx: &mut Context<'_>) -> TaskOutcome {
         return answer_status(cx, lba, &[(rest, false)]);
     }
     let size = cx.unit.view.blocks.saturating_mul(cx.unit.view.block_len.into());
-    let erased = cx.unit.unit.look(|state| state.erased);
-    if erased.is_some_and(|erased| erased.holds(&cx.unit.unit.served, size)) {
+    let erased = cx.unit.unit.read_state(|state| state.erased);
+    if erased.is_some_and(|erased| erased.holds(&cx.unit.unit.volume_state, size)) {
         return answer_status(cx, lba, &[(rest, true)]);
     }
     cx.work(GetLbaStatus { range });
-    Ok(Action::Io(Op::BlockStatus, range.offset, range.len, None))
+    Ok(HandlerAction::Io(Op::BlockStatus, range.offset, range.len, None))
 }
 
 struct GetLbaStatus {
@@ -94,7 +94,7 @@ struct GetLbaStatus {
 }
 
 impl MultiStepCommand for GetLbaStatus {
-    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> TaskOutcome {
+    fn on_io(&mut self, cx: &mut CommandContext<'_>, output: Output) -> TaskOutcome {
         let extents = match output {
             Output::Extents(extents) => extents,
             _ => Vec::new(),
@@ -107,7 +107,8 @@ impl MultiStepCommand for GetLbaStatus {
     }
 }
 
-/// Runs of blocks, and whether they are deallocated. A block that is only in part a hole is mapped.
+/// Converts extents to runs of blocks with their deallocated flag. A block that is partly a hole is
+/// mapped.
 fn to_blocks(extents: &[Extent], block_len: u64) -> Vec<(u64, bool)> {
     let (mut byte, mut block) = (0_u64, 0_u64);
     let mut runs: Vec<(u64, bool)> = Vec::new();
@@ -126,7 +127,7 @@ fn to_blocks(extents: &[Extent], block_len: u64) -> Vec<(u64, bool)> {
     runs
 }
 
-fn answer_status(cx: &Context<'_>, lba: u64, runs: &[(u64, bool)]) -> TaskOutcome {
+fn answer_status(cx: &CommandContext<'_>, lba: u64, runs: &[(u64, bool)]) -> TaskOutcome {
     let allocation_length = cx.command.cdb.u32(10) as usize;
     let room = allocation_length.saturating_sub(8).checked_div(16).unwrap_or(0).clamp(1, MAX_STATUS);
     let mut descriptors = Vec::new();
@@ -134,7 +135,7 @@ fn answer_status(cx: &Context<'_>, lba: u64, runs: &[(u64, bool)]) -> TaskOutcom
     for &(blocks, deallocated) in runs {
         let mut left = blocks;
         while left > 0 && descriptors.len() < room {
-            // A descriptor's count has 32 bits.
+            // NUMBER OF LOGICAL BLOCKS has 32 bits.
             let here = left.min(u32::MAX.into());
             descriptors.push(LbaStatusDescriptor {
                 lba_status_logical_block_address: U64::new(lba),
@@ -153,15 +154,15 @@ fn answer_status(cx: &Context<'_>, lba: u64, runs: &[(u64, bool)]) -> TaskOutcom
     answer(&bytes, allocation_length)
 }
 
-/// The most descriptors in one answer.
+/// Maximum number of descriptors in the parameter data.
 const MAX_STATUS: usize = 4096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scsi::device::testing::{Bench, Client, command, shaped};
-    use crate::scsi::{Lun, Step};
-    use crate::volume_state::Meter;
+    use crate::scsi::device::testing::{DeviceBench, TestNexus, command, shaped};
+    use crate::scsi::{Lun, TaskStep};
+    use crate::volume_state::{Meter, Origin};
     use blockmux_volume::{Io, Tag, VolumeInfo};
 
     fn list(ranges: &[(u64, u32)]) -> Vec<u8> {
@@ -178,18 +179,18 @@ mod tests {
         bytes
     }
 
-    fn unmap(client: &mut Client, ranges: &[(u64, u32)]) -> crate::scsi::device::testing::Answer {
+    fn unmap(client: &mut TestNexus, ranges: &[(u64, u32)]) -> crate::scsi::device::testing::TestResponse {
         let list = list(ranges);
         let [high, low] = (list.len() as u16).to_be_bytes();
         client.run_with(&[0x42, 0, 0, 0, 0, 0, 0, high, low, 0], &list)
     }
 
-    fn status(client: &mut Client, lba: u32, allocation_length: u8) -> Vec<u8> {
+    fn status(client: &mut TestNexus, lba: u32, allocation_length: u8) -> Vec<u8> {
         let [a, b, c, d] = lba.to_be_bytes();
         client.run(&[0x9e, 0x12, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, allocation_length, 0, 0]).good()
     }
 
-    /// Of a block device of 4096-byte blocks, whatever that says of its blocks.
+    /// On a block device with 4096-byte blocks, whatever its block status.
     #[test]
     fn all_blocks_are_deallocated_after_a_block_erase_until_the_volume_changes() {
         let device = VolumeInfo {
@@ -198,12 +199,12 @@ mod tests {
             fast_zeroes: true,
             ..VolumeInfo::new(1 << 20)
         };
-        let bench = Bench::over(shaped(device));
-        let meter = Meter::new(&bench.unit.served);
+        let bench = DeviceBench::over(shaped(device));
+        let meter = Meter::new(&bench.unit.volume_state, Origin::default());
         let mut client = bench.client("a");
         let mut asks_volume = || {
             let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0];
-            matches!(client.server.begin(&command(Lun::new(0), &cdb, 0)).1, Step::Io { .. })
+            matches!(client.server.begin(&command(Lun::new(0), &cdb, 0)).1, TaskStep::Io { .. })
         };
         assert!(asks_volume());
         bench.client("b").run_waiting(&[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0], &[]).good();
@@ -217,14 +218,14 @@ mod tests {
         }
         meter.count(&io(Op::Write { fua: false }));
         assert!(asks_volume());
-        // An overwrite leaves them mapped.
+        // After an overwrite they are mapped.
         bench.client("d").run_waiting(&[0x48, 1, 0, 0, 0, 0, 0, 0, 8, 0], &[1, 0, 0, 4, 1, 2, 3, 4]).good();
         assert!(asks_volume());
     }
 
     #[test]
     fn unmapped_blocks_read_as_zeroes() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0], &[1; 4096]).good();
         unmap(&mut client, &[(1, 2)]).good();
         unmap(&mut client, &[(4, 1), (5, 0), (7, 1)]).good();
@@ -235,7 +236,7 @@ mod tests {
 
     #[test]
     fn an_unmap_out_of_range_or_of_too_much_does_nothing() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 512]).good();
         assert_eq!(unmap(&mut client, &[(0, 1), (16384, 1)]).check(), (5, 0x2100));
         assert_eq!(unmap(&mut client, &[(0, 1); 257]).check(), (5, 0x2600));
@@ -248,7 +249,7 @@ mod tests {
 
     #[test]
     fn lba_status_tells_holes_from_data() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 1, 0, 0], &[1; 256 * 512]).good();
         unmap(&mut client, &[(128, 128)]).good();
         let descriptor = |lba: u32, blocks: u32, hole: u8| {

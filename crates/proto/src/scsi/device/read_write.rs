@@ -1,41 +1,41 @@
 //! READ and WRITE of 6 to 16 bytes, WRITE ATOMIC (SBC-4).
 
-use super::task::{Action, Context, DeviceTaskState, MultiStepCommand, TaskOutcome};
+use super::task::{CommandContext, DeviceTaskState, HandlerAction, MultiStepCommand, TaskOutcome};
 use crate::scsi::sense::Sense;
 use crate::volume_state::RangeGuard;
 use blockmux_volume::{Op, Output, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 
 #[inline]
-pub(super) fn read(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn read(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;
     if range.len == 0 {
-        return Ok(Action::good());
+        return Ok(HandlerAction::good());
     }
     if range.flags & FUA != 0 && cx.unit.view.info.write_cache {
-        // SBC-4, FUA of the READ commands: what is in the write cache goes to the medium first.
+        // SBC-4, FUA of the READ commands: cached blocks are written to the medium first.
         cx.work(FlushThenRead { offset: range.offset, len: range.len });
-        return Ok(Action::Io(Op::Flush, 0, 0, None));
+        return Ok(HandlerAction::Io(Op::Flush, 0, 0, None));
     }
     cx.last_io(Op::Read, range.offset, range.len, None)
 }
 
 #[inline]
-pub(super) fn write(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn write(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;
-    let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
+    let Some(len) = cx.begin_write(&range)? else { return Ok(HandlerAction::good()) };
     *cx.state = DeviceTaskState::WriteData { offset: range.offset, fua: range.flags & FUA != 0 };
     cx.write_data_out(&range, len)
 }
 
 /// WRITE ATOMIC (16): TRANSFER LENGTH has 16 bits, and ATOMIC BOUNDARY the two bytes before it.
-pub(super) fn write_atomic(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn write_atomic(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let (boundary, blocks) = (cdb.u16(10), cdb.u16(12));
     let range = cx.range_of(cdb.u64(2), blocks.into())?;
-    // No boundaries (VPD page B0h, MAXIMUM ATOMIC BOUNDARY SIZE is 0).
+    // Boundaries are not supported (VPD page B0h, MAXIMUM ATOMIC BOUNDARY SIZE is 0).
     if boundary != 0 {
         return Err(Sense::in_cdb(10).into());
     }
@@ -44,26 +44,26 @@ pub(super) fn write_atomic(cx: &mut Context<'_>) -> TaskOutcome {
     }
     cx.check_writable()?;
     if range.len == 0 {
-        return Ok(Action::good());
+        return Ok(HandlerAction::good());
     }
     let fua = range.flags & FUA != 0;
     cx.work(Atomic { offset: range.offset, fua, data: SgList::default(), guard: None });
     cx.data_out(range.len)
 }
 
-/// A read with force unit access, of a volume with a write cache.
+/// A READ with FUA on a volume with a write cache.
 struct FlushThenRead {
     offset: u64,
     len: u64,
 }
 
 impl MultiStepCommand for FlushThenRead {
-    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
+    fn on_io(&mut self, cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
         cx.last_io(Op::Read, self.offset, self.len, None)
     }
 }
 
-/// A write that no other command sees half of.
+/// A write that other commands see completely or not at all.
 struct Atomic {
     offset: u64,
     fua: bool,
@@ -72,32 +72,32 @@ struct Atomic {
 }
 
 impl MultiStepCommand for Atomic {
-    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
+    fn on_data_out(&mut self, cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
         self.data = data;
         self.on_resume(cx)
     }
 
-    fn on_resume(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
+    fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
         let len = self.data.len() as u64;
-        if !RangeGuard::take(&mut self.guard, &cx.unit.unit.served, self.offset, len) {
-            return Ok(Action::Wait);
+        if !RangeGuard::take(&mut self.guard, &cx.unit.unit.volume_state, self.offset, len) {
+            return Ok(HandlerAction::Wait);
         }
         let data = std::mem::take(&mut self.data);
-        Ok(Action::IoAlone(Op::Write { fua: self.fua }, self.offset, len, Some(data)))
+        Ok(HandlerAction::IoInLockedRange(Op::Write { fua: self.fua }, self.offset, len, Some(data)))
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
-        Ok(Action::good())
+    fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
+        Ok(HandlerAction::good())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::device::testing::Bench;
+    use crate::scsi::device::testing::DeviceBench;
 
     #[test]
-    fn what_one_form_writes_every_form_reads() {
-        let bench = Bench::new();
+    fn all_forms_of_read_and_write_access_the_same_data() {
+        let bench = DeviceBench::new();
         let mut client = bench.client("a");
         let blocks: Vec<u8> = (0..1024).map(|i| (i / 7) as u8).collect();
         let writes: [&[u8]; 4] = [
@@ -118,8 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn an_initiator_that_means_to_read_is_told_that_a_write_is_one() {
-        let bench = Bench::new();
+    fn a_write_from_an_initiator_that_expects_to_read_is_rejected() {
+        let bench = DeviceBench::new();
         let mut client = bench.client("a");
         let (read, write) = ([0x28, 0, 0, 0, 0, 5, 0, 0, 2, 0], [0x2a, 0, 0, 0, 0, 5, 0, 0, 2, 0]);
         client.run_with(&write, &[7; 1024]).good();
@@ -129,10 +129,10 @@ mod tests {
 
     #[test]
     fn blocks_beyond_the_end_are_out_of_range() {
-        let bench = Bench::new();
+        let bench = DeviceBench::new();
         let mut client = bench.client("a");
         let last = 16384_u32;
-        let read = |client: &mut super::super::testing::Client, lba: u32, blocks: u16| {
+        let read = |client: &mut super::super::testing::TestNexus, lba: u32, blocks: u16| {
             let mut cdb = vec![0x28, 0];
             cdb.extend(lba.to_be_bytes());
             cdb.push(0);
@@ -152,14 +152,14 @@ mod tests {
 
     #[test]
     fn protection_information_is_refused() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         assert_eq!(client.run(&[0x28, 0x20, 0, 0, 0, 0, 0, 0, 1, 0]).check(), (5, 0x2400));
         assert_eq!(client.run_with(&[0x2a, 0xe0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512]).check(), (5, 0x2400));
     }
 
     #[test]
-    fn a_write_with_too_little_data_writes_its_whole_blocks_and_says_how_much_it_wanted() {
-        let mut client = Bench::new().client("a");
+    fn a_write_with_too_little_data_writes_whole_blocks_and_reports_the_residual() {
+        let mut client = DeviceBench::new().client("a");
         let two = [0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0];
         let none = client.run_with(&two, &[]);
         assert_eq!(none.transfer_len, 1024);

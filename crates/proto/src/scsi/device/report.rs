@@ -1,11 +1,11 @@
 //! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-5).
 
 use super::table::{CommandEntry, TABLE, of_opcode};
-use super::task::{Context, TaskOutcome, answer};
+use super::task::{CommandContext, TaskOutcome, answer};
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::opcode::ScsiOpcode;
 
-pub(super) fn operation_codes(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn operation_codes(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let with_timeouts = cdb.byte(2) & RCTD != 0;
     let (opcode, service_action) = (ScsiOpcode(cdb.byte(3)), cdb.u16(4));
@@ -16,19 +16,19 @@ pub(super) fn operation_codes(cx: &mut Context<'_>) -> TaskOutcome {
         options @ (WITHOUT_SERVICE_ACTION | WITH_SERVICE_ACTION | EITHER) => {
             let has_actions = of_opcode(opcode).any(|entry| entry.service_action.is_some());
             let has_none = of_opcode(opcode).any(|entry| entry.service_action.is_none());
-            let misfits = match options {
+            let is_mismatch = match options {
                 WITHOUT_SERVICE_ACTION => has_actions,
                 WITH_SERVICE_ACTION => has_none,
                 _ => false,
             };
-            if misfits {
+            if is_mismatch {
                 return Err(Sense::cdb_bit(2, 2).into());
             }
             let mut entries = of_opcode(opcode).filter(supported);
             one(
                 entries.find(|entry| match entry.service_action {
-                    Some(wanted) => wanted == service_action,
-                    // A command without them has no other than the first one.
+                    Some(expected) => expected == service_action,
+                    // A command without service actions has only service action 0.
                     None => options != EITHER || service_action == 0,
                 }),
                 with_timeouts,
@@ -39,7 +39,7 @@ pub(super) fn operation_codes(cx: &mut Context<'_>) -> TaskOutcome {
     answer(&bytes, cdb.u32(6) as usize)
 }
 
-/// The all_commands parameter data format.
+/// The all_commands parameter data.
 fn all(entries: impl Iterator<Item = &'static CommandEntry>, with_timeouts: bool) -> Vec<u8> {
     let mut bytes = vec![0; 4];
     for entry in entries {
@@ -60,14 +60,14 @@ fn all(entries: impl Iterator<Item = &'static CommandEntry>, with_timeouts: bool
     bytes
 }
 
-/// The one_command parameter data format.
+/// The one_command parameter data.
 fn one(entry: Option<&CommandEntry>, with_timeouts: bool) -> Vec<u8> {
     let Some(entry) = entry else { return vec![0, NOT_SUPPORTED, 0, 0] };
     let mut bytes = vec![0, SUPPORTED | if with_timeouts { CTDP_ONE } else { 0 }];
     bytes.extend((entry.cdb_len() as u16).to_be_bytes());
     let usage = bytes.len();
     bytes.extend(entry.usage());
-    // The service action is itself, and not a mask of bits (SPC-5).
+    // CDB USAGE DATA has the service action itself, not a bit mask (SPC-5).
     if let (Some(action), Some(place)) = (entry.service_action, bytes.get_mut(usage.saturating_add(1))) {
         *place = (*place & !0x1f) | action as u8;
     }
@@ -77,7 +77,7 @@ fn one(entry: Option<&CommandEntry>, with_timeouts: bool) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn task_management_functions(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn task_management_functions(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let extended = cdb.byte(2) & REPD != 0;
     let allocation_length = cdb.u32(6) as usize;
@@ -99,13 +99,13 @@ const ALL: u8 = 0b000;
 const WITHOUT_SERVICE_ACTION: u8 = 0b001;
 const WITH_SERVICE_ACTION: u8 = 0b010;
 const EITHER: u8 = 0b011;
-/// CTDP in a descriptor of all commands, beside SERVACTV.
+/// CTDP in an all_commands descriptor, next to SERVACTV.
 const CTDP_ALL: u8 = 1 << 1;
-/// CTDP in the head of one command, beside SUPPORT.
+/// CTDP in the one_command header, next to SUPPORT.
 const CTDP_ONE: u8 = 1 << 7;
 const NOT_SUPPORTED: u8 = 0b001;
 const SUPPORTED: u8 = 0b011;
-/// A command timeouts descriptor that names none.
+/// A command timeouts descriptor without values.
 const NO_TIMEOUTS: [u8; 12] = [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 const REPD: u8 = 1 << 7;
@@ -120,7 +120,7 @@ const ITNRS: u8 = 1 << 0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scsi::device::testing::Bench;
+    use crate::scsi::device::testing::DeviceBench;
 
     fn cdb(options: u8, opcode: u8, action: u8) -> [u8; 12] {
         [0xa3, 0x0c, options, opcode, 0, action, 0, 0, 0xff, 0xff, 0, 0]
@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn every_command_that_is_listed_is_found_by_itself() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let all = client.run(&cdb(0, 0, 0)).good();
         assert_eq!(u32::from_be_bytes(all[..4].try_into().unwrap()) as usize, all.len() - 4);
         assert_eq!(all[4..].len() / 8, TABLE.len());
         for entry in all[4..].chunks(8) {
             let (opcode, action, has_action) = (entry[0], entry[3], entry[5] & 1 != 0);
-            let (fits, misfits) = if has_action { (2, 1) } else { (1, 2) };
-            assert_eq!(client.run(&cdb(misfits, opcode, action)).check(), (5, 0x2400));
+            let (fits, is_mismatch) = if has_action { (2, 1) } else { (1, 2) };
+            assert_eq!(client.run(&cdb(is_mismatch, opcode, action)).check(), (5, 0x2400));
             let one = client.run(&cdb(fits, opcode, action)).good();
             assert_eq!((one[1], &one[2..4], one[4]), (3, &entry[6..8], opcode));
             assert_eq!(client.run(&cdb(3, opcode, action)).good(), one);
@@ -143,8 +143,8 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_not_is_not_supported() {
-        let mut client = Bench::new().client("a");
+    fn unsupported_commands_are_reported_as_such() {
+        let mut client = DeviceBench::new().client("a");
         assert_eq!(client.run(&cdb(1, 0x04, 0)).good(), [0, 1, 0, 0]);
         assert_eq!(client.run(&cdb(2, 0x9e, 0x1f)).good(), [0, 1, 0, 0]);
         assert_eq!(client.run(&cdb(3, 0x12, 5)).good(), [0, 1, 0, 0]);
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn timeouts_come_when_asked_for() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let all = client.run(&cdb(0x80, 0, 0)).good();
         assert_eq!(all[4..].len() / 20, TABLE.len());
         assert!(all[4..].chunks(20).all(|entry| entry[5] & 2 != 0 && entry[8..10] == [0, 10]));
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn task_management_functions_are_listed() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let cdb = |flags| [0xa3, 0x0d, flags, 0, 0, 0, 0, 0, 0, 255, 0, 0];
         assert_eq!(client.run(&cdb(0)).good(), [0xdc, 3, 0, 0]);
         assert_eq!(client.run(&cdb(0x80)).good().len(), 16);

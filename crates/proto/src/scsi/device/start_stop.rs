@@ -1,21 +1,21 @@
 //! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
 
-use super::task::{Action, Context, TaskOutcome};
+use super::task::{CommandContext, HandlerAction, TaskOutcome};
 use crate::scsi::sense::Sense;
 use blockmux_volume::Op;
 use blockmux_wire::scsi::sense::Asc;
 
-/// Ejects and loads the medium of a removable unit; else a stop only makes writes stable. A volume
-/// has no motor and no power conditions, so the unit stays ready in all of them.
-pub(super) fn start_stop_unit(cx: &mut Context<'_>) -> TaskOutcome {
+/// Ejects or loads the medium of a removable unit; for other units, a stop only flushes. A volume
+/// has no motor and no power conditions, so the unit stays ready.
+pub(super) fn start_stop_unit(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let flags = cx.command.cdb.byte(4);
     let (loej, start) = (flags & LOEJ != 0, flags & START != 0);
     // SBC-4, the START STOP UNIT command: with a power condition, START and LOEJ are ignored.
     let is_condition = flags & POWER_CONDITION_MASK != 0;
-    // SBC-4, which commands conflict with persistent reservations: only a plain start is for
-    // everyone.
+    // SBC-4, conflicts with persistent reservations: only a plain start is permitted for every
+    // nexus.
     if !start || is_condition {
-        cx.check_holder()?;
+        cx.check_write_access()?;
     }
     if loej && !is_condition {
         if !cx.unit.unit.identity.removable {
@@ -24,20 +24,20 @@ pub(super) fn start_stop_unit(cx: &mut Context<'_>) -> TaskOutcome {
         move_medium(cx, start)?;
     }
     if start || is_condition || flags & NO_FLUSH != 0 {
-        return Ok(Action::good());
+        return Ok(HandlerAction::good());
     }
     cx.last_io(Op::Flush, 0, 0, None)
 }
 
 /// Loads or ejects the medium, unless a nexus prevents it.
-fn move_medium(cx: &mut Context<'_>, load: bool) -> Result<(), Sense> {
+fn move_medium(cx: &mut CommandContext<'_>, load: bool) -> Result<(), Sense> {
     let key = cx.unit.key;
     let moved = cx.unit.unit.change(|state| {
         if state.nexuses.iter().any(|nexus| nexus.prevents_removal) {
             return false;
         }
         if state.ejected && load {
-            state.attend_all(Some(key), Asc::NOT_READY_TO_READY_CHANGE);
+            state.establish_attention_for_all(Some(key), Asc::NOT_READY_TO_READY_CHANGE);
         }
         state.ejected = !load;
         true
@@ -45,15 +45,16 @@ fn move_medium(cx: &mut Context<'_>, load: bool) -> Result<(), Sense> {
     if moved { Ok(()) } else { Err(Sense::illegal(Asc::MEDIUM_REMOVAL_PREVENTED)) }
 }
 
-/// Lasts until the nexus allows it again or is lost, or the unit is reset.
-pub(super) fn prevent_allow(cx: &mut Context<'_>) -> TaskOutcome {
+/// Prevents or allows medium removal. PREVENT lasts until the nexus allows removal or is lost, or
+/// the unit is reset.
+pub(super) fn prevent_allow(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let prevent = match cx.command.cdb.byte(4) & 0b11 {
         0b00 => false,
         0b01 => true,
         _ => return Err(Sense::cdb_bit(4, 1).into()),
     };
     if prevent {
-        cx.check_holder()?;
+        cx.check_write_access()?;
     }
     let key = cx.unit.key;
     cx.unit.unit.change(|state| {
@@ -61,7 +62,7 @@ pub(super) fn prevent_allow(cx: &mut Context<'_>) -> TaskOutcome {
             nexus.prevents_removal = prevent;
         }
     });
-    Ok(Action::good())
+    Ok(HandlerAction::good())
 }
 
 const POWER_CONDITION_MASK: u8 = 0xf0;
@@ -71,7 +72,7 @@ const START: u8 = 1 << 0;
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::device::testing::Bench;
+    use crate::scsi::device::testing::DeviceBench;
     use crate::scsi::{Lun, ManagementResponse, TaskManagement};
 
     const TUR: [u8; 6] = [0; 6];
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn an_ejected_medium_is_gone_until_it_is_loaded() {
-        let mut client = Bench::removable().client("a");
+        let mut client = DeviceBench::removable().client("a");
         client.run(&EJECT).good();
         for cdb in [&TUR[..], &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0]] {
             assert_eq!(client.run(cdb).check(), (2, 0x3a00), "{cdb:x?}");
@@ -94,7 +95,7 @@ mod tests {
 
     #[test]
     fn removal_is_prevented_until_every_nexus_allows_it() {
-        let bench = Bench::removable();
+        let bench = DeviceBench::removable();
         let (mut first, mut second) = (bench.client("a"), bench.client("b"));
         first.run(&PREVENT).good();
         second.run(&PREVENT).good();
@@ -113,11 +114,11 @@ mod tests {
 
     #[test]
     fn stop_and_power_conditions_leave_the_unit_ready() {
-        let mut client = Bench::removable().client("a");
+        let mut client = DeviceBench::removable().client("a");
         for (modifier, flags) in [(0, 0), (0, 4), (0, 0x10), (0, 0x32), (3, 0x20), (0, 1)] {
             client.run(&[0x1b, 1, 0, modifier, flags, 0]).good();
             client.run(&TUR).good();
         }
-        assert_eq!(Bench::new().client("a").run(&EJECT).check(), (5, 0x2400));
+        assert_eq!(DeviceBench::new().client("a").run(&EJECT).check(), (5, 0x2400));
     }
 }

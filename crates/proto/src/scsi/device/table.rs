@@ -1,8 +1,8 @@
-//! Every command: what carries it out, how long its CDB is, which of its bits are looked at, and
-//! what may stand in its way. Dispatch and REPORT SUPPORTED OPERATION CODES both read this.
+//! The command table: handler, CDB length, evaluated bits and rules of each command. Both dispatch
+//! and REPORT SUPPORTED OPERATION CODES use it.
 
 use super::cdb::Cdb;
-use super::task::{Context, TaskFailure, TaskOutcome};
+use super::task::{CommandContext, TaskFailure, TaskOutcome};
 use super::view::NexusView;
 use super::{
     AccessState, alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode,
@@ -19,102 +19,100 @@ use blockmux_wire::scsi::opcode::{persistent_reserve_in as pr_in, persistent_res
 use blockmux_wire::scsi::opcode::{third_party_copy_in as copy_in, third_party_copy_out as copy_out};
 use blockmux_wire::scsi::sense::Asc;
 
-/// One command.
+/// A supported command.
 pub(super) struct CommandEntry {
     pub(super) opcode: ScsiOpcode,
-    /// Where the operation code alone does not tell.
+    /// The service action, for operation codes with several.
     pub(super) service_action: Option<u16>,
     usage: [u8; 16],
-    pub(super) rules: Rules,
-    pub(super) begin: Begin,
+    pub(super) rules: CommandRules,
+    pub(super) begin: CommandHandler,
 }
 
-pub(super) type Begin = fn(&mut Context<'_>) -> TaskOutcome;
+pub(super) type CommandHandler = fn(&mut CommandContext<'_>) -> TaskOutcome;
 
-/// What may stand in a command's way.
+/// Rules about when a command may execute.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rules(u16);
+pub(super) struct CommandRules(u16);
 
-impl Rules {
-    pub(super) const NONE: Rules = Rules(0);
-    /// Carried out although a unit attention waits, and leaves it (SAM-5 §5.14).
-    pub(super) const DESPITE_ATTENTION: Rules = Rules(1);
-    /// Fails while the medium cannot be had.
-    pub(super) const NEEDS_MEDIUM: Rules = Rules(2);
-    /// Of units whose blocks can be unmapped.
-    pub(super) const THIN: Rules = Rules(4);
-    /// Of units that write atomically.
-    pub(super) const ATOMIC: Rules = Rules(8);
-    /// Whoever may read may do this (SPC-5 and SBC-4, which commands conflict with persistent
-    /// reservations); without, it takes the right to write.
-    pub(super) const READS: Rules = Rules(16);
-    /// No persistent reservation stands in its way, or only for some of its bits.
-    pub(super) const DESPITE_PERSISTENT: Rules = Rules(32);
-    /// No RESERVE of another nexus stands in its way (SPC-2, which commands conflict with
-    /// reservations).
-    pub(super) const DESPITE_RESERVE: Rules = Rules(64);
-    /// Carried out while the unit is being sanitized (SBC-4).
-    pub(super) const DESPITE_SANITIZE: Rules = Rules(128);
-    /// For everyone at any time.
-    const ALWAYS: Rules = Rules(1 | 32 | 64 | 128 | 256);
-    /// Carried out although the port is unavailable (SPC-4, the model of asymmetric access states).
-    const DESPITE_UNAVAILABLE: Rules = Rules(256);
-    /// Carried out although the port is in standby: it needs the medium for what it is and not for
-    /// a block.
-    const DESPITE_STANDBY: Rules = Rules(512);
+impl CommandRules {
+    pub(super) const NONE: CommandRules = CommandRules(0);
+    /// Executes despite a pending unit attention, which stays pending (SAM-5 §5.14).
+    pub(super) const DESPITE_ATTENTION: CommandRules = CommandRules(1);
+    /// Fails while the medium is inaccessible.
+    pub(super) const NEEDS_MEDIUM: CommandRules = CommandRules(2);
+    /// Only for units that support unmapping.
+    pub(super) const THIN: CommandRules = CommandRules(4);
+    /// Only for units that support atomic writes.
+    pub(super) const ATOMIC: CommandRules = CommandRules(8);
+    /// Requires only read access under persistent reservations (SPC-5 and SBC-4, conflict tables).
+    /// Other commands require write access.
+    pub(super) const READS: CommandRules = CommandRules(16);
+    /// Never conflicts with persistent reservations, or only for some values of its bits.
+    pub(super) const DESPITE_PERSISTENT: CommandRules = CommandRules(32);
+    /// Does not conflict with the SPC-2 reservation of another nexus.
+    pub(super) const DESPITE_RESERVE: CommandRules = CommandRules(64);
+    /// Permitted during a sanitize operation (SBC-4).
+    pub(super) const DESPITE_SANITIZE: CommandRules = CommandRules(128);
+    /// Permitted for every nexus at any time.
+    const ALWAYS: CommandRules = CommandRules(1 | 32 | 64 | 128 | 256);
+    /// Permitted while the port is unavailable (SPC-4, asymmetric access states).
+    const DESPITE_UNAVAILABLE: CommandRules = CommandRules(256);
+    /// Permitted while the port is in standby: it needs the medium but accesses no block.
+    const DESPITE_STANDBY: CommandRules = CommandRules(512);
 
     #[inline]
-    pub(super) const fn contains(self, other: Rules) -> bool {
+    pub(super) const fn contains(self, other: CommandRules) -> bool {
         self.0 & other.0 == other.0
     }
 
-    const fn and(self, other: Rules) -> Rules {
-        Rules(self.0 | other.0)
+    const fn and(self, other: CommandRules) -> CommandRules {
+        CommandRules(self.0 | other.0)
     }
 }
 
 impl CommandEntry {
-    /// CDB USAGE DATA (SPC-5): the operation code, then a 1 for each bit that is evaluated. Its
-    /// length is the CDB's.
+    /// CDB USAGE DATA (SPC-5): the operation code, then a 1 for each evaluated bit. As long as the
+    /// CDB.
     pub(super) fn usage(&self) -> &[u8] {
         self.usage.get(..self.cdb_len()).unwrap_or(&self.usage)
     }
 
-    /// In bytes.
+    /// Length of the CDB, in bytes.
     #[inline]
     pub(super) fn cdb_len(&self) -> usize {
         cdb_len(self.opcode.0).unwrap_or(self.usage.len())
     }
 
-    /// Whether reservations let the nexus do this.
-    pub(super) fn is_admitted(&self, view: &NexusView) -> bool {
-        if view.is_reserved_by_other && !self.rules.contains(Rules::DESPITE_RESERVE) {
+    /// Whether reservations permit the command for this nexus.
+    pub(super) fn is_permitted(&self, view: &NexusView) -> bool {
+        if view.is_reserved_by_other && !self.rules.contains(CommandRules::DESPITE_RESERVE) {
             return false;
         }
-        let by_type = view.access.writes || view.access.reads && self.rules.contains(Rules::READS);
-        by_type || self.rules.contains(Rules::DESPITE_PERSISTENT)
+        let by_type = view.access.writes || view.access.reads && self.rules.contains(CommandRules::READS);
+        by_type || self.rules.contains(CommandRules::DESPITE_PERSISTENT)
     }
 
-    /// Whether a unit does this that is not ready: its port is in another state than an active one,
-    /// or it has no medium.
-    pub(super) fn is_admitted_unready(&self, view: &NexusView) -> bool {
-        let needs_medium = self.rules.contains(Rules::NEEDS_MEDIUM);
+    /// Whether the command is permitted on a unit that is not ready: its port is not active, or it
+    /// has no medium.
+    pub(super) fn is_permitted_not_ready(&self, view: &NexusView) -> bool {
+        let needs_medium = self.rules.contains(CommandRules::NEEDS_MEDIUM);
         match view.port {
             AccessState::ACTIVE_OPTIMIZED | AccessState::ACTIVE_NON_OPTIMIZED => !needs_medium,
-            AccessState::STANDBY => !needs_medium || self.rules.contains(Rules::DESPITE_STANDBY),
-            _ => self.rules.contains(Rules::DESPITE_UNAVAILABLE),
+            AccessState::STANDBY => !needs_medium || self.rules.contains(CommandRules::DESPITE_STANDBY),
+            _ => self.rules.contains(CommandRules::DESPITE_UNAVAILABLE),
         }
     }
 
-    /// Whether a unit that is like this has the command.
+    /// Whether a unit with these properties supports the command.
     #[inline]
     pub(super) fn is_supported(&self, view: &NexusView) -> bool {
-        (!self.rules.contains(Rules::THIN) || view.is_thin())
-            && (!self.rules.contains(Rules::ATOMIC) || view.max_atomic_blocks() > 0)
+        (!self.rules.contains(CommandRules::THIN) || view.is_thin())
+            && (!self.rules.contains(CommandRules::ATOMIC) || view.max_atomic_blocks() > 0)
     }
 }
 
-/// The entry of a CDB.
+/// The table entry of a CDB.
 #[inline]
 pub(super) fn find(cdb: &Cdb) -> Result<&'static CommandEntry, TaskFailure> {
     let mut entries = of_opcode(cdb.opcode()).peekable();
@@ -123,12 +121,12 @@ pub(super) fn find(cdb: &Cdb) -> Result<&'static CommandEntry, TaskFailure> {
     }
     let action = u16::from(cdb.byte(1) & SERVICE_ACTION_MASK);
     entries
-        .find(|entry| entry.service_action.is_none_or(|wanted| wanted == action))
+        .find(|entry| entry.service_action.is_none_or(|expected| expected == action))
         // SPC-5, SERVICE ACTION: an unknown service action is an invalid field.
         .ok_or_else(|| Sense::cdb_bit(1, 4).into())
 }
 
-/// Every entry with that operation code.
+/// All entries of an operation code.
 #[inline]
 pub(super) fn of_opcode(opcode: ScsiOpcode) -> impl Iterator<Item = &'static CommandEntry> {
     let first = FIRST.get(usize::from(opcode.0)).copied().unwrap_or(NOWHERE);
@@ -151,8 +149,8 @@ const fn padded<const N: usize>(opcode: ScsiOpcode, rest: [u8; N]) -> [u8; 16] {
 const fn entry<const N: usize>(
     opcode: ScsiOpcode,
     usage: [u8; N],
-    rules: Rules,
-    begin: Begin,
+    rules: CommandRules,
+    begin: CommandHandler,
 ) -> CommandEntry {
     CommandEntry { opcode, service_action: None, usage: padded(opcode, usage), rules, begin }
 }
@@ -161,113 +159,113 @@ const fn action<const N: usize>(
     opcode: ScsiOpcode,
     service_action: u16,
     usage: [u8; N],
-    rules: Rules,
-    begin: Begin,
+    rules: CommandRules,
+    begin: CommandHandler,
 ) -> CommandEntry {
     CommandEntry { service_action: Some(service_action), ..entry(opcode, usage, rules, begin) }
 }
 
-/// A command of 6 bytes on a range of blocks.
-const fn range_6(opcode: ScsiOpcode, begin: Begin) -> CommandEntry {
-    entry(opcode, [0x1f, 0xff, 0xff, 0xff, 7], Rules::NEEDS_MEDIUM, begin)
+/// A 6-byte command on a range of blocks.
+const fn range_6(opcode: ScsiOpcode, begin: CommandHandler) -> CommandEntry {
+    entry(opcode, [0x1f, 0xff, 0xff, 0xff, 7], CommandRules::NEEDS_MEDIUM, begin)
 }
 
-/// A command of 10 bytes on a range of blocks, with these flags.
-const fn range_10(opcode: ScsiOpcode, flags: u8, begin: Begin) -> CommandEntry {
-    entry(opcode, [flags, 0xff, 0xff, 0xff, 0xff, 0x3f, 0xff, 0xff, 7], Rules::NEEDS_MEDIUM, begin)
+/// A 10-byte command on a range of blocks, with these flags.
+const fn range_10(opcode: ScsiOpcode, flags: u8, begin: CommandHandler) -> CommandEntry {
+    entry(opcode, [flags, 0xff, 0xff, 0xff, 0xff, 0x3f, 0xff, 0xff, 7], CommandRules::NEEDS_MEDIUM, begin)
 }
 
-/// A command of 12 bytes on a range of blocks, with these flags.
-const fn range_12(opcode: ScsiOpcode, flags: u8, begin: Begin) -> CommandEntry {
+/// A 12-byte command on a range of blocks, with these flags.
+const fn range_12(opcode: ScsiOpcode, flags: u8, begin: CommandHandler) -> CommandEntry {
     let usage = [flags, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 7];
-    entry(opcode, usage, Rules::NEEDS_MEDIUM, begin)
+    entry(opcode, usage, CommandRules::NEEDS_MEDIUM, begin)
 }
 
-/// A command of 16 bytes on a range of blocks, with these flags.
-const fn range_16(opcode: ScsiOpcode, flags: u8, begin: Begin) -> CommandEntry {
+/// A 16-byte command on a range of blocks, with these flags.
+const fn range_16(opcode: ScsiOpcode, flags: u8, begin: CommandHandler) -> CommandEntry {
     let usage = [flags, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 7];
-    entry(opcode, usage, Rules::NEEDS_MEDIUM, begin)
+    entry(opcode, usage, CommandRules::NEEDS_MEDIUM, begin)
 }
 
-/// A command that whoever may read may do.
+/// Reduces the required access to reading.
 const fn reads(entry: CommandEntry) -> CommandEntry {
-    CommandEntry { rules: entry.rules.and(Rules::READS), ..entry }
+    CommandEntry { rules: entry.rules.and(CommandRules::READS), ..entry }
 }
 
 /// A service action of PERSISTENT RESERVE IN.
 const fn reserve_in(service_action: u16) -> CommandEntry {
-    let rules = Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE);
+    let rules = CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_SANITIZE);
     let usage = [0x1f, 0, 0, 0, 0, 0, 0xff, 0xff, 7];
     action(ScsiOpcode::PERSISTENT_RESERVE_IN, service_action, usage, rules, persistent_reserve::reserve_in)
 }
 
 /// A service action of PERSISTENT RESERVE OUT.
 const fn reserve_out(service_action: u16) -> CommandEntry {
-    let rules = Rules::DESPITE_PERSISTENT;
+    let rules = CommandRules::DESPITE_PERSISTENT;
     let usage = [0x1f, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 7];
     action(ScsiOpcode::PERSISTENT_RESERVE_OUT, service_action, usage, rules, persistent_reserve::reserve_out)
 }
 
 /// A service action of RECEIVE COPY RESULTS.
-const fn copy_in(service_action: u16, begin: Begin) -> CommandEntry {
+const fn copy_in(service_action: u16, begin: CommandHandler) -> CommandEntry {
     let usage = [0x1f, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7];
-    action(ScsiOpcode::THIRD_PARTY_COPY_IN, service_action, usage, Rules::NONE, begin)
+    action(ScsiOpcode::THIRD_PARTY_COPY_IN, service_action, usage, CommandRules::NONE, begin)
 }
 
 /// POPULATE TOKEN and WRITE USING TOKEN.
-const fn token_command(service_action: u16, begin: Begin) -> CommandEntry {
+const fn token_command(service_action: u16, begin: CommandHandler) -> CommandEntry {
     let usage = [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 7];
-    action(ScsiOpcode::THIRD_PARTY_COPY_OUT, service_action, usage, Rules::NEEDS_MEDIUM, begin)
+    action(ScsiOpcode::THIRD_PARTY_COPY_OUT, service_action, usage, CommandRules::NEEDS_MEDIUM, begin)
 }
 
-/// A service action of SANITIZE; what is under way or has failed, it looks at itself.
-const fn erase(service_action: u16, begin: Begin) -> CommandEntry {
-    let rules = Rules::NEEDS_MEDIUM.and(Rules::DESPITE_SANITIZE);
+/// A service action of SANITIZE. The handler checks for a current or failed operation itself.
+const fn erase(service_action: u16, begin: CommandHandler) -> CommandEntry {
+    let rules = CommandRules::NEEDS_MEDIUM.and(CommandRules::DESPITE_SANITIZE);
     action(ScsiOpcode::SANITIZE, service_action, [0xbf, 0, 0, 0, 0, 0, 0xff, 0xff, 7], rules, begin)
 }
 
-/// RESERVE and RELEASE.
-const fn legacy<const N: usize>(opcode: ScsiOpcode, usage: [u8; N], begin: Begin) -> CommandEntry {
-    entry(opcode, usage, Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_RESERVE), begin)
+/// RESERVE and RELEASE of SPC-2.
+const fn legacy<const N: usize>(opcode: ScsiOpcode, usage: [u8; N], begin: CommandHandler) -> CommandEntry {
+    entry(opcode, usage, CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_RESERVE), begin)
 }
 
-/// In order of operation code, then service action.
+/// Ordered by operation code, then by service action.
 pub(super) static TABLE: &[CommandEntry] = &[
     entry(
         ScsiOpcode::TEST_UNIT_READY,
         [0, 0, 0, 0, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT),
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::DESPITE_PERSISTENT),
         ready::test_unit_ready,
     ),
-    entry(ScsiOpcode::REQUEST_SENSE, [1, 0, 0, 0xff, 7], Rules::ALWAYS, ready::request_sense),
+    entry(ScsiOpcode::REQUEST_SENSE, [1, 0, 0, 0xff, 7], CommandRules::ALWAYS, ready::request_sense),
     reads(range_6(ScsiOpcode::READ_6, read_write::read)),
     range_6(ScsiOpcode::WRITE_6, read_write::write),
-    entry(ScsiOpcode::INQUIRY, [1, 0xff, 0xff, 0xff, 7], Rules::ALWAYS, inquiry::inquiry),
-    entry(ScsiOpcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], Rules::NONE, mode::select_6),
+    entry(ScsiOpcode::INQUIRY, [1, 0xff, 0xff, 0xff, 7], CommandRules::ALWAYS, inquiry::inquiry),
+    entry(ScsiOpcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], CommandRules::NONE, mode::select_6),
     legacy(ScsiOpcode::RESERVE_6, [0, 0, 0, 0, 7], reserve::reserve),
     legacy(ScsiOpcode::RELEASE_6, [0, 0, 0, 0, 7], reserve::release),
     entry(
         ScsiOpcode::MODE_SENSE_6,
         [0x08, 0xff, 0xff, 0xff, 7],
-        Rules::DESPITE_SANITIZE.and(Rules::READS),
+        CommandRules::DESPITE_SANITIZE.and(CommandRules::READS),
         mode::sense_6,
     ),
     entry(
         ScsiOpcode::START_STOP_UNIT,
         [1, 0, 0x0f, 0xf7, 7],
-        Rules::DESPITE_PERSISTENT,
+        CommandRules::DESPITE_PERSISTENT,
         start_stop::start_stop_unit,
     ),
     entry(
         ScsiOpcode::PREVENT_ALLOW_MEDIUM_REMOVAL,
         [0, 0, 0, 3, 7],
-        Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_RESERVE),
+        CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_RESERVE),
         start_stop::prevent_allow,
     ),
     entry(
         ScsiOpcode::READ_CAPACITY_10,
         [0, 0, 0, 0, 0, 0, 0, 0, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT).and(Rules::DESPITE_STANDBY),
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::DESPITE_PERSISTENT).and(CommandRules::DESPITE_STANDBY),
         capacity::read_capacity_10,
     ),
     reads(range_10(ScsiOpcode::READ_10, 0xf8, read_write::read)),
@@ -279,26 +277,31 @@ pub(super) static TABLE: &[CommandEntry] = &[
     entry(
         ScsiOpcode::READ_DEFECT_DATA_10,
         [0, 0x1f, 0, 0, 0, 0, 0xff, 0xff, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::READS),
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::READS),
         defects::read_10,
     ),
     range_10(ScsiOpcode::WRITE_SAME_10, 0xf8, write_same::write_same),
     entry(
         ScsiOpcode::UNMAP,
         [1, 0, 0, 0, 0, 0x3f, 0xff, 0xff, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::THIN),
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::THIN),
         provisioning::unmap,
     ),
     erase(how::OVERWRITE, sanitize::overwrite),
     erase(how::BLOCK_ERASE, sanitize::block_erase),
     erase(how::EXIT_FAILURE_MODE, sanitize::exit_failure_mode),
-    entry(ScsiOpcode::MODE_SELECT_10, [0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 7], Rules::NONE, mode::select_10),
+    entry(
+        ScsiOpcode::MODE_SELECT_10,
+        [0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 7],
+        CommandRules::NONE,
+        mode::select_10,
+    ),
     legacy(ScsiOpcode::RESERVE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::reserve),
     legacy(ScsiOpcode::RELEASE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::release),
     entry(
         ScsiOpcode::MODE_SENSE_10,
         [0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 7],
-        Rules::DESPITE_SANITIZE.and(Rules::READS),
+        CommandRules::DESPITE_SANITIZE.and(CommandRules::READS),
         mode::sense_10,
     ),
     reserve_in(pr_in::READ_KEYS),
@@ -317,7 +320,7 @@ pub(super) static TABLE: &[CommandEntry] = &[
         ScsiOpcode::THIRD_PARTY_COPY_OUT,
         copy_out::EXTENDED_COPY_LID1,
         [0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NEEDS_MEDIUM,
+        CommandRules::NEEDS_MEDIUM,
         extended_copy::extended_copy,
     ),
     reads(token_command(copy_out::POPULATE_TOKEN, token_copy::populate_token)),
@@ -328,14 +331,14 @@ pub(super) static TABLE: &[CommandEntry] = &[
         ScsiOpcode::THIRD_PARTY_COPY_IN,
         copy_in::RECEIVE_ROD_TOKEN_INFORMATION,
         [0x1f, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_PERSISTENT,
+        CommandRules::DESPITE_PERSISTENT,
         token_copy::rod_token_information,
     ),
     reads(range_16(ScsiOpcode::READ_16, 0xf8, read_write::read)),
     entry(
         ScsiOpcode::COMPARE_AND_WRITE,
         [0xf8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0x3f, 7],
-        Rules::NEEDS_MEDIUM,
+        CommandRules::NEEDS_MEDIUM,
         compare::compare_and_write,
     ),
     range_16(ScsiOpcode::WRITE_16, 0xf8, read_write::write),
@@ -348,55 +351,57 @@ pub(super) static TABLE: &[CommandEntry] = &[
     entry(
         ScsiOpcode::WRITE_ATOMIC_16,
         [0xf8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::ATOMIC),
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::ATOMIC),
         read_write::write_atomic,
     ),
     action(
         ScsiOpcode::SERVICE_ACTION_IN_16,
         service_action_in_16::READ_CAPACITY_16,
         [0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::DESPITE_PERSISTENT).and(Rules::DESPITE_STANDBY),
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::DESPITE_PERSISTENT).and(CommandRules::DESPITE_STANDBY),
         capacity::read_capacity_16,
     ),
     action(
         ScsiOpcode::SERVICE_ACTION_IN_16,
         service_action_in_16::GET_LBA_STATUS,
         [0x1f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::READS),
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::READS),
         provisioning::get_lba_status,
     ),
     entry(
         ScsiOpcode::REPORT_LUNS,
         [0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::ALWAYS,
+        CommandRules::ALWAYS,
         luns::report_luns,
     ),
     action(
         ScsiOpcode::MAINTENANCE_IN,
         maintenance_in::REPORT_TARGET_PORT_GROUPS,
         [0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_PERSISTENT.and(Rules::DESPITE_SANITIZE).and(Rules::DESPITE_UNAVAILABLE),
+        CommandRules::DESPITE_PERSISTENT
+            .and(CommandRules::DESPITE_SANITIZE)
+            .and(CommandRules::DESPITE_UNAVAILABLE),
         alua::report,
     ),
     action(
         ScsiOpcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_OPERATION_CODES,
         [0x1f, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_SANITIZE.and(Rules::READS),
+        CommandRules::DESPITE_SANITIZE.and(CommandRules::READS),
         report::operation_codes,
     ),
     action(
         ScsiOpcode::MAINTENANCE_IN,
         maintenance_in::REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS,
         [0x1f, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_SANITIZE.and(Rules::READS),
+        CommandRules::DESPITE_SANITIZE.and(CommandRules::READS),
         report::task_management_functions,
     ),
     action(
         ScsiOpcode::MAINTENANCE_OUT,
         maintenance_out::SET_TARGET_PORT_GROUPS,
         [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::DESPITE_UNAVAILABLE,
+        CommandRules::DESPITE_UNAVAILABLE,
         alua::set_groups,
     ),
     reads(range_12(ScsiOpcode::READ_12, 0xf8, read_write::read)),
@@ -406,15 +411,15 @@ pub(super) static TABLE: &[CommandEntry] = &[
     entry(
         ScsiOpcode::READ_DEFECT_DATA_12,
         [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        Rules::NEEDS_MEDIUM.and(Rules::READS),
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::READS),
         defects::read_12,
     ),
 ];
 
-/// No entry has the operation code.
+/// Marks an operation code without an entry.
 const NOWHERE: u8 = u8::MAX;
 
-/// The first entry of each operation code.
+/// Index of the first entry of each operation code.
 static FIRST: [u8; 256] = {
     let mut first = [NOWHERE; 256];
     let mut index = TABLE.len();

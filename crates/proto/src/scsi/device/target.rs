@@ -1,4 +1,4 @@
-//! What a target offers to one kind of initiator: LUNs, and the ports that lead to them.
+//! A target's logical units and ports, as presented to one group of initiators.
 
 use super::AccessState;
 use super::nexus::TargetPort;
@@ -9,31 +9,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-/// Logical units by number. What an initiator may not see is not in the target that its sessions
-/// are given.
+/// Logical units by number. Sessions get a target that contains only the units that their initiator
+/// may access.
 ///
-/// Units come and go while sessions use it; each hears of that with its next command.
+/// Units can be added and removed while sessions use the target; each session notices with its next
+/// command.
 pub struct ScsiTarget {
-    /// The target device's name as a SCSI name string: with iSCSI, the target's IQN.
+    /// Target device name as a SCSI name string; for iSCSI, the target's IQN.
     pub name: Arc<str>,
-    /// Every port of the target; a session is on one of them. Units that are added later know them.
+    /// All ports of the target. Each session uses one of them; units added later have all of them.
     ports: RwLock<Vec<TargetPort>>,
     states: Arc<PortGroupStates>,
-    /// The numbers of the units that may be here; `None`: all.
+    /// Numbers of the permitted units; `None` permits all.
     mask: RwLock<Option<BTreeSet<u16>>>,
     units: RwLock<BTreeMap<u16, TargetUnit>>,
-    /// Grows with each change of the units.
+    /// Increases with each change of the units.
     generation: AtomicU64,
 }
 
-/// How well the port groups of a target lead to its units, as the target itself has it; the same
-/// for everybody who sees some of them. A group is active/optimized until it is said to be
-/// otherwise.
+/// ALUA states of the target's port groups, shared by all views of the target. Groups are
+/// active/optimized by default.
 #[derive(Default)]
 pub struct PortGroupStates(RwLock<BTreeMap<u16, AccessState>>);
 
 impl PortGroupStates {
-    /// How a group leads to units that come from now on.
+    /// Sets the state of a group for units added from now on.
     pub fn set(&self, group: u16, access: AccessState) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert(group, access);
     }
@@ -53,25 +53,24 @@ impl PortGroupStates {
 
 type TargetUnit = (VolumeId, Arc<LogicalUnit>);
 
-/// All units that a transport serves, and who watches them: a unit may have work that belongs to no
-/// session ([`LogicalUnit::on_background`]).
+/// A transport's logical units, for background work ([`LogicalUnit::on_background`]).
 pub trait UnitSource: Send + Sync {
-    /// Tells of units that come and go from now on. Only the first watcher is told.
+    /// Registers a watcher of added and removed units. Only the first registration takes effect.
     fn watch_units(&self, watcher: UnitWatcher);
 
-    /// Every unit that there is now; one may be there several times.
+    /// All current units; a unit may appear several times.
     fn units(&self) -> Vec<(VolumeId, Arc<LogicalUnit>)>;
 }
 
-/// Hears of units that come and go.
+/// Callback for added and removed units.
 pub type UnitWatcher = Box<dyn Fn(UnitChange<'_>) + Send + Sync>;
 
-/// A unit that has come or gone.
+/// An added or removed unit.
 #[derive(Clone, Copy)]
 pub enum UnitChange<'a> {
-    /// A volume has become a unit.
+    /// A volume became a unit.
     Added(VolumeId, &'a Arc<LogicalUnit>),
-    /// A volume is none any more, whatever targets had it.
+    /// A volume is no longer a unit of any target.
     Removed(VolumeId),
 }
 
@@ -89,28 +88,27 @@ impl ScsiTarget {
         }
     }
 
-    /// With the states of port groups that others who see the target have, too. Before any unit is
-    /// added.
+    /// Shares the ALUA states with other views of the target. Call before units are added.
     #[must_use]
     pub fn with_states(self, states: &Arc<PortGroupStates>) -> ScsiTarget {
         ScsiTarget { states: states.clone(), ..self }
     }
 
-    /// Shows units of these numbers alone, also of those that are added later. Before any unit is
+    /// Restricts the target to units of these numbers, including later ones. Call before units are
     /// added.
     #[must_use]
     pub fn with_mask(self, mask: BTreeSet<u16>) -> ScsiTarget {
         ScsiTarget { mask: RwLock::new(Some(mask)), ..self }
     }
 
-    /// Whether a unit of that number is shown.
+    /// Whether a unit with this number is presented.
     #[must_use]
     pub fn shows(&self, number: u16) -> bool {
         self.read_mask().as_ref().is_none_or(|mask| mask.contains(&number))
     }
 
-    /// Shows units of these numbers alone from now on, or all of them. Units that are not shown any
-    /// more are taken away; those that are shown now have to be added.
+    /// Restricts the target to units of these numbers, or permits all. Units that are no longer
+    /// permitted are removed; those that become permitted have to be added.
     pub fn set_mask(&self, mask: Option<BTreeSet<u16>>) {
         let is_same = *self.read_mask() == mask;
         if !is_same {
@@ -123,40 +121,40 @@ impl ScsiTarget {
         self.mask.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every port of the target.
+    /// All ports of the target.
     #[must_use]
     pub fn ports(&self) -> Vec<TargetPort> {
         self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes the ports of the target. Sessions stay on the ports that they are on.
+    /// Changes the ports of the target. Sessions keep their ports.
     pub fn set_ports(&self, ports: Vec<TargetPort>) {
         *self.ports.write().unwrap_or_else(PoisonError::into_inner) = ports.clone();
-        // A unit that is added meanwhile knows the new ports, or is found here.
+        // A unit that is added concurrently has the new ports, or is found here.
         self.units().for_each(|(_, _, unit)| unit.add_ports(&ports));
     }
 
-    /// The states of port groups, which others who see the target have, too.
+    /// The ALUA states of port groups, which other views of the target share.
     #[must_use]
     pub fn states(&self) -> Arc<PortGroupStates> {
         self.states.clone()
     }
 
-    /// Sets how the ports of a group lead to all units, and to those that are added; every
-    /// initiator is told. Each `Target` with the same states has to be told of it.
+    /// Sets the ALUA state of a group for all units, present and future, and notifies initiators.
+    /// Must be called for each `ScsiTarget` that shares the states.
     pub fn set_access_state(&self, group: u16, access: AccessState) {
         self.states.set(group, access);
         self.units().for_each(|(_, _, unit)| unit.set_access_state(group, access));
     }
 
-    /// Adds a logical unit; of several with one number the first counts. Numbers have 14 bits.
+    /// Adds a logical unit with a 14-bit number. If the number is in use, nothing is added.
     #[must_use]
     pub fn with_unit(self, number: u16, volume: VolumeId, unit: Arc<LogicalUnit>) -> ScsiTarget {
         self.add(number, volume, unit);
         self
     }
 
-    /// Adds a logical unit; answers whether its number was free and is shown. Numbers have 14 bits.
+    /// Adds a logical unit with a 14-bit number; returns whether its number was free and permitted.
     pub fn add(&self, number: u16, volume: VolumeId, unit: Arc<LogicalUnit>) -> bool {
         let mut units = self.units.write().unwrap_or_else(PoisonError::into_inner);
         let number = number & MAX_LUN;
@@ -164,20 +162,20 @@ impl ScsiTarget {
             return false;
         }
         unit.add_ports(&self.ports());
-        // Within the lock: a state that is set meanwhile is seen here, or finds the unit.
+        // Within the lock, so that a concurrent state change is either seen here or finds the unit.
         self.states.all().into_iter().for_each(|(group, access)| unit.set_access_state(group, access));
         units.insert(number, (volume, unit));
         self.generation.fetch_add(1, Ordering::SeqCst);
         true
     }
 
-    /// Takes the logical units away that these words are true of; answers their numbers. Tasks
-    /// under way end with their next step.
-    pub fn remove(&self, is_meant: impl Fn(u16, VolumeId) -> bool) -> Vec<u16> {
+    /// Removes the logical units that satisfy `predicate`; returns their numbers. Tasks of these
+    /// units end with their next step.
+    pub fn remove(&self, predicate: impl Fn(u16, VolumeId) -> bool) -> Vec<u16> {
         let mut units = self.units.write().unwrap_or_else(PoisonError::into_inner);
         let gone: Vec<u16> = units
             .iter()
-            .filter(|(number, (volume, _))| is_meant(**number, *volume))
+            .filter(|(number, (volume, _))| predicate(**number, *volume))
             .map(|(&n, _)| n)
             .collect();
         gone.iter().for_each(|number| {
@@ -189,7 +187,7 @@ impl ScsiTarget {
         gone
     }
 
-    /// Every logical unit there is now, in order of its number.
+    /// All logical units, ordered by number.
     pub fn units(&self) -> impl Iterator<Item = (u16, VolumeId, Arc<LogicalUnit>)> + use<> {
         let units = self.units.read().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<_> =
@@ -197,29 +195,29 @@ impl ScsiTarget {
         all.into_iter()
     }
 
-    /// Whether a logical unit has that number.
+    /// Whether a logical unit has this number.
     #[must_use]
     pub fn has(&self, number: u16) -> bool {
         self.units.read().unwrap_or_else(PoisonError::into_inner).contains_key(&number)
     }
 
-    /// Whether a mask names that number: its owner was promised the unit that had it.
+    /// Whether the access mask names this number explicitly.
     #[must_use]
     pub fn is_named(&self, number: u16) -> bool {
         self.read_mask().as_ref().is_some_and(|mask| mask.contains(&number))
     }
 
-    /// Every LUN in order.
+    /// All LUNs, ordered by number.
     pub(super) fn luns(&self) -> impl Iterator<Item = Lun> + use<> {
         self.units().map(|(number, ..)| Lun::new(number))
     }
 
-    /// Another number for each change of the units.
+    /// Changes with each change of the units.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
     }
 }
 
-/// The greatest number of a logical unit.
+/// Highest number of a logical unit.
 pub const MAX_LUN: u16 = 0x3fff;

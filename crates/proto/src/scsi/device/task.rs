@@ -1,7 +1,7 @@
-//! One command under way, and what its handler has to work with.
+//! Tasks, and the context of command handlers.
 
 use super::cdb::CdbRange;
-use super::nexus::Nexus;
+use super::nexus::ItNexus;
 use super::target::ScsiTarget;
 use super::units::AttachedUnit;
 use super::{Command, ScsiStatus};
@@ -14,26 +14,26 @@ use blockmux_wire::scsi::opcode::{ScsiOpcode, persistent_reserve_out as out};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::time::Duration;
 
-/// One command under way. To abort it, wait until its I/O has completed, then drop it.
+/// A command in progress. To abort it, wait for its I/O, then drop it.
 #[derive(Debug)]
 pub struct Task {
     pub(super) command: Command,
-    /// The logical unit's place in the device server; `None` for a LUN that there is not.
+    /// Index of the logical unit in the device server; `None` if the LUN does not exist.
     pub(super) unit: Option<usize>,
     pub(super) state: DeviceTaskState,
-    /// The operation of the I/O in flight.
+    /// Operation of the I/O in flight.
     pub(super) op: Op,
     pub(super) transfer_len: u64,
-    /// As it was when the task began; another one aborts it.
+    /// Abort epoch of the nexus at the start of the task; a different value aborts the task.
     pub(super) abort_epoch: u32,
     /// Counts the I/O in flight.
     pub(super) guard: Option<IoGuard>,
-    /// An I/O that waits until its range is not locked any more.
-    pub(super) held: Option<Box<(VolumeId, Io)>>,
+    /// An I/O that waits for a locked range.
+    pub(super) delayed_io: Option<Box<(VolumeId, Io)>>,
 }
 
 impl Task {
-    /// A command that nobody has looked at yet.
+    /// A task that has not started.
     #[inline]
     #[must_use]
     pub fn new(command: &Command) -> Task {
@@ -45,11 +45,11 @@ impl Task {
             transfer_len: 0,
             abort_epoch: 0,
             guard: None,
-            held: None,
+            delayed_io: None,
         }
     }
 
-    /// The name of the command, if it is one that changes registrations or reservations.
+    /// Name of the command if it changes registrations or reservations.
     #[inline]
     pub(crate) fn reservation_change(&self) -> Option<&'static str> {
         let cdb = &self.command.cdb;
@@ -72,17 +72,17 @@ impl Task {
     }
 }
 
-/// What a task waits for.
+/// State of a task.
 pub(super) enum DeviceTaskState {
-    /// Nothing: it is over.
+    /// The task has ended.
     Ended,
-    /// Its last I/O: what that brings is the answer.
+    /// The last I/O is in flight; its result is the response.
     LastIo,
-    /// Data to write.
+    /// Waits for data to write.
     WriteData { offset: u64, fua: bool },
-    /// A parameter list.
+    /// Waits for a parameter list.
     Parameters(OnParameters),
-    /// Whatever the work says.
+    /// A multi-step command.
     Work(Box<dyn MultiStepCommand>),
 }
 
@@ -98,64 +98,64 @@ impl std::fmt::Debug for DeviceTaskState {
     }
 }
 
-/// Takes a parameter list.
-pub(super) type OnParameters = fn(&mut Context<'_>, &[u8]) -> TaskOutcome;
+/// Processes a parameter list.
+pub(super) type OnParameters = fn(&mut CommandContext<'_>, &[u8]) -> TaskOutcome;
 
-/// A command of several steps, none of them long: what others want of this core waits meanwhile. It
-/// is asked again until it is done, fails, or leaves another state in the context.
+/// A command of several steps, each of them short so that the core stays responsive. It is called
+/// until it completes, fails, or sets another state in the context.
 pub(super) trait MultiStepCommand {
-    /// The data-out that it asked for.
-    fn on_data_out(&mut self, _cx: &mut Context<'_>, _data: SgList) -> TaskOutcome {
+    /// Processes the requested data-out.
+    fn on_data_out(&mut self, _cx: &mut CommandContext<'_>, _data: SgList) -> TaskOutcome {
         Err(TaskFailure::internal())
     }
 
-    /// The I/O that it asked for is done.
-    fn on_io(&mut self, cx: &mut Context<'_>, output: Output) -> TaskOutcome;
+    /// Processes the completion of the requested I/O.
+    fn on_io(&mut self, cx: &mut CommandContext<'_>, output: Output) -> TaskOutcome;
 
-    /// The I/O that it asked for has failed; the command is over.
-    fn on_error(&mut self, _cx: &mut Context<'_>) {}
+    /// Called when the requested I/O has failed; the command ends.
+    fn on_error(&mut self, _cx: &mut CommandContext<'_>) {}
 
-    /// Asked when an I/O that it wants on the unit `end` is counted as in flight: whether that may
-    /// still begin. If not, the I/O has failed.
-    fn check(&self, end: &AttachedUnit, _op: Op) -> Result<(), TaskFailure> {
-        end.view.check_sanitize()
+    /// Called when an I/O on `unit` is counted as in flight: returns whether it may start. An error
+    /// fails the I/O.
+    fn check(&self, unit: &AttachedUnit, _op: Op) -> Result<(), TaskFailure> {
+        unit.view.check_sanitize()
     }
 
-    /// It waited.
-    fn on_resume(&mut self, _cx: &mut Context<'_>) -> TaskOutcome {
+    /// Called after a wait.
+    fn on_resume(&mut self, _cx: &mut CommandContext<'_>) -> TaskOutcome {
         Err(TaskFailure::internal())
     }
 }
 
-/// What a handler wants next. I/O on a range that another task has locked waits, without asking the
+/// The next action of a command handler. I/O on a range locked by another task waits without the
 /// handler.
 #[derive(Debug)]
-pub(super) enum Action {
-    /// GOOD, with data-in.
+pub(super) enum HandlerAction {
+    /// Ends the command with GOOD and data-in.
     Done(SgList),
-    /// So much data-out, not 0; the context's state says what for.
+    /// Requests this many bytes of data-out, not 0. The state in the context records their purpose.
     DataOut(usize),
-    /// An I/O: operation, offset and length in bytes, data.
+    /// Submits an I/O: operation, offset and length in bytes, data.
     Io(Op, u64, u64, Option<SgList>),
-    /// An I/O within the range that the task has locked: operation, offset and length in bytes,
+    /// Submits an I/O within the range locked by this task: operation, offset and length in bytes,
     /// data.
-    IoAlone(Op, u64, u64, Option<SgList>),
-    /// An I/O on another unit of the target.
-    IoOn(VolumeId, Op, u64, u64, Option<SgList>),
-    /// To be asked again later.
+    IoInLockedRange(Op, u64, u64, Option<SgList>),
+    /// Submits an I/O on another unit of the target.
+    IoOnVolume(VolumeId, Op, u64, u64, Option<SgList>),
+    /// Waits; the handler is called again later.
     Wait,
-    /// To be asked again after that long.
+    /// Waits for this time.
     Pause(Duration),
 }
 
-impl Action {
-    /// GOOD, without data.
-    pub(super) fn good() -> Action {
-        Action::Done(SgList::default())
+impl HandlerAction {
+    /// GOOD without data.
+    pub(super) fn good() -> HandlerAction {
+        HandlerAction::Done(SgList::default())
     }
 }
 
-/// How a command fails.
+/// Failure of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TaskFailure {
     pub(super) status: ScsiStatus,
@@ -167,12 +167,12 @@ impl TaskFailure {
         TaskFailure { status, sense: None }
     }
 
-    /// A state that the code cannot be in; said to the initiator rather than by a panic.
+    /// An internal error, reported to the initiator instead of a panic.
     pub(super) fn internal() -> TaskFailure {
         TaskFailure::internal_sense().into()
     }
 
-    /// The sense data of an internal target failure.
+    /// Sense data of an internal target failure.
     pub(super) fn internal_sense() -> Sense {
         Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE)
     }
@@ -184,33 +184,34 @@ impl From<Sense> for TaskFailure {
     }
 }
 
-pub(super) type TaskOutcome = Result<Action, TaskFailure>;
+pub(super) type TaskOutcome = Result<HandlerAction, TaskFailure>;
 
-/// What a handler has to work with.
-pub(super) struct Context<'a> {
+/// Context of a command handler.
+pub(super) struct CommandContext<'a> {
     pub(super) target: &'a ScsiTarget,
-    pub(super) nexus: &'a Nexus,
+    pub(super) nexus: &'a ItNexus,
     pub(super) unit: &'a mut AttachedUnit,
     pub(super) command: &'a Command,
     pub(super) state: &'a mut DeviceTaskState,
     pub(super) transfer_len: &'a mut u64,
 }
 
-/// A range of blocks that lies within the logical unit.
+/// A range of existing blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockRange {
     pub(super) lba: u64,
     pub(super) blocks: u64,
-    /// In bytes.
+    /// Offset in bytes.
     pub(super) offset: u64,
-    /// In bytes.
+    /// Length in bytes.
     pub(super) len: u64,
-    /// The second byte of the CDB.
+    /// Second byte of the CDB.
     pub(super) flags: u8,
 }
 
-impl Context<'_> {
-    /// The blocks that the CDB names: they exist, and no protection information is asked for.
+impl CommandContext<'_> {
+    /// The blocks of the CDB; checks that they exist and that no protection information is
+    /// requested.
     #[inline]
     pub(super) fn range(&self) -> Result<BlockRange, TaskFailure> {
         let Some(CdbRange { lba, blocks }) = self.command.cdb.range() else {
@@ -219,19 +220,19 @@ impl Context<'_> {
         self.range_of(lba, blocks.into())
     }
 
-    /// `blocks` blocks from `lba` on, with the flags of the CDB's second byte.
+    /// `blocks` blocks at `lba`, with the flags of the CDB's second byte.
     #[inline]
     pub(super) fn range_of(&self, lba: u64, blocks: u64) -> Result<BlockRange, TaskFailure> {
-        // A CDB of 6 bytes has no flags.
+        // A 6-byte CDB has no flags.
         let flags = if self.command.cdb.byte(0) < 0x20 { 0 } else { self.command.cdb.byte(1) };
-        // SBC-4, RDPROTECT and its relatives: without protection information, only 000b.
+        // SBC-4, RDPROTECT and similar fields: only 000b without protection information.
         if flags & PROTECT_MASK != 0 {
             return Err(Sense::cdb_bit(1, 7).into());
         }
         Ok(BlockRange { flags, ..self.blocks(lba, blocks)? })
     }
 
-    /// `blocks` blocks from `lba` on, if they exist.
+    /// `blocks` blocks at `lba`, if they exist.
     #[inline]
     pub(super) fn blocks(&self, lba: u64, blocks: u64) -> Result<BlockRange, TaskFailure> {
         let view = &self.unit.view;
@@ -243,14 +244,13 @@ impl Context<'_> {
         }
     }
 
-    /// Refuses what would move more at once than VPD page B0h allows (SBC-4, MAXIMUM TRANSFER
-    /// LENGTH).
+    /// Rejects transfers above MAXIMUM TRANSFER LENGTH of VPD page B0h (SBC-4).
     #[inline]
     pub(super) fn check_transfer(&self, range: &BlockRange, field: u16) -> Result<(), TaskFailure> {
         if range.len > MAX_TRANSFER.into() { Err(Sense::in_cdb(field).into()) } else { Ok(()) }
     }
 
-    /// Where this CDB has its TRANSFER LENGTH.
+    /// Offset of TRANSFER LENGTH in this CDB.
     #[inline]
     pub(super) fn length_field(&self) -> u16 {
         match self.command.cdb.byte(0) >> 5 {
@@ -261,45 +261,45 @@ impl Context<'_> {
         }
     }
 
-    /// Refuses what only a reservation holder may do, where a command's bits decide whether it is
-    /// that.
-    pub(super) fn check_holder(&self) -> Result<(), TaskFailure> {
+    /// Rejects the command unless the nexus holds write access, for commands whose bits decide
+    /// whether they conflict with reservations.
+    pub(super) fn check_write_access(&self) -> Result<(), TaskFailure> {
         let is_holder = self.unit.view.access.writes && !self.unit.view.is_reserved_by_other;
         if is_holder { Ok(()) } else { Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT)) }
     }
 
-    /// Refuses to change blocks of a write-protected unit.
+    /// Rejects changes of a write-protected unit.
     #[inline]
     pub(super) fn check_writable(&self) -> Result<(), TaskFailure> {
         self.unit.view.check_writable()
     }
 
-    /// Asks for `len` bytes of data-out, which the state that was set then gets.
+    /// Requests `len` bytes of data-out for the current state.
     #[inline]
     pub(super) fn data_out(&mut self, len: u64) -> TaskOutcome {
         *self.transfer_len = len;
-        // The initiator's buffer ends before the data that its CDB names: nothing is written.
+        // The initiator's buffer is shorter than the data of the CDB: nothing is written.
         if u64::from(self.command.data_out_len) < len {
             return Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into());
         }
         match usize::try_from(len) {
-            Ok(len) if len > 0 && len <= MAX_TRANSFER as usize => Ok(Action::DataOut(len)),
+            Ok(len) if len > 0 && len <= MAX_TRANSFER as usize => Ok(HandlerAction::DataOut(len)),
             _ => Err(TaskFailure::internal()),
         }
     }
 
-    /// How much of `len` bytes a write takes when the initiator's data ends before what its CDB
-    /// names: the whole blocks that are there, and the residual tells of the rest. FCP-4 §9.4.2
-    /// lets this be, or writing nothing; initiators test for this. Data that ends within a block is
-    /// refused.
+    /// The part of `len` bytes that a write executes if the initiator's data is shorter than the
+    /// CDB requires: the complete blocks; the residual count reports the rest. FCP-4 §9.4.2 permits
+    /// this or writing nothing, and initiators test for it. A partial block is rejected.
     #[inline]
     fn whole_blocks(&self, len: u64) -> Result<u64, TaskFailure> {
         let has = u64::from(self.command.data_out_len);
         if has >= len {
             return Ok(len);
         }
-        // An initiator that means to read is told that this is a write, for it would take GOOD for
-        // done. The other way round nothing is lost, and libiscsi's suite wants GOOD.
+        // An initiator that expects a read gets an error, because it would take GOOD for success.
+        // In the opposite case nothing is lost, and libiscsi's test suite expects
+        // GOOD.
         let means_to_read = has == 0 && self.command.data_in_len > 0;
         match has.checked_rem(self.unit.view.block_len.into()) {
             Some(0) if !means_to_read => Ok(has),
@@ -307,8 +307,8 @@ impl Context<'_> {
         }
     }
 
-    /// How much of `range` a write takes, which may end with the initiator's data; `None`: it has
-    /// nothing to do.
+    /// The part of `range` that a write executes, in bytes, possibly limited by the initiator's
+    /// data; `None` if there is nothing to write.
     #[inline]
     pub(super) fn begin_write(&mut self, range: &BlockRange) -> Result<Option<u64>, TaskFailure> {
         self.check_writable()?;
@@ -320,8 +320,8 @@ impl Context<'_> {
         Ok((len > 0).then_some(len))
     }
 
-    /// Asks for the `len` bytes that [`Context::begin_write`] found; the residual is that of the
-    /// whole range.
+    /// Requests the `len` bytes from [`CommandContext::begin_write`]; the residual count refers to
+    /// the whole range.
     #[inline]
     pub(super) fn write_data_out(&mut self, range: &BlockRange, len: u64) -> TaskOutcome {
         let outcome = self.data_out(len);
@@ -329,7 +329,7 @@ impl Context<'_> {
         outcome
     }
 
-    /// Asks for `len` bytes of data-out, where more would be as wrong as less.
+    /// Requests exactly `len` bytes of data-out; more or fewer are rejected.
     pub(super) fn exact_data_out(&mut self, len: u64) -> TaskOutcome {
         *self.transfer_len = len;
         if u64::from(self.command.data_out_len) != len {
@@ -338,11 +338,10 @@ impl Context<'_> {
         self.data_out(len)
     }
 
-    /// Asks for a parameter list of `len` bytes, of which `least` must be there; nothing is done
-    /// without one.
+    /// Requests a parameter list of `len` bytes, at least `least`; an empty list does nothing.
     pub(super) fn parameters(&mut self, len: usize, least: usize, then: OnParameters) -> TaskOutcome {
         if len == 0 {
-            return Ok(Action::good());
+            return Ok(HandlerAction::good());
         }
         if len < least || (self.command.data_out_len as usize) < len {
             return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
@@ -351,27 +350,27 @@ impl Context<'_> {
         self.data_out(len as u64)
     }
 
-    /// Goes on with work of several steps.
+    /// Continues with a multi-step command.
     pub(super) fn work(&mut self, work: impl MultiStepCommand + 'static) {
         *self.state = DeviceTaskState::Work(Box::new(work));
     }
 
-    /// Asks for an I/O that is the command's last: what it brings is the answer.
+    /// Submits the command's last I/O; its result is the response.
     #[inline]
     pub(super) fn last_io(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> TaskOutcome {
         *self.state = DeviceTaskState::LastIo;
-        Ok(Action::Io(op, offset, len, data))
+        Ok(HandlerAction::Io(op, offset, len, data))
     }
 }
 
-/// Parameter data for the initiator, cut off at the allocation length (SPC-5).
+/// Returns parameter data, truncated at the allocation length (SPC-5).
 pub(super) fn answer(bytes: &[u8], allocation_length: usize) -> TaskOutcome {
     let bytes = bytes.get(..allocation_length).unwrap_or(bytes);
     if bytes.is_empty() {
-        return Ok(Action::good());
+        return Ok(HandlerAction::good());
     }
-    Ok(Action::Done(SgList::one(blockmux_volume::Seg::from_slice(bytes))))
+    Ok(HandlerAction::Done(SgList::one(blockmux_volume::Seg::from_slice(bytes))))
 }
 
-/// Bytes that a command of several steps reads, compares or writes in one of them.
+/// Number of bytes that a multi-step command reads, compares or writes per step.
 pub(super) const PIECE: u64 = 1 << 20;

@@ -1,8 +1,8 @@
-//! The device server as a whole: unit attentions, errors, many units, and whatever bytes come.
+//! Tests of the whole device server: unit attentions, errors, many units, random CDBs.
 
 mod plain;
 
-use super::testing::{Answer, Bench, Client, answer, command, port, resizable};
+use super::testing::{DeviceBench, TestNexus, TestResponse, answer, command, port, resizable};
 use super::*;
 use blockmux_volume::{Completion, IoError, MemVolume, Tag};
 use proptest::prelude::*;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 const TUR: [u8; 6] = [0; 6];
 
 #[test]
-fn a_new_nexus_is_told_of_the_power_on_once() {
-    let bench = Bench::new();
+fn a_new_nexus_gets_one_power_on_unit_attention() {
+    let bench = DeviceBench::new();
     let mut client = bench.fresh_client("a");
     client.run(&[0x12, 0, 0, 0, 36, 0]).good();
     client.run(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0]).good();
@@ -26,16 +26,16 @@ fn a_new_nexus_is_told_of_the_power_on_once() {
 }
 
 #[test]
-fn a_resize_is_told_to_everyone_but_who_found_it_out() {
+fn a_resize_is_reported_to_all_nexuses_but_the_one_that_noticed_it() {
     let (volume, set_size) = resizable(1 << 20);
-    let bench = Bench::over(volume);
+    let bench = DeviceBench::over(volume);
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     set_size(4 << 20);
     let capacity = a.run(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0]).good();
     assert_eq!(capacity, [0, 0, 0x1f, 0xff, 0, 0, 2, 0]);
     assert_eq!(b.run(&TUR).check(), (6, 0x2a09));
     set_size(2 << 20);
-    bench.unit.served.on_resize();
+    bench.unit.volume_state.on_resize();
     assert_eq!(a.run(&TUR).check(), (6, 0x2a09));
     assert_eq!(b.run(&TUR).check(), (6, 0x2a09));
     assert_eq!(a.run(&[0x28, 0, 0, 0, 0x10, 0, 0, 0, 1, 0]).check(), (5, 0x2100));
@@ -43,19 +43,19 @@ fn a_resize_is_told_to_everyone_but_who_found_it_out() {
 
 #[test]
 fn an_error_of_the_volume_ends_the_command_with_its_sense() {
-    let mut client = Bench::new().client("a");
+    let mut client = DeviceBench::new().client("a");
     let (mut task, step) = client.server.begin(&command(Lun::new(0), &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], 0));
-    assert!(matches!(step, Step::Io { .. }));
+    assert!(matches!(step, TaskStep::Io { .. }));
     let step = client.server.on_io(&mut task, Completion { tag: Tag(0), result: Err(IoError::Medium) });
-    let Step::Done(response) = step else { panic!("{step:?}") };
+    let TaskStep::Done(response) = step else { panic!("{step:?}") };
     assert_eq!(answer(response).check(), (3, 0x1100));
 }
 
 #[test]
 fn no_step_of_a_long_command_moves_much_at_once() {
-    let mut client = Bench::new().client("a");
+    let mut client = DeviceBench::new().client("a");
     let (block, blocks) = ([5; 512], vec![5; 4 << 20]);
-    // 4 MiB, but for the commands that take their data at once.
+    // 4 MiB each, except for commands that take all data at once.
     let long: [(&[u8], &[u8]); 6] = [
         (&[0x41, 0, 0, 0, 0, 0, 0, 0x20, 0, 0], &block),
         (&[0x2f, 0, 0, 0, 0, 0, 0, 0x20, 0, 0], &[]),
@@ -69,8 +69,8 @@ fn no_step_of_a_long_command_moves_much_at_once() {
         let (mut sent, mut steps) = (0, 0);
         let response = loop {
             match step {
-                Step::Done(response) => break response,
-                Step::Io { ref io, .. } => {
+                TaskStep::Done(response) => break response,
+                TaskStep::Io { ref io, .. } => {
                     let is_sent_whole = cdb[0] == 0x2e && io.op.is_write();
                     assert!(io.len <= 1 << 20 || is_sent_whole, "{cdb:x?}: {io:?}");
                     steps += 1;
@@ -87,7 +87,7 @@ fn no_step_of_a_long_command_moves_much_at_once() {
 
 #[test]
 fn every_piece_of_a_long_comparison_is_compared() {
-    let mut client = Bench::new().client("a");
+    let mut client = DeviceBench::new().client("a");
     let mut blocks: Vec<u8> = (0..3 << 20).map(|at| (at / 511) as u8).collect();
     for cdb in [0x2e, 0x2f] {
         client.run_with(&[cdb, 2, 0, 0, 0, 7, 0, 0x18, 0, 0], &blocks).good();
@@ -98,7 +98,7 @@ fn every_piece_of_a_long_comparison_is_compared() {
         assert_eq!(client.run_with(&verify, &blocks).check(), (0xe, 0x1d00), "{at}");
         blocks[at] ^= 1;
     }
-    // Or-ing with the same changes nothing.
+    // ORing the same data changes nothing.
     client.run_with(&[0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0x18, 0, 0, 0], &blocks).good();
     client.run_with(&[0x2f, 2, 0, 0, 0, 7, 0, 0x18, 0, 0], &blocks).good();
 }
@@ -107,7 +107,7 @@ fn every_piece_of_a_long_comparison_is_compared() {
 fn a_read_only_unit_refuses_whatever_would_change_it() {
     let volume = Arc::new(MemVolume::new(1 << 20));
     let identity = UnitIdentity { read_only: true, ..UnitIdentity::of("a") };
-    let bench = Bench::around(LogicalUnit::new(identity, volume.clone()), volume);
+    let bench = DeviceBench::around(LogicalUnit::new(identity, volume.clone()), volume);
     let mut client = bench.client("a");
     assert_eq!(client.run(&[0x1a, 8, 0x3f, 0, 4, 0]).good()[2], 0x90);
     let changes: [(&[u8], usize); 9] = [
@@ -129,12 +129,14 @@ fn a_read_only_unit_refuses_whatever_would_change_it() {
 
 #[test]
 fn clear_task_set_ends_the_tasks_of_every_nexus() {
-    let bench = Bench::new();
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     let (mut task, step) = a.server.begin(&command(Lun::new(0), &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], 512));
     let done = b.server.manage(TaskManagement::ClearTaskSet, Lun::new(0));
     assert_eq!(done, ManagementResponse::FunctionComplete);
-    let Step::Done(response) = a.turn(&mut task, step, &[0; 512], &mut 0) else { panic!("it is aborted") };
+    let TaskStep::Done(response) = a.turn(&mut task, step, &[0; 512], &mut 0) else {
+        panic!("it is aborted")
+    };
     assert_eq!(answer(response).status, ScsiStatus::TASK_ABORTED);
     a.run(&TUR).good();
     let missing = b.server.manage(TaskManagement::LogicalUnitReset, Lun::new(1));
@@ -149,18 +151,21 @@ fn a_target_has_as_many_units_as_there_are_numbers() {
         let unit = LogicalUnit::new(UnitIdentity::of(&number.to_string()), Arc::new(MemVolume::new(1 << 16)));
         target = target.with_unit(number, VolumeId(number.into()), unit);
     }
-    let nexus = Nexus::iscsi("iqn.2026-11.i:a", [0; 6], port(1));
+    let nexus = ItNexus::iscsi("iqn.2026-11.i:a", [0; 6], port(1));
     let mut server = DeviceServer::new(Arc::new(target), nexus);
     for &number in &numbers {
         let read = command(Lun::new(number), &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], 0);
         let (_, step) = server.begin(&read);
-        assert!(matches!(step, Step::Done(response) if response.sense.is_some()), "its power on");
+        assert!(
+            matches!(step, TaskStep::Done(response) if response.sense.is_some()),
+            "the power on unit attention"
+        );
         let (_, step) = server.begin(&read);
-        assert!(matches!(step, Step::Io { volume: VolumeId(id), .. } if id == u32::from(number)));
+        assert!(matches!(step, TaskStep::Io { volume: VolumeId(id), .. } if id == u32::from(number)));
     }
     let list = [0xa0, 0, 2, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
     let (_, step) = server.begin(&command(Lun::new(0), &list, 0));
-    let Step::Done(response) = step else { panic!("{step:?}") };
+    let TaskStep::Done(response) = step else { panic!("{step:?}") };
     let luns = response.data_in.to_vec();
     assert_eq!(luns.len(), (numbers.len() + 2) * 8);
     assert_eq!(
@@ -169,13 +174,13 @@ fn a_target_has_as_many_units_as_there_are_numbers() {
     );
 }
 
-/// Drives a command to its end, which must come.
-fn drive(client: &mut Client, cdb: &[u8], data_out: &[u8]) -> Answer {
+/// Executes a command to its end, which must come.
+fn drive(client: &mut TestNexus, cdb: &[u8], data_out: &[u8]) -> TestResponse {
     let (mut task, mut step) = client.server.begin(&command(Lun::new(0), cdb, data_out.len()));
     let mut sent = 0;
     for _ in 0..10_000 {
         match step {
-            Step::Done(response) => return answer(response),
+            TaskStep::Done(response) => return answer(response),
             next => step = client.turn(&mut task, next, data_out, &mut sent),
         }
     }
@@ -186,18 +191,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn whatever_bytes_come_the_command_ends(
+    fn any_cdb_ends_with_a_response(
         opcode in prop::sample::select(table::TABLE.iter().map(|entry| entry.opcode.0).chain([0x99, 0xff]).collect::<Vec<u8>>()),
         low in prop::bool::weighted(0.7),
         rest in prop::collection::vec(prop_oneof![Just(0), 0..16_u8, any::<u8>()], 0..32),
         data_out in prop::collection::vec(prop_oneof![3 => Just(0), 1 => any::<u8>()], 0..2048),
     ) {
-        let bench = Bench::over(Arc::new(MemVolume::new(256 << 10)));
+        let bench = DeviceBench::over(Arc::new(MemVolume::new(256 << 10)));
         let mut client = bench.client("a");
         let mut cdb = vec![opcode];
         cdb.extend(rest.iter().take(31).map(|byte| if low { byte & 0x1f } else { *byte }));
         let answer = drive(&mut client, &cdb, &data_out);
         prop_assert_eq!(answer.status == ScsiStatus::CHECK_CONDITION, answer.sense.is_some());
-        prop_assert!(!bench.unit.served.is_locked(0, u64::MAX));
+        prop_assert!(!bench.unit.volume_state.is_locked(0, u64::MAX));
     }
 }

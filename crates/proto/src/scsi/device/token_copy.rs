@@ -1,16 +1,15 @@
 //! POPULATE TOKEN, WRITE USING TOKEN and RECEIVE ROD TOKEN INFORMATION (SBC-4, SPC-5): an initiator
-//! asks for a token of some blocks, and has the data written wherever the token is shown, on this
-//! unit or another one of the target.
+//! obtains a token for blocks, and writes their data through the token, on this unit or another one
+//! of the target.
 //!
-//! The nexus's view of the unit keeps a record of each operation by its list identifier: how far a
-//! copy has come, how it has ended, and the token that was made. A copy is a command like any other
-//! and ends with it. IMMED is not taken at its word: the status follows the copy
+//! Each nexus keeps a record of every operation by list identifier: progress, result and token. A
+//! copy is an ordinary command and ends with it. IMMED is ignored: the status follows the copy
 //! (`docs/decisions/0047-three-features-that-were-cut.md`).
 
 mod driver;
 
 use super::ScsiStatus;
-use super::task::{Action, Context, MultiStepCommand, TaskFailure, TaskOutcome, answer};
+use super::task::{CommandContext, HandlerAction, MultiStepCommand, TaskFailure, TaskOutcome, answer};
 use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT, TokenBytes, TokenRanges, is_zero_token, new_token};
 use super::unit::LogicalUnit;
 use crate::exports::VolumeId;
@@ -28,52 +27,52 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes, U32, U64};
 
 /// MAXIMUM RANGE DESCRIPTORS.
 pub(super) const MAX_DESCRIPTORS: u16 = 256;
-/// MAXIMUM BYTES IN BLOCK ROD: what one command copies within the time that initiators wait for it.
+/// MAXIMUM BYTES IN BLOCK ROD: what one command can copy before initiators time out.
 pub(super) const MAX_ROD: u64 = 16 << 30;
 /// OPTIMAL BYTES IN BLOCK ROD TRANSFER.
 pub(super) const OPTIMAL_ROD: u64 = 64 << 20;
 
-/// The records of one nexus, oldest first. The task of a copy under way shares its record.
-pub(super) type TokenRecords = Vec<Rc<RefCell<Record>>>;
+/// Records of one nexus, oldest first. The task of a running copy shares its record.
+pub(super) type TokenRecords = Vec<Rc<RefCell<TokenCopyRecord>>>;
 
-/// What a nexus knows by a list identifier.
-pub(super) struct Record {
+/// Record of an operation, by list identifier.
+pub(super) struct TokenCopyRecord {
     list_identifier: u32,
     /// RESPONSE TO SERVICE ACTION.
     action: u8,
     /// COPY OPERATION STATUS.
     status: u8,
-    /// Bytes that were written, or that the token stands for.
+    /// Number of bytes written or represented by the token.
     done: u64,
     sense: Option<Sense>,
     token: Option<Box<TokenBytes>>,
 }
 
-/// What is copied, as it was checked.
+/// A checked WRITE USING TOKEN.
 struct TokenCopyPlan {
-    source: Source,
-    /// From where on in what the token stands for, in bytes.
+    source: TokenSource,
+    /// Start offset within the token's data, in bytes.
     offset: u64,
-    /// How much there is of it; what is written beyond is zeroes.
+    /// Length of the token's data after `offset`, in bytes; beyond it zeroes are written.
     available: u64,
-    /// Offset and length in bytes of what is written.
+    /// Offset and length of the written ranges, in bytes.
     ranges: Vec<(u64, u64)>,
-    /// Less than was asked for.
+    /// Less than requested can be written.
     is_partial: bool,
     deletes: bool,
 }
 
-enum Source {
+enum TokenSource {
     Zeroes,
     Token { unit: Arc<LogicalUnit>, volume: VolumeId, bytes: Box<TokenBytes>, ranges: TokenRanges },
 }
 
-/// Whether no task shares the record.
-fn is_over(record: &Rc<RefCell<Record>>) -> bool {
+/// Whether the operation has ended: no task shares the record.
+fn is_over(record: &Rc<RefCell<TokenCopyRecord>>) -> bool {
     Rc::strong_count(record) == 1
 }
 
-pub(super) fn populate_token(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn populate_token(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let len = cx.command.cdb.u32(10) as usize;
     if len > MAX_PARAMETERS {
         return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
@@ -81,7 +80,7 @@ pub(super) fn populate_token(cx: &mut Context<'_>) -> TaskOutcome {
     cx.parameters(len, size_of::<PopulateToken>(), |cx, bytes| {
         let too_short = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
         let (head, rest) = PopulateToken::ref_from_prefix(bytes).map_err(|_| too_short)?;
-        // A head without its first field, and a descriptor.
+        // A header without its first field, and one descriptor.
         if head.data_length.get() < 30 {
             return Err(Sense::in_parameters(0).into());
         }
@@ -97,17 +96,17 @@ pub(super) fn populate_token(cx: &mut Context<'_>) -> TaskOutcome {
         let len = total(&ranges);
         check_identifier(cx)?;
         let ranges: TokenRanges = ranges.into();
-        let watch = Some(Watch::new(&cx.unit.unit.served, ranges.clone()));
+        let watch = Some(Watch::new(&cx.unit.unit.volume_state, ranges.clone()));
         let mut populate = Populate { ranges, len, timeout, watch };
         let outcome = populate.on_resume(cx);
-        if matches!(outcome, Ok(Action::Wait)) {
+        if matches!(outcome, Ok(HandlerAction::Wait)) {
             cx.work(populate);
         }
         outcome
     })
 }
 
-/// Waits for what began to change the blocks before the token's point in time.
+/// Waits for changes of the blocks that started before the token's point in time.
 struct Populate {
     ranges: TokenRanges,
     len: u64,
@@ -116,12 +115,14 @@ struct Populate {
 }
 
 impl MultiStepCommand for Populate {
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
+    fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
         Err(TaskFailure::internal())
     }
 
-    fn on_resume(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
-        let Some(watch) = self.watch.take_if(|watch| watch.has_begun()) else { return Ok(Action::Wait) };
+    fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
+        let Some(watch) = self.watch.take_if(|watch| watch.has_begun()) else {
+            return Ok(HandlerAction::Wait);
+        };
         let unit = &cx.unit.unit;
         let bytes = new_token(unit, cx.nexus, cx.unit.view.block_len, self.len);
         if unit.tokens.add(bytes.clone(), self.ranges.clone(), self.timeout, watch).is_none() {
@@ -129,18 +130,20 @@ impl MultiStepCommand for Populate {
             return Err(Sense::new(SenseKey::COPY_ABORTED, asc).into());
         }
         let record = new_record(cx, out::POPULATE_TOKEN, COPY_COMPLETED);
-        if let Err(failure) = keep(cx, Record { done: self.len, token: Some(bytes.clone()), ..record }) {
+        if let Err(failure) =
+            add_record(cx, TokenCopyRecord { done: self.len, token: Some(bytes.clone()), ..record })
+        {
             cx.unit.unit.tokens.delete(&bytes);
             return Err(failure);
         }
-        if cx.unit.unit.tokens.lacks_clock() {
-            cx.unit.unit.call_background();
+        if cx.unit.unit.tokens.needs_clock() {
+            cx.unit.unit.notify_background();
         }
-        Ok(Action::good())
+        Ok(HandlerAction::good())
     }
 }
 
-pub(super) fn write_using_token(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn write_using_token(cx: &mut CommandContext<'_>) -> TaskOutcome {
     cx.check_writable()?;
     let len = cx.command.cdb.u32(10) as usize;
     if len > MAX_PARAMETERS {
@@ -149,38 +152,38 @@ pub(super) fn write_using_token(cx: &mut Context<'_>) -> TaskOutcome {
     cx.parameters(len, size_of::<WriteUsingToken>(), |cx, bytes| {
         let plan = parse_write(cx, bytes)?;
         check_identifier(cx)?;
-        let record = keep(cx, new_record(cx, out::WRITE_USING_TOKEN, COPY_IN_FOREGROUND))?;
+        let record = add_record(cx, new_record(cx, out::WRITE_USING_TOKEN, COPY_IN_FOREGROUND))?;
         let mut driver = TokenCopyDriver::new(plan, record);
         let first = driver.next();
-        if matches!(first, Ok(Action::Io(..) | Action::IoOn(..))) {
+        if matches!(first, Ok(HandlerAction::Io(..) | HandlerAction::IoOnVolume(..))) {
             cx.work(driver);
         }
         first
     })
 }
 
-fn parse_write(cx: &Context<'_>, bytes: &[u8]) -> Result<TokenCopyPlan, TaskFailure> {
+fn parse_write(cx: &CommandContext<'_>, bytes: &[u8]) -> Result<TokenCopyPlan, TaskFailure> {
     let too_short = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
     let (head, rest) = WriteUsingToken::ref_from_prefix(bytes).map_err(|_| too_short)?;
     let descriptors_length = head.descriptors_length.get();
-    // A head without its first field, and a descriptor; and nothing behind the descriptors.
+    // A header without its first field, and one descriptor, with nothing after the descriptors.
     let data_length = head.data_length.get();
     if data_length < 550 || u32::from(data_length) != u32::from(descriptors_length).saturating_add(534) {
         return Err(Sense::in_parameters(0).into());
     }
     let mut ranges = parse_ranges(cx, rest, descriptors_length, 534)?;
-    let wanted = total(&ranges);
+    let requested = total(&ranges);
     let block_len = u64::from(cx.unit.view.block_len);
     let source = find_source(cx, &head.rod_token)?;
     let offset = head.offset_into_rod.get().checked_mul(block_len).ok_or(Sense::in_parameters(8))?;
     let available = match &source {
-        Source::Zeroes => wanted,
-        Source::Token { ranges, .. } => match total(ranges).checked_sub(offset) {
+        TokenSource::Zeroes => requested,
+        TokenSource::Token { ranges, .. } => match total(ranges).checked_sub(offset) {
             None | Some(0) => return Err(Sense::in_parameters(8).into()),
-            Some(rest) => rest.min(wanted),
+            Some(rest) => rest.min(requested),
         },
     };
-    // SBC-4, the WRITE USING TOKEN command: whole blocks, the rest of the last one is zeroes.
+    // SBC-4, the WRITE USING TOKEN command: whole blocks; the rest of the last one is zeroes.
     let len = available.checked_next_multiple_of(block_len).ok_or(Sense::in_parameters(8))?;
     truncate(&mut ranges, len);
     Ok(TokenCopyPlan {
@@ -188,18 +191,18 @@ fn parse_write(cx: &Context<'_>, bytes: &[u8]) -> Result<TokenCopyPlan, TaskFail
         offset,
         available,
         ranges,
-        is_partial: len < wanted,
+        is_partial: len < requested,
         deletes: head.flags & DEL_TKN != 0,
     })
 }
 
-/// Who has made the token: a unit that this nexus sees.
-fn find_source(cx: &Context<'_>, token: &TokenBytes) -> Result<Source, Sense> {
+/// Finds the unit that created the token, among those that this nexus can access.
+fn find_source(cx: &CommandContext<'_>, token: &TokenBytes) -> Result<TokenSource, Sense> {
     if !matches!(token, [_, _, _, _, _, _, 0x01, 0xf8, ..]) {
         return Err(Sense::illegal(Asc::INVALID_TOKEN_LENGTH));
     }
     if is_zero_token(token) {
-        return Ok(Source::Zeroes);
+        return Ok(TokenSource::Zeroes);
     }
     let found = cx.target.units().find_map(|(_, volume, unit)| {
         let ranges = unit.tokens.find(token)?;
@@ -207,7 +210,7 @@ fn find_source(cx: &Context<'_>, token: &TokenBytes) -> Result<Source, Sense> {
     });
     match found {
         Some((volume, unit, Ok(ranges))) => {
-            Ok(Source::Token { unit, volume, bytes: Box::new(*token), ranges })
+            Ok(TokenSource::Token { unit, volume, bytes: Box::new(*token), ranges })
         }
         Some((_, _, Err(why))) => Err(Sense::illegal(why)),
         None if token.starts_with(&ROD_CHANGE_VULNERABLE.to_be_bytes()) => {
@@ -217,9 +220,9 @@ fn find_source(cx: &Context<'_>, token: &TokenBytes) -> Result<Source, Sense> {
     }
 }
 
-/// The ranges of a list of descriptors, none twice; `field` is where its length was.
+/// Parses a list of range descriptors without overlaps; `field` is the offset of its length field.
 fn parse_ranges(
-    cx: &Context<'_>,
+    cx: &CommandContext<'_>,
     list: &[u8],
     length: u16,
     field: u16,
@@ -228,7 +231,7 @@ fn parse_ranges(
         return Err(Sense::in_parameters(field).into());
     }
     let list = list.get(..length.into()).unwrap_or(list);
-    // SBC-4, the POPULATE TOKEN command: what is left of a descriptor that is not whole is ignored.
+    // SBC-4, the POPULATE TOKEN command: an incomplete descriptor at the end is ignored.
     let count = list.len().checked_div(size_of::<RangeDescriptor>()).unwrap_or(0);
     let (descriptors, _) = <[RangeDescriptor]>::ref_from_prefix_with_elems(list, count)
         .map_err(|_| Sense::in_parameters(field))?;
@@ -265,26 +268,33 @@ fn truncate(ranges: &mut Vec<(u64, u64)>, mut len: u64) {
     ranges.retain(|range| range.1 > 0);
 }
 
-/// The record of that list identifier.
-fn find_record<'a>(cx: &'a Context<'_>, list_identifier: u32) -> Option<&'a Rc<RefCell<Record>>> {
+/// The record of this list identifier.
+fn find_record<'a>(
+    cx: &'a CommandContext<'_>,
+    list_identifier: u32,
+) -> Option<&'a Rc<RefCell<TokenCopyRecord>>> {
     cx.unit.token_records.iter().find(|record| record.borrow().list_identifier == list_identifier)
 }
 
-/// SPC-5, third-party copy commands: what is in progress keeps its list identifier.
-fn check_identifier(cx: &Context<'_>) -> Result<(), TaskFailure> {
+/// SPC-5, third-party copy commands: a list identifier in progress cannot be reused.
+fn check_identifier(cx: &CommandContext<'_>) -> Result<(), TaskFailure> {
     match find_record(cx, cx.command.cdb.u32(6)) {
         Some(record) if !is_over(record) => Err(Sense::illegal(Asc::OPERATION_IN_PROGRESS).into()),
         _ => Ok(()),
     }
 }
 
-fn new_record(cx: &Context<'_>, action: u16, status: u8) -> Record {
+fn new_record(cx: &CommandContext<'_>, action: u16, status: u8) -> TokenCopyRecord {
     let list_identifier = cx.command.cdb.u32(6);
-    Record { list_identifier, action: action as u8, status, done: 0, sense: None, token: None }
+    TokenCopyRecord { list_identifier, action: action as u8, status, done: 0, sense: None, token: None }
 }
 
-/// Keeps a record in place of the one before; of too many, the oldest that is over goes.
-fn keep(cx: &mut Context<'_>, record: Record) -> Result<Rc<RefCell<Record>>, TaskFailure> {
+/// Adds a record, replacing that with the same list identifier; above the limit, the oldest
+/// finished one is dropped.
+fn add_record(
+    cx: &mut CommandContext<'_>,
+    record: TokenCopyRecord,
+) -> Result<Rc<RefCell<TokenCopyRecord>>, TaskFailure> {
     let records = &mut cx.unit.token_records;
     records.retain(|old| old.borrow().list_identifier != record.list_identifier);
     if records.len() >= MAX_RECORDS {
@@ -296,21 +306,21 @@ fn keep(cx: &mut Context<'_>, record: Record) -> Result<Rc<RefCell<Record>>, Tas
     Ok(record)
 }
 
-pub(super) fn rod_token_information(cx: &mut Context<'_>) -> TaskOutcome {
+pub(super) fn rod_token_information(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let list_identifier = cx.command.cdb.u32(2);
     let allocation_length = cx.command.cdb.u32(10) as usize;
     let record = find_record(cx, list_identifier).ok_or(Sense::in_cdb(2))?;
     let bytes = information(&record.borrow(), is_over(record), cx.unit.view.block_len.into());
     let has_token = record.borrow().token.is_some();
-    // SPC-5, the RECEIVE ROD TOKEN INFORMATION command: a token is told once, or not at all to
-    // whoever has no room for anything.
+    // SPC-5, the RECEIVE ROD TOKEN INFORMATION command: a token is returned once, and discarded if
+    // the allocation length is 0.
     if has_token && (allocation_length == 0 || allocation_length >= bytes.len()) {
         cx.unit.token_records.retain(|record| record.borrow().list_identifier != list_identifier);
     }
     answer(&bytes, allocation_length)
 }
 
-fn information(record: &Record, is_over: bool, block_len: u64) -> Vec<u8> {
+fn information(record: &TokenCopyRecord, is_over: bool, block_len: u64) -> Vec<u8> {
     let status = match record.status {
         COPY_IN_FOREGROUND if is_over => COPY_TERMINATED,
         status => status,
@@ -345,11 +355,11 @@ fn information(record: &Record, is_over: bool, block_len: u64) -> Vec<u8> {
     bytes
 }
 
-/// The most records of one nexus.
+/// Maximum number of records per nexus.
 const MAX_RECORDS: usize = 16;
-/// ESTIMATED STATUS UPDATE DELAY of what is under way, in milliseconds.
+/// ESTIMATED STATUS UPDATE DELAY of a running operation, in milliseconds.
 const UPDATE_DELAY: u32 = 100;
-/// The longest parameter list, in bytes.
+/// Maximum length of the parameter list, in bytes.
 const MAX_PARAMETERS: usize = 64 << 10;
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
-//! ROD tokens: names of data for whoever has them, to be written elsewhere without passing through
-//! an initiator (SPC-5, SBC-4).
+//! ROD tokens: they represent data and let an initiator copy it without transferring it (SPC-5,
+//! SBC-4).
 //!
-//! A volume keeps no old versions of its blocks, so that a token can only promise "point in time
-//! copy, change vulnerable": it stands for the blocks as they were, and is cancelled by whatever
-//! changes one of them. A token cannot be guessed, and is good for as long as it is in use: what is
-//! idle for its inactivity timeout expires. Seconds are counted by work in the background, for a
-//! device server has no clock.
+//! A volume keeps no old versions of its blocks, so the ROD type is "point in time copy, change
+//! vulnerable": a change of a represented block cancels the token. Tokens are unguessable. A token
+//! expires after its inactivity timeout. A background task counts the seconds, because a device
+//! server has no clock.
 
-use super::nexus::Nexus;
+use super::nexus::ItNexus;
 use super::unit::{LogicalUnit, UnitIdentity};
 use crate::volume_state::Watch;
 use blockmux_wire::scsi::copy::*;
@@ -20,44 +19,43 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
-/// A token's bytes.
+/// Encoded token.
 pub(super) type TokenBytes = [u8; ROD_TOKEN_LEN];
 
-/// Offset and length in bytes of what a token stands for.
+/// Offset and length, in bytes, of the ranges that a token represents.
 pub(super) type TokenRanges = Arc<[(u64, u64)]>;
 
-/// The tokens of one logical unit's data, those that are not good any more until others need their
-/// place.
+/// Tokens of one logical unit. Invalid tokens remain until their place is needed.
 #[derive(Default)]
 pub(super) struct Tokens(Mutex<TokenTable>);
 
 #[derive(Default)]
 struct TokenTable {
-    /// Oldest first.
+    /// Ordered by creation, oldest first.
     tokens: Vec<Token>,
-    /// Counts while there are tokens, in seconds.
+    /// Clock in seconds; runs while there are valid tokens.
     now: u64,
-    /// Somebody counts.
-    is_counted: bool,
+    /// A task runs the clock.
+    has_clock: bool,
 }
 
 struct Token {
     bytes: Box<TokenBytes>,
     ranges: TokenRanges,
-    /// In seconds.
+    /// Inactivity timeout, in seconds.
     timeout: u32,
     used_at: u64,
-    fate: Fate,
+    state: TokenState,
 }
 
-enum Fate {
-    Good(Watch),
-    /// INVALID TOKEN OPERATION, and why.
-    Over(Asc),
+enum TokenState {
+    Valid(Watch),
+    /// The token is invalid: INVALID TOKEN OPERATION with this code.
+    Invalid(Asc),
 }
 
 impl Tokens {
-    /// Makes a token of what is watched; `None` if there are [`MAX_TOKENS`] that are good.
+    /// Adds a token for the ranges of `watch`; `None` if [`MAX_TOKENS`] tokens are valid.
     pub(super) fn add(
         &self,
         bytes: Box<TokenBytes>,
@@ -66,65 +64,65 @@ impl Tokens {
         watch: Watch,
     ) -> Option<()> {
         let mut table = self.lock();
-        table.see_changes();
+        table.cancel_changed();
         if table.tokens.len() >= MAX_TOKENS {
-            let over = table.tokens.iter().position(|token| matches!(token.fate, Fate::Over(_)))?;
+            let over = table.tokens.iter().position(|token| matches!(token.state, TokenState::Invalid(_)))?;
             table.tokens.remove(over);
         }
         let used_at = table.now;
-        table.tokens.push(Token { bytes, ranges, timeout, used_at, fate: Fate::Good(watch) });
+        table.tokens.push(Token { bytes, ranges, timeout, used_at, state: TokenState::Valid(watch) });
         Some(())
     }
 
-    /// The ranges that a token stands for, which is used now; `None` if there is no such token.
+    /// Looks up a token and restarts its inactivity timeout; `None` if it is unknown.
     pub(super) fn find(&self, bytes: &TokenBytes) -> Option<Result<TokenRanges, Asc>> {
         let mut table = self.lock();
-        table.see_changes();
+        table.cancel_changed();
         let now = table.now;
         let token = table.tokens.iter_mut().find(|token| is_equal(&token.bytes, bytes))?;
-        Some(match token.fate {
-            Fate::Over(why) => Err(why),
-            Fate::Good(_) => {
+        Some(match token.state {
+            TokenState::Invalid(why) => Err(why),
+            TokenState::Valid(_) => {
                 token.used_at = now;
                 Ok(token.ranges.clone())
             }
         })
     }
 
-    /// Ends a token.
+    /// Invalidates a token.
     pub(super) fn delete(&self, bytes: &TokenBytes) {
         if let Some(token) = self.lock().tokens.iter_mut().find(|token| is_equal(&token.bytes, bytes)) {
-            token.fate = Fate::Over(Asc::TOKEN_DELETED);
+            token.state = TokenState::Invalid(Asc::TOKEN_DELETED);
         }
     }
 
-    /// A second has passed; answers whether seconds still count.
+    /// Advances the clock by a second; returns whether it must continue.
     pub(super) fn tick(&self) -> bool {
         let mut table = self.lock();
-        table.see_changes();
+        table.cancel_changed();
         table.now = table.now.saturating_add(1);
         let now = table.now;
         for token in &mut table.tokens {
             let idle = now.saturating_sub(token.used_at);
-            if matches!(token.fate, Fate::Good(_)) && idle >= token.timeout.into() {
-                token.fate = Fate::Over(Asc::TOKEN_EXPIRED);
+            if matches!(token.state, TokenState::Valid(_)) && idle >= token.timeout.into() {
+                token.state = TokenState::Invalid(Asc::TOKEN_EXPIRED);
             }
         }
-        table.is_counted = table.has_good();
-        table.is_counted
+        table.has_clock = table.has_valid();
+        table.has_clock
     }
 
-    /// Whether there are tokens and nobody counts their seconds.
-    pub(super) fn lacks_clock(&self) -> bool {
+    /// Whether there are valid tokens and no clock runs.
+    pub(super) fn needs_clock(&self) -> bool {
         let table = self.lock();
-        !table.is_counted && table.has_good()
+        !table.has_clock && table.has_valid()
     }
 
-    /// Whether the caller has to count seconds from now on, by [`Tokens::tick`].
+    /// Claims the clock; if `true`, the caller must call [`Tokens::tick`] every second.
     pub(super) fn claim_clock(&self) -> bool {
         let mut table = self.lock();
-        let claims = !table.is_counted && table.has_good();
-        table.is_counted |= claims;
+        let claims = !table.has_clock && table.has_valid();
+        table.has_clock |= claims;
         claims
     }
 
@@ -134,23 +132,23 @@ impl Tokens {
 }
 
 impl TokenTable {
-    fn has_good(&self) -> bool {
-        self.tokens.iter().any(|token| matches!(token.fate, Fate::Good(_)))
+    fn has_valid(&self) -> bool {
+        self.tokens.iter().any(|token| matches!(token.state, TokenState::Valid(_)))
     }
 
-    /// Cancels the tokens whose blocks have changed.
-    fn see_changes(&mut self) {
+    /// Cancels tokens with changed blocks.
+    fn cancel_changed(&mut self) {
         for token in &mut self.tokens {
-            if matches!(&token.fate, Fate::Good(watch) if watch.has_changed()) {
-                token.fate = Fate::Over(Asc::TOKEN_CANCELLED);
+            if matches!(&token.state, TokenState::Valid(watch) if watch.has_changed()) {
+                token.state = TokenState::Invalid(Asc::TOKEN_CANCELLED);
             }
         }
     }
 }
 
-/// A new token for so many bytes of a unit.
-pub(super) fn new_token(unit: &LogicalUnit, nexus: &Nexus, block_len: u32, len: u64) -> Box<TokenBytes> {
-    let secret = unguessable(nexus);
+/// Creates a token for `len` bytes of a unit.
+pub(super) fn new_token(unit: &LogicalUnit, nexus: &ItNexus, block_len: u32, len: u64) -> Box<TokenBytes> {
+    let secret = random_secret(nexus);
     let (identifier, _) = secret.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
     let head = RodTokenHead {
         rod_type: U32::new(ROD_CHANGE_VULNERABLE),
@@ -162,13 +160,13 @@ pub(super) fn new_token(unit: &LogicalUnit, nexus: &Nexus, block_len: u32, len: 
         ..FromZeros::new_zeroed()
     };
     let mut bytes = Box::new([0; ROD_TOKEN_LEN]);
-    // Behind the head: the target device's descriptor, which is left out, then what only we read.
+    // The header is followed by the omitted target device descriptor, then by the secret.
     let parts = head.as_bytes().iter().chain(&[0; 128]).chain(&secret);
     bytes.iter_mut().zip(parts).for_each(|(place, byte)| *place = *byte);
     bytes
 }
 
-/// Whether the token stands for zeroes without end (SBC-4).
+/// Whether the token is the block zero ROD token (SBC-4).
 pub(super) fn is_zero_token(bytes: &TokenBytes) -> bool {
     bytes.starts_with(&ROD_ZERO.to_be_bytes()) && bytes.iter().skip(8).all(|&byte| byte == 0)
 }
@@ -187,9 +185,9 @@ fn creator(identity: &UnitIdentity, block_len: u32) -> IdentificationCscd {
     cscd
 }
 
-/// 32 bytes that nobody guesses, others each time: a hash over a secret of this process, which
-/// begins with what the system gives hash tables against just such guesses.
-fn unguessable(nexus: &Nexus) -> [u8; 32] {
+/// 32 unpredictable bytes, unique for each call: a hash over a process-wide secret from the random
+/// seeds of the standard library's hash maps.
+fn random_secret(nexus: &ItNexus) -> [u8; 32] {
     static SECRET: OnceLock<[u8; 32]> = OnceLock::new();
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let secret = SECRET.get_or_init(|| {
@@ -204,12 +202,12 @@ fn unguessable(nexus: &Nexus) -> [u8; 32] {
     hash.chain_update(&*nexus.initiator).finalize().into()
 }
 
-/// Takes as long wherever they differ.
+/// Compares in constant time.
 fn is_equal(a: &TokenBytes, b: &TokenBytes) -> bool {
     a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// Of one logical unit.
+/// Maximum number of tokens of one logical unit.
 pub(super) const MAX_TOKENS: usize = 128;
 /// MAXIMUM INACTIVITY TIMEOUT, in seconds.
 pub(super) const MAX_TIMEOUT: u32 = 3600;

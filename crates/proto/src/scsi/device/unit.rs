@@ -1,16 +1,16 @@
-//! A logical unit: a volume, and what every nexus shares about it beyond what all protocols do
-//! ([`Served`]).
+//! A logical unit: a volume and the SCSI state that all nexuses share, in addition to the state of
+//! all protocols ([`VolumeState`]).
 //!
-//! [`LogicalUnit::generation`] grows with each change that some nexus must know of. A
-//! [`DeviceServer`] keeps a [`View`] and takes the lock only when the generation is another than
-//! the one its view was made of.
+//! [`LogicalUnit::generation`] increases with each change that a nexus must notice. A
+//! [`DeviceServer`] caches a [`NexusView`] and takes the lock only if the generation differs from
+//! that of its view.
 //!
 //! [`DeviceServer`]: super::DeviceServer
 
 use super::AccessState;
 use super::alua::{self, AccessStates};
-use super::nexus::{Nexus, TargetPort};
-use super::sanitize::{Erased, Sanitize};
+use super::nexus::{ItNexus, TargetPort};
+use super::sanitize::{EraseRecord, Sanitize};
 
 use super::tokens::Tokens;
 use super::view::NexusView;
@@ -24,29 +24,27 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// How a logical unit presents itself: its names in INQUIRY data and designators, and what it can
-/// be asked.
+/// Identity and properties of a logical unit, for INQUIRY data and designators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitIdentity {
-    /// T10 VENDOR IDENTIFICATION: 8 bytes of ASCII, filled up with spaces.
+    /// T10 VENDOR IDENTIFICATION: 8 bytes of ASCII, padded with spaces.
     pub vendor: [u8; 8],
-    /// PRODUCT IDENTIFICATION, filled up with spaces.
+    /// PRODUCT IDENTIFICATION, padded with spaces.
     pub product: [u8; 16],
-    /// PRODUCT REVISION LEVEL, filled up with spaces.
+    /// PRODUCT REVISION LEVEL, padded with spaces.
     pub revision: [u8; 4],
-    /// The unit serial number in ASCII; the same on every path to the volume, and on no other
-    /// volume.
+    /// Unit serial number in ASCII, identical on every path to the volume and unique to it.
     pub serial: String,
-    /// The medium can be ejected and loaded: RMB of INQUIRY data.
+    /// The medium can be ejected and loaded (RMB of the INQUIRY data).
     pub removable: bool,
-    /// Refuse writes whatever the volume says.
+    /// Writes are rejected even if the volume is writable.
     pub read_only: bool,
-    /// NAA locally assigned identifier (SPC-5): the upper 4 bits are 3.
+    /// NAA locally assigned identifier (SPC-5); the upper 4 bits are 3.
     pub naa: u64,
 }
 
 impl UnitIdentity {
-    /// The identity of a volume of which nothing but a name is known.
+    /// The identity of a volume that is known only by name.
     #[must_use]
     pub fn of(name: &str) -> UnitIdentity {
         UnitIdentity::of_volume(VolumeUuid::of_texts(&[name]))
@@ -67,18 +65,18 @@ impl UnitIdentity {
     }
 }
 
-/// A volume as a logical unit; all targets and sessions that lead to the volume share one.
+/// A volume as a logical unit, shared by all targets and sessions that provide access to it.
 pub struct LogicalUnit {
     pub(super) identity: UnitIdentity,
-    pub(super) served: Arc<VolumeState>,
+    pub(super) volume_state: Arc<VolumeState>,
     generation: AtomicU64,
-    /// Of its data.
+    /// ROD tokens of the unit's data.
     pub(super) tokens: Tokens,
-    call: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    background_callback: OnceLock<Box<dyn Fn() + Send + Sync>>,
     state: Mutex<UnitState>,
 }
 
-/// What nexuses share.
+/// State that nexuses share.
 #[derive(Default)]
 pub(super) struct UnitState {
     pub(super) nexuses: Vec<NexusState>,
@@ -86,177 +84,177 @@ pub(super) struct UnitState {
     pub(super) descriptor_sense: bool,
     /// SWP of the Control mode page.
     pub(super) write_protected: bool,
-    /// Of asymmetric access.
+    /// ALUA states of target port groups.
     pub(super) access_states: AccessStates,
-    /// A sanitize operation that is not over.
+    /// The current or failed sanitize operation.
     pub(super) sanitize: Option<Sanitize>,
-    /// The last block erase that has succeeded.
-    pub(super) erased: Option<Erased>,
-    /// The medium of a removable unit is out.
+    /// The last successful block erase.
+    pub(super) erased: Option<EraseRecord>,
+    /// The medium of a removable unit is ejected.
     pub(super) ejected: bool,
-    /// RELATIVE TARGET PORT IDENTIFIERs of all ports that lead here, by their names.
+    /// RELATIVE TARGET PORT IDENTIFIERs of all ports of the unit, by port name.
     pub(super) ports: BTreeMap<Arc<str>, u16>,
-    /// The size at the last look, in bytes; 0: not looked yet.
+    /// The volume's size when it was last checked, in bytes; 0 if it was not checked.
     size: u64,
 }
 
-/// What a logical unit knows of one nexus.
+/// State of one nexus.
 pub(super) struct NexusState {
     pub(super) key: NexusKey,
-    pub(super) who: Registrant,
-    /// The target port group of its port.
+    pub(super) registrant: Registrant,
+    /// Target port group of its target port.
     group: u16,
-    /// Counts how often its tasks were aborted by others.
+    /// Number of times that its tasks were aborted by others.
     abort_epoch: u32,
-    /// PREVENT of its last PREVENT ALLOW MEDIUM REMOVAL.
+    /// PREVENT of the latest PREVENT ALLOW MEDIUM REMOVAL.
     pub(super) prevents_removal: bool,
     attentions: SmallVec<[Asc; MAX_ATTENTIONS]>,
 }
 
-/// One nexus of a logical unit, as long as its session lasts.
+/// Identifies a nexus of a logical unit for the life of its session.
 pub(super) type NexusKey = Holder;
 
 impl LogicalUnit {
-    /// A logical unit over a volume that nothing else serves.
+    /// A logical unit for a volume that nothing else serves.
     #[must_use]
     pub fn new(identity: UnitIdentity, volume: Arc<dyn Volume>) -> Arc<LogicalUnit> {
         LogicalUnit::over(identity, &VolumeState::new(volume))
     }
 
-    /// A logical unit over a volume that others may serve, too: other units, and other protocols.
+    /// A logical unit for a volume that other units and protocols may serve.
     #[must_use]
-    pub fn over(identity: UnitIdentity, served: &Arc<VolumeState>) -> Arc<LogicalUnit> {
+    pub fn over(identity: UnitIdentity, volume_state: &Arc<VolumeState>) -> Arc<LogicalUnit> {
         let unit = Arc::new(LogicalUnit {
             identity,
-            served: served.clone(),
+            volume_state: volume_state.clone(),
             generation: AtomicU64::new(0),
             tokens: Tokens::default(),
-            call: OnceLock::new(),
+            background_callback: OnceLock::new(),
             state: Mutex::default(),
         });
         let watcher: Weak<LogicalUnit> = Arc::downgrade(&unit);
-        served.watch(watcher);
+        volume_state.watch(watcher);
         unit
     }
 
-    /// Has `call` called whenever there is work that no command carries on, from any thread: then
-    /// somebody's device server has to be asked for it ([`DeviceServer::poll_background`]). Only
-    /// the first call of this counts.
+    /// Registers a callback for background work. It may be called from any thread; a device server
+    /// must then call [`DeviceServer::poll_background`]. Only the first registration takes effect.
     ///
     /// [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
     pub fn on_background(&self, call: impl Fn() + Send + Sync + 'static) {
-        // Whoever came first serves the unit, too.
-        let _ = self.call.set(Box::new(call));
+        // The first registrant serves the unit.
+        let _ = self.background_callback.set(Box::new(call));
     }
 
-    /// There is work that no command carries on.
-    pub(super) fn call_background(&self) {
-        if let Some(call) = self.call.get() {
+    /// Notifies the callback of background work.
+    pub(super) fn notify_background(&self) {
+        if let Some(call) = self.background_callback.get() {
             call();
         }
     }
 
-    /// A second has passed for tokens; answers whether to go on counting.
+    /// Advances the token clock by a second; returns whether it must continue.
     pub(crate) fn count_second(&self) -> bool {
         self.tokens.tick()
     }
 
-    /// In the one order that all threads agree on, as `Drain` wants it.
+    /// The generation, sequentially consistent because `Drain` requires it.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
-        let info = self.served.volume().info();
+        let info = self.volume_state.volume().info();
         VolumeInfo { read_only: info.read_only || self.identity.read_only, ..info }
     }
 
-    /// Looks at the shared state.
-    pub(super) fn look<R>(&self, look: impl FnOnce(&UnitState) -> R) -> R {
-        look(&self.lock())
+    /// Reads the shared state.
+    pub(super) fn read_state<R>(&self, read: impl FnOnce(&UnitState) -> R) -> R {
+        read(&self.lock())
     }
 
-    /// Changes the shared state, and has every nexus look again.
+    /// Changes the shared state and invalidates the views of all nexuses.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut UnitState) -> R) -> R {
         let mut state = self.lock();
         let result = change(&mut state);
-        // Within the lock: who sees the new generation and then locks sees the new state.
+        // Within the lock: a reader of the new generation finds the new state.
         self.generation.fetch_add(1, Ordering::Release);
         result
     }
 
-    /// Adds a nexus; its first command is told of the power on (SAM-5 §5.14).
-    pub(super) fn attach(&self, nexus: &Nexus) -> NexusKey {
-        let key = self.served.new_holder();
+    /// Adds a nexus with a power-on unit attention (SAM-5 §5.14).
+    pub(super) fn attach(&self, nexus: &ItNexus) -> NexusKey {
+        let key = self.volume_state.new_holder();
         self.change(|state| {
             state.nexuses.push(NexusState {
                 key,
-                who: nexus.registrant(),
+                registrant: nexus.registrant(),
                 group: nexus.target_port.group,
                 abort_epoch: 0,
                 prevents_removal: false,
                 attentions: SmallVec::new(),
             });
-            state.attend(key, Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED);
+            state.establish_attention(key, Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED);
             key
         })
     }
 
-    /// Forgets a nexus whose session is over.
+    /// Removes a nexus after the end of its session.
     pub(super) fn detach(&self, key: NexusKey) {
         self.change(|state| state.nexuses.retain(|nexus| nexus.key != key));
-        self.served.release(Some(key));
+        self.volume_state.release(Some(key));
     }
 
-    /// SAM-5, "I_T nexus loss": what a nexus has for itself is over, and it is told.
-    pub(super) fn lose_nexus(&self, key: NexusKey) {
-        self.served.release(Some(key));
+    /// SAM-5, I_T nexus loss: clears the state of the nexus and establishes a unit attention.
+    pub(super) fn on_nexus_loss(&self, key: NexusKey) {
+        self.volume_state.release(Some(key));
         self.change(|state| {
             if let Some(nexus) = state.nexus(key) {
                 nexus.prevents_removal = false;
                 nexus.abort_tasks();
-                nexus.attend(Asc::I_T_NEXUS_LOSS_OCCURRED);
+                nexus.establish_attention(Asc::I_T_NEXUS_LOSS_OCCURRED);
             }
         });
     }
 
-    /// Knows these ports from now on as ways that lead here.
+    /// Adds ports that provide access to the unit.
     pub(super) fn add_ports(&self, ports: &[TargetPort]) {
         let known = ports.iter().map(|port| (port.name.clone(), port.relative_id));
         self.change(|state| state.ports.extend(known));
     }
 
-    /// SAM-5 §6.3.3, logical unit reset: what only lasts until one goes.
+    /// SAM-5 §6.3.3, logical unit reset: clears the state that lasts until a reset.
     pub(super) fn reset(&self) {
-        self.served.release(None);
+        self.volume_state.release(None);
         self.change(UnitState::reset);
     }
 
-    /// The state as `key` sees it, and the generation that this is true for.
+    /// The view of a nexus, with its generation.
     pub(super) fn view(&self, key: NexusKey) -> (u64, NexusView) {
-        // What is asked of the volume comes first: with the lock of the unit held, that of the
-        // volume is not taken.
+        // Lock order: the volume's state is read before the unit's lock is taken.
         let asked = self.generation();
         let info = self.info();
-        let who = self.look(|state| state.who(key));
-        let (access, is_reserved_by_other, closed) = self.served.look(|table| {
+        let registrant = self.read_state(|state| state.registrant(key));
+        let (access, is_reserved_by_other, closed) = self.volume_state.look(|table| {
             let is_reserved_by_other = table.reserved_by.is_some_and(|holder| holder != key);
-            let access = who.as_ref().map_or(BlockAccess::ALL, |who| table.reservations.access(Some(who)));
-            // By way of another unit, or for good.
+            let access = registrant
+                .as_ref()
+                .map_or(BlockAccess::ALL, |registrant| table.reservations.access(Some(registrant)));
+            // A sanitize operation through another unit, or a volume that is no longer served.
             let sanitizing = table.is_closed.then_some(SANITIZING);
             (access, is_reserved_by_other, if table.is_retired { Some(GONE) } else { sanitizing })
         });
         let mut state = self.lock();
-        // A change in between leads to another look.
+        // A change in between leads to another refresh.
         let mut generation = asked;
-        if state.see_size(info.size, Some(key)) {
+        if state.record_size(info.size, Some(key)) {
             let before = self.generation.fetch_add(1, Ordering::Release);
             if before == asked {
                 generation = asked.wrapping_add(1);
             }
         }
-        // Blocks of fewer than 512 bytes are no blocks of a disk.
+        // Disks have no blocks of fewer than 512 bytes.
         let block_len = info.logical_block.max(512);
         let abort_epoch = state.nexus(key).map_or(0, |nexus| nexus.abort_epoch);
         let view = NexusView {
@@ -281,10 +279,10 @@ impl LogicalUnit {
         (generation, view)
     }
 
-    /// The state as a registrant's nexus sees it; `None` if it has none.
-    pub(super) fn view_of(&self, who: &Registrant) -> Option<NexusView> {
-        let key = self.look(|state| {
-            let own = state.nexuses.iter().find(|nexus| nexus.who == *who);
+    /// The view of a registrant's nexus; `None` if it has none.
+    pub(super) fn view_of(&self, registrant: &Registrant) -> Option<NexusView> {
+        let key = self.read_state(|state| {
+            let own = state.nexuses.iter().find(|nexus| nexus.registrant == *registrant);
             own.map(|nexus| nexus.key)
         });
         key.map(|key| self.view(key).1)
@@ -307,27 +305,27 @@ impl Watcher for LogicalUnit {
     fn on_change(&self, change: &Change<'_>) {
         self.change(|state| match change {
             Change::Reservations { notices, aborts } => {
-                for (who, notice) in *notices {
-                    state.tell(who, *notice, *aborts);
+                for (registrant, notice) in *notices {
+                    state.notify_registrant(registrant, *notice, *aborts);
                 }
             }
             Change::Size => {
-                state.see_size(self.served.volume().info().size, None);
+                state.record_size(self.volume_state.volume().info().size, None);
             }
         });
     }
 }
 
 impl UnitState {
-    /// Tells every nexus of a registrant what others have done to it.
-    fn tell(&mut self, who: &Registrant, notice: Notice, aborts: bool) {
+    /// Notifies all nexuses of a registrant of a change by others.
+    fn notify_registrant(&mut self, registrant: &Registrant, notice: Notice, aborts: bool) {
         let asc = match notice {
             Notice::ReservationsPreempted => Asc::RESERVATIONS_PREEMPTED,
             Notice::RegistrationsPreempted => Asc::REGISTRATIONS_PREEMPTED,
             Notice::ReservationsReleased => Asc::RESERVATIONS_RELEASED,
         };
-        for nexus in self.nexuses.iter_mut().filter(|nexus| nexus.who == *who) {
-            nexus.attend(asc);
+        for nexus in self.nexuses.iter_mut().filter(|nexus| nexus.registrant == *registrant) {
+            nexus.establish_attention(asc);
             if aborts && notice == Notice::RegistrationsPreempted {
                 nexus.abort_tasks();
             }
@@ -339,14 +337,14 @@ impl UnitState {
     }
 
     fn has_background(&self) -> bool {
-        self.sanitize.as_ref().is_some_and(Sanitize::is_abandoned)
+        self.sanitize.as_ref().is_some_and(Sanitize::is_unclaimed)
     }
 
-    fn who(&self, key: NexusKey) -> Option<Registrant> {
-        self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.who.clone())
+    fn registrant(&self, key: NexusKey) -> Option<Registrant> {
+        self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.registrant.clone())
     }
 
-    /// The state of the nexus's target port group.
+    /// ALUA state of the nexus's target port group.
     fn port(&self, key: NexusKey) -> AccessState {
         let group = self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.group);
         group.and_then(|group| self.access_states.get(&group)).copied().unwrap_or_default().access
@@ -363,33 +361,33 @@ impl UnitState {
         self.nexuses.iter_mut().for_each(|nexus| nexus.prevents_removal = false);
         (self.descriptor_sense, self.write_protected) = (false, false);
         self.abort_all_tasks();
-        self.attend_all(None, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
+        self.establish_attention_for_all(None, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
     }
 
-    /// Aborts the tasks of every nexus.
+    /// Aborts the tasks of all nexuses.
     pub(super) fn abort_all_tasks(&mut self) {
         self.nexuses.iter_mut().for_each(NexusState::abort_tasks);
     }
 
     /// Establishes a unit attention for one nexus.
-    pub(super) fn attend(&mut self, key: NexusKey, what: Asc) {
+    pub(super) fn establish_attention(&mut self, key: NexusKey, what: Asc) {
         if let Some(nexus) = self.nexus(key) {
-            nexus.attend(what);
+            nexus.establish_attention(what);
         }
     }
 
-    /// Establishes a unit attention for every nexus but `except`.
-    pub(super) fn attend_all(&mut self, except: Option<NexusKey>, what: Asc) {
+    /// Establishes a unit attention for all nexuses but `except`.
+    pub(super) fn establish_attention_for_all(&mut self, except: Option<NexusKey>, what: Asc) {
         for nexus in self.nexuses.iter_mut().filter(|nexus| Some(nexus.key) != except) {
-            nexus.attend(what);
+            nexus.establish_attention(what);
         }
     }
 
-    /// Tells every nexus but `except` if the size is another than it was; answers whether it is.
-    fn see_size(&mut self, size: u64, except: Option<NexusKey>) -> bool {
+    /// Records the volume's size; establishes unit attentions and returns `true` if it has changed.
+    fn record_size(&mut self, size: u64, except: Option<NexusKey>) -> bool {
         let is_other = self.size != 0 && self.size != size;
         if is_other {
-            self.attend_all(except, Asc::CAPACITY_DATA_HAS_CHANGED);
+            self.establish_attention_for_all(except, Asc::CAPACITY_DATA_HAS_CHANGED);
         }
         self.size = size;
         is_other
@@ -397,14 +395,14 @@ impl UnitState {
 }
 
 impl NexusState {
-    /// Its tasks end with TASK ABORTED, each with its next step.
+    /// Aborts the nexus's tasks: each ends with TASK ABORTED at its next step.
     pub(super) fn abort_tasks(&mut self) {
         self.abort_epoch = self.abort_epoch.wrapping_add(1);
     }
 
-    pub(super) fn attend(&mut self, what: Asc) {
-        // SAM-5 §5.14: the same condition again adds nothing; and a reset makes all older ones
-        // meaningless.
+    pub(super) fn establish_attention(&mut self, what: Asc) {
+        // SAM-5 §5.14: a repeated condition adds nothing, and a reset supersedes all older
+        // conditions.
         let is_reset = what.0 >> 8 == Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED.0 >> 8;
         if is_reset {
             self.attentions.clear();
@@ -418,9 +416,9 @@ impl NexusState {
     }
 }
 
-/// Why a unit is not ready whose volume is sanitized.
+/// NOT READY sense data of a unit during a sanitize operation.
 pub(super) const SANITIZING: Sense = Sense::new(SenseKey::NOT_READY, Asc::SANITIZE_IN_PROGRESS);
-/// Why nothing is done with a unit whose volume is not served any more.
+/// Sense data of a unit whose volume is no longer served.
 const GONE: Sense = Sense::new(SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED);
-/// The most unit attentions that wait for a nexus; beyond, the oldest is lost.
+/// Maximum number of pending unit attentions of a nexus; beyond it the oldest is dropped.
 const MAX_ATTENTIONS: usize = 8;

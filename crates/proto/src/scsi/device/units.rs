@@ -1,10 +1,10 @@
-//! The logical units of a target as one nexus sees them. They come and go: each command begins with
-//! a look whether they have, and then the nexus is told so by a unit attention of those that it had
-//! before (SPC-5, REPORTED LUNS DATA HAS CHANGED).
+//! The logical units of a target as one nexus sees them. Each command first checks for added and
+//! removed units; the nexus is notified by a unit attention of its existing units (SPC-5, REPORTED
+//! LUNS DATA HAS CHANGED).
 
 use super::Lun;
 use super::extended_copy::CopyResult;
-use super::nexus::Nexus;
+use super::nexus::ItNexus;
 use super::target::ScsiTarget;
 use super::task::Task;
 use super::token_copy::TokenRecords;
@@ -17,13 +17,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// All of them. A unit keeps its place as long as the nexus lasts, and nobody gets that of one that
-/// is gone: tasks name their units by it.
-pub(super) struct Units {
+/// All units of the nexus. The index of a unit is stable and never reused, because tasks refer to
+/// units by index.
+pub(super) struct AttachedUnits {
     list: Vec<Option<AttachedUnit>>,
-    /// By number.
-    places: BTreeMap<u16, usize>,
-    /// The target's generation that they were looked at in.
+    /// Index of each unit, by its number.
+    indexes: BTreeMap<u16, usize>,
+    /// Generation of the target when the units were last read.
     seen: u64,
 }
 
@@ -33,106 +33,109 @@ pub(super) struct AttachedUnit {
     pub(super) volume: VolumeId,
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) key: NexusKey,
-    /// The nexus's I/O on the volume.
+    /// Counts the nexus's I/O on the volume.
     pub(super) counter: Rc<IoCounter>,
-    /// How this nexus's copies ended, oldest first.
+    /// Results of this nexus's EXTENDED COPY commands, oldest first.
     pub(super) copies: Vec<CopyResult>,
-    /// How this nexus's copies by token ended, oldest first, and the tokens that it has not been
-    /// told yet.
+    /// Records of this nexus's token operations, oldest first, with unread tokens.
     pub(super) token_records: TokenRecords,
-    /// The generation that `view` was made of.
+    /// The generation of `view`.
     pub(super) seen: u64,
     pub(super) view: NexusView,
 }
 
-impl Units {
-    /// Those that the target has now.
-    pub(super) fn new(target: &ScsiTarget, nexus: &Nexus) -> Units {
-        // Before the look: a change in between is looked at once more.
+impl AttachedUnits {
+    /// Attaches the current units of the target.
+    pub(super) fn new(target: &ScsiTarget, nexus: &ItNexus) -> AttachedUnits {
+        // Read first: a change in between leads to another check.
         let seen = target.generation();
-        let mut units = Units { list: Vec::new(), places: BTreeMap::new(), seen };
+        let mut units = AttachedUnits { list: Vec::new(), indexes: BTreeMap::new(), seen };
         target.units().for_each(|unit| units.add(unit, nexus));
         units
     }
 
-    /// Sees what has come and gone.
+    /// Checks for added and removed units.
     #[inline]
-    pub(super) fn look_again(&mut self, target: &ScsiTarget, nexus: &Nexus) {
+    pub(super) fn update(&mut self, target: &ScsiTarget, nexus: &ItNexus) {
         if target.generation() != self.seen {
-            self.look(target, nexus);
+            self.reload(target, nexus);
         }
     }
 
     #[cold]
-    fn look(&mut self, target: &ScsiTarget, nexus: &Nexus) {
+    fn reload(&mut self, target: &ScsiTarget, nexus: &ItNexus) {
         self.seen = target.generation();
         let all: Vec<_> = target.units().collect();
-        let there: BTreeSet<(u16, VolumeId)> =
+        let existing: BTreeSet<(u16, VolumeId)> =
             all.iter().map(|(number, volume, _)| (*number, *volume)).collect();
-        for place in &mut self.list {
-            if let Some(gone) = place.take_if(|unit| !there.contains(&(unit.number, unit.volume))) {
-                self.places.remove(&gone.number);
-                gone.unit.detach(gone.key);
+        for slot in &mut self.list {
+            if let Some(removed) = slot.take_if(|unit| !existing.contains(&(unit.number, unit.volume))) {
+                self.indexes.remove(&removed.number);
+                removed.unit.detach(removed.key);
             }
         }
         for unit in self.iter() {
-            unit.unit.change(|state| state.attend(unit.key, Asc::REPORTED_LUNS_DATA_HAS_CHANGED));
+            unit.unit
+                .change(|state| state.establish_attention(unit.key, Asc::REPORTED_LUNS_DATA_HAS_CHANGED));
         }
         for unit in all {
-            if !self.places.contains_key(&unit.0) {
+            if !self.indexes.contains_key(&unit.0) {
                 self.add(unit, nexus);
             }
         }
     }
 
-    fn add(&mut self, (number, volume, unit): (u16, VolumeId, Arc<LogicalUnit>), nexus: &Nexus) {
+    fn add(&mut self, (number, volume, unit): (u16, VolumeId, Arc<LogicalUnit>), nexus: &ItNexus) {
         let key = unit.attach(nexus);
         let (seen, view) = unit.view(key);
-        let counter = IoCounter::new(&unit.served);
-        self.places.insert(number, self.list.len());
+        let counter = IoCounter::new(&unit.volume_state);
+        self.indexes.insert(number, self.list.len());
         let (copies, token_records) = (Vec::new(), Vec::new());
         let attached = AttachedUnit { number, volume, unit, key, counter, copies, token_records, seen, view };
         self.list.push(Some(attached));
     }
 
-    /// The place of a LUN.
+    /// The index of the unit with this LUN.
     #[inline]
     pub(super) fn find(&self, lun: Lun) -> Option<usize> {
         let number = lun.number()?;
-        // LUNs mostly have no gaps, and then the number is the place.
+        // LUNs mostly have no gaps; the number is then the index.
         match self.get(number.into()) {
             Some(unit) if unit.number == number => Some(number.into()),
-            _ => self.places.get(&number).copied(),
+            _ => self.indexes.get(&number).copied(),
         }
     }
 
     #[inline]
-    pub(super) fn get(&self, place: usize) -> Option<&AttachedUnit> {
-        self.list.get(place)?.as_ref()
+    pub(super) fn get(&self, index: usize) -> Option<&AttachedUnit> {
+        self.list.get(index)?.as_ref()
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, place: usize) -> Option<&mut AttachedUnit> {
-        self.list.get_mut(place)?.as_mut()
+    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut AttachedUnit> {
+        self.list.get_mut(index)?.as_mut()
     }
 
-    /// All that are there.
+    /// All existing units.
     pub(super) fn iter(&self) -> impl Iterator<Item = &AttachedUnit> {
         self.list.iter().flatten()
     }
 
-    /// The place of the first that this is true of.
-    pub(super) fn place(&self, is_it: impl Fn(&AttachedUnit) -> bool) -> Option<usize> {
-        self.list.iter().position(|unit| unit.as_ref().is_some_and(&is_it))
+    /// The index of the first unit that satisfies the predicate.
+    pub(super) fn position(&self, predicate: impl Fn(&AttachedUnit) -> bool) -> Option<usize> {
+        self.list.iter().position(|unit| unit.as_ref().is_some_and(&predicate))
     }
 
-    /// The first unit of which `is_it` is true; it may change the unit when it looks.
-    pub(super) fn first_with(&mut self, mut is_it: impl FnMut(&mut AttachedUnit) -> bool) -> Option<usize> {
-        self.list.iter_mut().position(|unit| unit.as_mut().is_some_and(&mut is_it))
+    /// The index of the first unit that satisfies the predicate, which may change the unit.
+    pub(super) fn position_mut(
+        &mut self,
+        mut predicate: impl FnMut(&mut AttachedUnit) -> bool,
+    ) -> Option<usize> {
+        self.list.iter_mut().position(|unit| unit.as_mut().is_some_and(&mut predicate))
     }
 }
 
-impl Drop for Units {
+impl Drop for AttachedUnits {
     fn drop(&mut self) {
         for unit in self.iter() {
             unit.unit.detach(unit.key);
@@ -141,7 +144,7 @@ impl Drop for Units {
 }
 
 impl AttachedUnit {
-    /// Whether the unit has work that nobody carries on.
+    /// Whether the unit has unclaimed background work.
     pub(super) fn has_background(&mut self) -> bool {
         if self.unit.generation() != self.seen {
             self.refresh();
@@ -149,7 +152,7 @@ impl AttachedUnit {
         self.view.has_background
     }
 
-    /// Whether someone has aborted the task since it began.
+    /// Whether another nexus has aborted the task since it started.
     #[inline]
     pub(super) fn is_aborted(&mut self, task: &Task) -> bool {
         if self.unit.generation() != self.seen {
@@ -158,11 +161,11 @@ impl AttachedUnit {
         self.view.abort_epoch != task.abort_epoch
     }
 
-    /// Looks at the shared state again.
+    /// Refreshes the view.
     pub(super) fn refresh(&mut self) {
         let abort_epoch = self.view.abort_epoch;
         (self.seen, self.view) = self.unit.view(self.key);
-        // SPC-5: with the nexus and by a reset, what is held of copies goes.
+        // SPC-5: copy results are discarded on nexus loss and reset.
         if self.view.abort_epoch != abort_epoch {
             self.copies.clear();
             self.token_records.clear();
@@ -173,8 +176,8 @@ impl AttachedUnit {
 #[cfg(test)]
 mod tests {
     use crate::exports::VolumeId;
-    use crate::scsi::device::testing::{Bench, command};
-    use crate::scsi::{LogicalUnit, Lun, Step, UnitIdentity};
+    use crate::scsi::device::testing::{DeviceBench, command};
+    use crate::scsi::{LogicalUnit, Lun, TaskStep, UnitIdentity};
     use blockmux_volume::MemVolume;
     use std::sync::Arc;
 
@@ -190,15 +193,19 @@ mod tests {
     }
 
     #[test]
-    fn units_that_come_and_go_are_told_by_those_that_were_there() {
-        let bench = Bench::new();
+    fn added_and_removed_units_are_reported_by_existing_units() {
+        let bench = DeviceBench::new();
         let mut client = bench.client("i");
         let five = Lun::new(5);
         assert_eq!(client.run_on(five, &TEST_UNIT_READY, &[]).check(), (5, 0x2500));
         assert!(bench.target.add(5, VolumeId(9), unit("b")) && !bench.target.add(5, VolumeId(9), unit("c")));
         assert_eq!(client.run(&TEST_UNIT_READY).check(), (6, 0x3f0e));
         client.run(&TEST_UNIT_READY).good();
-        assert_eq!(client.run_on(five, &TEST_UNIT_READY, &[]).check(), (6, 0x2900), "it is new here");
+        assert_eq!(
+            client.run_on(five, &TEST_UNIT_READY, &[]).check(),
+            (6, 0x2900),
+            "a new nexus of this unit"
+        );
         client.run_on(five, &TEST_UNIT_READY, &[]).good();
         let report = [0xa0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
         assert_eq!(luns(&client.run(&report).good()), [0, 5]);
@@ -209,24 +216,24 @@ mod tests {
     }
 
     #[test]
-    fn a_task_of_a_unit_that_goes_ends_and_so_does_what_follows_on_its_volume() {
-        let bench = Bench::new();
+    fn tasks_of_a_removed_unit_end_with_their_next_step() {
+        let bench = DeviceBench::new();
         let mut client = bench.client("i");
         let (mut task, step) = client.server.begin(&command(Lun::new(0), &READ_ONE, 0));
-        assert!(matches!(step, Step::Io { .. }));
+        assert!(matches!(step, TaskStep::Io { .. }));
         bench.target.remove(|_, _| true);
         assert_eq!(client.run(&READ_ONE).check(), (5, 0x2500));
-        let Step::Done(end) = client.turn(&mut task, step, &[], &mut 0) else { panic!("it goes on") };
+        let TaskStep::Done(end) = client.turn(&mut task, step, &[], &mut 0) else { panic!("it goes on") };
         assert_eq!(end.sense.map(|sense| sense.asc.0), Some(0x2500));
     }
 
     #[test]
-    fn nothing_is_done_on_a_volume_that_is_not_served_any_more() {
-        let bench = Bench::new();
+    fn nothing_is_done_on_a_volume_that_is_no_longer_served() {
+        let bench = DeviceBench::new();
         let mut client = bench.client("i");
         client.run(&READ_ONE).good();
-        bench.unit.served.retire();
+        bench.unit.volume_state.retire();
         assert_eq!(client.run(&READ_ONE).check(), (5, 0x2500));
-        assert!(bench.unit.served.settling().is_over());
+        assert!(bench.unit.volume_state.settling().is_over());
     }
 }

@@ -1,14 +1,14 @@
 //! VERIFY and WRITE AND VERIFY (SBC-4).
 
-use super::task::{Action, BlockRange, Context, MultiStepCommand, PIECE, TaskOutcome};
+use super::task::{BlockRange, CommandContext, HandlerAction, MultiStepCommand, PIECE, TaskOutcome};
 use crate::scsi::bytes::first_difference;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
-/// With BYTCHK 00b the blocks must be readable, with 01b equal to the data-out, with 11b each equal
-/// to its one block.
-pub(super) fn verify(cx: &mut Context<'_>) -> TaskOutcome {
+/// VERIFY: with BYTCHK 00b the blocks must be readable; with 01b they must equal the data-out; with
+/// 11b each must equal its single block.
+pub(super) fn verify(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let range = cx.range()?;
     let block_len = cx.unit.view.block_len.into();
     let data_len = match bytchk(range.flags) {
@@ -22,7 +22,7 @@ pub(super) fn verify(cx: &mut Context<'_>) -> TaskOutcome {
         _ => return Err(Sense::cdb_bit(1, 2).into()),
     };
     if range.len == 0 {
-        return Ok(Action::good());
+        return Ok(HandlerAction::good());
     }
     let mut work = Verify::new(&range, VerifyData::Anything);
     if data_len == 0 {
@@ -37,9 +37,9 @@ pub(super) fn verify(cx: &mut Context<'_>) -> TaskOutcome {
     cx.data_out(data_len)
 }
 
-/// Writes, then reads back; with BYTCHK 01b what is read must be what was written. 11b is for
-/// VERIFY alone.
-pub(super) fn write_and_verify(cx: &mut Context<'_>) -> TaskOutcome {
+/// WRITE AND VERIFY: writes, then reads back; with BYTCHK 01b the read data must equal the written
+/// data. Only VERIFY supports 11b.
+pub(super) fn write_and_verify(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let range = cx.range()?;
     cx.check_transfer(&range, cx.length_field())?;
     let compare = match bytchk(range.flags) {
@@ -47,29 +47,29 @@ pub(super) fn write_and_verify(cx: &mut Context<'_>) -> TaskOutcome {
         0b01 => true,
         _ => return Err(Sense::cdb_bit(1, 2).into()),
     };
-    let Some(len) = cx.begin_write(&range)? else { return Ok(Action::good()) };
+    let Some(len) = cx.begin_write(&range)? else { return Ok(HandlerAction::good()) };
     cx.work(WriteAndVerify { range: BlockRange { len, ..range }, compare, data: SgList::default() });
     cx.write_data_out(&range, len)
 }
 
-/// Reads and compares, a piece at a time.
+/// Reads and compares in pieces.
 struct Verify {
-    /// Where the range begins, in bytes.
+    /// Offset of the range, in bytes.
     offset: u64,
-    /// In bytes.
+    /// Length in bytes.
     len: u64,
-    /// How much of it is done.
+    /// Number of bytes done.
     at: u64,
-    /// How much is being read.
+    /// Length of the current read, in bytes.
     reading: u64,
     expected: VerifyData,
 }
 
-/// What blocks are compared with.
+/// Expected content of the blocks.
 enum VerifyData {
     Anything,
     All(SgList),
-    /// Copies of one block, so that several are compared at a time.
+    /// Copies of one block, to compare several blocks at once.
     Each(SgList),
 }
 
@@ -80,7 +80,7 @@ impl Verify {
 
     fn read(&mut self) -> TaskOutcome {
         self.reading = self.len.saturating_sub(self.at).min(PIECE);
-        Ok(Action::Io(Op::Read, self.offset.saturating_add(self.at), self.reading, None))
+        Ok(HandlerAction::Io(Op::Read, self.offset.saturating_add(self.at), self.reading, None))
     }
 
     fn compare(&self, read: &SgList) -> Result<(), Sense> {
@@ -99,7 +99,7 @@ impl Verify {
 }
 
 impl MultiStepCommand for Verify {
-    fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
+    fn on_data_out(&mut self, _cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
         self.expected = match self.expected {
             VerifyData::Each(_) => {
                 let copies = COPIES.checked_div(data.len()).unwrap_or(0).max(1);
@@ -110,28 +110,28 @@ impl MultiStepCommand for Verify {
         self.read()
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, output: Output) -> TaskOutcome {
+    fn on_io(&mut self, _cx: &mut CommandContext<'_>, output: Output) -> TaskOutcome {
         self.compare(&output.into_data())?;
         self.at = self.at.saturating_add(self.reading);
-        if self.at == self.len { Ok(Action::good()) } else { self.read() }
+        if self.at == self.len { Ok(HandlerAction::good()) } else { self.read() }
     }
 }
 
 struct WriteAndVerify {
     range: BlockRange,
     compare: bool,
-    /// What was written, once it was.
+    /// The written data, once the write has completed.
     data: SgList,
 }
 
 impl MultiStepCommand for WriteAndVerify {
-    fn on_data_out(&mut self, _cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
+    fn on_data_out(&mut self, _cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
         self.data = data.clone();
-        // To verify the medium, the data has to be there.
-        Ok(Action::Io(Op::Write { fua: true }, self.range.offset, self.range.len, Some(data)))
+        // The medium can be verified only after the data is on it.
+        Ok(HandlerAction::Io(Op::Write { fua: true }, self.range.offset, self.range.len, Some(data)))
     }
 
-    fn on_io(&mut self, cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
+    fn on_io(&mut self, cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
         let data = std::mem::take(&mut self.data);
         let expected = if self.compare { VerifyData::All(data) } else { VerifyData::Anything };
         let mut verify = Verify::new(&self.range, expected);
@@ -153,16 +153,16 @@ fn bytchk(flags: u8) -> u8 {
     (flags >> 1) & 0b11
 }
 
-/// Bytes of copies of a block.
+/// Length of the repeated block, in bytes.
 const COPIES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::device::testing::Bench;
+    use crate::scsi::device::testing::DeviceBench;
 
     #[test]
     fn every_form_of_verify_compares_with_bytchk_only() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let blocks: Vec<u8> = (0..1024).map(|i| (i / 3) as u8).collect();
         client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0], &blocks).good();
         let mut other = blocks.clone();
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn one_block_is_compared_with_each() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         client.run(&[0x2f, 6, 0, 0, 0, 0, 0, 0, 0, 0]).good();
         let cdb = [0x2f, 6, 0, 0, 0, 0, 0, 0x40, 0, 0];
         client.run_with(&cdb, &[0; 512]).good();
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn write_and_verify_writes() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         for (i, cdb) in [
             &[0x2e, 2, 0, 0, 0, 9, 0, 0, 1, 0][..],
             &[0xae, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0],
@@ -209,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn of_data_that_is_too_short_the_whole_blocks_are_written() {
-        let mut client = Bench::new().client("a");
+    fn write_and_verify_with_short_data_writes_whole_blocks() {
+        let mut client = DeviceBench::new().client("a");
         for (len, status, expected) in [(0, 0, 0), (200, 2, 0), (512, 0, 512), (1023, 2, 0)] {
             client.run_with(&[0x41, 0, 0, 0, 0, 0, 0, 0, 2, 0], &[1; 512]).good();
             let short = client.run_with(&[0x2e, 2, 0, 0, 0, 0, 0, 0, 2, 0], &vec![2; len]);

@@ -1,4 +1,4 @@
-//! What one nexus has to know of a logical unit for each command, and what that lets it do.
+//! A nexus's cached view of a logical unit, and the checks based on it.
 
 use super::task::TaskFailure;
 use super::{AccessState, ScsiStatus};
@@ -7,46 +7,46 @@ use crate::volume_state::BlockAccess;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
-/// What a nexus has to know for each command, good as long as the generation stays.
+/// State that every command needs; valid while the generation is unchanged.
 #[derive(Clone, Debug)]
 pub(super) struct NexusView {
     pub(super) info: VolumeInfo,
     /// LOGICAL BLOCK LENGTH IN BYTES.
     pub(super) block_len: u32,
-    /// How many blocks there are.
+    /// Number of blocks.
     pub(super) blocks: u64,
-    /// A reservation of some kind is in force, so that the next two count.
+    /// A reservation restricts this nexus; the next two fields apply.
     pub(super) is_reserved: bool,
-    /// What a persistent reservation allows this nexus.
+    /// Access that persistent reservations permit.
     pub(super) access: BlockAccess,
-    /// Another nexus holds a RESERVE of SPC-2.
+    /// Another nexus holds an SPC-2 reservation.
     pub(super) is_reserved_by_other: bool,
-    /// Tasks that began under another are aborted.
+    /// Tasks that started with another value are aborted.
     pub(super) abort_epoch: u32,
-    /// A unit attention waits.
+    /// A unit attention is pending.
     pub(super) has_attention: bool,
     /// D_SENSE of the Control mode page.
     pub(super) descriptor_sense: bool,
     /// SWP of the Control mode page.
     pub(super) write_protected: bool,
-    /// Why nearly every command fails: a sanitize operation, or the volume is not served any more.
+    /// Sense data of nearly all commands: a sanitize operation, or the volume is no longer served.
     pub(super) sanitizing: Option<Sense>,
-    /// A sanitize operation, a copy or the clock of tokens waits for someone to carry it on.
+    /// Background work is unclaimed: a sanitize operation or the token clock.
     pub(super) has_background: bool,
-    /// Why commands that need the medium cannot have it: the port's state, or there is no medium.
+    /// Sense data of commands that access the medium: ALUA state, or no medium.
     pub(super) not_ready: Option<Sense>,
-    /// The state of the port's group.
+    /// ALUA state of the nexus's target port group.
     pub(super) port: AccessState,
 }
 
 impl NexusView {
-    /// Blocks can be unmapped.
+    /// Whether blocks can be unmapped.
     pub(super) fn is_thin(&self) -> bool {
         self.info.discard_granularity > 0
     }
 
-    /// Unmapped blocks read as zeroes. Where zeroing is slow, a discard is the better way to unmap,
-    /// and what reads as what after that is open.
+    /// Whether unmapped blocks read as zeroes. If zeroing is slow, UNMAP discards, and the content
+    /// is then undefined.
     pub(super) fn unmaps_to_zeroes(&self) -> bool {
         self.is_thin() && self.info.fast_zeroes
     }
@@ -56,18 +56,17 @@ impl NexusView {
         MAX_TRANSFER.checked_div(self.block_len).unwrap_or(0)
     }
 
-    /// MAXIMUM ATOMIC TRANSFER LENGTH, in blocks; 0 without WRITE ATOMIC. Nothing of a volatile
-    /// volume outlives the power, so that no write of it is ever left half done; of other volumes
-    /// nobody knows.
+    /// MAXIMUM ATOMIC TRANSFER LENGTH, in blocks; 0 without WRITE ATOMIC. A volatile volume loses
+    /// all data on power failure, so none of its writes is torn; other volumes give no such
+    /// guarantee.
     pub(super) fn max_atomic_blocks(&self) -> u32 {
         if self.info.volatile { MAX_ATOMIC.checked_div(self.block_len).unwrap_or(0) } else { 0 }
     }
 }
 
-/// What a command is checked for, for what touches blocks of another unit or long after its command
-/// was.
+/// Checks for operations on blocks of another unit, or after the start of the command.
 impl NexusView {
-    /// Refuses what the nexus could not read or change by commands sent to this unit.
+    /// Checks whether the nexus may read or, with `changes`, write blocks of this unit.
     pub(super) fn check_blocks(&self, changes: bool) -> Result<(), TaskFailure> {
         let is_allowed = if changes { self.access.writes } else { self.access.reads };
         if self.is_reserved_by_other || !is_allowed {
@@ -80,13 +79,13 @@ impl NexusView {
         if changes { self.check_writable() } else { Ok(()) }
     }
 
-    /// Refuses whatever is not the sanitize operation.
+    /// Rejects all I/O except that of the sanitize operation.
     #[inline]
     pub(super) fn check_sanitize(&self) -> Result<(), TaskFailure> {
         self.sanitizing.map_or(Ok(()), |sense| Err(sense.into()))
     }
 
-    /// Refuses to change blocks of a write-protected unit.
+    /// Rejects changes of a write-protected unit.
     #[inline]
     pub(super) fn check_writable(&self) -> Result<(), TaskFailure> {
         if self.info.read_only {
@@ -99,5 +98,5 @@ impl NexusView {
     }
 }
 
-/// The most bytes of one WRITE ATOMIC.
+/// Maximum length of a WRITE ATOMIC, in bytes.
 const MAX_ATOMIC: u32 = 1 << 20;

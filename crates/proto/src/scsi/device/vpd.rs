@@ -2,10 +2,10 @@
 
 use super::compare::MAX_COMPARE_BLOCKS;
 use super::extended_copy::{GRANULARITY, IMPLEMENTED, MAX_COPIES, MAX_CSCDS, MAX_LIST, MAX_SEGMENTS};
-use super::nexus::Nexus;
+use super::nexus::ItNexus;
 use super::provisioning::MAX_UNMAP_DESCRIPTORS;
 use super::table::of_opcode;
-use super::task::Context;
+use super::task::CommandContext;
 use super::token_copy::{MAX_DESCRIPTORS, MAX_ROD, OPTIMAL_ROD};
 use super::tokens::{DEFAULT_TIMEOUT, MAX_TIMEOUT};
 use super::unit::UnitIdentity;
@@ -18,8 +18,8 @@ use blockmux_wire::scsi::opcode::ScsiOpcode;
 use blockmux_wire::scsi::vpd::*;
 use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
-/// A page, head and all; `None` if there is no such page.
-pub(super) fn page(cx: &Context<'_>, page_code: u8) -> Option<Vec<u8>> {
+/// A complete page with its header; `None` if it does not exist.
+pub(super) fn page(cx: &CommandContext<'_>, page_code: u8) -> Option<Vec<u8>> {
     let view = &cx.unit.view;
     let body = match page_code {
         PAGE_SUPPORTED => PAGES.to_vec(),
@@ -36,8 +36,8 @@ pub(super) fn page(cx: &Context<'_>, page_code: u8) -> Option<Vec<u8>> {
     Some([header.as_bytes(), &body].concat())
 }
 
-/// Who the unit, the port and the target are (SPC-5).
-fn designators(identity: &UnitIdentity, target: &str, nexus: &Nexus) -> Vec<u8> {
+/// Designators of the unit, the port and the target (SPC-5).
+fn designators(identity: &UnitIdentity, target: &str, nexus: &ItNexus) -> Vec<u8> {
     let port = &nexus.target_port;
     let protocol = nexus.protocol();
     let mut bytes = Vec::new();
@@ -64,8 +64,8 @@ fn designators(identity: &UnitIdentity, target: &str, nexus: &Nexus) -> Vec<u8> 
     bytes
 }
 
-/// SPC-5, the SCSI name string designator: ends in NUL, and is padded to 4 bytes. An iSCSI name has
-/// at most 223 bytes.
+/// A SCSI name string designator (SPC-5): NUL-terminated and padded to 4 bytes. iSCSI names have at
+/// most 223 bytes.
 fn name_string(name: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = name.bytes().take(MAX_NAME).collect();
     bytes.resize(bytes.len().saturating_add(1).next_multiple_of(4), 0);
@@ -81,8 +81,8 @@ fn extended_inquiry(view: &NexusView) -> ExtendedInquiry {
     }
 }
 
-/// SPC-5, the Third-party Copy VPD page: which commands there are, what bounds a parameter list,
-/// and which descriptors it may have.
+/// The Third-party Copy VPD page (SPC-5): commands, parameter list limits and supported
+/// descriptors.
 fn third_party_copy(view: &NexusView) -> Vec<u8> {
     let commands = |opcode: ScsiOpcode| {
         let actions: Vec<u8> =
@@ -105,7 +105,7 @@ fn third_party_copy(view: &NexusView) -> Vec<u8> {
         bytes.extend(body);
     };
     add(BLOCK_ROD_TOKEN_LIMITS, rod_token_limits(view).as_bytes().to_vec());
-    // With the length of its list before it, and padded to 4 bytes with that.
+    // The list is preceded by its length and padded to 4 bytes.
     add(SUPPORTED_COMMANDS, [&[commands.len() as u8][..], &commands].concat());
     add(PARAMETER_DATA, parameters);
     add(SUPPORTED_DESCRIPTORS, [&[IMPLEMENTED.len() as u8][..], &IMPLEMENTED].concat());
@@ -118,7 +118,7 @@ fn third_party_copy(view: &NexusView) -> Vec<u8> {
     });
     let length = (size_of_val(&types) as u16).to_be_bytes();
     add(SUPPORTED_ROD_TYPES, [&[0, 0][..], &length, types.as_bytes()].concat());
-    // As RECEIVE COPY OPERATING PARAMETERS has it; no inline data.
+    // Values of RECEIVE COPY OPERATING PARAMETERS; no inline data.
     let copies = u32::from(MAX_COPIES).to_be_bytes();
     let mut general = [copies, copies, MAX_TRANSFER.to_be_bytes(), [GRANULARITY, 0, 0, 0]].concat();
     general.resize(32, 0);
@@ -193,7 +193,7 @@ fn provisioning(view: &NexusView) -> LogicalBlockProvisioning {
     }
 }
 
-/// In ascending order, as SPC-5 wants them.
+/// Ordered by page code, as SPC-5 requires.
 const PAGES: [u8; 8] = [
     PAGE_SUPPORTED,
     PAGE_SERIAL,
@@ -204,19 +204,19 @@ const PAGES: [u8; 8] = [
     PAGE_CHARACTERISTICS,
     PAGE_PROVISIONING,
 ];
-/// In bytes; beyond that more in one request gains little.
+/// OPTIMAL TRANSFER LENGTH, in bytes; larger requests gain little.
 const OPTIMAL_TRANSFER: u32 = 1 << 20;
-/// The longest name that is told, in bytes.
+/// Maximum length of a name, in bytes.
 const MAX_NAME: usize = 250;
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::device::testing::{Bench, shaped};
+    use crate::scsi::device::testing::{DeviceBench, shaped};
     use blockmux_volume::VolumeInfo;
 
     #[test]
     fn the_page_of_third_party_copies_has_each_descriptor_whole() {
-        let page = Bench::new().client("a").run(&[0x12, 1, 0x8f, 4, 0, 0]).good();
+        let page = DeviceBench::new().client("a").run(&[0x12, 1, 0x8f, 4, 0, 0]).good();
         let mut rest = &page[4..];
         let mut found = Vec::new();
         while let [kind_high, kind_low, high, low, ..] = *rest {
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn every_listed_page_is_there_in_order() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let mut page = |code: u8| client.run(&[0x12, 1, code, 2, 0, 0]).good();
         let supported = page(0);
         assert_eq!(supported, [0, 0, 0, 8, 0, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2]);
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_unit_and_its_port_have_names() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let page = client.run(&[0x12, 1, 0x83, 1, 0, 0]).good();
         let mut rest = &page[4..];
         let mut kinds = Vec::new();
@@ -279,8 +279,8 @@ mod tests {
     #[test]
     fn limits_and_provisioning_come_from_the_volume() {
         let thick = VolumeInfo { write_cache: true, rotational: true, ..VolumeInfo::new(1 << 20) };
-        let mut thick = Bench::over(shaped(thick)).client("a");
-        let mut thin = Bench::new().client("a");
+        let mut thick = DeviceBench::over(shaped(thick)).client("a");
+        let mut thin = DeviceBench::new().client("a");
         let limits = thin.run(&[0x12, 1, 0xb0, 1, 0, 0]).good();
         assert_eq!(limits[4..12], [1, 255, 0, 8, 0, 1, 0, 0]);
         assert_eq!(limits[20..32], [255, 255, 255, 255, 0, 0, 1, 0, 0, 0, 0, 128]);

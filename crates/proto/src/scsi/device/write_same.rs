@@ -1,20 +1,20 @@
 //! WRITE SAME (SBC-4).
 
-use super::task::{Action, Context, MultiStepCommand, PIECE, TaskOutcome};
+use super::task::{CommandContext, HandlerAction, MultiStepCommand, PIECE, TaskOutcome};
 use crate::scsi::bytes::is_zero;
 use crate::scsi::sense::Sense;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::opcode::ScsiOpcode;
 use blockmux_wire::scsi::provisioning::{WRITE_SAME_ANCHOR, WRITE_SAME_NDOB, WRITE_SAME_UNMAP};
 
-/// Writes one block to each of a range, however long. That 0 blocks mean all that follow is not
-/// offered (VPD page B0h, WSNZ): initiators that ask for it with UNMAP expect zeroes whatever block
-/// they send, as libiscsi's test does with FFh.
+/// WRITE SAME: writes one block to each block of the range. A length of 0 is rejected (VPD page
+/// B0h, WSNZ): initiators that use it with UNMAP expect zeroes whatever the block, as in libiscsi's
+/// test with FFh.
 ///
-/// A block of zeroes becomes one request to the volume, which may unmap with UNMAP and keeps the
-/// blocks provisioned with ANCHOR. Another block is written even with UNMAP: what is read later
-/// must be what was sent.
-pub(super) fn write_same(cx: &mut Context<'_>) -> TaskOutcome {
+/// A block of zeroes becomes one request, which may unmap with UNMAP and keeps the blocks
+/// provisioned with ANCHOR. Any other block is written even with UNMAP, because later reads must
+/// return it.
+pub(super) fn write_same(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let range = cx.range()?;
     if range.blocks == 0 {
         return Err(Sense::in_cdb(cx.length_field()).into());
@@ -43,13 +43,13 @@ pub(super) fn write_same(cx: &mut Context<'_>) -> TaskOutcome {
 }
 
 struct WriteSame {
-    /// What comes next, in bytes.
+    /// Offset and remaining length, in bytes.
     offset: u64,
     left: u64,
-    /// How much is being written.
+    /// Length of the current write, in bytes.
     writing: u64,
     zeroes: Op,
-    /// As many copies of the block as are written at a time.
+    /// Copies of the block for one write.
     piece: SgList,
 }
 
@@ -58,16 +58,16 @@ impl WriteSame {
         self.offset = self.offset.saturating_add(self.writing);
         self.left = self.left.saturating_sub(self.writing);
         if self.left == 0 {
-            return Ok(Action::good());
+            return Ok(HandlerAction::good());
         }
         self.writing = self.left.min(self.piece.len() as u64);
         let data = self.piece.slice(0, self.writing as usize);
-        Ok(Action::Io(Op::Write { fua: false }, self.offset, self.writing, Some(data)))
+        Ok(HandlerAction::Io(Op::Write { fua: false }, self.offset, self.writing, Some(data)))
     }
 }
 
 impl MultiStepCommand for WriteSame {
-    fn on_data_out(&mut self, cx: &mut Context<'_>, data: SgList) -> TaskOutcome {
+    fn on_data_out(&mut self, cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
         if is_zero(&data) {
             return cx.last_io(self.zeroes, self.offset, self.left, None);
         }
@@ -76,25 +76,25 @@ impl MultiStepCommand for WriteSame {
         self.next()
     }
 
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
+    fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
         self.next()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::scsi::device::testing::{Bench, Client, command};
-    use crate::scsi::{Lun, Step};
+    use crate::scsi::device::testing::{DeviceBench, TestNexus, command};
+    use crate::scsi::{Lun, TaskStep};
     use blockmux_volume::Op;
 
-    fn read(client: &mut Client, lba: u8, blocks: u16) -> Vec<u8> {
+    fn read(client: &mut TestNexus, lba: u8, blocks: u16) -> Vec<u8> {
         let [high, low] = blocks.to_be_bytes();
         client.run(&[0x28, 0, 0, 0, 0, lba, 0, high, low, 0]).good()
     }
 
     #[test]
     fn a_block_is_written_to_each_of_the_range() {
-        let mut client = Bench::new().client("a");
+        let mut client = DeviceBench::new().client("a");
         let block: Vec<u8> = (0..512).map(|i| i as u8).collect();
         client.run_with(&[0x41, 0, 0, 0, 0, 3, 0, 0x10, 1, 0], &block).good();
         assert_eq!(read(&mut client, 3, 4097), block.repeat(4097));
@@ -105,8 +105,8 @@ mod tests {
     }
 
     #[test]
-    fn no_blocks_are_refused_as_the_limits_say() {
-        let mut client = Bench::new().client("a");
+    fn write_same_of_zero_blocks_is_rejected() {
+        let mut client = DeviceBench::new().client("a");
         assert_eq!(client.run(&[0x12, 1, 0xb0, 1, 0, 0]).good()[4], 1);
         let none = |opcode: u8, flags: u8, len: usize| [&[opcode, flags][..], &vec![0; len]].concat();
         for cdb in [none(0x41, 0, 8), none(0x41, 8, 8), none(0x93, 0, 14)] {
@@ -116,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_are_one_request_that_says_what_may_become_of_the_blocks() {
-        let bench = Bench::new();
+    fn zeroes_become_one_request_with_unmap_permission() {
+        let bench = DeviceBench::new();
         let mut client = bench.client("a");
         let table = [(0x00, false), (0x08, true), (0x18, false)];
         for (flags, expected) in table {
             let cdb = [0x93, flags | 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0];
             let (_, step) = client.server.begin(&command(Lun::new(0), &cdb, 0));
-            let Step::Io { io, .. } = step else { panic!("{step:?}") };
+            let TaskStep::Io { io, .. } = step else { panic!("{step:?}") };
             assert_eq!(io.op, Op::WriteZeroes { fua: false, may_unmap: expected, only_fast: false });
             let cdb = [0x41, flags, 0, 0, 0, 0, 0, 0, 8, 0];
             client.run_with(&cdb, &[0; 512]).good();
@@ -131,8 +131,8 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused() {
-        let mut client = Bench::new().client("a");
+    fn contradictory_flags_are_rejected() {
+        let mut client = DeviceBench::new().client("a");
         let anchor_alone = [0x41, 0x10, 0, 0, 0, 0, 0, 0, 8, 0];
         assert_eq!(client.run_with(&anchor_alone, &[0; 512]).check(), (5, 0x2400));
         for wrong in [256, 1024] {

@@ -1,9 +1,8 @@
-//! How well this path leads to the unit: asymmetric logical unit access (SPC-5), as the application
-//! client sees it.
+//! ALUA from the application client's point of view: the state of this path (SPC-5).
 //!
-//! A unit that has target port groups is asked for their states once it is known, when it says that
-//! they have changed, and from time to time by the transport. Where there are other paths, what
-//! meets a standby or unavailable port is handed back, to be done there.
+//! The states of target port groups are queried once the unit is identified, after a unit attention
+//! about them, and when the transport requests it. If there are other paths, I/O that meets a
+//! standby or unavailable port is returned to be sent on one of them.
 
 use super::queue::ScsiQueue;
 use crate::session::PathRank;
@@ -11,7 +10,7 @@ use blockmux_wire::scsi::alua::{AccessState, PortGroupDescriptor};
 use blockmux_wire::scsi::sense::Asc;
 use zerocopy::FromBytes;
 
-/// What is known of the path.
+/// State of the path.
 pub(super) struct UnitAccess {
     state: AccessState,
 }
@@ -23,7 +22,7 @@ impl Default for UnitAccess {
 }
 
 impl UnitAccess {
-    /// What sense data says of the state.
+    /// Updates the state from sense data.
     pub(super) fn on_sense(&mut self, asc: Asc) {
         self.state = match asc {
             Asc::TARGET_PORT_IN_STANDBY_STATE => AccessState::STANDBY,
@@ -33,11 +32,11 @@ impl UnitAccess {
         };
     }
 
-    /// What REPORT TARGET PORT GROUPS says of `group`.
+    /// Updates the state of `group` from REPORT TARGET PORT GROUPS parameter data.
     pub(super) fn on_report(&mut self, data: &[u8], group: u16) {
-        let told = data.first_chunk().map_or(0, |len| u32::from_be_bytes(*len)) as usize;
+        let reported = data.first_chunk().map_or(0, |len| u32::from_be_bytes(*len)) as usize;
         let mut rest = data.get(4..).unwrap_or_default();
-        rest = rest.get(..told).unwrap_or(rest);
+        rest = rest.get(..reported).unwrap_or(rest);
         while let Ok((found, tail)) = PortGroupDescriptor::read_from_prefix(rest) {
             if found.target_port_group.get() == group {
                 self.state = AccessState(found.pref_and_access_state & STATE_MASK);
@@ -59,30 +58,30 @@ impl UnitAccess {
 }
 
 impl<T: Default> ScsiQueue<T> {
-    /// How well the path leads to the unit.
+    /// Rank of the path.
     #[inline]
     pub(crate) fn path_rank(&self) -> PathRank {
         self.set.access.rank()
     }
 
-    /// Has the unit asked how well the path leads to it, if it tells.
-    pub(crate) fn ask_for_access(&mut self) {
+    /// Queries the ALUA state, if the unit supports it.
+    pub(crate) fn query_access(&mut self) {
         if self.set.unit.as_ref().is_some_and(|unit| unit.port_group.is_some()) {
-            self.set.changes.ask_for_access();
+            self.set.changes.query_access();
         }
     }
 }
 
 /// ASYMMETRIC ACCESS STATE.
 const STATE_MASK: u8 = 0x0f;
-/// Of a target port descriptor, in bytes.
+/// Length of a target port descriptor, in bytes.
 const PORT_LEN: usize = 4;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Group 7 with two ports and group 1 with none.
+    /// Group 7 with two ports and group 1 without ports.
     fn report(seven: AccessState, one: AccessState) -> Vec<u8> {
         let group = |state: AccessState, group: u8, ports: u8| {
             [&[0x80 | state.0, 0x0f, 0, group, 0, 0, 0, ports][..], &vec![9; usize::from(ports) * 4]].concat()
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_that_of_our_own_group() {
+    fn the_path_state_is_that_of_its_port_group() {
         let mut access = UnitAccess::default();
         for (state, rank) in [
             (AccessState::ACTIVE_NON_OPTIMIZED, PathRank::Good),

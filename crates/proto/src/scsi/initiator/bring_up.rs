@@ -1,11 +1,11 @@
-//! Learning what a logical unit is like, one command after the other.
+//! Identification of a logical unit, command by command.
 //!
 //! ```text
 //!   TEST UNIT READY ▶ REPORT LUNS ▶ INQUIRY ▶ VPD 00 ▶ 80 ▶ 83 ▶ B0 ▶ B1 ▶ B2
 //!                     ▶ READ CAPACITY (16), or else (10) ▶ MODE SENSE, Caching page
 //! ```
-//! Only INQUIRY and a capacity are needed; a unit that lacks the rest is taken for one that can do
-//! little.
+//! Only INQUIRY and a capacity are required. A unit that rejects other commands is assumed to lack
+//! optional features.
 
 use super::command;
 use super::sense::SenseCode;
@@ -25,96 +25,96 @@ use blockmux_wire::scsi::vpd::{
 use data_encoding::HEXLOWER;
 use zerocopy::FromBytes;
 
-/// Why a logical unit is no volume for us.
+/// Why a logical unit cannot be used as a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnitRefused {
-    /// Nothing has that number.
+    /// No unit has this LUN.
     #[error("target has no logical unit {}", number(*.0))]
     NoSuchUnit(Lun),
-    /// It is a tape, a changer, a controller.
-    #[error("logical unit {} is no disk: its device type is {device_type:#04x}", number(*.lun))]
+    /// The unit is not a block device: a tape or a changer, for example.
+    #[error("logical unit {} is not a disk: its device type is {device_type:#04x}", number(*.lun))]
     NotABlockDevice {
-        /// Which.
+        /// The LUN.
         lun: Lun,
         /// PERIPHERAL DEVICE TYPE.
         device_type: u8,
     },
-    /// It cannot be read or written, now or at all.
+    /// The unit is not ready.
     #[error("logical unit {} is not ready: {why}", number(*.lun))]
     NotReady {
-        /// Which.
+        /// The LUN.
         lun: Lun,
-        /// Its words.
-        why: Sensed,
+        /// Sense data of the response.
+        why: UnitSense,
     },
-    /// Somebody else has it for himself, and it tells nobody else how large it is.
+    /// Another initiator has reserved the unit, so it does not report its capacity.
     #[error("logical unit {} is reserved by another initiator", number(*.0))]
     Reserved(Lun),
-    /// A command that cannot be done without failed.
+    /// A required command failed.
     #[error("logical unit {} refused {command}: {why}", number(*.lun))]
     Command {
-        /// Which.
+        /// The LUN.
         lun: Lun,
-        /// The command's name.
+        /// Name of the command.
         command: &'static str,
-        /// Its words.
-        why: Sensed,
+        /// Sense data of the response.
+        why: UnitSense,
     },
-    /// Its blocks are none that a volume can have, or there are too many.
-    #[error("logical unit {} has {blocks} blocks of {block_len} bytes, which is no volume", number(*.lun))]
+    /// The unit's blocks have an unsupported length, or there are too many of them.
+    #[error("logical unit {} has {blocks} blocks of {block_len} bytes, which is not supported", number(*.lun))]
     Geometry {
-        /// Which.
+        /// The LUN.
         lun: Lun,
-        /// How many.
+        /// Number of blocks.
         blocks: u64,
-        /// Of a block, in bytes.
+        /// Length of a block, in bytes.
         block_len: u32,
     },
 }
 
-/// Sense data, or that there was none.
+/// Sense data for a message, or its absence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sensed(pub Option<SenseCode>);
+pub struct UnitSense(pub Option<SenseCode>);
 
-impl std::fmt::Display for Sensed {
+impl std::fmt::Display for UnitSense {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Some(code) => code.fmt(f),
-            None => f.write_str("it did not say why"),
+            None => f.write_str("no sense data"),
         }
     }
 }
 
 impl UnitRefused {
-    /// Whether a unit that was there before may well be there again a little later.
+    /// Whether a later attempt may succeed with a unit that was usable before.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, UnitRefused::NotReady { .. } | UnitRefused::NoSuchUnit(_) | UnitRefused::Reserved(_))
     }
 }
 
-/// Where learning stands.
+/// State of the identification.
 pub(super) struct UnitProbe {
     lun: Lun,
     step: UnitProbeStep,
-    /// How often the current step was sent again.
+    /// Number of retries of the current step.
     tries: u32,
     unit: UnitInfo,
     luns: Luns,
-    /// What of VPD there is.
+    /// Supported VPD pages.
     pages: Vec<u8>,
-    /// It has target port groups.
+    /// The unit has target port groups.
     is_asymmetric: bool,
 }
 
-/// What comes of an answer.
+/// The result of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum UnitProbeResult {
-    /// The next command is due.
+    /// Send the next command.
     More,
-    /// The last command is to be sent again, in a while.
+    /// Send the last command again after a delay.
     Later,
-    /// The unit is known.
+    /// The unit is identified.
     All,
 }
 
@@ -142,7 +142,7 @@ impl UnitProbe {
         }
     }
 
-    /// The command that is due, and how much data-in it has room for.
+    /// The next command and its allocation length.
     pub(super) fn command(&self) -> ([u8; 16], u32) {
         match self.step {
             UnitProbeStep::TestUnitReady => ([0; 16], 0),
@@ -157,14 +157,14 @@ impl UnitProbe {
         }
     }
 
-    /// The command ended so, and brought `data`.
+    /// Processes the result of a command.
     pub(super) fn on_done(
         &mut self,
-        verdict: CompletionClass,
+        class: CompletionClass,
         sense: Option<SenseCode>,
         data: &[u8],
     ) -> Result<UnitProbeResult, UnitRefused> {
-        match verdict {
+        match class {
             CompletionClass::Again if self.tries < MAX_TRIES => {
                 self.tries = self.tries.saturating_add(1);
                 return Ok(UnitProbeResult::More);
@@ -175,13 +175,13 @@ impl UnitProbe {
             }
             _ => self.tries = 0,
         }
-        let is_good = verdict == CompletionClass::Good;
+        let is_good = class == CompletionClass::Good;
         match self.step {
-            UnitProbeStep::TestUnitReady => self.on_ready(verdict, sense)?,
+            UnitProbeStep::TestUnitReady => self.on_ready(class, sense)?,
             UnitProbeStep::ReportLuns => self.on_luns(if is_good { data } else { &[] }),
             UnitProbeStep::Inquiry => self.on_inquiry(is_good, sense, data)?,
             UnitProbeStep::Page(page) => self.on_page(page, if is_good { data } else { &[] }),
-            UnitProbeStep::Capacity10 if verdict == CompletionClass::Failed(IoError::Reserved) => {
+            UnitProbeStep::Capacity10 if class == CompletionClass::Failed(IoError::Reserved) => {
                 return Err(UnitRefused::Reserved(self.lun));
             }
             UnitProbeStep::Capacity16 => self.on_capacity_16(is_good, data)?,
@@ -194,20 +194,19 @@ impl UnitProbe {
         Ok(UnitProbeResult::More)
     }
 
-    /// What was learned.
+    /// The identified unit and the listed LUNs.
     pub(super) fn into_parts(self) -> (UnitInfo, Luns) {
         (self.unit, self.luns)
     }
 
-    /// The logical units of the target, as far as they were told.
+    /// The target's logical units, as far as they were listed.
     pub(super) fn luns(&self) -> &[Lun] {
         &self.luns
     }
 
-    fn on_ready(&mut self, verdict: CompletionClass, sense: Option<SenseCode>) -> Result<(), UnitRefused> {
-        // A unit that is not there still lists the others. Reservations do not keep anybody from
-        // asking.
-        let goes_on = match verdict {
+    fn on_ready(&mut self, class: CompletionClass, sense: Option<SenseCode>) -> Result<(), UnitRefused> {
+        // A missing unit still lists the others. Reservations do not prevent identification.
+        let goes_on = match class {
             CompletionClass::Failed(IoError::PathLost) => sense.is_some_and(is_missing),
             CompletionClass::Good | CompletionClass::Illegal | CompletionClass::Failed(IoError::Reserved) => {
                 true
@@ -215,7 +214,7 @@ impl UnitProbe {
             _ => false,
         };
         if !goes_on {
-            return Err(UnitRefused::NotReady { lun: self.lun, why: Sensed(sense) });
+            return Err(UnitRefused::NotReady { lun: self.lun, why: UnitSense(sense) });
         }
         self.step = UnitProbeStep::ReportLuns;
         Ok(())
@@ -223,8 +222,9 @@ impl UnitProbe {
 
     fn on_luns(&mut self, data: &[u8]) {
         let luns = data.get(8..).unwrap_or_default().as_chunks::<8>().0;
-        let told = data.first_chunk().map_or(0, |len| u32::from_be_bytes(*len) / 8) as usize;
-        self.luns = luns.iter().take(told.min(MAX_LUNS)).map(|lun| Lun(u64::from_be_bytes(*lun))).collect();
+        let reported = data.first_chunk().map_or(0, |len| u32::from_be_bytes(*len) / 8) as usize;
+        self.luns =
+            luns.iter().take(reported.min(MAX_LUNS)).map(|lun| Lun(u64::from_be_bytes(*lun))).collect();
         self.step = UnitProbeStep::Inquiry;
     }
 
@@ -238,7 +238,7 @@ impl UnitProbe {
             return Err(UnitRefused::NoSuchUnit(self.lun));
         }
         let Some(&peripheral) = data.first().filter(|_| is_good) else {
-            return Err(UnitRefused::Command { lun: self.lun, command: "INQUIRY", why: Sensed(sense) });
+            return Err(UnitRefused::Command { lun: self.lun, command: "INQUIRY", why: UnitSense(sense) });
         };
         if peripheral & QUALIFIER_MASK != 0 {
             return Err(UnitRefused::NoSuchUnit(self.lun));
@@ -269,12 +269,12 @@ impl UnitProbe {
                 PAGE_BLOCK_LIMITS => self.on_limits(body),
                 PAGE_CHARACTERISTICS => {
                     let rate = padded::<BlockDeviceCharacteristics>(body).medium_rotation_rate.get();
-                    self.unit.rotational = rate >= SLOWEST_ROTATION;
+                    self.unit.rotational = rate >= MIN_ROTATION_RATE;
                 }
                 _ => self.on_provisioning(body),
             }
         }
-        let next = WANTED.iter().find(|wanted| **wanted > page && self.pages.contains(wanted));
+        let next = VPD_PAGES.iter().find(|page_code| **page_code > page && self.pages.contains(page_code));
         self.step = next.map_or(UnitProbeStep::Capacity16, |page| UnitProbeStep::Page(*page));
     }
 
@@ -285,7 +285,7 @@ impl UnitProbe {
         let max_blocks = limits.maximum_unmap_lba_count.get();
         let has_room = max_blocks > 0 && limits.maximum_unmap_block_descriptor_count.get() > 0;
         let granularity = limits.optimal_unmap_granularity.get().max(1);
-        // Only a unit with LBPU keeps this.
+        // Valid only with LBPU; cleared otherwise.
         self.unit.unmap = has_room.then_some(UnmapLimits { max_blocks, granularity });
     }
 
@@ -299,8 +299,10 @@ impl UnitProbe {
     }
 
     fn on_capacity_16(&mut self, is_good: bool, data: &[u8]) -> Result<(), UnitRefused> {
-        let Some((capacity, _)) =
-            ReadCapacity16::read_from_prefix(data).ok().filter(|_| is_good).filter(|_| has_pages(data))
+        let Some((capacity, _)) = ReadCapacity16::read_from_prefix(data)
+            .ok()
+            .filter(|_| is_good)
+            .filter(|_| has_block_length(data))
         else {
             self.step = UnitProbeStep::Capacity10;
             return Ok(());
@@ -325,7 +327,11 @@ impl UnitProbe {
         data: &[u8],
     ) -> Result<(), UnitRefused> {
         let Some((last, block_len)) = capacity(data, false).filter(|_| is_good) else {
-            return Err(UnitRefused::Command { lun: self.lun, command: "READ CAPACITY", why: Sensed(sense) });
+            return Err(UnitRefused::Command {
+                lun: self.lun,
+                command: "READ CAPACITY",
+                why: UnitSense(sense),
+            });
         };
         self.unit.unmap = None;
         self.set_geometry(last, block_len, 0)
@@ -334,12 +340,13 @@ impl UnitProbe {
     fn set_geometry(&mut self, last: u64, block_len: u32, exponent: u32) -> Result<(), UnitRefused> {
         let blocks = last.saturating_add(1);
         let is_possible = block_len.is_power_of_two()
-            && (LEAST_BLOCK..=LARGEST_BLOCK).contains(&block_len)
+            && (MIN_BLOCK_LEN..=MAX_BLOCK_LEN).contains(&block_len)
             && blocks.checked_mul(block_len.into()).is_some();
         if !is_possible {
             return Err(UnitRefused::Geometry { lun: self.lun, blocks, block_len });
         }
-        let physical = block_len.checked_shl(exponent).filter(|len| *len > 0 && *len <= LARGEST_PHYSICAL);
+        let physical =
+            block_len.checked_shl(exponent).filter(|len| *len > 0 && *len <= MAX_PHYSICAL_BLOCK_LEN);
         self.unit.blocks = blocks;
         self.unit.block_len = block_len;
         self.unit.physical_block_len = physical.unwrap_or(block_len);
@@ -348,10 +355,10 @@ impl UnitProbe {
     }
 }
 
-/// What MODE SENSE (6) of the Caching page says.
+/// Processes the Caching page of MODE SENSE (6).
 pub(super) fn caching(data: &[u8], unit: &mut UnitInfo) {
     let Ok((header, rest)) = ModeHeader6::read_from_prefix(data) else {
-        // Nothing is known, so flushes have to be sent.
+        // Without the page, a write cache is assumed so that flushes are sent.
         unit.write_cache = true;
         return;
     };
@@ -364,41 +371,41 @@ pub(super) fn caching(data: &[u8], unit: &mut UnitInfo) {
     };
 }
 
-/// The last block and the length of a block, of READ CAPACITY (16) or (10).
+/// The last LBA and the block length from READ CAPACITY (16) or (10).
 pub(super) fn capacity(data: &[u8], is_long: bool) -> Option<(u64, u32)> {
     if is_long {
-        let (capacity, _) = ReadCapacity16::read_from_prefix(data).ok().filter(|_| has_pages(data))?;
+        let (capacity, _) = ReadCapacity16::read_from_prefix(data).ok().filter(|_| has_block_length(data))?;
         return Some((capacity.returned_logical_block_address.get(), capacity.logical_block_length.get()));
     }
     let (capacity, _) = ReadCapacity10::read_from_prefix(data).ok()?;
     Some((capacity.returned_logical_block_address.get().into(), capacity.logical_block_length.get()))
 }
 
-/// Whether the sense data says that there is no such unit.
+/// Whether the sense data reports a missing unit.
 fn is_missing(code: SenseCode) -> bool {
     use blockmux_wire::scsi::sense::{Asc, SenseKey};
     code.key == SenseKey::ILLEGAL_REQUEST && code.asc == Asc::LOGICAL_UNIT_NOT_SUPPORTED
 }
 
-/// Whether READ CAPACITY (16) brought a block length at all.
-fn has_pages(data: &[u8]) -> bool {
+/// Whether READ CAPACITY (16) returned a block length.
+fn has_block_length(data: &[u8]) -> bool {
     data.get(8..12).is_some_and(|len| len.iter().any(|byte| *byte != 0))
 }
 
-/// What lies at the front of `body`, as if zeroes followed: older pages are shorter.
+/// The structure at the start of `body`, extended by zeroes because older pages are shorter.
 fn padded<T: FromBytes + zerocopy::IntoBytes>(body: &[u8]) -> T {
     let mut value = T::new_zeroed();
     value.as_mut_bytes().iter_mut().zip(body).for_each(|(to, from)| *to = *from);
     value
 }
 
-/// ASCII that a device pads with blanks; nothing that a terminal would act on.
+/// ASCII padded by blanks; control characters become blanks.
 fn text(bytes: Option<&[u8]>) -> String {
     let printable = |byte: &u8| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { ' ' };
     bytes.unwrap_or_default().iter().map(printable).collect::<String>().trim().to_owned()
 }
 
-/// The target port group of the port that the page came by.
+/// Target port group of the port that returned the page.
 fn port_group(mut body: &[u8]) -> Option<u16> {
     while let Ok((header, rest)) = DesignatorHeader::read_from_prefix(body) {
         let (name, rest) = rest.split_at_checked(header.designator_length.into())?;
@@ -411,7 +418,8 @@ fn port_group(mut body: &[u8]) -> Option<u16> {
     None
 }
 
-/// The first NAA designator of the unit, or else its EUI-64, or what its maker calls it.
+/// The first NAA designator of the unit, otherwise its EUI-64, otherwise its T10 vendor ID
+/// designator.
 fn designator(mut body: &[u8]) -> String {
     let (mut eui, mut t10) = (String::new(), String::new());
     while let Ok((header, rest)) = DesignatorHeader::read_from_prefix(body) {
@@ -434,11 +442,11 @@ fn number(lun: Lun) -> String {
     lun.number().map_or_else(|| format!("{:#018x}", lun.0), |number| number.to_string())
 }
 
-/// Pages beside the list of pages, in ascending order.
-const WANTED: [u8; 5] =
+/// Queried VPD pages, in ascending order.
+const VPD_PAGES: [u8; 5] =
     [PAGE_SERIAL, PAGE_IDENTIFICATION, PAGE_BLOCK_LIMITS, PAGE_CHARACTERISTICS, PAGE_PROVISIONING];
 
-/// Unit attentions and the like that one command may meet.
+/// Maximum number of retries of one command, for unit attentions and similar.
 const MAX_TRIES: u32 = 64;
 
 const INQUIRY_LEN: u16 = 96;
@@ -446,22 +454,22 @@ const PAGE_LEN: u16 = 255;
 pub(super) const MODE_LEN: u8 = 192;
 const LUNS_LEN: u32 = 8 + 8 * MAX_LUNS as u32;
 
-/// The most data-in that any of these commands has room for, in bytes.
-pub(super) const MOST_DATA_IN: usize = LUNS_LEN as usize;
+/// Maximum allocation length of these commands, in bytes.
+pub(super) const MAX_DATA_IN: usize = LUNS_LEN as usize;
 
 /// PERIPHERAL QUALIFIER.
 const QUALIFIER_MASK: u8 = 0b111 << 5;
 /// LOGICAL BLOCKS PER PHYSICAL BLOCK EXPONENT.
 const EXPONENT_MASK: u8 = 0x0f;
-/// MEDIUM ROTATION RATE: less is no number of rounds (SBC-4).
-const SLOWEST_ROTATION: u16 = 0x0401;
+/// MEDIUM ROTATION RATE: smaller values are not a number of rotations per minute (SBC-4).
+const MIN_ROTATION_RATE: u16 = 0x0401;
 const ASSOCIATION_MASK: u8 = 0b11 << 4;
 const DESIGNATOR_TYPE_MASK: u8 = 0x0f;
 /// DESIGNATOR TYPE: EUI-64 based.
 const DESIGNATOR_EUI: u8 = 2;
 
-/// Of a logical block, in bytes.
-const LEAST_BLOCK: u32 = 512;
-const LARGEST_BLOCK: u32 = 64 << 10;
-/// In bytes; what is larger is of no use to anybody.
-const LARGEST_PHYSICAL: u32 = 1 << 20;
+/// Limits of the logical block length, in bytes.
+const MIN_BLOCK_LEN: u32 = 512;
+const MAX_BLOCK_LEN: u32 = 64 << 10;
+/// Maximum physical block length, in bytes; larger values are ignored.
+const MAX_PHYSICAL_BLOCK_LEN: u32 = 1 << 20;

@@ -1,11 +1,11 @@
-//! What a unit attention says has changed, and asking about it again (SPC-5, SBC-4).
+//! Properties of the unit that changed according to a unit attention (SPC-5, SBC-4).
 //!
-//! The command that met the attention is sent again, and before it a question: for the capacity,
-//! the cache, or how well the path leads there. What was learned holds for what is submitted from
-//! then on. A unit whose INQUIRY data has changed may be another one altogether: then the transport
-//! is told to begin anew, which asks everything again.
+//! The command that met the unit attention is sent again, after a query of the capacity, the
+//! caching page or the ALUA state. The result applies to later I/O. After INQUIRY DATA HAS CHANGED
+//! the unit may be a different one: the transport must start a new session, which identifies it
+//! again.
 
-use super::bring_up::{MODE_LEN, MOST_DATA_IN, caching, capacity};
+use super::bring_up::{MAX_DATA_IN, MODE_LEN, caching, capacity};
 use super::command;
 use super::plan::ScsiCommandKind;
 use super::queue::{ScsiQueue, ScsiQueuedCommand, received};
@@ -14,7 +14,7 @@ use crate::io_queue::{CompletionClass, DataTransfer, MAX_TRIES};
 use blockmux_wire::scsi::mode::PAGE_CACHING;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
-/// What is asked again.
+/// A property to query again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnitQuery {
     Capacity,
@@ -22,41 +22,41 @@ pub(crate) enum UnitQuery {
     Access,
 }
 
-/// What has changed and was not asked about yet.
+/// Changed properties that were not queried yet.
 #[derive(Default)]
 pub(super) struct UnitChanges {
-    capacity_is_due: bool,
-    caching_is_due: bool,
-    access_is_due: bool,
-    /// The unit's size, in bytes, since nobody has taken it.
+    capacity_due: bool,
+    caching_due: bool,
+    access_due: bool,
+    /// The unit's size in bytes, until it is polled.
     size: Option<u64>,
-    /// The unit may be another one.
-    is_strange: bool,
+    /// The unit may be a different one.
+    has_unit_changed: bool,
 }
 
 impl UnitChanges {
-    /// The next question, if any is due.
+    /// The next query, if any is due.
     #[inline]
     pub(super) fn next(&mut self) -> Option<UnitQuery> {
-        if std::mem::take(&mut self.capacity_is_due) {
+        if std::mem::take(&mut self.capacity_due) {
             return Some(UnitQuery::Capacity);
         }
-        if std::mem::take(&mut self.access_is_due) {
+        if std::mem::take(&mut self.access_due) {
             return Some(UnitQuery::Access);
         }
-        std::mem::take(&mut self.caching_is_due).then_some(UnitQuery::Caching)
+        std::mem::take(&mut self.caching_due).then_some(UnitQuery::Caching)
     }
 
     #[inline]
-    pub(super) fn has_questions(&self) -> bool {
-        self.capacity_is_due || self.caching_is_due || self.access_is_due
+    pub(super) fn has_queries(&self) -> bool {
+        self.capacity_due || self.caching_due || self.access_due
     }
 
-    pub(super) fn ask_for_access(&mut self) {
-        self.access_is_due = true;
+    pub(super) fn query_access(&mut self) {
+        self.access_due = true;
     }
 
-    /// The size is known, or another one.
+    /// Records the unit's size.
     pub(super) fn on_size(&mut self, bytes: u64) {
         self.size = Some(bytes);
     }
@@ -71,7 +71,7 @@ impl UnitQuery {
             ),
             UnitQuery::Capacity => (command::read_capacity_10(), DataTransfer::In(command::CAPACITY_10_LEN)),
             UnitQuery::Access => {
-                let room = MOST_DATA_IN as u32;
+                let room = MAX_DATA_IN as u32;
                 (command::report_target_port_groups(room), DataTransfer::In(room))
             }
             UnitQuery::Caching => {
@@ -82,19 +82,19 @@ impl UnitQuery {
 }
 
 impl<T: Default> ScsiQueue<T> {
-    /// The unit's size, once when it is known and whenever it has changed since.
+    /// The unit's size in bytes, once when it becomes known and after each change.
     #[inline]
     pub(crate) fn poll_size(&mut self) -> Option<u64> {
         self.set.changes.size.take()
     }
 
-    /// Whether the unit may have become another one.
+    /// Whether the unit may have become a different one.
     #[inline]
-    pub(crate) fn is_strange(&self) -> bool {
-        self.set.changes.is_strange
+    pub(crate) fn has_unit_changed(&self) -> bool {
+        self.set.changes.has_unit_changed
     }
 
-    /// Somebody else has learned that the unit has another size.
+    /// Sets the unit's size, which another session has learned.
     pub(crate) fn resize(&mut self, bytes: u64) {
         if let Some(unit) = &mut self.set.unit {
             unit.blocks = bytes.wrapping_shr(unit.block_len.trailing_zeros());
@@ -102,7 +102,7 @@ impl<T: Default> ScsiQueue<T> {
         }
     }
 
-    /// A command has met sense data, or the target reports some by itself.
+    /// Processes sense data of a command or of an asynchronous event.
     #[cold]
     pub(crate) fn on_sense(&mut self, code: SenseCode) {
         let Some(unit) = &self.set.unit else { return };
@@ -113,32 +113,32 @@ impl<T: Default> ScsiQueue<T> {
             return;
         }
         match code.asc {
-            Asc::CAPACITY_DATA_HAS_CHANGED => self.set.changes.capacity_is_due = true,
-            Asc::PARAMETERS_CHANGED | Asc::MODE_PARAMETERS_CHANGED => self.set.changes.caching_is_due = true,
-            Asc::ASYMMETRIC_ACCESS_STATE_CHANGED => self.ask_for_access(),
-            Asc::INQUIRY_DATA_HAS_CHANGED => self.set.changes.is_strange = true,
+            Asc::CAPACITY_DATA_HAS_CHANGED => self.set.changes.capacity_due = true,
+            Asc::PARAMETERS_CHANGED | Asc::MODE_PARAMETERS_CHANGED => self.set.changes.caching_due = true,
+            Asc::ASYMMETRIC_ACCESS_STATE_CHANGED => self.query_access(),
+            Asc::INQUIRY_DATA_HAS_CHANGED => self.set.changes.has_unit_changed = true,
             _ => {}
         }
     }
 
-    /// A question was answered. Without an answer, what was known goes on.
+    /// Processes the result of a query. If it failed, the known value stays.
     pub(super) fn on_changes(
         &mut self,
-        question: UnitQuery,
-        verdict: CompletionClass,
+        query: UnitQuery,
+        class: CompletionClass,
         command: &ScsiQueuedCommand<T>,
         moved: u32,
     ) {
         let piece = command.piece;
         let again = piece.again();
-        match verdict {
+        match class {
             CompletionClass::Again if piece.tries < MAX_TRIES => return self.again.push_back(again),
-            CompletionClass::Later(_) if piece.tries < MAX_TRIES => return self.set.later.push_back(again),
+            CompletionClass::Later(_) if piece.tries < MAX_TRIES => return self.set.delayed.push_back(again),
             CompletionClass::Good => {}
             _ => return,
         }
         let data = received(command, moved);
-        match question {
+        match query {
             UnitQuery::Capacity => self.on_capacity(&data),
             UnitQuery::Caching => self.on_caching(&data),
             UnitQuery::Access => {
@@ -154,7 +154,7 @@ impl<T: Default> ScsiQueue<T> {
         let Some((last, block_len)) = capacity(data, unit.long_commands) else { return };
         let blocks = last.saturating_add(1);
         if block_len != unit.block_len || blocks.checked_mul(block_len.into()).is_none() {
-            self.set.changes.is_strange = true;
+            self.set.changes.has_unit_changed = true;
             return;
         }
         unit.blocks = blocks;
@@ -166,14 +166,14 @@ impl<T: Default> ScsiQueue<T> {
         let Some(unit) = &mut self.set.unit else { return };
         caching(data, unit);
         self.info.read_only = unit.read_only;
-        self.set.terms.set_caching(unit);
+        self.set.capabilities.set_caching(unit);
     }
 }
 
-/// Whether this is a question of ours.
-pub(super) fn question(kind: ScsiCommandKind) -> Option<UnitQuery> {
+/// The query of a command, if it is one.
+pub(super) fn query(kind: ScsiCommandKind) -> Option<UnitQuery> {
     match kind {
-        ScsiCommandKind::Changes(question) => Some(question),
+        ScsiCommandKind::Changes(query) => Some(query),
         _ => None,
     }
 }

@@ -1,38 +1,38 @@
-//! Command descriptor blocks as an application client writes them.
+//! Construction of command descriptor blocks.
 
 use blockmux_wire::scsi::cdb::{Cdb10, Cdb12, Cdb16, EVPD, FUA, Inquiry};
 use blockmux_wire::scsi::opcode::{ScsiOpcode, maintenance_in, service_action_in_16};
 use blockmux_wire::scsi::provisioning::WRITE_SAME_UNMAP;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-/// Blocks of a unit.
+/// A range of blocks of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnitBlocks {
     pub(super) lba: u64,
     pub(super) count: u32,
 }
 
-/// READ, in the form of 16 bytes or of 10.
+/// READ (16) or, with `is_long` false, READ (10).
 pub(super) fn read(is_long: bool, blocks: UnitBlocks) -> [u8; 16] {
     let (long, short) = (ScsiOpcode::READ_16, ScsiOpcode::READ_10);
     if is_long { cdb_16(long, 0, blocks) } else { cdb_10(short, 0, blocks) }
 }
 
-/// WRITE, in the form of 16 bytes or of 10.
+/// WRITE (16) or, with `is_long` false, WRITE (10).
 pub(super) fn write(is_long: bool, blocks: UnitBlocks, fua: bool) -> [u8; 16] {
     let flags = if fua { FUA } else { 0 };
     let (long, short) = (ScsiOpcode::WRITE_16, ScsiOpcode::WRITE_10);
     if is_long { cdb_16(long, flags, blocks) } else { cdb_10(short, flags, blocks) }
 }
 
-/// SYNCHRONIZE CACHE of the whole unit, in the form of 16 bytes or of 10.
+/// SYNCHRONIZE CACHE of the whole unit, 16 or 10 bytes.
 pub(super) fn synchronize_cache(is_long: bool) -> [u8; 16] {
     let all = UnitBlocks { lba: 0, count: 0 };
     let (long, short) = (ScsiOpcode::SYNCHRONIZE_CACHE_16, ScsiOpcode::SYNCHRONIZE_CACHE_10);
     if is_long { cdb_16(long, 0, all) } else { cdb_10(short, 0, all) }
 }
 
-/// WRITE SAME (16) of one block of data-out.
+/// WRITE SAME (16) with one block of data-out.
 pub(super) fn write_same(blocks: UnitBlocks, may_unmap: bool) -> [u8; 16] {
     cdb_16(ScsiOpcode::WRITE_SAME_16, if may_unmap { WRITE_SAME_UNMAP } else { 0 }, blocks)
 }
@@ -42,7 +42,7 @@ pub(super) fn unmap(len: u32) -> [u8; 16] {
     cdb_10(ScsiOpcode::UNMAP, 0, UnitBlocks { lba: 0, count: len })
 }
 
-/// GET LBA STATUS from `lba` on.
+/// GET LBA STATUS starting at `lba`.
 pub(super) fn get_lba_status(lba: u64, allocation: u32) -> [u8; 16] {
     let action = service_action_in_16::GET_LBA_STATUS as u8;
     cdb_16(ScsiOpcode::SERVICE_ACTION_IN_16, action, UnitBlocks { lba, count: allocation })
@@ -59,7 +59,7 @@ pub(super) fn read_capacity_10() -> [u8; 16] {
     cdb_10(ScsiOpcode::READ_CAPACITY_10, 0, UnitBlocks { lba: 0, count: 0 })
 }
 
-/// INQUIRY: standard data, or a page of vital product data.
+/// INQUIRY for standard data or a vital product data page.
 pub(super) fn inquiry(page: Option<u8>, allocation: u16) -> [u8; 16] {
     padded(&Inquiry {
         opcode: ScsiOpcode::INQUIRY.0,
@@ -70,7 +70,7 @@ pub(super) fn inquiry(page: Option<u8>, allocation: u16) -> [u8; 16] {
     })
 }
 
-/// MODE SENSE (6) of one page without block descriptors.
+/// MODE SENSE (6) of one page, without block descriptors.
 pub(super) fn mode_sense_6(page: u8, allocation: u8) -> [u8; 16] {
     padded(&[ScsiOpcode::MODE_SENSE_6.0, DBD, page, 0, allocation, 0])
 }
@@ -103,7 +103,7 @@ fn cdb_16(opcode: ScsiOpcode, flags: u8, blocks: UnitBlocks) -> [u8; 16] {
     })
 }
 
-/// The caller sees to it that the numbers fit.
+/// The caller ensures that the values fit the fields.
 #[inline]
 fn cdb_10(opcode: ScsiOpcode, flags: u8, blocks: UnitBlocks) -> [u8; 16] {
     padded(&Cdb10 {
@@ -123,11 +123,11 @@ fn padded(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
     bytes
 }
 
-/// Of READ CAPACITY (16) parameter data, in bytes.
+/// Length of READ CAPACITY (16) parameter data, in bytes.
 pub(super) const CAPACITY_16_LEN: u32 = 32;
-/// Of READ CAPACITY (10) parameter data, in bytes.
+/// Length of READ CAPACITY (10) parameter data, in bytes.
 pub(super) const CAPACITY_10_LEN: u32 = 8;
-/// Of MODE SENSE: no block descriptors (SPC-5).
+/// MODE SENSE: disable block descriptors (SPC-5).
 const DBD: u8 = 1 << 3;
 
 #[cfg(test)]
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_have_their_fields_where_sbc_puts_them() {
+    fn cdb_fields_are_at_their_sbc_offsets() {
         let blocks = UnitBlocks { lba: 0x0102_0304_0506_0708, count: 0x0a0b };
         let expected = [0x8a, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0x0a, 0x0b, 0, 0];
         assert_eq!(write(true, blocks, true), expected);

@@ -1,4 +1,4 @@
-//! The one table from how a command ended to what becomes of it (SAM-5 §5.3.1, SPC-5).
+//! Classification of command results (SAM-5 §5.3.1, SPC-5).
 
 use super::sense::SenseCode;
 use crate::io_queue::CompletionClass;
@@ -6,7 +6,7 @@ use blockmux_volume::IoError;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use blockmux_wire::scsi::status::ScsiStatus;
 
-/// What becomes of a command that ended with `status` and, with CHECK CONDITION, this sense data.
+/// The class of a command that ended with `status` and, for CHECK CONDITION, this sense data.
 #[inline]
 pub(super) fn of(status: ScsiStatus, sense: Option<SenseCode>) -> CompletionClass {
     match status {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_status_has_its_verdict() {
+    fn every_status_has_its_completion_class() {
         let table = [
             (ScsiStatus::GOOD, CompletionClass::Good),
             (ScsiStatus::CONDITION_MET, CompletionClass::Good),
@@ -68,13 +68,13 @@ mod tests {
             (ScsiStatus::TASK_ABORTED, CompletionClass::Again),
             (ScsiStatus(0x77), CompletionClass::Failed(IoError::Medium)),
         ];
-        for (status, verdict) in table {
-            assert_eq!(of(status, None), verdict, "{status}");
+        for (status, class) in table {
+            assert_eq!(of(status, None), class, "{status}");
         }
     }
 
     #[test]
-    fn every_sense_key_has_its_verdict() {
+    fn every_sense_key_has_its_completion_class() {
         let failed = |error| CompletionClass::Failed(error);
         let table = [
             (0x0, 0x0000, CompletionClass::Good),
@@ -101,9 +101,9 @@ mod tests {
             (0xb, 0x5503, CompletionClass::Later(IoError::NoMemory)),
             (0xe, 0x1d00, failed(IoError::Medium)),
         ];
-        for (key, asc, verdict) in table {
+        for (key, asc, class) in table {
             let code = SenseCode { key: SenseKey(key), asc: Asc(asc) };
-            assert_eq!(of(ScsiStatus::CHECK_CONDITION, Some(code)), verdict, "{code}");
+            assert_eq!(of(ScsiStatus::CHECK_CONDITION, Some(code)), class, "{code}");
         }
     }
 }

@@ -1,22 +1,22 @@
-//! From LBA status descriptors to extents (SBC-4).
+//! Conversion of LBA status descriptors to extents (SBC-4).
 
 use blockmux_volume::Extent;
 use blockmux_wire::scsi::provisioning::{ANCHORED, DEALLOCATED, LbaStatusDescriptor};
 use zerocopy::FromBytes;
 
-/// What of `asked` blocks from `lba` on the parameter data of GET LBA STATUS describes, merged, in
-/// bytes of `block_len` each. Empty if it describes nothing of that.
+/// Converts GET LBA STATUS parameter data that covers `block_count` blocks from `lba` on to merged
+/// extents in bytes. Empty if it describes none of these blocks.
 pub(super) fn parse(
     data: &[u8],
     lba: u64,
-    asked: u64,
+    block_count: u64,
     block_len: u32,
     unmapped_is_zero: bool,
 ) -> Vec<Extent> {
     let mut extents: Vec<Extent> = Vec::new();
     let mut rest = data.get(HEADER_LEN..).unwrap_or_default();
     let mut at = lba;
-    let end = lba.saturating_add(asked);
+    let end = lba.saturating_add(block_count);
     while at < end
         && let Ok((descriptor, tail)) = LbaStatusDescriptor::read_from_prefix(rest)
     {
@@ -24,15 +24,15 @@ pub(super) fn parse(
         let first = descriptor.lba_status_logical_block_address.get();
         let count = u64::from(descriptor.lba_status_number_of_logical_blocks.get());
         let last = first.saturating_add(count).min(end);
-        // The first may begin before what was asked for; from there on there are no gaps.
+        // The first descriptor may begin earlier; after it there are no gaps.
         if first > at || last <= at {
             break;
         }
         let len = last.saturating_sub(at).saturating_mul(block_len.into());
         at = last;
         let status = descriptor.provisioning_status & STATUS_MASK;
-        // An anchored block has its space. Any other status may be data: SBC-4 has 3 for mapped and
-        // 4 for unknown.
+        // Anchored blocks have space allocated. Blocks with other statuses may hold data: SBC-4
+        // defines 3 as mapped and 4 as unknown.
         let hole = status == DEALLOCATED;
         let zero = (hole || status == ANCHORED) && unmapped_is_zero;
         match extents.last_mut() {
@@ -45,7 +45,7 @@ pub(super) fn parse(
     extents
 }
 
-/// PARAMETER DATA LENGTH and what is reserved.
+/// Length of the header: PARAMETER DATA LENGTH and reserved bytes.
 const HEADER_LEN: usize = 8;
 /// PROVISIONING STATUS.
 const STATUS_MASK: u8 = 0x0f;
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_cut_to_what_was_asked_and_merged() {
+    fn descriptors_are_cut_to_the_requested_blocks_and_merged() {
         let data = data(&[(0, 12, 1), (12, 4, 0), (16, 4, 0), (20, 100, 2)]);
         let expected = [extent(2, true, true), extent(8, false, false), extent(10, false, true)];
         assert_eq!(parse(&data, 10, 20, 512, true), expected);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_whose_status_is_another_may_hold_data() {
+    fn blocks_with_other_statuses_may_hold_data() {
         for status in 3..16 {
             assert_eq!(
                 parse(&data(&[(0, 4, status)]), 0, 4, 512, true),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_of_something_else_end_the_list() {
+    fn descriptors_of_other_blocks_are_dropped() {
         assert_eq!(parse(&data(&[(0, 4, 1), (9, 4, 0)]), 0, 20, 512, true), [extent(4, true, true)]);
         for wrong in [&[(5, 4, 1)][..], &[(0, 0, 1)], &[]] {
             assert_eq!(parse(&data(wrong), 0, 20, 512, true), []);

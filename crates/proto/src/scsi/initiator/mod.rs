@@ -1,16 +1,15 @@
-//! The SCSI application client: a logical unit of another device as a queue of I/O, the same for
-//! every transport (SAM-5, SPC-5, SBC-4).
+//! The SCSI application client: a logical unit as a queue of I/O, for every transport (SAM-5,
+//! SPC-5, SBC-4).
 //!
 //! ```text
 //!   submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport ──▶ target
-//!   poll_done ◀── Job ◀── verdict on status and sense ◀── finish ◀── transport ◀──
+//!   poll_done ◀── Job ◀── class of status and sense ◀── finish ◀── transport ◀──
 //! ```
-//! A `Queue` begins by learning what the unit is like (`bring_up`), with commands of its own. From
-//! then on it cuts I/O into commands that the unit takes, and makes completions of how they ended.
-//! A transport asks for the next command whenever it may send one, moves the data that the queue
-//! names, and tells how the command ended. Commands that met a unit attention are sent again at
-//! once, after what it says has changed was asked for (`news`), those that met a busy unit a little
-//! later.
+//! A [`ScsiQueue`] first identifies the unit with commands of its own (`bring_up`). Then it splits
+//! I/O into commands that the unit supports, and completes the I/O from their results. A transport
+//! takes the next command when it may send one, transfers the data that the queue refers to, and
+//! reports the result. Commands that met a unit attention are sent again at once, after the changed
+//! property was queried (`changes`); commands that met a busy unit are sent again after a delay.
 
 mod access;
 mod bring_up;
@@ -34,4 +33,4 @@ pub use unit::{UnitInfo, UnmapLimits};
 pub(crate) use crate::io_queue::DataTransfer;
 
 pub(crate) use queue::{ScsiOutcome, ScsiQueue, ScsiRequest};
-pub(crate) use retries::QueueTimers;
+pub(crate) use retries::ScsiQueueTimers;

@@ -1,4 +1,4 @@
-//! How I/O becomes commands of this unit.
+//! Translation of I/O to commands of the unit.
 
 use super::changes::UnitQuery;
 use super::command::{self, UnitBlocks};
@@ -7,21 +7,21 @@ use crate::io_queue::{self, DataTransfer, ZEROES};
 use crate::job;
 use blockmux_volume::{IoError, Op};
 
-/// What the unit can do, as far as commands depend on it. What it turns out not to know is taken
-/// back.
+/// Capabilities of the unit that determine its commands. Unsupported ones are cleared when the unit
+/// rejects a command.
 pub(super) struct UnitCapabilities {
-    /// Of a block, in bytes.
+    /// Length of a block, in bytes.
     pub(super) block_len: u32,
     pub(super) long_commands: bool,
     pub(super) long_flush: bool,
     max_transfer: u64,
     fua: bool,
     pub(super) write_cache: bool,
-    /// There was no cache when the unit was first seen, and whoever writes was told so.
-    promised_stable: bool,
-    /// The most that one UNMAP discards, in bytes.
+    /// The unit had no write cache when it was identified. The user saw that and sends no flushes.
+    assumed_stable: bool,
+    /// Maximum length of one UNMAP, in bytes.
     pub(super) unmap: Option<u64>,
-    /// The most that one WRITE SAME covers, in bytes.
+    /// Maximum length of one WRITE SAME, in bytes.
     pub(super) write_same: Option<u64>,
     zeroes_fast: bool,
     pub(super) lba_status: bool,
@@ -31,14 +31,14 @@ pub(super) struct UnitCapabilities {
 pub(super) type ScsiPlan = io_queue::IoPlan<ScsiCommandKind>;
 pub(super) type ScsiPieces = job::CommandPieces<ScsiCommandKind>;
 
-/// What one command does.
+/// The purpose of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScsiCommandKind {
     Read,
     Write {
         fua: bool,
     },
-    /// Zeroes, written out.
+    /// Writes zeroes as data.
     Zeroes,
     WriteSame {
         may_unmap: bool,
@@ -46,9 +46,9 @@ pub(crate) enum ScsiCommandKind {
     Unmap,
     Status,
     Flush,
-    /// Of the bring-up.
-    Question,
-    /// What has changed.
+    /// A command of the bring-up.
+    Probe,
+    /// A query of a changed property.
     Changes(UnitQuery),
 }
 
@@ -66,7 +66,7 @@ impl UnitCapabilities {
         let bytes = |blocks: u64| blocks.saturating_mul(unit.block_len.into());
         let write_same = match unit.max_write_same {
             0 => MAX_WRITE_SAME_BLOCKS,
-            told => told.min(MAX_WRITE_SAME_BLOCKS),
+            reported => reported.min(MAX_WRITE_SAME_BLOCKS),
         };
         UnitCapabilities {
             block_len: unit.block_len,
@@ -75,7 +75,7 @@ impl UnitCapabilities {
             max_transfer: unit.max_transfer_bytes(),
             fua: unit.fua,
             write_cache: unit.write_cache,
-            promised_stable: !unit.write_cache,
+            assumed_stable: !unit.write_cache,
             unmap: unit.unmap.map(|limits| bytes(limits.max_blocks.into())),
             write_same: unit.long_commands.then(|| bytes(write_same)),
             zeroes_fast: unit.zeroes_fast(),
@@ -84,22 +84,22 @@ impl UnitCapabilities {
         }
     }
 
-    /// How to do `op` with this unit.
+    /// Returns the commands that execute `op` on this unit.
     #[inline]
     pub(super) fn plan(&self, op: Op) -> ScsiPlan {
         let pieces = |kind, max| ScsiPieces { kind, max, then_flush: false };
-        let fua = |fua: bool| fua || (self.promised_stable && self.write_cache);
-        let stable = |asked: bool| fua(asked) && self.write_cache;
+        let fua = |fua: bool| fua || (self.assumed_stable && self.write_cache);
+        let stable = |requested: bool| fua(requested) && self.write_cache;
         match op {
             Op::Read => ScsiPlan::Send(pieces(ScsiCommandKind::Read, self.max_transfer)),
-            Op::Write { fua: asked } => ScsiPlan::Send(ScsiPieces {
-                then_flush: stable(asked) && !self.fua,
-                ..pieces(ScsiCommandKind::Write { fua: fua(asked) && self.fua }, self.max_transfer)
+            Op::Write { fua: requested } => ScsiPlan::Send(ScsiPieces {
+                then_flush: stable(requested) && !self.fua,
+                ..pieces(ScsiCommandKind::Write { fua: fua(requested) && self.fua }, self.max_transfer)
             }),
             Op::Flush => ScsiPlan::Send(ScsiPieces::FLUSH),
-            Op::Discard { fua: asked } => match self.unmap {
+            Op::Discard { fua: requested } => match self.unmap {
                 Some(max) => ScsiPlan::Send(ScsiPieces {
-                    then_flush: stable(asked),
+                    then_flush: stable(requested),
                     ..pieces(ScsiCommandKind::Unmap, max)
                 }),
                 None => ScsiPlan::Done,
@@ -107,31 +107,31 @@ impl UnitCapabilities {
             Op::Prefetch => ScsiPlan::Done,
             Op::BlockStatus if self.lba_status => ScsiPlan::Send(pieces(ScsiCommandKind::Status, MAX_STATUS)),
             Op::BlockStatus => ScsiPlan::AllData,
-            Op::WriteZeroes { fua: asked, may_unmap, only_fast } => {
+            Op::WriteZeroes { fua: requested, may_unmap, only_fast } => {
                 let is_fast = may_unmap && self.zeroes_fast && self.write_same.is_some();
                 if only_fast && !is_fast {
                     return ScsiPlan::Fails(IoError::Unsupported);
                 }
                 match self.write_same {
                     Some(max) => ScsiPlan::Send(ScsiPieces {
-                        then_flush: stable(asked),
+                        then_flush: stable(requested),
                         ..pieces(ScsiCommandKind::WriteSame { may_unmap: is_fast }, max)
                     }),
-                    None => ScsiPlan::Send(self.written_zeroes(asked)),
+                    None => ScsiPlan::Send(self.written_zeroes(requested)),
                 }
             }
         }
     }
 
-    /// The unit's cache is another now. A write that nobody flushes, as there was no cache to
-    /// flush, is made stable.
+    /// Updates the cache properties. If the unit had no cache when it was identified, the user
+    /// sends no flushes, so each write is made stable by itself.
     pub(super) fn set_caching(&mut self, unit: &UnitInfo) {
         (self.fua, self.write_cache) = (unit.fua, unit.write_cache);
     }
 
-    /// Zeroes that are written out.
+    /// Zeroes written as data.
     pub(super) fn written_zeroes(&self, fua: bool) -> ScsiPieces {
-        let then_flush = (fua || self.promised_stable) && self.write_cache;
+        let then_flush = (fua || self.assumed_stable) && self.write_cache;
         ScsiPieces { kind: ScsiCommandKind::Zeroes, max: self.max_transfer.min(ZEROES as u64), then_flush }
     }
 
@@ -153,14 +153,14 @@ impl UnitCapabilities {
             ScsiCommandKind::Status => {
                 (command::get_lba_status(blocks.lba, STATUS_LEN as u32), DataTransfer::In(STATUS_LEN as u32))
             }
-            ScsiCommandKind::Changes(question) => question.command(self.long_commands),
-            ScsiCommandKind::Flush | ScsiCommandKind::Question => {
+            ScsiCommandKind::Changes(query) => query.command(self.long_commands),
+            ScsiCommandKind::Flush | ScsiCommandKind::Probe => {
                 (command::synchronize_cache(self.long_flush), DataTransfer::Nothing)
             }
         }
     }
 
-    /// A range in blocks; it is whole blocks, and a piece has at most 32 bits of them.
+    /// A range in blocks. It consists of whole blocks, at most 2^32 of them.
     #[inline]
     pub(super) fn blocks(&self, offset: u64, len: u64) -> UnitBlocks {
         let shift = self.block_len.trailing_zeros();
@@ -168,11 +168,11 @@ impl UnitCapabilities {
     }
 }
 
-/// An UNMAP parameter list with one descriptor, in bytes.
+/// Length of an UNMAP parameter list with one descriptor, in bytes.
 pub(super) const UNMAP_LEN: u32 = 24;
-/// Room for GET LBA STATUS parameter data, in bytes: 255 descriptors.
+/// Allocation length of GET LBA STATUS, in bytes: 255 descriptors.
 pub(super) const STATUS_LEN: usize = 4088;
-/// More than that would keep some targets busy for longer than anybody waits.
+/// A longer WRITE SAME keeps some targets busy beyond usual timeouts.
 const MAX_WRITE_SAME_BLOCKS: u64 = 0xffff;
-/// What one question about block status is about, in bytes. The answer need not cover it.
+/// Maximum length of one block status query, in bytes. The response need not cover it.
 const MAX_STATUS: u64 = u64::MAX;

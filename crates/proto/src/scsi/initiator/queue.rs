@@ -1,13 +1,12 @@
-//! I/O under way at one logical unit, from its commands to its completion, and commands of the
-//! queue itself: those of the bring-up, and questions about what has changed.
+//! I/O in progress at one logical unit, and internal commands: those of the bring-up, and queries
+//! of changed properties.
 //!
-//! The target may be made to abort a command. Nobody knows what that command has done by then, so
-//! its I/O is handed back once no other command of it is under way, and may be done again as a
-//! whole.
+//! After an aborted command it is unknown what the command did. Its I/O is returned when no other
+//! command of it is in flight, and may be repeated as a whole.
 
 use super::access::UnitAccess;
-use super::bring_up::{MOST_DATA_IN, UnitProbe, UnitProbeResult, UnitRefused};
-use super::changes::{UnitChanges, question};
+use super::bring_up::{MAX_DATA_IN, UnitProbe, UnitProbeResult, UnitRefused};
+use super::changes::{UnitChanges, query};
 use super::plan::{STATUS_LEN, ScsiCommandKind, ScsiPlan, UNMAP_LEN, UnitCapabilities};
 use super::sense::SenseCode;
 use super::unit::UnitInfo;
@@ -21,158 +20,158 @@ use blockmux_wire::scsi::provisioning::{UnmapDescriptor, UnmapHeader};
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
-/// I/O under way at one logical unit. `T` is what a transport keeps beside each command.
+/// I/O in progress at one logical unit. `T` is the transport's state of each command.
 pub(crate) type ScsiQueue<T> = io_queue::CommandQueue<RemoteUnit, T>;
-/// A command, whose CDB is padded with zeroes.
+/// A command with a CDB padded by zeroes.
 pub(crate) type ScsiRequest = io_queue::CommandRequest<[u8; 16]>;
 pub(super) type ScsiQueuedCommand<T> = io_queue::QueuedCommand<RemoteUnit, T>;
 pub(super) type ScsiJob = job::IoJob<ScsiCommandKind>;
 pub(super) type ScsiPiece = job::CommandPiece<ScsiCommandKind>;
 
-/// What is known of the unit, and what is to be asked.
+/// Properties of the unit, and outstanding queries.
 pub(crate) struct RemoteUnit {
     pub(super) bring_up: Option<UnitProbe>,
-    /// The bring-up's command is under way, or waits.
-    pub(super) asked: bool,
+    /// The command of the bring-up is in flight or queued.
+    pub(super) is_probe_sent: bool,
     pub(super) unit: Option<UnitInfo>,
     pub(super) changes: UnitChanges,
     pub(super) access: UnitAccess,
     pub(super) luns: Vec<Lun>,
-    pub(super) terms: UnitCapabilities,
+    pub(super) capabilities: UnitCapabilities,
     zeroes: Zeroes,
-    /// Commands to send again in a while.
-    pub(super) later: VecDeque<ScsiPiece>,
-    /// Nothing new is sent: what is left is for another session.
+    /// Commands to send again after a delay.
+    pub(super) delayed: VecDeque<ScsiPiece>,
+    /// No new command is sent; unsent I/O is left for another session.
     is_draining: bool,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScsiOutcome<'a> {
     /// The status.
     pub(crate) status: ScsiStatus,
-    /// As it came; may be empty.
+    /// Sense data as received; may be empty.
     pub(crate) sense: &'a [u8],
-    /// How much data moved, in bytes.
+    /// Number of bytes transferred.
     pub(crate) moved: u32,
 }
 
 impl<T: Default> ScsiQueue<T> {
-    /// For the unit `lun`, of which nothing is known yet.
+    /// A queue for the unit `lun`, which has not been identified yet.
     pub(crate) fn new(lun: Lun, pool: Pool) -> ScsiQueue<T> {
         let unknown = UnitInfo { block_len: 512, physical_block_len: 512, ..UnitInfo::default() };
         let unit = RemoteUnit {
             bring_up: Some(UnitProbe::new(lun)),
-            asked: false,
+            is_probe_sent: false,
             unit: None,
             changes: UnitChanges::default(),
             access: UnitAccess::default(),
             luns: Vec::new(),
-            terms: UnitCapabilities::new(&unknown),
+            capabilities: UnitCapabilities::new(&unknown),
             zeroes: Zeroes::default(),
-            later: VecDeque::new(),
+            delayed: VecDeque::new(),
             is_draining: false,
         };
         ScsiQueue::of(unit, unknown.volume_info(), pool)
     }
 
-    /// The unit, once it is known.
+    /// The unit, once it is identified.
     pub(crate) fn unit(&self) -> Option<&UnitInfo> {
         self.set.unit.as_ref()
     }
 
-    /// The target's logical units, as far as they were told.
+    /// The target's logical units, as far as they were listed.
     pub(crate) fn luns(&self) -> &[Lun] {
         self.set.bring_up.as_ref().map_or(&self.set.luns, |bring_up| bring_up.luns())
     }
 
-    /// I/O of which no command was sent.
+    /// Number of unsent commands.
     #[inline]
     pub(crate) fn unsent(&self) -> usize {
-        let asks = usize::from(self.set.changes.has_questions());
+        let asks = usize::from(self.set.changes.has_queries());
         self.ready.len().saturating_add(self.again.len()).saturating_add(asks)
     }
 
-    /// Whether no command is under way.
-    pub(crate) fn is_quiet(&self) -> bool {
+    /// Whether no command is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
         self.commands.is_empty()
     }
 
-    /// Whether something is to be sent again in a while: then call [`Queue::resume`].
-    pub(crate) fn has_later(&self) -> bool {
-        !self.set.later.is_empty()
+    /// Whether commands wait for a delay; then call [`ScsiQueue::resume`].
+    pub(crate) fn has_delayed(&self) -> bool {
+        !self.set.delayed.is_empty()
     }
 
-    /// Sends again what met a busy unit.
+    /// Sends delayed commands again.
     pub(crate) fn resume(&mut self) {
-        self.again.append(&mut self.set.later);
+        self.again.append(&mut self.set.delayed);
     }
 
-    /// As [`Initiator::look`](crate::session::Initiator::look).
+    /// Ages pending commands: see [`Overdue::look`](crate::session::Overdue::look).
     pub(crate) fn look(&mut self) -> u32 {
-        if self.commands.is_empty() && self.set.later.is_empty() {
-            // There is no command yet that could be answered: the target takes none.
+        if self.commands.is_empty() && self.set.delayed.is_empty() {
+            // The target accepts no command, so only whole I/O requests can age.
             return self.jobs.look(|_| false);
         }
         self.jobs.look_away();
         self.commands.look(ScsiQueuedCommand::is_long)
     }
 
-    /// Sends nothing new; what is under way ends, the rest stays for [`Queue::take_unfinished`].
+    /// Stops sending: commands in flight end, the rest is left for [`ScsiQueue::take_unfinished`].
     pub(crate) fn drain(&mut self) {
         self.set.is_draining = true;
     }
 
-    /// Sends again after all: there is no other session to come.
+    /// Resumes sending, because no other session follows.
     pub(crate) fn undrain(&mut self) {
         self.set.is_draining = false;
     }
 
-    /// All I/O that has not completed, oldest first.
+    /// Takes all incomplete I/O, oldest first.
     pub(crate) fn take_unfinished(&mut self) -> Vec<Io> {
-        self.set.later.clear();
+        self.set.delayed.clear();
         let mut jobs = self.take_jobs();
         jobs.sort_unstable_by_key(|(age, _)| *age);
         jobs.into_iter().map(|(_, io)| io).collect()
     }
 
-    /// The next command to send, if there is any.
+    /// The next command to send, if any.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<ScsiRequest> {
         if self.set.is_draining {
             return None;
         }
-        if let Some(question) = self.set.changes.next() {
-            return Some(self.begin(ScsiPiece::of_the_queue(ScsiCommandKind::Changes(question))));
+        if let Some(query) = self.set.changes.next() {
+            return Some(self.begin(ScsiPiece::of_the_queue(ScsiCommandKind::Changes(query))));
         }
         if self.set.bring_up.is_some() && self.again.is_empty() {
-            let is_due = !std::mem::replace(&mut self.set.asked, true);
-            return is_due.then(|| self.begin(ScsiPiece::of_the_queue(ScsiCommandKind::Question)));
+            let is_due = !std::mem::replace(&mut self.set.is_probe_sent, true);
+            return is_due.then(|| self.begin(ScsiPiece::of_the_queue(ScsiCommandKind::Probe)));
         }
         self.next_of_jobs()
     }
 
-    /// The commands under way that `is_meant` picks, in no order.
-    pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<SlotKey> {
-        self.commands.keys_of(|command| is_meant(&command.transport))
+    /// Keys of the commands in flight that satisfy `predicate`, in no particular order.
+    pub(crate) fn keys_of(&self, predicate: impl Fn(&T) -> bool) -> Vec<SlotKey> {
+        self.commands.keys_of(|command| predicate(&command.transport))
     }
 
-    /// A command under way, as it was when it was sent.
+    /// A command in flight, as it was sent.
     pub(crate) fn request(&mut self, key: SlotKey) -> Option<ScsiRequest> {
         let command = self.commands.get_mut(key)?;
         Some(ScsiRequest { key, command: command.state, transfer: command.transfer })
     }
 
-    /// The command that a peer names by the short form of its key.
+    /// The command with this short key, which a peer uses as its tag.
     #[inline]
     pub(crate) fn find(&self, short: u32) -> Option<SlotKey> {
         self.commands.find(short)
     }
 
-    /// A command has ended.
+    /// Processes the result of a command.
     ///
     /// # Errors
-    /// If the unit turns out to be no volume for us.
+    /// If the unit turns out to be unusable as a volume.
     #[inline]
     pub(crate) fn finish(&mut self, key: SlotKey, outcome: ScsiOutcome<'_>) -> Result<(), UnitRefused> {
         let Some(command) = self.commands.get_mut(key) else { return Ok(()) };
@@ -181,50 +180,50 @@ impl<T: Default> ScsiQueue<T> {
             ScsiStatus::CHECK_CONDITION => SenseCode::parse(outcome.sense),
             _ => None,
         };
-        let mut verdict = completion_class::of(outcome.status, sense);
+        let mut class = completion_class::of(outcome.status, sense);
         if let Some(code) = sense {
             self.on_sense(code);
         }
-        let Some(job) = piece.job else { return self.on_answer(key, verdict, sense, outcome.moved) };
-        if verdict == CompletionClass::Good && !is_whole {
-            verdict = CompletionClass::Failed(IoError::Medium);
+        let Some(job) = piece.job else { return self.on_answer(key, class, sense, outcome.moved) };
+        if class == CompletionClass::Good && !is_whole {
+            class = CompletionClass::Failed(IoError::Medium);
         }
-        if piece.kind == ScsiCommandKind::Status && verdict == CompletionClass::Good {
+        if piece.kind == ScsiCommandKind::Status && class == CompletionClass::Good {
             self.on_lba_status(key, job, outcome.moved);
         } else {
             self.commands.discard(key);
         }
-        if let Some(piece) = self.finish_piece(piece, job, verdict) {
-            self.set.later.push_back(piece);
+        if let Some(piece) = self.finish_piece(piece, job, class) {
+            self.set.delayed.push_back(piece);
         }
         Ok(())
     }
 
-    /// An answer to the bring-up.
+    /// Processes the result of an internal command.
     fn on_answer(
         &mut self,
         key: SlotKey,
-        verdict: CompletionClass,
+        class: CompletionClass,
         sense: Option<SenseCode>,
         moved: u32,
     ) -> Result<(), UnitRefused> {
         let Some(command) = self.commands.remove(key) else { return Ok(()) };
-        if let Some(question) = question(command.piece.kind) {
-            self.on_changes(question, verdict, &command, moved);
+        if let Some(query) = query(command.piece.kind) {
+            self.on_changes(query, class, &command, moved);
             return Ok(());
         }
         let Some(bring_up) = &mut self.set.bring_up else { return Ok(()) };
         let data = received(&command, moved);
-        match bring_up.on_done(verdict, sense, &data)? {
-            UnitProbeResult::More => self.set.asked = false,
-            UnitProbeResult::Later => self.set.later.push_back(command.piece),
+        match bring_up.on_done(class, sense, &data)? {
+            UnitProbeResult::More => self.set.is_probe_sent = false,
+            UnitProbeResult::Later => self.set.delayed.push_back(command.piece),
             UnitProbeResult::All => {
                 if let Some(bring_up) = self.set.bring_up.take() {
                     let (unit, luns) = bring_up.into_parts();
-                    (self.set.terms, self.info) = (UnitCapabilities::new(&unit), unit.volume_info());
+                    (self.set.capabilities, self.info) = (UnitCapabilities::new(&unit), unit.volume_info());
                     (self.set.unit, self.set.luns) = (Some(unit), luns);
                     self.set.changes.on_size(self.info.size);
-                    self.ask_for_access();
+                    self.query_access();
                 }
             }
         }
@@ -235,28 +234,27 @@ impl<T: Default> ScsiQueue<T> {
         let Some(command) = self.commands.remove(key) else { return };
         let data = received(&command, moved);
         let Some(job) = self.jobs.get_mut(job) else { return };
-        let blocks = self.set.terms.blocks(job.io.offset, job.io.len);
-        let asked = job.io.len.wrapping_shr(self.set.terms.block_len.trailing_zeros());
-        let (block_len, is_zero) = (self.set.terms.block_len, self.set.terms.unmapped_is_zero);
-        job.extents = extents::parse(&data, blocks.lba, asked, block_len, is_zero);
+        let blocks = self.set.capabilities.blocks(job.io.offset, job.io.len);
+        let block_count = job.io.len.wrapping_shr(self.set.capabilities.block_len.trailing_zeros());
+        let (block_len, is_zero) = (self.set.capabilities.block_len, self.set.capabilities.unmapped_is_zero);
+        job.extents = extents::parse(&data, blocks.lba, block_count, block_len, is_zero);
     }
 
-    /// The commands that the last so many looks have found too long under way, oldest first. None
-    /// of them, if one is a command of the queue's own: that belongs to no I/O that could be done
-    /// again.
+    /// Commands that have been in flight for more than `looks` ticks, oldest first. Empty if one of
+    /// them is an internal command, because that belongs to no I/O that could be repeated.
     pub(crate) fn overdue(&mut self, looks: u32) -> Vec<SlotKey> {
         let overdue = self.commands.overdue(looks, ScsiQueuedCommand::is_long);
-        let is_ours =
+        let is_internal =
             |key: &SlotKey| self.commands.get_mut(*key).is_none_or(|command| command.piece.job.is_none());
-        if overdue.iter().any(is_ours) { Vec::new() } else { overdue }
+        if overdue.iter().any(is_internal) { Vec::new() } else { overdue }
     }
 
-    /// Whether a command of the queue's own is under way.
-    pub(crate) fn has_own(&self) -> bool {
+    /// Whether an internal command is in flight.
+    pub(crate) fn has_internal(&self) -> bool {
         !self.commands.keys_of(|command| command.piece.job.is_none()).is_empty()
     }
 
-    /// The target has given up a command: it sends nothing for it any more.
+    /// Ends a command that the target has aborted; the target accesses its data no more.
     pub(crate) fn abort(&mut self, key: SlotKey) {
         let Some(ScsiQueuedCommand { piece, .. }) = self.commands.remove(key) else { return };
         let Some(key) = piece.job else { return };
@@ -280,7 +278,7 @@ impl CommandSet for RemoteUnit {
 
     #[inline]
     fn plan(&self, op: Op) -> ScsiPlan {
-        self.terms.plan(op)
+        self.capabilities.plan(op)
     }
 
     #[inline]
@@ -290,7 +288,7 @@ impl CommandSet for RemoteUnit {
                 let (cdb, len) = bring_up.command();
                 (cdb, if len == 0 { DataTransfer::Nothing } else { DataTransfer::In(len) })
             }
-            _ => self.terms.cdb(piece.kind, piece.offset, piece.len),
+            _ => self.capabilities.cdb(piece.kind, piece.offset, piece.len),
         }
     }
 
@@ -309,32 +307,32 @@ impl CommandSet for RemoteUnit {
 
     #[cold]
     fn do_otherwise(&mut self, piece: ScsiPiece, job: &mut ScsiJob) -> Option<ScsiPiece> {
-        let terms = &mut self.terms;
+        let capabilities = &mut self.capabilities;
         match piece.kind {
             ScsiCommandKind::WriteSame { .. } => {
-                terms.write_same = None;
+                capabilities.write_same = None;
                 match job.io.op {
                     Op::WriteZeroes { only_fast: false, fua, .. } => {
-                        job.go_back(piece.offset, terms.written_zeroes(fua));
+                        job.go_back(piece.offset, capabilities.written_zeroes(fua));
                     }
                     _ => job.fail(IoError::Unsupported),
                 }
             }
-            // What is no longer needed may stay.
+            // Blocks that are no longer needed may stay mapped.
             ScsiCommandKind::Unmap => {
-                terms.unmap = None;
+                capabilities.unmap = None;
                 job.issued = job.io.len;
             }
             ScsiCommandKind::Status => {
-                terms.lba_status = false;
+                capabilities.lba_status = false;
                 job.extents = vec![Extent::data(job.io.len)];
             }
-            ScsiCommandKind::Flush if terms.long_flush => {
-                terms.long_flush = false;
+            ScsiCommandKind::Flush if capabilities.long_flush => {
+                capabilities.long_flush = false;
                 return Some(piece);
             }
-            // A unit without cache needs no command to empty it.
-            ScsiCommandKind::Flush if !terms.write_cache => {}
+            // A unit without a cache needs no flush.
+            ScsiCommandKind::Flush if !capabilities.write_cache => {}
             _ => job.fail(IoError::Unsupported),
         }
         None
@@ -342,13 +340,13 @@ impl CommandSet for RemoteUnit {
 }
 
 impl RemoteUnit {
-    /// Data of a command that is not the I/O's own.
+    /// Payload of a command whose data is not that of the I/O.
     fn data(&mut self, piece: &ScsiPiece, pool: &Pool) -> SgList {
         match piece.kind {
             ScsiCommandKind::Zeroes => self.zeroes.list(piece.len),
-            ScsiCommandKind::WriteSame { .. } => self.zeroes.list(self.terms.block_len.into()),
+            ScsiCommandKind::WriteSame { .. } => self.zeroes.list(self.capabilities.block_len.into()),
             ScsiCommandKind::Unmap => {
-                let blocks = self.terms.blocks(piece.offset, piece.len);
+                let blocks = self.capabilities.blocks(piece.offset, piece.len);
                 let header = UnmapHeader {
                     unmap_data_length: (UNMAP_LEN.saturating_sub(2) as u16).into(),
                     unmap_block_descriptor_data_length: (size_of::<UnmapDescriptor>() as u16).into(),
@@ -366,12 +364,12 @@ impl RemoteUnit {
                 list
             }
             ScsiCommandKind::Status => memory(pool, STATUS_LEN),
-            _ => SgList::one(Memory::from_heap(MOST_DATA_IN).seg(0, MOST_DATA_IN)),
+            _ => SgList::one(Memory::from_heap(MAX_DATA_IN).seg(0, MAX_DATA_IN)),
         }
     }
 }
 
-/// Whether all the data moved that a successful command moves.
+/// Whether a successful command transferred all its data.
 #[inline]
 fn is_whole<T>(command: &ScsiQueuedCommand<T>, moved: u32) -> bool {
     match command.transfer {
@@ -381,7 +379,7 @@ fn is_whole<T>(command: &ScsiQueuedCommand<T>, moved: u32) -> bool {
     }
 }
 
-/// The data-in that came, of a command with a payload of its own.
+/// The data-in of a command with its own payload.
 pub(super) fn received<T>(command: &ScsiQueuedCommand<T>, moved: u32) -> Vec<u8> {
     let Some(payload) = &command.payload else { return Vec::new() };
     payload.slice(0, payload.len().min(moved as usize)).to_vec()

@@ -1,61 +1,60 @@
-//! When a session sends again what met a busy unit, and asks again how well its path leads to one.
+//! Timers of a session's queue: retries of commands that ended with BUSY, and ALUA state queries.
 
 use super::ScsiQueue;
 use crate::session::PathRank;
 use std::time::{Duration, Instant};
 
 /// Deadlines of a session's queue.
-pub(crate) struct QueueTimers {
-    /// When to ask again how well the path leads to the unit, if it is not the best.
+pub(crate) struct ScsiQueueTimers {
+    /// Next query of the ALUA state, if the path is not optimized.
     access_at: Instant,
-    /// When to send again what met a busy unit, if anything has.
+    /// Next retry of commands that ended with BUSY, if there are any.
     retry_at: Option<Instant>,
-    pause: Duration,
+    retry_delay: Duration,
 }
 
-impl QueueTimers {
-    pub(crate) fn new(now: Instant) -> QueueTimers {
-        QueueTimers { access_at: now, retry_at: None, pause: FIRST_PAUSE }
+impl ScsiQueueTimers {
+    pub(crate) fn new(now: Instant) -> ScsiQueueTimers {
+        ScsiQueueTimers { access_at: now, retry_at: None, retry_delay: FIRST_RETRY_DELAY }
     }
 
     /// The next deadline, if there is one.
     pub(crate) fn poll<T: Default>(&self, queue: &ScsiQueue<T>) -> Option<Instant> {
-        let retry = self.retry_at.filter(|_| queue.has_later());
+        let retry = self.retry_at.filter(|_| queue.has_delayed());
         let access = (queue.path_rank() != PathRank::Best).then_some(self.access_at);
         retry.into_iter().chain(access).min()
     }
 
-    /// A command may have met a busy unit. It is sent again after a pause, which grows as long as
-    /// the unit stays busy.
+    /// Schedules a retry if commands have ended with BUSY. Retry delays grow while the unit stays
+    /// busy.
     #[inline]
     pub(crate) fn on_command<T: Default>(&mut self, queue: &ScsiQueue<T>, now: Instant) {
-        if queue.has_later() && self.retry_at.is_none() {
-            self.retry_at = now.checked_add(self.pause);
+        if queue.has_delayed() && self.retry_at.is_none() {
+            self.retry_at = now.checked_add(self.retry_delay);
         }
     }
 
-    /// Some time has passed: has the queue send what is due.
+    /// Queues the retries and the state query that are due. The caller then sends the commands.
     pub(crate) fn on_timeout<T: Default>(&mut self, queue: &mut ScsiQueue<T>, now: Instant) {
-        if !queue.has_later() {
-            (self.retry_at, self.pause) = (None, FIRST_PAUSE);
+        if !queue.has_delayed() {
+            (self.retry_at, self.retry_delay) = (None, FIRST_RETRY_DELAY);
         } else if self.retry_at.is_some_and(|at| now >= at) {
             self.retry_at = None;
-            self.pause = self.pause.saturating_mul(2).min(LONGEST_PAUSE);
+            self.retry_delay = self.retry_delay.saturating_mul(2).min(MAX_RETRY_DELAY);
             queue.resume();
         }
         if now >= self.access_at {
-            // The state of a path may change without a word: nothing is sent on it that could meet
-            // a unit attention.
+            // A path without access is idle, so no command would report that its state has changed.
             self.access_at = now.checked_add(ACCESS_INTERVAL).unwrap_or(now);
             if queue.path_rank() != PathRank::Best {
-                queue.ask_for_access();
+                queue.query_access();
             }
         }
     }
 }
 
-/// Between two questions for the state of a path that is not the best.
+/// Interval of ALUA state queries while the path is not optimized.
 const ACCESS_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two attempts at a busy unit.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// First and longest delay before a retry of commands that ended with BUSY.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(2);
+const MAX_RETRY_DELAY: Duration = Duration::from_millis(500);

@@ -1,4 +1,4 @@
-//! Sense data as it comes from a target, in either format (SPC-5).
+//! Parsing of sense data in either format (SPC-5).
 
 use blockmux_wire::scsi::sense::{
     Asc, DESCRIPTOR_CURRENT, DESCRIPTOR_DEFERRED, DescriptorSense, FIXED_CURRENT, FIXED_DEFERRED, SenseKey,
@@ -6,7 +6,7 @@ use blockmux_wire::scsi::sense::{
 use std::fmt;
 use zerocopy::FromBytes;
 
-/// What sense data says, as far as it decides anything.
+/// The fields of sense data that decide how a command continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenseCode {
     /// SENSE KEY.
@@ -16,7 +16,7 @@ pub struct SenseCode {
 }
 
 impl SenseCode {
-    /// Reads sense data; what was cut off counts as 0. `None` if it is of no known format.
+    /// Parses sense data; truncated fields count as 0. `None` for an unknown format.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<SenseCode> {
         let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
@@ -58,7 +58,7 @@ mod tests {
     use crate::scsi::Sense;
 
     #[test]
-    fn both_formats_say_the_same() {
+    fn both_sense_formats_are_parsed_alike() {
         let sense = Sense::illegal(Asc::INVALID_FIELD_IN_CDB).with_information(9);
         let code = SenseCode { key: SenseKey::ILLEGAL_REQUEST, asc: Asc::INVALID_FIELD_IN_CDB };
         for descriptor_format in [false, true] {
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn sense_that_is_cut_off_or_unknown_does_no_harm() {
+    fn truncated_or_unknown_sense_data_is_harmless() {
         assert_eq!(SenseCode::parse(&[]), None);
         assert_eq!(SenseCode::parse(&[0x7f; 32]), None);
         assert_eq!(SenseCode::parse(&[0x72, 5]), None);

@@ -1,4 +1,4 @@
-//! The queue by itself, with a transport that only notes what it would send.
+//! Tests of the queue without a transport.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::bring_up::UnitRefused;
@@ -11,8 +11,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 const BLOCKS: u64 = 1 << 20;
 
-/// A queue whose unit is known: `BLOCKS` blocks of 512 bytes that can do everything, 64 blocks at a
-/// time.
+/// A queue with an identified unit: `BLOCKS` blocks of 512 bytes, all features, 64 blocks per
+/// transfer.
 fn ready(pool: Pool) -> ScsiQueue<()> {
     let mut queue = ScsiQueue::new(Lun::new(0), pool);
     while let Some(request) = queue.next() {
@@ -44,7 +44,7 @@ fn answer(cdb: &[u8; 16]) -> Vec<u8> {
     }
 }
 
-/// Ends a command well, with this data-in.
+/// Completes a command successfully with this data-in.
 fn finish(queue: &mut ScsiQueue<()>, request: &ScsiRequest, data: Vec<u8>) -> Result<(), UnitRefused> {
     let moved = match request.transfer {
         DataTransfer::Nothing => 0,
@@ -77,9 +77,9 @@ fn long_reads_wait_for_memory_and_one_alone_does_not() {
     // Of 256 KiB, payload of that length may have nothing.
     queue.submit(read(1, 512 << 10));
     let first: Vec<ScsiRequest> = std::iter::from_fn(|| queue.next()).collect();
-    assert_eq!(first.len(), 4, "it took memory from the heap");
+    assert_eq!(first.len(), 4, "the pool was empty, so the heap was used");
     queue.submit(read(2, 512 << 10));
-    assert!(queue.next().is_none(), "it waits");
+    assert!(queue.next().is_none(), "the second read waits for memory");
     let mut requests: VecDeque<ScsiRequest> = first.into();
     while let Some(request) = requests.pop_front() {
         finish(&mut queue, &request, Vec::new()).unwrap();
@@ -93,21 +93,21 @@ fn long_reads_wait_for_memory_and_one_alone_does_not() {
 }
 
 #[test]
-fn a_read_alone_with_a_question_does_not_wait_for_memory() {
+fn a_read_next_to_a_query_does_not_wait_for_memory() {
     let mut queue = ready(Pool::new(256 << 10));
     queue.submit(read(1, 512));
     let first = queue.next().unwrap();
     fail(&mut queue, &first, Sense::new(SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_HAS_CHANGED));
-    let question = queue.next().unwrap();
+    let query = queue.next().unwrap();
     let again = queue.next().unwrap();
     finish(&mut queue, &again, Vec::new()).unwrap();
     queue.submit(read(2, 512 << 10));
-    assert!(queue.next().is_some(), "nothing gives memory back when the question is answered");
-    finish(&mut queue, &question, answer(&question.command)).unwrap();
+    assert!(queue.next().is_some(), "the response to a query returns no memory");
+    finish(&mut queue, &query, answer(&query.command)).unwrap();
 }
 
 #[test]
-fn a_read_that_is_sent_again_is_not_put_where_data_was_lent() {
+fn a_retried_read_is_not_written_into_borrowed_data() {
     let mut queue = ready(Pool::new(1 << 20));
     queue.submit(read(1, 512));
     let request = queue.next().unwrap();
@@ -123,15 +123,15 @@ fn a_read_that_is_sent_again_is_not_put_where_data_was_lent() {
 }
 
 #[test]
-fn what_is_drained_stays_and_can_be_taken_back_or_go_on() {
+fn drained_io_can_be_taken_or_resumed() {
     let mut queue = ready(Pool::new(64 << 20));
     queue.submit(read(1, 512));
     queue.submit(read(2, 512));
     let first = queue.next().unwrap();
     queue.drain();
-    assert!(queue.next().is_none() && queue.room() == 0 && !queue.is_quiet());
+    assert!(queue.next().is_none() && queue.room() == 0 && !queue.is_idle());
     finish(&mut queue, &first, Vec::new()).unwrap();
-    assert!(queue.is_quiet() && !queue.is_empty());
+    assert!(queue.is_idle() && !queue.is_empty());
     queue.undrain();
     let second = queue.next().unwrap();
     finish(&mut queue, &second, Vec::new()).unwrap();
@@ -142,7 +142,7 @@ fn what_is_drained_stays_and_can_be_taken_back_or_go_on() {
 }
 
 #[test]
-fn a_unit_that_stays_busy_or_refuses_a_capacity_is_given_up() {
+fn a_unit_that_stays_busy_or_rejects_read_capacity_is_refused() {
     for (fails_at, asc) in [(0x00, Asc::BECOMING_READY), (0x12, Asc::INVALID_FIELD_IN_CDB)] {
         let key = if fails_at == 0 { SenseKey::NOT_READY } else { SenseKey::ILLEGAL_REQUEST };
         let mut queue: ScsiQueue<()> = ScsiQueue::new(Lun::new(3), Pool::new(1 << 20));
@@ -211,7 +211,7 @@ proptest! {
                     prop_assert!(!extents.is_empty());
                 }
             }
-            if requests.is_empty() && !queue.has_later() {
+            if requests.is_empty() && !queue.has_delayed() {
                 break;
             }
             queue.resume();

@@ -1,9 +1,9 @@
-//! What a logical unit told of itself.
+//! Properties of a logical unit, as it reports them.
 
 use crate::scsi::Lun;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 
-/// A logical unit that holds blocks.
+/// A block device logical unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnitInfo {
     /// T10 VENDOR IDENTIFICATION.
@@ -12,43 +12,43 @@ pub struct UnitInfo {
     pub product: String,
     /// PRODUCT REVISION LEVEL.
     pub revision: String,
-    /// PRODUCT SERIAL NUMBER; empty if it has none.
+    /// PRODUCT SERIAL NUMBER; empty if there is none.
     pub serial: String,
-    /// The unit's name in the world, as `naa.6...` or `eui.0...`; empty if it has none.
+    /// World-wide name, as `naa.6...` or `eui.0...`; empty if there is none.
     pub designator: String,
-    /// In blocks.
+    /// Number of logical blocks.
     pub blocks: u64,
-    /// Of a logical block, in bytes.
+    /// Length of a logical block, in bytes.
     pub block_len: u32,
-    /// Of a physical block, in bytes.
+    /// Length of a physical block, in bytes.
     pub physical_block_len: u32,
-    /// Writes are refused.
+    /// The unit is write-protected.
     pub read_only: bool,
     /// WCE: a completed write may be lost until SYNCHRONIZE CACHE.
     pub write_cache: bool,
-    /// DPOFUA: a write can be forced to the medium.
+    /// DPOFUA: FUA is supported.
     pub fua: bool,
-    /// It said by READ CAPACITY (16) how large it is, so it knows the other commands of 16 bytes.
+    /// READ CAPACITY (16) is supported, so other 16-byte commands are, too.
     pub long_commands: bool,
-    /// LBPME: it tells which blocks are mapped.
+    /// LBPME: the unit reports which blocks are mapped.
     pub thin: bool,
-    /// LBPRZ: what is not mapped reads as zeroes.
+    /// LBPRZ: unmapped blocks read as zeroes.
     pub unmapped_is_zero: bool,
-    /// LBPU and the limits of UNMAP, if it has that.
+    /// Limits of UNMAP, if LBPU is set.
     pub unmap: Option<UnmapLimits>,
     /// LBPWS: WRITE SAME (16) can unmap.
     pub write_same_unmaps: bool,
-    /// Of WRITE SAME, in blocks; 0: it does not say.
+    /// Maximum length of WRITE SAME, in blocks; 0 if unreported.
     pub max_write_same: u64,
-    /// Of READ and WRITE, in blocks; 0: it does not say.
+    /// Maximum length of READ and WRITE, in blocks; 0 if unreported.
     pub max_transfer: u32,
-    /// Spinning disks below.
+    /// The medium rotates.
     pub rotational: bool,
-    /// The target port group that it was reached by, where it has several of them (TPGS).
+    /// Target port group of the port, if the unit supports ALUA (TPGS).
     pub port_group: Option<u16>,
 }
 
-/// What one UNMAP may do.
+/// Limits of one UNMAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnmapLimits {
     /// MAXIMUM UNMAP LBA COUNT.
@@ -57,15 +57,15 @@ pub struct UnmapLimits {
     pub granularity: u32,
 }
 
-/// What REPORT LUNS told, at most [`MAX_LUNS`].
+/// LUNs from REPORT LUNS, at most [`MAX_LUNS`].
 pub(super) type Luns = Vec<Lun>;
 
 impl UnitInfo {
-    /// What this unit is as a volume.
+    /// The unit's properties as a volume.
     #[must_use]
     pub fn volume_info(&self) -> VolumeInfo {
         let block = self.block_len;
-        // Granules that are no power of two are of no use to anybody above.
+        // A granularity that is not a power of two is useless to upper layers.
         let granule = |limits: UnmapLimits| {
             let granule = limits.granularity.checked_mul(block).filter(|len| len.is_power_of_two());
             granule.unwrap_or(self.physical_block_len).max(block)
@@ -79,38 +79,38 @@ impl UnitInfo {
             volatile: false,
             discard_granularity: self.unmap.map_or(0, granule),
             fast_zeroes: self.zeroes_fast(),
-            // SYNCHRONIZE CACHE is about the unit, whoever wrote.
+            // SYNCHRONIZE CACHE covers writes of all initiators.
             shared_flush: true,
-            // What fits a receive buffer is lent from there.
+            // Data that fits a receive buffer is borrowed from there.
             lends_reads: true,
             rotational: self.rotational,
         }
     }
 
-    /// In bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.blocks.saturating_mul(self.block_len.into())
     }
 
-    /// Whether WRITE SAME with UNMAP makes zeroes.
+    /// Whether WRITE SAME with UNMAP produces zeroes.
     pub(super) fn zeroes_fast(&self) -> bool {
         self.thin && self.write_same_unmaps && self.unmapped_is_zero
     }
 
-    /// The most that one READ or WRITE moves, in bytes.
+    /// Maximum length of a READ or WRITE, in bytes.
     pub(super) fn max_transfer_bytes(&self) -> u64 {
-        let told = match self.max_transfer {
+        let reported = match self.max_transfer {
             0 => u64::from(u32::MAX),
             blocks => u64::from(blocks).saturating_mul(self.block_len.into()),
         };
-        // A CDB of 10 bytes has 16 bits for it.
+        // TRANSFER LENGTH of a 10-byte CDB has 16 bits.
         let form = if self.long_commands { u64::from(u32::MAX) } else { u64::from(u16::MAX) };
-        told.min(form.saturating_mul(self.block_len.into())).min(MAX_TRANSFER.into())
+        reported.min(form.saturating_mul(self.block_len.into())).min(MAX_TRANSFER.into())
     }
 }
 
-/// The most logical units of a target that are listed.
+/// Maximum number of listed logical units of a target.
 pub(super) const MAX_LUNS: usize = 256;
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_what_the_unit_said() {
+    fn volume_properties_come_from_the_unit() {
         let info = plain().volume_info();
         assert_eq!(info, VolumeInfo { lends_reads: true, ..VolumeInfo::new(1 << 20) });
         let rich = UnitInfo {

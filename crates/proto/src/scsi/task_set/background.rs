@@ -1,39 +1,41 @@
-//! Work of logical units that no session carries on: a sanitize operation whose command was
-//! aborted, whose session is gone, or that was answered before it was done; and the seconds after
-//! which tokens expire. It is a nexus of its own.
+//! Background work of logical units, with a nexus of its own: sanitize operations that lost their
+//! command or were answered early, and the token clocks.
 
-use super::{FunctionDone, Parts, ScsiTransport, TaskEntry, TaskEvent, TaskQueue, TaskRouter, TaskSet};
+use super::{
+    FunctionDone, ScsiTransport, TaskEntry, TaskEvent, TaskQueue, TaskRouter, TaskSet, TransportParts,
+};
 use crate::exports::VolumeId;
-use crate::scsi::{DeviceServer, LogicalUnit, Lun, Nexus, Response, ScsiTarget, Sense, TargetPort};
+use crate::scsi::{DeviceServer, ItNexus, LogicalUnit, Lun, Response, ScsiTarget, Sense, TargetPort};
 use blockmux_volume::{Completion, Io, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// A task set whose tasks no initiator has sent, and whose responses go nowhere.
+/// A task set for background work; its tasks come from no initiator and their responses are
+/// dropped.
 pub struct BackgroundWork {
     tasks: TaskSet<()>,
     queue: TaskQueue,
-    /// The task that is carried on.
+    /// Slot of the current task.
     current: Option<usize>,
-    /// Units for whose tokens seconds are counted.
+    /// Units whose token clocks run.
     clocks: Vec<Weak<LogicalUnit>>,
     next_second: Option<Instant>,
-    /// When the latest call came.
+    /// Time of the latest call.
     now: Instant,
 }
 
 impl BackgroundWork {
-    /// What there is to do for the units of this target.
+    /// Background work for the units of this target.
     #[must_use]
     pub fn new(target: Arc<ScsiTarget>, now: Instant) -> BackgroundWork {
         let port = TargetPort { relative_id: 0, group: 0, name: "".into() };
-        let server = DeviceServer::new(target, Nexus::iscsi("", [0; 6], port));
+        let server = DeviceServer::new(target, ItNexus::iscsi("", [0; 6], port));
         let (tasks, queue) = (TaskSet::new(Some(server)), TaskQueue::default());
         BackgroundWork { tasks, queue, current: None, clocks: Vec::new(), next_second: None, now }
     }
 
-    /// Takes up what has waited, or the next work; `false`: there is none.
+    /// Continues or starts work; `false` if there is none.
     pub fn on_turn(&mut self, now: Instant) -> bool {
         self.now = now;
         self.resume_waiting();
@@ -67,13 +69,13 @@ impl BackgroundWork {
         self.queue.poll_io()
     }
 
-    /// An I/O is done.
+    /// Processes the completion of an I/O.
     pub fn on_io(&mut self, done: Completion, now: Instant) {
         self.now = now;
         self.on_volume_io(done);
     }
 
-    /// When to take the next turn, without anything done before.
+    /// Time of the next turn, without an earlier event.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let retry = if self.queue.is_waiting() { self.now.checked_add(RETRY) } else { None };
@@ -84,8 +86,8 @@ impl BackgroundWork {
 impl ScsiTransport for BackgroundWork {
     type Progress = ();
 
-    fn parts(&mut self) -> Parts<'_, ()> {
-        Parts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER, now: self.now }
+    fn parts(&mut self) -> TransportParts<'_, ()> {
+        TransportParts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER, now: self.now }
     }
 
     fn fetch(&mut self, _slot: usize, _len: usize) -> Option<Result<SgList, Sense>> {
@@ -115,8 +117,8 @@ impl ScsiTransport for BackgroundWork {
     }
 }
 
-/// There is one driver.
+/// The only driver.
 const OWNER: u32 = 1;
-/// How long a task waits for others before it is asked again.
+/// Time after which a waiting task is resumed.
 const RETRY: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);

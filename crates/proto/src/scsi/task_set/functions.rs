@@ -1,60 +1,60 @@
-//! Task management functions that wait for the tasks that they aborted.
+//! Task management functions that wait for aborted tasks.
 
-/// The functions of one nexus that wait.
+/// The pending functions of one nexus.
 #[derive(Default)]
-pub(super) struct Functions([Option<PendingReset>; MAX_FUNCTIONS]);
+pub(super) struct PendingResets([Option<PendingReset>; MAX_FUNCTIONS]);
 
-/// One of them.
+/// A pending function.
 #[derive(Clone, Copy)]
 struct PendingReset {
     done: FunctionDone,
-    /// Tasks whose I/O has not completed, and volumes where others' has not.
-    left: usize,
-    /// The driver that brought it; `None` if that is over.
+    /// Number of tasks with I/O in flight, and of volumes with I/O of other nexuses in flight.
+    remaining: usize,
+    /// The driver that received it; `None` if that has ended.
     requester: Option<u32>,
 }
 
-/// A function that is done.
+/// A completed function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FunctionDone {
     /// The initiator's tag of the function.
     pub(crate) tag: u32,
-    /// It was a reset that ends the session.
+    /// The function is a reset that ends the session.
     pub(crate) ends_session: bool,
 }
 
-impl Functions {
-    /// A place that no function has.
+impl PendingResets {
+    /// A free place.
     pub(super) fn free(&self) -> Option<usize> {
         self.0.iter().position(Option::is_none)
     }
 
-    /// Has a function wait until so many tasks and volumes are done with.
-    pub(super) fn wait(&mut self, place: usize, done: FunctionDone, left: usize, requester: u32) {
+    /// Makes a function wait for `remaining` tasks and volumes.
+    pub(super) fn wait(&mut self, place: usize, done: FunctionDone, remaining: usize, requester: u32) {
         if let Some(place) = self.0.get_mut(place) {
-            *place = Some(PendingReset { done, left, requester: Some(requester) });
+            *place = Some(PendingReset { done, remaining, requester: Some(requester) });
         }
     }
 
-    /// One of what a function waits for is done with; returns the function and who brought it once
-    /// that was the last.
+    /// Counts one of them as finished; after the last one, returns the function and the driver that
+    /// received it.
     pub(super) fn count(&mut self, place: usize) -> Option<(u32, FunctionDone)> {
         let place = self.0.get_mut(place)?;
-        let waiting = place.as_mut()?;
-        waiting.left = waiting.left.saturating_sub(1);
-        if waiting.left > 0 {
+        let pending = place.as_mut()?;
+        pending.remaining = pending.remaining.saturating_sub(1);
+        if pending.remaining > 0 {
             return None;
         }
         let PendingReset { done, requester, .. } = place.take()?;
         Some((requester?, done))
     }
 
-    /// What a driver has asked for is done in silence.
-    pub(super) fn forget(&mut self, owner: u32) {
-        let of_it = |waiting: &&mut PendingReset| waiting.requester == Some(owner);
-        self.0.iter_mut().flatten().filter(of_it).for_each(|waiting| waiting.requester = None);
+    /// Lets the functions of a driver complete without a response.
+    pub(super) fn drop_requester(&mut self, owner: u32) {
+        let of_it = |pending: &&mut PendingReset| pending.requester == Some(owner);
+        self.0.iter_mut().flatten().filter(of_it).for_each(|pending| pending.requester = None);
     }
 }
 
-/// Functions that wait at a time; more are refused.
+/// Maximum number of pending functions; further ones are rejected.
 const MAX_FUNCTIONS: usize = 16;

@@ -1,17 +1,17 @@
-//! Drives the tasks of a nexus from their start to their response, and aborts them.
+//! Executes and aborts the tasks of a nexus.
 
 use super::functions::FunctionDone;
-use super::tasks::{Paused, TaskEntry, TaskState};
-use super::transport::{Parts, ScsiTransport, TaskEvent};
+use super::tasks::{PausedTask, TaskEntry, TaskState};
+use super::transport::{ScsiTransport, TaskEvent, TransportParts};
 use crate::scsi::{
-    Command, Lun, ManagementResponse, Response, ScsiStatus, Sense, Step, Task, TaskManagement,
+    Command, Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement, TaskStep,
 };
 use crate::volume_state::Drain;
 use blockmux_volume::{Completion, IoError, SgList, Tag};
 
-/// What a transport does with the tasks of its nexus.
+/// Task execution, implemented for every [`ScsiTransport`].
 pub(crate) trait TaskRouter: ScsiTransport + Sized {
-    /// Starts the task in this slot, which has just been filled.
+    /// Starts the task in this slot, which was just filled.
     #[inline]
     fn start(&mut self, slot: usize, command: &Command) {
         let tasks = self.parts().tasks;
@@ -27,34 +27,36 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// Ends the task in this slot before it was started.
+    /// Ends the task in this slot without starting it.
     fn refuse(&mut self, slot: usize, response: Response) {
-        self.drive(slot, Step::Done(response));
+        self.drive(slot, TaskStep::Done(response));
     }
 
-    /// Walks a task from step to step as far as it goes.
+    /// Executes a task until it waits or ends.
     #[inline]
-    fn drive(&mut self, slot: usize, mut step: Step) {
+    fn drive(&mut self, slot: usize, mut step: TaskStep) {
         loop {
-            let Parts { tasks, queue, owner, now } = self.parts();
+            let TransportParts { tasks, queue, owner, now } = self.parts();
             let Some(entry) = tasks.get_mut(slot) else { return };
             match step {
-                Step::Io { volume, mut io } => {
+                TaskStep::Io { volume, mut io } => {
                     io.tag = Tag(slot as u64);
                     (entry.state, entry.volume) = (TaskState::Io, volume);
                     entry.in_flight_at = Some(owner);
                     queue.in_flight = queue.in_flight.saturating_add(1);
                     return queue.io.push_back((volume, io));
                 }
-                Step::Wait => {
+                TaskStep::Wait => {
                     entry.state = TaskState::Wait;
                     return queue.waiting.push(slot);
                 }
-                Step::Pause(time) => {
+                TaskStep::Pause(time) => {
                     entry.state = TaskState::Wait;
-                    return queue.paused.push(Paused { slot, until: now.checked_add(time).unwrap_or(now) });
+                    return queue
+                        .paused
+                        .push(PausedTask { slot, until: now.checked_add(time).unwrap_or(now) });
                 }
-                Step::Done(mut response) => {
+                TaskStep::Done(mut response) => {
                     if Self::is_receiving(&entry.progress) {
                         entry.state = TaskState::Ended;
                         entry.task = None;
@@ -63,7 +65,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
                     }
                     return self.complete(slot, &mut response);
                 }
-                Step::DataOut { len } => {
+                TaskStep::DataOut { len } => {
                     entry.state = TaskState::Data;
                     let Some(data) = self.fetch(slot, len) else { return };
                     match self.take_data(slot, data) {
@@ -75,7 +77,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// The data-out that a task waits for is here, or did not come as it should.
+    /// Continues a task with its data-out, or with the reason why the data failed.
     #[inline]
     fn deliver_data(&mut self, slot: usize, data: Result<SgList, Sense>) {
         if let Some(step) = self.take_data(slot, data) {
@@ -83,17 +85,17 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// Hands data-out to the device server.
+    /// Passes data-out to the device server.
     #[inline]
-    fn take_data(&mut self, slot: usize, data: Result<SgList, Sense>) -> Option<Step> {
+    fn take_data(&mut self, slot: usize, data: Result<SgList, Sense>) -> Option<TaskStep> {
         let (server, task) = self.parts().tasks.server_and_task(slot)?;
         Some(match data {
             Ok(data) => server.on_data_out(task, data),
-            Err(sense) => Step::Done(Response::failed(sense)),
+            Err(sense) => TaskStep::Done(Response::failed(sense)),
         })
     }
 
-    /// The volume has finished an I/O that this driver has submitted.
+    /// Processes the completion of an I/O that this driver submitted.
     #[inline]
     fn on_volume_io(&mut self, done: Completion) {
         let queue = self.parts().queue;
@@ -101,12 +103,12 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         self.on_completion(done);
     }
 
-    /// The volume has finished an I/O of a task of this driver's, or one that this driver has
-    /// submitted.
+    /// Processes the completion of an I/O that belongs to a task of this driver or was submitted by
+    /// it.
     #[inline]
     fn on_completion(&mut self, done: Completion) {
         let slot = usize::try_from(done.tag.0).unwrap_or(usize::MAX);
-        let Parts { tasks, owner, .. } = self.parts();
+        let TransportParts { tasks, owner, .. } = self.parts();
         let Some(entry) = tasks.get_mut(slot) else {
             debug_assert!(false, "{:?} completed but is not in flight", done.tag);
             return;
@@ -129,7 +131,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// Asks every task again that waits for others, and functions that wait for other nexuses' I/O.
+    /// Resumes all tasks that wait for others, and functions that wait for I/O of other nexuses.
     fn resume_waiting(&mut self) {
         for _ in 0..self.parts().queue.waiting.len() {
             let queue = self.parts().queue;
@@ -142,19 +144,19 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         self.resume_functions();
     }
 
-    /// Asks every task again whose pause is over.
+    /// Resumes all tasks whose pause has ended.
     fn resume_paused(&mut self) {
         loop {
-            let Parts { queue, now, .. } = self.parts();
+            let TransportParts { queue, now, .. } = self.parts();
             let Some(at) = queue.paused.iter().position(|paused| paused.until <= now) else { return };
             let slot = queue.paused.swap_remove(at).slot;
             self.resume_task(slot);
         }
     }
 
-    /// Asks a task again that has waited.
+    /// Resumes a waiting task.
     fn resume_task(&mut self, slot: usize) {
-        let Parts { tasks, owner, .. } = self.parts();
+        let TransportParts { tasks, owner, .. } = self.parts();
         let is_its = |entry: &&mut TaskEntry<_>| entry.state == TaskState::Wait && entry.owner == owner;
         if tasks.get_mut(slot).filter(is_its).is_some()
             && let Some((server, task)) = tasks.server_and_task(slot)
@@ -164,7 +166,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// The data of a task has failed; its response waits until no more of it is to come.
+    /// Fails a task because of its data; its response waits for the rest of the data.
     fn fail(&mut self, slot: usize, response: Response) {
         if let Some(entry) = self.parts().tasks.get_mut(slot)
             && entry.state == TaskState::Data
@@ -175,7 +177,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// Answers a task that has ended, once all its data has come.
+    /// Sends the response of an ended task when all its data has arrived.
     fn end_if_closed(&mut self, slot: usize) {
         let entry = self.parts().tasks.get_mut(slot);
         let is_closed = |entry: &&mut TaskEntry<_>| {
@@ -186,15 +188,15 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// Forgets a task; its slot is free again.
+    /// Removes a task and frees its slot.
     #[inline]
     fn drop_task(&mut self, slot: usize) {
         self.release(slot);
         self.parts().tasks.remove(slot);
     }
 
-    /// Drops a task of which nothing is under way any more, and tells the function that has aborted
-    /// it, if one has.
+    /// Removes an aborted task without outstanding I/O, and counts it for the function that aborted
+    /// it.
     fn drop_aborted(&mut self, slot: usize) {
         let state = self.parts().tasks.get_mut(slot).map(|entry| entry.state);
         self.drop_task(slot);
@@ -203,14 +205,14 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// Whether a task of that unit has this tag: both name it (SAM-5, I_T_L_Q nexus).
+    /// Whether a task with this tag exists on this unit; both identify it (SAM-5, I_T_L_Q nexus).
     fn has_task(&mut self, tag: u32, lun: Lun) -> bool {
         let tasks = self.parts().tasks;
         let entry = tasks.find(tag).and_then(|slot| tasks.get_mut(slot));
         entry.is_some_and(|entry| entry.lun.names_same_unit(lun))
     }
 
-    /// ABORT TASK, of a task that there is (SAM-5 §7.2).
+    /// ABORT TASK of an existing task (SAM-5 §7.2).
     fn abort_task(&mut self, tag: u32, referenced: u32) {
         self.abort(tag, |entry| entry.tag == referenced, Vec::new(), false);
     }
@@ -244,43 +246,43 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
     /// I_T NEXUS RESET (SAM-5 §7.6).
     fn reset_nexus(&mut self, tag: u32) {
         if let Some(server) = &mut self.parts().tasks.server {
-            server.lose_nexus();
+            server.on_nexus_loss();
         }
         self.abort(tag, |_| true, Vec::new(), false);
     }
 
-    /// Aborts tasks; the function that wants it is done when they are gone, and when what `drains`
-    /// wait for is over.
+    /// Aborts the tasks that satisfy `predicate`; the function completes when they and the `drains`
+    /// have ended.
     fn abort(
         &mut self,
         tag: u32,
-        is_meant: impl Fn(&TaskEntry<Self::Progress>) -> bool,
+        predicate: impl Fn(&TaskEntry<Self::Progress>) -> bool,
         mut drains: Vec<Drain>,
         ends_session: bool,
     ) {
         let Some(function) = self.parts().tasks.functions.free() else { return };
         let done = FunctionDone { tag, ends_session };
         drains.retain(|drain| !drain.is_over());
-        let left = self.abort_tasks(is_meant, Some(function)).saturating_add(drains.len());
-        let Parts { tasks, queue, owner, .. } = self.parts();
+        let remaining = self.abort_tasks(predicate, Some(function)).saturating_add(drains.len());
+        let TransportParts { tasks, queue, owner, .. } = self.parts();
         queue.drains.extend(drains.into_iter().map(|drain| (function, drain)));
-        if left == 0 {
+        if remaining == 0 {
             return self.on_function_done(done);
         }
-        tasks.functions.wait(function, done, left, owner);
+        tasks.functions.wait(function, done, remaining, owner);
     }
 
-    /// Drops tasks; returns how many of them still wait for the volume, or for the driver that they
-    /// belong to.
+    /// Aborts the tasks that satisfy `predicate`; returns how many of them still wait for the
+    /// volume or for their driver.
     fn abort_tasks(
         &mut self,
-        is_meant: impl Fn(&TaskEntry<Self::Progress>) -> bool,
+        predicate: impl Fn(&TaskEntry<Self::Progress>) -> bool,
         function: Option<usize>,
     ) -> usize {
-        let Parts { tasks, queue, owner: own, .. } = self.parts();
-        let slots = tasks.select(is_meant);
+        let TransportParts { tasks, queue, owner: own, .. } = self.parts();
+        let slots = tasks.select(predicate);
         queue.forget(|slot| slots.contains(&slot));
-        let mut left: usize = 0;
+        let mut remaining: usize = 0;
         for slot in slots {
             let Some(entry) = self.parts().tasks.get_mut(slot) else { continue };
             let (owner, volume, state, at) = (entry.owner, entry.volume, entry.state, entry.in_flight_at);
@@ -289,8 +291,8 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
                     self.parts().queue.cancels.push_back((volume, Tag(slot as u64)));
                 }
                 Some(at) => drop(self.post(at, TaskEvent::Cancel(slot))),
-                // That I/O has completed, and its completion is on its way to the owner; or data
-                // is.
+                // Its I/O has completed and the completion is on its way to the owner, or its data
+                // is being transferred.
                 None if state == TaskState::Io || self.is_fetching(slot) => {}
                 None if owner != own => drop(self.post(owner, TaskEvent::Drop(slot, function))),
                 None => {
@@ -298,19 +300,19 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
                     continue;
                 }
             }
-            left = left.saturating_add(1);
+            remaining = remaining.saturating_add(1);
             let tasks = self.parts().tasks;
             if let Some(entry) = tasks.get_mut(slot) {
                 entry.state = TaskState::Aborted(function);
             }
-            tasks.forget_name(slot);
+            tasks.release_tag(slot);
         }
-        left
+        remaining
     }
 
-    /// A task that was aborted is gone.
+    /// Counts an aborted task for its function.
     fn on_aborted(&mut self, function: Option<usize>) {
-        let Parts { tasks, owner, .. } = self.parts();
+        let TransportParts { tasks, owner, .. } = self.parts();
         match function.and_then(|function| tasks.functions.count(function)) {
             Some((requester, done)) if requester == owner => self.on_function_done(done),
             Some((requester, done)) => drop(self.post(requester, TaskEvent::FunctionDone(done))),
@@ -318,7 +320,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// Goes on with functions that wait for other nexuses' I/O, as far as that is over.
+    /// Completes functions whose wait for other nexuses' I/O is over.
     fn resume_functions(&mut self) {
         loop {
             let drains = &mut self.parts().queue.drains;
@@ -328,21 +330,21 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// This driver answers no function any more.
+    /// Lets the functions of this driver complete without a response.
     fn forget_functions(&mut self) {
-        let Parts { tasks, queue, owner, .. } = self.parts();
-        tasks.functions.forget(owner);
+        let TransportParts { tasks, queue, owner, .. } = self.parts();
+        tasks.functions.drop_requester(owner);
         for (function, _) in std::mem::take(&mut queue.drains) {
             self.on_aborted(Some(function));
         }
     }
 
-    /// Another driver of the task set has left this.
+    /// Processes an event from another driver of the task set.
     fn on_event(&mut self, event: TaskEvent) {
         match event {
             TaskEvent::Cancel(slot) => {
-                let Parts { tasks, queue, owner, .. } = self.parts();
-                // Its I/O may have completed since.
+                let TransportParts { tasks, queue, owner, .. } = self.parts();
+                // Its I/O may have completed meanwhile.
                 if let Some(entry) = tasks.get_mut(slot)
                     && matches!(entry.state, TaskState::Aborted(_))
                     && entry.in_flight_at == Some(owner)
@@ -360,10 +362,9 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// The driver has dropped what was in flight: nothing of it will complete, and its tasks are
-    /// gone.
+    /// Ends all tasks after the driver dropped its I/O, which will not complete.
     fn abandon(&mut self) {
-        let Parts { tasks, owner, .. } = self.parts();
+        let TransportParts { tasks, owner, .. } = self.parts();
         for slot in tasks.slots_in_flight_at(owner) {
             let tag = Tag(slot as u64);
             self.on_completion(Completion { tag, result: Err(IoError::PathLost) });
@@ -371,7 +372,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         for slot in self.parts().tasks.slots_of(owner) {
             let Some(entry) = self.parts().tasks.get_mut(slot) else { continue };
             if entry.in_flight_at.is_some() {
-                // That driver frees its slot.
+                // The driver of the I/O frees the slot.
                 entry.owner = 0;
                 continue;
             }

@@ -1,6 +1,6 @@
-//! The tasks of a nexus: what is kept of each command until it is answered.
+//! The tasks of a nexus, from arrival to response.
 
-use super::functions::Functions;
+use super::functions::PendingResets;
 use crate::exports::VolumeId;
 use crate::scsi::{DeviceServer, Lun, Response, Task};
 use crate::volume_state::Drain;
@@ -8,28 +8,28 @@ use blockmux_volume::{Io, Slab, Tag};
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// One command under way.
+/// A command in progress.
 pub(crate) struct TaskEntry<P> {
-    /// The driver that it belongs to.
+    /// The driver that the task belongs to.
     pub(crate) owner: u32,
-    /// The initiator's tag.
+    /// The initiator's task tag.
     pub(crate) tag: u32,
     pub(crate) lun: Lun,
-    /// Its device server's part; `None` if it was refused before.
+    /// State of the device server; `None` if the command was refused.
     pub(crate) task: Option<Task>,
     pub(crate) state: TaskState,
-    /// The volume of its I/O in flight.
+    /// Volume of the I/O in flight.
     pub(super) volume: VolumeId,
-    /// The driver that has its I/O in flight, if any has.
+    /// The driver that submitted the I/O in flight, if any.
     pub(super) in_flight_at: Option<u32>,
-    /// How it ended, while data is still to come that must be received first.
+    /// The response, while outstanding data must be received first.
     pub(super) response: Option<Response>,
-    /// The transport's part.
+    /// State of the transport.
     pub(crate) progress: P,
 }
 
 impl<P> TaskEntry<P> {
-    /// A command of a driver's that has just come.
+    /// A task that has just arrived at a driver.
     #[inline]
     pub(crate) fn new(owner: u32, tag: u32, lun: Lun, progress: P) -> TaskEntry<P> {
         TaskEntry {
@@ -46,40 +46,40 @@ impl<P> TaskEntry<P> {
     }
 }
 
-/// What a task waits for.
+/// State of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TaskState {
-    /// Data from the initiator.
+    /// Waits for data from the initiator.
     Data,
-    /// The volume.
+    /// Waits for the volume.
     Io,
-    /// Another task, or time.
+    /// Waits for another task or a timer.
     Wait,
-    /// Nothing: it has ended, but data is still to come.
+    /// The task has ended, but data is outstanding.
     Ended,
-    /// The volume, for a task that was aborted: by the function in that place, if one waits for it.
+    /// The task was aborted and waits for the volume; by the function in this place, if one waits.
     Aborted(Option<usize>),
 }
 
-/// What one driver of a task set has to submit, to cancel and to ask again.
+/// I/O and waiting tasks of one driver.
 #[derive(Default)]
 pub(crate) struct TaskQueue {
-    /// In flight, but not yet taken by the driver.
+    /// I/O that the driver has not submitted yet.
     pub(super) io: VecDeque<(VolumeId, Io)>,
-    /// In flight for nobody, and the driver does not know that yet.
+    /// I/O of aborted tasks that the driver has not cancelled yet.
     pub(super) cancels: VecDeque<(VolumeId, Tag)>,
-    /// Tasks that wait for other tasks.
+    /// Slots of tasks that wait for other tasks.
     pub(super) waiting: Vec<usize>,
-    /// Tasks that leave the volume to others for a while.
-    pub(super) paused: Vec<Paused>,
-    /// Functions of this driver, by their places, that wait until I/O of other nexuses is over.
+    /// Tasks in a pause.
+    pub(super) paused: Vec<PausedTask>,
+    /// Functions of this driver, by place, that wait for I/O of other nexuses.
     pub(super) drains: Vec<(usize, Drain)>,
-    /// I/O that has not completed.
+    /// Number of I/O requests in flight.
     pub(super) in_flight: usize,
 }
 
-/// A task that pauses.
-pub(super) struct Paused {
+/// A task in a pause.
+pub(super) struct PausedTask {
     pub(super) slot: usize,
     pub(super) until: Instant,
 }
@@ -107,61 +107,60 @@ impl TaskQueue {
         self.in_flight == 0
     }
 
-    /// Whether something is to be asked again after each completion, and now and then without one.
+    /// Whether tasks wait: they are resumed after each completion, and by a retry timer.
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty() || !self.drains.is_empty()
     }
 
-    /// When the first pause ends.
+    /// End of the first pause.
     pub(crate) fn pause_ends(&self) -> Option<Instant> {
         self.paused.iter().map(|paused| paused.until).min()
     }
 
-    /// The task in that slot waits for other tasks.
+    /// Makes a task wait for other tasks.
     pub(crate) fn wait(&mut self, slot: usize) {
         self.waiting.push(slot);
     }
 
-    /// The tasks in those slots are not asked again.
+    /// Removes tasks from the waiting lists.
     pub(crate) fn forget(&mut self, is_gone: impl Fn(usize) -> bool) {
         self.waiting.retain(|slot| !is_gone(*slot));
         self.paused.retain(|paused| !is_gone(paused.slot));
     }
 }
 
-/// The tasks of a nexus, and its device server. A tag of I/O is a slot of the table; slots are used
-/// again, so that the table grows only to the deepest queue that this initiator ever had.
+/// The tasks of a nexus and its device server. Slots serve as I/O tags and are reused, so the table
+/// is bounded by the initiator's maximum queue depth.
 pub(crate) struct TaskSet<P> {
-    /// `None`: there is none, and no task is started.
+    /// `None` if no task can be started.
     pub(crate) server: Option<DeviceServer>,
-    pub(super) functions: Functions,
+    pub(super) functions: PendingResets,
     entries: Slab<TaskEntry<P>>,
-    /// The initiator's tag of each slot, or the reserved one, in one piece of memory to be
-    /// searched.
+    /// Task tag of each slot, or the reserved tag; contiguous for fast search.
     tags: Vec<u32>,
-    /// How often each slot was used: tells a late answer of the initiator's from a right one.
+    /// Number of uses of each slot; detects late answers of the initiator.
     generations: Vec<u8>,
 }
 
 impl<P> TaskSet<P> {
-    /// Without tasks.
+    /// An empty task set.
     pub(crate) fn new(server: Option<DeviceServer>) -> TaskSet<P> {
         TaskSet {
             server,
-            functions: Functions::default(),
+            functions: PendingResets::default(),
             entries: Slab::default(),
             tags: Vec::new(),
             generations: Vec::new(),
         }
     }
 
-    /// Whether one more function can wait.
+    /// Whether another function can wait.
     pub(crate) fn has_room_for_function(&self) -> bool {
         self.functions.free().is_some()
     }
 
-    /// Begins a task; its slot.
+    /// Adds a task; returns its slot.
     #[inline]
     pub(crate) fn insert(&mut self, entry: TaskEntry<P>) -> usize {
         let tag = entry.tag;
@@ -181,8 +180,7 @@ impl<P> TaskSet<P> {
         self.entries.get_mut(slot)
     }
 
-    /// Frees a slot. An entry is too large to be handed out for nothing: take what is wanted of it
-    /// before.
+    /// Frees a slot. The entry is not returned, because it is too large to be moved.
     #[inline]
     pub(crate) fn remove(&mut self, slot: usize) {
         if self.entries.get(slot).is_none() {
@@ -195,11 +193,11 @@ impl<P> TaskSet<P> {
         }
     }
 
-    /// The task that the initiator calls so and that was not aborted.
+    /// The task with this tag that was not aborted.
     #[inline]
     pub(crate) fn find(&self, tag: u32) -> Option<usize> {
-        // Every command asks, of up to a whole window of tags and mostly in vain. Without an early
-        // end they are compared several at a time.
+        // Every command searches the table, mostly in vain. Without an early exit, the comparison
+        // is vectorized.
         let is_taken = self.tags.iter().fold(false, |is_taken, &taken| is_taken | (taken == tag));
         if !is_taken || tag == NO_TAG {
             return None;
@@ -207,51 +205,51 @@ impl<P> TaskSet<P> {
         self.tags.iter().position(|&taken| taken == tag)
     }
 
-    /// An aborted task has no name any more: the initiator may use it again.
-    pub(crate) fn forget_name(&mut self, slot: usize) {
+    /// Releases the tag of an aborted task, which the initiator may reuse.
+    pub(crate) fn release_tag(&mut self, slot: usize) {
         if let Some(tag) = self.tags.get_mut(slot) {
             *tag = NO_TAG;
         }
     }
 
-    /// Slots of all tasks of a driver, the aborted ones included.
+    /// Slots of all tasks of a driver, including aborted ones.
     pub(crate) fn slots_of(&self, owner: u32) -> Vec<usize> {
         self.slots_where(|entry| entry.owner == owner)
     }
 
-    /// Whether tasks of a driver's are aborted, and wait for their data rather than for the volume.
+    /// Whether aborted tasks of a driver wait for data rather than for the volume.
     pub(crate) fn has_aborted_without_io(&self, owner: u32) -> bool {
         let mut own = self.entries.iter().filter(|(_, entry)| entry.owner == owner);
         own.any(|(_, entry)| matches!(entry.state, TaskState::Aborted(_)) && entry.in_flight_at.is_none())
     }
 
-    /// The tasks of a driver that wait for data.
+    /// Tasks of a driver that wait for data.
     pub(crate) fn fetching(&self, owner: u32) -> impl Iterator<Item = &TaskEntry<P>> {
         let entries = self.entries.iter().map(|(_, entry)| entry);
         entries.filter(move |entry| entry.owner == owner && entry.state == TaskState::Data)
     }
 
-    /// Slots of all tasks whose I/O is in flight at a driver.
+    /// Slots of all tasks whose I/O a driver has in flight.
     pub(crate) fn slots_in_flight_at(&self, key: u32) -> Vec<usize> {
         self.slots_where(|entry| entry.in_flight_at == Some(key))
     }
 
-    /// Slots of the tasks that have not been aborted and are so.
-    pub(crate) fn select(&self, is_so: impl Fn(&TaskEntry<P>) -> bool) -> Vec<usize> {
-        self.slots_where(|entry| !matches!(entry.state, TaskState::Aborted(_)) && is_so(entry))
+    /// Slots of the tasks that were not aborted and satisfy `predicate`.
+    pub(crate) fn select(&self, predicate: impl Fn(&TaskEntry<P>) -> bool) -> Vec<usize> {
+        self.slots_where(|entry| !matches!(entry.state, TaskState::Aborted(_)) && predicate(entry))
     }
 
-    fn slots_where(&self, is_so: impl Fn(&TaskEntry<P>) -> bool) -> Vec<usize> {
-        self.entries.iter().filter(|(_, entry)| is_so(entry)).map(|(slot, _)| slot).collect()
+    fn slots_where(&self, predicate: impl Fn(&TaskEntry<P>) -> bool) -> Vec<usize> {
+        self.entries.iter().filter(|(_, entry)| predicate(entry)).map(|(slot, _)| slot).collect()
     }
 
-    /// How often a slot was used, modulo 256.
+    /// Number of uses of a slot, modulo 256.
     #[inline]
     pub(crate) fn generation(&self, slot: usize) -> u8 {
         self.generations.get(slot).copied().unwrap_or_default()
     }
 
-    /// The device server, and its part of the task in this slot.
+    /// The device server and its state of the task in this slot.
     #[inline]
     pub(super) fn server_and_task(&mut self, slot: usize) -> Option<(&mut DeviceServer, &mut Task)> {
         let task = self.entries.get_mut(slot)?.task.as_mut()?;
@@ -259,7 +257,7 @@ impl<P> TaskSet<P> {
     }
 }
 
-/// The tag that no task has.
+/// Tag of free slots.
 const NO_TAG: u32 = u32::MAX;
 
 #[cfg(test)]
@@ -278,18 +276,18 @@ mod tests {
         let count = |tasks: &TaskSet<()>| tasks.entries.len();
         assert_eq!((tasks.find(100), tasks.find(NO_TAG), count(&tasks)), (None, None, 100));
         tasks.remove(slots[7]);
-        tasks.forget_name(slots[8]);
+        tasks.release_tag(slots[8]);
         assert_eq!((tasks.find(7), tasks.find(8), tasks.find(9)), (None, None, Some(slots[9])));
         assert_eq!((tasks.find(NO_TAG), count(&tasks)), (None, 99));
     }
 
     #[test]
-    fn a_slot_is_used_again_with_another_generation() {
+    fn a_reused_slot_has_another_generation() {
         let mut tasks = TaskSet::new(None);
         let slot = insert(&mut tasks, 1);
         let generation = tasks.generation(slot);
         tasks.remove(slot);
-        // Again in vain.
+        // A second removal has no effect.
         tasks.remove(slot);
         assert!(tasks.entries.is_empty() && tasks.get_mut(slot).is_none());
         assert_eq!(insert(&mut tasks, 2), slot);

@@ -1,41 +1,41 @@
-//! Tasks over a transport in memory, which keeps what it was told.
+//! Task management over an in-memory transport.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
 use super::*;
 use crate::exports::VolumeId;
-use crate::scsi::testing::{Bench, command};
+use crate::scsi::testing::{DeviceBench, command};
 use crate::scsi::{Lun, ManagementResponse, Response, ScsiStatus, Sense, TaskManagement};
 use blockmux_volume::{Channel, Completion, Io, Seg, SgList};
 use std::time::Instant;
 
-/// How far a task's data has come: what is here, and whether more is on its way.
+/// Data transfer state of a task: received bytes, and whether more are in flight.
 #[derive(Default)]
-struct Data {
+struct TestProgress {
     here: Vec<u8>,
     is_open: bool,
 }
 
-/// One nexus with two drivers, 1 and 2.
-struct Nexus {
-    tasks: TaskSet<Data>,
+/// A nexus with two drivers, 1 and 2.
+struct TestTransport {
+    tasks: TaskSet<TestProgress>,
     queues: [TaskQueue; 2],
     events: [Vec<TaskEvent>; 2],
-    /// Whose turn it is.
+    /// The current driver.
     owner: u32,
     now: Instant,
     channel: Box<dyn Channel>,
-    /// Slots that wait for data, and how much.
+    /// Slots that wait for data, and the requested lengths.
     fetches: Vec<(usize, usize)>,
     responses: Vec<(u32, ScsiStatus)>,
     released: usize,
-    /// Functions that are done, and who was told.
+    /// Tags of completed functions, and the drivers that were notified.
     done: Vec<(u32, u32)>,
 }
 
-impl Nexus {
-    fn new(bench: &Bench, name: &str) -> Nexus {
+impl TestTransport {
+    fn new(bench: &DeviceBench, name: &str) -> TestTransport {
         let client = bench.client(name);
-        Nexus {
+        TestTransport {
             tasks: TaskSet::new(Some(client.server)),
             queues: Default::default(),
             events: Default::default(),
@@ -49,14 +49,14 @@ impl Nexus {
         }
     }
 
-    fn at(&mut self, owner: u32) -> &mut Nexus {
+    fn at(&mut self, owner: u32) -> &mut TestTransport {
         self.owner = owner;
         self
     }
 
-    /// A command with this tag from the driver whose turn it is; answers its slot.
+    /// Starts a command with this tag at the current driver; returns its slot.
     fn command(&mut self, tag: u32, cdb: &[u8], data_out_len: usize) -> usize {
-        let slot = self.tasks.insert(TaskEntry::new(self.owner, tag, LUN, Data::default()));
+        let slot = self.tasks.insert(TaskEntry::new(self.owner, tag, LUN, TestProgress::default()));
         self.start(slot, &command(LUN, cdb, data_out_len));
         slot
     }
@@ -65,14 +65,14 @@ impl Nexus {
         &mut self.queues[self.owner as usize - 1]
     }
 
-    /// The next I/O of the driver whose turn it is, which then is in flight.
+    /// Submits the next I/O of the current driver.
     fn io(&mut self) -> Io {
         let (volume, io) = self.queue().poll_io().expect("an I/O");
         assert_eq!(volume, VolumeId(0));
         io
     }
 
-    /// The volume carries an I/O out, and the driver hears of it.
+    /// Completes an I/O of the current driver.
     fn finish(&mut self, io: Io) {
         let mut done: Vec<Completion> = Vec::new();
         self.channel.submit(io);
@@ -83,19 +83,19 @@ impl Nexus {
         done.into_iter().for_each(|done| self.on_volume_io(done));
     }
 
-    /// The driver whose turn it is reads its events.
+    /// Processes the events of the current driver.
     fn read_events(&mut self) {
         let events = std::mem::take(&mut self.events[self.owner as usize - 1]);
         events.into_iter().for_each(|event| self.on_event(event));
     }
 }
 
-impl ScsiTransport for Nexus {
-    type Progress = Data;
+impl ScsiTransport for TestTransport {
+    type Progress = TestProgress;
 
-    fn parts(&mut self) -> Parts<'_, Data> {
+    fn parts(&mut self) -> TransportParts<'_, TestProgress> {
         let queue = &mut self.queues[self.owner as usize - 1];
-        Parts { tasks: &mut self.tasks, queue, owner: self.owner, now: self.now }
+        TransportParts { tasks: &mut self.tasks, queue, owner: self.owner, now: self.now }
     }
 
     fn fetch(&mut self, slot: usize, len: usize) -> Option<Result<SgList, Sense>> {
@@ -107,7 +107,7 @@ impl ScsiTransport for Nexus {
         Some(Ok(Seg::from_slice(&here.drain(..len).collect::<Vec<_>>()).into()))
     }
 
-    fn is_receiving(progress: &Data) -> bool {
+    fn is_receiving(progress: &TestProgress) -> bool {
         progress.is_open
     }
 
@@ -137,7 +137,7 @@ impl ScsiTransport for Nexus {
 
 #[test]
 fn a_read_is_answered_once_when_its_io_is_done() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     nexus.command(7, READ, 0);
     let io = nexus.io();
     assert!(nexus.responses.is_empty() && !nexus.queues[0].is_idle());
@@ -148,7 +148,7 @@ fn a_read_is_answered_once_when_its_io_is_done() {
 
 #[test]
 fn a_write_fetches_its_data_before_it_reaches_the_volume() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     let slot = nexus.command(1, WRITE, 512);
     assert_eq!(nexus.fetches, [(slot, 512)]);
     assert!(nexus.queue().poll_io().is_none());
@@ -161,7 +161,7 @@ fn a_write_fetches_its_data_before_it_reaches_the_volume() {
 
 #[test]
 fn a_response_waits_for_data_that_is_still_to_come() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     let slot = nexus.command(1, WRITE, 512);
     nexus.tasks.get_mut(slot).unwrap().progress.is_open = true;
     nexus.fail(slot, Response::bare(ScsiStatus::BUSY));
@@ -175,7 +175,7 @@ fn a_response_waits_for_data_that_is_still_to_come() {
 
 #[test]
 fn a_task_waits_while_another_has_its_blocks_locked() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     let slot = nexus.command(1, COMPARE_AND_WRITE, 1024);
     nexus.deliver_data(slot, Ok(Seg::from_slice(&[0; 1024]).into()));
     let compare = nexus.io();
@@ -195,16 +195,16 @@ fn a_task_waits_while_another_has_its_blocks_locked() {
 
 #[test]
 fn abort_task_is_done_when_the_io_of_the_task_is() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     nexus.command(1, READ, 0);
     let io = nexus.io();
     nexus.command(2, WRITE, 512);
     assert!(nexus.has_task(1, LUN) && !nexus.has_task(1, Lun::new(1)));
     nexus.abort_task(100, 1);
     assert_eq!(nexus.queue().poll_cancel(), Some((VolumeId(0), io.tag)));
-    assert!(nexus.done.is_empty() && !nexus.has_task(1, LUN), "its tag may be used again");
+    assert!(nexus.done.is_empty() && !nexus.has_task(1, LUN), "the tag is free again");
     nexus.abort_task(101, 2);
-    assert_eq!(nexus.done, [(1, 101)], "nothing of it was under way");
+    assert_eq!(nexus.done, [(1, 101)], "the task had nothing in flight");
     nexus.finish(io);
     assert_eq!(nexus.done, [(1, 101), (1, 100)]);
     assert_eq!((nexus.responses.len(), nexus.released), (0, 2));
@@ -212,7 +212,7 @@ fn abort_task_is_done_when_the_io_of_the_task_is() {
 
 #[test]
 fn an_abort_waits_for_data_that_is_being_written_to_memory() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     let slot = nexus.command(1, WRITE, 512);
     nexus.tasks.get_mut(slot).unwrap().progress.is_open = true;
     nexus.abort_task(100, 1);
@@ -223,7 +223,7 @@ fn an_abort_waits_for_data_that_is_being_written_to_memory() {
 
 #[test]
 fn a_function_waits_for_the_tasks_of_another_driver() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     nexus.at(2).command(1, READ, 0);
     let io = nexus.io();
     nexus.command(2, WRITE, 512);
@@ -233,15 +233,15 @@ fn a_function_waits_for_the_tasks_of_another_driver() {
     assert_eq!(nexus.queue().poll_cancel(), Some((VolumeId(0), io.tag)));
     assert_eq!(nexus.released, 1, "the write had nothing in flight");
     nexus.finish(io);
-    assert!(nexus.done.is_empty(), "its own driver tells the requester");
+    assert!(nexus.done.is_empty(), "the task's own driver notifies the requester");
     nexus.at(1).read_events();
     assert_eq!((nexus.done, nexus.released), (vec![(1, 100)], 2));
 }
 
 #[test]
 fn a_reset_waits_for_the_io_of_another_nexus() {
-    let bench = Bench::new();
-    let (mut one, mut other) = (Nexus::new(&bench, "a"), Nexus::new(&bench, "b"));
+    let bench = DeviceBench::new();
+    let (mut one, mut other) = (TestTransport::new(&bench, "a"), TestTransport::new(&bench, "b"));
     other.command(1, READ, 0);
     let io = other.io();
     one.manage_unit(100, TaskManagement::LogicalUnitReset, LUN);
@@ -256,8 +256,8 @@ fn a_reset_waits_for_the_io_of_another_nexus() {
 }
 
 #[test]
-fn a_function_whose_requester_is_gone_ends_in_silence() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+fn a_function_whose_requester_has_ended_is_not_answered() {
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     nexus.command(1, READ, 0);
     let io = nexus.io();
     nexus.reset_nexus(100);
@@ -268,8 +268,8 @@ fn a_function_whose_requester_is_gone_ends_in_silence() {
 }
 
 #[test]
-fn functions_that_wait_are_bounded() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+fn pending_functions_are_bounded() {
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     for tag in 0..16 {
         nexus.command(tag, READ, 0);
         assert!(nexus.tasks.has_room_for_function());
@@ -282,8 +282,8 @@ fn functions_that_wait_are_bounded() {
 }
 
 #[test]
-fn a_driver_that_is_gone_leaves_no_task() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+fn a_driver_that_has_ended_leaves_no_task() {
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     nexus.command(1, READ, 0);
     nexus.command(2, WRITE, 512);
     nexus.abort_tasks(|_| true, None);
@@ -294,7 +294,7 @@ fn a_driver_that_is_gone_leaves_no_task() {
 
 #[test]
 fn io_of_a_task_that_moved_completes_at_its_new_driver() {
-    let mut nexus = Nexus::new(&Bench::new(), "a");
+    let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     let slot = nexus.command(1, READ, 0);
     let io = nexus.io();
     nexus.tasks.get_mut(slot).unwrap().owner = 2;
@@ -305,8 +305,8 @@ fn io_of_a_task_that_moved_completes_at_its_new_driver() {
 }
 
 #[test]
-fn work_in_the_background_goes_on_without_a_session_and_pauses() {
-    let bench = Bench::new();
+fn background_work_continues_without_a_session_and_pauses() {
+    let bench = DeviceBench::new();
     let mut client = bench.client("a");
     let list = [&[1, 0, 2, 0][..], &[7; 512]].concat();
     client.run_with(&OVERWRITE_IMMEDIATELY, &list).good();
@@ -318,7 +318,7 @@ fn work_in_the_background_goes_on_without_a_session_and_pauses() {
         match work.poll_io() {
             Some((_, io)) => channel.submit(io),
             None => {
-                // The pause begins with the completion before it.
+                // The pause begins with the preceding completion.
                 let until = work.poll_timeout().expect("a pause");
                 assert!(until > now && work.on_turn(now) && work.poll_io().is_none());
                 assert_eq!(work.poll_timeout(), Some(until));

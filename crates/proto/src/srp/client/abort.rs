@@ -13,7 +13,7 @@
 
 use super::channel::{AfterClose, Channel, Exposure};
 use super::response::function_code;
-use super::{Ending, InitiatorSession, violation};
+use super::{Ending, InitiatorSession, Mode, violation};
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_volume::Seg;
@@ -64,12 +64,6 @@ impl Aborts {
     pub(super) fn answer(&self) -> Option<ResponseCode> {
         self.answer
     }
-
-    /// Whether this is the tag of a function.
-    #[inline]
-    pub(super) fn is_function(&self, tag: u64) -> bool {
-        tag & FUNCTION_TAG != 0
-    }
 }
 
 impl InitiatorSession {
@@ -113,7 +107,7 @@ impl InitiatorSession {
             }
             self.aborts.given_up.push_back((unanswered.channel, unanswered.tag));
         }
-        if unanswered.task.is_some() && !self.queue.has_own() {
+        if unanswered.task.is_some() && !self.queue.has_internal() {
             self.manage(TaskManagementFunction::LOGICAL_UNIT_RESET);
         }
     }
@@ -184,7 +178,7 @@ impl InitiatorSession {
             let error = violation("answered a task management function that is not there");
             return found.map(|_| ()).ok_or(error);
         };
-        if matches!(self.config.mode, super::Mode::Manage(_)) {
+        if matches!(self.config.mode, Mode::Manage(_)) {
             self.aborts.answer = Some(code);
             self.aborts.asked = None;
             return Ok(());
@@ -227,6 +221,12 @@ impl InitiatorSession {
             }
         }
     }
+}
+
+/// Whether this is the tag of a function.
+#[inline]
+pub(super) fn is_function(tag: u64) -> bool {
+    tag & FUNCTION_TAG != 0
 }
 
 /// In the tag of each function; those of commands are below.

@@ -1,11 +1,11 @@
 //! Commands and task management of a channel: from the information unit to the task set, and to the
 //! response.
 
-use super::{Answer, TargetSession};
+use super::{Answer, AnswerData, TargetSession};
 use crate::event::AuditEvent;
 use crate::rdma::Remote;
 use crate::scsi::task_set::{
-    FunctionDone, Parts, ScsiTransport, TaskEntry, TaskEvent, TaskRouter, TaskState,
+    FunctionDone, ScsiTransport, TaskEntry, TaskEvent, TaskRouter, TaskState, TransportParts,
 };
 use crate::scsi::{Command, Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement};
 use crate::session::ProtocolError;
@@ -16,7 +16,6 @@ use blockmux_wire::srp::{
     ResponseCode, ResponseFlags, SrpOpcode, SrpResponse, TaskManagementFunction, TaskManagementRequest,
     TaskManagementResponseData,
 };
-use std::collections::VecDeque;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The transport's part of a command under way.
@@ -146,7 +145,7 @@ impl TargetSession {
             resp_data_len: (size_of_val(&data) as u32).into(),
             ..self.response(tag)
         };
-        self.send(&[response.as_bytes(), data.as_bytes()], VecDeque::new());
+        self.send(&[response.as_bytes(), data.as_bytes()], AnswerData::new());
     }
 
     /// A response with the credits that are due.
@@ -159,9 +158,9 @@ impl TargetSession {
         }
     }
 
-    pub(super) fn send(&mut self, parts: &[&[u8]], data: VecDeque<(SgList, Remote)>) {
+    pub(super) fn send(&mut self, parts: &[&[u8]], data: AnswerData) {
         let message = parts.iter().flat_map(|part| part.iter().copied()).collect();
-        self.answers.push_back(Answer { data, message });
+        self.answers.push_back(Answer { data, written: 0, message });
     }
 
     /// Has `len` bytes read into memory: of a task's data-out, or its descriptor table.
@@ -262,13 +261,13 @@ impl TargetSession {
     #[inline]
     fn answer(&mut self, transfer: SrpTransfer, response: &mut Response) {
         let len = response.data_in.len().min(transfer.data_in_len as usize);
-        let mut data = VecDeque::new();
+        let mut data = AnswerData::new();
         if let DataBuffer::Remote(ranges) = &transfer.buffer
             && len > 0
         {
             let mut at = 0_usize;
             for remote in slices(ranges, 0, len) {
-                data.push_back((response.data_in.slice(at, remote.len as usize), remote));
+                data.push((response.data_in.slice(at, remote.len as usize), remote));
                 at = at.saturating_add(remote.len as usize);
             }
             self.unsent = self.unsent.saturating_add(at);
@@ -316,8 +315,8 @@ impl ScsiTransport for TargetSession {
     type Progress = SrpTransfer;
 
     #[inline]
-    fn parts(&mut self) -> Parts<'_, SrpTransfer> {
-        Parts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER, now: self.now }
+    fn parts(&mut self) -> TransportParts<'_, SrpTransfer> {
+        TransportParts { tasks: &mut self.tasks, queue: &mut self.queue, owner: OWNER, now: self.now }
     }
 
     #[inline]

@@ -5,7 +5,7 @@ use super::*;
 use crate::exports::{Export, Exports};
 use crate::rdma::testing::Recorder;
 use crate::rdma::{Stag, WorkRequest};
-use crate::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
+use crate::scsi::{AccessState, LogicalUnit, Lun, PortGroupStates, ScsiTarget, TargetPort, UnitIdentity};
 use crate::srp::node::{SrpAccess, SrpInitiators, SrpPortId, SrpTarget};
 use crate::testing::Pump;
 use blockmux_volume::MemVolume;
@@ -17,6 +17,8 @@ const SIZE: u64 = 8 << 20;
 const INITIATOR: SrpPortId = SrpPortId([1; 16]);
 const TARGET: SrpPortId = SrpPortId([2; 16]);
 const HIDDEN: SrpPortId = SrpPortId([3; 16]);
+/// A port in standby.
+const STANDBY: SrpPortId = SrpPortId([4; 16]);
 const IMMEDIATE_OFFSET: usize = 68;
 /// Key of the initiator's memory, which is as long as an address space.
 const KEY: u32 = 77;
@@ -26,15 +28,19 @@ fn node() -> (Arc<SrpNode>, Exports) {
     let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
     let exports = Exports::new(vec![export]);
     let unit = LogicalUnit::new(UnitIdentity::of("a"), exports.get(VolumeId(0)).unwrap().volume.clone());
+    let states = Arc::new(PortGroupStates::default());
+    states.set(2, AccessState::STANDBY);
     let target = |id: SrpPortId, initiator| {
-        let port = TargetPort { relative_id: 1, group: 1, name: id.name_string().into() };
-        let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]);
+        let group = if id == STANDBY { 2 } else { 1 };
+        let port = TargetPort { relative_id: group, group, name: id.name_string().into() };
+        let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_states(&states);
         let target = Arc::new(units.with_unit(0, VolumeId(0), unit.clone()));
         SrpTarget { id, port, access: vec![SrpAccess { initiator, target }] }
     };
     (
         Arc::new(SrpNode::new(vec![
             target(TARGET, None),
+            target(STANDBY, None),
             target(HIDDEN, Some(SrpInitiators::Port(SrpPortId([9; 16])))),
         ])),
         exports,
@@ -366,6 +372,29 @@ fn residuals_tell_how_much_less_or_more_was_moved() {
     initiator.command(&write(1), OUT, direct(0, 2048).as_bytes()).unwrap();
     let (response, _) = initiator.end();
     assert_eq!((response.flags, response.data_out_res_cnt.get()), (ResponseFlags::DOUNDER, 1536));
+}
+
+#[test]
+fn a_port_in_standby_says_so_and_does_no_io_until_an_initiator_changes_that() {
+    let mut initiator = Initiator::new(&node());
+    initiator.log_in(LoginRequestRdma { target_port_id: STANDBY.0, ..login() }).unwrap();
+    ready(&mut initiator);
+    let report = |initiator: &mut Initiator| {
+        let cdb = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+        initiator.command(&cdb, IN, direct(0, 256).as_bytes()).unwrap();
+        assert_eq!(initiator.end().0.status, 0);
+        initiator.get(4, 12)
+    };
+    assert_eq!(report(&mut initiator), [2, 0x0f, 0, 2, 0, 2, 0, 1, 0, 0, 0, 2]);
+    initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+    let (response, sense) = initiator.end();
+    assert_eq!((response.status, sense[2], sense[12], sense[13]), (2, 2, 0x04, 0x0b));
+    initiator.set(4096, &[0, 0, 0, 0, 0, 0, 0, 2]);
+    initiator.command(&[0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 8], OUT, direct(4096, 8).as_bytes()).unwrap();
+    assert_eq!(initiator.end().0.status, 0);
+    assert_eq!(report(&mut initiator)[..4], [0, 0x0f, 0, 2]);
+    initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+    assert_eq!(initiator.end().0.status, 0);
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! The Linux kernel's own conversations over siw (6.12), with one of its sides replaced by ours.
+//! Captures of Linux 6.12 on both sides over siw, with one side replaced by this implementation.
 //!
-//! Ours is told to do what the kernel did there, hears what the other side said, and has to say the
-//! same, byte for byte. Two things differ and are translated: the names of memory, which each side
-//! chooses for itself, and padding, of which siw sends whatever lies there.
-//! `crates/wire/tests/iwarp_captures.rs` says what is in the captures.
+//! This side is made to post the kernel's work, receives what the other side sent, and has to send
+//! the same bytes. Two things differ and are translated: steering tags, which each side chooses
+//! itself, and padding, which siw does not clear. `crates/wire/tests/iwarp_captures.rs` describes
+//! the captures.
 
-use super::super::{Config, Iwarp};
-use super::{Driver, fpdu};
+use super::super::{Iwarp, IwarpConfig};
+use super::{TestDriver, fpdu};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{Endpoint, Event, MessageHead, Remote, RemoteRights, Stag, WorkId, WorkRequest};
 use blockmux_volume::{Memory, Pool, Seg, SgList};
@@ -20,11 +20,11 @@ use zerocopy::{FromBytes, IntoBytes, U32, U64};
 const NVME: &[u8] = include_bytes!("../../../../wire/tests/data/nvme-siw.bin");
 const SRP: &[u8] = include_bytes!("../../../../wire/tests/data/srp-siw-crc.bin");
 
-/// What each side has sent, whole.
-type Streams = [Vec<u8>; 2];
+/// The set-up frame of each side.
+type SetupFrames = [Vec<u8>; 2];
 
-/// The segments of both sides in the order of the wire, and the frames before them.
-fn segments(mut capture: &[u8]) -> (Streams, Vec<(usize, Vec<u8>)>) {
+/// The segments of both sides in the order of the capture, and the set-up frames before them.
+fn segments(mut capture: &[u8]) -> (SetupFrames, Vec<(usize, Vec<u8>)>) {
     let (mut streams, mut setup, mut segments) =
         ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()], Vec::new());
     while let [side, a, b, c, d, rest @ ..] = capture {
@@ -53,17 +53,17 @@ fn control(ulpdu: &[u8]) -> Control {
     Control::read_from_prefix(ulpdu).unwrap().0
 }
 
-/// What stands for what: a name and an offset of the capture, and ours.
+/// Maps a steering tag and base offset of the capture to this side's memory.
 #[derive(Default)]
-struct Names(BTreeMap<u32, (u64, Remote)>);
+struct StagTranslation(BTreeMap<u32, (u64, Remote)>);
 
-impl Names {
+impl StagTranslation {
     fn translate(&self, stag: u32, to: u64) -> (u32, u64) {
-        let (base, ours) = self.0.get(&stag).expect("a name that was given out");
+        let (base, ours) = self.0.get(&stag).expect("a known tag");
         (ours.stag.0, ours.address + (to - base))
     }
 
-    /// A tagged segment under our name.
+    /// A tagged segment with this side's tag and offset.
     fn tagged(&self, ulpdu: &[u8]) -> Vec<u8> {
         let (header, payload) = Tagged::read_from_prefix(ulpdu).unwrap();
         if payload.is_empty() {
@@ -75,27 +75,27 @@ impl Names {
     }
 }
 
-/// Our side of a conversation.
-struct Replay {
-    driver: Driver,
+/// This side of the connection.
+struct CaptureReplay {
+    driver: TestDriver,
     has_crc: bool,
-    /// What it has to send, translated.
+    /// The segments that it has to send, translated.
     expected: VecDeque<Vec<u8>>,
     compared: usize,
-    /// Of our own reads, whose answers go to names of ours.
-    sinks: Names,
-    /// A message or write that comes in several segments.
+    /// The sink tags of this side's reads.
+    sinks: StagTranslation,
+    /// The body so far of a message or write in several segments.
     body: Vec<u8>,
-    heard: usize,
+    received: usize,
 }
 
-impl Replay {
-    fn new(driver: Driver, has_crc: bool) -> Replay {
-        let (sinks, expected) = (Names::default(), VecDeque::new());
-        Replay { driver, has_crc, expected, compared: 0, sinks, body: Vec::new(), heard: 0 }
+impl CaptureReplay {
+    fn new(driver: TestDriver, has_crc: bool) -> CaptureReplay {
+        let (sinks, expected) = (StagTranslation::default(), VecDeque::new());
+        CaptureReplay { driver, has_crc, expected, compared: 0, sinks, body: Vec::new(), received: 0 }
     }
 
-    fn hear(&mut self, ulpdu: &[u8]) {
+    fn receive(&mut self, ulpdu: &[u8]) {
         self.driver.push(&fpdu(ulpdu, self.has_crc));
         while self.driver.receive() {}
         for event in self.driver.events() {
@@ -104,11 +104,11 @@ impl Replay {
                 Event::Done { result: Ok(()), .. } => {}
                 other => panic!("{other:?}, {:?}", self.driver.error),
             }
-            self.heard += 1;
+            self.received += 1;
         }
     }
 
-    /// Has our side do what the kernel's did by this segment.
+    /// Posts the work that leads to this segment of the kernel.
     fn say(&mut self, ulpdu: &[u8]) {
         let control = control(ulpdu);
         let header_len = if control.is_tagged() { TAGGED_LEN } else { UNTAGGED_LEN };
@@ -121,7 +121,7 @@ impl Replay {
             RdmapOpcode::RDMA_WRITE => {
                 let header = Tagged::read_from_prefix(ulpdu).unwrap().0;
                 let len = self.body.len();
-                // Of the last segment.
+                // The offset is that of the last segment.
                 let address = header.to.get() - (len - (ulpdu.len() - TAGGED_LEN)) as u64;
                 let remote = Remote { stag: Stag(header.stag.get()), address, len: len as u32 };
                 let local = Seg::from_slice(&std::mem::take(&mut self.body)).into();
@@ -147,7 +147,7 @@ impl Replay {
         self.compare();
     }
 
-    /// Posts a read of the kernel's as ours; the segment with our name in it.
+    /// Posts a read of the kernel; returns its segment with this side's sink tag.
     fn read(&mut self, ulpdu: &[u8]) -> Vec<u8> {
         let request = ReadRequest::read_from_bytes(&std::mem::take(&mut self.body)[..]).unwrap();
         let (address, len) = (request.src_to.get(), request.rdma_rd_sz.get());
@@ -165,7 +165,7 @@ impl Replay {
         let mut sent = &self.driver.sent(usize::MAX)[..];
         while !sent.is_empty() {
             let expected =
-                fpdu(&self.expected.pop_front().expect("it says no more than the kernel"), self.has_crc);
+                fpdu(&self.expected.pop_front().expect("it sends no more than the kernel"), self.has_crc);
             let (ours, rest) = sent.split_at(expected.len().min(sent.len()));
             assert!(ours == expected, "frame {}", self.compared);
             (sent, self.compared) = (rest, self.compared + 1);
@@ -177,12 +177,12 @@ fn endpoint(reads: u32) -> Endpoint {
     Endpoint { receives: 64, receive_len: 16 << 10, sends: 64, reads, regions: 64, private_data: Vec::new() }
 }
 
-/// Ours in the place of the kernel's target.
-fn answer_the_kernel(capture: &[u8], mss: usize) -> (Replay, [Vec<u8>; 2], Vec<u8>) {
+/// This implementation in place of the kernel's target.
+fn answer_the_kernel(capture: &[u8], mss: usize) -> (CaptureReplay, [Vec<u8>; 2], Vec<u8>) {
     let (setup, segments) = segments(capture);
-    let config = Config { mss, is_peer_to_peer: false, ..Config::default() };
+    let config = IwarpConfig { mss, is_peer_to_peer: false, ..IwarpConfig::default() };
     let iwarp = Iwarp::passive(&endpoint(128), config, Pool::new(1 << 20), [3; 32], Instant::now());
-    let mut driver = Driver::new(iwarp, usize::MAX);
+    let mut driver = TestDriver::new(iwarp, usize::MAX);
     driver.push(&setup[0]);
     while driver.receive() {}
     assert!(
@@ -191,35 +191,35 @@ fn answer_the_kernel(capture: &[u8], mss: usize) -> (Replay, [Vec<u8>; 2], Vec<u
     driver.post(WorkRequest::Accept { private_data: setup[1][24..].to_vec() });
     let reply = driver.sent(usize::MAX);
     assert!(matches!(&driver.events()[..], [Event::Connected { .. }]));
-    let mut replay = Replay::new(driver, setup[0][16] & 0x40 != 0);
+    let mut replay = CaptureReplay::new(driver, setup[0][16] & 0x40 != 0);
     for (side, ulpdu) in segments {
         match side {
-            0 if control(&ulpdu).is_tagged() => replay.hear(&replay.sinks.tagged(&ulpdu)),
-            0 => replay.hear(&ulpdu),
+            0 if control(&ulpdu).is_tagged() => replay.receive(&replay.sinks.tagged(&ulpdu)),
+            0 => replay.receive(&ulpdu),
             _ => replay.say(&ulpdu),
         }
         replay.compare();
     }
-    assert!(replay.expected.is_empty(), "it says no less than the kernel");
+    assert!(replay.expected.is_empty(), "it sends no less than the kernel");
     (replay, setup, reply)
 }
 
 #[test]
-fn the_kernels_nvme_host_hears_from_us_what_it_heard_from_the_kernel() {
+fn the_kernels_nvme_host_gets_the_same_bytes_as_from_the_kernel() {
     let (replay, setup, reply) = answer_the_kernel(NVME, 8944);
     assert_eq!(reply, setup[1]);
-    assert_eq!((replay.compared, replay.heard > 30), (19, true));
+    assert_eq!((replay.compared, replay.received > 30), (19, true));
 }
 
 #[test]
-fn the_kernels_srp_initiator_hears_from_us_what_it_heard_from_the_kernel() {
+fn the_kernels_srp_initiator_gets_the_same_bytes_as_from_the_kernel() {
     let (replay, _, _) = answer_the_kernel(SRP, 8928);
-    assert_eq!((replay.compared, replay.heard > 60), (58, true));
+    assert_eq!((replay.compared, replay.received > 60), (58, true));
 }
 
-/// Memory for each name that the kernel's initiator has given out, under names of ours: what the
-/// target writes, reads and closes.
-fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2] {
+/// Registers memory for each tag of the kernel's initiator: the memory that the target writes, and
+/// the memory that it reads or invalidates.
+fn open_memory(driver: &mut TestDriver, segments: &[(usize, Vec<u8>)]) -> [StagTranslation; 2] {
     let mut writes = BTreeMap::<u32, (u64, u64)>::new();
     let (mut reads, mut answer) = (Vec::new(), Vec::new());
     for (side, ulpdu) in segments {
@@ -249,7 +249,7 @@ fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2]
             other => panic!("{other:?}"),
         }
     };
-    let [mut written, mut read] = [Names::default(), Names::default()];
+    let [mut written, mut read] = [StagTranslation::default(), StagTranslation::default()];
     for request in reads {
         let rest = answer.split_off(request.rdma_rd_sz.get() as usize);
         let remote =
@@ -266,15 +266,15 @@ fn open_memory(driver: &mut Driver, segments: &[(usize, Vec<u8>)]) -> [Names; 2]
 }
 
 #[test]
-fn the_kernels_nvme_controller_hears_from_us_what_it_heard_from_the_kernel() {
+fn the_kernels_nvme_controller_gets_the_same_bytes_as_from_the_kernel() {
     let (setup, segments) = segments(NVME);
-    let config = Config { mss: 8944, is_peer_to_peer: false, ..Config::default() };
+    let config = IwarpConfig { mss: 8944, is_peer_to_peer: false, ..IwarpConfig::default() };
     let endpoint = Endpoint { private_data: setup[0][24..].to_vec(), ..endpoint(128) };
     let iwarp = Iwarp::active(&endpoint, config, Pool::new(1 << 20), [3; 32], Instant::now());
-    let mut driver = Driver::new(iwarp, usize::MAX);
+    let mut driver = TestDriver::new(iwarp, usize::MAX);
     let mut request = driver.sent(usize::MAX);
     assert_eq!(request[20..24], [0, 128, 0, 128]);
-    // The kernel's host would not read.
+    // The kernel's host supports no reads of its own (ORD 0).
     request[23] = 0;
     assert_eq!(request, setup[0]);
     driver.push(&setup[1]);
@@ -283,29 +283,29 @@ fn the_kernels_nvme_controller_hears_from_us_what_it_heard_from_the_kernel() {
         matches!(&driver.events()[..], [Event::Connected { private_data }] if setup[1].ends_with(private_data))
     );
     let [written, read] = open_memory(&mut driver, &segments);
-    let mut replay = Replay::new(driver, false);
+    let mut replay = CaptureReplay::new(driver, false);
     for (side, ulpdu) in segments {
         if side == 0 {
             replay.say(&ulpdu);
             continue;
         }
-        let (control, mut heard) = (control(&ulpdu), ulpdu.clone());
+        let (control, mut segment) = (control(&ulpdu), ulpdu.clone());
         if control.is_tagged() {
-            heard = written.tagged(&ulpdu);
+            segment = written.tagged(&ulpdu);
         } else if control.opcode() == RdmapOpcode::RDMA_READ_REQUEST {
             let request = ReadRequest::read_from_bytes(&ulpdu[UNTAGGED_LEN..]).unwrap();
             let (stag, to) = read.translate(request.src_stag.get(), request.src_to.get());
             let ours = ReadRequest { src_stag: U32::new(stag), src_to: U64::new(to), ..request };
-            heard = [&ulpdu[..UNTAGGED_LEN], ours.as_bytes()].concat();
+            segment = [&ulpdu[..UNTAGGED_LEN], ours.as_bytes()].concat();
         } else if control.opcode().invalidates() {
             let header = Untagged::read_from_prefix(&ulpdu).unwrap().0;
             let stag = header.invalidate_stag.get();
             let names = if written.0.contains_key(&stag) { &written } else { &read };
             let header = Untagged { invalidate_stag: U32::new(names.0[&stag].1.stag.0), ..header };
-            heard = [header.as_bytes(), &ulpdu[UNTAGGED_LEN..]].concat();
+            segment = [header.as_bytes(), &ulpdu[UNTAGGED_LEN..]].concat();
         }
-        // What answers a read is said at once, and was said later there.
-        replay.hear(&heard);
+        // A response is sent immediately here, and later in the capture.
+        replay.receive(&segment);
     }
     replay.compare();
     assert_eq!((replay.compared, replay.expected.len()), (16, 0));

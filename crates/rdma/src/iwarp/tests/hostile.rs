@@ -1,8 +1,8 @@
-//! A peer that does everything wrong: each fault gets the Terminate message that the RFCs name, and
-//! no memory is touched that was not granted.
+//! A peer that violates the protocol: each violation gets the Terminate message of the RFCs, and no
+//! memory is touched that was not granted.
 
 use super::{
-    Driver, READ, RESPONSE, SEND, WRITE, ample, connected, fpdu, read_request, tagged, ulpdus, untagged,
+    READ, RESPONSE, SEND, TestDriver, WRITE, ample, connected, fpdu, read_request, tagged, ulpdus, untagged,
 };
 use crate::queue_pair::{Fault, Provider, Violation};
 use crate::regions::Refusal;
@@ -10,10 +10,10 @@ use blockmux_proto::rdma::{Endpoint, Event, Remote, RemoteRights, Stag, WorkErro
 use blockmux_volume::random::mix;
 use blockmux_volume::{Memory, SgList};
 
-/// Granted memory between neighbours that were not.
-struct Field {
+/// Granted memory between memory that was not granted.
+struct GrantedMemory {
     whole: Memory,
-    /// What may be read, and what may be written.
+    /// The readable and the writable region.
     read: Remote,
     write: Remote,
 }
@@ -22,8 +22,8 @@ const SIZE: usize = 64 << 10;
 const GAP: usize = 4096;
 const CLEAN: u8 = 0xcc;
 
-impl Field {
-    fn new(driver: &mut Driver) -> Field {
+impl GrantedMemory {
+    fn new(driver: &mut TestDriver) -> GrantedMemory {
         let whole = Memory::from_heap(3 * GAP + 2 * SIZE);
         whole.seg(0, whole.len()).copy_from(&vec![CLEAN; whole.len()]);
         let mut grant = |at, access| {
@@ -35,10 +35,10 @@ impl Field {
         };
         let read = grant(GAP, RemoteRights::RemoteRead);
         let write = grant(2 * GAP + SIZE, RemoteRights::RemoteWrite);
-        Field { whole, read, write }
+        GrantedMemory { whole, read, write }
     }
 
-    /// What may be written begins here.
+    /// Offset of the writable region.
     const WRITABLE: usize = 2 * GAP + SIZE;
 
     fn bytes(&self) -> Vec<u8> {
@@ -52,29 +52,30 @@ impl Field {
     }
 }
 
-/// The Terminate message that the end has sent: layer and type, code, and what is copied.
-fn verdict(driver: &mut Driver) -> (u8, u8, Vec<u8>) {
+/// The sent Terminate message: layer and type, code, and the quoted headers.
+fn sent_terminate(driver: &mut TestDriver) -> (u8, u8, Vec<u8>) {
     let sent = ulpdus(&driver.sent(usize::MAX));
     let last = sent.last().expect("something was sent");
     assert_eq!(last[..18], untagged([0x41, 0x47], 0, [2, 1, 0], b""), "it is a Terminate message");
     (last[18], last[19], last[20..].to_vec())
 }
 
-/// What becomes of a connection in which the peer sends this, as a function of the granted memory.
-fn judge(is_active: bool, has_crc: bool, segments: &dyn Fn(&Field) -> Vec<Vec<u8>>) -> (u8, u8) {
+/// Sends segments, which depend on the granted memory, and returns the Terminate codes that the end
+/// sends.
+fn outcome_of(is_active: bool, has_crc: bool, segments: &dyn Fn(&GrantedMemory) -> Vec<Vec<u8>>) -> (u8, u8) {
     let endpoint = Endpoint { receives: 2, receive_len: 100, reads: 2, ..ample() };
     let mut driver = connected(is_active, &endpoint, has_crc);
-    let field = Field::new(&mut driver);
+    let field = GrantedMemory::new(&mut driver);
     let bad = segments(&field);
     for ulpdu in &bad {
         driver.push(&fpdu(ulpdu, has_crc));
         while driver.receive() {}
     }
-    let error = driver.error.expect("it is told what was wrong");
+    let error = driver.error.expect("a violation is reported");
     assert!(error.reference.starts_with("RFC 50"), "{error}");
-    let (layer, code, copied) = verdict(&mut driver);
-    let heard = driver.events();
-    assert!(matches!(heard.last(), Some(Event::Disconnected)), "{heard:?}");
+    let (layer, code, copied) = sent_terminate(&mut driver);
+    let events = driver.events();
+    assert!(matches!(events.last(), Some(Event::Disconnected)), "{events:?}");
     assert!(field.is_clean_but_for(0, 0), "memory was touched");
     assert!(matches!(driver.iwarp.fault(), Some(Fault::Peer(_))) && driver.has_left());
     let wrong = bad.last().unwrap();
@@ -85,9 +86,9 @@ fn judge(is_active: bool, has_crc: bool, segments: &dyn Fn(&Field) -> Vec<Vec<u8
     (layer, code)
 }
 
-type Segments = Box<dyn Fn(&Field) -> Vec<Vec<u8>>>;
+type Segments = Box<dyn Fn(&GrantedMemory) -> Vec<Vec<u8>>>;
 
-fn each(one: impl Fn(&Field) -> Vec<u8> + 'static) -> Segments {
+fn each(one: impl Fn(&GrantedMemory) -> Vec<u8> + 'static) -> Segments {
     Box::new(move |field| vec![one(field)])
 }
 
@@ -155,22 +156,22 @@ fn faults_of_untagged_segments() -> Vec<(&'static str, Segments, (u8, u8))> {
 }
 
 fn faults_of_memory() -> Vec<(&'static str, Segments, (u8, u8))> {
-    type Pick = fn(&Field) -> (u32, u64);
-    let write = |pick: Pick, len: usize| {
+    type PickAddress = fn(&GrantedMemory) -> (u32, u64);
+    let write = |pick: PickAddress, len: usize| {
         each(move |field| {
             let (stag, to) = pick(field);
             tagged(WRITE, stag, to, &vec![1; len])
         })
     };
-    let read = |pick: Pick, len: u32| {
+    let read = |pick: PickAddress, len: u32| {
         each(move |field| untagged(READ, 0, [1, 1, 0], &read_request((1, 0), len, pick(field))))
     };
-    let writable: Pick = |field| (field.write.stag.0, field.write.address);
-    let readable: Pick = |field| (field.read.stag.0, field.read.address);
-    let stale: Pick = |field| (field.write.stag.0 ^ 1, field.write.address);
-    let before: Pick = |field| (field.write.stag.0, field.write.address - 1);
-    let end: Pick = |field| (field.write.stag.0, field.write.address + SIZE as u64);
-    let wraps: Pick = |field| (field.write.stag.0, u64::MAX - 2);
+    let writable: PickAddress = |field| (field.write.stag.0, field.write.address);
+    let readable: PickAddress = |field| (field.read.stag.0, field.read.address);
+    let stale: PickAddress = |field| (field.write.stag.0 ^ 1, field.write.address);
+    let before: PickAddress = |field| (field.write.stag.0, field.write.address - 1);
+    let end: PickAddress = |field| (field.write.stag.0, field.write.address + SIZE as u64);
+    let wraps: PickAddress = |field| (field.write.stag.0, u64::MAX - 2);
     vec![
         ("version of DDP", each(|_| tagged([0xc0, 0x40], 1, 1, b"x")), (0x11, 4)),
         ("version of RDMAP", each(|_| tagged([0xc1, 0x00], 1, 1, b"x")), (0x02, 5)),
@@ -193,40 +194,40 @@ fn faults_of_memory() -> Vec<(&'static str, Segments, (u8, u8))> {
 }
 
 #[test]
-fn every_fault_of_an_untagged_segment_gets_its_own_terminate() {
+fn every_violation_by_an_untagged_segment_gets_its_terminate_message() {
     for is_active in [false, true] {
         for (what, segments, expected) in faults_of_untagged_segments() {
-            assert_eq!(judge(is_active, false, &segments), expected, "{what}");
-            assert_eq!(judge(is_active, true, &segments), expected, "{what}, with CRCs");
+            assert_eq!(outcome_of(is_active, false, &segments), expected, "{what}");
+            assert_eq!(outcome_of(is_active, true, &segments), expected, "{what}, with CRCs");
         }
     }
 }
 
 #[test]
-fn every_fault_of_a_steering_tag_or_an_offset_gets_its_own_terminate_and_no_memory() {
+fn every_violation_by_a_tagged_segment_gets_its_terminate_message_and_touches_no_memory() {
     for is_active in [false, true] {
         for (what, segments, expected) in faults_of_memory() {
-            // 65,000 bytes of a grant of 65,536 are no fault by themselves.
+            // 65,000 bytes fit the region of 65,536, so the offset is moved.
             if what == "write beyond the memory" {
                 let two: Segments = Box::new(|field| {
                     let to = field.write.address + SIZE as u64 - 64_999;
                     vec![tagged(WRITE, field.write.stag.0, to, &[1; 65_000])]
                 });
-                assert_eq!(judge(is_active, false, &two), expected, "{what}");
+                assert_eq!(outcome_of(is_active, false, &two), expected, "{what}");
                 continue;
             }
-            assert_eq!(judge(is_active, false, &segments), expected, "{what}");
+            assert_eq!(outcome_of(is_active, false, &segments), expected, "{what}");
         }
     }
 }
 
 #[test]
-fn more_reads_than_agreed_on_are_refused() {
-    // Two may be on their way, and none was answered since nothing of what we send is taken.
+fn more_reads_than_negotiated_are_refused() {
+    // Two may be in flight, and none is answered because nothing is taken from the outbox.
     let mut driver = connected(false, &Endpoint { reads: 2, regions: 4, ..ample() }, false);
-    let field = Field::new(&mut driver);
+    let field = GrantedMemory::new(&mut driver);
     let source = (field.read.stag.0, field.read.address);
-    // As many as fill the outbox, and those that wait.
+    // Enough reads to fill the outbox, and more that wait.
     let most = (super::super::OUTBOX_FULL / SIZE + 4) as u32;
     for msn in 1..=most {
         let request = untagged(READ, 0, [1, msn, 0], &read_request((1, 0), SIZE as u32, source));
@@ -235,36 +236,36 @@ fn more_reads_than_agreed_on_are_refused() {
         drop(driver.events());
     }
     assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::TooManyReads)));
-    let (layer, code, copied) = verdict(&mut driver);
+    let (layer, code, copied) = sent_terminate(&mut driver);
     assert_eq!((layer, code, copied[0]), (0x12, 2, 0xe0));
 }
 
-/// The driver hands in at once what came at once, but the peer has sent message after message.
+/// The messages arrive in one receive, but the peer has sent them one after the other.
 #[test]
-fn messages_that_come_together_find_the_buffers_that_are_given_back_for_those_before_them() {
+fn messages_in_one_receive_use_the_buffers_posted_for_earlier_ones() {
     let mut driver = connected(false, &Endpoint { receives: 2, ..ample() }, false);
     let message = |msn| fpdu(&untagged(SEND, 0, [0, msn, 0], &[msn as u8]), false);
     driver.push(&(1..=7).flat_map(message).collect::<Vec<u8>>());
-    let mut heard = Vec::new();
+    let mut events = Vec::new();
     while driver.receive() {
         for event in driver.events() {
             let Event::Received { message, .. } = event else { panic!("{event:?}") };
-            heard.extend(message.to_vec());
+            events.extend(message.to_vec());
             driver.post(WorkRequest::Receive);
         }
     }
-    assert_eq!((heard, driver.error), (vec![1, 2, 3, 4, 5, 6, 7], None));
-    // Those that are not given back are missing.
+    assert_eq!((events, driver.error), (vec![1, 2, 3, 4, 5, 6, 7], None));
+    // Receive buffers that are not posted again are missing.
     driver.push(&(8..=10).flat_map(message).collect::<Vec<u8>>());
     while driver.receive() {}
     assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::NoReceive)));
 }
 
-/// A read of ours is answered with other data than was asked for.
+/// An RDMA Read is answered with a range that was not requested.
 #[test]
-fn every_fault_of_a_read_response_gets_its_own_terminate_and_no_memory() {
-    type Answer = fn(u32) -> Vec<u8>;
-    let cases: [(Answer, (u8, u8)); 6] = [
+fn every_violation_by_a_read_response_gets_its_terminate_message_and_touches_no_memory() {
+    type ReadResponse = fn(u32) -> Vec<u8>;
+    let cases: [(ReadResponse, (u8, u8)); 6] = [
         (|sink| tagged(RESPONSE, sink ^ 1, 0, &[1; 64]), (0x11, 0)),
         (|sink| tagged(RESPONSE, sink, 1, &[1; 63]), (0x11, 1)),
         (|sink| tagged(RESPONSE, sink, 0, &[1; 65]), (0x11, 1)),
@@ -282,11 +283,11 @@ fn every_fault_of_a_read_response_gets_its_own_terminate_and_no_memory() {
         let sink = u32::from_be_bytes(sent[0][18..22].try_into().unwrap());
         driver.push(&fpdu(&answer(sink), false));
         while driver.receive() {}
-        let (layer, code, _) = verdict(&mut driver);
+        let (layer, code, _) = sent_terminate(&mut driver);
         assert_eq!((layer, code), expected);
-        let heard = driver.events();
+        let events = driver.events();
         assert!(matches!(
-            &heard[..],
+            &events[..],
             [Event::Done { id: WorkId(3), result: Err(WorkError::Flushed) }, Event::Disconnected]
         ));
         assert_eq!(memory.seg(0, 192).to_vec(), [0; 192]);
@@ -298,18 +299,18 @@ fn a_wrong_crc_ends_the_connection_whether_payload_was_copied_or_placed() {
     for len in [64, 60_000] {
         for at in [0, 1] {
             let mut driver = connected(false, &ample(), true);
-            let field = Field::new(&mut driver);
+            let field = GrantedMemory::new(&mut driver);
             let mut bytes =
                 fpdu(&tagged(WRITE, field.write.stag.0, field.write.address, &vec![1; len]), true);
             let last = bytes.len() - 1 - at * 40;
             bytes[last] ^= 1;
-            // The second part comes when the first has been looked at.
+            // The second part arrives after the first was handled.
             for part in bytes.chunks(len / 2 + 60) {
                 driver.push(part);
                 while driver.receive() {}
             }
             assert_eq!(driver.places, usize::from(len > 4096));
-            let (layer, code, copied) = verdict(&mut driver);
+            let (layer, code, copied) = sent_terminate(&mut driver);
             assert_eq!((layer, code, copied), (0x20, 2, vec![0, 0]));
             assert!(field.is_clean_but_for(0, len));
         }
@@ -317,9 +318,9 @@ fn a_wrong_crc_ends_the_connection_whether_payload_was_copied_or_placed() {
 }
 
 #[test]
-fn what_arrives_for_memory_that_is_closed_meanwhile_goes_nowhere() {
+fn a_write_to_memory_that_is_invalidated_meanwhile_is_discarded() {
     let mut driver = connected(false, &ample(), false);
-    let field = Field::new(&mut driver);
+    let field = GrantedMemory::new(&mut driver);
     let bytes = fpdu(&tagged(WRITE, field.write.stag.0, field.write.address, &[1; 60_000]), false);
     let (first, second) = bytes.split_at(20_000);
     driver.push(first);
@@ -330,27 +331,27 @@ fn what_arrives_for_memory_that_is_closed_meanwhile_goes_nowhere() {
     while driver.receive() {}
     assert!(field.bytes() == before, "memory was written after it was closed");
     assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::Refused(Refusal::InvalidStag))));
-    let (layer, code, _) = verdict(&mut driver);
+    let (layer, code, _) = sent_terminate(&mut driver);
     assert_eq!((layer, code), (0x11, 0));
 }
 
 #[test]
-fn a_read_of_memory_that_is_closed_before_its_turn_is_refused() {
+fn a_read_of_memory_that_is_invalidated_before_its_response_is_refused() {
     let mut driver = connected(false, &ample(), false);
-    let field = Field::new(&mut driver);
+    let field = GrantedMemory::new(&mut driver);
     let source = (field.read.stag.0, field.read.address);
     let request = untagged(READ, 0, [1, 1, 0], &read_request((1, 0), 64, source));
     driver.push(&fpdu(&request, false));
     while driver.receive() {}
     driver.post(WorkRequest::Invalidate { stag: field.read.stag });
     assert!(matches!(&driver.events()[..], [Event::Disconnected]));
-    let (layer, code, copied) = verdict(&mut driver);
+    let (layer, code, copied) = sent_terminate(&mut driver);
     assert_eq!((layer, code), (0x01, 0));
     assert_eq!(copied[4..], request);
 }
 
 #[test]
-fn a_terminate_message_of_the_peer_ends_the_connection_and_is_kept() {
+fn a_terminate_message_of_the_peer_ends_the_connection_and_is_recorded() {
     let cases: [(&[u8], Violation); 6] = [
         (&[0x11, 0, 0, 0], Violation::Refused(Refusal::InvalidStag)),
         (&[0x12, 2, 0, 0], Violation::NoReceive),
@@ -369,10 +370,10 @@ fn a_terminate_message_of_the_peer_ends_the_connection_and_is_kept() {
     }
 }
 
-/// Segments near every border of what was granted, some of them in pieces: whatever a peer sends,
-/// only memory that it may write changes, and only by writes that lie wholly within.
+/// Segments near every border of the granted memory, some of them in pieces: only writable memory
+/// changes, and only by writes that lie within it.
 #[test]
-fn nothing_is_written_outside_of_what_was_granted() {
+fn nothing_is_written_outside_of_granted_memory() {
     let mut refused = 0;
     for round in 0..1000_u64 {
         let mut draw = mix(round);
@@ -382,7 +383,7 @@ fn nothing_is_written_outside_of_what_was_granted() {
         };
         let has_crc = below(2) == 0;
         let mut driver = connected(below(2) == 0, &ample(), has_crc);
-        let field = Field::new(&mut driver);
+        let field = GrantedMemory::new(&mut driver);
         let [stag, other] = [field.write.stag.0, field.read.stag.0];
         let name = [stag, stag, stag, stag, other, stag ^ 1, 0][below(7) as usize];
         let len = [0, 1, 100, 5000, 60_000, 65_500][below(6) as usize];
@@ -398,7 +399,7 @@ fn nothing_is_written_outside_of_what_was_granted() {
         assert_eq!(driver.error.is_none(), is_granted, "{len} bytes at {at:x} of {name:x}");
         let (at, len) = if is_granted && len > 0 { (at as usize, len as usize) } else { (0, 0) };
         assert!(field.is_clean_but_for(at, len));
-        let begin = Field::WRITABLE + at;
+        let begin = GrantedMemory::WRITABLE + at;
         assert!(field.bytes()[begin..begin + len].iter().all(|byte| *byte == round as u8 | 1));
         refused += u32::from(!is_granted);
     }

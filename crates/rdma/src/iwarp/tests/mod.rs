@@ -1,44 +1,44 @@
-//! Two ends of a connection, or one and a peer made by hand, with a driver of the engine's kind
+//! Two ends of a connection, or one end and a scripted peer, with a driver like the engine's
 //! between them.
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::unwrap_used, reason = "tests")]
 
-mod at_once;
 mod captures;
-mod conforms;
 mod connecting;
 mod hostile;
+mod immediate;
+mod provider_conformance;
 mod splits;
 
-use super::{Config, Iwarp};
+use super::{Iwarp, IwarpConfig};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair, WorkRequest};
 use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Crc32c, Memory, Pool, SgList};
 use std::time::Instant;
 
-/// An end and its driver, which asserts that every demand can be met and that meeting it leads
-/// somewhere.
-pub(super) struct Driver {
+/// An end and its driver, which asserts that every demand can be met and that meeting it makes
+/// progress.
+pub(super) struct TestDriver {
     pub(super) iwarp: Iwarp,
-    /// Received at a time, at most.
+    /// Most bytes received at a time.
     step: usize,
-    /// Sent by the peer, and how much of it was received.
+    /// Bytes sent by the peer, and how many of them were received.
     inbound: Vec<u8>,
     received: usize,
     chunk: Chunk,
     placing: Option<SgList>,
     placed: usize,
-    /// How often payload was placed.
+    /// Number of times that payload was placed.
     pub(super) places: usize,
     pub(super) peer_has_closed: bool,
     is_closed: bool,
     pub(super) error: Option<ProtocolError>,
 }
 
-impl Driver {
-    pub(super) fn new(iwarp: Iwarp, step: usize) -> Driver {
+impl TestDriver {
+    pub(super) fn new(iwarp: Iwarp, step: usize) -> TestDriver {
         let chunk = Chunk::new(Memory::from_heap(BUFFER));
-        Driver {
+        TestDriver {
             iwarp,
             step,
             inbound: Vec::new(),
@@ -53,13 +53,13 @@ impl Driver {
         }
     }
 
-    /// The peer sends.
+    /// Adds bytes sent by the peer.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.inbound.drain(..std::mem::take(&mut self.received));
         self.inbound.extend(bytes);
     }
 
-    /// Receives once and hands it in; whether anything moved.
+    /// Receives once and passes the bytes on; returns whether there was progress.
     pub(super) fn receive(&mut self) -> bool {
         if self.is_closed {
             return false;
@@ -86,15 +86,15 @@ impl Driver {
                     self.chunk.extend(&self.inbound[self.received..self.received + came]);
                     self.received += came;
                     if self.chunk.unread().len() < least {
-                        return if came == 0 { self.hear_of_the_end() } else { Ok(true) };
+                        return if came == 0 { self.receive_end() } else { Ok(true) };
                     }
                 }
                 let taken = self.iwarp.on_bytes(&self.chunk, Instant::now())?;
                 self.chunk.take(taken);
-                let wants_the_same =
+                let demands_the_same =
                     matches!(self.iwarp.demand(), Demand::Bytes(least) if least <= self.chunk.unread().len());
-                assert!(taken > 0 || !wants_the_same, "took nothing of what it demanded");
-                Ok(taken + came > 0 || !wants_the_same)
+                assert!(taken > 0 || !demands_the_same, "a satisfied demand consumes bytes");
+                Ok(taken + came > 0 || !demands_the_same)
             }
             Demand::Place(list) => {
                 if self.placing.is_none() {
@@ -114,9 +114,10 @@ impl Driver {
                     return Ok(true);
                 }
                 self.placing = Some(list);
-                if came == 0 { self.hear_of_the_end() } else { Ok(true) }
+                if came == 0 { self.receive_end() } else { Ok(true) }
             }
             Demand::Nothing => Ok(false),
+            Demand::StartTls => panic!("iWARP never starts TLS"),
             Demand::Close => {
                 self.is_closed = true;
                 Ok(true)
@@ -124,7 +125,7 @@ impl Driver {
         }
     }
 
-    fn hear_of_the_end(&mut self) -> Result<bool, ProtocolError> {
+    fn receive_end(&mut self) -> Result<bool, ProtocolError> {
         if !self.peer_has_closed {
             return Ok(false);
         }
@@ -141,7 +142,7 @@ impl Driver {
         }
     }
 
-    /// Up to `most` bytes of what it has to send.
+    /// Takes up to `most` bytes of the outbox.
     pub(super) fn sent(&mut self, most: usize) -> Vec<u8> {
         use blockmux_proto::outbox::OutboxPiece;
         let outbox = self.iwarp.outbox();
@@ -162,13 +163,13 @@ impl Driver {
         bytes
     }
 
-    /// Whether the stream is closed on this side, and all is sent.
+    /// Whether this side has closed the stream and sent everything.
     pub(super) fn has_left(&mut self) -> bool {
         let is_over = self.is_closed || matches!(self.iwarp.demand(), Demand::Close);
         is_over && self.iwarp.outbox().is_empty()
     }
 
-    /// The stream is lost.
+    /// Ends the stream without the bytes that were not received.
     pub(super) fn lose(&mut self) {
         self.inbound.truncate(self.received);
         self.is_closed = true;
@@ -186,18 +187,19 @@ impl Driver {
 }
 
 /// Both ends, and a stream between them.
-pub(super) struct Link {
-    pub(super) ends: [Driver; 2],
-    /// Bytes that have crossed it each way.
+pub(super) struct StreamPair {
+    pub(super) ends: [TestDriver; 2],
+    /// Number of bytes transported in each direction.
     pub(super) crossed: [usize; 2],
-    /// Of which everything is kept.
+    /// Records all transported bytes.
     pub(super) log: Option<Vec<(usize, Vec<u8>)>>,
     step: usize,
 }
 
-impl Link {
-    /// `configs` are those of the active and of the passive side; so many bytes go at a time.
-    pub(super) fn new(endpoints: [&Endpoint; 2], configs: [&Config; 2], step: usize) -> Link {
+impl StreamPair {
+    /// Creates both ends; `configs` are those of the active and the passive side, and `step` bounds
+    /// the bytes transported at a time.
+    pub(super) fn new(endpoints: [&Endpoint; 2], configs: [&IwarpConfig; 2], step: usize) -> StreamPair {
         let seed = |side: u8| {
             let mut seed = [side; 32];
             seed[..8].copy_from_slice(&next_seed().to_le_bytes());
@@ -207,11 +209,11 @@ impl Link {
         let now = Instant::now();
         let active = Iwarp::active(endpoints[0], configs[0].clone(), pool.clone(), seed(0), now);
         let passive = Iwarp::passive(endpoints[1], configs[1].clone(), pool, seed(1), now);
-        let ends = [Driver::new(active, step), Driver::new(passive, step)];
-        Link { ends, crossed: [0; 2], log: None, step }
+        let ends = [TestDriver::new(active, step), TestDriver::new(passive, step)];
+        StreamPair { ends, crossed: [0; 2], log: None, step }
     }
 
-    /// Carries up to `step` bytes each way; whether anything moved.
+    /// Transports up to `step` bytes in each direction; returns whether there was progress.
     pub(super) fn turn(&mut self) -> bool {
         let mut has_moved = false;
         for from in 0..2 {
@@ -232,42 +234,42 @@ impl Link {
         has_moved
     }
 
-    /// Turns until nothing moves; what each side heard.
+    /// Runs turns until there is no progress; returns the events of each side.
     pub(super) fn settle(&mut self) -> [Vec<Event>; 2] {
-        let mut heard = [Vec::new(), Vec::new()];
+        let mut events_of = [Vec::new(), Vec::new()];
         loop {
             let mut has_moved = self.turn();
-            for (end, heard) in self.ends.iter_mut().zip(&mut heard) {
+            for (end, events_of) in self.ends.iter_mut().zip(&mut events_of) {
                 let events = end.events();
                 has_moved |= !events.is_empty();
-                heard.extend(events);
+                events_of.extend(events);
             }
             if !has_moved {
-                return heard;
+                return events_of;
             }
         }
     }
 
-    /// Connects.
+    /// Establishes the connection.
     pub(super) fn connect(&mut self) {
-        let heard = self.settle();
-        assert!(matches!(&heard[1][..], [Event::Requested { .. }]), "{heard:?}");
+        let events_of = self.settle();
+        assert!(matches!(&events_of[1][..], [Event::Requested { .. }]), "{events_of:?}");
         self.ends[1].post(WorkRequest::Accept { private_data: b"welcome".to_vec() });
-        let heard = self.settle();
-        for events in heard {
+        let events_of = self.settle();
+        for events in events_of {
             assert!(matches!(&events[..], [Event::Connected { .. }]), "{events:?}");
         }
     }
 }
 
-/// Another number each time.
+/// A different number for each call.
 fn next_seed() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// An endpoint that has enough of everything.
+/// An endpoint with more resources than the tests use.
 pub(super) fn ample() -> Endpoint {
     Endpoint {
         receives: 64,
@@ -279,15 +281,15 @@ pub(super) fn ample() -> Endpoint {
     }
 }
 
-/// An end that is connected to a peer by hand, which it has agreed with on CRCs or not.
-pub(super) fn connected(is_active: bool, endpoint: &Endpoint, has_crc: bool) -> Driver {
+/// An end that is connected to a scripted peer, with or without CRCs.
+pub(super) fn connected(is_active: bool, endpoint: &Endpoint, has_crc: bool) -> TestDriver {
     let pool = Pool::new(16 << 20);
-    let config = Config { has_crc, is_peer_to_peer: false, ..Config::default() };
+    let config = IwarpConfig { has_crc, is_peer_to_peer: false, ..IwarpConfig::default() };
     let flags = if has_crc { 0x50 } else { 0x10 };
     let mut driver = if is_active {
-        Driver::new(Iwarp::active(endpoint, config, pool, [7; 32], Instant::now()), usize::MAX)
+        TestDriver::new(Iwarp::active(endpoint, config, pool, [7; 32], Instant::now()), usize::MAX)
     } else {
-        Driver::new(Iwarp::passive(endpoint, config, pool, [7; 32], Instant::now()), usize::MAX)
+        TestDriver::new(Iwarp::passive(endpoint, config, pool, [7; 32], Instant::now()), usize::MAX)
     };
     let reads = endpoint.reads as u8;
     driver.push(&setup_frame(if is_active { b"p" } else { b"q" }, flags, 2, &[0, reads, 0, reads]));
@@ -301,7 +303,7 @@ pub(super) fn connected(is_active: bool, endpoint: &Endpoint, has_crc: bool) -> 
     driver
 }
 
-/// A request (`q`) or reply (`p`).
+/// An MPA request (`q`) or reply (`p`).
 pub(super) fn setup_frame(kind: &[u8; 1], flags: u8, rev: u8, data: &[u8]) -> Vec<u8> {
     let mut bytes = b"MPA ID Re".to_vec();
     bytes.extend(kind);
@@ -312,7 +314,7 @@ pub(super) fn setup_frame(kind: &[u8; 1], flags: u8, rev: u8, data: &[u8]) -> Ve
     bytes
 }
 
-/// A frame around a segment.
+/// An FPDU with this segment.
 pub(super) fn fpdu(ulpdu: &[u8], has_crc: bool) -> Vec<u8> {
     let mut bytes = (ulpdu.len() as u16).to_be_bytes().to_vec();
     bytes.extend(ulpdu);
@@ -322,7 +324,7 @@ pub(super) fn fpdu(ulpdu: &[u8], has_crc: bool) -> Vec<u8> {
     bytes
 }
 
-/// A tagged segment, with the control fields as they are on the wire.
+/// A tagged segment, with the encoded control fields.
 pub(super) fn tagged(control: [u8; 2], stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
     let mut bytes = control.to_vec();
     bytes.extend(stag.to_be_bytes());
@@ -331,7 +333,7 @@ pub(super) fn tagged(control: [u8; 2], stag: u32, to: u64, payload: &[u8]) -> Ve
     bytes
 }
 
-/// An untagged segment of a queue, a message, and an offset there.
+/// An untagged segment; `place` is queue number, MSN and message offset.
 pub(super) fn untagged(control: [u8; 2], invalidate: u32, place: [u32; 3], body: &[u8]) -> Vec<u8> {
     let mut bytes = control.to_vec();
     bytes.extend(invalidate.to_be_bytes());
@@ -350,7 +352,7 @@ pub(super) fn read_request(sink: (u32, u64), len: u32, source: (u32, u64)) -> Ve
     bytes
 }
 
-/// The segments in what was sent.
+/// The segments in the sent bytes.
 pub(super) fn ulpdus(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut segments = Vec::new();
     while let [high, low, rest @ ..] = bytes {

@@ -1,7 +1,8 @@
-//! Both ends over streams that deliver any number of bytes at a time, and that are lost after any.
+//! Both ends over streams that deliver any number of bytes at a time, and that are lost after any
+//! byte.
 
-use super::super::Config;
-use super::{Link, ample};
+use super::super::IwarpConfig;
+use super::{StreamPair, ample};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{
     Endpoint, Event, MessageHead, Remote, RemoteRights, WorkError, WorkId, WorkRequest,
@@ -17,8 +18,8 @@ fn seg(salt: u64, len: usize) -> Seg {
     Seg::from_slice(&bytes(salt, len))
 }
 
-/// Memory of the passive side, and what the active side does with it.
-struct Talk {
+/// Memory of the passive side, and the work that the active side has posted for it.
+struct Traffic {
     written: Memory,
     fetched: Memory,
     posted: u64,
@@ -26,8 +27,8 @@ struct Talk {
 
 const LEN: usize = 20_000;
 
-/// Posts a bit of everything on the active side.
-fn talk(link: &mut Link) -> Talk {
+/// Posts work of every kind on the active side.
+fn post_traffic(link: &mut StreamPair) -> Traffic {
     let [written, fetched] = [Memory::from_heap(LEN), Memory::from_heap(LEN)];
     let mut grant = |local: SgList, access| {
         link.ends[1].post(WorkRequest::Register { id: WorkId(0), local, access });
@@ -55,11 +56,11 @@ fn talk(link: &mut Link) -> Talk {
         local: Memory::from_heap(1).seg(0, 1).into(),
         remote: whole,
     });
-    Talk { written, fetched, posted: 5 }
+    Traffic { written, fetched, posted: 5 }
 }
 
-fn check(talk: &Talk, heard: &[Vec<Event>; 2]) {
-    let mut done: Vec<u64> = heard[0]
+fn check(traffic: &Traffic, all_events: &[Vec<Event>; 2]) {
+    let mut done: Vec<u64> = all_events[0]
         .iter()
         .map(|event| match event {
             Event::Done { id, result: Ok(()) } => id.0,
@@ -67,29 +68,29 @@ fn check(talk: &Talk, heard: &[Vec<Event>; 2]) {
         })
         .collect();
     done.sort_unstable();
-    assert_eq!(done, (1..=talk.posted).collect::<Vec<_>>());
+    assert_eq!(done, (1..=traffic.posted).collect::<Vec<_>>());
     let [Event::Received { message: first, .. }, Event::Received { message, invalidated: Some(_) }] =
-        &heard[1][..]
+        &all_events[1][..]
     else {
-        panic!("{:?}", heard[1])
+        panic!("{:?}", all_events[1])
     };
     assert_eq!(first.to_vec(), b"head");
     assert_eq!(message.to_vec(), [&b"head"[..], &bytes(6, 9000)].concat());
-    assert!(talk.written.seg(0, LEN).to_vec() == bytes(4, LEN));
-    assert!(talk.fetched.seg(0, LEN).to_vec() == bytes(5, LEN));
+    assert!(traffic.written.seg(0, LEN).to_vec() == bytes(4, LEN));
+    assert!(traffic.fetched.seg(0, LEN).to_vec() == bytes(5, LEN));
 }
 
-fn config(has_crc: bool, wants_markers: bool, mss: usize) -> Config {
-    Config { has_crc, wants_markers, mss, ..Config::default() }
+fn config(has_crc: bool, wants_markers: bool, mss: usize) -> IwarpConfig {
+    IwarpConfig { has_crc, wants_markers, mss, ..IwarpConfig::default() }
 }
 
-fn link(config: &Config, step: usize) -> Link {
+fn link(config: &IwarpConfig, step: usize) -> StreamPair {
     let endpoint = Endpoint { reads: 1, ..ample() };
-    Link::new([&endpoint, &endpoint], [config, config], step)
+    StreamPair::new([&endpoint, &endpoint], [config, config], step)
 }
 
 #[test]
-fn a_conversation_is_the_same_however_its_bytes_come() {
+fn traffic_is_the_same_however_its_bytes_are_split() {
     let steps = (1..40).chain([127, 500, 512, 1000, 1447, 4096, 8191, 30_000, usize::MAX]);
     for step in steps {
         for config in [
@@ -98,34 +99,34 @@ fn a_conversation_is_the_same_however_its_bytes_come() {
         ] {
             let mut link = link(&config, step);
             link.connect();
-            let talk = talk(&mut link);
-            check(&talk, &link.settle());
+            let traffic = post_traffic(&mut link);
+            check(&traffic, &link.settle());
         }
     }
 }
 
 #[test]
-fn fpdus_have_any_size_there_is_with_markers_and_without() {
+fn fpdus_of_every_size_work_with_and_without_markers() {
     for mss in
         (128..700).step_by(37).chain([1448, 2048, 4096, 8948, 9000, 16_384, 40_000, 65_483, usize::MAX])
     {
         for (has_crc, wants_markers) in [(false, false), (true, false), (false, true), (true, true)] {
             let mut link = link(&config(has_crc, wants_markers, mss), usize::MAX);
             link.connect();
-            let talk = talk(&mut link);
-            check(&talk, &link.settle());
+            let traffic = post_traffic(&mut link);
+            check(&traffic, &link.settle());
         }
     }
 }
 
 #[test]
-fn the_size_of_fpdus_may_change_on_the_way() {
+fn the_size_of_fpdus_may_change_during_a_connection() {
     let mut link = link(&config(false, false, 0), usize::MAX);
     link.connect();
     for mss in [65_483, 1448, 536] {
-        let talk = talk(&mut link);
+        let traffic = post_traffic(&mut link);
         link.ends.iter_mut().for_each(|end| end.iwarp.set_mss(mss));
-        check(&talk, &link.settle());
+        check(&traffic, &link.settle());
     }
 }
 
@@ -134,25 +135,25 @@ fn long_payload_is_placed_and_short_payload_is_not() {
     for (mss, step, is_placed) in [(65_483, 1000, true), (1448, 1000, false), (65_483, usize::MAX, false)] {
         let mut link = link(&config(step == 1000, false, mss), step);
         link.connect();
-        let talk = talk(&mut link);
-        check(&talk, &link.settle());
+        let traffic = post_traffic(&mut link);
+        check(&traffic, &link.settle());
         assert_eq!(link.ends[1].places > 0, is_placed, "a write, with {mss} and {step}");
         assert_eq!(link.ends[0].places > 0, is_placed, "an answer to a read, with {mss} and {step}");
     }
 }
 
-/// Everything that was posted comes back once, what was flushed in the order of posting, and then
-/// the end, once.
+/// All posted work completes once, flushed work in the order of posting, and then the end is
+/// reported once.
 #[test]
-fn a_connection_that_is_lost_at_any_byte_gives_all_work_back_once() {
+fn a_connection_lost_at_any_byte_completes_all_work_once() {
     for has_crc in [false, true] {
         let mut at = 0;
         loop {
             let mut link = link(&config(has_crc, false, 8948), 61);
             link.connect();
-            let talk = talk(&mut link);
+            let traffic = post_traffic(&mut link);
             let begin: usize = link.crossed.iter().sum();
-            let mut heard = Vec::new();
+            let mut all_events = Vec::new();
             let mut is_lost = false;
             loop {
                 let has_moved = link.turn();
@@ -165,16 +166,16 @@ fn a_connection_that_is_lost_at_any_byte_gives_all_work_back_once() {
                 if !has_moved && events.is_empty() {
                     break;
                 }
-                heard.extend(events);
+                all_events.extend(events);
             }
             if !is_lost {
                 assert!(at > 2 * LEN, "it was lost up to the end");
                 break;
             }
             link.ends.iter_mut().for_each(|end| end.lose());
-            heard.extend(link.ends[0].events());
-            assert!(matches!(heard.pop(), Some(Event::Disconnected)));
-            let ids: Vec<_> = heard
+            all_events.extend(link.ends[0].events());
+            assert!(matches!(all_events.pop(), Some(Event::Disconnected)));
+            let ids: Vec<_> = all_events
                 .iter()
                 .map(|event| match event {
                     Event::Done { id, result } => (id.0, *result),
@@ -186,7 +187,7 @@ fn a_connection_that_is_lost_at_any_byte_gives_all_work_back_once() {
             assert!(flushed.is_sorted_by_key(|(id, _)| *id));
             let mut all: Vec<_> = ids.iter().map(|(id, _)| *id).collect();
             all.sort_unstable();
-            assert_eq!(all, (1..=talk.posted).collect::<Vec<_>>(), "lost after {at} bytes");
+            assert_eq!(all, (1..=traffic.posted).collect::<Vec<_>>(), "lost after {at} bytes");
             let passive = link.ends[1].events();
             assert!(matches!(passive.last(), Some(Event::Disconnected)));
             assert_eq!(passive.iter().filter(|event| matches!(event, Event::Disconnected)).count(), 1);
@@ -196,9 +197,9 @@ fn a_connection_that_is_lost_at_any_byte_gives_all_work_back_once() {
 }
 
 #[test]
-fn the_outbox_is_bounded_whatever_was_posted_and_whatever_the_peer_reads() {
+fn the_outbox_is_bounded_whatever_is_posted_or_read() {
     let endpoint = Endpoint { regions: 4, ..ample() };
-    let mut link = Link::new([&endpoint, &endpoint], [&Config::default(); 2], usize::MAX);
+    let mut link = StreamPair::new([&endpoint, &endpoint], [&IwarpConfig::default(); 2], usize::MAX);
     link.connect();
     let memory = Memory::from_heap(1 << 20);
     let local = || SgList::one(memory.seg(0, 1 << 20));

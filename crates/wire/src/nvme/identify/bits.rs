@@ -16,7 +16,7 @@ pub const ANACAP_INACCESSIBLE: u8 = 1 << 2;
 pub const ANACAP_FIXED_GROUPS: u8 = 1 << 6;
 /// CTRATT: host identifiers of 128 bits.
 pub const CTRATT_HOST_ID_128: u32 = 1;
-/// CTRATT: commands other than Keep Alive keep the association alive, too.
+/// CTRATT: traffic based Keep Alive.
 pub const CTRATT_TBKAS: u32 = 1 << 6;
 /// LPA: SMART for each namespace.
 pub const LPA_SMART_PER_NAMESPACE: u8 = 1;
@@ -40,13 +40,13 @@ pub const ONCS_VERIFY: u16 = 1 << 7;
 pub const ONCS_COPY: u16 = 1 << 8;
 /// FUSES: compare and write.
 pub const FUSES_COMPARE_AND_WRITE: u16 = 1;
-/// VWC: there is one.
+/// VWC: a volatile write cache is present.
 pub const VWC_PRESENT: u8 = 1;
 /// VWC: a flush of all namespaces is not supported.
 pub const VWC_NO_FLUSH_ALL: u8 = 0b10 << 1;
 /// VWC: a flush of all namespaces is supported.
 pub const VWC_FLUSH_ALL: u8 = 0b11 << 1;
-/// SGLS: supported, any alignment.
+/// SGLS: supported, without alignment requirements.
 pub const SGLS_ALIGNED_ANY: u32 = 1;
 /// SGLS: keyed data blocks.
 pub const SGLS_KEYED: u32 = 1 << 2;
@@ -54,21 +54,21 @@ pub const SGLS_KEYED: u32 = 1 << 2;
 pub const SGLS_OFFSET: u32 = 1 << 20;
 /// SGLS: the transport's own data blocks.
 pub const SGLS_TRANSPORT: u32 = 1 << 21;
-/// OFCS: Disconnect, which ends single I/O queues.
+/// OFCS: Disconnect of single I/O queues.
 pub const OFCS_DISCONNECT: u16 = 1;
-/// NSFEAT: thin provisioning, NUSE means something.
+/// NSFEAT: thin provisioning; NUSE is valid.
 pub const NSFEAT_THIN: u8 = 1;
-/// NSFEAT: NAWUN, NAWUPF and NACWU mean something.
+/// NSFEAT: NAWUN, NAWUPF and NACWU are valid.
 pub const NSFEAT_ATOMICS: u8 = 1 << 1;
-/// NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS mean something.
+/// NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS are valid.
 pub const NSFEAT_OPTPERF: u8 = 1 << 4;
-/// NMIC: several controllers may have the namespace.
+/// NMIC: several controllers may attach the namespace.
 pub const NMIC_SHARED: u8 = 1;
 /// NSATTR: write protected.
 pub const NSATTR_WRITE_PROTECTED: u8 = 1;
 /// DLFEAT: deallocated blocks read as zeroes.
 pub const DLFEAT_ZEROES: u8 = 1;
-/// DLFEAT: DEAC of Write Zeroes is heeded.
+/// DLFEAT: Write Zeroes supports DEAC.
 pub const DLFEAT_WRITE_ZEROES_DEALLOCATES: u8 = 1 << 3;
 /// RESCAP: reservations persist through power loss.
 pub const RESCAP_PTPL: u8 = 1;

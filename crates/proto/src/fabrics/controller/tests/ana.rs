@@ -1,4 +1,4 @@
-//! Namespaces that ports lead to unequally well.
+//! ANA: groups of namespaces with different states at two ports.
 
 use super::*;
 use crate::nvme::ana::AnaGroup;
@@ -8,7 +8,7 @@ use blockmux_wire::nvme::identify::{CMIC_ANA, IdentifyController, IdentifyNamesp
 use blockmux_wire::nvme::log::AnaState;
 use std::collections::BTreeMap;
 
-/// Namespace 1 in group 5, which port 2 does not lead to; namespace 2 in none.
+/// Namespace 1 in group 5, which is inaccessible at port 2; namespace 2 in no configured group.
 fn asymmetric() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
     let exports = Exports::new(vec![export("a"), export("b")]);
     let namespaces = [0, 1].map(|at: u32| {
@@ -24,10 +24,10 @@ fn asymmetric() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
     ((Arc::new(node), exports), subsystem)
 }
 
-/// An I/O queue and its admin queue, both by that port.
-fn at_port(node: &(Arc<NvmeNode>, Exports), port: u16) -> (Host, Host) {
+/// An I/O queue and its admin queue, both connected through this port.
+fn at_port(node: &(Arc<NvmeNode>, Exports), port: u16) -> (FabricsTestHost, FabricsTestHost) {
     let open = |qid, cntlid| {
-        let mut host = Host::new(node);
+        let mut host = FabricsTestHost::new(node);
         host.pump.session = queue(node, Pool::new(usize::MAX), host.now).at_port(port);
         let cqe = host.connect(qid, cntlid, 0);
         assert!(cqe.status.is_success());
@@ -38,12 +38,12 @@ fn at_port(node: &(Arc<NvmeNode>, Exports), port: u16) -> (Host, Host) {
     (open(1, cntlid).0, admin)
 }
 
-fn log(host: &mut Host, flags: u32) -> Vec<u8> {
+fn log(host: &mut FabricsTestHost, flags: u32) -> Vec<u8> {
     host.run(admin(AdminOpcode::GET_LOG_PAGE, 0, 63 << 16 | flags | 0x0c, 0, 256), &[]).0
 }
 
 #[test]
-fn each_port_tells_how_it_leads_to_the_groups() {
+fn each_port_reports_the_state_of_each_group() {
     let (node, _) = asymmetric();
     let (mut io, mut queue) = at_port(&node, 1);
     let (mut cut, mut cut_queue) = at_port(&node, 2);
@@ -51,7 +51,7 @@ fn each_port_tells_how_it_leads_to_the_groups() {
     let page = IdentifyController::read_from_bytes(&page).unwrap();
     assert!(page.cmic & CMIC_ANA != 0 && page.oaes.get() & AEC_ANA_CHANGE != 0);
     assert_eq!((page.nanagrpid.get(), page.anagrpmax.get(), page.anacap), (2, 6, 0x47));
-    let group = |host: &mut Host, nsid| {
+    let group = |host: &mut FabricsTestHost, nsid| {
         let page = host.run(admin(AdminOpcode::IDENTIFY, nsid, 0, 0, 4096), &[]).0;
         IdentifyNamespace::read_from_bytes(&page).unwrap().anagrpid.get()
     };
@@ -68,10 +68,10 @@ fn each_port_tells_how_it_leads_to_the_groups() {
     for sqe in [nvm(NvmOpcode::READ, 1, 0, 1), nvm(NvmOpcode::FLUSH, 1, 0, 1)] {
         let status = cut.run(sqe, &[]).1.status;
         assert_eq!(status.status(), NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE);
-        assert!(!status.do_not_retry(), "another path may do");
+        assert!(!status.do_not_retry(), "another path may succeed");
     }
     assert!(cut.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
-    // So are features that each namespace has for itself.
+    // Namespace-specific features are refused too.
     for opcode in [AdminOpcode::GET_FEATURES, AdminOpcode::SET_FEATURES] {
         for fid in [FeatureId::RESERVATION_NOTIFICATION_MASK, FeatureId::RESERVATION_PERSISTENCE] {
             let sqe = |nsid| admin(opcode, nsid, fid.0.into(), 0, 0);
@@ -85,7 +85,7 @@ fn each_port_tells_how_it_leads_to_the_groups() {
 }
 
 #[test]
-fn a_change_is_told_to_those_who_came_by_the_port() {
+fn a_change_is_reported_to_the_hosts_of_the_port() {
     let (node, subsystem) = asymmetric();
     let mut hosts = [1, 2].map(|port| at_port(&node, port));
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];

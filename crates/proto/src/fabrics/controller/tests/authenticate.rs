@@ -1,4 +1,4 @@
-//! Hosts that have to prove who they are.
+//! Hosts that have to authenticate.
 
 use super::*;
 use crate::nvme::auth::controller::tests::{negotiate, reply, secrets};
@@ -9,7 +9,7 @@ use blockmux_wire::nvmeof::auth::{Explanation, SECURITY_PROTOCOL_NVME};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A subsystem whose one host has secrets.
+/// A subsystem with one host, which has secrets.
 fn guarded() -> (Arc<NvmeNode>, Exports) {
     let exports = Exports::new(vec![export("a")]);
     let served = exports.served(VolumeId(0)).unwrap().clone();
@@ -22,9 +22,9 @@ fn guarded() -> (Arc<NvmeNode>, Exports) {
     (Arc::new(NvmeNode::new(vec![subsystem], ports, "machine")), exports)
 }
 
-/// Connected, nothing proved.
-fn connected(node: &(Arc<NvmeNode>, Exports), qid: u16, cntlid: u16) -> (Host, Cqe) {
-    let mut host = Host::new(node);
+/// A host that is connected and not authenticated.
+fn connected(node: &(Arc<NvmeNode>, Exports), qid: u16, cntlid: u16) -> (FabricsTestHost, Cqe) {
+    let mut host = FabricsTestHost::new(node);
     let session = queue(node, Pool::new(usize::MAX), host.now).with_seed([5; 32]);
     host.pump.session = session;
     let (command, data) = connect(NQN, qid, cntlid, 0);
@@ -33,12 +33,12 @@ fn connected(node: &(Arc<NvmeNode>, Exports), qid: u16, cntlid: u16) -> (Host, C
     (host, cqe)
 }
 
-fn send(host: &mut Host, message: &[u8]) -> Cqe {
+fn send(host: &mut FabricsTestHost, message: &[u8]) -> Cqe {
     let sqe = authentication(FabricsType::AUTHENTICATION_SEND, message.len());
     host.run(sqe, message).1
 }
 
-fn receive(host: &mut Host, len: usize) -> Vec<u8> {
+fn receive(host: &mut FabricsTestHost, len: usize) -> Vec<u8> {
     let (message, cqe) = host.run(authentication(FabricsType::AUTHENTICATION_RECEIVE, len), &[]);
     assert!(cqe.status.is_success());
     message
@@ -60,18 +60,18 @@ fn secret() -> DhChapSecret {
     secrets(None, None).host
 }
 
-/// With the host's proof, which is asked for no proof in turn.
-fn prove(host: &mut Host) {
+/// Authenticates the host, which does not ask the controller to authenticate.
+fn prove(host: &mut FabricsTestHost) {
     assert!(send(host, &negotiate(&[1, 2], &[0, 1])).status.is_success());
     let challenge = receive(host, 16 + 48 + 256);
-    // The names of the subsystem and the host are those of the other tests there.
+    // `reply` uses the host NQN of the authenticator's own tests.
     let answer = reply(&challenge, &secret(), (false, 0), NQN).0;
     assert!(send(host, &answer).status.is_success());
     assert_eq!(receive(host, 16 + 48)[1], 3);
 }
 
 #[test]
-fn a_host_that_has_proved_itself_may_use_each_queue() {
+fn an_authenticated_host_may_use_each_queue() {
     let node = guarded();
     let (mut admin_queue, cqe) = connected(&node, 0, CNTLID_DYNAMIC);
     let cntlid = cqe.result.get() as u16;
@@ -89,13 +89,13 @@ fn a_host_that_has_proved_itself_may_use_each_queue() {
     assert_eq!(refusal(&io.run(fused, &[0; 512]).1), NvmeStatus::AUTHENTICATION_REQUIRED);
     prove(&mut io);
     assert!(io.run(read, &[]).1.status.is_success());
-    // Once more, which a host may do at any time.
+    // A host may authenticate again at any time.
     prove(&mut admin_queue);
     assert!(admin_queue.run(keep_alive, &[]).1.status.is_success());
 }
 
 #[test]
-fn who_cannot_prove_itself_is_told_and_loses_its_connection() {
+fn a_host_that_fails_to_authenticate_is_told_and_loses_its_connection() {
     let node = guarded();
     let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
     assert!(send(&mut host, &negotiate(&[1], &[1])).status.is_success());
@@ -109,13 +109,13 @@ fn who_cannot_prove_itself_is_told_and_loses_its_connection() {
 }
 
 #[test]
-fn who_takes_too_long_to_prove_itself_loses_its_connection() {
+fn a_host_that_takes_too_long_to_authenticate_loses_its_connection() {
     let node = guarded();
     let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
     let at = host.pump.session.poll_timeout().unwrap();
     assert!(at <= host.now + Duration::from_secs(30));
     assert!(host.pump.session.on_timeout(host.now + Duration::from_secs(30)).is_err());
-    // It has half of that for each message.
+    // Each message has half of that time.
     let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
     let start = host.now;
     let at = |seconds| start + Duration::from_secs(seconds);
@@ -125,21 +125,21 @@ fn who_takes_too_long_to_prove_itself_loses_its_connection() {
     host.pump.session.on_timeout(at(20)).unwrap();
     host.pump.session.on_timeout(at(24)).unwrap();
     let error = host.pump.session.on_timeout(at(25)).unwrap_err();
-    assert_eq!(error.what, "did not go on proving who it is within 15 seconds");
+    assert_eq!(error.what, "did not continue its authentication within 15 seconds");
 }
 
 #[test]
-fn who_takes_longer_than_its_keep_alive_timeout_to_prove_itself_is_waited_for() {
+fn a_host_may_authenticate_for_longer_than_its_keep_alive_timeout() {
     let node = guarded();
     let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
-    let pass = |host: &mut Host, until: Duration| {
+    let pass = |host: &mut FabricsTestHost, until: Duration| {
         let until = host.now + until;
         while let Some(next) = host.pump.session.poll_timeout().filter(|&next| next <= until) {
             host.pump.session.on_timeout(next)?;
         }
         Ok::<_, ProtocolError>(())
     };
-    // It may not send Keep Alive yet, and its timeout is 4 seconds.
+    // It cannot send Keep Alive yet, and its timeout is 4 seconds.
     pass(&mut host, Duration::from_secs(14)).unwrap();
     prove(&mut host);
     host.enable();
@@ -148,7 +148,7 @@ fn who_takes_longer_than_its_keep_alive_timeout_to_prove_itself_is_waited_for() 
 }
 
 #[test]
-fn authentication_commands_that_make_no_sense_are_refused() {
+fn invalid_authentication_commands_are_refused() {
     let node = guarded();
     let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
     let receive = authentication(FabricsType::AUTHENTICATION_RECEIVE, 64);
@@ -162,11 +162,11 @@ fn authentication_commands_that_make_no_sense_are_refused() {
     }
     let long = Sqe { cdw11: 128.into(), ..receive };
     assert_eq!(refusal(&host.run(long, &[]).1), NvmeStatus::DATA_SGL_LENGTH_INVALID);
-    // A host that has nothing to prove.
-    let (mut plain, _) = Host::admin(&super::node());
+    // A host that does not have to authenticate.
+    let (mut plain, _) = FabricsTestHost::admin(&super::node());
     assert_eq!(refusal(&plain.run(receive, &[]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
-    // Without random numbers nobody can.
-    let mut host = Host::new(&node);
+    // Without random numbers, authentication is not possible.
+    let mut host = FabricsTestHost::new(&node);
     let (command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
     let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
     assert_eq!(refusal(&host.run(command, data.as_bytes()).1), NvmeStatus::INTERNAL_ERROR);

@@ -1,4 +1,4 @@
-//! What a queue takes, and what waits.
+//! Limits of a queue: which commands are accepted, and which wait.
 
 use super::*;
 use crate::session::{Target, Timed};
@@ -6,18 +6,19 @@ use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::nvm::PRINFO_MASK;
 use std::collections::VecDeque;
 
-/// An I/O queue with so many entries, and its admin queue.
-fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
-    let (admin, cntlid) = Host::admin(node);
-    let mut io = Host::with_pool(node, pool.clone());
+/// An I/O queue with `entries` entries, and its admin queue.
+fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (FabricsTestHost, FabricsTestHost) {
+    let (admin, cntlid) = FabricsTestHost::admin(node);
+    let mut io = FabricsTestHost::with_pool(node, pool.clone());
     let (mut command, data) = connect(NQN, 1, cntlid, 0);
     command.cdw11 = (entries - 1).into();
     assert!(io.run(command, data.as_bytes()).1.status.is_success());
     (io, admin)
 }
 
-/// Delivers all data that is fetched until nothing comes any more; how many commands have ended.
-fn answer_all(io: &mut Host) -> usize {
+/// Delivers all fetched data until nothing more is fetched; returns how many commands have
+/// completed.
+fn answer_all(io: &mut FabricsTestHost) -> usize {
     let mut ended = 0;
     loop {
         io.pump.turn();
@@ -27,19 +28,19 @@ fn answer_all(io: &mut Host) -> usize {
         }
         for sent in all {
             match sent {
-                Sent::Done { cqe, .. } => {
+                TransportCall::Done { cqe, .. } => {
                     assert!(cqe.status.is_success());
                     ended += 1;
                 }
-                Sent::Fetch(fetch) => io.deliver(fetch, 0, &vec![7; fetch.len]),
+                TransportCall::Fetch(fetch) => io.deliver(fetch, 0, &vec![7; fetch.len]),
             }
         }
     }
 }
 
 #[test]
-fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
-    let (mut io, _admin) = Host::io(&node());
+fn an_invalid_command_has_its_status_and_no_effect() {
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     let end = SIZE / 512;
     let read = |slba, blocks| nvm(NvmOpcode::READ, 1, slba, blocks);
     let with = |sqe: Sqe, dptr| Sqe { dptr, ..sqe };
@@ -81,7 +82,7 @@ fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
     for (sqe, status) in cases {
         assert_eq!(refusal(&io.run(sqe, &[]).1), status, "{sqe:?}");
     }
-    // Too many of a page of ranges, and a source range that is too long.
+    // A source range that is too long.
     let mut range = [0; 32];
     range[16..18].copy_from_slice(&u16::MAX.to_le_bytes());
     let copy = Sqe { cdw12: 0.into(), ..nvm(NvmOpcode::COPY, 1, 0, 1) };
@@ -90,8 +91,8 @@ fn a_command_that_cannot_be_done_has_its_status_and_harms_nothing() {
 }
 
 #[test]
-fn no_volume_is_asked_for_blocks_that_it_does_not_have() {
-    let (mut io, _admin) = Host::io(&node());
+fn no_volume_gets_io_beyond_its_end() {
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     io.pump.holds_io = true;
     let end = SIZE / 512;
     let copy = |to| Sqe { cdw12: 0.into(), ..nvm(NvmOpcode::COPY, 1, to, 1) };
@@ -122,7 +123,7 @@ fn no_volume_is_asked_for_blocks_that_it_does_not_have() {
 
 #[test]
 fn a_cid_that_is_in_use_is_a_conflict() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -134,7 +135,7 @@ fn a_cid_that_is_in_use_is_a_conflict() {
 
 #[test]
 fn more_commands_than_the_queue_has_entries_end_it() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     io.pump.holds_io = true;
     for _ in 0..32 {
         io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
@@ -149,7 +150,7 @@ fn more_commands_than_the_queue_has_entries_end_it() {
 }
 
 #[test]
-fn commands_of_more_data_than_may_be_in_flight_do_not_keep_the_data_of_others_from_coming() {
+fn waiting_commands_do_not_block_the_data_of_others() {
     let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
     for _ in 0..70 {
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 2048), &[]);
@@ -158,13 +159,13 @@ fn commands_of_more_data_than_may_be_in_flight_do_not_keep_the_data_of_others_fr
 }
 
 #[test]
-fn the_host_owes_the_oldest_data_that_memory_waits_for() {
+fn the_session_reports_the_oldest_data_that_memory_waits_for() {
     let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
     assert_eq!(io.pump.session.owed(), None);
     for _ in 0..2 {
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
     }
-    let fetches: Vec<Fetch> = io.received().iter().map(Sent::fetch).collect();
+    let fetches: Vec<FetchCall> = io.received().iter().map(TransportCall::fetch).collect();
     let first = io.pump.session.owed();
     assert!(first.is_some());
     let mut answer = |fetch, from: usize, to| {
@@ -178,11 +179,11 @@ fn the_host_owes_the_oldest_data_that_memory_waits_for() {
 }
 
 #[test]
-fn only_so_much_data_is_asked_for_at_a_time_and_reads_pass_by() {
+fn the_data_fetched_at_a_time_is_bounded_and_reads_do_not_wait() {
     let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
-    io.pump.session.unstarted.most_asked = 256 << 10;
+    io.pump.session.unstarted.max_fetching = 256 << 10;
     let mut reads = 0;
-    // Of short data as much as that, of long data that of three commands.
+    // For short data the byte limit applies, for long data that of three commands.
     for (blocks, asked) in [(128, 4), (1024, 3)] {
         for _ in 0..10 {
             io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, blocks), &[]);
@@ -190,16 +191,18 @@ fn only_so_much_data_is_asked_for_at_a_time_and_reads_pass_by() {
         let read = nvm(NvmOpcode::READ, 1, 0, 8);
         io.send(&mut read.clone(), &[]);
         let (fetches, done): (Vec<_>, Vec<_>) =
-            io.received().into_iter().partition(|sent| matches!(sent, Sent::Fetch(_)));
+            io.received().into_iter().partition(|sent| matches!(sent, TransportCall::Fetch(_)));
         reads += done.len();
         assert_eq!(fetches.len(), asked);
-        let mut fetches: VecDeque<Fetch> = fetches.iter().map(Sent::fetch).collect();
+        let mut fetches: VecDeque<FetchCall> = fetches.iter().map(TransportCall::fetch).collect();
         let mut ended = 0;
         while let Some(fetch) = fetches.pop_front() {
             io.deliver(fetch, 0, &vec![7; fetch.len]);
             let sent = io.received();
-            ended += sent.iter().filter(|sent| matches!(sent, Sent::Done { .. })).count();
-            fetches.extend(sent.iter().filter(|sent| matches!(sent, Sent::Fetch(_))).map(Sent::fetch));
+            ended += sent.iter().filter(|sent| matches!(sent, TransportCall::Done { .. })).count();
+            fetches.extend(
+                sent.iter().filter(|sent| matches!(sent, TransportCall::Fetch(_))).map(TransportCall::fetch),
+            );
             assert!(fetches.len() <= asked);
         }
         assert_eq!(ended, 10);
@@ -208,7 +211,7 @@ fn only_so_much_data_is_asked_for_at_a_time_and_reads_pass_by() {
 }
 
 #[test]
-fn one_host_has_only_its_share_of_the_pool() {
+fn a_host_gets_only_its_share_of_the_pool() {
     let pool = Pool::new(32 << 20);
     let (mut io, _admin) = deep(&node(), &pool, 128);
     for _ in 0..30 {
@@ -219,11 +222,11 @@ fn one_host_has_only_its_share_of_the_pool() {
 }
 
 #[test]
-fn data_waits_for_memory_before_it_is_asked_for() {
+fn data_is_not_fetched_before_there_is_memory() {
     let node = node();
-    let (_admin, cntlid) = Host::admin(&node);
+    let (_admin, cntlid) = FabricsTestHost::admin(&node);
     let pool = Pool::new(4 << 20);
-    let mut io = Host::with_pool(&node, pool.clone());
+    let mut io = FabricsTestHost::with_pool(&node, pool.clone());
     assert!(io.connect(1, cntlid, 0).status.is_success());
     let taken: Vec<_> = std::iter::from_fn(|| pool.take_payload(1 << 20)).collect();
     assert!(!taken.is_empty());

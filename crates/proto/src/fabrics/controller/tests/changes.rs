@@ -1,5 +1,5 @@
-//! What changes while it is served: namespaces that come and go, subsystems, and what discovery
-//! tells of them.
+//! Changes at run time: namespaces, subsystems and hosts that are added or removed, and the
+//! discovery log.
 
 use super::*;
 use crate::fabrics::controller::node::Referral;
@@ -15,7 +15,7 @@ use blockmux_wire::nvme::status::ConnectStatus;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A subsystem without namespaces that is served, and a volume for it.
+/// A node with a subsystem without namespaces, and volumes for it.
 fn empty() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
     let exports = Exports::new(vec![export("a"), export("c")]);
     let masks = BTreeMap::from([(Nqn::new(HOST).unwrap(), BTreeSet::from([1, 2, 7]))]);
@@ -30,24 +30,24 @@ fn namespace(exports: &Exports, nsid: u32, at: u32) -> Namespace {
     Namespace::new(nsid, VolumeId(at), served, false, VolumeUuid::of_texts(&[&format!("volume {at}")]))
 }
 
-fn listens(host: &mut Host, notices: u32) {
+fn listens(host: &mut FabricsTestHost, notices: u32) {
     let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
     assert!(host.run(admin(AdminOpcode::SET_FEATURES, 0, fid, notices, 0), &[]).1.status.is_success());
 }
 
-fn changed(host: &mut Host) -> Vec<u8> {
+fn changed(host: &mut FabricsTestHost) -> Vec<u8> {
     host.run(admin(AdminOpcode::GET_LOG_PAGE, NSID_ALL, 1023 << 16 | 4, 0, 4096), &[]).0
 }
 
-fn listed(host: &mut Host) -> [u8; 8] {
+fn listed(host: &mut FabricsTestHost) -> [u8; 8] {
     let page = host.run(admin(AdminOpcode::IDENTIFY, 0, 2, 0, 4096), &[]).0;
     page[..8].try_into().unwrap()
 }
 
 #[test]
-fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
+fn an_attached_namespace_is_reported_and_used_until_it_is_detached() {
     let (node, subsystem) = empty();
-    let (mut io, mut queue) = Host::io(&node);
+    let (mut io, mut queue) = FabricsTestHost::io(&node);
     listens(&mut queue, AEC_NAMESPACE_ATTRIBUTE);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
     events.iter_mut().for_each(|event| queue.send(event, &[]));
@@ -56,7 +56,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
         NvmeStatus::INVALID_NAMESPACE_OR_FORMAT
     );
     let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
-    assert_eq!(page, vec![0; 4096], "it could be there");
+    assert_eq!(page, vec![0; 4096], "it could be attached");
     subsystem.attach(namespace(&node.1, 7, 0), None).unwrap();
     assert_eq!(subsystem.attach(namespace(&node.1, 7, 1), None), Err(AttachError::Taken(7)));
     let twin = namespace(&node.1, 8, 0);
@@ -64,7 +64,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     let own = GivenIdentity { uuid: Some([5; 16]), ..GivenIdentity::default() };
     subsystem.attach(twin.with_identity(&own), None).unwrap();
     assert_eq!(subsystem.detach(|namespace| namespace.nsid == 8), [8]);
-    assert_eq!(subsystem.free_nsid(), Some(3), "1 and 2 are promised to a host");
+    assert_eq!(subsystem.free_nsid(), Some(3), "1 and 2 are reserved for a host");
     queue.pump.turn();
     assert_eq!(queue.end_of(events[0]).1.result.get(), 0x04_0002);
     assert_eq!(
@@ -74,7 +74,7 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
     let page = queue.run(admin(AdminOpcode::IDENTIFY, 7, 0, 0, 4096), &[]).0;
     assert_eq!(IdentifyNamespace::read_from_bytes(&page).unwrap().nsze.get(), SIZE / 512);
     assert!(io.run(nvm(NvmOpcode::WRITE, 7, 0, 1), &[7; 512]).1.status.is_success());
-    // What is under way ends as ever, what follows finds nothing.
+    // Outstanding commands end regularly; later ones find no namespace.
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 7, 0, 1);
     io.send(&mut read, &[]);
@@ -92,16 +92,16 @@ fn a_namespace_that_is_attached_is_told_of_and_used_until_it_is_detached() {
 }
 
 #[test]
-fn what_waits_for_a_volume_that_is_detached_ends() {
+fn commands_that_wait_for_a_detached_volume_end() {
     use crate::volume_state::RangeGuard;
     let (node, subsystem) = empty();
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
-    let (mut io, _queue) = Host::io(&node);
+    let (mut io, _queue) = FabricsTestHost::io(&node);
     let served = node.1.served(VolumeId(0)).unwrap();
     let guard = RangeGuard::lock(&served, 0, 512).unwrap();
     let mut reads = [nvm(NvmOpcode::READ, 1, 0, 1); 2];
     reads.iter_mut().for_each(|read| io.send(read, &[]));
-    // A copy reads and writes; the detachment comes in between.
+    // The namespace is detached while the reads wait.
     subsystem.detach(|_| true);
     assert!(node.1.remove("a").is_some());
     crate::session::Timed::on_timeout(&mut io.pump.session, io.now).unwrap();
@@ -111,9 +111,9 @@ fn what_waits_for_a_volume_that_is_detached_ends() {
 }
 
 #[test]
-fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
+fn a_host_sees_and_is_notified_of_its_visible_namespaces() {
     let (node, subsystem) = empty();
-    let (mut io, mut queue) = Host::io(&node);
+    let (mut io, mut queue) = FabricsTestHost::io(&node);
     for (nsid, at) in [(2, 0), (3, 1)] {
         subsystem.attach(namespace(&node.1, nsid, at), None).unwrap();
     }
@@ -129,17 +129,17 @@ fn a_host_sees_and_hears_of_the_namespaces_that_it_is_shown() {
     );
 }
 
-/// The admin queue of a discovery controller by that name.
-fn discoverer(node: &(Arc<NvmeNode>, Exports), nqn: &str) -> Host {
-    let mut host = Host::new(node);
+/// The admin queue of a discovery controller with this NQN.
+fn discoverer(node: &(Arc<NvmeNode>, Exports), nqn: &str) -> FabricsTestHost {
+    let mut host = FabricsTestHost::new(node);
     let (command, data) = connect(nqn, 0, CNTLID_DYNAMIC, 0);
     assert!(host.run(command, data.as_bytes()).1.status.is_success());
     host.enable();
     host
 }
 
-/// GENCTR, NUMREC, and the subtype and name of each entry.
-fn discovered(host: &mut Host) -> (u64, u64, Vec<(u8, String)>) {
+/// GENCTR, NUMREC, and the subtype and NQN of each entry.
+fn discovered(host: &mut FabricsTestHost) -> (u64, u64, Vec<(u8, String)>) {
     let page = host.run(admin(AdminOpcode::GET_LOG_PAGE, 0, 2047 << 16 | 0x70, 0, 8192), &[]).0;
     let number = |at: usize| u64::from_le_bytes(page[at..at + 8].try_into().unwrap());
     let entries = page[1024..].chunks(1024).filter(|entry| entry[0] != 0);
@@ -149,14 +149,14 @@ fn discovered(host: &mut Host) -> (u64, u64, Vec<(u8, String)>) {
 }
 
 #[test]
-fn a_subsystem_that_comes_or_goes_is_told_to_who_discovers() {
+fn an_added_or_removed_subsystem_is_reported_to_discovery_hosts() {
     let (node, _) = empty();
     let mut host = discoverer(&node, DISCOVERY_NQN);
     listens(&mut host, AEC_DISCOVERY_CHANGE);
     let page = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
     let page = IdentifyController::read_from_bytes(&page).unwrap();
     assert_eq!(page.oaes.get(), AEC_DISCOVERY_CHANGE);
-    // `nvme disconnect -n` looks for controllers by what Identify tells.
+    // `nvme disconnect -n` finds controllers by the NQN in Identify.
     let own = Nqn::of_field(&page.subnqn).unwrap();
     assert_eq!(own.as_str(), DISCOVERY_NQN);
     let entries = vec![(3, own.to_string()), (2, NQN.to_owned())];
@@ -192,9 +192,9 @@ fn a_discovery_controller_with_a_unique_name_is_reached_by_both() {
     }
 }
 
-/// An initialized connection, and how often it was cut.
-fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (Host, Arc<AtomicUsize>) {
-    let (cuts, mut host) = (Arc::new(AtomicUsize::new(0)), Host::new(node));
+/// A connected host, and how often its connection was closed.
+fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, Arc<AtomicUsize>) {
+    let (cuts, mut host) = (Arc::new(AtomicUsize::new(0)), FabricsTestHost::new(node));
     let hang_up: HangUp = {
         let cuts = cuts.clone();
         Arc::new(move || {
@@ -208,7 +208,7 @@ fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (Host, Arc<AtomicUsize>) {
 }
 
 #[test]
-fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
+fn a_host_is_added_and_removed_without_affecting_others() {
     let exports = Exports::new(vec![export("a")]);
     let (name, other) = (Nqn::new(HOST).unwrap(), Nqn::new("nqn.2026-11.test:other").unwrap());
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new()).closed();
@@ -217,7 +217,7 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
     let node = (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports, "machine")), exports);
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
     let refused = NvmeStatus::from(ConnectStatus::CONNECT_INVALID_HOST);
-    assert_eq!(refusal(&Host::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
+    assert_eq!(refusal(&FabricsTestHost::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
     let mut discoverer = discoverer(&node, DISCOVERY_NQN);
     listens(&mut discoverer, AEC_DISCOVERY_CHANGE);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
@@ -247,7 +247,7 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
     assert_eq!(cuts.load(Ordering::Relaxed), 0);
     assert!(node.0.remove_host(&subsystem, &name) && !node.0.remove_host(&subsystem, &name));
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
-    assert_eq!(refusal(&Host::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
+    assert_eq!(refusal(&FabricsTestHost::new(&node).connect(0, CNTLID_DYNAMIC, 0)), refused);
     discoverer.pump.turn();
     assert_eq!(discoverer.end_of(events[1]).1.result.get(), 0x70_f002);
     assert_eq!(discovered(&mut discoverer).1, 1);
@@ -256,18 +256,18 @@ fn a_host_is_let_in_and_sent_away_while_others_notice_nothing() {
 }
 
 #[test]
-fn the_hosts_of_a_subsystem_that_goes_are_cut_off_and_come_back_in_vain() {
+fn the_hosts_of_a_removed_subsystem_are_disconnected() {
     let (node, _) = empty();
     let (mut host, cuts) = with_hang_up(&node);
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
     assert!(node.0.remove(&Nqn::new(NQN).unwrap()) && !node.0.remove(&Nqn::new(NQN).unwrap()));
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
-    let mut again = Host::new(&node);
+    let mut again = FabricsTestHost::new(&node);
     assert_eq!(refusal(&again.connect(0, CNTLID_DYNAMIC, 0)).0, 0x182);
 }
 
 #[test]
-fn referrals_follow_what_is_served_here() {
+fn referrals_follow_the_entries_of_this_node() {
     let (node, exports) = empty().0;
     let node = Arc::into_inner(node).unwrap();
     let referral =

@@ -1,4 +1,4 @@
-//! Commands that do what they say.
+//! Commands, features and log pages.
 
 use super::*;
 use crate::exports::Export;
@@ -17,16 +17,16 @@ use std::time::Instant;
 
 #[test]
 fn sqhd_counts_completions_round_the_queue() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     let flush = nvm(NvmOpcode::FLUSH, 1, 0, 1);
     let heads: Vec<u16> = (0..40).map(|_| io.run(flush, &[]).1.sqhd.get()).collect();
-    // Connect was the first, and the queue has 32 entries.
+    // Connect was the first command, and the queue has 32 entries.
     assert_eq!((heads[0], heads[30], heads[31]), (2, 0, 1));
 }
 
 #[test]
-fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
-    let (mut io, _admin) = Host::io(&node());
+fn compare_verify_write_zeroes_copy_and_deallocate_work() {
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     let data = pattern(4096);
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &data).1.status.is_success());
     let compare = nvm(NvmOpcode::COMPARE, 1, 8, 8);
@@ -35,7 +35,7 @@ fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
     other[4095] ^= 1;
     assert_eq!(refusal(&io.run(compare, &other).1), NvmeStatus::COMPARE_FAILURE);
     assert!(io.run(nvm(NvmOpcode::VERIFY, 1, 0, 64), &[]).1.status.is_success());
-    // Two ranges, one after the other, to block 100.
+    // Two ranges, contiguous at the destination, to block 100.
     let ranges = copy_sources(&[(12, 3), (8, 3)]);
     let copy = Sqe { cdw12: 1.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
     assert!(io.run(copy, &ranges).1.status.is_success());
@@ -60,7 +60,7 @@ fn compare_verify_and_zeroes_look_at_blocks_and_copy_moves_them() {
     assert!(io.run(deallocate, &dsm).1.status.is_success());
 }
 
-/// Source ranges of Copy: the first block, and how many blocks less one.
+/// Source ranges of Copy: the first block, and the number of blocks, 0's based.
 fn copy_sources(ranges: &[(u64, u16)]) -> Vec<u8> {
     let source = |&(slba, nlb): &(u64, u16)| {
         let source = CopySource { slba: slba.into(), nlb: nlb.into(), ..CopySource::new_zeroed() };
@@ -70,17 +70,17 @@ fn copy_sources(ranges: &[(u64, u16)]) -> Vec<u8> {
 }
 
 #[test]
-fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
-    let (mut io, mut queue) = Host::io(&bad_block(40));
+fn a_failed_copy_reports_the_first_range_that_was_not_copied() {
+    let (mut io, mut queue) = FabricsTestHost::io(&bad_block(40));
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 8, 8), &pattern(4096)).1.status.is_success());
     let mut copy = Sqe { cdw12: 2.into(), ..nvm(NvmOpcode::COPY, 1, 100, 1) };
     let (_, cqe) = io.run(copy, &copy_sources(&[(8, 3), (12, 3), (40, 0)]));
     assert_eq!((refusal(&cqe), cqe.result.get()), (NvmeStatus::UNRECOVERED_READ_ERROR, 2));
     assert!(io.run(nvm(NvmOpcode::READ, 1, 100, 8), &[]).0 == pattern(4096), "two were copied");
-    // Nothing of this one.
+    // A range beyond the end is refused before anything is copied.
     let (_, cqe) = io.run(copy, &copy_sources(&[(8, 3), (12, 3), (SIZE / 512, 0)]));
     assert_eq!((refusal(&cqe), cqe.result.get()), (NvmeStatus::LBA_OUT_OF_RANGE, 0));
-    // One is copied, and the next one being read, when the host gives it up.
+    // The host aborts the command after one range, while the next is being read.
     io.pump.holds_io = true;
     let ranges = copy_sources(&[(8, 3), (12, 3), (16, 3)]);
     copy.dptr = SglDescriptor::in_capsule(0, ranges.len() as u32);
@@ -99,7 +99,7 @@ fn a_copy_that_fails_says_which_range_was_the_first_that_it_did_not_copy() {
 
 #[test]
 fn fua_and_flush_reach_the_volume() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     io.pump.holds_io = true;
     let fua = |sqe: Sqe| Sqe { cdw12: (sqe.cdw12.get() | FUA).into(), ..sqe };
     io.send(
@@ -116,13 +116,13 @@ fn fua_and_flush_reach_the_volume() {
         io.pump.finish_one();
         io.pump.turn();
     }
-    // The flush of all namespaces was two.
+    // The flush of all namespaces was two I/Os.
     assert_eq!(io.received().len(), 4);
 }
 
 #[test]
-fn identify_tells_what_is_served() {
-    let (mut host, cntlid) = Host::admin(&node());
+fn identify_describes_the_subsystem() {
+    let (mut host, cntlid) = FabricsTestHost::admin(&node());
     let mut identify = |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]);
     let page = IdentifyController::read_from_bytes(&identify(1, 0).0).unwrap();
     assert_eq!((page.cntlid.get(), page.mdts, page.nn.get()), (cntlid, 8, 1024));
@@ -140,7 +140,7 @@ fn identify_tells_what_is_served() {
     assert_eq!((descriptors[0], descriptors[1], descriptors[20], descriptors[40]), (2, 16, 3, 4));
     assert_eq!(identify(0x13, 0).0[..4], [1, 0, cntlid as u8, 0]);
     assert_eq!(identify(6, 0).0[0], 8);
-    assert_eq!(identify(0, 3).0, vec![0; 4096], "it could be there");
+    assert_eq!(identify(0, 3).0, vec![0; 4096], "it could be attached");
     for (cns, nsid) in [(0, 0), (0, 1025), (0, u32::MAX), (3, 9), (8, 0)] {
         assert_eq!(refusal(&identify(cns, nsid).1), NvmeStatus::INVALID_NAMESPACE_OR_FORMAT, "{cns}");
     }
@@ -150,17 +150,17 @@ fn identify_tells_what_is_served() {
 }
 
 #[test]
-fn the_pages_that_there_are_and_those_that_are_told_are_the_same_and_so_are_features() {
+fn reported_log_pages_and_features_are_those_that_exist() {
     for is_discovery in [false, true] {
         let node = node();
         let (mut host, _) = if is_discovery {
-            let mut host = Host::new(&node);
+            let mut host = FabricsTestHost::new(&node);
             let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
             assert!(host.run(command, data.as_bytes()).1.status.is_success());
             host.enable();
             (host, 0)
         } else {
-            Host::admin(&node)
+            FabricsTestHost::admin(&node)
         };
         let mut numbers = |lid: u32| {
             let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 255 << 16 | lid, 0, 1024);
@@ -168,14 +168,14 @@ fn the_pages_that_there_are_and_those_that_are_told_are_the_same_and_so_are_feat
             let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
             (page.chunks(4).map(number).collect::<Vec<_>>(), cqe.status)
         };
-        let told = numbers(0).0;
+        let supported = numbers(0).0;
         for lid in 0..=255_u32 {
             let status = numbers(lid).1;
             let is_there = status.is_success();
             assert!(is_there || status.status() == NvmeStatus::INVALID_LOG_PAGE);
-            assert_eq!(told[lid as usize], u32::from(is_there), "{lid:#x}");
+            assert_eq!(supported[lid as usize], u32::from(is_there), "{lid:#x}");
         }
-        assert_eq!(told[0x13], 0, "there is no management interface");
+        assert_eq!(supported[0x13], 0, "there is no management interface");
         if is_discovery {
             continue;
         }
@@ -192,12 +192,12 @@ fn the_pages_that_there_are_and_those_that_are_told_are_the_same_and_so_are_feat
 }
 
 #[test]
-fn a_page_that_the_host_has_no_room_for_is_not_read() {
+fn a_page_that_does_not_fit_is_not_marked_as_read() {
     let exports = Exports::new(vec![export("a")]);
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new());
     let subsystem = Arc::new(subsystem);
     let node = (Arc::new(NvmeNode::new(vec![subsystem.clone()], Vec::new(), "machine")), exports);
-    let (mut host, _) = Host::admin(&node);
+    let (mut host, _) = FabricsTestHost::admin(&node);
     let namespace = Namespace::new(
         3,
         VolumeId(0),
@@ -220,7 +220,7 @@ fn a_page_that_the_host_has_no_room_for_is_not_read() {
 }
 
 #[test]
-fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
+fn configured_names_and_identifiers_are_reported() {
     let exports = Exports::new(vec![export("a")]);
     let given = GivenIdentity { nguid: Some([1; 16]), eui64: Some([2; 8]), uuid: Some([3; 16]) };
     let namespace = Namespace::new(
@@ -234,7 +234,7 @@ fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces, Vec::new());
     let subsystem = subsystem.with_serial_number("4711".into()).with_model_number("Disk of ours".into());
     let node = Arc::new(NvmeNode::new(vec![Arc::new(subsystem)], Vec::new(), "machine"));
-    let (mut host, _) = Host::admin(&(node, exports));
+    let (mut host, _) = FabricsTestHost::admin(&(node, exports));
     let mut identify =
         |cns: u32, nsid: u32| host.run(admin(AdminOpcode::IDENTIFY, nsid, cns, 0, 4096), &[]).0;
     let page = IdentifyController::read_from_bytes(&identify(1, 0)).unwrap();
@@ -252,8 +252,8 @@ fn a_subsystem_and_its_namespaces_are_called_as_they_were_given() {
 }
 
 #[test]
-fn log_pages_are_there_and_may_be_read_in_parts() {
-    let (mut host, _) = Host::admin(&node());
+fn log_pages_may_be_read_in_parts() {
+    let (mut host, _) = FabricsTestHost::admin(&node());
     for (lid, len) in [(0, 1024), (1, 64), (2, 512), (3, 512), (4, 4096), (5, 4096), (0x12, 1024)] {
         let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, (len / 4 - 1) << 16 | lid, 0, len);
         let (page, cqe) = host.run(log, &[]);
@@ -271,7 +271,7 @@ fn log_pages_are_there_and_may_be_read_in_parts() {
         (wrong(516, 2), NvmeStatus::INVALID_FIELD_IN_COMMAND),
         (wrong(0, 0xc0), NvmeStatus::INVALID_LOG_PAGE),
         (wrong(0, 0x70), NvmeStatus::INVALID_LOG_PAGE),
-        // There is no page of one namespace.
+        // No page is namespace specific.
         (Sqe { nsid: 1.into(), ..wrong(0, 2) }, NvmeStatus::INVALID_FIELD_IN_COMMAND),
     ] {
         assert_eq!(refusal(&host.run(sqe, &[]).1), status);
@@ -281,8 +281,8 @@ fn log_pages_are_there_and_may_be_read_in_parts() {
 }
 
 #[test]
-fn features_are_set_and_told() {
-    let (mut host, _) = Host::admin(&node());
+fn features_are_set_and_read() {
+    let (mut host, _) = FabricsTestHost::admin(&node());
     let mut set = |fid: FeatureId, value: u32| {
         host.run(admin(AdminOpcode::SET_FEATURES, 0, fid.0.into(), value, 0), &[]).1
     };
@@ -291,7 +291,7 @@ fn features_are_set_and_told() {
     assert!(set(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0x900).status.is_success());
     assert!(set(FeatureId::KEEP_ALIVE_TIMER, 9000).status.is_success());
     assert_eq!(refusal(&set(FeatureId::ARBITRATION, 1)), NvmeStatus::FEATURE_NOT_CHANGEABLE);
-    // There is no cache, and the host has told who it is.
+    // There is no cache, and Connect has set the host identifier.
     for value in [0, 1] {
         let refused = refusal(&set(FeatureId::VOLATILE_WRITE_CACHE, value));
         assert_eq!(refused, NvmeStatus::INVALID_FIELD_IN_COMMAND);
@@ -310,7 +310,8 @@ fn features_are_set_and_told() {
     assert_eq!(get(FeatureId::KEEP_ALIVE_TIMER.0.into(), 0, 0).1.result.get(), 9000);
     assert_eq!(get(3 << 8 | u32::from(FeatureId::KEEP_ALIVE_TIMER.0), 0, 0).1.result.get(), 4);
     assert_eq!(get(FeatureId::HOST_IDENTIFIER.0.into(), EXHID, 16).0, [1; 16]);
-    // Over, so that no temperature is a warning; and under.
+    // The over temperature threshold, so high that no temperature is a warning, and the under
+    // temperature threshold.
     let mut threshold =
         |select: u32| get(FeatureId::TEMPERATURE_THRESHOLD.0.into(), select << 20, 0).1.result.get();
     assert_eq!((threshold(0), threshold(1)), (0xffff, 0));
@@ -321,13 +322,13 @@ fn features_are_set_and_told() {
 }
 
 #[test]
-fn a_feature_s_default_is_not_what_it_was_set_to() {
-    let (mut host, _) = Host::admin(&node());
+fn a_features_default_is_independent_of_its_value() {
+    let (mut host, _) = FabricsTestHost::admin(&node());
     let behavior = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::HOST_BEHAVIOR_SUPPORT.0.into(), 0, 0);
     assert!(host.run(behavior, &[3; 512]).1.status.is_success());
     let set = [
         (FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0, 0x100, 0),
-        // As Connect had it.
+        // The value in Connect.
         (FeatureId::KEEP_ALIVE_TIMER, 0, 9000, 4000),
         (FeatureId::RESERVATION_NOTIFICATION_MASK, 1, 0b1110, 0),
     ];
@@ -339,7 +340,7 @@ fn a_feature_s_default_is_not_what_it_was_set_to() {
             host.run(admin(AdminOpcode::GET_FEATURES, nsid, cdw10, 0, 0), &[]).1.result.get()
         };
         assert_eq!(get(Select::CURRENT), u64::from(value), "{fid}");
-        // Nothing was saved, so that this is asked for.
+        // Nothing was saved, so the saved value is the default.
         assert_eq!((get(Select::DEFAULT), get(Select::SAVED)), (default, default), "{fid}");
     }
     let fid = u32::from(FeatureId::HOST_BEHAVIOR_SUPPORT.0);
@@ -350,8 +351,8 @@ fn a_feature_s_default_is_not_what_it_was_set_to() {
 }
 
 #[test]
-fn the_number_of_queues_is_agreed_on_before_there_are_any() {
-    let (io, mut queue) = Host::io(&node());
+fn the_number_of_queues_is_negotiated_before_there_are_any() {
+    let (io, mut queue) = FabricsTestHost::io(&node());
     let set = admin(AdminOpcode::SET_FEATURES, 0, FeatureId::NUMBER_OF_QUEUES.0.into(), 3 << 16 | 3, 0);
     assert_eq!(refusal(&queue.run(set, &[]).1), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     drop(io);
@@ -359,8 +360,8 @@ fn the_number_of_queues_is_agreed_on_before_there_are_any() {
 }
 
 #[test]
-fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
-    let (mut host, _) = Host::admin(&node());
+fn event_requests_are_bounded_and_can_be_aborted() {
+    let (mut host, _) = FabricsTestHost::admin(&node());
     let event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
     let mut waiting = Vec::new();
     for _ in 0..4 {
@@ -377,17 +378,17 @@ fn requests_for_events_wait_are_bounded_and_can_be_aborted() {
     let (aborted, cqe) = (all[0].cqe(), all[1].cqe());
     assert_eq!((aborted.cid.get(), refusal(&aborted)), (waiting[1], NvmeStatus::COMMAND_ABORT_REQUESTED));
     assert_eq!((cqe.cid, cqe.result.get()), (abort.cid, 0));
-    // What is not there is not aborted, and a command of another queue is left alone.
+    // A command that does not exist is not aborted, and neither is one of another queue.
     for cdw10 in [u32::from(waiting[1]) << 16, u32::from(waiting[0]) << 16 | 1] {
         assert_eq!(host.run(admin(AdminOpcode::ABORT, 0, cdw10, 0, 0), &[]).1.result.get(), 1);
     }
 }
 
 #[test]
-fn a_reservation_of_another_protocol_keeps_the_host_out() {
+fn a_reservation_of_another_protocol_excludes_the_host() {
     use crate::volume_state::{Notices, Table};
     let node = node();
-    let (mut io, _admin) = Host::io(&node);
+    let (mut io, _admin) = FabricsTestHost::io(&node);
     let served: std::sync::Arc<VolumeState> = node.1.served(VolumeId(0)).unwrap();
     let holder = served.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
@@ -407,10 +408,10 @@ fn a_reservation_of_another_protocol_keeps_the_host_out() {
 }
 
 #[test]
-fn a_command_whose_range_somebody_has_for_itself_waits() {
+fn a_command_waits_for_a_locked_range() {
     use crate::volume_state::RangeGuard;
     let node = node();
-    let (mut io, _admin) = Host::io(&node);
+    let (mut io, _admin) = FabricsTestHost::io(&node);
     let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -424,9 +425,9 @@ fn a_command_whose_range_somebody_has_for_itself_waits() {
 }
 
 #[test]
-fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_comes_unanswered() {
+fn a_stopping_target_finishes_outstanding_io_and_completes_no_new_commands() {
     let node = node();
-    let (mut io, mut admin_queue) = Host::io(&node);
+    let (mut io, mut admin_queue) = FabricsTestHost::io(&node);
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 8);
     io.send(&mut read, &[]);
@@ -434,8 +435,8 @@ fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_com
     crate::session::Target::on_stop(&mut io.pump.session, Instant::now());
     crate::session::Target::on_stop(&mut admin_queue.pump.session, Instant::now());
     assert!(!io.is_closed() && admin_queue.is_closed());
-    // What comes now is for the target that the host finds next: a host would try this one again at
-    // once, and not often.
+    // New commands are not completed: the host would retry a failed one immediately and only a few
+    // times.
     io.send(&mut nvm(NvmOpcode::READ, 1, 8, 8), &[]);
     let mut write = nvm(NvmOpcode::WRITE, 1, 0, 1);
     write.dptr = SglDescriptor::in_capsule(0, 512);
@@ -446,7 +447,7 @@ fn a_target_that_stops_finishes_what_is_in_flight_and_leaves_events_and_what_com
     assert!(io.end_of(read).1.status.is_success());
 }
 
-/// What is served, with a block of the first volume that cannot be read.
+/// A node with an unreadable block on the first volume.
 fn bad_block(block: u64) -> (Arc<NvmeNode>, Exports) {
     let ops = OpSet::NONE.with(OpKind::Read);
     let fault = Fault { ops, offset: block * 512, size: Some(512), ..Fault::default() };
@@ -455,34 +456,34 @@ fn bad_block(block: u64) -> (Arc<NvmeNode>, Exports) {
 }
 
 #[test]
-fn a_read_of_bad_blocks_fails_and_the_error_log_says_where() {
-    let (mut io, mut queue) = Host::io(&bad_block(5));
+fn a_read_of_bad_blocks_fails_and_is_in_the_error_log() {
+    let (mut io, mut queue) = FabricsTestHost::io(&bad_block(5));
     let read = io.run(nvm(NvmOpcode::READ, 1, 0, 8), &[]).1;
     assert_eq!(refusal(&read), NvmeStatus::UNRECOVERED_READ_ERROR);
-    assert!(read.status.more(), "the error log knows of it");
+    assert!(read.status.more(), "the error log has an entry");
     assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 5), &[]).1.status.is_success());
     assert_eq!(refusal(&io.run(nvm(NvmOpcode::VERIFY, 1, 5, 1), &[]).1), NvmeStatus::UNRECOVERED_READ_ERROR);
-    // The last comes first.
+    // The most recent failure comes first.
     let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | 1, 0, 4096);
     let page = queue.run(log, &[]).0;
     let entries: Vec<_> = page.chunks(64).map(|entry| ErrorEntry::read_from_bytes(entry).unwrap()).collect();
-    let told =
+    let summary =
         |entry: &ErrorEntry| (entry.error_count.get(), entry.sqid.get(), entry.lba.get(), entry.nsid.get());
-    assert_eq!(entries.iter().take(2).map(told).collect::<Vec<_>>(), [(2, 1, 5, 1), (1, 1, 0, 1)]);
+    assert_eq!(entries.iter().take(2).map(summary).collect::<Vec<_>>(), [(2, 1, 5, 1), (1, 1, 0, 1)]);
     assert_eq!(entries[0].status.get() >> 1 & 0x7ff, NvmeStatus::UNRECOVERED_READ_ERROR.0);
     assert_eq!(entries.iter().filter(|entry| entry.error_count.get() > 0).count(), 2);
 }
 
 #[test]
 fn the_error_log_keeps_the_last_failures_and_counts_all() {
-    let (mut io, mut queue) = Host::io(&node());
+    let (mut io, mut queue) = FabricsTestHost::io(&node());
     for _ in 0..100 {
         refusal(&io.run(nvm(NvmOpcode::READ, 9, 0, 1), &[]).1);
     }
     let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | 1, 0, 4096);
     let page = queue.run(log, &[]).0;
     assert_eq!((page[0], page[63 * 64], page[64 * 63 + 8]), (100, 37, 1));
-    // What the comparison or a reservation was about is no error.
+    // A miscompare or reservation conflict is not logged.
     assert!(
         io.run(nvm(NvmOpcode::COMPARE, 1, 0, 1), &[7; 512]).1.status.status() == NvmeStatus::COMPARE_FAILURE
     );

@@ -1,4 +1,4 @@
-//! Connect, the life of a controller, discovery.
+//! Connect, the states of a controller, discovery.
 
 use super::*;
 use crate::nvme::HangUp;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[test]
-fn a_connect_that_cannot_be_is_refused_and_says_why() {
+fn an_invalid_connect_is_refused_with_its_field() {
     let node = node();
     type Case<'a> = (&'a dyn Fn(&mut Connect, &mut ConnectData), ConnectStatus, u64);
     let cases: [Case<'_>; 9] = [
@@ -29,7 +29,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
             0,
         ),
     ];
-    let mut host = Host::new(&node);
+    let mut host = FabricsTestHost::new(&node);
     for (change, status, result) in cases {
         let (command, mut data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
         let mut command = Connect::read_from_bytes(command.as_bytes()).unwrap();
@@ -37,7 +37,7 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
         let (_, cqe) = host.run(Sqe::read_from_bytes(command.as_bytes()).unwrap(), data.as_bytes());
         assert_eq!((refusal(&cqe), cqe.result.get()), (status.into(), result));
     }
-    // After all of that the connection is as good as before.
+    // The connection still works after that.
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
     let again = host.connect(0, CNTLID_DYNAMIC, 0);
     assert_eq!(refusal(&again), NvmeStatus::COMMAND_SEQUENCE_ERROR);
@@ -45,10 +45,10 @@ fn a_connect_that_cannot_be_is_refused_and_says_why() {
 
 /// `spdk_nvme_perf -r 'trtype:TCP ... subnqn:...'` sends no HOSTNQN.
 #[test]
-fn a_host_without_a_name_is_let_in_where_every_host_is_and_told_apart_by_its_identifier() {
+fn a_host_without_an_nqn_may_use_an_open_subsystem_and_is_known_by_its_identifier() {
     let node = node();
     let unnamed = |subnqn, qid, cntlid, id| {
-        let mut host = Host::new(&node);
+        let mut host = FabricsTestHost::new(&node);
         let (command, data) = connect(subnqn, qid, cntlid, 0);
         let data = ConnectData { hostnqn: [0; 256], hostid: [id; 16], ..data };
         let cqe = host.run(command, data.as_bytes()).1;
@@ -69,9 +69,9 @@ fn a_host_without_a_name_is_let_in_where_every_host_is_and_told_apart_by_its_ide
 }
 
 #[test]
-fn before_connect_and_before_enable_only_fabrics_commands_are_carried_out() {
+fn before_connect_and_enable_only_fabrics_commands_are_executed() {
     let node = node();
-    let mut host = Host::new(&node);
+    let mut host = FabricsTestHost::new(&node);
     let identify = admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096);
     assert_eq!(refusal(&host.run(identify, &[]).1), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
@@ -85,9 +85,9 @@ fn before_connect_and_before_enable_only_fabrics_commands_are_carried_out() {
 #[test]
 fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     let node = node();
-    let (mut admin, cntlid) = Host::admin(&node);
-    let mut io = Host::new(&node);
-    // A new association may do better: only what is wrong for ever has DNR.
+    let (mut admin, cntlid) = FabricsTestHost::admin(&node);
+    let mut io = FabricsTestHost::new(&node);
+    // DNR is set only for permanent failures: a new association may succeed.
     let passing = |cqe: &Cqe| {
         assert!(!cqe.status.do_not_retry(), "{cqe:?}");
         cqe.status.status()
@@ -97,10 +97,10 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
     let wrong = io.connect(999, cntlid, 0);
     assert_eq!((refusal(&wrong).0, wrong.result.get()), (0x182, 42));
     assert!(io.connect(1, cntlid, 0).status.is_success());
-    let mut again = Host::new(&node);
+    let mut again = FabricsTestHost::new(&node);
     assert_eq!(passing(&again.connect(1, cntlid, 0)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
-    // Disabled, no queue can be connected, and the controller is not reset before its queues are
-    // gone.
+    // While the controller is disabled, no queue can be connected; the reset completes once its
+    // queues have ended.
     assert!(admin.set_cc(0x0046_0060).status.is_success());
     assert_eq!(passing(&again.connect(2, cntlid, 0)), NvmeStatus::COMMAND_SEQUENCE_ERROR);
     assert_eq!(admin.csts(), 1);
@@ -109,9 +109,9 @@ fn an_io_queue_belongs_to_a_controller_that_its_host_has_enabled() {
 }
 
 #[test]
-fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_waits_for_them() {
+fn the_io_queues_end_with_the_admin_queue_and_the_host_waits_for_them() {
     let node = node();
-    let (admin, cntlid) = Host::admin(&node);
+    let (admin, cntlid) = FabricsTestHost::admin(&node);
     let cuts = Arc::new(AtomicUsize::new(0));
     let hang_up: HangUp = {
         let cuts = cuts.clone();
@@ -119,14 +119,14 @@ fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_wai
             cuts.fetch_add(1, Ordering::Relaxed);
         })
     };
-    let mut io = Host::with_hang_up(&node, hang_up, None);
+    let mut io = FabricsTestHost::with_hang_up(&node, hang_up, None);
     assert!(io.connect(1, cntlid, 0).status.is_success());
     io.pump.holds_io = true;
     io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 1), &[]);
     drop(admin);
     assert_eq!(cuts.load(Ordering::Relaxed), 1);
-    // The host comes again: it gets its controller when nothing of the old one is left.
-    let mut next = Host::new(&node);
+    // The host reconnects and gets a controller once nothing of the old one is left.
+    let mut next = FabricsTestHost::new(&node);
     let (mut command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
     next.send(&mut command, data.as_bytes());
     let soon = next.now + Duration::from_millis(5);
@@ -141,9 +141,9 @@ fn with_its_admin_queue_a_controller_s_other_queues_are_cut_off_and_its_host_wai
 #[test]
 fn a_host_that_is_silent_for_longer_than_its_keep_alive_timeout_loses_its_controller() {
     let node = node();
-    let (mut admin, _) = Host::admin(&node);
+    let (mut admin, _) = FabricsTestHost::admin(&node);
     let mut time = admin.now;
-    let mut pass = |admin: &mut Host, seconds: u32| -> Result<(), ProtocolError> {
+    let mut pass = |admin: &mut FabricsTestHost, seconds: u32| -> Result<(), ProtocolError> {
         let until = time + Duration::from_secs(seconds.into());
         while let Some(next) = admin.pump.session.poll_timeout().filter(|&next| next <= until) {
             time = time.max(next);
@@ -163,8 +163,8 @@ fn a_host_that_is_silent_for_longer_than_its_keep_alive_timeout_loses_its_contro
 }
 
 #[test]
-fn who_connects_no_queue_in_time_is_let_go() {
-    let mut host = Host::new(&node());
+fn a_connection_without_a_queue_times_out() {
+    let mut host = FabricsTestHost::new(&node());
     let deadline = host.pump.session.poll_timeout().unwrap();
     assert_eq!(deadline, host.now + crate::fabrics::controller::queue::CONNECT_TIME);
     assert!(host.pump.session.on_timeout(deadline).is_err());
@@ -172,16 +172,16 @@ fn who_connects_no_queue_in_time_is_let_go() {
 }
 
 #[test]
-fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
+fn discovery_lists_the_subsystems_of_the_host() {
     let node = node();
     let local_ip = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
-    let mut host = Host::with_hang_up(&node, Arc::new(|| {}), Some(local_ip));
+    let mut host = FabricsTestHost::with_hang_up(&node, Arc::new(|| {}), Some(local_ip));
     let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
     assert!(host.run(command, data.as_bytes()).1.status.is_success());
     host.enable();
     let (id, _) = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]);
     assert_eq!(id[111], 2);
-    // 4 KiB, which is more than there is.
+    // 4 KiB, which is longer than the page.
     let log = admin(AdminOpcode::GET_LOG_PAGE, 0, 1023 << 16 | u32::from(LogPage::DISCOVERY.0), 0, 4096);
     let (page, _) = host.run(log, &[]);
     let header = DiscoveryHeader::read_from_bytes(&page[..1024]).unwrap();
@@ -198,7 +198,7 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
     assert!(disk.traddr.starts_with(b"192.0.2.7 ") && disk.trsvcid.starts_with(b"4420 "));
     assert_eq!((disk.trtype, disk.adrfam, disk.portid.get()), (3, 1, 1));
     assert_eq!(page[3072..], [0; 1024]);
-    // No I/O, and no other page but the one that says so.
+    // No I/O, and no other page except the list of supported pages.
     let supported = admin(AdminOpcode::GET_LOG_PAGE, 0, 255 << 16, 0, 1024);
     let page = host.run(supported, &[]).0;
     let lids: Vec<usize> = (0..256).filter(|lid| page[lid * 4] == 1).collect();
@@ -209,7 +209,7 @@ fn discovery_tells_of_the_subsystems_that_the_host_may_use() {
 }
 
 #[test]
-fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
+fn a_subsystem_is_available_only_on_its_ports_and_discovery_says_so() {
     let exports = Exports::new(vec![export("a")]);
     let (all, some) = ("nqn.2026-11.com.example:all", "nqn.2026-11.com.example:some");
     let subsystem = |name: &str| Subsystem::new(Nqn::new(name).unwrap(), "machine", Vec::new(), Vec::new());
@@ -223,7 +223,7 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
         [4420, 4421, 8009].into_iter().zip(1..).map(|(port, id)| FabricsPort { id, address: address(port) });
     let node = (Arc::new(NvmeNode::new(subsystems, ports.collect(), "machine")), exports);
     let host_at = |port| {
-        let mut host = Host::new(&node);
+        let mut host = FabricsTestHost::new(&node);
         let session = queue(&node, Pool::new(usize::MAX), host.now);
         host.pump.session = session.at_port(port);
         host
@@ -235,7 +235,7 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
             assert_eq!(cqe.status.is_success(), reached, "{name} by port {port}");
             if !reached {
                 assert_eq!(refusal(&cqe), ConnectStatus::CONNECT_INVALID_PARAMETERS.into());
-                // The name, in the data.
+                // The offset of SUBNQN in the data.
                 assert_eq!(cqe.result.get(), 1 << 16 | 256);
             }
         }
@@ -249,17 +249,17 @@ fn a_subsystem_is_reached_by_its_own_ports_alone_and_discovery_says_so() {
     let (header, rest) = DiscoveryHeader::read_from_prefix(&log).unwrap();
     let entries = rest.chunks(1024).take(header.numrec.get() as usize);
     let entries = entries.map(|entry| DiscoveryEntry::read_from_bytes(entry).unwrap());
-    let told: Vec<_> = entries
+    let listed: Vec<_> = entries
         .filter(|entry| entry.subtype == SubsystemType::NVM.0)
         .map(|entry| (Nqn::of_field(&entry.subnqn).unwrap().to_string(), entry.portid.get()))
         .collect();
     let expected = [(all, 1), (all, 2), (some, 2), (some, 3)].map(|(name, port)| (name.to_owned(), port));
-    assert_eq!(told, expected);
+    assert_eq!(listed, expected);
 }
 
 #[test]
 fn disconnect_ends_an_io_queue_and_no_admin_queue() {
-    let (mut io, mut admin) = Host::io(&node());
+    let (mut io, mut admin) = FabricsTestHost::io(&node());
     let page = admin.run(super::admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
     assert_eq!(IdentifyController::read_from_bytes(&page).unwrap().ofcs.get(), OFCS_DISCONNECT);
     let disconnect = Sqe {
@@ -270,18 +270,18 @@ fn disconnect_ends_an_io_queue_and_no_admin_queue() {
     };
     assert_eq!(refusal(&admin.run(disconnect, &[]).1), NvmeStatus::DISCONNECT_INVALID_QUEUE_TYPE);
     assert!(!admin.is_closed());
-    // Its answer is the last of the queue.
+    // Its completion is the last of the queue.
     io.pump.holds_io = true;
     let (mut read, mut last) = (nvm(NvmOpcode::READ, 1, 0, 1), disconnect);
     io.send(&mut read, &[]);
     io.send(&mut last, &[]);
     assert!(io.received().is_empty() && !io.is_closed());
     io.pump.finish_one();
-    let answers: Vec<Sent> = io.received();
+    let answers: Vec<TransportCall> = io.received();
     let cids: Vec<_> = answers.iter().map(|sent| sent.cqe().cid).collect();
     assert_eq!(cids, [read.cid, last.cid]);
     assert!(answers.iter().all(|sent| sent.cqe().status.is_success()) && io.is_closed());
-    let (mut idle, _admin) = Host::io(&node());
+    let (mut idle, _admin) = FabricsTestHost::io(&node());
     assert!(idle.run(disconnect, &[]).1.status.is_success());
     assert!(idle.is_closed());
 }

@@ -1,4 +1,4 @@
-//! News for hosts, and commands that are aborted.
+//! Asynchronous events, and aborted commands.
 
 use super::*;
 use crate::session::Timed;
@@ -7,22 +7,22 @@ use blockmux_wire::nvme::feature::{AEC_NAMESPACE_ATTRIBUTE, FeatureId};
 use blockmux_wire::nvme::log::{RAE, SmartLog};
 use std::time::Instant;
 
-fn wants_events(host: &mut Host) {
+fn wants_events(host: &mut FabricsTestHost) {
     let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
     let set = admin(AdminOpcode::SET_FEATURES, 0, fid, AEC_NAMESPACE_ATTRIBUTE, 0);
     assert!(host.run(set, &[]).1.status.is_success());
 }
 
-fn changed(host: &mut Host, flags: u32) -> Vec<u8> {
+fn changed(host: &mut FabricsTestHost, flags: u32) -> Vec<u8> {
     let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 1023 << 16 | flags | 4, 0, 4096);
     host.run(log, &[]).0
 }
 
 #[test]
-fn a_new_size_is_told_once_until_the_list_is_read() {
+fn a_new_size_is_reported_once_until_the_list_is_read() {
     let node = node();
-    let (mut host, _) = Host::admin(&node);
-    let (mut deaf, _) = Host::admin_of(&node, 2);
+    let (mut host, _) = FabricsTestHost::admin(&node);
+    let (mut deaf, _) = FabricsTestHost::admin_of(&node, 2);
     wants_events(&mut host);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
     events.iter_mut().for_each(|event| host.send(event, &[]));
@@ -30,7 +30,7 @@ fn a_new_size_is_told_once_until_the_list_is_read() {
     for _ in 0..2 {
         node.1.served(VolumeId(0)).unwrap().on_resize();
     }
-    // Nobody rings: it looks.
+    // Without a notifier the queue polls.
     let now = host.pump.session.poll_timeout().unwrap();
     host.pump.session.on_timeout(now).unwrap();
     assert_eq!(host.end_of(events[0]).1.result.get(), 0x04_0002);
@@ -45,21 +45,20 @@ fn a_new_size_is_told_once_until_the_list_is_read() {
     assert_eq!(host.end_of(events[1]).1.result.get(), 0x04_0002);
     deaf.pump.turn();
     assert!(deaf.received().is_empty());
-    assert_eq!(changed(&mut deaf, 0)[..5], [1, 0, 0, 0, 2], "the list is there all the same");
+    assert_eq!(changed(&mut deaf, 0)[..5], [1, 0, 0, 0, 2], "the list is maintained without events");
 }
 
-/// SPDK's host has four requests for events waiting, and writes CC.SHN under the identifier of one
-/// of them.
+/// SPDK's host has four outstanding event requests, and writes CC.SHN with the CID of one of them.
 #[test]
-fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_command() {
+fn a_command_may_reuse_the_cid_of_an_event_request_but_not_of_another_command() {
     let node = node();
-    let (mut host, _) = Host::admin(&node);
+    let (mut host, _) = FabricsTestHost::admin(&node);
     wants_events(&mut host);
     let mut events = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 4];
     events.iter_mut().for_each(|event| host.send(event, &[]));
     host.cid = events[3].cid.get() - 1;
     assert_eq!(host.csts(), 1);
-    // Three are left, and one more has room.
+    // Three are left, and there is room for one more.
     node.1.served(VolumeId(0)).unwrap().on_resize();
     host.pump.session.on_timeout(host.now).unwrap();
     assert_eq!(host.end_of(events[0]).1.result.get(), 0x04_0002);
@@ -70,9 +69,9 @@ fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_com
     assert_eq!(fifth.status.status(), NvmeStatus::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED);
     host.cid = more[1].cid.get() - 1;
     assert!(host.set_cc(0x0046_4061).status.is_success());
-    assert_eq!(host.csts() & 0b1100, 0b1000, "it is shut down");
+    assert_eq!(host.csts() & 0b1100, 0b1000, "shutdown is complete");
 
-    let (mut io, _admin) = Host::io(&node);
+    let (mut io, _admin) = FabricsTestHost::io(&node);
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -85,13 +84,13 @@ fn a_command_takes_the_identifier_of_a_request_for_events_but_not_of_another_com
 #[test]
 fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
     for is_ended_early in [true, false] {
-        let (mut io, mut queue) = Host::io(&node());
+        let (mut io, mut queue) = FabricsTestHost::io(&node());
         io.pump.holds_io = true;
         let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
         io.send(&mut read, &[]);
         let mut abort = admin(AdminOpcode::ABORT, 0, u32::from(read.cid.get()) << 16 | 1, 0, 0);
         queue.send(&mut abort, &[]);
-        assert!(queue.received().is_empty(), "nobody knows yet");
+        assert!(queue.received().is_empty(), "the I/O queue has not handled it");
         io.pump.turn();
         assert_eq!(io.pump.cancelled.len(), 1);
         if is_ended_early {
@@ -112,10 +111,10 @@ fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
 }
 
 #[test]
-fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
+fn a_waiting_command_is_aborted_immediately_or_with_its_data() {
     use crate::volume_state::RangeGuard;
     let node = node();
-    let (mut io, mut queue) = Host::io(&node);
+    let (mut io, mut queue) = FabricsTestHost::io(&node);
     let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut held = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut held, &[]);
@@ -137,8 +136,8 @@ fn what_waits_is_aborted_at_once_and_what_waits_for_data_with_its_data() {
 }
 
 #[test]
-fn an_abort_waits_a_second_for_a_command_whose_data_does_not_come() {
-    let (mut io, mut queue) = Host::io(&node());
+fn an_abort_waits_one_second_for_a_command_without_its_data() {
+    let (mut io, mut queue) = FabricsTestHost::io(&node());
     let mut write = nvm(NvmOpcode::WRITE, 1, 8, 1);
     io.send(&mut write, &[]);
     let fetch = io.fetch();
@@ -158,12 +157,12 @@ fn an_abort_waits_a_second_for_a_command_whose_data_does_not_come() {
     }
     assert!((1..2).contains(&waited.as_secs()), "{waited:?}");
     io.deliver(fetch, 0, &[7; 512]);
-    assert!(io.end_of(write).1.status.is_success(), "the host was told that it goes on");
+    assert!(io.end_of(write).1.status.is_success(), "the Abort reported that the command continues");
 }
 
 #[test]
-fn no_more_aborts_wait_than_the_controller_says_and_a_lost_queue_answers_them() {
-    let (mut io, mut queue) = Host::io(&node());
+fn pending_aborts_are_bounded_and_end_with_a_lost_queue() {
+    let (mut io, mut queue) = FabricsTestHost::io(&node());
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
@@ -175,12 +174,12 @@ fn no_more_aborts_wait_than_the_controller_says_and_a_lost_queue_answers_them() 
     drop(io);
     queue.pump.session.on_timeout(queue.now).unwrap();
     assert_eq!(queue.received().iter().filter(|sent| sent.cqe().result.get() == 1).count(), 4);
-    assert_eq!(queue.run(abort, &[]).1.result.get(), 1, "there is no such queue any more");
+    assert_eq!(queue.run(abort, &[]).1.result.get(), 1, "the queue does not exist any more");
 }
 
 #[test]
-fn the_smart_log_counts_what_was_done() {
-    let (mut io, mut queue) = Host::io(&node());
+fn the_smart_log_counts_io() {
+    let (mut io, mut queue) = FabricsTestHost::io(&node());
     assert!(io.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1.status.is_success());
     for _ in 0..2 {
         assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 2048), &[]).1.status.is_success());

@@ -1,7 +1,7 @@
-//! Compare and write, fused.
+//! Fused Compare and Write.
 
 use super::*;
-use crate::scsi::testing::{Bench, Client};
+use crate::scsi::testing::{DeviceBench, TestNexus};
 use crate::scsi::{LogicalUnit, UnitIdentity};
 use crate::session::Timed;
 use std::time::Instant;
@@ -11,14 +11,14 @@ const SECOND: u8 = 0x42;
 const MISSING: NvmeStatus = NvmeStatus::COMMAND_ABORTED_DUE_TO_MISSING_FUSED_COMMAND;
 const FAILED: NvmeStatus = NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND;
 
-/// Compare and Write of so many blocks from `slba` on.
+/// Fused Compare and Write of `blocks` blocks from `slba` on.
 fn pair(slba: u64, blocks: u32) -> [Sqe; 2] {
     let half = |opcode, flags| Sqe { flags, ..nvm(opcode, 1, slba, blocks) };
     [half(NvmOpcode::COMPARE, FIRST), half(NvmOpcode::WRITE, SECOND)]
 }
 
-/// Sends both halves with their data in their capsules; answers both statuses.
-fn compare_and_write(io: &mut Host, slba: u64, expected: &[u8], data: &[u8]) -> [NvmeStatus; 2] {
+/// Sends both halves with in-capsule data; returns both statuses.
+fn compare_and_write(io: &mut FabricsTestHost, slba: u64, expected: &[u8], data: &[u8]) -> [NvmeStatus; 2] {
     let mut halves = pair(slba, expected.len() as u32 / 512);
     for (half, bytes) in halves.iter_mut().zip([expected, data]) {
         half.dptr = SglDescriptor::in_capsule(0, bytes.len() as u32);
@@ -27,8 +27,8 @@ fn compare_and_write(io: &mut Host, slba: u64, expected: &[u8], data: &[u8]) -> 
     ends(io, &halves)
 }
 
-/// Statuses of both, the first before the second.
-fn ends(io: &mut Host, halves: &[Sqe; 2]) -> [NvmeStatus; 2] {
+/// Statuses of both halves, which complete in order.
+fn ends(io: &mut FabricsTestHost, halves: &[Sqe; 2]) -> [NvmeStatus; 2] {
     let all = io.received();
     assert_eq!(all.len(), 2, "{all:?}");
     [0, 1].map(|nth| {
@@ -38,13 +38,13 @@ fn ends(io: &mut Host, halves: &[Sqe; 2]) -> [NvmeStatus; 2] {
     })
 }
 
-fn block(io: &mut Host, slba: u64) -> Vec<u8> {
+fn block(io: &mut FabricsTestHost, slba: u64) -> Vec<u8> {
     io.run(nvm(NvmOpcode::READ, 1, slba, 1), &[]).0
 }
 
 #[test]
 fn a_fused_pair_writes_if_it_finds_what_it_expects() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     assert_eq!(compare_and_write(&mut io, 3, &[0; 1024], &[1; 1024]), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
     assert_eq!(block(&mut io, 4), [1; 512]);
     assert_eq!(compare_and_write(&mut io, 3, &[0; 512], &[2; 512]), [NvmeStatus::COMPARE_FAILURE, FAILED]);
@@ -55,13 +55,13 @@ fn a_fused_pair_writes_if_it_finds_what_it_expects() {
 
 #[test]
 fn the_data_of_either_half_may_come_first() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     let data = pattern(16384);
     for order in [[0, 1], [1, 0]] {
         let mut halves = pair(0, 32);
         assert!(io.run(nvm(NvmOpcode::WRITE_ZEROES, 1, 0, 32), &[]).1.status.is_success());
         halves.iter_mut().for_each(|half| io.send(half, &[]));
-        let fetches: Vec<Fetch> = io.received().iter().map(Sent::fetch).collect();
+        let fetches: Vec<FetchCall> = io.received().iter().map(TransportCall::fetch).collect();
         for nth in order {
             assert!(io.received().is_empty());
             let bytes = if nth == 0 { &[0; 16384][..] } else { &data };
@@ -73,20 +73,20 @@ fn the_data_of_either_half_may_come_first() {
 }
 
 #[test]
-fn halves_that_come_apart_end_and_do_nothing() {
-    let (mut io, _admin) = Host::io(&node());
+fn separated_halves_end_without_effect() {
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     let in_capsule = |sqe: Sqe| Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..sqe };
     let [first, second] = pair(0, 1).map(in_capsule);
-    // A second without a first.
+    // A second half without a first.
     assert_eq!(refusal(&io.run(second, &[7; 512]).1), MISSING);
-    // A first with something else behind it, and the second after that.
+    // A first half followed by another command, and then the second half.
     let (mut lonely, mut between) = (first, nvm(NvmOpcode::FLUSH, 1, 0, 1));
     io.send(&mut lonely, &[0; 512]);
     assert!(io.received().is_empty());
     io.send(&mut between, &[]);
     assert_eq!(ends(&mut io, &[lonely, between]), [MISSING, NvmeStatus::SUCCESSFUL_COMPLETION]);
     assert_eq!(refusal(&io.run(second, &[7; 512]).1), MISSING);
-    // Two firsts: the second of them has its half.
+    // Two first halves, then a second half, which belongs to the latter.
     let (mut one, mut two) = (first, first);
     io.send(&mut one, &[0; 512]);
     io.send(&mut two, &[0; 512]);
@@ -96,7 +96,7 @@ fn halves_that_come_apart_end_and_do_nothing() {
     io.send(&mut other, &[8; 512]);
     assert_eq!(ends(&mut io, &[two, other]), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
     assert_eq!(block(&mut io, 0), [8; 512]);
-    // A first whose data is asked for ends when it has come, so that no data is out of place.
+    // A first half whose data is being fetched ends when the data has arrived.
     let [mut waits, _] = pair(0, 1);
     io.send(&mut waits, &[]);
     let fetch = io.fetch();
@@ -106,8 +106,8 @@ fn halves_that_come_apart_end_and_do_nothing() {
 }
 
 #[test]
-fn a_pair_that_is_none_is_refused_whole() {
-    let (mut io, _admin) = Host::io(&node());
+fn an_invalid_pair_is_refused_as_a_whole() {
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     let in_capsule = |sqe: Sqe| Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..sqe };
     let [first, second] = pair(0, 1).map(in_capsule);
     let wrong_seconds = [
@@ -132,7 +132,7 @@ fn a_pair_that_is_none_is_refused_whole() {
         let expected = if wrong.flags == FIRST { FAILED } else { MISSING };
         assert_eq!(refusal(&io.run(second, &[7; 512]).1), expected);
     }
-    let (mut queue, _) = Host::admin(&node());
+    let (mut queue, _) = FabricsTestHost::admin(&node());
     let fused = Sqe { flags: FIRST, ..admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0) };
     assert_eq!(refusal(&queue.run(fused, &[]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
     assert_eq!(block(&mut io, 0), [0; 512]);
@@ -140,7 +140,7 @@ fn a_pair_that_is_none_is_refused_whole() {
 
 #[test]
 fn a_queue_that_ends_does_not_wait_for_a_second_half() {
-    let (mut io, _admin) = Host::io(&node());
+    let (mut io, _admin) = FabricsTestHost::io(&node());
     let [mut first, _] = pair(0, 1);
     first.dptr = SglDescriptor::in_capsule(0, 512);
     io.send(&mut first, &[0; 512]);
@@ -150,10 +150,10 @@ fn a_queue_that_ends_does_not_wait_for_a_second_half() {
 }
 
 #[test]
-fn whoever_else_uses_the_blocks_waits_for_the_pair() {
+fn other_commands_to_the_blocks_wait_for_the_pair() {
     let node = node();
-    let (mut io, _admin) = Host::io(&node);
-    let (mut other, _other_admin) = Host::io_of(&node, 2);
+    let (mut io, _admin) = FabricsTestHost::io(&node);
+    let (mut other, _other_admin) = FabricsTestHost::io_of(&node, 2);
     io.pump.holds_io = true;
     let mut halves = pair(0, 1);
     for (half, byte) in halves.iter_mut().zip([0, 1]) {
@@ -174,14 +174,14 @@ fn whoever_else_uses_the_blocks_waits_for_the_pair() {
     assert_eq!(block(&mut other, 0), [2; 512]);
 }
 
-/// One who counts up the number in block 0, by compare and write until it has succeeded so many
-/// times.
-struct Counter {
+/// A client that increments the number in block 0 by compare and write, until it has succeeded
+/// `left` times.
+struct BlockCounter {
     seen: u64,
     left: u32,
 }
 
-impl Counter {
+impl BlockCounter {
     fn images(&self) -> [[u8; 512]; 2] {
         [self.seen, self.seen + 1].map(|number| {
             let mut block = [0; 512];
@@ -191,8 +191,8 @@ impl Counter {
     }
 }
 
-/// A turn of a host: sends a pair or goes on with one, at most one I/O further.
-fn host_turn(host: &mut Host, counter: &mut Counter, halves: &mut Option<[Sqe; 2]>) {
+/// A turn of a host: sends a fused pair, or advances one by at most one I/O.
+fn host_turn(host: &mut FabricsTestHost, counter: &mut BlockCounter, halves: &mut Option<[Sqe; 2]>) {
     match halves {
         None => {
             host.pump.holds_io = true;
@@ -226,19 +226,19 @@ fn host_turn(host: &mut Host, counter: &mut Counter, halves: &mut Option<[Sqe; 2
     }
 }
 
-/// Reads the counter and writes it back, one higher, by a COMPARE AND WRITE of a SCSI initiator.
-fn scsi_turn(client: &mut Client, counter: &mut Counter) {
+/// A turn of a SCSI initiator: increments the counter by COMPARE AND WRITE.
+fn scsi_turn(client: &mut TestNexus, counter: &mut BlockCounter) {
     use crate::scsi::testing::command;
-    use crate::scsi::{Lun, Step};
+    use crate::scsi::{Lun, TaskStep};
     const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
     let data = counter.images().concat();
     let (mut task, step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
     let mut step = client.turn(&mut task, step, &data, &mut 0);
     loop {
         step = match step {
-            // A host has the block for itself: it lets go later.
-            Step::Wait => return,
-            Step::Done(response) => {
+            // A host has locked the block; retried later.
+            TaskStep::Wait => return,
+            TaskStep::Done(response) => {
                 counter.left -= u32::from(response.status == crate::scsi::ScsiStatus::GOOD);
                 return;
             }
@@ -252,11 +252,11 @@ fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
     let node = node();
     let served = node.1.served(VolumeId(0)).unwrap();
     let unit = LogicalUnit::over(UnitIdentity::of("a"), &served);
-    let bench = Bench::around(unit, served.volume().clone());
-    let mut hosts: Vec<_> = (1..=4).map(|id| Host::io_of(&node, id)).collect();
+    let bench = DeviceBench::around(unit, served.volume().clone());
+    let mut hosts: Vec<_> = (1..=4).map(|id| FabricsTestHost::io_of(&node, id)).collect();
     let mut initiators: Vec<_> = ["x", "y", "z"].map(|name| bench.client(name)).into();
-    let counter = || Counter { seen: 0, left: 25 };
-    let mut counters: Vec<Counter> = (0..hosts.len() + initiators.len()).map(|_| counter()).collect();
+    let counter = || BlockCounter { seen: 0, left: 25 };
+    let mut counters: Vec<BlockCounter> = (0..hosts.len() + initiators.len()).map(|_| counter()).collect();
     let mut halves = vec![None; hosts.len()];
     let mut random = 1_u64;
     let mut turns = 0;
@@ -269,7 +269,7 @@ fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
             continue;
         }
         if is_new {
-            // All that was counted so far, as far as anybody knows.
+            // The current value of the counter.
             counters[who].seen = total.into();
         }
         match who.checked_sub(hosts.len()) {
@@ -277,8 +277,8 @@ fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
             Some(nth) => scsi_turn(&mut initiators[nth], &mut counters[who]),
         }
         turns += 1;
-        assert!(turns < 1_000_000, "nobody gets on");
+        assert!(turns < 1_000_000, "no progress");
     }
-    let (mut io, _admin) = Host::io_of(&node, 9);
+    let (mut io, _admin) = FabricsTestHost::io_of(&node, 9);
     assert_eq!(block(&mut io, 0)[..8], (25 * counters.len() as u64).to_le_bytes());
 }

@@ -1,8 +1,8 @@
-//! Reservations: among hosts, and between hosts and initiators of SCSI that use the same volume.
+//! Reservations among hosts, and between hosts and SCSI initiators of the same volume.
 
 use super::*;
 use crate::exports::Export;
-use crate::scsi::testing::{Bench, Client};
+use crate::scsi::testing::{DeviceBench, TestNexus};
 use crate::scsi::{LogicalUnit, ScsiStatus, UnitIdentity};
 use crate::session::Timed;
 use crate::volume_state::{ReservationStore, SaveTicket, VolumeState};
@@ -25,25 +25,25 @@ fn command(opcode: NvmOpcode, cdw10: u32) -> Sqe {
     Sqe { opcode: opcode.0, flags: 0x40, nsid: 1.into(), cdw10: cdw10.into(), ..Sqe::new_zeroed() }
 }
 
-/// The status, whatever the bits around it.
-fn status(host: &mut Host, sqe: Sqe, keys: [u64; 2], len: usize) -> NvmeStatus {
+/// The status without DNR and More.
+fn status(host: &mut FabricsTestHost, sqe: Sqe, keys: [u64; 2], len: usize) -> NvmeStatus {
     let data = [keys[0].to_le_bytes(), keys[1].to_le_bytes()].concat();
     host.run(sqe, &data[..len]).1.status.status()
 }
 
-fn register(host: &mut Host, cdw10: u32, keys: [u64; 2]) -> NvmeStatus {
+fn register(host: &mut FabricsTestHost, cdw10: u32, keys: [u64; 2]) -> NvmeStatus {
     status(host, command(NvmOpcode::RESERVATION_REGISTER, cdw10), keys, 16)
 }
 
-fn acquire(host: &mut Host, action: u32, kind: u32, keys: [u64; 2]) -> NvmeStatus {
+fn acquire(host: &mut FabricsTestHost, action: u32, kind: u32, keys: [u64; 2]) -> NvmeStatus {
     status(host, command(NvmOpcode::RESERVATION_ACQUIRE, kind << 8 | action), keys, 16)
 }
 
-fn release(host: &mut Host, action: u32, kind: u32, key: u64) -> NvmeStatus {
+fn release(host: &mut FabricsTestHost, action: u32, kind: u32, key: u64) -> NvmeStatus {
     status(host, command(NvmOpcode::RESERVATION_RELEASE, kind << 8 | action), [key, 0], 8)
 }
 
-fn report(host: &mut Host) -> Vec<u8> {
+fn report(host: &mut FabricsTestHost) -> Vec<u8> {
     let sqe = Sqe { cdw11: EDS.into(), ..command(NvmOpcode::RESERVATION_REPORT, 1023) };
     let sqe = Sqe { dptr: SglDescriptor::transport(4096), ..sqe };
     let (page, cqe) = host.run(sqe, &[]);
@@ -51,8 +51,8 @@ fn report(host: &mut Host) -> Vec<u8> {
     page
 }
 
-/// Whether reads and writes are let through.
-fn access(host: &mut Host) -> [bool; 2] {
+/// Whether reads and writes are allowed.
+fn access(host: &mut FabricsTestHost) -> [bool; 2] {
     let read = host.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.status();
     let write = host.run(nvm(NvmOpcode::WRITE, 1, 0, 1), &[7; 512]).1.status.status();
     [read, write].map(|status| {
@@ -68,23 +68,23 @@ const OK: NvmeStatus = NvmeStatus::SUCCESSFUL_COMPLETION;
 const CONFLICT: NvmeStatus = NvmeStatus::RESERVATION_CONFLICT;
 const INVALID: NvmeStatus = NvmeStatus::INVALID_FIELD_IN_COMMAND;
 
-/// Keeps an image in memory.
+/// A reservation store in memory.
 #[derive(Default)]
-struct Shelf(Mutex<Shelved>);
+struct MemoryStore(Mutex<StoredImage>);
 
 #[derive(Default)]
-struct Shelved {
+struct StoredImage {
     image: Vec<u8>,
     tickets: u64,
     answer: Option<bool>,
 }
 
-impl ReservationStore for Shelf {
+impl ReservationStore for MemoryStore {
     fn save(&self, image: &[u8]) -> SaveTicket {
-        let mut shelf = self.0.lock().unwrap();
-        shelf.image = image.to_vec();
-        shelf.tickets += 1;
-        SaveTicket(shelf.tickets)
+        let mut store = self.0.lock().unwrap();
+        store.image = image.to_vec();
+        store.tickets += 1;
+        SaveTicket(store.tickets)
     }
 
     fn is_saved(&self, _ticket: SaveTicket) -> Option<bool> {
@@ -93,7 +93,7 @@ impl ReservationStore for Shelf {
 }
 
 #[test]
-fn a_reservation_of_each_type_lets_in_whom_it_says() {
+fn each_reservation_type_allows_the_specified_access() {
     let table = [
         (1, [true, false], [true, false]),
         (2, [false; 2], [false; 2]),
@@ -104,21 +104,21 @@ fn a_reservation_of_each_type_lets_in_whom_it_says() {
     ];
     for (kind, registered, stranger) in table {
         let node = node();
-        let (mut a, _admin_a) = Host::io_of(&node, 1);
-        let (mut b, _admin_b) = Host::io_of(&node, 2);
+        let (mut a, _admin_a) = FabricsTestHost::io_of(&node, 1);
+        let (mut b, _admin_b) = FabricsTestHost::io_of(&node, 2);
         assert_eq!(register(&mut a, REGISTER, [0, 1]), OK);
         assert_eq!(register(&mut b, REGISTER, [0, 2]), OK);
         assert_eq!(acquire(&mut a, 0, kind, [1, 0]), OK);
-        assert_eq!(acquire(&mut a, 0, kind, [1, 0]), OK, "the same again is no harm");
+        assert_eq!(acquire(&mut a, 0, kind, [1, 0]), OK, "repeating it has no effect");
         assert_eq!(access(&mut a), [true; 2], "type {kind}");
         assert_eq!(access(&mut b), registered, "type {kind}");
         assert_eq!(register(&mut b, UNREGISTER, [2, 0]), OK);
         assert_eq!(access(&mut b), stranger, "type {kind}");
         let flush = b.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1.status.status();
         assert_eq!(flush, CONFLICT, "a flush is one of the commands that write");
-        // Another queue of the same host is the same registrant, and of another namespace nothing
-        // was said.
-        let (mut other, _other_admin) = Host::io_of(&node, 1);
+        // Another queue of the same host is the same registrant; the other namespace has no
+        // reservation.
+        let (mut other, _other_admin) = FabricsTestHost::io_of(&node, 1);
         assert_eq!(access(&mut other), [true; 2]);
         assert!(b.run(nvm(NvmOpcode::READ, 2, 0, 1), &[]).1.status.is_success());
         assert_eq!(report(&mut b)[4], kind as u8);
@@ -128,14 +128,14 @@ fn a_reservation_of_each_type_lets_in_whom_it_says() {
 }
 
 #[test]
-fn registering_asks_for_the_right_key_unless_it_is_to_be_ignored() {
+fn registering_checks_the_key_unless_iekey_is_set() {
     let node = node();
-    let (mut a, _admin) = Host::io(&node);
+    let (mut a, _admin) = FabricsTestHost::io(&node);
     assert_eq!(register(&mut a, UNREGISTER, [0, 0]), CONFLICT, "nothing is registered");
     assert_eq!(register(&mut a, UNREGISTER | IEKEY, [0, 0]), CONFLICT);
     assert_eq!(register(&mut a, REPLACE, [0, 5]), CONFLICT);
-    assert_eq!(register(&mut a, REGISTER, [9, 0]), INVALID, "0 is no key");
-    assert_eq!(register(&mut a, REGISTER, [9, 1]), OK, "the current key is not looked at");
+    assert_eq!(register(&mut a, REGISTER, [9, 0]), INVALID, "0 is not a valid key");
+    assert_eq!(register(&mut a, REGISTER, [9, 1]), OK, "the current key is not checked");
     assert_eq!(register(&mut a, REGISTER, [0, 1]), OK, "the same again");
     assert_eq!(register(&mut a, REGISTER, [0, 2]), CONFLICT);
     assert_eq!(register(&mut a, REPLACE, [2, 3]), CONFLICT);
@@ -146,7 +146,7 @@ fn registering_asks_for_the_right_key_unless_it_is_to_be_ignored() {
     assert_eq!(register(&mut a, REPLACE | IEKEY, [0, 6]), OK, "whether or not it was registered");
     assert_eq!(register(&mut a, 3, [6, 7]), INVALID);
     assert_eq!(register(&mut a, REGISTER | 1 << 30, [0, 6]), INVALID);
-    assert_eq!(register(&mut a, REGISTER | 3 << 30, [0, 6]), INVALID, "nothing keeps it");
+    assert_eq!(register(&mut a, REGISTER | 3 << 30, [0, 6]), INVALID, "there is no persistent storage");
     assert_eq!(acquire(&mut a, 0, 1, [5, 0]), CONFLICT);
     assert_eq!(acquire(&mut a, IEKEY, 1, [6, 0]), INVALID);
     for kind in [0, 7] {
@@ -162,11 +162,11 @@ fn registering_asks_for_the_right_key_unless_it_is_to_be_ignored() {
     assert_eq!(report(&mut a)[5], 0);
 }
 
-/// Linux's block layer has two keys in every reservation command, a release too.
+/// Linux's block layer sends two keys with every reservation command, including Release.
 #[test]
 fn keys_may_be_in_a_buffer_that_is_longer_than_they_are() {
     let node = node();
-    let (mut a, _admin) = Host::io(&node);
+    let (mut a, _admin) = FabricsTestHost::io(&node);
     let mut run = |opcode, cdw10, keys: [u64; 2], len: usize| {
         let mut data = [keys[0].to_le_bytes(), keys[1].to_le_bytes()].concat();
         data.resize(len, 0xee);
@@ -183,10 +183,10 @@ fn keys_may_be_in_a_buffer_that_is_longer_than_they_are() {
 }
 
 #[test]
-fn a_report_tells_who_is_registered_and_who_holds() {
+fn a_report_lists_the_registrants_and_the_holder() {
     let node = node();
-    let (mut a, _admin_a) = Host::io_of(&node, 1);
-    let (mut b, _admin_b) = Host::io_of(&node, 2);
+    let (mut a, _admin_a) = FabricsTestHost::io_of(&node, 1);
+    let (mut b, _admin_b) = FabricsTestHost::io_of(&node, 2);
     assert_eq!(register(&mut a, REGISTER, [0, 0x11]), OK);
     assert_eq!(register(&mut b, REGISTER, [0, 0x22]), OK);
     assert_eq!(acquire(&mut b, 0, 4, [0x22, 0]), OK);
@@ -207,10 +207,10 @@ fn a_report_tells_who_is_registered_and_who_holds() {
 }
 
 #[test]
-fn who_is_preempted_is_told_and_may_not_write() {
+fn a_preempted_host_is_notified_and_may_not_write() {
     let node = node();
-    let (mut a, mut admin_a) = Host::io_of(&node, 1);
-    let (mut b, mut admin_b) = Host::io_of(&node, 2);
+    let (mut a, mut admin_a) = FabricsTestHost::io_of(&node, 1);
+    let (mut b, mut admin_b) = FabricsTestHost::io_of(&node, 2);
     let event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
     let mut requests = [event; 2];
     admin_a.send(&mut requests[0], &[]);
@@ -224,13 +224,13 @@ fn who_is_preempted_is_told_and_may_not_write() {
     assert_eq!((access(&mut a), access(&mut b)), ([true, false], [true; 2]));
     admin_a.pump.turn();
     admin_b.pump.turn();
-    let told = admin_a.end_of(requests[0]).1;
-    assert_eq!(told.result.get(), 0x80_0006);
+    let completion = admin_a.end_of(requests[0]).1;
+    assert_eq!(completion.result.get(), 0x80_0006);
     assert!(admin_b.received().is_empty());
     let log = admin(AdminOpcode::GET_LOG_PAGE, 0, 15 << 16 | 0x80, 0, 64);
     let page = admin_a.run(log, &[]).0;
     assert_eq!((page[0], page[8], page[9], page[12]), (1, 1, 0, 1));
-    // What the host does not want to be told of it is not told.
+    // A masked notification is not reported.
     let mask =
         admin(AdminOpcode::SET_FEATURES, 1, FeatureId::RESERVATION_NOTIFICATION_MASK.0.into(), 0b1110, 0);
     assert!(admin_a.run(mask, &[]).1.status.is_success());
@@ -245,11 +245,11 @@ fn who_is_preempted_is_told_and_may_not_write() {
     assert!(admin_a.received().is_empty());
 }
 
-/// What blktests nvme/054 does. Until 2025 it preempted with PRKEY 0, which only Linux's target
-/// takes for the holder's key.
+/// As in blktests nvme/054. Until 2025 it preempted with PRKEY 0, which only Linux's target accepts
+/// as the holder's key.
 #[test]
 fn a_holder_changes_the_type_of_its_reservation_by_preempting_its_own_key() {
-    let (mut host, _admin) = Host::io(&node());
+    let (mut host, _admin) = FabricsTestHost::io(&node());
     assert_eq!(register(&mut host, REGISTER, [0, 4]), OK);
     assert_eq!(acquire(&mut host, 0, 1, [4, 0]), OK);
     assert_eq!(acquire(&mut host, PREEMPT, 2, [4, 0]), INVALID);
@@ -259,10 +259,10 @@ fn a_holder_changes_the_type_of_its_reservation_by_preempting_its_own_key() {
 }
 
 #[test]
-fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
+fn preempt_and_abort_aborts_outstanding_io_and_waits_for_it() {
     let node = node();
-    let (mut a, _admin_a) = Host::io_of(&node, 1);
-    let (mut b, _admin_b) = Host::io_of(&node, 2);
+    let (mut a, _admin_a) = FabricsTestHost::io_of(&node, 1);
+    let (mut b, _admin_b) = FabricsTestHost::io_of(&node, 2);
     assert_eq!(register(&mut a, REGISTER, [0, 1]), OK);
     assert_eq!(register(&mut b, REGISTER, [0, 2]), OK);
     a.pump.holds_io = true;
@@ -277,7 +277,7 @@ fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
     a.pump.turn();
     let (volume, tag) = (VolumeId(0), a.pump.submitted[0].1.tag);
     assert_eq!(a.pump.cancelled, [(volume, tag)]);
-    // The volume could end it early.
+    // The volume could cancel it.
     let (_, io) = a.pump.submitted.pop_front().unwrap();
     let result = Err(blockmux_volume::IoError::Aborted);
     crate::session::Target::on_io(
@@ -293,25 +293,25 @@ fn preempt_and_abort_ends_what_is_under_way_and_waits_for_it() {
 }
 
 #[test]
-fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
-    let shelf = Arc::new(Shelf::default());
+fn a_persistent_change_completes_once_it_is_saved_and_is_restored() {
+    let store = Arc::new(MemoryStore::default());
     let serve_image = |image: &[u8]| {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
-        let served = VolumeState::with_store(volume.clone(), shelf.clone(), image).unwrap();
+        let served = VolumeState::with_store(volume.clone(), store.clone(), image).unwrap();
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let other = super::export("b");
         let other_served = VolumeState::new(other.volume.clone());
         serve(Exports::of_served(vec![(export, served), (other, other_served)]))
     };
     let node = serve_image(&[]);
-    let (mut io, mut admin_queue) = Host::io(&node);
+    let (mut io, mut admin_queue) = FabricsTestHost::io(&node);
     let page = admin_queue.run(admin(AdminOpcode::IDENTIFY, 1, 0, 0, 4096), &[]).0;
     assert!(IdentifyNamespace::read_from_bytes(&page).unwrap().rescap & RESCAP_PTPL != 0);
     let mut sqe = command(NvmOpcode::RESERVATION_REGISTER, REGISTER | 3 << 30);
     sqe.dptr = SglDescriptor::in_capsule(0, 16);
     io.send(&mut sqe, &[0_u64.to_le_bytes(), 7_u64.to_le_bytes()].concat());
     assert!(io.received().is_empty(), "it is not on stable storage");
-    shelf.0.lock().unwrap().answer = Some(true);
+    store.0.lock().unwrap().answer = Some(true);
     let now = io.pump.session.poll_timeout().unwrap();
     io.pump.session.on_timeout(now).unwrap();
     assert!(io.end_of(sqe).1.status.is_success());
@@ -320,37 +320,37 @@ fn what_is_to_persist_is_acknowledged_when_it_is_kept_and_comes_back() {
     let get = admin(AdminOpcode::GET_FEATURES, 1, FeatureId::RESERVATION_PERSISTENCE.0.into(), 0, 0);
     assert_eq!(admin_queue.run(get, &[]).1.result.get(), 1);
 
-    let image = shelf.0.lock().unwrap().image.clone();
+    let image = store.0.lock().unwrap().image.clone();
     let node = serve_image(&image);
-    let (mut stranger, _stranger_admin) = Host::io_of(&node, 2);
-    let (mut io, mut admin_queue) = Host::io(&node);
+    let (mut stranger, _stranger_admin) = FabricsTestHost::io_of(&node, 2);
+    let (mut io, mut admin_queue) = FabricsTestHost::io(&node);
     assert_eq!((access(&mut stranger), access(&mut io)), ([false; 2], [true; 2]));
-    // The feature ends it without a registration; what cannot be kept is taken back.
+    // The feature clears persistence without a registration; a failed save is rolled back.
     let set =
         |value| admin(AdminOpcode::SET_FEATURES, 1, FeatureId::RESERVATION_PERSISTENCE.0.into(), value, 0);
-    shelf.0.lock().unwrap().answer = Some(false);
+    store.0.lock().unwrap().answer = Some(false);
     assert_eq!(refusal(&admin_queue.run(set(0), &[]).1), NvmeStatus::INTERNAL_ERROR);
     assert_eq!(admin_queue.run(get, &[]).1.result.get(), 1);
-    shelf.0.lock().unwrap().answer = None;
+    store.0.lock().unwrap().answer = None;
     let mut waits = set(0);
     admin_queue.send(&mut waits, &[]);
     assert!(admin_queue.received().is_empty());
-    shelf.0.lock().unwrap().answer = Some(true);
+    store.0.lock().unwrap().answer = Some(true);
     let now = admin_queue.pump.session.poll_timeout().unwrap();
     admin_queue.pump.session.on_timeout(now).unwrap();
     assert!(admin_queue.end_of(waits).1.status.is_success());
-    assert_eq!(shelf.0.lock().unwrap().image, []);
+    assert_eq!(store.0.lock().unwrap().image, []);
     assert_eq!(report(&mut io)[9], 0);
 }
 
-/// An initiator of SCSI on the volume that is namespace 1.
-fn scsi(node: &(Arc<NvmeNode>, Exports)) -> Client {
+/// A SCSI initiator of the volume of namespace 1.
+fn scsi(node: &(Arc<NvmeNode>, Exports)) -> TestNexus {
     let served = node.1.served(VolumeId(0)).unwrap();
     let unit = LogicalUnit::over(UnitIdentity::of("a"), &served);
-    Bench::around(unit, served.volume().clone()).client("s")
+    DeviceBench::around(unit, served.volume().clone()).client("s")
 }
 
-fn reserve_out(client: &mut Client, action: u8, kind: u8, key: u64, other_key: u64) -> ScsiStatus {
+fn reserve_out(client: &mut TestNexus, action: u8, kind: u8, key: u64, other_key: u64) -> ScsiStatus {
     let mut list = [key.to_be_bytes(), other_key.to_be_bytes()].concat();
     list.extend([0; 8]);
     client.run_with(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list).status
@@ -360,19 +360,19 @@ const SCSI_READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 const SCSI_WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
 #[test]
-fn a_persistent_reservation_of_scsi_fences_hosts_and_the_other_way_round() {
+fn scsi_and_nvme_reservations_exclude_each_other() {
     for (own, scsi_kind, reads) in
         [(1, 1, true), (2, 3, false), (3, 5, true), (4, 6, false), (5, 7, true), (6, 8, false)]
     {
         let node = node();
         let mut scsi = scsi(&node);
-        let (mut host, mut admin_queue) = Host::io(&node);
+        let (mut host, mut admin_queue) = FabricsTestHost::io(&node);
         assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
         assert_eq!(reserve_out(&mut scsi, 1, scsi_kind, 1, 0), ScsiStatus::GOOD);
         assert_eq!(access(&mut host), [reads, false], "type {own}");
         let page = report(&mut host);
         assert_eq!((page[4], page[5], page[64 + 2], page[64 + 8]), (own, 1, 1, 1));
-        // The host takes it over, and the initiator is told in its own words.
+        // The host preempts it, and the initiator gets a unit attention.
         assert_eq!(register(&mut host, REGISTER, [0, 2]), OK);
         let victim = if own >= 5 { 0 } else { 1 };
         assert_eq!(acquire(&mut host, PREEMPT, own.into(), [2, victim]), OK);
@@ -385,7 +385,7 @@ fn a_persistent_reservation_of_scsi_fences_hosts_and_the_other_way_round() {
         assert_eq!(keys[21], scsi_kind);
         let full = scsi.run(&[0x5e, 3, 0, 0, 0, 0, 0, 4, 0, 0]).good();
         assert_eq!((full[7], full[15], full[8 + 24], &full[8 + 32..]), (48, 2, 0x0f, &[1; 16][..]));
-        // And loses it again.
+        // The initiator preempts it in turn.
         let mut event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
         admin_queue.send(&mut event, &[]);
         assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 3), ScsiStatus::GOOD);

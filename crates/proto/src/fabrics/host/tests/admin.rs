@@ -1,4 +1,4 @@
-//! Bringing a controller up, and keeping it.
+//! Initialization of a controller, Keep Alive, and shutdown.
 
 use super::*;
 use crate::session::{Control, Initiator, Timed};
@@ -14,13 +14,13 @@ fn admin(ask: Ask, now: Instant) -> Driver<AdminSession> {
 }
 
 #[test]
-fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
+fn acre_is_set_on_a_controller_with_retry_delays() {
     let mut now = Instant::now();
     for fails in [
         None,
         Some((AdminOpcode::SET_FEATURES.0, StatusField::final_one(NvmeStatus::INVALID_FIELD_IN_COMMAND))),
     ] {
-        let mut subsystem = Subsystem { crdt: [5, 0, 100], ..Subsystem::default() };
+        let mut subsystem = ScriptedSubsystem { crdt: [5, 0, 100], ..ScriptedSubsystem::default() };
         let mut driver = admin(Ask::Use(1), now);
         subsystem.fails = fails;
         bring_up(&mut driver, &mut subsystem);
@@ -33,26 +33,26 @@ fn a_controller_that_has_retry_delays_is_told_that_they_are_heeded() {
         }
         now += Duration::from_secs(1);
     }
-    let mut subsystem = Subsystem::default();
+    let mut subsystem = ScriptedSubsystem::default();
     bring_up(&mut admin(Ask::Use(1), now), &mut subsystem);
-    assert_eq!(subsystem.behavior, None, "it has none");
+    assert_eq!(subsystem.behavior, None, "no retry delays");
 }
 
 #[test]
-fn who_only_asks_shuts_the_controller_down_and_leaves() {
+fn a_session_that_only_asks_shuts_the_controller_down() {
     let mut driver = admin(Ask::Namespace(1), Instant::now());
-    let mut subsystem = Subsystem::default();
+    let mut subsystem = ScriptedSubsystem::default();
     let opcodes = bring_up(&mut driver, &mut subsystem);
     assert_eq!(opcodes.last(), Some(&0x7f), "Property Set of CC.SHN");
     assert!(driver.is_closing() && driver.session.is_over());
 }
 
 #[test]
-fn all_namespaces_are_learned_but_those_that_are_none_for_us() {
+fn all_namespaces_are_learned_except_unusable_ones() {
     let mut driver = admin(Ask::Namespaces, Instant::now());
-    bring_up(&mut driver, &mut Subsystem::default());
+    bring_up(&mut driver, &mut ScriptedSubsystem::default());
     let found: Vec<u32> = driver.session.namespaces().iter().map(|namespace| namespace.nsid).collect();
-    assert_eq!(found, [1, 9], "3 is listed and not there");
+    assert_eq!(found, [1, 9], "namespace 3 is listed but inactive");
 }
 
 #[test]
@@ -62,15 +62,15 @@ fn a_discovery_log_is_read() {
     entry.subnqn[..5].copy_from_slice(b"nqn.a");
     let log = [header.as_bytes(), entry.as_bytes(), entry.as_bytes()].concat();
     let mut driver = admin(Ask::Discovery, Instant::now());
-    bring_up(&mut driver, &mut Subsystem { log, ..Subsystem::default() });
+    bring_up(&mut driver, &mut ScriptedSubsystem { log, ..ScriptedSubsystem::default() });
     let (found, left_out) = driver.session.found();
     assert_eq!((found.len(), left_out, found[1].nqn.as_str()), (2, 0, "nqn.a"));
     assert!(driver.session.controller().is_some());
 }
 
 #[test]
-fn a_controller_that_says_no_is_heard() {
-    let refused = |subsystem: Subsystem, nsid| {
+fn the_refusal_of_a_controller_is_reported() {
+    let refused = |subsystem: ScriptedSubsystem, nsid| {
         let mut driver = admin(Ask::Use(nsid), Instant::now());
         let mut subsystem = subsystem;
         bring_up(&mut driver, &mut subsystem);
@@ -78,7 +78,7 @@ fn a_controller_that_says_no_is_heard() {
         driver.session.refused().unwrap().clone()
     };
     let fails = |opcode: AdminOpcode, status| {
-        refused(Subsystem { fails: Some((opcode.0, status)), ..Subsystem::default() }, 1)
+        refused(ScriptedSubsystem { fails: Some((opcode.0, status)), ..ScriptedSubsystem::default() }, 1)
     };
     let host = StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into());
     assert_eq!(fails(AdminOpcode::FABRICS, host), NvmeRefused::Connect(host));
@@ -88,27 +88,30 @@ fn a_controller_that_says_no_is_heard() {
     assert_eq!(fails(AdminOpcode::SET_FEATURES, broken), NvmeRefused::NoQueues);
     let with = |subsystem| refused(subsystem, 1);
     assert_eq!(
-        with(Subsystem { connect_result: 1 << 17 | 5, ..Subsystem::default() }),
+        with(ScriptedSubsystem { connect_result: 1 << 17 | 5, ..ScriptedSubsystem::default() }),
         NvmeRefused::Authentication
     );
-    // So does one that wants a secure channel of it.
+    // ASCR: authentication, followed by a secure channel.
     assert_eq!(
-        with(Subsystem { connect_result: 1 << 18 | 5, ..Subsystem::default() }),
+        with(ScriptedSubsystem { connect_result: 1 << 18 | 5, ..ScriptedSubsystem::default() }),
         NvmeRefused::Authentication
     );
-    assert_eq!(with(Subsystem { csts: 2, ..Subsystem::default() }), NvmeRefused::Fatal);
-    assert_eq!(with(Subsystem { blocks: 0, ..Subsystem::default() }), NvmeRefused::NoNamespace(1));
+    assert_eq!(with(ScriptedSubsystem { csts: 2, ..ScriptedSubsystem::default() }), NvmeRefused::Fatal);
+    assert_eq!(
+        with(ScriptedSubsystem { blocks: 0, ..ScriptedSubsystem::default() }),
+        NvmeRefused::NoNamespace(1)
+    );
     let format = NvmeRefused::Format { nsid: 1, lbads: 12, metadata: 8 };
-    assert_eq!(with(Subsystem { metadata: 8, ..Subsystem::default() }), format);
-    assert_eq!(refused(Subsystem::default(), 3), NvmeRefused::NoNamespace(3));
+    assert_eq!(with(ScriptedSubsystem { metadata: 8, ..ScriptedSubsystem::default() }), format);
+    assert_eq!(refused(ScriptedSubsystem::default(), 3), NvmeRefused::NoNamespace(3));
 }
 
 #[test]
 fn a_controller_may_take_cap_to_to_become_ready() {
     let start = Instant::now();
-    for (unready, is_patient) in [(50, true), (1000, false)] {
+    for (unready, becomes_ready) in [(50, true), (1000, false)] {
         let mut driver = admin(Ask::Use(1), start);
-        let mut subsystem = Subsystem { unready, ..Subsystem::default() };
+        let mut subsystem = ScriptedSubsystem { unready, ..ScriptedSubsystem::default() };
         bring_up(&mut driver, &mut subsystem);
         let mut now = start;
         while !driver.session.is_ready() && driver.session.refused().is_none() {
@@ -117,27 +120,27 @@ fn a_controller_may_take_cap_to_to_become_ready() {
             bring_up(&mut driver, &mut subsystem);
             assert!(now - start < Duration::from_secs(3));
         }
-        assert_eq!(driver.session.is_ready(), is_patient);
-        if !is_patient {
+        assert_eq!(driver.session.is_ready(), becomes_ready);
+        if !becomes_ready {
             assert_eq!(driver.session.refused(), Some(&NvmeRefused::NotReady(2)));
         }
     }
 }
 
 #[test]
-fn a_controller_that_is_silent_is_given_up() {
+fn a_controller_that_does_not_respond_is_abandoned() {
     let start = Instant::now();
     let mut driver = admin(Ask::Use(1), start);
     assert!(driver.session.on_timeout(start + Duration::from_secs(29)).is_ok());
     let error = driver.session.on_timeout(start + Duration::from_secs(30)).unwrap_err();
-    assert_eq!(error.what, "did not tell what it is within 30 seconds");
+    assert_eq!(error.what, "did not complete its initialization within 30 seconds");
 }
 
 #[test]
 fn the_association_is_kept_alive_and_its_loss_is_noticed() {
     let start = Instant::now();
     let mut driver = admin(Ask::Use(1), start);
-    bring_up(&mut driver, &mut Subsystem::default());
+    bring_up(&mut driver, &mut ScriptedSubsystem::default());
     let mut now = start;
     for _ in 0..3 {
         now = driver.session.poll_timeout().unwrap();
@@ -155,21 +158,23 @@ fn the_association_is_kept_alive_and_its_loss_is_noticed() {
 }
 
 #[test]
-fn a_new_size_is_heard_of_as_often_as_it_changes() {
+fn every_change_of_size_is_reported() {
     let mut driver = admin(Ask::Use(1), Instant::now());
-    let mut subsystem = Subsystem { oaes: 1 << 8, log: vec![0; 4096], ..Subsystem::default() };
+    let mut subsystem =
+        ScriptedSubsystem { oaes: 1 << 8, log: vec![0; 4096], ..ScriptedSubsystem::default() };
     let opcodes = bring_up(&mut driver, &mut subsystem);
-    assert_eq!(opcodes[9..], [9, 9, 12], "queues, events; the request");
+    assert_eq!(opcodes[9..], [9, 9, 12], "Number of Queues, event configuration, the event request");
     assert_eq!((driver.session.poll_size(), driver.session.poll_size()), (Some(4_096_000), None));
     for blocks in [2000, 500] {
         subsystem.blocks = blocks;
         let cid = subsystem.listening.take().unwrap();
         driver.session.answer(cid, &[], Some((StatusField::default(), 0x04_0002)));
         let opcodes = bring_up(&mut driver, &mut subsystem);
-        assert_eq!(opcodes, [2, 6, 6, 12], "the log, the namespace and what it is called");
+        assert_eq!(opcodes, [2, 6, 6, 12], "the log page, the namespace and its descriptors");
         assert_eq!(driver.session.poll_size(), Some(blocks * 4096));
     }
-    // A namespace that is gone has no new size, and one whose event fails is not asked again.
+    // A namespace that no longer exists has no new size, and an event request that failed is not
+    // repeated.
     subsystem.blocks = 0;
     let cid = subsystem.listening.take().unwrap();
     driver.session.answer(cid, &[], Some((StatusField::default(), 0x04_0002)));
@@ -183,8 +188,8 @@ fn a_new_size_is_heard_of_as_often_as_it_changes() {
 }
 
 #[test]
-fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
-    type Change = fn(&mut Subsystem);
+fn a_replaced_namespace_is_not_used_any_more() {
+    type Change = fn(&mut ScriptedSubsystem);
     let changes: [(Change, bool); 3] = [
         (|subsystem| subsystem.uuid = 0x5b, true),
         (|subsystem| (subsystem.lbads, subsystem.blocks) = (9, 8000), true),
@@ -192,7 +197,8 @@ fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
     ];
     for (change, is_another) in changes {
         let mut driver = admin(Ask::Use(1), Instant::now());
-        let mut subsystem = Subsystem { oaes: 1 << 8, log: vec![0; 4096], ..Subsystem::default() };
+        let mut subsystem =
+            ScriptedSubsystem { oaes: 1 << 8, log: vec![0; 4096], ..ScriptedSubsystem::default() };
         bring_up(&mut driver, &mut subsystem);
         assert!(driver.session.poll_size().is_some());
         change(&mut subsystem);
@@ -201,32 +207,36 @@ fn a_namespace_in_whose_place_another_one_is_is_used_no_more() {
         bring_up(&mut driver, &mut subsystem);
         let refused = is_another.then_some(&NvmeRefused::Replaced(1));
         assert_eq!((driver.is_closing(), driver.session.refused()), (is_another, refused));
-        assert_eq!(driver.session.poll_size().is_none(), is_another, "it is not this one's size");
+        assert_eq!(
+            driver.session.poll_size().is_none(),
+            is_another,
+            "the size of a replaced namespace is not reported"
+        );
     }
 }
 
 #[test]
-fn a_controller_that_tells_of_no_changes_is_not_asked_to() {
+fn no_events_are_requested_from_a_controller_without_them() {
     let mut driver = admin(Ask::Use(1), Instant::now());
-    let mut subsystem = Subsystem::default();
+    let mut subsystem = ScriptedSubsystem::default();
     bring_up(&mut driver, &mut subsystem);
     assert_eq!((subsystem.listening, driver.session.poll_size()), (None, Some(4_096_000)));
 }
 
 #[test]
-fn a_stop_says_goodbye_once() {
+fn a_stop_shuts_the_controller_down_once() {
     let mut driver = admin(Ask::Use(1), Instant::now());
-    bring_up(&mut driver, &mut Subsystem::default());
+    bring_up(&mut driver, &mut ScriptedSubsystem::default());
     driver.session.on_stop();
     driver.session.on_stop();
-    let [goodbye] = driver.session.sent().try_into().unwrap();
-    assert_eq!((goodbye.sqe.opcode, goodbye.sqe.cdw12.get() >> 14 & 3), (0x7f, 1));
+    let [shutdown] = driver.session.sent().try_into().unwrap();
+    assert_eq!((shutdown.sqe.opcode, shutdown.sqe.cdw12.get() >> 14 & 3), (0x7f, 1));
     assert!(driver.is_closing());
 }
 
 #[test]
-fn an_io_queue_is_of_the_controller_that_the_admin_queue_got() {
-    let mut client = Client::fresh(namespace(), 2000);
+fn an_io_queue_connects_to_the_controller_of_the_admin_queue() {
+    let mut client = TestQueues::fresh(namespace(), 2000);
     let connect = client.command();
     let connect_sqe = connect.sqe;
     // QID and SQSIZE.

@@ -1,5 +1,4 @@
-//! How well a path leads to the namespace: what the admin queue learns, and what an I/O queue makes
-//! of it.
+//! ANA states and path failures: what the admin queue learns, and how an I/O queue reacts.
 
 use super::*;
 use crate::session::{Control, Initiator, PathRank, Timed};
@@ -16,12 +15,12 @@ fn page(state: AnaState) -> Vec<u8> {
     [header.as_bytes(), group.as_bytes()].concat()
 }
 
-/// With ANA and these events.
-fn subsystem(state: AnaState, oaes: u32) -> Subsystem {
-    Subsystem { ana_group: 1, log: page(state), oaes, ..Subsystem::default() }
+/// A subsystem with ANA and these events.
+fn subsystem(state: AnaState, oaes: u32) -> ScriptedSubsystem {
+    ScriptedSubsystem { ana_group: 1, log: page(state), oaes, ..ScriptedSubsystem::default() }
 }
 
-fn admin(subsystem: &mut Subsystem, now: Instant) -> Driver<AdminSession> {
+fn admin(subsystem: &mut ScriptedSubsystem, now: Instant) -> Driver<AdminSession> {
     let (names, keep_alive) = (names(), Duration::ZERO);
     let config = AdminConfig { names, credentials: None, queues: 1, ask: Ask::Use(1), keep_alive };
     let session = AdminSession::new(config, (), Pool::new(1 << 20), now);
@@ -50,7 +49,7 @@ fn the_log_page_is_read_before_the_first_io_and_after_each_change() {
 }
 
 #[test]
-fn a_controller_that_tells_nothing_is_asked_from_time_to_time() {
+fn the_log_page_is_polled_if_there_are_no_events() {
     let mut now = Instant::now();
     let mut subsystem = subsystem(AnaState::OPTIMIZED, 0);
     let mut driver = admin(&mut subsystem, now);
@@ -65,7 +64,7 @@ fn a_controller_that_tells_nothing_is_asked_from_time_to_time() {
 }
 
 #[test]
-fn a_page_that_cannot_be_read_does_not_keep_io_from_going() {
+fn io_continues_if_the_log_page_cannot_be_read() {
     let mut subsystem = subsystem(AnaState::INACCESSIBLE, AEC_ANA_CHANGE);
     subsystem.fails = Some((0x02, StatusField::new(NvmeStatus::INTERNAL_ERROR)));
     let mut driver = admin(&mut subsystem, Instant::now());
@@ -78,7 +77,7 @@ fn a_page_that_cannot_be_read_does_not_keep_io_from_going() {
 }
 
 #[test]
-fn a_controller_that_never_answers_for_the_page_is_given_up() {
+fn a_controller_that_never_returns_the_log_page_is_abandoned() {
     let now = Instant::now();
     let mut subsystem = subsystem(AnaState::OPTIMIZED, AEC_ANA_CHANGE);
     subsystem.is_silent_about_logs = true;
@@ -89,7 +88,7 @@ fn a_controller_that_never_answers_for_the_page_is_given_up() {
 }
 
 #[test]
-fn a_change_of_state_is_waited_for_as_long_as_the_controller_says_and_no_longer() {
+fn a_transition_is_awaited_for_anatt_and_no_longer() {
     for ends in [true, false] {
         let start = Instant::now();
         let mut subsystem = subsystem(AnaState::CHANGE, AEC_ANA_CHANGE);
@@ -112,9 +111,9 @@ fn a_change_of_state_is_waited_for_as_long_as_the_controller_says_and_no_longer(
     }
 }
 
-/// A host whose write has ended so, with other paths or alone.
-fn with_a_failed_write(status: NvmeStatus, has_others: bool) -> Client {
-    let mut client = Client::ready();
+/// A host whose write has ended with `status`, with or without other paths.
+fn with_a_failed_write(status: NvmeStatus, has_others: bool) -> TestQueues {
+    let mut client = TestQueues::ready();
     if has_others {
         client.driver.session = client.driver.session.with_other_paths();
     }
@@ -125,7 +124,7 @@ fn with_a_failed_write(status: NvmeStatus, has_others: bool) -> Client {
 }
 
 #[test]
-fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_other_paths() {
+fn commands_to_an_inaccessible_namespace_are_handed_back_if_there_are_other_paths() {
     for status in [
         NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE,
         NvmeStatus::ASYMMETRIC_ACCESS_TRANSITION,
@@ -141,7 +140,7 @@ fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_oth
                 assert!(io.data.unwrap().to_vec() == pattern(4096));
             }
             assert!(client.driver.session.poll_returned().is_none());
-            // Alone, it is sent again after a pause.
+            // Without other paths, the command is sent again after a delay.
             assert_eq!(client.driver.stream().poll_timeout().is_some(), !has_others);
             client.driver.session.set_path_rank(PathRank::Best);
             assert_eq!(client.driver.session.path_rank(), PathRank::Best);
@@ -150,7 +149,7 @@ fn what_an_inaccessible_namespace_does_not_do_is_handed_back_where_there_are_oth
 }
 
 #[test]
-fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while() {
+fn commands_that_fail_on_the_path_are_handed_back_and_the_path_pauses() {
     for status in [
         NvmeStatus::INTERNAL_PATH_ERROR,
         NvmeStatus::CONTROLLER_PATHING_ERROR,
@@ -164,7 +163,7 @@ fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while()
             assert_eq!((io.tag.0, io.op, io.offset), (7, Op::Write { fua: false }, 4096));
             assert!(io.data.unwrap().to_vec() == pattern(4096));
             assert_eq!(session.path_rank(), PathRank::Failing);
-            // Whatever ANA's log page says of it.
+            // The pause holds whatever the ANA log page says.
             session.set_path_rank(PathRank::Good);
             assert_eq!(session.path_rank(), PathRank::Failing);
             session.queue(0).on_timeout(Instant::now()).unwrap();
@@ -176,8 +175,8 @@ fn what_fails_on_its_way_is_handed_back_and_the_path_is_left_alone_for_a_while()
 }
 
 #[test]
-fn what_no_path_can_do_fails() {
-    let mut client = Client::ready();
+fn a_command_that_no_path_can_do_fails() {
+    let mut client = TestQueues::ready();
     client.driver.session = client.driver.session.with_other_paths();
     client.write(7, 4096, &pattern(4096));
     let command = client.command();

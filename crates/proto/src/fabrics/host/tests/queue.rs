@@ -1,4 +1,4 @@
-//! I/O of a queue: what becomes of each, and what a controller may do.
+//! I/O of a queue: how each ends, and what a controller may do.
 
 use super::*;
 use crate::session::{Initiator, Timed};
@@ -9,8 +9,8 @@ use blockmux_wire::nvme::status::NvmeStatus;
 use std::time::Duration;
 
 #[test]
-fn success_without_the_data_is_none() {
-    let mut client = Client::ready();
+fn success_without_its_data_is_a_failure() {
+    let mut client = TestQueues::ready();
     client.driver.read(1, 0, 4096);
     let cid = client.command().cid();
     client.good(cid);
@@ -22,8 +22,8 @@ fn success_without_the_data_is_none() {
 }
 
 #[test]
-fn what_is_larger_than_mdts_goes_in_pieces() {
-    let mut client = Client::ready();
+fn io_beyond_mdts_is_split() {
+    let mut client = TestQueues::ready();
     let len = 600 << 10;
     client.driver.read(1, 0, len as u64);
     let (mut next, data) = (client.sent(), pattern(len));
@@ -46,7 +46,7 @@ fn what_is_larger_than_mdts_goes_in_pieces() {
 
 #[test]
 fn every_operation_has_its_command() {
-    let mut client = Client::ready();
+    let mut client = TestQueues::ready();
     let mut one = |op, offset, len, data: Option<&[u8]>| {
         let data = data.map(|data| SgList::one(Seg::from_slice(data)));
         client.driver.submit(1, op, offset, len, data);
@@ -72,14 +72,14 @@ fn every_operation_has_its_command() {
 }
 
 #[test]
-fn what_needs_no_command_is_done_at_once() {
+fn io_that_needs_no_command_completes_immediately() {
     let plain = NamespaceInfo {
         write_cache: false,
         max_deallocate_blocks: None,
         max_zeroes_blocks: None,
         ..namespace()
     };
-    let mut client = Client::with(plain, 128);
+    let mut client = TestQueues::with(plain, 128);
     for op in [Op::Flush, Op::Discard { fua: true }, Op::Prefetch] {
         client.driver.submit(1, op, 0, 512, None);
         assert!(matches!(client.driver.done(), (1, Ok(Output::Nothing))), "{op:?}");
@@ -91,15 +91,15 @@ fn what_needs_no_command_is_done_at_once() {
     assert_eq!(client.driver.done_error(), IoError::Unsupported);
     client.driver.submit(4, Op::WriteZeroes { fua: true, may_unmap: true, only_fast: false }, 0, 512, None);
     let written = client.command();
-    // Without a cache everything is stable.
+    // Without a cache every write is durable.
     assert_eq!((written.opcode(), written.range()), (NvmOpcode::WRITE, (0, 1, 0)));
     assert_eq!(written.data, [0; 512]);
 }
 
 #[test]
-fn what_a_controller_turns_out_not_to_know_is_done_otherwise() {
+fn an_unsupported_command_is_replaced() {
     let unknown = StatusField::final_one(NvmeStatus::INVALID_COMMAND_OPCODE);
-    let mut client = Client::ready();
+    let mut client = TestQueues::ready();
     client.driver.submit(1, Op::WriteZeroes { fua: true, may_unmap: true, only_fast: false }, 0, 512, None);
     let cid = client.command().cid();
     client.complete(cid, unknown, 0);
@@ -118,9 +118,9 @@ fn what_a_controller_turns_out_not_to_know_is_done_otherwise() {
 }
 
 #[test]
-fn what_fails_for_a_reason_that_passes_is_sent_again_and_not_forever() {
+fn transient_failures_are_retried_a_limited_number_of_times() {
     let busy = StatusField::new(NvmeStatus::NAMESPACE_NOT_READY);
-    let mut client = Client::ready();
+    let mut client = TestQueues::ready();
     client.driver.read(1, 0, 512);
     let mut cid = client.command().cid();
     let mut now = std::time::Instant::now();
@@ -145,7 +145,7 @@ fn what_fails_for_a_reason_that_passes_is_sent_again_and_not_forever() {
 }
 
 #[test]
-fn a_command_is_sent_again_when_the_controller_wants_it() {
+fn a_command_is_retried_after_the_controllers_delay() {
     let delays = [300, 0, 2000].map(Duration::from_millis);
     let controller = ControllerInfo { retry_delays: delays, ..controller() };
     for (crd, at_least, status) in [
@@ -153,7 +153,7 @@ fn a_command_is_sent_again_when_the_controller_wants_it() {
         (2, 2, NvmeStatus::NAMESPACE_NOT_READY),
         (3, 2000, NvmeStatus::INTERNAL_ERROR),
     ] {
-        let mut client = Client::of(controller.clone(), namespace(), 128);
+        let mut client = TestQueues::of(controller.clone(), namespace(), 128);
         client.driver.read(1, 0, 512);
         let cid = client.command().cid();
         let status = StatusField::new(status).with_retry_delay(crd);
@@ -169,8 +169,8 @@ fn a_command_is_sent_again_when_the_controller_wants_it() {
 }
 
 #[test]
-fn no_more_commands_are_under_way_than_the_queue_has_entries_for() {
-    let mut client = Client::with(namespace(), 4);
+fn outstanding_commands_are_bounded_by_the_queues_entries() {
+    let mut client = TestQueues::with(namespace(), 4);
     for tag in 0..10 {
         client.driver.read(tag, 0, 512);
     }
@@ -189,8 +189,8 @@ fn no_more_commands_are_under_way_than_the_queue_has_entries_for() {
 }
 
 #[test]
-fn a_thousand_requests_are_under_way_at_a_time() {
-    let mut client = Client::with(namespace(), 1024);
+fn a_thousand_requests_are_outstanding_at_a_time() {
+    let mut client = TestQueues::with(namespace(), 1024);
     let room = client.driver.session.room();
     assert_eq!(room, 1024);
     for tag in 0..room as u64 {
@@ -207,7 +207,7 @@ fn a_thousand_requests_are_under_way_at_a_time() {
 
 #[test]
 fn unfinished_requests_come_back_whole_and_oldest_first() {
-    let mut client = Client::with(namespace(), 4);
+    let mut client = TestQueues::with(namespace(), 4);
     for tag in 0..6 {
         client.driver.read(tag, 512 * tag, 512);
     }
@@ -221,7 +221,7 @@ fn unfinished_requests_come_back_whole_and_oldest_first() {
     assert!(client.sent().is_empty() && client.driver.is_closing());
 }
 
-impl Client {
+impl TestQueues {
     fn command_of_three(&mut self) -> u16 {
         let [first, _, _] = self.sent().try_into().unwrap();
         first.cid()
@@ -229,8 +229,8 @@ impl Client {
 }
 
 #[test]
-fn a_stop_lets_finish_what_is_under_way() {
-    let mut client = Client::ready();
+fn a_stop_finishes_outstanding_commands() {
+    let mut client = TestQueues::ready();
     client.driver.read(1, 0, 512);
     let cid = client.command().cid();
     client.driver.session.on_stop();

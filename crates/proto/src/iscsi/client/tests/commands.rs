@@ -1,4 +1,4 @@
-//! Commands and their data as they go on the wire.
+//! Commands and their data on the wire.
 
 use super::script::*;
 use crate::scsi::ScsiStatus;
@@ -11,9 +11,9 @@ const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstL
 const ZEROES: Op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
 
 #[test]
-fn a_read_is_one_command_and_its_data_is_lent() {
+fn a_read_is_one_command_and_its_data_is_borrowed() {
     at_every_split(|step| {
-        let mut client = Client::ready(WHOLE, 1 << 20);
+        let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
         client.step = step;
         client.read(9, 4096, 8192);
         let command = client.command();
@@ -28,7 +28,7 @@ fn a_read_is_one_command_and_its_data_is_lent() {
 
 #[test]
 fn data_in_several_pdus_and_a_status_of_its_own_make_a_read() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.read(1, 0, 1536);
     let command = client.command();
     let first = client.data_in(&command, 0, 0, 0);
@@ -41,8 +41,8 @@ fn data_in_several_pdus_and_a_status_of_its_own_make_a_read() {
 }
 
 #[test]
-fn long_data_is_placed_where_the_reader_wants_it() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+fn long_data_is_received_into_the_readers_buffer() {
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     let own = list(&vec![0; 200 << 10]);
     client.submit(1, Op::Read, 0, 200 << 10, Some(own.clone()));
     let command = client.command();
@@ -54,16 +54,17 @@ fn long_data_is_placed_where_the_reader_wants_it() {
 
 #[test]
 fn a_read_that_comes_short_fails() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.read(1, 0, 1024);
     let command = client.command();
     client.data(&command, &pattern(512));
     assert_eq!(client.done_error(), IoError::Medium);
 }
 
-/// What a write of 100 KiB sends unasked: immediate bytes, and offset and length of each Data-Out.
+/// Unsolicited data of a 100 KiB write: immediate bytes, then offset, length and flags of each
+/// Data-Out.
 fn sent_unasked(answers: &str) -> (usize, Vec<(u32, u32, u8)>) {
-    let mut client = Client::ready(answers, 1 << 20);
+    let mut client = ScriptedClient::ready(answers, 1 << 20);
     client.write(1, 0, &pattern(100 << 10));
     let [command, data @ ..] = &client.sent()[..] else { panic!() };
     assert_eq!(command.bhs.flags & FLAG_FINAL == 0, !data.is_empty());
@@ -76,7 +77,7 @@ fn sent_unasked(answers: &str) -> (usize, Vec<(u32, u32, u8)>) {
 }
 
 #[test]
-fn as_much_is_sent_unasked_as_was_agreed_on() {
+fn unsolicited_data_matches_the_negotiated_parameters() {
     let segment = "MaxRecvDataSegmentLength=32768\0";
     let cases = [
         ("InitialR2T=Yes\0ImmediateData=No\0", 0, vec![]),
@@ -98,14 +99,14 @@ fn as_much_is_sent_unasked_as_was_agreed_on() {
 }
 
 #[test]
-fn what_is_asked_for_is_sent_in_sequences() {
+fn requested_data_is_sent_in_sequences() {
     let answers = "InitialR2T=Yes\0ImmediateData=No\0MaxBurstLength=65536\0MaxRecvDataSegmentLength=40000\0";
-    let mut client = Client::ready(answers, 1 << 20);
+    let mut client = ScriptedClient::ready(answers, 1 << 20);
     let data = pattern(100 << 10);
     client.write(1, 0, &data);
     let command = client.command();
     let mut came: Vec<u8> = Vec::new();
-    // Two at a time.
+    // Two R2Ts at a time.
     client.r2t(&command, 0, 0, 65536).unwrap();
     client.r2t(&command, 1, 65536, (100 << 10) - 65536).unwrap();
     for pdu in client.sent() {
@@ -123,7 +124,7 @@ fn what_is_asked_for_is_sent_in_sequences() {
 
 #[test]
 fn write_payload_is_sent_from_where_it_is() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     let data = list(&pattern(4096));
     let address = data.segs()[0].as_ptr();
     client.submit(0, Op::Write { fua: false }, 0, 4096, Some(data));
@@ -143,7 +144,7 @@ fn every_operation_is_its_command() {
         (zeroes(true, true), [0x93, 8, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0], 512),
         (zeroes(false, false), [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0], 512),
     ] {
-        let mut client = Client::ready(WHOLE, 1 << 20);
+        let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
         let (offset, len) = if op == Op::Flush { (0, 0) } else { (4096, 8192) };
         client.submit(9, op, offset, len, None);
         let command = client.command();
@@ -160,10 +161,10 @@ fn every_operation_is_its_command() {
 #[test]
 fn fua_is_a_bit_or_else_a_flush() {
     let data = || Some(list(&[7; 512]));
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.submit(0, Op::Write { fua: true }, 0, 512, data());
     assert_eq!(client.command().cdb()[..2], [0x8a, 8]);
-    let mut client = Client::logged_in(WHOLE);
+    let mut client = ScriptedClient::logged_in(WHOLE);
     client.bring_up(&Unit { device_specific: 0, ..Unit::default() });
     client.submit(0, Op::Write { fua: true }, 0, 512, data());
     let command = client.command();
@@ -174,7 +175,7 @@ fn fua_is_a_bit_or_else_a_flush() {
     assert_eq!(flush.cdb()[0], 0x91);
     client.status(&flush, ScsiStatus::GOOD, None);
     assert!(client.done().1.is_ok());
-    let mut client = Client::logged_in(WHOLE);
+    let mut client = ScriptedClient::logged_in(WHOLE);
     client.bring_up(&Unit { device_specific: 0, write_cache: false, ..Unit::default() });
     client.submit(0, Op::Write { fua: true }, 0, 512, data());
     let command = client.command();
@@ -183,8 +184,8 @@ fn fua_is_a_bit_or_else_a_flush() {
 }
 
 #[test]
-fn what_the_unit_does_not_take_whole_is_several_commands() {
-    let mut client = Client::logged_in(WHOLE);
+fn large_io_is_split_into_several_commands() {
+    let mut client = ScriptedClient::logged_in(WHOLE);
     client.bring_up(&Unit { max_transfer: 8, max_unmap: 16, ..Unit::default() });
     client.submit(1, Op::Discard { fua: true }, 0, 40 * 512, None);
     let commands = client.sent();
@@ -218,7 +219,7 @@ fn what_the_unit_does_not_take_whole_is_several_commands() {
 
 #[test]
 fn lba_status_becomes_extents() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.submit(1, Op::BlockStatus, 4096, 1 << 20, None);
     let command = client.command();
     assert_eq!(command.cdb()[..10], [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 8]);
@@ -234,7 +235,7 @@ fn lba_status_becomes_extents() {
 
 #[test]
 fn what_cannot_be_right_is_refused_before_it_is_sent() {
-    let mut client = Client::ready(WHOLE, 8);
+    let mut client = ScriptedClient::ready(WHOLE, 8);
     client.read(1, 4096, 512);
     assert_eq!(client.done_error(), IoError::OutOfRange);
     client.submit(1, ZEROES, 100, 512, None);
@@ -245,14 +246,14 @@ fn what_cannot_be_right_is_refused_before_it_is_sent() {
 
 #[test]
 fn commands_stop_where_the_window_ends() {
-    let mut client = Client::logged_in(WHOLE);
+    let mut client = ScriptedClient::logged_in(WHOLE);
     client.bring_up(&Unit::default());
     client.read(0, 0, 512);
     client.window = 3;
     let command = client.command();
     client.data(&command, &pattern(512));
     assert!(client.done().1.is_ok());
-    // MaxCmdSN does not go back: what was allowed before stays allowed.
+    // MaxCmdSN does not decrease: permitted commands stay permitted.
     let before = client.session.room();
     assert!(before > 3);
     for n in 0..before as u64 {
@@ -264,7 +265,7 @@ fn commands_stop_where_the_window_ends() {
 #[test]
 fn unknown_opcodes_and_tags_end_the_session() {
     for opcode in [0x00, 0x21, 0x23, 0x24, 0x26, 0x31, 0x25, 0x22, 0x3e] {
-        let mut client = Client::ready(WHOLE, 1 << 20);
+        let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
         client.read(1, 0, 512);
         let mut pdu = vec![opcode, 0x80];
         pdu.resize(48, 0);

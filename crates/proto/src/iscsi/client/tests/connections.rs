@@ -1,7 +1,7 @@
-//! Several connections of one session, and what becomes of their commands when one is lost.
+//! Multiple connections per session, and the commands of lost connections.
 
 use super::script::*;
-use crate::iscsi::client::wishes;
+use crate::iscsi::client::default_proposal;
 use crate::iscsi::login::operational::OperationalKey;
 use crate::iscsi::text;
 use crate::scsi::ScsiStatus;
@@ -17,19 +17,19 @@ const ANSWERS: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurs
                        DefaultTime2Wait=1\0DefaultTime2Retain=20\0";
 
 pub(super) fn now() -> Instant {
-    // Every time that a session is told is later than its begin.
+    // All later times exceed the session's start time.
     Instant::now() + Duration::from_secs(1)
 }
 
-/// Ready over so many connections.
-pub(super) fn ready(count: u32, level: u32) -> Client {
-    let wishes = wishes()
+/// A ready session with `count` connections.
+pub(super) fn ready(count: u32, level: u32) -> ScriptedClient {
+    let proposal = default_proposal()
         .with(OperationalKey::MaxConnections, count)
         .with(OperationalKey::ErrorRecoveryLevel, level)
         .with(OperationalKey::DefaultTime2Retain, 20);
     let answers = format!("{ANSWERS}MaxConnections={count}\0ErrorRecoveryLevel={level}\0");
-    let mut client = Client::logged_in_with(wishes, &answers);
-    assert!(client.session.poll_connect().is_none(), "nobody knows yet what the unit is like");
+    let mut client = ScriptedClient::logged_in_with(proposal, &answers);
+    assert!(client.session.poll_connect().is_none(), "the unit is not identified yet");
     client.bring_up(&Unit::default());
     for connection in 1..count as usize {
         assert_eq!(client.session.poll_connect().unwrap().0, connection);
@@ -40,8 +40,8 @@ pub(super) fn ready(count: u32, level: u32) -> Client {
     client
 }
 
-/// Connects a connection and logs it in; its first request.
-pub(super) fn log_in(client: &mut Client, connection: usize) -> LoginRequest {
+/// Connects a connection and logs it in; returns its first request.
+pub(super) fn log_in(client: &mut ScriptedClient, connection: usize) -> IscsiLoginRequest {
     client.select(connection);
     client.session.on_connected(connection, now());
     let [first] = client.sent().try_into().unwrap();
@@ -53,7 +53,7 @@ pub(super) fn log_in(client: &mut Client, connection: usize) -> LoginRequest {
     first.as_a()
 }
 
-fn number(pdu: &Pdu) -> u32 {
+fn number(pdu: &InitiatorPdu) -> u32 {
     pdu.as_a::<ScsiCommand>().cmd_sn.get()
 }
 
@@ -61,8 +61,8 @@ fn number(pdu: &Pdu) -> u32 {
 fn connections_join_with_the_sessions_number_and_one_of_their_own() {
     let mut client = ready(1, 0);
     assert!(client.session.poll_connect().is_none());
-    let wishes = wishes().with(OperationalKey::MaxConnections, 2);
-    client = Client::logged_in_with(wishes, "MaxConnections=2\0");
+    let proposal = default_proposal().with(OperationalKey::MaxConnections, 2);
+    client = ScriptedClient::logged_in_with(proposal, "MaxConnections=2\0");
     client.bring_up(&Unit::default());
     assert_eq!(client.session.poll_connect().unwrap().0, 1);
     let next = client.exp_cmd_sn;
@@ -72,7 +72,7 @@ fn connections_join_with_the_sessions_number_and_one_of_their_own() {
 }
 
 #[test]
-fn bursts_of_commands_go_where_the_least_is_to_do_in_one_sequence_and_stay_there() {
+fn bursts_of_commands_use_the_least_loaded_connection() {
     let mut client = ready(3, 0);
     for tag in 0..7 {
         client.read(tag, 0, if tag % 2 == 0 { 512 } else { BURST });
@@ -91,17 +91,17 @@ fn bursts_of_commands_go_where_the_least_is_to_do_in_one_sequence_and_stay_there
         client.data(&commands[0], &pattern(512));
         assert_eq!(client.done_data(), pattern(512));
     }
-    // A response on another connection than the command's is a fault (RFC 7143 §4.2.5.1).
+    // A response on another connection than the command's is a violation (RFC 7143 §4.2.5.1).
     client.select(2);
     let stray = client.response(&sent[0][1], ScsiStatus::GOOD);
     assert!(client.send(&stray, &[]).is_err());
 }
 
 #[test]
-fn a_queue_that_one_connection_carries_stays_on_it_and_a_deeper_one_does_not() {
+fn a_shallow_queue_uses_one_connection_and_a_deep_one_several() {
     let mut client = ready(2, 0);
     client.window = 400;
-    // Whose answer tells of that.
+    // The response to one command opens the command window.
     client.read(1, 0, 512);
     let first = client.command();
     client.data(&first, &pattern(512));
@@ -111,7 +111,7 @@ fn a_queue_that_one_connection_carries_stays_on_it_and_a_deeper_one_does_not() {
     }
     let mut sent: VecDeque<_> = client.sent().into();
     assert_eq!(sent.len(), 128);
-    // As many as a queue of that depth has in flight, over and over.
+    // Queue depth 128, refilled repeatedly.
     for tag in 0..300 {
         client.data(&sent.pop_front().unwrap(), &pattern(512));
         assert!(client.done().1.is_ok());
@@ -142,7 +142,7 @@ fn statuses_are_numbered_for_each_connection() {
         for connection in [1, 0] {
             client.select(connection);
             let [short, long] = client.sent().try_into().unwrap();
-            // Two of the login, the bring-up on the first, and two in each round.
+            // Two of the login, the bring-up on the first connection, and two in each round.
             assert_eq!(
                 short.as_a::<ScsiCommand>().exp_stat_sn.get(),
                 client.stat_sn,
@@ -157,10 +157,12 @@ fn statuses_are_numbered_for_each_connection() {
 }
 
 #[test]
-fn a_connection_that_is_not_to_be_had_is_done_without() {
+fn the_session_continues_without_a_connection_that_cannot_be_established() {
     for is_refused in [true, false] {
-        let mut client =
-            Client::logged_in_with(wishes().with(OperationalKey::MaxConnections, 2), "MaxConnections=2\0");
+        let mut client = ScriptedClient::logged_in_with(
+            default_proposal().with(OperationalKey::MaxConnections, 2),
+            "MaxConnections=2\0",
+        );
         client.bring_up(&Unit::default());
         assert_eq!(client.session.poll_connect().unwrap().0, 1);
         if is_refused {
@@ -190,27 +192,27 @@ fn below_level_2_a_connection_that_is_lost_ends_the_session() {
     }
 }
 
-/// Answers the request to move a command's task.
+/// Answers the TASK REASSIGN request of a command.
 pub(super) fn answer_move(
-    client: &mut Client,
-    request: &Pdu,
-    command: &Pdu,
+    client: &mut ScriptedClient,
+    request: &InitiatorPdu,
+    command: &InitiatorPdu,
     response: FunctionResponse,
 ) -> bool {
-    let request: TaskManagementRequest = request.as_a();
+    let request: TaskManagementFunctionRequest = request.as_a();
     assert_eq!((request.opcode, request.function), (0x42, 0x88));
     assert_eq!(request.referenced_task_tag.get(), command.tag());
     assert_eq!(request.ref_cmd_sn.get(), number(command));
     client.answer_task(&request, response).is_ok()
 }
 
-/// So much data ends a burst: what comes next goes on another connection.
+/// This much data ends a burst; the next command uses another connection.
 pub(super) const BURST: u64 = 512 << 10;
 
 const DONE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
 
 #[test]
-fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
+fn at_level_2_tasks_of_a_lost_connection_continue_on_its_replacement() {
     for count in [1, 2] {
         let mut client = ready(count, 2);
         let lost = count as usize - 1;
@@ -225,12 +227,12 @@ fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
         let mut commands = client.sent();
         commands.retain(|pdu| pdu.bhs.opcode() == IscsiOpcode::SCSI_COMMAND);
         assert_eq!(commands.len(), 4);
-        // The first two have arrived.
+        // The first two commands have arrived.
         client.exp_cmd_sn = number(&commands[2]);
         let (exp_stat_sn, lost_at) = (client.stat_sn, now());
         assert!(client.session.on_lost(lost, lost_at));
         let dial = client.session.poll_connect().unwrap();
-        assert_eq!(dial, (lost, lost_at + Duration::from_secs(1)), "the target's time to wait");
+        assert_eq!(dial, (lost, lost_at + Duration::from_secs(1)), "DefaultTime2Wait");
         assert_eq!(client.session.poll_connect(), None);
         let login = log_in(&mut client, lost);
         assert_eq!((login.cid.get(), login.tsih.get()), (lost as u16, 7));
@@ -238,18 +240,19 @@ fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
         let [third, fourth, first_move] = client.sent().try_into().unwrap();
         assert_eq!([number(&third), number(&fourth)], [number(&commands[2]), number(&commands[3])]);
         assert_eq!((&third.data, third.tag()), (&commands[2].data, commands[2].tag()));
-        // What is new goes elsewhere meanwhile, or waits.
+        // New commands use other connections meanwhile, or wait.
         client.read(200, 0, 512);
         assert!(client.sent().is_empty());
         assert!(answer_move(&mut client, &first_move, &commands[0], DONE));
         let second_move = client.sent().remove(0);
         assert!(answer_move(&mut client, &second_move, &commands[1], DONE));
-        // A target may count its R2Ts from where it likes, and asks for what it lacks.
+        // A target may restart its R2TSN, and requests the missing data.
         client.r2t(&commands[0], 5, 32 << 10, 64 << 10).unwrap();
         client.r2t(&commands[0], 6, 96 << 10, 4 << 10).unwrap();
-        let asked: Vec<_> = client.sent().into_iter().filter(|pdu| pdu.tag() == commands[0].tag()).collect();
-        let asked: Vec<u8> = asked.iter().flat_map(|pdu| pdu.data.clone()).collect();
-        assert!(asked == pattern(100 << 10)[32 << 10..]);
+        let pending: Vec<_> =
+            client.sent().into_iter().filter(|pdu| pdu.tag() == commands[0].tag()).collect();
+        let pending: Vec<u8> = pending.iter().flat_map(|pdu| pdu.data.clone()).collect();
+        assert!(pending == pattern(100 << 10)[32 << 10..]);
         for command in &commands[..3] {
             client.status(command, ScsiStatus::GOOD, None);
             assert!(client.done().1.is_ok());
@@ -260,7 +263,7 @@ fn at_level_2_the_tasks_of_a_lost_connection_go_on_over_another_one() {
 }
 
 #[test]
-fn a_loss_that_the_target_announces_ends_no_session_and_says_how_long_to_wait() {
+fn an_announced_connection_loss_only_sets_the_wait_time() {
     for named in [1, 0] {
         let mut client = ready(2, 2);
         client.write(1, 0, &pattern(512));
@@ -287,21 +290,21 @@ fn a_loss_that_the_target_announces_ends_no_session_and_says_how_long_to_wait() 
 }
 
 #[test]
-fn a_read_goes_on_where_it_was_when_its_connection_was_lost() {
+fn a_read_continues_after_its_connection_was_replaced() {
     let mut client = ready(1, 2);
     client.read(1, 0, 1024);
     let command = client.command();
     let half = client.data_in(&command, 0, 0, 0);
     client.send(&half, &pattern(512)).unwrap();
     client.exp_cmd_sn = number(&command) + 1;
-    // In the middle of a PDU.
+    // The connection is lost in the middle of a PDU.
     let rest = client.data_in(&command, FLAG_FINAL, 1, 512);
     client.feed(&zerocopy::IntoBytes::as_bytes(&rest)[..20]).unwrap();
     assert!(client.session.on_lost(0, now()) && client.session.poll_connect().is_some());
     client.forget_unread();
     log_in(&mut client, 0);
     let [request] = client.sent().try_into().unwrap();
-    assert_eq!(request.as_a::<TaskManagementRequest>().exp_data_sn.get(), 1);
+    assert_eq!(request.as_a::<TaskManagementFunctionRequest>().exp_data_sn.get(), 1);
     assert!(answer_move(&mut client, &request, &command, DONE));
     let rest = client.data_in(&command, FLAG_FINAL | FLAG_STATUS, 1, 512);
     client.send(&rest, &pattern(1024)[512..]).unwrap();
@@ -309,7 +312,7 @@ fn a_read_goes_on_where_it_was_when_its_connection_was_lost() {
 }
 
 #[test]
-fn a_session_whose_tasks_cannot_be_moved_is_replaced() {
+fn a_session_whose_tasks_cannot_be_reassigned_ends() {
     for response in
         [FunctionResponse::TASK_DOES_NOT_EXIST, FunctionResponse::TASK_ALLEGIANCE_REASSIGNMENT_NOT_SUPPORTED]
     {
@@ -327,8 +330,8 @@ fn a_session_whose_tasks_cannot_be_moved_is_replaced() {
 }
 
 #[test]
-fn attempts_to_replace_a_connection_come_to_an_end() {
-    // Within the time for which the target keeps its tasks.
+fn attempts_to_replace_a_connection_are_limited() {
+    // Attempts end when the target no longer retains the tasks.
     let mut client = ready(1, 2);
     client.write(1, 0, &pattern(512));
     let begin = now();
@@ -340,7 +343,7 @@ fn attempts_to_replace_a_connection_come_to_an_end() {
         assert!(attempts < 1000);
     }
     assert!(at >= begin + Duration::from_secs(21) && at < begin + Duration::from_secs(22));
-    // After a few that were lost before anything completed.
+    // The fourth loss without a completed command ends the session.
     let mut client = ready(1, 2);
     client.write(1, 0, &pattern(512));
     client.command();
@@ -351,7 +354,7 @@ fn attempts_to_replace_a_connection_come_to_an_end() {
             log_in(&mut client, 0);
         }
     }
-    // And a session without anything to do has no use for one.
+    // An idle session does not replace its connection.
     assert!(!ready(1, 2).session.on_lost(0, now()));
     assert!(ready(2, 2).session.on_lost(0, now()));
 }
@@ -379,7 +382,7 @@ fn a_session_that_ends_waits_for_no_connection() {
                 };
                 client.send(&message, &[]).unwrap();
             }
-            // One that was lost before is dialled still, once.
+            // A connection that was lost before the stop connects once more.
             assert_eq!(client.session.poll_connect().is_some(), is_lost_before);
             assert!(!client.session.on_lost(1, now()));
             assert_eq!(client.session.take_unfinished().len(), 2);
@@ -388,7 +391,7 @@ fn a_session_that_ends_waits_for_no_connection() {
 }
 
 #[test]
-fn every_connection_is_pinged_and_the_silent_one_given_up() {
+fn every_connection_is_pinged_and_a_silent_one_fails() {
     let mut client = ready(2, 2);
     for connection in [1, 0] {
         client.select(connection);

@@ -1,5 +1,4 @@
-//! What a target says by itself: asynchronous messages, and the text that it asks for (RFC 7143
-//! §11.9).
+//! Asynchronous messages of the target, and text negotiations that it requests (RFC 7143 §11.9).
 
 use super::script::*;
 use crate::scsi::{ScsiStatus, Sense};
@@ -12,8 +11,8 @@ use zerocopy::FromZeros;
 
 const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0";
 
-/// The one text request that was sent: its tags. It takes no place in the window.
-fn text_request(client: &mut Client) -> (u32, u32) {
+/// Expects a single text request, outside the command window; returns its tags.
+fn text_request(client: &mut ScriptedClient) -> (u32, u32) {
     let [request] = client.sent().try_into().unwrap();
     assert_eq!(request.bhs.opcode(), IscsiOpcode::TEXT_REQUEST);
     assert!(request.bhs.is_immediate() && request.data.is_empty());
@@ -22,9 +21,9 @@ fn text_request(client: &mut Client) -> (u32, u32) {
     (text.initiator_task_tag.get(), text.target_transfer_tag.get())
 }
 
-/// Answers it.
+/// Answers a text request.
 fn answer(
-    client: &mut Client,
+    client: &mut ScriptedClient,
     itt: u32,
     flags: u8,
     target_transfer_tag: u32,
@@ -44,16 +43,16 @@ fn answer(
 }
 
 #[test]
-fn a_target_that_wants_to_negotiate_gets_text_and_may_take_shorter_segments_from_then_on() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+fn a_requested_negotiation_may_reduce_the_segment_length() {
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.read(1, 0, 512);
     let under_way = client.command();
-    // It may ask as often as it likes until it has answered.
+    // The target may repeat its request until it has answered.
     client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
     client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
     let (itt, ttt) = text_request(&mut client);
     assert_eq!(ttt, RESERVED_TAG);
-    // Its answer comes in parts, cut anywhere.
+    // The response arrives in parts, split at any byte.
     answer(&mut client, itt, FLAG_CONTINUE, 77, b"TargetAlias=x\0MaxRecvDataSegmen").unwrap();
     assert_eq!(text_request(&mut client), (itt, 77));
     answer(&mut client, itt, 0, 78, b"tLength=4096\0").unwrap();
@@ -67,7 +66,7 @@ fn a_target_that_wants_to_negotiate_gets_text_and_may_take_shorter_segments_from
     assert_eq!(lens, [4096, 4096, 2048]);
     client.status(&sent[0], ScsiStatus::GOOD, None);
     assert!(client.done().1.is_ok());
-    // It may ask again.
+    // The target may request another negotiation.
     client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
     let (itt, _) = text_request(&mut client);
     answer(&mut client, itt, FLAG_FINAL, RESERVED_TAG, b"").unwrap();
@@ -75,25 +74,25 @@ fn a_target_that_wants_to_negotiate_gets_text_and_may_take_shorter_segments_from
 }
 
 #[test]
-fn text_that_nobody_asked_for_that_has_no_end_or_makes_no_sense_ends_the_session() {
-    let asked = || {
-        let mut client = Client::ready(WHOLE, 1 << 20);
+fn unrequested_endless_or_malformed_text_ends_the_session() {
+    let pending = || {
+        let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
         client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
         let (itt, _) = text_request(&mut client);
         (client, itt)
     };
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     assert!(answer(&mut client, 0xffff_fffc, FLAG_FINAL, RESERVED_TAG, b"").is_err());
-    let (mut client, itt) = asked();
+    let (mut client, itt) = pending();
     assert!(answer(&mut client, itt ^ 1, FLAG_FINAL, RESERVED_TAG, b"").is_err());
-    let (mut client, itt) = asked();
+    let (mut client, itt) = pending();
     assert!(answer(&mut client, itt, FLAG_CONTINUE, RESERVED_TAG, b"").is_err());
     for text in [&b"MaxRecvDataSegmentLength=100\0"[..], b"MaxRecvDataSegmentLength=4096", b"What\0"] {
-        let (mut client, itt) = asked();
+        let (mut client, itt) = pending();
         assert!(answer(&mut client, itt, FLAG_FINAL, RESERVED_TAG, text).is_err(), "{text:?}");
     }
     for part in [&b""[..], &[b'x'; 8000]] {
-        let (mut client, itt) = asked();
+        let (mut client, itt) = pending();
         let mut rounds = 0;
         while answer(&mut client, itt, FLAG_CONTINUE, 5, part).is_ok() {
             rounds += 1;
@@ -104,8 +103,8 @@ fn text_that_nobody_asked_for_that_has_no_end_or_makes_no_sense_ends_the_session
 }
 
 #[test]
-fn a_target_that_waits_no_longer_for_a_logout_gets_it_with_commands_under_way() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+fn a_requested_logout_is_sent_at_its_deadline_despite_commands_in_flight() {
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.read(1, 0, 512);
     let command = client.command();
     client.event(AsyncEvent::LOGOUT_REQUEST, 8, &[]).unwrap();
@@ -120,15 +119,15 @@ fn a_target_that_waits_no_longer_for_a_logout_gets_it_with_commands_under_way() 
     let [logout] = client.sent().try_into().unwrap();
     assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
     let next = client.stream().poll_timeout().unwrap();
-    assert!(next > by, "it is asked for once");
-    // What ends meanwhile has ended, and the rest is for the next session.
+    assert!(next > by, "the logout is sent once");
+    // Incomplete commands are returned for the next session.
     client.data(&command, &pattern(512));
     assert_eq!((client.done_data(), client.session.room()), (pattern(512), 0));
 }
 
 #[test]
-fn sense_data_that_a_target_reports_by_itself_counts_as_with_a_command() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+fn asynchronous_sense_data_counts_like_that_of_a_command() {
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     assert_eq!(client.session.poll_size(), Some(512 << 20));
     let sense = Sense::new(SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_HAS_CHANGED).to_bytes().to_vec();
     let data = [&(sense.len() as u16).to_be_bytes()[..], &sense].concat();
@@ -143,17 +142,16 @@ fn sense_data_that_a_target_reports_by_itself_counts_as_with_a_command() {
 }
 
 #[test]
-fn the_next_session_waits_as_long_as_was_agreed_on_or_as_the_target_says_at_the_end() {
+fn the_next_session_waits_for_the_negotiated_or_announced_time() {
     let seconds = Duration::from_secs;
-    let ready = || Client::ready(&format!("{WHOLE}DefaultTime2Wait=3\0"), 1 << 20);
+    let ready = || ScriptedClient::ready(&format!("{WHOLE}DefaultTime2Wait=3\0"), 1 << 20);
     assert_eq!(ready().session.reconnects_after(), seconds(3));
     for kind in [AsyncEvent::SESSION_DROP, AsyncEvent::CONNECTION_DROP] {
         let mut client = ready();
         client.event(kind, 6, &[]).unwrap();
         assert_eq!(client.session.reconnects_after(), seconds(7));
     }
-    // After a logout there is nothing to wait for, unless the target could not tidy up (RFC 7143
-    // §11.15.3).
+    // After a logout there is no wait, unless the target's cleanup failed (RFC 7143 §11.15.3).
     for (result, wait) in [(LogoutResult::CLOSED_SUCCESSFULLY, 0), (LogoutResult::CLEANUP_FAILED, 5)] {
         let mut client = ready();
         client.session.on_stop();

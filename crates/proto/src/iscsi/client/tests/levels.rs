@@ -1,7 +1,7 @@
-//! Error recovery level 1: what came damaged is asked for again.
+//! Error recovery level 1: retransmission of damaged PDUs.
 
 use super::script::*;
-use crate::iscsi::client::wishes;
+use crate::iscsi::client::default_proposal;
 use crate::iscsi::login::operational::{CRC32C, OperationalKey};
 use crate::scsi::{ScsiStatus, Sense};
 use crate::session::{Initiator, Timed};
@@ -16,19 +16,21 @@ use zerocopy::{FromZeros, IntoBytes};
 const ANSWERS: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0\
                        MaxBurstLength=65536\0DataDigest=CRC32C\0";
 
-/// Ready at a level, with digests of data.
-fn ready(level: u32) -> Client {
-    let wishes =
-        wishes().with(OperationalKey::DataDigest, CRC32C).with(OperationalKey::ErrorRecoveryLevel, level);
-    let mut client = Client::logged_in_with(wishes, &format!("{ANSWERS}ErrorRecoveryLevel={level}\0"));
+/// A ready session at this level, with data digests.
+fn ready(level: u32) -> ScriptedClient {
+    let proposal = default_proposal()
+        .with(OperationalKey::DataDigest, CRC32C)
+        .with(OperationalKey::ErrorRecoveryLevel, level);
+    let mut client =
+        ScriptedClient::logged_in_with(proposal, &format!("{ANSWERS}ErrorRecoveryLevel={level}\0"));
     client.has_digests = true;
     client.bring_up(&Unit::default());
     assert!(client.session.is_ready());
     client
 }
 
-/// The one SNACK that was sent: type, task and transfer tag, run.
-fn snack(client: &mut Client) -> (u8, u32, u32, u32, u32) {
+/// Expects a single SNACK; returns its type, ITT, TTT, BegRun and RunLength.
+fn snack(client: &mut ScriptedClient) -> (u8, u32, u32, u32, u32) {
     let [pdu] = client.sent().try_into().unwrap();
     let snack: SnackRequest = pdu.as_a();
     assert_eq!(pdu.bhs.opcode(), IscsiOpcode::SNACK_REQUEST);
@@ -36,8 +38,8 @@ fn snack(client: &mut Client) -> (u8, u32, u32, u32, u32) {
     (snack.snack_type, tags.0, tags.1, snack.beg_run.get(), snack.run_length.get())
 }
 
-/// Data-In `number` of four that a read of 2048 bytes has, the last with the status `stat_sn`.
-fn part(client: &mut Client, command: &Pdu, number: u32, stat_sn: u32) -> DataIn {
+/// Data-In PDU `number` of a 2048-byte read in four PDUs; the last carries the status `stat_sn`.
+fn part(client: &mut ScriptedClient, command: &InitiatorPdu, number: u32, stat_sn: u32) -> DataIn {
     let flags = if number == 3 { FLAG_FINAL | FLAG_STATUS } else { 0 };
     let before = client.stat_sn;
     let part = client.data_in(command, flags, number, number * 512);
@@ -53,7 +55,7 @@ const DATA: u8 = FLAG_FINAL | SnackType::DATA_R2T.0;
 const STATUS: u8 = FLAG_FINAL | SnackType::STATUS.0;
 
 #[test]
-fn damaged_data_is_asked_for_from_there_on_wherever_it_is_cut() {
+fn damaged_data_is_requested_again_split_at_every_byte() {
     for damaged in 0..4 {
         at_every_split(|step| {
             let mut client = ready(1);
@@ -71,7 +73,7 @@ fn damaged_data_is_asked_for_from_there_on_wherever_it_is_cut() {
             }
             assert_eq!(snack(&mut client), (DATA, command.tag(), RESERVED_TAG, damaged, 0));
             assert!(client.session.poll_done().is_none());
-            // It comes damaged once more, and then whole.
+            // It is damaged once more, then arrives intact.
             let again = part(&mut client, &command, damaged, stat_sn);
             client.send_damaged(&again, &bytes_of(damaged)).unwrap();
             assert_eq!(snack(&mut client), (DATA, command.tag(), RESERVED_TAG, damaged, 0));
@@ -80,7 +82,7 @@ fn damaged_data_is_asked_for_from_there_on_wherever_it_is_cut() {
                 client.send(&part, &bytes_of(number)).unwrap();
             }
             assert_eq!(client.done_data(), pattern(2048));
-            // What is acknowledged says that nothing is missing.
+            // ExpStatSN shows that nothing is missing.
             client.read(2, 0, 512);
             assert_eq!(client.command().as_a::<ScsiCommand>().exp_stat_sn.get(), stat_sn + 1);
         });
@@ -88,7 +90,7 @@ fn damaged_data_is_asked_for_from_there_on_wherever_it_is_cut() {
 }
 
 #[test]
-fn long_data_that_is_placed_and_damaged_or_too_early_is_placed_again() {
+fn damaged_or_early_long_data_is_received_again() {
     let len = 300 << 10;
     let data = pattern(len);
     let mut client = ready(1);
@@ -105,7 +107,7 @@ fn long_data_that_is_placed_and_damaged_or_too_early_is_placed_again() {
         assert!(client.sent().is_empty() && client.session.poll_done().is_none());
     }
     client.send(&first, &data[..half]).unwrap();
-    // What comes twice is dropped.
+    // Duplicates are dropped.
     client.send(&first, &data[..half]).unwrap();
     client.send(&last, &data[half..]).unwrap();
     assert!(client.done_data() == data && client.placed == 3, "{}", client.placed);
@@ -113,7 +115,7 @@ fn long_data_that_is_placed_and_damaged_or_too_early_is_placed_again() {
 }
 
 #[test]
-fn a_response_before_its_data_is_asked_for_when_the_data_has_come() {
+fn a_response_that_preceded_its_data_is_requested_again_afterwards() {
     let mut client = ready(1);
     client.read(1, 0, 512);
     let command = client.command();
@@ -132,7 +134,7 @@ fn a_response_before_its_data_is_asked_for_when_the_data_has_come() {
 }
 
 #[test]
-fn a_status_that_came_damaged_or_not_at_all_is_asked_for() {
+fn a_damaged_or_missing_status_is_requested_again() {
     let mut client = ready(1);
     for tag in 0..3 {
         client.write(tag, 0, &pattern(512));
@@ -145,7 +147,7 @@ fn a_status_that_came_damaged_or_not_at_all_is_asked_for() {
     let numbers: Vec<_> = responses.iter().map(|response| response.stat_sn.get()).collect();
     client.send_damaged(&responses[0], &sense).unwrap();
     assert_eq!(snack(&mut client), (STATUS, RESERVED_TAG, RESERVED_TAG, numbers[0], 1));
-    // The second never comes, which the third shows.
+    // The second status never arrives; the third reveals the gap.
     client.send(&responses[2], &sense).unwrap();
     assert_eq!(snack(&mut client), (STATUS, RESERVED_TAG, RESERVED_TAG, numbers[1], 1));
     assert_eq!(client.done().0, 2);
@@ -157,7 +159,7 @@ fn a_status_that_came_damaged_or_not_at_all_is_asked_for() {
     assert_eq!(client.done_error(), IoError::Medium);
     client.read(10, 0, 512);
     assert_eq!(client.command().as_a::<ScsiCommand>().exp_stat_sn.get(), numbers[2] + 1);
-    // A ping says what the next number is, and so that the last status is missing.
+    // A ping carries the next StatSN, and so reveals that the last status is missing.
     let ping = NopIn {
         opcode: IscsiOpcode::NOP_IN.0,
         flags: FLAG_FINAL,
@@ -171,7 +173,7 @@ fn a_status_that_came_damaged_or_not_at_all_is_asked_for() {
 }
 
 #[test]
-fn what_never_comes_is_asked_for_once_more_and_then_the_connection_is_given_up() {
+fn a_missing_status_is_requested_twice_before_the_connection_fails() {
     let mut client = ready(1);
     client.write(1, 0, &pattern(512));
     let command = client.command();
@@ -188,25 +190,25 @@ fn what_never_comes_is_asked_for_once_more_and_then_the_connection_is_given_up()
     let command = client.command();
     let response = client.response(&command, ScsiStatus::GOOD);
     let far = ScsiResponse { stat_sn: (response.stat_sn.get() + 65).into(), ..response };
-    assert_eq!(client.send(&far, &[]).unwrap_err().what, "skipped more statuses than can be asked for again");
+    assert_eq!(client.send(&far, &[]).unwrap_err().what, "skipped more statuses than can be requested again");
 }
 
 #[test]
-fn data_that_the_target_did_not_get_is_sent_again() {
+fn data_that_the_target_lost_is_sent_again() {
     let mut client = ready(1);
     client.write(1, 0, &pattern(80 << 10));
     client.sent();
     client.write(2, 0, &pattern(100 << 10));
     let commands = client.sent();
     let command = &commands[0];
-    // It asks for the rest, then for what was sent unasked, and for a part of the rest.
+    // The target requests the rest, then unsolicited data, then a part of the rest.
     for (sn, offset, len) in [(0, 64 << 10, 36 << 10), (1, 0, 4096), (2, 70 << 10, 512)] {
         client.r2t(command, sn, offset, len).unwrap();
         let sent: Vec<u8> = client.sent().iter().flat_map(|pdu| pdu.data.clone()).collect();
         assert!(sent == pattern(100 << 10)[offset as usize..][..len as usize], "{sn}");
     }
-    assert!(client.r2t(command, 3, 99 << 10, 4096).is_err(), "more than it has");
-    // One that is missing is asked for, once, and what came too early comes again.
+    assert!(client.r2t(command, 3, 99 << 10, 4096).is_err(), "beyond the end of the data");
+    // A missing R2T is requested once; the early one is sent again.
     let mut client = ready(1);
     client.write(1, 0, &pattern(100 << 10));
     let command = client.sent().remove(0);
@@ -216,11 +218,11 @@ fn data_that_the_target_did_not_get_is_sent_again() {
     assert!(client.sent().is_empty());
     client.r2t(&command, 0, 64 << 10, 16 << 10).unwrap();
     client.r2t(&command, 0, 64 << 10, 16 << 10).unwrap();
-    assert_eq!(client.sent().len(), 1, "what comes twice is dropped");
+    assert_eq!(client.sent().len(), 1, "a duplicate R2T is dropped");
 }
 
 #[test]
-fn a_command_that_came_damaged_goes_out_again_with_its_number() {
+fn a_damaged_command_is_sent_again_with_its_cmd_sn() {
     let mut client = ready(1);
     client.write(1, 0, &pattern(512));
     client.write(2, 512, &pattern(512));
@@ -236,14 +238,14 @@ fn a_command_that_came_damaged_goes_out_again_with_its_number() {
     client.send(&reject, &commands[0].bhs.as_bytes()[..BHS_LEN]).unwrap();
     let again = client.command();
     assert_eq!((again.tag(), &again.data), (commands[0].tag(), &pattern(512)));
-    let number = |pdu: &Pdu| pdu.as_a::<ScsiCommand>().cmd_sn.get();
+    let number = |pdu: &InitiatorPdu| pdu.as_a::<ScsiCommand>().cmd_sn.get();
     assert_eq!(number(&again), number(&commands[0]));
     client.status(&again, ScsiStatus::GOOD, None);
     assert_eq!(client.done().0, 1);
 }
 
 #[test]
-fn a_target_that_wants_its_data_acknowledged_is_told_how_much_came() {
+fn a_requested_data_acknowledgement_reports_the_received_data() {
     let mut client = ready(1);
     client.read(1, 0, 1024);
     let command = client.command();
@@ -264,5 +266,5 @@ fn at_level_0_damaged_data_ends_the_session() {
     let command = client.command();
     let part = client.data_in(&command, FLAG_FINAL, 0, 0);
     let error = client.send_damaged(&part, &pattern(512)).unwrap_err();
-    assert_eq!(error.what, "sent a data segment whose digest is wrong");
+    assert_eq!(error.what, "sent a data segment with a wrong digest");
 }

@@ -1,15 +1,16 @@
-//! Our initiator with our target: a RAM volume behind one and the same bytes in front of the other.
+//! This crate's initiator with its target: the same bytes over iSCSI and in the RAM volume.
 
 use super::script::{INITIATOR, TARGET, at_every_split, list, pattern};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::iscsi::client::{
-    BurstSize, Config, FoundTarget, InitiatorSession, IscsiDiscoverySession, IscsiRefused, Mode, wishes,
+    BurstSize, FoundTarget, IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, IscsiRefused,
+    SessionPurpose, default_proposal,
 };
-use crate::iscsi::login::chap::{Algorithm, ChapCredentials, ChapSecret};
+use crate::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};
 use crate::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode, offer};
-use crate::iscsi::server::TargetSession;
+use crate::iscsi::server::IscsiTargetSession;
 use crate::scsi::{self, LogicalUnit, Lun, UnitIdentity};
 use crate::session::{Demand, Initiator, ProtocolError, StreamSession};
 use crate::testing::{Driver, Pump, Streams};
@@ -21,13 +22,13 @@ use std::time::Instant;
 const SIZE: u64 = 4 << 20;
 
 /// Both sides and the bytes between them.
-struct Pair<S> {
-    pump: Pump<TargetSession>,
+struct SessionPair<S> {
+    pump: Pump<IscsiTargetSession>,
     client: Driver<S>,
 }
 
-impl<S: Streams> Pair<S> {
-    fn new(client: S, offer: OperationalParameters, chap: Option<Chap>, step: usize) -> Pair<S> {
+impl<S: Streams> SessionPair<S> {
+    fn new(client: S, offer: OperationalParameters, chap: Option<Chap>, step: usize) -> SessionPair<S> {
         let volume = Arc::new(MemVolume::new(SIZE));
         let export =
             Export { name: "a".into(), description: String::new(), read_only: false, volume: volume.clone() };
@@ -39,12 +40,12 @@ impl<S: Streams> Pair<S> {
         let mut target = TargetNode::new(Name::new(TARGET).unwrap(), portals, vec![access]);
         target.offer = offer;
         let node = Arc::new(IscsiNode::new(vec![target]));
-        let session = TargetSession::new(node, 1, Pool::new(usize::MAX), [3; 32], Instant::now());
+        let session = IscsiTargetSession::new(node, 1, Pool::new(usize::MAX), [3; 32], Instant::now());
         let pump = Pump::new(session, &exports).split_at(step);
-        Pair { pump, client: Driver::of(client, step) }
+        SessionPair { pump, client: Driver::of(client, step) }
     }
 
-    /// Moves bytes both ways until nothing moves.
+    /// Moves bytes in both directions until nothing changes.
     fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
             let out = self.client.sent();
@@ -59,30 +60,30 @@ impl<S: Streams> Pair<S> {
     }
 }
 
-fn config(wishes: OperationalParameters, chap: Option<Chap>) -> Config {
-    Config {
+fn config(proposal: OperationalParameters, chap: Option<Chap>) -> IscsiInitiatorConfig {
+    IscsiInitiatorConfig {
         initiator: Name::new(INITIATOR).unwrap(),
         target: Name::new(TARGET).unwrap(),
         lun: Lun::new(0),
-        mode: Mode::Use,
+        purpose: SessionPurpose::Use,
         chap,
-        wishes,
+        proposal,
         isid: [0x80, 0, 0, 0, 0, 1],
         burst: BurstSize::default(),
     }
 }
 
-fn initiator(wishes: OperationalParameters, chap: Option<Chap>) -> InitiatorSession {
-    InitiatorSession::new(config(wishes, chap), Pool::new(64 << 20), [5; 32], Instant::now())
+fn initiator(proposal: OperationalParameters, chap: Option<Chap>) -> IscsiInitiatorSession {
+    IscsiInitiatorSession::new(config(proposal, chap), Pool::new(64 << 20), [5; 32], Instant::now())
 }
 
-impl Pair<InitiatorSession> {
+impl SessionPair<IscsiInitiatorSession> {
     fn ready(
-        wishes: OperationalParameters,
+        proposal: OperationalParameters,
         offer: OperationalParameters,
         step: usize,
-    ) -> Pair<InitiatorSession> {
-        let mut pair = Pair::new(initiator(wishes, None), offer, None, step);
+    ) -> SessionPair<IscsiInitiatorSession> {
+        let mut pair = SessionPair::new(initiator(proposal, None), offer, None, step);
         pair.run().unwrap();
         assert!(pair.client.session.is_ready(), "{:?}", pair.client.session.refused());
         pair
@@ -109,22 +110,22 @@ fn with_digests(parameters: OperationalParameters) -> OperationalParameters {
     parameters.with(OperationalKey::HeaderDigest, CRC32C).with(OperationalKey::DataDigest, CRC32C)
 }
 
-/// Ways to move data: what the initiator wishes and the target offers.
+/// Combinations of an initiator's proposal and a target's offer.
 fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
     let plain = offer();
     vec![
-        ("all at once", wishes(), plain),
-        ("digests", with_digests(wishes()), plain),
+        ("all at once", default_proposal(), plain),
+        ("digests", with_digests(default_proposal()), plain),
         (
             "R2T for all",
-            wishes().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
+            default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0),
             plain,
         ),
-        ("immediate data and R2T", wishes().with(OperationalKey::InitialR2T, 1), plain),
-        ("unsolicited, not immediate", wishes().with(OperationalKey::ImmediateData, 0), plain),
+        ("immediate data and R2T", default_proposal().with(OperationalKey::InitialR2T, 1), plain),
+        ("unsolicited, not immediate", default_proposal().with(OperationalKey::ImmediateData, 0), plain),
         (
             "short bursts and segments",
-            with_digests(wishes()).with(OperationalKey::MaxRecvDataSegmentLength, 1024),
+            with_digests(default_proposal()).with(OperationalKey::MaxRecvDataSegmentLength, 1024),
             plain
                 .with(OperationalKey::MaxRecvDataSegmentLength, 512)
                 .with(OperationalKey::MaxBurstLength, 4096)
@@ -135,10 +136,10 @@ fn ways() -> Vec<(&'static str, OperationalParameters, OperationalParameters)> {
 }
 
 #[test]
-fn what_was_written_is_read_in_every_way_cut_at_every_byte() {
+fn data_round_trips_split_at_every_byte() {
     at_every_split(|step| {
-        for (name, wishes, offer) in ways() {
-            let mut pair = Pair::ready(wishes, offer, step);
+        for (name, proposal, offer) in ways() {
+            let mut pair = SessionPair::ready(proposal, offer, step);
             for (offset, len) in [(0, 512), (4096, 4096), (8192, 20 * 512)] {
                 let data = pattern(len);
                 pair.write(offset, &data);
@@ -150,8 +151,8 @@ fn what_was_written_is_read_in_every_way_cut_at_every_byte() {
 
 #[test]
 fn long_data_is_cut_into_bursts_and_placed() {
-    for (name, wishes, offer) in ways() {
-        let mut pair = Pair::ready(wishes, offer, 100_000);
+    for (name, proposal, offer) in ways() {
+        let mut pair = SessionPair::ready(proposal, offer, 100_000);
         let data = pattern(3 << 20);
         pair.write(512, &data);
         assert!(pair.read(512, data.len()) == data, "{name}");
@@ -164,7 +165,7 @@ fn long_data_is_cut_into_bursts_and_placed() {
 
 #[test]
 fn every_operation_does_what_it_says() {
-    let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
+    let mut pair = SessionPair::ready(default_proposal(), offer(), usize::MAX);
     let zeroes = |fua, may_unmap, only_fast| Op::WriteZeroes { fua, may_unmap, only_fast };
     for op in [Op::Flush, Op::Prefetch, Op::Discard { fua: true }] {
         let len = if op == Op::Flush { 0 } else { 8192 };
@@ -187,7 +188,7 @@ fn every_operation_does_what_it_says() {
 
 #[test]
 fn block_status_tells_holes_from_data() {
-    let mut pair = Pair::ready(wishes(), offer(), 7);
+    let mut pair = SessionPair::ready(default_proposal(), offer(), 7);
     pair.write(1 << 20, &pattern(1 << 20));
     let Output::Extents(extents) = pair.call(Op::BlockStatus, 0, SIZE, None).unwrap() else { panic!() };
     let extent = |len, is_hole| Extent { len, hole: is_hole, zero: is_hole };
@@ -196,7 +197,7 @@ fn block_status_tells_holes_from_data() {
 
 #[test]
 fn requests_in_flight_may_end_in_any_order() {
-    let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
+    let mut pair = SessionPair::ready(default_proposal(), offer(), usize::MAX);
     pair.write(0, &pattern(64 << 10));
     pair.pump.holds_io = true;
     for n in 0..8 {
@@ -217,7 +218,7 @@ fn requests_in_flight_may_end_in_any_order() {
 
 #[test]
 fn more_than_the_window_waits_its_turn() {
-    let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
+    let mut pair = SessionPair::ready(default_proposal(), offer(), usize::MAX);
     pair.pump.holds_io = true;
     let mut submitted = 0;
     while pair.client.session.room() > 0 {
@@ -233,7 +234,7 @@ fn more_than_the_window_waits_its_turn() {
 
 #[test]
 fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
-    let mut pair = Pair::ready(wishes(), offer(), 1);
+    let mut pair = SessionPair::ready(default_proposal(), offer(), 1);
     pair.pump.holds_io = true;
     pair.client.session.submit(Io::new(Tag(1), Op::Read, 0, 4096));
     pair.run().unwrap();
@@ -249,9 +250,9 @@ fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
 }
 
 #[test]
-fn a_target_that_stops_gets_its_due_and_the_rest_is_taken_back() {
+fn commands_in_flight_complete_at_a_stopping_target_and_the_rest_is_returned() {
     use crate::session::Target;
-    let mut pair = Pair::ready(wishes(), offer(), usize::MAX);
+    let mut pair = SessionPair::ready(default_proposal(), offer(), usize::MAX);
     pair.pump.holds_io = true;
     for n in 0..3 {
         pair.client.session.submit(Io::new(Tag(n), Op::Read, 0, 4096));
@@ -263,7 +264,7 @@ fn a_target_that_stops_gets_its_due_and_the_rest_is_taken_back() {
     pair.pump.finish_one();
     pair.run().unwrap();
     assert!(pair.client.session.poll_done().unwrap().result.is_ok());
-    assert!(pair.client.stream().on_end(Instant::now()).is_err(), "two are under way");
+    assert!(pair.client.stream().on_end(Instant::now()).is_err(), "two commands are in flight");
     let tags: Vec<_> = pair.client.session.take_unfinished().into_iter().map(|io| io.tag).collect();
     assert_eq!(tags, [Tag(1), Tag(2)]);
 }
@@ -274,31 +275,32 @@ fn chap(initiator: &str, target: Option<&str>) -> Chap {
     Chap {
         initiator: credentials("user", initiator),
         target: target.map(|secret| credentials("target", secret)),
-        algorithms: Algorithm::ALL.to_vec(),
+        algorithms: ChapAlgorithm::ALL.to_vec(),
     }
 }
 
 #[test]
-fn both_sides_prove_who_they_are_cut_at_every_byte() {
+fn mutual_authentication_works_split_at_every_byte() {
     let there = chap("initiator-secret", Some("target-secret"));
     at_every_split(|step| {
         for target in [None, Some("target-secret")] {
             let here = chap("initiator-secret", target);
-            let client = initiator(with_digests(wishes()), Some(here));
-            let mut pair = Pair::new(client, offer(), Some(there.clone()), step);
+            let client = initiator(with_digests(default_proposal()), Some(here));
+            let mut pair = SessionPair::new(client, offer(), Some(there.clone()), step);
             pair.run().unwrap();
             assert!(pair.client.session.is_ready());
         }
     });
     let here = chap("initiator-secret", Some("another-secret"));
-    let mut pair = Pair::new(initiator(wishes(), Some(here)), offer(), Some(there.clone()), 9);
+    let mut pair =
+        SessionPair::new(initiator(default_proposal(), Some(here)), offer(), Some(there.clone()), 9);
     pair.run().unwrap();
-    assert_eq!(pair.client.session.refused(), Some(&IscsiRefused::NotProved));
+    assert_eq!(pair.client.session.refused(), Some(&IscsiRefused::MutualAuthFailed));
     for here in [None, Some(chap("wrong", None))] {
         let is_guess = here.is_some();
-        let mut pair = Pair::new(initiator(wishes(), here), offer(), Some(there.clone()), 9);
+        let mut pair = SessionPair::new(initiator(default_proposal(), here), offer(), Some(there.clone()), 9);
         let ran = pair.run();
-        // A wrong answer is refused after a delay.
+        // A wrong CHAP response is refused after a delay.
         let refused = Some(&IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE));
         assert!(is_guess || (ran.is_err() && pair.client.session.refused() == refused), "{ran:?}");
         assert!(!pair.client.session.is_ready());
@@ -306,16 +308,18 @@ fn both_sides_prove_who_they_are_cut_at_every_byte() {
 }
 
 #[test]
-fn a_target_that_is_not_there_is_refused_in_words() {
-    let elsewhere =
-        Config { target: Name::new("iqn.2026-11.com.example:none").unwrap(), ..config(wishes(), None) };
-    let client = InitiatorSession::new(elsewhere, Pool::new(1 << 20), [5; 32], Instant::now());
-    let mut pair = Pair::new(client, offer(), None, usize::MAX);
+fn a_missing_target_is_reported_in_words() {
+    let elsewhere = IscsiInitiatorConfig {
+        target: Name::new("iqn.2026-11.com.example:none").unwrap(),
+        ..config(default_proposal(), None)
+    };
+    let client = IscsiInitiatorSession::new(elsewhere, Pool::new(1 << 20), [5; 32], Instant::now());
+    let mut pair = SessionPair::new(client, offer(), None, usize::MAX);
     assert!(pair.run().is_err(), "the target ends the connection");
     assert_eq!(pair.client.session.refused(), Some(&IscsiRefused::Login(LoginStatus::NOT_FOUND)));
-    let nowhere = Config { lun: Lun::new(7), ..config(wishes(), None) };
-    let client = InitiatorSession::new(nowhere, Pool::new(1 << 20), [5; 32], Instant::now());
-    let mut pair = Pair::new(client, offer(), None, usize::MAX);
+    let nowhere = IscsiInitiatorConfig { lun: Lun::new(7), ..config(default_proposal(), None) };
+    let client = IscsiInitiatorSession::new(nowhere, Pool::new(1 << 20), [5; 32], Instant::now());
+    let mut pair = SessionPair::new(client, offer(), None, usize::MAX);
     pair.run().unwrap();
     assert_eq!(pair.client.session.refused().unwrap().to_string(), "target has no logical unit 7");
     assert_eq!(pair.client.session.luns(), [Lun::new(0)]);
@@ -327,7 +331,7 @@ fn discovery_finds_every_target_and_its_addresses() {
     at_every_split(|step| {
         let name = Name::new(INITIATOR).unwrap();
         let session = IscsiDiscoverySession::new(name, None, [0x80, 0, 0, 0, 0, 2], [5; 32], Instant::now());
-        let mut pair = Pair::new(session, offer(), None, step);
+        let mut pair = SessionPair::new(session, offer(), None, step);
         pair.run().unwrap();
         assert!(pair.client.session.is_over() && matches!(pair.client.stream().demand(), Demand::Close));
         let found = FoundTarget { name: TARGET.into(), addresses: vec!["192.0.2.1:3260,1".into()] };

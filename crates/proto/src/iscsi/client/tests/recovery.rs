@@ -1,4 +1,4 @@
-//! What goes wrong: statuses, silence, targets that leave, and such as break the protocol.
+//! Failures: statuses, unresponsive targets, closed connections and protocol violations.
 
 use super::script::*;
 use crate::scsi::{ScsiStatus, Sense};
@@ -14,13 +14,13 @@ use zerocopy::FromZeros;
 
 const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0";
 
-fn check(client: &mut Client, command: &Pdu, key: SenseKey, asc: Asc) {
+fn check(client: &mut ScriptedClient, command: &InitiatorPdu, key: SenseKey, asc: Asc) {
     client.status(command, ScsiStatus::CHECK_CONDITION, Some(Sense::new(key, asc)));
 }
 
 #[test]
 fn a_unit_attention_has_the_command_sent_again() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.write(1, 0, &pattern(512));
     for asc in [
         Asc::REPORTED_LUNS_DATA_HAS_CHANGED,
@@ -36,8 +36,8 @@ fn a_unit_attention_has_the_command_sent_again() {
     assert!(client.done().1.is_ok());
 }
 
-/// Has a write meet an attention; what is asked before it is sent again.
-fn attention(client: &mut Client, asc: Asc) -> (Pdu, Pdu) {
+/// Lets a write meet a unit attention; returns it with the query that precedes its retry.
+fn attention(client: &mut ScriptedClient, asc: Asc) -> (InitiatorPdu, InitiatorPdu) {
     client.write(1, 0, &pattern(512));
     let command = client.command();
     check(client, &command, SenseKey::UNIT_ATTENTION, asc);
@@ -47,9 +47,9 @@ fn attention(client: &mut Client, asc: Asc) -> (Pdu, Pdu) {
 }
 
 #[test]
-fn a_unit_that_has_grown_or_shrunk_is_seen_to() {
+fn a_changed_capacity_is_queried_and_reported() {
     for is_long in [true, false] {
-        let mut client = Client::logged_in(WHOLE);
+        let mut client = ScriptedClient::logged_in(WHOLE);
         client.bring_up(&Unit { blocks: 8, is_long, ..Unit::default() });
         assert_eq!((client.session.poll_size(), client.session.poll_size()), (Some(4096), None));
         for blocks in [16_u64, 4] {
@@ -77,9 +77,9 @@ fn a_unit_that_has_grown_or_shrunk_is_seen_to() {
 }
 
 #[test]
-fn a_cache_that_was_switched_on_loses_nothing_that_nobody_flushes() {
+fn writes_stay_stable_after_a_write_cache_is_enabled() {
     for device_specific in [0x10, 0] {
-        let mut client = Client::logged_in(WHOLE);
+        let mut client = ScriptedClient::logged_in(WHOLE);
         client.bring_up(&Unit { write_cache: false, device_specific, ..Unit::default() });
         let (question, again) = attention(&mut client, Asc::MODE_PARAMETERS_CHANGED);
         assert_eq!((question.cdb()[0], question.cdb()[2]), (0x1a, 8));
@@ -100,10 +100,10 @@ fn a_cache_that_was_switched_on_loses_nothing_that_nobody_flushes() {
 }
 
 #[test]
-fn a_unit_that_may_be_another_one_is_looked_at_by_another_session() {
+fn a_unit_that_may_have_changed_needs_a_new_session() {
     let capacity = |last: u64, len: u32| [&last.to_be_bytes()[..], &len.to_be_bytes(), &[0; 20]].concat();
     for is_inquiry in [true, false] {
-        let mut client = Client::ready(WHOLE, 1 << 20);
+        let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
         if is_inquiry {
             client.write(1, 0, &pattern(512));
             let command = client.command();
@@ -115,14 +115,14 @@ fn a_unit_that_may_be_another_one_is_looked_at_by_another_session() {
         }
         let [logout] = client.sent().try_into().unwrap();
         assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
-        assert_eq!(client.session.take_unfinished().len(), 1, "it is done on another session");
+        assert_eq!(client.session.take_unfinished().len(), 1, "the command is repeated on another session");
     }
 }
 
 #[test]
-fn what_a_standby_port_does_not_do_is_handed_back_where_there_are_other_paths() {
+fn io_rejected_by_a_standby_port_is_returned_if_there_are_other_paths() {
     for has_other_paths in [true, false] {
-        let mut client = Client::logged_in_on_paths(has_other_paths, WHOLE);
+        let mut client = ScriptedClient::logged_in_on_paths(has_other_paths, WHOLE);
         client.bring_up(&Unit { is_asymmetric: true, ..Unit::default() });
         assert_eq!(client.session.path_rank(), PathRank::Best);
         client.write(1, 0, &pattern(512));
@@ -137,7 +137,7 @@ fn what_a_standby_port_does_not_do_is_handed_back_where_there_are_other_paths() 
             assert_eq!(client.done_error(), IoError::PathLost);
         }
         assert!(client.session.poll_returned().is_none() && client.sent().is_empty());
-        // It is asked from time to time whether it has become one.
+        // The state is queried again from time to time.
         for (state, rank) in [(2, PathRank::Unusable), (1, PathRank::Good), (0, PathRank::Best)] {
             let when = client.stream().poll_timeout().unwrap();
             client.stream().on_timeout(when).unwrap();
@@ -155,8 +155,8 @@ fn what_a_standby_port_does_not_do_is_handed_back_where_there_are_other_paths() 
 }
 
 #[test]
-fn a_unit_that_somebody_has_reserved_is_said_to_be() {
-    let mut client = Client::logged_in(WHOLE);
+fn a_reserved_unit_is_reported_as_reserved() {
+    let mut client = ScriptedClient::logged_in(WHOLE);
     loop {
         let command = client.command();
         if matches!(command.cdb()[0], 0x9e | 0x25) {
@@ -172,8 +172,8 @@ fn a_unit_that_somebody_has_reserved_is_said_to_be() {
 }
 
 #[test]
-fn attentions_without_end_fail_the_command() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+fn endless_unit_attentions_fail_the_command() {
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.read(1, 0, 512);
     for _ in 0..=64 {
         let command = client.command();
@@ -183,8 +183,8 @@ fn attentions_without_end_fail_the_command() {
 }
 
 #[test]
-fn a_busy_unit_is_asked_again_with_growing_pauses() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+fn a_busy_unit_is_retried_with_growing_delays() {
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.read(1, 0, 512);
     let mut pauses = Vec::new();
     for _ in 0..4 {
@@ -211,13 +211,13 @@ fn each_failure_has_its_error() {
         (SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED, IoError::PathLost),
     ];
     for (key, asc, error) in table {
-        let mut client = Client::ready(WHOLE, 1 << 20);
+        let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
         client.read(1, 0, 512);
         let command = client.command();
         check(&mut client, &command, key, asc);
         assert_eq!(client.done_error(), error, "{key} {asc}");
     }
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.write(1, 0, &pattern(512));
     let command = client.command();
     client.status(&command, ScsiStatus::RESERVATION_CONFLICT, None);
@@ -232,16 +232,16 @@ fn each_failure_has_its_error() {
     let flags = FLAG_FINAL | FLAG_UNDERFLOW;
     let response = client.response(&command, ScsiStatus::GOOD);
     client.send(&ScsiResponse { flags, residual_count: 512.into(), ..response }, &[]).unwrap();
-    assert_eq!(client.done_error(), IoError::Medium, "not all was written");
+    assert_eq!(client.done_error(), IoError::Medium, "a residual");
 }
 
 #[test]
-fn what_the_unit_turns_out_not_to_know_is_done_otherwise() {
-    let illegal = |client: &mut Client, command: &Pdu| {
+fn rejected_commands_are_replaced_by_others() {
+    let illegal = |client: &mut ScriptedClient, command: &InitiatorPdu| {
         check(client, command, SenseKey::ILLEGAL_REQUEST, Asc::INVALID_COMMAND_OPERATION_CODE);
     };
     let zeroes = |only_fast| Op::WriteZeroes { fua: false, may_unmap: true, only_fast };
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.submit(1, zeroes(false), 512, 300 << 10, None);
     let command = client.command();
     illegal(&mut client, &command);
@@ -279,7 +279,7 @@ fn what_the_unit_turns_out_not_to_know_is_done_otherwise() {
 
 #[test]
 fn pings_are_answered_and_a_silent_target_is_noticed() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     let ping = NopIn {
         opcode: IscsiOpcode::NOP_IN.0,
         flags: FLAG_FINAL,
@@ -297,7 +297,7 @@ fn pings_are_answered_and_a_silent_target_is_noticed() {
     assert_eq!((pong.opcode, tags, pong.lun), (0x40, (RESERVED_TAG, 5), [9; 8]));
     let mut now = client.stream().poll_timeout().unwrap();
     client.stream().on_timeout(now).unwrap();
-    assert!(client.sent().is_empty(), "it has just said something");
+    assert!(client.sent().is_empty(), "a PDU was received since the last tick");
     now += Duration::from_secs(10);
     client.stream().on_timeout(now).unwrap();
     let [nop] = client.sent().try_into().unwrap();
@@ -314,8 +314,8 @@ fn pings_are_answered_and_a_silent_target_is_noticed() {
 }
 
 #[test]
-fn a_flood_of_pings_waits_until_its_answers_are_taken() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+fn receiving_pauses_while_ping_replies_are_unsent() {
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     let mut ping = vec![0x20, 0x80];
     ping.resize(48, 0);
     ping[16..20].fill(0xff);
@@ -328,14 +328,14 @@ fn a_flood_of_pings_waits_until_its_answers_are_taken() {
 }
 
 #[test]
-fn a_target_that_asks_for_a_logout_gets_one_when_what_is_under_way_has_ended() {
+fn a_requested_logout_follows_after_the_commands_in_flight() {
     for kind in [AsyncEvent::LOGOUT_REQUEST, AsyncEvent::CONNECTION_DROP, AsyncEvent::SESSION_DROP] {
-        let mut client = Client::logged_in(WHOLE);
+        let mut client = ScriptedClient::logged_in(WHOLE);
         client.bring_up(&Unit { max_transfer: 8, ..Unit::default() });
         client.read(1, 0, 4096);
         client.write(2, 0, &pattern(64 << 10));
         let commands = client.sent();
-        assert_eq!(commands.len(), 5, "one, and four of sixteen");
+        assert_eq!(commands.len(), 5, "one read, and four of the sixteen pieces of the write");
         client.event(kind, 60, &[]).unwrap();
         assert_eq!(client.session.room(), 0);
         for command in &commands[1..] {
@@ -348,15 +348,15 @@ fn a_target_that_asks_for_a_logout_gets_one_when_what_is_under_way_has_ended() {
         assert_eq!(logout.bhs.opcode(), IscsiOpcode::LOGOUT_REQUEST);
         assert!(client.stream().on_end(Instant::now()).is_ok() && client.is_closing());
         let unfinished = client.session.take_unfinished();
-        assert_eq!(unfinished.len(), 1, "it is done on another session");
+        assert_eq!(unfinished.len(), 1, "the command is repeated on another session");
     }
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.event(AsyncEvent::VENDOR_SPECIFIC, 0, &[]).unwrap();
     assert!(client.session.room() > 0 && client.sent().is_empty());
 }
 
 #[test]
-fn a_rejected_ping_is_nothing_and_a_rejected_command_the_end() {
+fn a_rejected_ping_is_ignored_and_a_rejected_command_ends_the_session() {
     for (reason, is_end) in [
         (RejectReason::IMMEDIATE_COMMAND_REJECT, false),
         (RejectReason::DATA_DIGEST_ERROR, false),
@@ -365,7 +365,7 @@ fn a_rejected_ping_is_nothing_and_a_rejected_command_the_end() {
         (RejectReason::INVALID_PDU_FIELD, true),
         (RejectReason(0x77), true),
     ] {
-        let mut client = Client::ready(WHOLE, 1 << 20);
+        let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
         let reject = Reject {
             opcode: IscsiOpcode::REJECT.0,
             flags: FLAG_FINAL,
@@ -378,44 +378,44 @@ fn a_rejected_ping_is_nothing_and_a_rejected_command_the_end() {
 }
 
 #[test]
-fn data_that_was_not_asked_for_ends_the_session() {
+fn unrequested_data_ends_the_session() {
     let offsets = [(1, 0, 512, true), (0, 512, 512, true), (0, 0, 1024, true), (0, 0, 512, false)];
     for (data_sn, offset, len, is_wrong) in offsets {
-        let mut client = Client::ready(WHOLE, 1 << 20);
+        let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
         client.read(1, 0, 512);
         let command = client.command();
         let data_in = client.data_in(&command, FLAG_FINAL, data_sn, offset);
         assert_eq!(client.send(&data_in, &pattern(len)).is_err(), is_wrong, "{data_sn} {offset} {len}");
     }
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.write(1, 0, &pattern(512));
     let command = client.command();
     let data_in = client.data_in(&command, FLAG_FINAL, 0, 0);
     assert!(client.send(&data_in, &pattern(512)).is_err(), "a write");
-    // More than was declared, and more than any PDU but Data-In has.
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    // More than declared, and more than any PDU except Data-In may have.
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     assert!(client.feed(&[&[0x25, 0x80, 0, 0, 0, 4, 0, 1][..], &[0; 40]].concat()).is_err());
-    let mut client = Client::ready(WHOLE, 1 << 20);
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     assert!(client.feed(&[&[0x20, 0x80, 0, 0, 0, 1, 0, 1][..], &[0; 40]].concat()).is_err());
 }
 
 #[test]
-fn asking_for_data_wrongly_ends_the_session() {
+fn an_invalid_r2t_ends_the_session() {
     let answers = "InitialR2T=Yes\0ImmediateData=No\0MaxBurstLength=1024\0";
     for (sn, offset, len) in
         [(1, 0, 512), (0, 512, 512), (0, 0, 0), (0, 0, 2048), (0, 0, u32::MAX), (0, u32::MAX, 512)]
     {
-        let mut client = Client::ready(answers, 1 << 20);
+        let mut client = ScriptedClient::ready(answers, 1 << 20);
         client.write(1, 0, &pattern(1536));
         let command = client.command();
         assert!(client.r2t(&command, sn, offset, len).is_err(), "{sn} {offset} {len}");
     }
-    let mut client = Client::ready(answers, 1 << 20);
+    let mut client = ScriptedClient::ready(answers, 1 << 20);
     client.write(1, 0, &pattern(1536));
     let command = client.command();
     client.r2t(&command, 0, 0, 1024).unwrap();
-    assert!(client.r2t(&command, 1, 0, 512).is_err(), "the same again");
-    let mut client = Client::ready(answers, 1 << 20);
+    assert!(client.r2t(&command, 1, 0, 512).is_err(), "a repeated R2T");
+    let mut client = ScriptedClient::ready(answers, 1 << 20);
     client.read(1, 0, 512);
     let command = client.command();
     assert!(client.r2t(&command, 0, 0, 512).is_err(), "a read");
@@ -425,21 +425,21 @@ fn asking_for_data_wrongly_ends_the_session() {
 fn wrong_digests_end_the_session() {
     let answers = "HeaderDigest=CRC32C\0";
     let config = config(
-        crate::iscsi::client::wishes()
+        crate::iscsi::client::default_proposal()
             .with(crate::iscsi::login::operational::OperationalKey::HeaderDigest, 1),
     );
-    let mut client = Client::new(config);
+    let mut client = ScriptedClient::new(config);
     client.sent();
     client.login_response(0x81, LoginStatus::SUCCESS, b"").unwrap();
     client.sent();
     client.login_response(0x87, LoginStatus::SUCCESS, answers.as_bytes()).unwrap();
     let error = client.feed(&[&[0x20, 0x80][..], &[0; 50]].concat()).unwrap_err();
-    assert_eq!(error.what, "sent a header whose digest is wrong");
+    assert_eq!(error.what, "sent a header with a wrong digest");
 }
 
 #[test]
-fn what_has_not_completed_is_taken_back_oldest_first() {
-    let mut client = Client::ready(WHOLE, 1 << 20);
+fn incomplete_io_is_returned_oldest_first() {
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     for n in 0..4 {
         client.read(n, 0, 512);
     }

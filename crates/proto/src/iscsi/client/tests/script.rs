@@ -1,7 +1,9 @@
-//! A target by hand, whose bytes a driver delivers in pieces of any size.
+//! A scripted target, whose bytes a driver delivers in pieces of any size.
 
 use crate::digest;
-use crate::iscsi::client::{BurstSize, Config, InitiatorSession, Mode, wishes};
+use crate::iscsi::client::{
+    BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
+};
 use crate::iscsi::login::operational::OperationalParameters;
 use crate::iscsi::name::Name;
 use crate::scsi::{Lun, ScsiStatus, Sense};
@@ -19,14 +21,14 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 pub(super) const TARGET: &str = "iqn.2026-11.com.example:disk";
 pub(super) const INITIATOR: &str = "iqn.2026-11.com.example:me";
 
-/// One PDU as it came: header and data segment.
+/// A sent PDU: header and data segment.
 #[derive(Debug, Clone)]
-pub(super) struct Pdu {
+pub(super) struct InitiatorPdu {
     pub(super) bhs: Bhs,
     pub(super) data: Vec<u8>,
 }
 
-impl Pdu {
+impl InitiatorPdu {
     pub(super) fn as_a<T: FromBytes>(&self) -> T {
         T::read_from_bytes(self.bhs.as_bytes()).unwrap()
     }
@@ -40,37 +42,37 @@ impl Pdu {
     }
 }
 
-/// A session, its driver, and the target by hand.
-pub(super) struct Client {
-    driver: Driver<InitiatorSession>,
-    /// Numbers of the target by hand.
+/// A session, its driver, and the scripted target.
+pub(super) struct ScriptedClient {
+    driver: Driver<IscsiInitiatorSession>,
+    /// Sequence numbers of the scripted target.
     pub(super) stat_sn: u32,
     pub(super) exp_cmd_sn: u32,
     pub(super) window: u32,
-    /// Data segments have digests.
+    /// Data digests are enabled.
     pub(super) has_digests: bool,
     connection: usize,
-    /// StatSN, and what was received and not taken, of the connections that are not meant now.
+    /// StatSN and unprocessed bytes of the connections that are not selected.
     others: BTreeMap<usize, (u32, Vec<u8>)>,
 }
 
-pub(super) fn config(wishes: OperationalParameters) -> Config {
-    Config {
+pub(super) fn config(proposal: OperationalParameters) -> IscsiInitiatorConfig {
+    IscsiInitiatorConfig {
         initiator: Name::new(INITIATOR).unwrap(),
         target: Name::new(TARGET).unwrap(),
         lun: Lun::new(0),
-        mode: Mode::Use,
+        purpose: SessionPurpose::Use,
         chap: None,
-        wishes,
+        proposal,
         isid: [0x80, 1, 2, 3, 0, 0],
         burst: BurstSize::default(),
     }
 }
 
-impl Client {
-    pub(super) fn new(config: Config) -> Client {
-        let session = InitiatorSession::new(config, Pool::new(64 << 20), [5; 32], Instant::now());
-        Client {
+impl ScriptedClient {
+    pub(super) fn new(config: IscsiInitiatorConfig) -> ScriptedClient {
+        let session = IscsiInitiatorSession::new(config, Pool::new(64 << 20), [5; 32], Instant::now());
+        ScriptedClient {
             driver: Driver::of(session, usize::MAX),
             stat_sn: 1,
             exp_cmd_sn: 1,
@@ -81,7 +83,7 @@ impl Client {
         }
     }
 
-    /// Another connection is meant from now on.
+    /// Selects a connection.
     pub(super) fn select(&mut self, connection: usize) {
         let (stat_sn, unread) = self.others.remove(&connection).unwrap_or((1, Vec::new()));
         let before = (
@@ -92,31 +94,31 @@ impl Client {
         self.driver.connection = connection;
     }
 
-    /// Logged in with these answers to what was proposed, nothing known of the unit.
-    pub(super) fn logged_in(answers: &str) -> Client {
-        Client::logged_in_with(wishes(), answers)
+    /// A session that has logged in with these answers to its proposal, before the bring-up.
+    pub(super) fn logged_in(answers: &str) -> ScriptedClient {
+        ScriptedClient::logged_in_with(default_proposal(), answers)
     }
 
-    /// A client with these wishes that has logged in, as the script `answers` says.
-    pub(super) fn logged_in_with(wishes: OperationalParameters, answers: &str) -> Client {
-        Client::new(config(wishes)).log_in(answers)
+    /// A session with this proposal that has logged in with the scripted `answers`.
+    pub(super) fn logged_in_with(proposal: OperationalParameters, answers: &str) -> ScriptedClient {
+        ScriptedClient::new(config(proposal)).log_in(answers)
     }
 
-    /// A client for this purpose that has logged in, as the script `answers` says.
-    pub(super) fn logged_in_for(mode: Mode, answers: &str) -> Client {
-        Client::new(Config { mode, ..config(wishes()) }).log_in(answers)
+    /// A session with this purpose that has logged in with the scripted `answers`.
+    pub(super) fn logged_in_for(purpose: SessionPurpose, answers: &str) -> ScriptedClient {
+        ScriptedClient::new(IscsiInitiatorConfig { purpose, ..config(default_proposal()) }).log_in(answers)
     }
 
-    /// A client that has logged in and has other paths, or not.
-    pub(super) fn logged_in_on_paths(has_others: bool, answers: &str) -> Client {
-        let mut client = Client::new(config(wishes()));
+    /// A session with or without other paths that has logged in.
+    pub(super) fn logged_in_on_paths(has_others: bool, answers: &str) -> ScriptedClient {
+        let mut client = ScriptedClient::new(config(default_proposal()));
         if has_others {
             client.driver.session = client.driver.session.with_other_paths();
         }
         client.log_in(answers)
     }
 
-    fn log_in(mut self, answers: &str) -> Client {
+    fn log_in(mut self, answers: &str) -> ScriptedClient {
         let client = &mut self;
         let [first] = client.sent().try_into().unwrap();
         assert_eq!(first.bhs.opcode(), IscsiOpcode::LOGIN_REQUEST);
@@ -129,15 +131,15 @@ impl Client {
         self
     }
 
-    /// Logged in to a unit of `blocks` blocks of 512 bytes that can do everything.
-    pub(super) fn ready(answers: &str, blocks: u64) -> Client {
-        let mut client = Client::logged_in(answers);
+    /// A ready session with a unit of `blocks` blocks of 512 bytes and all features.
+    pub(super) fn ready(answers: &str, blocks: u64) -> ScriptedClient {
+        let mut client = ScriptedClient::logged_in(answers);
         client.bring_up(&Unit { blocks, ..Unit::default() });
         assert!(client.session.is_ready(), "{:?}", client.session.refused());
         client
     }
 
-    /// Answers what the session asks about the unit.
+    /// Answers the bring-up of the unit.
     pub(super) fn bring_up(&mut self, unit: &Unit) {
         loop {
             let commands = self.sent();
@@ -149,8 +151,8 @@ impl Client {
         }
     }
 
-    /// Answers one command as the unit does.
-    pub(super) fn answer(&mut self, unit: &Unit, command: &Pdu) {
+    /// Answers one command for the unit.
+    pub(super) fn answer(&mut self, unit: &Unit, command: &InitiatorPdu) {
         match unit.answer(&command.cdb()) {
             Ok(data) if data.is_empty() => self.status(command, ScsiStatus::GOOD, None),
             Ok(data) => self.data(command, &data),
@@ -164,7 +166,7 @@ impl Client {
         status: LoginStatus,
         text: &[u8],
     ) -> Result<(), ProtocolError> {
-        let response = LoginResponse {
+        let response = IscsiLoginResponse {
             opcode: IscsiOpcode::LOGIN_RESPONSE.0,
             flags,
             tsih: 7.into(),
@@ -173,13 +175,13 @@ impl Client {
             exp_cmd_sn: self.exp_cmd_sn.into(),
             max_cmd_sn: (self.exp_cmd_sn + self.window - 1).into(),
             status: status.0.into(),
-            ..LoginResponse::new_zeroed()
+            ..IscsiLoginResponse::new_zeroed()
         };
         self.send(&response, text)
     }
 
-    /// All of a command's data-in with its good status, in one PDU.
-    pub(super) fn data(&mut self, command: &Pdu, data: &[u8]) {
+    /// Sends a command's data-in with good status, in one PDU.
+    pub(super) fn data(&mut self, command: &InitiatorPdu, data: &[u8]) {
         let expected = command.as_a::<ScsiCommand>().expected_data_transfer_length.get() as usize;
         let data = &data[..data.len().min(expected)];
         let residual = expected - data.len();
@@ -190,8 +192,8 @@ impl Client {
         self.send(&data_in, data).unwrap();
     }
 
-    /// The header of a Data-In.
-    pub(super) fn data_in(&mut self, command: &Pdu, flags: u8, data_sn: u32, offset: u32) -> DataIn {
+    /// A Data-In header.
+    pub(super) fn data_in(&mut self, command: &InitiatorPdu, flags: u8, data_sn: u32, offset: u32) -> DataIn {
         let stat_sn = if flags & FLAG_STATUS != 0 { self.next_stat_sn() } else { 0 };
         DataIn {
             opcode: IscsiOpcode::DATA_IN.0,
@@ -207,8 +209,8 @@ impl Client {
         }
     }
 
-    /// A response without data.
-    pub(super) fn status(&mut self, command: &Pdu, status: ScsiStatus, sense: Option<Sense>) {
+    /// Sends a response without data.
+    pub(super) fn status(&mut self, command: &InitiatorPdu, status: ScsiStatus, sense: Option<Sense>) {
         self.exp_cmd_sn += 1;
         let response = self.response(command, status);
         let sense = sense.map(|sense| sense.to_bytes().to_vec());
@@ -216,7 +218,7 @@ impl Client {
         self.send(&response, &data.unwrap_or_default()).unwrap();
     }
 
-    pub(super) fn response(&mut self, command: &Pdu, status: ScsiStatus) -> ScsiResponse {
+    pub(super) fn response(&mut self, command: &InitiatorPdu, status: ScsiStatus) -> ScsiResponse {
         ScsiResponse {
             opcode: IscsiOpcode::SCSI_RESPONSE.0,
             flags: FLAG_FINAL,
@@ -229,7 +231,13 @@ impl Client {
         }
     }
 
-    pub(super) fn r2t(&mut self, command: &Pdu, sn: u32, offset: u32, len: u32) -> Result<(), ProtocolError> {
+    pub(super) fn r2t(
+        &mut self,
+        command: &InitiatorPdu,
+        sn: u32,
+        offset: u32,
+        len: u32,
+    ) -> Result<(), ProtocolError> {
         let r2t = IscsiR2t {
             opcode: IscsiOpcode::R2T.0,
             flags: FLAG_FINAL,
@@ -251,8 +259,7 @@ impl Client {
         self.stat_sn - 1
     }
 
-    /// The target sends an asynchronous message about the unit, with so many seconds as its third
-    /// parameter.
+    /// Sends an asynchronous message about the unit, with the third parameter in seconds.
     pub(super) fn event(
         &mut self,
         event: AsyncEvent,
@@ -267,7 +274,7 @@ impl Client {
             exp_cmd_sn: self.exp_cmd_sn.into(),
             max_cmd_sn: (self.exp_cmd_sn + 9).into(),
             async_event: event.0,
-            // Time2Wait of a drop.
+            // Time2Wait of a connection drop.
             parameter2: (seconds + 1).into(),
             parameter3: seconds.into(),
             ..AsyncMessage::new_zeroed()
@@ -275,13 +282,13 @@ impl Client {
         self.send(&message, data)
     }
 
-    /// The target answers a task management request.
+    /// Sends a task management function response.
     pub(super) fn answer_task(
         &mut self,
-        request: &TaskManagementRequest,
+        request: &TaskManagementFunctionRequest,
         response: FunctionResponse,
     ) -> Result<(), ProtocolError> {
-        let answer = TaskManagementResponse {
+        let answer = TaskManagementFunctionResponse {
             opcode: IscsiOpcode::TASK_MANAGEMENT_RESPONSE.0,
             flags: FLAG_FINAL,
             response: response.0,
@@ -289,12 +296,12 @@ impl Client {
             stat_sn: self.next_stat_sn().into(),
             exp_cmd_sn: request.cmd_sn,
             max_cmd_sn: (request.cmd_sn.get() + 63).into(),
-            ..TaskManagementResponse::new_zeroed()
+            ..TaskManagementFunctionResponse::new_zeroed()
         };
         self.send(&answer, &[])
     }
 
-    /// The target sends a PDU.
+    /// Sends a PDU of the target.
     pub(super) fn send(
         &mut self,
         header: &(impl IntoBytes + Immutable),
@@ -309,7 +316,7 @@ impl Client {
         self.feed(&bytes)
     }
 
-    /// Sends a PDU whose data segment comes damaged.
+    /// Sends a PDU with a damaged data segment.
     pub(super) fn send_damaged(
         &mut self,
         header: &(impl IntoBytes + Immutable),
@@ -323,18 +330,18 @@ impl Client {
         self.feed(&[&bytes[..], &digest].concat())
     }
 
-    /// The connection is another one now.
+    /// Drops unread bytes, for a new connection.
     pub(super) fn forget_unread(&mut self) {
         self.driver.unread.clear();
     }
 
-    /// What the session has sent.
-    pub(super) fn sent(&mut self) -> Vec<Pdu> {
+    /// The PDUs that the session has sent.
+    pub(super) fn sent(&mut self) -> Vec<InitiatorPdu> {
         pdus(&self.driver.sent(), self.has_digests)
     }
 
-    /// The one command that the session has sent.
-    pub(super) fn command(&mut self) -> Pdu {
+    /// Expects a single command from the session.
+    pub(super) fn command(&mut self) -> InitiatorPdu {
         let [command] = self.sent().try_into().unwrap();
         assert_eq!(command.bhs.opcode(), IscsiOpcode::SCSI_COMMAND);
         command
@@ -345,25 +352,25 @@ impl Client {
     }
 }
 
-impl Deref for Client {
-    type Target = Driver<InitiatorSession>;
+impl Deref for ScriptedClient {
+    type Target = Driver<IscsiInitiatorSession>;
 
-    fn deref(&self) -> &Driver<InitiatorSession> {
+    fn deref(&self) -> &Driver<IscsiInitiatorSession> {
         &self.driver
     }
 }
 
-impl DerefMut for Client {
-    fn deref_mut(&mut self) -> &mut Driver<InitiatorSession> {
+impl DerefMut for ScriptedClient {
+    fn deref_mut(&mut self) -> &mut Driver<IscsiInitiatorSession> {
         &mut self.driver
     }
 }
 
-/// A unit that answers by itself.
+/// Properties of a unit that answers automatically.
 pub(super) struct Unit {
     pub(super) blocks: u64,
     pub(super) block_len: u32,
-    /// Knows READ CAPACITY (16).
+    /// READ CAPACITY (16) is supported.
     pub(super) is_long: bool,
     pub(super) is_thin: bool,
     /// Byte 2 of the mode parameter header.
@@ -371,7 +378,7 @@ pub(super) struct Unit {
     pub(super) write_cache: bool,
     pub(super) max_transfer: u32,
     pub(super) max_unmap: u32,
-    /// Has target port groups; it is reached by group 1.
+    /// The unit has target port groups and is accessed through group 1.
     pub(super) is_asymmetric: bool,
 }
 
@@ -438,13 +445,13 @@ impl Unit {
     }
 }
 
-/// Takes PDUs apart, with digests of data or without.
-fn pdus(mut bytes: &[u8], has_digests: bool) -> Vec<Pdu> {
+/// Parses PDUs with or without data digests.
+fn pdus(mut bytes: &[u8], has_digests: bool) -> Vec<InitiatorPdu> {
     let mut all = Vec::new();
     while !bytes.is_empty() {
         let (bhs, rest) = Bhs::read_from_prefix(bytes).unwrap();
         let len = bhs.data_segment_length.get() as usize;
-        all.push(Pdu { bhs, data: rest[..len].to_vec() });
+        all.push(InitiatorPdu { bhs, data: rest[..len].to_vec() });
         let digest = if has_digests && len > 0 { 4 } else { 0 };
         assert!(digest == 0 || digest::of(&rest[..len + padding(len)]) == rest[len + padding(len)..][..4]);
         bytes = &rest[len + padding(len) + digest..];
@@ -452,7 +459,7 @@ fn pdus(mut bytes: &[u8], has_digests: bool) -> Vec<Pdu> {
     all
 }
 
-/// Runs a trace with its bytes cut in every way that matters.
+/// Runs a trace with its bytes split at every relevant position.
 pub(super) fn at_every_split(trace: impl Fn(usize)) {
     (1..=BHS_LEN + 4).for_each(&trace);
     trace(usize::MAX);

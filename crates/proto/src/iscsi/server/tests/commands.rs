@@ -1,4 +1,4 @@
-//! Reads and writes, in every way that their data can come and go.
+//! Reads and writes with all forms of data transfer.
 
 use super::*;
 use crate::session::{Target, Timed};
@@ -6,22 +6,22 @@ use std::time::Duration;
 
 #[test]
 fn a_read_is_answered_by_data_with_status() {
-    let mut initiator = Initiator::log_in("");
+    let mut initiator = ScriptedInitiator::log_in("");
     let [data] = initiator.command(0, &read10(8, 1), Some(512), None).try_into().unwrap();
     let pdu: DataIn = data.as_a();
     assert_eq!(data.bhs.opcode(), IscsiOpcode::DATA_IN);
     assert_eq!((pdu.flags, pdu.status, data.data.len()), (FLAG_FINAL | FLAG_STATUS, 0, 512));
-    // One login response and two unit attentions came before; the window has room for 256 again.
+    // One login response and two unit attentions preceded; the window is completely free again.
     assert_eq!((pdu.stat_sn.get(), pdu.exp_cmd_sn.get(), pdu.max_cmd_sn.get()), (103, 4, 259));
     assert_eq!(pdu.target_transfer_tag.get(), RESERVED_TAG);
 }
 
 #[test]
-fn what_was_written_is_read_with_immediate_data_and_any_digests() {
+fn data_round_trips_with_immediate_data_and_digests() {
     for digests in ["None", "CRC32C"] {
         let keys = format!("HeaderDigest={digests}\0DataDigest={digests}\0MaxRecvDataSegmentLength=262144\0");
         for step in [1, 7, 48, 52, 1000, usize::MAX] {
-            let mut initiator = Initiator::log_in(&keys);
+            let mut initiator = ScriptedInitiator::log_in(&keys);
             initiator.pump = initiator.pump.split_at(step);
             let data = pattern(4096);
             let [answer] = initiator.command(1, &write10(3, 8), None, Some(&data)).try_into().unwrap();
@@ -36,7 +36,7 @@ fn what_was_written_is_read_with_immediate_data_and_any_digests() {
 
 #[test]
 fn read_data_is_cut_into_segments_and_bursts() {
-    let mut initiator = Initiator::log_in("MaxRecvDataSegmentLength=1024\0MaxBurstLength=1536\0");
+    let mut initiator = ScriptedInitiator::log_in("MaxRecvDataSegmentLength=1024\0MaxBurstLength=1536\0");
     let pdus = initiator.command(0, &read10(0, 8), Some(4096), None);
     let seen: Vec<_> = pdus
         .iter()
@@ -59,8 +59,8 @@ fn read_data_is_cut_into_segments_and_bursts() {
 }
 
 #[test]
-fn residuals_tell_what_moved_more_or_less_than_expected() {
-    let mut initiator = Initiator::log_in("");
+fn residual_counts_report_overflow_and_underflow() {
+    let mut initiator = ScriptedInitiator::log_in("");
     let mut residual = |cdb: &[u8], reads: Option<u32>, data: Option<&[u8]>| {
         let pdus = initiator.command(0, cdb, reads, data);
         let last = pdus.last().unwrap();
@@ -81,24 +81,24 @@ fn residuals_tell_what_moved_more_or_less_than_expected() {
     assert_eq!(read.data, two_blocks[..512]);
 }
 
-/// Sends a write without immediate data, and the data as R2Ts ask for it in PDUs of `segment`
+/// Sends a write without immediate data, then the data that R2Ts request, in PDUs of `segment`
 /// bytes.
 fn write_by_r2t(
-    initiator: &mut Initiator,
+    initiator: &mut ScriptedInitiator,
     data: &[u8],
     immediate: usize,
     segment: usize,
-) -> (Vec<IscsiR2t>, Pdu) {
+) -> (Vec<IscsiR2t>, TargetPdu) {
     let blocks = (data.len() / 512) as u16;
     let command = initiator.request(0, &write10(0, blocks), None, Some(data.len() as u32));
     let itt = command.initiator_task_tag.get();
-    let mut answers = initiator.exchange(&command, &data[..immediate]);
+    let mut responses = initiator.exchange(&command, &data[..immediate]);
     let mut asked = Vec::new();
     loop {
         let mut next = Vec::new();
-        for pdu in &answers {
+        for pdu in &responses {
             if pdu.bhs.opcode() != IscsiOpcode::R2T {
-                assert_eq!(answers.len(), 1);
+                assert_eq!(responses.len(), 1);
                 return (asked, pdu.clone());
             }
             let r2t: IscsiR2t = pdu.as_a();
@@ -112,19 +112,19 @@ fn write_by_r2t(
                 next.extend(initiator.exchange(&pdu, &data[at..end]));
             }
         }
-        answers = next;
+        responses = next;
     }
 }
 
 #[test]
-fn a_long_write_is_asked_for_burst_by_burst() {
+fn a_long_write_is_requested_burst_by_burst() {
     for (keys, immediate, outstanding) in
         [("InitialR2T=Yes\0ImmediateData=No\0", 0, 1), ("ImmediateData=Yes\0MaxOutstandingR2T=3\0", 5000, 3)]
     {
         for digest in ["None", "CRC32C"] {
             let keys =
                 format!("{keys}MaxBurstLength=65536\0MaxRecvDataSegmentLength=262144\0DataDigest={digest}\0");
-            let mut initiator = Initiator::log_in(&keys);
+            let mut initiator = ScriptedInitiator::log_in(&keys);
             let data = pattern(300_032);
             let (asked, answer) = write_by_r2t(&mut initiator, &data, immediate, 30_000);
             assert_eq!(assert_good(&answer).exp_data_sn.get() as usize, asked.len());
@@ -146,7 +146,7 @@ fn long_segments_are_received_straight_into_memory() {
         let keys = format!(
             "MaxBurstLength=1048576\0FirstBurstLength=262144\0MaxRecvDataSegmentLength=262144\0DataDigest={digest}\0"
         );
-        let mut initiator = Initiator::log_in(&keys);
+        let mut initiator = ScriptedInitiator::log_in(&keys);
         initiator.pump = initiator.pump.split_at(16 << 10);
         let data = pattern(1 << 20);
         let (_, answer) = write_by_r2t(&mut initiator, &data, 256 << 10, 256 << 10);
@@ -161,8 +161,8 @@ fn long_segments_are_received_straight_into_memory() {
 }
 
 #[test]
-fn unsolicited_data_comes_without_being_asked_for() {
-    let mut initiator = Initiator::log_in("InitialR2T=No\0FirstBurstLength=4096\0");
+fn unsolicited_data_needs_no_r2t() {
+    let mut initiator = ScriptedInitiator::log_in("InitialR2T=No\0FirstBurstLength=4096\0");
     let data = pattern(8192);
     let mut command = initiator.request(0, &write10(0, 16), None, Some(8192));
     command.flags &= !FLAG_FINAL;
@@ -183,8 +183,8 @@ fn unsolicited_data_comes_without_being_asked_for() {
 }
 
 #[test]
-fn many_commands_are_under_way_at_once_and_window_tells_how_many_more() {
-    let mut initiator = Initiator::log_in("");
+fn the_window_shrinks_with_commands_in_flight() {
+    let mut initiator = ScriptedInitiator::log_in("");
     initiator.pump.holds_io = true;
     for _ in 0..3 {
         assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
@@ -200,8 +200,8 @@ fn many_commands_are_under_way_at_once_and_window_tells_how_many_more() {
 }
 
 #[test]
-fn a_command_outside_the_window_is_as_if_it_had_never_come() {
-    let mut initiator = Initiator::log_in("");
+fn a_command_outside_the_window_is_ignored() {
+    let mut initiator = ScriptedInitiator::log_in("");
     for cmd_sn in [initiator.cmd_sn + 256, initiator.cmd_sn - 1] {
         let mut command = initiator.request(0, &[0; 6], None, None);
         command.cmd_sn = cmd_sn.into();
@@ -218,10 +218,10 @@ fn a_command_outside_the_window_is_as_if_it_had_never_come() {
 
 #[test]
 fn an_unknown_lun_and_a_long_cdb_get_their_sense() {
-    let mut initiator = Initiator::log_in("");
+    let mut initiator = ScriptedInitiator::log_in("");
     let [answer] = initiator.command(9, &[0; 6], None, None).try_into().unwrap();
     assert_eq!(sense(&answer), (5, 0x2500));
-    // A CDB of 32 bytes: the other half is in an additional header segment.
+    // A 32-byte CDB: the second half is in an additional header segment.
     let mut command = initiator.request(0, &[0x7f, 0, 0, 0, 0, 0, 0, 24], None, None);
     command.total_ahs_length = 5;
     let mut bytes = command.as_bytes().to_vec();
@@ -235,7 +235,7 @@ fn an_unknown_lun_and_a_long_cdb_get_their_sense() {
 #[test]
 fn a_write_without_memory_waits_and_an_impossible_one_is_busy() {
     let pool = Pool::new(128 << 10);
-    let mut initiator = Initiator::connect_to(node(None), pool.clone());
+    let mut initiator = ScriptedInitiator::connect_to(node(None), pool.clone());
     initiator.enter("ImmediateData=No\0");
     let _ = (initiator.command(0, &[0; 6], None, None), initiator.command(1, &[0; 6], None, None));
     let taken = pool.take(128 << 10).unwrap();
@@ -255,7 +255,7 @@ fn a_write_without_memory_waits_and_an_impossible_one_is_busy() {
 #[test]
 fn immediate_data_without_memory_waits_until_there_is_some() {
     let pool = Pool::new(2 << 20);
-    let mut initiator = Initiator::connect_to(node(None), pool.clone());
+    let mut initiator = ScriptedInitiator::connect_to(node(None), pool.clone());
     initiator.enter("ImmediateData=Yes\0FirstBurstLength=262144\0");
     let _ = (initiator.command(0, &[0; 6], None, None), initiator.command(1, &[0; 6], None, None));
     let taken: Vec<_> = std::iter::from_fn(|| pool.take_payload(64 << 10)).collect();
@@ -272,7 +272,7 @@ fn immediate_data_without_memory_waits_until_there_is_some() {
     let waits = initiator.pump.session.poll_timeout().unwrap() - initiator.pump.now;
     assert!(waits > Duration::from_millis(500), "{tries} tries within {waits:?}");
     drop(taken);
-    // The pool's wake-up is enough: it is a turn, before the next try is due.
+    // The pool's wake-up suffices: it causes a driver turn before the next retry.
     initiator.pump.session.on_turn(initiator.pump.now);
     initiator.pump.run().unwrap();
     let [answer] = initiator.receive().try_into().unwrap();
@@ -280,20 +280,20 @@ fn immediate_data_without_memory_waits_until_there_is_some() {
 }
 
 #[test]
-fn immediate_data_waits_for_others_memory_while_other_data_is_asked_for_but_not_for_ever() {
+fn immediate_data_waits_for_memory_of_other_connections_but_not_forever() {
     for others_go_on in [true, false] {
         let pool = Pool::new(2 << 20);
-        let mut initiator = Initiator::connect_to(node(None), pool.clone());
+        let mut initiator = ScriptedInitiator::connect_to(node(None), pool.clone());
         initiator.enter("ImmediateData=Yes\0InitialR2T=Yes\0FirstBurstLength=262144\0");
         let _ = (initiator.command(0, &[0; 6], None, None), initiator.command(1, &[0; 6], None, None));
-        // The memory of this write is held until its data comes, which is behind what waits.
+        // The memory of this write stays allocated until its data arrives, after the waiting data.
         let asked = initiator.request(0, &write10(0, 8), None, Some(4096));
         let [_r2t] = initiator.exchange(&asked, b"").try_into().unwrap();
         let taken: Vec<_> = std::iter::from_fn(|| pool.take_payload(64 << 10)).collect();
         initiator.pump = initiator.pump.split_at(16 << 10);
         let command = initiator.request(0, &write10(0, 256), None, Some(128 << 10));
         assert!(initiator.exchange(&command, &pattern(128 << 10)).is_empty());
-        let next_try = |initiator: &mut Initiator| {
+        let next_try = |initiator: &mut ScriptedInitiator| {
             let due = initiator.pump.session.poll_timeout().unwrap();
             initiator.pump.session.on_timeout(due).unwrap();
             initiator.pump.run().unwrap();

@@ -1,4 +1,4 @@
-//! Several connections to a session.
+//! Multiple connections per session.
 
 use super::*;
 use crate::session::{Home, Timed};
@@ -8,12 +8,12 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// What is around a session: a node, its volumes, and the sessions of a core.
+/// The environment of a session: a node, its volumes, and the sessions of a core.
 pub(super) struct Scene {
     node: Arc<IscsiNode>,
     exports: Exports,
     local: Rc<LocalSessions>,
-    /// The session's next CmdSN.
+    /// CmdSN of the session's next command.
     cmd_sn: Cell<u32>,
 }
 
@@ -26,23 +26,23 @@ impl Scene {
         Scene { node, exports, local: LocalSessions::new(Home::new(())), cmd_sn: Cell::new(1) }
     }
 
-    /// Connected to a portal of that group.
-    pub(super) fn connect(&self, group_tag: u16) -> Initiator {
+    /// A new connection to a portal of this group.
+    pub(super) fn connect(&self, group_tag: u16) -> ScriptedInitiator {
         let pool = Pool::new(usize::MAX);
         let now = Instant::now();
-        let session = TargetSession::among(&self.local, self.node.clone(), group_tag, pool, [3; 32], now);
+        let session =
+            IscsiTargetSession::among(&self.local, self.node.clone(), group_tag, pool, [3; 32], now);
         let pump = Pump::new(session, &self.exports);
-        Initiator { pump, header_digest: false, data_digest: false, cmd_sn: 1 }
+        ScriptedInitiator { pump, header_digest: false, data_digest: false, cmd_sn: 1 }
     }
 
-    /// A session's leading connection, CID 7, its power-on unit attentions seen; and the session's
-    /// handle.
-    pub(super) fn lead(&self, keys: &str) -> (Initiator, u16) {
+    /// The leading connection (CID 7) of a session without unit attentions, and the TSIH.
+    pub(super) fn lead(&self, keys: &str) -> (ScriptedInitiator, u16) {
         let mut leading = self.connect(1);
         let text = format!("{}MaxConnections=4\0{keys}", names());
         let response = leading.login(0x87, text.as_bytes());
-        let tsih = response.as_a::<LoginResponse>().tsih.get();
-        assert!(response.as_a::<LoginResponse>().status.get() == 0 && tsih != 0);
+        let tsih = response.as_a::<IscsiLoginResponse>().tsih.get();
+        assert!(response.as_a::<IscsiLoginResponse>().status.get() == 0 && tsih != 0);
         leading.digests(&response);
         for lun in [0, 1] {
             let [answer] = self.command(&mut leading, lun, &[0; 6], None, None).try_into().unwrap();
@@ -51,26 +51,26 @@ impl Scene {
         (leading, tsih)
     }
 
-    /// Another connection of the session.
-    pub(super) fn join(&self, tsih: u16, cid: u16, keys: &str) -> Initiator {
+    /// Adds a connection to the session.
+    pub(super) fn join(&self, tsih: u16, cid: u16, keys: &str) -> ScriptedInitiator {
         let mut joined = self.connect(1);
         let text = format!("{}{keys}", names());
         let [response] = joined.exchange(&join_request(tsih, cid), text.as_bytes()).try_into().unwrap();
-        let header: LoginResponse = response.as_a();
+        let header: IscsiLoginResponse = response.as_a();
         assert_eq!((header.status.get(), header.tsih.get()), (0, tsih), "{:?}", response.text());
         joined.digests(&response);
         joined
     }
 
-    /// The CmdSN of the session's next command, which is its tag, too.
+    /// CmdSN of the session's next command, which is also its task tag.
     pub(super) fn cmd_sn(&self) -> u32 {
         self.cmd_sn.get()
     }
 
-    /// The next command of the session.
+    /// The session's next command.
     pub(super) fn request(
         &self,
-        on: &mut Initiator,
+        on: &mut ScriptedInitiator,
         lun: u8,
         cdb: &[u8],
         reads: Option<u32>,
@@ -80,28 +80,28 @@ impl Scene {
         on.request(lun, cdb, reads, writes)
     }
 
-    /// Sends a command on that connection.
+    /// Sends a command on this connection.
     pub(super) fn command(
         &self,
-        on: &mut Initiator,
+        on: &mut ScriptedInitiator,
         lun: u8,
         cdb: &[u8],
         reads: Option<u32>,
         data: Option<&[u8]>,
-    ) -> Vec<Pdu> {
+    ) -> Vec<TargetPdu> {
         let command = self.request(on, lun, cdb, reads, data.map(|data| data.len() as u32));
         on.exchange(&command, data.unwrap_or_default())
     }
 }
 
-impl Initiator {
-    fn digests(&mut self, response: &Pdu) {
+impl ScriptedInitiator {
+    fn digests(&mut self, response: &TargetPdu) {
         self.header_digest = response.value("HeaderDigest") == "CRC32C";
         self.data_digest = response.value("DataDigest") == "CRC32C";
     }
 
-    /// A turn of the driver, and what came of it.
-    pub(super) fn turn(&mut self) -> Vec<Pdu> {
+    /// Runs a driver turn; returns the PDUs that were sent.
+    pub(super) fn turn(&mut self) -> Vec<TargetPdu> {
         self.pump.run().unwrap();
         self.receive()
     }
@@ -111,14 +111,14 @@ pub(super) fn names() -> String {
     format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0SessionType=Normal\0")
 }
 
-pub(super) fn join_request(tsih: u16, cid: u16) -> LoginRequest {
+pub(super) fn join_request(tsih: u16, cid: u16) -> IscsiLoginRequest {
     let mut request = login_request(0x87);
     (request.tsih, request.cid) = (tsih.into(), cid.into());
     request
 }
 
-pub(super) fn manage(function: Function, lun: u8, referenced: u32) -> TaskManagementRequest {
-    let mut request = TaskManagementRequest::new_zeroed();
+pub(super) fn manage(function: Function, lun: u8, referenced: u32) -> TaskManagementFunctionRequest {
+    let mut request = TaskManagementFunctionRequest::new_zeroed();
     request.opcode = IscsiOpcode::TASK_MANAGEMENT_REQUEST.0 | 0x40;
     request.function = FLAG_FINAL | function.0;
     request.lun[1] = lun;
@@ -127,12 +127,12 @@ pub(super) fn manage(function: Function, lun: u8, referenced: u32) -> TaskManage
     request
 }
 
-pub(super) fn function_response(pdu: &Pdu) -> FunctionResponse {
+pub(super) fn function_response(pdu: &TargetPdu) -> FunctionResponse {
     assert_eq!(pdu.bhs.opcode(), IscsiOpcode::TASK_MANAGEMENT_RESPONSE);
-    FunctionResponse(pdu.as_a::<TaskManagementResponse>().response)
+    FunctionResponse(pdu.as_a::<TaskManagementFunctionResponse>().response)
 }
 
-pub(super) fn logout(reason: LogoutReason, cid: u16) -> LogoutRequest {
+pub(super) fn logout(reason: LogoutReasonCode, cid: u16) -> LogoutRequest {
     let mut request = LogoutRequest::new_zeroed();
     request.opcode = IscsiOpcode::LOGOUT_REQUEST.0 | 0x40;
     request.reason = FLAG_FINAL | reason.0;
@@ -141,7 +141,7 @@ pub(super) fn logout(reason: LogoutReason, cid: u16) -> LogoutRequest {
     request
 }
 
-pub(super) fn logout_result(pdu: &Pdu) -> LogoutResult {
+pub(super) fn logout_result(pdu: &TargetPdu) -> LogoutResult {
     assert_eq!(pdu.bhs.opcode(), IscsiOpcode::LOGOUT_RESPONSE);
     LogoutResult(pdu.as_a::<LogoutResponse>().response)
 }
@@ -157,7 +157,7 @@ fn a_second_connection_shares_nexus_and_command_numbers_and_has_its_own_digests_
         let data = pattern(4096);
         let [answer] = scene.command(&mut second, 0, &write10(0, 8), None, Some(&data)).try_into().unwrap();
         let response = assert_good(&answer);
-        // One login response came before; the unit attentions went to the first connection.
+        // One login response preceded; the unit attentions went to the first connection.
         assert_eq!((response.stat_sn.get(), response.exp_cmd_sn.get()), (101, 4));
         let [read] = scene.command(&mut first, 0, &read10(0, 8), Some(4096), None).try_into().unwrap();
         assert!(read.data == data);
@@ -171,12 +171,12 @@ fn a_login_response_has_the_sessions_numbers() {
     let (_first, tsih) = scene.lead("");
     let mut second = scene.connect(1);
     let [response] = second.exchange(&join_request(tsih, 8), names().as_bytes()).try_into().unwrap();
-    let header: LoginResponse = response.as_a();
+    let header: IscsiLoginResponse = response.as_a();
     assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (3, 3 + 255));
 }
 
 #[test]
-fn commands_are_carried_out_in_the_order_of_cmd_sn_whatever_connection_brings_them() {
+fn commands_execute_in_the_order_of_cmd_sn_on_any_connection() {
     for step in [1, 100, usize::MAX] {
         let scene = Scene::new();
         let (mut first, tsih) = scene.lead("");
@@ -197,18 +197,18 @@ fn commands_are_carried_out_in_the_order_of_cmd_sn_whatever_connection_brings_th
 }
 
 #[test]
-fn at_level_0_what_comes_spoilt_and_early_fails_in_its_turn_and_holds_up_nobody() {
+fn at_level_0_a_damaged_early_command_fails_in_its_turn() {
     let scene = Scene::new();
     let (mut first, tsih) = scene.lead("ErrorRecoveryLevel=0\0DataDigest=CRC32C\0");
     let mut second = scene.join(tsih, 8, "DataDigest=CRC32C\0");
     let slow = scene.request(&mut first, 0, &write10(0, 1), None, Some(512));
-    let spoilt = scene.request(&mut second, 0, &write10(1, 1), None, Some(512));
-    assert!(second.send_spoilt(&spoilt, &[8; 512]).is_empty(), "its turn has not come");
+    let damaged = scene.request(&mut second, 0, &write10(1, 1), None, Some(512));
+    assert!(second.send_with_digest_error(&damaged, &[8; 512]).is_empty(), "an earlier CmdSN is missing");
     let mut ping = NopOut::new_zeroed();
     ping.flags = FLAG_FINAL;
     (ping.initiator_task_tag, ping.target_transfer_tag) = (99.into(), RESERVED_TAG.into());
     ping.cmd_sn = scene.cmd_sn.replace(scene.cmd_sn() + 1).into();
-    assert!(second.send_spoilt(&ping, b"ping").is_empty());
+    assert!(second.send_with_digest_error(&ping, b"ping").is_empty());
     assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
     let [write] = first.exchange(&slow, &[7; 512]).try_into().unwrap();
     assert_good(&write);
@@ -216,7 +216,7 @@ fn at_level_0_what_comes_spoilt_and_early_fails_in_its_turn_and_holds_up_nobody(
     assert_eq!(reject_reason(&refusal), RejectReason::DATA_DIGEST_ERROR);
     assert_eq!(
         (failed.as_a::<ScsiResponse>().initiator_task_tag, sense(&failed)),
-        (spoilt.initiator_task_tag, (0xb, 0x4705))
+        (damaged.initiator_task_tag, (0xb, 0x4705))
     );
     assert_eq!(reject_reason(&no_ping), RejectReason::DATA_DIGEST_ERROR);
     let [read] = first.turn().try_into().unwrap();
@@ -224,7 +224,7 @@ fn at_level_0_what_comes_spoilt_and_early_fails_in_its_turn_and_holds_up_nobody(
 }
 
 #[test]
-fn immediate_requests_wait_for_nobody() {
+fn immediate_requests_execute_at_once() {
     let scene = Scene::new();
     let (_first, tsih) = scene.lead("");
     let mut second = scene.join(tsih, 8, "");
@@ -236,10 +236,10 @@ fn immediate_requests_wait_for_nobody() {
 }
 
 #[test]
-fn a_handle_that_is_not_this_sessions_lets_nobody_in() {
+fn a_login_with_a_foreign_tsih_is_refused() {
     let scene = Scene::new();
     let (_first, tsih) = scene.lead("");
-    let refused = |request: &LoginRequest, text: &str, group_tag| {
+    let refused = |request: &IscsiLoginRequest, text: &str, group_tag| {
         let mut other = scene.connect(group_tag);
         other.login_error(request, text.as_bytes()).0
     };
@@ -259,7 +259,7 @@ fn a_handle_that_is_not_this_sessions_lets_nobody_in() {
 }
 
 #[test]
-fn a_session_has_so_many_connections_and_no_more() {
+fn a_session_has_at_most_max_connections() {
     let scene = Scene::new();
     let (mut first, tsih) = scene.lead("");
     let _others: Vec<_> = (0..3).map(|cid| scene.join(tsih, cid, "")).collect();
@@ -272,7 +272,7 @@ fn a_session_has_so_many_connections_and_no_more() {
 }
 
 #[test]
-fn every_connection_has_to_prove_itself() {
+fn every_connection_must_authenticate() {
     let scene = Scene::with(node(Some(mutual_chap())));
     let mut leading = scene.connect(1);
     let text = format!("{}AuthMethod=CHAP\0", names());
@@ -281,7 +281,7 @@ fn every_connection_has_to_prove_itself() {
     drop(leading);
     let (scene, mut other) = (Scene::new(), Scene::with(node(Some(mutual_chap()))));
     let (_first, tsih) = scene.lead("");
-    // The same session, but CHAP is asked for now.
+    // A connection joins after the target began to require CHAP.
     other.local = scene.local.clone();
     let mut second = other.connect(1);
     let status = second.login_error(&join_request(tsih, 8), names().as_bytes()).0;
@@ -289,7 +289,7 @@ fn every_connection_has_to_prove_itself() {
 }
 
 #[test]
-fn a_connection_of_the_same_cid_takes_the_place_of_the_old_one_when_that_is_done() {
+fn a_connection_with_the_same_cid_replaces_the_old_one_after_its_end() {
     let scene = Scene::new();
     let (mut first, tsih) = scene.lead("");
     let mut second = scene.join(tsih, 8, "");
@@ -298,16 +298,16 @@ fn a_connection_of_the_same_cid_takes_the_place_of_the_old_one_when_that_is_done
     let mut again = scene.connect(1);
     assert!(again.exchange(&join_request(tsih, 8), names().as_bytes()).is_empty());
     assert!(second.turn().is_empty() && second.is_closed());
-    let wait = |again: &mut Initiator| {
+    let wait = |again: &mut ScriptedInitiator| {
         let due = again.pump.session.poll_timeout().unwrap();
         again.pump.session.on_timeout(due).unwrap();
         again.receive()
     };
-    assert!(wait(&mut again).is_empty(), "its write may still change something");
+    assert!(wait(&mut again).is_empty(), "the old session's write is in flight");
     second.pump.finish_one();
     assert!(second.receive().is_empty());
     let [response] = wait(&mut again).try_into().unwrap();
-    assert_eq!(response.as_a::<LoginResponse>().status.get(), 0);
+    assert_eq!(response.as_a::<IscsiLoginResponse>().status.get(), 0);
     for connection in [&mut again, &mut first] {
         assert_good(&scene.command(connection, 0, &[0; 6], None, None)[0]);
     }
@@ -331,9 +331,9 @@ fn a_task_of_another_connection_can_be_aborted_in_every_state() {
         assert!(second.turn().is_empty());
         if is_in_flight {
             assert_eq!(second.pump.cancelled.len(), 1);
-            assert!(first.turn().is_empty(), "it has not ended");
+            assert!(first.turn().is_empty(), "the aborted task has I/O in flight");
             second.pump.finish_one();
-            assert!(second.receive().is_empty(), "it is never answered");
+            assert!(second.receive().is_empty(), "the aborted command gets no response");
         } else {
             let ttt = asked[0].as_a::<IscsiR2t>().target_transfer_tag.get();
             assert!(second.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(512)).is_empty());
@@ -360,7 +360,7 @@ fn an_abort_in_the_middle_of_the_tasks_data_leaves_the_stream_whole() {
         assert!(first.exchange(&manage(Function::ABORT_TASK, 0, itt), b"").is_empty());
         assert!(second.turn().is_empty());
         assert_eq!(function_response(&first.turn()[0]), FunctionResponse::FUNCTION_COMPLETE);
-        // Its place is another's before the rest comes.
+        // Another task reuses the slot before the rest of the data arrives.
         let other = scene.request(&mut first, 0, &write10(8, 1), None, Some(512));
         let itt = other.initiator_task_tag.get();
         let [r2t] = first.exchange(&other, b"").try_into().unwrap();
@@ -393,9 +393,9 @@ fn a_reset_reaches_the_tasks_of_every_connection() {
             (0..3).for_each(|_| connection.pump.finish_one());
         }
         assert_eq!(first.receive().len(), left);
-        let answers = second.turn();
-        assert_eq!(answers.len(), 1 + left);
-        assert_eq!(function_response(answers.last().unwrap()), FunctionResponse::FUNCTION_COMPLETE);
+        let responses = second.turn();
+        assert_eq!(responses.len(), 1 + left);
+        assert_eq!(function_response(responses.last().unwrap()), FunctionResponse::FUNCTION_COMPLETE);
     }
 }
 
@@ -403,7 +403,7 @@ fn a_reset_reaches_the_tasks_of_every_connection() {
 fn a_cold_reset_and_a_logout_of_the_session_end_every_connection() {
     let scene = Scene::new();
     let cold = manage(Function::TARGET_COLD_RESET, 0, 0);
-    let out = logout(LogoutReason::CLOSE_SESSION, 7);
+    let out = logout(LogoutReasonCode::CLOSE_SESSION, 7);
     for request in [cold.as_bytes(), out.as_bytes()] {
         scene.cmd_sn.set(1);
         let (mut first, tsih) = scene.lead("");
@@ -420,29 +420,29 @@ fn a_cold_reset_and_a_logout_of_the_session_end_every_connection() {
 }
 
 #[test]
-fn a_connection_is_logged_out_by_itself_or_by_another_and_the_rest_goes_on() {
+fn a_connection_is_logged_out_by_itself_or_by_another_and_the_session_continues() {
     let scene = Scene::new();
     let (mut first, tsih) = scene.lead("");
     let mut second = scene.join(tsih, 8, "");
-    let [answer] = second.exchange(&logout(LogoutReason::CLOSE_CONNECTION, 8), b"").try_into().unwrap();
+    let [answer] = second.exchange(&logout(LogoutReasonCode::CLOSE_CONNECTION, 8), b"").try_into().unwrap();
     assert_eq!(logout_result(&answer), LogoutResult::CLOSED_SUCCESSFULLY);
     assert!(second.is_closed());
     let mut third = scene.join(tsih, 9, "");
     third.pump.holds_io = true;
     assert!(scene.command(&mut third, 0, &write10(0, 1), None, Some(&[7; 512])).is_empty());
-    assert!(first.exchange(&logout(LogoutReason::CLOSE_CONNECTION, 9), b"").is_empty());
+    assert!(first.exchange(&logout(LogoutReasonCode::CLOSE_CONNECTION, 9), b"").is_empty());
     assert!(third.turn().is_empty() && third.is_closed());
     assert!(first.turn().is_empty(), "its write is in flight");
     third.pump.finish_one();
     let [answer] = first.turn().try_into().unwrap();
     assert_eq!(logout_result(&answer), LogoutResult::CLOSED_SUCCESSFULLY);
-    let [answer] = first.exchange(&logout(LogoutReason::CLOSE_CONNECTION, 9), b"").try_into().unwrap();
+    let [answer] = first.exchange(&logout(LogoutReasonCode::CLOSE_CONNECTION, 9), b"").try_into().unwrap();
     assert_eq!(logout_result(&answer), LogoutResult::CID_NOT_FOUND);
     assert_good(&scene.command(&mut first, 0, &[0; 6], None, None)[0]);
 }
 
 #[test]
-fn a_connection_that_is_lost_takes_its_session_along() {
+fn a_lost_connection_ends_its_session() {
     let scene = Scene::new();
     let (mut first, tsih) = scene.lead("");
     let mut second = scene.join(tsih, 8, "");
@@ -451,7 +451,7 @@ fn a_connection_that_is_lost_takes_its_session_along() {
 }
 
 #[test]
-fn a_driver_that_drops_a_connection_leaves_nothing_of_it() {
+fn dropping_a_connection_removes_it_from_the_session() {
     let scene = Scene::new();
     let (mut first, tsih) = scene.lead("");
     let mut second = scene.join(tsih, 8, "");
@@ -467,10 +467,10 @@ fn a_driver_that_drops_a_connection_leaves_nothing_of_it() {
 }
 
 #[test]
-fn who_logs_in_again_cuts_every_connection_of_the_old_session() {
+fn reinstatement_closes_all_connections_of_the_old_session() {
     let scene = Scene::new();
     let cuts = Arc::new(AtomicUsize::new(0));
-    let admitted = |mut initiator: Initiator| {
+    let admitted = |mut initiator: ScriptedInitiator| {
         let counted = cuts.clone();
         let hang_up = Arc::new(move || {
             counted.fetch_add(1, Ordering::Relaxed);
@@ -478,7 +478,7 @@ fn who_logs_in_again_cuts_every_connection_of_the_old_session() {
         let permit = scene.node.begin_login().unwrap();
         let (pool, now) = (Pool::new(usize::MAX), Instant::now());
         initiator.pump.session =
-            TargetSession::among(&scene.local, scene.node.clone(), 1, pool, [3; 32], now).admitted(
+            IscsiTargetSession::among(&scene.local, scene.node.clone(), 1, pool, [3; 32], now).admitted(
                 permit,
                 String::new(),
                 hang_up,
@@ -487,7 +487,7 @@ fn who_logs_in_again_cuts_every_connection_of_the_old_session() {
     };
     let mut first = admitted(scene.connect(1));
     let text = format!("{}MaxConnections=4\0", names());
-    let tsih = first.login(0x87, text.as_bytes()).as_a::<LoginResponse>().tsih.get();
+    let tsih = first.login(0x87, text.as_bytes()).as_a::<IscsiLoginResponse>().tsih.get();
     let mut second = admitted(scene.connect(1));
     assert_eq!(second.exchange(&join_request(tsih, 8), names().as_bytes()).len(), 1);
     let mut again = scene.connect(1);
@@ -503,14 +503,14 @@ fn who_logs_in_again_cuts_every_connection_of_the_old_session() {
 }
 
 #[test]
-fn a_login_to_a_session_of_another_core_is_left_to_that_core() {
+fn a_login_to_a_session_on_another_core_moves_to_that_core() {
     let scene = Scene::new();
     let (_first, tsih) = scene.lead("");
     let mut elsewhere = Scene::with((scene.node.clone(), scene.exports.clone()));
     let mut second = elsewhere.connect(1);
     let bytes = second.frame(join_request(tsih, 8).as_bytes(), names().as_bytes());
     second.pump.client_sends(&bytes[..bytes.len() - 1]).unwrap();
-    assert!(second.pump.session.moves_to().is_none(), "its first request has not come whole");
+    assert!(second.pump.session.moves_to().is_none(), "the first request is incomplete");
     second.pump.client_sends(&bytes[bytes.len() - 1..]).unwrap();
     let home = second.pump.session.moves_to().unwrap();
     assert!(home.is(scene.local.home()));
@@ -519,11 +519,11 @@ fn a_login_to_a_session_of_another_core_is_left_to_that_core() {
     elsewhere.local = scene.local.clone();
     let mut moved = elsewhere.connect(1);
     moved.pump.client_sends(&bytes).unwrap();
-    assert_eq!(moved.receive()[0].as_a::<LoginResponse>().status.get(), 0);
+    assert_eq!(moved.receive()[0].as_a::<IscsiLoginResponse>().status.get(), 0);
 }
 
 #[test]
-fn data_that_comes_on_another_connection_than_its_command_is_for_nobody() {
+fn data_on_another_connection_than_its_command_is_dropped() {
     let scene = Scene::new();
     let (mut first, tsih) = scene.lead("ImmediateData=No\0");
     let mut second = scene.join(tsih, 8, "");

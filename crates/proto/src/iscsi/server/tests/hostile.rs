@@ -1,4 +1,4 @@
-//! What an initiator may not do, and what becomes of it.
+//! Protocol violations of an initiator, and the target's reactions.
 
 use super::*;
 use std::time::Instant;
@@ -7,15 +7,15 @@ const UNEXPECTED: (u8, u16) = (0xb, 0x0c0c);
 const WRONG_AMOUNT: (u8, u16) = (0xb, 0x0c0d);
 const WRONG_CRC: (u8, u16) = (0xb, 0x4705);
 
-/// The session still answers.
-fn assert_alive(initiator: &mut Initiator) {
+/// Asserts that the session still answers.
+fn assert_alive(initiator: &mut ScriptedInitiator) {
     let [answer] = initiator.command(0, &[0; 6], None, None).try_into().unwrap();
     assert_good(&answer);
 }
 
 #[test]
-fn opcodes_that_do_not_belong_here_are_rejected_with_their_data() {
-    let mut initiator = Initiator::log_in("");
+fn invalid_opcodes_are_rejected_with_their_data() {
+    let mut initiator = ScriptedInitiator::log_in("");
     for (opcode, reason) in [
         (IscsiOpcode(0x1c), RejectReason::COMMAND_NOT_SUPPORTED),
         (IscsiOpcode::NOP_IN, RejectReason::COMMAND_NOT_SUPPORTED),
@@ -35,7 +35,7 @@ fn opcodes_that_do_not_belong_here_are_rejected_with_their_data() {
 
 #[test]
 fn a_gap_in_cmd_sn_ends_the_only_connection() {
-    let mut initiator = Initiator::log_in("");
+    let mut initiator = ScriptedInitiator::log_in("");
     let mut command = initiator.request(0, &[0; 6], None, None);
     command.cmd_sn = initiator.cmd_sn.into();
     assert!(initiator.send(&command, b"").is_err());
@@ -43,14 +43,14 @@ fn a_gap_in_cmd_sn_ends_the_only_connection() {
 
 #[test]
 fn a_segment_above_the_declared_length_ends_the_connection() {
-    let mut initiator = Initiator::log_in("");
+    let mut initiator = ScriptedInitiator::log_in("");
     let mut bhs = Bhs::new_zeroed();
     bhs.data_segment_length = U24::new((256 << 10) + 1);
     assert!(initiator.pump.client_sends(bhs.as_bytes()).is_err());
 }
 
 #[test]
-fn fields_that_make_no_sense_are_rejected() {
+fn invalid_fields_are_rejected() {
     type Change = fn(&mut ScsiCommand);
     let changes: [(Change, usize); 5] = [
         (|c| c.initiator_task_tag = RESERVED_TAG.into(), 0),
@@ -59,14 +59,14 @@ fn fields_that_make_no_sense_are_rejected() {
         (|_| {}, 512),
         (|c| c.flags &= !FLAG_FINAL, 200_000),
     ];
-    let mut initiator = Initiator::log_in("");
+    let mut initiator = ScriptedInitiator::log_in("");
     for (change, data) in changes {
         let mut command = initiator.request(0, &[0; 6], None, None);
         change(&mut command);
         let [refusal] = initiator.exchange(&command, &vec![0; data]).try_into().unwrap();
         assert_eq!(reject_reason(&refusal), RejectReason::INVALID_PDU_FIELD);
     }
-    // An additional header segment that is longer than the header.
+    // An additional header segment longer than the header.
     let mut command = initiator.request(0, &[0; 6], None, None);
     command.total_ahs_length = 1;
     initiator.pump.client_sends(&[command.as_bytes(), b"\x00\x20\x01\x00"].concat()).unwrap();
@@ -76,7 +76,7 @@ fn fields_that_make_no_sense_are_rejected() {
 
 #[test]
 fn a_task_tag_in_use_is_rejected() {
-    let mut initiator = Initiator::log_in("");
+    let mut initiator = ScriptedInitiator::log_in("");
     initiator.pump.holds_io = true;
     let tag = initiator.cmd_sn;
     assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
@@ -87,39 +87,39 @@ fn a_task_tag_in_use_is_rejected() {
 }
 
 #[test]
-fn immediate_commands_are_so_many_and_no_more() {
-    let mut initiator = Initiator::log_in("");
+fn immediate_commands_are_bounded() {
+    let mut initiator = ScriptedInitiator::log_in("");
     initiator.pump.holds_io = true;
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for _ in 0..17 {
         let mut command = initiator.request(0, &read10(0, 1), Some(512), None);
         command.opcode |= 0x40;
-        answers.extend(initiator.exchange(&command, b""));
+        responses.extend(initiator.exchange(&command, b""));
     }
-    assert_eq!(answers.len(), 1);
-    assert_eq!(reject_reason(&answers[0]), RejectReason::IMMEDIATE_COMMAND_REJECT);
+    assert_eq!(responses.len(), 1);
+    assert_eq!(reject_reason(&responses[0]), RejectReason::IMMEDIATE_COMMAND_REJECT);
 }
 
 #[test]
-fn unasked_for_data_that_was_not_agreed_on_fails_its_command_alone() {
-    let mut strict = Initiator::log_in("ImmediateData=No\0InitialR2T=Yes\0");
+fn unsolicited_data_without_negotiation_fails_only_its_command() {
+    let mut strict = ScriptedInitiator::log_in("ImmediateData=No\0InitialR2T=Yes\0");
     let [answer] = strict.command(0, &write10(0, 1), None, Some(&pattern(512))).try_into().unwrap();
     assert_eq!(sense(&answer), UNEXPECTED);
     let mut command = strict.request(0, &write10(0, 1), None, Some(512));
     command.flags &= !FLAG_FINAL;
     let itt = command.initiator_task_tag.get();
-    assert!(strict.exchange(&command, b"").is_empty(), "the answer waits for the data");
+    assert!(strict.exchange(&command, b"").is_empty(), "the response waits for the data");
     let [answer] =
         strict.exchange(&data_out(itt, RESERVED_TAG, 0, 0, true), &pattern(512)).try_into().unwrap();
     assert_eq!(sense(&answer), UNEXPECTED);
     assert_alive(&mut strict);
 
-    let mut short = Initiator::log_in("FirstBurstLength=512\0");
+    let mut short = ScriptedInitiator::log_in("FirstBurstLength=512\0");
     let [answer] = short.command(0, &write10(0, 2), None, Some(&pattern(1024))).try_into().unwrap();
     assert_eq!(sense(&answer), WRONG_AMOUNT);
     let command = short.request(0, &write10(0, 1), None, Some(256));
     let [answer] = short.exchange(&command, &pattern(512)).try_into().unwrap();
-    assert_eq!(sense(&answer), WRONG_AMOUNT, "more than the command says");
+    assert_eq!(sense(&answer), WRONG_AMOUNT, "more data than the expected length");
     assert_alive(&mut short);
 }
 
@@ -127,7 +127,7 @@ fn unasked_for_data_that_was_not_agreed_on_fails_its_command_alone() {
 fn data_out_that_does_not_fit_its_r2t_fails_its_command_alone() {
     // DataSN, offset, length, F.
     let misfits = [(1, 0, 1024, true), (0, 512, 512, true), (0, 0, 1536, true), (0, 0, 512, true)];
-    let mut initiator = Initiator::log_in("ImmediateData=No\0");
+    let mut initiator = ScriptedInitiator::log_in("ImmediateData=No\0");
     for (data_sn, offset, len, is_final) in misfits {
         let command = initiator.request(0, &write10(0, 2), None, Some(1024));
         let itt = command.initiator_task_tag.get();
@@ -144,7 +144,7 @@ fn data_out_that_does_not_fit_its_r2t_fails_its_command_alone() {
 
 #[test]
 fn data_pdus_with_repeated_numbers_fail_once_the_burst_has_ended() {
-    let mut initiator = Initiator::log_in("ImmediateData=No\0");
+    let mut initiator = ScriptedInitiator::log_in("ImmediateData=No\0");
     let command = initiator.request(0, &write10(0, 2), None, Some(1024));
     let itt = command.initiator_task_tag.get();
     let [r2t] = initiator.exchange(&command, b"").try_into().unwrap();
@@ -156,8 +156,8 @@ fn data_pdus_with_repeated_numbers_fail_once_the_burst_has_ended() {
 }
 
 #[test]
-fn data_for_nobody_is_dropped() {
-    let mut initiator = Initiator::log_in("");
+fn data_of_unknown_tasks_is_dropped() {
+    let mut initiator = ScriptedInitiator::log_in("");
     for (itt, ttt) in [(1234, RESERVED_TAG), (1234, 0), (0, 0x1234_5678)] {
         for len in [0, 512, 200_000] {
             assert!(initiator.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(len)).is_empty());
@@ -168,7 +168,7 @@ fn data_for_nobody_is_dropped() {
 
 #[test]
 fn a_wrong_header_digest_ends_the_connection() {
-    let mut initiator = Initiator::log_in("HeaderDigest=CRC32C\0");
+    let mut initiator = ScriptedInitiator::log_in("HeaderDigest=CRC32C\0");
     let command = initiator.request(0, &[0; 6], None, None);
     let mut bytes = initiator.frame(command.as_bytes(), b"");
     bytes[50] ^= 1;
@@ -178,7 +178,7 @@ fn a_wrong_header_digest_ends_the_connection() {
 #[test]
 fn a_wrong_data_digest_fails_its_command_alone() {
     for len in [512, 200_192] {
-        let mut initiator = Initiator::log_in("DataDigest=CRC32C\0FirstBurstLength=262144\0");
+        let mut initiator = ScriptedInitiator::log_in("DataDigest=CRC32C\0FirstBurstLength=262144\0");
         initiator.pump = initiator.pump.split_at(8192);
         let data = pattern(len);
         let command = initiator.request(0, &write10(0, (len / 512) as u16), None, Some(len as u32));
@@ -194,8 +194,8 @@ fn a_wrong_data_digest_fails_its_command_alone() {
 }
 
 #[test]
-fn an_initiator_that_does_not_read_is_not_listened_to() {
-    let mut initiator = Initiator::log_in("MaxRecvDataSegmentLength=262144\0");
+fn nothing_is_received_from_an_initiator_that_does_not_read() {
+    let mut initiator = ScriptedInitiator::log_in("MaxRecvDataSegmentLength=262144\0");
     let mut bytes = Vec::new();
     for tag in 0..80 {
         let mut command = initiator.request(0, &read10(0, 2048), Some(1 << 20), None);
@@ -213,11 +213,11 @@ fn an_initiator_that_does_not_read_is_not_listened_to() {
 }
 
 #[test]
-fn leaving_is_an_error_only_in_the_middle_of_data() {
-    let mut idle = Initiator::log_in("");
+fn closing_the_connection_is_an_error_only_inside_data() {
+    let mut idle = ScriptedInitiator::log_in("");
     assert_eq!(idle.pump.session.on_end(Instant::now()), Ok(()));
     assert!(idle.is_closed());
-    let mut halfway = Initiator::log_in("");
+    let mut halfway = ScriptedInitiator::log_in("");
     let command = halfway.request(0, &write10(0, 1), None, Some(512));
     let bytes = halfway.frame(command.as_bytes(), &pattern(512));
     halfway.pump.client_sends(&bytes[..200]).unwrap();

@@ -1,7 +1,7 @@
-//! Logins that end well and logins that do not.
+//! Successful and failing logins.
 
 use super::*;
-use crate::iscsi::login::chap::Challenge;
+use crate::iscsi::login::chap::ChapChallenge;
 use crate::iscsi::node::Redirect;
 use crate::session::Timed;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,10 +14,10 @@ fn names() -> String {
 
 #[test]
 fn one_request_is_enough_and_keys_are_answered_with_the_group_tag() {
-    let mut initiator = Initiator::connect();
+    let mut initiator = ScriptedInitiator::connect();
     let text = format!("{}SessionType=Normal\0InitialR2T=No\0MaxBurstLength=16776192\0", names());
     let response = initiator.login(0x87, text.as_bytes());
-    let pdu: LoginResponse = response.as_a();
+    let pdu: IscsiLoginResponse = response.as_a();
     assert_eq!((pdu.flags, pdu.status.get(), pdu.tsih.get()), (0x87, 0, 1));
     assert_eq!((pdu.stat_sn.get(), pdu.exp_cmd_sn.get()), (100, 1));
     assert_eq!(
@@ -28,17 +28,17 @@ fn one_request_is_enough_and_keys_are_answered_with_the_group_tag() {
 
 #[test]
 fn a_login_goes_through_security_without_authentication() {
-    let mut initiator = Initiator::connect();
+    let mut initiator = ScriptedInitiator::connect();
     let first = initiator.login(0x81, format!("{}AuthMethod=CHAP,None\0", names()).as_bytes());
     assert_eq!((first.bhs.flags, first.value("AuthMethod")), (0x81, "None".into()));
     let last = initiator.login(0x87, b"DataDigest=CRC32C,None\0");
     assert_eq!((last.bhs.flags, last.value("DataDigest")), (0x87, "CRC32C".into()));
-    assert!(last.as_a::<LoginResponse>().tsih.get() != 0);
+    assert!(last.as_a::<IscsiLoginResponse>().tsih.get() != 0);
 }
 
 #[test]
-fn text_may_go_on_over_several_requests() {
-    let mut initiator = Initiator::connect();
+fn text_may_span_several_requests() {
+    let mut initiator = ScriptedInitiator::connect();
     let whole = names();
     let (one, two) = whole.as_bytes().split_at(20);
     let first = initiator.login(0x44, one);
@@ -48,31 +48,31 @@ fn text_may_go_on_over_several_requests() {
 }
 
 #[test]
-fn who_is_not_asked_to_transit_stays() {
-    let mut initiator = Initiator::connect();
+fn without_the_transit_bit_the_stage_does_not_change() {
+    let mut initiator = ScriptedInitiator::connect();
     let response = initiator.login(0x04, names().as_bytes());
     assert_eq!(response.bhs.flags, 0x04);
     assert_eq!(initiator.login(0x87, b"").bhs.flags, 0x87);
 }
 
-/// A CHAP login with `algorithm`; what the last response says.
+/// Performs a CHAP login with `algorithm`; returns the text of the last response.
 fn chap_login(
-    algorithm: Algorithm,
+    algorithm: ChapAlgorithm,
     secret: &str,
     mutual: Option<(u8, &[u8])>,
-) -> Result<Pdu, Box<Initiator>> {
-    let mut initiator = Initiator::connect_to(node(Some(mutual_chap())), Pool::new(usize::MAX));
+) -> Result<TargetPdu, Box<ScriptedInitiator>> {
+    let mut initiator = ScriptedInitiator::connect_to(node(Some(mutual_chap())), Pool::new(usize::MAX));
     let first = initiator.login(0x00, format!("{}AuthMethod=CHAP\0", names()).as_bytes());
     assert_eq!((first.bhs.flags, first.value("AuthMethod")), (0, "CHAP".into()));
     let second = initiator.login(0x00, format!("CHAP_A=4,{}\0", algorithm.number()).as_bytes());
     assert_eq!(second.value("CHAP_A"), algorithm.number().to_string());
-    let challenge = Challenge {
+    let challenge = ChapChallenge {
         identifier: second.value("CHAP_I").parse().unwrap(),
         bytes: text::parse_binary(&second.value("CHAP_C"), 1024).unwrap(),
     };
     let response =
         algorithm.response(challenge.identifier, credentials("user", secret).secret(), &challenge.bytes);
-    let mut out = text::Text::default();
+    let mut out = text::TextBuilder::default();
     out.push("CHAP_N", "user");
     out.push_binary("CHAP_R", &response);
     if let Some((identifier, bytes)) = mutual {
@@ -89,8 +89,8 @@ fn chap_login(
 }
 
 #[test]
-fn chap_lets_in_who_knows_the_secret_with_every_algorithm() {
-    for algorithm in Algorithm::ALL {
+fn chap_admits_the_right_secret_with_every_algorithm() {
+    for algorithm in ChapAlgorithm::ALL {
         let one_way = chap_login(algorithm, "initiator-secret", None).ok().unwrap();
         assert_eq!((one_way.bhs.flags, one_way.data.len()), (0x81, 0));
         let mutual = chap_login(algorithm, "initiator-secret", Some((9, b"who are you?"))).ok().unwrap();
@@ -102,29 +102,29 @@ fn chap_lets_in_who_knows_the_secret_with_every_algorithm() {
 
 #[test]
 fn a_wrong_secret_is_refused_after_a_delay() {
-    let Err(mut initiator) = chap_login(Algorithm::Sha256, "guess", None) else { panic!("let in") };
+    let Err(mut initiator) = chap_login(ChapAlgorithm::Sha256, "guess", None) else { panic!("let in") };
     assert!(matches!(initiator.pump.session.demand(), Demand::Nothing));
     let deadline = initiator.pump.session.poll_timeout().unwrap();
     assert_eq!(initiator.pump.session.on_timeout(deadline - Duration::from_millis(1)), Ok(()));
     let error = initiator.pump.session.on_timeout(deadline).unwrap_err();
     assert!(!error.to_string().contains("guess") && error.what.contains("CHAP"), "{error}");
     let [refusal] = initiator.receive().try_into().unwrap();
-    let status = refusal.as_a::<LoginResponse>().status.get();
+    let status = refusal.as_a::<IscsiLoginResponse>().status.get();
     assert_eq!(LoginStatus(status), LoginStatus::AUTHENTICATION_FAILURE);
 }
 
 #[test]
 fn a_reflected_challenge_is_refused() {
-    let Err(mut initiator) = chap_login(Algorithm::Md5, "initiator-secret", Some((1, b""))) else {
+    let Err(mut initiator) = chap_login(ChapAlgorithm::Md5, "initiator-secret", Some((1, b""))) else {
         panic!("answered")
     };
     let [refusal] = initiator.receive().try_into().unwrap();
-    let status = refusal.as_a::<LoginResponse>().status.get();
+    let status = refusal.as_a::<IscsiLoginResponse>().status.get();
     assert_eq!(LoginStatus(status), LoginStatus::AUTHENTICATION_FAILURE);
 }
 
 #[test]
-fn security_cannot_be_left_out() {
+fn the_security_stage_cannot_be_skipped() {
     let skips: [(u8, &str); 4] = [
         (0x87, ""),
         (0x81, ""),
@@ -132,7 +132,7 @@ fn security_cannot_be_left_out() {
         (0x81, "AuthMethod=CHAP\0CHAP_N=user\0CHAP_R=0x00\0"),
     ];
     for (flags, keys) in skips {
-        let mut initiator = Initiator::connect_to(node(Some(mutual_chap())), Pool::new(usize::MAX));
+        let mut initiator = ScriptedInitiator::connect_to(node(Some(mutual_chap())), Pool::new(usize::MAX));
         let text = format!("{}{keys}", names());
         let (status, _) = initiator.login_error(&login_request(flags), text.as_bytes());
         assert_eq!(status, LoginStatus::AUTHENTICATION_FAILURE, "{keys}");
@@ -140,7 +140,7 @@ fn security_cannot_be_left_out() {
 }
 
 #[test]
-fn a_login_that_cannot_be_says_why() {
+fn an_invalid_login_is_refused_with_a_reason() {
     let text = |initiator: &str, target: &str| format!("InitiatorName={initiator}\0TargetName={target}\0");
     let cases = [
         (String::from("TargetName=x\0"), LoginStatus::MISSING_PARAMETER),
@@ -158,29 +158,29 @@ fn a_login_that_cannot_be_says_why() {
         (names() + &"Xa=1\0".repeat(1200), LoginStatus::INITIATOR_ERROR),
     ];
     for (text, expected) in cases {
-        let (status, error) = Initiator::connect().login_error(&login_request(0x87), text.as_bytes());
+        let (status, error) = ScriptedInitiator::connect().login_error(&login_request(0x87), text.as_bytes());
         assert_eq!(status, expected, "{text:?} {error}");
     }
 }
 
 #[test]
-fn a_login_header_that_cannot_be_says_why() {
-    let change = |change: fn(&mut LoginRequest)| {
+fn an_invalid_login_header_is_refused_with_a_reason() {
+    let change = |change: fn(&mut IscsiLoginRequest)| {
         let mut request = login_request(0x87);
         change(&mut request);
-        Initiator::connect().login_error(&request, names().as_bytes()).0
+        ScriptedInitiator::connect().login_error(&request, names().as_bytes()).0
     };
     assert_eq!(change(|r| r.version_min = 1), LoginStatus::UNSUPPORTED_VERSION);
     assert_eq!(change(|r| r.tsih = 5.into()), LoginStatus::SESSION_DOES_NOT_EXIST);
     assert_eq!(change(|r| r.flags = 0x8f), LoginStatus::INITIATOR_ERROR);
     assert_eq!(change(|r| r.flags = 0x84), LoginStatus::INITIATOR_ERROR);
     assert_eq!(change(|r| r.flags = 0xc7), LoginStatus::INITIATOR_ERROR);
-    let mut initiator = Initiator::connect();
+    let mut initiator = ScriptedInitiator::connect();
     initiator.login(0x04, names().as_bytes());
     let other = b"InitiatorName=iqn.2026-11.com.example:other\0";
     let again = initiator.login_error(&login_request(0x04), other);
-    assert_eq!(again.0, LoginStatus::INITIATOR_ERROR, "declared otherwise");
-    let mut initiator = Initiator::connect();
+    assert_eq!(again.0, LoginStatus::INITIATOR_ERROR, "the same key with another value");
+    let mut initiator = ScriptedInitiator::connect();
     initiator.login(0x04, names().as_bytes());
     let mut other = login_request(0x87);
     other.cid = 8.into();
@@ -188,65 +188,68 @@ fn a_login_header_that_cannot_be_says_why() {
 }
 
 #[test]
-fn names_may_be_said_once_more_in_the_next_stage() {
-    let mut initiator = Initiator::connect();
+fn names_may_be_repeated_in_the_next_stage() {
+    let mut initiator = ScriptedInitiator::connect();
     initiator.login(0x81, (names() + "AuthMethod=CHAP,None\0").as_bytes());
     initiator.login(0x87, (names() + "HeaderDigest=None\0").as_bytes());
 }
 
 #[test]
-fn a_target_that_moved_says_where_to() {
+fn a_redirection_contains_the_new_address() {
     for (permanent, expected) in
         [(false, LoginStatus::TARGET_MOVED_TEMPORARILY), (true, LoginStatus::TARGET_MOVED_PERMANENTLY)]
     {
         let (old, exports) = node(None);
         let mut target = (*old.targets()[0]).clone();
         target.redirect = Some(Redirect { address: "[2001:db8::2]:3260".into(), permanent });
-        let mut initiator =
-            Initiator::connect_to((Arc::new(IscsiNode::new(vec![target])), exports), Pool::new(usize::MAX));
+        let mut initiator = ScriptedInitiator::connect_to(
+            (Arc::new(IscsiNode::new(vec![target])), exports),
+            Pool::new(usize::MAX),
+        );
         let bytes = initiator.frame(login_request(0x87).as_bytes(), names().as_bytes());
         assert!(initiator.pump.client_sends(&bytes).is_err());
         let [refusal] = initiator.receive().try_into().unwrap();
-        assert_eq!(LoginStatus(refusal.as_a::<LoginResponse>().status.get()), expected);
+        assert_eq!(LoginStatus(refusal.as_a::<IscsiLoginResponse>().status.get()), expected);
         assert_eq!(refusal.value("TargetAddress"), "[2001:db8::2]:3260");
     }
 }
 
 #[test]
 fn a_login_has_bounds_in_requests_text_and_time() {
-    let mut many = Initiator::connect();
+    let mut many = ScriptedInitiator::connect();
     many.login(0x04, names().as_bytes());
     for _ in 1..64 {
         many.login(0x04, b"");
     }
     assert_eq!(many.login_error(&login_request(0x04), b"").0, LoginStatus::INITIATOR_ERROR);
 
-    let mut long = Initiator::connect();
+    let mut long = ScriptedInitiator::connect();
     for _ in 0..8 {
         long.login(0x44, &[b'a'; 8192]);
     }
     assert_eq!(long.login_error(&login_request(0x44), b"a").0, LoginStatus::INITIATOR_ERROR);
 
-    let mut longer = Initiator::connect();
+    let mut longer = ScriptedInitiator::connect();
     assert!(longer.send(&login_request(0x44), &[b'a'; 8196]).is_err());
 
-    let mut slow = Initiator::connect();
+    let mut slow = ScriptedInitiator::connect();
     let deadline = slow.pump.session.poll_timeout().unwrap();
     assert!(slow.pump.session.on_timeout(deadline).is_err());
 }
 
 #[test]
 fn a_command_before_the_login_ends_the_connection() {
-    let mut initiator = Initiator::connect();
+    let mut initiator = ScriptedInitiator::connect();
     let command = initiator.request(0, &[0; 6], None, None);
     assert!(initiator.send(&command, b"").is_err());
 }
 
 #[test]
-fn who_logs_in_again_gets_in_when_nothing_of_the_old_session_is_left() {
+fn reinstatement_completes_after_the_end_of_the_old_session() {
     let (node, exports) = node(None);
     let connect = || {
-        let mut initiator = Initiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+        let mut initiator =
+            ScriptedInitiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
         initiator.pump.holds_io = true;
         initiator
     };
@@ -256,8 +259,12 @@ fn who_logs_in_again_gets_in_when_nothing_of_the_old_session_is_left() {
     let hang_up = Arc::new(move || {
         counted.fetch_add(1, Ordering::Relaxed);
     });
-    first.pump.session = TargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now())
-        .admitted(permit, "192.0.2.9".into(), hang_up);
+    first.pump.session =
+        IscsiTargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now()).admitted(
+            permit,
+            "192.0.2.9".into(),
+            hang_up,
+        );
     first.enter("");
     first.command(0, &[0; 6], None, None);
     assert_eq!(first.command(0, &write10(0, 1), None, Some(&[7; 512])).len(), 0, "its write is in flight");
@@ -274,25 +281,25 @@ fn who_logs_in_again_gets_in_when_nothing_of_the_old_session_is_left() {
     assert!(first.is_closed());
     let until = again.pump.session.poll_timeout().unwrap();
     again.pump.session.on_timeout(until).unwrap();
-    assert_eq!(again.receive().len(), 0, "the write may still change something");
+    assert_eq!(again.receive().len(), 0, "the old session's write is in flight");
     drop(first);
     let until = again.pump.session.poll_timeout().unwrap();
     again.pump.session.on_timeout(until).unwrap();
     let [response] = again.receive().try_into().unwrap();
-    assert_eq!(response.as_a::<LoginResponse>().status.get(), 0);
+    assert_eq!(response.as_a::<IscsiLoginResponse>().status.get(), 0);
     assert_eq!(sense(&again.command(0, &[0; 6], None, None)[0]), (6, 0x2900));
 }
 
 #[test]
-fn who_has_left_one_session_begins_another_when_nothing_of_that_is_left() {
+fn a_new_session_waits_for_the_end_of_an_abandoned_one() {
     let (node, exports) = node(None);
-    let connect = || Initiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+    let connect = || ScriptedInitiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
     let mut first = connect();
     first.pump.holds_io = true;
     first.enter("DefaultTime2Retain=0\0");
     first.command(0, &[0; 6], None, None);
     assert_eq!(first.command(0, &write10(0, 1), None, Some(&[7; 512])).len(), 0, "its write is in flight");
-    // The initiator is gone, and the session is not.
+    // The initiator has left, but the session remains.
     first.pump.session.on_end(Instant::now()).unwrap();
     for waits_in_vain in [true, false] {
         let mut other = connect();
@@ -312,18 +319,18 @@ fn who_has_left_one_session_begins_another_when_nothing_of_that_is_left() {
                 first = connect();
             }
         };
-        assert_eq!(responses[0].as_a::<LoginResponse>().status.get(), 0);
+        assert_eq!(responses[0].as_a::<IscsiLoginResponse>().status.get(), 0);
         assert_eq!(polls > 100, waits_in_vain, "{polls}");
-        // It has gone before the next comes.
+        // The old session ends before the next request.
         drop(other);
     }
     drop(first);
 }
 
 #[test]
-fn who_logs_in_again_in_vain_is_told_after_30_seconds() {
+fn reinstatement_fails_after_30_seconds() {
     let (node, exports) = node(None);
-    let connect = || Initiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+    let connect = || ScriptedInitiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
     let (mut first, mut again) = (connect(), connect());
     first.enter("");
     assert_eq!(again.exchange(&login_request(0x87), names().as_bytes()).len(), 0);
@@ -331,5 +338,8 @@ fn who_logs_in_again_in_vain_is_told_after_30_seconds() {
     let error = session.on_timeout(Instant::now() + Duration::from_secs(31)).unwrap_err();
     assert_eq!(error.what, "logged in again, and its old session did not end within 30 seconds");
     let [response] = again.receive().try_into().unwrap();
-    assert_eq!(LoginStatus(response.as_a::<LoginResponse>().status.get()), LoginStatus::OUT_OF_RESOURCES);
+    assert_eq!(
+        LoginStatus(response.as_a::<IscsiLoginResponse>().status.get()),
+        LoginStatus::OUT_OF_RESOURCES
+    );
 }

@@ -1,4 +1,4 @@
-//! Tasks that outlive their connection: error recovery level 2.
+//! Tasks that outlive their connection (error recovery level 2).
 
 use super::connections::{Scene, function_response, join_request, logout, logout_result, manage, names};
 use super::*;
@@ -9,28 +9,28 @@ use std::time::Instant;
 
 const LEVEL_2: &str = "ErrorRecoveryLevel=2\0DefaultTime2Wait=2\0DefaultTime2Retain=10\0";
 
-/// A leading connection whose answers so far are acknowledged.
-fn lead(scene: &Scene, keys: &str) -> (Initiator, u16) {
+/// A leading connection whose responses so far are acknowledged.
+fn lead(scene: &Scene, keys: &str) -> (ScriptedInitiator, u16) {
     let (mut leading, tsih) = scene.lead(&format!("{LEVEL_2}{keys}"));
     leading.acknowledge(103);
     (leading, tsih)
 }
 
-impl Initiator {
-    /// Its connection breaks: what it has to do goes on.
+impl ScriptedInitiator {
+    /// Breaks the connection; its driver continues.
     fn lose(&mut self) {
         let _ = self.pump.session.on_end(Instant::now());
         assert!(self.is_closed() && self.pump.session.stage() == SessionStage::Lingering);
         drop(self.receive());
     }
 
-    fn reassign(&mut self, itt: u32, exp_data_sn: u32) -> Vec<Pdu> {
+    fn reassign(&mut self, itt: u32, exp_data_sn: u32) -> Vec<TargetPdu> {
         let mut request = manage(Function::TASK_REASSIGN, 0, itt);
         request.exp_data_sn = exp_data_sn.into();
         self.exchange(&request, b"")
     }
 
-    /// Lets so much time pass; whether it still lingers.
+    /// Advances the clock; returns whether the connection is still lingering.
     fn wait(&mut self, time: Duration) -> bool {
         assert!(self.turn().is_empty());
         let Some(begin) = self.pump.session.poll_timeout() else { return false };
@@ -44,16 +44,16 @@ impl Initiator {
         self.pump.session.stage() == SessionStage::Lingering
     }
 
-    /// What came apart from news of lost connections.
-    fn answers(&mut self) -> Vec<Pdu> {
-        let mut answers = self.turn();
-        answers.retain(|pdu| pdu.bhs.opcode() != IscsiOpcode::ASYNC_MESSAGE);
-        answers
+    /// Received PDUs other than messages about lost connections.
+    fn responses(&mut self) -> Vec<TargetPdu> {
+        let mut responses = self.turn();
+        responses.retain(|pdu| pdu.bhs.opcode() != IscsiOpcode::ASYNC_MESSAGE);
+        responses
     }
 }
 
 #[test]
-fn a_read_goes_on_where_it_was_and_is_answered_where_it_was_reassigned() {
+fn a_reassigned_read_continues_and_is_answered_on_the_new_connection() {
     for (begins_before, ends_before) in [(true, true), (true, false), (false, false)] {
         let scene = Scene::new();
         let (mut first, tsih) = lead(&scene, "");
@@ -70,26 +70,26 @@ fn a_read_goes_on_where_it_was_and_is_answered_where_it_was_reassigned() {
         assert_eq!((event.parameter1.get(), event.parameter2.get(), event.parameter3.get()), (7, 2, 10));
         if ends_before {
             first.pump.finish_one();
-            assert!(first.receive().is_empty(), "there is nobody to answer");
+            assert!(first.receive().is_empty(), "the connection is gone, so no response is sent");
         }
-        let mut answers = second.reassign(itt, 0);
-        assert_eq!(function_response(&answers.remove(0)), FunctionResponse::FUNCTION_COMPLETE);
+        let mut responses = second.reassign(itt, 0);
+        assert_eq!(function_response(&responses.remove(0)), FunctionResponse::FUNCTION_COMPLETE);
         if !ends_before {
-            assert!(answers.is_empty());
+            assert!(responses.is_empty());
             assert!(first.turn().is_empty());
             first.pump.finish_one();
-            answers = second.turn();
+            responses = second.turn();
         }
-        let bytes: Vec<u8> = answers.iter().flat_map(|pdu| pdu.data.clone()).collect();
+        let bytes: Vec<u8> = responses.iter().flat_map(|pdu| pdu.data.clone()).collect();
         assert_eq!(bytes, [7; 512]);
-        assert!(!first.wait(Duration::ZERO), "nothing is left of it");
+        assert!(!first.wait(Duration::ZERO), "the session has ended");
         let [gone] = second.reassign(itt, 0).try_into().unwrap();
         assert_eq!(function_response(&gone), FunctionResponse::TASK_DOES_NOT_EXIST);
     }
 }
 
 #[test]
-fn an_answer_that_was_not_acknowledged_is_sent_from_exp_data_sn_on() {
+fn an_unacknowledged_response_is_sent_from_exp_data_sn_on() {
     let data = pattern(4096);
     for (asked, segment, expected) in [(0, 1024, 4), (2, 1024, 2), (2, 512, 4), (4, 1024, 0), (99, 1024, 4)] {
         let scene = Scene::new();
@@ -99,20 +99,20 @@ fn an_answer_that_was_not_acknowledged_is_sent_from_exp_data_sn_on() {
         let itt = scene.cmd_sn();
         assert_eq!(scene.command(&mut first, 0, &read10(0, 8), Some(4096), None).len(), 4);
         first.lose();
-        second.answers();
-        // What cannot be right is ignored (RFC 7143 §11.5.6).
+        second.responses();
+        // Values out of range are ignored (RFC 7143 §11.5.6).
         let exp_data_sn = if asked > 4 { 0 } else { asked };
-        let answers = second.reassign(itt, asked);
-        let (status, parts) = answers[1..].split_last().unwrap();
+        let responses = second.reassign(itt, asked);
+        let (status, parts) = responses[1..].split_last().unwrap();
         let numbers: Vec<u32> = parts.iter().map(|pdu| pdu.as_a::<DataIn>().data_sn.get()).collect();
         assert_eq!(numbers, (exp_data_sn..exp_data_sn + expected).collect::<Vec<_>>());
         let bytes: Vec<u8> = parts.iter().flat_map(|pdu| pdu.data.clone()).collect();
         assert!(bytes == data[4096.min(exp_data_sn as usize * 1024)..], "{exp_data_sn} {segment}");
         let response = assert_good(status);
         assert_eq!(response.exp_data_sn.get(), exp_data_sn + expected);
-        // It has this connection's next number, and can be lost again.
+        // It has this connection's next StatSN and can be lost again.
         let stat_sn = response.stat_sn.get();
-        assert_eq!(stat_sn, answers[0].as_a::<TaskManagementResponse>().stat_sn.get() + 1);
+        assert_eq!(stat_sn, responses[0].as_a::<TaskManagementFunctionResponse>().stat_sn.get() + 1);
         second.lose();
         let mut third = scene.join(tsih, 9, "");
         assert_eq!(third.reassign(itt, exp_data_sn).last().unwrap().bhs.opcode(), IscsiOpcode::SCSI_RESPONSE);
@@ -120,7 +120,7 @@ fn an_answer_that_was_not_acknowledged_is_sent_from_exp_data_sn_on() {
 }
 
 #[test]
-fn an_answer_that_was_acknowledged_is_gone() {
+fn an_acknowledged_response_is_no_longer_retained() {
     let scene = Scene::new();
     let (mut first, tsih) = lead(&scene, "");
     let itt = scene.cmd_sn();
@@ -136,12 +136,17 @@ fn an_answer_that_was_acknowledged_is_gone() {
     assert_eq!(function_response(&found), FunctionResponse::FUNCTION_COMPLETE);
 }
 
-/// Answers R2Ts with `data` until the command is answered; returns the R2Ts.
-fn give(initiator: &mut Initiator, itt: u32, data: &[u8], mut answers: Vec<Pdu>) -> Vec<IscsiR2t> {
+/// Answers R2Ts with `data` until the command completes; returns the R2Ts.
+fn give(
+    initiator: &mut ScriptedInitiator,
+    itt: u32,
+    data: &[u8],
+    mut responses: Vec<TargetPdu>,
+) -> Vec<IscsiR2t> {
     let mut asked = Vec::new();
     loop {
-        answers.retain(|pdu| pdu.bhs.opcode() != IscsiOpcode::TASK_MANAGEMENT_RESPONSE);
-        let [answer] = answers.try_into().map_err(|answers| format!("{answers:?}")).unwrap();
+        responses.retain(|pdu| pdu.bhs.opcode() != IscsiOpcode::TASK_MANAGEMENT_RESPONSE);
+        let [answer] = responses.try_into().map_err(|responses| format!("{responses:?}")).unwrap();
         if answer.bhs.opcode() != IscsiOpcode::R2T {
             assert_good(&answer);
             return asked;
@@ -151,12 +156,12 @@ fn give(initiator: &mut Initiator, itt: u32, data: &[u8], mut answers: Vec<Pdu>)
         let begin = r2t.buffer_offset.get() as usize;
         let end = begin + r2t.desired_data_transfer_length.get() as usize;
         let pdu = data_out(itt, r2t.target_transfer_tag.get(), 0, begin as u32, true);
-        answers = initiator.exchange(&pdu, &data[begin..end]);
+        responses = initiator.exchange(&pdu, &data[begin..end]);
     }
 }
 
 #[test]
-fn a_write_that_is_cut_at_any_byte_is_asked_for_what_is_missing() {
+fn the_missing_part_of_an_interrupted_write_is_requested() {
     let data = pattern(1024);
     for (keys, immediate) in [("ImmediateData=No\0", 0), ("InitialR2T=No\0", 256)] {
         let keys = format!("{keys}FirstBurstLength=512\0MaxBurstLength=512\0DataDigest=CRC32C\0");
@@ -188,11 +193,11 @@ fn a_write_that_is_cut_at_any_byte_is_asked_for_what_is_missing() {
             first.pump.client_sends(&bytes[..at.min(bytes.len())]).unwrap();
             let seen = first.receive().len() as u32;
             first.lose();
-            second.answers();
-            let answers = second.reassign(itt, seen + u32::from(immediate == 0));
-            let is_known = function_response(&answers[0]) == FunctionResponse::FUNCTION_COMPLETE;
+            second.responses();
+            let responses = second.reassign(itt, seen + u32::from(immediate == 0));
+            let is_known = function_response(&responses[0]) == FunctionResponse::FUNCTION_COMPLETE;
             if is_known {
-                let asked = give(&mut second, itt, &data, answers);
+                let asked = give(&mut second, itt, &data, responses);
                 assert!(
                     asked
                         .iter()
@@ -200,10 +205,10 @@ fn a_write_that_is_cut_at_any_byte_is_asked_for_what_is_missing() {
                         .all(|(r2t, nth)| { r2t.r2t_sn.get() == seen + u32::from(immediate == 0) + nth })
                 );
             } else {
-                // It had not come whole, and is sent again.
+                // The write was incomplete, so the initiator sends it again.
                 command.flags |= FLAG_FINAL;
-                let answers = second.exchange(&command, b"");
-                give(&mut second, itt, &data, answers);
+                let responses = second.exchange(&command, b"");
+                give(&mut second, itt, &data, responses);
             }
             let read = scene.command(&mut second, 0, &read10(0, 2), Some(1024), None);
             let bytes: Vec<u8> = read.into_iter().flat_map(|pdu| pdu.data).collect();
@@ -213,7 +218,7 @@ fn a_write_that_is_cut_at_any_byte_is_asked_for_what_is_missing() {
 }
 
 #[test]
-fn a_write_in_flight_is_done_once_and_answered_on_the_new_connection() {
+fn a_write_in_flight_executes_once_and_is_answered_on_the_new_connection() {
     let scene = Scene::new();
     let (mut first, tsih) = lead(&scene, "");
     let mut second = scene.join(tsih, 8, "");
@@ -221,16 +226,16 @@ fn a_write_in_flight_is_done_once_and_answered_on_the_new_connection() {
     let itt = scene.cmd_sn();
     assert!(scene.command(&mut first, 0, &write10(0, 1), None, Some(&[7; 512])).is_empty());
     first.lose();
-    second.answers();
+    second.responses();
     assert_eq!(second.reassign(itt, 0).len(), 1);
-    assert!(second.pump.submitted.is_empty(), "it is not begun again");
+    assert!(second.pump.submitted.is_empty(), "the task is not executed again");
     first.pump.finish_one();
     let [answer] = second.turn().try_into().unwrap();
     assert_good(&answer);
 }
 
 #[test]
-fn only_what_a_failed_connection_has_left_can_be_reassigned() {
+fn only_tasks_of_a_failed_connection_can_be_reassigned() {
     let scene = Scene::new();
     let (mut first, tsih) = lead(&scene, "");
     let mut second = scene.join(tsih, 8, "");
@@ -255,7 +260,7 @@ fn a_connection_is_removed_for_recovery_by_another_by_itself_or_by_its_successor
         first.pump.holds_io = true;
         let itt = scene.cmd_sn();
         assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
-        let remove = |cid| logout(LogoutReason::REMOVE_CONNECTION_FOR_RECOVERY, cid);
+        let remove = |cid| logout(LogoutReasonCode::REMOVE_CONNECTION_FOR_RECOVERY, cid);
         let mut second = match way {
             0 => {
                 let mut second = scene.join(tsih, 8, "");
@@ -278,7 +283,7 @@ fn a_connection_is_removed_for_recovery_by_another_by_itself_or_by_its_successor
                 assert!(first.turn().is_empty());
                 let due = again.pump.session.poll_timeout().unwrap();
                 again.pump.session.on_timeout(due).unwrap();
-                assert_eq!(again.receive()[0].as_a::<LoginResponse>().status.get(), 0);
+                assert_eq!(again.receive()[0].as_a::<IscsiLoginResponse>().status.get(), 0);
                 again
             }
         };
@@ -296,7 +301,7 @@ fn a_connection_is_removed_for_recovery_by_another_by_itself_or_by_its_successor
 }
 
 #[test]
-fn what_nobody_takes_ends_after_time2wait_and_time2retain() {
+fn tasks_that_are_not_reassigned_end_after_time2wait_and_time2retain() {
     let scene = Scene::new();
     let (mut first, tsih) = lead(&scene, "ImmediateData=No\0");
     let mut second = scene.join(tsih, 8, "");
@@ -304,13 +309,13 @@ fn what_nobody_takes_ends_after_time2wait_and_time2retain() {
     let itt = command.initiator_task_tag.get();
     assert_eq!(first.exchange(&command, b"").len(), 1);
     first.lose();
-    second.answers();
+    second.responses();
     assert!(first.wait(Duration::from_millis(11_900)));
     assert!(!first.wait(Duration::from_millis(200)));
     let [gone] = second.reassign(itt, 0).try_into().unwrap();
     assert_eq!(function_response(&gone), FunctionResponse::TASK_DOES_NOT_EXIST);
     assert_good(&scene.command(&mut second, 0, &[0; 6], None, None)[0]);
-    // Without any connection, the session itself ends.
+    // Without any connection, the session ends.
     second.lose();
     assert!(second.wait(Duration::from_millis(11_900)));
     assert!(!second.wait(Duration::from_millis(200)));
@@ -319,13 +324,13 @@ fn what_nobody_takes_ends_after_time2wait_and_time2retain() {
     assert_eq!(status, LoginStatus::SESSION_DOES_NOT_EXIST);
 }
 
-/// A session of the same initiator by another port.
-fn other_port(scene: &Scene, port: u8) -> Initiator {
+/// A session of the same initiator through another port.
+fn other_port(scene: &Scene, port: u8) -> ScriptedInitiator {
     let mut other = scene.connect(1);
     let mut request = login_request(0x87);
     request.isid = [0x80, 9, 9, 9, 9, port];
     let [response] = other.exchange(&request, names().as_bytes()).try_into().unwrap();
-    assert_eq!(response.as_a::<LoginResponse>().status.get(), 0);
+    assert_eq!(response.as_a::<IscsiLoginResponse>().status.get(), 0);
     other
 }
 
@@ -343,8 +348,8 @@ fn below_level_2_the_tasks_of_a_lost_session_end_and_its_nexus_lasts_for_time2wa
         let _ = first.pump.session.on_end(Instant::now());
         assert!(first.is_closed());
         assert_eq!(first.pump.session.stage() == SessionStage::Lingering, lasts);
-        assert!(first.pump.session.poll_cancel().is_some(), "nobody waits for it any more");
-        // Nobody goes on with it: what was on its way there is lost.
+        assert!(first.pump.session.poll_cancel().is_some(), "the canceled task is no longer needed");
+        // The session is not continued: commands in flight on it are lost.
         let mut late = scene.connect(1);
         let status = late.login_error(&join_request(tsih, 7), names().as_bytes()).0;
         assert_eq!(status, LoginStatus::SESSION_DOES_NOT_EXIST);
@@ -367,7 +372,7 @@ fn below_level_2_the_tasks_of_a_lost_session_end_and_its_nexus_lasts_for_time2wa
 }
 
 #[test]
-fn a_session_that_is_kept_is_over_when_its_initiator_logs_in_again() {
+fn a_retained_session_ends_when_its_initiator_logs_in_again() {
     let scene = Scene::new();
     let (mut first, _) = scene.lead("DefaultTime2Retain=3600\0");
     first.lose();
@@ -378,21 +383,24 @@ fn a_session_that_is_kept_is_over_when_its_initiator_logs_in_again() {
     let until = again.pump.session.poll_timeout().unwrap();
     again.pump.session.on_timeout(until).unwrap();
     let [response] = again.receive().try_into().unwrap();
-    assert_eq!(response.as_a::<LoginResponse>().status.get(), 0);
+    assert_eq!(response.as_a::<IscsiLoginResponse>().status.get(), 0);
 }
 
 #[test]
-fn a_session_without_connections_goes_on_with_the_next_one() {
+fn a_session_without_connections_continues_with_the_next_one() {
     let scene = Scene::new();
     let (mut first, tsih) = lead(&scene, "");
     let lost = scene.request(&mut first, 0, &write10(0, 1), None, Some(512));
-    assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty(), "it waits for its turn");
+    assert!(
+        scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty(),
+        "the command waits for an earlier CmdSN"
+    );
     let waited = scene.cmd_sn() - 1;
     first.lose();
-    assert!(first.wait(Duration::from_secs(1)), "the session is kept");
+    assert!(first.wait(Duration::from_secs(1)), "the session waits for reinstatement");
     let mut second = scene.join(tsih, 7, "");
-    assert!(!first.wait(Duration::ZERO), "it has nothing left to keep");
-    // What was never carried out is sent again under its number.
+    assert!(!first.wait(Duration::ZERO), "the failed connection has no tasks left");
+    // The command that never executed is sent again with its CmdSN.
     assert_good(&second.exchange(&lost, &[7; 512])[0]);
     second.cmd_sn = waited;
     let read = second.request(0, &read10(0, 1), Some(512), None);
@@ -401,7 +409,7 @@ fn a_session_without_connections_goes_on_with_the_next_one() {
 }
 
 #[test]
-fn a_new_session_does_not_wait_for_what_the_old_one_keeps() {
+fn a_new_session_does_not_wait_for_a_retained_nexus() {
     let scene = Scene::new();
     let (mut first, _) = lead(&scene, "ImmediateData=No\0");
     let command = scene.request(&mut first, 0, &write10(0, 1), None, Some(512));
@@ -417,7 +425,7 @@ fn a_new_session_does_not_wait_for_what_the_old_one_keeps() {
 }
 
 #[test]
-fn the_oldest_of_too_many_failed_connections_is_given_up() {
+fn the_oldest_of_too_many_failed_connections_ends() {
     let scene = Scene::new();
     let (mut leading, tsih) = lead(&scene, "");
     let mut failed = Vec::new();
@@ -429,7 +437,7 @@ fn the_oldest_of_too_many_failed_connections_is_given_up() {
         connection.lose();
         failed.push((connection, itt));
     }
-    leading.answers();
+    leading.responses();
     let lingers: Vec<bool> = failed
         .iter_mut()
         .map(|(connection, _)| {
@@ -462,20 +470,20 @@ fn a_task_of_a_failed_connection_can_be_aborted_before_and_after_it_was_taken() 
             let itt = command.initiator_task_tag.get();
             first.exchange(&command, b"");
             first.lose();
-            second.answers();
+            second.responses();
             if is_taken {
                 second.reassign(itt, 1);
             }
-            let answers = second.exchange(&manage(Function::ABORT_TASK, 0, itt), b"");
+            let responses = second.exchange(&manage(Function::ABORT_TASK, 0, itt), b"");
             first.turn();
             let answer = match is_in_flight {
                 true => {
-                    assert!(answers.is_empty());
+                    assert!(responses.is_empty());
                     assert_eq!(first.pump.cancelled.len(), 1);
                     first.pump.finish_one();
                     second.turn()
                 }
-                false if is_taken => answers,
+                false if is_taken => responses,
                 false => second.turn(),
             };
             let [answer] = answer.try_into().unwrap();
@@ -487,7 +495,7 @@ fn a_task_of_a_failed_connection_can_be_aborted_before_and_after_it_was_taken() 
 }
 
 #[test]
-fn a_connection_that_took_a_task_in_flight_and_ends_leaves_its_place_to_the_io() {
+fn the_slot_of_a_reassigned_task_stays_occupied_until_its_io_completes() {
     let scene = Scene::new();
     let (mut first, tsih) = lead(&scene, "");
     let (mut second, mut third) = (scene.join(tsih, 8, ""), scene.join(tsih, 9, ""));
@@ -495,21 +503,21 @@ fn a_connection_that_took_a_task_in_flight_and_ends_leaves_its_place_to_the_io()
     let itt = scene.cmd_sn();
     assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
     first.lose();
-    second.answers();
+    second.responses();
     second.reassign(itt, 0);
     drop(second);
-    third.answers();
-    // No other task gets that place meanwhile.
+    third.responses();
+    // No other task may use this slot meanwhile.
     third.pump.holds_io = true;
     assert!(scene.command(&mut third, 0, &read10(0, 1), Some(512), None).is_empty());
     assert_ne!(third.pump.submitted[0].1.tag, first.pump.submitted[0].1.tag);
     first.pump.finish_one();
     third.pump.finish_one();
-    assert_eq!(third.answers().len(), 1);
+    assert_eq!(third.responses().len(), 1);
 }
 
 #[test]
-fn a_driver_that_ends_with_io_in_flight_leaves_the_taken_task_an_error() {
+fn a_reassigned_task_fails_when_the_driver_of_its_io_ends() {
     let scene = Scene::new();
     let (mut first, tsih) = lead(&scene, "");
     let mut second = scene.join(tsih, 8, "");
@@ -517,9 +525,9 @@ fn a_driver_that_ends_with_io_in_flight_leaves_the_taken_task_an_error() {
     let itt = scene.cmd_sn();
     assert!(scene.command(&mut first, 0, &read10(0, 1), Some(512), None).is_empty());
     first.lose();
-    second.answers();
+    second.responses();
     second.reassign(itt, 0);
     drop(first);
-    let [answer] = second.answers().try_into().unwrap();
+    let [answer] = second.responses().try_into().unwrap();
     assert_eq!(answer.as_a::<ScsiResponse>().status, 2);
 }

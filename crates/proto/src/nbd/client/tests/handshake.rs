@@ -3,16 +3,16 @@
 use super::script::*;
 use crate::nbd::client::handshake::{MAX_EXPORTS, MAX_LIST_BYTES, MAX_OPTION_REPLY};
 use crate::nbd::client::{
-    BlockSize, Config, ExportInfo, Features, Headers, InitiatorSession, ListedExport, Mode, NbdRefused,
-    TransmissionFlags,
+    BlockSize, ExportInfo, HeaderFormat, ListedExport, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig,
+    NbdInitiatorSession, NbdSessionMode, TransmissionFlags,
 };
 use crate::session::{Demand, Initiator, StreamSession, Timed};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::nbd::handshake::{Opt, Rep};
 use std::time::{Duration, Instant};
 
-const ALL: Features = Features { extended_headers: true, structured_replies: true };
-const NONE: Features = Features { extended_headers: false, structured_replies: false };
+const ALL: NbdFeatures = NbdFeatures { extended_headers: true, structured_replies: true };
+const NONE: NbdFeatures = NbdFeatures { extended_headers: false, structured_replies: false };
 
 fn go_data() -> Vec<u8> {
     b"\0\0\0\x01x\0\x03\0\x01\0\x02\0\x03".to_vec()
@@ -24,7 +24,7 @@ fn meta_data(queries: u32) -> Vec<u8> {
 }
 
 /// Answers an option and checks what is sent next.
-fn step(client: &mut Client, answer: &[u8], next: &[u8]) {
+fn step(client: &mut NbdTestClient, answer: &[u8], next: &[u8]) {
     client.feed(answer).unwrap();
     assert_eq!(client.sent(), next);
 }
@@ -32,7 +32,7 @@ fn step(client: &mut Client, answer: &[u8], next: &[u8]) {
 #[test]
 fn a_modern_server_grants_everything() {
     at_every_split(|split| {
-        let mut client = Client::new(Mode::Go, ALL, split);
+        let mut client = NbdTestClient::new(NbdSessionMode::Go, ALL, split);
         let opt = Opt::NBD_OPT_EXTENDED_HEADERS;
         step(&mut client, &greeting(3), &[&[0, 0, 0, 3][..], &option(opt, b"")].concat());
         let set = Opt::NBD_OPT_SET_META_CONTEXT;
@@ -59,7 +59,7 @@ fn a_modern_server_grants_everything() {
             flags: TransmissionFlags::from_bits_retain(7),
             block_size: Some(BlockSize { minimum: 4096, preferred: 8192, maximum_payload: 1 << 20 }),
             contexts: vec!["base:allocation".into()],
-            headers: Headers::Extended,
+            headers: HeaderFormat::Extended,
         };
         assert_eq!(client.session.export(), Some(&expected));
         assert_eq!(client.session.volume_info(), Some(expected.volume_info()));
@@ -70,7 +70,7 @@ fn a_modern_server_grants_everything() {
 #[test]
 fn a_server_that_knows_no_option_is_asked_for_the_export_by_name() {
     at_every_split(|split| {
-        let mut client = Client::new(Mode::Go, ALL, split);
+        let mut client = NbdTestClient::new(NbdSessionMode::Go, ALL, split);
         client.feed(&greeting(1)).unwrap();
         let no = |opt| reply(opt, Rep::NBD_REP_ERR_UNSUP, b"what?");
         assert_eq!(client.sent()[..4], [0, 0, 0, 1]);
@@ -83,14 +83,14 @@ fn a_server_that_knows_no_option_is_asked_for_the_export_by_name() {
         assert!(!client.session.is_ready());
         client.feed(&answer[133..]).unwrap();
         let export = client.session.export().unwrap();
-        assert_eq!((export.size, export.flags.bits(), export.headers), (512, 3, Headers::Simple));
+        assert_eq!((export.size, export.flags.bits(), export.headers), (512, 3, HeaderFormat::Simple));
         assert!(client.session.is_ready());
     });
 }
 
 #[test]
 fn structured_replies_are_the_second_choice_and_contexts_optional() {
-    let mut client = Client::new(Mode::Go, ALL, 1);
+    let mut client = NbdTestClient::new(NbdSessionMode::Go, ALL, 1);
     client.feed(&greeting(3)).unwrap();
     client.feed(&reply(Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ERR_POLICY, b"")).unwrap();
     client.sent();
@@ -103,13 +103,13 @@ fn structured_replies_are_the_second_choice_and_contexts_optional() {
     client.feed(&reply(Opt::NBD_OPT_GO, Rep::NBD_REP_INFO, &info_export(512, 1))).unwrap();
     client.feed(&reply(Opt::NBD_OPT_GO, Rep::NBD_REP_ACK, b"")).unwrap();
     let export = client.session.export().unwrap();
-    assert_eq!((export.headers, export.contexts.len()), (Headers::Structured, 0));
+    assert_eq!((export.headers, export.contexts.len()), (HeaderFormat::Structured, 0));
 }
 
 #[test]
 fn the_handshake_that_a_kernel_client_recorded_with_nbdkit_is_followed() {
     // Server's bytes of a capture: greeting, NBD_INFO_EXPORT, acknowledgement.
-    let mut client = Client::new(Mode::Go, NONE, 5);
+    let mut client = NbdTestClient::new(NbdSessionMode::Go, NONE, 5);
     let greeting = b"\x4e\x42\x44\x4d\x41\x47\x49\x43\x49\x48\x41\x56\x45\x4f\x50\x54\x00\x03";
     let expected = [&[0, 0, 0, 3][..], &option(Opt::NBD_OPT_GO, &go_data())].concat();
     step(&mut client, greeting, &expected);
@@ -132,13 +132,13 @@ fn the_handshake_that_a_kernel_client_recorded_with_nbdkit_is_followed() {
 #[test]
 fn a_server_without_fixed_newstyle_gets_one_option() {
     at_every_split(|split| {
-        let mut client = Client::new(Mode::Go, ALL, split);
+        let mut client = NbdTestClient::new(NbdSessionMode::Go, ALL, split);
         let name = [&[0; 4][..], &option(Opt::NBD_OPT_EXPORT_NAME, b"x")].concat();
         step(&mut client, &greeting(0), &name);
         client.feed(&[&info_export(1024, 1)[2..], &[0; 124]].concat()).unwrap();
         assert!(client.session.is_ready());
     });
-    let mut client = Client::new(Mode::Go, ALL, usize::MAX);
+    let mut client = NbdTestClient::new(NbdSessionMode::Go, ALL, usize::MAX);
     client.feed(&greeting(2)).unwrap();
     assert_eq!(client.sent()[..4], [0, 0, 0, 2]);
     client.feed(&info_export(1024, 1)[2..]).unwrap();
@@ -148,7 +148,7 @@ fn a_server_without_fixed_newstyle_gets_one_option() {
 #[test]
 fn info_tells_everything_and_leaves() {
     at_every_split(|split| {
-        let mut client = Client::new(Mode::Info, ALL, split);
+        let mut client = NbdTestClient::new(NbdSessionMode::Info, ALL, split);
         client.feed(&greeting(3)).unwrap();
         client.sent();
         let list = Opt::NBD_OPT_LIST_META_CONTEXT;
@@ -172,7 +172,7 @@ fn info_tells_everything_and_leaves() {
 fn a_server_that_tells_size_0_is_asked_again_as_if_to_go() {
     let (info, go) = (Opt::NBD_OPT_INFO, Opt::NBD_OPT_GO);
     for goes in [true, false] {
-        let mut client = Client::new(Mode::Info, NONE, 1);
+        let mut client = NbdTestClient::new(NbdSessionMode::Info, NONE, 1);
         client.feed(&greeting(3)).unwrap();
         client.feed(&reply(info, Rep::NBD_REP_INFO, &info_export(0, 1))).unwrap();
         client.sent();
@@ -192,7 +192,7 @@ fn a_server_that_tells_size_0_is_asked_again_as_if_to_go() {
 
 #[test]
 fn info_of_an_old_server_enters_transmission_and_disconnects_at_once() {
-    let mut client = Client::new(Mode::Info, ALL, 1);
+    let mut client = NbdTestClient::new(NbdSessionMode::Info, ALL, 1);
     client.feed(&greeting(0)).unwrap();
     client.sent();
     client.feed(&[&info_export(1024, 1)[2..], &[0; 124]].concat()).unwrap();
@@ -205,7 +205,7 @@ fn info_of_an_old_server_enters_transmission_and_disconnects_at_once() {
 #[test]
 fn list_names_all_exports_with_their_descriptions() {
     at_every_split(|split| {
-        let mut client = Client::new(Mode::List, ALL, split);
+        let mut client = NbdTestClient::new(NbdSessionMode::List, ALL, split);
         let list = Opt::NBD_OPT_LIST;
         step(&mut client, &greeting(3), &[&[0, 0, 0, 3][..], &option(list, b"")].concat());
         for entry in [b"\0\0\0\x02d0".as_slice(), b"\0\0\0\x01xspare disk"] {
@@ -214,7 +214,7 @@ fn list_names_all_exports_with_their_descriptions() {
         step(&mut client, &reply(list, Rep::NBD_REP_ACK, b""), &option(Opt::NBD_OPT_ABORT, b""));
         let listed = |name: &str, text: &str| ListedExport { name: name.into(), description: text.into() };
         assert_eq!(client.session.exports(), [listed("d0", ""), listed("x", "spare disk")]);
-        assert!(client.is_closing() && client.session.refused().is_none());
+        assert!(client.is_closing() && client.session.refusal().is_none());
     });
 }
 
@@ -222,7 +222,7 @@ fn list_names_all_exports_with_their_descriptions() {
 fn a_list_without_end_is_cut_off() {
     let list = Opt::NBD_OPT_LIST;
     for (name_len, kept) in [(1_usize, MAX_EXPORTS), (4000, MAX_LIST_BYTES / 4000)] {
-        let mut client = Client::new(Mode::List, ALL, usize::MAX);
+        let mut client = NbdTestClient::new(NbdSessionMode::List, ALL, usize::MAX);
         client.feed(&greeting(3)).unwrap();
         let entry = [&(name_len as u32).to_be_bytes()[..], &vec![b'n'; name_len]].concat();
         let entry = reply(list, Rep::NBD_REP_SERVER, &entry);
@@ -239,49 +239,47 @@ fn a_refusal_is_told_apart_from_a_broken_protocol() {
     let go = Opt::NBD_OPT_GO;
     for (rep, line) in [
         (Rep::NBD_REP_ERR_UNKNOWN, "server has no export \"x\": sorry"),
-        (
-            Rep::NBD_REP_ERR_TLS_REQD,
-            "server requires TLS for export \"x\", and TLS is not supported yet: sorry",
-        ),
+        (Rep::NBD_REP_ERR_TLS_REQD, "server requires TLS for export \"x\": sorry"),
         (Rep::NBD_REP_ERR_POLICY, "server refused NBD_OPT_GO with NBD_REP_ERR_POLICY: sorry"),
         (Rep(0x8000_1234), "server refused NBD_OPT_GO with Rep(0x80001234): sorry"),
     ] {
-        let mut client = Client::new(Mode::Go, NONE, 3);
+        let mut client = NbdTestClient::new(NbdSessionMode::Go, NONE, 3);
         client.feed(&greeting(3)).unwrap();
         client.sent();
         step(&mut client, &reply(go, rep, b"sorry"), &option(Opt::NBD_OPT_ABORT, b""));
-        let refused = client.session.refused().unwrap();
-        assert_eq!((refused.to_string().as_str(), refused.reply()), (line, Some(rep)));
+        let refusal = client.session.refusal().unwrap();
+        assert_eq!((refusal.to_string().as_str(), refusal.reply()), (line, Some(rep)));
         assert!(client.is_closing() && !client.session.is_ready());
     }
 }
 
 #[test]
 fn a_server_that_forces_tls_says_so_at_the_first_option() {
-    for mode in [Mode::Go, Mode::Info, Mode::List] {
-        let mut client = Client::new(mode, ALL, 1);
+    for mode in [NbdSessionMode::Go, NbdSessionMode::Info, NbdSessionMode::List] {
+        let mut client = NbdTestClient::new(mode, ALL, 1);
         client.feed(&greeting(3)).unwrap();
-        let first = if mode == Mode::List { Opt::NBD_OPT_LIST } else { Opt::NBD_OPT_EXTENDED_HEADERS };
+        let first =
+            if mode == NbdSessionMode::List { Opt::NBD_OPT_LIST } else { Opt::NBD_OPT_EXTENDED_HEADERS };
         client.feed(&reply(first, Rep::NBD_REP_ERR_TLS_REQD, b"")).unwrap();
-        assert_eq!(client.session.refused().unwrap().reply(), Some(Rep::NBD_REP_ERR_TLS_REQD));
+        assert_eq!(client.session.refusal().unwrap().reply(), Some(Rep::NBD_REP_ERR_TLS_REQD));
     }
 }
 
 #[test]
 fn what_old_servers_cannot_do_is_said_in_one_line() {
-    let mut oldstyle = Client::new(Mode::Go, ALL, 1);
+    let mut oldstyle = NbdTestClient::new(NbdSessionMode::Go, ALL, 1);
     oldstyle.feed(b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53\0\0").unwrap();
-    assert_eq!(oldstyle.session.refused(), Some(&NbdRefused::Oldstyle));
+    assert_eq!(oldstyle.session.refusal(), Some(&NbdHandshakeRefusal::Oldstyle));
     assert!(oldstyle.is_closing() && oldstyle.sent().is_empty());
 
-    let mut unlisted = Client::new(Mode::List, ALL, 1);
+    let mut unlisted = NbdTestClient::new(NbdSessionMode::List, ALL, 1);
     unlisted.feed(&greeting(0)).unwrap();
-    assert_eq!(unlisted.session.refused(), Some(&NbdRefused::CannotList));
+    assert_eq!(unlisted.session.refusal(), Some(&NbdHandshakeRefusal::CannotList));
 
-    let mut closed = Client::new(Mode::Go, ALL, 1);
+    let mut closed = NbdTestClient::new(NbdSessionMode::Go, ALL, 1);
     closed.feed(&greeting(0)).unwrap();
     assert_eq!(closed.session.on_end(Instant::now()), Ok(()));
-    assert_eq!(closed.session.refused(), Some(&NbdRefused::Closed { export: "x".into() }));
+    assert_eq!(closed.session.refusal(), Some(&NbdHandshakeRefusal::Closed { export: "x".into() }));
 }
 
 #[test]
@@ -309,7 +307,7 @@ fn a_server_that_breaks_the_handshake_is_told_what_it_did() {
         (info(&long), "sent a string of more than 4096 bytes"),
     ] {
         for split in [1, usize::MAX] {
-            let mut client = Client::new(Mode::Go, NONE, split);
+            let mut client = NbdTestClient::new(NbdSessionMode::Go, NONE, split);
             client.feed(&greeting(3)).unwrap();
             let error = client.feed(&bytes).unwrap_err();
             assert!(error.what.starts_with(what), "{error}");
@@ -321,39 +319,41 @@ fn a_server_that_breaks_the_handshake_is_told_what_it_did() {
 #[test]
 fn broken_lists_contexts_and_greetings_are_refused() {
     let error = |mode, trace: &[Vec<u8>]| {
-        let mut client = Client::new(mode, ALL, usize::MAX);
+        let mut client = NbdTestClient::new(mode, ALL, usize::MAX);
         trace.iter().find_map(|bytes| client.feed(bytes).err()).expect("an error").what
     };
     let server = |data: &[u8]| reply(Opt::NBD_OPT_LIST, Rep::NBD_REP_SERVER, data);
     let longer = "listed an export whose name is longer than the reply";
-    assert_eq!(error(Mode::List, &[greeting(3), server(b"\0\0\0\x02x")]), longer);
-    assert_eq!(error(Mode::List, &[greeting(3), server(b"\0\0")]), longer);
-    assert_eq!(error(Mode::List, &[greeting(3), server(b"\xff\xff\xff\xffx")]), longer);
+    assert_eq!(error(NbdSessionMode::List, &[greeting(3), server(b"\0\0\0\x02x")]), longer);
+    assert_eq!(error(NbdSessionMode::List, &[greeting(3), server(b"\0\0")]), longer);
+    assert_eq!(error(NbdSessionMode::List, &[greeting(3), server(b"\xff\xff\xff\xffx")]), longer);
 
     let agreed = [greeting(3), reply(Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK, b"")];
     let context = |data: &[u8]| reply(Opt::NBD_OPT_SET_META_CONTEXT, Rep::NBD_REP_META_CONTEXT, data);
     let unasked = [&agreed[..], &[context(b"\0\0\0\x01qemu:x")]].concat();
-    assert!(error(Mode::Go, &unasked).starts_with("selected a metadata context that was not asked"));
+    assert!(
+        error(NbdSessionMode::Go, &unasked).starts_with("selected a metadata context that was not asked")
+    );
     let twice = vec![context(b"\0\0\0\x01base:allocation"); 2];
-    assert!(error(Mode::Go, &[&agreed[..], &twice].concat()).ends_with("or one twice"));
+    assert!(error(NbdSessionMode::Go, &[&agreed[..], &twice].concat()).ends_with("or one twice"));
     let short = [&agreed[..], &[context(b"\0\0\0")]].concat();
-    assert_eq!(error(Mode::Go, &short), "sent a metadata context shorter than its number");
+    assert_eq!(error(NbdSessionMode::Go, &short), "sent a metadata context shorter than its number");
     let done = reply(Opt::NBD_OPT_SET_META_CONTEXT, Rep::NBD_REP_ACK, b"");
     let unsup = reply(Opt::NBD_OPT_GO, Rep::NBD_REP_ERR_UNSUP, b"");
     assert_eq!(
-        error(Mode::Go, &[&agreed[..], &[done, unsup]].concat()),
+        error(NbdSessionMode::Go, &[&agreed[..], &[done, unsup]].concat()),
         "agreed to extended headers but does not know NBD_OPT_GO"
     );
 
     let ssh = b"SSH-2.0-OpenSSH_9.2p1 Debian".to_vec();
-    assert_eq!(error(Mode::Go, &[ssh]), "is no NBD server: its first bytes are not NBDMAGIC");
+    assert_eq!(error(NbdSessionMode::Go, &[ssh]), "is no NBD server: its first bytes are not NBDMAGIC");
     let neither = b"NBDMAGICIHAVENOT\0\x03".to_vec();
-    assert_eq!(error(Mode::Go, &[neither]), "sent neither IHAVEOPT nor the oldstyle magic");
+    assert_eq!(error(NbdSessionMode::Go, &[neither]), "sent neither IHAVEOPT nor the oldstyle magic");
 }
 
 #[test]
 fn a_server_that_leaves_or_stays_silent_is_an_error() {
-    let mut client = Client::new(Mode::Go, ALL, 1);
+    let mut client = NbdTestClient::new(NbdSessionMode::Go, ALL, 1);
     assert_eq!(
         client.session.on_end(Instant::now()).unwrap_err().what,
         "closed the connection without a greeting"
@@ -364,9 +364,9 @@ fn a_server_that_leaves_or_stays_silent_is_an_error() {
         "closed the connection instead of answering an option"
     );
 
-    let config = Config { export: String::new(), mode: Mode::Go, features: ALL };
+    let config = NbdInitiatorConfig { export: String::new(), mode: NbdSessionMode::Go, features: ALL };
     let now = Instant::now();
-    let mut session = InitiatorSession::new(config, Pool::new(0), now);
+    let mut session = NbdInitiatorSession::new(config, Pool::new(0), now);
     let deadline = session.poll_timeout().unwrap();
     assert_eq!(deadline - now, Duration::from_secs(30));
     assert_eq!(session.on_timeout(deadline - Duration::from_millis(1)), Ok(()));
@@ -375,7 +375,7 @@ fn a_server_that_leaves_or_stays_silent_is_an_error() {
 
 #[test]
 fn stopping_in_the_handshake_aborts_before_the_next_option() {
-    let mut client = Client::new(Mode::Go, ALL, 1);
+    let mut client = NbdTestClient::new(NbdSessionMode::Go, ALL, 1);
     client.feed(&greeting(3)).unwrap();
     client.sent();
     client.session.on_stop();
@@ -383,7 +383,7 @@ fn stopping_in_the_handshake_aborts_before_the_next_option() {
     step(&mut client, &answer, &option(Opt::NBD_OPT_ABORT, b""));
     assert!(client.is_closing() && client.session.is_over());
 
-    let mut late = Client::new(Mode::Go, NONE, 1);
+    let mut late = NbdTestClient::new(NbdSessionMode::Go, NONE, 1);
     late.feed(&greeting(3)).unwrap();
     late.sent();
     late.session.on_stop();
@@ -395,9 +395,9 @@ fn stopping_in_the_handshake_aborts_before_the_next_option() {
 
 #[test]
 fn a_demand_names_what_the_next_message_needs() {
-    let config = Config { export: "x".into(), mode: Mode::Go, features: NONE };
-    let mut session = InitiatorSession::new(config, Pool::new(0), Instant::now());
-    let demands = |session: &InitiatorSession| match session.demand() {
+    let config = NbdInitiatorConfig { export: "x".into(), mode: NbdSessionMode::Go, features: NONE };
+    let mut session = NbdInitiatorSession::new(config, Pool::new(0), Instant::now());
+    let demands = |session: &NbdInitiatorSession| match session.demand() {
         Demand::Bytes(least) => least,
         other => panic!("{other:?}"),
     };

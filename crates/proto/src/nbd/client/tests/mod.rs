@@ -15,12 +15,12 @@ use proptest::prelude::*;
 use script::*;
 use std::time::Instant;
 
-fn mode() -> impl Strategy<Value = Mode> {
-    prop::sample::select(vec![Mode::Go, Mode::Info, Mode::List])
+fn mode() -> impl Strategy<Value = NbdSessionMode> {
+    prop::sample::select(vec![NbdSessionMode::Go, NbdSessionMode::Info, NbdSessionMode::List])
 }
 
-fn headers() -> impl Strategy<Value = Headers> {
-    prop::sample::select(vec![Headers::Simple, Headers::Structured, Headers::Extended])
+fn headers() -> impl Strategy<Value = HeaderFormat> {
+    prop::sample::select(vec![HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended])
 }
 
 /// Option replies that are nearly right, mixed with noise.
@@ -40,9 +40,9 @@ fn option_reply() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Reply chunks to requests that are, or are not, in flight.
-fn any_chunk(headers: Headers) -> impl Strategy<Value = Vec<u8>> {
+fn any_chunk(headers: HeaderFormat) -> impl Strategy<Value = Vec<u8>> {
     let kind = prop_oneof![0..7u16, 0x8000..0x8004u16, any::<u16>()];
-    let request = (0..6u32, 1..3u32, 0..3u64).prop_map(|(slot, generation, page)| Sent {
+    let request = (0..6u32, 1..3u32, 0..3u64).prop_map(|(slot, generation, page)| ParsedRequest {
         flags: 0,
         cmd: 0,
         cookie: u64::from(generation) << 32 | u64::from(slot),
@@ -59,14 +59,14 @@ fn any_chunk(headers: Headers) -> impl Strategy<Value = Vec<u8>> {
     ];
     (request, any::<bool>(), kind, payload, 0..8u32).prop_map(
         move |(request, last, kind, payload, is_simple)| match headers {
-            Headers::Simple => simple(request.cookie, u32::from(is_simple == 0) * 5, &payload),
-            Headers::Structured if is_simple == 0 => simple(request.cookie, 0, b""),
+            HeaderFormat::Simple => simple(request.cookie, u32::from(is_simple == 0) * 5, &payload),
+            HeaderFormat::Structured if is_simple == 0 => simple(request.cookie, 0, b""),
             _ => chunk(headers, request, last, ReplyType(kind), &payload),
         },
     )
 }
 
-fn submit_some(client: &mut Client) {
+fn submit_some(client: &mut NbdTestClient) {
     let data = |len: usize| Some(list(&vec![0; len]));
     for (tag, op, offset, len, data) in [
         (0, Op::Read, 0, 4096, None),
@@ -81,7 +81,7 @@ fn submit_some(client: &mut Client) {
 }
 
 /// Everything that may be called at any time.
-fn poke(client: &mut Client) {
+fn poke(client: &mut NbdTestClient) {
     while client.session.poll_done().is_some() {}
     client.sent();
     let _ = client.session.on_end(Instant::now());
@@ -93,7 +93,7 @@ fn poke(client: &mut Client) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    // `Client` asserts that no demand is above MAX_DEMAND and that every met demand leads
+    // `NbdTestClient` asserts that no demand is above MAX_DEMAND and that every met demand leads
     // somewhere.
     #[test]
     fn any_bytes_are_a_handshake_or_an_error(
@@ -102,7 +102,7 @@ proptest! {
         split in 1..100usize,
         bytes in prop::collection::vec(any::<u8>(), 0..300),
     ) {
-        let mut client = Client::new(mode, Features::default(), split);
+        let mut client = NbdTestClient::new(mode, NbdFeatures::default(), split);
         let start = if greets { greeting(bytes.len() as u16 % 4) } else { Vec::new() };
         let _ = client.feed(&[start, bytes].concat());
         poke(&mut client);
@@ -114,7 +114,7 @@ proptest! {
         split in 1..100usize,
         replies in prop::collection::vec(option_reply(), 0..12),
     ) {
-        let mut client = Client::new(mode, Features::default(), split);
+        let mut client = NbdTestClient::new(mode, NbdFeatures::default(), split);
         let _ = client.feed(&[greeting(3), replies.concat()].concat());
         submit_some(&mut client);
         poke(&mut client);
@@ -128,7 +128,7 @@ proptest! {
     ) {
         let pool = Pool::new(1 << 20);
         let infos = [info_export(1 << 30, 0xfffd)];
-        let mut client = Client::ready_with(headers, &infos, split, pool.clone());
+        let mut client = NbdTestClient::ready_with(headers, &infos, split, pool.clone());
         submit_some(&mut client);
         for chunk in chunks {
             if client.feed(&chunk).is_err() {
@@ -146,7 +146,7 @@ proptest! {
         split in 1..100usize,
         bytes in prop::collection::vec(any::<u8>(), 0..300),
     ) {
-        let mut client = Client::ready(headers, 1 << 30, 0xfffd, split);
+        let mut client = NbdTestClient::ready(headers, 1 << 30, 0xfffd, split);
         submit_some(&mut client);
         let _ = client.feed(&bytes);
         poke(&mut client);
@@ -155,7 +155,7 @@ proptest! {
 
 #[test]
 fn a_session_that_is_not_ready_fails_what_is_submitted() {
-    let mut client = Client::new(Mode::Go, Features::default(), 1);
+    let mut client = NbdTestClient::new(NbdSessionMode::Go, NbdFeatures::default(), 1);
     assert_eq!(client.session.room(), 0);
     client.session.submit(Io::new(Tag(7), Op::Flush, 0, 0));
     let done = client.session.poll_done().unwrap();

@@ -1,7 +1,7 @@
 //! Replies in every form, in any order and any pieces, and those that no good server sends.
 
 use super::script::*;
-use crate::nbd::client::Headers;
+use crate::nbd::client::HeaderFormat;
 use crate::session::StreamSession;
 use blockmux_volume::{Chunk, Extent, IoError, Op, Output, Pool, Seg};
 use blockmux_wire::nbd::handshake::TransmissionFlags;
@@ -16,9 +16,9 @@ const DONE: ReplyType = ReplyType::NBD_REPLY_TYPE_NONE;
 const ERROR: ReplyType = ReplyType::NBD_REPLY_TYPE_ERROR;
 const STATUS: ReplyType = ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS;
 const STATUS_EXT: ReplyType = ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT;
-const CHUNKED: [Headers; 2] = [Headers::Structured, Headers::Extended];
+const CHUNKED: [HeaderFormat; 2] = [HeaderFormat::Structured, HeaderFormat::Extended];
 
-fn sent(client: &mut Client) -> Sent {
+fn sent(client: &mut NbdTestClient) -> ParsedRequest {
     let all = requests(&client.sent());
     assert_eq!(all.len(), 1);
     all[0].0
@@ -27,7 +27,7 @@ fn sent(client: &mut Client) -> Sent {
 #[test]
 fn simple_replies_come_in_any_order_cut_anywhere() {
     at_every_split(|split| {
-        let mut client = Client::ready(Headers::Simple, SIZE, 1, split);
+        let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, 1, split);
         let target = list(&[0; 1024]);
         client.read(1, 0, 512);
         client.submit(2, Op::Read, 4096, 1024, Some(target.clone()));
@@ -51,7 +51,7 @@ fn simple_replies_come_in_any_order_cut_anywhere() {
 
 #[test]
 fn the_reply_that_nbdkit_gave_a_kernel_client_is_read() {
-    let mut client = Client::ready(Headers::Simple, SIZE, 1, 9);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, 1, 9);
     client.read(0, 0, 4096);
     let cookie = sent(&mut client).cookie;
     assert_eq!(cookie, 1 << 32, "generation 1 of slot 0, as it happens the first of the kernel's cookies");
@@ -62,13 +62,13 @@ fn the_reply_that_nbdkit_gave_a_kernel_client_is_read() {
 
 #[test]
 fn whole_payloads_are_lent_from_the_receive_buffer() {
-    for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
-        let mut client = Client::ready(headers, SIZE, 1, usize::MAX);
+    for headers in [HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended] {
+        let mut client = NbdTestClient::ready(headers, SIZE, 1, usize::MAX);
         client.read(0, 4096, 4096);
         client.read(1, 0, 4096);
         let all = requests(&client.sent());
-        let reply = |request: Sent| match headers {
-            Headers::Simple => simple(request.cookie, 0, &pattern(4096)),
+        let reply = |request: ParsedRequest| match headers {
+            HeaderFormat::Simple => simple(request.cookie, 0, &pattern(4096)),
             _ => chunk(headers, request, true, DATA, &at(request.offset, &pattern(4096))),
         };
         let both = [reply(all[0].0), reply(all[1].0)].concat();
@@ -90,10 +90,10 @@ fn whole_payloads_are_lent_from_the_receive_buffer() {
 
 #[test]
 fn long_payloads_are_received_where_they_belong() {
-    for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
+    for headers in [HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended] {
         for with_buffer in [true, false] {
             for split in [1000, 65_536, 200_000, usize::MAX] {
-                let mut client = Client::ready(headers, SIZE, 1, split);
+                let mut client = NbdTestClient::ready(headers, SIZE, 1, split);
                 let len = 1 << 20;
                 let mut target = list(&vec![0; 300_000]);
                 target.push(Seg::from_slice(&vec![0; len - 300_000]));
@@ -101,8 +101,8 @@ fn long_payloads_are_received_where_they_belong() {
                 client.submit(0, Op::Read, 512, len as u64, data);
                 client.read(1, 0, 512);
                 let all = requests(&client.sent());
-                let reply = |request: Sent, data: &[u8]| match headers {
-                    Headers::Simple => simple(request.cookie, 0, data),
+                let reply = |request: ParsedRequest, data: &[u8]| match headers {
+                    HeaderFormat::Simple => simple(request.cookie, 0, data),
                     _ => chunk(headers, request, true, DATA, &at(request.offset, data)),
                 };
                 client.feed(&reply(all[0].0, &pattern(len))).unwrap();
@@ -121,11 +121,11 @@ fn long_payloads_are_received_where_they_belong() {
 fn a_short_read_in_pieces_needs_no_pool() {
     at_every_split(|split| {
         let infos = [info_export(SIZE, 1)];
-        let mut client = Client::ready_with(Headers::Structured, &infos, split, Pool::new(0));
+        let mut client = NbdTestClient::ready_with(HeaderFormat::Structured, &infos, split, Pool::new(0));
         client.read(0, 0, 1024);
         let request = sent(&mut client);
-        client.feed(&chunk(Headers::Structured, request, false, HOLE, &hole(0, 512))).unwrap();
-        client.feed(&chunk(Headers::Structured, request, true, DATA, &at(512, &pattern(512)))).unwrap();
+        client.feed(&chunk(HeaderFormat::Structured, request, false, HOLE, &hole(0, 512))).unwrap();
+        client.feed(&chunk(HeaderFormat::Structured, request, true, DATA, &at(512, &pattern(512)))).unwrap();
         assert_eq!(client.done_data(), [vec![0; 512], pattern(512)].concat());
     });
 }
@@ -134,7 +134,7 @@ fn a_short_read_in_pieces_needs_no_pool() {
 fn chunks_and_holes_in_any_order_make_a_read() {
     for headers in CHUNKED {
         at_every_split(|split| {
-            let mut client = Client::ready(headers, SIZE, 1, split);
+            let mut client = NbdTestClient::ready(headers, SIZE, 1, split);
             client.submit(0, Op::Read, 512, 2048, Some(list(&[9; 2048])));
             client.read(1, 512, 2048);
             for (request, _) in requests(&client.sent()) {
@@ -161,7 +161,7 @@ fn error_chunks_fail_the_request_when_its_reply_ends() {
             (ReplyType(0x8042), [&failure(12, "")[..], b"new fields"].concat(), IoError::NoMemory),
         ] {
             at_every_split(|split| {
-                let mut client = Client::ready(headers, SIZE, 1, split);
+                let mut client = NbdTestClient::ready(headers, SIZE, 1, split);
                 client.read(0, 0, 1024);
                 let request = sent(&mut client);
                 client.feed(&chunk(headers, request, false, DATA, &at(0, &[0; 512]))).unwrap();
@@ -181,7 +181,7 @@ fn error_chunks_fail_the_request_when_its_reply_ends() {
 
 #[test]
 fn with_structured_replies_a_write_may_still_be_answered_simply() {
-    let mut client = Client::ready(Headers::Structured, SIZE, 1, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Structured, SIZE, 1, 1);
     client.submit(0, Op::Write { fua: false }, 0, 512, Some(list(&[0; 512])));
     client.submit(1, Op::Write { fua: false }, 0, 512, Some(list(&[0; 512])));
     let all = requests(&client.sent());
@@ -191,8 +191,8 @@ fn with_structured_replies_a_write_may_still_be_answered_simply() {
     assert!(matches!(client.done(), (0, Ok(Output::Nothing))));
 }
 
-fn status(headers: Headers, extents: &[(u64, u64)]) -> (ReplyType, Vec<u8>) {
-    if headers == Headers::Extended {
+fn status(headers: HeaderFormat, extents: &[(u64, u64)]) -> (ReplyType, Vec<u8>) {
+    if headers == HeaderFormat::Extended {
         let mut payload = [[0, 0, 0, 7], (extents.len() as u32).to_be_bytes()].concat();
         extents.iter().flat_map(|e| [e.0, e.1]).for_each(|n| payload.extend(n.to_be_bytes()));
         (STATUS_EXT, payload)
@@ -207,7 +207,7 @@ fn status(headers: Headers, extents: &[(u64, u64)]) -> (ReplyType, Vec<u8>) {
 fn block_status_becomes_extents() {
     for headers in CHUNKED {
         at_every_split(|split| {
-            let mut client = Client::ready(headers, SIZE, 1, split);
+            let mut client = NbdTestClient::ready(headers, SIZE, 1, split);
             client.submit(0, Op::BlockStatus, 512, 8192, None);
             let request = sent(&mut client);
             assert_eq!((request.cmd, request.offset, request.len), (7, 512, 8192));
@@ -229,9 +229,9 @@ fn block_status_becomes_extents() {
 }
 
 /// What a reply to one read of 1024 bytes at 512 (or block status of as much) makes of the session.
-fn fault_of(headers: Headers, op: Op, trace: impl Fn(Sent) -> Vec<u8>) -> &'static str {
+fn fault_of(headers: HeaderFormat, op: Op, trace: impl Fn(ParsedRequest) -> Vec<u8>) -> &'static str {
     let faults = [1, 33, usize::MAX].map(|split| {
-        let mut client = Client::ready(headers, SIZE, 1 | TransmissionFlags::SEND_DF.bits(), split);
+        let mut client = NbdTestClient::ready(headers, SIZE, 1 | TransmissionFlags::SEND_DF.bits(), split);
         client.submit(0, op, 512, 1024, (op == Op::Read).then(|| list(&[0; 1024])));
         let request = sent(&mut client);
         let error = client.feed(&trace(request)).expect_err("a protocol error");
@@ -297,7 +297,7 @@ fn a_server_that_breaks_a_read_is_told_what_it_did() {
 #[test]
 fn a_reply_of_errors_without_end_is_a_fault() {
     for headers in CHUNKED {
-        let mut client = Client::ready(headers, SIZE, 1, usize::MAX);
+        let mut client = NbdTestClient::ready(headers, SIZE, 1, usize::MAX);
         client.read(0, 0, 512);
         let request = sent(&mut client);
         let errors = chunk(headers, request, false, ERROR, &failure(5, "")).repeat(1 << 16);
@@ -330,7 +330,8 @@ fn a_server_that_breaks_block_status_is_told_what_it_did() {
         assert_eq!(reply((DONE, vec![])), "ended block status without describing an extent");
         let kind = "sent read data for a request that is not a read";
         assert_eq!(reply((DATA, at(512, &[0; 512]))), kind);
-        let other = if headers == Headers::Extended { Headers::Structured } else { Headers::Extended };
+        let other =
+            if headers == HeaderFormat::Extended { HeaderFormat::Structured } else { HeaderFormat::Extended };
         let form = "sent block status in the form that was not agreed";
         assert_eq!(reply(status(other, &[(1024, 0)])), form);
         let twice = fault_of(headers, Op::BlockStatus, |request| {
@@ -339,9 +340,11 @@ fn a_server_that_breaks_block_status_is_told_what_it_did() {
         });
         assert_eq!(twice, "sent the status of one metadata context twice");
     }
-    let (kind, mut payload) = status(Headers::Extended, &[(1024, 1 << 32)]);
+    let (kind, mut payload) = status(HeaderFormat::Extended, &[(1024, 1 << 32)]);
     let fault = |payload: &[u8]| {
-        fault_of(Headers::Extended, Op::BlockStatus, |r| chunk(Headers::Extended, r, true, kind, payload))
+        fault_of(HeaderFormat::Extended, Op::BlockStatus, |r| {
+            chunk(HeaderFormat::Extended, r, true, kind, payload)
+        })
     };
     assert!(fault(&payload).ends_with("status beyond 32 bits"));
     payload[7] = 2;
@@ -351,8 +354,8 @@ fn a_server_that_breaks_block_status_is_told_what_it_did() {
 #[test]
 fn heads_that_lie_are_refused_before_their_payload_comes() {
     // Only the head is sent, with a length that would take gigabytes.
-    let head = |request: Sent, kind: ReplyType, len: u64| {
-        let mut head = chunk(Headers::Extended, request, true, kind, b"");
+    let head = |request: ParsedRequest, kind: ReplyType, len: u64| {
+        let mut head = chunk(HeaderFormat::Extended, request, true, kind, b"");
         head[24..32].copy_from_slice(&len.to_be_bytes());
         head
     };
@@ -367,46 +370,47 @@ fn heads_that_lie_are_refused_before_their_payload_comes() {
         ),
         (Op::BlockStatus, STATUS_EXT, u64::MAX, "sent block status without whole descriptors"),
     ] {
-        assert_eq!(fault_of(Headers::Extended, op, |request| head(request, kind, len)), what);
+        assert_eq!(fault_of(HeaderFormat::Extended, op, |request| head(request, kind, len)), what);
     }
-    let data = |request: Sent| [head(request, DATA, u64::MAX), 512u64.to_be_bytes().to_vec()].concat();
-    assert_eq!(fault_of(Headers::Extended, Op::Read, data), "sent read data outside the request");
+    let data =
+        |request: ParsedRequest| [head(request, DATA, u64::MAX), 512u64.to_be_bytes().to_vec()].concat();
+    assert_eq!(fault_of(HeaderFormat::Extended, Op::Read, data), "sent read data outside the request");
 }
 
 #[test]
 fn a_reply_in_the_wrong_form_or_for_nothing_is_refused() {
-    for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
-        let magic = |_: Sent| vec![0; 32];
+    for headers in [HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended] {
+        let magic = |_: ParsedRequest| vec![0; 32];
         assert_eq!(fault_of(headers, Op::Read, magic), "sent a reply with a wrong magic number");
         for other in CHUNKED.into_iter().filter(|other| *other != headers) {
             let reply = |request| [chunk(other, request, true, DONE, b""), vec![0; 32]].concat();
             assert_eq!(fault_of(headers, Op::Read, reply), "sent a reply in a form that was not agreed");
         }
     }
-    let reply = |request: Sent| [simple(request.cookie, 0, b""), vec![0; 32]].concat();
+    let reply = |request: ParsedRequest| [simple(request.cookie, 0, b""), vec![0; 32]].concat();
     let form = "sent a reply in a form that was not agreed";
-    assert_eq!(fault_of(Headers::Extended, Op::Read, reply), form);
+    assert_eq!(fault_of(HeaderFormat::Extended, Op::Read, reply), form);
     let due = "sent a simple reply where a structured one is due";
-    assert_eq!(fault_of(Headers::Structured, Op::Read, reply), due);
-    let refuse = |request: Sent| simple(request.cookie, 22, b"");
-    assert_eq!(fault_of(Headers::Structured, Op::Read, refuse), due);
-    assert_eq!(fault_of(Headers::Structured, Op::BlockStatus, reply), due);
-    let offset = |mut request: Sent| {
+    assert_eq!(fault_of(HeaderFormat::Structured, Op::Read, reply), due);
+    let refuse = |request: ParsedRequest| simple(request.cookie, 22, b"");
+    assert_eq!(fault_of(HeaderFormat::Structured, Op::Read, refuse), due);
+    assert_eq!(fault_of(HeaderFormat::Structured, Op::BlockStatus, reply), due);
+    let offset = |mut request: ParsedRequest| {
         request.offset += 1;
-        chunk(Headers::Extended, request, true, ERROR, &failure(5, ""))
+        chunk(HeaderFormat::Extended, request, true, ERROR, &failure(5, ""))
     };
     let other = "repeated another offset than the request's";
-    assert_eq!(fault_of(Headers::Extended, Op::Read, offset), other);
+    assert_eq!(fault_of(HeaderFormat::Extended, Op::Read, offset), other);
 
     let nobody = "answered a cookie that no request in flight has";
     for cookie in [0, 1, 2 << 32, u64::MAX] {
-        assert_eq!(fault_of(Headers::Simple, Op::Read, |_| simple(cookie, 0, b"")), nobody);
+        assert_eq!(fault_of(HeaderFormat::Simple, Op::Read, |_| simple(cookie, 0, b"")), nobody);
     }
 }
 
 #[test]
 fn a_second_reply_to_the_same_request_is_refused() {
-    let mut client = Client::ready(Headers::Simple, SIZE, 1, usize::MAX);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, 1, usize::MAX);
     client.read(0, 0, 512);
     let request = sent(&mut client);
     client.feed(&simple(request.cookie, 5, b"")).unwrap();
@@ -421,14 +425,15 @@ fn a_second_reply_to_the_same_request_is_refused() {
 
 #[test]
 fn short_reads_that_would_be_lent_forbid_fragments_where_the_server_can() {
-    let mut client = Client::ready(Headers::Structured, SIZE, 1 | TransmissionFlags::SEND_DF.bits(), 1);
+    let mut client =
+        NbdTestClient::ready(HeaderFormat::Structured, SIZE, 1 | TransmissionFlags::SEND_DF.bits(), 1);
     client.read(0, 0, 1024);
     client.read(1, 0, 128 << 10);
     client.submit(2, Op::Read, 0, 512, Some(list(&[0; 512])));
     let all = requests(&client.sent());
     assert_eq!(all.iter().map(|(r, _)| r.flags).collect::<Vec<_>>(), [CmdFlags::DF.bits(), 0, 0]);
-    client.feed(&chunk(Headers::Structured, all[0].0, false, DATA, &at(0, &[0; 512]))).unwrap();
-    let second = chunk(Headers::Structured, all[0].0, true, DATA, &at(512, &[0; 512]));
+    client.feed(&chunk(HeaderFormat::Structured, all[0].0, false, DATA, &at(0, &[0; 512]))).unwrap();
+    let second = chunk(HeaderFormat::Structured, all[0].0, true, DATA, &at(512, &[0; 512]));
     assert_eq!(client.feed(&second).unwrap_err().what, "fragmented a read that forbade it");
 }
 
@@ -445,7 +450,7 @@ proptest! {
         let mut pieces: Vec<(usize, usize)> = edges.windows(2).map(|pair| (pair[0], pair[1])).collect();
         let shift = order.index(pieces.len());
         pieces.rotate_left(shift);
-        let mut client = Client::ready(headers, SIZE, 1, split);
+        let mut client = NbdTestClient::ready(headers, SIZE, 1, split);
         client.read(0, 1024, 8192);
         let request = sent(&mut client);
         for (n, &(from, to)) in pieces.iter().enumerate() {

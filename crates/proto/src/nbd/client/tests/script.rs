@@ -1,6 +1,8 @@
 //! For tests: a server that is a list of bytes, which a driver delivers in pieces of any size.
 
-use crate::nbd::client::{Config, Features, Headers, InitiatorSession, Mode};
+use crate::nbd::client::{
+    HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
+};
 use crate::session::Initiator;
 use crate::testing::Driver;
 use blockmux_volume::{Pool, Seg, SgList};
@@ -10,37 +12,47 @@ use blockmux_wire::nbd::transmission::{
 };
 use std::time::Instant;
 
-pub(super) type Client = Driver<InitiatorSession>;
+pub(super) type NbdTestClient = Driver<NbdInitiatorSession>;
 
-impl Client {
-    pub(super) fn new(mode: Mode, features: Features, step: usize) -> Client {
-        Client::with_pool(mode, features, step, Pool::new(64 << 20))
+impl NbdTestClient {
+    pub(super) fn new(mode: NbdSessionMode, features: NbdFeatures, step: usize) -> NbdTestClient {
+        NbdTestClient::with_pool(mode, features, step, Pool::new(64 << 20))
     }
 
-    pub(super) fn with_pool(mode: Mode, features: Features, step: usize, pool: Pool) -> Client {
-        let config = Config { export: "x".into(), mode, features };
-        Driver::of(InitiatorSession::new(config, pool, Instant::now()), step)
+    pub(super) fn with_pool(
+        mode: NbdSessionMode,
+        features: NbdFeatures,
+        step: usize,
+        pool: Pool,
+    ) -> NbdTestClient {
+        let config = NbdInitiatorConfig { export: "x".into(), mode, features };
+        Driver::of(NbdInitiatorSession::new(config, pool, Instant::now()), step)
     }
 
     /// A session in transmission, block status included where the headers allow it, its outbox
     /// empty.
-    pub(super) fn ready(headers: Headers, size: u64, flags: u16, step: usize) -> Client {
-        Client::ready_with(headers, &[info_export(size, flags)], step, Pool::new(64 << 20))
+    pub(super) fn ready(headers: HeaderFormat, size: u64, flags: u16, step: usize) -> NbdTestClient {
+        NbdTestClient::ready_with(headers, &[info_export(size, flags)], step, Pool::new(64 << 20))
     }
 
-    pub(super) fn ready_with(headers: Headers, infos: &[Vec<u8>], step: usize, pool: Pool) -> Client {
-        let features = Features {
-            extended_headers: headers == Headers::Extended,
-            structured_replies: headers != Headers::Simple,
+    pub(super) fn ready_with(
+        headers: HeaderFormat,
+        infos: &[Vec<u8>],
+        step: usize,
+        pool: Pool,
+    ) -> NbdTestClient {
+        let features = NbdFeatures {
+            extended_headers: headers == HeaderFormat::Extended,
+            structured_replies: headers != HeaderFormat::Simple,
         };
-        let mut client = Client::with_pool(Mode::Go, features, step, pool);
+        let mut client = NbdTestClient::with_pool(NbdSessionMode::Go, features, step, pool);
         client.feed(&greeting(3)).unwrap();
-        let opt = if headers == Headers::Extended {
+        let opt = if headers == HeaderFormat::Extended {
             Opt::NBD_OPT_EXTENDED_HEADERS
         } else {
             Opt::NBD_OPT_STRUCTURED_REPLY
         };
-        if headers != Headers::Simple {
+        if headers != HeaderFormat::Simple {
             client.feed(&reply(opt, Rep::NBD_REP_ACK, b"")).unwrap();
             let set = Opt::NBD_OPT_SET_META_CONTEXT;
             client.feed(&reply(set, Rep::NBD_REP_META_CONTEXT, b"\0\0\0\x07base:allocation")).unwrap();
@@ -100,7 +112,7 @@ pub(super) fn info_block_size(minimum: u32, preferred: u32, maximum: u32) -> Vec
 
 /// One request as we send it, without payload, in either form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sent {
+pub(super) struct ParsedRequest {
     pub(super) flags: u16,
     pub(super) cmd: u16,
     pub(super) cookie: u64,
@@ -109,7 +121,7 @@ pub(super) struct Sent {
 }
 
 /// Takes requests apart; a write's payload is returned with it.
-pub(super) fn requests(mut bytes: &[u8]) -> Vec<(Sent, Vec<u8>)> {
+pub(super) fn requests(mut bytes: &[u8]) -> Vec<(ParsedRequest, Vec<u8>)> {
     let mut all = Vec::new();
     let mut take = |n: usize| {
         let (head, rest) = bytes.split_at_checked(n)?;
@@ -124,7 +136,7 @@ pub(super) fn requests(mut bytes: &[u8]) -> Vec<(Sent, Vec<u8>)> {
         let len = take(if is_extended { 8 } else { 4 }).unwrap();
         let payload_len = if cmd == 1 { len } else { 0 };
         let payload = (0..payload_len).map(|_| take(1).unwrap() as u8).collect();
-        all.push((Sent { flags, cmd, cookie, offset, len }, payload));
+        all.push((ParsedRequest { flags, cmd, cookie, offset, len }, payload));
     }
     all
 }
@@ -135,11 +147,17 @@ pub(super) fn simple(cookie: u64, error: u32, data: &[u8]) -> Vec<u8> {
 }
 
 /// A chunk of a structured or extended reply to `request`.
-pub(super) fn chunk(headers: Headers, request: Sent, last: bool, kind: ReplyType, payload: &[u8]) -> Vec<u8> {
+pub(super) fn chunk(
+    headers: HeaderFormat,
+    request: ParsedRequest,
+    last: bool,
+    kind: ReplyType,
+    payload: &[u8],
+) -> Vec<u8> {
     let (flags, kind, cookie) =
         (u16::from(last).to_be_bytes(), kind.0.to_be_bytes(), request.cookie.to_be_bytes());
     let len = payload.len() as u64;
-    if headers == Headers::Extended {
+    if headers == HeaderFormat::Extended {
         let magic = NBD_EXTENDED_REPLY_MAGIC.to_be_bytes();
         let offset = request.offset.to_be_bytes();
         [&magic[..], &flags, &kind, &cookie, &offset, &len.to_be_bytes(), payload].concat()

@@ -1,7 +1,9 @@
 //! A client that requires TLS, which its driver makes.
 
 use super::script::*;
-use crate::nbd::client::{Config, Features, InitiatorSession, Mode, NbdRefused};
+use crate::nbd::client::{
+    NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
+};
 use crate::session::{Demand, Initiator, SecuredBy, StreamSession};
 use crate::testing::Driver;
 use blockmux_volume::Pool;
@@ -10,12 +12,12 @@ use std::time::Instant;
 
 const STARTTLS: Opt = Opt::NBD_OPT_STARTTLS;
 
-fn client(mode: Mode, split: usize) -> Client {
-    let config = Config { export: "x".into(), mode, features: Features::default() };
-    Driver::of(InitiatorSession::new(config, Pool::new(1 << 20), Instant::now()).with_tls(), split)
+fn client(mode: NbdSessionMode, split: usize) -> NbdTestClient {
+    let config = NbdInitiatorConfig { export: "x".into(), mode, features: NbdFeatures::default() };
+    Driver::of(NbdInitiatorSession::new(config, Pool::new(1 << 20), Instant::now()).with_tls(), split)
 }
 
-fn starts_tls(client: &Client) -> bool {
+fn starts_tls(client: &NbdTestClient) -> bool {
     matches!(client.session.demand(), Demand::StartTls)
 }
 
@@ -23,9 +25,9 @@ fn starts_tls(client: &Client) -> bool {
 fn nothing_is_asked_before_tls() {
     at_every_split(|split| {
         for (mode, first) in [
-            (Mode::Go, Opt::NBD_OPT_EXTENDED_HEADERS),
-            (Mode::Info, Opt::NBD_OPT_EXTENDED_HEADERS),
-            (Mode::List, Opt::NBD_OPT_LIST),
+            (NbdSessionMode::Go, Opt::NBD_OPT_EXTENDED_HEADERS),
+            (NbdSessionMode::Info, Opt::NBD_OPT_EXTENDED_HEADERS),
+            (NbdSessionMode::List, Opt::NBD_OPT_LIST),
         ] {
             let mut client = client(mode, split);
             client.feed(&greeting(3)).unwrap();
@@ -41,7 +43,7 @@ fn nothing_is_asked_before_tls() {
 
 #[test]
 fn by_tls_an_export_is_opened_as_without_it() {
-    let mut client = client(Mode::Go, 7);
+    let mut client = client(NbdSessionMode::Go, 7);
     client.feed(&greeting(3)).unwrap();
     client.feed(&reply(STARTTLS, Rep::NBD_REP_ACK, b"")).unwrap();
     client.session.on_secured(SecuredBy::Psk(b"alice"), Instant::now()).unwrap();
@@ -56,24 +58,24 @@ fn by_tls_an_export_is_opened_as_without_it() {
 #[test]
 fn a_server_without_tls_gets_nothing_in_the_clear() {
     for rep in [Rep::NBD_REP_ERR_UNSUP, Rep::NBD_REP_ERR_POLICY] {
-        let mut client = client(Mode::Go, usize::MAX);
+        let mut client = client(NbdSessionMode::Go, usize::MAX);
         client.feed(&greeting(3)).unwrap();
         client.sent();
         client.feed(&reply(STARTTLS, rep, b"no")).unwrap();
-        assert_eq!(client.session.refused(), Some(&NbdRefused::NoTls { message: "no".into() }));
+        assert_eq!(client.session.refusal(), Some(&NbdHandshakeRefusal::NoTls { message: "no".into() }));
         assert!(client.is_closing());
         assert_eq!(client.sent(), option(Opt::NBD_OPT_ABORT, b""));
     }
     // Without fixed newstyle there is no option but the name of an export.
-    let mut client = client(Mode::Go, usize::MAX);
+    let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(0)).unwrap();
-    assert!(matches!(client.session.refused(), Some(NbdRefused::NoTls { .. })));
+    assert!(matches!(client.session.refusal(), Some(NbdHandshakeRefusal::NoTls { .. })));
     assert_eq!(client.sent(), [0, 0, 0, 0]);
 }
 
 #[test]
 fn bytes_in_the_clear_behind_the_reply_end_the_session() {
-    let mut client = client(Mode::Go, usize::MAX);
+    let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(3)).unwrap();
     let injected = reply(Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK, b"");
     let error = client.feed(&[reply(STARTTLS, Rep::NBD_REP_ACK, b""), injected].concat()).unwrap_err();
@@ -82,7 +84,7 @@ fn bytes_in_the_clear_behind_the_reply_end_the_session() {
 
 #[test]
 fn a_stop_before_tls_asks_for_nothing_after_it() {
-    let mut client = client(Mode::Go, usize::MAX);
+    let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(3)).unwrap();
     client.feed(&reply(STARTTLS, Rep::NBD_REP_ACK, b"")).unwrap();
     client.sent();
@@ -94,7 +96,7 @@ fn a_stop_before_tls_asks_for_nothing_after_it() {
 
 #[test]
 fn a_server_that_leaves_instead_of_a_tls_handshake_is_reported() {
-    let mut client = client(Mode::Go, usize::MAX);
+    let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(3)).unwrap();
     client.feed(&reply(STARTTLS, Rep::NBD_REP_ACK, b"")).unwrap();
     assert!(client.session.on_end(Instant::now()).is_err());

@@ -3,7 +3,7 @@
 use super::script::*;
 use crate::nbd::client::request::ZEROES;
 use crate::nbd::client::transmission::WINDOW;
-use crate::nbd::client::{DEPTH, Headers};
+use crate::nbd::client::{DEPTH, HeaderFormat};
 use crate::session::{Initiator, StreamSession};
 use blockmux_volume::{Extent, IoError, Op, Output, Pool, SgList, Tag};
 use blockmux_wire::nbd::handshake::*;
@@ -24,21 +24,21 @@ const WRITE: Op = Op::Write { fua: false };
 const ZEROES_OP: Op = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
 
 /// The requests that are sent, without payload.
-fn sent(client: &mut Client) -> Vec<Sent> {
+fn sent(client: &mut NbdTestClient) -> Vec<ParsedRequest> {
     requests(&client.sent()).into_iter().map(|(request, _)| request).collect()
 }
 
-fn ack(client: &mut Client, request: Sent) {
+fn ack(client: &mut NbdTestClient, request: ParsedRequest) {
     client.feed(&simple(request.cookie, 0, b"")).unwrap();
 }
 
-fn ack_with_data(client: &mut Client, request: Sent) {
+fn ack_with_data(client: &mut NbdTestClient, request: ParsedRequest) {
     client.feed(&simple(request.cookie, 0, &pattern(request.len as usize))).unwrap();
 }
 
 #[test]
 fn a_read_request_is_what_a_kernel_client_sends() {
-    let mut client = Client::ready(Headers::Simple, SIZE, HAS, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, HAS, 1);
     client.read(0, 0, 4096);
     let captured = b"\x25\x60\x95\x13\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0";
     assert_eq!(client.sent(), captured);
@@ -46,7 +46,7 @@ fn a_read_request_is_what_a_kernel_client_sends() {
 
 #[test]
 fn an_extended_write_counts_its_payload() {
-    let mut client = Client::ready(Headers::Extended, SIZE, ALL, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Extended, SIZE, ALL, 1);
     client.submit(0, Op::Write { fua: true }, 512, 1024, Some(list(&pattern(1024))));
     let bytes = client.sent();
     assert_eq!(bytes[..8], [0x21, 0xe4, 0x1c, 0x71, 0, 0x21, 0, 1]);
@@ -56,7 +56,7 @@ fn an_extended_write_counts_its_payload() {
 
 #[test]
 fn write_payload_is_sent_from_where_it_is() {
-    let mut client = Client::ready(Headers::Simple, SIZE, HAS, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, HAS, 1);
     let data = list(&pattern(4096));
     let address = data.segs()[0].as_ptr();
     client.submit(0, WRITE, 0, 4096, Some(data));
@@ -83,11 +83,11 @@ fn every_operation_is_its_command_where_the_server_has_it() {
         ),
         (zeroes(false, true, true), Cmd::NBD_CMD_WRITE_ZEROES, CmdFlags::FAST_ZERO.bits()),
     ] {
-        let mut client = Client::ready(Headers::Simple, SIZE, ALL, 1);
+        let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, 1);
         let (offset, len) = if op == Op::Flush { (0, 0) } else { (4096, 8192) };
         client.submit(9, op, offset, len, None);
         let all = sent(&mut client);
-        let expected = Sent { flags, cmd: cmd.0, cookie: all[0].cookie, offset, len };
+        let expected = ParsedRequest { flags, cmd: cmd.0, cookie: all[0].cookie, offset, len };
         assert_eq!(all, [expected], "{op:?}");
         ack(&mut client, all[0]);
         assert!(matches!(client.done(), (9, Ok(Output::Nothing))), "{op:?}");
@@ -98,11 +98,11 @@ fn every_operation_is_its_command_where_the_server_has_it() {
 fn what_a_plain_server_lacks_is_done_without_it_or_not_at_all() {
     let only_fast = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: true };
     for flags in [HAS, ALL & !TransmissionFlags::SEND_FAST_ZERO.bits()] {
-        let mut client = Client::ready(Headers::Simple, SIZE, flags, 1);
+        let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, flags, 1);
         client.submit(0, only_fast, 0, 512, None);
         assert_eq!(client.done_error(), IoError::Unsupported);
     }
-    let mut client = Client::ready(Headers::Simple, SIZE, HAS, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, HAS, 1);
     for op in [Op::Flush, Op::Discard { fua: true }, Op::Prefetch] {
         let len = if op == Op::Flush { 0 } else { 512 };
         client.submit(0, op, 0, len, None);
@@ -116,7 +116,7 @@ fn what_a_plain_server_lacks_is_done_without_it_or_not_at_all() {
 
 #[test]
 fn requests_of_no_length_are_not_sent() {
-    let mut client = Client::ready(Headers::Extended, SIZE, ALL, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Extended, SIZE, ALL, 1);
     for op in [Op::Read, ZEROES_OP, Op::Discard { fua: false }, Op::BlockStatus] {
         client.submit(0, op, 512, 0, None);
         assert!(client.done().1.is_ok());
@@ -128,7 +128,8 @@ fn requests_of_no_length_are_not_sent() {
 
 #[test]
 fn what_cannot_be_right_is_refused_before_it_is_sent() {
-    let mut client = Client::ready(Headers::Simple, 1 << 20, ALL | TransmissionFlags::READ_ONLY.bits(), 1);
+    let mut client =
+        NbdTestClient::ready(HeaderFormat::Simple, 1 << 20, ALL | TransmissionFlags::READ_ONLY.bits(), 1);
     for (op, offset, len, expected) in [
         (Op::Read, 1 << 20, 512, IoError::OutOfRange),
         (Op::Read, 100, 512, IoError::Misaligned),
@@ -144,7 +145,8 @@ fn what_cannot_be_right_is_refused_before_it_is_sent() {
 
 #[test]
 fn fua_without_fua_is_a_write_and_then_a_flush() {
-    let mut client = Client::ready(Headers::Simple, SIZE, HAS | TransmissionFlags::SEND_FLUSH.bits(), 1);
+    let mut client =
+        NbdTestClient::ready(HeaderFormat::Simple, SIZE, HAS | TransmissionFlags::SEND_FLUSH.bits(), 1);
     client.submit(0, Op::Write { fua: true }, 0, 512, Some(list(&[1; 512])));
     let write = sent(&mut client);
     assert_eq!((write.len(), write[0].cmd, write[0].flags), (1, 1, 0));
@@ -164,7 +166,8 @@ fn fua_without_fua_is_a_write_and_then_a_flush() {
 
 #[test]
 fn zeroes_are_written_out_where_the_server_cannot_make_them() {
-    let mut client = Client::ready(Headers::Simple, SIZE, HAS | TransmissionFlags::SEND_FLUSH.bits(), 1);
+    let mut client =
+        NbdTestClient::ready(HeaderFormat::Simple, SIZE, HAS | TransmissionFlags::SEND_FLUSH.bits(), 1);
     let len = u64::from(ZEROES) * 6 + 512;
     let op = Op::WriteZeroes { fua: true, may_unmap: true, only_fast: false };
     client.submit(0, op, 4096, len, None);
@@ -188,9 +191,9 @@ fn zeroes_are_written_out_where_the_server_cannot_make_them() {
 
 #[test]
 fn more_than_the_servers_payload_is_several_requests_and_one_completion() {
-    for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
+    for headers in [HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended] {
         let infos = [info_export(SIZE, HAS), info_block_size(512, 4096, 4608)];
-        let mut client = Client::ready_with(headers, &infos, 1000, Pool::new(1 << 20));
+        let mut client = NbdTestClient::ready_with(headers, &infos, 1000, Pool::new(1 << 20));
         let data = pattern(10 * 4608 + 512);
         for buffer in [Some(list(&vec![0; data.len()])), None] {
             client.submit(0, Op::Read, 512, data.len() as u64, buffer);
@@ -202,7 +205,7 @@ fn more_than_the_servers_payload_is_several_requests_and_one_completion() {
                 let from = (request.offset - 512) as usize;
                 let piece = &data[from..from + request.len as usize];
                 let reply = match headers {
-                    Headers::Simple => simple(request.cookie, 0, piece),
+                    HeaderFormat::Simple => simple(request.cookie, 0, piece),
                     _ => {
                         let kind = ReplyType::NBD_REPLY_TYPE_OFFSET_DATA;
                         chunk(headers, request, true, kind, &at(request.offset, piece))
@@ -221,7 +224,7 @@ fn more_than_the_servers_payload_is_several_requests_and_one_completion() {
 #[test]
 fn a_piece_that_fails_ends_the_whole_after_those_in_flight() {
     let infos = [info_export(SIZE, HAS), info_block_size(512, 4096, 4096)];
-    let mut client = Client::ready_with(Headers::Simple, &infos, 1, Pool::new(1 << 20));
+    let mut client = NbdTestClient::ready_with(HeaderFormat::Simple, &infos, 1, Pool::new(1 << 20));
     client.submit(0, WRITE, 0, 10 * 4096, Some(list(&pattern(10 * 4096))));
     let bytes = client.sent();
     let pieces = requests(&bytes);
@@ -240,7 +243,7 @@ fn a_piece_that_fails_ends_the_whole_after_those_in_flight() {
 #[test]
 fn lengths_beyond_31_bits_are_cut_for_compact_requests_only() {
     let len = 7 << 30;
-    let mut client = Client::ready(Headers::Structured, SIZE, ALL, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Structured, SIZE, ALL, 1);
     client.submit(0, ZEROES_OP, 4096, len, None);
     let all = sent(&mut client);
     let mut at = 4096;
@@ -256,7 +259,7 @@ fn lengths_beyond_31_bits_are_cut_for_compact_requests_only() {
     client.submit(2, Op::BlockStatus, 0, len, None);
     assert_eq!(sent(&mut client)[0].len, super::super::request::MAX_COMPACT_EFFECT);
 
-    let mut client = Client::ready(Headers::Extended, SIZE, ALL, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Extended, SIZE, ALL, 1);
     client.submit(0, only_fast, 0, len, None);
     client.submit(1, Op::BlockStatus, 0, len, None);
     assert_eq!(sent(&mut client).iter().map(|r| r.len).collect::<Vec<_>>(), [len, len]);
@@ -270,7 +273,7 @@ fn what_is_too_long_for_the_server_is_done_in_pieces_of_its_maximum_payload() {
         (ZEROES_OP, Errno::NBD_EINVAL),
         (Op::Discard { fua: false }, Errno::NBD_EOVERFLOW),
     ] {
-        let mut client = Client::ready_with(Headers::Simple, &infos, 1, Pool::new(1 << 20));
+        let mut client = NbdTestClient::ready_with(HeaderFormat::Simple, &infos, 1, Pool::new(1 << 20));
         client.submit(0, op, 4096, (6 << 20) + 512, None);
         let whole = sent(&mut client);
         assert_eq!((whole.len(), whole[0].len), (1, (6 << 20) + 512));
@@ -299,7 +302,7 @@ fn a_piece_that_is_refused_within_the_maximum_payload_is_refused() {
         (only_fast, 2 << 20, Errno::NBD_ENOTSUP, IoError::Unsupported),
         (only_fast, 2 << 20, Errno::NBD_EOVERFLOW, IoError::Unsupported),
     ] {
-        let mut client = Client::ready_with(Headers::Simple, &infos, 1, Pool::new(1 << 20));
+        let mut client = NbdTestClient::ready_with(HeaderFormat::Simple, &infos, 1, Pool::new(1 << 20));
         client.submit(0, op, 0, len, None);
         let request = sent(&mut client)[0];
         client.feed(&simple(request.cookie, errno.0, b"")).unwrap();
@@ -312,19 +315,19 @@ fn a_piece_that_is_refused_within_the_maximum_payload_is_refused() {
 fn block_status_that_a_server_cannot_tell_is_data() {
     let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 1 << 20)];
     for errno in [Errno::NBD_EOVERFLOW, Errno::NBD_EINVAL, Errno::NBD_ENOTSUP] {
-        let mut client = Client::ready_with(Headers::Structured, &infos, 1, Pool::new(1 << 20));
+        let mut client = NbdTestClient::ready_with(HeaderFormat::Structured, &infos, 1, Pool::new(1 << 20));
         client.submit(0, Op::BlockStatus, 0, 2 << 20, None);
         for len in [2 << 20, 1 << 20] {
             let request = sent(&mut client)[0];
             assert_eq!(request.len, len, "shorter when too long");
             let error = ReplyType::NBD_REPLY_TYPE_ERROR;
-            let reply = chunk(Headers::Structured, request, true, error, &failure(errno.0, ""));
+            let reply = chunk(HeaderFormat::Structured, request, true, error, &failure(errno.0, ""));
             client.feed(&reply).unwrap();
         }
         let Ok(Output::Extents(extents)) = client.done().1 else { panic!("{errno}") };
         assert_eq!(extents, [Extent { len: 2 << 20, hole: false, zero: false }]);
     }
-    let mut client = Client::ready_with(Headers::Structured, &infos, 1, Pool::new(1 << 20));
+    let mut client = NbdTestClient::ready_with(HeaderFormat::Structured, &infos, 1, Pool::new(1 << 20));
     client.submit(0, Op::BlockStatus, 0, 2 << 20, None);
     let request = sent(&mut client)[0];
     client.feed(&simple(request.cookie, Errno::NBD_EIO.0, b"")).unwrap();
@@ -333,7 +336,7 @@ fn block_status_that_a_server_cannot_tell_is_data() {
 
 #[test]
 fn a_hint_that_fails_is_still_only_a_hint() {
-    let mut client = Client::ready(Headers::Simple, SIZE, ALL, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, 1);
     client.submit(0, Op::Prefetch, 0, 512, None);
     let request = sent(&mut client)[0];
     client.feed(&simple(request.cookie, 22, b"")).unwrap();
@@ -342,7 +345,7 @@ fn a_hint_that_fails_is_still_only_a_hint() {
 
 #[test]
 fn there_is_room_for_so_many_and_no_more_until_completions_are_taken() {
-    let mut client = Client::ready(Headers::Simple, SIZE, ALL, usize::MAX);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, usize::MAX);
     for tag in 0..DEPTH as u64 {
         assert_eq!(client.session.room(), DEPTH - tag as usize);
         client.submit(tag, ZEROES_OP, 0, 512, None);
@@ -359,7 +362,7 @@ fn there_is_room_for_so_many_and_no_more_until_completions_are_taken() {
 #[test]
 fn unfinished_requests_come_back_whole_and_oldest_first() {
     let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 4096)];
-    let mut client = Client::ready_with(Headers::Simple, &infos, 1, Pool::new(1 << 20));
+    let mut client = NbdTestClient::ready_with(HeaderFormat::Simple, &infos, 1, Pool::new(1 << 20));
     for tag in 10..20 {
         client.submit(tag, WRITE, 0, 8192, Some(list(&[tag as u8; 8192])));
     }
@@ -384,7 +387,7 @@ fn unfinished_requests_come_back_whole_and_oldest_first() {
 
 #[test]
 fn what_a_server_refuses_while_it_shuts_down_is_kept_for_the_next_session() {
-    let mut client = Client::ready(Headers::Simple, SIZE, ALL, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, 1);
     for tag in 0..3 {
         client.read(tag, 512 * tag, 512);
     }
@@ -405,24 +408,24 @@ fn what_a_server_refuses_while_it_shuts_down_is_kept_for_the_next_session() {
 
 #[test]
 fn stopping_waits_for_what_is_in_flight_and_then_disconnects() {
-    let mut client = Client::ready(Headers::Extended, SIZE, ALL, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Extended, SIZE, ALL, 1);
     client.submit(0, WRITE, 0, 512, Some(list(&[0; 512])));
     client.read(1, 0, 512);
     let all = sent(&mut client);
     client.session.on_stop();
     assert!(client.session.room() == 0 && !client.is_closing() && client.sent().is_empty());
     let done = ReplyType::NBD_REPLY_TYPE_NONE;
-    client.feed(&chunk(Headers::Extended, all[0], true, done, b"")).unwrap();
+    client.feed(&chunk(HeaderFormat::Extended, all[0], true, done, b"")).unwrap();
     assert!(client.done().1.is_ok());
     let error = ReplyType::NBD_REPLY_TYPE_ERROR;
-    client.feed(&chunk(Headers::Extended, all[1], true, error, &failure(108, ""))).unwrap();
+    client.feed(&chunk(HeaderFormat::Extended, all[1], true, error, &failure(108, ""))).unwrap();
     assert_eq!(client.done_error(), IoError::ShuttingDown, "nobody will replay it");
     let last = sent(&mut client);
     assert_eq!((last.len(), last[0].cmd, last[0].offset, last[0].len), (1, 2, 0, 0));
     assert!(client.is_closing());
     assert_eq!(client.session.on_end(Instant::now()), Ok(()));
 
-    let mut idle = Client::ready(Headers::Simple, SIZE, ALL, 1);
+    let mut idle = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, 1);
     assert_eq!(idle.session.on_end(Instant::now()), Ok(()), "a server may leave when nothing is in flight");
     idle.session.on_stop();
     idle.session.on_stop();
@@ -431,7 +434,7 @@ fn stopping_waits_for_what_is_in_flight_and_then_disconnects() {
 
 #[test]
 fn stopping_completes_what_was_kept_for_another_session() {
-    let mut client = Client::ready(Headers::Simple, SIZE, ALL, 1);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, 1);
     client.read(0, 0, 512);
     client.read(1, 0, 512);
     let all = sent(&mut client);
@@ -444,9 +447,9 @@ fn stopping_completes_what_was_kept_for_another_session() {
 }
 
 /// A session whose pool has room for one long read at a time.
-fn with_little_memory() -> Client {
+fn with_little_memory() -> NbdTestClient {
     let pool = Pool::new(1 << 20);
-    Client::ready_with(Headers::Simple, &[info_export(SIZE, HAS)], usize::MAX, pool)
+    NbdTestClient::ready_with(HeaderFormat::Simple, &[info_export(SIZE, HAS)], usize::MAX, pool)
 }
 
 #[test]
@@ -515,7 +518,7 @@ fn what_waits_for_memory_completes_before_a_stop_and_goes_to_the_next_server_at_
 
 #[test]
 fn memory_and_tables_do_not_grow_with_the_number_of_requests() {
-    let mut client = Client::ready(Headers::Simple, SIZE, ALL, usize::MAX);
+    let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, usize::MAX);
     let mut slots = std::collections::BTreeSet::new();
     for round in 0..1000 {
         client.read(round, 0, 512);

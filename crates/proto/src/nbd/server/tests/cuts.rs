@@ -4,8 +4,8 @@ use super::*;
 use std::time::Instant;
 
 /// One of everything: handshake, all commands in a form, good and bad, and the end.
-fn everything(form: Option<Opt>) -> Vec<u8> {
-    let ext = form == Some(Opt::NBD_OPT_EXTENDED_HEADERS);
+fn everything(headers: Option<Opt>) -> Vec<u8> {
+    let ext = headers == Some(Opt::NBD_OPT_EXTENDED_HEADERS);
     let head = |command, flags, offset, length: u32| match ext {
         true => ext_request(command, flags, offset, length.into()),
         false => request(command, flags, offset, length),
@@ -14,8 +14,8 @@ fn everything(form: Option<Opt>) -> Vec<u8> {
     let mut bytes = FLAGS.to_vec();
     bytes.extend(option(Opt::NBD_OPT_LIST, b""));
     bytes.extend(option(Opt(99), b"what is this"));
-    if let Some(form) = form {
-        bytes.extend(option(form, b""));
+    if let Some(headers) = headers {
+        bytes.extend(option(headers, b""));
         let data = context_data("", &["base:allocation"]);
         bytes.extend(option(Opt::NBD_OPT_LIST_META_CONTEXT, &data));
         bytes.extend(option(Opt::NBD_OPT_SET_META_CONTEXT, &data));
@@ -54,16 +54,16 @@ fn answers(parts: &[&[u8]], step: usize) -> Vec<u8> {
 
 #[test]
 fn a_session_is_the_same_however_its_bytes_are_cut() {
-    for form in FORMS {
-        let bytes = everything(form);
+    for headers in FORMS {
+        let bytes = everything(headers);
         let whole = answers(&[&bytes], usize::MAX);
         for step in (1..70).chain([4095, 4096, 65_536, 65_564]) {
-            assert!(answers(&[&bytes], step) == whole, "{form:?} in steps of {step}");
+            assert!(answers(&[&bytes], step) == whole, "{headers:?} in steps of {step}");
         }
         // Every single cut, but for the inside of the long payload.
         for cut in (0..1700).chain(bytes.len() - 400..bytes.len()) {
             let (front, back) = bytes.split_at(cut);
-            assert!(answers(&[front, back], usize::MAX) == whole, "{form:?} cut at {cut}");
+            assert!(answers(&[front, back], usize::MAX) == whole, "{headers:?} cut at {cut}");
         }
     }
 }
@@ -71,11 +71,11 @@ fn a_session_is_the_same_however_its_bytes_are_cut() {
 proptest! {
     #[test]
     fn bytes_with_errors_never_panic(
-        form in 0..3usize,
+        headers in 0..3usize,
         flips in prop::collection::vec((0..1_000_000usize, any::<u8>()), 1..8),
         step in 1..5000usize,
     ) {
-        let mut bytes = everything(FORMS[form]);
+        let mut bytes = everything(FORMS[headers]);
         let len = bytes.len();
         // Errors in headers matter most, and the long payload is most of the bytes: keep out of it.
         for (at, value) in flips {

@@ -6,7 +6,7 @@ mod handshake;
 mod tls;
 mod transmission;
 
-use super::TargetSession;
+use super::NbdTargetSession;
 use crate::exports::{Export, Exports};
 use crate::session::{Demand, StreamSession, Target, Timed};
 use crate::testing::Pump;
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-type Session = Pump<TargetSession>;
+type Session = Pump<NbdTargetSession>;
 
 /// `disk0`, writable, and `frozen`, read-only: 64 MiB of RAM each, in 512-byte blocks with 64 KiB
 /// allocation units.
@@ -33,7 +33,7 @@ fn exports() -> Exports {
 
 fn connect_with(pool: &Pool, now: Instant) -> Session {
     let exports = exports();
-    Pump::new(TargetSession::new(exports.clone(), pool.clone(), now), &exports)
+    Pump::new(NbdTargetSession::new(exports.clone(), pool.clone(), now), &exports)
 }
 
 /// A client that has seen the greeting.

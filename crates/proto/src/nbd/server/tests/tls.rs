@@ -8,7 +8,7 @@ use crate::session::SecuredBy;
 /// A client of a server with TLS that has set its flags.
 fn haggle_with(tls: NbdTls) -> Session {
     let (pool, exports) = (Pool::new(usize::MAX), exports());
-    let session = TargetSession::new(exports.clone(), pool, Instant::now()).with_tls(tls);
+    let session = NbdTargetSession::new(exports.clone(), pool, Instant::now()).with_tls(tls);
     let mut session = Pump::new(session, &exports);
     assert_eq!(session.sent(), GREETING);
     session.exchange(&FLAGS);

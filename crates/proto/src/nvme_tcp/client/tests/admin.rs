@@ -1,4 +1,4 @@
-//! Bringing a controller up, and keeping it.
+//! Initialization of a controller.
 
 use super::script::*;
 use crate::nvme_tcp::client::*;
@@ -7,18 +7,18 @@ use crate::testing::Driver;
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
 
-fn admin(ask: Ask, line: Line, step: usize, now: Instant) -> Driver<AdminSession> {
+fn admin(ask: Ask, format: WireFormat, step: usize, now: Instant) -> Driver<NvmeTcpAdminSession> {
     let config =
         AdminConfig { names: names(), credentials: None, queues: 1, ask, keep_alive: Duration::from_secs(5) };
-    Driver::of(AdminSession::new(config, line.digests, Pool::new(1 << 20), now), step)
+    Driver::of(NvmeTcpAdminSession::new(config, format.digests, Pool::new(1 << 20), now), step)
 }
 
 #[test]
 fn a_namespace_is_learned_however_bytes_are_cut() {
-    for line in [PLAIN, BOTH] {
+    for format in [PLAIN, BOTH] {
         at_every_split(|step| {
-            let mut driver = admin(Ask::Use(1), line, step, Instant::now());
-            let opcodes = bring_up(&mut driver, line, &mut Subsystem::default());
+            let mut driver = admin(Ask::Use(1), format, step, Instant::now());
+            let opcodes = bring_up(&mut driver, format, &mut ScriptedSubsystem::default());
             // Connect, CAP, VS, CC, CSTS; controller, limits, namespace, descriptors; number of
             // queues.
             assert_eq!(opcodes, [0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 6, 6, 6, 6, 9]);

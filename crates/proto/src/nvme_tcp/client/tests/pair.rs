@@ -1,14 +1,14 @@
-//! Our own two sides against each other.
+//! This implementation's host against its target.
 
 use crate::exports::{Export, Exports, VolumeId};
 use crate::fabrics::controller::node::{FabricsPort, NvmeNode, SecureChannel};
 use crate::nvme::auth::controller::tests::secrets;
-use crate::nvme::auth::{Concatenation, DhGroup, Hash, HostCredentials, HostSecrets, Unproved};
+use crate::nvme::auth::{AuthFailure, Concatenation, DhGroup, Hash, HostCredentials, HostSecrets};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::nvme_tcp::client::*;
-use crate::nvme_tcp::server::TargetSession;
-use crate::session::{Connections, Control, Initiator, StreamSession};
+use crate::nvme_tcp::server::NvmeTcpTargetSession;
+use crate::session::{Connections, Control, Initiator, SecuredBy, StreamSession};
 use crate::testing::{Driver, Pump, Streams};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{MemVolume, Op, Pool, Seg, SgList};
@@ -21,8 +21,8 @@ const HOST: &str = "nqn.2026-11.test:host";
 const SUBSYSTEM: &str = "nqn.2026-11.test:disk";
 const SIZE: u64 = 1 << 20;
 
-/// A node with one namespace, whose one host has these secrets if there are any.
-struct Served {
+/// A node with one namespace and one host, which may have secrets.
+struct ServedSubsystem {
     node: Arc<NvmeNode>,
     exports: Exports,
 }
@@ -31,8 +31,8 @@ fn nqn(name: &str) -> Nqn {
     Nqn::new(name).unwrap()
 }
 
-impl Served {
-    fn with(secrets: Option<HostSecrets>) -> Served {
+impl ServedSubsystem {
+    fn with(secrets: Option<HostSecrets>) -> ServedSubsystem {
         let volume = Arc::new(MemVolume::new(SIZE));
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let exports = Exports::new(vec![export]);
@@ -42,35 +42,35 @@ impl Served {
         let known = secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect::<BTreeMap<_, _>>();
         let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
         let node = NvmeNode::new(vec![Arc::new(subsystem.with_secrets(known))], ports, "machine");
-        Served { node: Arc::new(node), exports }
+        ServedSubsystem { node: Arc::new(node), exports }
     }
 
-    /// A controller whose hosts may come by TLS.
-    fn with_tls(secrets: Option<HostSecrets>) -> Served {
-        let Served { node, exports } = Served::with(secrets);
+    /// A controller whose hosts may use TLS.
+    fn with_tls(secrets: Option<HostSecrets>) -> ServedSubsystem {
+        let ServedSubsystem { node, exports } = ServedSubsystem::with(secrets);
         let node = Arc::into_inner(node).unwrap().with_tls(Arc::default(), SecureChannel::NotRequired);
-        Served { node: Arc::new(node), exports }
+        ServedSubsystem { node: Arc::new(node), exports }
     }
 
-    fn target(&self) -> Pump<TargetSession> {
+    fn target(&self) -> Pump<NvmeTcpTargetSession> {
         Pump::new(self.session(), &self.exports)
     }
 
-    /// One whose connection is secured with the key of that identity.
-    fn secured(&self, identity: &str) -> Pump<TargetSession> {
+    /// A target session on a TLS connection with the key of `identity`.
+    fn secured(&self, identity: &str) -> Pump<NvmeTcpTargetSession> {
         let mut session = self.session();
         session.on_secured(SecuredBy::Psk(identity.as_bytes()), Instant::now()).unwrap();
         Pump::new(session, &self.exports)
     }
 
-    fn session(&self) -> TargetSession {
-        let session = TargetSession::new(self.node.clone(), Pool::new(usize::MAX), Instant::now());
+    fn session(&self) -> NvmeTcpTargetSession {
+        let session = NvmeTcpTargetSession::new(self.node.clone(), Pool::new(usize::MAX), Instant::now());
         session.with_seed([5; 32])
     }
 }
 
-/// Lets both sides talk until neither has anything to say.
-fn talk<S: Streams>(host: &mut Driver<S>, target: &mut Pump<TargetSession>) {
+/// Exchanges bytes until neither side sends any.
+fn exchange_all<S: Streams>(host: &mut Driver<S>, target: &mut Pump<NvmeTcpTargetSession>) {
     loop {
         let sent = host.sent();
         let answer = target.exchange(&sent);
@@ -90,37 +90,44 @@ fn credentials(secrets: HostSecrets, seed: u8) -> HostCredentials {
     HostCredentials { secrets: Arc::new(secrets), seed: [seed; 32], concatenation }
 }
 
-/// The admin queue, after all that can be said.
-fn brought_up(served: &Served, secrets: Option<HostSecrets>) -> (Driver<AdminSession>, Pump<TargetSession>) {
+/// An admin queue after the exchange of all its messages, and its target.
+fn brought_up(
+    served: &ServedSubsystem,
+    secrets: Option<HostSecrets>,
+) -> (Driver<NvmeTcpAdminSession>, Pump<NvmeTcpTargetSession>) {
     let credentials = secrets.map(|secrets| credentials(secrets, 1));
     let config =
         AdminConfig { names: names(), credentials, queues: 3, ask: Ask::Use(1), keep_alive: Duration::ZERO };
-    let session = AdminSession::new(config, Digests::default(), Pool::new(1 << 20), Instant::now());
+    let session = NvmeTcpAdminSession::new(config, Digests::default(), Pool::new(1 << 20), Instant::now());
     let (mut host, mut target) = (Driver::of(session, usize::MAX), served.target());
-    talk(&mut host, &mut target);
+    exchange_all(&mut host, &mut target);
     (host, target)
 }
 
-fn refused(served: &Served, secrets: Option<HostSecrets>) -> NvmeRefused {
+fn refused(served: &ServedSubsystem, secrets: Option<HostSecrets>) -> NvmeRefused {
     let (mut host, _target) = brought_up(served, secrets);
     assert!(host.is_closing() && !host.session.is_ready());
     host.session.refused().unwrap().clone()
 }
 
-/// An I/O queue beside an admin queue.
+/// An I/O queue of the controller of `admin`.
 fn queue(
-    served: &Served,
-    admin: &Driver<AdminSession>,
+    served: &ServedSubsystem,
+    admin: &Driver<NvmeTcpAdminSession>,
     secrets: Option<HostSecrets>,
-) -> (Driver<QueueSession>, Pump<TargetSession>) {
+) -> (Driver<NvmeTcpQueueSession>, Pump<NvmeTcpTargetSession>) {
     let session = queues(admin, secrets, 1);
     let (mut host, mut target) = (Driver::of(session, usize::MAX), served.target());
-    talk(&mut host, &mut target);
+    exchange_all(&mut host, &mut target);
     (host, target)
 }
 
-/// So many I/O queues, of which none is connected.
-fn queues(admin: &Driver<AdminSession>, secrets: Option<HostSecrets>, queues: u16) -> QueueSession {
+/// A session with `queues` I/O queues, none of them connected.
+fn queues(
+    admin: &Driver<NvmeTcpAdminSession>,
+    secrets: Option<HostSecrets>,
+    queues: u16,
+) -> NvmeTcpQueueSession {
     let config = QueueConfig {
         names: names(),
         credentials: secrets.map(|secrets| credentials(secrets, 2)),
@@ -129,54 +136,57 @@ fn queues(admin: &Driver<AdminSession>, secrets: Option<HostSecrets>, queues: u1
         queues,
         entries: 64,
     };
-    QueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
+    NvmeTcpQueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
 }
 
-/// Connects every I/O queue of a session; the targets are in order of its queues.
-fn connected(served: &Served, session: QueueSession) -> (Driver<QueueSession>, Vec<Pump<TargetSession>>) {
+/// Connects every I/O queue of a session; the targets are in the order of its queues.
+fn connected(
+    served: &ServedSubsystem,
+    session: NvmeTcpQueueSession,
+) -> (Driver<NvmeTcpQueueSession>, Vec<Pump<NvmeTcpTargetSession>>) {
     let mut host = Driver::of(session, usize::MAX);
     let mut targets = vec![served.target()];
     assert_eq!(host.session.poll_connect(), None, "the first comes first");
-    talk(&mut host, &mut targets[0]);
-    while let Some((lane, now)) = host.session.poll_connect() {
-        assert_eq!(lane, targets.len());
+    exchange_all(&mut host, &mut targets[0]);
+    while let Some((connection, now)) = host.session.poll_connect() {
+        assert_eq!(connection, targets.len());
         targets.push(served.target());
-        host.session.on_connected(lane, now);
-        host.connection = lane;
-        talk(&mut host, &mut targets[lane]);
+        host.session.on_connected(connection, now);
+        host.connection = connection;
+        exchange_all(&mut host, &mut targets[connection]);
     }
     (host, targets)
 }
 
-fn write(host: &mut Driver<QueueSession>, tag: u64) {
+fn write(host: &mut Driver<NvmeTcpQueueSession>, tag: u64) {
     let data = SgList::one(Seg::from_slice(&[tag as u8; 512]));
     host.submit(tag, Op::Write { fua: false }, tag * 512, 512, Some(data));
 }
 
-/// What has completed.
-fn done(host: &mut Driver<QueueSession>) -> Vec<u64> {
+/// Tags of the completed I/O.
+fn done(host: &mut Driver<NvmeTcpQueueSession>) -> Vec<u64> {
     let done = std::iter::from_fn(|| host.session.poll_done());
     done.map(|done| done.result.map(|_| done.tag.0).unwrap()).collect()
 }
 
 #[test]
-fn both_queues_prove_who_they_are_with_every_hash_and_group() {
+fn both_queues_authenticate_with_every_hash_and_group() {
     for hash in Hash::ALL {
         for group in [DhGroup::Null, DhGroup::Ffdhe2048] {
             for asks in [false, true] {
                 let both = secrets(Some(hash), Some(group));
                 let own =
                     HostSecrets { controller: both.controller.clone().filter(|_| asks), ..both.clone() };
-                let served = Served::with(Some(both));
+                let served = ServedSubsystem::with(Some(both));
                 let (admin, _admin_target) = brought_up(&served, Some(own.clone()));
                 assert!(admin.session.is_ready(), "{:?}", admin.session.refused());
                 let (mut io, mut target) = queue(&served, &admin, Some(own));
                 assert!(io.session.is_ready(), "{:?}", io.session.refused());
                 write(&mut io, 1);
-                talk(&mut io, &mut target);
+                exchange_all(&mut io, &mut target);
                 assert_eq!(io.done().0, 1);
                 io.read(2, 0, 1024);
-                talk(&mut io, &mut target);
+                exchange_all(&mut io, &mut target);
                 assert_eq!(io.done_data()[511..513], [0, 1]);
             }
         }
@@ -184,14 +194,14 @@ fn both_queues_prove_who_they_are_with_every_hash_and_group() {
 }
 
 #[test]
-fn who_has_no_secret_or_a_wrong_one_is_told_so() {
+fn a_host_without_the_right_secret_is_told_so() {
     let group = Some(DhGroup::Null);
     let right = secrets(None, group);
-    let served = Served::with(Some(right.clone()));
+    let served = ServedSubsystem::with(Some(right.clone()));
     assert_eq!(refused(&served, None), NvmeRefused::Authentication);
     let wrong = HostSecrets { host: right.controller.clone().unwrap(), controller: None, ..right.clone() };
     let said = refused(&served, Some(wrong));
-    assert_eq!(said, NvmeRefused::Proof(Unproved::Rejected(Explanation::AUTHENTICATION_FAILED)));
+    assert_eq!(said, NvmeRefused::AuthFailed(AuthFailure::Rejected(Explanation::AUTHENTICATION_FAILED)));
     let (admin, _target) = brought_up(&served, Some(right.clone()));
     let (mut io, _) = queue(&served, &admin, None);
     assert!(!io.session.is_ready() && io.is_closing());
@@ -199,12 +209,15 @@ fn who_has_no_secret_or_a_wrong_one_is_told_so() {
 }
 
 #[test]
-fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
+fn a_controller_that_fails_to_authenticate_is_left() {
     let right = secrets(None, Some(DhGroup::Null));
     let own = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
-    let served = Served::with(Some(right.clone()));
-    assert_eq!(refused(&served, Some(own.clone())), NvmeRefused::Proof(Unproved::Impostor));
-    // So, too, when it leaves as soon as it hears that.
+    let served = ServedSubsystem::with(Some(right.clone()));
+    assert_eq!(
+        refused(&served, Some(own.clone())),
+        NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse)
+    );
+    // The same holds if the controller closes the connection as soon as it learns that.
     let (mut host, mut target) = (admin(own, Concatenation::None), served.target());
     loop {
         let sent = host.sent();
@@ -215,89 +228,95 @@ fn a_controller_that_cannot_prove_itself_or_does_not_ask_is_left() {
         host.feed(&target.exchange(&sent)).unwrap();
     }
     assert!(host.session.refused().is_none() && host.session.on_end(Instant::now()).is_err());
-    assert_eq!(host.session.refused(), Some(&NvmeRefused::Proof(Unproved::Impostor)));
-    let open = Served::with(None);
-    assert_eq!(refused(&open, Some(right.clone())), NvmeRefused::Proof(Unproved::NotAsked));
+    assert_eq!(host.session.refused(), Some(&NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse)));
+    let open = ServedSubsystem::with(None);
+    assert_eq!(refused(&open, Some(right.clone())), NvmeRefused::AuthFailed(AuthFailure::NotRequired));
     let (admin, _target) = brought_up(&open, Some(HostSecrets { controller: None, ..right }));
-    assert!(admin.session.is_ready(), "a secret that nobody asks for does no harm");
+    assert!(admin.session.is_ready(), "an unused secret does no harm");
 }
 
-/// An admin queue of a host that does so much about a secure channel.
-fn admin(secrets: HostSecrets, concatenation: Concatenation) -> Driver<AdminSession> {
+/// An admin queue with this state of secure channel concatenation.
+fn admin(secrets: HostSecrets, concatenation: Concatenation) -> Driver<NvmeTcpAdminSession> {
     let credentials = Some(HostCredentials { concatenation, ..credentials(secrets, 1) });
     let ask = Ask::Use(1);
     let config = AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::ZERO };
-    let session = AdminSession::new(config, Digests::default(), Pool::new(1 << 20), Instant::now());
+    let session = NvmeTcpAdminSession::new(config, Digests::default(), Pool::new(1 << 20), Instant::now());
     Driver::of(session, usize::MAX)
 }
 
 #[test]
-fn a_host_makes_a_key_of_tls_and_comes_back_with_it() {
+fn a_host_generates_a_psk_and_reconnects_with_it() {
     let both = secrets(None, Some(DhGroup::Ffdhe2048));
     for asks in [false, true] {
         let own = HostSecrets { controller: both.controller.clone().filter(|_| asks), ..both.clone() };
-        let served = Served::with_tls(Some(both.clone()));
+        let served = ServedSubsystem::with_tls(Some(both.clone()));
         let mut first = admin(own.clone(), Concatenation::Due);
-        talk(&mut first, &mut served.target());
+        exchange_all(&mut first, &mut served.target());
         assert!(first.session.is_over() && first.session.refused().is_none());
-        assert!(!first.session.is_ready() && first.session.controller().is_none(), "nothing else was asked");
+        assert!(
+            !first.session.is_ready() && first.session.controller().is_none(),
+            "no other command was sent"
+        );
         let key = first.session.generated().unwrap().tls_psks(&nqn(HOST), &nqn(SUBSYSTEM)).remove(0);
         assert!(served.node.keyring().find(key.identity.as_bytes()).unwrap() == key);
-        // Who has the key has proved everything; nothing is asked for, nor missed.
+        // The PSK has authenticated both sides; no authentication is required or missed.
         let mut second = admin(own.clone(), Concatenation::Done);
         let mut held = served.secured(&key.identity);
-        talk(&mut second, &mut held);
+        exchange_all(&mut second, &mut held);
         assert!(second.session.is_ready(), "{:?}", second.session.refused());
         let io = queues(&second, None, 1);
         let (mut io, mut target) = (Driver::of(io, usize::MAX), served.secured(&key.identity));
-        talk(&mut io, &mut target);
+        exchange_all(&mut io, &mut target);
         write(&mut io, 1);
-        talk(&mut io, &mut target);
+        exchange_all(&mut io, &mut target);
         assert_eq!(io.done().0, 1);
     }
 }
 
 #[test]
-fn without_a_key_of_tls_a_host_that_wants_one_does_not_go_on() {
+fn a_host_that_needs_a_psk_does_not_continue_without_one() {
     let both = secrets(None, Some(DhGroup::Ffdhe2048));
-    let refused = |served: Served| {
+    let refused = |served: ServedSubsystem| {
         let mut host = admin(both.clone(), Concatenation::Due);
-        talk(&mut host, &mut served.target());
+        exchange_all(&mut host, &mut served.target());
         assert!(host.session.generated().is_none() && !host.session.is_ready());
         host.session.refused().unwrap().clone()
     };
-    assert_eq!(refused(Served::with_tls(None)), NvmeRefused::Proof(Unproved::NoChannel));
-    let mismatch = Unproved::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
-    assert_eq!(refused(Served::with(Some(both.clone()))), NvmeRefused::Proof(mismatch));
+    assert_eq!(
+        refused(ServedSubsystem::with_tls(None)),
+        NvmeRefused::AuthFailed(AuthFailure::NoSecureChannel)
+    );
+    let mismatch = AuthFailure::Rejected(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+    assert_eq!(refused(ServedSubsystem::with(Some(both.clone()))), NvmeRefused::AuthFailed(mismatch));
 }
 
 #[test]
 fn several_queues_of_one_controller_share_what_is_submitted() {
     let secrets = secrets(None, Some(DhGroup::Null));
     for own in [None, Some(secrets)] {
-        let served = Served::with(own.clone());
+        let served = ServedSubsystem::with(own.clone());
         let (admin, _admin_target) = brought_up(&served, own.clone());
-        assert_eq!(admin.session.controller().unwrap().io_queues, 3, "as many as were asked for");
+        assert_eq!(admin.session.controller().unwrap().io_queues, 3, "as many as were requested");
         let (mut host, mut targets) = connected(&served, queues(&admin, own, 3));
         assert_eq!((targets.len(), host.session.poll_connect()), (3, None));
         assert_eq!(host.session.room(), 3 * 1024);
         (0..6).for_each(|tag| write(&mut host, tag));
-        for (lane, target) in targets.iter_mut().enumerate() {
-            host.connection = lane;
-            talk(&mut host, target);
-            assert_eq!(done(&mut host), [lane as u64, lane as u64 + 3], "in turn");
+        for (connection, target) in targets.iter_mut().enumerate() {
+            host.connection = connection;
+            exchange_all(&mut host, target);
+            assert_eq!(done(&mut host), [connection as u64, connection as u64 + 3], "in turn");
         }
     }
 }
 
 #[test]
 fn the_loss_of_a_queue_ends_the_session_and_what_is_unfinished_comes_back_oldest_first() {
-    let served = Served::with(None);
+    let served = ServedSubsystem::with(None);
     let (admin, _admin_target) = brought_up(&served, None);
     let (mut host, mut targets) = connected(&served, queues(&admin, None, 3));
     (0..7).for_each(|tag| write(&mut host, tag));
     host.connection = 1;
-    talk(&mut host, &mut targets[1]);
+    exchange_all(&mut host, &mut targets[1]);
     assert!(!host.session.on_lost(1, Instant::now()));
     let unfinished: Vec<u64> = host.session.take_unfinished().iter().map(|io| io.tag.0).collect();
     assert_eq!(unfinished, [0, 2, 3, 5, 6]);
@@ -305,22 +324,22 @@ fn the_loss_of_a_queue_ends_the_session_and_what_is_unfinished_comes_back_oldest
 }
 
 #[test]
-fn a_queue_that_cannot_be_had_is_done_without() {
-    let served = Served::with(None);
+fn the_session_does_without_a_queue_that_cannot_be_connected() {
+    let served = ServedSubsystem::with(None);
     let (admin, _admin_target) = brought_up(&served, None);
     let mut host = Driver::of(queues(&admin, None, 3), usize::MAX);
     let mut target = served.target();
-    talk(&mut host, &mut target);
+    exchange_all(&mut host, &mut target);
     let now = Instant::now();
-    assert_eq!(host.session.poll_connect().map(|(lane, _)| lane), Some(1));
+    assert_eq!(host.session.poll_connect().map(|(connection, _)| connection), Some(1));
     assert!(host.session.on_lost(1, now), "it could not be dialled");
-    assert_eq!(host.session.poll_connect().map(|(lane, _)| lane), Some(2));
+    assert_eq!(host.session.poll_connect().map(|(connection, _)| connection), Some(2));
     host.session.on_connected(2, now);
-    assert!(host.session.on_lost(2, now), "nobody was there");
-    assert_eq!(host.session.poll_connect(), None, "neither is tried again");
+    assert!(host.session.on_lost(2, now), "the queue was not in use");
+    assert_eq!(host.session.poll_connect(), None, "neither is dialled again");
     (0..3).for_each(|tag| write(&mut host, tag));
     host.connection = 0;
-    talk(&mut host, &mut target);
+    exchange_all(&mut host, &mut target);
     assert_eq!(done(&mut host), [0, 1, 2]);
     host.session.on_stop();
     assert!(host.session.is_over());

@@ -1,4 +1,4 @@
-//! How the data of I/O travels.
+//! Data transfer of I/O.
 
 use super::script::*;
 use crate::session::{StreamSession, Timed};
@@ -9,76 +9,77 @@ use blockmux_wire::nvmeof::tcp::{Data, FLAG_LAST, FLAG_SUCCESS, PduType};
 
 #[test]
 fn reads_come_whole_however_bytes_are_cut() {
-    for line in [PLAIN, BOTH] {
+    for format in [PLAIN, BOTH] {
         at_every_split(|step| {
-            let mut client = Client::ready(line);
-            client.driver.step = step;
-            // One that can be lent, one into its own memory, and a long one that is placed.
+            let mut queue = ScriptedQueue::ready(format);
+            queue.driver.step = step;
+            // One that can borrow the receive buffer, one into its own memory, and a long one that
+            // is placed.
             for (tag, len, has_memory) in [(1, 4096, false), (2, 4096, true), (3, 100 << 10, false)] {
                 let memory = has_memory.then(|| SgList::one(Seg::from_slice(&vec![0; len])));
-                client.driver.submit(tag, Op::Read, 8192, len as u64, memory);
-                let command = client.command();
+                queue.driver.submit(tag, Op::Read, 8192, len as u64, memory);
+                let command = queue.command();
                 assert_eq!(
                     (command.opcode(), command.range()),
                     (NvmOpcode::READ, (16, (len / 512) as u32, 0))
                 );
                 assert_eq!(command.sqe().dptr, SglDescriptor::transport(len as u32));
                 let data = pattern(len);
-                client.feed(&line.data(command.cid(), 0, &data, FLAG_LAST)).unwrap();
-                client.driver.assert_nothing_done();
-                client.feed(&line.good(command.cid())).unwrap();
-                assert!(client.driver.done_data() == data);
+                queue.feed(&format.data(command.cid(), 0, &data, FLAG_LAST)).unwrap();
+                queue.driver.assert_nothing_done();
+                queue.feed(&format.good(command.cid())).unwrap();
+                assert!(queue.driver.done_data() == data);
             }
-            // What is all here needs no place.
-            assert_eq!(client.driver.placed, usize::from(step != usize::MAX));
+            // Data that has arrived completely is not placed.
+            assert_eq!(queue.driver.placed, usize::from(step != usize::MAX));
         });
     }
 }
 
 #[test]
 fn data_comes_in_any_order_and_may_say_success() {
-    let mut client = Client::ready(PLAIN);
-    client.driver.read(1, 0, 12 << 10);
-    let (cid, data) = (client.command().cid(), pattern(12 << 10));
+    let mut queue = ScriptedQueue::ready(PLAIN);
+    queue.driver.read(1, 0, 12 << 10);
+    let (cid, data) = (queue.command().cid(), pattern(12 << 10));
     for (from, flags) in [(8192, 0), (0, 0)] {
-        client.feed(&PLAIN.data(cid, from, &data[from as usize..][..4096], flags)).unwrap();
+        queue.feed(&PLAIN.data(cid, from, &data[from as usize..][..4096], flags)).unwrap();
     }
     let last = PLAIN.data(cid, 4096, &data[4096..8192], FLAG_LAST | FLAG_SUCCESS);
-    client.feed(&last).unwrap();
-    assert!(client.driver.done_data() == data);
-    // And that was all: the CID names nothing any more.
-    assert!(client.feed(&PLAIN.good(cid)).is_err());
+    queue.feed(&last).unwrap();
+    assert!(queue.driver.done_data() == data);
+    // The command is complete: its CID is not valid any more.
+    assert!(queue.feed(&PLAIN.good(cid)).is_err());
 }
 
 #[test]
-fn short_writes_go_with_their_command() {
-    for line in [PLAIN, BOTH] {
-        let mut client = Client::ready(line);
+fn short_writes_are_sent_in_the_capsule() {
+    for format in [PLAIN, BOTH] {
+        let mut queue = ScriptedQueue::ready(format);
         let data = pattern(8192);
-        client.write(1, 512, &data);
-        let command = client.command();
+        queue.write(1, 512, &data);
+        let command = queue.command();
         assert_eq!((command.opcode(), command.range()), (NvmOpcode::WRITE, (1, 16, 0)));
         assert_eq!(command.sqe().dptr, SglDescriptor::in_capsule(0, 8192));
         assert!(command.data == data);
-        client.feed(&line.good(command.cid())).unwrap();
-        assert!(matches!(client.driver.done(), (1, Ok(Output::Nothing))));
+        queue.feed(&format.good(command.cid())).unwrap();
+        assert!(matches!(queue.driver.done(), (1, Ok(Output::Nothing))));
     }
 }
 
 #[test]
-fn long_writes_are_sent_as_they_are_asked_for() {
-    for line in [PLAIN, BOTH] {
+fn long_writes_are_sent_as_requested() {
+    for format in [PLAIN, BOTH] {
         at_every_split(|step| {
-            let mut client = Client::ready(line);
-            client.driver.step = step;
+            let mut queue = ScriptedQueue::ready(format);
+            queue.driver.step = step;
             let data = pattern(16384);
-            client.write(1, 0, &data);
-            let command = client.command();
+            queue.write(1, 0, &data);
+            let command = queue.command();
             assert_eq!((command.sqe().dptr, command.data.len()), (SglDescriptor::transport(16384), 0));
             let mut got = vec![0; 16384];
             for (ttag, from, len) in [(7, 10240, 6144), (8, 0, 10240)] {
-                client.feed(&line.r2t(command.cid(), ttag, from, len)).unwrap();
-                let pdus = client.sent();
+                queue.feed(&format.r2t(command.cid(), ttag, from, len)).unwrap();
+                let pdus = queue.sent();
                 let mut at = from;
                 for (index, pdu) in pdus.iter().enumerate() {
                     let head = pdu.as_a::<Data>();
@@ -92,8 +93,8 @@ fn long_writes_are_sent_as_they_are_asked_for() {
                 assert_eq!(at, from + len);
             }
             assert!(got == data);
-            client.feed(&line.good(command.cid())).unwrap();
-            assert!(matches!(client.driver.done(), (1, Ok(Output::Nothing))));
+            queue.feed(&format.good(command.cid())).unwrap();
+            assert!(matches!(queue.driver.done(), (1, Ok(Output::Nothing))));
         });
     }
 }
@@ -101,21 +102,21 @@ fn long_writes_are_sent_as_they_are_asked_for() {
 #[test]
 fn a_wrong_data_digest_fails_one_command_which_is_sent_again() {
     for len in [4096_usize, 100 << 10] {
-        let mut client = Client::ready(BOTH);
-        client.driver.step = 1 << 16;
-        client.driver.read(1, 0, len as u64);
-        let (cid, data) = (client.command().cid(), pattern(len));
+        let mut queue = ScriptedQueue::ready(BOTH);
+        queue.driver.step = 1 << 16;
+        queue.driver.read(1, 0, len as u64);
+        let (cid, data) = (queue.command().cid(), pattern(len));
         let mut bytes = BOTH.data(cid, 0, &data, FLAG_LAST | FLAG_SUCCESS);
         *bytes.last_mut().unwrap() ^= 1;
-        client.feed(&bytes).unwrap();
-        client.driver.assert_nothing_done();
-        let mut now = client.driver.stream().poll_timeout().unwrap();
-        while client.driver.stream().outbox().is_empty() {
-            client.driver.stream().on_timeout(now).unwrap();
-            now = now.max(client.driver.stream().poll_timeout().unwrap_or(now));
+        queue.feed(&bytes).unwrap();
+        queue.driver.assert_nothing_done();
+        let mut now = queue.driver.stream().poll_timeout().unwrap();
+        while queue.driver.stream().outbox().is_empty() {
+            queue.driver.stream().on_timeout(now).unwrap();
+            now = now.max(queue.driver.stream().poll_timeout().unwrap_or(now));
         }
-        let cid = client.command().cid();
-        client.feed(&BOTH.data(cid, 0, &data, FLAG_LAST | FLAG_SUCCESS)).unwrap();
-        assert!(client.driver.done_data() == data);
+        let cid = queue.command().cid();
+        queue.feed(&BOTH.data(cid, 0, &data, FLAG_LAST | FLAG_SUCCESS)).unwrap();
+        assert!(queue.driver.done_data() == data);
     }
 }

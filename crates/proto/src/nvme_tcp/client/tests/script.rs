@@ -1,4 +1,4 @@
-//! A controller by hand, whose bytes a driver delivers in pieces of any size.
+//! A scripted controller, whose bytes a driver delivers in pieces of any size.
 
 use crate::digest;
 pub(super) use crate::fabrics::host::testing::*;
@@ -14,15 +14,15 @@ use blockmux_wire::nvmeof::tcp::*;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute};
 
-/// One PDU of a host.
+/// A PDU of a host.
 #[derive(Debug, Clone)]
-pub(super) struct Pdu {
+pub(super) struct HostPdu {
     pub(super) common: CommonHeader,
     pub(super) header: Vec<u8>,
     pub(super) data: Vec<u8>,
 }
 
-impl Pdu {
+impl HostPdu {
     pub(super) fn kind(&self) -> PduType {
         PduType(self.common.pdu_type)
     }
@@ -44,27 +44,27 @@ impl Pdu {
         NvmOpcode(self.sqe().opcode)
     }
 
-    /// First block, blocks, and the flags beside them.
+    /// First block, number of blocks, and the other flags of CDW12.
     pub(super) fn range(&self) -> (u64, u32, u32) {
         let sqe = self.sqe();
         (sqe.slba(), (sqe.cdw12.get() & 0xffff) + 1, sqe.cdw12.get() & !0xffff)
     }
 }
 
-/// What the controller by hand agreed to.
+/// Negotiated parameters of the scripted controller, which encodes and decodes PDUs by them.
 #[derive(Clone, Copy)]
-pub(super) struct Line {
+pub(super) struct WireFormat {
     pub(super) digests: Digests,
     pub(super) cpda: u8,
     pub(super) maxh2cdata: u32,
 }
 
-pub(super) const PLAIN: Line =
-    Line { digests: Digests { header: false, data: false }, cpda: 0, maxh2cdata: 4096 };
-pub(super) const BOTH: Line =
-    Line { digests: Digests { header: true, data: true }, cpda: 3, maxh2cdata: 4096 };
+pub(super) const PLAIN: WireFormat =
+    WireFormat { digests: Digests { header: false, data: false }, cpda: 0, maxh2cdata: 4096 };
+pub(super) const BOTH: WireFormat =
+    WireFormat { digests: Digests { header: true, data: true }, cpda: 3, maxh2cdata: 4096 };
 
-impl Line {
+impl WireFormat {
     pub(super) fn ic_resp(self) -> Vec<u8> {
         let response = IcResp {
             common: common(PduType::IC_RESP, IC_LEN, IC_LEN),
@@ -132,8 +132,8 @@ impl Line {
         self.headed(r2t.as_bytes())
     }
 
-    /// Takes a host's PDUs apart, and checks their digests.
-    pub(super) fn pdus(self, mut bytes: &[u8]) -> Vec<Pdu> {
+    /// Decodes a host's PDUs and checks their digests.
+    pub(super) fn pdus(self, mut bytes: &[u8]) -> Vec<HostPdu> {
         let mut all = Vec::new();
         while !bytes.is_empty() {
             let (common, _) = CommonHeader::read_from_prefix(bytes).unwrap();
@@ -160,7 +160,7 @@ impl Line {
             } else if !has_digests {
                 data = pdu[hlen..].to_vec();
             }
-            all.push(Pdu { common, header, data });
+            all.push(HostPdu { common, header, data });
         }
         all
     }
@@ -170,60 +170,65 @@ pub(super) fn common(kind: PduType, hlen: usize, plen: usize) -> CommonHeader {
     CommonHeader { pdu_type: kind.0, flags: 0, hlen: hlen as u8, pdo: 0, plen: (plen as u32).into() }
 }
 
-/// An I/O queue's session, its driver, and the controller by hand.
-pub(super) struct Client {
-    pub(super) driver: Driver<QueueSession>,
-    pub(super) line: Line,
+/// An I/O queue's session, its driver, and the scripted controller.
+pub(super) struct ScriptedQueue {
+    pub(super) driver: Driver<NvmeTcpQueueSession>,
+    pub(super) format: WireFormat,
 }
 
-impl Client {
-    /// ICReq is out, nothing has come.
-    pub(super) fn fresh(line: Line, namespace: NamespaceInfo, entries: u16) -> Client {
-        Client::fresh_of(line, controller(), namespace, entries)
+impl ScriptedQueue {
+    /// A queue that has sent ICReq and received nothing.
+    pub(super) fn fresh(format: WireFormat, namespace: NamespaceInfo, entries: u16) -> ScriptedQueue {
+        ScriptedQueue::fresh_of(format, controller(), namespace, entries)
     }
 
-    fn fresh_of(line: Line, controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> Client {
-        let config =
-            QueueConfig { names: names(), credentials: None, controller, namespace, queues: 1, entries };
-        let session = QueueSession::new(config, line.digests, Pool::new(64 << 20), Instant::now());
-        Client { driver: Driver::of(session, usize::MAX), line }
-    }
-
-    /// Connected.
-    pub(super) fn with(line: Line, namespace: NamespaceInfo, entries: u16) -> Client {
-        Client::of(line, controller(), namespace, entries)
-    }
-
-    /// Connected to a queue of this controller.
-    pub(super) fn of(
-        line: Line,
+    fn fresh_of(
+        format: WireFormat,
         controller: ControllerInfo,
         namespace: NamespaceInfo,
         entries: u16,
-    ) -> Client {
-        let mut client = Client::fresh_of(line, controller, namespace, entries);
-        assert_eq!(client.sent()[0].kind(), PduType::IC_REQ);
-        client.feed(&line.ic_resp()).unwrap();
-        let [connect] = client.sent().try_into().unwrap();
-        assert_eq!(connect.data.len(), 1024);
-        client.feed(&line.response(connect.cid(), StatusField::default(), 5)).unwrap();
-        client
+    ) -> ScriptedQueue {
+        let config =
+            QueueConfig { names: names(), credentials: None, controller, namespace, queues: 1, entries };
+        let session = NvmeTcpQueueSession::new(config, format.digests, Pool::new(64 << 20), Instant::now());
+        ScriptedQueue { driver: Driver::of(session, usize::MAX), format }
     }
 
-    pub(super) fn ready(line: Line) -> Client {
-        Client::with(line, namespace(), 128)
+    /// A connected queue.
+    pub(super) fn with(format: WireFormat, namespace: NamespaceInfo, entries: u16) -> ScriptedQueue {
+        ScriptedQueue::of(format, controller(), namespace, entries)
+    }
+
+    /// A queue connected to this controller.
+    pub(super) fn of(
+        format: WireFormat,
+        controller: ControllerInfo,
+        namespace: NamespaceInfo,
+        entries: u16,
+    ) -> ScriptedQueue {
+        let mut queue = ScriptedQueue::fresh_of(format, controller, namespace, entries);
+        assert_eq!(queue.sent()[0].kind(), PduType::IC_REQ);
+        queue.feed(&format.ic_resp()).unwrap();
+        let [connect] = queue.sent().try_into().unwrap();
+        assert_eq!(connect.data.len(), 1024);
+        queue.feed(&format.response(connect.cid(), StatusField::default(), 5)).unwrap();
+        queue
+    }
+
+    pub(super) fn ready(format: WireFormat) -> ScriptedQueue {
+        ScriptedQueue::with(format, namespace(), 128)
     }
 
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
         self.driver.feed(bytes)
     }
 
-    pub(super) fn sent(&mut self) -> Vec<Pdu> {
-        self.line.pdus(&self.driver.sent())
+    pub(super) fn sent(&mut self) -> Vec<HostPdu> {
+        self.format.pdus(&self.driver.sent())
     }
 
-    /// The one command that was sent.
-    pub(super) fn command(&mut self) -> Pdu {
+    /// The only command that was sent.
+    pub(super) fn command(&mut self) -> HostPdu {
         let [command] = self.sent().try_into().unwrap();
         command
     }
@@ -234,17 +239,21 @@ impl Client {
     }
 }
 
-/// Runs an admin queue against a controller until nothing more is asked; all opcodes that were.
-pub(super) fn bring_up(driver: &mut Driver<AdminSession>, line: Line, subsystem: &mut Subsystem) -> Vec<u8> {
+/// Runs an admin queue against a controller until it sends no more commands; returns all opcodes.
+pub(super) fn bring_up(
+    driver: &mut Driver<NvmeTcpAdminSession>,
+    format: WireFormat,
+    subsystem: &mut ScriptedSubsystem,
+) -> Vec<u8> {
     let mut opcodes = Vec::new();
     loop {
-        let sent = line.pdus(&driver.sent());
+        let sent = format.pdus(&driver.sent());
         if sent.is_empty() {
             return opcodes;
         }
         for pdu in sent {
             if pdu.kind() == PduType::IC_REQ {
-                driver.feed(&line.ic_resp()).unwrap();
+                driver.feed(&format.ic_resp()).unwrap();
                 continue;
             }
             let sqe = pdu.sqe();
@@ -264,25 +273,28 @@ pub(super) fn bring_up(driver: &mut Driver<AdminSession>, line: Line, subsystem:
             }
             let (data, status, result) = subsystem.answer(&sqe);
             if !data.is_empty() {
-                driver.feed(&line.data(sqe.cid.get(), 0, &data, FLAG_LAST)).unwrap();
+                driver.feed(&format.data(sqe.cid.get(), 0, &data, FLAG_LAST)).unwrap();
             }
-            // The last word of a host is not answered.
+            // The shutdown at the end is not completed.
             if !driver.is_closing() {
-                driver.feed(&line.response(sqe.cid.get(), status, result)).unwrap();
+                driver.feed(&format.response(sqe.cid.get(), status, result)).unwrap();
             }
         }
     }
 }
 
-/// Runs a trace with its bytes cut in every way that matters.
+/// Runs a trace with its bytes split in every relevant way.
 pub(super) fn at_every_split(trace: impl Fn(usize)) {
     (1..=DATA_LEN + 8).for_each(&trace);
     trace(usize::MAX);
 }
 
-/// What the session says last about what the controller did wrong.
-pub(super) fn termination<S: Streams>(driver: &mut Driver<S>, line: Line) -> Option<(FatalError, u32)> {
-    let sent = line.pdus(&driver.sent());
+/// Fatal error status and information of the H2CTermReq that the session sent last.
+pub(super) fn termination<S: Streams>(
+    driver: &mut Driver<S>,
+    format: WireFormat,
+) -> Option<(FatalError, u32)> {
+    let sent = format.pdus(&driver.sent());
     let last = sent.last().filter(|pdu| pdu.kind() == PduType::H2C_TERM_REQ)?;
     let head: [u8; DATA_LEN] = last.header.as_slice().try_into().unwrap();
     let request: TermReq = transmute!(head);

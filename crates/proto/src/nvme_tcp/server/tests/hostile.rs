@@ -1,4 +1,4 @@
-//! What hosts can do wrong, and what they are told.
+//! Protocol violations by hosts, and the C2HTermReq for each.
 
 use super::*;
 use crate::nvme::MAX_DATA;
@@ -6,10 +6,10 @@ use crate::session::Timed;
 use std::time::Duration;
 use std::time::Instant;
 
-/// The fatal error that the host is told, and where it is.
-fn fatal(host: &mut Host, bytes: &[u8]) -> (FatalError, u32) {
+/// Fatal error status and information that the host receives.
+fn fatal(host: &mut TcpTestHost, bytes: &[u8]) -> (FatalError, u32) {
     let error = host.pump.client_sends(bytes);
-    assert!(error.is_err(), "nobody complains");
+    assert!(error.is_err(), "no error was reported");
     assert!(host.is_closed());
     let pdus = host.received();
     let last = pdus.last().unwrap();
@@ -19,7 +19,7 @@ fn fatal(host: &mut Host, bytes: &[u8]) -> (FatalError, u32) {
 }
 
 #[test]
-fn a_connection_that_begins_wrongly_is_ended_with_the_field() {
+fn an_invalid_ic_req_is_answered_with_its_field() {
     let node = node();
     type Case<'a> = (&'a dyn Fn(&mut IcReq), FatalError, u32);
     let cases: [Case<'_>; 6] = [
@@ -33,12 +33,12 @@ fn a_connection_that_begins_wrongly_is_ended_with_the_field() {
     for (change, status, offset) in cases {
         let mut request = ic_req(0);
         change(&mut request);
-        assert_eq!(fatal(&mut Host::new(&node), request.as_bytes()), (status, offset));
+        assert_eq!(fatal(&mut TcpTestHost::new(&node), request.as_bytes()), (status, offset));
     }
 }
 
 #[test]
-fn a_pdu_that_cannot_be_is_answered_with_the_fatal_error_for_it() {
+fn an_invalid_pdu_is_answered_with_its_fatal_error() {
     let node = node();
     let capsule = |change: &dyn Fn(&mut CommonHeader)| {
         let mut bytes = pdu(0, PduType::CAPSULE_CMD, 0, nvm(NvmOpcode::WRITE, 1, 0, 1).as_bytes(), &[0; 512]);
@@ -59,22 +59,22 @@ fn a_pdu_that_cannot_be_is_answered_with_the_fatal_error_for_it() {
         (capsule(&|common| common.plen = 8.into()), field, 4),
         (capsule(&|common| common.plen = (72 + 8193).into()), field, 4),
         (capsule(&|common| common.plen = u32::MAX.into()), field, 4),
-        // Data that nobody asked for, and more than was agreed on.
+        // Data that was not requested, and data without any.
         (pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[0; 8]), field, 10),
         (pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[]), field, 4),
     ];
     for (bytes, status, offset) in cases {
-        let (mut io, _admin) = Host::io(&node, 0);
+        let (mut io, _admin) = TcpTestHost::io(&node, 0);
         assert_eq!(fatal(&mut io, &bytes), (status, offset), "{:x?}", &bytes[..24]);
     }
     let mut long = pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[0; 8]);
     long[4..8].copy_from_slice(&(24 + MAX_DATA as u32 + 4).to_le_bytes());
-    let (mut io, _admin) = Host::io(&node, 0);
+    let (mut io, _admin) = TcpTestHost::io(&node, 0);
     assert_eq!(fatal(&mut io, &long), (FatalError::DATA_TRANSFER_LIMIT_EXCEEDED, 0));
 }
 
 #[test]
-fn data_beside_what_was_asked_for_is_fatal() {
+fn data_outside_of_the_requested_range_is_fatal() {
     let node = node();
     let cases: [(usize, usize, u16, bool, FatalError, u32); 6] = [
         (512, 1024, 0, false, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0),
@@ -85,7 +85,7 @@ fn data_beside_what_was_asked_for_is_fatal() {
         (usize::MAX, 16384, 0, true, FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0),
     ];
     for (offset, len, other_cid, is_last, status, place) in cases {
-        let (mut io, _admin) = Host::io(&node, 0);
+        let (mut io, _admin) = TcpTestHost::io(&node, 0);
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 32), &[]);
         let r2t: NvmeTcpR2t = io.received()[0].as_a();
         let r2t = NvmeTcpR2t { cccid: (r2t.cccid.get() + other_cid).into(), ..r2t };
@@ -98,7 +98,7 @@ fn data_beside_what_was_asked_for_is_fatal() {
 #[test]
 fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
     let node = node();
-    let (mut io, _admin) = Host::io(&node, 3);
+    let (mut io, _admin) = TcpTestHost::io(&node, 3);
     let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
     let good = io.capsule(&write, &[7; 512]);
     let mut bytes = good.clone();
@@ -109,7 +109,7 @@ fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
         (cqe.status.status(), cqe.status.do_not_retry()),
         (NvmeStatus::TRANSIENT_TRANSPORT_ERROR, false)
     );
-    // The same of data that was asked for, short and long.
+    // Data that was requested by R2T, short and long.
     for blocks in [32, 256] {
         let mut write = nvm(NvmOpcode::WRITE, 1, 0, blocks);
         io.send(&mut write, &[]);
@@ -126,10 +126,10 @@ fn a_wrong_header_digest_is_fatal_and_a_wrong_data_digest_is_not() {
     assert_eq!(fatal(&mut io, &bytes), (FatalError::HEADER_DIGEST_ERROR, sent));
 }
 
-/// An I/O queue with so many entries, and its admin queue.
-fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (Host, Host) {
-    let (admin, cntlid) = Host::admin(node, 0);
-    let mut io = Host::with_pool((&node.0, &node.1), pool.clone());
+/// An I/O queue with `entries` entries, and its admin queue.
+fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (TcpTestHost, TcpTestHost) {
+    let (admin, cntlid) = TcpTestHost::admin(node, 0);
+    let mut io = TcpTestHost::with_pool((&node.0, &node.1), pool.clone());
     io.pump.exchange(ic_req(0).as_bytes());
     let (mut command, data) = connect(NQN, 1, cntlid, 0);
     command.cdw11 = (entries - 1).into();
@@ -137,8 +137,9 @@ fn deep(node: &(Arc<NvmeNode>, Exports), pool: &Pool, entries: u32) -> (Host, Ho
     (io, admin)
 }
 
-/// Sends all data that is asked for until nothing comes any more; how many commands have ended.
-fn answer_all(io: &mut Host) -> usize {
+/// Sends all requested data until nothing more is requested; returns how many commands have
+/// completed.
+fn answer_all(io: &mut TcpTestHost) -> usize {
     let mut ended = 0;
     loop {
         io.pump.run().unwrap();
@@ -163,17 +164,17 @@ fn answer_all(io: &mut Host) -> usize {
 fn a_pool_that_is_short_delays_commands_and_not_the_data_of_others() {
     let pool = Pool::new(4 << 20);
     let (mut io, _admin) = deep(&node(), &pool, 128);
-    let of_others = pool.take_payload(1 << 20);
+    let others = pool.take_payload(1 << 20);
     for _ in 0..30 {
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
     }
     assert!(pool.is_short());
     assert!(matches!(io.pump.session.demand(), Demand::Bytes(_)));
-    // What waits was not asked for.
+    // Data of waiting commands was not requested.
     let asked = io.pump.session.outbox().len() / DATA_LEN;
     assert!((1..30).contains(&asked));
     assert_eq!(answer_all(&mut io), 30);
-    drop(of_others);
+    drop(others);
     assert_eq!(pool.out_bytes(), 0);
 }
 
@@ -188,7 +189,7 @@ fn a_host_that_reads_nothing_has_no_timer_for_what_waits_behind_its_data() {
 }
 
 #[test]
-fn data_of_a_command_that_still_waits_was_not_asked_for() {
+fn data_of_a_waiting_command_is_not_accepted() {
     let (mut io, _admin) = deep(&node(), &Pool::new(4 << 20), 128);
     for _ in 0..30 {
         io.send(&mut nvm(NvmOpcode::WRITE, 1, 0, 512), &[]);
@@ -200,7 +201,7 @@ fn data_of_a_command_that_still_waits_was_not_asked_for() {
 }
 
 #[test]
-fn who_begins_with_something_short_and_wrong_hears_of_it_at_once() {
+fn a_short_and_wrong_first_pdu_is_answered_immediately() {
     let node = node();
     let head =
         |kind, hlen, plen: u32| CommonHeader { pdu_type: kind, flags: 0, hlen, pdo: 0, plen: plen.into() };
@@ -210,9 +211,9 @@ fn who_begins_with_something_short_and_wrong_hears_of_it_at_once() {
         (head(PduType::IC_REQ.0, 128, 0), FatalError::INVALID_PDU_HEADER_FIELD, 4),
     ];
     for (common, status, offset) in cases {
-        assert_eq!(fatal(&mut Host::new(&node), common.as_bytes()), (status, offset));
+        assert_eq!(fatal(&mut TcpTestHost::new(&node), common.as_bytes()), (status, offset));
     }
-    let mut in_pieces = Host::new(&node);
+    let mut in_pieces = TcpTestHost::new(&node);
     for byte in ic_req(0).as_bytes() {
         assert!(in_pieces.pump.sent().is_empty());
         in_pieces.pump.client_sends(&[*byte]).unwrap();
@@ -222,7 +223,7 @@ fn who_begins_with_something_short_and_wrong_hears_of_it_at_once() {
 
 #[test]
 fn a_host_that_reads_nothing_is_not_listened_to() {
-    let (mut io, _admin) = Host::io(&node(), 0);
+    let (mut io, _admin) = TcpTestHost::io(&node(), 0);
     let bytes: Vec<u8> = (0..60_000_u16)
         .flat_map(|cid| io.capsule(&Sqe { cid: cid.into(), ..nvm(NvmOpcode::FLUSH, 9, 0, 1) }, &[]))
         .collect();
@@ -237,7 +238,7 @@ fn a_host_that_reads_nothing_is_not_listened_to() {
 #[test]
 fn a_write_that_ends_anywhere_does_nothing() {
     let node = node();
-    let (mut io, _admin) = Host::io(&node, 0);
+    let (mut io, _admin) = TcpTestHost::io(&node, 0);
     let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
     let bytes = io.capsule(&write, &[7; 512]);
     for cut in 0..bytes.len() {
@@ -245,24 +246,24 @@ fn a_write_that_ends_anywhere_does_nothing() {
         let _ = io.pump.session.on_end(Instant::now());
         assert!(io.is_closed() && io.received().is_empty());
         drop(io);
-        // Its controller is still there.
-        io = Host::initialized(&node, 0);
+        // Its controller still exists.
+        io = TcpTestHost::initialized(&node, 0);
         assert!(io.connect(1, 1, 0).status.is_success(), "cut at {cut}");
     }
     assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).0, [0; 512]);
 }
 
 #[test]
-fn a_host_that_says_why_it_ends_is_not_answered() {
+fn a_termination_request_of_the_host_is_not_answered() {
     for (hlen, plen, what) in [
-        (24, 24, "ended the connection: a header digest of ours is wrong"),
-        // Neither are those that are to be ignored.
+        (24, 24, "ended the connection: it reports a header digest error"),
+        // Malformed ones are not answered either.
         (24, 23, "sent a PDU of a wrong length"),
         (24, 153, "sent a PDU of a wrong length"),
         (128, 128, "sent a header of a wrong length"),
         (0, 24, "sent a header of a wrong length"),
     ] {
-        let (mut io, _admin) = Host::io(&node(), 3);
+        let (mut io, _admin) = TcpTestHost::io(&node(), 3);
         let common =
             CommonHeader { pdu_type: PduType::H2C_TERM_REQ.0, flags: 0, hlen, pdo: 0, plen: plen.into() };
         let fes = FatalError::HEADER_DIGEST_ERROR.0.into();

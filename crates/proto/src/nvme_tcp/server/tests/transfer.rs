@@ -1,4 +1,4 @@
-//! How data travels: capsules, R2T, digests, alignment.
+//! Data transfer: capsules, R2T, digests, alignment.
 
 use super::*;
 use blockmux_volume::SHORT_PAYLOAD;
@@ -7,8 +7,8 @@ use blockmux_wire::nvme::identify::IdentifyController;
 #[test]
 fn data_goes_both_ways_in_capsules_and_by_r2t_with_every_digest() {
     for digests in 0..4 {
-        let (mut io, _admin) = Host::io(&node(), digests);
-        // In its capsule; asked for and lent; asked for and placed.
+        let (mut io, _admin) = TcpTestHost::io(&node(), digests);
+        // In the capsule; requested and borrowed; requested and placed.
         for (slba, len) in [(0, 512), (8, 8192), (100, 16384), (1000, 128 << 10), (2000, 1 << 20)] {
             let data = pattern(len);
             let mut write = nvm(NvmOpcode::WRITE, 1, slba, len as u32 / 512);
@@ -33,7 +33,7 @@ fn data_goes_both_ways_in_capsules_and_by_r2t_with_every_digest() {
 #[test]
 fn data_may_come_in_any_number_of_pdus() {
     for len in [SHORT_PAYLOAD.min(32 << 10), 512 << 10] {
-        let (mut io, _admin) = Host::io(&node(), DGST_DATA);
+        let (mut io, _admin) = TcpTestHost::io(&node(), DGST_DATA);
         let data = pattern(len);
         let mut write = nvm(NvmOpcode::WRITE, 1, 0, len as u32 / 512);
         io.send(&mut write, &[]);
@@ -48,24 +48,24 @@ fn data_may_come_in_any_number_of_pdus() {
 }
 
 #[test]
-fn without_flow_control_a_read_s_success_goes_without_saying() {
+fn without_flow_control_a_reads_success_is_implied() {
     let node = node();
-    let (_admin, cntlid) = Host::admin(&node, 0);
-    let mut io = Host::initialized(&node, 0);
+    let (_admin, cntlid) = TcpTestHost::admin(&node, 0);
+    let mut io = TcpTestHost::initialized(&node, 0);
     let connected = io.connect(1, cntlid, CATTR_DISABLE_SQ_FLOW_CONTROL);
     assert_eq!(connected.sqhd.get(), 0xffff);
     io.send(&mut nvm(NvmOpcode::READ, 1, 0, 8), &[]);
     let pdus = io.received();
     assert_eq!((pdus.len(), pdus[0].common.flags), (1, FLAG_LAST | FLAG_SUCCESS));
-    // What fails is told.
+    // A failure is always completed explicitly.
     io.send(&mut nvm(NvmOpcode::READ, 1, SIZE / 512, 8), &[]);
     assert_eq!(refusal(&io.received()[0].cqe()), NvmeStatus::LBA_OUT_OF_RANGE);
 }
 
 #[test]
-fn data_for_the_host_is_aligned_as_it_asked() {
+fn data_for_the_host_is_aligned_by_hpda() {
     let node = node();
-    let mut host = Host::new(&node);
+    let mut host = TcpTestHost::new(&node);
     let request = IcReq { hpda: 31, ..ic_req(DGST_HEADER) };
     host.pump.exchange(request.as_bytes());
     host.digests = DGST_HEADER;
@@ -76,14 +76,14 @@ fn data_for_the_host_is_aligned_as_it_asked() {
     assert_eq!((pdus[0].common.pdo, pdus[0].data.len()), (128, 4096));
 }
 
-/// The Linux host 6.12 connects to a discovery controller; its bytes.
+/// The bytes of a Linux 6.12 host that connects to a discovery controller.
 #[test]
 fn the_kernels_connection_begins_as_captured() {
-    let mut host = Host::new(&node());
+    let mut host = TcpTestHost::new(&node());
     let mut bytes = [0; IC_LEN];
     bytes[..8].copy_from_slice(&[0x00, 0x00, 0x80, 0x00, 0x80, 0x00, 0x00, 0x00]);
     let mut expected = [0; IC_LEN];
-    // MAXH2CDATA is ours; the kernel's target said 4 MiB.
+    // MAXH2CDATA differs: the kernel's target has 4 MiB.
     expected[..16].copy_from_slice(&[1, 0, 0x80, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0]);
     assert_eq!(host.pump.exchange(&bytes), expected);
 
@@ -112,7 +112,7 @@ fn a_capsule_holds_as_much_data_as_the_controller_was_told_to_take() {
     for (wanted, len) in [(0, 0), (16 << 10, 16 << 10), (1 << 20, 32 << 10)] {
         let (shared, exports) = node();
         let shared = Arc::into_inner(shared).unwrap().with_in_capsule(wanted);
-        let (mut io, mut queue) = Host::io(&(Arc::new(shared), exports), 3);
+        let (mut io, mut queue) = TcpTestHost::io(&(Arc::new(shared), exports), 3);
         let page = queue.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
         let page = IdentifyController::read_from_bytes(&page).unwrap();
         assert_eq!(page.ioccsz.get() as usize * 16, 64 + len);

@@ -1,9 +1,8 @@
-//! PERSISTENT RESERVE OUT: registrations and reservations are made, taken over, handed over and
-//! given up.
+//! PERSISTENT RESERVE OUT: registers, reserves, releases, preempts and moves.
 
 use crate::scsi::ScsiStatus;
 use crate::scsi::device::nexus::{TransportId, is_port_of};
-use crate::scsi::device::task::{Action, Context, MultiStepCommand, TaskFailure, TaskOutcome};
+use crate::scsi::device::task::{CommandContext, HandlerAction, MultiStepCommand, TaskFailure, TaskOutcome};
 use crate::scsi::iscsi_name::Name;
 use crate::scsi::sense::Sense;
 use crate::volume_state::{
@@ -16,11 +15,11 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-pub(in crate::scsi) fn reserve_out(cx: &mut Context<'_>) -> TaskOutcome {
+pub(in crate::scsi) fn reserve_out(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let (scope, kind) = (cdb.byte(2) >> 4, ScsiReservationType(cdb.byte(2) & 0x0f));
-    // SPC-5, the PERSISTENT RESERVE OUT service actions: scope and type count where a reservation
-    // is made or released. A preemption does not always make one.
+    // SPC-5, the PERSISTENT RESERVE OUT service actions: scope and type apply where a reservation
+    // is made or released; a preemption does not always make one.
     let action = u16::from(cdb.byte(1) & 0x1f);
     if matches!(action, out::RESERVE | out::RELEASE) {
         if scope != 0 {
@@ -38,44 +37,43 @@ pub(in crate::scsi) fn reserve_out(cx: &mut Context<'_>) -> TaskOutcome {
     cx.parameters(len, size_of::<ReserveOut>(), change)
 }
 
-/// Carries the service action out, tells whom it concerns, and keeps what must survive.
-fn change(cx: &mut Context<'_>, bytes: &[u8]) -> TaskOutcome {
+/// Executes the service action, notifies the affected nexuses, and saves the state if required.
+fn change(cx: &mut CommandContext<'_>, bytes: &[u8]) -> TaskOutcome {
     let action = u16::from(cx.command.cdb.byte(1) & 0x1f);
-    let wanted = ReserveOutAction::parse(cx, action, bytes)?;
-    let who = cx.nexus.registrant();
-    let served = &cx.unit.unit.served;
-    if wanted.persists() && served.store().is_none() {
+    let request = ReserveOutAction::parse(cx, action, bytes)?;
+    let registrant = cx.nexus.registrant();
+    let volume_state = &cx.unit.unit.volume_state;
+    if request.persists() && volume_state.store().is_none() {
         return Err(Sense::in_parameters(20).into());
     }
-    let ticket = served.change(action == out::PREEMPT_AND_ABORT, |table| {
-        // SPC-2, "Reservations": a RESERVE that is held keeps persistent reservations out.
+    let ticket = volume_state.change(action == out::PREEMPT_AND_ABORT, |table| {
+        // SPC-2, "Reservations": RESERVE conflicts with persistent reservations.
         if table.reserved_by.is_some() {
             return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
         }
-        wanted.apply(&mut table.reservations, &who)
+        request.apply(&mut table.reservations, &registrant)
     })?;
     cx.unit.refresh();
-    let drain = takes_away(action).then(|| Drain::new(&cx.unit.unit.served));
-    let mut settling = Settling { drain, ticket };
-    let outcome = settling.on_resume(cx);
-    if matches!(outcome, Ok(Action::Wait)) {
-        cx.work(settling);
+    let drain = revokes_access(action).then(|| Drain::new(&cx.unit.unit.volume_state));
+    let mut completion = ReserveOutCompletion { drain, ticket };
+    let outcome = completion.on_resume(cx);
+    if matches!(outcome, Ok(HandlerAction::Wait)) {
+        cx.work(completion);
     }
     outcome
 }
 
-/// Whether the service action keeps somebody out who was in, so that what was admitted before has
-/// to be over.
-fn takes_away(action: u16) -> bool {
+/// Whether the service action revokes access, so that admitted I/O must finish before the response.
+fn revokes_access(action: u16) -> bool {
     matches!(action, out::RESERVE | out::PREEMPT | out::PREEMPT_AND_ABORT | out::REGISTER_AND_MOVE)
 }
 
-/// One service action with its parameters.
+/// A service action with its parameters.
 enum ReserveOutAction {
     Register {
         key: Option<u64>,
         new_key: u64,
-        whom: Vec<Registrant>,
+        registrants: Vec<Registrant>,
         persists: bool,
     },
     Reserve {
@@ -89,13 +87,13 @@ enum ReserveOutAction {
     Clear {
         key: u64,
     },
-    /// And whether scope and type are ones that a reservation can have.
+    /// PREEMPT, and whether scope and type are valid for a reservation.
     Preempt(Preempt, bool),
     Move(Move),
 }
 
 impl ReserveOutAction {
-    fn parse(cx: &Context<'_>, action: u16, bytes: &[u8]) -> Result<ReserveOutAction, Sense> {
+    fn parse(cx: &CommandContext<'_>, action: u16, bytes: &[u8]) -> Result<ReserveOutAction, Sense> {
         if action == out::REGISTER_AND_MOVE {
             return ReserveOutAction::parse_move(cx, bytes);
         }
@@ -107,27 +105,27 @@ impl ReserveOutAction {
             out::REGISTER | out::REGISTER_AND_IGNORE_EXISTING_KEY => {
                 let ignores = action == out::REGISTER_AND_IGNORE_EXISTING_KEY;
                 let persists = list.flags & APTPL != 0;
-                let whom = whom(cx, list.flags, rest)?;
+                let registrants = affected_registrants(cx, list.flags, rest)?;
                 let key = (!ignores).then_some(key);
-                Ok(ReserveOutAction::Register { key, new_key: other_key, whom, persists })
+                Ok(ReserveOutAction::Register { key, new_key: other_key, registrants, persists })
             }
             out::RESERVE => Ok(ReserveOutAction::Reserve { key, kind }),
             out::RELEASE => Ok(ReserveOutAction::Release { key, kind }),
             out::CLEAR => Ok(ReserveOutAction::Clear { key }),
             _ => {
                 let is_whole_unit = cx.command.cdb.byte(2) >> 4 == 0;
-                let makes_sense = is_whole_unit && kind.name().is_some();
-                Ok(ReserveOutAction::Preempt(Preempt { key, victim_key: other_key, kind }, makes_sense))
+                let has_valid_type = is_whole_unit && kind.name().is_some();
+                Ok(ReserveOutAction::Preempt(Preempt { key, victim_key: other_key, kind }, has_valid_type))
             }
         }
     }
 
-    fn parse_move(cx: &Context<'_>, bytes: &[u8]) -> Result<ReserveOutAction, Sense> {
+    fn parse_move(cx: &CommandContext<'_>, bytes: &[u8]) -> Result<ReserveOutAction, Sense> {
         let (list, rest) = RegisterAndMove::ref_from_prefix(bytes).map_err(|_| Sense::in_parameters(0))?;
         let port = list.relative_target_port_identifier.get();
         let port = port_name(cx, port).ok_or(Sense::in_parameters(18))?;
         let ids = transport_ids(cx, rest, list.transport_id_length.get() as usize, 20)?;
-        // A node is not one port that the reservation could be moved to.
+        // A node is not a single port that can take the reservation.
         let [TransportId::Port(id)] = ids.as_slice() else { return Err(Sense::in_parameters(20)) };
         Ok(ReserveOutAction::Move(Move {
             key: list.reservation_key.get(),
@@ -146,30 +144,34 @@ impl ReserveOutAction {
         )
     }
 
-    fn apply(&self, all: &mut Reservations, who: &Registrant) -> Result<Notices, TaskFailure> {
+    fn apply(&self, all: &mut Reservations, registrant: &Registrant) -> Result<Notices, TaskFailure> {
         let result = match self {
-            ReserveOutAction::Register { key, new_key, whom, persists } => {
-                // SPC-5, "Registering": others are only registered by one who was not registered
-                // itself.
-                if whom.len() > 1
-                    && all.key_of(who).is_some()
-                    && whom.iter().any(|other| other.initiator != who.initiator)
+            ReserveOutAction::Register { key, new_key, registrants, persists } => {
+                // SPC-5, "Registering": only an unregistered nexus may register others.
+                if registrants.len() > 1
+                    && all.key_of(registrant).is_some()
+                    && registrants.iter().any(|other| other.initiator != registrant.initiator)
                 {
                     return Err(Sense::in_parameters(20).into());
                 }
-                all.register(who, &Register { key: *key, new_key: *new_key, whom, persists: *persists })
+                all.register(
+                    registrant,
+                    &Register { key: *key, new_key: *new_key, whom: registrants, persists: *persists },
+                )
             }
-            ReserveOutAction::Reserve { key, kind } => all.reserve(who, *key, *kind).map(|()| Notices::new()),
-            ReserveOutAction::Release { key, kind } => all.release(who, *key, *kind),
-            ReserveOutAction::Clear { key } => all.clear(who, *key),
-            ReserveOutAction::Preempt(what, makes_sense) => {
-                let holds_key = all.key_of(who) == Some(what.key);
-                if holds_key && !makes_sense && all.is_taken_over(what.victim_key) {
+            ReserveOutAction::Reserve { key, kind } => {
+                all.reserve(registrant, *key, *kind).map(|()| Notices::new())
+            }
+            ReserveOutAction::Release { key, kind } => all.release(registrant, *key, *kind),
+            ReserveOutAction::Clear { key } => all.clear(registrant, *key),
+            ReserveOutAction::Preempt(what, has_valid_type) => {
+                let holds_key = all.key_of(registrant) == Some(what.key);
+                if holds_key && !has_valid_type && all.is_taken_over(what.victim_key) {
                     return Err(Sense::cdb_bit(2, 7).into());
                 }
-                all.preempt(who, what)
+                all.preempt(registrant, what)
             }
-            ReserveOutAction::Move(what) => all.register_and_move(who, what),
+            ReserveOutAction::Move(what) => all.register_and_move(registrant, what),
         };
         result.map_err(refusal)
     }
@@ -187,9 +189,9 @@ fn refusal(refused: ReservationRefused) -> TaskFailure {
     }
 }
 
-/// Who is registered: the nexus; with SPEC_I_PT each listed initiator port, and where a node is
-/// listed, those of its ports that are logged in; with ALL_TG_PT all of them on every target port.
-fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sense> {
+/// The registrants of the service action: the nexus; with SPEC_I_PT each listed initiator port, and
+/// for a listed node its logged-in ports; with ALL_TG_PT each of them on every target port.
+fn affected_registrants(cx: &CommandContext<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sense> {
     let own = cx.nexus.registrant();
     let mut initiators = vec![own.initiator.clone()];
     if flags & SPEC_I_PT != 0 {
@@ -216,10 +218,10 @@ fn whom(cx: &Context<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sen
     Ok(each.collect())
 }
 
-/// The ports of a node that are logged in.
-fn ports_of(cx: &Context<'_>, node: &Name) -> Result<Vec<Arc<[u8]>>, Sense> {
-    let mut ports: Vec<_> = cx.unit.unit.look(|state| {
-        let initiators = state.nexuses.iter().map(|nexus| nexus.who.initiator.clone());
+/// The logged-in ports of a node.
+fn ports_of(cx: &CommandContext<'_>, node: &Name) -> Result<Vec<Arc<[u8]>>, Sense> {
+    let mut ports: Vec<_> = cx.unit.unit.read_state(|state| {
+        let initiators = state.nexuses.iter().map(|nexus| nexus.registrant.initiator.clone());
         initiators.filter(|initiator| is_port_of(initiator, node)).collect()
     });
     ports.sort_unstable();
@@ -227,20 +229,20 @@ fn ports_of(cx: &Context<'_>, node: &Name) -> Result<Vec<Arc<[u8]>>, Sense> {
     if ports.is_empty() { Err(Sense::in_parameters(24)) } else { Ok(ports) }
 }
 
-/// The name of a port that leads to the unit, also through another target.
-fn port_name(cx: &Context<'_>, relative_id: u16) -> Option<Arc<str>> {
+/// Name of a port of the unit, possibly of another target.
+fn port_name(cx: &CommandContext<'_>, relative_id: u16) -> Option<Arc<str>> {
     let own = cx.target.ports().into_iter().find(|port| port.relative_id == relative_id);
     own.map(|port| port.name).or_else(|| {
-        cx.unit.unit.look(|state| {
+        cx.unit.unit.read_state(|state| {
             let found = state.ports.iter().find(|(_, id)| **id == relative_id);
             found.map(|(name, _)| name.clone())
         })
     })
 }
 
-/// Reads a list of TransportIDs; `field` is where its length was.
+/// Parses a list of TransportIDs; `field` is the offset of its length field.
 fn transport_ids(
-    cx: &Context<'_>,
+    cx: &CommandContext<'_>,
     list: &[u8],
     length: usize,
     field: u16,
@@ -249,13 +251,13 @@ fn transport_ids(
     let mut ids = Vec::new();
     while let [first, _, high, low, ..] = *rest {
         let len = match first & 0x0f {
-            // SPC-5, TransportIDs: an iSCSI TransportID says how long it is, all others have 24
+            // SPC-5, TransportIDs: iSCSI TransportIDs have a length field; all others have 24
             // bytes.
             0x05 => usize::from(u16::from_be_bytes([high, low])).saturating_add(4),
             _ => 24,
         };
-        // Of the longest iSCSI name, an ISID and padding. Each is kept for as long as it is
-        // registered.
+        // The limit fits the longest iSCSI name, an ISID and padding, because registrations retain
+        // the TransportID.
         let (id, after) = rest
             .split_at_checked(len)
             .filter(|_| len <= MAX_TRANSPORT_ID)
@@ -266,35 +268,34 @@ fn transport_ids(
     if rest.is_empty() { Ok(ids) } else { Err(Sense::in_parameters(field)) }
 }
 
-/// The change is made. What was admitted before may still be in flight, of whatever protocol; and
-/// an image is being kept.
-struct Settling {
+/// Completes a change: waits for I/O admitted earlier, over any protocol, and for the saved state.
+struct ReserveOutCompletion {
     drain: Option<Drain>,
     ticket: Option<SaveTicket>,
 }
 
-impl MultiStepCommand for Settling {
-    fn on_io(&mut self, _cx: &mut Context<'_>, _output: Output) -> TaskOutcome {
+impl MultiStepCommand for ReserveOutCompletion {
+    fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
         Err(TaskFailure::internal())
     }
 
-    fn on_resume(&mut self, cx: &mut Context<'_>) -> TaskOutcome {
+    fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
         if self.drain.as_ref().is_some_and(|drain| !drain.is_over()) {
-            return Ok(Action::Wait);
+            return Ok(HandlerAction::Wait);
         }
-        let Some(ticket) = self.ticket else { return Ok(Action::good()) };
-        match cx.unit.unit.served.store().and_then(|store| store.is_saved(ticket)) {
-            None => Ok(Action::Wait),
-            Some(true) => Ok(Action::good()),
+        let Some(ticket) = self.ticket else { return Ok(HandlerAction::good()) };
+        match cx.unit.unit.volume_state.store().and_then(|store| store.is_saved(ticket)) {
+            None => Ok(HandlerAction::Wait),
+            Some(true) => Ok(HandlerAction::good()),
             Some(false) => {
-                cx.unit.unit.served.take_back(ticket);
+                cx.unit.unit.volume_state.take_back(ticket);
                 Err(Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into())
             }
         }
     }
 }
 
-/// The longest parameter list, in bytes: some hundred TransportIDs.
+/// Maximum length of the parameter list, in bytes: about a hundred TransportIDs.
 const MAX_LIST: usize = 32 << 10;
-/// The longest TransportID, in bytes.
+/// Maximum length of a TransportID, in bytes.
 const MAX_TRANSPORT_ID: usize = 256;

@@ -1,7 +1,7 @@
-//! PERSISTENT RESERVE IN: keys, the reservation, every registrant, and what can be asked for.
+//! PERSISTENT RESERVE IN: keys, reservation, full status and capabilities.
 
 use crate::scsi::ScsiStatus;
-use crate::scsi::device::task::{Context, TaskFailure, TaskOutcome, answer};
+use crate::scsi::device::task::{CommandContext, TaskFailure, TaskOutcome, answer};
 use crate::volume_state::{Registrant, Reservations};
 use blockmux_wire::scsi::opcode::persistent_reserve_in;
 use blockmux_wire::scsi::reservation::*;
@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
-pub(in crate::scsi) fn reserve_in(cx: &mut Context<'_>) -> TaskOutcome {
+pub(in crate::scsi) fn reserve_in(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
-    let can_persist = cx.unit.unit.served.store().is_some();
+    let can_persist = cx.unit.unit.volume_state.store().is_some();
     let (is_reserved, all) =
-        cx.unit.unit.served.look(|table| (table.reserved_by.is_some(), table.reservations.clone()));
-    // SPC-2, the PERSISTENT RESERVE IN command: in conflict with any RESERVE, the nexus's own
-    // included.
+        cx.unit.unit.volume_state.look(|table| (table.reserved_by.is_some(), table.reservations.clone()));
+    // SPC-2, the PERSISTENT RESERVE IN command: conflicts with any RESERVE, including that of the
+    // nexus.
     if is_reserved {
         return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
     }
@@ -25,7 +25,7 @@ pub(in crate::scsi) fn reserve_in(cx: &mut Context<'_>) -> TaskOutcome {
         }
         persistent_reserve_in::READ_RESERVATION => reservation(&all),
         persistent_reserve_in::READ_FULL_STATUS => {
-            full_status(&all, &cx.unit.unit.look(|state| state.ports.clone()))
+            full_status(&all, &cx.unit.unit.read_state(|state| state.ports.clone()))
         }
         _ => return answer(capabilities(&all, can_persist).as_bytes(), cdb.u16(7).into()),
     };
@@ -47,11 +47,11 @@ fn reservation(all: &Reservations) -> Vec<u8> {
     descriptor.as_bytes().to_vec()
 }
 
-/// Every registrant, and which of them holds the reservation; `ports` are the identifiers of those
-/// that are there.
+/// READ FULL STATUS: all registrants and which of them hold the reservation. `ports` are the
+/// relative identifiers of existing ports.
 pub(super) fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut gone = Vec::new();
+    let mut removed = Vec::new();
     for registration in &all.registrations {
         let held = all.reservation.as_ref().filter(|_| all.holds(&registration.who));
         let id = transport_id(&registration.who);
@@ -61,7 +61,7 @@ pub(super) fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -
             scope_and_type: held.map_or(0, |held| held.kind.0),
             relative_target_port_identifier: U16::new(match ports.get(&registration.who.port) {
                 Some(id) => *id,
-                None => id_of_gone(&mut gone, &registration.who.port, ports),
+                None => id_of_removed_port(&mut removed, &registration.who.port, ports),
             }),
             additional_descriptor_length: U32::new(id.len() as u32),
             ..FromZeros::new_zeroed()
@@ -72,21 +72,21 @@ pub(super) fn full_status(all: &Reservations, ports: &BTreeMap<Arc<str>, u16>) -
     bytes
 }
 
-/// What initiators are told of a registrant. An NVMe host has no TransportID: it gets one of no
-/// specific protocol (SPC-5), with its identifier at the end.
-fn transport_id(who: &Registrant) -> Arc<[u8]> {
-    who.nvme_host().map_or_else(
-        || who.initiator.clone(),
+/// TransportID of a registrant. NVMe hosts get one of "no specific protocol" (SPC-5) that ends with
+/// the host identifier.
+fn transport_id(registrant: &Registrant) -> Arc<[u8]> {
+    registrant.nvme_host().map_or_else(
+        || registrant.initiator.clone(),
         |host| [&[0x0f, 0, 0, 0, 0, 0, 0, 0][..], &host].concat().into(),
     )
 }
 
-/// A port that was there before a restart and is no more has a number that none has which is there,
-/// for 0 is none; ports count from 1 on, so it comes from the other end.
-fn id_of_gone<'a>(gone: &mut Vec<&'a str>, port: &'a str, ports: &BTreeMap<Arc<str>, u16>) -> u16 {
-    let place = gone.iter().position(|known| *known == port).unwrap_or_else(|| {
-        gone.push(port);
-        gone.len().saturating_sub(1)
+/// Relative identifier of a port that no longer exists after a restart: a free number, counted down
+/// from the highest because 0 is reserved.
+fn id_of_removed_port<'a>(removed: &mut Vec<&'a str>, port: &'a str, ports: &BTreeMap<Arc<str>, u16>) -> u16 {
+    let place = removed.iter().position(|known| *known == port).unwrap_or_else(|| {
+        removed.push(port);
+        removed.len().saturating_sub(1)
     });
     let is_free = |id: &u16| !ports.values().any(|used| used == id);
     (1..=u16::MAX).rev().filter(is_free).nth(place).unwrap_or(u16::MAX)

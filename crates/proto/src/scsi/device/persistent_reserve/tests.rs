@@ -1,8 +1,8 @@
-//! Both commands over one unit, as several initiators send them.
+//! PERSISTENT RESERVE IN and OUT with several initiators on one unit.
 
 use super::report::full_status;
-use crate::scsi::device::testing::{Bench, Client, answer, command};
-use crate::scsi::{LogicalUnit, Lun, ScsiStatus, Step, UnitIdentity};
+use crate::scsi::device::testing::{DeviceBench, TestNexus, answer, command};
+use crate::scsi::{LogicalUnit, Lun, ScsiStatus, TaskStep, UnitIdentity};
 use crate::volume_state::{
     Registrant, Registration, ReservationStore, Reservations, SaveTicket, VolumeState,
 };
@@ -16,16 +16,16 @@ fn list(key: u64, other_key: u64, flags: u8) -> Vec<u8> {
     list
 }
 
-fn out(client: &mut Client, action: u8, kind: u8, list: &[u8]) -> ScsiStatus {
+fn out(client: &mut TestNexus, action: u8, kind: u8, list: &[u8]) -> ScsiStatus {
     let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, list.len() as u8, 0];
     client.run_with(&cdb, list).status
 }
 
-fn register(client: &mut Client, key: u64) {
+fn register(client: &mut TestNexus, key: u64) {
     assert_eq!(out(client, 6, 0, &list(0, key, 0)), ScsiStatus::GOOD);
 }
 
-fn keys(client: &mut Client) -> Vec<u8> {
+fn keys(client: &mut TestNexus) -> Vec<u8> {
     client.run(&[0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0]).good()
 }
 
@@ -34,7 +34,7 @@ const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
 #[test]
 fn keys_are_read_with_their_generation() {
-    let bench = Bench::new();
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     assert_eq!(keys(&mut a), [0; 8]);
     register(&mut a, 1);
@@ -50,7 +50,7 @@ fn keys_are_read_with_their_generation() {
 }
 
 #[test]
-fn a_reservation_keeps_others_out_as_its_type_says() {
+fn a_reservation_excludes_others_according_to_its_type() {
     let table =
         [(1, [true, false], [true, false]), (3, [false; 2], [false; 2]), (5, [true; 2], [true, false])];
     let table = table.into_iter().chain([
@@ -59,12 +59,12 @@ fn a_reservation_keeps_others_out_as_its_type_says() {
         (8, [true; 2], [false; 2]),
     ]);
     for (kind, registered, stranger) in table {
-        let bench = Bench::new();
+        let bench = DeviceBench::new();
         let (mut a, mut b) = (bench.client("a"), bench.client("b"));
         register(&mut a, 1);
         register(&mut b, 2);
         assert_eq!(out(&mut a, 1, kind, &list(1, 0, 0)), ScsiStatus::GOOD);
-        let access = |client: &mut Client| {
+        let access = |client: &mut TestNexus| {
             let read = client.run(&READ).status == ScsiStatus::GOOD;
             [read, client.run_with(&WRITE, &[0; 512]).status == ScsiStatus::GOOD]
         };
@@ -80,11 +80,10 @@ fn a_reservation_keeps_others_out_as_its_type_says() {
     }
 }
 
-/// Or else a disk that is only written by another looks like one without a write cache to be
-/// flushed.
+/// Otherwise an initiator with read access would assume that the disk has no write cache.
 #[test]
-fn who_may_read_may_sense_modes_and_not_select_them() {
-    let bench = Bench::new();
+fn read_access_suffices_for_mode_sense_but_not_mode_select() {
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     assert_eq!(out(&mut a, 1, 1, &list(1, 0, 0)), ScsiStatus::GOOD);
@@ -95,7 +94,7 @@ fn who_may_read_may_sense_modes_and_not_select_them() {
 
 #[test]
 fn every_command_meets_an_exclusive_access_as_the_tables_say() {
-    let bench = Bench::new();
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
@@ -133,16 +132,18 @@ fn every_command_meets_an_exclusive_access_as_the_tables_say() {
 }
 
 #[test]
-fn preempt_tells_the_victim_and_abort_ends_its_tasks() {
-    let bench = Bench::new();
+fn preempt_notifies_the_victim_and_preempt_and_abort_ends_its_tasks() {
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     register(&mut b, 2);
     assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
     let (mut task, step) = a.server.begin(&command(Lun::new(0), &WRITE, 512));
-    assert!(matches!(step, Step::DataOut { len: 512 }));
+    assert!(matches!(step, TaskStep::DataOut { len: 512 }));
     assert_eq!(out(&mut b, 5, 3, &list(2, 1, 0)), ScsiStatus::GOOD);
-    let Step::Done(response) = a.turn(&mut task, step, &[0; 512], &mut 0) else { panic!("it is aborted") };
+    let TaskStep::Done(response) = a.turn(&mut task, step, &[0; 512], &mut 0) else {
+        panic!("it is aborted")
+    };
     assert_eq!(answer(response).status, ScsiStatus::TASK_ABORTED);
     assert_eq!(a.run(&[0; 6]).check(), (6, 0x2a05));
     assert_eq!(a.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
@@ -151,7 +152,7 @@ fn preempt_tells_the_victim_and_abort_ends_its_tasks() {
 
 #[test]
 fn full_status_names_every_registrant_and_the_holder() {
-    let bench = Bench::new();
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     register(&mut b, 2);
@@ -166,7 +167,7 @@ fn full_status_names_every_registrant_and_the_holder() {
 }
 
 #[test]
-fn ports_that_are_gone_have_numbers_of_their_own() {
+fn removed_ports_have_unique_identifiers() {
     let ports: BTreeMap<Arc<str>, u16> = [("here".into(), 1), ("far".into(), u16::MAX)].into();
     let registered = |port: &str| Registration {
         who: Registrant { initiator: vec![0; 24].into(), port: port.into() },
@@ -180,7 +181,7 @@ fn ports_that_are_gone_have_numbers_of_their_own() {
 
 #[test]
 fn register_and_move_hands_the_reservation_over() {
-    let bench = Bench::new();
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
@@ -194,7 +195,7 @@ fn register_and_move_hands_the_reservation_over() {
     assert_eq!(a.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
     to[19] = 9;
     assert_eq!(out(&mut b, 7, 0, &to), ScsiStatus::CHECK_CONDITION);
-    // Nor to its own port, through whatever port of the target.
+    // Nor can it be moved to its own initiator port, through either target port.
     for port in [1, 2] {
         (to[7], to[19]) = (7, port);
         let cdb = [0x5f, 7, 0, 0, 0, 0, 0, 0, to.len() as u8, 0];
@@ -205,8 +206,8 @@ fn register_and_move_hands_the_reservation_over() {
 }
 
 #[test]
-fn a_node_that_is_listed_is_each_of_its_ports_that_is_there() {
-    let bench = Bench::new();
+fn a_listed_node_stands_for_its_logged_in_ports() {
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     let mut register = list(0, 5, 8);
     let node = b"iqn.2026-11.i:b\0\0\0\0\0";
@@ -217,12 +218,12 @@ fn a_node_that_is_listed_is_each_of_its_ports_that_is_there() {
     b.run_with(&WRITE, &[0; 512]).good();
     assert_eq!(out(&mut a, 6, 0, &list(0, 0, 0)), ScsiStatus::GOOD);
     register[32 + 14] = b'c';
-    assert_eq!(out(&mut a, 0, 0, &register), ScsiStatus::CHECK_CONDITION, "nobody knows its ports");
+    assert_eq!(out(&mut a, 0, 0, &register), ScsiStatus::CHECK_CONDITION, "no known port of i:c");
 }
 
 #[test]
-fn who_may_read_may_ask_what_there_is_to_ask() {
-    let bench = Bench::new();
+fn read_access_suffices_for_information_commands() {
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     assert_eq!(out(&mut a, 1, 1, &list(1, 0, 0)), ScsiStatus::GOOD);
@@ -232,7 +233,7 @@ fn who_may_read_may_ask_what_there_is_to_ask() {
 
 #[test]
 fn scope_and_type_of_a_preemption_count_where_it_takes_the_reservation_over() {
-    let bench = Bench::new();
+    let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
     register(&mut b, 2);
@@ -248,7 +249,7 @@ fn scope_and_type_of_a_preemption_count_where_it_takes_the_reservation_over() {
 
 #[test]
 fn others_are_registered_by_spec_i_pt_and_all_target_ports() {
-    let bench = Bench::new();
+    let bench = DeviceBench::new();
     let (mut a, b) = (bench.client("a"), bench.client("b"));
     let id = b.server.nexus().initiator.clone();
     let mut both = list(0, 5, 8 | 4);
@@ -261,12 +262,12 @@ fn others_are_registered_by_spec_i_pt_and_all_target_ports() {
     long.extend([0, 0, 1, 4, 0x45, 0, 1, 0]);
     long.resize(24 + 4 + 0x104, b'x');
     let cdb = [0x5f, 0, 0, 0, 0, 0, 0, 1, 0x20, 0];
-    assert_eq!(a.run_with(&cdb, &long).check(), (5, 0x2600), "no name is that long");
+    assert_eq!(a.run_with(&cdb, &long).check(), (5, 0x2600), "longer than any TransportID");
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
-    let mut a = Bench::new().client("a");
+fn invalid_persistent_reserve_parameters_are_rejected() {
+    let mut a = DeviceBench::new().client("a");
     register(&mut a, 1);
     for (action, kind) in [(1, 2), (1, 0), (1, 0x13), (8, 0), (9, 0)] {
         assert_eq!(out(&mut a, action, kind, &list(1, 0, 0)), ScsiStatus::CHECK_CONDITION, "{action} {kind}");
@@ -297,10 +298,10 @@ impl ReservationStore for Shelf {
 }
 
 #[test]
-fn what_cannot_be_kept_has_changed_nothing() {
+fn a_registration_that_cannot_be_saved_is_undone() {
     let (shelf, volume) = (Arc::new(Shelf::default()), Arc::new(MemVolume::new(1 << 20)));
-    let served = VolumeState::with_store(volume.clone(), shelf.clone(), &[]).unwrap();
-    let bench = Bench::around(LogicalUnit::over(UnitIdentity::of("a"), &served), volume);
+    let volume_state = VolumeState::with_store(volume.clone(), shelf.clone(), &[]).unwrap();
+    let bench = DeviceBench::around(LogicalUnit::over(UnitIdentity::of("a"), &volume_state), volume);
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), ScsiStatus::GOOD);
     *shelf.is_full.lock().unwrap() = true;
@@ -314,12 +315,12 @@ fn what_cannot_be_kept_has_changed_nothing() {
 }
 
 #[test]
-fn what_is_to_persist_is_kept_before_the_answer_and_comes_back() {
+fn persistent_registrations_are_saved_before_the_response_and_restored() {
     let shelf = Arc::new(Shelf::default());
     let volume = Arc::new(MemVolume::new(1 << 20));
     let bench = |image: &[u8]| {
-        let served = VolumeState::with_store(volume.clone(), shelf.clone(), image).unwrap();
-        Bench::around(LogicalUnit::over(UnitIdentity::of("a"), &served), volume.clone())
+        let volume_state = VolumeState::with_store(volume.clone(), shelf.clone(), image).unwrap();
+        DeviceBench::around(LogicalUnit::over(UnitIdentity::of("a"), &volume_state), volume.clone())
     };
     let first = bench(&[]);
     let mut a = first.client("a");
@@ -327,11 +328,11 @@ fn what_is_to_persist_is_kept_before_the_answer_and_comes_back() {
     *shelf.is_slow.lock().unwrap() = true;
     let cdb = [0x5f, 1, 3, 0, 0, 0, 0, 0, 24, 0];
     let (mut task, step) = a.server.begin(&command(Lun::new(0), &cdb, 24));
-    assert!(matches!(a.turn(&mut task, step, &list(1, 0, 0), &mut 0), Step::Wait));
-    assert!(matches!(a.server.resume(&mut task), Step::Wait));
+    assert!(matches!(a.turn(&mut task, step, &list(1, 0, 0), &mut 0), TaskStep::Wait));
+    assert!(matches!(a.server.resume(&mut task), TaskStep::Wait));
     *shelf.is_slow.lock().unwrap() = false;
     assert!(
-        matches!(a.server.resume(&mut task), Step::Done(response) if response.status == ScsiStatus::GOOD)
+        matches!(a.server.resume(&mut task), TaskStep::Done(response) if response.status == ScsiStatus::GOOD)
     );
     let image = shelf.images.lock().unwrap().last().cloned().unwrap();
     let second = bench(&image);

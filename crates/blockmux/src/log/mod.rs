@@ -1,0 +1,169 @@
+//! The log on standard error, or in systemd's journal.
+//!
+//! Events become [`Record`]s where they happen, and a thread of its own writes them: the reader may
+//! be slow or gone, and peers cause lines. Neither may hold up a core, so records that find no room
+//! in the queue are counted instead.
+
+pub(crate) mod levels;
+mod record;
+mod repeats;
+
+use crate::output;
+use crate::privileges;
+use jiff::Timestamp;
+pub(crate) use record::LogFormat;
+use record::Record;
+use repeats::{Repeats, WINDOW};
+use std::io::{IsTerminal, Write};
+use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+/// A tracing layer that queues records and never waits; a clone is another handle.
+#[derive(Clone)]
+pub(crate) struct Log {
+    queue: SyncSender<Message>,
+    lost: Arc<AtomicU64>,
+    has_time: bool,
+}
+
+enum Message {
+    /// A record, and when its event happened.
+    Record(Record, Option<Timestamp>),
+    /// Answered once everything before has been written.
+    End(Sender<()>),
+}
+
+impl Log {
+    /// Starts the thread that writes. With `has_time` each record has its time, as RFC 3339 in UTC;
+    /// the journal has its own.
+    ///
+    /// # Errors
+    /// If the thread cannot be started, or the journal does not run here.
+    pub(crate) fn start(format: LogFormat, has_time: bool) -> io::Result<Log> {
+        let (queue, messages) = mpsc::sync_channel(QUEUE_RECORDS);
+        let lost = Arc::new(AtomicU64::new(0));
+        let mut writer = Writer::open(format, has_time)?;
+        let counted = lost.clone();
+        thread::Builder::new().name("log".to_owned()).spawn(move || {
+            privileges::give_up_all();
+            write_out(&messages, &counted, &mut writer);
+        })?;
+        Ok(Log { queue, lost, has_time })
+    }
+
+    /// Waits up to [`LAST_RECORDS_TIMEOUT`] until all records have been written.
+    pub(crate) fn finish(&self) {
+        let (sender, receiver) = mpsc::channel();
+        let end = Instant::now() + LAST_RECORDS_TIMEOUT;
+        let mut message = Message::End(sender);
+        while let Err(TrySendError::Full(back)) = self.queue.try_send(message) {
+            if Instant::now() >= end {
+                return;
+            }
+            message = back;
+            thread::park_timeout(PAUSE);
+        }
+        let _ = receiver.recv_timeout(end.saturating_duration_since(Instant::now()));
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Log {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let record = Record::of(event, levels::area_of(event.metadata().target()));
+        let time = self.has_time.then(Timestamp::now);
+        if self.queue.try_send(Message::Record(record, time)).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn write_out(messages: &Receiver<Message>, lost: &AtomicU64, writer: &mut Writer) {
+    let mut repeats = Repeats::default();
+    loop {
+        let message = match repeats.is_empty() {
+            true => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => messages.recv_timeout(WINDOW),
+        };
+        let (is_end, now) = (matches!(message, Ok(Message::End(_))), Instant::now());
+        for line in repeats.left_out(if is_end { now + WINDOW } else { now }) {
+            writer.write_now(&Record::of_text(&line));
+        }
+        let message = match message {
+            Ok(message) => message,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        let missing = lost.swap(0, Ordering::Relaxed);
+        if missing > 0 {
+            let text = format!("{missing} lines are left out: they came faster than they were read");
+            writer.write_now(&Record::warning(text));
+        }
+        match message {
+            Message::Record(record, time) => {
+                if repeats.admits(record.text().as_bytes(), now) {
+                    writer.write(&record, time);
+                }
+            }
+            Message::End(done) => drop(done.send(())),
+        }
+    }
+}
+
+/// Where records go, in which format.
+struct Writer {
+    format: LogFormat,
+    has_time: bool,
+    is_terminal: bool,
+    is_coloured: bool,
+    /// Connected to the journal's socket if records go there.
+    journal: Option<UnixDatagram>,
+}
+
+impl Writer {
+    fn open(format: LogFormat, has_time: bool) -> io::Result<Writer> {
+        let journal = match format {
+            LogFormat::Journald => {
+                let socket = UnixDatagram::unbound()?;
+                socket.connect(JOURNAL_SOCKET)?;
+                Some(socket)
+            }
+            LogFormat::Text | LogFormat::Json => None,
+        };
+        let is_terminal = io::stderr().is_terminal();
+        let is_coloured = is_terminal && output::may_colour();
+        Ok(Writer { format, has_time, is_terminal, is_coloured, journal })
+    }
+
+    fn write_now(&mut self, record: &Record) {
+        self.write(record, self.has_time.then(Timestamp::now));
+    }
+
+    /// Writes a record in one piece, as standard output may be the same file. On a terminal the
+    /// line replaces a progress bar that stands there, which is drawn again below it. A failure has
+    /// nobody to be reported to.
+    fn write(&mut self, record: &Record, time: Option<Timestamp>) {
+        let written = record.written(self.format, time, self.is_coloured);
+        let _ = match &self.journal {
+            Some(socket) => socket.send(written.as_bytes()).map(|_| ()),
+            None => {
+                let clear = if self.is_terminal { "\r\x1b[K" } else { "" };
+                io::stderr().write_all(format!("{clear}{written}\n").as_bytes())
+            }
+        };
+    }
+}
+
+/// Where systemd's journal takes entries of its native protocol.
+const JOURNAL_SOCKET: &str = "/run/systemd/journal/socket";
+/// More than a busy daemon logs while its reader pauses.
+const QUEUE_RECORDS: usize = 1024;
+/// How long a reader may take for the last records.
+const LAST_RECORDS_TIMEOUT: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(5);

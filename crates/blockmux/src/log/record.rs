@@ -1,0 +1,218 @@
+//! One event of the log, and how it is written: as text, as JSON, or for systemd's journal.
+
+use crate::output::printable;
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+use std::fmt::{Debug, Write};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level};
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A line for people.
+    #[default]
+    Text,
+    /// A JSON object on one line.
+    Json,
+    /// The native protocol of systemd's journal, with a field for each value.
+    Journald,
+}
+
+/// What an event says, apart from its time.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Record {
+    level: Level,
+    /// The area of the log that the event belongs to, if it belongs to one.
+    area: Option<&'static str>,
+    message: String,
+    fields: Vec<(&'static str, Value)>,
+}
+
+impl Record {
+    /// The content of a tracing event of this area.
+    pub(super) fn of(event: &Event<'_>, area: Option<&'static str>) -> Record {
+        let level = *event.metadata().level();
+        let mut record = Record { level, area, message: String::new(), fields: Vec::new() };
+        event.record(&mut record);
+        record
+    }
+
+    /// A warning of the log itself.
+    pub(super) fn warning(message: String) -> Record {
+        Record { level: Level::WARN, area: None, message, fields: Vec::new() }
+    }
+
+    /// A record whose level and message are a line that [`Record::text`] wrote.
+    pub(super) fn of_text(line: &str) -> Record {
+        let (level, message) = line.split_at_checked(LEVEL_LEN).unwrap_or(("", line));
+        let level = level.trim().parse().unwrap_or(Level::WARN);
+        Record { level, area: None, message: message.trim().to_owned(), fields: Vec::new() }
+    }
+
+    /// `LEVEL message name=value ...`. Strings are quoted and escaped, so that a peer's text cannot
+    /// pass for another field or line.
+    pub(super) fn text(&self) -> String {
+        let mut text = format!("{:>5} {}", self.level, printable(&self.message));
+        for (name, value) in &self.fields {
+            let _ = match value {
+                Value::String(string) => write!(text, " {name}={string:?}"),
+                value => write!(text, " {name}={value}"),
+            };
+        }
+        text
+    }
+
+    /// What this record is written as, without a line's end.
+    pub(super) fn written(&self, format: LogFormat, time: Option<Timestamp>, is_coloured: bool) -> String {
+        match format {
+            LogFormat::Text => {
+                let time = time.map_or_else(String::new, |time| format!("{time:.3} "));
+                let text = self.text();
+                match self.colour().filter(|_| is_coloured) {
+                    // The level is the first word, right-aligned in five columns.
+                    Some(colour) => {
+                        let (level, rest) = text.split_at(LEVEL_LEN);
+                        format!("{time}\x1b[{colour}m{level}\x1b[0m{rest}")
+                    }
+                    None => time + &text,
+                }
+            }
+            LogFormat::Json => self.json(time).to_string(),
+            LogFormat::Journald => self.journal_entry(),
+        }
+    }
+
+    fn json(&self, time: Option<Timestamp>) -> Value {
+        let mut object = Map::new();
+        if let Some(time) = time {
+            object.insert("time".to_owned(), format!("{time:.3}").into());
+        }
+        object.insert("level".to_owned(), self.level.as_str().to_ascii_lowercase().into());
+        if let Some(area) = self.area {
+            object.insert("area".to_owned(), area.into());
+        }
+        object.insert("message".to_owned(), self.message.as_str().into());
+        object.extend(self.fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        Value::Object(object)
+    }
+
+    /// `FIELD=value` lines of the journal's native protocol. A value that holds a line's end would
+    /// need the binary form, so it is replaced; our messages are of one line.
+    fn journal_entry(&self) -> String {
+        let priority = match self.level {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            _ => 7,
+        };
+        let mut entry = format!("PRIORITY={priority}\nSYSLOG_IDENTIFIER=blockmux\n");
+        let mut field = |name: &str, value: &str| {
+            entry += &format!("{}={}\n", name.to_ascii_uppercase(), one_line(value));
+        };
+        field("message", self.text().trim_start().split_once(' ').map_or("", |(_, message)| message));
+        if let Some(area) = self.area {
+            field("blockmux_area", area);
+        }
+        for (name, value) in &self.fields {
+            let name = format!("blockmux_{name}");
+            match value {
+                Value::String(string) => field(&name, string),
+                value => field(&name, &value.to_string()),
+            }
+        }
+        entry
+    }
+
+    fn colour(&self) -> Option<u8> {
+        match self.level {
+            Level::ERROR => Some(31),
+            Level::WARN => Some(33),
+            Level::INFO => Some(32),
+            Level::DEBUG => Some(34),
+            Level::TRACE => None,
+        }
+    }
+
+    fn add(&mut self, field: &Field, value: Value) {
+        match field.name() {
+            MESSAGE => self.message = value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+            name => self.fields.push((name, value)),
+        }
+    }
+}
+
+impl Visit for Record {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.add(field, format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add(field, value.into());
+    }
+}
+
+/// Replaces the ends of lines, which a peer's text may hold.
+fn one_line(text: &str) -> String {
+    text.replace(['\n', '\r'], " ")
+}
+
+/// The name by which tracing passes an event's text.
+const MESSAGE: &str = "message";
+/// Columns of the level in a line of text.
+const LEVEL_LEN: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_engine::audit::AUDIT;
+
+    fn login() -> Record {
+        let fields = vec![("protocol", "nbd".into()), ("peer", "127.0.0.1:9".into()), ("offset", 512.into())];
+        Record { level: Level::INFO, area: Some(AUDIT), message: "login".to_owned(), fields }
+    }
+
+    #[test]
+    fn a_record_is_a_line_of_text_a_json_object_or_fields_of_the_journal() {
+        let record = login();
+        assert_eq!(record.text(), " INFO login protocol=\"nbd\" peer=\"127.0.0.1:9\" offset=512");
+        let time = "2026-11-25T10:00:00Z".parse().ok();
+        assert_eq!(
+            record.written(LogFormat::Json, time, false),
+            r#"{"time":"2026-11-25T10:00:00.000Z","level":"info","area":"audit","message":"login","protocol":"nbd","peer":"127.0.0.1:9","offset":512}"#
+        );
+        assert_eq!(
+            record.written(LogFormat::Journald, time, false),
+            "PRIORITY=6\nSYSLOG_IDENTIFIER=blockmux\n\
+             MESSAGE=login protocol=\"nbd\" peer=\"127.0.0.1:9\" offset=512\n\
+             BLOCKMUX_AREA=audit\nBLOCKMUX_PROTOCOL=nbd\nBLOCKMUX_PEER=127.0.0.1:9\nBLOCKMUX_OFFSET=512\n"
+        );
+    }
+
+    #[test]
+    fn text_of_a_peer_cannot_begin_a_line_or_a_field() {
+        let mut record = login();
+        record.message = "closing: it said\nPRIORITY=0".to_owned();
+        record.fields = vec![("initiator", "a\" peer=\"1.2.3.4:5\nX=y".into())];
+        assert_eq!(
+            record.text(),
+            r#" INFO closing: it said PRIORITY=0 initiator="a\" peer=\"1.2.3.4:5\nX=y""#
+        );
+        let entry = record.written(LogFormat::Journald, None, false);
+        let names: Vec<_> = entry.lines().map(|line| line.split('=').next().unwrap()).collect();
+        let expected = ["PRIORITY", "SYSLOG_IDENTIFIER", "MESSAGE", "BLOCKMUX_AREA", "BLOCKMUX_INITIATOR"];
+        assert_eq!(names, expected);
+    }
+}

@@ -1,0 +1,237 @@
+"use strict";
+const PROTOCOLS = ["nbd", "iscsi", "iser", "nvme-tcp", "nvme-rdma", "srp", "aoe"];
+const MOST_SESSIONS = 200, SHOWN_ACTIONS = 8, EVERY_MS = 2000, POINTS = 360;
+const $ = id => document.getElementById(id);
+let token = null, before = null, timer = null;
+
+try { token = sessionStorage.getItem("token"); } catch (error) { token = null; }
+if (location.hash.startsWith("#token=")) {
+  keep(decodeURIComponent(location.hash.slice(7)));
+  history.replaceState(null, "", location.pathname);
+}
+
+function keep(value) {
+  token = value;
+  try { value ? sessionStorage.setItem("token", value) : sessionStorage.removeItem("token"); } catch (error) { /* kept here */ }
+}
+
+async function ask(path) {
+  const headers = token ? { authorization: "Bearer " + token } : {};
+  const answer = await fetch(path, { headers, cache: "no-store" });
+  if (answer.status === 401) throw { unauthorized: true };
+  if (!answer.ok) throw new Error(path + ": " + answer.status);
+  return answer.json();
+}
+
+function scaled(value, base, units) {
+  let unit = 0;
+  while (value >= base && unit + 1 < units.length) { value /= base; unit += 1; }
+  return [value >= 100 || unit === 0 ? Math.round(value).toString() : value.toPrecision(3), units[unit]];
+}
+const bytes = value => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
+const size = value => bytes(value).join(" ");
+const speed = value => bytes(value).join(" ") + "/s";
+const count = value => value < 10000 ? value.toLocaleString("en") : scaled(value, 1000, ["", "k", "M", "G"]).join("");
+const micros = value => value == null ? ["\u2013", ""] : scaled(value, 1000, ["\u00b5s", "ms", "s"]);
+const latency = value => micros(value).join(" ").trim();
+const time = value => new Date(value).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
+
+function element(name, classes, text) {
+  const made = document.createElement(name);
+  if (classes) made.className = classes;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function drawn(name, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+/* The lines of some series, in a box of width x height; the newest point is at its right edge. */
+function lines(svg, series, box) {
+  const top = Math.max(1e-9, ...series.flatMap(one => one.values.map(value => value ?? 0)));
+  for (const { values, kind } of series) {
+    const x = nth => box.left + box.width * (POINTS - values.length + nth + 1) / POINTS;
+    const y = value => box.top + box.height * (1 - value / (top * 1.08));
+    const runs = [];
+    values.forEach((value, nth) => {
+      if (value == null) return;
+      if (values[nth - 1] == null || !runs.length) runs.push([]);
+      runs[runs.length - 1].push([x(nth), y(value)]);
+    });
+    for (const run of runs) {
+      const points = run.map(([left, up]) => left.toFixed(1) + "," + up.toFixed(1)).join(" ");
+      const floor = (box.top + box.height).toFixed(1), ends = [run[0][0].toFixed(1), run[run.length - 1][0].toFixed(1)];
+      svg.append(drawn("polygon", { class: "area " + kind, points: `${ends[0]},${floor} ${points} ${ends[1]},${floor}` }));
+      svg.append(drawn("polyline", { class: "line " + kind, points }));
+    }
+  }
+  return top;
+}
+
+function chart(id, series, label) {
+  const svg = $(id), width = Math.max(200, svg.clientWidth), height = Math.max(90, svg.clientHeight);
+  svg.replaceChildren();
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const box = { left: 0, top: 14, width: width - 1, height: height - 32 };
+  for (const share of [0, 0.5, 1]) {
+    const y = box.top + box.height * (1 - share / 1.08);
+    svg.append(drawn("line", { class: "grid", x1: 0, x2: width, y1: y, y2: y }));
+  }
+  const top = lines(svg, series, box);
+  const any = series.some(one => one.values.some(value => value > 0));
+  svg.append(drawn("text", { x: 0, y: 10 }, any ? label(top) : "nothing yet"));
+  svg.append(drawn("text", { x: 0, y: height - 3 }, "1 hour ago"));
+  svg.append(drawn("text", { x: width, y: height - 3, class: "end" }, "now"));
+}
+
+function spark(points) {
+  const svg = drawn("svg", { viewBox: "0 0 128 26", preserveAspectRatio: "none", "aria-hidden": "true" });
+  const values = points.map(point => point.reads + point.writes + point.others);
+  lines(svg, [{ values, kind: "read" }], { left: 0, top: 1, width: 127, height: 24 });
+  return svg;
+}
+
+function rows(id, made, empty) {
+  const body = $(id).tBodies[0];
+  if (!made.length) {
+    const row = element("tr"), cell = element("td", "empty", empty);
+    cell.colSpan = 11;
+    row.append(cell);
+    made = [row];
+  }
+  body.replaceChildren(...made);
+}
+
+function number(label, text, isBad) {
+  const cell = element("td", "number" + (isBad ? " bad" : ""), text);
+  cell.dataset.label = label;
+  return cell;
+}
+
+function volumeRow(volume, series) {
+  const row = element("tr"), now = series ? series.now : null;
+  const rate = (pick, show) => now ? show(pick(now)) : "\u2013";
+  row.append(element("th", "", volume.name));
+  row.append(number("size", size(volume.size)), number("users", volume.users));
+  row.append(number("reads/s", rate(one => one.reads, count)), number("writes/s", rate(one => one.writes, count)));
+  row.append(number("read", rate(one => one.read_bytes, speed)), number("written", rate(one => one.written_bytes, speed)));
+  row.append(number("99%", now ? latency(now.p99_us) : "\u2013"), number("failed", count(volume.failed), volume.failed > 0));
+  const state = element("td");
+  if (volume.read_only) state.append(element("span", "badge", "read-only"));
+  if (volume.reservation) {
+    const text = volume.reservation.reserved ? "reserved" : volume.reservation.registrants + " registered";
+    state.append(element("span", "badge", text));
+  }
+  if (volume.gone) state.append(element("span", "badge bad", volume.gone + " gone with I/O in flight"));
+  if (volume.reconnects) state.append(element("span", "badge", volume.reconnects + " reconnects"));
+  if (volume.populated && volume.populated.bytes < volume.populated.of) {
+    state.append(element("span", "badge", "populated " + Math.floor(100 * volume.populated.bytes / volume.populated.of) + "%"));
+  }
+  row.append(state);
+  const hour = element("td");
+  if (series) hour.append(spark(series.points));
+  row.append(hour);
+  return row;
+}
+
+const moved = session => session.read_bytes + session.written_bytes;
+const asked = session => session.reads + session.writes + session.others;
+const key = session => [session.protocol, session.initiator, session.target, session.address, session.since].join("\n");
+
+function sessionRow(session, earlier, seconds) {
+  const row = element("tr"), name = element("th", "protocol", session.protocol);
+  const known = PROTOCOLS.includes(session.protocol) ? session.protocol : "other";
+  name.style.setProperty("--c", `var(--${known})`);
+  const rate = pick => earlier && seconds > 0 ? Math.max(0, (pick(session) - pick(earlier)) / seconds) : null;
+  const from = element("td", "", session.address);
+  const initiator = element("td", "long", session.initiator), target = element("td", "long", session.target);
+  const since = element("td", "", time(session.since));
+  const requests = rate(asked), flow = rate(moved);
+  row.append(name, from, initiator, target, since);
+  row.append(number("requests/s", requests == null ? "\u2013" : count(Math.round(requests))));
+  row.append(number("bytes/s", flow == null ? "\u2013" : speed(flow)));
+  row.append(number("failed", count(session.failed), session.failed > 0));
+  return row;
+}
+
+function show(status, sessions, hour, actions) {
+  const now = hour.total.now, points = hour.total.points;
+  $("iops").textContent = count(now.reads + now.writes + now.others);
+  $("iops-parts").textContent = `${count(now.reads)} reads, ${count(now.writes)} writes`;
+  [$("bytes").textContent, $("bytes-unit").textContent] = bytes(now.read_bytes + now.written_bytes);
+  $("bytes-unit").textContent += "/s";
+  $("bytes-parts").textContent = `${speed(now.read_bytes)} read, ${speed(now.written_bytes)} written`;
+  [$("p50").textContent, $("p50-unit").textContent] = micros(now.p50_us);
+  $("p99").textContent = now.p99_us == null ? "no requests" : "99% below " + latency(now.p99_us);
+  $("connections").textContent = status.connections;
+  const parts = status.protocols.filter(one => one.connections).map(one => `${one.name} ${one.connections}`);
+  $("connections-parts").textContent = parts.join(", ") || `of ${status.max_connections}`;
+  const failed = points.reduce((sum, point) => sum + point.failed, 0);
+  $("failed").textContent = count(failed);
+  const gone = status.gone ? `, ${status.gone} gone with I/O in flight` : "";
+  const ever = status.volumes.reduce((sum, volume) => sum + volume.failed, 0);
+  $("failed-parts").textContent = `${count(ever)} since the start${gone}`;
+  $("failed-tile").classList.toggle("alarm", failed > 0 || status.gone > 0);
+  const series = (pick, kind) => ({ values: points.map(pick), kind });
+  chart("chart-iops", [series(one => one.reads, "read"), series(one => one.writes, "write")], top => count(Math.round(top)) + "/s");
+  chart("chart-bytes", [series(one => one.read_bytes, "read"), series(one => one.written_bytes, "write")], speed);
+  chart("chart-latency", [series(one => one.p50_us, "read"), series(one => one.p99_us, "write")], latency);
+  const of = new Map(hour.volumes.map(one => [one.name, one]));
+  rows("volumes", status.volumes.map(volume => volumeRow(volume, of.get(volume.name))), "no volumes");
+  const seconds = before ? (performance.now() - before.at) / 1000 : 0;
+  const earlier = before ? before.sessions : new Map();
+  const shown = sessions.slice(0, MOST_SESSIONS);
+  rows("sessions", shown.map(one => sessionRow(one, earlier.get(key(one)), seconds)), "nobody is connected");
+  $("more-sessions").hidden = sessions.length <= MOST_SESSIONS;
+  $("more-sessions").textContent = `and ${sessions.length - MOST_SESSIONS} more`;
+  before = { at: performance.now(), sessions: new Map(sessions.map(one => [key(one), one])) };
+  $("actions-section").hidden = !actions.length;
+  rows("actions", actions.slice(-SHOWN_ACTIONS).reverse().map(one => {
+    const row = element("tr"), state = element("td", "long" + (one.state === "failed" ? " bad" : ""));
+    state.textContent = one.error ? one.error.message : one.state === "running" && one.progress ? one.progress : one.state;
+    row.append(element("td", "", time(one.begun)), element("td", "long", one.action), state);
+    return row;
+  }), "");
+}
+
+function say(text, kind) {
+  $("state").textContent = text;
+  $("state").className = "state " + kind;
+}
+
+async function look() {
+  clearTimeout(timer);
+  try {
+    const all = await Promise.all(["/v1/status", "/v1/sessions", "/v1/history", "/v1/actions"].map(ask));
+    $("login").hidden = true;
+    $("main").hidden = false;
+    show(...all);
+    say(`live at ${location.host || "this daemon"}`, "live");
+  } catch (error) {
+    if (error && error.unauthorized) {
+      $("wrong").hidden = !token;
+      keep(null);
+      $("login").hidden = false;
+      $("main").hidden = true;
+      say("a token is needed", "");
+      $("token").focus();
+      return;
+    }
+    say(`no answer (${error.message}); trying again`, "lost");
+  }
+  timer = setTimeout(look, EVERY_MS);
+}
+
+$("volumes").classList.add("stack");
+$("sessions").classList.add("stack");
+$("login").addEventListener("submit", event => {
+  event.preventDefault();
+  keep($("token").value.trim());
+  $("token").value = "";
+  look();
+});
+look();

@@ -1,0 +1,112 @@
+//! What a service manager such as systemd is told (sd_notify(3)): that the daemon is ready, stops,
+//! and lives.
+//!
+//! Without `NOTIFY_SOCKET` in the environment nobody is told, and nothing here does anything.
+
+use crate::failure::Failure;
+use crate::privileges;
+use blockmux_engine::reactor::Inbox;
+use sd_notify::NotifyState;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tracing::{debug, error};
+
+/// Tells the service manager that connections are accepted.
+pub(super) fn ready(volumes: usize) {
+    let status = format!("serving {volumes} {}", if volumes == 1 { "volume" } else { "volumes" });
+    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+}
+
+/// Tells the service manager that the daemon stops.
+pub(super) fn stopping() {
+    notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        debug!("the service manager is not told: {error}");
+    }
+}
+
+/// Tells the service manager regularly that all cores run tasks, until it is dropped. If a core
+/// does not, the manager is not told, and ends the daemon (`WatchdogSec=`).
+pub(super) struct Watchdog {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Starts a thread if the service manager wants to be told.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub(super) fn start(cores: Vec<Inbox>) -> Result<Option<Watchdog>, Failure> {
+        let Some(timeout) = sd_notify::watchdog_enabled() else { return Ok(None) };
+        let interval = (timeout / 2).max(LEAST_INTERVAL);
+        let (stop, stopped) = mpsc::channel();
+        let watch = move || {
+            privileges::give_up_all();
+            loop {
+                match unresponsive(&cores, interval) {
+                    None => notify(&[NotifyState::Watchdog]),
+                    Some(core) => error!("core {core} runs no task for {interval:?}"),
+                }
+                match stopped.recv_timeout(interval) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("watchdog".to_owned()).spawn(watch);
+        let thread = thread.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+        Ok(Some(Watchdog { stop: Some(stop), thread: Some(thread) }))
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            error!("the watchdog thread has panicked");
+        }
+    }
+}
+
+/// The first core that does not answer within `timeout`.
+fn unresponsive(cores: &[Inbox], timeout: Duration) -> Option<usize> {
+    let deadline = Instant::now() + timeout;
+    let asked = cores.iter().map(|inbox| {
+        let (sender, answer) = mpsc::channel();
+        inbox.send(move |_| {
+            let _ = sender.send(());
+        });
+        answer
+    });
+    let answers: Vec<_> = asked.collect();
+    answers
+        .iter()
+        .position(|answer| answer.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_err())
+}
+
+/// However short the manager's timeout is.
+const LEAST_INTERVAL: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_engine::cores::{Cores, CoresConfig};
+
+    #[test]
+    fn a_core_that_is_busy_with_one_task_is_found_and_one_that_sleeps_is_not() {
+        let cores = Cores::start(&CoresConfig { count: 2, ..CoresConfig::default() }).unwrap();
+        assert_eq!(unresponsive(&cores.inboxes(), Duration::from_secs(60)), None);
+        let (release, held) = mpsc::channel::<()>();
+        cores.inboxes()[1].send(move |_| {
+            let _ = held.recv();
+        });
+        assert_eq!(unresponsive(&cores.inboxes(), Duration::from_millis(50)), Some(1));
+        drop(release);
+        assert_eq!(unresponsive(&cores.inboxes(), Duration::from_secs(60)), None);
+    }
+}

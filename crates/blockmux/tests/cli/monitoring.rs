@@ -1,0 +1,305 @@
+//! What a daemon tells of itself: metrics, as Prometheus reads them, and the live page, as a
+//! browser shows it.
+
+use crate::api::Tcp;
+use crate::control::eventually;
+use crate::program::{has, succeed, text};
+use crate::raw_client::{READ, RawClient};
+use crate::raw_iscsi::RawIscsi;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// The value of a series, which is 0 as long as it is not there.
+fn value(metrics: &str, series: &str) -> f64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.map_or(0.0, |value| value.parse().unwrap())
+}
+
+/// The sum of all series of a metric with that part.
+fn sum(metrics: &str, metric: &str, part: &str) -> f64 {
+    let own = metrics.lines().filter(|line| line.starts_with(&format!("{metric}{{")) && line.contains(part));
+    own.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
+#[test]
+fn requests_latencies_failures_and_sessions_are_counted_by_volume_and_listener() {
+    let volumes = ["a=mem:8m", "slow=delay:20ms:mem:8m", "bad=fault:op=write,error=medium:mem:8m"];
+    let tcp = Tcp::serve(&[&volumes[..], &["--iscsi", "127.0.0.1:0"]].concat());
+    let mut nbd = RawClient::connect(&tcp.daemon.socket());
+    for _ in 0..20 {
+        assert_eq!(nbd.write(0, 0, &[1; 4096]), 0);
+        assert_eq!(nbd.read(0, 512), [1; 512]);
+    }
+    let urls = tcp.daemon.urls_of("iscsi");
+    let url = |name: &str| urls.iter().find(|url| url.contains(&format!(":{name}/"))).unwrap();
+    let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    let mut slow = RawIscsi::login(url("slow"), "iqn.2026-11.i:a");
+    let mut bad = RawIscsi::login(url("bad"), "iqn.2026-11.i:b");
+    slow.run(&read, &[], 512);
+    bad.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 512], 0);
+    let metrics = tcp.get("/metrics");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+    let socket = format!("unix:{}", tcp.daemon.socket().display());
+    let labels = format!("volume=\"a\",protocol=\"nbd\",listener=\"{socket}\"");
+    assert_eq!(value(&metrics, &format!("blockmux_volume_requests_total{{{labels},kind=\"write\"}}")), 20.0);
+    assert_eq!(
+        value(&metrics, &format!("blockmux_volume_data_bytes_total{{{labels},direction=\"read\"}}")),
+        10240.0
+    );
+    let count = "blockmux_volume_latency_seconds_count";
+    assert_eq!(value(&metrics, &format!("{count}{{volume=\"a\",kind=\"write\"}}")), 20.0);
+    let buckets = metrics.lines().filter(|line| {
+        line.starts_with("blockmux_volume_latency_seconds_bucket{") && line.contains("\"slow\",kind=\"read\"")
+    });
+    let buckets: Vec<(f64, f64)> = buckets
+        .map(|line| {
+            let (labels, value) = line.rsplit_once(' ').unwrap();
+            let bound = labels.split("le=\"").nth(1).unwrap().trim_end_matches("\"}");
+            (bound.parse().unwrap_or(f64::INFINITY), value.parse().unwrap())
+        })
+        .collect();
+    assert_eq!(buckets.len(), 25, "{metrics}");
+    let at_least = buckets.iter().filter(|(bound, _)| *bound < 0.02).map(|(_, count)| *count);
+    assert!(at_least.fold(0.0, f64::max) < buckets[24].1, "some took 20 ms: {buckets:?}");
+    assert_eq!(sum(&metrics, "blockmux_volume_failures_total", "volume=\"bad\",error=\"medium\""), 1.0);
+    assert_eq!(sum(&metrics, "blockmux_sessions", "protocol=\"iscsi\""), 2.0);
+    assert_eq!(
+        sum(&metrics, "blockmux_session_requests_total", "initiator=\"iqn.2026-11.i:b\",target"),
+        sum(&metrics, "blockmux_volume_requests_total", "volume=\"bad\"")
+    );
+    assert_eq!(sum(&metrics, "blockmux_listener_connections", "protocol=\"nbd\""), 1.0);
+    assert!(sum(&metrics, "blockmux_core_sleeps_total", "core=\"0\"") > 0.0);
+    assert!(value(&metrics, "process_resident_memory_bytes") > 1e6);
+    // What is in flight is what began and has not completed.
+    assert_eq!(sum(&metrics, "blockmux_volume_queue_depth", ""), 0.0);
+    // The counts stay when those who did it are gone.
+    drop((nbd, slow, bad));
+    let gone = || sum(&tcp.get("/metrics"), "blockmux_volume_users", "") == 0.0;
+    eventually("they are gone", gone);
+    let metrics = tcp.get("/metrics");
+    assert_eq!(value(&metrics, &format!("blockmux_volume_requests_total{{{labels},kind=\"write\"}}")), 20.0);
+    assert_eq!(value(&metrics, &format!("{count}{{volume=\"a\",kind=\"write\"}}")), 20.0);
+}
+
+#[test]
+fn requests_in_flight_are_the_depth_of_the_queue() {
+    let tcp = Tcp::serve(&["fault:op=read,error=stuck:mem:8m"]);
+    let mut nbd = RawClient::connect(&tcp.daemon.socket());
+    for _ in 0..3 {
+        nbd.request(READ, 0, 0, 512);
+    }
+    eventually("they are in flight", || {
+        sum(&tcp.get("/metrics"), "blockmux_volume_queue_depth", "disk0") == 3.0
+    });
+    drop(nbd);
+    let orphaned = || sum(&tcp.get("/metrics"), "blockmux_volume_orphaned_connections", "disk0");
+    eventually("its client is gone", || orphaned() == 1.0);
+}
+
+/// Ended when dropped.
+struct Prometheus(Child);
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn prometheus_scrapes_a_daemon_and_loads_our_rules() {
+    if !has("prometheus") || !has("promtool") || !has("curl") {
+        return;
+    }
+    let contrib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib");
+    let rules = contrib.join("blockmux.rules.yml").canonicalize().unwrap();
+    succeed(Command::new("promtool").args(["check", "rules"]).arg(&rules));
+    let tcp = Tcp::serve(&["a=mem:8m", "--iscsi", "127.0.0.1:0"]);
+    let mut nbd = RawClient::connect(&tcp.daemon.socket());
+    assert_eq!(nbd.read(0, 512), [0; 512]);
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("prometheus.yml");
+    let written = format!(
+        "global: {{scrape_interval: 1s}}\nrule_files: ['{}']\nscrape_configs:\n- job_name: blockmux\n  authorization: \
+         {{credentials_file: '{}'}}\n  static_configs: [{{targets: ['{}']}}]\n",
+        rules.display(),
+        tcp.token_file.display(),
+        tcp.url().trim_start_matches("http://")
+    );
+    fs::write(&config, written).unwrap();
+    let at = format!("127.0.0.1:{}", free_port());
+    let prometheus = Command::new("prometheus")
+        .arg(format!("--config.file={}", config.display()))
+        .arg(format!("--storage.tsdb.path={}", directory.path().join("data").display()))
+        .arg(format!("--web.listen-address={at}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let _prometheus = Prometheus(prometheus.unwrap());
+    let ask = |path: &str| {
+        let output =
+            Command::new("curl").args(["-sS", "--max-time", "10", &format!("http://{at}{path}")]).output();
+        serde_json::from_slice::<Value>(&output.unwrap().stdout).unwrap_or_default()
+    };
+    let query = |query: &str| {
+        let answer = ask(&format!("/api/v1/query?query={query}"));
+        answer["data"]["result"][0]["value"][1].as_str().map(str::to_owned)
+    };
+    eventually("it has scraped", || query("up").as_deref() == Some("1"));
+    assert_eq!(query("sum(blockmux_volume_requests_total%7Bkind=%22read%22%7D)").as_deref(), Some("1"));
+    assert_eq!(query("blockmux_volume_size_bytes").as_deref(), Some("8388608"));
+    let targets = ask("/api/v1/targets");
+    assert_eq!(targets["data"]["activeTargets"][0]["lastError"], "", "{targets}");
+    eventually("the rules are evaluated", || {
+        let rules = ask("/api/v1/rules");
+        let rules = rules["data"]["groups"][0]["rules"].as_array().cloned().unwrap_or_default();
+        rules.len() == 10 && rules.iter().all(|rule| rule["health"] == "ok")
+    });
+    // Each query of the dashboard is one that Prometheus understands.
+    let dashboard = fs::read_to_string(contrib.join("grafana-dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let queries = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    for query in queries.map(|target| target["expr"].as_str().unwrap()) {
+        let query =
+            query.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$volume", ".*");
+        let answer = succeed(
+            Command::new("curl")
+                .args(["-sS", "-G", &format!("http://{at}/api/v1/query"), "--data-urlencode"])
+                .arg(format!("query={query}")),
+        );
+        assert!(answer.starts_with("{\"status\":\"success\""), "{query}: {answer}");
+    }
+}
+
+#[test]
+fn promtool_finds_nothing_wrong_with_the_names_of_our_metrics() {
+    if !has("promtool") {
+        return;
+    }
+    let tcp = Tcp::serve(&["a=mem:8m"]);
+    let mut nbd = RawClient::connect(&tcp.daemon.socket());
+    assert_eq!(nbd.read(0, 512), [0; 512]);
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It reads the older text format, which has no end and names a counter with its suffix.
+    let metrics = tcp.get("/metrics").replace("# EOF\n", "");
+    let counters: Vec<&str> =
+        metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let older = metrics.lines().filter(|line| !line.starts_with("# UNIT")).map(|line| {
+        let name = line.split(' ').nth(2).unwrap_or_default();
+        let is_head = line.starts_with("# ") && counters.contains(&name);
+        let line = if is_head { line.replacen(name, &format!("{name}_total"), 1) } else { line.to_owned() };
+        let line = if line.starts_with("# ") && line.contains("blockmux_build") {
+            line.replacen("blockmux_build", "blockmux_build_info", 1).replace(" info", " gauge")
+        } else {
+            line
+        };
+        line + "\n"
+    });
+    promtool.stdin.take().unwrap().write_all(older.collect::<String>().as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+#[test]
+fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_telephone() {
+    let Some(browser) = browser() else { return };
+    let tcp = Tcp::serve(&["a=mem:8m", "b=mem:8m", "--iscsi", "127.0.0.1:0"]);
+    let mut scsi = RawIscsi::login(&tcp.daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a");
+    scsi.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], 512);
+    let history = || serde_json::from_str::<Value>(&tcp.get("/v1/history")).unwrap();
+    eventually("there is a point", || !history()["total"]["points"].as_array().unwrap().is_empty());
+    let html = tcp.get_public("/");
+    let paths = ["/v1/status", "/v1/sessions", "/v1/history", "/v1/actions"];
+    let mut told: Value =
+        paths.iter().map(|path| (*path, serde_json::from_str::<Value>(&tcp.get(path)).unwrap())).collect();
+    // Peers choose names.
+    told["/v1/sessions"][0]["initiator"] = json!("iqn.2026-11.i:<b>a</b>");
+    for (name, dark) in [("light", false), ("dark", true)] {
+        let seen = seen(&browser, name, dark, &html, &told);
+        assert_eq!(seen["errors"], json!([]), "{name}");
+        assert_eq!((&seen["resources"], &seen["dark"]), (&json!([]), &json!(dark)));
+        assert_eq!((&seen["volumes"], &seen["sessions"]), (&json!(["a", "b"]), &json!(["iscsi"])), "{name}");
+        assert_eq!(seen["initiator"], "iqn.2026-11.i:<b>a</b>");
+        assert_eq!((&seen["charts"], &seen["lines"]), (&json!(3), &json!(true)), "{name}");
+        assert_eq!(seen["wider_than_wide"], json!([]), "{name}");
+        assert_eq!(seen["wider_than_narrow"], json!([]), "{name}");
+    }
+}
+
+/// What a probe sees of the page with that data.
+fn seen(browser: &Path, name: &str, dark: bool, html: &str, told: &Value) -> Value {
+    let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("live-page-{name}"));
+    fs::create_dir_all(&directory).unwrap();
+    let page = directory.join("page.html");
+    let told = told.to_string().replace('<', "\\u003c");
+    let head = format!(
+        "<script>const told = {told}, errors = [];\
+         addEventListener('error', event => errors.push(String(event.message)));\
+         window.fetch = async path => new Response(JSON.stringify(told[path]));</script></head>"
+    );
+    let html = html.replace("</head>", &head).replace("</body>", &format!("{PROBE}</body>"));
+    fs::write(&page, html).unwrap();
+    let mut command = Command::new(browser);
+    command
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
+        .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
+        .args(["--window-size=1400,1000", "--virtual-time-budget=3000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", directory.join("profile").display()));
+    if dark {
+        command.arg("--blink-settings=preferredColorScheme=0");
+    }
+    let output = command.arg(format!("file://{}", page.display())).output().unwrap();
+    let dom = text(&output.stdout);
+    let seen = dom.split_once("<pre id=\"seen\">").and_then(|(_, rest)| rest.split_once("</pre>"));
+    let (seen, _) = seen.unwrap_or_else(|| panic!("no probe in: {dom}{}", text(&output.stderr)));
+    let seen = seen.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    serde_json::from_str(&seen).unwrap()
+}
+
+#[expect(clippy::print_stdout, reason = "a skipped test says why")]
+fn browser() -> Option<PathBuf> {
+    let names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+    let path = std::env::var_os("PATH")?;
+    let found = std::env::split_paths(&path).flat_map(|directory| names.map(|name| directory.join(name)));
+    let found = found.into_iter().find(|file| file.is_file());
+    if found.is_none() {
+        println!("skipped: no Chromium or Chrome in PATH");
+    }
+    found
+}
+
+const PROBE: &str = r##"<pre id="seen" hidden></pre><script>
+addEventListener("load", () => setTimeout(() => {
+  const all = [...document.querySelectorAll("body *")];
+  const wider = edge => all.filter(element => !element.closest(".scroll, svg, #seen"))
+    .filter(element => element.getBoundingClientRect().right > edge).map(element => element.outerHTML.slice(0, 80));
+  const texts = query => [...document.querySelectorAll(query)].map(element => element.textContent);
+  const seen = {
+    errors, dark: matchMedia("(prefers-color-scheme: dark)").matches,
+    resources: performance.getEntriesByType("resource").map(entry => entry.name),
+    volumes: texts("#volumes tbody th"), sessions: texts("#sessions tbody th"),
+    initiator: document.querySelector("#sessions td.long").textContent,
+    charts: document.querySelectorAll("figure svg").length,
+    lines: [...document.querySelectorAll("figure svg")].every(chart => chart.querySelector("text")),
+    wider_than_wide: wider(innerWidth + 0.5),
+  };
+  document.documentElement.style.width = "390px";
+  seen.wider_than_narrow = wider(390.5);
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+}, 500));
+</script>"##;

@@ -1,0 +1,96 @@
+# NVMe/RDMA over siw, Linux's software iWARP: the kernel's host by several paths to one namespace (native multipath), over
+# RDMA alone and with TCP beside it, against `blockmux serve`.
+. /lib.sh
+. /nvme.inc
+. /siw.inc
+modprobe nvme-core multipath=Y
+modprobe -a nvme_rdma nvme-tcp
+
+serve_disk() {
+  host run "cat >blockmux.toml <<END
+    [[volume]]
+    name = 'disk'
+    spec = 'file:disk.img?size=192m'
+    [[nvme_subsystem]]
+    nqn = '$NQN'
+    namespaces = { 1 = 'disk' }
+END"
+  serve "--config blockmux.toml --nvme-tcp $HOST:3260 --nvme-tcp $HOST:3261"
+}
+# add_path TRANSPORT ADDRESS
+add_path() {
+  nvme connect -t "$1" -a "$2" -s 3260 -n $NQN --hostnqn="$(name_of 1)" --hostid="$(uuid_of 1)" --nr-io-queues=1 \
+    --keep-alive-tmo=5 --reconnect-delay=2 --ctrl-loss-tmo=600
+}
+# state_of ADDRESS: of the controller there.
+state_of() { cat "$(dirname "$(grep -l "traddr=$1," /sys/class/nvme/nvme*/address)")/state"; }
+has_state() { [ "$(state_of "$1")" = "$2" ]; }
+# has_paths COUNT: so many lead to the namespace.
+has_paths() { [ "$(ls -d /sys/class/nvme/nvme*/nvme*c*n* | wc -l)" = "$1" ]; }
+serve_disk
+
+check two_paths_over_rdma_lead_to_one_namespace
+add_path rdma $target
+add_path rdma $other_target
+within 30 has_paths 2
+disk=/dev/$(ls /sys/block | grep -x 'nvme[0-9]*n1')
+test -b "$disk"
+verified_io "$disk" --size=4m
+kernel_is_content
+
+check io_goes_on_by_the_other_path_when_one_is_lost
+begin_io "$disk"
+sees_writes "$disk"
+lose_path $other_target
+within 60 has_state $other_target connecting
+sees_writes "$disk"
+restore_path $other_target
+within 60 has_state $other_target live
+lose_path $target
+within 60 has_state $target connecting
+sees_writes "$disk"
+restore_path $target
+within 60 has_state $target live
+sees_writes "$disk"
+end_io
+kernel_is_content .     # a connection that is lost has much to say
+
+check io_goes_on_over_tcp_when_every_path_over_rdma_is_lost
+add_path tcp "$HOST"
+within 30 has_paths 3
+begin_io "$disk"
+sees_writes "$disk"
+lose_path $target
+lose_path $other_target
+within 60 has_state $target connecting
+within 60 has_state $other_target connecting
+sees_writes "$disk"
+restore_path $target
+restore_path $other_target
+within 60 has_state $target live
+within 60 has_state $other_target live
+sees_writes "$disk"
+end_io
+kernel_is_content .
+
+check io_goes_on_over_rdma_when_the_path_over_tcp_is_taken_away
+begin_io "$disk"
+sees_writes "$disk"
+disconnect "$(basename "$(dirname "$(grep -l "traddr=$HOST," /sys/class/nvme/nvme*/address)")")"
+within 30 has_paths 2
+sees_writes "$disk"
+end_io
+kernel_is_content .
+
+check io_goes_on_after_the_target_was_killed_and_started_again
+begin_io "$disk"
+sees_writes "$disk"
+host kill target
+serve_disk
+within 60 has_state $target live
+within 60 has_state $other_target live
+sees_writes "$disk"
+end_io
+kernel_is_content .
+nvme disconnect -n $NQN
+host stop target
