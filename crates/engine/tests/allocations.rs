@@ -141,7 +141,7 @@ fn serve_memory(cores: &Cores) -> Address {
     let address = listener.address().clone();
     let volume = Arc::new(MemVolume::from_pages(map_pages(VOLUME_BYTES as usize).unwrap()));
     let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
-    let (serve, inboxes) = (serve(Exports::new(vec![export])), cores.inboxes());
+    let (serve, inboxes) = (serve(Exports::new(vec![export]), None), cores.inboxes());
     cores
         .ask(0, move |core| ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(4)))
         .unwrap();

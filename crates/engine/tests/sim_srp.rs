@@ -34,7 +34,7 @@ use storms::{
 struct Srp {
     over: OverIwarp,
     /// What the target's end of the stream asks for.
-    config: iwarp::Config,
+    config: iwarp::IwarpConfig,
     channels: u32,
     immediate_data: bool,
     node: OnceCell<Arc<SrpNode>>,
@@ -87,10 +87,10 @@ impl Dialer for AnyUnit {
 fn protocol(seed: u64) -> Srp {
     Srp {
         over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },
-        config: iwarp::Config {
+        config: iwarp::IwarpConfig {
             wants_markers: seed % 5 == 2,
             mss: [1448, 65_483, 536][seed as usize % 3],
-            ..iwarp::Config::default()
+            ..iwarp::IwarpConfig::default()
         },
         channels: 1 + seed as u32 / 2 % 3,
         immediate_data: seed % 4 != 3,

@@ -9,8 +9,8 @@ use std::ptr;
 /// The library's connection with its input and output buffers.
 ///
 /// # Invariants
-/// `buffers` comes from a box, which is freed after the connection that has its address. The library
-/// uses it only in the calls of [`Pipe::with_input`], during which nobody else does.
+/// `buffers` comes from a box, which is freed after the connection that has its address. The
+/// library uses it only in the calls of [`Pipe::with_input`], during which nothing else does.
 pub(crate) struct Pipe {
     /// `None` only while the pipe is dropped.
     connection: Option<Connection>,

@@ -139,9 +139,9 @@ fn sessions_on_both_ends_see_plain_bytes_and_their_outboxes_empty_when_all_is_se
         assert!(setting.server.heard == [&b"head"[..], &said].concat());
         assert!(setting.client.heard == said[..100_000]);
         assert!(setting.client.outbox.is_empty() && setting.server.outbox.is_empty());
-        let identity = setting.server.secure.as_mut().unwrap();
-        assert_eq!(identity.take_identity(), Some(&b"key"[..]));
-        assert_eq!(identity.take_identity(), None, "it is told once");
+        let secure = setting.server.secure.as_mut().unwrap();
+        assert_eq!(secure.take_peer(), Some(SecuredBy::Psk(b"key")));
+        assert_eq!(secure.take_peer(), None, "it is told once");
     }
 }
 

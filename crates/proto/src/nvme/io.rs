@@ -226,9 +226,9 @@ impl IoCommand {
         Ok(IoCommand::new(namespace.volume, (offset, 0), IoCommandKind::Copy(Box::new(copying))))
     }
 
-    /// Length of the host's data in bytes; `descriptor_len` is the length of the descriptor. A list of ranges
-    /// or keys may be in a larger buffer: Linux always sends a whole page of ranges, and two keys
-    /// for Release, which has one.
+    /// Length of the host's data in bytes; `descriptor_len` is the length in the data pointer. The
+    /// buffer of a list may be longer than the list: Linux always sends a whole page of ranges, and
+    /// two keys for Release, which has one.
     #[inline]
     pub(crate) fn data_out(&self, descriptor_len: usize) -> usize {
         let list = |len: usize| if len > 0 { descriptor_len.min(LONGEST_LIST).max(len) } else { 0 };

@@ -22,7 +22,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TlsSettings {
-    /// Whether NBD clients use TLS: off, on (optional) or require [default: require with certificates or keys, else off]
+    /// Whether NBD clients use TLS: off, on (optional) or require [default: require with
+    /// certificates or keys, else off]
     #[arg(long, value_name = "MODE", hide_possible_values = true)]
     nbd_tls: Option<TlsWish>,
     /// Directory with ca-cert.pem, server-cert.pem and server-key.pem; repeatable, chosen by SNI

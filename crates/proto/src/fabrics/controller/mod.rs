@@ -11,11 +11,11 @@
 //! each other (`fused.rs`). Events from other cores are read at each turn.
 //!
 //! Bounds of a queue: 30 seconds until it is connected and its host is authenticated; then as many
-//! commands as it has entries, at most 1,024, and 4 that wait for events. Every command for which
-//! the queue has an entry is accepted, because data of earlier commands may follow it in the same
-//! stream. At most 64 MiB of data are in flight or unsent; further commands wait before they begin
-//! or their data is fetched. A host that sends nothing for longer than its Keep Alive Timeout loses all
-//! of its queues, on all cores (decision 13).
+//! commands as it has entries, at most 1,024, and 4 Asynchronous Event Requests. Every command for
+//! which the queue has an entry is accepted, because data of earlier commands may follow it in the
+//! same stream. At most 64 MiB of data are in flight or unsent; further commands wait before they
+//! begin or their data is fetched. A host that sends nothing for longer than its Keep Alive Timeout
+//! loses all of its queues, on all cores (decision 13).
 //!
 //! `FabricsTransport` in `transport.rs` is the interface to a transport (decision 37).
 

@@ -297,8 +297,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     /// Determines how a command is executed, and the length of the host's data in bytes. `first` is
-    /// the slot of the first half if this is the second half of a fused operation; `descriptor_len` is the
-    /// length of the descriptor.
+    /// the slot of the first half if this is the second half of a fused operation.
     #[inline]
     fn accept(
         &mut self,

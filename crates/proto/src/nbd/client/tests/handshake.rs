@@ -239,10 +239,7 @@ fn a_refusal_is_told_apart_from_a_broken_protocol() {
     let go = Opt::NBD_OPT_GO;
     for (rep, line) in [
         (Rep::NBD_REP_ERR_UNKNOWN, "server has no export \"x\": sorry"),
-        (
-            Rep::NBD_REP_ERR_TLS_REQD,
-            "server requires TLS for export \"x\", and TLS is not supported yet: sorry",
-        ),
+        (Rep::NBD_REP_ERR_TLS_REQD, "server requires TLS for export \"x\": sorry"),
         (Rep::NBD_REP_ERR_POLICY, "server refused NBD_OPT_GO with NBD_REP_ERR_POLICY: sorry"),
         (Rep(0x8000_1234), "server refused NBD_OPT_GO with Rep(0x80001234): sorry"),
     ] {
