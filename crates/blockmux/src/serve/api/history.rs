@@ -139,10 +139,10 @@ const MOST_VOLUMES: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::volume_state::{Origin, OriginTraffic};
+    use blockmux_proto::volume_state::OriginTraffic;
 
     fn figures(reads: u64) -> Figures {
-        let mut sum = OriginTraffic { origin: Origin::default(), ..OriginTraffic::default() };
+        let mut sum = OriginTraffic::default();
         sum.traffic = VolumeTraffic { reads, read_bytes: reads * 4096, ..VolumeTraffic::default() };
         sum.latency.reads.buckets[5] = reads;
         let volume = VolumeFigures { name: "a".to_owned(), origins: vec![sum], ..VolumeFigures::default() };

@@ -413,7 +413,7 @@ impl ConnectionTurn<'_> {
             self.connection.replies.mover.as_ref().map(TargetDatamover::current_buffers).unwrap_or_default();
         let whole = WholePdu { bhs, ahs, data, digest_ok, buffers };
         if bhs.opcode() == IscsiOpcode::DATA_OUT {
-            let whole = self.into_owned(whole);
+            let whole = self.with_own_data(whole);
             return self.session.early.add_data(key, whole);
         }
         if !digest_ok && self.is_retransmitted(&bhs) {
@@ -424,7 +424,7 @@ impl ConnectionTurn<'_> {
         match self.session.window.admission(cmd_sn, is_immediate) {
             CmdSnCheck::Ignored => {}
             CmdSnCheck::Early => {
-                let whole = self.into_owned(whole);
+                let whole = self.with_own_data(whole);
                 self.session.early.hold(cmd_sn, key, whole);
             }
             CmdSnCheck::Now => {
@@ -483,7 +483,7 @@ impl ConnectionTurn<'_> {
     }
 
     /// Copies borrowed data to memory of its own, because the receive buffer is reused.
-    fn into_owned(&self, mut whole: WholePdu) -> WholePdu {
+    fn with_own_data(&self, mut whole: WholePdu) -> WholePdu {
         let is_message = self.connection.replies.mover.is_some();
         if let Some(borrowed) = whole.data.take_if(|data| is_message || !data.is_writable()) {
             let memory = self.connection.take_or_allocate(borrowed.len());

@@ -58,7 +58,6 @@ pub struct NbdTargetSession {
     events: AuditEvents,
 }
 
-#[expect(clippy::large_enum_variant, reason = "a session spends its life in the larger one")]
 enum NbdTargetPhase {
     Handshake(ServerHandshake),
     Transmission(ServerTransmission),

@@ -101,11 +101,11 @@ impl Wire {
         wire
     }
 
-    fn to_target(&mut self, event: Event) {
+    fn send_target(&mut self, event: Event) {
         RdmaSession::on_event(&mut self.target.session, event, Instant::now()).unwrap();
     }
 
-    fn to_initiator(&mut self, event: Event) {
+    fn send_initiator(&mut self, event: Event) {
         if let Err(error) = self.initiator.connection(0).on_event(event, Instant::now()) {
             self.wrong.get_or_insert(error);
         }
@@ -115,7 +115,7 @@ impl Wire {
     fn deliver(&mut self, message: &[u8], invalidated: Option<Stag>) {
         self.receives -= 1;
         assert!(self.receives >= 0, "no receive buffer");
-        self.to_initiator(Event::Received { message: Seg::from_slice(message), invalidated });
+        self.send_initiator(Event::Received { message: Seg::from_slice(message), invalidated });
     }
 
     /// Carries what both sides post until neither has anything.
@@ -131,7 +131,7 @@ impl Wire {
                 self.last_key += 1;
                 let remote = Remote { stag: Stag(self.last_key), address: 1 << 40, len: local.len() as u32 };
                 self.memory.insert(self.last_key, (local, access));
-                self.to_initiator(Event::Registered { id, remote });
+                self.send_initiator(Event::Registered { id, remote });
             }
             WorkRequest::Invalidate { stag } => {
                 self.memory.remove(&stag.0).expect("registered memory");
@@ -139,12 +139,12 @@ impl Wire {
             WorkRequest::Send { head, payload, .. } => {
                 let message = [&head[..], &payload.to_vec()].concat();
                 self.sent.push(message.clone());
-                self.to_target(Event::Received { message: Seg::from_slice(&message), invalidated: None });
+                self.send_target(Event::Received { message: Seg::from_slice(&message), invalidated: None });
             }
             WorkRequest::Disconnect => {
                 self.is_disconnected = true;
-                self.to_target(Event::Disconnected);
-                self.to_initiator(Event::Disconnected);
+                self.send_target(Event::Disconnected);
+                self.send_initiator(Event::Disconnected);
             }
             other => panic!("{other:?}"),
         }
@@ -155,27 +155,27 @@ impl Wire {
         self.target.turn();
         let Some(work) = self.theirs.next(&mut self.target.session, 100) else { return false };
         match work {
-            WorkRequest::Accept { private_data } => self.to_initiator(Event::Connected { private_data }),
-            WorkRequest::Reject { private_data } => self.to_initiator(Event::Refused { private_data }),
+            WorkRequest::Accept { private_data } => self.send_initiator(Event::Connected { private_data }),
+            WorkRequest::Reject { private_data } => self.send_initiator(Event::Refused { private_data }),
             WorkRequest::Receive => {}
             WorkRequest::Read { id, local, remote } => {
                 let (memory, access) = self.memory.get(&remote.stag.0).expect("registered memory");
                 assert_eq!(*access, RemoteRights::RemoteRead);
                 let offset = (remote.address - (1 << 40)) as usize;
                 local.copy_from(&memory.slice(offset, local.len()).to_vec());
-                self.to_target(Event::Done { id, result: Ok(()) });
+                self.send_target(Event::Done { id, result: Ok(()) });
             }
             WorkRequest::Write { id, local, remote } => {
                 let (memory, access) = self.memory.get(&remote.stag.0).expect("registered memory");
                 assert_eq!(*access, RemoteRights::RemoteWrite);
                 let offset = (remote.address - (1 << 40)) as usize;
                 memory.slice(offset, local.len()).copy_from(&local.to_vec());
-                self.to_target(Event::Done { id, result: Ok(()) });
+                self.send_target(Event::Done { id, result: Ok(()) });
             }
             WorkRequest::Send { head, .. } => self.on_sent_by_target(&head),
             WorkRequest::Disconnect => {
-                self.to_target(Event::Disconnected);
-                self.to_initiator(Event::Disconnected);
+                self.send_target(Event::Disconnected);
+                self.send_initiator(Event::Disconnected);
             }
             other => panic!("{other:?}"),
         }
@@ -320,15 +320,15 @@ fn a_login_that_is_rejected_says_why() {
         Some(WorkRequest::Reject { private_data }) => private_data,
         other => panic!("{other:?}"),
     };
-    wire.to_initiator(Event::Refused { private_data: reject });
+    wire.send_initiator(Event::Refused { private_data: reject });
     let reason = LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL;
     assert_eq!(wire.initiator.refused(), Some(&SrpRefused::Login(reason)));
     assert!(wire.initiator.is_over() && wire.wrong.is_none());
     let mut wire = Wire::new(config());
-    wire.to_initiator(Event::Refused { private_data: Vec::new() });
+    wire.send_initiator(Event::Refused { private_data: Vec::new() });
     assert!(wire.wrong.unwrap().what.contains("nobody serves SRP"));
     let mut wire = Wire::new(config());
-    wire.to_initiator(Event::Connected { private_data: vec![0; 56] });
+    wire.send_initiator(Event::Connected { private_data: vec![0; 56] });
     assert!(wire.wrong.unwrap().what.contains("does not serve SRP"));
 }
 
@@ -409,10 +409,10 @@ fn a_target_that_logs_out_loses_the_session_and_not_its_io() {
 #[test]
 fn a_target_that_leaves_may_do_so_only_while_nothing_is_under_way() {
     let mut wire = Wire::open(config());
-    wire.to_initiator(Event::Disconnected);
+    wire.send_initiator(Event::Disconnected);
     assert!(wire.wrong.is_none() && wire.initiator.room() == 0);
     let (mut wire, _) = Wire::reading();
-    wire.to_initiator(Event::Disconnected);
+    wire.send_initiator(Event::Disconnected);
     assert!(wire.wrong.unwrap().what.contains("in the middle"));
     assert_eq!(wire.initiator.take_unfinished().len(), 1);
 }
