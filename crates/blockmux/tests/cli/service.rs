@@ -119,7 +119,6 @@ fn levels_of_the_log_change_while_the_daemon_runs() {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "a skipped test says why")]
 fn a_daemon_that_root_has_started_serves_as_another_user_and_leaves_it_its_files() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root");
