@@ -39,6 +39,7 @@ pub(crate) fn write_pages(args: &ManPagesArgs, command: Command) -> Result<(), F
 
 const EXAMPLES: &str = "\
 Examples:
-  blockmux completions bash > ~/.local/share/bash-completion/completions/blockmux
+  blockmux completions bash \\
+    > ~/.local/share/bash-completion/completions/blockmux
   blockmux completions zsh > ~/.zfunc/_blockmux
   blockmux completions fish > ~/.config/fish/completions/blockmux.fish";

@@ -5,15 +5,15 @@
 
 mod actions;
 mod fragment;
-mod plan;
 mod history;
+mod plan;
 mod routes;
 mod sessions;
 
 pub(crate) use self::actions::{ActionState, ActionStatus};
 pub(crate) use self::fragment::Fragment;
-pub(crate) use self::plan::{PlanReport, PlannedChange};
 pub(crate) use self::history::{History, Rates, Series};
+pub(crate) use self::plan::{PlanReport, PlannedChange};
 pub(crate) use self::sessions::SessionStatus;
 use crate::api::client::Client;
 use crate::api::{ApiAddress, ApiError, ErrorBody};

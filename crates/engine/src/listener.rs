@@ -190,11 +190,7 @@ impl ConnectionLimit {
     #[must_use]
     pub fn for_listener(&self, address: &str) -> ConnectionLimit {
         let listener = ListenerCounters { address: address.into(), ..ListenerCounters::default() };
-        ConnectionLimit {
-            listener: Arc::new(listener),
-            sessions: self.sessions.at(address),
-            ..self.clone()
-        }
+        ConnectionLimit { listener: Arc::new(listener), sessions: self.sessions.at(address), ..self.clone() }
     }
 
     /// The counters of this handle's listener.

@@ -4,6 +4,7 @@
 //! `include = "DIR"` reads every `*.toml` of a directory in the order of their names. Lists of the
 //! files are put together; a single value may be in one file only.
 
+use super::setup::VOLUMES;
 use crate::failure::Failure;
 use crate::regular;
 use blockmux_lab::options::nearest;
@@ -228,24 +229,26 @@ impl Sources {
         let names: Vec<&str> = what.split('`').skip(1).step_by(2).collect();
         let of_list = |(list, id): &(&'static str, &'static str)| {
             let DeValue::Array(entries) = table.get(*list)?.get_ref() else { return None };
-            // An entry whose kind is said comes before one that only shares a name with it.
-            let is_said = has_word(what, list);
+            // An entry whose kind is said comes before one that only shares a name with it, and a
+            // target before a volume that it has.
+            let order = (!has_word(what, list), *list == VOLUMES.0);
             let entry = entries.iter().find(|entry| {
                 let id = entry.get_ref().get(*id).and_then(|id| id.get_ref().as_str());
                 id.is_some_and(|id| names.contains(&id))
             })?;
-            Some((is_said, entry))
+            Some((order, entry))
         };
         let mut found: Vec<_> = self.named.iter().filter_map(of_list).collect();
-        found.sort_by_key(|(is_said, _)| !is_said);
+        found.sort_by_key(|(order, _)| *order);
         if let Some((_, entry)) = found.first() {
             return Some(key_in(entry, what).unwrap_or(entry.span().start));
         }
         if let Some(at) = table.values().find_map(|value| file_in(value, what)) {
             return Some(at);
         }
-        let keys = table.iter().filter(|(key, _)| has_word(what, key.get_ref()));
-        keys.map(|(key, _)| key).max_by_key(|key| key.get_ref().len()).map(|key| key.span().start)
+        // The message begins with what it is about.
+        let keys = table.keys().filter_map(|key| Some((word_at(what, key.get_ref())?, key.span().start)));
+        keys.min().map(|(_, start)| start)
     }
 }
 
@@ -292,9 +295,15 @@ fn file_in(value: &Spanned<DeValue<'_>>, what: &str) -> Option<usize> {
 
 /// Whether a text has that word, whole.
 fn has_word(text: &str, word: &str) -> bool {
+    word_at(text, word).is_some()
+}
+
+/// Where a text has that word, whole, for the first time.
+fn word_at(text: &str, word: &str) -> Option<usize> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    text.match_indices(word)
-        .any(|(at, _)| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
+    let is_whole =
+        |at: &usize| !text[..*at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part);
+    text.match_indices(word).map(|(at, _)| at).find(is_whole)
 }
 
 /// The keys of a file, with spans that begin at `by`.

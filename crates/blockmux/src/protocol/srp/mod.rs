@@ -140,7 +140,12 @@ impl Frontend for Srp {
 /// The target port that a volume is where none are configured.
 fn own_target(named: &VolumeNames, unit: super::units::Unit) -> WantedSrpTarget {
     let luns = BTreeMap::from([(0, unit)]);
-    WantedSrpTarget { id: own_id(&named.target), luns, access: vec![(None, None)], access_state: AccessState::ACTIVE_OPTIMIZED }
+    WantedSrpTarget {
+        id: own_id(&named.target),
+        luns,
+        access: vec![(None, None)],
+        access_state: AccessState::ACTIVE_OPTIMIZED,
+    }
 }
 
 /// The identifier of the target port that a volume of this name is: the same after each restart.

@@ -118,7 +118,11 @@ fn put_below(
     }
     above.push(key.clone());
     let name_key = schema.name_key(above);
-    let next = table.entry(key.clone()).or_insert_with(|| Value::Table(Table::new()));
+    let empty = || match schema.is_list(key) {
+        true => Value::Array(Vec::new()),
+        false => Value::Table(Table::new()),
+    };
+    let next = table.entry(key.clone()).or_insert_with(empty);
     match (next, name_key, rest) {
         (Value::Table(table), None, _) => put_below(table, schema, above, rest, value),
         (Value::Array(list), Some(name_key), [name, below @ ..]) if !below.is_empty() => {

@@ -122,6 +122,10 @@ fn diff_values(
     after: Option<&Value>,
     found: &mut Vec<Change>,
 ) {
+    // No listeners are an empty list of them.
+    let empty_list = Value::Array(Vec::new());
+    let is_listeners = path.len() == 1 && schema.listeners.contains(&path[0]);
+    let [before, after] = [before, after].map(|value| value.or(is_listeners.then_some(&empty_list)));
     if before == after {
         return;
     }
@@ -378,6 +382,13 @@ mod tests {
                 "+ volume c: mem:1m",
             ]
         );
+    }
+
+    #[test]
+    fn each_listener_of_a_protocol_that_comes_or_goes_is_a_line() {
+        assert_eq!(lines("", "nbd = [':1', ':2']"), ["+ nbd :1", "+ nbd :2"]);
+        assert_eq!(lines("nbd = [':1']", "iscsi = [':2']"), ["+ iscsi :2", "- nbd :1"]);
+        assert!(lines("nbd = []", "").is_empty());
     }
 
     #[test]

@@ -219,7 +219,7 @@ fn put(
         let list = table.entry(key).or_insert_with(|| Item::Value(Array::new().into()));
         let Some(list) = list.as_array_mut() else { return false };
         match value {
-            Some(value) => list.push(value_of(value)),
+            Some(value) => push_value(list, value_of(value)),
             None => list.retain(|own| !is_same_text(own, &rest[0])),
         }
         return true;
@@ -227,6 +227,22 @@ fn put(
     let next = table.entry(key).or_insert_with(|| Item::Value(InlineTable::new().into()));
     let Some(next) = next.as_table_like_mut() else { return false };
     put(schema, next, above, rest, value, directory)
+}
+
+/// Adds a value at the end of a list. In a list with a line for each value, it gets its own, and
+/// the comment behind the last value stays there.
+fn push_value(list: &mut Array, mut value: toml_edit::Value) {
+    let trailing = list.trailing().as_str().unwrap_or_default().to_owned();
+    let last = list.iter().last().and_then(|last| last.decor().prefix()?.as_str()).unwrap_or_default();
+    let indent = last.rsplit_once('\n').map(|(_, indent)| indent.to_owned());
+    match trailing.rsplit_once('\n').zip(indent).filter(|_| list.trailing_comma()) {
+        Some(((comment, end), indent)) => {
+            value.decor_mut().set_prefix(format!("{comment}\n{indent}"));
+            list.push_formatted(value);
+            list.set_trailing(format!("\n{end}"));
+        }
+        None => list.push(value),
+    }
 }
 
 /// Sets a key, and keeps the comments around its value.
