@@ -169,7 +169,9 @@ impl Registration {
     /// Cancels `poll_once`, which then completes with or without an event.
     pub fn cancel_poll(&self, token: u32) {
         let target = pack(self.index, false, token);
-        let entry = io_uring::opcode::PollRemove::new(target).build();
+        // PollRemove would fail with EALREADY while the kernel handles an event, and the poll would
+        // stay, and keep a closed socket open, if the event is over by then.
+        let entry = io_uring::opcode::AsyncCancel::new(target).build();
         // SAFETY: the entry holds no address.
         unsafe { self.push_as(entry, CANCEL_TOKEN, false) }
     }
