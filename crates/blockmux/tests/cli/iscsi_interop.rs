@@ -238,7 +238,8 @@ fn a_secret_that_others_may_read_is_refused_before_anything_is_served() {
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o644)).unwrap();
     let output = blockmux(["serve", "a=mem:1m", "b=mem:1m", "--config", config.to_str().unwrap()]);
     let expected = format!(
-        "blockmux: secret file {}: others may read or write it; run chmod 600 on it\n",
+        "blockmux: {}:8: secret file {}: others may read or write it; run chmod 600 on it\n",
+        config.display(),
         secret.display()
     );
     assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
