@@ -208,7 +208,7 @@ mod tests {
         record.fields = vec![("initiator", "a\" peer=\"1.2.3.4:5\nX=y".into())];
         assert_eq!(
             record.text(),
-            r#" INFO closing: it said PRIORITY=0 initiator="a\" peer=\"1.2.3.4:5\nX=y""#
+            r#" INFO closing: it said\nPRIORITY=0 initiator="a\" peer=\"1.2.3.4:5\nX=y""#
         );
         let entry = record.written(LogFormat::Journald, None, false);
         let names: Vec<_> = entry.lines().map(|line| line.split('=').next().unwrap()).collect();

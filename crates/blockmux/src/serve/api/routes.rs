@@ -424,7 +424,7 @@ mod tests {
         let (_, document) = described().split_for_parts();
         let document = serde_json::to_value(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 12);
+        assert_eq!(paths.len(), 13);
         for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
             for (method, operation) in methods.as_object().unwrap() {
                 assert!(operation["responses"]["404"].is_object(), "{method} {path}");
