@@ -6,14 +6,14 @@ use clap::Command;
 use clap_complete::Shell;
 use std::path::PathBuf;
 
-/// Which shell.
+/// Arguments of `completions`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Where to.
+/// Arguments of `man-pages`.
 #[derive(clap::Args)]
 pub(crate) struct ManPagesArgs {
     directory: PathBuf,
@@ -39,7 +39,6 @@ pub(crate) fn write_pages(args: &ManPagesArgs, command: Command) -> Result<(), F
 
 const EXAMPLES: &str = "\
 Examples:
-  blockmux completions bash \\
-    > ~/.local/share/bash-completion/completions/blockmux
+  blockmux completions bash > /etc/bash_completion.d/blockmux
   blockmux completions zsh > ~/.zfunc/_blockmux
   blockmux completions fish > ~/.config/fish/completions/blockmux.fish";

@@ -100,5 +100,5 @@ const EVERY: Duration = Duration::from_secs(1);
 const EXAMPLES: &str = "\
 Keys: Tab changes between volumes and sessions, arrows scroll, q ends.
 
-Example:
+Examples:
   blockmux top unix:/run/blockmux/control";

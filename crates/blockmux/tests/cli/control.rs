@@ -627,6 +627,6 @@ fn a_reset_is_told_to_those_who_use_the_unit_and_a_cold_one_ends_their_sessions(
     let nowhere = blockmux(["reset", &url.replace("/0", "/7")]);
     assert!(text(&nowhere.stderr).contains("it has no such logical unit (LOGICAL_UNIT_RESET"));
     let nbd = blockmux(["reset", &controlled.daemon.url()]);
-    assert!(text(&nbd.stderr).contains("only units of iSCSI and iSER can be reset"));
+    assert!(text(&nbd.stderr).contains("only units of iSCSI, iSER and SRP can be reset"));
     assert_eq!((nowhere.status.code(), nbd.status.code()), (Some(1), Some(2)));
 }

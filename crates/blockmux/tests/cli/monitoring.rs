@@ -265,7 +265,8 @@ fn seen(browser: &Path, name: &str, dark: bool, html: &str, told: &Value) -> Val
     }
     let output = command.arg(format!("file://{}", page.display())).output().unwrap();
     let dom = text(&output.stdout);
-    let seen = dom.split_once("<pre id=\"seen\">").and_then(|(_, rest)| rest.split_once("</pre>"));
+    let seen =
+        dom.split_once("<pre id=\"seen\" hidden=\"\">").and_then(|(_, rest)| rest.split_once("</pre>"));
     let (seen, _) = seen.unwrap_or_else(|| panic!("no probe in: {dom}{}", text(&output.stderr)));
     let seen = seen.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
     serde_json::from_str(&seen).unwrap()
