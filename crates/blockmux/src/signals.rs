@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io, thread};
 
 /// Converts SIGTERM, SIGINT and SIGHUP to events; a second one ends the process at once with status
-/// 1, and removes the directory of [`leaves`]. Each signal of `again` is an event, and ends nothing.
+/// 1, and removes the directory of [`leaves`]. Each signal of `again` is an event, and ends
+/// nothing.
 ///
 /// A SIGHUP that is ignored at the start, as under nohup, stays ignored.
 ///
