@@ -17,6 +17,7 @@ use blockmux_tls::Hash;
 use blockmux_volume::Pool;
 use nbd_dialer::NbdDialer;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 use storms::{
     breaks, cut_everywhere, fair_day, long_absences, long_requests, medium_errors, more_broke_than,
@@ -150,7 +151,12 @@ fn by_tls_everything_completes_and_nothing_is_lost() {
         run_seeds_by_tls(10, kernel, long_requests);
         let outcomes = run_seeds_by_tls(20, kernel, breaks);
         more_broke_than(20, &outcomes);
-        let outcomes = run_seeds_by_tls(20, kernel, |seed| stops(seed, true));
+        // Between two crashes there is time for a handshake of NBD, one of TLS, and some I/O.
+        let outcomes = run_seeds_by_tls(20, kernel, |seed| {
+            let mut scenario = stops(seed, true);
+            scenario.trouble.iter_mut().for_each(|trouble| trouble.every = Duration::from_millis(200));
+            scenario
+        });
         more_troubles_than(0, &outcomes);
     }
 }
