@@ -73,7 +73,7 @@ fn into_a_pipe_goes_plain_text_of_80_columns() {
         assert!(line.chars().count() <= 80 || line.starts_with(&bench.path("")), "{line}");
     }
     assert!(!out.contains(['\u{1b}', '\r']));
-    let ceilings = ["nbd", "iscsi", "iser", "nvme-tcp", "nvme-rdma"]
+    let ceilings = ["nbd", "iscsi", "iser", "nvme-tcp", "nvme-rdma", "srp"]
         .map(|name| [format!("\n{name} ceiling sleeps "), format!("\n{name} ceiling spins ")]);
     let rows = [
         "1 MiB sequential write, depth 8",
@@ -83,13 +83,14 @@ fn into_a_pipe_goes_plain_text_of_80_columns() {
         "\niser ",
         "\nnvme-tcp ",
         "\nnvme-rdma ",
+        "\nsrp ",
     ];
     for part in rows.iter().copied().chain(ceilings.iter().flatten().map(String::as_str)) {
         assert!(out.contains(part), "no {part:?} in {out}");
     }
     assert!(bench.read("bench.html").contains("<title>Blockmux"));
-    // Eight jobs of six configurations and ten ceilings.
-    assert_eq!(jobs(&bench.json()).len(), 128);
+    // Eight jobs of seven configurations and twelve ceilings.
+    assert_eq!(jobs(&bench.json()).len(), 152);
 }
 
 /// Milliseconds that a bench measures, by its own report: what its duration is made of.
@@ -161,7 +162,7 @@ fn every_pattern_runs_and_its_figures_agree_with_each_other() {
     let patterns = "--rw read,write,randread,randwrite --rw readwrite --rw randrw,trim,randtrim";
     printed(&bench.run(&format!("mem:16m --no_ceiling --iodepth 1,8 --numjobs 1,2 {patterns}"), &[]));
     let report = bench.json();
-    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 6);
+    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 7);
     let mut seen = 0;
     for job in jobs(&report) {
         let option = |name: &str| job["job options"][name].as_str().unwrap();
@@ -198,7 +199,7 @@ fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
     let [local, remote @ ..] = jobs(&report).as_slice() else { panic!("no rows") };
     let of_run = |job: &Value, name: &str| number(&job["blockmux"]["runs"][0][name]);
     assert_eq!(local["blockmux"]["runs"][0]["target_cpu_ns"], Value::Null);
-    assert_eq!(remote.len(), 5, "NBD, iSCSI, iSER, NVMe/TCP and NVMe/RDMA");
+    assert_eq!(remote.len(), 6, "NBD, iSCSI, iSER, NVMe/TCP, NVMe/RDMA and SRP");
     for job in remote {
         for side in ["target", "initiator"] {
             let (cpu, system) = (format!("{side}_cpu_ns"), format!("{side}_system_ns"));
@@ -498,17 +499,17 @@ fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
-        while said.matches("run 1/1 of ").count() < 6 {
+        while said.matches("run 1/1 of ").count() < 7 {
             assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{said}");
         }
         kill_process(Pid::from_child(&child), signal).unwrap();
         stderr.read_to_string(&mut said).unwrap();
         // With -v, what its other threads log may come behind it.
-        assert!(said.contains("\nblockmux: interrupted; 6 of 12 runs were done\n"), "{said}");
+        assert!(said.contains("\nblockmux: interrupted; 7 of 14 runs were done\n"), "{said}");
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(status));
         let out = text(&output.stdout);
         assert!(out.contains("sequential read") && !out.contains("sequential write"), "{out}");
-        assert_eq!(jobs(&bench.json()).len(), 6);
+        assert_eq!(jobs(&bench.json()).len(), 7);
     }
 }
