@@ -74,7 +74,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Export volumes over the network until stopped
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Check a config file of `serve`
     Check(serve::CheckArgs),
     /// Copy a volume to another; keep holes
@@ -103,7 +103,7 @@ enum Command {
 impl Command {
     fn run(self, is_verbose: bool) -> Result<ExitCode, Failure> {
         match self {
-            Command::Serve(args) => serve::run(args, is_verbose),
+            Command::Serve(args) => serve::run(*args, is_verbose),
             Command::Check(args) => serve::check(args).map(|()| ExitCode::SUCCESS),
             Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),

@@ -193,6 +193,7 @@ fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
 }
 
 /// Serves until a signal or the end of the command.
+#[expect(clippy::too_many_lines, reason = "the order of the steps is what matters")]
 pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure> {
     let (json, command, keep_privileges) = (args.json, args.run.clone(), args.keep_privileges);
     let amount = match (args.quiet, is_verbose) {

@@ -168,6 +168,7 @@ impl Reloader {
     }
 
     /// Does what cannot fail; answers with what went wrong nevertheless, such as a flush.
+    #[expect(clippy::too_many_lines, reason = "the order of the steps is what matters")]
     fn commit(
         &self,
         state: &mut State,

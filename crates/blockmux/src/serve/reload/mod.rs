@@ -327,7 +327,7 @@ fn live_of<'a>(lives: &'a [LiveProtocol], protocol: &Protocol) -> Option<&'a dyn
 fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
     match (before, after) {
         (Spec::Mem(before), Spec::Mem(after)) => {
-            let same = MemSpec { size: after.size, ..before.clone() } == *after;
+            let same = MemSpec { size: after.size, ..*before } == *after;
             (same && before.size != after.size).then_some(after.size)
         }
         (Spec::File(before), Spec::File(after)) => {
