@@ -147,7 +147,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     /// Limits the data that is fetched at a time to `bytes`, or to that of
-    /// [`MIN_FETCHES`](super::unstarted) commands if that is more. Without a limit, data is fetched
+    /// `MIN_FETCHES` commands if that is more. Without a limit, data is fetched
     /// as long as there is room.
     #[must_use]
     pub fn fetching_at_most(mut self, bytes: usize) -> Self {

@@ -5,7 +5,7 @@
 //!   submit ──▶ Job ──cut into commands──▶ next ──Request──▶ transport ──▶ target
 //!   poll_done ◀── Job ◀── class of status and sense ◀── finish ◀── transport ◀──
 //! ```
-//! A [`ScsiQueue`] first identifies the unit with commands of its own (`bring_up`). Then it splits
+//! A `ScsiQueue` first identifies the unit with commands of its own (`bring_up`). Then it splits
 //! I/O into commands that the unit supports, and completes the I/O from their results. A transport
 //! takes the next command when it may send one, transfers the data that the queue refers to, and
 //! reports the result. Commands that met a unit attention are sent again at once, after the changed
