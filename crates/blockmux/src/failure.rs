@@ -4,7 +4,7 @@
 use crate::output::{masked, printable, shell_word, shortened};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::error::Error;
-use std::io::Write;
+use std::io::{self, Write};
 use std::num::ParseIntError;
 use std::process::ExitCode;
 
@@ -42,6 +42,17 @@ impl Failure {
             Failure::Run(_) => ExitCode::FAILURE,
         }
     }
+}
+
+/// Says why the cores of a command cannot start and what to do; `error` is that of the start.
+pub(crate) fn cores_cannot_start(error: &io::Error) -> String {
+    let what_to_do = match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => {
+            "raise the limit of address space (RLIMIT_AS, `ulimit -v`) or of threads (RLIMIT_NPROC, `ulimit -u`)"
+        }
+        _ => "io_uring must be permitted here",
+    };
+    format!("cannot start the cores: {error}; {what_to_do}")
 }
 
 /// The exit status of a program that was killed by a signal, as shells report it.

@@ -196,7 +196,7 @@ impl Run<'_> {
         let text = error.to_string();
         assert!(
             !text.contains('\n')
-                && (error.reference.starts_with("RFC ") || error.reference.contains("bound")),
+                && (error.reference.starts_with("RFC ") || error.reference == "limit of this provider"),
             "{text}"
         );
         self.is_broken = true;

@@ -5,7 +5,7 @@ use super::case::{BenchCase, CaseKind};
 use super::jobs::{Jobs, jobs, times, wrong_option};
 use super::linked;
 use super::veth::VethPair;
-use crate::failure::Failure;
+use crate::failure::{Failure, cores_cannot_start};
 use crate::machine::memory_bytes;
 use crate::open::{self, Access, Populate, Use};
 use crate::output::without_passwords;
@@ -341,9 +341,7 @@ impl BenchPlan {
     ) -> Result<Cores, Failure> {
         let congestion = self.congestion.clone();
         let config = CoresConfig { count, pin_from, policy, congestion, ..CoresConfig::default() };
-        Cores::start(&config).map_err(|error| {
-            Failure::run(format!("cannot start a core: {error}; io_uring must be permitted here"))
-        })
+        Cores::start(&config).map_err(|error| Failure::run(cores_cannot_start(&error)))
     }
 
     fn pin(&self, from: usize) -> Option<usize> {

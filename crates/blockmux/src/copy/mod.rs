@@ -8,7 +8,7 @@ mod map;
 mod progress;
 mod task;
 
-use crate::failure::{self, Failure};
+use crate::failure::{self, Failure, cores_cannot_start};
 use crate::open::{self, Access, Opened, Use};
 use crate::output::print;
 use crate::signals;
@@ -161,10 +161,8 @@ fn copy(
     // Each piece has at most two buffers: as received, and aligned for direct I/O. Rounding may
     // double them, and half of the pool is for long payload.
     let pool_limit_bytes = (8 * plan.piece * u64::from(plan.depth)) as usize + POOL_BESIDES;
-    let cores =
-        Cores::start(&CoresConfig { pool_limit_bytes, ..CoresConfig::default() }).map_err(|error| {
-            Failure::request(format!("cannot start: {error}; io_uring must be permitted here"))
-        })?;
+    let cores = Cores::start(&CoresConfig { pool_limit_bytes, ..CoresConfig::default() })
+        .map_err(|error| Failure::request(cores_cannot_start(&error)))?;
     let (sender, result) = mpsc::channel();
     signals::watch(&sender, &[], |signal| Err(CopyError::Interrupted(signal)))
         .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;

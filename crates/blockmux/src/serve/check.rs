@@ -48,5 +48,6 @@ const EXAMPLES: &str = "\
 Reads the files of secrets and keys, too; opens no volume and listens nowhere.
 The exit status is 0 if the file is right and 2 if it is not.
 
-Example:
-  blockmux check /etc/blockmux/blockmux.toml";
+Examples:
+  blockmux check /etc/blockmux/blockmux.toml
+  blockmux check new.toml && systemctl reload blockmux";

@@ -29,7 +29,7 @@ pub(crate) use self::check::{CheckArgs, run as check};
 
 use crate::address::ListenAddress;
 use crate::api::ControlPath;
-use crate::failure::Failure;
+use crate::failure::{Failure, cores_cannot_start};
 use crate::machine::memory_bytes;
 use crate::output::print;
 use crate::poll::Poll;
@@ -311,12 +311,7 @@ fn start_cores(setup: &Setup, pool_limit_bytes: usize) -> Result<Cores, Failure>
         congestion: setup.congestion.clone(),
         ..CoresConfig::default()
     };
-    Cores::start(&config).map_err(|error| {
-        Failure::request(format!(
-            "cannot start {} cores: {error}; io_uring must be permitted here",
-            setup.cores
-        ))
-    })
+    Cores::start(&config).map_err(|error| Failure::request(cores_cannot_start(&error)))
 }
 
 /// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for

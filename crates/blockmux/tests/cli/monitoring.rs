@@ -128,7 +128,7 @@ fn prometheus_scrapes_a_daemon_and_loads_our_rules() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("prometheus.yml");
     let written = format!(
-        "global: {{scrape_interval: 1s}}\nrule_files: ['{}']\nscrape_configs:\n- job_name: blockmux\n  authorization: \
+        "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{}']\nscrape_configs:\n- job_name: blockmux\n  authorization: \
          {{credentials_file: '{}'}}\n  static_configs: [{{targets: ['{}']}}]\n",
         rules.display(),
         tcp.token_file.display(),
