@@ -1,7 +1,7 @@
 //! A socket joined with the session that parses and produces its bytes.
 //!
-//! A poll parses what is buffered, receives once, parses that, and later sends everything queued
-//! with one gathering call. Data is received into a large [`Chunk`], from which sessions borrow
+//! A poll parses what is buffered, receives, parses that, and later sends everything queued with
+//! one gathering call. Data is received into a large [`Chunk`], from which sessions borrow
 //! payload without a copy; larger payload is received straight to where the session wants it. An
 //! idle connection holds no buffer.
 //!
@@ -140,7 +140,9 @@ impl<H: Host> Connection<H> {
         &self.stream
     }
 
-    /// Feeds the session what is buffered, receiving at most once.
+    /// Feeds the session what is buffered, receiving once. A stream that mostly carries placed
+    /// payload receives again while the socket is not empty, up to [`CHUNK`] bytes: each place ends
+    /// a receive, and a turn that sends one reply for each would cost its peer a turn, too.
     ///
     /// # Errors
     /// If the socket failed or the peer broke the protocol. The outbox should still be sent then:
@@ -148,6 +150,7 @@ impl<H: Host> Connection<H> {
     #[inline]
     pub fn receive<S: StreamSession>(&mut self, session: &mut S) -> Result<Inflow, Broken> {
         let mut inflow = Inflow::Empty;
+        let received_before = self.transferred_bytes;
         self.is_blocked = false;
         loop {
             let (wanted, place) = match self.feed(session)? {
@@ -173,7 +176,9 @@ impl<H: Host> Connection<H> {
             if self.has_ended {
                 return Ok(Inflow::Finished);
             }
-            if inflow != Inflow::Empty {
+            let is_enough = self.transferred_bytes - received_before >= CHUNK as u64;
+            if inflow != Inflow::Empty && (is_enough || inflow != Inflow::More || !session.is_mostly_placed())
+            {
                 return Ok(inflow);
             }
             let len = match wanted {
@@ -194,7 +199,8 @@ impl<H: Host> Connection<H> {
                     }
                     return Ok(Inflow::Finished);
                 }
-                None => return Ok(Inflow::Empty),
+                None if inflow == Inflow::Empty => return Ok(Inflow::Empty),
+                None => return Ok(Inflow::Drained),
             }
         }
     }
