@@ -1,10 +1,10 @@
 # Our iSCSI initiator against LIO when its disk hangs: LIO is asked to abort pending commands, and the connection stays.
 . /lib.sh
 modprobe nbd
-# nbd-client writes its number there.
+# nbd-client writes its PID file there.
 mkdir -p /var/run
 
-# A disk that this machine can have hang: whoever serves it over NBD can be stopped.
+# A disk that can be made to hang: the host can stop (SIGSTOP) its NBD server.
 host start disk "sh -c 'echo \$\$ >pid; exec blockmux serve disk=mem:32m --nbd $HOST:10809'"
 host until disk ready
 nbd-client "$HOST" /dev/nbd0 -N disk
