@@ -26,7 +26,11 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         let is_member = !manifest.contains("[workspace]");
         if is_member && section(manifest, |name| name == "lints").all(|(_, line)| line != "workspace = true")
         {
-            findings.push(Finding::new(path, 1, "does not inherit lints; write `[lints]` and `workspace = true`"));
+            findings.push(Finding::new(
+                path,
+                1,
+                "does not inherit lints; write `[lints]` and `workspace = true`",
+            ));
         }
         findings.extend(wrong_dependencies(path, manifest));
     }

@@ -19,9 +19,7 @@ pub(super) fn dead_sources(tree: &Tree) -> Vec<Finding> {
 /// as build output.
 pub(super) fn hidden_sources(tree: &Tree) -> Vec<Finding> {
     let hidden = tree.ending(".rs").filter(|(path, _)| path.contains("/target/"));
-    hidden
-        .map(|(path, _)| Finding::new(path, 1, "in a folder named `target`; rename the folder"))
-        .collect()
+    hidden.map(|(path, _)| Finding::new(path, 1, "in a folder named `target`; rename the folder")).collect()
 }
 
 /// Reports modules without a module doc.

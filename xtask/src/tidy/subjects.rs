@@ -62,7 +62,8 @@ fn fault(subject: &str) -> Option<String> {
         return Some("begins the change with a small letter and ends it without a full stop".to_owned());
     }
     let is_imperative = IMPERATIVE.contains(&verb) || !["ed", "ing"].iter().any(|end| verb.ends_with(end));
-    (!is_imperative).then(|| format!("\"{verb}\" is no imperative; write \"add\", not \"added\" or \"adding\""))
+    (!is_imperative)
+        .then(|| format!("\"{verb}\" is no imperative; write \"add\", not \"added\" or \"adding\""))
 }
 
 /// Option of `git log` that limits the checked commits if there is no `origin/main`.

@@ -213,7 +213,11 @@ fn missing_sources(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
         for source in sources.filter(|code| !code.contains(char::is_whitespace)) {
             let file = source.split("::").next().unwrap_or_default().trim_end_matches('/');
             if !tree.has(file) && !tree.has(&format!("crates/{file}")) {
-                findings.push(Finding::new(path, at + 1, format!("{source} does not exist; correct the path")));
+                findings.push(Finding::new(
+                    path,
+                    at + 1,
+                    format!("{source} does not exist; correct the path"),
+                ));
             }
         }
     }

@@ -52,7 +52,7 @@ pub struct SimpleReply {
     pub error: U32<BE>,
     /// Cookie of the request.
     pub cookie: U64<BE>,
-    }
+}
 const _: () = assert!(size_of::<SimpleReply>() == 16);
 
 /// The header of a chunk of a structured reply ("Structured reply chunk message"); `length` bytes
