@@ -88,7 +88,7 @@ impl Connections for InitiatorSession {
         Some((index, self.now))
     }
 
-    /// Does nothing more for a login: it is the private data of the connection request.
+    /// Sets the deadline of the login. Nothing is sent: the connection request carried the login.
     fn on_connected(&mut self, connection: usize, now: Instant) {
         self.now = now;
         if let Some(channel) = self.channels.get_mut(connection) {
