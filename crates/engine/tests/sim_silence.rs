@@ -153,7 +153,7 @@ fn sends_again_what_was_given_up(mut scene: Scene) {
     let done = scene.done();
     assert!(done.len() == 40 && done.iter().all(|done| done.result.is_ok()), "{done:?}");
     let said = scene.said();
-    assert!(said.contains("no answer within 30 s; the target is asked to give up what it owes"), "{said}");
+    assert!(said.contains("no answer within 30 s; the target is asked to abort pending commands"), "{said}");
     // All of them have waited as long, and none waits for the others.
     scene.run_for(90);
     let done = scene.done();
@@ -243,7 +243,7 @@ fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
         done.sort_unstable();
         assert_eq!(done, [1, 2, 3, 4, 5].map(|tag| (tag, true)), "{seconds} s");
         let said = scene.said();
-        let steps = ["give up what it owes", "reset the logical unit", "reset itself"];
+        let steps = ["abort pending commands", "reset the logical unit", "reset itself"];
         let asked = steps.map(|step| said.matches(&format!("the target is asked to {step}")).count());
         assert_eq!(asked, [1, usize::from(resets > 0), usize::from(resets > 1)], "{seconds} s: {said}");
         assert_eq!(scene.connections(), connections, "{seconds} s: {said}");

@@ -1,5 +1,5 @@
-//! A hostile host against the NVMe/TCP target, with volumes that fail, and a namespace that comes
-//! and goes, when the input says so.
+//! A hostile host against the NVMe/TCP target, with volumes that fail and a namespace that is
+//! attached and detached when the input requests it.
 
 use crate::choices::Choices;
 use crate::target_side::{Judge, Run, Sent};
@@ -47,7 +47,7 @@ struct Controller {
 }
 
 impl Judge for Controller {
-    /// Below the deadline of connecting.
+    /// Shorter than the deadline of connecting.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_OUTBOX: usize = (64 << 20) + (2 << 20);
     const MAX_POOLED: usize = 256 << 20;

@@ -79,7 +79,7 @@ impl Interposed {
                     self.client.works = before;
                 }
                 WorkRequest::Invalidate { stag } => {
-                    assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
+                    assert!(self.open.remove(&stag.0).is_some(), "invalidates memory that is not registered");
                 }
                 other => self.client.works.push_back(other),
             }
@@ -111,7 +111,10 @@ impl Interposed {
                     let mut message = [&head[..], &payload.to_vec()].concat();
                     (self.mangle)(&mut message);
                     if let Some(stag) = invalidate {
-                        assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
+                        assert!(
+                            self.open.remove(&stag.0).is_some(),
+                            "invalidates memory that is not registered"
+                        );
                     }
                     self.client.receive(&message, invalidate)?;
                 }
@@ -188,7 +191,7 @@ const WRITE: Op = Op::Write { fua: false };
 #[test]
 fn a_command_registers_only_the_memory_that_the_target_needs() {
     let mut wire = Interposed::ready();
-    assert!(wire.open.is_empty(), "the bring-up has left nothing open");
+    assert!(wire.open.is_empty(), "the bring-up left no memory registered");
     wire.submit(0, Op::Flush, 0, None);
     let (header, _, _) = wire.command();
     assert_eq!(header, ControlHeader::new());
@@ -241,7 +244,7 @@ fn a_command_completes_after_its_memory_was_invalidated() {
     assert!(wire.client.session.poll_done().is_none());
     let mut closed = false;
     while let Some(work) = wire.client.next_work(100) {
-        assert!(wire.client.session.poll_done().is_none(), "it is open still");
+        assert!(wire.client.session.poll_done().is_none(), "its memory is still registered");
         closed |= matches!(work, WorkRequest::Invalidate { stag: named } if named == stag);
     }
     assert!(closed);
@@ -468,7 +471,7 @@ fn unfinished_io_is_handed_back_without_references() {
     let data = list(&pattern(65_536));
     wire.submit(0, WRITE, 65_536, Some(data));
     wire.submit(1, Op::Read, 4096, None);
-    // One whose memory was not registered yet.
+    // This command's memory is not registered yet.
     wire.client.session.submit(Io::new(Tag(2), Op::Read, 0, 4096));
     assert!(wire.client.session.handle(Event::Disconnected).is_err(), "in the middle of commands");
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
@@ -508,8 +511,8 @@ impl Interposed {
         while let Some(work) = self.client.next_work(100) {
             if let WorkRequest::Invalidate { stag } = work {
                 let ended = self.client.session.poll_returned().is_some() || !self.done_tags().is_empty();
-                assert!(!ended, "its memory is open still");
-                assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
+                assert!(!ended, "its memory is still registered");
+                assert!(self.open.remove(&stag.0).is_some(), "invalidates memory that is not registered");
                 left.retain(|other| *other != stag.0);
             }
         }
@@ -558,7 +561,7 @@ fn memory_of_an_overdue_command_stays_registered_until_its_abort_completes() {
             assert_eq!(wire.open[&stag].0.segs()[0].as_ptr(), data.segs()[0].as_ptr());
             assert!(wire.returned_tags().is_empty());
             wire.hear(&answer(&request, response), None).unwrap();
-            assert!(wire.returned_tags().is_empty(), "its memory is open still");
+            assert!(wire.returned_tags().is_empty(), "its memory is still registered");
             wire.close(&[stag]);
             assert_eq!((wire.returned_tags(), wire.done_tags(), wire.open.len()), (vec![0], vec![], 0));
             // Its slot is free again, and its memory may be in use elsewhere.
@@ -610,7 +613,10 @@ fn a_second_response_or_one_after_an_abort_ends_the_session() {
         }
         let error = wire.hear(&response(&command, 0), None).unwrap_err();
         assert_eq!(error.what, "answered a command that has ended");
-        assert!(wire.done_tags().is_empty() && wire.returned_tags().is_empty(), "its memory is open still");
+        assert!(
+            wire.done_tags().is_empty() && wire.returned_tags().is_empty(),
+            "its memory is still registered"
+        );
     }
 }
 
@@ -685,7 +691,7 @@ fn an_abort_is_sent_after_its_command() {
     };
     while wire.client.session.look() < LOOKS {}
     assert!(wire.client.session.abort_overdue(LOOKS).is_some());
-    assert!(wire.client.next_work(100).is_none(), "the command has no name for its memory yet");
+    assert!(wire.client.next_work(100).is_none(), "the command has no STag yet");
     let remote = Remote { stag: Stag(99), address: BASE, len: local.len() as u32 };
     wire.client.session.handle(Event::Registered { id, remote }).unwrap();
     wire.client.take();
