@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_laid_out_as_the_kernel_has_it() {
+    fn keys_have_the_kernels_layout() {
         let iv = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
         let info =
             |key_len| crypto_info(&RecordKeys { key: vec![0xaa; key_len].into(), iv, sequence: 0x0102 });

@@ -63,7 +63,7 @@ pub struct NbdEndpoint {
     pub reconnect_timeout: Duration,
     /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
-    /// TLS, without which nothing is asked of the server then.
+    /// TLS credentials; `None`: TLS is not requested.
     pub tls: Option<ClientTls>,
 }
 

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_in_memory_after_it_and_what_was_written_stays() {
+    fn populating_makes_pages_resident_and_keeps_their_content() {
         let pages = map_pages(LEN).unwrap();
         let seg = Memory::from_pages(&pages).seg(0, LEN);
         pages.expect_populated(LEN);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_touches_first_gets_a_small_page() {
+    fn a_page_touched_before_it_is_populated_is_small() {
         let pages = map_pages(LEN).unwrap();
         assert_eq!(populate_at_once(&pages, LEN, Some(Instant::now())), 0);
         let first = Memory::from_pages(&pages).seg(4 << 20, 1);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_background_takes_what_is_left_and_loses_no_write() {
+    fn populating_in_the_background_finishes_and_loses_no_write() {
         let pages = map_pages(LEN).unwrap();
         let seg = Memory::from_pages(&pages).seg(0, LEN);
         pages.expect_populated(LEN);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_dropped_are_populated_no_further() {
+    fn populating_stops_when_the_pages_are_dropped() {
         let pages = map_pages(1 << 30).unwrap();
         populate_behind(&pages, 0, 1 << 30, || {});
         drop(pages);

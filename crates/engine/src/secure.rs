@@ -153,7 +153,7 @@ impl Secure {
         Secure { is_dormant: true, ..self }
     }
 
-    /// The session demands TLS. Returns whether that is news.
+    /// The session demands TLS; returns whether this is the first time.
     pub(crate) fn start(&mut self) -> bool {
         std::mem::replace(&mut self.is_dormant, false)
     }

@@ -160,7 +160,7 @@ fn a_handshake_may_end_at_any_message_but_not_within_an_options_data() {
         let mut client = Client::connect(&exports());
         client.sends(&bytes[..len]).unwrap();
         let error = ProtocolError {
-            what: "left in the middle of an option",
+            what: "closed the connection in the middle of an option",
             reference: "proto.md, \"Newstyle negotiation\"",
         };
         let expected = if len >= data_begins { Err(error) } else { Ok(()) };
@@ -288,7 +288,7 @@ fn a_write_that_ends_anywhere_does_nothing() {
             let mut client = Client::choosing("", form);
             assert_eq!(client.exchange(&bytes[..len]), b"");
             let error = ProtocolError {
-                what: "left in the middle of a request's payload",
+                what: "closed the connection in the middle of a request's payload",
                 reference: "proto.md, \"Terminating the transmission phase\"",
             };
             let expected = if len >= head.len() { Err(error) } else { Ok(()) };

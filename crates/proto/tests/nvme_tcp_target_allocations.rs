@@ -26,8 +26,8 @@ fn queue(digests: u8) -> (NvmeTcpTargetSession, NvmeTcpTargetSession) {
         volume: Arc::new(MemVolume::new(1 << 20)),
     };
     let exports = Exports::new(vec![export]);
-    let served = exports.served(VolumeId(0)).unwrap().clone();
-    let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
+    let volume_state = exports.volume_state(VolumeId(0)).unwrap().clone();
+    let namespace = Namespace::new(1, VolumeId(0), volume_state, false, VolumeUuid::of_texts(&["a"]));
     let subsystem = Subsystem::new(Nqn::new("nqn.t").unwrap(), "", vec![namespace], Vec::new());
     let node = Arc::new(NvmeNode::new(vec![Arc::new(subsystem)], Vec::new(), ""));
     let connected = |qid: u16, cntlid: u16| {

@@ -16,7 +16,7 @@ pub(crate) use caches::settle_streams;
 
 use crate::account::PeerAccount;
 use crate::crc32c::Crc32c;
-use crate::pool::Home;
+use crate::pool::PoolHandle;
 use crate::registration::{LocalKey, ProtectionDomain, Registration, RegistrationError, Registrations};
 use crate::volume::Populated;
 use memmap2::MmapMut;
@@ -180,7 +180,7 @@ enum Source {
     },
     /// `account` is charged until the memory is returned.
     Pool {
-        home: Home,
+        pool: PoolHandle,
         account: Cell<Option<Rc<PeerAccount>>>,
         _heap: Heap,
     },
@@ -205,10 +205,10 @@ impl Memory {
     }
 
     /// Memory that returns to its pool when the last handle is dropped; `None` if out of memory.
-    pub(crate) fn for_pool(len: usize, home: Home) -> Option<Memory> {
+    pub(crate) fn for_pool(len: usize, pool: PoolHandle) -> Option<Memory> {
         let heap = Heap::try_aligned(len).ok()?;
         let start = heap.start;
-        let source = Source::Pool { home, account: Cell::new(None), _heap: heap };
+        let source = Source::Pool { pool, account: Cell::new(None), _heap: heap };
         Some(Memory::over(start, len, source))
     }
 
@@ -273,9 +273,9 @@ impl Clone for Memory {
 impl Drop for Memory {
     #[inline]
     fn drop(&mut self) {
-        if let Source::Pool { home, .. } = &self.0.source
+        if let Source::Pool { pool, .. } = &self.0.source
             && self.is_only_handle()
-            && let Some(pool) = home.upgrade()
+            && let Some(pool) = pool.upgrade()
         {
             pool.put(Memory(Rc::clone(&self.0)));
         }

@@ -33,7 +33,7 @@ pub struct Pool {
     account: Option<Rc<PeerAccount>>,
 }
 
-pub(crate) type Home = Weak<Inner>;
+pub(crate) type PoolHandle = Weak<Inner>;
 
 pub(crate) struct Inner {
     free: [RefCell<Vec<Memory>>; CLASSES],

@@ -77,7 +77,7 @@ mod tests {
     use blockmux_proto::nvme::auth::Hash;
 
     #[test]
-    fn the_latest_comes_first_and_what_was_not_offered_is_not_forgotten() {
+    fn the_latest_key_comes_first_and_only_offered_keys_are_forgotten() {
         let [host, subsystem] = ["nqn.h", "nqn.s"].map(|name| Nqn::new(name).unwrap());
         let keys = GeneratedKeys::default();
         assert!(keys.all().is_none());

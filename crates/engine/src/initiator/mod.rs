@@ -200,14 +200,14 @@ pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -
         return Err(format!("the volume has {} bytes now, it had {}", now.size, first.size));
     }
     if now.write_cache && !first.write_cache {
-        return Err("the volume has a write cache now, and had none to be flushed".to_owned());
+        return Err("the volume has a write cache now, and had none".to_owned());
     }
     if now.logical_block > first.logical_block {
         let (now, first) = (now.logical_block, first.logical_block);
-        return Err(format!("the volume takes blocks of {now} bytes now, they were {first}"));
+        return Err(format!("the volume's blocks have {now} bytes now, they had {first}"));
     }
     if now.read_only && !first.read_only {
-        return Err("the volume is read-only now, and was not".to_owned());
+        return Err("the volume is read-only now, and was writable".to_owned());
     }
     if !now.shared_flush && first.shared_flush && connections > 1 {
         return Err("the target does not let several connections be used together any more".to_owned());

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adaptive_core_spins_longer_as_long_as_that_would_have_saved_its_sleeps() {
+    fn an_adaptive_core_spins_longer_while_that_would_have_avoided_its_sleeps() {
         let us = Duration::from_micros;
         let (mut reactor, _inbox) = Reactor::new(PollPolicy::ADAPTIVE, 1 << 20).unwrap();
         let shortest = reactor.spin;

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn borders_are_found_however_bytes_come() {
+    fn record_boundaries_are_found_for_any_split() {
         let records = [&[22, 3, 1, 0, 2, 7, 7][..], &[23, 3, 3, 0, 0], &[23, 3, 3, 1, 4], &[9; 260]].concat();
         let borders = [7, 12, 277];
         for step in 1..=records.len() {

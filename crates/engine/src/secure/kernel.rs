@@ -51,9 +51,7 @@ pub(super) fn hand_over<S: ByteStream>(tls: &mut Tls, stream: &mut S) -> Result<
     if stream.set_tls_keys(Direction::Receiving, &keys).is_err() {
         // This socket cannot go back to the library, but later connections use the library.
         stream.forgo_tls();
-        return Err(Broken::Keys(
-            "the kernel has taken a key of TLS for one direction and not for the other",
-        ));
+        return Err(Broken::Keys("the kernel accepted the TLS key of one direction only"));
     }
     Ok(HandedOver::Done(Box::new(ByKernel::new(exported, tls.is_client()))))
 }
@@ -99,7 +97,9 @@ impl ByKernel {
             // The peer expects the next key, which the kernel does not accept, and the old key must
             // not be used.
             self.is_closed = true;
-            Broken::Keys("a key of TLS has protected as much as it may, and the kernel takes no other")
+            Broken::Keys(
+                "the TLS key has reached its limit, and the kernel accepts no other (Linux 6.14 does)",
+            )
         })
     }
 
@@ -152,9 +152,11 @@ impl ByKernel {
 
     fn update_receiving<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), Broken> {
         self.receiving.update();
-        stream
-            .set_tls_keys(Direction::Receiving, &self.receiving.keys(0))
-            .map_err(|_| Broken::Keys("the peer has changed its key of TLS, and the kernel takes no other"))
+        stream.set_tls_keys(Direction::Receiving, &self.receiving.keys(0)).map_err(|_| {
+            Broken::Keys(
+                "the peer has updated its TLS key, and the kernel accepts no other (Linux 6.14 does)",
+            )
+        })
     }
 
     /// Sends an alert if the peer has violated TLS.
@@ -210,7 +212,7 @@ mod tests {
     use blockmux_tls::{ClientCredentials, ServerCredentials};
 
     #[test]
-    fn what_a_key_may_protect_is_as_much_of_the_longest_records_as_the_specification_has() {
+    fn a_key_protects_as_many_records_of_maximum_length_as_the_specification_permits() {
         let most = 2f64.powf(24.5);
         assert!((most - 1.0..most).contains(&((MOST_BLOCKS / 1024) as f64)));
         // The bound is never below the true number: for records of 16 KiB, and for the shortest

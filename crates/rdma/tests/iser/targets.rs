@@ -479,8 +479,8 @@ fn unfinished_io_is_handed_back_without_references() {
 impl Interposed {
     /// Lets commands become overdue; returns the task management request that follows.
     fn escalate(&mut self, function: Function) -> TaskManagementFunctionRequest {
-        while self.client.session.look() < LOOKS {}
-        assert!(self.client.session.abort_overdue(LOOKS).is_some());
+        while self.client.session.tick() < TICKS {}
+        assert!(self.client.session.abort_overdue(TICKS).is_some());
         self.serve_client();
         let (_, header, bhs, _) = self.client.message();
         let request = TaskManagementFunctionRequest::read_from_bytes(bhs.as_bytes()).unwrap();
@@ -538,7 +538,7 @@ fn answer(
     answer
 }
 
-const LOOKS: u32 = 4;
+const TICKS: u32 = 4;
 const COMPLETE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
 const UNKNOWN: FunctionResponse = FunctionResponse::TASK_DOES_NOT_EXIST;
 
@@ -643,8 +643,8 @@ fn a_command_that_was_not_sent_cannot_be_aborted() {
     let mut wire = Interposed::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
     let Some(WorkRequest::Register { id, local, access }) = wire.client.next_work(100) else { panic!() };
-    while wire.client.session.look() < LOOKS {}
-    assert!(wire.client.session.abort_overdue(LOOKS).is_some());
+    while wire.client.session.tick() < TICKS {}
+    assert!(wire.client.session.abort_overdue(TICKS).is_some());
     // A target that guesses the tag of a request that was not sent.
     wire.hear(&answer(&request, COMPLETE), None).unwrap();
     let remote = Remote { stag: Stag(99), address: BASE, len: local.len() as u32 };
@@ -683,8 +683,8 @@ fn an_abort_is_sent_after_its_command() {
     let Some(WorkRequest::Register { id, local, .. }) = wire.client.next_work(100) else {
         panic!("nothing opened")
     };
-    while wire.client.session.look() < LOOKS {}
-    assert!(wire.client.session.abort_overdue(LOOKS).is_some());
+    while wire.client.session.tick() < TICKS {}
+    assert!(wire.client.session.abort_overdue(TICKS).is_some());
     assert!(wire.client.next_work(100).is_none(), "the command has no name for its memory yet");
     let remote = Remote { stag: Stag(99), address: BASE, len: local.len() as u32 };
     wire.client.session.handle(Event::Registered { id, remote }).unwrap();

@@ -24,13 +24,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let (from, to) = (self.moves.address().clone(), moved.address.clone());
         match self.moves.follow(moved) {
             Ok(()) => {
-                info!(%from, %to, "target has moved");
+                info!(%from, %to, "target redirects");
                 self.state = LinkState::Pausing { until: self.core.now() };
                 Progress::More
             }
-            Err(problem) => {
-                self.give_up(&format!("target at {from} says that it has moved to {to}, {problem}"))
-            }
+            Err(problem) => self.give_up(&format!("target at {from} redirects to {to}, {problem}")),
         }
     }
 
@@ -134,11 +132,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let (now, reconnect_timeout) = (self.core.now(), self.retry.reconnect_timeout());
         let (mut late, done_before) = (self.group.late.borrow_mut(), self.done.len());
         self.queue.retain(|io| {
-            let has_had_all = late.is_hopeless(io.tag, now, reconnect_timeout);
-            if has_had_all {
+            let has_timed_out = late.has_timed_out(io.tag, now, reconnect_timeout);
+            if has_timed_out {
                 self.done.push(lost(io.tag));
             }
-            !has_had_all
+            !has_timed_out
         });
         let failed = self.done.len() - done_before;
         if failed > 0 {
@@ -162,7 +160,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let target = self.moves.address().clone();
         match self.rest() {
             0 => warn!(%target, "volume is out of reach: {reason}"),
-            alive => info!(%target, "one connection less, {alive} are left: {reason}"),
+            alive => info!(%target, "gave up one connection, {alive} remain: {reason}"),
         }
         self.group.is_changed.set(true);
         self.consumer.wake();

@@ -11,7 +11,7 @@ pub enum IscsiRefused {
     #[error("target refused the login: {}", status_text(*.0))]
     Login(LoginStatus),
     /// The target has moved.
-    #[error("target has moved to {address}{}", if *permanent { " for good" } else { "" })]
+    #[error("target redirects to {address}{}", if *permanent { " permanently" } else { "" })]
     Moved {
         /// `TargetAddress` value: `HOST:PORT`, optionally with a portal group tag.
         address: String,
@@ -19,7 +19,7 @@ pub enum IscsiRefused {
         permanent: bool,
     },
     /// The target has moved, but the new address cannot be used.
-    #[error("target at {from} says that it has moved to {to}, {problem}")]
+    #[error("target at {from} redirects to {to}, {problem}")]
     BadRedirect {
         /// Address of the redirecting target.
         from: String,
@@ -94,7 +94,7 @@ mod tests {
         let unknown = IscsiRefused::Login(LoginStatus(0x02ff)).to_string();
         assert_eq!(unknown, "target refused the login: login status 0x02ff");
         let moved = IscsiRefused::Moved { address: "192.0.2.1:3260".into(), permanent: true };
-        assert_eq!(moved.to_string(), "target has moved to 192.0.2.1:3260 for good");
+        assert_eq!(moved.to_string(), "target redirects to 192.0.2.1:3260 permanently");
     }
 
     #[test]

@@ -67,23 +67,23 @@ impl Aborts {
 }
 
 impl InitiatorSession {
-    /// As [`Overdue::look`](crate::session::Overdue::look). A function that a second look finds
+    /// As [`Overdue::tick`](crate::session::Overdue::tick). A function that a second look finds
     /// unanswered is overdue beyond doubt.
     pub(super) fn look_for_overdue(&mut self) -> u32 {
-        let seen = self.queue.look();
+        let seen = self.queue.tick();
         let Some(asked) = &mut self.aborts.asked else { return seen };
         let was_seen = std::mem::replace(&mut asked.is_seen, true);
         if was_seen || asked.is_refused { u32::MAX } else { seen }
     }
 
     /// As [`Overdue::abort_overdue`](crate::session::Overdue::abort_overdue), just after a look.
-    pub(super) fn ask_to_abort(&mut self, looks: u32) -> Option<&'static str> {
+    pub(super) fn ask_to_abort(&mut self, ticks: u32) -> Option<&'static str> {
         if self.ending == Ending::Over {
             return None;
         }
         match self.aborts.asked.take() {
             None => {
-                self.aborts.tasks = self.queue.overdue(looks).into();
+                self.aborts.tasks = self.queue.overdue(ticks).into();
                 self.abort_next();
             }
             Some(unanswered) => self.escalate(&unanswered),
@@ -91,7 +91,7 @@ impl InitiatorSession {
         let asked = self.aborts.asked.as_mut()?;
         asked.is_seen = true;
         Some(match asked.function {
-            TaskManagementFunction::ABORT_TASK => "to abort what it owes",
+            TaskManagementFunction::ABORT_TASK => "to abort the overdue commands",
             _ => "to reset the logical unit",
         })
     }

@@ -64,12 +64,12 @@ impl Initiator for InitiatorSession {
 }
 
 impl Overdue for InitiatorSession {
-    fn look(&mut self) -> u32 {
+    fn tick(&mut self) -> u32 {
         self.look_for_overdue()
     }
 
-    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
-        self.ask_to_abort(looks)
+    fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str> {
+        self.ask_to_abort(ticks)
     }
 }
 
