@@ -103,7 +103,7 @@ impl Bench {
     fn extents(&mut self, offset: u64, len: u64) -> Vec<Extent> {
         match self.run(Op::BlockStatus, offset, len, None).unwrap() {
             Output::Extents(extents) => extents,
-            other => panic!("block status brought {other:?}"),
+            other => panic!("block status returned {other:?}"),
         }
     }
 }
@@ -497,7 +497,7 @@ impl Drop for LoopDevice {
 }
 
 #[test]
-fn a_block_device_is_a_volume() {
+fn a_block_device_works_as_a_volume() {
     let folder = tempfile::tempdir().unwrap();
     let Some(device) = LoopDevice::new(folder.path()) else {
         return skip("a block device", "only root may make a loop device");
