@@ -314,7 +314,7 @@ pub trait Control: Timed {
     }
 
     /// Queries the rank of the path again, because a request contradicted the known one.
-    fn look_at_path(&mut self) {}
+    fn query_path_rank(&mut self) {}
 
     /// Ends the control connection regularly, because its session has ended.
     fn on_stop(&mut self);

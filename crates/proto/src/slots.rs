@@ -172,7 +172,7 @@ impl<T> Slots<T> {
     }
 
     /// Resets the counts of [`Slots::tick`].
-    pub(crate) fn look_away(&mut self) {
+    pub(crate) fn reset_ticks(&mut self) {
         self.seen = Default::default();
     }
 
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_count_how_often_in_a_row_they_found_the_same_oldest() {
+    fn ticks_count_for_how_long_the_same_entry_has_been_the_oldest() {
         let mut slots = Slots::default();
         let tick = |slots: &mut Slots<char>| slots.tick(|value| value.is_uppercase());
         assert_eq!((tick(&mut slots), tick(&mut slots)), (0, 0));
@@ -270,7 +270,7 @@ mod tests {
         slots.insert('c');
         assert_eq!([tick(&mut slots), tick(&mut slots)], [0, 1]);
         slots.remove(second);
-        slots.look_away();
+        slots.reset_ticks();
         assert_eq!([tick(&mut slots), tick(&mut slots)], [0, 1]);
         slots.take_all();
         slots.insert('X');

@@ -216,8 +216,8 @@ impl<Q: Provider, S: RdmaSession + Control> Control for Driven<Q, S> {
         self.changed_by(rank)
     }
 
-    fn look_at_path(&mut self) {
-        self.session_mut().look_at_path();
+    fn query_path_rank(&mut self) {
+        self.session_mut().query_path_rank();
     }
 
     fn on_stop(&mut self) {

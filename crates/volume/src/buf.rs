@@ -678,8 +678,8 @@ mod tests {
                 false
             }
         }
-        struct Device;
-        impl ProtectionDomain for Device {
+        struct AnyDevice;
+        impl ProtectionDomain for AnyDevice {
             fn register(&self, _start: NonNull<u8>, _len: usize) -> Result<LocalKey, RegistrationError> {
                 Ok(LocalKey(1))
             }
@@ -690,7 +690,7 @@ mod tests {
             Pages::over(heap.start, 2 * PAGE, Box::new(Counting { _heap: heap, releases: releases.clone() }));
         let seg = Memory::from_pages(&pages).seg(0, 2 * PAGE);
         pages.zero(0, PAGE);
-        let domain: Arc<dyn ProtectionDomain> = Arc::new(Device);
+        let domain: Arc<dyn ProtectionDomain> = Arc::new(AnyDevice);
         seg.local_key(&domain).unwrap();
         seg.copy_from(&[7; 2 * PAGE]);
         pages.zero(0, PAGE);

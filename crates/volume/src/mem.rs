@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [Tag(2)], "others go on meanwhile");
         let mut parts = 1;
         while done.len() < 2 {
-            assert_eq!(core.ready().pop(), Some(7), "who waits is woken");
+            assert_eq!(core.ready().pop(), Some(7), "the waiting user is woken");
             channel.poll(&mut done);
             parts += 1;
         }

@@ -726,8 +726,9 @@ mod tests {
         let stalled = pool.for_peer_at(Some(bad));
         held.extend(stalled.take_payload(16 << 10));
         stalled.note_stalled();
-        let neighbour: IpAddr = "2001:db8::2".parse().unwrap();
-        let peers = [neighbour, good, neighbour, neighbour].map(|address| pool.for_peer_at(Some(address)));
+        let same_network: IpAddr = "2001:db8::2".parse().unwrap();
+        let peers =
+            [same_network, good, same_network, same_network].map(|address| pool.for_peer_at(Some(address)));
         for (peer, number) in peers.iter().zip(0..) {
             peer.account().unwrap().set_waker(&ready.waker(number));
             assert!(peer.take_payload_or_wait(1 << 20).is_none());
@@ -738,7 +739,7 @@ mod tests {
             ready.pop()
         });
         let first: Vec<_> = woken.take(2).collect();
-        assert_eq!(first, [0, 1], "who has waited longest, and the newest that is no neighbour");
+        assert_eq!(first, [0, 1], "the longest waiting peer, and the newest at another address");
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl<C: Control + StreamSession, H: Host> ControlLink<C, H> {
     /// Queries the path's state again, after the session has met another one. Send errors appear in
     /// the next turn.
     pub(super) fn refresh_path(&mut self) {
-        self.session.look_at_path();
+        self.session.query_path_rank();
         let _ = self.connection.send(&mut self.session);
     }
 

@@ -204,7 +204,7 @@ impl VolumeState {
         let weak = Arc::downgrade(&volume_state);
         volume_state.volume.on_resize(Box::new(move || {
             if let Some(volume_state) = weak.upgrade() {
-                volume_state.look_at_size();
+                volume_state.check_size();
             }
         }));
         volume_state
@@ -244,7 +244,7 @@ impl VolumeState {
     /// Checks whether the size of the volume's file or device has changed, and notifies all users
     /// if it has. Returns whether it has. It may block, so a core calls it only when the volume has
     /// reported a change.
-    pub fn look_at_size(&self) -> bool {
+    pub fn check_size(&self) -> bool {
         let mut told = self.size.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.volume.refresh_size();
         self.tell_size(&mut told, size)

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn each_type_lets_in_whom_it_should() {
+    fn each_reservation_type_grants_access_to_the_right_initiators() {
         // Holder, registered, not registered: each may read, may write.
         let table = [
             (Kind::WRITE_EXCLUSIVE, ["rw", "r", "r"]),

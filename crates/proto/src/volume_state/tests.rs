@@ -331,7 +331,7 @@ fn a_resize_is_told_once_and_nbd_keeps_to_what_is_left() {
     scsi.run(&[0; 6]).good();
     // The same size is no news, whoever looks.
     volume_state.resize(Resize::Bytes(4 << 20)).unwrap();
-    assert!(!volume_state.look_at_size());
+    assert!(!volume_state.check_size());
     scsi.run(&[0; 6]).good();
     // One that cannot be had is none, either.
     assert!(volume_state.resize(Resize::Bytes(1 << 40)).is_err());

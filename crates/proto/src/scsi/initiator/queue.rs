@@ -113,7 +113,7 @@ impl<T: Default> ScsiQueue<T> {
             // The target accepts no command, so only whole I/O requests can age.
             return self.jobs.tick(|_| false);
         }
-        self.jobs.look_away();
+        self.jobs.reset_ticks();
         self.commands.tick(ScsiQueuedCommand::is_long)
     }
 
