@@ -232,7 +232,7 @@ impl Channels {
         Progress::More
     }
 
-    /// Submits and cancels what the session asks for; returns whether anything was submitted.
+    /// Submits and cancels the I/O that the session requests; returns whether any was submitted.
     /// `budget` is the byte budget: a request that exceeds it is submitted whole, and is the last
     /// one.
     #[inline]

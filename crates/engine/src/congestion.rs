@@ -13,7 +13,7 @@ use std::str::FromStr;
 pub struct Congestion(String);
 
 impl Congestion {
-    /// The algorithm of new sockets; `None` if the system does not say.
+    /// The algorithm of new sockets; `None` if it is unknown.
     #[must_use]
     pub fn system_default() -> Option<Congestion> {
         sysctl("tcp_congestion_control")?.parse().ok()
@@ -52,7 +52,7 @@ impl Congestion {
     /// Checks that this process may use the algorithm.
     ///
     /// # Errors
-    /// A message that says why not and what to do.
+    /// A message with the reason and a remedy.
     pub fn check(&self) -> Result<(), String> {
         let set = || self.set_for(&Socket::new(Domain::IPV4, Type::STREAM.cloexec(), None)?);
         set().map_err(|error| self.refusal(&error, |name| sysctl(name).unwrap_or_default()))

@@ -85,7 +85,7 @@ pub struct Permit {
     open: Arc<AtomicUsize>,
     part: Arc<AtomicUsize>,
     left: Arc<AtomicUsize>,
-    /// The peer has disconnected, and the share was given back.
+    /// The peer has disconnected, and the share was released.
     is_orphaned: bool,
     protocol: &'static str,
     listener: Arc<ListenerCounters>,
@@ -341,7 +341,7 @@ impl Permit {
         self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed))
     }
 
-    /// The peer has disconnected with I/O in flight, which may never end. The share is given back;
+    /// The peer has disconnected with I/O in flight, which may never end. The share is released;
     /// such connections are counted separately, and limited for each volume.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.is_orphaned, true) {

@@ -109,7 +109,7 @@ impl Draining {
         self.0.iter().filter_map(Weak::upgrade).map(|session| session.info()).collect()
     }
 
-    /// Closes the connections of those that have not ended yet, whatever is in flight.
+    /// Closes the connections of those that have not ended yet, even with I/O in flight.
     pub fn cut(&self) {
         let left = self.0.iter().filter_map(Weak::upgrade);
         left.for_each(|session| session.end.store(CUT, Ordering::Relaxed));

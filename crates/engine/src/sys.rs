@@ -113,7 +113,7 @@ pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io
 /// As `setsockopt(2)`.
 pub fn set_option(fd: RawFd, level: libc::c_int, option: libc::c_int, value: &[u8]) -> io::Result<()> {
     let len = value.len() as libc::socklen_t;
-    // SAFETY: the value lives during the call and is as long as it says.
+    // SAFETY: the value lives during the call, and the length is that of the value.
     check(unsafe { libc::setsockopt(fd, level, option, value.as_ptr().cast(), len) } as isize).map(drop)
 }
 
@@ -261,7 +261,7 @@ pub fn enter_network(fd: &OwnedFd) -> io::Result<()> {
     Ok(move_into_link_name_space(fd.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-/// Which directions of a stream socket have ended, whatever input is unread.
+/// Which directions of a stream socket have ended, even if input is unread.
 #[must_use]
 pub fn ended(socket: &impl AsFd) -> StreamEnd {
     let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];

@@ -48,7 +48,7 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     /// How the connection ended, once its permit was released with I/O in flight.
     left_as: Option<Ending>,
     is_stop_sent: bool,
-    /// The handshake is complete, and the permit was told.
+    /// The handshake is complete, and the permit was notified.
     is_established: bool,
     is_lingering: bool,
     /// Moves the connection to its session's core.

@@ -170,7 +170,7 @@ mod tests {
                 }
                 channel.kick();
             }
-            // Completions within `submit` wake nobody.
+            // Completions within `submit` cause no wake-up.
             for channel in &mut channels {
                 channel.poll(&mut done);
                 count += done.len() as u64;

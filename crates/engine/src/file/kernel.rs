@@ -167,7 +167,7 @@ impl<L: EntryOwner + 'static> FileRing<L> {
     }
 
     fn push(&self, token: u32, build: impl FnOnce(&mut Hold) -> squeue::Entry) {
-        // After the registration is dropped nobody waits for the completion.
+        // After the registration is dropped, no user waits for the completion.
         let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
         let mut holds = self.holds.borrow_mut();
         if holds.len() <= token as usize {

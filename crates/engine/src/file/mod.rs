@@ -3,9 +3,9 @@
 //! **Durability.** A flush is `fdatasync`. A write with FUA carries `RWF_DSYNC`, which the kernel
 //! turns into a FUA write of the device if possible, and otherwise into a write and a flush.
 //! Zeroing and discarding with FUA are followed by `fdatasync`. After a failed write-back the
-//! kernel drops the pages, and the next `fdatasync` succeeds. So after one such failure every flush
-//! and FUA of the volume fails until the volume is opened again. Each channel opens the file
-//! itself, so each receives the error, and cores share no counter.
+//! kernel forgets the unwritten data, and the next `fdatasync` succeeds. So after one such failure
+//! every flush and FUA of the volume fails until the volume is opened again. Each channel opens the
+//! file itself, so each receives the error, and cores share no counter.
 //!
 //! **Direct I/O** bypasses the page cache: it saves a copy and leaves caching to the clients. It is
 //! the default for block devices, and for files where it works in units of at most 512 bytes. On

@@ -154,7 +154,7 @@ impl Disk {
 
     /// Length of the file or device, in bytes.
     fn own_len(&self) -> io::Result<u64> {
-        // For a device the metadata say 0.
+        // The metadata of a device report length 0.
         (&*self.file).seek(SeekFrom::End(0))
     }
 

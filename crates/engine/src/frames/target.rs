@@ -110,10 +110,10 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
     }
 }
 
-/// The origin of what comes to all interfaces of a session.
+/// The origin of the requests of all interfaces of a session.
 fn origin(interfaces: &[String]) -> Origin {
     Origin { protocol: "aoe", listener: interfaces.join(",").into() }
 }
 
-/// Longest time to send what is left when the core stops.
+/// Longest time to send the remaining replies when the core stops.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);

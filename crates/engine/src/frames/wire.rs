@@ -30,7 +30,7 @@ struct OpenPort<H: FrameHost> {
     watch: H::Watch,
     port: H::Port,
     name: String,
-    /// What the session was last told of the port.
+    /// The state of the port that the session was last notified of.
     known: Option<FramePortInfo>,
     wants_output: bool,
 }

@@ -37,7 +37,7 @@ pub(super) struct Link<D: Dialer, H: Host> {
     number: u32,
     /// The channel has other paths.
     has_other_paths: bool,
-    /// The rank that the channel was last told.
+    /// The rank that the channel was last notified of.
     rank: Option<PathRank>,
     /// The rank as the control session has reported it.
     reported_rank: PathRank,

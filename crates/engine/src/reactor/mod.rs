@@ -287,7 +287,8 @@ fn shortest_spin(policy: PollPolicy) -> Duration {
 /// Longest spin of an adaptive core: somewhat more than a batch at depth 32 takes, and equal to
 /// KVM's default halt polling for a guest.
 const LONGEST_SPIN: Duration = Duration::from_micros(200);
-/// Interval of yields while an adaptive core spins; a yield costs a fiftieth of it if nobody waits.
+/// Interval of yields while an adaptive core spins; a yield costs a fiftieth of it if no
+/// thread is runnable.
 const YIELD_EVERY: Duration = Duration::from_micros(10);
 /// A yield that returns sooner than this has run no other thread.
 const SHORTEST_YIELD: Duration = Duration::from_micros(20);

@@ -216,7 +216,7 @@ impl Task for Client {
             return Progress::Done;
         }
         self.channel.kick();
-        // Completions within `submit` wake nobody.
+        // Completions within `submit` cause no wake-up.
         self.channel.poll(&mut self.done);
         if self.done.is_empty() { Progress::Idle } else { Progress::More }
     }

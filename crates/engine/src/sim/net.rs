@@ -67,7 +67,7 @@ impl SimWatch {
 struct SimLink {
     pipes: [RefCell<Pipe>; 2],
     opens_at: Instant,
-    /// Nobody listened at the address.
+    /// No listener was at the address.
     is_refused: bool,
     is_broken: Cell<bool>,
     /// Bytes until the connection breaks.

@@ -468,7 +468,7 @@ fn unfinished_io_is_handed_back_without_references() {
     let data = list(&pattern(65_536));
     wire.submit(0, WRITE, 65_536, Some(data));
     wire.submit(1, Op::Read, 4096, None);
-    // One whose memory was not registered yet.
+    // A request whose memory was not registered yet.
     wire.client.session.submit(Io::new(Tag(2), Op::Read, 0, 4096));
     assert!(wire.client.session.handle(Event::Disconnected).is_err(), "in the middle of commands");
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();

@@ -176,7 +176,7 @@ impl<'a> Client<'a> {
         if self.arrived.is_empty() { Ok(()) } else { fail!("there are more completions than requests") }
     }
 
-    /// Starts what was submitted without waiting.
+    /// Starts submitted requests without waiting.
     pub(super) fn start(&mut self) {
         self.channel.kick();
     }
