@@ -275,7 +275,7 @@ impl Table {
         let (at, left) = (pending.offset + pending.moved, pending.len - pending.moved);
         let durable = matches!(pending.op, Op::Write { fua: true });
         let is_long_copy = pending.op == Op::Read && pending.len > LONG_COPY && self.disk.direct.is_none();
-        let manner = EntryOptions {
+        let options = EntryOptions {
             durable,
             // A durable write through the page cache waits for the device, which must not block
             // this thread.
@@ -284,25 +284,26 @@ impl Table {
             // between.
             most_bytes: if is_long_copy { LONG_COPY_PIECE } else { 0 },
         };
-        let way = if pending.op == Op::Read { TransferDirection::Read } else { TransferDirection::Write };
+        let direction =
+            if pending.op == Op::Read { TransferDirection::Read } else { TransferDirection::Write };
         match pending.step {
             Step::Move => {
                 let data = std::mem::take(&mut pending.data);
-                ring.transfer(token, way, data, pending.moved as usize, at, manner);
+                ring.transfer(token, direction, data, pending.moved as usize, at, options);
             }
             Step::Bounce => {
                 let Some(bounce) = &pending.bounce else { return };
                 let piece = bounce.slice(0, bounce.len().min(left as usize));
-                if way == TransferDirection::Write {
+                if direction == TransferDirection::Write {
                     for_each_piece(&pending.data, pending.moved as usize, &piece, |data, bounce| {
                         data.copy_to_seg(bounce);
                     });
                 }
-                ring.transfer(token, way, SgList::one(piece), 0, at, manner);
+                ring.transfer(token, direction, SgList::one(piece), 0, at, options);
             }
             Step::WriteZeroes => {
                 let piece = self.zeroes.seg(0, left.min(self.zeroes.len() as u64) as usize);
-                ring.transfer(token, TransferDirection::Write, SgList::one(piece), 0, at, manner);
+                ring.transfer(token, TransferDirection::Write, SgList::one(piece), 0, at, options);
             }
             Step::Punch => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

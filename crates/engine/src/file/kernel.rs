@@ -98,25 +98,25 @@ impl<L: EntryOwner + 'static> FileRing<L> {
     pub(super) fn transfer(
         &self,
         token: u32,
-        way: TransferDirection,
+        direction: TransferDirection,
         memory: SgList,
         skip: usize,
         offset: u64,
-        manner: EntryOptions,
+        options: EntryOptions,
     ) {
         assert!(
-            way == TransferDirection::Write || memory.segs().iter().all(Seg::is_writable),
-            "a read into lent memory"
+            direction == TransferDirection::Write || memory.segs().iter().all(Seg::is_writable),
+            "a read into borrowed memory"
         );
         let fd = types::Fd(self.file.as_raw_fd());
-        let rw_flags = if manner.durable { libc::RWF_DSYNC } else { 0 };
-        let flags = flags_of(manner);
+        let rw_flags = if options.durable { libc::RWF_DSYNC } else { 0 };
+        let flags = flags_of(options);
         self.push(token, |hold| {
             let entry = if let [seg] = memory.segs() {
                 assert!(skip < seg.len());
-                let most = if manner.most_bytes == 0 { usize::MAX } else { manner.most_bytes };
+                let most = if options.most_bytes == 0 { usize::MAX } else { options.most_bytes };
                 let (start, len) = (seg.as_ptr().wrapping_add(skip), (seg.len() - skip).min(most) as u32);
-                match way {
+                match direction {
                     TransferDirection::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
                     TransferDirection::Write => {
                         opcode::Write::new(fd, start, len).offset(offset).rw_flags(rw_flags).build()
@@ -125,7 +125,7 @@ impl<L: EntryOwner + 'static> FileRing<L> {
             } else {
                 gather(&memory, skip, &mut hold.iovecs);
                 let (start, count) = (hold.iovecs.as_ptr(), hold.iovecs.len() as u32);
-                match way {
+                match direction {
                     TransferDirection::Read => opcode::Readv::new(fd, start, count).offset(offset).build(),
                     TransferDirection::Write => {
                         opcode::Writev::new(fd, start, count).offset(offset).rw_flags(rw_flags).build()
@@ -199,8 +199,8 @@ impl<L: EntryOwner + 'static> Completer for FileRing<L> {
     }
 }
 
-fn flags_of(manner: EntryOptions) -> squeue::Flags {
-    if manner.in_background { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
+fn flags_of(options: EntryOptions) -> squeue::Flags {
+    if options.in_background { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
 }
 
 /// Collects the segments from byte `skip` on, as many as one system call takes.
