@@ -55,10 +55,10 @@ impl<R> BlockingConnectError<R> {
         BlockingConnectError::Silent { address: address.clone() }
     }
 
-    /// Whether a later attempt may succeed; `may_pass` decides for refusals.
-    pub(crate) fn may_pass(&self, may_pass: impl FnOnce(&R) -> bool) -> bool {
+    /// Whether a later attempt may succeed; `is_retryable` decides for refusals.
+    pub(crate) fn is_retryable(&self, is_retryable: impl FnOnce(&R) -> bool) -> bool {
         match self {
-            BlockingConnectError::Refused { refused, .. } => may_pass(refused),
+            BlockingConnectError::Refused { refused, .. } => is_retryable(refused),
             BlockingConnectError::Broken { .. } | BlockingConnectError::Silent { .. } => true,
         }
     }

@@ -40,25 +40,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A volume whose reads take memory from the pool, as those of a file do.
-struct Takes;
+struct PoolVolume;
 
-struct TakesChannel {
+struct PoolChannel {
     core: Rc<dyn Core>,
     waiting: VecDeque<Io>,
     waker: Waker,
 }
 
-impl Volume for Takes {
+impl Volume for PoolVolume {
     fn info(&self) -> VolumeInfo {
         VolumeInfo::new(VOLUME)
     }
 
     fn open(&self, core: &Rc<dyn Core>, _depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
-        Ok(Box::new(TakesChannel { core: core.clone(), waiting: VecDeque::new(), waker }))
+        Ok(Box::new(PoolChannel { core: core.clone(), waiting: VecDeque::new(), waker }))
     }
 }
 
-impl Channel for TakesChannel {
+impl Channel for PoolChannel {
     fn submit(&mut self, io: Io) {
         self.waiting.push_back(io);
     }
@@ -345,7 +345,7 @@ fn over_every_protocol_a_reader_does_not_wait_for_stopped_hosts() {
 
 /// One volume under many names, because a host logs in to each name only once.
 fn exports() -> Exports {
-    let volume: Arc<dyn Volume> = Arc::new(Takes);
+    let volume: Arc<dyn Volume> = Arc::new(PoolVolume);
     let export = |name: &&str| Export {
         name: (*name).to_owned(),
         description: String::new(),

@@ -73,7 +73,10 @@ fn a_refused_required_option_ends_the_session_with_the_servers_message() {
             assert!(client.session.export().is_none() && client.session.exports().is_empty(), "{name}");
             let refusal = client.session.refusal().unwrap();
             assert_eq!(refusal.reply(), Some(error));
-            assert!(matches!(refusal, NbdHandshakeRefusal::Option { .. }) && !refusal.may_pass(), "{name}");
+            assert!(
+                matches!(refusal, NbdHandshakeRefusal::Option { .. }) && !refusal.is_retryable(),
+                "{name}"
+            );
             let line = format!("server refused {option_name} with {name}: not here, not now");
             assert_eq!(refusal.to_string(), line);
         }

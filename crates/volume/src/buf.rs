@@ -615,7 +615,7 @@ impl Heap {
     /// A page-aligned buffer of `len` bytes, or the layout that could not be allocated.
     fn try_aligned(len: usize) -> Result<Heap, Layout> {
         let layout = Layout::from_size_align(len.max(1), PAGE).expect("a buffer fits the address space");
-        if len >= UNTOUCHED {
+        if len >= MAPPED_MIN {
             let mut pages = MmapMut::map_anon(len).map_err(|_| layout)?;
             let start = NonNull::new(pages.as_mut_ptr()).ok_or(layout)?;
             return Ok(Heap { start, _memory: Allocated::Mapped { _pages: pages } });
@@ -631,7 +631,7 @@ const PAGE: usize = 4096;
 /// Blocks of at least this many bytes are mapped from the system, so that unused pages cost
 /// nothing. The allocator maps them, too, until such a block was freed; after that it caches blocks
 /// of this size, and clears the whole next one.
-const UNTOUCHED: usize = 256 << 10;
+const MAPPED_MIN: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -314,8 +314,8 @@ impl Pool {
     /// be trimmed.
     #[inline]
     #[must_use]
-    pub fn has_shed_much(&self) -> bool {
-        self.inner.shed_bytes.get() >= MUCH_BYTES
+    pub fn should_trim(&self) -> bool {
+        self.inner.shed_bytes.get() >= TRIM_BYTES
     }
 
     /// The heap was trimmed.
@@ -541,7 +541,7 @@ const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros(
 /// Bytes kept for reuse: 128 buffers of 256 KiB. The rest of a burst goes back to the heap.
 const KEEP_BYTES: usize = 32 << 20;
 /// Free bytes that a heap may keep without being trimmed.
-const MUCH_BYTES: usize = 8 << 20;
+const TRIM_BYTES: usize = 8 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -793,10 +793,10 @@ mod tests {
         drop(all);
         assert_eq!(pool.inner.free[CLASSES - 1].borrow().len(), 1);
         assert_eq!(pool.out_bytes(), 0);
-        assert!(pool.has_shed_much());
+        assert!(pool.should_trim());
         pool.note_trimmed();
         drop(pool.take(4096));
-        assert!(!pool.has_shed_much());
+        assert!(!pool.should_trim());
         assert_eq!(pool.inner.free[0].borrow().len(), 0, "of all sizes together");
         drop((pool.take(MAX_TRANSFER as usize), pool.take(4096)));
         assert_eq!(pool.inner.cached_bytes.get(), MAX_TRANSFER as usize);

@@ -75,7 +75,7 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
         let now = self.core.now();
         if self.core.is_stopping() && self.ends.is_none() {
             self.session.on_stop(now);
-            let ends = now + STOPS_WITHIN;
+            let ends = now + STOP_TIMEOUT;
             self.ends = Some(ends);
             self.core.wake_at(ends, &self.waker);
         }
@@ -116,4 +116,4 @@ fn origin(interfaces: &[String]) -> Origin {
 }
 
 /// Longest time to send the remaining replies when the core stops.
-const STOPS_WITHIN: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);

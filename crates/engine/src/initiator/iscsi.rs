@@ -11,7 +11,7 @@
 //! portal that leads to another unit is refused; one that is down when the volume is opened may
 //! come up later.
 
-use super::datamover::With;
+use super::datamover::IscsiSetup;
 pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::seeds::Seeds;
@@ -357,7 +357,9 @@ impl<D: Datamover> IscsiDialer<D> {
             let (unit, answer) = match described {
                 Ok(described) => described,
                 // The portal may come up later, and others may be up now.
-                Err(error) if !endpoint.further.is_empty() && error.may_pass(IscsiRefused::may_pass) => {
+                Err(error)
+                    if !endpoint.further.is_empty() && error.is_retryable(IscsiRefused::is_retryable) =>
+                {
                     warn!("a path cannot be used: {error}");
                     addresses.push(path.address);
                     lost = lost.or(Some(error));
@@ -400,7 +402,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     fn session(&self, opening: &Opening<'_, NoControl>) -> D::Session {
         let config = self.endpoint.config(SessionPurpose::Use, self.random.isid(opening.link));
         let with = self.random.with(opening.pool.clone(), opening.now);
-        let with = With { segment_len: opening.segment_len, ..with };
+        let with = IscsiSetup { segment_len: opening.segment_len, ..with };
         self.over.session(config, self.paths.addresses.len() > 1, with)
     }
 
@@ -418,7 +420,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     }
 
     fn refusal(&self, session: &D::Session) -> Option<String> {
-        D::iscsi(session).refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        D::iscsi(session).refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 
     fn moved(&self, session: &D::Session) -> Option<Result<Move, String>> {
@@ -479,8 +481,14 @@ impl IscsiRandomness {
     }
 
     /// Parameters of one session.
-    fn with(&self, pool: Pool, now: Instant) -> With {
-        With { pool, seed: self.seeds.next(), region_seed: self.region_seeds.next(), segment_len: None, now }
+    fn with(&self, pool: Pool, now: Instant) -> IscsiSetup {
+        IscsiSetup {
+            pool,
+            seed: self.seeds.next(),
+            region_seed: self.region_seeds.next(),
+            segment_len: None,
+            now,
+        }
     }
 
     /// The ISID of a link: type "random", with the link number as qualifier.

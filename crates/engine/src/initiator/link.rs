@@ -12,7 +12,7 @@ use super::moves::{Move, Moves};
 use super::overdue::Overdue;
 use super::retry::ReconnectTimer;
 use super::silence::Silence;
-use super::{Dialer, Known, Opening, PathGroup, RemoteVolume, TlsKeys};
+use super::{Dialer, Opening, PathGroup, RemoteVolume, TlsKeys, VolumeShared};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
@@ -32,7 +32,7 @@ use tracing::warn;
 /// One session of a channel, over successive connections.
 pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
-    known: Arc<Known>,
+    known: Arc<VolumeShared>,
     /// The link's number, for the dialer.
     number: u32,
     /// The channel has other paths.

@@ -284,7 +284,9 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
                     seen = seen.or(Some((namespace, path.address)));
                 }
                 // The address may come up later, and others may be up now.
-                Err(error) if !endpoint.further.is_empty() && error.may_pass(NvmeRefused::may_pass) => {
+                Err(error)
+                    if !endpoint.further.is_empty() && error.is_retryable(NvmeRefused::is_retryable) =>
+                {
                     warn!("a path cannot be used: {error}");
                     lost = lost.or(Some(error));
                 }
@@ -404,13 +406,13 @@ impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
     }
 
     fn refusal(&self, session: &C::Queues) -> Option<String> {
-        C::refused(session).filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        C::refused(session).filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 
     fn control_refusal(&self, control: &C::Admin) -> Option<String> {
         let answers = C::answers(control);
         if let Some(refused) = answers.refused {
-            return (!refused.may_pass()).then(|| refused.to_string());
+            return (!refused.is_retryable()).then(|| refused.to_string());
         }
         let namespace = answers.controller.and_then(|_| answers.namespaces.first())?;
         self.check_namespace(namespace).err()

@@ -67,9 +67,9 @@ impl Overdue {
 /// Requests of a channel that are retried because they got no reply, or one that was not the
 /// volume's, and since when.
 #[derive(Default)]
-pub(super) struct Late(Vec<(Tag, Instant)>);
+pub(super) struct FailingRequests(Vec<(Tag, Instant)>);
 
-impl Late {
+impl FailingRequests {
     /// Records that a request failed, perhaps again; returns since when it has been failing.
     pub(super) fn add(&mut self, tag: Tag, now: Instant) -> Instant {
         match self.0.iter().find(|(late, _)| *late == tag) {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_failing_request_is_timed_from_its_first_failure_until_it_completes() {
-        let (start, mut late) = (Instant::now(), Late::default());
+        let (start, mut late) = (Instant::now(), FailingRequests::default());
         assert_eq!(late.add(Tag(1), start), start);
         assert_eq!((late.add(Tag(2), start + SPAN), late.add(Tag(1), start + SPAN)), (start + SPAN, start));
         late.on_done(&[Completion { tag: Tag(1), result: Ok(blockmux_volume::Output::Nothing) }]);

@@ -203,7 +203,9 @@ impl SrpDialer {
                     seen = seen.or(Some((unit, path.address)));
                 }
                 // The address may come up later, and others may be up now.
-                Err(error) if !endpoint.further.is_empty() && error.may_pass(SrpRefused::may_pass) => {
+                Err(error)
+                    if !endpoint.further.is_empty() && error.is_retryable(SrpRefused::is_retryable) =>
+                {
                     warn!("a path cannot be used: {error}");
                     lost = lost.or(Some(error));
                 }
@@ -261,7 +263,7 @@ impl Dialer for SrpDialer {
     }
 
     fn refusal(&self, session: &Session) -> Option<String> {
-        session.session().refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        session.session().refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }
 

@@ -125,7 +125,7 @@ impl Reactor {
             } else {
                 // Even right after activity: an entry that has completed ends the sleep at once.
                 self.sleep(now)?;
-                self.learn(|| now.elapsed());
+                self.adapt_spin(|| now.elapsed());
             }
         }
         Ok(())
@@ -134,7 +134,7 @@ impl Reactor {
     /// Spins longer if that would have avoided a sleep of this length. A peer that works on a long
     /// batch causes such sleeps: otherwise the two sides sleep alternately, and each batch also
     /// pays for a wake-up.
-    fn learn(&mut self, slept: impl FnOnce() -> Duration) {
+    fn adapt_spin(&mut self, slept: impl FnOnce() -> Duration) {
         // Other policies do not need the time, so the clock is not read.
         if let PollPolicy::Adaptive(shortest) = self.core.policy {
             self.spin = if slept() < LONGEST_SPIN { (self.spin * 2).min(LONGEST_SPIN) } else { shortest };
@@ -227,7 +227,7 @@ impl Reactor {
     /// check.
     fn trim_when_due(&mut self, now: Instant) -> Option<Instant> {
         let pool = self.core.pool();
-        if !pool.has_shed_much() {
+        if !pool.should_trim() {
             return None;
         }
         let due = *self.trim_at.get_or_insert(now + TRIM_AFTER);
@@ -377,14 +377,14 @@ mod tests {
         let shortest = reactor.spin;
         let mut spins = Vec::new();
         for slept in [10, 10, 10, 10, 10_000] {
-            reactor.learn(|| us(slept));
+            reactor.adapt_spin(|| us(slept));
             spins.push(reactor.spin);
         }
         assert_eq!(spins, [2 * shortest, LONGEST_SPIN, LONGEST_SPIN, LONGEST_SPIN, shortest]);
         for policy in [PollPolicy::Never, PollPolicy::Always] {
             let (mut reactor, _inbox) = Reactor::new(policy, 1 << 20).unwrap();
             let before = reactor.spin;
-            reactor.learn(|| us(10));
+            reactor.adapt_spin(|| us(10));
             assert_eq!(reactor.spin, before);
         }
     }

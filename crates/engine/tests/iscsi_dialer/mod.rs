@@ -76,6 +76,6 @@ impl Dialer for IscsiDialer {
     }
 
     fn refusal(&self, session: &IscsiInitiatorSession) -> Option<String> {
-        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        session.refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }

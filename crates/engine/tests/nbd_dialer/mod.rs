@@ -54,6 +54,6 @@ impl Dialer for NbdDialer {
     }
 
     fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {
-        session.refusal().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        session.refusal().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }

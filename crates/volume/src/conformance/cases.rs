@@ -126,7 +126,7 @@ pub(super) fn a_full_queue_completes_every_tag_once(harness: &mut Harness) -> Ou
                 return fail!("request {} of round {round}: {:?}", slots[&done.tag], done.result);
             }
         }
-        client.expect_silence()?;
+        client.expect_no_completion()?;
         for slot in 0..u64::from(DEPTH) {
             match (slot + round) % 8 {
                 1 if round != 0 => {
@@ -264,7 +264,7 @@ pub(super) fn a_cancelled_request_completes_once(harness: &mut Harness) -> Outco
             Err(error) => return fail!("a cancelled read failed otherwise: {error}"),
         }
     }
-    client.expect_silence()?;
+    client.expect_no_completion()?;
     client.read(0, len).map(drop)
 }
 

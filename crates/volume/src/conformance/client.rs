@@ -168,7 +168,7 @@ impl<'a> Client<'a> {
     }
 
     /// Polls once more: nothing may complete when nothing is in flight.
-    pub(super) fn expect_silence(&mut self) -> Outcome {
+    pub(super) fn expect_no_completion(&mut self) -> Outcome {
         for _ in 0..4 {
             (self.turn.borrow_mut())();
             self.poll()?;

@@ -188,6 +188,6 @@ pub(super) fn requests_of_no_length_complete(harness: &mut Harness) -> Outcome {
             }
         }
     }
-    client.expect_silence()?;
+    client.expect_no_completion()?;
     harness.expect_content(&mut client, 0, &data)
 }

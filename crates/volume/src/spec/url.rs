@@ -61,12 +61,12 @@ fn is_absolute(path: &str) -> bool {
 }
 
 /// Characters that are encoded in a path: all but letters, digits and these.
-const OF_A_PATH: &AsciiSet =
+const PATH_ENCODE_SET: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A directory with a trailing slash, encoded for a URL; empty for the current directory.
 fn encoded(directory: &Path) -> String {
-    let mut text = percent_encode(directory.as_os_str().as_bytes(), OF_A_PATH).to_string();
+    let mut text = percent_encode(directory.as_os_str().as_bytes(), PATH_ENCODE_SET).to_string();
     if !text.is_empty() && !text.ends_with('/') {
         text.push('/');
     }

@@ -53,7 +53,7 @@ impl IscsiRefused {
     /// Whether a later attempt may succeed with a target that accepted logins before: it has a
     /// temporary problem or was just started. Many targets listen before they are configured.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             IscsiRefused::Login(status) => matches!(
                 *status,
@@ -64,7 +64,7 @@ impl IscsiRefused {
                     | LoginStatus::OUT_OF_RESOURCES
                     | LoginStatus::TOO_MANY_CONNECTIONS
             ),
-            IscsiRefused::Unit(refused) => refused.may_pass(),
+            IscsiRefused::Unit(refused) => refused.is_retryable(),
             IscsiRefused::Moved { .. }
             | IscsiRefused::BadRedirect { .. }
             | IscsiRefused::DifferentUnit { .. }
@@ -99,11 +99,11 @@ mod tests {
 
     #[test]
     fn a_target_in_trouble_or_just_started_may_take_us_later() {
-        assert!(IscsiRefused::Login(LoginStatus::SERVICE_UNAVAILABLE).may_pass());
-        assert!(IscsiRefused::Login(LoginStatus::NOT_FOUND).may_pass());
-        assert!(IscsiRefused::Unit(UnitRefused::NoSuchUnit(crate::scsi::Lun::new(1))).may_pass());
-        assert!(!IscsiRefused::Login(LoginStatus::TARGET_REMOVED).may_pass());
-        assert!(!IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE).may_pass());
-        assert!(!IscsiRefused::MutualAuthFailed.may_pass());
+        assert!(IscsiRefused::Login(LoginStatus::SERVICE_UNAVAILABLE).is_retryable());
+        assert!(IscsiRefused::Login(LoginStatus::NOT_FOUND).is_retryable());
+        assert!(IscsiRefused::Unit(UnitRefused::NoSuchUnit(crate::scsi::Lun::new(1))).is_retryable());
+        assert!(!IscsiRefused::Login(LoginStatus::TARGET_REMOVED).is_retryable());
+        assert!(!IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE).is_retryable());
+        assert!(!IscsiRefused::MutualAuthFailed.is_retryable());
     }
 }
