@@ -49,14 +49,14 @@ mod tests {
     #[test]
     fn record_boundaries_are_found_for_any_split() {
         let records = [&[22, 3, 1, 0, 2, 7, 7][..], &[23, 3, 3, 0, 0], &[23, 3, 3, 1, 4], &[9; 260]].concat();
-        let borders = [7, 12, 277];
+        let boundaries = [7, 12, 277];
         for step in 1..=records.len() {
             let mut boundary = RecordBoundary::default();
             let mut at = 0;
             for part in records.chunks(step) {
                 boundary.pass(part);
                 at += part.len();
-                assert_eq!(boundary.is_between(), at == 0 || borders.contains(&at), "{step} {at}");
+                assert_eq!(boundary.is_between(), at == 0 || boundaries.contains(&at), "{step} {at}");
             }
         }
         // Receiving only the missing bytes stops at each boundary.
@@ -67,6 +67,6 @@ mod tests {
             at = next;
             met.extend(boundary.is_between().then_some(at));
         }
-        assert_eq!(met, borders);
+        assert_eq!(met, boundaries);
     }
 }
