@@ -154,7 +154,7 @@ fn aborted_requests_are_sent_again(mut scene: Scene) {
     assert!(done.len() == 40 && done.iter().all(|done| done.result.is_ok()), "{done:?}");
     let said = scene.said();
     assert!(
-        said.contains("no answer within 30 s; the target is asked to abort the overdue commands"),
+        said.contains("no answer within 30 s; the target is asked to abort pending commands"),
         "{said}"
     );
     // All of them have waited for the same time, and none waits for another.
@@ -247,7 +247,7 @@ fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
         done.sort_unstable();
         assert_eq!(done, [1, 2, 3, 4, 5].map(|tag| (tag, true)), "{seconds} s");
         let said = scene.said();
-        let steps = ["abort the overdue commands", "reset the logical unit", "reset itself"];
+        let steps = ["abort pending commands", "reset the logical unit", "reset itself"];
         let asked = steps.map(|step| said.matches(&format!("the target is asked to {step}")).count());
         assert_eq!(asked, [1, usize::from(resets > 0), usize::from(resets > 1)], "{seconds} s: {said}");
         assert_eq!(scene.connections(), connections, "{seconds} s: {said}");

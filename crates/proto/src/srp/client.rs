@@ -38,7 +38,7 @@ use crate::slots::SlotKey;
 use abort::Aborts;
 use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::srp::{AsynchronousEvent, SrpCommand, SrpHeader, SrpOpcode, SrpResponse, TargetNotice};
-use channel::{AfterClose, Channel, ChannelPhase, CommandData, Exposure, SrpCommandState, buffer_format};
+use channel::{AfterClose, Channel, ChannelPhase, CommandData, CommandState, Exposure, buffer_format};
 use response::{CommandOutcome, read};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -78,7 +78,7 @@ pub enum Mode {
 /// One session with a target port.
 pub struct InitiatorSession {
     config: Config,
-    queue: ScsiQueue<SrpCommandState>,
+    queue: ScsiQueue<CommandState>,
     /// The first is the one that begins the session.
     channels: Vec<Channel>,
     /// The channel of the latest command, and how many of a batch it still takes.
@@ -329,7 +329,7 @@ impl InitiatorSession {
         self.advance_aborts();
         self.send_commands();
         self.timers.on_command(&self.queue, self.now);
-        self.finish_bring_up();
+        self.look_at_unit();
         let is_due = match self.ending {
             Ending::No | Ending::Over => false,
             Ending::Leaving => self.queue.is_idle(),
@@ -343,7 +343,7 @@ impl InitiatorSession {
 
     /// Notes what the bring-up has come to.
     #[inline]
-    fn finish_bring_up(&mut self) {
+    fn look_at_unit(&mut self) {
         let has_told = match self.config.mode {
             Mode::Use => self.refused.is_some(),
             Mode::Describe => self.refused.is_some() || self.unit().is_some(),
@@ -594,7 +594,7 @@ impl Timed for SessionChannel<'_> {
 /// A command has ended.
 #[inline]
 fn finish(
-    queue: &mut ScsiQueue<SrpCommandState>,
+    queue: &mut ScsiQueue<CommandState>,
     refused: &mut Option<SrpRefused>,
     key: SlotKey,
     outcome: &CommandOutcome,

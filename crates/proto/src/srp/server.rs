@@ -44,7 +44,7 @@ pub struct TargetSession {
     node: Arc<SrpNode>,
     pool: Pool,
     hang_up: HangUp,
-    phase: TargetChannelPhase,
+    phase: ChannelPhase,
     /// Until when a login, or a wait for other channels, may take.
     deadline: Instant,
     now: Instant,
@@ -87,7 +87,7 @@ pub struct TargetSession {
 }
 
 /// How far the channel has come.
-enum TargetChannelPhase {
+enum ChannelPhase {
     Listening,
     /// Channels of the same nexus are to end first.
     Waiting(Box<CheckedLogin>),
@@ -121,7 +121,7 @@ impl TargetSession {
             node,
             pool,
             hang_up,
-            phase: TargetChannelPhase::Listening,
+            phase: ChannelPhase::Listening,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             now,
             tasks: TaskSet::new(None),
@@ -150,7 +150,7 @@ impl TargetSession {
     /// Decides about a connection request.
     fn on_requested(&mut self, private_data: &[u8]) -> Result<(), ProtocolError> {
         if let Some(other @ OtherProtocol::NvmeRdma) = OtherProtocol::of(private_data) {
-            self.phase = TargetChannelPhase::Rejecting(other.rejection());
+            self.phase = ChannelPhase::Rejecting(other.rejection());
             return Err(login_error("asked for NVMe/RDMA at a port that serves SRP"));
         }
         let checked = match CheckedLogin::read(private_data, &self.node) {
@@ -167,7 +167,7 @@ impl TargetSession {
     }
 
     fn refuse(&mut self, refusal: &LoginRefusal, private_data: &[u8]) -> ProtocolError {
-        self.phase = TargetChannelPhase::Rejecting(refusal.reject());
+        self.phase = ChannelPhase::Rejecting(refusal.reject());
         let error = login_error(refusal.what);
         let (initiator, target) = match login::named(private_data) {
             Some((initiator, target)) => (initiator.to_string(), target.to_string()),
@@ -186,7 +186,7 @@ impl TargetSession {
             if !has_ended_others {
                 self.deadline = self.now.checked_add(LOGIN_TIMEOUT).unwrap_or(self.now);
             }
-            self.phase = TargetChannelPhase::Waiting(Box::new(login));
+            self.phase = ChannelPhase::Waiting(Box::new(login));
             return;
         }
         self.membership = Some(channels.join(login.nexus, self.hang_up.clone()));
@@ -196,7 +196,7 @@ impl TargetSession {
         self.tasks = TaskSet::new(Some(DeviceServer::new(login.units.clone(), nexus)));
         let event = Login { protocol: NAME, initiator: initiator.to_string(), target: target.to_string() };
         self.events.push(AuditEvent::Login(event));
-        self.phase = TargetChannelPhase::Accepting(login.response(has_ended_others, has_others));
+        self.phase = ChannelPhase::Accepting(login.response(has_ended_others, has_others));
     }
 
     /// A message from the initiator.
@@ -257,7 +257,7 @@ impl TargetSession {
 
     /// The connection is gone: nothing that was not posted ever will be.
     fn on_disconnected(&mut self) {
-        self.phase = TargetChannelPhase::Over;
+        self.phase = ChannelPhase::Over;
         self.answers.clear();
         (self.unsent, self.held) = (0, 0);
         self.end(None);
@@ -275,7 +275,7 @@ impl TargetSession {
 
     /// Leaves the nexus once nothing of this channel reaches the volume any more.
     fn leave_if_idle(&mut self) {
-        if matches!(self.phase, TargetChannelPhase::Over) && self.is_idle() {
+        if matches!(self.phase, ChannelPhase::Over) && self.is_idle() {
             self.membership = None;
         }
     }
@@ -384,22 +384,22 @@ impl RdmaSession for TargetSession {
 
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        match std::mem::replace(&mut self.phase, TargetChannelPhase::Ending) {
-            TargetChannelPhase::Accepting(private_data) => {
+        match std::mem::replace(&mut self.phase, ChannelPhase::Ending) {
+            ChannelPhase::Accepting(private_data) => {
                 queue_pair.accept(private_data);
-                self.phase = TargetChannelPhase::Open;
+                self.phase = ChannelPhase::Open;
                 return true;
             }
-            TargetChannelPhase::Rejecting(private_data) => {
+            ChannelPhase::Rejecting(private_data) => {
                 self.is_ending = true;
                 queue_pair.reject(private_data);
                 return true;
             }
-            TargetChannelPhase::Listening | TargetChannelPhase::Waiting(_) if self.is_ending => {
+            ChannelPhase::Listening | ChannelPhase::Waiting(_) if self.is_ending => {
                 queue_pair.disconnect();
                 return true;
             }
-            TargetChannelPhase::Open => self.phase = TargetChannelPhase::Open,
+            ChannelPhase::Open => self.phase = ChannelPhase::Open,
             phase => {
                 self.phase = phase;
                 return false;
@@ -408,7 +408,7 @@ impl RdmaSession for TargetSession {
         let has_moved = self.take_inbox() | self.transmit(queue_pair);
         if self.is_ending && self.answers.is_empty() && self.is_idle() {
             queue_pair.disconnect();
-            self.phase = TargetChannelPhase::Ending;
+            self.phase = ChannelPhase::Ending;
             return true;
         }
         has_moved
@@ -435,8 +435,8 @@ impl Timed for TargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
         let again = |pause: Duration| self.now.checked_add(pause);
         match &self.phase {
-            TargetChannelPhase::Listening => Some(self.deadline),
-            TargetChannelPhase::Waiting(_) => again(CHANNEL_POLL),
+            ChannelPhase::Listening => Some(self.deadline),
+            ChannelPhase::Waiting(_) => again(CHANNEL_POLL),
             _ if self.violation.is_some() || self.queue.has_io() => Some(self.now),
             _ => {
                 let retry = if self.queue.is_waiting() { again(TASK_RETRY) } else { None };
@@ -447,16 +447,15 @@ impl Timed for TargetSession {
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.now = now;
-        if matches!(self.phase, TargetChannelPhase::Listening) && now >= self.deadline {
+        if matches!(self.phase, ChannelPhase::Listening) && now >= self.deadline {
             return Err(login_error("did not log in within 30 seconds"));
         }
-        if let TargetChannelPhase::Waiting(_) = self.phase
-            && let TargetChannelPhase::Waiting(login) =
-                std::mem::replace(&mut self.phase, TargetChannelPhase::Listening)
+        if let ChannelPhase::Waiting(_) = self.phase
+            && let ChannelPhase::Waiting(login) = std::mem::replace(&mut self.phase, ChannelPhase::Listening)
         {
             if now >= self.deadline {
                 let what = "logged in while I/O of its other channels did not end within 30 seconds";
-                self.phase = TargetChannelPhase::Rejecting(login.refuse(what).reject());
+                self.phase = ChannelPhase::Rejecting(login.refuse(what).reject());
                 return Err(login_error(what));
             }
             self.wait_or_accept(*login, true);
@@ -515,13 +514,11 @@ impl Target for TargetSession {
     #[inline]
     fn stage(&self) -> SessionStage {
         match self.phase {
-            TargetChannelPhase::Listening
-            | TargetChannelPhase::Waiting(_)
-            | TargetChannelPhase::Accepting(_)
-            | TargetChannelPhase::Rejecting(_) => SessionStage::Handshake,
-            TargetChannelPhase::Open | TargetChannelPhase::Ending | TargetChannelPhase::Over => {
-                SessionStage::Established
-            }
+            ChannelPhase::Listening
+            | ChannelPhase::Waiting(_)
+            | ChannelPhase::Accepting(_)
+            | ChannelPhase::Rejecting(_) => SessionStage::Handshake,
+            ChannelPhase::Open | ChannelPhase::Ending | ChannelPhase::Over => SessionStage::Established,
         }
     }
 
@@ -537,7 +534,7 @@ impl Target for TargetSession {
     fn on_stop(&mut self, now: Instant) {
         self.now = now;
         match self.phase {
-            TargetChannelPhase::Open => self.end(Some(LogoutReason::UNSPECIFIED)),
+            ChannelPhase::Open => self.end(Some(LogoutReason::UNSPECIFIED)),
             _ => self.is_ending = true,
         }
     }

@@ -99,7 +99,7 @@ impl FullFeatureSession {
         let pending = self.aborts.pending.as_mut()?;
         pending.has_ticked = true;
         Some(match pending.function {
-            Function::ABORT_TASK => "to abort the overdue commands",
+            Function::ABORT_TASK => "to abort pending commands",
             Function::LOGICAL_UNIT_RESET => "to reset the logical unit",
             _ => "to reset itself",
         })

@@ -77,13 +77,13 @@ impl InitiatorSession {
     }
 
     /// As [`Overdue::abort_overdue`](crate::session::Overdue::abort_overdue), just after a look.
-    pub(super) fn ask_to_abort(&mut self, ticks: u32) -> Option<&'static str> {
+    pub(super) fn ask_to_abort(&mut self, looks: u32) -> Option<&'static str> {
         if self.ending == Ending::Over {
             return None;
         }
         match self.aborts.asked.take() {
             None => {
-                self.aborts.tasks = self.queue.overdue(ticks).into();
+                self.aborts.tasks = self.queue.overdue(looks).into();
                 self.abort_next();
             }
             Some(unanswered) => self.escalate(&unanswered),
@@ -91,7 +91,7 @@ impl InitiatorSession {
         let asked = self.aborts.asked.as_mut()?;
         asked.is_seen = true;
         Some(match asked.function {
-            TaskManagementFunction::ABORT_TASK => "to abort the overdue commands",
+            TaskManagementFunction::ABORT_TASK => "to abort what it owes",
             _ => "to reset the logical unit",
         })
     }

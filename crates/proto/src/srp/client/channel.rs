@@ -87,7 +87,7 @@ pub(super) enum Exposure {
 
 /// What the transport keeps beside a command.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SrpCommandState {
+pub(super) struct CommandState {
     /// The number of its channel.
     pub(super) channel: usize,
     pub(super) exposure: Exposure,

@@ -473,7 +473,7 @@ fn a_short_read_is_an_error_of_the_medium_and_a_target_may_invalidate_the_key_it
 fn what_gets_no_response_is_aborted_and_handed_back() {
     let (mut wire, response) = Wire::reading();
     wire.target.holds_io = false;
-    assert_eq!(wire.abort(), Some("to abort the overdue commands"));
+    assert_eq!(wire.abort(), Some("to abort what it owes"));
     assert_eq!(wire.functions(), [(TaskManagementFunction::ABORT_TASK, response.tag.get())]);
     assert!(wire.initiator.poll_returned().is_none(), "the target has not answered");
     wire.answer_function(ResponseCode::NO_FAILURE);
@@ -502,7 +502,7 @@ fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
         let (mut wire, _) = Wire::reading();
         wire.submit(2, WRITE, 0, 512, Some(list(&[1; 512])));
         wire.run();
-        assert_eq!(wire.abort(), Some("to abort the overdue commands"));
+        assert_eq!(wire.abort(), Some("to abort what it owes"));
         if refuses {
             wire.answer_function(ResponseCode::FUNCTION_NOT_SUPPORTED);
         }

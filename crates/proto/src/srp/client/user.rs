@@ -68,8 +68,8 @@ impl Overdue for InitiatorSession {
         self.look_for_overdue()
     }
 
-    fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str> {
-        self.ask_to_abort(ticks)
+    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
+        self.ask_to_abort(looks)
     }
 }
 

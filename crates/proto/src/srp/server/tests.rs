@@ -62,7 +62,7 @@ fn login() -> LoginRequestRdma {
 }
 
 /// An initiator whose memory is a map from addresses.
-struct TestInitiator {
+struct Initiator {
     pump: Pump<TargetSession>,
     queue: Recorder,
     memory: BTreeMap<u64, u8>,
@@ -77,15 +77,15 @@ struct TestInitiator {
 /// A response: its fields, and what follows them.
 type End = (SrpResponse, Vec<u8>);
 
-impl TestInitiator {
-    fn new((node, exports): &(Arc<SrpNode>, Exports)) -> TestInitiator {
+impl Initiator {
+    fn new((node, exports): &(Arc<SrpNode>, Exports)) -> Initiator {
         let hang_ups = Arc::new(AtomicUsize::new(0));
         let counter = hang_ups.clone();
         let hang_up: HangUp = Arc::new(move || {
             counter.fetch_add(1, Ordering::SeqCst);
         });
         let session = TargetSession::new(node.clone(), Pool::new(usize::MAX), hang_up, Instant::now());
-        TestInitiator {
+        Initiator {
             receives: session.endpoint().receives,
             pump: Pump::new(session, exports),
             queue: Recorder::default(),
@@ -97,8 +97,8 @@ impl TestInitiator {
         }
     }
 
-    fn open(node: &(Arc<SrpNode>, Exports)) -> TestInitiator {
-        let mut initiator = TestInitiator::new(node);
+    fn open(node: &(Arc<SrpNode>, Exports)) -> Initiator {
+        let mut initiator = Initiator::new(node);
         let response = initiator.log_in(login()).unwrap();
         assert_eq!((response.tag.get(), response.max_it_iu_len.get()), (5, MAX_IU_LEN));
         assert!(response.rsp_flags & IMMEDIATE_SUPPORTED != 0);
@@ -268,20 +268,20 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 /// Ends the unit attention that a new nexus gets.
-fn ready(initiator: &mut TestInitiator) {
+fn ready(initiator: &mut Initiator) {
     initiator.command(&[0; 6], (BufferFormat::NONE, BufferFormat::NONE), &[]).unwrap();
     let (response, sense) = initiator.end();
     assert_eq!((response.status, response.flags), (2, ResponseFlags::SNSVALID));
     assert_eq!((sense.len() as u32, sense[2], sense[12]), (response.sense_data_len.get(), 6, 0x29));
 }
 
-fn open() -> TestInitiator {
-    let mut initiator = TestInitiator::open(&node());
+fn open() -> Initiator {
+    let mut initiator = Initiator::open(&node());
     ready(&mut initiator);
     initiator
 }
 
-fn write_direct(initiator: &mut TestInitiator, data: &[u8]) -> End {
+fn write_direct(initiator: &mut Initiator, data: &[u8]) -> End {
     initiator.set(4096, data);
     let descriptor = direct(4096, data.len() as u32);
     initiator.command(&write((data.len() / 512) as u8), OUT, descriptor.as_bytes()).unwrap();
@@ -376,10 +376,10 @@ fn residuals_tell_how_much_less_or_more_was_moved() {
 
 #[test]
 fn a_port_in_standby_says_so_and_does_no_io_until_an_initiator_changes_that() {
-    let mut initiator = TestInitiator::new(&node());
+    let mut initiator = Initiator::new(&node());
     initiator.log_in(LoginRequestRdma { target_port_id: STANDBY.0, ..login() }).unwrap();
     ready(&mut initiator);
-    let report = |initiator: &mut TestInitiator| {
+    let report = |initiator: &mut Initiator| {
         let cdb = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
         initiator.command(&cdb, IN, direct(0, 256).as_bytes()).unwrap();
         assert_eq!(initiator.end().0.status, 0);
@@ -476,14 +476,14 @@ fn each_refusal_has_its_reason() {
         ),
     ];
     for (request, reason) in cases {
-        let mut initiator = TestInitiator::new(&node());
+        let mut initiator = Initiator::new(&node());
         assert_eq!(initiator.log_in(request).unwrap_err(), reason);
         assert!(matches!(initiator.events[..], [AuditEvent::Refused { .. }]), "{:?}", initiator.events);
     }
-    let mut listed = TestInitiator::new(&node());
+    let mut listed = Initiator::new(&node());
     let request = LoginRequestRdma { target_port_id: HIDDEN.0, initiator_port_id: [9; 16], ..login() };
     assert!(listed.log_in(request).is_ok());
-    let mut stopping = TestInitiator::new(&node());
+    let mut stopping = Initiator::new(&node());
     stopping.pump.session.on_stop(Instant::now());
     assert_eq!(stopping.log_in(login()).unwrap_err(), LoginRejectReason::INSUFFICIENT_RESOURCES);
 }
@@ -491,15 +491,15 @@ fn each_refusal_has_its_reason() {
 #[test]
 fn several_channels_go_on_together_unless_a_login_wants_to_be_alone() {
     let node = node();
-    let first = TestInitiator::open(&node);
-    let mut second = TestInitiator::new(&node);
+    let first = Initiator::open(&node);
+    let mut second = Initiator::new(&node);
     let response = second.log_in(login()).unwrap();
     assert_eq!(response.rsp_flags, MULTICHANNEL_MAINTAINED | IMMEDIATE_SUPPORTED);
-    let mut alone = TestInitiator::new(&node);
+    let mut alone = Initiator::new(&node);
     let request = LoginRequestRdma { req_flags: 0, ..login() };
     alone.event(Event::Requested { private_data: request.as_bytes().to_vec() }).unwrap();
     assert!(alone.next().is_none(), "it waits");
-    let cut = |initiator: &TestInitiator| initiator.hang_ups.load(Ordering::SeqCst);
+    let cut = |initiator: &Initiator| initiator.hang_ups.load(Ordering::SeqCst);
     assert_eq!((cut(&first), cut(&second)), (1, 1));
     for mut ended in [first, second] {
         ended.event(Event::Disconnected).unwrap();
@@ -514,14 +514,14 @@ fn several_channels_go_on_together_unless_a_login_wants_to_be_alone() {
 #[test]
 fn a_login_waits_for_io_of_the_channel_that_it_ends_but_not_for_ever() {
     let node = node();
-    let mut first = TestInitiator::open(&node);
+    let mut first = Initiator::open(&node);
     ready(&mut first);
     first.pump.holds_io = true;
     first.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
     first.event(Event::Disconnected).unwrap();
     let request = LoginRequestRdma { req_flags: 0, ..login() };
     for ends in [false, true] {
-        let mut alone = TestInitiator::new(&node);
+        let mut alone = Initiator::new(&node);
         alone.event(Event::Requested { private_data: request.as_bytes().to_vec() }).unwrap();
         if ends {
             first.pump.finish_one();
@@ -582,9 +582,9 @@ fn an_abort_waits_for_a_read_of_the_initiator_s_memory() {
 #[test]
 fn credits_of_tasks_that_another_nexus_has_cleared_come_back_unasked() {
     let node = node();
-    let mut initiator = TestInitiator::open(&node);
+    let mut initiator = Initiator::open(&node);
     ready(&mut initiator);
-    let mut other = TestInitiator::new(&node);
+    let mut other = Initiator::new(&node);
     other.log_in(LoginRequestRdma { initiator_port_id: [7; 16], ..login() }).unwrap();
     ready(&mut other);
     initiator.pump.holds_io = true;
@@ -652,7 +652,7 @@ fn a_reservation_of_an_srp_port_is_kept_by_its_identifier() {
 
 #[test]
 fn nobody_who_does_not_log_in_is_kept() {
-    let initiator = TestInitiator::new(&node());
+    let initiator = Initiator::new(&node());
     let mut session = initiator.pump.session;
     let deadline = session.poll_timeout().unwrap();
     assert!(session.on_timeout(deadline).is_err());

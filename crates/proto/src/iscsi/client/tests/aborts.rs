@@ -13,7 +13,7 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0\
                      MaxBurstLength=65536\0";
 const LIMIT: u32 = 4;
-const GIVE_UP: Option<&str> = Some("to abort the overdue commands");
+const GIVE_UP: Option<&str> = Some("to abort pending commands");
 const RESET_UNIT: Option<&str> = Some("to reset the logical unit");
 const RESET_TARGET: Option<&str> = Some("to reset itself");
 const DONE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
