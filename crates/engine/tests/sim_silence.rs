@@ -153,10 +153,7 @@ fn aborted_requests_are_sent_again(mut scene: Scene) {
     let done = scene.done();
     assert!(done.len() == 40 && done.iter().all(|done| done.result.is_ok()), "{done:?}");
     let said = scene.said();
-    assert!(
-        said.contains("no answer within 30 s; the target is asked to abort pending commands"),
-        "{said}"
-    );
+    assert!(said.contains("no answer within 30 s; the target is asked to abort pending commands"), "{said}");
     // All of them have waited for the same time, and none waits for another.
     scene.run_for(90);
     let done = scene.done();

@@ -179,7 +179,8 @@ impl FrameRun {
         let core = self.world.add_core(64 << 20);
         core.join(&self.lan);
         let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
-        let session = AoeTargetSession::new(self.disk.exports.clone(), vec![unit]).expect("there is one disk");
+        let session =
+            AoeTargetSession::new(self.disk.exports.clone(), vec![unit]).expect("there is one disk");
         FrameTargetTask::spawn(
             &core,
             &self.interfaces(),

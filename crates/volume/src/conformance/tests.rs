@@ -174,8 +174,8 @@ fn each_defect_is_found_by_its_case() {
     for (defect, words) in expected {
         let volume = DefectiveVolume::over_mem(defect);
         let caught = catch_unwind(AssertUnwindSafe(|| run(&mut Harness::on_test_core(volume))));
-        let message = *caught.expect_err(&format!("{wrong:?} was not found")).downcast::<String>().unwrap();
-        assert!(message.contains(words) && message.contains("seed 1"), "{wrong:?}: {message}");
+        let message = *caught.expect_err(&format!("{defect:?} was not found")).downcast::<String>().unwrap();
+        assert!(message.contains(words) && message.contains("seed 1"), "{defect:?}: {message}");
     }
 }
 
