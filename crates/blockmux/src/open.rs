@@ -191,7 +191,7 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     }
     pages.expect_populated(wanted);
     let done = populate::populate_at_once(pages, wanted, end);
-    populate::populate_behind(pages, done, wanted, privileges::give_up_all);
+    populate::populate_in_background(pages, done, wanted, privileges::give_up_all);
 }
 
 /// The error for a RAM volume of `size` bytes that exceeds the limit of address space; `None` if it

@@ -55,10 +55,10 @@ impl<R> BlockingConnectError<R> {
         BlockingConnectError::Silent { address: address.clone() }
     }
 
-    /// Whether a later attempt may succeed; `may_pass` decides for refusals.
-    pub(crate) fn may_pass(&self, may_pass: impl FnOnce(&R) -> bool) -> bool {
+    /// Whether a later attempt may succeed; `is_retryable` decides for refusals.
+    pub(crate) fn is_retryable(&self, is_retryable: impl FnOnce(&R) -> bool) -> bool {
         match self {
-            BlockingConnectError::Refused { refused, .. } => may_pass(refused),
+            BlockingConnectError::Refused { refused, .. } => is_retryable(refused),
             BlockingConnectError::Broken { .. } | BlockingConnectError::Silent { .. } => true,
         }
     }
@@ -330,7 +330,7 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
-    fn a_server_that_does_not_accept_is_given_up() {
+    fn connecting_to_a_server_that_does_not_accept_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_a_server_that_hangs_up_at_once_are_heard() {
+    fn the_reply_of_a_server_that_closes_at_once_is_processed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();

@@ -63,7 +63,7 @@ pub struct NbdEndpoint {
     pub reconnect_timeout: Duration,
     /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
-    /// TLS, without which nothing is asked of the server then.
+    /// TLS credentials; `None`: TLS is not requested.
     pub tls: Option<ClientTls>,
 }
 
@@ -175,7 +175,7 @@ impl Dialer for NbdDialer {
     }
 
     fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {
-        session.refusal().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        session.refusal().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }
 

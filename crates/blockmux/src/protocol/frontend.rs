@@ -273,7 +273,7 @@ pub(crate) struct VolumeNames {
 impl VolumeNames {
     /// The names of a volume, if it is still there.
     pub(crate) fn of(exports: &Exports, volume: VolumeId) -> Option<VolumeNames> {
-        let (export, served) = exports.get(volume).zip(exports.served(volume))?;
+        let (export, served) = exports.get(volume).zip(exports.volume_state(volume))?;
         let target = served.target_name().unwrap_or(&export.name).to_owned();
         Some(VolumeNames { volume, export: export.name.clone(), target })
     }

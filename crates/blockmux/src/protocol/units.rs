@@ -34,7 +34,7 @@ impl Units {
 
     /// The unit that a volume is; `None` if there is no such volume.
     pub(super) fn of(&self, volume: VolumeId) -> Option<Unit> {
-        let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
+        let (export, served) = self.exports.get(volume).zip(self.exports.volume_state(volume))?;
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let MadeUnits { units, removable } = &mut *made;
         let unit = units.entry(volume).or_insert_with(|| {

@@ -237,7 +237,7 @@ impl ControlServer {
         self.policy.set_data(&name, DataKey::local_texts(&named.entry.spec));
         let is_restricted = |name: &str| self.is_restricted(name, &lives);
         self.policy.check_twins(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
-        let of_data = |id| self.exports.served(id)?.uuid().filter(|uuid| Some(*uuid) == served.uuid());
+        let of_data = |id| self.exports.volume_state(id)?.uuid().filter(|uuid| Some(*uuid) == served.uuid());
         if let Some((_, twin)) = self.exports.iter().find(|(id, _)| of_data(*id).is_some()) {
             warn_of_twins([&twin.name, &name].map(|name| (&**name, served.uuid())).into_iter());
         }
@@ -268,7 +268,7 @@ impl ControlServer {
         self.policy.remove(name);
         // Whoever changes something else need not wait for what is in flight here.
         drop(lives);
-        let (settling, begun) = (removed.served.settling(), Instant::now());
+        let (settling, begun) = (removed.volume_state.settling(), Instant::now());
         if !settling.is_over() {
             progress("waits for I/O in flight".to_owned());
         }
@@ -345,7 +345,7 @@ impl ControlServer {
     }
 
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
-        let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.served(id)?)));
+        let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.volume_state(id)?)));
         found.ok_or_else(|| {
             let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -374,7 +374,7 @@ impl ControlServer {
     /// Everything that is counted.
     pub(super) fn figures(&self) -> Figures {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
-            let served = self.exports.served(id)?;
+            let served = self.exports.volume_state(id)?;
             let volume = served.volume();
             Some(VolumeFigures {
                 name: export.name.clone(),
@@ -402,7 +402,7 @@ impl ControlServer {
 
     fn status(&self) -> Status {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
-            let served = self.exports.served(id)?;
+            let served = self.exports.volume_state(id)?;
             let (info, traffic, gone) = (served.volume().info(), served.traffic(), served.orphans());
             Some(VolumeStatus {
                 name: export.name.clone(),

@@ -246,7 +246,7 @@ impl Setup {
         let populate = Populate::Until(Instant::now() + POPULATING);
         let open = |named| opening.open(named, populate).map_err(|failure| self.located(failure));
         let exports = self.volumes.iter().map(open);
-        let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)?;
+        let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::with_states)?;
         for named in &self.volumes {
             self.policy.set_data(&named.name, DataKey::local_texts(&named.entry.spec));
         }
@@ -255,7 +255,7 @@ impl Setup {
             checked.map_err(|failure| self.located(failure))?;
         }
         let all: Vec<_> = exports.iter().collect();
-        let uuid = |id| exports.served(id).and_then(|served| served.uuid());
+        let uuid = |id| exports.volume_state(id).and_then(|served| served.uuid());
         warn_of_twins(all.iter().map(|(id, export)| (&*export.name, uuid(*id))));
         Ok(exports)
     }

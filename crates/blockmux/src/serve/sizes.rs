@@ -27,8 +27,8 @@ pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<Looking>,
         while end.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
             // A volume that was removed is not kept open from here.
             for (id, export) in exports.iter() {
-                let Some(served) = exports.served(id) else { continue };
-                if served.look_at_size() {
+                let Some(served) = exports.volume_state(id) else { continue };
+                if served.check_size() {
                     info!("{} has {} bytes now", export.name, served.volume().info().size);
                 }
             }

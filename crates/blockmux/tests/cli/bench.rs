@@ -467,7 +467,7 @@ fn corrupted_data_is_found_and_its_place_named() {
     disk.write_all_at(b"junk", (5 << 16) + 1000).unwrap();
     let output = bench.run(&format!("{words} --rw read"), &[&volume]);
     let said = text(&output.stderr);
-    assert!(said.contains(" verify: block at 327680 has crc "), "{said}");
+    assert!(said.contains(" verify: block at 327680 has CRC "), "{said}");
     assert!(
         said.contains(" blocks did not hold what was written; the warnings above name the first"),
         "{said}"

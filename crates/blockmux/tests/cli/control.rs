@@ -170,7 +170,11 @@ fn what_cannot_have_that_size_keeps_its_own_and_says_what_to_do() {
         ("a", "0", "a: 0 bytes are not one or more whole blocks of 512; round them"),
         ("a", "1e", "a: it can have at most"),
         ("a", "15e", "a: clients count to 2^63 - 1 bytes; take a smaller size"),
-        ("null", "2m", "null: cannot be resized: it is as large as what it is made of"),
+        (
+            "null",
+            "2m",
+            "null: cannot be resized: its size is that of the volumes below it, or fixed in its spec",
+        ),
         ("striped", "4m", "striped: cannot be resized: "),
         ("frozen", "8k", "frozen: is opened read-only"),
     ] {
@@ -257,7 +261,12 @@ fn a_remote_volume_that_has_changed_by_itself_is_noticed() {
     let mut scsi = here.login();
     assert!(can_read(&mut scsi, 0));
     let said = here.refusal(&["resize", "disk0", "16m"]);
-    assert!(said.contains("disk0: cannot be resized: it is as large as what it is made of"), "{said}");
+    assert!(
+        said.contains(
+            "disk0: cannot be resized: its size is that of the volumes below it, or fixed in its spec"
+        ),
+        "{said}"
+    );
     there.said(&["resize", "disk0", "16m"]);
     // The next command there is told, and is sent again.
     assert!(can_read(&mut scsi, 1));

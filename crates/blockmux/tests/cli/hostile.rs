@@ -36,7 +36,7 @@ fn a_write_whose_data_does_not_come_costs_no_memory_but_the_promise() {
 fn who_leaves_within_a_requests_head_is_named() {
     let mut daemon = Daemon::serve(&["mem:1m"]);
     RawClient::connect(&daemon.socket()).send(&[0x25, 0x60, 0x95, 0x13, 0]);
-    daemon.wait_for_line("connection lost: peer left in the middle of a message");
+    daemon.wait_for_line("connection lost: peer closed the connection in the middle of a message");
 }
 
 #[test]

@@ -67,7 +67,7 @@ impl Volumes {
     /// A namespace is one subsystem's: a volume in two of them is two namespaces. One that comes
     /// back is called as it was configured.
     fn namespace(&self, nqn: &Nqn, nsid: u32, volume: VolumeId) -> Option<Namespace> {
-        let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
+        let (export, served) = self.exports.get(volume).zip(self.exports.volume_state(volume))?;
         let configured = self.configured.get(&(nqn.clone(), nsid));
         let uuid = served.uuid().unwrap_or_else(|| VolumeUuid::of_texts(&[&self.node, &export.name]));
         let uuid = if self.is_home(nqn, volume) { uuid } else { uuid.within(nqn.as_str()) };

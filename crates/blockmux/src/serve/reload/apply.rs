@@ -93,7 +93,7 @@ impl Reloader {
                 *name == export.name && matches!(step, VolumeStep::Replace | VolumeStep::Remove)
             });
             if let Some(named) = stays.filter(|_| !is_new) {
-                let info = self.exports.served(id).map(|served| served.volume().info());
+                let info = self.exports.volume_state(id).map(|served| served.volume().info());
                 info.map_or(Ok(()), |info| opening.check_blocks(&named.entry.spec, &info))?;
             }
         }
@@ -150,7 +150,7 @@ impl Reloader {
         for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
             let specs = state.running.volume(name).zip(desired.volume(name));
             let size = specs.and_then(|(before, after)| other_size(&before.entry.spec, &after.entry.spec));
-            let served = self.exports.find(name).and_then(|(id, _)| self.exports.served(id));
+            let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
             let Some((size, served)) = size.zip(served) else { continue };
             let before = served.volume().info().size;
             match served.resize(Resize::Bytes(size)) {
@@ -264,7 +264,7 @@ impl Reloader {
         let uuids: Vec<_> = self
             .exports
             .iter()
-            .map(|(id, export)| (export, self.exports.served(id).and_then(|served| served.uuid())))
+            .map(|(id, export)| (export, self.exports.volume_state(id).and_then(|served| served.uuid())))
             .collect();
         warn_of_twins(uuids.iter().map(|(export, uuid)| (&*export.name, *uuid)));
         if let Err(failure) = self.begin_protocols(&mut lives) {
@@ -304,7 +304,7 @@ impl Reloader {
 /// Waits until what was in flight on removed volumes is over, and flushes them; answers what went
 /// wrong.
 fn end_of(removed: &[Removed]) -> Vec<String> {
-    let settling: Vec<_> = removed.iter().map(|removed| removed.served.settling()).collect();
+    let settling: Vec<_> = removed.iter().map(|removed| removed.volume_state.settling()).collect();
     wait(DRAIN, || settling.iter().all(|settling| settling.is_over()));
     let late = removed.iter().zip(&settling).filter(|(_, settling)| !settling.is_over());
     let mut wrong: Vec<String> = late
