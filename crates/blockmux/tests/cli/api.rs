@@ -111,7 +111,7 @@ fn a_request_that_takes_long_becomes_an_action_that_tells_how_far_it_is() {
     assert_eq!((status, &action["state"], &action["action"]), (202, &json!("running"), &json!("remove a")));
     let path = format!("/v1/actions/{}", action["id"]);
     let look = || ask(&socket, "GET", &path, "", "").1;
-    eventually("it says what it waits for", || look()["progress"] == "waits for I/O in flight");
+    eventually("it says what it waits for", || look()["progress"] == "waiting for I/O in flight");
     // Others are served meanwhile.
     assert_eq!(controlled.said(&["resize", "b", "2m"]), "b  2097152 (2 MiB)\n");
     eventually("it is over", || look()["state"] == "done");
@@ -260,7 +260,7 @@ fn without_a_private_token_the_api_is_not_served_over_tcp() {
         text(&output.stderr)
     };
     let said = serve(&["--api", "127.0.0.1:0"]);
-    assert!(said.contains("without a token everybody who can connect could change this daemon"), "{said}");
+    assert!(said.contains("without a token anybody who can connect could control this daemon"), "{said}");
     assert!(said.contains("openssl rand -hex 32"), "{said}");
     let said = serve(&["--api", "127.0.0.1:0", "--api-token-file", token]);
     assert!(said.contains("others may read or write it; run chmod 600 on it"), "{said}");

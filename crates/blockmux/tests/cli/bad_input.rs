@@ -34,7 +34,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (&[], "no command given; `blockmux --help` lists them"),
     (&["ctl"], "no command given; `blockmux ctl --help` lists them"),
     (&["serv"], "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve'"),
-    (&["serve"], "no volume to serve; name one, such as mem:1g or file:disk.img"),
+    (&["serve"], "no volume to serve; give one, such as mem:1g or file:disk.img"),
     (&["serve", "--frobnicate"], "unexpected argument '--frobnicate' found; --help lists the options"),
     (
         &["serve", "mem:1m", "--reed-only"],
@@ -52,7 +52,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "a b=mem:1m"],
-        "`a b` is no name; use 1 to 200 letters, digits, `-`, \
+        "`a b` is not a valid name; use 1 to 200 letters, digits, `-`, \
          `_` and `.`",
     ),
     (
@@ -65,13 +65,13 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "mem:1m", "--max-connections", "99999999999999"],
-        "99999999999999 connections are too many; take at most 1048576",
+        "99999999999999 connections are too many; set at most 1048576",
     ),
     (
         &["report", "/dev/zero"],
         "/dev/zero: cannot read it: has more than 64 MiB; name a bench.json, or what fio --output-format=json wrote",
     ),
-    (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes are called `a`; rename one, as in NAME=mem:1g"),
+    (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes have the name `a`; rename one, as in NAME=mem:1g"),
     (
         &["serve", "mem:1m", "--nbd", "10809"],
         "--nbd 10809: `10809` is no host; write :10809 for a port on loopback",
@@ -81,7 +81,7 @@ const WRONG: &[(&[&str], &str)] = &[
         "--nbd /run/nbd.sock: `/run/nbd.sock` is a path; write unix:/run/nbd.sock for a Unix socket",
     ),
     (&["serve", "mem:1m", "--cores", "0"], "--cores 0: write a number of at least 1"),
-    (&["serve", "mem:1m", "--cores", "1000"], "1000 cores are too many; take at most 256"),
+    (&["serve", "mem:1m", "--cores", "1000"], "1000 cores are too many; set at most 256"),
     (&["serve", "mem:1m", "--poll", "often"], "--poll often: not one of adaptive, always, never"),
     (
         &["serve", "mem:1m", "--json", "--run", "true"],
@@ -113,7 +113,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "null:8e", "--nbd", ":0"],
-        "null:8e: has 9223372036854775808 bytes, and clients count to 2^63 - 1; serve a smaller volume",
+        "null:8e: has 9223372036854775808 bytes, but clients support at most 2^63 - 1; serve a smaller volume",
     ),
     (&["serve", "mem:1", "--nbd", ":0"], "mem:1: is smaller than one block; take at least 512"),
     (
@@ -239,7 +239,7 @@ fn what_is_wrong_in_a_config_file_is_named_with_file_and_line() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("b.toml");
     for (content, expected) in [
-        ("nbd = [':0']\nfrobnicate = 1\n", ":2: unknown key `frobnicate`, expected one of `volume`, `nbd`, "),
+        ("nbd = [':0']\nfrobnicate = 1\n", ":2: unknown key `frobnicate`; remove it, docs/reference/config.md "),
         (
             "[[volume]]\nspec = 'mem:1m'\nsiez = 2\n",
             ":3: unknown key `siez`, expected one of `name`, `spec`, ",

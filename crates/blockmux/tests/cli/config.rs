@@ -65,7 +65,7 @@ fn who_names_one_listener_is_told_what_is_not_served() {
     };
     let said = told(&["--nbd", ":0"]);
     let expected =
-        "not served: iSCSI, NVMe/TCP, as the command line names other listeners; add --iscsi or --nvme-tcp\n";
+        "not served: iSCSI, NVMe/TCP, because the command line names other listeners; add --iscsi or --nvme-tcp\n";
     assert!(said.ends_with(expected) && said.lines().count() == 1, "{said}");
     assert_eq!(told(&["--nbd", ":0", "--iser", ":0", "--nvme-tcp", ":0"]), "");
 }

@@ -165,11 +165,11 @@ fn what_cannot_have_that_size_keeps_its_own_and_says_what_to_do() {
     let args = ["a=mem:1m", "null=null:1m", "striped=stripe:mem:1m,mem:1m", &frozen];
     let controlled = Controlled::serve(&args);
     for (name, size, expected) in [
-        ("b", "1m", "no volume is called `b`; there is a, null, striped, frozen"),
+        ("b", "1m", "no volume has the name `b`; choose one of a, null, striped, frozen"),
         ("a", "1000", "a: 1000 bytes are not one or more whole blocks of 512; round them"),
         ("a", "0", "a: 0 bytes are not one or more whole blocks of 512; round them"),
         ("a", "1e", "a: it can have at most"),
-        ("a", "15e", "a: clients count to 2^63 - 1 bytes; take a smaller size"),
+        ("a", "15e", "a: clients support at most 2^63 - 1 bytes; choose a smaller size"),
         ("null", "2m", "null: cannot be resized: it is as large as what it is made of"),
         ("striped", "4m", "striped: cannot be resized: "),
         ("frozen", "8k", "frozen: is opened read-only"),
@@ -333,7 +333,7 @@ fn a_directory_where_others_may_write_is_no_place_for_the_socket() {
         let output = blockmux(["serve", "mem:1m", "--nbd", ":0", "--control", &path]);
         assert_eq!(output.status.code(), Some(2));
         let said = text(&output.stderr);
-        assert!(said.contains("others may write in its directory; make one for yourself"), "{said}");
+        assert!(said.contains("other users can write to its directory; use a private one"), "{said}");
     }
 }
 
@@ -395,7 +395,7 @@ fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
     }
     let server = of("nvme+tcp").split('/').take(3).collect::<Vec<_>>().join("/");
     assert!(discovered(&server).contains("blockmux:b"));
-    assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume is called `b` already"));
+    assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume has the name `b` already"));
     let added = controlled.ctl(&["add", "c=mem:1m", "--protocols", "nbd,aoe"]);
     assert!(added.status.success() && text(&added.stdout).contains("nbd"), "{added:?}");
     assert!(text(&added.stderr).contains("not served over aoe: the daemon has no listener"), "{added:?}");
@@ -411,7 +411,7 @@ fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
         assert!(info(of(scheme)).is_err(), "{scheme}");
     }
     assert!(!discovered(&server).contains("blockmux:b"));
-    assert!(controlled.refusal(&["remove", "b"]).contains("no volume is called `b`; there is a"));
+    assert!(controlled.refusal(&["remove", "b"]).contains("no volume has the name `b`; choose one of a"));
     // The name is free again, and the first volume was never touched.
     assert!(controlled.said(&["add", "b=mem:1m", "--read-only"]).starts_with("b\n"));
     assert_eq!(info(of("nvme+tcp")).unwrap()["read_only"], true);
@@ -459,7 +459,7 @@ fn namespaces_and_logical_units_are_attached_and_detached() {
     assert_eq!(controlled.said(&["attach", "b", iqn, "--json"]), "{\"number\":1}\n");
     assert_eq!(controlled.said(&["detach", iqn, "1", "--json"]), "{}\n");
     assert!(info(&unit).is_err());
-    assert!(controlled.refusal(&["attach", "b", "nqn.other"]).contains("`nqn.other`; there are "));
+    assert!(controlled.refusal(&["attach", "b", "nqn.other"]).contains("`nqn.other`; choose one of "));
     assert!(controlled.refusal(&["ana", nqn, "1", "inaccessible"]).contains("there is no ana_group 1"));
 }
 
@@ -557,7 +557,7 @@ fn portal_groups_lead_to_units_as_the_config_and_then_ctl_says() {
     assert!(
         controlled
             .refusal(&["ana", IQN, "1", "optimized"])
-            .contains("is served by iSCSI, which has no such command")
+            .contains("belongs to iSCSI, which does not support this command")
     );
     assert_eq!(controlled.ctl(&["alua", IQN, "offline"]).status.code(), Some(2));
 }

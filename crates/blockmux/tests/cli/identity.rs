@@ -125,7 +125,7 @@ fn the_uuid_of_a_config_file_is_the_volume_s_everywhere() {
     let refused = blockmux([&["serve", "--nbd", "127.0.0.1:0"][..], &args].concat());
     let said = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(said.contains(&format!("already serves a volume with the UUID {uuid}")), "{said}");
+    assert!(said.contains(&format!("already exports a volume with the UUID {uuid}")), "{said}");
     daemon.signal(Signal::KILL);
     daemon.wait();
     let shared = config(directory.path(), "mem:1m", &format!("uuid = '{uuid}'\nshared = true"));
@@ -144,7 +144,7 @@ fn what_another_daemon_of_this_machine_serves_is_served_once_more_only_on_reques
     for spec in [url.clone(), format!("stripe:[{url}&reconnect=5s]")] {
         let refused = blockmux(["serve", &spec, "--nbd", "127.0.0.1:0"]);
         let said = text(&refused.stderr);
-        let expected = format!("process {} already serves what it is made of", gateway.pid());
+        let expected = format!("process {} already exports the same data", gateway.pid());
         assert!(said.contains(&expected) && said.contains("shared = true"), "{said}");
         assert_eq!(refused.status.code(), Some(2));
     }

@@ -60,10 +60,10 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a `ctl` command says without the note that a change is not in the config file.
+/// The output of a `ctl` command without the note that a change is not in the config file.
 pub(crate) fn without_notes(bytes: &[u8]) -> String {
     let text = text(bytes);
-    let lines = text.lines().filter(|line| !line.contains("this is not in the config file"));
+    let lines = text.lines().filter(|line| !line.contains("this change is not in the config file"));
     lines.map(|line| format!("{line}\n")).collect()
 }
 

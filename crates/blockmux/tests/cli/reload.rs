@@ -159,9 +159,9 @@ fn what_is_wrong_changes_nothing_and_is_named_with_its_line() {
     let file = served.config().display().to_string();
     let target = "[[iscsi_target]]\nTargetName = 'iqn.a'\n";
     for (more, line, what) in [
-        ("colour = 1\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n", 6, "unknown key `colour`, "),
+        ("colour = 1\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n", 6, "unknown key `colour`; "),
         ("[[volume]]\nname = 'b'\nspec = 'mem:x'\n", 8, "in `mem:x`: `x` is not a size"),
-        ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 3, "two volumes are called `a`"),
+        ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 3, "two volumes have the name `a`"),
         (&*format!("{target}luns = {{ 0 = 'b' }}\n"), 8, "iscsi_target `iqn.a`: there is no volume `b`"),
         (
             &*format!("{target}luns = {{ 0 = 'a' }}\nMaxConnections = 0\n"),
@@ -279,7 +279,7 @@ fn states_of_portals_follow_the_config_and_a_change_by_ctl_lasts_until_the_next_
     assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "it hears of it");
     assert_eq!(session.access(), [CHECK_CONDITION; 2]);
     let note = text(&served.ctl(&["alua", TARGET, "active/optimized", "--at", "127.0.0.1:23012"]).stderr);
-    assert!(note.contains("this is not in the config file; 'ctl save' puts it there"), "{note}");
+    assert!(note.contains("this change is not in the config file; 'ctl save' writes it there"), "{note}");
     let _ = session.run(&[0; 6], &[], 0);
     assert_eq!(session.access(), [GOOD, GOOD]);
     assert!(served.said(&["diff"]).contains("\"active/optimized\" -> \"standby\""));
@@ -399,12 +399,12 @@ fn changes_by_ctl_say_that_they_are_not_in_the_file_and_save_puts_them_there() {
     let path = files.path().join("b.toml").display().to_string();
     let daemon = Daemon::serve_only(&["--config", &path, "--control", &control]);
     let served = Configured { daemon, files };
-    assert_eq!(served.said(&["save"]), "nothing to save: the config file says what runs\n");
+    assert_eq!(served.said(&["save"]), "nothing to save: the config file is up to date\n");
     for args in [&["add", "c=mem:2m"][..], &["attach", "c", TARGET, "3"], &["resize", "b", "2m"]] {
         let output = served.ctl(args);
         let note = text(&output.stderr);
         assert!(
-            output.status.success() && note.contains("this is not in the config file"),
+            output.status.success() && note.contains("this change is not in the config file"),
             "{args:?}: {note}"
         );
     }

@@ -234,7 +234,7 @@ fn an_address_beyond_loopback_is_allowed_with_a_warning() {
     let warning = text(&output.stderr);
     assert_eq!(warning.lines().count(), 1);
     assert!(
-        warning.contains("can be reached from other machines, and there is no authentication"),
+        warning.contains("can be reached from other machines without authentication"),
         "{warning}"
     );
 }
