@@ -140,7 +140,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
         Spec::Url(url) => {
             let remote = reach::of_url(url.as_written())?;
             let volume = remote.open(how.connections)?;
-            let data = DataKey::of_remote(&*volume, &remote.place());
+            let data = DataKey::of_remote(&*volume, &remote.volume_key());
             let remote = vec![data.clone()];
             Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
         }

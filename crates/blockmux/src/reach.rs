@@ -18,7 +18,7 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     let Some((scheme, _)) = url.split_once("://") else { return Err(wrong("is not a URL".to_owned())) };
     let scheme = scheme.to_ascii_lowercase();
     let found = PROTOCOLS.iter().find(|protocol| {
-        let mut known = protocol.schemes.iter().map(|(known, _)| known).chain(protocol.unspoken_schemes);
+        let mut known = protocol.schemes.iter().map(|(known, _)| known).chain(protocol.unsupported_schemes);
         known.any(|known| *known == scheme)
     });
     match found {

@@ -155,8 +155,8 @@ impl BenchPlan {
                 }
                 None => {
                     add(CaseKind::Local(subject.volume.clone()));
-                    let is_wanted = |protocol: &&Protocol| protocol.is_unasked || !args.is_quick();
-                    for protocol in protocol::over_sockets().filter(is_wanted) {
+                    let is_wanted = |protocol: &&Protocol| protocol.is_default || !args.is_quick();
+                    for protocol in protocol::stream_protocols().filter(is_wanted) {
                         policies
                             .iter()
                             .for_each(|&poll| add(CaseKind::Served(protocol, subject.volume.clone(), poll)));
@@ -238,7 +238,7 @@ impl BenchPlan {
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
             if is_last_of_job {
-                let all = protocol::over_sockets().map(|protocol| (protocol, Transport::Tcp)).collect();
+                let all = protocol::stream_protocols().map(|protocol| (protocol, Transport::Tcp)).collect();
                 self.add_ceilings(&row.job, all, args);
             }
         }

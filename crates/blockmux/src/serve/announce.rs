@@ -68,7 +68,7 @@ impl Announcement {
             let named = VolumeNames::of(exports, volume)?;
             let mut connect = Vec::new();
             for (listener, frontend, portals) in &listeners {
-                let spoken = listener.protocol.spoken_here();
+                let spoken = listener.protocol.served_protocols();
                 for protocol in spoken.filter(|own| policy.leads_to(own, &listener.place, &named.export)) {
                     let own = portals.iter().flat_map(|portal| frontend.connect_info(protocol, portal, &named));
                     connect.extend(own.map(|info| (protocol.name, info)));

@@ -17,7 +17,7 @@ use crate::ctl::{
 use crate::data_key::DataKey;
 use crate::log::levels::{self, Levels};
 use crate::open::Populate;
-use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
+use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
 use blockmux_engine::listener::{ConnectionLimit, ListenerCounters};
@@ -309,7 +309,7 @@ impl ControlServer {
         &self,
         live_protocols: &'a [LiveProtocol],
         target: &str,
-    ) -> Result<(&'static Protocol, &'a dyn Live), ApiError> {
+    ) -> Result<(&'static Protocol, &'a dyn LiveFrontend), ApiError> {
         let found = live_protocols.iter().find(|(_, live)| live.access_of(target).is_some());
         found.map(|(protocol, live)| (*protocol, &**live)).ok_or_else(|| {
             let of_volumes = self

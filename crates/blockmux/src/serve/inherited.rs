@@ -1,4 +1,4 @@
-//! Listening sockets that the service manager passes (socket activation, sd_listen_fds(3)).
+//! ConfiguredListener sockets that the service manager passes (socket activation, sd_listen_fds(3)).
 //!
 //! A listener of the command line or the config file uses the passed socket with its address. A
 //! passed socket with any other address becomes a listener of the protocol that its name gives
@@ -6,7 +6,7 @@
 
 use crate::address::{ListenAddress, ListenerEntry};
 use crate::failure::Failure;
-use crate::protocol::{Carrier, Listening, PROTOCOLS, Protocol};
+use crate::protocol::{Carrier, ConfiguredListener, PROTOCOLS, Protocol};
 use blockmux_engine::socket::{Address, Listener};
 use listenfd::ListenFd;
 use std::env;
@@ -61,7 +61,7 @@ impl InheritedListeners {
     ///
     /// # Errors
     /// If the name of one of them is not the name of a protocol.
-    pub(super) fn further(&self, named: &[Listening]) -> Result<Vec<Listening>, Failure> {
+    pub(super) fn further(&self, named: &[ConfiguredListener]) -> Result<Vec<ConfiguredListener>, Failure> {
         let is_named = |address: &Address| {
             named.iter().any(|(protocol, entry)| {
                 entry.address.resolve(protocol.port).is_ok_and(|place| place.socket() == Some(address))

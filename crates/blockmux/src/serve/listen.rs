@@ -34,7 +34,7 @@ pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Opti
 }
 
 /// A bound listener of a protocol.
-pub(super) struct BoundPlace {
+pub(super) struct BoundListener {
     /// The configured address; its port may be 0.
     pub(super) asked: ListenerAddress,
     /// The listener with the address that it is bound to.
@@ -54,7 +54,7 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
     let is_asked = !setup.listeners.is_empty();
     let mut wanted = setup.listeners.clone();
     if !is_asked {
-        let unasked = PROTOCOLS.iter().filter(|protocol| protocol.is_served_unasked());
+        let unasked = PROTOCOLS.iter().filter(|protocol| protocol.is_served_by_default());
         let of_use = unasked.filter(|protocol| setup.policy.has_use_for(protocol));
         let entry = |protocol| ListenerEntry { address: usual(protocol), volumes: None };
         wanted = of_use.map(|&protocol| (protocol, entry(protocol))).collect();
@@ -77,10 +77,10 @@ pub(super) fn bind(
     listener: PolicyListener,
     congestion: Option<&Congestion>,
     inherited: &mut InheritedListeners,
-) -> Result<BoundPlace, Failure> {
+) -> Result<BoundListener, Failure> {
     let asked = listener.place.clone();
     let ListenerAddress::Socket(address) = &asked else {
-        return Ok(BoundPlace { asked, listener, socket: None });
+        return Ok(BoundListener { asked, listener, socket: None });
     };
     let bound = match inherited.take(address) {
         Some(socket) => Ok(socket),
@@ -92,7 +92,7 @@ pub(super) fn bind(
     let socket = bound.map_err(|error| cannot_listen(listener.protocol, address, &error))?;
     // With port 0 the system has chosen one.
     let place = ListenerAddress::Socket(socket.address().clone());
-    Ok(BoundPlace { asked, listener: PolicyListener { place, ..listener }, socket: Some(socket) })
+    Ok(BoundListener { asked, listener: PolicyListener { place, ..listener }, socket: Some(socket) })
 }
 
 /// Warns of each listener that other machines can reach without authentication.

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::open::Populate;
 use crate::poll::Poll;
 use crate::protocol::policy::{Policy, PolicyListener};
-use crate::protocol::{self, Carrier, Frontends, Listening, PROTOCOLS, Protocol};
+use crate::protocol::{self, Carrier, Frontends, ConfiguredListener, PROTOCOLS, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::state::check_directory;
 use blockmux_lab::ceiling::Transport;
@@ -37,7 +37,7 @@ pub(super) struct Setup {
     /// Refuse writes to all volumes.
     read_only: bool,
     /// The configured listeners. If it is empty, every protocol listens at its default address.
-    pub(super) listeners: Vec<Listening>,
+    pub(super) listeners: Vec<ConfiguredListener>,
     /// Protocols without a listener because the command line names listeners of others.
     not_served: Vec<&'static Protocol>,
     /// The frontends of all protocols.
@@ -124,7 +124,7 @@ impl Setup {
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {
-            protocol.is_served_unasked() && !is_served(protocol) && policy.has_use_for(protocol)
+            protocol.is_served_by_default() && !is_served(protocol) && policy.has_use_for(protocol)
         };
         let not_served = PROTOCOLS.iter().copied().filter(is_left_out);
         let not_served = not_served.filter(|_| !frontends.has_keys_of_listeners()).collect();
@@ -324,8 +324,8 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 }
 
 /// The protocols that export the volumes; a protocol with several listeners occurs several times.
-fn protocols(listeners: &[Listening]) -> impl Iterator<Item = &'static Protocol> {
-    let all = protocol::over_sockets().filter(|protocol| protocol.is_unasked && listeners.is_empty());
+fn protocols(listeners: &[ConfiguredListener]) -> impl Iterator<Item = &'static Protocol> {
+    let all = protocol::stream_protocols().filter(|protocol| protocol.is_default && listeners.is_empty());
     all.chain(listeners.iter().map(|(protocol, _)| *protocol))
 }
 

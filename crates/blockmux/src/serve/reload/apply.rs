@@ -11,7 +11,7 @@ use crate::protocol::by_name;
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::serve::flush;
 use crate::serve::identity::warn_of_same_data;
-use crate::serve::listen::{self, BoundPlace};
+use crate::serve::listen::{self, BoundListener};
 use crate::serve::setup::Setup;
 use blockmux_engine::sessions::SessionInfo;
 use blockmux_proto::exports::{Export, Removed};
@@ -33,7 +33,7 @@ struct Prepared {
 enum PreparedListener {
     /// A listener that exists already, with its configured address and its new policy.
     Stays(ListenerAddress, PolicyListener),
-    New(Box<BoundPlace>),
+    New(Box<BoundListener>),
 }
 
 /// A volume that was resized, and its previous size in bytes.
@@ -124,10 +124,10 @@ impl Reloader {
     }
 
     /// Binds a listener at an address at which this daemon does not listen yet.
-    fn bind(&self, state: &ReloadState, setup: &Setup, listener: PolicyListener) -> Result<BoundPlace, Failure> {
+    fn bind(&self, state: &ReloadState, setup: &Setup, listener: PolicyListener) -> Result<BoundListener, Failure> {
         if matches!(listener.place, ListenerAddress::Interface(_)) {
             // Network interfaces take effect at the next start.
-            return Ok(BoundPlace { asked: listener.place.clone(), listener, socket: None });
+            return Ok(BoundListener { asked: listener.place.clone(), listener, socket: None });
         }
         let conflicts = |own: &&RunningListener| {
             let tcp = own.listener.place.tcp().zip(listener.place.tcp());
@@ -203,15 +203,15 @@ impl Reloader {
             own.end.end();
             self.connection_limits.remove_listener(own.listener.protocol, &own.listener.place.to_string());
         }
-        let follow = |live_protocols: &[(_, Box<dyn crate::protocol::frontend::Live>)]| {
+        let reconfigure = |live_protocols: &[(_, Box<dyn crate::protocol::frontend::LiveFrontend>)]| {
             for (protocol, frontend) in setup.frontends.iter() {
                 let places = self.policy.places_of(protocol);
                 if let Some(live) = live_of(live_protocols, protocol) {
-                    live.follow(frontend, &self.service(&places));
+                    live.reconfigure(frontend, &self.service(&places));
                 }
             }
         };
-        follow(&live_protocols);
+        reconfigure(&live_protocols);
         // Sessions that are no longer allowed get time to end.
         let gone: BTreeSet<String> = gone.iter().map(|own| own.listener.place.to_string()).collect();
         let replaced: BTreeSet<&str> = plan
@@ -224,7 +224,7 @@ impl Reloader {
             let live = by_name(session.login.protocol).and_then(|protocol| live_of(&live_protocols, protocol));
             gone.contains(&session.listener)
                 || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
-                || live.is_some_and(|live| !live.keeps(session))
+                || live.is_some_and(|live| !live.may_continue(session))
         };
         let draining = self.connection_limits.sessions().drain(must_go);
         self.cores.wake_all();
@@ -241,7 +241,7 @@ impl Reloader {
                 )
             }));
         }
-        live_protocols.iter().for_each(|(_, live)| live.settle());
+        live_protocols.iter().for_each(|(_, live)| live.disconnect_remaining());
         // Removes volumes, then adds the new ones.
         let mut removed = Vec::new();
         for name in &replaced {
@@ -272,7 +272,7 @@ impl Reloader {
         if let Err(failure) = self.begin_protocols(&mut live_protocols) {
             warnings.push(failure.to_string());
         }
-        follow(&live_protocols);
+        reconfigure(&live_protocols);
         self.connection_limits.set_max(setup.max_connections);
         // New listeners come last, so that their clients find all volumes.
         let mut kept = kept.into_iter().map(|own| (own.listener.place.to_string(), own)).collect::<Vec<_>>();
@@ -289,7 +289,7 @@ impl Reloader {
                     }
                 }
                 PreparedListener::New(bound) => {
-                    let BoundPlace { asked, listener, socket } = *bound;
+                    let BoundListener { asked, listener, socket } = *bound;
                     match self.accept(&live_protocols, &listener, socket) {
                         Ok(end) => state.listeners.push(RunningListener { asked, listener, end }),
                         Err(failure) => warnings.push(failure.to_string()),

@@ -18,12 +18,12 @@ use self::plan::{Change, Schema, VolumeStep, diff, report, volume_steps, waits_f
 use super::ServeArgs;
 use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
-use super::listen::{self, BoundPlace};
+use super::listen::{self, BoundListener};
 use super::opening::VolumeOpener;
 use super::setup::Setup;
 use crate::ctl::PlanReport;
 use crate::failure::Failure;
-use crate::protocol::frontend::{Live, LiveProtocol, Service};
+use crate::protocol::frontend::{LiveFrontend, LiveProtocol, Service};
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::protocol::{Frontends, Protocol, LogicalUnits};
 use blockmux_engine::cores::Cores;
@@ -110,7 +110,7 @@ impl Reloader {
         exports: &Exports,
         connection_limits: &Arc<ConnectionLimits>,
         cores: Cores,
-        (bound, private): (Vec<BoundPlace>, Option<TempDir>),
+        (bound, private): (Vec<BoundListener>, Option<TempDir>),
     ) -> Result<Reloader, Failure> {
         let running = Model::of(setup);
         let state = ReloadState { loaded: running.clone(), running, listeners: Vec::new() };
@@ -133,7 +133,7 @@ impl Reloader {
             let mut live_protocols = reloader.live_protocols();
             reloader.begin_protocols(&mut live_protocols)?;
             let mut state = reloader.state();
-            for BoundPlace { asked, listener, socket } in bound {
+            for BoundListener { asked, listener, socket } in bound {
                 let end = reloader.accept(&live_protocols, &listener, socket)?;
                 state.listeners.push(RunningListener { asked, listener, end });
             }
@@ -325,7 +325,7 @@ impl Plan {
 }
 
 /// The running frontend that serves a protocol.
-fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Option<&'a dyn Live> {
+fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Option<&'a dyn LiveFrontend> {
     live_protocols.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
 }
 
