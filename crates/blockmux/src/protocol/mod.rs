@@ -19,7 +19,7 @@ mod units;
 #[cfg(test)]
 pub(crate) use {iscsi::ISCSI, nbd::NBD, nvme_tcp::NVME_TCP};
 
-pub(crate) use frontends::{Frontends, KeyError, ConfiguredListener, anchor};
+pub(crate) use frontends::{ConfiguredListener, Frontends, KeyError, anchor};
 pub(crate) use units::LogicalUnits;
 
 use crate::failure::Failure;

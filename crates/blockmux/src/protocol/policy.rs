@@ -404,7 +404,12 @@ impl Shared {
         check_accesses(volume, words.as_deref(), &accesses)
     }
 
-    fn live_access<'a>(&'a self, volume: &str, protocol: &'static str, access: &'a LiveAccess) -> VolumeAccess<'a> {
+    fn live_access<'a>(
+        &'a self,
+        volume: &str,
+        protocol: &'static str,
+        access: &'a LiveAccess,
+    ) -> VolumeAccess<'a> {
         let Shared { targets, listeners, .. } = self;
         let configured = targets.iter().map(|(_, target)| target).find(|target| target.name == access.target);
         let leads = |listener: &&PolicyListener| {
@@ -506,7 +511,9 @@ impl Shared {
             let title = listener.title();
             let missing = listener.volumes.iter().flatten().find(|name| !volumes.contains_key(*name));
             if let Some(missing) = missing.filter(|_| !may_change) {
-                return Err(format!("{title}: no volume has the name `{missing}`; add it, or correct ?volumes="));
+                return Err(format!(
+                    "{title}: no volume has the name `{missing}`; add it, or correct ?volumes="
+                ));
             }
             let exports_any = self.has_targets(listener.protocol.served_as())
                 || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
@@ -515,8 +522,9 @@ impl Shared {
                 && volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
             if !exports_any && !would_open && !may_change {
                 let option = listener.protocol.key();
-                let why =
-                    self.restricting().map(|target| format!(", because {} restricts its hosts", target.title()));
+                let why = self
+                    .restricting()
+                    .map(|target| format!(", because {} restricts its hosts", target.title()));
                 return Err(format!(
                     "{title}: exports no volume{}; remove it, or write protocols = [\"{option}\"] in the [[volume]] to \
                      export there",

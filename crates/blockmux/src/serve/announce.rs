@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::machine::own_addresses;
 use crate::output::{printable, shell_word};
 use crate::protocol::Frontends;
-use crate::protocol::frontend::{Portal, VolumeNames, ConnectInfo};
+use crate::protocol::frontend::{ConnectInfo, Portal, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
@@ -70,7 +70,8 @@ impl Announcement {
             for (listener, frontend, portals) in &listeners {
                 let spoken = listener.protocol.served_protocols();
                 for protocol in spoken.filter(|own| policy.leads_to(own, &listener.place, &named.export)) {
-                    let own = portals.iter().flat_map(|portal| frontend.connect_info(protocol, portal, &named));
+                    let own =
+                        portals.iter().flat_map(|portal| frontend.connect_info(protocol, portal, &named));
                     connect.extend(own.map(|info| (protocol.name, info)));
                 }
             }
@@ -143,7 +144,12 @@ impl Announcement {
             name: &export.name,
             size: export.size,
             urls: export.connect.iter().map(|(_, info)| info.url.as_str()).collect(),
-            commands: export.connect.iter().flat_map(|(_, info)| &info.commands).map(String::as_str).collect(),
+            commands: export
+                .connect
+                .iter()
+                .flat_map(|(_, info)| &info.commands)
+                .map(String::as_str)
+                .collect(),
         });
         let json = Json { ready: true, exports: exports.collect(), api: self.api.as_deref() };
         serde_json::to_string(&json).map_err(Failure::run)
@@ -222,7 +228,8 @@ fn portals(listener: &ListenerAddress, clients: ClientLocation) -> Vec<Portal> {
         ListenerAddress::Socket(Address::Tcp(tcp)) if tcp.ip().is_unspecified() => {
             let loopback: IpAddr =
                 if tcp.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-            let own = if clients == ClientLocation::Local { Vec::new() } else { own_addresses(tcp.is_ipv4()) };
+            let own =
+                if clients == ClientLocation::Local { Vec::new() } else { own_addresses(tcp.is_ipv4()) };
             let own = if own.is_empty() { vec![loopback] } else { own };
             let at = |ip| ListenerAddress::Socket(Address::Tcp(SocketAddr::new(ip, tcp.port())));
             own.into_iter().map(at).collect()
@@ -301,7 +308,11 @@ b  1 GiB
         let short = lines(100, AnnouncementDetail::Short);
         assert_eq!((short.len(), short[0].as_str()), (21, "v0  1 GiB  nbd://127.0.0.1/v0"));
         assert!(short[19].starts_with("and 81 more; --verbose prints") && short[20] == "ready", "{short:?}");
-        assert_eq!((lines(1, AnnouncementDetail::Short).len(), lines(4, AnnouncementDetail::Short).len()), (6, 21), "with commands");
+        assert_eq!(
+            (lines(1, AnnouncementDetail::Short).len(), lines(4, AnnouncementDetail::Short).len()),
+            (6, 21),
+            "with commands"
+        );
         let five = lines(5, AnnouncementDetail::Short);
         assert!(five.len() == 7 && five[5].starts_with("--verbose prints"), "{five:?}");
         assert_eq!(lines(100, AnnouncementDetail::Full).len(), 501);

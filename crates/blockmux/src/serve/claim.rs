@@ -68,8 +68,12 @@ fn claim(
 ) -> Result<Option<OwnedFd>, Failure> {
     match bind_to(claimed) {
         Ok(Ok(socket)) => Ok(Some(socket)),
-        Ok(Err(ClaimHolder::Process(process))) if process == getpid() => Err(Failure::request(refusal("this daemon"))),
-        Ok(Err(ClaimHolder::Process(process))) => Err(Failure::request(refusal(&format!("process {process}")))),
+        Ok(Err(ClaimHolder::Process(process))) if process == getpid() => {
+            Err(Failure::request(refusal("this daemon")))
+        }
+        Ok(Err(ClaimHolder::Process(process))) => {
+            Err(Failure::request(refusal(&format!("process {process}"))))
+        }
         Ok(Err(ClaimHolder::Unknown)) => Err(Failure::request(refusal("another process"))),
         Ok(Err(ClaimHolder::OtherUser)) => {
             warn!(
@@ -106,7 +110,11 @@ fn bind_to(name: &str) -> Result<Result<OwnedFd, ClaimHolder>, Errno> {
             Ok(()) => {
                 let peer = socket_peercred(&asking)?;
                 let is_trusted = peer.uid == getuid() || peer.uid.is_root();
-                return Ok(Err(if is_trusted { ClaimHolder::Process(peer.pid) } else { ClaimHolder::OtherUser }));
+                return Ok(Err(if is_trusted {
+                    ClaimHolder::Process(peer.pid)
+                } else {
+                    ClaimHolder::OtherUser
+                }));
             }
             // The holder has not called listen yet, or has just ended.
             Err(Errno::CONNREFUSED) => std::thread::yield_now(),

@@ -200,7 +200,7 @@ impl ControlServer {
                 .map(|()| Answer::Done),
             Request::Log { levels } => log_levels(levels.as_deref()),
             Request::Change(change) => {
-                self.change(change).map(|said| said.map_or(Answer::Done, Answer::Said))
+                self.change(change).map(|said| said.map_or(Answer::Done, Answer::Message))
             }
             Request::Reload => self.reloader.reload().map(Answer::Plan).map_err(ApiError::invalid),
             Request::Diff => self.reloader.diff().map(Answer::Plan).map_err(ApiError::invalid),
@@ -208,7 +208,7 @@ impl ControlServer {
             Request::Apply { fragment } => {
                 self.reloader.apply_fragment(fragment).map(Answer::Plan).map_err(ApiError::invalid)
             }
-            Request::Save => self.reloader.save().map(Answer::Said).map_err(ApiError::from),
+            Request::Save => self.reloader.save().map(Answer::Message).map_err(ApiError::from),
         };
         let answer = done.unwrap_or_else(Answer::Failed);
         match self.reloader.record(request, &answer, added) {
@@ -226,11 +226,11 @@ impl ControlServer {
             return Err(format!("a volume has the name `{name}` already; choose another name").into());
         }
         let named = NamedVolume { name: name.clone(), entry };
-        let not_served = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
-        let not_served = not_served.filter(|word| {
+        let without_listener = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
+        let without_listener = without_listener.filter(|word| {
             by_name(word).is_some() && opener.protocols.iter().all(|protocol| protocol.name != word)
         });
-        let not_served = not_served.collect();
+        let without_listener = without_listener.collect();
         opener.protocols.iter().try_for_each(|one| named.check_description(one))?;
         // Checked before the volume is opened, which may create a file.
         self.policy.add(&name, named.entry.protocols.clone())?;
@@ -250,10 +250,11 @@ impl ControlServer {
         };
         live_protocols.iter().for_each(|(_, live)| live.add(id));
         info!("{name} is exported");
-        let urls = Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
+        let urls =
+            Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
         let urls = urls.urls_of(&name);
         *added = Some(named);
-        Ok(Answer::Added { name, urls, unheard: not_served })
+        Ok(Answer::Added { name, urls, without_listener })
     }
 
     /// The first unused name of the form `diskN`.
@@ -267,7 +268,10 @@ impl ControlServer {
         let live_protocols = self.live_protocols();
         let (volume, _) = self.find(name)?;
         live_protocols.iter().for_each(|(_, live)| live.remove(volume));
-        let removed = self.exports.remove(name).ok_or_else(|| ApiError::not_found(format!("`{name}` is already removed")))?;
+        let removed = self
+            .exports
+            .remove(name)
+            .ok_or_else(|| ApiError::not_found(format!("`{name}` is already removed")))?;
         self.policy.remove(name);
         // Other commands need not wait for this volume's I/O.
         drop(live_protocols);
@@ -298,7 +302,8 @@ impl ControlServer {
             .collect();
         if let Some(new) = live.access_of(target) {
             self.policy.check_attach(name, (protocol.name, &new), &others)?;
-            let is_restricted = |own: &str| own == name && !new.is_open || self.is_restricted(own, &live_protocols);
+            let is_restricted =
+                |own: &str| own == name && !new.is_open || self.is_restricted(own, &live_protocols);
             self.policy.check_same_data(name, is_restricted)?;
         }
         Ok(live.attach(target, volume, place)?)
@@ -312,10 +317,9 @@ impl ControlServer {
     ) -> Result<(&'static Protocol, &'a dyn LiveFrontend), ApiError> {
         let found = live_protocols.iter().find(|(_, live)| live.access_of(target).is_some());
         found.map(|(protocol, live)| (*protocol, &**live)).ok_or_else(|| {
-            let of_volumes = self
-                .exports
-                .iter()
-                .flat_map(|(volume, _)| live_protocols.iter().flat_map(move |(_, live)| live.targets_of(volume)));
+            let of_volumes = self.exports.iter().flat_map(|(volume, _)| {
+                live_protocols.iter().flat_map(move |(_, live)| live.targets_of(volume))
+            });
             let known: BTreeSet<_> = of_volumes.map(|access| access.target).collect();
             let shown: Vec<_> = known.iter().take(SHOWN_TARGETS).map(String::as_str).collect();
             let more = if known.len() > shown.len() { ", ..." } else { "" };

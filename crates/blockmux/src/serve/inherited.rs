@@ -52,7 +52,11 @@ impl InheritedListeners {
                 },
             };
             let listener = listener.map_err(|error| refuse(error.to_string()))?;
-            inherited.push(InheritedListener { name, address: listener.address().clone(), listener: Some(listener) });
+            inherited.push(InheritedListener {
+                name,
+                address: listener.address().clone(),
+                listener: Some(listener),
+            });
         }
         Ok(InheritedListeners(inherited))
     }

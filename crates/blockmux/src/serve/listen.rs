@@ -26,7 +26,7 @@ pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Opti
         return Ok(None);
     }
     let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
-    directory.inspect(|directory| signals::leaves(directory.path())).map(Some).map_err(|error| {
+    directory.inspect(|directory| signals::remove_at_exit(directory.path())).map(Some).map_err(|error| {
         Failure::request(format!(
             "cannot create a directory for the sockets: {error}; set TMPDIR to a writable directory"
         ))

@@ -37,7 +37,7 @@ use crate::poll::Poll;
 use crate::privileges::{self, ServiceUser};
 use crate::protocol::Frontends;
 use crate::signals;
-use announce::{AnnouncementDetail, Announcement, ClientLocation};
+use announce::{Announcement, AnnouncementDetail, ClientLocation};
 use api::{Api, Endpoint, bind_control, bind_tcp};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -45,7 +45,7 @@ use blockmux_engine::listener::ConnectionLimit;
 use blockmux_volume::MAX_TRANSFER;
 use command::RunningCommand;
 use config::VolumeEntry;
-use control::{ControlServer, ConnectionLimits};
+use control::{ConnectionLimits, ControlServer};
 use inherited::InheritedListeners;
 use reload::Reloader;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -120,9 +120,9 @@ pub(crate) struct ServeArgs {
 
 impl ServeArgs {
     /// Prepares for `--user`, before any thread is started.
-    pub(crate) fn announce_user(&self) {
+    pub(crate) fn prepare_user(&self) {
         if let Some(user) = &self.user {
-            user.announce();
+            user.prepare();
         }
     }
 
@@ -209,7 +209,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let mut setup = Setup::gather(args.duplicate(), &inherited)?;
     let (sender, events) = mpsc::channel();
     let (repeatable, event): (&[i32], fn(i32) -> DaemonEvent) = match reloads {
-        true => (&[SIGHUP], |signal| if signal == SIGHUP { DaemonEvent::Reload } else { DaemonEvent::Signal }),
+        true => {
+            (&[SIGHUP], |signal| if signal == SIGHUP { DaemonEvent::Reload } else { DaemonEvent::Signal })
+        }
         false => (&[], |_| DaemonEvent::Signal),
     };
     signals::watch(&sender, repeatable, event)
@@ -235,14 +237,15 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let connection_limits = Arc::new(ConnectionLimits::new(limit.clone()));
     if let Some(user) = &user {
         let control = setup.control.as_ref().map(|ControlPath(path)| path.as_path());
-        user.become_it(setup.state.as_deref(), control)?;
+        user.switch(setup.state.as_deref(), control)?;
     }
     // The command of --run keeps the privileges of the user who started it.
     if command.is_none() && !keep_privileges {
-        privileges::give_up(setup.capabilities())?;
+        privileges::drop_capabilities(setup.capabilities())?;
     }
     let cores = start_cores(&setup, buffers)?;
-    let reloader = Reloader::start((args, inherited), &setup, &exports, &connection_limits, cores, (bound, private))?;
+    let reloader =
+        Reloader::start((args, inherited), &setup, &exports, &connection_limits, cores, (bound, private))?;
     if let Some(left) = limit.lacks_space() {
         let (left, needed) = (left >> 20, reserved_space >> 20);
         return Err(Failure::request(format!(

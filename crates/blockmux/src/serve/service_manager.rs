@@ -45,7 +45,7 @@ impl Watchdog {
         let interval = (timeout / 2).max(MIN_INTERVAL);
         let (stop, stopped) = mpsc::channel();
         let watch = move || {
-            privileges::give_up_all();
+            privileges::drop_all_capabilities();
             loop {
                 match unresponsive(&cores, interval) {
                     None => notify(&[NotifyState::Watchdog]),

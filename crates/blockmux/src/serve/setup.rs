@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::open::Populate;
 use crate::poll::Poll;
 use crate::protocol::policy::{Policy, PolicyListener};
-use crate::protocol::{self, Carrier, Frontends, ConfiguredListener, PROTOCOLS, Protocol};
+use crate::protocol::{self, Carrier, ConfiguredListener, Frontends, PROTOCOLS, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::state::check_directory;
 use blockmux_lab::ceiling::Transport;

@@ -62,10 +62,7 @@ mod tests {
         let limit = ConnectionLimit::new(4);
         assert_eq!(started(&limit, grace), "stopping; no connection is open");
         let mut permits: Vec<_> = (0..3).map(|_| limit.permit()).collect();
-        assert_eq!(
-            started(&limit, grace),
-            "stopping; waiting up to 10 s for I/O in flight of 3 connections"
-        );
+        assert_eq!(started(&limit, grace), "stopping; waiting up to 10 s for I/O in flight of 3 connections");
         permits.iter_mut().take(1).flatten().for_each(blockmux_engine::listener::Permit::leave);
         assert_eq!(
             started(&limit, grace),

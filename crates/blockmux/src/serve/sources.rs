@@ -486,13 +486,13 @@ mod tests {
         let named = vec![("volume", "name"), ("iscsi_target", "TargetName")];
         let sources = Sources::of_text(Path::new("b.toml"), text.to_owned()).with_named(named);
         for (what, line) in [
-            ("iscsi_target `iqn.a`: MaxBurstLength is a number from 512", Some(11)),
-            ("iscsi_target `iqn.a`: there is no volume `a`; add it, or correct `luns`", Some(10)),
-            ("iscsi_target `iqn.a`: CHAP_N and secret_file go together; write both", Some(13)),
+            ("iscsi_target `iqn.a`: MaxBurstLength 1 is out of range", Some(11)),
+            ("iscsi_target `iqn.a`: no volume has the name `a`; add it, or correct `luns`", Some(10)),
+            ("iscsi_target `iqn.a`: CHAP_N and secret_file belong together; set both", Some(13)),
             ("iscsi_target `iqn.a`: is wrong", Some(8)),
             ("volume `a`: iscsi_target `iqn.b` has it", Some(5)),
             ("the description of `a` is too long", Some(2)),
-            ("iscsi at 127.0.0.1:1: serves no volume", Some(1)),
+            ("iscsi at 127.0.0.1:1: exports no volume", Some(1)),
             ("--state: no such directory", None),
         ] {
             let said = sources.located(Failure::request(what)).to_string();

@@ -9,7 +9,7 @@
 mod remote;
 mod store;
 
-use super::frontend::{Frontend, LiveFrontend, Portal, Service, VolumeNames, ConnectInfo};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, VolumeNames};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
@@ -86,7 +86,8 @@ impl Frontend for Aoe {
     fn take_keys(&mut self, written: Deserializer<'_>, directory: &Path) -> Result<(), KeyError> {
         let AoeSettings { aoe_shelf, aoe_state } = AoeSettings::deserialize(written)?;
         self.settings.aoe_shelf = self.settings.aoe_shelf.or(aoe_shelf);
-        self.settings.aoe_state = self.settings.aoe_state.take().or(aoe_state.map(|path| directory.join(path)));
+        self.settings.aoe_state =
+            self.settings.aoe_state.take().or(aoe_state.map(|path| directory.join(path)));
         Ok(())
     }
 
@@ -220,7 +221,7 @@ fn cannot_serve(error: &ServeError) -> Failure {
 /// The failure of an interface that cannot be opened, with advice.
 fn cannot_open(port: &blockmux_engine::frames::target::PortError) -> Failure {
     let advice = match port.error.kind() {
-        ErrorKind::PermissionDenied if privileges::has_given_up(CapabilitySet::NET_RAW) => {
+        ErrorKind::PermissionDenied if privileges::has_dropped(CapabilitySet::NET_RAW) => {
             START_WITH_PRIVILEGES
         }
         ErrorKind::PermissionDenied => {
@@ -243,7 +244,8 @@ mod tests {
 
     #[test]
     fn volumes_are_slots_of_a_shelf_or_the_disks_with_their_names() {
-        let shelf = |shelf| Aoe { settings: AoeSettings { aoe_shelf: Some(shelf), aoe_state: None }, volumes: 0 };
+        let shelf =
+            |shelf| Aoe { settings: AoeSettings { aoe_shelf: Some(shelf), aoe_state: None }, volumes: 0 };
         let mut aoe = shelf(7);
         assert_eq!(aoe.check(&["a", "b", "c", "d", "e1.200"]), Ok(()));
         let place = ListenerAddress::Interface("eth1".to_owned());
@@ -257,7 +259,7 @@ mod tests {
         assert!(urls(5, "e1.201").is_empty(), "it came later");
         let mut check = |names: &[&str]| aoe.check(names);
         assert_eq!(check(&["a"; 255]), Ok(()));
-        assert!(check(&["a"; 256]).unwrap_err().contains("a shelf has 255 slots"));
+        assert!(check(&["a"; 256]).unwrap_err().contains("than the 255 slots of a shelf"));
         assert_eq!(check(&[&["a"; 255][..], &["e8.0", "e8.1"]].concat()), Ok(()));
         assert!(check(&["a", "e7.0"]).unwrap_err().contains("two volumes are disk e7.0"));
         let mut every = shelf(65_535);

@@ -3,7 +3,7 @@
 use super::{AOE, cannot_open};
 use crate::failure::Failure;
 use crate::output::both_sizes;
-use crate::protocol::{Description, Discovery, DiscoveredExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
 use blockmux_engine::aoe::{self, AoeConnectError, AoeEndpoint};
 use blockmux_proto::aoe::discovery;

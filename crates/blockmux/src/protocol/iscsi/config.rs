@@ -187,7 +187,9 @@ impl ConfiguredTarget {
         let name =
             Name::new(&written).map_err(|error| wrong(format!("{error}; write it as {PREFIX}NAME")))?;
         if entry.target_alias.len() > ISCSI.max_description || entry.target_alias.contains('\0') {
-            return Err(wrong("TargetAlias is longer than 255 bytes or contains a NUL; shorten it".to_owned()));
+            return Err(wrong(
+                "TargetAlias is longer than 255 bytes or contains a NUL; shorten it".to_owned(),
+            ));
         }
         let luns = entry.luns.iter().map(|(lun, volume)| {
             let number = lun.parse::<u16>().ok().filter(|lun| *lun <= MAX_LUN);
@@ -215,7 +217,9 @@ impl ConfiguredTarget {
         let acl = entry.acl.iter().map(|acl| acl.prepare(&luns, entry.chap_a.as_deref(), &wrong));
         let mut acl = acl.collect::<Result<Vec<_>, _>>()?;
         if entry.chap_a.is_some() && acl.iter().all(|acl| acl.chap.is_none()) {
-            return Err(wrong("CHAP_A has no effect without CHAP_N and secret_file in an acl entry; add them".to_owned()));
+            return Err(wrong(
+                "CHAP_A has no effect without CHAP_N and secret_file in an acl entry; add them".to_owned(),
+            ));
         }
         let mut named = HashSet::new();
         if let Some(twice) = acl.iter().find(|acl| !named.insert(acl.initiator.clone())) {
@@ -315,7 +319,9 @@ impl TargetEntry {
             return if kind.is_none() { Ok(None) } else { Err(without.to_owned()) };
         };
         if !is_portal(address) {
-            return Err(format!("redirect: `{address}` is not a host:port; write it as storage2.example.com:3260"));
+            return Err(format!(
+                "redirect: `{address}` is not a host:port; write it as storage2.example.com:3260"
+            ));
         }
         Ok(Some(Redirect { address: address.clone(), permanent: kind == Some(RedirectKind::Permanent) }))
     }
@@ -374,7 +380,9 @@ impl AclEntry {
         let initiator = self.initiator_name.as_deref().map(Name::new).transpose();
         let initiator = initiator.map_err(|error| wrong(format!("InitiatorName: {error}")))?;
         if let Some(lun) = self.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
-            return Err(wrong(format!("an acl entry has LUN {lun}, which `luns` does not map; correct one of them")));
+            return Err(wrong(format!(
+                "an acl entry has LUN {lun}, which `luns` does not map; correct one of them"
+            )));
         }
         let own = (&self.chap_n, &self.secret_file);
         let target = (&self.target_chap_n, &self.target_secret_file);
@@ -493,7 +501,7 @@ mod tests {
             read_secret(file.path()).map_err(|failure| failure.to_string())
         };
         assert!(said(255).is_ok());
-        assert!(said(256).unwrap_err().ends_with("has a secret of more than 255 bytes; shorten it"));
+        assert!(said(256).unwrap_err().ends_with("has a secret that is longer than 255 bytes; shorten it"));
     }
 
     #[test]
@@ -542,15 +550,18 @@ mod tests {
         let with = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{rest}"));
         let wrong = "iscsi_target `iqn.a`: ";
         for (rest, expected) in [
-            ("MaxConnections = 65", "MaxConnections is a number from 1 to 64"),
+            ("MaxConnections = 65", "MaxConnections 65 is out of range; set a number from 1 to 64"),
             ("MaxBurstLength = 511", "MaxBurstLength is a number from 512 to 16777215"),
-            ("MaxBurstLength = 512", "FirstBurstLength is above MaxBurstLength; lower it"),
+            ("MaxBurstLength = 512", "FirstBurstLength is larger than MaxBurstLength; reduce it"),
             ("portals = ['unix:/s']", "portals: `unix:/s` is a Unix socket; write host:port"),
             ("[[acl]]\nluns = [1]", "an acl entry has LUN 1, which `luns` does not map"),
-            ("[[acl]]\nCHAP_N = 'u'", "CHAP_N and secret_file go together; write both"),
-            ("CHAP_A = ['MD5']", "CHAP_A: no acl entry has CHAP_N and secret_file; add them"),
-            ("[[acl]]\nCHAP_A = ['MD5']", "CHAP_A needs CHAP_N and secret_file, too"),
-            ("[[acl]]\n[[acl]]", "two acl entries are for every initiator; make one of them"),
+            ("[[acl]]\nCHAP_N = 'u'", "CHAP_N and secret_file belong together; set both"),
+            (
+                "CHAP_A = ['MD5']",
+                "CHAP_A has no effect without CHAP_N and secret_file in an acl entry; add them",
+            ),
+            ("[[acl]]\nCHAP_A = ['MD5']", "CHAP_A also needs CHAP_N and secret_file; add them"),
+            ("[[acl]]\n[[acl]]", "two acl entries are for every initiator; merge them"),
         ] {
             assert_eq!(with(rest).unwrap_err(), format!("{wrong}{expected}"));
         }

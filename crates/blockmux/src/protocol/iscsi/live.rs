@@ -1,7 +1,7 @@
 //! The running iSCSI targets, and changes of their logical units at run time.
 
 use super::node::{Portals, of_volume, wanted};
-use super::{IscsiCtlCommand, Iscsi, default_target, name};
+use super::{Iscsi, IscsiCtlCommand, default_target, name};
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess};
 use crate::protocol::units::LogicalUnits;
@@ -132,14 +132,18 @@ impl LiveFrontend for LiveTargets {
 
     fn add(&self, volume: VolumeId) {
         let state = self.state();
-        let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| state.has_default_targets) else { return };
+        let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| state.has_default_targets) else {
+            return;
+        };
         if let Some(target) = of_volume(&named, &self.exports, &self.units, &state.portals) {
             self.node.add(target.make(None, &self.node, &state.portals));
         }
     }
 
     fn remove(&self, volume: VolumeId) {
-        if let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_default_targets) {
+        if let Some(named) =
+            VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_default_targets)
+        {
             self.node.remove(&name(&default_target(&named.target)));
         }
         for access in self.node.targets().iter().flat_map(|target| &target.access) {
@@ -201,7 +205,8 @@ impl LiveFrontend for LiveTargets {
     }
 
     fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {
-        let IscsiCtlCommand::Alua { state, at, .. } = IscsiCtlCommand::deserialize(what).map_err(|error| error.to_string())?;
+        let IscsiCtlCommand::Alua { state, at, .. } =
+            IscsiCtlCommand::deserialize(what).map_err(|error| error.to_string())?;
         let found = self.target(target)?;
         let group_tags = self.groups(&found, at).map_err(|error| format!("{target}: {error}"))?;
         for access in &found.access {

@@ -13,7 +13,7 @@ mod remote;
 pub(super) use remote::provisioning;
 
 use super::alua::AluaStateName;
-use super::frontend::{Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames, ConnectInfo};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
 use crate::address::tcp_address;
@@ -179,7 +179,9 @@ impl Frontend for Iscsi {
     }
 
     fn record(&self, what: &Value, target: &mut toml::Table) -> bool {
-        let Ok(IscsiCtlCommand::Alua { state, at: Some(at), .. }) = IscsiCtlCommand::deserialize(what) else { return false };
+        let Ok(IscsiCtlCommand::Alua { state, at: Some(at), .. }) = IscsiCtlCommand::deserialize(what) else {
+            return false;
+        };
         let states = target.get_mut("access_states").and_then(toml::Value::as_table_mut);
         let Some((states, state)) = states.zip(toml::Value::try_from(state).ok()) else { return false };
         let known =
@@ -388,7 +390,8 @@ mod tests {
     fn a_volume_is_lun_0_of_a_target_with_its_name() {
         assert_eq!(urls("127.0.0.1:3260", "Disk0"), ["iscsi://127.0.0.1/iqn.2026-11.blockmux:disk0/0"]);
         assert_eq!(urls("[::1]:7", "a"), ["iscsi://[::1]:7/iqn.2026-11.blockmux:a/0"]);
-        let over_rdma = &Iscsi::default().connect_info(&ISER, &Portal::at("[::1]:7"), &VolumeNames::plainly("a"))[0];
+        let over_rdma =
+            &Iscsi::default().connect_info(&ISER, &Portal::at("[::1]:7"), &VolumeNames::plainly("a"))[0];
         assert_eq!(over_rdma.url, "iser://[::1]:7/iqn.2026-11.blockmux:a/0?rdma=iwarp");
     }
 
@@ -471,7 +474,7 @@ mod tests {
             Iscsi { targets, ..Iscsi::default() }.check(names)
         };
         assert_eq!(check(&[], &["disk0", "b.c-1"]), Ok(()));
-        assert!(check(&[], &["a_b"]).unwrap_err().starts_with("`a_b` cannot be in an iSCSI name"));
+        assert!(check(&[], &["a_b"]).unwrap_err().starts_with("`a_b` is not allowed in an iSCSI name"));
         assert!(
             check(&[], &["a", "A"]).unwrap_err().starts_with("`A` and another volume differ only in case")
         );
@@ -479,11 +482,11 @@ mod tests {
         assert_eq!(check(&[target], &["x", "a_b"]), Ok(()));
         assert_eq!(
             check(&[target], &["y"]).unwrap_err(),
-            "iscsi_target `iqn.a`: there is no volume `x`; add it, or correct `luns`"
+            "iscsi_target `iqn.a`: no volume has the name `x`; add it, or correct `luns`"
         );
         assert_eq!(
             check(&[target, target], &["x"]).unwrap_err(),
-            "two iscsi_targets are called `iqn.a`; rename one"
+            "two iscsi_targets have the name `iqn.a`; rename one"
         );
     }
 }

@@ -6,7 +6,7 @@ use super::live::LiveTargets;
 use super::{ISCSI, Iscsi, default_target, name};
 use crate::protocol::frontend::{LiveFrontend, Service, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
-use crate::protocol::units::{VolumeUnit, LogicalUnits};
+use crate::protocol::units::{LogicalUnits, VolumeUnit};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
@@ -48,7 +48,12 @@ struct WantedAccess {
 }
 
 /// All targets that a config describes.
-pub(super) fn wanted(own: &Iscsi, exports: &Exports, units: &LogicalUnits, portals: &Portals) -> Vec<WantedTarget> {
+pub(super) fn wanted(
+    own: &Iscsi,
+    exports: &Exports,
+    units: &LogicalUnits,
+    portals: &Portals,
+) -> Vec<WantedTarget> {
     if own.targets.is_empty() {
         let all = VolumeNames::all(exports);
         return all.iter().filter_map(|named| of_volume(named, exports, units, portals)).collect();
@@ -79,7 +84,11 @@ pub(super) fn of_volume(
     })
 }
 
-fn configured(target: &ConfiguredTarget, all: &BTreeMap<String, VolumeUnit>, portals: &Portals) -> WantedTarget {
+fn configured(
+    target: &ConfiguredTarget,
+    all: &BTreeMap<String, VolumeUnit>,
+    portals: &Portals,
+) -> WantedTarget {
     let luns = target.luns.iter().filter_map(|(lun, volume)| Some((*lun, all.get(volume)?.clone())));
     let luns: BTreeMap<u16, VolumeUnit> = luns.collect();
     let access = target.acl.iter().map(|Acl { initiator, chap, luns: seen, .. }| WantedAccess {

@@ -3,7 +3,7 @@
 use super::config::read_secret;
 use crate::failure::Failure;
 use crate::output::both_sizes;
-use crate::protocol::{Description, NOT_QUERIED, Discovery, DiscoveredExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
 use crate::reach;
 use crate::reset::ResetFunction;
 use blockmux_engine::connection::Broken;
@@ -94,9 +94,15 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         let (function, done) = match function {
             ResetFunction::Lun => (Function::LOGICAL_UNIT_RESET, "the logical unit is reset"),
             ResetFunction::Target => (Function::TARGET_WARM_RESET, "the target is reset"),
-            ResetFunction::Cold => (Function::TARGET_COLD_RESET, "the target is reset and all its sessions are closed"),
-            ResetFunction::AbortTaskSet => (Function::ABORT_TASK_SET, "the commands of this session are aborted"),
-            ResetFunction::ClearTaskSet => (Function::CLEAR_TASK_SET, "the commands of all sessions are aborted"),
+            ResetFunction::Cold => {
+                (Function::TARGET_COLD_RESET, "the target is reset and all its sessions are closed")
+            }
+            ResetFunction::AbortTaskSet => {
+                (Function::ABORT_TASK_SET, "the commands of this session are aborted")
+            }
+            ResetFunction::ClearTaskSet => {
+                (Function::CLEAR_TASK_SET, "the commands of all sessions are aborted")
+            }
         };
         let response =
             self.ask(|address| iscsi::manage(&self.endpoint(address, target, 1), &self.over, function))?;
@@ -202,7 +208,8 @@ impl<D: Datamover> IscsiRemote<D> {
                     "give a user, as user@host and ?secret_file=PATH".to_owned()
                 }
                 IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) if url.mutual_user.is_some() => {
-                    "check the user and the secret, and that the target is configured for mutual CHAP".to_owned()
+                    "check the user and the secret, and that the target is configured for mutual CHAP"
+                        .to_owned()
                 }
                 IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
                     "check the user and the secret".to_owned()
@@ -304,7 +311,8 @@ impl<D: Datamover> IscsiRemote<D> {
                         tracing::warn!("target {name}: {error}");
                     }
                     is_silent = is_no_answer(&error);
-                    let description = if requires_chap { self.authentication_required() } else { "" }.to_owned();
+                    let description =
+                        if requires_chap { self.authentication_required() } else { "" }.to_owned();
                     exports.push(DiscoveredExport { description, ..found(&url, None) });
                 }
             }

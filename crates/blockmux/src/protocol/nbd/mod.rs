@@ -3,7 +3,7 @@
 mod remote;
 mod tls;
 
-use super::frontend::{Frontend, LiveFrontend, Portal, Service, VolumeNames, ConnectInfo};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, VolumeNames};
 use super::policy::{ListenerAddress, Policy};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -152,7 +152,8 @@ impl Frontend for Nbd {
     fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some(address) = portal.reached_at.socket() else { return Vec::new() };
         let name = &named.export;
-        let with_tls = self.tls.as_ref().map(|_| connect_info(address, name, Some(self.settings.of_client())));
+        let with_tls =
+            self.tls.as_ref().map(|_| connect_info(address, name, Some(self.settings.of_client())));
         let is_required = self.tls.as_ref().is_some_and(|tls| tls.policy.mode == TlsMode::Required);
         let plain = (!is_required).then(|| connect_info(address, name, None));
         with_tls.into_iter().chain(plain).collect()
@@ -174,7 +175,9 @@ fn connect_info(address: &Address, name: &str, tls: Option<UriTls>) -> ConnectIn
             commands: commands(&uri).into(),
             variables: vec![("nbd", qemu_filename(&uri))],
         },
-        Some(tls) => ConnectInfo { url: uri.to_string(), commands: tls_commands(&uri, tls), variables: Vec::new() },
+        Some(tls) => {
+            ConnectInfo { url: uri.to_string(), commands: tls_commands(&uri, tls), variables: Vec::new() }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::{NBD, tls};
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
-use crate::protocol::{Description, Discovery, DiscoveredExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::nbd::{self, NbdConnectError, NbdEndpoint};
@@ -87,7 +87,7 @@ fn refused(uri: &NbdUri, error: &NbdConnectError) -> Failure {
         NbdConnectError::Broken { broken: Broken::Socket(socket), .. }
             if socket.kind() == ErrorKind::PermissionDenied =>
         {
-            match privileges::has_given_up(CapabilitySet::DAC_OVERRIDE) {
+            match privileges::has_dropped(CapabilitySet::DAC_OVERRIDE) {
                 true => START_WITH_PRIVILEGES.to_owned(),
                 false => "check the owner and the mode of the socket and of its directories".to_owned(),
             }

@@ -141,9 +141,7 @@ impl TlsSettings {
             return Ok(None);
         }
         if has_subjects && mode == TlsMode::Optional {
-            return wrong(
-                "nbd_tls_subject has no effect with nbd_tls = \"on\"; set nbd_tls = \"require\"",
-            );
+            return wrong("nbd_tls_subject has no effect with nbd_tls = \"on\"; set nbd_tls = \"require\"");
         }
         let credentials = match &self.nbd_tls_psk {
             Some(file) => server_keys(file)?,
@@ -252,7 +250,9 @@ fn client_key(file: &Path, username: Option<&str>) -> Result<Psk, Failure> {
         (None, _) => ["LOGNAME", "USER"].iter().find_map(|name| env::var(name).ok()).unwrap_or_default(),
     };
     let key = keys.find(user.as_bytes()).cloned();
-    key.ok_or_else(|| wrong(format!("has no key for user {user:?}; give the user as nbds://USER@host/export")))
+    key.ok_or_else(|| {
+        wrong(format!("has no key for user {user:?}; give the user as nbds://USER@host/export"))
+    })
 }
 
 fn read_keys(file: &Path) -> Result<PskFile, Failure> {
@@ -325,10 +325,10 @@ mod tests {
             ("nbd_tls = 'require'", "there are no credentials; add nbd_tls_certificates"),
             ("nbd_tls_subject = ['CN=a']", "there are no credentials"),
             ("nbd_tls_psk = 'k'\nnbd_tls_certificates = ['d']", "exclude each other"),
-            ("nbd_tls_psk = 'k'\nnbd_tls_subject = ['CN=a']", "is for clients that show certificates"),
+            ("nbd_tls_psk = 'k'\nnbd_tls_subject = ['CN=a']", "requires client certificates"),
             (
                 "nbd_tls_certificates = ['d']\nnbd_tls_verify_peer = false\nnbd_tls_subject = ['CN=a']",
-                "is for clients that show certificates",
+                "requires client certificates",
             ),
             (
                 "nbd_tls = 'on'\nnbd_tls_certificates = ['d']\nnbd_tls_subject = ['CN=a']",

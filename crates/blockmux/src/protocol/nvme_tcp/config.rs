@@ -181,7 +181,9 @@ impl ConfiguredSubsystem {
         let wrong = |what: String| Failure::request(format!("nvme_subsystem `{}`: {what}", entry.nqn));
         let name = |text: &str| {
             Nqn::new(text).ok_or_else(|| {
-                wrong(format!("`{text}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a"))
+                wrong(format!(
+                    "`{text}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a"
+                ))
             })
         };
         let nqn = name(&entry.nqn)?;
@@ -394,7 +396,9 @@ impl AnaStateName {
 pub(super) fn check(own: &NvmeTcp, volumes: &[&str]) -> Result<(), String> {
     let has_keys = own.subsystems.iter().any(|subsystem| !subsystem.tls_keys.is_empty());
     if own.nvme_tcp_treq == Treq::Required && !has_keys {
-        return Err("nvme_tcp_treq is `required`, but no host has a key; add a tls_key_file to a host".to_owned());
+        return Err(
+            "nvme_tcp_treq is `required`, but no host has a key; add a tls_key_file to a host".to_owned()
+        );
     }
     let (mut names, mut serials) = (HashSet::new(), HashSet::new());
     for subsystem in &own.subsystems {
@@ -407,7 +411,9 @@ pub(super) fn check(own: &NvmeTcp, volumes: &[&str]) -> Result<(), String> {
         }
         let mut names = subsystem.namespaces.values().map(|namespace| &namespace.volume);
         if let Some(missing) = names.find(|name| !volumes.contains(&name.as_str())) {
-            return Err(format!("nvme_subsystem `{nqn}`: no volume has the name `{missing}`; add a [[volume]]"));
+            return Err(format!(
+                "nvme_subsystem `{nqn}`: no volume has the name `{missing}`; add a [[volume]]"
+            ));
         }
     }
     namespaces::refuse_duplicates(own.subsystems.iter().flat_map(|subsystem| subsystem.namespaces.values()))
@@ -435,24 +441,24 @@ mod tests {
         assert!(subsystem.ana_groups.is_empty());
         let settings = NvmeTcp { subsystems: vec![subsystem.clone()], ..NvmeTcp::default() };
         assert_eq!(check(&settings, &["x", "y"]), Ok(()));
-        assert!(check(&settings, &["x"]).unwrap_err().contains("there is no volume `y`"));
+        assert!(check(&settings, &["x"]).unwrap_err().contains("no volume has the name `y`"));
         let settings = NvmeTcp { subsystems: vec![subsystem.clone(), subsystem], ..NvmeTcp::default() };
-        assert!(check(&settings, &["x", "y"]).unwrap_err().starts_with("two nvme_subsystems are called"));
+        assert!(check(&settings, &["x", "y"]).unwrap_err().starts_with("two nvme_subsystems have the NQN"));
     }
 
     #[test]
     fn invalid_names_and_numbers_are_reported() {
         for (text, said) in [
             ("nqn = 'iqn.a'\nnamespaces = {}", "`iqn.a` is no NVMe name"),
-            ("nqn = 'nqn.a'\nnamespaces = { 0 = 'x' }", "namespace 0 is not from 1"),
+            ("nqn = 'nqn.a'\nnamespaces = { 0 = 'x' }", "namespace 0: use an NSID from 1"),
             ("nqn = 'nqn.a'\nnamespaces = { x = 'x' }", "namespace x is not from 1"),
             ("nqn = 'nqn.a'\nserial_number = '012345678901234567890'", "serial_number `0123"),
-            ("nqn = 'nqn.a'\nmodel_number = ''", "model_number `` is not 1 to 40"),
+            ("nqn = 'nqn.a'\nmodel_number = ''", "model_number `` is invalid; write 1 to 40"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhosts = ['h']", "`h` is no NVMe name"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhostname = []", "unknown field"),
             (&ana("0", "[1]", "{}"), "ANAGRPID 0: give each"),
             (&format!("{}\n{}", ana("2", "[]", "{}"), ANOTHER), "ANAGRPID 2: give each"),
-            (&ana("2", "[7]", "{}"), "there is no namespace 7"),
+            (&ana("2", "[7]", "{}"), "no namespace has NSID 7"),
             (&ana("2", "[1, 1]", "{}"), "namespace 1 is in two"),
             (
                 &ana("2", "[1]", "{ 'unix:here' = 'optimized' }"),
@@ -488,7 +494,7 @@ mod tests {
         assert!(subsystem.secrets.is_empty() && subsystem.hosts == [host]);
         assert!(with("").unwrap().masks.is_empty());
         let lonely = with("dhchap_hash = 'hmac(sha256)'").unwrap_err();
-        assert!(lonely.contains("proves nothing without a dhchap_secret_file"), "{lonely}");
+        assert!(lonely.contains("DH-HMAC-CHAP needs a dhchap_secret_file"), "{lonely}");
         let twice = with("[[host]]\nhostnqn = 'nqn.h'").unwrap_err();
         assert!(twice.contains("host `nqn.h` is there twice"), "{twice}");
     }
@@ -507,7 +513,7 @@ mod tests {
             ("[2001:db8::1]:8009", DISCOVERY_NQN)
         );
         let wrong = prepare("[[referral]]\ntraddr = '::1'\nsubnqn = 'x'").unwrap_err();
-        assert!(wrong.contains("the referral to `x` has no NVMe name"), "{wrong}");
+        assert!(wrong.contains("referral: `x` is not an NVMe qualified name"), "{wrong}");
         assert!(prepare("[[referral]]\ntraddr = 'host'").is_err());
     }
 
@@ -540,7 +546,7 @@ mod tests {
         assert_eq!((secrets.hash, secrets.group), (Some(Hash::Sha384), Some(DhGroup::Null)));
         assert!(secrets.controller.is_none());
         for (content, mode, more, said) in [
-            (SECRET, 0o644, "", "others may read or write it"),
+            (SECRET, 0o644, "", "others can read or write it"),
             ("a secret of one's own", 0o600, "", "is not DHHC-1"),
             (SECRET, 0o600, "dhchap_hash = 'md5'", "dhchap_hash `md5`: there are"),
             (SECRET, 0o600, "dhchap_dhgroup = 'modp1024'", "dhchap_dhgroup `modp1024`: there are"),
@@ -565,7 +571,7 @@ mod tests {
         assert_eq!(subsystem.tls_keys[&Nqn::new("nqn.h").unwrap()], ConfiguredPsk::parse(KEY).unwrap());
         assert!(subsystem.secrets.is_empty());
         for (content, mode, more, said) in [
-            (KEY, 0o640, "", "others may read or write it"),
+            (KEY, 0o640, "", "others can read or write it"),
             ("a key of one's own", 0o600, "", "is not NVMeTLSkey-1"),
             (&KEY.replace("VRLb", "VRLc"), 0o600, "", "has a wrong CRC"),
             (KEY, 0o600, "dhchap_hash = 'hmac(sha256)'", "proves nothing without a dhchap_secret_file"),

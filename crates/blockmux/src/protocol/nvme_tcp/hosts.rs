@@ -257,7 +257,10 @@ impl LiveHosts {
         entry: &HostEntry,
     ) -> Result<(), String> {
         let host = Nqn::new(&entry.hostnqn).ok_or_else(|| {
-            format!("`{}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a", entry.hostnqn)
+            format!(
+                "`{}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a",
+                entry.hostnqn
+            )
         })?;
         let keys = entry.read().map_err(|failure| failure.to_string())?;
         let mut known = self.known();

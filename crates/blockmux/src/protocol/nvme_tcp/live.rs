@@ -3,7 +3,7 @@
 use super::config::{ConfiguredSubsystem, Treq};
 use super::hosts::LiveHosts;
 use super::namespaces::ConfiguredNamespace;
-use super::{NvmeTcp, NvmeCtlCommand, default_nqn, of_volume};
+use super::{NvmeCtlCommand, NvmeTcp, default_nqn, of_volume};
 use crate::address::means;
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
@@ -138,7 +138,8 @@ impl LiveSubsystems {
         ktls: bool,
     ) -> Self {
         let (ports, configured, disconnecting) = (Vec::new(), BTreeMap::new(), Vec::new());
-        let state = NvmeState { volumes, ports, configured, disconnecting, newly_authenticated: BTreeSet::new() };
+        let state =
+            NvmeState { volumes, ports, configured, disconnecting, newly_authenticated: BTreeSet::new() };
         LiveSubsystems { node: Arc::new(node), hosts, policy, ktls, state: Mutex::new(state) }
     }
 
@@ -273,7 +274,9 @@ impl LiveFrontend for LiveSubsystems {
             PendingDisconnect::AllHosts(own) => own.nqn == nqn,
             PendingDisconnect::Host(own, gone) => own.nqn == nqn && *gone == host,
         };
-        if state.disconnecting.iter().any(is_of) || state.newly_authenticated.contains(&(nqn.clone(), host.clone())) {
+        if state.disconnecting.iter().any(is_of)
+            || state.newly_authenticated.contains(&(nqn.clone(), host.clone()))
+        {
             return false;
         }
         // The discovery subsystem is not configured.
@@ -298,7 +301,8 @@ impl LiveFrontend for LiveSubsystems {
     fn add(&self, volume: VolumeId) {
         let mut state = self.state();
         let state = &mut *state;
-        let named = VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_default_targets);
+        let named =
+            VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_default_targets);
         if let Some(named) = named {
             let Some(configured) = of_volume(&self.policy, &state.ports, &named) else { return };
             state.configured.insert(configured.nqn.clone(), configured.clone());
@@ -308,7 +312,8 @@ impl LiveFrontend for LiveSubsystems {
 
     fn remove(&self, volume: VolumeId) {
         let state = self.state();
-        let own = VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_default_targets);
+        let own =
+            VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_default_targets);
         if let Some(nqn) = own.and_then(|named| Nqn::new(&default_nqn(&named.target))) {
             self.node.remove(&nqn);
         }
@@ -350,7 +355,9 @@ impl LiveFrontend for LiveSubsystems {
         let subsystem = &*self.subsystem(target)?;
         match NvmeCtlCommand::deserialize(what).map_err(|error| error.to_string())? {
             NvmeCtlCommand::AddHost { host, .. } => self.hosts.add(&self.node, subsystem, &host)?,
-            NvmeCtlCommand::RemoveHost { hostnqn, .. } => self.hosts.remove(&self.node, subsystem, &hostnqn)?,
+            NvmeCtlCommand::RemoveHost { hostnqn, .. } => {
+                self.hosts.remove(&self.node, subsystem, &hostnqn)?
+            }
             NvmeCtlCommand::ReadKeys { hostnqn, .. } => {
                 let hosts = self.hosts.reload_files(&self.node, subsystem, hostnqn.as_deref())?;
                 let hosts = if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
@@ -358,9 +365,7 @@ impl LiveFrontend for LiveSubsystems {
             }
             NvmeCtlCommand::Ana { group, state, at, .. } => {
                 if !subsystem.has_ana_group(group) {
-                    return Err(format!(
-                        "{target}: has no ana_group {group}; add it in the config file"
-                    ));
+                    return Err(format!("{target}: has no ana_group {group}; add it in the config file"));
                 }
                 let ports = self.state().ports.clone();
                 let own: Vec<&FabricsPort> =

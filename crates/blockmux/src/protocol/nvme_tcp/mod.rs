@@ -11,7 +11,7 @@ mod namespaces;
 mod referrals;
 mod remote;
 
-use super::frontend::{Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames, ConnectInfo};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
 use super::policy::{ListenerAddress, Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::address::tcp_address;
@@ -200,7 +200,12 @@ impl Frontend for NvmeTcp {
         let Service { exports, places, policy, .. } = *service;
         let machine = node_id(places);
         let (has_default_targets, configured) = (self.subsystems.is_empty(), self.namespaces());
-        let factory = NamespaceFactory { exports: exports.clone(), node: machine.clone(), has_default_targets, configured };
+        let factory = NamespaceFactory {
+            exports: exports.clone(),
+            node: machine.clone(),
+            has_default_targets,
+            configured,
+        };
         let node = NvmeNode::new(Vec::new(), Vec::new(), &machine);
         let node = match self.nvme_discovery.unique_subnqn {
             true => node.with_unique_discovery_nqn(&machine),
@@ -428,8 +433,11 @@ mod tests {
     #[test]
     fn a_volume_is_namespace_1_of_a_subsystem_with_its_name() {
         let ways = |address: &str| {
-            let mut ways =
-                NvmeTcp::default().connect_info(&NVME_TCP, &Portal::at(address), &VolumeNames::plainly("disk0"));
+            let mut ways = NvmeTcp::default().connect_info(
+                &NVME_TCP,
+                &Portal::at(address),
+                &VolumeNames::plainly("disk0"),
+            );
             let way = ways.pop().unwrap();
             assert!(ways.is_empty());
             (way.url, way.commands.join("\n"))

@@ -122,7 +122,9 @@ fn identifier<const N: usize>(key: &str, text: Option<&str>) -> Result<Option<[u
     let Some(text) = text else { return Ok(None) };
     let bytes = HEXLOWER_PERMISSIVE.decode(text.replace('-', "").as_bytes()).ok();
     match bytes.and_then(|bytes| <[u8; N]>::try_from(bytes).ok()) {
-        Some(bytes) if bytes == [0; N] => Err(format!("{key} `{text}` has only zeroes, which means no identifier; change it")),
+        Some(bytes) if bytes == [0; N] => {
+            Err(format!("{key} `{text}` has only zeroes, which means no identifier; change it"))
+        }
         None => Err(format!("{key} `{text}` is invalid; write {} hexadecimal digits", 2 * N)),
         bytes => Ok(bytes),
     }
@@ -199,7 +201,7 @@ mod tests {
             ("uuid = 'ä'", "is not 32 hexadecimal digits"),
             ("euid = ''", "unknown field `euid`"),
             ("[[namespace]]\nnsid = 7\nvolume = 'c'", "namespace 7: is there twice"),
-            ("[[namespace]]\nnsid = 0\nvolume = 'c'", "namespace 0 is not from 1"),
+            ("[[namespace]]\nnsid = 0\nvolume = 'c'", "namespace 0: use an NSID from 1"),
         ] {
             let failure = with(more);
             assert!(failure.contains(said), "{failure}");
@@ -216,7 +218,10 @@ mod tests {
         assert_eq!(prepared(&two).unwrap().len(), 2);
         let three = prepared(&format!("{two}\n[[namespace]]\nnsid = 3\nvolume = 'b'\n{uuid}")).unwrap();
         let failure = refuse_duplicates(three.values()).unwrap_err();
-        assert!(failure.starts_with("uuid `6f9a4c2e1d3b4f5a8c7d9e0f1a2b3c4d` is given to two"), "{failure}");
+        assert!(
+            failure.starts_with("two namespaces have the uuid `6f9a4c2e1d3b4f5a8c7d9e0f1a2b3c4d`"),
+            "{failure}"
+        );
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! NVMe/TCP and NVMe/RDMA URLs: connecting to a namespace, describing it, and discovery.
 
 use super::hosts::{read_secret, read_tls_key};
-use super::referrals::{self, Site, address_of};
+use super::referrals::{self, DiscoveryLog, address_of};
 use crate::failure::Failure;
 use crate::machine::machine_id;
 use crate::output::both_sizes;
-use crate::protocol::{Description, NOT_QUERIED, Discovery, DiscoveredExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::nvme::{
@@ -289,8 +289,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
             let is_here = url.portals.first == self.url.portals.first;
             let place = if is_here { Some(address.clone()) } else { address_of(found) };
             // Other hosts may be unreachable, and each would take a timeout.
-            let Some(place) =
-                place.filter(|place| logs.iter().any(|log| is_same_host(&log.address, place)))
+            let Some(place) = place.filter(|place| logs.iter().any(|log| is_same_host(&log.address, place)))
             else {
                 exports.push(unlisted(&url, NOT_QUERIED));
                 continue;

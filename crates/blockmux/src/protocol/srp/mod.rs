@@ -8,7 +8,7 @@ mod config;
 mod live;
 mod remote;
 
-use super::frontend::{Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames, ConnectInfo};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -196,7 +196,7 @@ mod tests {
         let wrong = |text: &str| configured(text).err().unwrap();
         assert!(wrong("port_id = 'x'\nluns = { 0 = 'a' }").contains("32 hexadecimal digits"));
         assert!(wrong(&format!("port_id = '{ID}'\nluns = {{ x = 'a' }}")).contains("LUNs are numbers"));
-        assert!(wrong(&format!("port_id = '{ID}'")).contains("`luns` has to map"));
+        assert!(wrong(&format!("port_id = '{ID}'")).contains("`luns` must map"));
         let acl = format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\ninitiator_port = 'y'");
         assert!(wrong(&acl).contains("initiator_port"), "{}", wrong(&acl));
         let twice = format!(
@@ -204,7 +204,7 @@ mod tests {
         );
         assert!(wrong(&twice).contains("two acl entries"), "{}", wrong(&twice));
         let mut srp = configured(&format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}")).unwrap();
-        assert!(srp.check(&["b"]).unwrap_err().contains("there is no volume `a`"));
+        assert!(srp.check(&["b"]).unwrap_err().contains("no volume has the name `a`"));
         assert_eq!(srp.check(&["a"]), Ok(()));
     }
 

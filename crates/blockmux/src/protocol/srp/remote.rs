@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::iscsi::provisioning;
-use crate::protocol::{Description, Discovery, DiscoveredExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
 use crate::reset::ResetFunction;
 use blockmux_engine::initiator::srp::{self, OverIwarp, SrpConnectError, SrpEndpoint};

@@ -107,7 +107,8 @@ impl Drop for RunningAction {
     fn drop(&mut self) {
         if !self.is_over {
             self.update(|status| {
-                let error = ApiError::failed("the action ended without a result; the daemon's log has the reason");
+                let error =
+                    ApiError::failed("the action ended without a result; the daemon's log has the reason");
                 (status.state, status.error) = (ActionState::Failed, Some(error));
             });
         }

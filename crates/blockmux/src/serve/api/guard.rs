@@ -46,7 +46,8 @@ pub(super) async fn admit(guard: &Guard, peer: &str, request: Request) -> Result
             return Err(refusal(ApiError::new(code, text)));
         }
         Err(_) => {
-            let text = format!("the body did not arrive within {} s; send it at once", REQUEST_TIMEOUT.as_secs());
+            let text =
+                format!("the body did not arrive within {} s; send it at once", REQUEST_TIMEOUT.as_secs());
             return Err(refusal(ApiError::new(ErrorCode::Timeout, text)));
         }
     };

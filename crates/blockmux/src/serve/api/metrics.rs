@@ -29,7 +29,10 @@ pub(super) fn render(control: &ControlServer) -> String {
         "Version of the daemon",
         Info::new([("version", env!("CARGO_PKG_VERSION"))]),
     );
-    registry.register_collector(Box::new(DaemonCollector { snapshot: control.snapshot(), process: Process::read() }));
+    registry.register_collector(Box::new(DaemonCollector {
+        snapshot: control.snapshot(),
+        process: Process::read(),
+    }));
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
@@ -72,7 +75,12 @@ impl DaemonCollector {
             ConstGauge::new(status.connections as f64),
         )?;
         let limit = status.max_connections as f64;
-        out.single("blockmux_connections_limit", "Maximum number of open connections", None, ConstGauge::new(limit))?;
+        out.single(
+            "blockmux_connections_limit",
+            "Maximum number of open connections",
+            None,
+            ConstGauge::new(limit),
+        )?;
         let help = "Closed connections whose I/O has not ended";
         out.single("blockmux_orphaned_connections", help, None, ConstGauge::new(status.orphaned as f64))?;
         let of = |value: fn(&blockmux_engine::listener::ListenerCounters) -> u64| {
@@ -120,7 +128,12 @@ impl DaemonCollector {
         let help = "Connections that use a volume";
         out.gauge("blockmux_volume_users", help, None, gauge(|one| Some(one.users() as f64)))?;
         let help = "Closed connections whose I/O on a volume has not ended";
-        out.gauge("blockmux_volume_orphaned_connections", help, None, gauge(|one| Some(one.orphaned as f64)))?;
+        out.gauge(
+            "blockmux_volume_orphaned_connections",
+            help,
+            None,
+            gauge(|one| Some(one.orphaned as f64)),
+        )?;
         let help = "Registrations of persistent reservations";
         let registrants = gauge(|one| Some(one.reservation.registrants as f64));
         out.gauge("blockmux_volume_registrants", help, None, registrants)?;
@@ -197,7 +210,7 @@ impl DaemonCollector {
         all.iter().for_each(|session| *by_protocol.entry(session.login.protocol).or_default() += 1);
         let counts =
             by_protocol.iter().map(|(protocol, count)| (vec![("protocol", *protocol)], *count as f64));
-        out.gauge("blockmux_sessions", "Sessions that are logged in", None, counts)?;
+        out.gauge("blockmux_sessions", "Logged-in sessions", None, counts)?;
         // Connections of one process over a Unix socket have the same labels and are summed.
         let mut sums: BTreeMap<[&str; 4], VolumeTraffic> = BTreeMap::new();
         for SessionInfo { login, peer, traffic, .. } in all {
@@ -246,7 +259,12 @@ impl DaemonCollector {
         let bytes = in_floats(rows(|core| core.buffer_bytes()));
         out.gauge("blockmux_core_buffers", "Buffers of a core in use", Some(Unit::Bytes), bytes)?;
         let limits = in_floats(rows(|core| core.buffer_limit_bytes()));
-        out.gauge("blockmux_core_buffers_limit", "Maximum size of a core's buffers", Some(Unit::Bytes), limits)
+        out.gauge(
+            "blockmux_core_buffers_limit",
+            "Maximum size of a core's buffers",
+            Some(Unit::Bytes),
+            limits,
+        )
     }
 
     fn process(&self, out: &mut Output<'_>) -> fmt::Result {

@@ -3,8 +3,8 @@
 use super::reply::{Body, Param, json, refusal};
 use super::{ApiState, metrics, page};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, ResizeVolume,
-    Resized, Said,
+    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, Message,
+    ResizeVolume, Resized,
 };
 use crate::api::{ApiError, ErrorBody, ErrorCode};
 use crate::ctl::{
@@ -100,7 +100,13 @@ impl ApiState {
     }
 
     /// Executes a request that changes something as an action; `done` is the HTTP status of success.
-    async fn run_action(&self, action: String, request: Request, headers: &HeaderMap, done: StatusCode) -> Response {
+    async fn run_action(
+        &self,
+        action: String,
+        request: Request,
+        headers: &HeaderMap,
+        done: StatusCode,
+    ) -> Response {
         let running = match self.actions.begin(action) {
             Ok(running) => running,
             Err(error) => return refusal(error),
@@ -121,9 +127,9 @@ impl ApiState {
         match answer {
             Ok(Answer::Failed(error)) => refusal(error),
             Ok(answer) => json(done, &answer.json()),
-            Err(error) => {
-                refusal(ApiError::failed(format!("the request failed: {error}; the daemon's log has the reason")))
-            }
+            Err(error) => refusal(ApiError::failed(format!(
+                "the request failed: {error}; the daemon's log has the reason"
+            ))),
         }
     }
 
@@ -211,7 +217,7 @@ async fn add(State(shared): State<ApiState>, headers: HeaderMap, Body(body): Bod
     path = "/v1/volumes/{name}",
     params(("name" = String, Path, description = "Name of the volume")),
     responses(
-        (status = 200, body = Said),
+        (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 404, body = ErrorBody),
         (status = 500, body = ErrorBody, description = "The volume was removed but could not be flushed"),
@@ -288,7 +294,7 @@ async fn attach(
         ("number" = u32, Path, description = "NSID or LUN")
     ),
     responses(
-        (status = 200, body = Said),
+        (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 404, body = ErrorBody),
         (status = 503, body = ErrorBody)
@@ -314,7 +320,7 @@ async fn detach(
     params(("target" = String, Path, description = "Subsystem NQN or iSCSI name")),
     request_body = ChangeTarget,
     responses(
-        (status = 200, body = Said),
+        (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody),
@@ -387,7 +393,11 @@ async fn reload(State(shared): State<ApiState>, headers: HeaderMap) -> Response 
         (status = 503, body = ErrorBody)
     )
 )]
-async fn apply(State(shared): State<ApiState>, headers: HeaderMap, Body(body): Body<ApplyConfig>) -> Response {
+async fn apply(
+    State(shared): State<ApiState>,
+    headers: HeaderMap,
+    Body(body): Body<ApplyConfig>,
+) -> Response {
     let ApplyConfig { path, text } = body;
     let (action, path) = (format!("apply {path}"), path.into());
     let request = Request::Apply { fragment: Fragment { path, text } };
@@ -399,7 +409,7 @@ async fn apply(State(shared): State<ApiState>, headers: HeaderMap, Body(body): B
     post,
     path = "/v1/config/save",
     responses(
-        (status = 200, body = Said),
+        (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 409, body = ErrorBody, description = "There is no config file, or it was edited or cannot be written"),
         (status = 503, body = ErrorBody)
@@ -453,8 +463,8 @@ async fn actions(State(shared): State<ApiState>) -> Response {
 )]
 async fn action(State(shared): State<ApiState>, Param(id): Param<u64>) -> Result<Response, ApiError> {
     let found = shared.actions.get(id);
-    let found =
-        found.ok_or_else(|| ApiError::not_found(format!("action {id} does not exist or has been discarded")))?;
+    let found = found
+        .ok_or_else(|| ApiError::not_found(format!("action {id} does not exist or has been discarded")))?;
     Ok(json(StatusCode::OK, &found))
 }
 
@@ -474,8 +484,8 @@ async fn history(State(shared): State<ApiState>) -> Response {
 async fn metrics(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     let control = shared.control.clone();
     let text = tokio::task::spawn_blocking(move || metrics::render(&control)).await;
-    let text =
-        text.map_err(|error| ApiError::failed(format!("no metrics: {error}; the daemon's log has the reason")))?;
+    let text = text
+        .map_err(|error| ApiError::failed(format!("no metrics: {error}; the daemon's log has the reason")))?;
     let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }

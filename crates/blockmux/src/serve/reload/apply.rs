@@ -2,7 +2,7 @@
 //! that cannot fail.
 
 use super::model::Model;
-use super::{Plan, Reloader, RunningListener, ReloadState, VolumeStep, live_of, other_size};
+use super::{Plan, ReloadState, Reloader, RunningListener, VolumeStep, live_of, other_size};
 use crate::ctl::PlanReport;
 use crate::data_key::DataKey;
 use crate::failure::Failure;
@@ -124,7 +124,12 @@ impl Reloader {
     }
 
     /// Binds a listener at an address at which this daemon does not listen yet.
-    fn bind(&self, state: &ReloadState, setup: &Setup, listener: PolicyListener) -> Result<BoundListener, Failure> {
+    fn bind(
+        &self,
+        state: &ReloadState,
+        setup: &Setup,
+        listener: PolicyListener,
+    ) -> Result<BoundListener, Failure> {
         if matches!(listener.place, ListenerAddress::Interface(_)) {
             // Network interfaces take effect at the next start.
             return Ok(BoundListener { asked: listener.place.clone(), listener, socket: None });
@@ -190,7 +195,9 @@ impl Reloader {
         let stay: BTreeSet<_> = places
             .iter()
             .filter_map(|place| match place {
-                PreparedListener::Stays(_, listener) => Some((listener.protocol.name, listener.place.to_string())),
+                PreparedListener::Stays(_, listener) => {
+                    Some((listener.protocol.name, listener.place.to_string()))
+                }
                 PreparedListener::New(_) => None,
             })
             .collect();
@@ -221,7 +228,8 @@ impl Reloader {
             .map(|(name, _)| name.as_str())
             .collect();
         let must_go = |session: &SessionInfo| {
-            let live = by_name(session.login.protocol).and_then(|protocol| live_of(&live_protocols, protocol));
+            let live =
+                by_name(session.login.protocol).and_then(|protocol| live_of(&live_protocols, protocol));
             gone.contains(&session.listener)
                 || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
                 || live.is_some_and(|live| !live.may_continue(session))

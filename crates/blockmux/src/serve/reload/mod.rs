@@ -25,7 +25,7 @@ use crate::ctl::PlanReport;
 use crate::failure::Failure;
 use crate::protocol::frontend::{LiveFrontend, LiveProtocol, Service};
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
-use crate::protocol::{Frontends, Protocol, LogicalUnits};
+use crate::protocol::{Frontends, LogicalUnits, Protocol};
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ListenerEnd, ListenerTask};
 use blockmux_engine::socket::Listener;
@@ -184,14 +184,18 @@ impl Reloader {
         socket: Option<Listener>,
     ) -> Result<ListenerEnd, Failure> {
         let end = ListenerEnd::default();
-        let Some((socket, live)) = socket.zip(live_of(live_protocols, listener.protocol)) else { return Ok(end) };
+        let Some((socket, live)) = socket.zip(live_of(live_protocols, listener.protocol)) else {
+            return Ok(end);
+        };
         let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
         let (serve, inboxes, asked) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
         let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
         let begin = move |core: &std::rc::Rc<_>| {
             ListenerTask::spawn_until(core, (socket, asked), inboxes, serve, limit);
         };
-        self.cores.ask(nth, begin).ok_or_else(|| Failure::run("a core ended unexpectedly; start again with -v"))?;
+        self.cores
+            .ask(nth, begin)
+            .ok_or_else(|| Failure::run("a core ended unexpectedly; start again with -v"))?;
         Ok(end)
     }
 
@@ -256,7 +260,11 @@ impl Reloader {
 
     /// The listeners of a setup, each with its configured address. A listener that is bound already
     /// has its actual address.
-    fn places(&self, state: &ReloadState, setup: &Setup) -> Result<Vec<(ListenerAddress, PolicyListener)>, String> {
+    fn places(
+        &self,
+        state: &ReloadState,
+        setup: &Setup,
+    ) -> Result<Vec<(ListenerAddress, PolicyListener)>, String> {
         let wanted = listen::places(setup, self.private.as_ref());
         let wanted = wanted.map_err(|failure| setup.located(failure).to_string())?;
         let mut taken = Vec::new();
@@ -299,8 +307,9 @@ impl Reloader {
         let live_protocols = self.live_protocols();
         let targets_of = |volume: &str| {
             let id = self.exports.find(volume).map(|(id, _)| id);
-            let all =
-                id.into_iter().flat_map(|id| live_protocols.iter().flat_map(move |(_, live)| live.targets_of(id)));
+            let all = id
+                .into_iter()
+                .flat_map(|id| live_protocols.iter().flat_map(move |(_, live)| live.targets_of(id)));
             all.map(|access| access.target).collect()
         };
         let sessions = self.connection_limits.sessions().list();

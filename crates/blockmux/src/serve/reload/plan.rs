@@ -195,8 +195,7 @@ impl Change {
             (_, None) => ('-', "removed"),
             _ => ('~', "changed"),
         };
-        let path: Vec<_> =
-            self.path.iter().map(|key| if key.is_empty() { "(all)" } else { key }).collect();
+        let path: Vec<_> = self.path.iter().map(|key| if key.is_empty() { "(all)" } else { key }).collect();
         let [place @ .., key] = &path[..] else { return String::new() };
         let short = |value: &Value| match value {
             Value::Table(table) => table.get("spec").map(text),
@@ -347,7 +346,7 @@ mod tests {
     }
 
     fn lines(before: &str, after: &str) -> Vec<String> {
-        changes(before, after).iter().map(Change::in_words).collect()
+        changes(before, after).iter().map(Change::describe).collect()
     }
 
     #[test]

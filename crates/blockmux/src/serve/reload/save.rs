@@ -60,8 +60,7 @@ impl Reloader {
         state.loaded = saved;
         let mut summary = format!("{} changes saved", changes.len() - not_saved.len());
         if !not_saved.is_empty() {
-            summary +=
-                &format!("; not saved, because the command line gives them: {}", not_saved.join(", "));
+            summary += &format!("; not saved, because the command line gives them: {}", not_saved.join(", "));
         }
         Ok(summary)
     }
