@@ -17,7 +17,7 @@ use counted_initiator::CountedInitiator;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// With so many bytes in a capsule.
+/// A session whose capsules hold `in_capsule` bytes of data.
 fn session(in_capsule: u32) -> NvmeTcpQueueSession {
     let name = |name| Nqn::new(name).unwrap();
     let config = QueueConfig {
@@ -40,7 +40,7 @@ fn session(in_capsule: u32) -> NvmeTcpQueueSession {
     NvmeTcpQueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
 }
 
-/// What a controller that does all at once sends back.
+/// The PDUs of a controller that completes each command immediately.
 fn answers(mut bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     while let Ok((common, _)) = CommonHeader::read_from_prefix(bytes) {
