@@ -262,19 +262,20 @@ pub enum SessionStage {
 pub struct Home(Arc<dyn Any + Send + Sync>);
 
 impl Home {
-    /// The core that is reached by `way`. Another call makes another home, even of the same core.
+    /// The core that is reached by `way`. Each call creates a different home, even for the same
+    /// core.
     #[must_use]
     pub fn new<T: Any + Send + Sync>(way: T) -> Home {
         Home(Arc::new(way))
     }
 
-    /// How it is reached, if that is how.
+    /// The way to reach the core, if it has this type.
     #[must_use]
     pub fn way<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()
     }
 
-    /// Whether it is the same.
+    /// Whether both are the same home.
     #[must_use]
     pub fn is(&self, other: &Home) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))

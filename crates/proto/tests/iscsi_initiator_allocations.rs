@@ -38,7 +38,7 @@ fn initiator(proposal: OperationalParameters) -> IscsiInitiatorSession {
     IscsiInitiatorSession::new(config, Pool::new(16 << 20), [2; 32], Instant::now())
 }
 
-/// A target with a RAM volume: what it sends back.
+/// A target with a RAM volume: a function from received to sent bytes.
 fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
     let volume = Arc::new(MemVolume::new(1 << 20));
     let unit = LogicalUnit::new(UnitIdentity::of("disk0"), volume.clone());
@@ -73,7 +73,7 @@ fn reads_writes_flushes_and_discards_allocate_nothing() {
         [("plain", default_proposal()), ("digests", digests), ("asked for", asked_for), ("in pieces", pieces)]
     {
         let mut initiator = CountedInitiator::new(initiator(proposal), target());
-        assert!(initiator.allocations > 0, "login and bring-up allocate, and that is counted");
+        assert!(initiator.allocations > 0, "the counter counts: login and bring-up allocate");
         initiator.assert_io_allocates_nothing(name);
     }
 }

@@ -26,7 +26,7 @@ use std::time::Instant;
 const NAME: &str = "iqn.2026-11.com.example:disk";
 const DEPTH: u32 = 16;
 const TURNS: usize = 200;
-/// Turns that do not count.
+/// Turns before allocations are counted.
 const WARM_UP: usize = 10;
 
 fn target() -> (IserTargetSession, Arc<MemVolume>) {
@@ -124,7 +124,7 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
     assert_eq!(allocations, 0);
 }
 
-/// Our own target, by which an initiator gets to know its unit.
+/// A target that answers the initiator's login and bring-up.
 struct Served {
     session: IserTargetSession,
     queue_pair: Recorder,
@@ -139,8 +139,8 @@ impl Served {
         Served { session, queue_pair: Recorder::default(), channel }
     }
 
-    /// What the target does about a message, until it has answered. Memory is read and written by
-    /// name.
+    /// Passes a message to the target and returns its answer. The target accesses the memory in
+    /// `open` by tag.
     fn answer(&mut self, message: SgList, open: &[(Stag, SgList)]) -> (SgList, Option<Stag>) {
         let message = blockmux_volume::Seg::from_slice(&message.to_vec());
         self.session.on_event(Event::Received { message, invalidated: None }, Instant::now()).unwrap();
@@ -174,7 +174,7 @@ impl Served {
     }
 }
 
-/// An initiator, and the queue pair that this test is.
+/// An initiator with its queue pair and its target.
 struct Counted {
     session: IscsiInitiatorSession,
     queue_pair: Recorder,
@@ -182,7 +182,7 @@ struct Counted {
     open: Vec<(Stag, SgList)>,
     messages: VecDeque<SgList>,
     next_stag: u32,
-    /// Whether responses close memory.
+    /// Whether responses invalidate memory.
     closes: bool,
     allocations: u64,
 }
@@ -212,7 +212,7 @@ impl Counted {
         }
     }
 
-    /// Takes the session's work; what that allocates counts.
+    /// Takes the session's work requests and counts its allocations.
     fn take(&mut self) {
         loop {
             let before = counting::of_this_thread();
@@ -245,7 +245,7 @@ impl Counted {
         self.allocations += counting::of_this_thread() - before;
     }
 
-    /// Passes messages on until there are no more.
+    /// Passes messages until none is left.
     fn run(&mut self) {
         self.take();
         while let Some(message) = self.messages.pop_front() {
@@ -295,6 +295,6 @@ fn an_initiator_that_opens_and_closes_memory_allocates_nothing() {
             }
             assert_eq!((done, counted.open.len()), (3 * DEPTH, 0));
         }
-        assert_eq!(counted.allocations, 0, "the target closes memory: {closes}");
+        assert_eq!(counted.allocations, 0, "the target invalidates memory: {closes}");
     }
 }

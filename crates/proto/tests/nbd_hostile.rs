@@ -1,6 +1,5 @@
-//! Clients that do not keep to NBD against the target session: what each gets for it, to the byte,
-//! and that nothing else is harmed, neither the session where it can go on, nor the volume, nor the
-//! next client.
+//! Clients that violate NBD. Each test compares the target's answer byte by byte, and checks that
+//! the volume and the next client are unharmed, and the session too where it can continue.
 
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::server::NbdTargetSession;
@@ -30,7 +29,7 @@ fn a_malformed_option_gets_its_error_and_the_next_one_works() {
         ("a name with NUL", Opt::NBD_OPT_GO, info_data("disk0\0", &[]), invalid),
         ("a name that is not UTF-8", Opt::NBD_OPT_GO, b"\0\0\0\x02\xc3\x28\0\0".to_vec(), invalid),
         ("a name of 4097 bytes", Opt::NBD_OPT_GO, info_data(&"a".repeat(4097), &[]), invalid),
-        ("a name that is nobody's", Opt::NBD_OPT_GO, info_data("disk1", &[]), Rep::NBD_REP_ERR_UNKNOWN),
+        ("a name of no export", Opt::NBD_OPT_GO, info_data("disk1", &[]), Rep::NBD_REP_ERR_UNKNOWN),
         ("a list with data", Opt::NBD_OPT_LIST, vec![0], invalid),
         ("structured replies with data", Opt::NBD_OPT_STRUCTURED_REPLY, vec![1], invalid),
         ("extended headers with data", Opt::NBD_OPT_EXTENDED_HEADERS, vec![1], invalid),
@@ -38,7 +37,7 @@ fn a_malformed_option_gets_its_error_and_the_next_one_works() {
         ("TLS with data", Opt::NBD_OPT_STARTTLS, vec![1], invalid),
         ("a withdrawn option", Opt::NBD_OPT_PEEK_EXPORT, text("disk0"), Rep::NBD_REP_ERR_UNSUP),
         ("option 0", Opt(0), vec![], Rep::NBD_REP_ERR_UNSUP),
-        ("the last option there can be", Opt(u32::MAX), vec![7; 300], Rep::NBD_REP_ERR_UNSUP),
+        ("the greatest option number", Opt(u32::MAX), vec![7; 300], Rep::NBD_REP_ERR_UNSUP),
     ];
     for (what, opt, data, rep) in table {
         let mut client = Client::greeted();
@@ -177,7 +176,7 @@ fn a_request_that_cannot_be_done_has_its_errno_in_every_form_and_harms_nothing()
     let table: [(&str, Cmd, u16, u64, u64, Errno); 22] = [
         ("a read from the end", read, 0, SIZE, 512, inval),
         ("a read across the end", read, 0, SIZE - 512, 1024, inval),
-        ("a read at the end of numbers", read, 0, u64::MAX - 511, 512, inval),
+        ("a read near the greatest offset", read, 0, u64::MAX - 511, 512, inval),
         ("a read that wraps", read, 0, u64::MAX - 511, 1024, inval),
         ("a read of half a block", read, 0, 0, 256, inval),
         ("a read between blocks", read, 0, 1, 512, inval),
@@ -193,10 +192,10 @@ fn a_request_that_cannot_be_done_has_its_errno_in_every_form_and_harms_nothing()
         ("a flush with a length", flush, 0, 0, 512, inval),
         ("a status without context", Cmd::NBD_CMD_BLOCK_STATUS, 0, 0, 512, inval),
         ("a resize", Cmd::NBD_CMD_RESIZE, 0, 0, 512, inval),
-        ("a command that nobody has", Cmd(0xffff), 0, 0, 512, inval),
+        ("an unknown command", Cmd(0xffff), 0, 0, 512, inval),
         ("a flush that must not fragment", flush, CmdFlags::DF.bits(), 0, 0, inval),
         ("a trim without hole", trim, CmdFlags::NO_HOLE.bits(), 0, 512, inval),
-        ("a read with a flag of the future", read, 0x8000, 0, 512, inval),
+        ("a read with an unknown flag", read, 0x8000, 0, 512, inval),
     ];
     for (what, command, flags, offset, length, errno) in table {
         for form in FORMS {
@@ -274,7 +273,7 @@ fn what_is_no_request_ends_its_session_and_no_other() {
         let flush = Request::new(Cmd::NBD_CMD_FLUSH, 0, 0).in_form(form);
         assert_eq!(client.sends(&[flush, bytes].concat()), Err(ProtocolError { what, reference }));
         client.does_io();
-        assert_eq!(form.cookie(&client.sent()), COOKIE, "what came before is answered in {form:?}");
+        assert_eq!(form.cookie(&client.sent()), COOKIE, "the earlier request is answered in {form:?}");
         other.reads_a_block(Form::Simple);
     }
 }
@@ -348,7 +347,7 @@ fn block_status_that_nobody_reads_is_bounded() {
         let request = Request::new(Cmd::NBD_CMD_BLOCK_STATUS, 0, SIZE).in_form(form);
         client.sends(&request.repeat(2000)).unwrap();
         assert!(!client.held.is_empty() && matches!(client.session.demand(), Demand::Nothing));
-        // No volume has more to tell than this.
+        // The longest list of extents that a volume reports.
         let many = vec![Extent { len: 16, hole: false, zero: false }; 1 << 14];
         for io in std::mem::take(&mut client.held) {
             client
@@ -356,23 +355,26 @@ fn block_status_that_nobody_reads_is_bounded() {
                 .on_io(Completion { tag: io.tag, result: Ok(Output::Extents(many.clone())) }, Instant::now());
         }
         let queued = client.session.outbox().len();
-        assert!(queued <= 65 << 20, "{queued} bytes wait for a client that does not read");
+        assert!(queued <= 65 << 20, "{queued} bytes are queued for a client that does not read");
         client.sent();
-        assert!(matches!(client.session.demand(), Demand::Bytes(_)), "it goes on once the client has read");
+        assert!(
+            matches!(client.session.demand(), Demand::Bytes(_)),
+            "the session continues once the client has read"
+        );
     }
 }
 
-/// A client, its session, and the volumes behind that.
+/// A client with the target's session and volumes.
 struct Client {
     session: NbdTargetSession,
     channels: Vec<Box<dyn Channel>>,
     pool: Pool,
     unread: Vec<u8>,
-    /// What has come of the payload that the session wants placed.
+    /// Payload received so far for placement ([`Demand::Place`]).
     placed: Vec<u8>,
-    /// How many I/O the volumes did.
+    /// Number of completed I/Os.
     done: usize,
-    /// Whether I/O is kept instead of done.
+    /// Whether I/O is held instead of executed.
     holds_io: bool,
     held: Vec<Io>,
 }
@@ -430,7 +432,7 @@ impl Client {
         assert_eq!((form.cookie(&answer), answer.len()), (COOKIE, form.read_head() + 512));
     }
 
-    /// Sends, and that is no violation; returns what comes back.
+    /// Sends bytes that are no violation; returns the answer.
     fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.sends(bytes).unwrap();
         self.sent()
@@ -458,7 +460,7 @@ impl Client {
         }
     }
 
-    /// Does, or keeps, all I/O that the session wants done; whether any was done.
+    /// Executes or holds all submitted I/O; returns whether any was executed.
     fn does_io(&mut self) -> bool {
         let before = self.done;
         while let Some((volume, io)) = self.session.poll_io() {
@@ -479,7 +481,7 @@ impl Client {
         self.session.outbox().take_bytes()
     }
 
-    /// Whether nothing was ever written to the first export.
+    /// Whether the first export is all zeroes.
     fn is_blank(&mut self) -> bool {
         let memory = SgList::one(Memory::from_heap(SIZE as usize).seg(0, SIZE as usize));
         let mut done = vec![];
@@ -499,7 +501,7 @@ enum Form {
 }
 
 impl Form {
-    /// What agrees on it.
+    /// The option that negotiates the form.
     fn option(self) -> Option<Opt> {
         match self {
             Form::Simple => None,
@@ -508,7 +510,7 @@ impl Form {
         }
     }
 
-    /// What comes before the data of a read, in bytes.
+    /// Length of the headers before a read's data, in bytes.
     fn read_head(self) -> usize {
         match self {
             Form::Simple => 16,
@@ -625,5 +627,5 @@ const FORMS: [Form; 3] = [Form::Simple, Form::Structured, Form::Extended];
 /// Fixed newstyle, and no zeroes.
 const FLAGS: [u8; 4] = [0, 0, 0, 3];
 const COOKIE: u64 = 0x0123_4567_89ab_cdef;
-/// Of each export, in bytes.
+/// Size of each export, in bytes.
 const SIZE: u64 = 256 << 10;

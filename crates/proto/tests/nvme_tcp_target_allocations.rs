@@ -93,7 +93,7 @@ fn push_pdu(batch: &mut Vec<u8>, kind: u8, flags: u8, specific: &[u8], data: &[u
     }
 }
 
-/// Hands bytes in, and looks that they are answered with success.
+/// Passes bytes to the session and checks that it answers with success.
 fn take(session: &mut NvmeTcpTargetSession, bytes: &[u8]) {
     assert_eq!(session.on_bytes(&Chunk::from_slice(bytes), Instant::now()), Ok(bytes.len()));
     let answer = session.outbox().take_bytes();

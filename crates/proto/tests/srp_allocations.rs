@@ -1,5 +1,5 @@
-//! Sessions of SRP allocate nothing per I/O once they have seen their usual depth: the initiator's
-//! and the target's, which answers it.
+//! SRP initiator and target sessions allocate nothing per I/O once they have seen their usual
+//! depth.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 #[path = "../../volume/tests/counting/mod.rs"]
@@ -24,10 +24,10 @@ use std::time::Instant;
 const TARGET: SrpPortId = SrpPortId([2; 16]);
 const DEPTH: u32 = 16;
 const TURNS: usize = 200;
-/// Turns that do not count.
+/// Turns before allocations are counted.
 const WARM_UP: usize = 10;
 
-/// Both sides, and what is between them.
+/// Both sides, and the messages between them.
 struct Pair {
     initiator: InitiatorSession,
     ours: Recorder,
@@ -40,7 +40,7 @@ struct Pair {
     to_target: VecDeque<Seg>,
     to_initiator: VecDeque<Seg>,
     last_key: u32,
-    /// Of the initiator's side, and of the target's.
+    /// Number of allocations of the initiator and of the target.
     allocations: [u64; 2],
 }
 
@@ -88,7 +88,7 @@ impl Pair {
         }
     }
 
-    /// Does something of one side; what that allocates counts.
+    /// Calls `act` and counts its allocations for one side.
     fn counted<T>(&mut self, side: usize, act: impl FnOnce(&mut Pair) -> T) -> T {
         let before = counting::of_this_thread();
         let result = act(self);

@@ -1,9 +1,9 @@
 //! Commands of I/O queues (NVM Command Set 1.0 §3.2).
 //!
 //! A command is parsed before its data has arrived. A command for blocks that do not exist fails at
-//! once, as with other protocols, unless its ranges are in the data. Otherwise the command continues
-//! step by step, one I/O of the volume at a time. Before each I/O, the queue's [`Admissions`] check
-//! whether reservations allow it and whether its range is locked.
+//! once, as with other protocols, unless its ranges are in the data. Otherwise the command
+//! continues step by step, one I/O of the volume at a time. Before each I/O, the queue's
+//! [`Admissions`] check whether reservations allow it and whether its range is locked.
 //!
 //! [`Admissions`]: crate::volume_state::Admissions
 

@@ -1,20 +1,20 @@
-//! A target session whose allocations are counted, driven by hand. Its volume does all at once.
+//! Counts the allocations of a target session. Its volume completes I/O immediately.
 
 use crate::counting;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::{Chunk, Completion, Memory, Op, Output, Tag};
 use std::time::Instant;
 
-/// The session, and what lies around it.
+/// A session with its buffers.
 pub(crate) struct CountedTarget<S> {
     session: S,
-    /// What the session receives.
+    /// Receive buffer of the session.
     chunk: Chunk,
-    /// What its reads are lent.
+    /// Data of its reads.
     lent: Memory,
     /// I/O that it has submitted; empty between calls.
     ios: Vec<(Tag, Op)>,
-    /// What the session has allocated since the first turns.
+    /// Number of allocations since the warm-up.
     allocations: u64,
 }
 
@@ -29,8 +29,8 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         }
     }
 
-    /// What the session allocates in turns of batches, after some to get used to them. `fill`
-    /// writes a batch, which causes so many I/Os.
+    /// Sends batches of commands; returns the number of allocations after the warm-up. `fill`
+    /// writes a batch, which leads to `ios` I/Os.
     pub(crate) fn run_batches(&mut self, ios: usize, mut fill: impl FnMut(&mut Vec<u8>)) -> u64 {
         let mut batch = Vec::with_capacity(1 << 20);
         for turn in 0..200 {
@@ -43,8 +43,8 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations
     }
 
-    /// What the session allocates in turns of a write each, after some to get used to them.
-    /// `command` writes the command, and `data` what the target then asks for.
+    /// Sends writes one by one; returns the number of allocations after the warm-up. `command`
+    /// writes the command, and `data` the data that the target then requests.
     pub(crate) fn run_asked_for(
         &mut self,
         mut command: impl FnMut(&mut Vec<u8>),
@@ -65,7 +65,7 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations
     }
 
-    /// What the first turns have allocated does not count.
+    /// Resets the number of allocations at the end of the warm-up.
     fn warm_up(&mut self, turn: usize) {
         if turn == 10 {
             self.allocations = 0;
@@ -81,7 +81,7 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations += counting::of_this_thread() - before;
     }
 
-    /// Does the I/Os, which are so many, and sends the answers.
+    /// Completes `count` I/Os and sends the answers.
     fn complete(&mut self, count: usize) {
         let before = counting::of_this_thread();
         while let Some((_, io)) = self.session.poll_io() {

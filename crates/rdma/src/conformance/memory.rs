@@ -7,7 +7,8 @@ use crate::regions::Refusal;
 use blockmux_proto::rdma::{Endpoint, RemoteRights, WorkError, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// Writes of various lengths and offsets. When the message after a write arrives, its data is there.
+/// Writes of various lengths and offsets. When the message after a write arrives, its data is
+/// there.
 pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 200, ..ample() })?;

@@ -310,8 +310,8 @@ mod tests {
         (count & 0x7fff) << 16 | 0x1234
     }
 
-    /// What becomes of a write that is late, after another was done in its place and a newer one
-    /// after that. So many commands were seen before.
+    /// The treatment of a copy of a write that arrives late, after its other copy and after a newer
+    /// write. `before` commands precede them.
     fn late_write(before: u32, tag: impl Fn(u32) -> u32) -> (WriteHistory, WriteHistory) {
         let (mut recent, now) = (RecentWrites::default(), Instant::now());
         for n in 0..before {
