@@ -1,5 +1,4 @@
-//! SRP, both sides over the provider in memory: the initiator's channels, the target's, and a
-//! volume behind it.
+//! SRP initiator and target over the in-memory provider, with a volume.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -42,7 +41,7 @@ impl Served {
         Served { node: Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access }])), exports }
     }
 
-    /// The target's end of a connection that an initiator asks for, and the initiator's.
+    /// Both ends of a connection that an initiator requests: the target's end, and the initiator's.
     fn connect(&self, endpoint: &Endpoint) -> (Server, Loopback) {
         let now = Instant::now();
         let session = TargetSession::new(self.node.clone(), Pool::new(512 << 20), Arc::new(|| {}), now);
@@ -54,7 +53,7 @@ impl Served {
     }
 }
 
-/// A channel at the target and its volume: the smallest possible engine.
+/// The target's end of a channel and its volume: a minimal engine.
 struct Server {
     driven: Driven<Loopback, TargetSession>,
     channel: Box<dyn Channel>,
@@ -76,7 +75,7 @@ impl Server {
     }
 }
 
-/// An initiator with its channels, and the target's ends of them.
+/// An initiator with its channels, and their target ends.
 struct Host {
     session: Driven<Loopback, InitiatorSession>,
     servers: Rc<RefCell<Vec<Server>>>,
