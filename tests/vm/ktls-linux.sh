@@ -31,7 +31,7 @@ all_is_opened
 
 check a_peer_that_changes_its_key_ends_the_connection_in_words
 serve_by_tls "$KEY"
-is_refused() { grep 'the peer has changed its key of TLS, and the kernel takes no other' target.log; }
+is_refused() { grep 'the peer has updated its TLS key, and the kernel accepts no other' target.log; }
 {
   is_by_kernel
   echo k

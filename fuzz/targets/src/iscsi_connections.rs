@@ -11,7 +11,7 @@ use crate::wire::Wire;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
-use blockmux_proto::session::{Demand, Home, SessionStage, StreamSession, Target, Timed};
+use blockmux_proto::session::{CoreHandle, Demand, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
 use std::rc::Rc;
@@ -63,7 +63,7 @@ impl Run<'_> {
         Run {
             choices,
             node: node(&exports),
-            local: LocalSessions::new(Home::new(())),
+            local: LocalSessions::new(CoreHandle::new(())),
             channels: channels.collect(),
             exports,
             pool,

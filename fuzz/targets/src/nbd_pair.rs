@@ -297,7 +297,7 @@ impl Pair<'_> {
                 }
             }
             (Op::Flush | Op::Prefetch, Output::Nothing) => {}
-            (op, output) => panic!("{op:?} brought {output:?}"),
+            (op, output) => panic!("{op:?} returned {output:?}"),
         }
     }
 

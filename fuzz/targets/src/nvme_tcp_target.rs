@@ -106,8 +106,15 @@ pub(crate) fn node(exports: &Exports) -> Arc<NvmeNode> {
 
 /// The volume as a namespace with NSID `volume` + 1.
 fn namespace(exports: &Exports, volume: VolumeId) -> Namespace {
-    let (export, served) = exports.get(volume).zip(exports.served(volume)).expect("it is in the list");
-    Namespace::new(volume.0 + 1, volume, served, export.read_only, VolumeUuid::of_texts(&[&export.name]))
+    let (export, volume_state) =
+        exports.get(volume).zip(exports.volume_state(volume)).expect("it is in the list");
+    Namespace::new(
+        volume.0 + 1,
+        volume,
+        volume_state,
+        export.read_only,
+        VolumeUuid::of_texts(&[&export.name]),
+    )
 }
 
 pub(crate) fn exports() -> Exports {

@@ -112,7 +112,7 @@ impl Run<'_> {
         match self.choices.byte() {
             255 => self.session.on_stop(),
             254 => self.pass_time(),
-            253 if !self.is_over && self.session.look() >= 1 => {
+            253 if !self.is_over && self.session.tick() >= 1 => {
                 self.session.abort_overdue(1);
             }
             _ => {}

@@ -272,10 +272,15 @@ const HOME_MADE: &[(&str, &str)] = &[
     ("desk", "control server"),
     ("doom", "abort"),
     ("doomed", "aborted"),
+    ("entrance", "login phase"),
+    ("hurry", "retry now"),
     ("lane", "connection, or case of a bench"),
     ("lanes", "connections, or cases of a bench"),
     ("letterbox", "event queue"),
+    ("manners", "protocol rules"),
+    ("parting", "logout"),
     ("passage", "I/O guard"),
+    ("patience", "timeout"),
     ("weather", "network conditions"),
 ];
 

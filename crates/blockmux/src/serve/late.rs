@@ -18,7 +18,7 @@ pub(super) fn beginning(limit: &ConnectionLimit, grace: Duration) -> String {
 /// What is said when its time is over, and not everything has come to its end.
 pub(super) fn end(limit: &ConnectionLimit, exports: &Exports, grace: Duration) -> String {
     let busy = exports.iter().filter_map(|(id, export)| {
-        let served = exports.served(id)?;
+        let served = exports.volume_state(id)?;
         (!served.settling().is_over()).then(|| export.name.clone())
     });
     in_words(limit.open(), limit.orphaned(), &busy.collect::<Vec<_>>(), grace.as_secs())

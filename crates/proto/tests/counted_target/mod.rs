@@ -1,18 +1,19 @@
-//! Counts the allocations of a target session. Its volume completes I/O immediately.
+//! A target session whose allocations are counted, driven manually. Its volume completes all I/O at
+//! once.
 
 use crate::counting;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::{Chunk, Completion, Memory, Op, Output, Tag};
 use std::time::Instant;
 
-/// A session with its buffers.
+/// The session with its volume.
 pub(crate) struct CountedTarget<S> {
     session: S,
-    /// Receive buffer of the session.
+    /// The session's receive buffer.
     chunk: Chunk,
-    /// Data of its reads.
+    /// The memory that reads borrow.
     lent: Memory,
-    /// I/O that it has submitted; empty between calls.
+    /// Submitted I/O; empty between calls.
     ios: Vec<(Tag, Op)>,
     /// Number of allocations since the warm-up.
     allocations: u64,
@@ -29,8 +30,8 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         }
     }
 
-    /// Sends batches of commands; returns the number of allocations after the warm-up. `fill`
-    /// writes a batch, which leads to `ios` I/Os.
+    /// Number of allocations in turns of batches after a warm-up. `fill` writes a batch, which
+    /// causes `ios` I/O.
     pub(crate) fn run_batches(&mut self, ios: usize, mut fill: impl FnMut(&mut Vec<u8>)) -> u64 {
         let mut batch = Vec::with_capacity(1 << 20);
         for turn in 0..200 {
@@ -43,7 +44,7 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations
     }
 
-    /// Sends writes one by one; returns the number of allocations after the warm-up. `command`
+    /// Number of allocations in turns of one solicited write each, after a warm-up. `command`
     /// writes the command, and `data` the data that the target then requests.
     pub(crate) fn run_asked_for(
         &mut self,
@@ -65,7 +66,7 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations
     }
 
-    /// Resets the number of allocations at the end of the warm-up.
+    /// Resets the count after the warm-up turns.
     fn warm_up(&mut self, turn: usize) {
         if turn == 10 {
             self.allocations = 0;
@@ -81,7 +82,7 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations += counting::of_this_thread() - before;
     }
 
-    /// Completes `count` I/Os and sends the answers.
+    /// Executes `count` I/O and sends the replies.
     fn complete(&mut self, count: usize) {
         let before = counting::of_this_thread();
         while let Some((_, io)) = self.session.poll_io() {

@@ -445,20 +445,20 @@ fn what_other_protocols_reserve_or_lock_is_kept() {
     use crate::volume_state::{Notices, RangeGuard, Table};
     let (exports, units) = units();
     let mut bench = AoeTargetBench::with(&exports, units);
-    let served = exports.served(VolumeId(0)).unwrap();
+    let volume_state = exports.volume_state(VolumeId(0)).unwrap();
     let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
     let mut ask =
         || bench.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
-    let holder = served.new_holder();
+    let holder = volume_state.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
         Ok(Notices::new())
     };
-    served.change(false, reserve).unwrap();
+    volume_state.change(false, reserve).unwrap();
     assert_eq!(ask(), Some(ErrorCode::TARGET_IS_RESERVED.0));
-    served.release(Some(holder));
+    volume_state.release(Some(holder));
     assert_eq!(ask(), Some(0));
-    let guard = RangeGuard::lock(&served, 0, 512).unwrap();
+    let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
     assert!(guard.is_alone(), "nothing is in flight any more");
     assert_eq!(ask(), None);
     drop(guard);

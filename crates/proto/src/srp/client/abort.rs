@@ -68,10 +68,10 @@ impl Aborts {
 }
 
 impl InitiatorSession {
-    /// Implements [`Overdue::look`](crate::session::Overdue::look). A task management function that
+    /// Implements [`Overdue::tick`](crate::session::Overdue::tick). A task management function that
     /// is still unanswered at its second tick is overdue.
     pub(super) fn look_for_overdue(&mut self) -> u32 {
-        let seen = self.queue.look();
+        let seen = self.queue.tick();
         let Some(asked) = &mut self.aborts.asked else { return seen };
         let was_seen = std::mem::replace(&mut asked.is_seen, true);
         if was_seen || asked.is_refused { u32::MAX } else { seen }

@@ -35,7 +35,7 @@ impl SrpRefused {
     /// Whether the login may succeed later at a target that has accepted it before: the target may
     /// be starting, or be disabled temporarily.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             SrpRefused::Login(reason) => matches!(
                 *reason,
@@ -44,7 +44,7 @@ impl SrpRefused {
                     | LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL
                     | LoginRejectReason::CHANNEL_LIMIT_REACHED
             ),
-            SrpRefused::Unit(refused) => refused.may_pass(),
+            SrpRefused::Unit(refused) => refused.is_retryable(),
             SrpRefused::AnotherUnit { .. } => false,
         }
     }
@@ -241,8 +241,8 @@ mod tests {
         let unknown = reject(0x0001_0003);
         let said = "target rejected the login: it has no such target port, or does not admit this initiator \
                     port there";
-        assert_eq!((unknown.to_string().as_str(), unknown.may_pass()), (said, true));
-        assert!(reject(0x0001_0001).may_pass() && !reject(0x0001_0004).may_pass());
+        assert_eq!((unknown.to_string().as_str(), unknown.is_retryable()), (said, true));
+        assert!(reject(0x0001_0001).is_retryable() && !reject(0x0001_0004).is_retryable());
         assert_eq!(reject(9).to_string(), "target rejected the login: reason 0x00000009");
         assert!(check_reject(b"").unwrap_err().what.contains("no SRP target listens"));
     }

@@ -228,7 +228,7 @@ impl Wire {
     /// finds it again.
     fn abort(&mut self) -> Option<&'static str> {
         for _ in 0..3 {
-            self.initiator.look();
+            self.initiator.tick();
         }
         let asked = self.initiator.abort_overdue(1);
         self.run();

@@ -65,7 +65,7 @@ impl Initiator for InitiatorSession {
 }
 
 impl Overdue for InitiatorSession {
-    fn look(&mut self) -> u32 {
+    fn tick(&mut self) -> u32 {
         self.look_for_overdue()
     }
 
