@@ -273,7 +273,7 @@ fn an_invalid_request_header_ends_only_its_own_session() {
         let flush = Request::new(Cmd::NBD_CMD_FLUSH, 0, 0).in_form(form);
         assert_eq!(client.sends(&[flush, bytes].concat()), Err(ProtocolError { what, reference }));
         client.execute_io();
-        assert_eq!(form.cookie(&client.sent()), COOKIE, "what came before is answered in {form:?}");
+        assert_eq!(form.cookie(&client.sent()), COOKIE, "the earlier request is answered in {form:?}");
         other.reads_a_block(Form::Simple);
     }
 }

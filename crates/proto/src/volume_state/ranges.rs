@@ -222,8 +222,8 @@ mod tests {
 
     #[test]
     fn increments_under_locks_and_plain_ones_on_other_threads_are_never_lost() {
-        // A cell that is read and written in two steps, as a disk is; whoever passes or locks has
-        // it for itself.
+        // The cell is read and written in two steps, like a disk. Only one thread at a time may be
+        // between them.
         let (volume_state, cell) = (volume_state(), AtomicU64::new(0));
         let rounds = 2000;
         std::thread::scope(|scope| {

@@ -267,7 +267,7 @@ fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
     let mut step = scsi.server.resume(&mut task);
     assert!(matches!(step, TaskStep::Io { .. }));
     assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[7; 512])), (EPERM, EPERM));
-    // Nor does anybody get in by another unit over the volume.
+    // Another unit over the volume is excluded too.
     let other = LogicalUnit::over(UnitIdentity::of("b"), &both.exports.volume_state(VolumeId(0)).unwrap());
     let mut other = DeviceBench::around(other, both.bench.volume.clone()).client("b");
     for cdb in [&[0; 6][..], &WRITE_10, &ERASE] {
@@ -331,11 +331,11 @@ fn a_resize_is_told_once_and_nbd_keeps_to_what_is_left() {
     assert_eq!(volume_state.resize(Resize::Bytes(4 << 20)).unwrap(), 4 << 20);
     assert_eq!(scsi.run(&[0; 6]).check(), (6, 0x2a09));
     scsi.run(&[0; 6]).good();
-    // The same size is no news, whoever looks.
+    // An unchanged size is not reported.
     volume_state.resize(Resize::Bytes(4 << 20)).unwrap();
     assert!(!volume_state.check_size());
     scsi.run(&[0; 6]).good();
-    // One that cannot be had is none, either.
+    // A failed resize is not reported.
     assert!(volume_state.resize(Resize::Bytes(1 << 40)).is_err());
     scsi.run(&[0; 6]).good();
     let mut beyond = request(WRITE, &[1; 512]);

@@ -267,7 +267,10 @@ fn a_target_that_invalidates_other_memory_ends_the_session() {
     let mut wire = Interposed::ready();
     wire.submit(0, WRITE, 512, Some(list(&pattern(512))));
     let (_, command, _) = wire.command();
-    assert!(wire.send_pdu(&response(&command, 0), &[], Some(Stag(3))).is_err(), "it had none open");
+    assert!(
+        wire.send_pdu(&response(&command, 0), &[], Some(Stag(3))).is_err(),
+        "the command has no registered memory"
+    );
     let mut wire = Interposed::ready();
     let mut ping = NopIn::new_zeroed();
     ping.opcode = IscsiOpcode::NOP_IN.0;
