@@ -1,7 +1,7 @@
 //! `blockmux ctl`: controls a running daemon over its HTTP API.
 //!
-//! [`Request`] and [`Answer`] are shared with the daemon's `serve/control.rs`; `routes` maps them to
-//! HTTP requests and responses.
+//! [`Request`] and [`Answer`] are shared with the daemon's `serve/control.rs`; `routes` maps them
+//! to HTTP requests and responses.
 
 mod actions;
 mod fragment;

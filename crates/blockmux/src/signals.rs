@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io, thread};
 
 /// Converts SIGTERM, SIGINT and SIGHUP to events. A second one ends the process at once with status
-/// 1 and removes the directories of [`remove_at_exit`]. Signals of `repeatable` are events each time
-/// and do not end the process.
+/// 1 and removes the directories of [`remove_at_exit`]. Signals of `repeatable` are events each
+/// time and do not end the process.
 ///
 /// A SIGHUP that is ignored at the start, as under nohup, stays ignored.
 ///

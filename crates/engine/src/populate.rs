@@ -2,8 +2,9 @@
 //! zeroes pages.
 //!
 //! [`populate_at_once`] works before the volume is used, in huge pages. The rest is left to
-//! [`populate_in_background`]: in small pages, by threads of idle priority. A serving core may have to
-//! wait for a fault next to its own, and zeroing a huge page takes milliseconds. See decision 35.
+//! [`populate_in_background`]: in small pages, by threads of idle priority. A serving core may have
+//! to wait for a fault next to its own, and zeroing a huge page takes milliseconds. See decision
+//! 35.
 
 use crate::sys;
 use blockmux_volume::Pages;

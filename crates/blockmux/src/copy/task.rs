@@ -61,7 +61,8 @@ pub(super) struct CopyTask {
     plan: CopyPlan,
     stage: CopyStage,
     map: Map,
-    /// Zeroes of the source that the destination does not report as zeroes; they must be read there.
+    /// Zeroes of the source that the destination does not report as zeroes; they must be read
+    /// there.
     unconfirmed_zeroes: VecDeque<Segment>,
     slots: Vec<Slot>,
     free: Vec<u32>,

@@ -1,5 +1,5 @@
-//! Log levels by area: `--verbose` sets all of them, `--log` single ones, and `ctl log` changes them
-//! while a daemon runs.
+//! Log levels by area: `--verbose` sets all of them, `--log` single ones, and `ctl log` changes
+//! them while a daemon runs.
 
 use crate::protocol::PROTOCOLS;
 use blockmux_engine::audit::AUDIT;

@@ -1,8 +1,8 @@
 //! The log on standard error, or in systemd's journal.
 //!
-//! The thread that logs an event queues a [`Record`], and a separate thread writes it. A slow reader
-//! of the log or peers that cause many lines must not block a core, so records that do not fit into
-//! the queue are counted instead.
+//! The thread that logs an event queues a [`Record`], and a separate thread writes it. A slow
+//! reader of the log or peers that cause many lines must not block a core, so records that do not
+//! fit into the queue are counted instead.
 
 pub(crate) mod levels;
 mod record;
@@ -145,9 +145,9 @@ impl Writer {
         self.write(record, self.has_time.then(Timestamp::now));
     }
 
-    /// Writes a record in one piece, because standard output may be the same file. On a terminal the
-    /// line replaces a progress bar, which is drawn again below it. Errors are ignored, because they
-    /// cannot be reported.
+    /// Writes a record in one piece, because standard output may be the same file. On a terminal
+    /// the line replaces a progress bar, which is drawn again below it. Errors are ignored, because
+    /// they cannot be reported.
     fn write(&mut self, record: &Record, time: Option<Timestamp>) {
         let written = record.written(self.format, time, self.is_coloured);
         let _ = match &self.journal {

@@ -232,8 +232,8 @@ pub(crate) struct TargetPlace {
     pub(crate) ana_group: Option<u32>,
 }
 
-/// A listener, and an address at which clients reach it. They differ if the listener is bound to the
-/// unspecified address.
+/// A listener, and an address at which clients reach it. They differ if the listener is bound to
+/// the unspecified address.
 #[derive(Clone, Debug)]
 pub(crate) struct Portal {
     pub(crate) listener: ListenerAddress,

@@ -168,8 +168,8 @@ impl Protocol {
         self.schemes.iter().any(|(_, transport)| *transport == Transport::Unix)
     }
 
-    /// Whether it is served without a configured listener, at its default port or at a socket in the
-    /// private directory of `--run`.
+    /// Whether it is served without a configured listener, at its default port or at a socket in
+    /// the private directory of `--run`.
     pub(crate) fn is_served_by_default(&self) -> bool {
         self.served_with.is_none() && self.is_default
     }

@@ -257,8 +257,8 @@ impl Policy {
         self.current().set_data(volume, data);
     }
 
-    /// Checks that a volume shares no file or device with another volume if either is restricted, by
-    /// the configuration or, for targets attached at run time, by `is_restricted`.
+    /// Checks that a volume shares no file or device with another volume if either is restricted,
+    /// by the configuration or, for targets attached at run time, by `is_restricted`.
     ///
     /// # Errors
     /// If it does; the message names the other volume and says what to do.

@@ -91,8 +91,8 @@ const WRITABLE: Forbidden = (0o022, "others can write to it; run chmod go-w on i
 const MIN_LEN: usize = 12;
 /// Maximum length of a secret's file, in bytes; longer than the longest secret.
 const MAX_FILE: u64 = 1024;
-/// Maximum length of a file of keys or certificates, in bytes: thousands of keys, or all authorities
-/// of a system.
+/// Maximum length of a file of keys or certificates, in bytes: thousands of keys, or all
+/// authorities of a system.
 const MAX_KEYS: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! ConfiguredListener sockets that the service manager passes (socket activation, sd_listen_fds(3)).
+//! ConfiguredListener sockets that the service manager passes (socket activation,
+//! sd_listen_fds(3)).
 //!
 //! A listener of the command line or the config file uses the passed socket with its address. A
 //! passed socket with any other address becomes a listener of the protocol that its name gives

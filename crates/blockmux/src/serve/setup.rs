@@ -341,8 +341,8 @@ fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Fai
 
 /// Key of the list of volumes in a config file, and key of a volume's name.
 pub(super) const VOLUMES: (&str, &str) = ("volume", "name");
-/// Maximum length of a volume's name. With a prefix it is an iSCSI name, which has at most 223 bytes
-/// (RFC 7143 §4.2.7.2).
+/// Maximum length of a volume's name. With a prefix it is an iSCSI name, which has at most 223
+/// bytes (RFC 7143 §4.2.7.2).
 const MAX_NAME: usize = 200;
 /// Maximum size of a volume, in bytes. Offsets of clients are signed 64-bit numbers; they would see
 /// a larger volume as empty.

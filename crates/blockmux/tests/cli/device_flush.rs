@@ -48,7 +48,8 @@ impl LoopDevice {
         is_mounted
     }
 
-    /// A directory of an ext4 file system on the device that writes nothing by itself during a test.
+    /// A directory of an ext4 file system on the device that writes nothing by itself during a
+    /// test.
     fn ext4(&mut self) -> PathBuf {
         let lazy = "lazy_itable_init=0,lazy_journal_init=0";
         let mkfs = Command::new("mkfs.ext4").args(["-q", "-E", lazy]).arg(&self.path).status();

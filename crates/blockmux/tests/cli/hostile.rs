@@ -55,7 +55,8 @@ fn a_lack_of_file_descriptors_is_logged_once() {
     assert!(daemon.wait().success());
     let mut rest = String::new();
     daemon.stderr.read_to_string(&mut rest).unwrap();
-    // The lack may recur while clients disconnect, but is not logged at each attempt, 20 per second.
+    // The lack may recur while clients disconnect, but is not logged at each attempt, 20 per
+    // second.
     assert!(rest.matches("cannot accept").count() <= 3, "{rest}");
 }
 
@@ -404,7 +405,8 @@ struct Server {
 }
 
 impl Server {
-    /// Passes the head of each request to `on_request`, which returns whether to keep the connection.
+    /// Passes the head of each request to `on_request`, which returns whether to keep the
+    /// connection.
     fn start(size: u64, on_request: fn(&mut UnixStream, &[u8; 28]) -> bool) -> Server {
         Server::listen(move |mut socket| {
             let info = [&[0, 0][..], &size.to_be_bytes(), &[0, 1]].concat();

@@ -1,5 +1,5 @@
-//! Failing devices and clients that violate the protocol: errors are reported, and other clients are
-//! not affected.
+//! Failing devices and clients that violate the protocol: errors are reported, and other clients
+//! are not affected.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, has, qemu_io, succeed, text};

@@ -1,7 +1,7 @@
 //! ATA over Ethernet: its properties, its frontend for `serve`, and its URLs.
 //!
-//! AoE has no connections and no listeners: it is served on network interfaces. A volume is the disk
-//! with its name, as `e7.3`, or else with its position in the list of volumes. A kernel filter
+//! AoE has no connections and no listeners: it is served on network interfaces. A volume is the
+//! disk with its name, as `e7.3`, or else with its position in the list of volumes. A kernel filter
 //! distributes frames to the cores, so that one core gets all frames of one initiator for one disk.
 //! AoE is served on configured interfaces only. It needs `CAP_NET_RAW`, and every station on the
 //! network can use the disks.

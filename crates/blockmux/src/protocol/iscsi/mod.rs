@@ -61,8 +61,8 @@ pub(crate) const ISER: Protocol = Protocol {
     listener_help: ["ADDR", "Like --iscsi, but print iSER URLs only; repeatable [default: every iSCSI port]"],
     schemes: &[("iser", Transport::Tcp)],
     url_forms: &["iser://host/target-name/lun"],
-    // One frame each with the headers of iSER and iSCSI; data is sent by an RDMA Write, or requested
-    // by an RDMA Read and sent in another frame.
+    // One frame each with the headers of iSER and iSCSI; data is sent by an RDMA Write, or
+    // requested by an RDMA Read and sent in another frame.
     shape: MessageShape { read_request: 96, read_reply_head: 112, write_request_head: 112, write_reply: 144 },
     served_with: Some(ISCSI.name),
     ..ISCSI
@@ -324,8 +324,8 @@ impl MappedUnit<'_> {
     }
 }
 
-/// The logical units of a volume that are reached through a listener. A target that redirects logins
-/// has none.
+/// The logical units of a volume that are reached through a listener. A target that redirects
+/// logins has none.
 fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &VolumeNames) -> Vec<MappedUnit<'a>> {
     if own.targets.is_empty() {
         let target = default_target(&named.target);

@@ -180,8 +180,8 @@ pub(super) struct Portals {
 }
 
 impl Portals {
-    /// The portals of a service's listeners. A listener keeps its portal group from `before` as long
-    /// as it is alone in the group, or all listeners are in one group.
+    /// The portals of a service's listeners. A listener keeps its portal group from `before` as
+    /// long as it is alone in the group, or all listeners are in one group.
     pub(super) fn new(
         service: &Service<'_>,
         targets: &[ConfiguredTarget],

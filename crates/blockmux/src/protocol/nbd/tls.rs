@@ -57,8 +57,8 @@ pub(super) const KEYS: [&str; 6] =
     ["nbd_tls", "nbd_tls_certificates", "nbd_tls_psk", "nbd_tls_verify_peer", "nbd_tls_subject", "nbd_ktls"];
 
 impl TlsSettings {
-    /// Adds the settings of the config file; those of the command line have priority. Relative paths
-    /// are below `directory`.
+    /// Adds the settings of the config file; those of the command line have priority. Relative
+    /// paths are below `directory`.
     pub(super) fn add(&mut self, written: TlsSettings, directory: &Path) {
         self.nbd_tls = self.nbd_tls.or(written.nbd_tls);
         self.nbd_tls_verify_peer = self.nbd_tls_verify_peer.or(written.nbd_tls_verify_peer);

@@ -33,8 +33,8 @@ impl ConfiguredNamespace {
     }
 }
 
-/// Validates the namespaces of one subsystem: `short` maps NSIDs to volumes, `long` has entries with
-/// identifiers. Returns them by NSID.
+/// Validates the namespaces of one subsystem: `short` maps NSIDs to volumes, `long` has entries
+/// with identifiers. Returns them by NSID.
 ///
 /// # Errors
 /// If an NSID or an identifier is invalid or not unique.

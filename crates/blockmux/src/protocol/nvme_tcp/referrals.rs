@@ -27,9 +27,9 @@ struct Referral {
     hops: u32,
 }
 
-/// Returns the first log page and those of all discovery controllers that it refers to, directly and
-/// indirectly. `ask` queries a discovery controller by its address and name. Failures and referrals
-/// beyond the limits are logged.
+/// Returns the first log page and those of all discovery controllers that it refers to, directly
+/// and indirectly. `ask` queries a discovery controller by its address and name. Failures and
+/// referrals beyond the limits are logged.
 pub(super) fn follow<E: Display>(
     first: DiscoveryLog,
     mut ask: impl FnMut(&Address, &Nqn) -> Result<(Vec<FoundSubsystem>, u64), E>,

@@ -99,7 +99,8 @@ impl ApiState {
         }
     }
 
-    /// Executes a request that changes something as an action; `done` is the HTTP status of success.
+    /// Executes a request that changes something as an action; `done` is the HTTP status of
+    /// success.
     async fn run_action(
         &self,
         action: String,

@@ -95,8 +95,8 @@ fn with_absolute_paths(
     Ok((fragment, specs))
 }
 
-/// Merges a value into a table. Entries of named lists and keys of tables are merged, lists of plain
-/// values at the top level are united; any other value replaces the previous one.
+/// Merges a value into a table. Entries of named lists and keys of tables are merged, lists of
+/// plain values at the top level are united; any other value replaces the previous one.
 fn merge(schema: &Schema, path: &mut Vec<String>, table: &mut Table, key: String, value: Value) {
     let name_key = schema.name_key(path);
     match (table.get_mut(&key), value, name_key) {

@@ -34,8 +34,8 @@ impl Reloader {
     }
 }
 
-/// Writes a change into a config; returns whether a config file can express it, or `None` if nothing
-/// has changed.
+/// Writes a change into a config; returns whether a config file can express it, or `None` if
+/// nothing has changed.
 fn write_down(
     model: &mut Model,
     frontends: &Frontends,

@@ -63,7 +63,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.lose_after(reason, |_| {})
     }
 
-    /// Loses the session; `handle_unfinished` handles uncompleted requests before the link reconnects.
+    /// Loses the session; `handle_unfinished` handles uncompleted requests before the link
+    /// reconnects.
     fn lose_after(&mut self, reason: &str, handle_unfinished: impl FnOnce(&mut Link<D, H>)) -> Progress {
         let was_logged_in = matches!(self.state, LinkState::Open { is_checked: true, .. });
         let done_before = self.done.len();
