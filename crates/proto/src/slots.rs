@@ -265,7 +265,7 @@ mod tests {
         assert_eq!((tick(&mut slots), tick(&mut slots)), (0, 0));
         let (first, second) = (slots.insert('a'), slots.insert('b'));
         assert_eq!([tick(&mut slots), tick(&mut slots), tick(&mut slots)], [0, 1, 2]);
-        // One that has taken the place of the oldest is the youngest.
+        // The entry that reuses the slot of the oldest is the youngest.
         slots.remove(first);
         slots.insert('c');
         assert_eq!([tick(&mut slots), tick(&mut slots)], [0, 1]);

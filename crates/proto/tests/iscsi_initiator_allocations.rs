@@ -73,7 +73,7 @@ fn reads_writes_flushes_and_discards_allocate_nothing() {
         [("plain", default_proposal()), ("digests", digests), ("asked for", asked_for), ("in pieces", pieces)]
     {
         let mut initiator = CountedInitiator::new(initiator(proposal), target());
-        assert!(initiator.allocations > 0, "login and bring-up allocate, and that is counted");
+        assert!(initiator.allocations > 0, "the counter counts: login and bring-up allocate");
         initiator.assert_io_allocates_nothing(name);
     }
 }

@@ -244,7 +244,7 @@ impl Counted {
         self.allocations += counting::of_this_thread() - before;
     }
 
-    /// Passes messages on until there are no more.
+    /// Passes messages until none is left.
     fn run(&mut self) {
         self.take();
         while let Some(message) = self.messages.pop_front() {
@@ -294,6 +294,6 @@ fn an_initiator_allocates_nothing_for_registrations() {
             }
             assert_eq!((done, counted.open.len()), (3 * DEPTH, 0));
         }
-        assert_eq!(counted.allocations, 0, "the target closes memory: {closes}");
+        assert_eq!(counted.allocations, 0, "the target invalidates memory: {closes}");
     }
 }

@@ -37,7 +37,7 @@ fn a_malformed_option_is_refused_and_the_next_one_works() {
         ("TLS with data", Opt::NBD_OPT_STARTTLS, vec![1], invalid),
         ("a withdrawn option", Opt::NBD_OPT_PEEK_EXPORT, text("disk0"), Rep::NBD_REP_ERR_UNSUP),
         ("option 0", Opt(0), vec![], Rep::NBD_REP_ERR_UNSUP),
-        ("the last option there can be", Opt(u32::MAX), vec![7; 300], Rep::NBD_REP_ERR_UNSUP),
+        ("the greatest option number", Opt(u32::MAX), vec![7; 300], Rep::NBD_REP_ERR_UNSUP),
     ];
     for (what, opt, data, rep) in table {
         let mut client = Client::greeted();
@@ -176,7 +176,7 @@ fn an_invalid_request_has_its_errno_in_every_form_and_changes_nothing() {
     let table: [(&str, Cmd, u16, u64, u64, Errno); 22] = [
         ("a read from the end", read, 0, SIZE, 512, inval),
         ("a read across the end", read, 0, SIZE - 512, 1024, inval),
-        ("a read at the end of numbers", read, 0, u64::MAX - 511, 512, inval),
+        ("a read near the greatest offset", read, 0, u64::MAX - 511, 512, inval),
         ("a read that wraps", read, 0, u64::MAX - 511, 1024, inval),
         ("a read of half a block", read, 0, 0, 256, inval),
         ("a read between blocks", read, 0, 1, 512, inval),
@@ -195,7 +195,7 @@ fn an_invalid_request_has_its_errno_in_every_form_and_changes_nothing() {
         ("an unknown command", Cmd(0xffff), 0, 0, 512, inval),
         ("a flush that must not fragment", flush, CmdFlags::DF.bits(), 0, 0, inval),
         ("a trim without hole", trim, CmdFlags::NO_HOLE.bits(), 0, 512, inval),
-        ("a read with a flag of the future", read, 0x8000, 0, 512, inval),
+        ("a read with an unknown flag", read, 0x8000, 0, 512, inval),
     ];
     for (what, command, flags, offset, length, errno) in table {
         for form in FORMS {
@@ -273,7 +273,7 @@ fn an_invalid_request_header_ends_only_its_own_session() {
         let flush = Request::new(Cmd::NBD_CMD_FLUSH, 0, 0).in_form(form);
         assert_eq!(client.sends(&[flush, bytes].concat()), Err(ProtocolError { what, reference }));
         client.execute_io();
-        assert_eq!(form.cookie(&client.sent()), COOKIE, "what came before is answered in {form:?}");
+        assert_eq!(form.cookie(&client.sent()), COOKIE, "the earlier request is answered in {form:?}");
         other.reads_a_block(Form::Simple);
     }
 }
@@ -355,9 +355,12 @@ fn unread_block_status_replies_are_bounded() {
                 .on_io(Completion { tag: io.tag, result: Ok(Output::Extents(many.clone())) }, Instant::now());
         }
         let queued = client.session.outbox().len();
-        assert!(queued <= 65 << 20, "{queued} bytes wait for a client that does not read");
+        assert!(queued <= 65 << 20, "{queued} bytes are queued for a client that does not read");
         client.sent();
-        assert!(matches!(client.session.demand(), Demand::Bytes(_)), "it goes on once the client has read");
+        assert!(
+            matches!(client.session.demand(), Demand::Bytes(_)),
+            "the session continues once the client has read"
+        );
     }
 }
 
@@ -479,7 +482,7 @@ impl Client {
         self.session.outbox().take_bytes()
     }
 
-    /// Whether nothing was ever written to the first export.
+    /// Whether the first export is all zeroes.
     fn is_blank(&mut self) -> bool {
         let memory = SgList::one(Memory::from_heap(SIZE as usize).seg(0, SIZE as usize));
         let mut done = vec![];

@@ -103,7 +103,7 @@ impl Client {
         let mut rest = bytes;
         while !rest.is_empty() {
             let took = self.session.on_bytes(&Chunk::from_slice(rest), Instant::now()).unwrap();
-            assert!(took > 0, "it waits for more than a message");
+            assert!(took > 0, "the session waits for more than one message");
             rest = &rest[took..];
         }
         self.sent = self.session.outbox().take_bytes();

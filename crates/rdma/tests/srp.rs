@@ -76,7 +76,7 @@ impl Server {
     }
 }
 
-/// An initiator with its channels, and the target's ends of them.
+/// An initiator with its channels, and their target ends.
 struct Host {
     session: Driven<Loopback, InitiatorSession>,
     servers: Rc<RefCell<Vec<Server>>>,

@@ -72,7 +72,7 @@ pub enum AttachError {
     NoGroup(u32),
     /// Another namespace has the same NGUID, EUI64 or UUID; hosts would take both for one.
     #[error(
-        "namespace {0} has the same NGUID, EUI64 or UUID, which follow from the volume; give one of them its own in a config file"
+        "namespace {0} has the same NGUID, EUI64 or UUID, which derive from the volume; set others for one of the two in a config file"
     )]
     Twin(u32),
 }
@@ -203,8 +203,8 @@ impl Subsystem {
         Subsystem { serial, ..self }
     }
 
-    /// Sets the first controller identifier. Hosts take two controllers with the same identifier
-    /// for one, so that subsystems with the same NQN in several processes begin at random.
+    /// Sets the first controller identifier. A host takes two controllers with the same identifier
+    /// for one, so processes that serve the same NQN begin at random identifiers.
     #[must_use]
     pub fn with_first_controller(self, cntlid: u16) -> Subsystem {
         self.associations.begin_at(cntlid);
@@ -277,7 +277,7 @@ impl Subsystem {
         was_listed
     }
 
-    /// Lets a host connect no more; answers whether it was listed.
+    /// Admits no further connections of a host; returns whether it was listed.
     pub(crate) fn withdraw_host(&self, host: &Nqn) -> bool {
         let mut hosts = self.hosts.write();
         !hosts.is_open && hosts.remove(host)

@@ -93,7 +93,7 @@ pub struct VolumeIdentity {
 pub struct ReservationSummary {
     /// Registrations of initiators and hosts.
     pub registrants: usize,
-    /// Somebody holds a reservation.
+    /// Whether the volume is reserved.
     pub is_reserved: bool,
 }
 
@@ -256,13 +256,13 @@ impl VolumeState {
         self.meters.sum()
     }
 
-    /// What has been done on the volume, by where its users came from.
+    /// The counters of the volume by listener.
     #[must_use]
     pub fn traffic_by_origin(&self) -> Vec<OriginTraffic> {
         self.meters.by_origin()
     }
 
-    /// Who is registered for reservations, and what is reserved.
+    /// A summary of registrations and reservations.
     #[must_use]
     pub fn reservation(&self) -> ReservationSummary {
         let table = self.lock();
@@ -337,7 +337,7 @@ impl VolumeState {
         let notices = change(&mut table)?;
         self.tell(&table, &Change::Reservations { notices: &notices, aborts });
         let must_save = before.persists || table.reservations.persists;
-        // With the lock held, so that images are stored in the order of the changes.
+        // The lock is held, so that images are stored in the order of the changes.
         let store = self.store.as_ref().filter(|_| must_save);
         let ticket = store.map(|store| store.save(&to_image(&table.reservations)));
         table.before = ticket.map(|ticket| (ticket, before));

@@ -149,7 +149,7 @@ mod tests {
         let before = pass(&one, 0, 512, false).unwrap();
         let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
         assert!(!guard.is_alone());
-        // Beside the range I/O goes on and on without a gap.
+        // Other I/O outside the range continues without a gap.
         let mut beside = pass(&other, 4096, 512, false).unwrap();
         for _ in 0..10 {
             beside = pass(&other, 4096, 512, false).unwrap();
@@ -198,7 +198,7 @@ mod tests {
             assert!(!drain.is_over());
             drop(guard);
         }
-        // I/O that goes on without a gap holds nobody up.
+        // I/O without a gap does not delay the lock.
         for _ in 0..3 {
             drain.is_over();
             after = pass(&one, 4096, 512, true).unwrap();
@@ -222,8 +222,8 @@ mod tests {
 
     #[test]
     fn increments_under_locks_and_plain_ones_on_other_threads_are_never_lost() {
-        // A cell that is read and written in two steps, as a disk is; whoever passes or locks has
-        // it for itself.
+        // The cell is read and written in two steps, like a disk. Only one thread at a time may be
+        // between them.
         let (volume_state, cell) = (volume_state(), AtomicU64::new(0));
         let rounds = 2000;
         std::thread::scope(|scope| {
@@ -247,7 +247,7 @@ mod tests {
                             cell.store(seen + 1, Ordering::Relaxed);
                             break;
                         }
-                        // One indivisible step, as far as who locks is concerned.
+                        // Taking the lock is one indivisible step.
                         let guard = loop {
                             match pass(&counter, 0, 512, false) {
                                 Some(guard) => break guard,

@@ -355,7 +355,7 @@ mod tests {
         Registrant { initiator: name.as_bytes().into(), port: "t,1".into() }
     }
 
-    /// With `a`, `b` and `c` registered under 1, 2 and 3.
+    /// A table in which `a`, `b` and `c` are registered with the keys 1, 2 and 3.
     fn three() -> Reservations {
         let mut all = Reservations::default();
         for (key, name) in [(1, "a"), (2, "b"), (3, "c")] {

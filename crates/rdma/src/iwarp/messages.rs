@@ -20,8 +20,9 @@ use zerocopy::FromBytes;
 pub(super) struct UntaggedQueues {
     /// Number of posted receive buffers.
     receives: u32,
-    /// Messages, and below Read Requests, received so far.
+    /// Messages received so far.
     sends: u32,
+    /// Read Requests received so far.
     reads: u32,
     /// A message of several FPDUs that has not arrived whole.
     reassembly: Option<MessageReassembly>,

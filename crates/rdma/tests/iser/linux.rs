@@ -243,6 +243,6 @@ fn check(pdu: &[u8], response: &Bhs, transfers: &CommandTrace, linux: &CommandTr
     assert_eq!((transfers.read, transfers.closed), (linux.read, linux.closed));
     if command.cdb[0] == 0x28 && command.cmd_sn.get() >= 0x1d {
         let len = command.expected_data_transfer_length.get() as usize;
-        assert!(data_in == pattern(len), "what was written before is read");
+        assert!(data_in == pattern(len), "the read returns the written data");
     }
 }

@@ -129,7 +129,7 @@ impl Interposed {
         self.server.driven.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
     }
 
-    /// Passes messages on until there are no more.
+    /// Passes messages on until none is left.
     fn run(&mut self) -> Result<(), ProtocolError> {
         loop {
             self.serve_client();
@@ -267,7 +267,10 @@ fn a_target_that_invalidates_other_memory_ends_the_session() {
     let mut wire = Interposed::ready();
     wire.submit(0, WRITE, 512, Some(list(&pattern(512))));
     let (_, command, _) = wire.command();
-    assert!(wire.send_pdu(&response(&command, 0), &[], Some(Stag(3))).is_err(), "it had none open");
+    assert!(
+        wire.send_pdu(&response(&command, 0), &[], Some(Stag(3))).is_err(),
+        "the command has no registered memory"
+    );
     let mut wire = Interposed::ready();
     let mut ping = NopIn::new_zeroed();
     ping.opcode = IscsiOpcode::NOP_IN.0;
@@ -346,7 +349,7 @@ fn a_capacity_change_leads_to_read_capacity() {
     let mut is_asked = false;
     while !wire.client.works.is_empty() {
         let (header, command, _) = wire.command();
-        let stag = header.read().expect("all of these read").0;
+        let stag = header.read().expect("each of these commands reads").0;
         let (room, _) = wire.open.remove(&stag).unwrap();
         // READ CAPACITY(16): the last block and the block length.
         if command.cdb[0] == 0x9e {

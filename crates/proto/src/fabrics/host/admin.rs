@@ -411,8 +411,7 @@ impl AdminCommands {
         }
     }
 
-    /// Ends the session if an ANA transition takes longer than ANATT, so that the path is connected
-    /// anew.
+    /// Ends the session if an ANA transition takes longer than ANATT, so that the path reconnects.
     fn wait_for_change(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let time = self.bring_up.controller.ana_transition;
         if time.is_zero() || !self.changes.as_ref().is_some_and(NamespaceChanges::is_changing) {
