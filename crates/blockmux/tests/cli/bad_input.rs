@@ -35,6 +35,22 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["ctl"], "no command given; `blockmux ctl --help` lists them"),
     (&["serv"], "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve'"),
     (&["serve"], "no volume to serve; give one, such as mem:1g or file:disk.img"),
+    (
+        &["serve", "mem:1m", "--listen", "127.0.0.1:0"],
+        "unexpected argument '--listen' found; name the protocol, as in --nbd ADDR or --iscsi ADDR",
+    ),
+    (
+        &["bench", "nbd://127.0.0.1/a", "--port", "10809"],
+        "unexpected argument '--port' found; host and port are part of the URL, as in nbd://host:10809/export",
+    ),
+    (
+        &["ctl", "unix:/s", "ana", "nqn.2026-11.com.example:a", "1", "standby"],
+        "STATE standby: not one of optimized, non-optimized, inaccessible",
+    ),
+    (
+        &["reset", "iscsi://192.0.2.1/iqn.a/0", "warm"],
+        "FUNCTION warm: not one of lun, target, cold, abort-task-set, clear-task-set",
+    ),
     (&["serve", "--frobnicate"], "unexpected argument '--frobnicate' found; --help lists the options"),
     (
         &["serve", "mem:1m", "--reed-only"],
