@@ -560,7 +560,10 @@ fn portal_groups_have_the_access_states_of_the_config_and_then_of_ctl() {
     assert_eq!(of_second_unit(&urls[0]), (true, [0, 3]));
     assert_eq!(of_second_unit(&urls[1]), (false, [0, 3]));
     let elsewhere = controlled.refusal(&["alua", IQN, "standby", "--at", "192.0.2.1:3260"]);
-    assert!(elsewhere.contains(&format!("no such listener; there is {}", listener(&urls[0]))), "{elsewhere}");
+    assert!(
+        elsewhere.contains(&format!("is not a listener; use one of {}", listener(&urls[0]))),
+        "{elsewhere}"
+    );
     assert!(
         controlled
             .refusal(&["ana", IQN, "1", "optimized"])
