@@ -181,7 +181,7 @@ mod tests {
         let root = place.path();
         fs::create_dir_all(root.join("a")).unwrap();
         fs::write(root.join("a/memory.max"), "5000\n").unwrap();
-        assert_eq!(groups_left(root, "0::/a\n"), None, "nobody says what is used");
+        assert_eq!(groups_left(root, "0::/a\n"), None, "without memory statistics");
         fs::write(root.join("a/memory.current"), "3000\n").unwrap();
         assert_eq!(groups_left(root, "0::/a\n"), Some(2000));
         fs::write(root.join("a/memory.stat"), "anon 5\ninactive_file 700\nactive_file 300\n").unwrap();

@@ -151,7 +151,7 @@ fn main() -> ExitCode {
 /// Prints the help, the version, or the error of the command line.
 fn on_no_command(error: &clap::Error) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        // An error means that standard output is closed; nobody reads it.
+        // An error means that standard output is closed.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }

@@ -18,7 +18,7 @@ pub(crate) struct ApiError {
     pub(crate) code: ErrorCode,
     /// The thing and what happened, for people.
     pub(crate) message: String,
-    /// What to do.
+    /// Advice for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hint: Option<String>,
 }

@@ -74,7 +74,7 @@ pub(crate) struct BenchArgs {
     /// Seed of random offsets
     #[arg(long)]
     randseed: Option<String>,
-    /// How often each case runs [default: 3 for the short list, else 5]
+    /// Number of runs of each case [default: 3 for the short list, else 5]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
     /// Measure eight jobs, both ceilings and longer runs: about twelve minutes

@@ -30,7 +30,7 @@ struct Announced {
     connect: Vec<(&'static str, ConnectInfo)>,
 }
 
-/// Where the clients are that the announcement is for.
+/// Location of the clients that the announcement is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClientLocation {
     /// On this machine, as the command of `--run`.

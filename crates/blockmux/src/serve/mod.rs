@@ -186,7 +186,7 @@ enum DaemonEvent {
     Reload,
     /// The command of `--run` ended.
     CommandEnded(io::Result<ExitStatus>),
-    /// A core ended although nobody stopped it.
+    /// A core ended before the daemon stopped.
     CoreEnded,
 }
 

@@ -295,7 +295,7 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
         check_name(&name).map_err(Failure::request)?;
         if !names.insert(name.clone()) {
             return Err(Failure::request(format!(
-                "two volumes have the name `{name}`; rename one, as in NAME=mem:1g"
+                "two volumes are named `{name}`; rename one, as in NAME=mem:1g"
             )));
         }
         if let Some(twice) = entry.uuid.filter(|uuid| !uuids.insert(*uuid)) {
@@ -372,10 +372,8 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_have_allowed_characters() {
-        assert!(names(&["a=mem:1m", "a=mem:2m"]).unwrap_err().starts_with("two volumes have the name `a`"));
-        assert!(
-            names(&["disk0=mem:1m", "mem:2m"]).unwrap_err().starts_with("two volumes have the name `disk0`")
-        );
+        assert!(names(&["a=mem:1m", "a=mem:2m"]).unwrap_err().starts_with("two volumes are named `a`"));
+        assert!(names(&["disk0=mem:1m", "mem:2m"]).unwrap_err().starts_with("two volumes are named `disk0`"));
         assert!(names(&["a b=mem:1m"]).unwrap_err().starts_with("`a b` is not a valid name"));
         assert!(names(&["=mem:1m"]).unwrap_err().starts_with("`` is not a valid name"));
         assert!(names(&[]).unwrap_err().starts_with("no volume to serve"));

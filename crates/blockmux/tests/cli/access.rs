@@ -139,7 +139,7 @@ fn a_volume_of_a_subsystem_with_hosts_is_not_exported_over_iscsi_or_by_open_subs
     assert!(said.contains("its protocols do not name iscsi"), "{said}");
     Daemon::serve_only(&["--config", &with(&both, "protocols = ['nvme_tcp', 'iscsi']", &target)]);
     let said = refusal(&with(nvme, "protocols = ['smb']", ""), &[]);
-    assert!(said.contains("`smb` is no protocol") && said.contains("nvme_tcp, srp, aoe"), "{said}");
+    assert!(said.contains("`smb` is neither a protocol") && said.contains("nvme_tcp, srp, aoe"), "{said}");
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn changes_at_run_time_obey_the_access_rule() {
     refused(&["attach", "other", TARGET], "protocols do not name iscsi");
     let file = files.path().join("never");
     let volume = format!("bad=file:{}?size=1m", file.display());
-    refused(&["add", &volume, "--protocols", "smb"], "`smb` is no protocol");
+    refused(&["add", &volume, "--protocols", "smb"], "`smb` is neither a protocol");
     assert!(!file.exists(), "it was made before its protocols were looked at");
 
     // An added volume is not exported until it is attached to a target.
@@ -286,14 +286,14 @@ fn a_target_without_a_listener_is_refused() {
     let said = refusal(&with(&format!("nbd = ['127.0.0.1:0']\n{volume}{target}")), &[]);
     assert!(said.contains(&format!("iscsi_target `{TARGET}`: has no iscsi listener")), "{said}");
     let said = refusal(&with(&format!("nbd = ['127.0.0.1:0']\n{volume}{subsystem}")), &[]);
-    assert!(said.contains(&format!("nvme_subsystem `{SUBSYSTEM}`: nobody listens for nvme_tcp")), "{said}");
+    assert!(said.contains(&format!("nvme_subsystem `{SUBSYSTEM}`: has no nvme_tcp listener")), "{said}");
     let target = format!("iscsi = ['127.0.0.1:0']\n{volume}{target}portals = ['127.0.0.9']\n");
     let said = refusal(&with(&target), &[]);
     assert!(said.contains("portals: 127.0.0.9:3260 is not a listener; use one of 127.0.0.1:"), "{said}");
     let here = format!("nvme_tcp = ['127.0.0.1:0']\n{volume}{subsystem}listeners = ['127.0.0.1:0']\n");
     Daemon::serve_only(&["--config", &with(&here)]);
     let said = refusal(&with(&here.replace("listeners = ['127.0.0.1", "listeners = ['127.0.0.9")), &[]);
-    assert!(said.contains("listeners: nobody listens at 127.0.0.9:0; name one of 127.0.0.1:"), "{said}");
+    assert!(said.contains("listeners: 127.0.0.9:0 is not a listener; use one of 127.0.0.1:"), "{said}");
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn a_file_with_chap_is_not_exported_by_a_second_volume() {
     let twin = volume("twin", &format!("delay:1us:{}?readonly=on", place("link")), "");
     let said = refusal(&in_place(files.path(), "twice.toml", &content(&twin)), &[]);
     assert!(
-        said.contains("file or device that `") && said.contains("restricts who may use `vault`"),
+        said.contains("same file or device as `") && said.contains("restricts access to `vault`"),
         "{said}"
     );
 
@@ -343,10 +343,10 @@ fn a_file_with_chap_is_not_exported_by_a_second_volume() {
     let (is_done, said) = ctl(&["add", &format!("twin={other}?readonly=on"), "--protocols", "nbd"]);
     assert!(is_done, "{said}");
     let (is_done, said) = ctl(&["attach", "other", TARGET]);
-    assert!(!is_done && said.contains("restricts who may use `other`"), "{said}");
+    assert!(!is_done && said.contains("restricts access to `other`"), "{said}");
     assert!(ctl(&["remove", "twin"]).0);
     let (is_done, said) = ctl(&["attach", "other", TARGET]);
     assert!(is_done, "{said}");
     let (is_done, said) = ctl(&["add", &format!("twin={other}?readonly=on"), "--protocols", "nbd"]);
-    assert!(!is_done && said.contains("restricts who may use `other`"), "{said}");
+    assert!(!is_done && said.contains("restricts access to `other`"), "{said}");
 }

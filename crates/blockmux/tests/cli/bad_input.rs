@@ -35,6 +35,22 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["ctl"], "no command given; `blockmux ctl --help` lists them"),
     (&["serv"], "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve'"),
     (&["serve"], "no volume to serve; give one, such as mem:1g or file:disk.img"),
+    (
+        &["serve", "mem:1m", "--listen", "127.0.0.1:0"],
+        "unexpected argument '--listen' found; name the protocol, as in --nbd ADDR or --iscsi ADDR",
+    ),
+    (
+        &["bench", "nbd://127.0.0.1/a", "--port", "10809"],
+        "unexpected argument '--port' found; host and port are part of the URL, as in nbd://host:10809/export",
+    ),
+    (
+        &["ctl", "unix:/s", "ana", "nqn.2026-11.com.example:a", "1", "standby"],
+        "STATE standby: not one of optimized, non-optimized, inaccessible",
+    ),
+    (
+        &["reset", "iscsi://192.0.2.1/iqn.a/0", "warm"],
+        "FUNCTION warm: not one of lun, target, cold, abort-task-set, clear-task-set",
+    ),
     (&["serve", "--frobnicate"], "unexpected argument '--frobnicate' found; --help lists the options"),
     (
         &["serve", "mem:1m", "--reed-only"],
@@ -71,7 +87,7 @@ const WRONG: &[(&[&str], &str)] = &[
         &["report", "/dev/zero"],
         "/dev/zero: cannot read it: is longer than 64 MiB; give a bench.json, or the output of fio --output-format=json",
     ),
-    (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes have the name `a`; rename one, as in NAME=mem:1g"),
+    (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes are named `a`; rename one, as in NAME=mem:1g"),
     (
         &["serve", "mem:1m", "--nbd", "10809"],
         "--nbd 10809: `10809` is no host; write :10809 for a port on loopback",
@@ -292,7 +308,7 @@ fn an_ana_state_of_an_unknown_listener_is_refused() {
     std::fs::write(file.path(), text).unwrap();
     let output = blockmux(["serve", "--config", file.path().to_str().unwrap()]);
     let said = text_of(&output);
-    assert!(said.contains("listeners: nobody listens at 127.0.0.1:2; name one of 127.0.0.1:"), "{said}");
+    assert!(said.contains("listeners: 127.0.0.1:2 is not a listener; use one of 127.0.0.1:"), "{said}");
     assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
 }
 
@@ -311,7 +327,7 @@ fn an_access_state_of_an_unknown_listener_is_refused() {
     };
     let (said, status) = with("127.0.0.2");
     assert!(
-        said.contains("access_states: nobody listens at 127.0.0.2:3260; name one of 127.0.0.1:"),
+        said.contains("access_states: 127.0.0.2:3260 is not a listener; use one of 127.0.0.1:"),
         "{said}"
     );
     assert_eq!((said.lines().count(), status), (1, Some(2)));

@@ -305,7 +305,7 @@ fn an_error_in_an_option_names_the_option() {
         ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; remove one of the two"),
         ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),
         ("--full --bs 4k", "--full has its own jobs, and so has --bs; remove one of the two"),
-        ("--full --suite zeta-2016", "--full has jobs of its own, and so has the suite; leave one"),
+        ("--full --suite zeta-2016", "--full has its own jobs, and so has the suite; remove one"),
         ("--suite zeta", "--suite zeta: unknown suite `zeta`; known are "),
         ("nbd+unix:///x?socket=/nowhere/s", "nbd+unix:///x?socket=/nowhere/s: "),
         ("jobs.fio", "jobs.fio: neither a volume, such as mem:1g, nor a job file: "),

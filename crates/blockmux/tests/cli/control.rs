@@ -218,7 +218,7 @@ fn the_status_counts_connections_and_io() {
         "{shown}"
     );
     assert!(shown.contains("\n  reads        2 (4.50 KiB)\n"), "{shown}");
-    assert!(!shown.contains("gone"), "{shown}");
+    assert!(!shown.contains("lost  "), "{shown}");
 }
 
 #[test]
@@ -247,9 +247,9 @@ fn the_status_counts_lost_connections_with_io_in_flight() {
     assert_eq!(status["connections"], 1);
     assert_eq!((counts(&status["volumes"][0]), counts(&status["volumes"][1])), ([1, 2], [0, 0]));
     let shown = controlled.said(&["status"]);
-    let head = "connections  1 of 4096\n  nbd  1\ngone         2, with I/O that has not ended\ndisk0  ";
+    let head = "connections  1 of 4096\n  nbd  1\nlost         2, with I/O that has not ended\ndisk0  ";
     assert!(shown.starts_with(head), "{shown}");
-    let volume = "\n  connections  1\n  gone         2, with I/O that has not ended\n  reads        2 ";
+    let volume = "\n  connections  1\n  lost         2, with I/O that has not ended\n  reads        2 ";
     assert!(shown.contains(volume), "{shown}");
 }
 
@@ -560,7 +560,10 @@ fn portal_groups_have_the_access_states_of_the_config_and_then_of_ctl() {
     assert_eq!(of_second_unit(&urls[0]), (true, [0, 3]));
     assert_eq!(of_second_unit(&urls[1]), (false, [0, 3]));
     let elsewhere = controlled.refusal(&["alua", IQN, "standby", "--at", "192.0.2.1:3260"]);
-    assert!(elsewhere.contains(&format!("no such listener; there is {}", listener(&urls[0]))), "{elsewhere}");
+    assert!(
+        elsewhere.contains(&format!("is not a listener; use one of {}", listener(&urls[0]))),
+        "{elsewhere}"
+    );
     assert!(
         controlled
             .refusal(&["ana", IQN, "1", "optimized"])

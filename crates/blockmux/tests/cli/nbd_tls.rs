@@ -228,7 +228,10 @@ fn a_server_without_tls_is_refused_by_a_client_that_requires_tls() {
     let credentials = Credentials::new();
     let daemon = credentials.serve(&[]);
     let said = complaint(&url(&daemon, "", &credentials.by_certificates()));
-    assert!(said.contains("server has no TLS") && said.contains("nbd:// connects without TLS"), "{said}");
+    assert!(
+        said.contains("server has no TLS") && said.contains("use nbd:// to connect without TLS"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -314,7 +317,7 @@ fn readable_key_files_and_revocation_lists_are_refused() {
         start(&["--nbd-tls-psk", &keys]).contains("keys.psk: others can read or write it; run chmod 600")
     );
     fs::set_permissions(credentials.path("server-key.pem"), readable).unwrap();
-    assert!(start(&["--nbd-tls-certificates", &directory]).contains("server-key.pem: others may read"));
+    assert!(start(&["--nbd-tls-certificates", &directory]).contains("server-key.pem: others can read"));
     credentials.certify("server", "storage", Flaw::None);
     fs::set_permissions(credentials.path("ca-cert.pem"), fs::Permissions::from_mode(0o666)).unwrap();
     assert!(start(&["--nbd-tls-certificates", &directory]).contains("ca-cert.pem: others may write it"));

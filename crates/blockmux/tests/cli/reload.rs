@@ -161,17 +161,17 @@ fn an_invalid_config_changes_nothing_and_is_reported_with_its_line() {
     for (more, line, what) in [
         ("colour = 1\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n", 6, "unknown key `colour`; "),
         ("[[volume]]\nname = 'b'\nspec = 'mem:x'\n", 8, "in `mem:x`: `x` is not a size"),
-        ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 3, "two volumes have the name `a`"),
+        ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 3, "two volumes are named `a`"),
         (&*format!("{target}luns = {{ 0 = 'b' }}\n"), 8, "iscsi_target `iqn.a`: no volume has the name `b`"),
         (
             &*format!("{target}luns = {{ 0 = 'a' }}\nMaxConnections = 0\n"),
             9,
-            "iscsi_target `iqn.a`: MaxConnections is",
+            "iscsi_target `iqn.a`: MaxConnections 0 is out of range",
         ),
         (
             &*format!("{target}luns = {{ 0 = 'a' }}\nportals = ['127.0.0.9']\n"),
             9,
-            "iscsi_target `iqn.a`: portals: nobody",
+            "iscsi_target `iqn.a`: portals: 127.0.0.9:3260 is not a listener",
         ),
         ("[[volume]]\nname = 'b'\nspec = 'file:/nowhere/disk.img'\n", 8, "volume `b`: spec: "),
     ] {
@@ -487,7 +487,9 @@ fn a_fragment_adds_and_changes_only_its_own_entries() {
     let output = served.ctl(&["apply", &wrong]);
     let said = text(&output.stderr);
     assert!(
-        said.starts_with(&format!("blockmux: {wrong}:3: iscsi_target `{TARGET}`: there is no volume `x`")),
+        said.starts_with(&format!(
+            "blockmux: {wrong}:3: iscsi_target `{TARGET}`: no volume has the name `x`"
+        )),
         "{said}"
     );
     assert_eq!(served.volumes(), ["a", "b"]);

@@ -147,7 +147,7 @@ impl AnyListener {
     /// Accepts a connection.
     ///
     /// # Errors
-    /// Those of accept(2).
+    /// The errors of accept(2).
     pub(super) async fn accept(&self) -> io::Result<AnyStream> {
         match self {
             AnyListener::Unix(listener) => Ok(AnyStream::Unix(listener.accept().await?.0)),

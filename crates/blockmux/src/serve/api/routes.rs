@@ -144,7 +144,7 @@ impl ApiState {
     }
 }
 
-/// How long a client waits for the result before it wants the URL of the action instead (RFC 7240
+/// Time that a client waits for the result before it wants the URL of the action instead (RFC 7240
 /// §4.1 and §4.3); `None` if it waits without limit.
 fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
     let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
