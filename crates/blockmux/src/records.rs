@@ -126,7 +126,7 @@ mod tests {
         drop(held);
         drop(sink);
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
-        let missing = text.lines().filter_map(|line| line.split_once(" records are left out"));
+        let missing = text.lines().filter_map(|line| line.split_once(" records were dropped"));
         let missing: u64 = missing.map(|(count, _)| count.parse::<u64>().unwrap()).sum();
         let lines = text.lines().filter(|line| line.ends_with(" submitted")).count() as u64;
         assert_eq!(missing + lines, all);

@@ -50,6 +50,6 @@ mod tests {
         assert_eq!(opened().unwrap().0, settings);
         std::fs::write(directory.path().join("e7.3.aoe"), "nonsense").unwrap();
         let error = opened().err().unwrap().to_string();
-        assert!(error.contains("e7.3.aoe: is not what was kept"), "{error}");
+        assert!(error.contains("e7.3.aoe: is not the saved state"), "{error}");
     }
 }

@@ -537,9 +537,9 @@ mod tests {
         assert!(!to("redirect = '[2001:db8::2]:7'").unwrap().redirect.unwrap().permanent);
         for address in ["", "host", ":3260", "host:0", "host:x", "a b:1", "[::1:1", "h,1:3260", "[h]:1"] {
             let error = to(&format!("redirect = '{address}'")).unwrap_err();
-            assert!(error.contains(&format!("redirect: `{address}` is no host:port")), "{error}");
+            assert!(error.contains(&format!("redirect: `{address}` is not a host:port")), "{error}");
         }
-        assert!(to("redirect_kind = 'permanent'").unwrap_err().contains("is nothing without redirect"));
+        assert!(to("redirect_kind = 'permanent'").unwrap_err().contains("has no effect without redirect"));
         assert!(
             to("redirect = 'h:1'\nredirect_kind = 'for a while'").unwrap_err().contains("unknown variant")
         );
@@ -551,10 +551,10 @@ mod tests {
         let wrong = "iscsi_target `iqn.a`: ";
         for (rest, expected) in [
             ("MaxConnections = 65", "MaxConnections 65 is out of range; set a number from 1 to 64"),
-            ("MaxBurstLength = 511", "MaxBurstLength is a number from 512 to 16777215"),
+            ("MaxBurstLength = 511", "MaxBurstLength 511 is out of range; set a number from 512 to 16777215"),
             ("MaxBurstLength = 512", "FirstBurstLength is larger than MaxBurstLength; reduce it"),
             ("portals = ['unix:/s']", "portals: `unix:/s` is a Unix socket; write host:port"),
-            ("[[acl]]\nluns = [1]", "an acl entry has LUN 1, which `luns` does not map"),
+            ("[[acl]]\nluns = [1]", "an acl entry has LUN 1, which `luns` does not map; correct one of them"),
             ("[[acl]]\nCHAP_N = 'u'", "CHAP_N and secret_file belong together; set both"),
             (
                 "CHAP_A = ['MD5']",

@@ -449,12 +449,12 @@ mod tests {
     #[test]
     fn invalid_names_and_numbers_are_reported() {
         for (text, said) in [
-            ("nqn = 'iqn.a'\nnamespaces = {}", "`iqn.a` is no NVMe name"),
+            ("nqn = 'iqn.a'\nnamespaces = {}", "`iqn.a` is not an NVMe qualified name"),
             ("nqn = 'nqn.a'\nnamespaces = { 0 = 'x' }", "namespace 0: use an NSID from 1"),
-            ("nqn = 'nqn.a'\nnamespaces = { x = 'x' }", "namespace x is not from 1"),
+            ("nqn = 'nqn.a'\nnamespaces = { x = 'x' }", "namespace x: use an NSID from 1"),
             ("nqn = 'nqn.a'\nserial_number = '012345678901234567890'", "serial_number `0123"),
             ("nqn = 'nqn.a'\nmodel_number = ''", "model_number `` is invalid; write 1 to 40"),
-            ("nqn = 'nqn.a'\nnamespaces = {}\nhosts = ['h']", "`h` is no NVMe name"),
+            ("nqn = 'nqn.a'\nnamespaces = {}\nhosts = ['h']", "`h` is not an NVMe qualified name"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhostname = []", "unknown field"),
             (&ana("0", "[1]", "{}"), "ANAGRPID 0: give each"),
             (&format!("{}\n{}", ana("2", "[]", "{}"), ANOTHER), "ANAGRPID 2: give each"),
@@ -496,7 +496,7 @@ mod tests {
         let lonely = with("dhchap_hash = 'hmac(sha256)'").unwrap_err();
         assert!(lonely.contains("DH-HMAC-CHAP needs a dhchap_secret_file"), "{lonely}");
         let twice = with("[[host]]\nhostnqn = 'nqn.h'").unwrap_err();
-        assert!(twice.contains("host `nqn.h` is there twice"), "{twice}");
+        assert!(twice.contains("host `nqn.h` is listed twice"), "{twice}");
     }
 
     #[test]
@@ -574,8 +574,8 @@ mod tests {
             (KEY, 0o640, "", "others can read or write it"),
             ("a key of one's own", 0o600, "", "is not NVMeTLSkey-1"),
             (&KEY.replace("VRLb", "VRLc"), 0o600, "", "has a wrong CRC"),
-            (KEY, 0o600, "dhchap_hash = 'hmac(sha256)'", "proves nothing without a dhchap_secret_file"),
-            (KEY, 0o600, "[[host]]\nhostnqn = 'nqn.h'", "`nqn.h` is there twice"),
+            (KEY, 0o600, "dhchap_hash = 'hmac(sha256)'", "DH-HMAC-CHAP needs a dhchap_secret_file"),
+            (KEY, 0o600, "[[host]]\nhostnqn = 'nqn.h'", "`nqn.h` is listed twice"),
         ] {
             let failure = with(content, mode, more).unwrap_err();
             assert!(failure.contains(said), "{failure}");

@@ -191,16 +191,16 @@ mod tests {
         let with =
             |more: &str| prepared(&format!("[[namespace]]\nnsid = 7\nvolume = 'b'\n{more}")).unwrap_err();
         for (more, said) in [
-            ("nguid = '0123'", "namespace 7: nguid `0123` is not 32 hexadecimal digits"),
-            ("nguid = '0123456789abcdef0123456789abcdeg'", "is not 32 hexadecimal digits"),
-            ("eui64 = '0000000000000000'", "namespace 7: eui64 `0000000000000000` is none"),
+            ("nguid = '0123'", "namespace 7: nguid `0123` is invalid; write 32 hexadecimal digits"),
+            ("nguid = '0123456789abcdef0123456789abcdeg'", "is invalid; write 32 hexadecimal digits"),
+            ("eui64 = '0000000000000000'", "namespace 7: eui64 `0000000000000000` has only zeroes"),
             (
                 "uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4'",
-                "uuid `6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4` is not",
+                "uuid `6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4` is invalid",
             ),
-            ("uuid = 'ä'", "is not 32 hexadecimal digits"),
+            ("uuid = 'ä'", "is invalid; write 32 hexadecimal digits"),
             ("euid = ''", "unknown field `euid`"),
-            ("[[namespace]]\nnsid = 7\nvolume = 'c'", "namespace 7: is there twice"),
+            ("[[namespace]]\nnsid = 7\nvolume = 'c'", "namespace 7: is listed twice"),
             ("[[namespace]]\nnsid = 0\nvolume = 'c'", "namespace 0: use an NSID from 1"),
         ] {
             let failure = with(more);
