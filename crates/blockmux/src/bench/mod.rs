@@ -96,7 +96,7 @@ pub(crate) struct BenchArgs {
     /// Do not measure bare sockets
     #[arg(long)]
     no_ceiling: bool,
-    /// Directory for bench.json and bench.html [default: bench-results]
+    /// Directory for bench.json and bench.html
     #[arg(long, value_name = "DIR", default_value = "bench-results")]
     report: PathBuf,
     /// Print JSON instead of the table
