@@ -33,7 +33,8 @@ impl VolumeUuid {
     pub fn of_texts(texts: &[&str]) -> VolumeUuid {
         let mut hash = Sha256::new();
         for text in texts {
-            // With its length, so that different lists of texts have different hashes.
+            // The hash includes each length, so that different lists of texts have different
+            // hashes.
             hash.update((text.len() as u64).to_be_bytes());
             hash.update(text.as_bytes());
         }

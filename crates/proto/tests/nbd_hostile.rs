@@ -147,7 +147,7 @@ fn a_thousand_options_and_four_for_each_export_are_answered_and_one_more_ends_th
         assert_eq!(only_reply(&answer), (Opt(99), Rep::NBD_REP_ERR_UNSUP));
     }
     let error = client.sends(&option(Opt(99), &[])).unwrap_err();
-    assert_eq!(error.what, "sent more than 1,000 options and 4 for each export");
+    assert_eq!(error.what, "sent more than 1,000 options plus 4 for each export");
 }
 
 #[test]
@@ -370,7 +370,7 @@ struct Client {
     channels: Vec<Box<dyn Channel>>,
     pool: Pool,
     unread: Vec<u8>,
-    /// Bytes received of the payload in place.
+    /// Payload received so far for [`Demand::Place`].
     placed: Vec<u8>,
     /// Number of I/O that the volumes have executed.
     done: usize,

@@ -261,8 +261,7 @@ fn ana_page(len: u32) -> Sqe {
     sqe
 }
 
-/// Number of bytes of a log page to read: all of those that events name, and the beginning of
-/// others.
+/// Number of bytes of a log page to read. Known pages are read whole, others only at the beginning.
 fn page_len(page: LogPage) -> u32 {
     match page {
         LogPage::CHANGED_NAMESPACE_LIST => (CHANGED_NAMESPACES_MAX as u32).saturating_mul(4),

@@ -296,7 +296,7 @@ impl ServerHandshake {
         }
         self.options_left = match self.options_left.checked_sub(1) {
             Some(left) => left,
-            None => return newstyle_error("sent more than 1,000 options and 4 for each export"),
+            None => return newstyle_error("sent more than 1,000 options plus 4 for each export"),
         };
         // NBD_FLAG_C_FIXED_NEWSTYLE is not required ("Client flags" leaves that to the server):
         // some clients set no flag and send NBD_OPT_GO, and a client without options sends none.
