@@ -77,7 +77,7 @@ impl VolumeOpener {
         let info = volume.info();
         if info.size > LARGEST {
             return Err(Failure::request(format!(
-                "{spec}: has {} bytes, but clients support at max 2^63 - 1; serve a smaller volume",
+                "{spec}: has {} bytes, but clients support at most 2^63 - 1; serve a smaller volume",
                 info.size
             )));
         }
@@ -111,7 +111,7 @@ fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(
     let (title, max) = (protocol.title, protocol.max_logical_block);
     if info.logical_block > max {
         return Err(Failure::request(format!(
-            "{spec}: has blocks of {} bytes, but {title} supports at max {max}; serve another volume",
+            "{spec}: has blocks of {} bytes, but {title} supports at most {max}; serve another volume",
             info.logical_block
         )));
     }

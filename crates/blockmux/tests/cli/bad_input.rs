@@ -162,8 +162,8 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "iser://host"],
-        "iser://host?rdma=iwarp: names no target; write iser://host/target-name/lun?rdma=iwarp, as `blockmux discover \
-         iser://host?rdma=iwarp` lists them",
+        "iser://host?rdma=iwarp: names no target; use iser://host/target-name/lun?rdma=iwarp, as listed by `blockmux \
+         discover iser://host?rdma=iwarp`",
     ),
     (
         &["info", "iscsi://user@host/iqn.a/0?secret_file=/nowhere/secret"],
