@@ -57,6 +57,11 @@ impl FromStr for ServiceUser {
 }
 
 impl ServiceUser {
+    /// The user's number.
+    pub(crate) fn uid(&self) -> u32 {
+        self.uid
+    }
+
     /// Accepts a state directory of this user from now on, and has threads that drop their
     /// capabilities keep those to change the user: the C library changes it in all of them, and
     /// ends the process if one may not.

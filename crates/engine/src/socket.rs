@@ -234,6 +234,11 @@ impl ListenerHandle {
     pub fn leave_file(&self) {
         self.is_handed_over.store(true, Ordering::Relaxed);
     }
+
+    /// The file is this process's from now on.
+    pub fn own_file(&self) {
+        self.is_handed_over.store(false, Ordering::Relaxed);
+    }
 }
 
 impl AsFd for ListenerHandle {
@@ -307,7 +312,7 @@ impl Listener {
     }
 
     /// Takes over a socket as [`Listener::inherited`] does, with the file of a Unix socket: that is
-    /// removed when the listener is dropped.
+    /// removed when the listener is dropped, once [`ListenerHandle::own_file`] was called.
     ///
     /// # Errors
     /// As for [`Listener::inherited`].
@@ -315,6 +320,7 @@ impl Listener {
         let mut listener = Listener::inherited(socket)?;
         if let Address::Unix(path) = &listener.address {
             listener.file = file_at(path);
+            listener.is_handed_over.store(true, Ordering::Relaxed);
         }
         Ok(listener)
     }
@@ -469,6 +475,7 @@ mod tests {
         assert!(handle.owns_file());
         let second = Listener::inherited_with_file(handle.as_fd().try_clone_to_owned().unwrap()).unwrap();
         handle.leave_file();
+        second.handle().unwrap().own_file();
         drop((first, handle));
         let client = std::os::unix::net::UnixStream::connect(&path).unwrap();
         let stream = second.accept().unwrap();
@@ -477,6 +484,10 @@ mod tests {
         drop((stream, moved, client));
         drop(second);
         assert!(!path.exists());
+        let first = Listener::bind(&Address::Unix(path.clone())).unwrap();
+        let fd = first.as_fd().try_clone_to_owned().unwrap();
+        drop(Listener::inherited_with_file(fd).unwrap());
+        assert!(path.exists(), "the process that was to get it has not begun to serve");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
 use super::reload::{Current, Reloader};
 use super::setup::LARGEST;
+use super::takeover::Successors;
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
     Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus,
@@ -20,6 +21,7 @@ use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
+use blockmux_engine::departures::Departures;
 use blockmux_engine::listener::{ConnectionLimit, ListenerCounters};
 use blockmux_engine::reactor::CoreStats;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
@@ -57,6 +59,11 @@ impl Parts {
     /// Who is logged in, whatever the protocol.
     pub(super) fn sessions(&self) -> &Sessions {
         self.limit.sessions()
+    }
+
+    /// Connections that leave for another process.
+    pub(super) fn departures(&self) -> &Arc<Departures> {
+        self.limit.departures()
     }
 
     /// Changes the bound.
@@ -167,6 +174,7 @@ pub(super) struct ControlServer {
     pub(super) frontends: Current<Frontends>,
     pub(super) policy: Policy,
     pub(super) reloader: Arc<Reloader>,
+    pub(super) successors: Successors,
 }
 
 impl ControlServer {

@@ -1,4 +1,5 @@
-//! Listening sockets that this process was started with (socket activation, sd_listen_fds(3)).
+//! Listening sockets that this process was started with (socket activation, sd_listen_fds(3)), or
+//! that it has got from the process that it takes over from.
 //!
 //! A listener of the command line or the config file whose address such a socket has takes that
 //! socket. A socket at another address is a listener of the protocol that its name says
@@ -13,7 +14,21 @@ use std::env;
 
 /// Inherited listeners. Those that were taken stay listed, so that a reload serves the same.
 #[derive(Default)]
-pub(super) struct InheritedListeners(Vec<Named>);
+pub(super) struct InheritedListeners {
+    /// Of the service manager.
+    passed: Vec<Named>,
+    /// Of the process that served before.
+    offered: Vec<Offered>,
+}
+
+/// A listener of the process that served before.
+struct Offered {
+    /// Its protocol's name, or which listener of the API it is.
+    kind: String,
+    /// The address as it was asked for.
+    asked: String,
+    listener: Listener,
+}
 
 struct Named {
     /// `FileDescriptorName=` of the socket unit.
@@ -32,7 +47,7 @@ impl InheritedListeners {
         let mut passed = ListenFd::from_env();
         let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':');
-        let mut inherited = Vec::new();
+        let mut all = Vec::new();
         for nth in 0..passed.len() {
             let name = names.next().unwrap_or_default().to_owned();
             let refuse = |reason: String| {
@@ -51,9 +66,45 @@ impl InheritedListeners {
                 },
             };
             let listener = listener.map_err(|error| refuse(error.to_string()))?;
-            inherited.push(Named { name, address: listener.address().clone(), listener: Some(listener) });
+            all.push(Named { name, address: listener.address().clone(), listener: Some(listener) });
         }
-        Ok(InheritedListeners(inherited))
+        Ok(InheritedListeners { passed: all, offered: Vec::new() })
+    }
+
+    /// Adds a listener of the process that served before. One that the service manager had passed
+    /// to that process by a name is as if it were passed to this one.
+    pub(super) fn offer(
+        &mut self,
+        kind: String,
+        asked: String,
+        manager_name: Option<String>,
+        listener: Listener,
+    ) {
+        match manager_name {
+            Some(name) if self.passed.iter().all(|passed| passed.address != *listener.address()) => {
+                let address = listener.address().clone();
+                self.passed.push(Named { name, address, listener: Some(listener) });
+            }
+            Some(_) => {}
+            None => self.offered.push(Offered { kind, asked, listener }),
+        }
+    }
+
+    /// Takes the listener of the process that served before which that process was asked for by the
+    /// same words, if there is one.
+    pub(super) fn take_offered(&mut self, kind: &str, asked: &str) -> Option<Listener> {
+        let at = self.offered.iter().position(|offered| offered.kind == kind && offered.asked == asked)?;
+        Some(self.offered.remove(at).listener)
+    }
+
+    /// Closes the listeners of the process that served before which this one does not have.
+    pub(super) fn close_offered(&mut self) {
+        self.offered.clear();
+    }
+
+    /// The name by which the service manager has passed the socket at an address.
+    pub(super) fn name_of(&self, address: &Address) -> Option<&str> {
+        self.passed.iter().find(|passed| passed.address == *address).map(|passed| passed.name.as_str())
     }
 
     /// The listeners that are served because they were inherited: those at no address of `named`.
@@ -66,7 +117,7 @@ impl InheritedListeners {
                 entry.address.resolve(protocol.port).is_ok_and(|place| place.socket() == Some(address))
             })
         };
-        let further = self.0.iter().filter(|inherited| !is_named(&inherited.address));
+        let further = self.passed.iter().filter(|inherited| !is_named(&inherited.address));
         let listening = further.map(|Named { name, address, .. }| {
             let protocol = of_name(name).ok_or_else(|| {
                 let known: Vec<_> = over_streams().map(|protocol| protocol.name).collect();
@@ -89,7 +140,7 @@ impl InheritedListeners {
 
     /// Takes the socket at an address, if there is one.
     pub(super) fn take(&mut self, address: &Address) -> Option<Listener> {
-        self.0.iter_mut().find(|inherited| inherited.address == *address)?.listener.take()
+        self.passed.iter_mut().find(|inherited| inherited.address == *address)?.listener.take()
     }
 }
 

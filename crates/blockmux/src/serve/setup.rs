@@ -21,15 +21,20 @@ use crate::protocol::{self, Carrier, Frontends, Listening, PROTOCOLS, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::state::check_directory;
 use blockmux_lab::ceiling::Transport;
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::volume_state::VolumeState;
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use rustix::thread::CapabilitySet;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// Volumes that are open, by name.
+pub(super) type OpenedVolumes = BTreeMap<String, (Export, Arc<VolumeState>)>;
 
 /// Everything that a daemon does.
 pub(super) struct Setup {
@@ -237,14 +242,34 @@ impl Setup {
             read_only: self.read_only,
             may_grow: self.may_change(),
             state: self.state.clone(),
+            uuids: BTreeMap::new(),
         }
     }
 
-    /// Opens all volumes.
-    pub(super) fn open(&self) -> Result<Exports, Failure> {
+    /// Opens the volumes that `is_meant` names.
+    pub(super) fn open_some(&self, is_meant: impl Fn(&str) -> bool) -> Result<OpenedVolumes, Failure> {
         let opening = self.opening();
+        let meant = self.volumes.iter().filter(|named| is_meant(&named.name));
+        let open = |named: &NamedVolume| {
+            let opened = opening.open(named, Populate::Behind).map_err(|failure| self.located(failure))?;
+            Ok((named.name.clone(), opened))
+        };
+        meant.map(open).collect()
+    }
+
+    /// Opens all volumes but those that are `opened`; `uuids` are those of the process that served
+    /// before.
+    pub(super) fn open(
+        &self,
+        mut opened: OpenedVolumes,
+        uuids: BTreeMap<String, VolumeUuid>,
+    ) -> Result<Exports, Failure> {
+        let opening = Opening { uuids, ..self.opening() };
         let populate = Populate::Until(Instant::now() + POPULATING);
-        let open = |named| opening.open(named, populate).map_err(|failure| self.located(failure));
+        let open = |named: &NamedVolume| match opened.remove(&named.name) {
+            Some(opened) => Ok(opened),
+            None => opening.open(named, populate).map_err(|failure| self.located(failure)),
+        };
         let exports = self.volumes.iter().map(open);
         let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)?;
         for named in &self.volumes {

@@ -16,6 +16,7 @@ mod page;
 mod process;
 mod reply;
 mod routes;
+mod takeover;
 
 pub(super) use endpoint::{Endpoint, bind_control, bind_tcp};
 
@@ -32,6 +33,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -125,7 +127,7 @@ async fn sample(shared: Shared) {
 /// Serves clients of one endpoint until the daemon stops; then those that have a request are
 /// answered.
 async fn accept_all(
-    Endpoint { listener, guard }: Endpoint,
+    Endpoint { listener, guard, .. }: Endpoint,
     router: Router,
     clients: Arc<Semaphore>,
     mut stopped: watch::Receiver<()>,
@@ -187,7 +189,11 @@ async fn serve(
     let answer = service_fn(move |request: Request<Incoming>| {
         let (guard, peer, mut router) = (guard.clone(), peer.clone(), router.clone());
         async move {
-            match guard::admit(&guard, &peer, request.map(Body::new)).await {
+            let mut request = request.map(Body::new);
+            if matches!(*guard, Guard::Owner) {
+                request.extensions_mut().insert(takeover::ByOwner);
+            }
+            match guard::admit(&guard, &peer, request).await {
                 Ok(request) => router.call(request).await,
                 Err(refused) => Ok(refused),
             }
@@ -197,7 +203,8 @@ async fn serve(
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_TIME)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(Box::pin(stream)), answer);
+        .serve_connection(TokioIo::new(Box::pin(stream)), answer)
+        .with_upgrades();
     tokio::pin!(connection);
     tokio::select! {
         served = connection.as_mut() => return Ok(served?),
@@ -206,6 +213,9 @@ async fn serve(
     connection.as_mut().graceful_shutdown();
     Ok(connection.await?)
 }
+
+/// A connection, as it is served.
+type Io = TokioIo<Pin<Box<TimeoutStream<AnyStream>>>>;
 
 /// Clients at a time; others wait.
 const MOST_CLIENTS: usize = 256;

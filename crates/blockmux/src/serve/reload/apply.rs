@@ -211,7 +211,8 @@ impl Reloader {
         };
         follow(&lives);
         // Sessions that may not go on have time to end.
-        let gone: BTreeSet<String> = gone.iter().map(|own| own.listener.place.to_string()).collect();
+        // Drops the second handles of their sockets, too.
+        let gone: BTreeSet<String> = gone.into_iter().map(|own| own.listener.place.to_string()).collect();
         let replaced: BTreeSet<&str> = plan
             .steps
             .iter()
@@ -283,13 +284,13 @@ impl Reloader {
                     });
                     if let Some(at) = at {
                         let (_, own) = kept.swap_remove(at);
-                        state.listeners.push(RunningListener { asked, listener, end: own.end });
+                        state.listeners.push(RunningListener { asked, listener, ..own });
                     }
                 }
                 Place::New(bound) => {
                     let BoundPlace { asked, listener, socket } = *bound;
-                    match self.accept(&lives, &listener, socket) {
-                        Ok(end) => state.listeners.push(RunningListener { asked, listener, end }),
+                    match self.accept(&lives, asked, listener, socket) {
+                        Ok(running) => state.listeners.push(running),
                         Err(failure) => warnings.push(failure.to_string()),
                     }
                 }

@@ -22,6 +22,7 @@ impl Reloader {
         let mut state = self.state();
         let frontends = self.frontends.get();
         let has_words = write_down(&mut state.running, &frontends, request, answer, opened)?;
+        state.is_unsaved = true;
         Some(match (self.has_file(), has_words) {
             (false, _) => return None,
             (true, true) => "this is not in the config file; 'ctl save' puts it there".to_owned(),

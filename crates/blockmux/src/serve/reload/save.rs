@@ -57,7 +57,7 @@ impl Reloader {
                 .map_err(|error| format!("{}: cannot be written: {error}", page.path.display()))?;
         }
         let saved = Model::of(&self.read_file()?);
-        state.loaded = saved;
+        (state.loaded, state.is_unsaved) = (saved, false);
         let mut said = format!("{} changes saved", changes.len() - strays.len());
         if !strays.is_empty() {
             said += &format!("; not saved, as the command line says it: {}", strays.join(", "));
