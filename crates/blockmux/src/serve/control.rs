@@ -10,7 +10,6 @@ use super::identity::warn_of_twins;
 use super::opening::{NamedVolume, Opening};
 use super::reload::{Current, Reloader};
 use super::setup::LARGEST;
-use super::takeover::Successors;
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
     Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus,
@@ -174,7 +173,6 @@ pub(super) struct ControlServer {
     pub(super) frontends: Current<Frontends>,
     pub(super) policy: Policy,
     pub(super) reloader: Arc<Reloader>,
-    pub(super) successors: Successors,
 }
 
 impl ControlServer {

@@ -17,6 +17,7 @@ mod identity;
 mod inherited;
 mod late;
 mod listen;
+mod offer;
 mod opening;
 mod reload;
 mod service_manager;
@@ -297,15 +298,14 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         frontends: reloader.frontends.clone(),
         policy: setup.policy.clone(),
         reloader: reloader.clone(),
-        successors,
     };
     let api = match endpoints.is_empty() {
         true => {
             // It uses the cores.
-            drop(control);
+            drop((control, successors));
             None
         }
-        false => Some(Api::start(endpoints, control)?),
+        false => Some(Api::start(endpoints, control, successors)?),
     };
     let watchdog = Watchdog::start(reloader.cores().inboxes())?;
     let status = match command {

@@ -2,13 +2,14 @@
 //! most a pause.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, ended, has, succeed, text};
+use crate::program::{BLOCKMUX, blockmux, ended, has, text};
 use crate::raw_client::{RawClient, WRITE};
 use crate::raw_iscsi::{GOOD, RESERVATION_CONFLICT, RawIscsi};
 use rustix::process::Signal;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -248,6 +249,32 @@ fn what_cannot_be_taken_over_is_said_and_the_daemon_goes_on() {
     assert_eq!(place.nbd().read(0, 512), [0; 512]);
 }
 
+#[test]
+fn a_daemon_with_nbd_clients_by_tls_is_taken_over_once_they_are_gone() {
+    let files = tempfile::tempdir().unwrap();
+    let keys = files.path().join("keys.psk");
+    fs::write(&keys, format!("alice:{}\n", "5a".repeat(32))).unwrap();
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+    let args = ["a=file:DIR/a.img?size=1m", "--nbd-tls-psk", &keys.display().to_string()];
+    let mut place = Place::serve(&args);
+    let (socket, keys) = (place.path("nbd"), keys.display());
+    let url = format!("nbds+unix://alice@/a?socket={}&tls-psk-file={keys}", socket.display());
+    let gateway = Daemon::serve(&[&url]);
+    let mut client = RawClient::connect(&gateway.socket());
+    assert_eq!(client.write(0, 0, &[1; 512]), 0);
+    let refused = place.try_to_take_over(&args);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains(" TLS, and cannot be handed over; disconnect those clients"), "{said}");
+    assert_eq!(client.write(0, 0, &[2; 512]), 0);
+    drop((client, gateway));
+    while !text(&place.ctl(&["status"]).stdout).starts_with("connections  0 ") {}
+    let mut before = place.take_over();
+    assert!(before.wait().success());
+    let output = blockmux(["info", &url]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
 /// A process that wants to take over, as far as a test goes.
 struct Successor(UnixStream);
 
@@ -350,7 +377,7 @@ fn sockets_are_handed_over_to_the_owner_by_the_control_socket_alone() {
     let files = tempfile::tempdir().unwrap();
     let token = files.path().join("token");
     fs::write(&token, "secret-token-of-a-test-0123456789").unwrap();
-    succeed(Command::new("chmod").arg("600").arg(&token));
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
     let token = token.display().to_string();
     let place = Place::serve(&["a=file:DIR/a.img?size=1m", "--api", "127.0.0.1:0", "--api-token-file", &token]);
     let answer = |mut stream: Box<dyn ReadWrite>, headers: &str| {

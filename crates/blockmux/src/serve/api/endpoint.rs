@@ -7,8 +7,8 @@ use crate::failure::Failure;
 use crate::protocol::policy::ListenerAddress;
 use crate::protocol::secret;
 use crate::serve::inherited::InheritedListeners;
-use crate::serve::takeover::{API, CONTROL, ListenerOffer};
-use blockmux_engine::socket::{Address, Listener, ListenerHandle};
+use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
+use blockmux_engine::socket::{Address, Listener};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::Mode;
 use rustix::process::{geteuid, umask};
@@ -65,7 +65,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// If this process has no room for another file.
-    pub(in crate::serve) fn offer(&self) -> Result<(ListenerOffer, Arc<ListenerHandle>), Failure> {
+    pub(in crate::serve) fn offer(&self) -> Result<OfferedListener, Failure> {
         let handle = self.listener.handle().map_err(|error| {
             Failure::run(format!("{}: {error}; raise the limit of open files", self.listener.address()))
         })?;

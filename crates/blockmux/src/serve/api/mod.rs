@@ -21,6 +21,7 @@ mod takeover;
 pub(super) use endpoint::{Endpoint, bind_control, bind_tcp};
 
 use super::control::ControlServer;
+use super::takeover::Successors;
 use crate::failure::Failure;
 use actions::Actions;
 use axum::Router;
@@ -56,6 +57,7 @@ pub(super) struct Api {
 #[derive(Clone)]
 struct Shared {
     control: Arc<ControlServer>,
+    successors: Arc<Successors>,
     actions: Actions,
     samples: Arc<Mutex<Samples>>,
 }
@@ -65,7 +67,11 @@ impl Api {
     ///
     /// # Errors
     /// If the system has no thread for it.
-    pub(super) fn start(endpoints: Vec<Endpoint>, control: ControlServer) -> Result<Api, Failure> {
+    pub(super) fn start(
+        endpoints: Vec<Endpoint>,
+        control: ControlServer,
+        successors: Successors,
+    ) -> Result<Api, Failure> {
         let start = || {
             let runtime = Builder::new_current_thread()
                 .enable_all()
@@ -73,8 +79,12 @@ impl Api {
                 .thread_name("command")
                 .build()?;
             let (stop, stopped) = watch::channel(());
-            let shared =
-                Shared { control: Arc::new(control), actions: Actions::default(), samples: Arc::default() };
+            let shared = Shared {
+                control: Arc::new(control),
+                successors: Arc::new(successors),
+                actions: Actions::default(),
+                samples: Arc::default(),
+            };
             let run = move || run(&runtime, endpoints, shared, &stopped);
             let thread = thread::Builder::new().name("control".to_owned()).spawn(run)?;
             Ok(Api { stop: Some(stop), thread: Some(thread) })

@@ -35,7 +35,7 @@ pub(super) async fn take_over(State(shared): State<Shared>, mut request: Request
     tokio::spawn(async move {
         match connection(upgraded).await {
             // Listing what is served takes locks.
-            Ok(stream) => drop(tokio::task::spawn_blocking(move || shared.control.successors.offer(stream))),
+            Ok(stream) => drop(tokio::task::spawn_blocking(move || shared.successors.offer(stream))),
             Err(error) => warn!("a takeover has ended before it began: {error}"),
         }
     });

@@ -19,9 +19,9 @@ use super::ServeArgs;
 use super::control::Parts;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundPlace};
+use super::offer::{ListenerOffer, Offered, VolumeOffer};
 use super::opening::Opening;
 use super::setup::Setup;
-use super::takeover::{ListenerOffer, VolumeOffer};
 use crate::ctl::PlanReport;
 use crate::data_key::DataKey;
 use crate::failure::Failure;
@@ -108,14 +108,6 @@ struct RunningListener {
 struct Accepting {
     handle: Arc<ListenerHandle>,
     limit: ConnectionLimit,
-}
-
-/// What a process that takes over gets.
-pub(super) struct Offered {
-    pub(super) listeners: Vec<(ListenerOffer, Arc<ListenerHandle>)>,
-    pub(super) volumes: Vec<VolumeOffer>,
-    /// What runs, as a config file.
-    pub(super) text: String,
 }
 
 impl Reloader {

@@ -23,4 +23,4 @@ mod wire;
 
 pub(super) use acquire::Takeover;
 pub(super) use release::{Handover, Successors};
-pub(super) use wire::{API, CONTROL, ListenerOffer, PATH, UPGRADE, VolumeOffer};
+pub(super) use wire::{PATH, UPGRADE};

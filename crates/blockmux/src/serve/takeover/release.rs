@@ -1,9 +1,10 @@
 //! The process that serves: what it offers to one that takes over, and how it lets go.
 
-use super::wire::{Channel, ListenerOffer, Message, Offer, SessionOffer};
+use super::wire::{Channel, Message, Offer, SessionOffer};
 use crate::failure::Failure;
 use crate::serve::{StopEvent, flush};
-use crate::serve::reload::{Offered, Reloader};
+use crate::serve::offer::{Offered, OfferedListener};
+use crate::serve::reload::Reloader;
 use blockmux_engine::departures::Departures;
 use blockmux_engine::socket::ListenerHandle;
 use blockmux_proto::exports::Exports;
@@ -24,7 +25,7 @@ use tracing::{info, warn};
 pub(in crate::serve) struct Successors {
     reloader: Arc<Reloader>,
     /// Those of the API.
-    endpoints: Vec<(ListenerOffer, Arc<ListenerHandle>)>,
+    endpoints: Vec<OfferedListener>,
     /// Directory of reservations.
     state: Option<PathBuf>,
     events: Sender<StopEvent>,
@@ -54,7 +55,7 @@ impl Successors {
     /// What `reloader` runs can be taken over, with the listeners of the API.
     pub(in crate::serve) fn new(
         reloader: Arc<Reloader>,
-        endpoints: Vec<(ListenerOffer, Arc<ListenerHandle>)>,
+        endpoints: Vec<OfferedListener>,
         state: Option<PathBuf>,
         events: Sender<StopEvent>,
     ) -> Successors {
@@ -97,7 +98,7 @@ impl Successors {
 /// Sends what is offered, and waits for the other process to be ready.
 fn wait_until_ready(
     channel: &Channel,
-    listeners: &[(ListenerOffer, Arc<ListenerHandle>)],
+    listeners: &[OfferedListener],
     offer: Offer,
 ) -> io::Result<()> {
     for (listener, handle) in listeners {
@@ -127,15 +128,15 @@ impl Handover {
         // While clients are still served; the last flush has little to do then.
         let flushed = flush::all(&reloader.exports);
         let departures = reloader.parts.departures();
-        let reason = match departures.secured() {
-            _ if flushed.is_err() => flushed.map_or_else(|failure| failure.to_string(), |()| String::new()),
+        let reason = match (flushed, departures.secured()) {
+            (Err(failure), _) => failure.to_string(),
             _ if has_command => "the daemon serves a command (--run)".to_owned(),
-            0 if reloader.export() == self.offered => {
+            (Ok(()), 0) if reloader.export() == self.offered => {
                 info!("another process takes over");
                 return Some(self);
             }
-            0 => "the daemon's config has changed meanwhile; try again".to_owned(),
-            number => {
+            (Ok(()), 0) => "the daemon's config has changed meanwhile; try again".to_owned(),
+            (Ok(()), number) => {
                 let connections = if number == 1 { "connection uses" } else { "connections use" };
                 format!(
                     "{number} NBD {connections} TLS, and cannot be handed over; disconnect those clients ('ctl \

@@ -3,6 +3,7 @@
 //! A message is its length, the length of its attachment, JSON, and the attachment. The socket
 //! travels with the first byte.
 
+use crate::serve::offer::{ListenerOffer, VolumeOffer};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -41,38 +42,12 @@ pub(super) enum Message {
     Serving,
 }
 
-/// A listener of the process that serves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::serve) struct ListenerOffer {
-    /// Name of its protocol, [`CONTROL`] or [`API`].
-    pub(in crate::serve) kind: String,
-    /// The address as it was asked for; its port may be 0.
-    pub(in crate::serve) asked: String,
-    /// The process removes the file of this Unix socket.
-    pub(in crate::serve) owns_file: bool,
-    /// The service manager has passed it by this name.
-    pub(in crate::serve) manager_name: Option<String>,
-}
-
 /// What the process that serves has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Offer {
     pub(super) volumes: Vec<VolumeOffer>,
     /// Directory of reservations.
     pub(super) state: Option<PathBuf>,
-}
-
-/// A volume of the process that serves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::serve) struct VolumeOffer {
-    pub(in crate::serve) name: String,
-    /// As people may see it: without passwords.
-    pub(in crate::serve) spec: String,
-    /// What its files and devices are known by: another path may lead to the same file, and the same
-    /// relative path to another one.
-    pub(in crate::serve) data: Vec<String>,
-    /// By which initiators know it.
-    pub(in crate::serve) uuid: Option<String>,
 }
 
 /// A connection of the process that served.
@@ -212,10 +187,6 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 pub(in crate::serve) const UPGRADE: &str = "blockmux-takeover/1";
 /// Path of that request.
 pub(in crate::serve) const PATH: &str = "/v1/takeover";
-/// The listener of `--control`.
-pub(in crate::serve) const CONTROL: &str = "control";
-/// The listener of `--api`.
-pub(in crate::serve) const API: &str = "api";
 /// Two lengths.
 const HEAD: usize = 8;
 /// The longest message: names and specs of tens of thousands of volumes, in bytes.
