@@ -366,7 +366,9 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         if self.departure.is_none() || is_over || !self.core.is_stopping() || !self.is_leaving(now) {
             return false;
         }
-        let Some((departure, permit)) = self.departure.as_ref().zip(self.permit.as_ref()) else { return false };
+        let Some((departure, permit)) = self.departure.as_ref().zip(self.permit.as_ref()) else {
+            return false;
+        };
         let Some(state) = (departure.hand_over)(&mut self.session) else { return false };
         let (stream, unread) = self.connection.hand_over();
         let departed = DepartedConnection {

@@ -53,7 +53,6 @@ use reload::Reloader;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use service_manager::Watchdog;
 use setup::Setup;
-use takeover::{Handover, Successors, Takeover};
 use signal_hook::consts::SIGHUP;
 use std::collections::BTreeMap;
 use std::io;
@@ -64,6 +63,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
+use takeover::{Handover, Successors, Takeover};
 use tracing::{info, warn};
 
 /// What to serve, and how.
@@ -240,9 +240,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
     let control = setup.control.as_ref().map(|path| bind_control(path, &mut inherited));
     let control = control.transpose()?;
-    let tcp = setup.api.as_ref().map(|address| {
-        bind_tcp(address, setup.api_token_file.as_deref(), &mut inherited)
-    });
+    let tcp =
+        setup.api.as_ref().map(|address| bind_tcp(address, setup.api_token_file.as_deref(), &mut inherited));
     let endpoints: Vec<_> = control.into_iter().chain(tcp.transpose()?).collect();
     let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;

@@ -150,7 +150,8 @@ fn an_nbd_client_that_does_not_connect_again_goes_on_when_another_process_has_ta
         let mut before = place.take_over();
         let said = rest_of(&mut before);
         assert_eq!(before.wait().code(), Some(0), "{said}");
-        let lines = said.lines().filter(|line| line.contains("logout: another process continues the session"));
+        let lines =
+            said.lines().filter(|line| line.contains("logout: another process continues the session"));
         assert_eq!(lines.count(), 2, "{said}");
     }
     place.daemon.wait_for_line(" write ");
@@ -179,13 +180,18 @@ fn requests_of_an_nbd_client_are_answered_by_the_process_that_took_them_or_the_n
     client.send(&[3; 2048]);
     assert_eq!(client.reply(), 0);
     let content = client.read(0, 16384);
-    assert!([1, 2, 3, 0].iter().zip(content.chunks(4096)).all(|(byte, part)| part.iter().all(|own| own == byte)));
+    assert!(
+        [1, 2, 3, 0].iter().zip(content.chunks(4096)).all(|(byte, part)| part.iter().all(|own| own == byte))
+    );
     assert_eq!(place.nbd().read(4096, 512), [2; 512], "new clients are served, too");
     let sessions = text(&place.ctl(&["sessions"]).stdout);
     assert!(sessions.contains("nbd"), "{sessions}");
     place.daemon.signal(Signal::TERM);
     assert!(place.daemon.wait().success());
-    assert!(!place.path("nbd").exists() && !place.path("control").exists(), "the sockets go with the last process");
+    assert!(
+        !place.path("nbd").exists() && !place.path("control").exists(),
+        "the sockets go with the last process"
+    );
 }
 
 #[test]
@@ -232,7 +238,11 @@ fn what_cannot_be_taken_over_is_said_and_the_daemon_goes_on() {
         assert_eq!(place.nbd().read(0, 512), [1; 512]);
         assert!(place.ctl(&["status"]).status.success());
     };
-    goes_on(&["b=file:DIR/b.img?size=1m"], 2, "the daemon serves `a`, and this config does not; add the volume");
+    goes_on(
+        &["b=file:DIR/b.img?size=1m"],
+        2,
+        "the daemon serves `a`, and this config does not; add the volume",
+    );
     goes_on(&["a=file:DIR/a.img"], 2, "/a.img?size=1m for the daemon, and file:");
     goes_on(&[a, "--state", "DIR/elsewhere"], 2, "give both the same --state");
     goes_on(&[a, "b=file:DIR/nowhere/b.img"], 2, "/nowhere/b.img: does not exist");
@@ -282,7 +292,9 @@ impl Successor {
     /// Asks a daemon.
     fn ask(place: &Place) -> Successor {
         let mut stream = UnixStream::connect(place.path("control")).unwrap();
-        stream.write_all(request("Connection: upgrade\r\nUpgrade: blockmux-takeover/1\r\n").as_bytes()).unwrap();
+        stream
+            .write_all(request("Connection: upgrade\r\nUpgrade: blockmux-takeover/1\r\n").as_bytes())
+            .unwrap();
         let mut line = String::new();
         BufReader::with_capacity(1, &stream).read_line(&mut line).unwrap();
         assert!(line.starts_with("HTTP/1.1 101 "), "{line}");
@@ -379,7 +391,8 @@ fn sockets_are_handed_over_to_the_owner_by_the_control_socket_alone() {
     fs::write(&token, "secret-token-of-a-test-0123456789").unwrap();
     fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
     let token = token.display().to_string();
-    let place = Place::serve(&["a=file:DIR/a.img?size=1m", "--api", "127.0.0.1:0", "--api-token-file", &token]);
+    let place =
+        Place::serve(&["a=file:DIR/a.img?size=1m", "--api", "127.0.0.1:0", "--api-token-file", &token]);
     let answer = |mut stream: Box<dyn ReadWrite>, headers: &str| {
         stream.write_all(request(headers).as_bytes()).unwrap();
         let mut line = String::new();
@@ -392,7 +405,8 @@ fn sockets_are_handed_over_to_the_owner_by_the_control_socket_alone() {
     let other = "Connection: upgrade\r\nUpgrade: blockmux-takeover/99\r\n";
     assert!(answer(control(), other).starts_with("HTTP/1.1 422 "));
     let api = place.daemon.json["api"].as_str().unwrap();
-    let api = || Box::new(TcpStream::connect(api.trim_start_matches("http://").trim_end_matches('/')).unwrap());
+    let api =
+        || Box::new(TcpStream::connect(api.trim_start_matches("http://").trim_end_matches('/')).unwrap());
     assert!(answer(api(), upgrade).starts_with("HTTP/1.1 401 "));
     let authorized = format!("{upgrade}Authorization: Bearer secret-token-of-a-test-0123456789\r\n");
     assert!(answer(api(), &authorized).starts_with("HTTP/1.1 409 "));

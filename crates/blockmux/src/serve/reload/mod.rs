@@ -216,9 +216,11 @@ impl Reloader {
     pub(super) fn offer(&self) -> Result<Offered, String> {
         let state = self.state();
         if state.is_unsaved {
-            return Err("the daemon has changes by 'ctl' that its config file does not have; write them there with \
+            return Err(
+                "the daemon has changes by 'ctl' that its config file does not have; write them there with \
                         'ctl save', or drop them with 'ctl reload'"
-                .to_owned());
+                    .to_owned(),
+            );
         }
         let in_ram = state.running.volumes.iter().find(|named| named.entry.spec.ram_bytes() > 0);
         if let Some(named) = in_ram {
@@ -249,11 +251,7 @@ impl Reloader {
                 uuid: served.and_then(|served| served.uuid()).map(|uuid| uuid.to_string()),
             }
         });
-        Ok(Offered {
-            listeners: listeners.collect(),
-            volumes: volumes.collect(),
-            text: state.running.text(),
-        })
+        Ok(Offered { listeners: listeners.collect(), volumes: volumes.collect(), text: state.running.text() })
     }
 
     /// Continues a session of the process that served before.
@@ -263,7 +261,8 @@ impl Reloader {
     pub(super) fn resume(&self, session: HandedSession) -> Result<(), String> {
         let state = self.state();
         let own = state.listeners.iter().find(|own| {
-            own.listener.protocol.name == session.protocol && own.listener.place.to_string() == session.listener
+            own.listener.protocol.name == session.protocol
+                && own.listener.place.to_string() == session.listener
         });
         let (own, accepting) = own
             .and_then(|own| Some((own, own.accepting.as_ref()?)))
@@ -275,7 +274,9 @@ impl Reloader {
         let permit = accepting.limit.admit(stream.peer_ip(), stream.hang_up());
         let permit = permit.ok_or("there are too many connections; raise --max-connections")?;
         let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
-        self.cores.ask(nth, move |core| resume(core, session, permit)).ok_or_else(|| "a core has ended".to_owned())
+        self.cores
+            .ask(nth, move |core| resume(core, session, permit))
+            .ok_or_else(|| "a core has ended".to_owned())
     }
 
     fn lives(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {

@@ -57,9 +57,12 @@ impl Takeover {
         let peer = socket_peercred(&stream).map_err(|error| cannot(error.to_string()))?.uid;
         let is_ours = peer == geteuid() || peer.is_root();
         if !is_ours && user.is_none_or(|user| user.uid() != peer.as_raw()) {
-            return Err(cannot("the daemon is another user's; run this as that user, or with --user".to_owned()));
+            return Err(cannot(
+                "the daemon is another user's; run this as that user, or with --user".to_owned(),
+            ));
         }
-        let lost = |error: io::Error| cannot(format!("the daemon has ended or is stuck ({error}); look at its log"));
+        let lost =
+            |error: io::Error| cannot(format!("the daemon has ended or is stuck ({error}); look at its log"));
         let channel = Channel::new(stream).map_err(lost)?;
         let mut files = Vec::new();
         loop {
@@ -178,7 +181,9 @@ impl Takeover {
         for (name, snapshot) in std::mem::take(&mut self.reservations) {
             let served = exports.find(&name).and_then(|(id, _)| exports.served(id));
             served.map_or(Ok(()), |served| served.restore_reservations(&snapshot)).map_err(|error| {
-                Failure::request(format!("--takeover: what the daemon says of reservations of `{name}` {error}"))
+                Failure::request(format!(
+                    "--takeover: what the daemon says of reservations of `{name}` {error}"
+                ))
             })?;
         }
         Ok(())

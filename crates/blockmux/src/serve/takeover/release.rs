@@ -2,9 +2,9 @@
 
 use super::wire::{Channel, Message, Offer, SessionOffer};
 use crate::failure::Failure;
-use crate::serve::{StopEvent, flush};
 use crate::serve::offer::{Offered, OfferedListener};
 use crate::serve::reload::Reloader;
+use crate::serve::{StopEvent, flush};
 use blockmux_engine::departures::Departures;
 use blockmux_engine::socket::ListenerHandle;
 use blockmux_proto::exports::Exports;
@@ -96,11 +96,7 @@ impl Successors {
 }
 
 /// Sends what is offered, and waits for the other process to be ready.
-fn wait_until_ready(
-    channel: &Channel,
-    listeners: &[OfferedListener],
-    offer: Offer,
-) -> io::Result<()> {
+fn wait_until_ready(channel: &Channel, listeners: &[OfferedListener], offer: Offer) -> io::Result<()> {
     for (listener, handle) in listeners {
         channel.send_with(&Message::Listener(listener.clone()), &[], Some(handle.as_fd()))?;
     }

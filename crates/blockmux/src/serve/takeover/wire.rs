@@ -223,7 +223,7 @@ mod tests {
             }
         });
         let within = Some(Duration::from_secs(60));
-        let mut receive = || other.receive(within).unwrap();
+        let receive = || other.receive(within).unwrap();
         let first = receive();
         assert_eq!((first.message, first.socket.is_some()), (Message::Ready, false));
         let second = receive();
