@@ -68,7 +68,7 @@ fn at(directory: &Path, args: &[&str]) -> Vec<String> {
 /// A daemon that takes over from the one with the same control socket, if there is one.
 fn command(directory: &Path, args: &[String]) -> Command {
     let mut command = Command::new(BLOCKMUX);
-    command.args(["serve", "--json"]).args(at(
+    command.args(["serve", "--json", "--log", "control=info"]).args(at(
         directory,
         &["--control", "unix:DIR/control", "--takeover", "unix:DIR/control", "--nbd", "unix:DIR/nbd"],
     ));
