@@ -158,7 +158,7 @@ impl fmt::Display for ListenAddress {
 }
 
 impl ListenerEntry {
-    /// As a config file says it, with the place in full where that is known.
+    /// The entry in the syntax of a config file, with the full address where it is known.
     pub(crate) fn in_full(&self, default_port: u16) -> String {
         let address = match self.address.resolve(default_port) {
             Ok(ListenerAddress::Socket(Address::Tcp(tcp))) => tcp.to_string(),

@@ -88,7 +88,7 @@ pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     })
 }
 
-/// What to write instead of an option that other programs have.
+/// Advice for an option that other programs have.
 fn foreign(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
     let is_serve = command_of(error).ends_with("serve");

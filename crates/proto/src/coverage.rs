@@ -36,7 +36,7 @@ impl Coverage {
             return Ok(());
         }
         let place = self.0.partition_point(|range| range.1 <= start);
-        // All before `place` end at or before `start`; what is at `place` ends behind it.
+        // Ranges before `place` end at or before `start`; the range at `place` ends after it.
         if self.0.get(place).is_some_and(|next| next.0 < end) {
             return Err(RangeError::Overlap);
         }
@@ -71,7 +71,7 @@ impl Coverage {
 const MAX_RANGES: usize = 4096;
 
 #[cfg(test)]
-#[allow(clippy::arithmetic_side_effects, reason = "in a test an overflow is a failure, as it should be")]
+#[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

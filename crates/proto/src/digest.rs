@@ -4,13 +4,13 @@
 //! # Passes over the payload
 //! Not counting the kernel's copies into and out of the socket:
 //!
-//! | payload | without digests | with them |
+//! | payload | without digests | with digests |
 //! |---|---|---|
-//! | target, read from shared memory (a RAM volume) | not at all | copied into the pool's memory, summed there block by block |
-//! | target, read into the pool's memory, or received | not at all | summed |
-//! | initiator, a read's | not at all, or copied if it came with other PDUs | summed where it lies, before that |
-//! | initiator, a write's | not at all | summed; copied first if it is shared |
-//! | target, a write's | copied into a RAM volume | summed where it was received, then copied |
+//! | target: read data in shared memory (a RAM volume) | none | copied into the pool's memory and summed there, block by block |
+//! | target: read data in the pool's memory | none | summed |
+//! | target: write data | copied into a RAM volume | summed in the receive buffer, then copied |
+//! | initiator: read data | copied if other PDUs came with it | summed in the receive buffer, then as without digests |
+//! | initiator: write data | none | summed; shared memory is copied first |
 //!
 //! Shared memory is copied because another request may change it after the digest is computed, and
 //! the peer would close the connection for a wrong digest. Private memory does not change: nobody
@@ -66,7 +66,7 @@ mod tests {
         let bytes: Vec<u8> = (0..9000_u32).map(|i| (i % 251) as u8).collect();
         let pages = Pages::from_heap(5000);
         let (shared, private) = (Memory::from_pages(&pages).seg(0, 5000), Seg::from_slice(&bytes[5000..]));
-        // With the pool's memory and without.
+        // The second pool is empty.
         for limit in [1 << 20, 0] {
             shared.copy_from(&bytes[..5000]);
             let mut data = SgList::one(shared.clone());

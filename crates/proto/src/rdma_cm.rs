@@ -74,12 +74,12 @@ const _: () = assert!(size_of::<LoginReject>() <= MAX_PRIVATE_DATA);
 mod tests {
     use super::*;
 
-    /// As Linux 6.12 sent them over siw.
+    /// Private data that Linux 6.12 sent over siw.
     const NVME: &[u8] = b"\0\0\0\0\x20\0\x1f\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     const SRP: &[u8] = b"\0\0\0\0\0\0\0\0\0\x06\x80\0\0\0\x20\x44\x52\x54\0\x77\0\x01\0\0\0\0\0\0\0\0\0\0\
         \x50\x54\0\xff\xfe\x77\0\x02\x50\x54\0\xff\xfe\x77\0\x02\0\x44\0\0\0\0\0\0";
 
-    /// As on InfiniBand.
+    /// Pads private data to its length on InfiniBand.
     fn padded(private_data: &[u8]) -> Vec<u8> {
         let mut padded = private_data.to_vec();
         padded.resize(MAX_PRIVATE_DATA, 0);

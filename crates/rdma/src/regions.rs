@@ -55,8 +55,8 @@ pub enum RegisterError {
 
 /// The registrations of one connection.
 ///
-/// A registration allocates nothing once as many have existed at a time, except for lists of
-/// several segments.
+/// A registration allocates nothing if as many registrations have existed before, except for lists
+/// of several segments.
 pub struct Regions {
     /// Indexed by the low bits of the tag. Empty until the first registration.
     slots: Vec<StagSlot>,
@@ -414,7 +414,7 @@ mod tests {
         regions.close_all();
         let found = regions.look_up(third.stag, third.address, 3, RemoteRights::RemoteWrite);
         assert_eq!((found.unwrap_err(), regions.open()), (Refusal::InvalidStag, 0));
-        assert!(regions.register(memory(1), RemoteRights::RemoteRead).is_ok(), "and may begin anew");
+        assert!(regions.register(memory(1), RemoteRights::RemoteRead).is_ok(), "the table is usable again");
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn side(mut capture: &[u8], sender: u8) -> Vec<u8> {
     stream
 }
 
-/// Parses an MPA request or reply frame and returns it built anew, and its length.
+/// Parses an MPA request or reply frame, encodes it again, and returns it with the new bytes.
 fn parse_begin(stream: &[u8]) -> (ReqRepFrame, Option<Enhanced>, Vec<u8>) {
     let (frame, rest) = ReqRepFrame::read_from_prefix(stream).unwrap();
     let data = &rest[..frame.pd_length.get().into()];

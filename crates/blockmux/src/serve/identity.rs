@@ -1,4 +1,4 @@
-//! Which UUID a volume gets when it is served, and what its own target is called
+//! The UUID of an exported volume, and the name of the volume's own target
 //! ([decision 34](../../../../docs/decisions/0034-identity-belongs-to-the-data.md)).
 
 use super::opening::NamedVolume;
@@ -9,15 +9,18 @@ use blockmux_proto::volume_uuid::VolumeUuid;
 use std::collections::BTreeMap;
 use tracing::warn;
 
-/// Who a volume is.
+/// The identity of a volume.
 pub(super) struct Identified {
     pub(super) uuid: VolumeUuid,
-    /// After a restart it has the same UUID.
+    /// The volume has the same UUID after a restart.
     pub(super) is_lasting: bool,
 }
 
-/// The UUID of the config file, or else the one of the data; one at random where the data go with
-/// the process.
+/// The configured UUID, or one that is derived from `data` and `machine`, or a random one if the
+/// data do not outlive the process.
+///
+/// # Errors
+/// If the system provides no random bytes.
 pub(super) fn identify(
     named: &NamedVolume,
     data: Option<&DataKey>,
@@ -33,8 +36,8 @@ pub(super) fn identify(
             return Ok(Identified { uuid, is_lasting: true });
         }
         Some(_) => warn!(
-            "`{name}`: without /etc/machine-id it has another UUID after each restart; write uuid = \"...\" in its \
-             [[volume]] of a config file"
+            "`{name}`: without /etc/machine-id its UUID changes with each restart; set `uuid` in its [[volume]] of a \
+             config file"
         ),
         None => {}
     }
@@ -42,21 +45,21 @@ pub(super) fn identify(
     Ok(Identified { uuid: VolumeUuid::random(random), is_lasting: false })
 }
 
-/// What the target and the subsystem of a volume are called behind their prefixes. A name that
-/// somebody gave is used as it is; volumes without one are called alike in every daemon, so that a
-/// part of the UUID follows.
+/// The name of the volume's own target and subsystem, behind their prefixes. A configured name is
+/// used unchanged. Generated names are the same in every daemon, so part of the UUID is appended.
 pub(super) fn target_name(named: &NamedVolume, uuid: VolumeUuid) -> String {
     named.entry.name.clone().unwrap_or_else(|| format!("{}.{}", named.name, uuid.short()))
 }
 
-/// Warns of volumes of the same data: what keeps clients from one does not keep them from the
+/// Warns of volumes with the same data: access control and reservations of one do not apply to the
 /// other.
-pub(super) fn warn_of_twins<'a>(volumes: impl Iterator<Item = (&'a str, Option<VolumeUuid>)>) {
+pub(super) fn warn_of_same_data<'a>(volumes: impl Iterator<Item = (&'a str, Option<VolumeUuid>)>) {
     let mut seen = BTreeMap::new();
     for (name, uuid) in volumes.filter_map(|(name, uuid)| Some((name, uuid?))) {
-        if let Some(twin) = seen.insert(uuid, name) {
+        if let Some(other) = seen.insert(uuid, name) {
             warn!(
-                "`{name}` has the data of `{twin}`: who may use them and reservations are each volume's own"
+                "`{name}` and `{other}` export the same data: reservations and access control of one do not apply to \
+                 the other"
             );
         }
     }
@@ -83,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_last_have_one_uuid_on_one_machine_and_another_on_others() {
+    fn lasting_data_have_the_same_uuid_on_one_machine_and_different_ones_on_others() {
         let own = identified(None, Some(("a", false)), "m");
         assert_eq!((own.1, identified(None, Some(("a", false)), "m")), (true, own));
         assert_ne!(identified(None, Some(("b", false)), "m").0, own.0);
@@ -92,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_with_the_process_or_could_be_on_any_machine_has_a_uuid_of_this_start() {
+    fn data_of_the_process_or_without_a_machine_id_get_a_random_uuid() {
         for data in [None, Some(("a", false))] {
             let [first, second] = [(); 2].map(|()| identified(None, data, ""));
             assert!(first.0 != second.0 && !first.1 && !second.1);
@@ -100,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn the_uuid_of_the_config_file_wins() {
+    fn the_configured_uuid_has_priority() {
         let given = (UUID.parse().unwrap(), true);
         assert_eq!(identified(Some(UUID), None, ""), given);
         assert_eq!(identified(Some(UUID), Some(("a", true)), "m"), given);
     }
 
     #[test]
-    fn only_a_name_that_nobody_gave_gets_a_part_of_the_uuid() {
+    fn only_a_generated_name_has_part_of_the_uuid() {
         let uuid: VolumeUuid = UUID.parse().unwrap();
         assert_eq!(target_name(&volume(true, None), uuid), "disk0");
         assert_eq!(target_name(&volume(false, None), uuid), format!("disk0.{}", uuid.short()));

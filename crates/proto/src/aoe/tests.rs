@@ -1,4 +1,4 @@
-//! Both sides over a network that loses, doubles and delays frames, on a virtual clock.
+//! Initiator and target over a network that loses, duplicates and delays frames, in virtual time.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::client::{AoeInitiatorConfig, AoeInitiatorSession};
@@ -20,7 +20,7 @@ struct Net {
     random: SplitMix,
     now: Instant,
     loss_per_thousand: u64,
-    /// Arrival, whether it goes to the target, the frame.
+    /// Frames in transit: time of arrival, whether the target is the receiver, and the frame.
     on_the_way: Vec<(Instant, bool, Vec<u8>)>,
     sent: u64,
 }
@@ -51,7 +51,7 @@ impl Net {
         initiator
     }
 
-    /// Does one thing, after whatever goes on.
+    /// Runs one I/O after the bring-up and the probing.
     fn does(&mut self, op: Op, byte: u8) -> Vec<u8> {
         while !self.initiator.is_ready() || self.initiator.is_probing() {
             self.step();
@@ -81,7 +81,7 @@ impl Net {
         }
     }
 
-    /// Lets everything happen up to the next event.
+    /// Advances to the next event.
     fn step(&mut self) {
         while let Some(frame) = self.initiator.frames(self.now).pop() {
             self.send(&frame, true);
@@ -91,7 +91,7 @@ impl Net {
         }
         let arrival = self.on_the_way.iter().map(|(at, ..)| *at).min();
         let next = [arrival, self.initiator.poll_timeout()].into_iter().flatten().min();
-        self.now = self.now.max(next.expect("something goes on"));
+        self.now = self.now.max(next.expect("an event is due"));
         if self.initiator.poll_timeout().is_some_and(|at| at <= self.now) {
             self.initiator.on_timeout(self.now).unwrap();
         }
@@ -116,8 +116,8 @@ impl Net {
     }
 }
 
-/// Random reads and writes of 1 MiB in which each block holds what was written to it last; frames
-/// and virtual time.
+/// Runs random reads and writes of 1 MiB and checks all data that is read. Returns the number of
+/// frames and the virtual time.
 fn storm(seed: u64, loss_per_thousand: u64) -> (u64, Duration) {
     let mut net = Net::new(seed, loss_per_thousand);
     while !net.initiator.is_ready() {
@@ -147,8 +147,8 @@ fn storm(seed: u64, loss_per_thousand: u64) -> (u64, Duration) {
         }
         net.step();
         while let Some(done) = net.initiator.poll_done() {
-            let (offset, len, byte) = busy.remove(&done.tag.0).expect("each completes once");
-            let output = done.result.expect("nothing is lost");
+            let (offset, len, byte) = busy.remove(&done.tag.0).expect("each I/O completes once");
+            let output = done.result.expect("no I/O fails");
             let place = &mut model[offset as usize..][..len as usize];
             match byte {
                 Some(byte) => place.fill(byte),
@@ -184,8 +184,8 @@ fn without_loss_nothing_is_sent_twice() {
     assert_eq!(net.sent - before, 20, "ten commands of 17 sectors and their answers");
 }
 
-/// As when a program copies one image to a disk, then another, then the first again: each time by a
-/// new queue, of which the third has the same upper byte of tags as the first.
+/// Like a program that copies one image to a disk, then another, then the first again. Each copy
+/// has a new queue; the tags of the third have the same upper byte as those of the first.
 #[test]
 fn what_a_queue_writes_is_no_repetition_of_what_one_before_it_wrote() {
     let mut net = Net::new(1, 0);

@@ -292,7 +292,7 @@ fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), NvmeUrlError> {
 
 const SECRET: &str = "dhchap_secret_file";
 const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
-/// As in Linux.
+/// The default of Linux.
 const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 const MAX_KEEP_ALIVE: Duration = Duration::from_secs(3600);
 const DEFAULT_QUEUE_SIZE: u16 = DEPTH as u16;

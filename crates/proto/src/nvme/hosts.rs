@@ -20,7 +20,7 @@ pub struct HostAccess {
 
 /// Error: the subsystem is open to every host, and adding one to its list would exclude all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("every host may connect; name those that may in the config file, or none with hosts = []")]
+#[error("every host may connect; list the permitted hosts in the config file, or write hosts = []")]
 pub struct OpenToAll;
 
 /// The hosts of a subsystem.

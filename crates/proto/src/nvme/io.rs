@@ -1,9 +1,9 @@
 //! Commands of I/O queues (NVM Command Set 1.0 §3.2).
 //!
-//! A command is parsed before its data has arrived: whether its blocks exist is known then, as with
-//! other protocols, unless the ranges are in the data. It then continues step by step, one I/O of
-//! the volume at a time. Before each I/O, the queue's [`Admissions`] check whether reservations
-//! allow it and whether its range is locked.
+//! A command is parsed before its data has arrived. A command for blocks that do not exist fails at
+//! once, as with other protocols, unless its ranges are in the data. Otherwise the command
+//! continues step by step, one I/O of the volume at a time. Before each I/O, the queue's
+//! [`Admissions`] check whether reservations allow it and whether its range is locked.
 //!
 //! [`Admissions`]: crate::volume_state::Admissions
 
@@ -30,8 +30,9 @@ use std::collections::VecDeque;
 /// An outstanding command.
 pub(crate) struct IoCommand {
     volume: VolumeId,
-    /// Offset, and below length, in bytes.
+    /// Offset in bytes.
     offset: u64,
+    /// Length in bytes.
     len: u64,
     kind: IoCommandKind,
     /// The operation in flight or waiting.
@@ -48,7 +49,7 @@ enum IoCommandKind {
     Write {
         fua: bool,
     },
-    /// Flush of all namespaces; the remaining ones.
+    /// Flush of all namespaces, with the volumes that remain.
     FlushAll(Vec<VolumeId>),
     Compare(SgList),
     Verify,

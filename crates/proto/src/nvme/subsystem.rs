@@ -72,7 +72,7 @@ pub enum AttachError {
     NoGroup(u32),
     /// Another namespace has the same NGUID, EUI64 or UUID; hosts would take both for one.
     #[error(
-        "namespace {0} has the same NGUID, EUI64 or UUID, which follow from the volume; give one of them its own in a config file"
+        "namespace {0} has the same NGUID, EUI64 or UUID, which derive from the volume; set others for one of the two in a config file"
     )]
     Twin(u32),
 }
@@ -92,7 +92,7 @@ pub struct Namespace {
     /// Index of the volume among the exports.
     pub volume: VolumeId,
     /// Volume state that all protocols share.
-    pub served: Arc<VolumeState>,
+    pub volume_state: Arc<VolumeState>,
     /// Whether writes are refused regardless of the volume.
     pub read_only: bool,
     /// Globally unique identifiers.
@@ -203,8 +203,8 @@ impl Subsystem {
         Subsystem { serial, ..self }
     }
 
-    /// Sets the first controller identifier. Hosts take two controllers with the same identifier
-    /// for one, so that subsystems with the same NQN in several processes begin at random.
+    /// Sets the first controller identifier. A host takes two controllers with the same identifier
+    /// for one, so processes that serve the same NQN begin at random identifiers.
     #[must_use]
     pub fn with_first_controller(self, cntlid: u16) -> Subsystem {
         self.associations.begin_at(cntlid);
@@ -277,7 +277,7 @@ impl Subsystem {
         was_listed
     }
 
-    /// Lets a host connect no more; answers whether it was listed.
+    /// Admits no further connections of a host; returns whether it was listed.
     pub(crate) fn withdraw_host(&self, host: &Nqn) -> bool {
         let mut hosts = self.hosts.write();
         !hosts.is_open && hosts.remove(host)
@@ -445,11 +445,11 @@ impl Namespace {
     pub fn new(
         nsid: u32,
         volume: VolumeId,
-        served: Arc<VolumeState>,
+        volume_state: Arc<VolumeState>,
         read_only: bool,
         uuid: VolumeUuid,
     ) -> Namespace {
-        let info = served.volume().info();
+        let info = volume_state.volume().info();
         Namespace {
             nsid,
             volume,
@@ -459,7 +459,7 @@ impl Namespace {
             zeroes_deallocated: info.fast_zeroes,
             has_cache: info.write_cache,
             ana_group: 0,
-            served,
+            volume_state,
         }
     }
 
@@ -470,7 +470,7 @@ impl Namespace {
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
-        self.served.volume().info()
+        self.volume_state.volume().info()
     }
 }
 
@@ -479,7 +479,7 @@ impl NamespaceWatch {
         let (nsid, volume) = (namespace.nsid, namespace.volume);
         let watch = Arc::new(NamespaceWatch { nsid, volume, associations: associations.clone() });
         let watcher: Weak<NamespaceWatch> = Arc::downgrade(&watch);
-        namespace.served.watch(watcher);
+        namespace.volume_state.watch(watcher);
         watch
     }
 }

@@ -311,7 +311,7 @@ impl HostTransport for RdmaHostLink {
             if let Some((progress, _)) = commands.transport(request.key)
                 && progress.moved.add(0, len).is_err()
             {
-                debug_assert!(false, "a fresh command has moved nothing");
+                debug_assert!(false, "a new command has transferred no data");
             }
         }
         *self.state(request.key.narrow()) = HostCommandState::Unsent;

@@ -1,14 +1,14 @@
-//! A queue pair that carries nothing and keeps what it was asked, for the tests of sessions.
+//! A queue pair for tests of sessions. It records work requests and transfers nothing.
 
 use super::{QueuePair, RdmaSession, WorkRequest};
 use std::collections::VecDeque;
 
-/// Records what a session asks. The test answers it by events.
+/// Records the work requests of a session. The test answers them with events.
 #[derive(Debug)]
 pub struct Recorder {
-    /// What was asked and not looked at yet, oldest first.
+    /// Recorded work requests, oldest first.
     pub works: VecDeque<WorkRequest>,
-    /// How many sends, reads and writes are still taken.
+    /// How many further sends, reads and writes the session may post.
     pub room: usize,
 }
 
@@ -20,8 +20,8 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// The next thing that `session` asks. If nothing is recorded, the session is asked with that
-    /// much room.
+    /// The next work request of `session`. If none is recorded, the session may post `room` new
+    /// ones.
     pub fn next(&mut self, session: &mut impl RdmaSession, room: usize) -> Option<WorkRequest> {
         self.room = room;
         while self.works.is_empty() && session.work(self) {}

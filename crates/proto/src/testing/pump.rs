@@ -19,7 +19,7 @@ pub(crate) struct Pump<S> {
     buffer: Chunk,
     /// The memory of `Demand::Place`, and the number of bytes received into it.
     placing: Option<(SgList, usize)>,
-    /// Whether I/O waits in [`Pump::submitted`] instead of being carried out at once.
+    /// Whether I/O is held in [`Pump::submitted`] instead of executed.
     pub(crate) holds_io: bool,
     pub(crate) submitted: VecDeque<(VolumeId, Io)>,
     /// I/O that the session has cancelled.

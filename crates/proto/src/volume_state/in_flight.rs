@@ -96,16 +96,16 @@ impl InFlight {
         counter
     }
 
-    /// Nothing is counted by it any more.
+    /// Removes a counter whose user has ended.
     pub(super) fn remove_counter(&self, counter: &Arc<Counter>) {
         self.counters().retain(|other| !Arc::ptr_eq(other, counter));
     }
 
-    /// Lets an I/O begin, in the order that the module's documentation argues; answers the place
-    /// that it is counted in, for [`Counter::end`]. `check` is called when the I/O is counted.
+    /// Admits an I/O in the order that the module documentation describes. Returns the index of the
+    /// count that includes it, for [`Counter::end`]. `check` runs after the I/O was counted.
     ///
     /// # Errors
-    /// If it may not begin. Then it is not counted.
+    /// If the I/O is not admitted; it is not counted then.
     #[inline]
     pub(super) fn admit<E>(
         &self,
@@ -129,8 +129,8 @@ impl InFlight {
         Ok(place)
     }
 
-    /// Locks a range, if no byte of it is locked; answers since when. I/O that did not see the lock
-    /// is over when [`InFlight::is_over_since`] says so.
+    /// Locks a range if no byte of it is locked. Returns the time of the lock:
+    /// [`InFlight::is_over_since`] tells when all I/O that did not see the lock has completed.
     pub(super) fn lock(&self, range: ByteRange) -> Option<u64> {
         let mut held = self.held();
         if held.locked.iter().any(|&other| is_overlap(other, range)) {
@@ -141,7 +141,7 @@ impl InFlight {
         Some(held.tick())
     }
 
-    /// Ends a lock.
+    /// Unlocks a range.
     pub(super) fn unlock(&self, range: ByteRange) {
         let mut held = self.held();
         // Locked ranges do not overlap, so equal ones are the same.
@@ -157,7 +157,7 @@ impl InFlight {
         self.held().locked.iter().any(|&other| is_overlap(other, range))
     }
 
-    /// Watches ranges; answers since when.
+    /// Watches ranges; returns the watch and its time.
     pub(super) fn watch(&self, ranges: Arc<[ByteRange]>) -> (Arc<Watched>, u64) {
         let watched = Arc::new(Watched { ranges, has_changed: AtomicBool::new(false) });
         let mut held = self.held();
@@ -173,7 +173,7 @@ impl InFlight {
         self.watches.store(held.watched.len(), Ordering::SeqCst);
     }
 
-    /// A point in time behind all that was published before.
+    /// The current time, which is later than that of every change published before.
     pub(super) fn now(&self) -> u64 {
         self.held().tick()
     }
@@ -184,13 +184,14 @@ impl InFlight {
         self.watches.load(Ordering::SeqCst)
     }
 
-    /// Whether nobody counts I/O.
+    /// Whether there are no counters.
     #[cfg(test)]
     pub(super) fn has_no_counters(&self) -> bool {
         self.counters().is_empty()
     }
 
-    /// Whether all I/O is over that was counted before that time; ask again until it is.
+    /// Whether all I/O that was counted before `since` has completed; call it until it returns
+    /// true.
     pub(super) fn is_over_since(&self, since: u64) -> bool {
         let mut held = self.held();
         if held.emptied.iter().any(|&at| at < since) {
@@ -199,8 +200,8 @@ impl InFlight {
         held.emptied.iter().all(|&at| at >= since)
     }
 
-    /// Sees which counts are empty. When the one that rests is, it takes the place of the other, if
-    /// somebody still waits for that one.
+    /// Records which counts are zero. If the count that is not current is zero and the current one
+    /// is not, the two are swapped, so that the current one can reach zero.
     fn settle(&self, held: &mut Held) {
         let counters = self.counters();
         let is_empty = |place| counters.iter().all(|counter| counter.is_empty(place));
@@ -243,16 +244,16 @@ impl Counter {
     #[inline]
     fn begin(&self, place: usize) {
         if let Some(count) = self.0.get(place) {
-            // Before whatever is looked at next, in the one order that all threads agree on.
+            // Sequentially consistent, so that later reads of locks and reservations stay after it.
             count.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// An I/O that was counted in that place is over.
+    /// Counts the end of an I/O that `place` includes.
     #[inline]
     pub(super) fn end(&self, place: usize) {
         if let Some(count) = self.0.get(place) {
-            // Nobody but this core writes it, so that it need not be one operation.
+            // Only this core writes the count, so a load and a store suffice.
             count.store(count.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
         }
     }
@@ -263,10 +264,10 @@ impl Counter {
 }
 
 impl Held {
-    /// The time of a lock, watch or drain that was published just now.
+    /// The time of a lock, watch or drain that was just published.
     fn tick(&mut self) -> u64 {
         self.clock = self.clock.saturating_add(1);
-        // Counts are looked at after this, by whoever looks.
+        // Every later read of a count stays after this.
         fence(Ordering::SeqCst);
         self.clock
     }

@@ -1,22 +1,22 @@
-//! How long requests took: histograms that each user of a volume keeps for itself.
+//! Latency histograms of requests. Each user of a volume has its own.
 
 use super::traffic::add;
 use blockmux_volume::Op;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Kinds of requests whose latencies are counted apart.
+/// Kinds of requests, each with a histogram of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// Reads.
     Read,
     /// Writes.
     Write,
-    /// Zeroing, discards, flushes and all else.
+    /// All others, such as write-zeroes, discards and flushes.
     Other,
 }
 
 impl RequestKind {
-    /// That of an operation.
+    /// The kind of an operation.
     #[must_use]
     #[inline]
     pub fn of(op: Op) -> RequestKind {
@@ -28,10 +28,10 @@ impl RequestKind {
     }
 }
 
-/// Buckets of a histogram. Requests of bucket `n` took less than `2^n` units of
-/// [`LATENCY_UNIT_NS`], and those of the last one any time.
+/// Number of buckets of a histogram. Bucket `n` counts requests that took less than `2^n` times
+/// [`LATENCY_UNIT_NS`]; the last bucket has no upper bound.
 pub const LATENCY_BUCKETS: usize = 25;
-/// In nanoseconds.
+/// Upper bound of the first bucket, in nanoseconds.
 pub const LATENCY_UNIT_NS: u64 = 1 << UNIT_BITS;
 const UNIT_BITS: u32 = 10;
 
@@ -49,28 +49,28 @@ struct CoreHistogram {
     sum_ns: AtomicU64,
 }
 
-/// How long requests took: how many by bucket, and all together.
+/// A latency histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatencyHistogram {
-    /// Requests of each bucket.
+    /// Number of requests in each bucket.
     pub buckets: [u64; LATENCY_BUCKETS],
-    /// In nanoseconds.
+    /// Sum of all latencies, in nanoseconds.
     pub sum_ns: u64,
 }
 
 /// The histograms of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeLatency {
-    /// Of reads.
+    /// Latencies of reads.
     pub reads: LatencyHistogram,
-    /// Of writes.
+    /// Latencies of writes.
     pub writes: LatencyHistogram,
-    /// Of zeroing, discards, flushes and all else.
+    /// Latencies of all others, such as write-zeroes, discards and flushes.
     pub others: LatencyHistogram,
 }
 
 impl Latencies {
-    /// Counts a request that took so long.
+    /// Counts a request that took `latency_ns` nanoseconds.
     #[inline]
     pub(super) fn count(&self, kind: RequestKind, latency_ns: u64) {
         let histogram = match kind {
@@ -97,13 +97,13 @@ impl CoreHistogram {
 }
 
 impl VolumeLatency {
-    /// Each kind with its word.
+    /// The histogram of each kind, with the kind's name.
     #[must_use]
     pub fn by_kind(&self) -> [(&'static str, &LatencyHistogram); 3] {
         [("read", &self.reads), ("write", &self.writes), ("other", &self.others)]
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(&self, more: &VolumeLatency) -> VolumeLatency {
         VolumeLatency {
@@ -121,7 +121,7 @@ impl VolumeLatency {
 }
 
 impl LatencyHistogram {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(&self, more: &LatencyHistogram) -> LatencyHistogram {
         let mut both = *self;
@@ -130,7 +130,7 @@ impl LatencyHistogram {
         both
     }
 
-    /// What was counted since `before`.
+    /// The requests that were counted since `before`.
     #[must_use]
     pub fn since(&self, before: &LatencyHistogram) -> LatencyHistogram {
         let mut later = *self;
@@ -139,20 +139,20 @@ impl LatencyHistogram {
         later
     }
 
-    /// How many requests were counted.
+    /// Number of requests.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// An upper bound of bucket `nth` in nanoseconds; `None` of the last.
+    /// The upper bound of bucket `nth` in nanoseconds; `None` for the last bucket.
     #[must_use]
     pub fn bound_ns(nth: usize) -> Option<u64> {
         (nth < LATENCY_BUCKETS - 1).then(|| LATENCY_UNIT_NS.wrapping_shl(nth as u32))
     }
 
-    /// The latency in nanoseconds that a share of the requests did not exceed, evenly distributed
-    /// within a bucket; `None` if there were none.
+    /// The latency in nanoseconds that the given share of the requests did not exceed, interpolated
+    /// within its bucket; `None` without requests.
     #[must_use]
     pub fn quantile_ns(&self, share: f64) -> Option<f64> {
         let rank = share * self.count() as f64;

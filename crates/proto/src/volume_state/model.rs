@@ -91,7 +91,7 @@ fn a_write_tells_the_watch_or_is_waited_for() {
     beside_a_write(|shared| {
         let (watched, since) = shared.in_flight.watch([(0, 512)].into());
         if shared.in_flight.is_over_since(since) {
-            assert!(!shared.is_writing() || watched.has_changed(), "a write that nobody was told of");
+            assert!(!shared.is_writing() || watched.has_changed(), "the watch has missed a write");
         }
     });
 }

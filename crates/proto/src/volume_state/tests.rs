@@ -1,4 +1,4 @@
-//! One volume behind an NBD session and SCSI sessions: each meets what the others do.
+//! Tests of one volume behind an NBD session and SCSI sessions, which affect each other.
 
 use super::VolumeState;
 use super::exports::{Export, Exports, VolumeId};
@@ -26,11 +26,11 @@ impl Both {
         let name = "a".to_owned();
         let export = Export { name, description: String::new(), read_only: false, volume: volume.clone() };
         let exports = Exports::new(vec![export]);
-        let unit = LogicalUnit::over(UnitIdentity::of("a"), &exports.served(VolumeId(0)).unwrap());
+        let unit = LogicalUnit::over(UnitIdentity::of("a"), &exports.volume_state(VolumeId(0)).unwrap());
         Both { exports, bench: DeviceBench::around(unit, volume) }
     }
 
-    /// In transmission, with simple replies.
+    /// An NBD session in transmission, with simple replies.
     fn nbd(&self) -> Pump<NbdTargetSession> {
         let session = NbdTargetSession::new(self.exports.clone(), Pool::new(usize::MAX), Instant::now());
         let mut pump = Pump::new(session, &self.exports);
@@ -39,13 +39,13 @@ impl Both {
     }
 }
 
-/// Sends one request and answers the error of its reply.
+/// Sends one request and returns the error of its reply.
 fn ask(nbd: &mut Pump<NbdTargetSession>, command: u8, data: &[u8]) -> u32 {
     let reply = nbd.exchange(&request(command, data));
     u32::from_be_bytes(reply[4..8].try_into().unwrap())
 }
 
-/// For the first block.
+/// A request for the first block.
 fn request(command: u8, data: &[u8]) -> Vec<u8> {
     let (offset, length) = if command == FLUSH { (0, 0) } else { (0, 512_u32) };
     let head = [&b"\x25\x60\x95\x13\0\0\0"[..], &[command], &[0; 8], &[offset; 8], &length.to_be_bytes()];
@@ -81,7 +81,7 @@ fn a_reservation_keeps_nbd_out_as_its_type_says() {
         let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
         assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);
         assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
-        assert_eq!(ask(&mut nbd, WRITE, &[2; 512]), 0, "a registration alone keeps nobody out");
+        assert_eq!(ask(&mut nbd, WRITE, &[2; 512]), 0, "a registration alone excludes no client");
         assert_eq!(reserve_out(&mut scsi, 1, kind, 1, 0), ScsiStatus::GOOD);
         for (command, data) in [(WRITE, &[3; 512][..]), (TRIM, &[]), (ZEROES, &[])] {
             assert_eq!(ask(&mut nbd, command, data), EPERM, "type {kind}, command {command}");
@@ -90,7 +90,7 @@ fn a_reservation_keeps_nbd_out_as_its_type_says() {
             assert_eq!(ask(&mut nbd, command, &[]), if reads { 0 } else { EPERM }, "type {kind}");
         }
         assert_eq!(ask(&mut nbd, FLUSH, &[]), 0);
-        assert_eq!(ask(&mut both.nbd(), WRITE, &[3; 512]), EPERM, "nor does a new connection get in");
+        assert_eq!(ask(&mut both.nbd(), WRITE, &[3; 512]), EPERM, "a new connection is excluded too");
         assert_eq!(scsi.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [2; 512]);
         assert_eq!(reserve_out(&mut scsi, 2, kind, 1, 0), ScsiStatus::GOOD);
         assert_eq!(ask(&mut nbd, WRITE, &[4; 512]), 0);
@@ -139,8 +139,8 @@ fn nbd_waits_for_a_compare_and_write_of_its_block_and_for_no_other() {
     for (command, data) in [(WRITE, &[7; 512][..]), (TRIM, &[]), (READ, &[])] {
         assert_eq!(nbd.exchange(&request(command, data)), b"");
     }
-    // Beside it nothing waits; and what waits is still answered when the client says that it
-    // leaves.
+    // A request for another block does not wait. The waiting requests are still answered after the
+    // client has sent a disconnect request.
     let mut beside = request(READ, &[]);
     beside[22] = 2;
     assert_eq!(nbd.exchange(&beside).len(), 16 + 512);
@@ -150,7 +150,7 @@ fn nbd_waits_for_a_compare_and_write_of_its_block_and_for_no_other() {
         step = scsi.turn(&mut task, step, &[], &mut 0);
     }
     drop(task);
-    let now = nbd.session.poll_timeout().expect("it looks again in a while");
+    let now = nbd.session.poll_timeout().expect("the session tries again later");
     nbd.session.on_timeout(now).unwrap();
     nbd.run().unwrap();
     assert_eq!(nbd.sent().len(), 16 + 16 + 16 + 512);
@@ -181,11 +181,13 @@ fn a_compare_and_write_waits_for_nbd_s_writes_that_began_before() {
     assert!(matches!(scsi.server.resume(&mut task), TaskStep::Wait));
     nbd.finish_one();
     let step = scsi.server.resume(&mut task);
-    let TaskStep::Done(response) = scsi.turn(&mut task, step, &[], &mut 0) else { panic!("it has read") };
-    assert_eq!(answer(response).check(), (0xe, 0x1d00), "it compares with what was written before");
+    let TaskStep::Done(response) = scsi.turn(&mut task, step, &[], &mut 0) else {
+        panic!("the command ended before its write")
+    };
+    assert_eq!(answer(response).check(), (0xe, 0x1d00), "the comparison sees the earlier write");
 }
 
-/// The answer to a command that waits for others, which `end` ends.
+/// The answer to a command that waits for other I/O; `end` completes that I/O.
 fn answer_after(client: &mut TestNexus, cdb: &[u8], data_out: &[u8], end: impl FnOnce()) -> ScsiStatus {
     let (mut task, mut step) = client.server.begin(&command(Lun::new(0), cdb, data_out.len()));
     if matches!(step, TaskStep::DataOut { .. }) {
@@ -242,7 +244,7 @@ fn who_keeps_others_out_is_answered_when_their_writes_have_left_the_volume() {
 fn a_write_that_was_admitted_and_has_not_begun_when_it_is_kept_out_never_begins() {
     let both = Both::new();
     let mut scsi = both.bench.client("a");
-    let nameless = super::Admission::new(&both.exports.served(VolumeId(0)).unwrap(), None);
+    let nameless = super::Admission::new(&both.exports.volume_state(VolumeId(0)).unwrap(), None);
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
     let write = || nameless.admit(Op::Write { fua: false }, (0, 512), super::Needs::Writing, false);
     drop(write().unwrap());
@@ -265,8 +267,8 @@ fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
     let mut step = scsi.server.resume(&mut task);
     assert!(matches!(step, TaskStep::Io { .. }));
     assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[7; 512])), (EPERM, EPERM));
-    // Nor does anybody get in by another unit over the volume.
-    let other = LogicalUnit::over(UnitIdentity::of("b"), &both.exports.served(VolumeId(0)).unwrap());
+    // Another unit over the volume is excluded too.
+    let other = LogicalUnit::over(UnitIdentity::of("b"), &both.exports.volume_state(VolumeId(0)).unwrap());
     let mut other = DeviceBench::around(other, both.bench.volume.clone()).client("b");
     for cdb in [&[0; 6][..], &WRITE_10, &ERASE] {
         let data_out = if cdb[0] == 0x2a { &[7; 512][..] } else { &[] };
@@ -279,7 +281,7 @@ fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
     other.run(&[0; 6]).good();
 }
 
-/// A target of its own over the same unit.
+/// A client of a further target with the same unit.
 fn client_of(unit: &Arc<LogicalUnit>, target: u16, volume: &Arc<dyn Volume>) -> TestNexus {
     let mut port = port(target);
     port.name = format!("iqn.2026-11.t:{target},t,0x0001").into();
@@ -294,11 +296,11 @@ fn client_of(unit: &Arc<LogicalUnit>, target: u16, volume: &Arc<dyn Volume>) -> 
 #[test]
 fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
     let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(8 << 20));
-    let served = VolumeState::new(volume.clone());
+    let volume_state = VolumeState::new(volume.clone());
     // One unit on two targets, and a unit of another name over the same volume.
     let units = [
-        LogicalUnit::over(UnitIdentity::of("a"), &served),
-        LogicalUnit::over(UnitIdentity::of("b"), &served),
+        LogicalUnit::over(UnitIdentity::of("a"), &volume_state),
+        LogicalUnit::over(UnitIdentity::of("b"), &volume_state),
     ];
     let mut first = client_of(&units[0], 1, &volume);
     let mut second = client_of(&units[0], 2, &volume);
@@ -314,9 +316,9 @@ fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
     assert_eq!((keys[7], keys[15], keys[23], keys[31]), (24, 1, 2, 3));
     let status = second.run(&[0x5e, 3, 0, 0, 0, 0, 0, 4, 0, 0]).good();
     let each = (status.len() - 8) / 3;
-    assert_eq!([0, 1].map(|nth| status[8 + nth * each + 19]), [1, 2], "their ports are told apart");
+    assert_eq!([0, 1].map(|nth| status[8 + nth * each + 19]), [1, 2], "the ports have different identifiers");
     assert_eq!(reserve_out(&mut third, 5, 3, 3, 1), ScsiStatus::GOOD);
-    assert_eq!(first.run(&[0; 6]).check(), (6, 0x2a05), "it is told through another unit");
+    assert_eq!(first.run(&[0; 6]).check(), (6, 0x2a05), "the change through another unit is reported");
     assert_eq!(first.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).status, ScsiStatus::RESERVATION_CONFLICT);
     third.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good();
 }
@@ -324,17 +326,17 @@ fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
 #[test]
 fn a_resize_is_told_once_and_nbd_keeps_to_what_is_left() {
     let both = Both::new();
-    let served = both.exports.served(VolumeId(0)).unwrap().clone();
+    let volume_state = both.exports.volume_state(VolumeId(0)).unwrap().clone();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
-    assert_eq!(served.resize(Resize::Bytes(4 << 20)).unwrap(), 4 << 20);
+    assert_eq!(volume_state.resize(Resize::Bytes(4 << 20)).unwrap(), 4 << 20);
     assert_eq!(scsi.run(&[0; 6]).check(), (6, 0x2a09));
     scsi.run(&[0; 6]).good();
-    // The same size is no news, whoever looks.
-    served.resize(Resize::Bytes(4 << 20)).unwrap();
-    assert!(!served.look_at_size());
+    // An unchanged size is not reported.
+    volume_state.resize(Resize::Bytes(4 << 20)).unwrap();
+    assert!(!volume_state.check_size());
     scsi.run(&[0; 6]).good();
-    // One that cannot be had is none, either.
-    assert!(served.resize(Resize::Bytes(1 << 40)).is_err());
+    // A failed resize is not reported.
+    assert!(volume_state.resize(Resize::Bytes(1 << 40)).is_err());
     scsi.run(&[0; 6]).good();
     let mut beyond = request(WRITE, &[1; 512]);
     beyond[16..24].copy_from_slice(&(6_u64 << 20).to_be_bytes());

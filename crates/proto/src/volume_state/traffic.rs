@@ -28,7 +28,7 @@ pub struct VolumeTraffic {
     pub failed: u64,
 }
 
-/// Where users of volumes come from.
+/// The listener through which users reach a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The listener's protocol; empty if not known.
@@ -37,24 +37,24 @@ pub struct Origin {
     pub listener: Arc<str>,
 }
 
-/// What users from one origin have done on a volume.
+/// Counters of all users of a volume that came through one listener.
 #[derive(Clone, Debug, Default)]
 pub struct OriginTraffic {
-    /// Where they come from.
+    /// The listener.
     pub origin: Origin,
-    /// Their counters.
+    /// I/O counters.
     pub traffic: VolumeTraffic,
-    /// How long their requests took.
+    /// Latencies of their requests.
     pub latency: VolumeLatency,
-    /// Requests that failed, in the order of [`ERROR_KINDS`].
+    /// Number of failed requests of each kind in [`ERROR_KINDS`].
     pub failures: [u64; ERROR_KINDS.len()],
-    /// Requests of users that ended before them.
+    /// Number of requests that had not completed when their user ended.
     abandoned: u64,
 }
 
 /// Counters of one user on one core; the volume's sum includes them also after the drop.
 pub struct Meter {
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     origin: Origin,
     counts: Arc<CoreCounters>,
 }
@@ -114,7 +114,7 @@ pub(super) struct Meters(Mutex<AllCounters>);
 
 #[derive(Default)]
 struct AllCounters {
-    /// Of users that have ended, by their origin.
+    /// Counters of users that have ended, by origin.
     ended: Vec<OriginTraffic>,
     users: Vec<(Origin, Arc<CoreCounters>)>,
 }
@@ -157,10 +157,10 @@ impl CoreCounters {
 impl Meter {
     /// Counters for another user of the volume, which comes from `origin`.
     #[must_use]
-    pub fn new(served: &Arc<VolumeState>, origin: Origin) -> Meter {
+    pub fn new(volume_state: &Arc<VolumeState>, origin: Origin) -> Meter {
         let counts = Arc::new(CoreCounters::default());
-        served.meters.lock().users.push((origin.clone(), counts.clone()));
-        Meter { served: served.clone(), origin, counts }
+        volume_state.meters.lock().users.push((origin.clone(), counts.clone()));
+        Meter { volume_state: volume_state.clone(), origin, counts }
     }
 
     /// A handle to read these counters from another thread.
@@ -175,7 +175,7 @@ impl Meter {
         self.counts.count(io);
     }
 
-    /// Counts a request that has completed after so many nanoseconds.
+    /// Counts a request that took `latency_ns` nanoseconds.
     #[inline]
     pub fn complete(&self, kind: RequestKind, latency_ns: u64) {
         self.counts.latencies.count(kind, latency_ns);
@@ -193,7 +193,7 @@ impl Drop for Meter {
     fn drop(&mut self) {
         let mut own = OriginTraffic::default();
         own.add(&self.counts);
-        let mut all = self.served.meters.lock();
+        let mut all = self.volume_state.meters.lock();
         all.users.retain(|(_, counts)| !Arc::ptr_eq(counts, &self.counts));
         let sum = all.of(&self.origin);
         sum.add(&self.counts);
@@ -202,26 +202,26 @@ impl Drop for Meter {
 }
 
 impl AllCounters {
-    /// Those of the users from there that have ended.
+    /// The counters of ended users of an origin.
     fn of(&mut self, origin: &Origin) -> &mut OriginTraffic {
         let is_known = self.ended.iter().any(|ended| ended.origin == *origin);
         if !is_known {
             self.ended.push(OriginTraffic { origin: origin.clone(), ..OriginTraffic::default() });
         }
         let found = self.ended.iter_mut().find(|ended| ended.origin == *origin);
-        found.expect("it is there, or was pushed")
+        found.expect("the origin was found or pushed")
     }
 }
 
 impl OriginTraffic {
-    /// Requests that were submitted and have not completed.
+    /// Number of requests that were submitted and have not completed.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         let VolumeTraffic { reads, writes, others, .. } = self.traffic;
         let begun = reads.wrapping_add(writes).wrapping_add(others);
         let completed = self.latency.by_kind().map(|(_, histogram)| histogram.count());
         let over = completed.into_iter().fold(self.abandoned, u64::wrapping_add);
-        // What was counted between the two readings is not in flight.
+        // Requests that completed between the two readings must not count as in flight.
         begun.saturating_sub(over)
     }
 
@@ -243,7 +243,7 @@ impl Meters {
         VolumeTraffic { users: all.users.len() as u64, ..sum }
     }
 
-    /// The sums of each origin, without users.
+    /// The sums of each origin, without the number of users.
     pub(super) fn by_origin(&self) -> Vec<OriginTraffic> {
         let all = self.lock();
         let mut sums = AllCounters { ended: all.ended.clone(), users: Vec::new() };
@@ -261,7 +261,7 @@ impl Meters {
 }
 
 impl VolumeTraffic {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(self, more: VolumeTraffic) -> VolumeTraffic {
         let sum = u64::wrapping_add;
@@ -298,7 +298,7 @@ pub(super) fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }
 
-/// Words for the kinds of failures.
+/// Names of the kinds of failures.
 pub const ERROR_KINDS: [&str; 12] = [
     "out_of_range",
     "misaligned",
@@ -314,7 +314,7 @@ pub const ERROR_KINDS: [&str; 12] = [
     "shutting_down",
 ];
 
-/// The place of an error's kind in [`ERROR_KINDS`].
+/// The index of an error's kind in [`ERROR_KINDS`].
 #[must_use]
 pub fn error_kind(error: &IoError) -> usize {
     match error {

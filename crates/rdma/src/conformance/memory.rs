@@ -7,7 +7,8 @@ use crate::regions::Refusal;
 use blockmux_proto::rdma::{Endpoint, RemoteRights, WorkError, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// Writes of various lengths and offsets; the message after each finds the data in place.
+/// Writes of various lengths and offsets. When the message after a write arrives, its data is
+/// there.
 pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
@@ -31,7 +32,7 @@ pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
             expected[at..at + len].copy_from_slice(&data);
             pair.settle_with(|_, observed| {
                 if matches!(observed, Observed::Received(..)) && target.to_vec() != expected {
-                    return fail!("a write of {len} bytes at {at} is not there when the message is");
+                    return fail!("a message arrived before the write of {len} bytes at {at}");
                 }
                 Ok(())
             })?;
@@ -69,7 +70,7 @@ pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
             pair.settle_with(|_, observed| {
                 let is_done = *observed == Observed::Done(id, Ok(()));
                 if is_done && local.to_vec() != source[at..at + len] {
-                    return fail!("a read of {len} bytes at {at} does not have them when it is done");
+                    return fail!("a read of {len} bytes at {at} completed without its data");
                 }
                 Ok(())
             })?;
@@ -101,10 +102,10 @@ pub(super) fn reads_beyond_the_limit_wait(connect: &mut Connect) -> Outcome {
             pair.expect(side, &done)?;
             let fetched: Vec<u8> = locals.iter().flat_map(SgList::to_vec).collect();
             if fetched != source {
-                return fail!("64 reads of which {ours} and {theirs} may be in flight were mixed up");
+                return fail!("64 reads with limits {ours} and {theirs} returned wrong data");
             }
             if pair.fault(side).is_some() {
-                return fail!("they broke the connection: {:?}", pair.fault(side));
+                return fail!("the reads ended the connection: {:?}", pair.fault(side));
             }
         }
     }
@@ -142,7 +143,7 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
         return fail!("not all work succeeded: {observed:?}");
     }
     if locals.iter().any(|local| local.to_vec() != source) {
-        return fail!("a read brought something else");
+        return fail!("a read returned wrong data");
     }
     Ok(())
 }
@@ -163,7 +164,7 @@ pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
     pair.settle()?;
     for (local, source) in locals {
         if local.to_vec() != source {
-            return fail!("a read that crossed another brought something else");
+            return fail!("a read returned wrong data while the peer also read");
         }
     }
     for side in Side::BOTH {
@@ -185,7 +186,7 @@ pub(super) fn registrations_before_the_connection(connect: &mut Connect) -> Outc
     pair.settle()?;
     pair.write(Side::Passive, &memory(b"0123456789", 1), remote);
     pair.settle()?;
-    if target.to_vec() == b"0123456789" { Ok(()) } else { fail!("it was not written") }
+    if target.to_vec() == b"0123456789" { Ok(()) } else { fail!("the write has not arrived") }
 }
 
 /// Send with Invalidate: the tag is invalidated together with the message, and not before.

@@ -108,7 +108,7 @@ fn check(pair: &mut ConformancePair, halves: &mut [SideModel]) -> Outcome {
                     if let Some((local, expected)) = halves[at].reads.remove(&id)
                         && local.to_vec() != expected
                     {
-                        return fail!("a read of {} bytes brought something else", expected.len());
+                        return fail!("a read of {} bytes returned wrong data", expected.len());
                     }
                 }
                 Observed::Received(message, None) => {

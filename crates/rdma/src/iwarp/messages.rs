@@ -1,5 +1,4 @@
-//! Receives untagged messages: Sends, Read Requests and Terminate, each with a queue of its own
-//!.
+//! Receives untagged messages: Sends, Read Requests and Terminate. Each has its own queue.
 //!
 //! The session borrows a message of one FPDU from the receive buffer. A message of several FPDUs is
 //! reassembled in a buffer. One such buffer is enough, because messages arrive in order.
@@ -21,8 +20,9 @@ use zerocopy::FromBytes;
 pub(super) struct UntaggedQueues {
     /// Number of posted receive buffers.
     receives: u32,
-    /// Messages, and below Read Requests, received so far.
+    /// Messages received so far.
     sends: u32,
+    /// Read Requests received so far.
     reads: u32,
     /// A message of several FPDUs that has not arrived whole.
     reassembly: Option<MessageReassembly>,

@@ -172,7 +172,7 @@ const OPCODE_MASK: u8 = 0x0f;
 mod tests {
     use super::*;
 
-    /// As siw of Linux 6.12 sent them for NVMe.
+    /// Headers that siw of Linux 6.12 sent for NVMe.
     #[test]
     fn headers_are_as_the_kernel_sent_them() {
         let control = Control::new(FLAG_LAST, RdmapOpcode::SEND);

@@ -164,7 +164,7 @@ pub const MULPDU_MIN: usize = 128;
 mod tests {
     use super::*;
 
-    /// As siw of Linux 6.12 sent them for iSER.
+    /// Frames that siw of Linux 6.12 sent for iSER.
     #[test]
     fn a_connection_begins_as_the_kernel_sent_it() {
         let bytes = b"MPA ID Req Frame\x10\x02\x00\x08\x00\x80\x00\x01\x80\x00\x00\x00";

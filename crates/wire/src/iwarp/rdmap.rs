@@ -25,8 +25,8 @@ const _: () = assert!(size_of::<ReadRequest>() == READ_REQUEST_LEN);
 
 /// The beginning of a Terminate message, after DDP's header (RFC 5040 §4.8).
 ///
-/// As its flags say, these follow: the length of the offending DDP segment, its DDP header, and its
-/// RDMAP header.
+/// The length of the offending DDP segment, its DDP header and its RDMAP header follow if the flags
+/// say so.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Terminate {
@@ -194,7 +194,7 @@ mod tests {
     extern crate std;
     use super::*;
 
-    /// As siw of Linux 6.12 sent it for SRP.
+    /// A message that siw of Linux 6.12 sent for SRP.
     #[test]
     fn a_read_request_is_as_the_kernel_sent_it() {
         let bytes = [

@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(SglDescriptor::in_capsule(0, 7).length_at_host(), None);
     }
 
-    /// As the Linux target 6.12 answered the first Property Get: CAP.
+    /// CAP of the Linux target 6.12, from its answer to the first Property Get.
     #[test]
     fn a_completion_reads_as_the_kernel_sent_it() {
         let bytes =

@@ -260,8 +260,8 @@ pub const AUTHREQ_ASCR: u32 = 1 << 18;
 mod tests {
     use super::*;
 
-    /// As the Linux host 6.12 sent them: Connect of a discovery controller's admin queue, Property
-    /// Get of CAP, and Property Set of CC.
+    /// Commands that the Linux host 6.12 sent: Connect of a discovery controller's admin queue,
+    /// Property Get of CAP, and Property Set of CC.
     #[test]
     fn fabrics_commands_read_as_the_kernel_sent_them() {
         let mut bytes = [0; SQE_LEN];

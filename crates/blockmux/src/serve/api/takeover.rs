@@ -3,7 +3,7 @@
 
 use super::endpoint::AnyStream;
 use super::reply::refusal;
-use super::{Io, Shared};
+use super::{ApiState, Io};
 use crate::api::{ApiError, ErrorCode};
 use crate::serve::takeover::UPGRADE;
 use axum::extract::{Request, State};
@@ -20,7 +20,7 @@ use tracing::warn;
 pub(super) struct ByOwner;
 
 /// Hands the connection over.
-pub(super) async fn take_over(State(shared): State<Shared>, mut request: Request) -> Response {
+pub(super) async fn take_over(State(shared): State<ApiState>, mut request: Request) -> Response {
     if request.extensions().get::<ByOwner>().is_none() {
         let text = "sockets can be handed over by the control socket alone; use --takeover unix:PATH";
         return refusal(ApiError::new(ErrorCode::Conflict, text));

@@ -179,7 +179,7 @@ impl Takeover {
     /// If they cannot be read: who was kept out would get in.
     pub(in crate::serve) fn restore(&mut self, exports: &Exports) -> Result<(), Failure> {
         for (name, snapshot) in std::mem::take(&mut self.reservations) {
-            let served = exports.find(&name).and_then(|(id, _)| exports.served(id));
+            let served = exports.find(&name).and_then(|(id, _)| exports.volume_state(id));
             served.map_or(Ok(()), |served| served.restore_reservations(&snapshot)).map_err(|error| {
                 Failure::request(format!(
                     "--takeover: what the daemon says of reservations of `{name}` {error}"

@@ -4,7 +4,7 @@ use super::wire::{Channel, Message, Offer, SessionOffer};
 use crate::failure::Failure;
 use crate::serve::offer::{Offered, OfferedListener};
 use crate::serve::reload::Reloader;
-use crate::serve::{StopEvent, flush};
+use crate::serve::{DaemonEvent, flush};
 use blockmux_engine::departures::Departures;
 use blockmux_engine::socket::ListenerHandle;
 use blockmux_proto::exports::Exports;
@@ -28,7 +28,7 @@ pub(in crate::serve) struct Successors {
     endpoints: Vec<OfferedListener>,
     /// Directory of reservations.
     state: Option<PathBuf>,
-    events: Sender<StopEvent>,
+    events: Sender<DaemonEvent>,
     is_busy: Arc<AtomicBool>,
 }
 
@@ -57,7 +57,7 @@ impl Successors {
         reloader: Arc<Reloader>,
         endpoints: Vec<OfferedListener>,
         state: Option<PathBuf>,
-        events: Sender<StopEvent>,
+        events: Sender<DaemonEvent>,
     ) -> Successors {
         Successors { reloader, endpoints, state, events, is_busy: Arc::default() }
     }
@@ -85,7 +85,7 @@ impl Successors {
                 let handles = listeners.into_iter().map(|(_, handle)| handle).collect();
                 let handover = Handover { channel, handles, offered: text, _busy: busy };
                 // The daemon may be stopping.
-                let _ = events.send(StopEvent::HandOver(Box::new(handover)));
+                let _ = events.send(DaemonEvent::HandOver(Box::new(handover)));
             }
             Err(error) => warn!("the process that wanted to take over does not: {error}; this one goes on"),
         };
@@ -123,7 +123,7 @@ impl Handover {
     ) -> Option<Box<Handover>> {
         // While clients are still served; the last flush has little to do then.
         let flushed = flush::all(&reloader.exports);
-        let departures = reloader.parts.departures();
+        let departures = reloader.connection_limits.departures();
         let reason = match (flushed, departures.secured()) {
             (Err(failure), _) => failure.to_string(),
             _ if has_command => "the daemon serves a command (--run)".to_owned(),
@@ -168,7 +168,7 @@ impl Handover {
         closed_within: Duration,
     ) -> Result<(), Failure> {
         let all = exports.iter().filter_map(|(id, export)| {
-            let served = exports.served(id)?;
+            let served = exports.volume_state(id)?;
             let users = (Arc::downgrade(&served), Arc::downgrade(&export.volume));
             Some((export.name.clone(), served.reservations_snapshot(), users))
         });

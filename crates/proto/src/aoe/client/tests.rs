@@ -1,4 +1,4 @@
-//! The initiator against a script, a frame at a time.
+//! Tests of the initiator, frame by frame.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
@@ -42,7 +42,8 @@ impl AoeInitiatorBench {
         AoeInitiatorBench { session, now }
     }
 
-    /// One that knows its disk of 1 GiB, with so many buffers and sectors of a frame.
+    /// A session that is ready; its disk of 1 GiB has `buffers` buffers and takes `sectors` sectors
+    /// in a frame.
     fn ready(buffers: u16, sectors: u8) -> AoeInitiatorBench {
         let mut bench = AoeInitiatorBench::new();
         bench.sent();
@@ -119,7 +120,7 @@ fn it_asks_everybody_then_the_disk_and_is_ready() {
     assert_eq!((asked.len(), asked[0].to.mac, asked[0].header.command), (1, Mac::BROADCAST, 1));
     assert_eq!((asked[0].header.major.get(), asked[0].header.minor), (1, 1));
     bench.pass(Duration::from_millis(250));
-    assert_eq!(bench.sent().len(), 1, "nobody has answered");
+    assert_eq!(bench.sent().len(), 1, "the query is repeated without an answer");
     assert_eq!((bench.session.is_ready(), bench.session.room()), (false, 0));
     let bench = AoeInitiatorBench::ready(16, 2);
     assert_eq!((bench.session.volume_info().unwrap().size, bench.session.room()), (1 << 30, MAX_REQUESTS));
@@ -149,9 +150,9 @@ fn no_more_is_in_flight_than_the_target_has_buffers() {
     let mut bench = AoeInitiatorBench::ready(200, 2);
     (0..100).for_each(|tag| bench.read(tag, 512));
     let first = bench.sent();
-    assert_eq!(first.len(), 4, "it starts with few");
+    assert_eq!(first.len(), 4, "the first window is small");
     first.iter().for_each(|sent| bench.answer(sent, 0x40, 0, &[0; 512]));
-    assert!(bench.sent().len() > 4, "and takes more with every answer");
+    assert!(bench.sent().len() > 4, "answers widen the window");
 }
 
 #[test]
@@ -168,16 +169,13 @@ fn what_is_not_answered_is_sent_again_under_the_same_tag() {
     bench.pass(Duration::from_secs(1));
     bench.answer(&first, 0x40, 0, &[]);
     assert_eq!(bench.done(), [(1, Ok(0))]);
-    assert!(
-        bench.sent().is_empty(),
-        "what waited to be sent again is not sent: its memory has another owner"
-    );
+    assert!(bench.sent().is_empty(), "a completed request is not sent again: its memory has another owner");
     bench.answer(&second, 0x40, 0, &[]);
     assert!(bench.done().is_empty(), "once");
 }
 
 impl AoeInitiatorBench {
-    /// A round trip of 100 microseconds, and a window as large as it gets.
+    /// Establishes a round-trip time of 100 microseconds and the largest window.
     fn with_round_trip(mut self) -> AoeInitiatorBench {
         for _ in 0..20 {
             (0..16).for_each(|tag| self.read(tag, 512));
@@ -204,12 +202,12 @@ fn an_overtaken_frame_is_sent_again_after_about_a_round_trip() {
     let window = bench.session.window();
     bench.now += Duration::from_micros(90);
     bench.answer(&second, 0x40, 0, &[0; 512]);
-    assert!(bench.sent().is_empty(), "it may only be late");
+    assert!(bench.sent().is_empty(), "the answer may be late");
     bench.pass(Duration::from_millis(1));
     assert_eq!(bench.sent().pop().unwrap().bytes, first.bytes);
-    assert!(bench.session.window() < window, "the network is too full");
+    assert!(bench.session.window() < window, "a loss narrows the window");
     bench.answer(&first, 0x40, 0, &[0; 512]);
-    assert_eq!(bench.session.window(), window, "it was only late");
+    assert_eq!(bench.session.window(), window, "a late answer restores the window");
     bench.done();
     bench.read(3, 512);
     let third = bench.sent().pop().unwrap();
@@ -218,7 +216,7 @@ fn an_overtaken_frame_is_sent_again_after_about_a_round_trip() {
     let fourth = bench.sent().pop().unwrap();
     bench.answer(&fourth, 0x40, 0, &[0; 512]);
     bench.pass(Duration::from_micros(1100));
-    assert!(bench.sent().is_empty(), "answers come out of order here");
+    assert!(bench.sent().is_empty(), "the wait is longer once answers came out of order");
     bench.pass(Duration::from_millis(1));
     assert_eq!(bench.sent().pop().unwrap().bytes, third.bytes);
 }
@@ -234,15 +232,15 @@ fn while_nothing_is_answered_one_frame_asks_for_all() {
         bench.pass(Duration::from_millis(1));
         again.extend(bench.sent());
     }
-    assert!((3..6).contains(&again.len()), "{} in 29 ms: seldom, and ever more so", again.len());
-    assert_eq!(bench.session.window(), window, "whoever is to answer has no processor, perhaps");
+    assert!((3..6).contains(&again.len()), "{} frames in 29 ms, at growing intervals", again.len());
+    assert_eq!(bench.session.window(), window, "silence alone does not narrow the window");
     let last = again.pop().unwrap();
     bench.now += Duration::from_micros(100);
     bench.answer(&last, 0x40, 0, &[0; 512]);
     assert_eq!(bench.done().len(), 1);
     bench.pass(Duration::from_millis(1));
     let rest: Vec<u32> = bench.sent().iter().map(|sent| sent.header.tag.get()).collect();
-    assert_eq!(rest.len(), 3, "the others were lost, as is known now: {rest:x?}");
+    assert_eq!(rest.len(), 3, "the other frames count as lost now: {rest:x?}");
 }
 
 #[test]
@@ -255,7 +253,7 @@ fn what_nobody_answers_is_all_sent_again_later() {
         bench.pass(Duration::from_millis(1));
         again.extend(bench.sent().into_iter().map(|sent| sent.bytes));
     }
-    assert!(first.iter().all(|sent| again.contains(&sent.bytes)), "nobody waits for ever");
+    assert!(first.iter().all(|sent| again.contains(&sent.bytes)), "every frame is sent again");
     assert!(bench.session.window() < window);
 }
 
@@ -298,7 +296,7 @@ fn requests_fail_once_after_the_timeout() {
     bench.read(11, 512);
     let again = bench.sent().into_iter().find(|sent| sent.header.command == 0).unwrap();
     bench.answer(&again, 0x40, 0, &[0; 512]);
-    assert_eq!(bench.done(), [(11, Ok(512))], "it starts over");
+    assert_eq!(bench.done(), [(11, Ok(512))], "the session works again");
 }
 
 #[test]
@@ -338,7 +336,7 @@ fn what_answers_no_question_is_dropped() {
         ("another slot", with(4, 2)),
         ("another command", with(5, 2)),
         ("another queue's tag", with(6, 0xac)),
-        ("a tag that never was", with(8, 0xff)),
+        ("an unused tag", with(8, 0xff)),
         ("too short", good[..AOE_ATA_HEAD + 511].to_vec()),
         ("no registers", good[..12].to_vec()),
     ];
@@ -347,7 +345,7 @@ fn what_answers_no_question_is_dropped() {
         assert!(bench.done().is_empty(), "{what}");
     }
     bench.hear(0, Mac([6; 6]), &good);
-    assert!(bench.done().is_empty(), "from nobody that has the disk");
+    assert!(bench.done().is_empty(), "the sender does not have the disk");
     bench.hear(0, TARGET, &good);
     assert_eq!(bench.done(), [(1, Ok(512))]);
 }
@@ -365,7 +363,7 @@ fn large_frames_are_used_when_one_has_come_back() {
     );
     bench.read(1, 2048);
     let small = bench.sent();
-    assert_eq!(small.len(), 2, "meanwhile small ones");
+    assert_eq!(small.len(), 2, "frames stay small during the probe");
     small.iter().for_each(|sent| bench.answer(sent, 0x40, 0, &[0; 1024]));
     for _ in 0..5 {
         bench.pass(Duration::from_secs(1));

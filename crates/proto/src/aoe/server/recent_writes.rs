@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(
             recent.on_write(INITIATOR, 7, write(1, 1), now + LIFETIME),
             WriteHistory::New,
-            "it was never done"
+            "a dropped write is new"
         );
     }
 
@@ -310,8 +310,8 @@ mod tests {
         (count & 0x7fff) << 16 | 0x1234
     }
 
-    /// What becomes of a write that is late, after another was done in its place and a newer one
-    /// after that. So many commands were seen before.
+    /// The treatment of a copy of a write that arrives late, after its other copy and after a newer
+    /// write. `before` commands precede them.
     fn late_write(before: u32, tag: impl Fn(u32) -> u32) -> (WriteHistory, WriteHistory) {
         let (mut recent, now) = (RecentWrites::default(), Instant::now());
         for n in 0..before {
@@ -333,10 +333,22 @@ mod tests {
         for before in [100, 32_766, 40_000] {
             assert_eq!(late_write(before, linux), (done, WriteHistory::New), "after {before}");
         }
-        assert_eq!(late_write(10, linux), (WriteHistory::New, WriteHistory::New), "it may not be counting");
+        assert_eq!(
+            late_write(10, linux),
+            (WriteHistory::New, WriteHistory::New),
+            "too few tags to recognize a counter"
+        );
         let (places, others) = (|n: u32| 0x0b00_0000 | n << 7, |n: u32| n.wrapping_mul(0x9e37_79b9));
-        assert_eq!(late_write(1000, places), (WriteHistory::New, WriteHistory::New), "these do not count");
-        assert_eq!(late_write(1000, others), (WriteHistory::New, WriteHistory::New), "nor do these");
+        assert_eq!(
+            late_write(1000, places),
+            (WriteHistory::New, WriteHistory::New),
+            "slot indices are no counter"
+        );
+        assert_eq!(
+            late_write(1000, others),
+            (WriteHistory::New, WriteHistory::New),
+            "random tags are no counter"
+        );
     }
 
     #[test]
@@ -355,8 +367,11 @@ mod tests {
         let initiator = &recent.initiators[&INITIATOR];
         assert!(initiator.counts[0].is_trusted());
         assert_eq!((initiator.writes.len(), initiator.order.len()), (999, 999));
-        assert!(initiator.done.keys().all(|identity| identity.digest == 2), "of the last round");
-        // Sent before, by its count, one that was done in the first round only.
+        assert!(
+            initiator.done.keys().all(|identity| identity.digest == 2),
+            "only writes of the last round remain"
+        );
+        // By its counter, it was sent before a write that was carried out in the first round only.
         assert_eq!(recent.on_write(INITIATOR, linux(0), write(500, 0), now), WriteHistory::New);
     }
 
@@ -388,6 +403,9 @@ mod tests {
             recent.on_write(Mac([6, 6, a, b, c, d]), 0, write(0, 0), now + Duration::from_secs(1));
         }
         assert_eq!(recent.initiators.len(), MAX_INITIATORS);
-        assert!(!recent.initiators.contains_key(&INITIATOR), "the one that was silent for longest");
+        assert!(
+            !recent.initiators.contains_key(&INITIATOR),
+            "the initiator that sent nothing for the longest time"
+        );
     }
 }

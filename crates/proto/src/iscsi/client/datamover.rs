@@ -90,7 +90,7 @@ enum CommandMemory {
 /// Whether the target can access the memory of a command in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum RegistrationState {
-    /// Nothing is registered, or not yet, or the target has invalidated it.
+    /// The target cannot access the memory: it is not registered, or the target has invalidated it.
     #[default]
     None,
     /// The memory is registered with this STag.
@@ -101,9 +101,9 @@ pub(super) enum RegistrationState {
 
 /// Completion of a command whose memory was invalidated.
 pub(super) enum AfterInvalidation {
-    /// With a response that did not invalidate the memory.
+    /// The response arrived and did not invalidate the memory.
     Respond { bhs: Bhs, data: ResponseData },
-    /// The target has aborted it.
+    /// The target has aborted the command.
     Abort(SlotKey),
 }
 

@@ -93,8 +93,8 @@ impl NbdTargetSession {
         state: &[u8],
     ) -> Result<NbdTargetSession, NbdResumeError> {
         let (params, export) = handover::decode(state, exports)?;
-        let served = exports.served(params.volume).ok_or(NbdResumeError::NoExport)?;
-        let admission = Admission::new(&served, None);
+        let volume_state = exports.volume_state(params.volume).ok_or(NbdResumeError::NoExport)?;
+        let admission = Admission::new(&volume_state, None);
         let phase =
             NbdTargetPhase::Transmission(ServerTransmission::new(params, admission, pool.clone(), now));
         let mut events = AuditEvents::default();
@@ -170,7 +170,7 @@ impl StreamSession for NbdTargetSession {
             (taken, next) = step?;
             match next {
                 Some(AfterHandshake::Transmit(params)) => {
-                    let Some(served) = handshake.served(&params) else {
+                    let Some(volume_state) = handshake.volume_state(&params) else {
                         self.phase = NbdTargetPhase::Closing;
                         return Ok(taken);
                     };
@@ -178,7 +178,7 @@ impl StreamSession for NbdTargetSession {
                     self.events.push(AuditEvent::Login(login(handshake.client(), self.export.clone())));
                     let transmission = ServerTransmission::new(
                         params,
-                        Admission::new(&served, None),
+                        Admission::new(&volume_state, None),
                         self.pool.clone(),
                         now,
                     );
@@ -224,7 +224,7 @@ impl StreamSession for NbdTargetSession {
             return Ok(());
         }
         Err(ProtocolError {
-            what: "left in the middle of an option",
+            what: "closed the connection in the middle of an option",
             reference: "proto.md, \"Newstyle negotiation\"",
         })
     }

@@ -142,7 +142,7 @@ impl NvmeTcpTargetSession {
         Ok(Some(IC_LEN))
     }
 
-    /// Handles a PDU: a capsule as a whole, of H2CData the header only.
+    /// Handles a whole capsule, or the header of an H2CData.
     #[inline]
     fn on_pdu(&mut self, input: &Chunk, at: usize, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
         if !self.listens() {

@@ -74,7 +74,7 @@ fn read(tag: u64, len: u64) -> Io {
 #[test]
 fn long_reads_wait_for_memory_and_one_alone_does_not() {
     let mut queue = ready(Pool::new(256 << 10));
-    // Of 256 KiB, payload of that length may have nothing.
+    // Payload of this length gets no memory from a pool of 256 KiB.
     queue.submit(read(1, 512 << 10));
     let first: Vec<ScsiRequest> = std::iter::from_fn(|| queue.next()).collect();
     assert_eq!(first.len(), 4, "the pool was empty, so the heap was used");

@@ -1,4 +1,4 @@
-//! The handshake, message by message, with servers good and bad.
+//! Tests of the handshake with correct and faulty servers.
 
 use super::script::*;
 use crate::nbd::client::handshake::{MAX_EXPORTS, MAX_LIST_BYTES, MAX_OPTION_REPLY};
@@ -108,7 +108,7 @@ fn structured_replies_are_the_second_choice_and_contexts_optional() {
 
 #[test]
 fn the_handshake_that_a_kernel_client_recorded_with_nbdkit_is_followed() {
-    // Server's bytes of a capture: greeting, NBD_INFO_EXPORT, acknowledgement.
+    // The server's bytes from a capture: greeting, NBD_INFO_EXPORT, acknowledgement.
     let mut client = NbdTestClient::new(NbdSessionMode::Go, NONE, 5);
     let greeting = b"\x4e\x42\x44\x4d\x41\x47\x49\x43\x49\x48\x41\x56\x45\x4f\x50\x54\x00\x03";
     let expected = [&[0, 0, 0, 3][..], &option(Opt::NBD_OPT_GO, &go_data())].concat();
@@ -142,7 +142,7 @@ fn a_server_without_fixed_newstyle_gets_one_option() {
     client.feed(&greeting(2)).unwrap();
     assert_eq!(client.sent()[..4], [0, 0, 0, 2]);
     client.feed(&info_export(1024, 1)[2..]).unwrap();
-    assert!(client.session.is_ready(), "without the zeroes, as agreed");
+    assert!(client.session.is_ready(), "the reply has no zeroes, as negotiated");
 }
 
 #[test]
@@ -389,7 +389,7 @@ fn stopping_in_the_handshake_aborts_before_the_next_option() {
     late.session.on_stop();
     late.feed(&reply(Opt::NBD_OPT_GO, Rep::NBD_REP_INFO, &info_export(512, 1))).unwrap();
     late.feed(&reply(Opt::NBD_OPT_GO, Rep::NBD_REP_ACK, b"")).unwrap();
-    assert_eq!(requests(&late.sent())[0].0.cmd, 2, "in transmission the word is NBD_CMD_DISC");
+    assert_eq!(requests(&late.sent())[0].0.cmd, 2, "the client sends NBD_CMD_DISC in transmission");
     assert!(late.is_closing() && late.session.room() == 0);
 }
 

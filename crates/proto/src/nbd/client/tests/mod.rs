@@ -1,5 +1,6 @@
-//! Whatever a server sends, at any time: no panic, no memory lost, no demand that cannot be met.
-#![allow(clippy::arithmetic_side_effects, reason = "in a test an overflow is a failure, as it should be")]
+//! Random and malformed messages of a server cause no panic, no memory leak, and no demand that
+//! cannot be met.
+#![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod handshake;
 mod reply;
@@ -23,7 +24,7 @@ fn headers() -> impl Strategy<Value = HeaderFormat> {
     prop::sample::select(vec![HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended])
 }
 
-/// Option replies that are nearly right, mixed with noise.
+/// Option replies, valid ones and slightly wrong ones, mixed with random bytes.
 fn option_reply() -> impl Strategy<Value = Vec<u8>> {
     let rep = prop_oneof![1..5u32, (1..12u32).prop_map(|n| n | 1 << 31), any::<u32>()];
     let data = prop_oneof![
@@ -80,7 +81,7 @@ fn submit_some(client: &mut NbdTestClient) {
     }
 }
 
-/// Everything that may be called at any time.
+/// Calls all methods that may be called at any time.
 fn poke(client: &mut NbdTestClient) {
     while client.session.poll_done().is_some() {}
     client.sent();

@@ -1,4 +1,4 @@
-//! Replies in every form, in any order and any pieces, and those that no good server sends.
+//! Tests of replies in every form, in any order and cut at any byte, and of invalid replies.
 
 use super::script::*;
 use crate::nbd::client::HeaderFormat;
@@ -41,7 +41,7 @@ fn simple_replies_come_in_any_order_cut_anywhere() {
         ];
         client.feed(&trace[0]).unwrap();
         assert_eq!(client.done_data(), data[512..1536]);
-        assert_eq!(target.to_vec(), data[512..1536], "in the memory that the request brought");
+        assert_eq!(target.to_vec(), data[512..1536], "the data is in the request's memory");
         client.feed(&trace[1]).unwrap();
         assert_eq!(client.done_error(), IoError::Medium);
         client.feed(&trace[2]).unwrap();
@@ -54,7 +54,7 @@ fn the_reply_that_nbdkit_gave_a_kernel_client_is_read() {
     let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, 1, 9);
     client.read(0, 0, 4096);
     let cookie = sent(&mut client).cookie;
-    assert_eq!(cookie, 1 << 32, "generation 1 of slot 0, as it happens the first of the kernel's cookies");
+    assert_eq!(cookie, 1 << 32, "generation 1 of slot 0, which is also the kernel's first cookie");
     client.feed(b"\x67\x44\x66\x98\0\0\0\0\0\0\0\x01\0\0\0\0XFSB\0\0\x10\0").unwrap();
     client.feed(&[0; 4088]).unwrap();
     assert_eq!(client.done_data()[..8], *b"XFSB\0\0\x10\0");
@@ -108,7 +108,7 @@ fn long_payloads_are_received_where_they_belong() {
                 client.feed(&reply(all[0].0, &pattern(len))).unwrap();
                 assert!(client.done_data() == pattern(len));
                 assert!(!with_buffer || target.to_vec() == pattern(len));
-                // The driver here shows all it has, so a whole reply is never placed.
+                // The driver delivers all bytes that it has, so a whole reply is never placed.
                 assert_eq!(client.placed, usize::from(split != usize::MAX));
                 client.feed(&reply(all[1].0, &[7; 512])).unwrap();
                 assert_eq!(client.done_data(), [7; 512]);
@@ -228,7 +228,8 @@ fn block_status_becomes_extents() {
     }
 }
 
-/// What a reply to one read of 1024 bytes at 512 (or block status of as much) makes of the session.
+/// The protocol error for a reply to one request of 1,024 bytes at 512, for a read or for block
+/// status.
 fn fault_of(headers: HeaderFormat, op: Op, trace: impl Fn(ParsedRequest) -> Vec<u8>) -> &'static str {
     let faults = [1, 33, usize::MAX].map(|split| {
         let mut client = NbdTestClient::ready(headers, SIZE, 1 | TransmissionFlags::SEND_DF.bits(), split);
@@ -239,7 +240,7 @@ fn fault_of(headers: HeaderFormat, op: Op, trace: impl Fn(ParsedRequest) -> Vec<
         client.assert_nothing_done();
         error.what
     });
-    assert_eq!(faults[0], faults[2], "however the bytes are cut");
+    assert_eq!(faults[0], faults[2], "the error does not depend on the cuts");
     faults[0]
 }
 
@@ -353,7 +354,7 @@ fn a_server_that_breaks_block_status_is_told_what_it_did() {
 
 #[test]
 fn heads_that_lie_are_refused_before_their_payload_comes() {
-    // Only the head is sent, with a length that would take gigabytes.
+    // The server sends only the header, with a length of gigabytes.
     let head = |request: ParsedRequest, kind: ReplyType, len: u64| {
         let mut head = chunk(HeaderFormat::Extended, request, true, kind, b"");
         head[24..32].copy_from_slice(&len.to_be_bytes());

@@ -1,4 +1,4 @@
-//! For tests: a server that is a list of bytes, which a driver delivers in pieces of any size.
+//! A scripted server for tests. A driver delivers its bytes in pieces of any size.
 
 use crate::nbd::client::{
     HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
@@ -29,8 +29,8 @@ impl NbdTestClient {
         Driver::of(NbdInitiatorSession::new(config, pool, Instant::now()), step)
     }
 
-    /// A session in transmission, block status included where the headers allow it, its outbox
-    /// empty.
+    /// A session in transmission with an empty outbox. It has negotiated block status if the
+    /// headers allow it.
     pub(super) fn ready(headers: HeaderFormat, size: u64, flags: u16, step: usize) -> NbdTestClient {
         NbdTestClient::ready_with(headers, &[info_export(size, flags)], step, Pool::new(64 << 20))
     }
@@ -68,7 +68,7 @@ impl NbdTestClient {
     }
 }
 
-/// Runs a trace with its bytes cut in every way that matters.
+/// Runs a trace with pieces of one byte, of several sizes, and as a whole.
 pub(super) fn at_every_split(trace: impl Fn(usize)) {
     (1..=70).for_each(&trace);
     trace(usize::MAX);
@@ -87,7 +87,7 @@ pub(super) fn greeting(flags: u16) -> Vec<u8> {
     [b"NBDMAGICIHAVEOPT".as_slice(), &flags.to_be_bytes()].concat()
 }
 
-/// An option as we send it.
+/// An option as the client sends it.
 pub(super) fn option(opt: Opt, data: &[u8]) -> Vec<u8> {
     let len = data.len() as u32;
     [&NBD_OPTS_MAGIC.to_be_bytes()[..], &opt.0.to_be_bytes(), &len.to_be_bytes(), data].concat()
@@ -110,7 +110,7 @@ pub(super) fn info_block_size(minimum: u32, preferred: u32, maximum: u32) -> Vec
     [&[0, 3][..], &minimum.to_be_bytes(), &preferred.to_be_bytes(), &maximum.to_be_bytes()].concat()
 }
 
-/// One request as we send it, without payload, in either form.
+/// A request as the client sends it, without payload, compact or extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ParsedRequest {
     pub(super) flags: u16,
@@ -120,7 +120,7 @@ pub(super) struct ParsedRequest {
     pub(super) len: u64,
 }
 
-/// Takes requests apart; a write's payload is returned with it.
+/// Parses requests; returns each with its payload.
 pub(super) fn requests(mut bytes: &[u8]) -> Vec<(ParsedRequest, Vec<u8>)> {
     let mut all = Vec::new();
     let mut take = |n: usize| {

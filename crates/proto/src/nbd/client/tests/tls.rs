@@ -1,4 +1,4 @@
-//! A client that requires TLS, which its driver makes.
+//! Tests of a client that requires TLS. Its driver makes the TLS connection.
 
 use super::script::*;
 use crate::nbd::client::{
@@ -66,7 +66,7 @@ fn a_server_without_tls_gets_nothing_in_the_clear() {
         assert!(client.is_closing());
         assert_eq!(client.sent(), option(Opt::NBD_OPT_ABORT, b""));
     }
-    // Without fixed newstyle there is no option but the name of an export.
+    // Without fixed newstyle, the client may send no option but `NBD_OPT_EXPORT_NAME`.
     let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(0)).unwrap();
     assert!(matches!(client.session.refusal(), Some(NbdHandshakeRefusal::NoTls { .. })));

@@ -1,4 +1,4 @@
-//! Requests as they are sent, and what comes of them.
+//! Tests of requests and of their results.
 
 use super::script::*;
 use crate::nbd::client::request::ZEROES;
@@ -255,7 +255,7 @@ fn lengths_beyond_31_bits_are_cut_for_compact_requests_only() {
     assert_eq!((all.len(), at), (4, 4096 + len));
     let only_fast = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: true };
     client.submit(1, only_fast, 0, len, None);
-    assert_eq!(client.done_error(), IoError::Unsupported, "it could not be undone half way");
+    assert_eq!(client.done_error(), IoError::Unsupported, "a part of the request cannot be undone");
     client.submit(2, Op::BlockStatus, 0, len, None);
     assert_eq!(sent(&mut client)[0].len, super::super::request::MAX_COMPACT_EFFECT);
 
@@ -380,7 +380,7 @@ fn unfinished_requests_come_back_whole_and_oldest_first() {
     let tags: Vec<_> = unfinished.iter().map(|io| io.tag.0).collect();
     assert_eq!(tags, [10, 11, 12, 14, 15, 16, 17, 18, 19, 20, 21]);
     assert_eq!(unfinished[2].data.as_ref().unwrap().to_vec(), [12; 8192]);
-    assert_eq!(client.session.poll_done().unwrap().tag, Tag(13), "what had completed stays to be taken");
+    assert_eq!(client.session.poll_done().unwrap().tag, Tag(13), "the completion remains available");
     assert!(client.session.poll_done().is_none() && client.session.outbox().is_empty());
     assert!(client.is_closing() && client.session.room() == 0);
 }
@@ -397,7 +397,7 @@ fn what_a_server_refuses_while_it_shuts_down_is_kept_for_the_next_session() {
     assert!(client.session.room() == 0 && !client.is_closing());
     client.feed(&simple(all[0].cookie, 0, &[1; 512])).unwrap();
     assert_eq!(client.done_data(), [1; 512]);
-    assert_eq!(sent(&mut client), [], "no good-bye with a request in flight");
+    assert_eq!(sent(&mut client), [], "no NBD_CMD_DISC with a request in flight");
     client.feed(&simple(all[2].cookie, 108, b"")).unwrap();
     assert_eq!(sent(&mut client)[0].cmd, 2);
     assert!(client.is_closing());
@@ -419,17 +419,21 @@ fn stopping_waits_for_what_is_in_flight_and_then_disconnects() {
     assert!(client.done().1.is_ok());
     let error = ReplyType::NBD_REPLY_TYPE_ERROR;
     client.feed(&chunk(HeaderFormat::Extended, all[1], true, error, &failure(108, ""))).unwrap();
-    assert_eq!(client.done_error(), IoError::ShuttingDown, "nobody will replay it");
+    assert_eq!(client.done_error(), IoError::ShuttingDown, "the request is not replayed");
     let last = sent(&mut client);
     assert_eq!((last.len(), last[0].cmd, last[0].offset, last[0].len), (1, 2, 0, 0));
     assert!(client.is_closing());
     assert_eq!(client.session.on_end(Instant::now()), Ok(()));
 
     let mut idle = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, 1);
-    assert_eq!(idle.session.on_end(Instant::now()), Ok(()), "a server may leave when nothing is in flight");
+    assert_eq!(
+        idle.session.on_end(Instant::now()),
+        Ok(()),
+        "a server may disconnect when no request is in flight"
+    );
     idle.session.on_stop();
     idle.session.on_stop();
-    assert_eq!(sent(&mut idle).len(), 1, "one good-bye is enough");
+    assert_eq!(sent(&mut idle).len(), 1, "NBD_CMD_DISC is sent once");
 }
 
 #[test]
@@ -461,12 +465,12 @@ fn long_reads_wait_for_memory_before_they_are_sent_and_others_pass_them() {
     assert_eq!(first.iter().map(|request| request.len).collect::<Vec<_>>(), [512 << 10, 4096]);
     ack_with_data(&mut client, first[1]);
     assert_eq!(client.done_data().len(), 4096);
-    assert_eq!(sent(&mut client), [], "the pool has no more");
+    assert_eq!(sent(&mut client), [], "the pool is empty");
 
     ack_with_data(&mut client, first[0]);
     let held = client.session.poll_done().unwrap();
     let second = sent(&mut client);
-    assert_eq!(second.len(), 1, "the one that is alone does not wait");
+    assert_eq!(second.len(), 1, "a single request does not wait");
     drop(held);
     ack_with_data(&mut client, second[0]);
     assert_eq!(client.done_data().len(), 512 << 10);
@@ -501,7 +505,7 @@ fn what_waits_for_memory_completes_before_a_stop_and_goes_to_the_next_server_at_
         client.read(2, 0, 512);
         let all = sent(&mut client);
         client.feed(&simple(all[0].cookie, Errno::NBD_ESHUTDOWN.0, b"")).unwrap();
-        assert_eq!(sent(&mut client), [], "nothing more is asked of this server");
+        assert_eq!(sent(&mut client), [], "the server gets no further request");
         if is_stopped_too {
             client.session.on_stop();
             for _ in 0..2 {
@@ -527,5 +531,5 @@ fn memory_and_tables_do_not_grow_with_the_number_of_requests() {
         client.feed(&simple(request.cookie, 0, &[0; 512])).unwrap();
         assert_eq!(client.done_data(), [0; 512]);
     }
-    assert_eq!(slots.len(), 1, "one slot, taken a thousand times");
+    assert_eq!(slots.len(), 1, "one slot is used a thousand times");
 }

@@ -1,9 +1,9 @@
-//! Any bytes, cut anywhere.
+//! Tests with the client's bytes cut at any place, and with changed bytes.
 
 use super::*;
 use std::time::Instant;
 
-/// One of everything: handshake, all commands in a form, good and bad, and the end.
+/// A whole session: handshake, all commands in one form, valid and invalid, and the disconnect.
 fn everything(headers: Option<Opt>) -> Vec<u8> {
     let ext = headers == Some(Opt::NBD_OPT_EXTENDED_HEADERS);
     let head = |command, flags, offset, length: u32| match ext {
@@ -39,8 +39,9 @@ fn everything(headers: Option<Opt>) -> Vec<u8> {
 const FORMS: [Option<Opt>; 3] =
     [None, Some(Opt::NBD_OPT_STRUCTURED_REPLY), Some(Opt::NBD_OPT_EXTENDED_HEADERS)];
 
-/// What the target answers to `parts`, received at most `step` bytes at a time. I/O completes at
-/// the very end, so that the order of replies does not depend on the cuts.
+/// The target's answer to `parts`, of which it receives at most `step` bytes at a time. I/O
+/// completes after all bytes were received, so that the order of replies does not depend on the
+/// cuts.
 fn answers(parts: &[&[u8]], step: usize) -> Vec<u8> {
     let mut session = connect().split_at(step);
     session.holds_io = true;
@@ -60,7 +61,7 @@ fn a_session_is_the_same_however_its_bytes_are_cut() {
         for step in (1..70).chain([4095, 4096, 65_536, 65_564]) {
             assert!(answers(&[&bytes], step) == whole, "{headers:?} in steps of {step}");
         }
-        // Every single cut, but for the inside of the long payload.
+        // Every cut except for those inside the long payload.
         for cut in (0..1700).chain(bytes.len() - 400..bytes.len()) {
             let (front, back) = bytes.split_at(cut);
             assert!(answers(&[front, back], usize::MAX) == whole, "{headers:?} cut at {cut}");
@@ -77,7 +78,7 @@ proptest! {
     ) {
         let mut bytes = everything(FORMS[headers]);
         let len = bytes.len();
-        // Errors in headers matter most, and the long payload is most of the bytes: keep out of it.
+        // Bytes of the long payload stay unchanged: headers are what matters.
         for (at, value) in flips {
             let at = at % (len - (66 << 10));
             bytes[if at < 1300 { at } else { at + (66 << 10) }] = value;

@@ -60,7 +60,7 @@ fn an_export_name_that_cannot_be_had_ends_the_session() {
 #[test]
 fn what_is_no_handshake_ends_the_session() {
     assert!(connect().client_sends(b"\0\0\0\x04").is_err(), "unknown client flag");
-    assert!(connect().client_sends(b"GET ").is_err(), "not a client at all");
+    assert!(connect().client_sends(b"GET ").is_err(), "not an NBD client");
     assert!(haggle().client_sends(b"IHAVEOPX\0\0\0\x03\0\0\0\0").is_err(), "wrong magic number");
 }
 
@@ -226,7 +226,7 @@ fn a_client_that_does_not_read_its_lists_is_not_listened_to() {
     session.client_sends(&list.repeat(900)).unwrap();
     assert!(is_deaf(&session));
     let (unread, left) = (session.session.outbox().len(), session.untaken());
-    assert!(unread < (64 << 10) + 200 && left > 0, "{unread} bytes wait, {left} bytes are left");
+    assert!(unread < (64 << 10) + 200 && left > 0, "{unread} bytes are unread, {left} bytes are left");
     session.sent();
     session.run().unwrap();
     assert!(session.untaken() < left);

@@ -1,4 +1,4 @@
-//! Whole sessions as packet traces: what the client sends, what the target answers.
+//! Whole sessions as packet traces: the bytes of the client and those of the target.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod cuts;
@@ -51,7 +51,7 @@ fn haggle() -> Session {
     session
 }
 
-/// Adds what the options agree on, and enters transmission on the default export.
+/// Negotiates the options and enters transmission on the default export.
 fn transmit(options: &[Opt]) -> Session {
     let mut session = haggle();
     for opt in options {
@@ -162,8 +162,8 @@ fn is_deaf(session: &Session) -> bool {
     matches!(session.session.demand(), Demand::Nothing)
 }
 
-// What a Linux client sent to nbdkit, from a capture; the same answers but for flags and the block
-// sizes, which nbdkit sends only when asked.
+// A Linux client's bytes from a capture with nbdkit. The target's answers differ from nbdkit's in
+// the flags, and in block sizes, which nbdkit sends only on request.
 
 #[test]
 fn the_kernels_session_goes_as_captured() {

@@ -378,17 +378,17 @@ fn when_buffers_are_short_a_client_has_little_in_flight_or_one_request() {
     assert_eq!(session.submitted.len(), 4, "256 KiB");
     drop(taken);
     session.run().unwrap();
-    assert_eq!(session.submitted.len(), 5, "none is short any more");
+    assert_eq!(session.submitted.len(), 5, "none counts as short now");
 
     let _taken = pool.take_payload(4 << 20);
     (0..5).for_each(|_| session.finish_one());
     session.sent();
     let long = request(Cmd::NBD_CMD_READ, 0, 0, 1 << 20);
     session.client_sends(&long.repeat(2)).unwrap();
-    assert_eq!(session.submitted.len(), 1, "a long one is alone");
+    assert_eq!(session.submitted.len(), 1, "a long request runs alone");
     session.finish_one();
     session.run().unwrap();
-    assert_eq!(session.submitted.len(), 0, "until its data is sent");
+    assert_eq!(session.submitted.len(), 0, "the next request waits until its data is sent");
     session.sent();
     session.run().unwrap();
     assert_eq!(session.submitted.len(), 1);
@@ -401,7 +401,7 @@ fn a_client_that_reads_no_replies_is_not_listened_to() {
     session.client_sends(&flush.repeat(70_000)).unwrap();
     assert!(is_deaf(&session));
     let unread = session.session.outbox().len();
-    assert!((1 << 20..=(1 << 20) + 1024 * 16).contains(&unread), "{unread} bytes wait");
+    assert!((1 << 20..=(1 << 20) + 1024 * 16).contains(&unread), "{unread} bytes are unread");
     session.sent();
     session.run().unwrap();
     assert_eq!((session.untaken(), session.sent().len()), (0, 70_000 * 16 - unread));
