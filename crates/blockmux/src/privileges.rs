@@ -61,6 +61,11 @@ impl FromStr for ServiceUser {
 }
 
 impl ServiceUser {
+    /// The user's number.
+    pub(crate) fn uid(&self) -> u32 {
+        self.uid
+    }
+
     /// Prepares for [`ServiceUser::switch`]: accepts a state directory of this user, and lets
     /// threads that drop their capabilities keep those for changing the user. The C library changes
     /// the user of all threads, and ends the process if one of them is not permitted to.

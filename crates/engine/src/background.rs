@@ -60,12 +60,15 @@ impl Watched {
         // A volume has one unit, so the volume's index can serve as LUN.
         let Some(number) = u16::try_from(volume.0).ok().filter(|number| *number <= MAX_LUN) else { return };
         self.units.add(number, volume, unit.clone());
-        let Watched { units, exports, inbox, is_called } = self.clone();
+        let Watched { exports, inbox, is_called, .. } = self.clone();
+        // A unit has this callback, so that it would keep itself alive.
+        let units = Arc::downgrade(&self.units);
         unit.on_background(move || {
             if is_called.swap(true, Ordering::AcqRel) {
                 return;
             }
-            let (units, exports, is_called) = (units.clone(), exports.clone(), is_called.clone());
+            let Some(units) = units.upgrade() else { return };
+            let (exports, is_called) = (exports.clone(), is_called.clone());
             inbox.send(move |core| {
                 // A later callback means that there is new work to check for.
                 is_called.store(false, Ordering::Release);

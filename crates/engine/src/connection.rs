@@ -116,6 +116,12 @@ impl<H: Host> Connection<H> {
         (self.stream.share(), unread.unwrap_or_default())
     }
 
+    /// Whether the connection uses TLS.
+    #[must_use]
+    pub fn is_secured(&self) -> bool {
+        self.secure.as_ref().is_some_and(|secure| secure.is_in_use())
+    }
+
     /// The peer's address, for messages.
     #[must_use]
     pub fn peer(&self) -> &str {

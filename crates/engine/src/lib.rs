@@ -24,6 +24,7 @@ mod channels;
 pub mod congestion;
 pub mod connection;
 pub mod cores;
+pub mod departures;
 pub mod file;
 pub mod frames;
 pub mod host;

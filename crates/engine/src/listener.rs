@@ -1,6 +1,7 @@
 //! Accepts connections and distributes them over the cores.
 
 use crate::audit::AUDIT;
+use crate::departures::Departures;
 use crate::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::ring::Registration;
 use crate::sessions::Sessions;
@@ -43,6 +44,7 @@ pub struct ConnectionLimit {
     protocol: &'static str,
     listener: Arc<ListenerCounters>,
     sessions: Sessions,
+    departures: Arc<Departures>,
 }
 
 /// Connections of one listener.
@@ -90,6 +92,7 @@ pub struct Permit {
     protocol: &'static str,
     listener: Arc<ListenerCounters>,
     sessions: Sessions,
+    departures: Arc<Departures>,
     /// The list of replaceable connections that holds this one: during its handshake, or once it
     /// lingers.
     entered: Option<(Arc<Mutex<Replaceable>>, Arc<ReplaceableConnection>)>,
@@ -176,6 +179,7 @@ impl ConnectionLimit {
             protocol: "",
             listener: Arc::default(),
             sessions: Sessions::default(),
+            departures: Arc::default(),
         }
     }
 
@@ -208,6 +212,12 @@ impl ConnectionLimit {
     #[must_use]
     pub fn sessions(&self) -> &Sessions {
         &self.sessions
+    }
+
+    /// The connections that leave for another process, of all protocols.
+    #[must_use]
+    pub fn departures(&self) -> &Arc<Departures> {
+        &self.departures
     }
 
     /// Also limits address space, under RLIMIT_AS: no connection is accepted while less than
@@ -294,6 +304,7 @@ impl ConnectionLimit {
             protocol: self.protocol,
             listener: self.listener.clone(),
             sessions: self.sessions.clone(),
+            departures: self.departures.clone(),
             entered: None,
             lingering: self.lingering.clone(),
         }
@@ -305,6 +316,12 @@ impl Permit {
     #[must_use]
     pub fn sessions(&self) -> &Sessions {
         &self.sessions
+    }
+
+    /// The connections that leave for another process.
+    #[must_use]
+    pub fn departures(&self) -> &Arc<Departures> {
+        &self.departures
     }
 
     /// The listener's protocol; empty if not set.

@@ -2,11 +2,13 @@
 
 use crate::blocking::{self, LoginTimeouts, run_secured};
 use crate::connection::Broken;
+use crate::departures::{DepartedConnection, Departures};
 use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, TlsKeys, check_unchanged};
-use crate::listener::Serve;
+use crate::listener::{Permit, Serve};
+use crate::reactor::EngineCore;
 use crate::secure::{ClientTls, Secure};
-use crate::socket::Address;
-use crate::target::{ArrivedConnection, TargetTask};
+use crate::socket::{Address, Stream};
+use crate::target::{ArrivedConnection, Departure, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
     ExportInfo, ListedExport, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession,
@@ -16,6 +18,7 @@ use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls};
 use blockmux_proto::session::NoControl;
 use blockmux_tls::ServerCredentials;
 use blockmux_volume::{Core, Pool, VolumeInfo};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -46,8 +49,37 @@ pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
                 (session.with_tls(policy.clone()), Some(secure))
             }
         };
-        TargetTask::receive(core, (arrival, secure), (session, pool), exports.clone(), None);
+        TargetTask::receive_to_leave(core, (arrival, secure), (session, pool), exports.clone(), DEPARTURE);
     })
+}
+
+/// Continues a session without TLS that another process has served with its `state`: `stream` is
+/// its connection, of which `unread` was received and not parsed.
+pub fn resume(
+    core: &Rc<EngineCore>,
+    exports: &Exports,
+    (stream, unread, state): (Stream, Vec<u8>, &[u8]),
+    permit: Permit,
+) {
+    let pool = core.pool().for_peer_at(stream.peer_ip());
+    match NbdTargetSession::resumed(exports, pool.clone(), core.now(), state) {
+        Ok(session) => {
+            let arrival = (ArrivedConnection { unread, ..ArrivedConnection::new(stream, permit) }, None);
+            TargetTask::receive_to_leave(core, arrival, (session, pool), exports.clone(), DEPARTURE);
+        }
+        Err(error) => warn!("{}: a session that was handed over is closed: {error}", stream.peer()),
+    }
+}
+
+/// NBD clients do not connect again when their connection ends.
+const DEPARTURE: Departure<NbdTargetSession, EngineCore> =
+    Departure { hand_over: NbdTargetSession::hand_over, leave: keep };
+
+fn keep(departures: &Departures, departed: DepartedConnection<Stream>) {
+    let peer = departed.peer.clone();
+    if let Err(error) = departures.add(departed) {
+        warn!("{peer}: its session cannot be handed over: {error}; raise the limit of open files");
+    }
 }
 
 /// Address and parameters of one export.

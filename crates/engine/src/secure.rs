@@ -290,6 +290,11 @@ impl Secure {
         self.is_dormant || matches!(self.stage, Stage::Kernel(_))
     }
 
+    /// Whether TLS is in use: the session has demanded it, or it began with the connection.
+    pub(crate) fn is_in_use(&self) -> bool {
+        !self.is_dormant
+    }
+
     /// Whether the kernel makes the records.
     #[cfg(test)]
     pub(crate) fn is_by_kernel(&self) -> bool {

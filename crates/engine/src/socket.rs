@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Address that a stream socket listens on or connects to.
@@ -118,6 +119,16 @@ impl Stream {
         Ok(Stream { socket: Arc::new(socket), peer })
     }
 
+    /// A connected socket that another process has handed over.
+    ///
+    /// # Errors
+    /// If it is not connected any more.
+    pub fn handed_over(socket: OwnedFd) -> io::Result<Stream> {
+        let socket = Socket::from(socket);
+        let peer = socket.peer_addr()?;
+        Stream::accepted(socket, &peer)
+    }
+
     /// Result of connecting; `None` while it is in progress.
     #[must_use]
     pub fn connect_result(&self) -> Option<io::Result<()>> {
@@ -199,8 +210,41 @@ impl AsRawFd for Stream {
 pub struct Listener {
     socket: Socket,
     address: Address,
-    /// Identity of the Unix socket's file.
+    /// Identity of the Unix socket's file; `None` if the file is not this listener's.
     file: Option<FileId>,
+    /// Another process has the socket's file now.
+    is_handed_over: Arc<AtomicBool>,
+}
+
+/// A second handle to a listening socket, by which another process gets it.
+pub struct ListenerHandle {
+    socket: OwnedFd,
+    owns_file: bool,
+    is_handed_over: Arc<AtomicBool>,
+}
+
+impl ListenerHandle {
+    /// Whether the listener removes a Unix socket's file when it is dropped.
+    #[must_use]
+    pub fn owns_file(&self) -> bool {
+        self.owns_file
+    }
+
+    /// Leaves the file to the process that gets the socket.
+    pub fn leave_file(&self) {
+        self.is_handed_over.store(true, Ordering::Relaxed);
+    }
+
+    /// The file is this process's from now on.
+    pub fn own_file(&self) {
+        self.is_handed_over.store(false, Ordering::Relaxed);
+    }
+}
+
+impl AsFd for ListenerHandle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 /// Device and inode.
@@ -242,7 +286,7 @@ impl Listener {
             Address::Unix(path) => (None, file_at(path)),
         };
         let address = address.unwrap_or_else(|| asked.clone());
-        Ok(Listener { socket, address, file })
+        Ok(Listener { socket, address, file, is_handed_over: Arc::default() })
     }
 
     /// Takes over a socket that another process has made and that listens already. The file of a
@@ -264,7 +308,33 @@ impl Listener {
             (_, _, Some(name)) => Address::Unix(OsStr::from_bytes(&[b"\0", name].concat()).into()),
             _ => return Err(refused("it has no address")),
         };
-        Ok(Listener { socket, address, file: None })
+        Ok(Listener { socket, address, file: None, is_handed_over: Arc::default() })
+    }
+
+    /// Takes over a socket as [`Listener::inherited`] does, with the file of a Unix socket: that is
+    /// removed when the listener is dropped, once [`ListenerHandle::own_file`] was called.
+    ///
+    /// # Errors
+    /// As for [`Listener::inherited`].
+    pub fn inherited_with_file(socket: OwnedFd) -> io::Result<Listener> {
+        let mut listener = Listener::inherited(socket)?;
+        if let Address::Unix(path) = &listener.address {
+            listener.file = file_at(path);
+            listener.is_handed_over.store(true, Ordering::Relaxed);
+        }
+        Ok(listener)
+    }
+
+    /// A second handle to the socket.
+    ///
+    /// # Errors
+    /// If the process has no room for another file.
+    pub fn handle(&self) -> io::Result<ListenerHandle> {
+        Ok(ListenerHandle {
+            socket: self.socket.as_fd().try_clone_to_owned()?,
+            owns_file: self.file.is_some(),
+            is_handed_over: self.is_handed_over.clone(),
+        })
     }
 
     /// The address with the actual port.
@@ -299,7 +369,8 @@ impl Drop for Listener {
     fn drop(&mut self) {
         if let Address::Unix(path) = &self.address {
             // The file may be gone, or replaced by another process's, which is left alone.
-            if self.file.is_some() && file_at(path) == self.file {
+            let is_ours = self.file.is_some() && !self.is_handed_over.load(Ordering::Relaxed);
+            if is_ours && file_at(path) == self.file {
                 let _ = std::fs::remove_file(path);
             }
         }
@@ -393,6 +464,30 @@ mod tests {
         assert!(path.exists());
         let connected = std::os::unix::net::UnixStream::pair().unwrap().0;
         assert!(Listener::inherited(connected.into()).is_err());
+    }
+
+    #[test]
+    fn the_file_of_a_socket_belongs_to_the_process_that_has_it_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let first = Listener::bind(&Address::Unix(path.clone())).unwrap();
+        let handle = first.handle().unwrap();
+        assert!(handle.owns_file());
+        let second = Listener::inherited_with_file(handle.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        handle.leave_file();
+        second.handle().unwrap().own_file();
+        drop((first, handle));
+        let client = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let stream = second.accept().unwrap();
+        let moved = Stream::handed_over(stream.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert!(moved.peer().starts_with("unix socket"));
+        drop((stream, moved, client));
+        drop(second);
+        assert!(!path.exists());
+        let first = Listener::bind(&Address::Unix(path.clone())).unwrap();
+        let fd = first.as_fd().try_clone_to_owned().unwrap();
+        drop(Listener::inherited_with_file(fd).unwrap());
+        assert!(path.exists(), "the process that was to get it has not begun to serve");
     }
 
     #[test]

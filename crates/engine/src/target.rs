@@ -12,6 +12,7 @@
 use crate::audit::Audit;
 use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
+use crate::departures::{DepartedConnection, Departures, HANDSHAKE_TIME, SecuredConnection};
 use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::peer_core::PeerCore;
@@ -53,6 +54,12 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     is_lingering: bool,
     /// Moves the connection to its session's core.
     relocate: Option<Relocate<S, H>>,
+    /// Lets the connection leave for another process.
+    departure: Option<Departure<S, H>>,
+    /// When a handshake that has not ended is given up, once connections are to leave.
+    handshake_until: Option<Instant>,
+    /// The connection uses TLS, and would have to leave.
+    secured: Option<SecuredConnection>,
     /// Released when the connection ends, here or on the core that it moved to.
     permit: Option<Permit>,
     audit: Audit,
@@ -96,6 +103,15 @@ pub struct Relocation {
     pub sent: u64,
 }
 
+/// How a connection leaves for the process that takes over from this one, for sessions whose peers
+/// would not connect again; see [`crate::departures`].
+pub struct Departure<S, H: Host> {
+    /// Has the session take no further request; returns its state once nothing is in flight.
+    pub hand_over: fn(&mut S) -> Option<Vec<u8>>,
+    /// Keeps the connection for the other process.
+    pub leave: fn(&Departures, DepartedConnection<H::Stream>),
+}
+
 type HandOver<H> = dyn Fn(&CoreHandle, ArrivedConnection<<H as Host>::Stream>);
 
 /// Observation of a peer that holds buffers.
@@ -129,9 +145,30 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
     pub fn receive(
         core: &Rc<H>,
         (arrival, secure): (ArrivedConnection<H::Stream>, Option<Secure>),
-        (mut session, pool): (S, Pool),
+        (session, pool): (S, Pool),
         exports: Exports,
         relocate: Option<Relocate<S, H>>,
+    ) {
+        TargetTask::start(core, (arrival, secure), (session, pool), exports, (relocate, None));
+    }
+
+    /// Serves a connection that may use TLS (`secure`), and that may leave for another process.
+    pub fn receive_to_leave(
+        core: &Rc<H>,
+        arrival: (ArrivedConnection<H::Stream>, Option<Secure>),
+        session: (S, Pool),
+        exports: Exports,
+        departure: Departure<S, H>,
+    ) {
+        TargetTask::start(core, arrival, session, exports, (None, Some(departure)));
+    }
+
+    fn start(
+        core: &Rc<H>,
+        (arrival, secure): (ArrivedConnection<H::Stream>, Option<Secure>),
+        (mut session, pool): (S, Pool),
+        exports: Exports,
+        (relocate, departure): (Option<Relocate<S, H>>, Option<Departure<S, H>>),
     ) {
         let ArrivedConnection { stream, unread, permit, .. } = arrival;
         let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
@@ -161,6 +198,9 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             is_established: false,
             is_lingering: false,
             relocate,
+            departure,
+            handshake_until: None,
+            secured: None,
             permit: Some(permit),
         });
     }
@@ -182,7 +222,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let mut progress = Progress::Idle;
         let (is_draining, is_cut) =
             self.audit.session().map_or((false, false), |session| (session.is_draining(), session.is_cut()));
-        if (is_draining || self.core.is_stopping()) && !self.is_stop_sent {
+        if (is_draining || self.core.is_stopping()) && !self.is_stop_sent && !self.is_leaving(now) {
             self.is_stop_sent = true;
             self.session.on_stop(now);
         }
@@ -299,6 +339,48 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let (stream, rest) = self.connection.hand_over();
         unread.extend(rest);
         (relocate.hand_over)(&owner_core, ArrivedConnection { stream, unread, sent, permit });
+        true
+    }
+
+    /// Whether the connection is to leave for another process instead of ending.
+    #[cold]
+    fn is_leaving(&mut self, now: Instant) -> bool {
+        let is_asked = self.permit.as_ref().is_some_and(|permit| permit.departures().is_asked());
+        if self.departure.is_none() || !is_asked || self.connection.is_secured() {
+            return false;
+        }
+        if self.session.stage() != SessionStage::Handshake {
+            return true;
+        }
+        let until = *self.handshake_until.get_or_insert_with(|| {
+            self.core.wake_at(now + HANDSHAKE_TIME, &self.waker);
+            now + HANDSHAKE_TIME
+        });
+        now < until
+    }
+
+    /// Hands the connection to another process if it is to leave and nothing is in flight; returns
+    /// whether it did.
+    fn leave_process(&mut self, now: Instant) -> bool {
+        let is_over = self.is_stop_sent || self.ending.is_some();
+        if self.departure.is_none() || is_over || !self.core.is_stopping() || !self.is_leaving(now) {
+            return false;
+        }
+        let Some((departure, permit)) = self.departure.as_ref().zip(self.permit.as_ref()) else {
+            return false;
+        };
+        let Some(state) = (departure.hand_over)(&mut self.session) else { return false };
+        let (stream, unread) = self.connection.hand_over();
+        let departed = DepartedConnection {
+            protocol: permit.protocol(),
+            listener: permit.origin().listener.to_string(),
+            peer: self.connection.peer().to_owned(),
+            stream,
+            unread,
+            state,
+        };
+        (departure.leave)(permit.departures(), departed);
+        self.audit.on_end(true, TAKEN_OVER);
         true
     }
 
@@ -423,9 +505,12 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         if !self.is_established && self.session.stage() != SessionStage::Handshake {
             self.is_established = true;
             self.permit.iter().for_each(Permit::establish);
+            if self.departure.is_some() && self.connection.is_secured() {
+                self.secured = self.permit.as_ref().map(|permit| permit.departures().count_secured());
+            }
         }
         self.log_events();
-        if self.move_to_owner_core() {
+        if self.move_to_owner_core() || self.leave_process(now) {
             return Progress::Done;
         }
         if self.ending == Some(Ending::Gone) {
@@ -495,6 +580,8 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
     }
 }
 
+/// The reason for a session that another process continues.
+const TAKEN_OVER: &str = "another process continues the session";
 /// The reason for a session that was drained while the process continues.
 const WITHDRAWN: &str = "the config no longer includes it";
 /// How long a peer may hold buffers that others need.

@@ -79,6 +79,47 @@ impl Client {
         Ok(Reply { status, location, body })
     }
 
+    /// Asks a daemon with a control socket for a connection that speaks `protocol` (RFC 9110, section
+    /// 7.8); `None` if no daemon listens there.
+    ///
+    /// # Errors
+    /// If the daemon cannot be asked or refuses.
+    pub(crate) fn upgrade(&self, path: &str, protocol: &str) -> Result<Option<UnixStream>, CallError> {
+        let ApiAddress::Unix(ControlPath(socket)) = &self.address else {
+            return Err(self.no_answer(&io::ErrorKind::Unsupported.into()));
+        };
+        let ask = |mut stream: UnixStream| {
+            stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+            stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: {protocol}\r\n\
+                 Content-Length: 0\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes())?;
+            // Byte by byte: what follows the head is no HTTP.
+            let head = read_head(&mut BufReader::with_capacity(1, &stream))?;
+            if head.starts_with(b"HTTP/1.1 101 ") {
+                return Ok(Ok(stream));
+            }
+            read_answer(BufReader::new((&head[..]).chain(&stream))).map(Err)
+        };
+        let stream = match UnixStream::connect(socket) {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+            {
+                return Ok(None);
+            }
+            connected => connected,
+        };
+        match stream.and_then(ask).map_err(|error| self.no_answer(&error))? {
+            Ok(stream) => Ok(Some(stream)),
+            Err((_, _, body)) => match serde_json::from_slice::<ErrorBody>(&body) {
+                Ok(body) => Err(CallError::Refused(body.error)),
+                Err(error) => Err(self.no_answer(&invalid(error))),
+            },
+        }
+    }
+
     fn no_answer(&self, error: &io::Error) -> CallError {
         let address = &self.address;
         let option = match address {

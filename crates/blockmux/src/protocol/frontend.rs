@@ -7,8 +7,10 @@ use super::policy::{ListenerAddress, LiveAccess, Policy, TargetAccess};
 use super::units::LogicalUnits;
 use crate::failure::Failure;
 use blockmux_engine::cores::Cores;
-use blockmux_engine::listener::Serve;
+use blockmux_engine::listener::{Permit, Serve};
+use blockmux_engine::reactor::EngineCore;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
+use blockmux_engine::socket::Stream;
 use blockmux_proto::exports::{Exports, VolumeId};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command};
@@ -17,6 +19,7 @@ use serde_json::Value;
 use std::any::Any;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use toml::de::Deserializer;
 
@@ -153,12 +156,34 @@ pub(crate) struct TargetTables {
 /// A protocol that is served, with its running frontend.
 pub(crate) type LiveProtocol = (&'static Protocol, Box<dyn LiveFrontend>);
 
+/// A session of the process that served before, between two requests.
+pub(crate) struct HandedSession {
+    /// Name of its protocol.
+    pub(crate) protocol: String,
+    /// The address of the listener that its connection came by.
+    pub(crate) listener: String,
+    pub(crate) stream: Stream,
+    /// Bytes that were received and not parsed.
+    pub(crate) unread: Vec<u8>,
+    /// In its protocol's own form.
+    pub(crate) state: Vec<u8>,
+}
+
+/// Continues a session on the calling core.
+pub(crate) type Resume = Box<dyn FnOnce(&Rc<EngineCore>, HandedSession, Permit) + Send>;
+
 /// The running part of a frontend, which changes at run time. Targets are iSCSI targets, SRP target
 /// ports and NVMe subsystems; a protocol without targets uses the default methods. Cores do not
 /// call these methods.
 pub(crate) trait LiveFrontend: Send {
     /// The function that serves the connections of a listener.
     fn serve(&self, place: &ListenerAddress) -> Serve;
+
+    /// What continues sessions whose connections came to one of its places in the process that
+    /// served before; `None` if its peers connect again by themselves.
+    fn resume(&self, _place: &ListenerAddress) -> Option<Resume> {
+        None
+    }
 
     /// Applies a new config, which was checked as at a start: `desired` is the frontend of that
     /// config, `service` has its listeners and its policy. Parts that are equal in both configs are

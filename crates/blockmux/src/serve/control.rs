@@ -20,6 +20,7 @@ use crate::open::Populate;
 use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
+use blockmux_engine::departures::Departures;
 use blockmux_engine::listener::{ConnectionLimit, ListenerCounters};
 use blockmux_engine::reactor::CoreStats;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
@@ -57,6 +58,11 @@ impl ConnectionLimits {
     /// The logged-in sessions of all protocols.
     pub(super) fn sessions(&self) -> &Sessions {
         self.limit.sessions()
+    }
+
+    /// Connections that leave for another process.
+    pub(super) fn departures(&self) -> &Arc<Departures> {
+        self.limit.departures()
     }
 
     /// Changes the maximum number of connections.

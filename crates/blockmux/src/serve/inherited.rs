@@ -1,5 +1,5 @@
-//! ConfiguredListener sockets that the service manager passes (socket activation,
-//! sd_listen_fds(3)).
+//! Listening sockets that the service manager passes (socket activation, sd_listen_fds(3)), and
+//! those of the process that this one takes over from.
 //!
 //! A listener of the command line or the config file uses the passed socket with its address. A
 //! passed socket with any other address becomes a listener of the protocol that its name gives
@@ -15,7 +15,21 @@ use std::env;
 /// Inherited listeners. Taken ones stay in the list without their socket, so that a reload finds
 /// the same listeners.
 #[derive(Default)]
-pub(super) struct InheritedListeners(Vec<InheritedListener>);
+pub(super) struct InheritedListeners {
+    /// From the service manager.
+    passed: Vec<InheritedListener>,
+    /// From the process that served before.
+    offered: Vec<Offered>,
+}
+
+/// A listener of the process that served before.
+struct Offered {
+    /// Its protocol's name, or which listener of the API it is.
+    kind: String,
+    /// The address as it was asked for.
+    asked: String,
+    listener: Listener,
+}
 
 struct InheritedListener {
     /// `FileDescriptorName=` of the socket unit.
@@ -34,7 +48,7 @@ impl InheritedListeners {
         let mut passed = ListenFd::from_env();
         let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':');
-        let mut inherited = Vec::new();
+        let mut all = Vec::new();
         for nth in 0..passed.len() {
             let name = names.next().unwrap_or_default().to_owned();
             let refuse = |reason: String| {
@@ -53,13 +67,49 @@ impl InheritedListeners {
                 },
             };
             let listener = listener.map_err(|error| refuse(error.to_string()))?;
-            inherited.push(InheritedListener {
+            all.push(InheritedListener {
                 name,
                 address: listener.address().clone(),
                 listener: Some(listener),
             });
         }
-        Ok(InheritedListeners(inherited))
+        Ok(InheritedListeners { passed: all, offered: Vec::new() })
+    }
+
+    /// Adds a listener of the process that served before. One that the service manager had passed
+    /// to that process by a name is as if it were passed to this one.
+    pub(super) fn offer(
+        &mut self,
+        kind: String,
+        asked: String,
+        manager_name: Option<String>,
+        listener: Listener,
+    ) {
+        match manager_name {
+            Some(name) if self.passed.iter().all(|passed| passed.address != *listener.address()) => {
+                let address = listener.address().clone();
+                self.passed.push(InheritedListener { name, address, listener: Some(listener) });
+            }
+            Some(_) => {}
+            None => self.offered.push(Offered { kind, asked, listener }),
+        }
+    }
+
+    /// Takes the listener of the process that served before which that process was asked for by the
+    /// same words, if there is one.
+    pub(super) fn take_offered(&mut self, kind: &str, asked: &str) -> Option<Listener> {
+        let at = self.offered.iter().position(|offered| offered.kind == kind && offered.asked == asked)?;
+        Some(self.offered.remove(at).listener)
+    }
+
+    /// Closes the listeners of the process that served before which this one does not have.
+    pub(super) fn close_offered(&mut self) {
+        self.offered.clear();
+    }
+
+    /// The name by which the service manager has passed the socket at an address.
+    pub(super) fn name_of(&self, address: &Address) -> Option<&str> {
+        self.passed.iter().find(|passed| passed.address == *address).map(|passed| passed.name.as_str())
     }
 
     /// The inherited listeners at addresses that no listener of `named` has.
@@ -72,7 +122,7 @@ impl InheritedListeners {
                 entry.address.resolve(protocol.port).is_ok_and(|place| place.socket() == Some(address))
             })
         };
-        let further = self.0.iter().filter(|inherited| !is_named(&inherited.address));
+        let further = self.passed.iter().filter(|inherited| !is_named(&inherited.address));
         let listening = further.map(|InheritedListener { name, address, .. }| {
             let protocol = protocol_named(name).ok_or_else(|| {
                 let known: Vec<_> = stream_protocols().map(|protocol| protocol.name).collect();
@@ -95,7 +145,7 @@ impl InheritedListeners {
 
     /// Takes the socket with this address, if one was passed.
     pub(super) fn take(&mut self, address: &Address) -> Option<Listener> {
-        self.0.iter_mut().find(|inherited| inherited.address == *address)?.listener.take()
+        self.passed.iter_mut().find(|inherited| inherited.address == *address)?.listener.take()
     }
 }
 

@@ -82,7 +82,8 @@ pub(super) fn bind(
     let ListenerAddress::Socket(address) = &asked else {
         return Ok(BoundListener { asked, listener, socket: None });
     };
-    let bound = match inherited.take(address) {
+    let offered = inherited.take_offered(listener.protocol.name, &asked.to_string());
+    let bound = match offered.or_else(|| inherited.take(address)) {
         Some(socket) => Ok(socket),
         None => retry_while_held(
             || Listener::bind_with(address, congestion),

@@ -15,8 +15,8 @@ mod control;
 mod flush;
 mod identity;
 mod inherited;
-
 mod listen;
+mod offer;
 mod opening;
 mod reload;
 mod service_manager;
@@ -25,6 +25,7 @@ mod shutdown;
 mod sizes;
 mod sources;
 mod state;
+mod takeover;
 
 pub(crate) use self::check::{CheckArgs, run as check};
 
@@ -42,6 +43,7 @@ use api::{Api, Endpoint, bind_control, bind_tcp};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::ConnectionLimit;
+use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use command::RunningCommand;
 use config::VolumeEntry;
@@ -52,13 +54,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use service_manager::Watchdog;
 use setup::Setup;
 use signal_hook::consts::SIGHUP;
+use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
+use takeover::{Handover, Successors, Takeover};
 use tracing::{info, warn};
 
 /// Arguments of `blockmux serve`.
@@ -98,6 +103,10 @@ pub(crate) struct ServeArgs {
     /// Accept commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
+    /// Take over from the daemon that has this control socket, without an outage; serve if there is
+    /// none
+    #[arg(long, value_name = "unix:PATH", conflicts_with = "run")]
+    takeover: Option<ControlPath>,
     /// Run as this user once everything is open
     #[arg(long, value_name = "NAME", conflicts_with_all = ["keep_privileges", "run"])]
     user: Option<ServiceUser>,
@@ -145,6 +154,7 @@ impl ServeArgs {
             congestion: None,
             state: None,
             control: None,
+            takeover: None,
             api: None,
             user: None,
             api_token_file: None,
@@ -164,6 +174,7 @@ impl ServeArgs {
             congestion: self.congestion.clone(),
             state: self.state.clone(),
             control: self.control.clone(),
+            takeover: self.takeover.clone(),
             api: self.api.clone(),
             user: self.user.clone(),
             api_token_file: self.api_token_file.clone(),
@@ -188,6 +199,14 @@ enum DaemonEvent {
     CommandEnded(io::Result<ExitStatus>),
     /// A core ended before the daemon stopped.
     CoreEnded,
+    /// Another process is ready to take over.
+    HandOver(Box<Handover>),
+}
+
+/// How the daemon ends.
+enum End {
+    Stop(ExitCode),
+    HandOver(Box<Handover>),
 }
 
 fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
@@ -206,6 +225,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let reloads = args.config.is_some() && command.is_none();
     let mut inherited = InheritedListeners::from_service_manager()?;
     let user = args.user.clone();
+    let takeover = args.takeover.as_ref().map(|path| Takeover::ask(path, user.as_ref(), &mut inherited));
+    let mut takeover = takeover.transpose()?.flatten();
     let mut setup = Setup::gather(args.duplicate(), &inherited)?;
     let (sender, events) = mpsc::channel();
     let (repeatable, event): (&[i32], fn(i32) -> DaemonEvent) = match reloads {
@@ -220,13 +241,26 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let bind = |place| listen::bind(place, setup.congestion.as_ref(), &mut inherited);
     let bound = listen::places(&setup, private.as_ref())?.into_iter().map(bind);
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
-    let control = setup.control.as_ref().map(bind_control);
-    let tcp = setup.api.as_ref().map(|address| bind_tcp(address, setup.api_token_file.as_deref()));
-    let endpoints = control.into_iter().chain(tcp).collect::<Result<Vec<_>, _>>()?;
+    let control = setup.control.as_ref().map(|path| bind_control(path, &mut inherited));
+    let control = control.transpose()?;
+    let tcp =
+        setup.api.as_ref().map(|address| bind_tcp(address, setup.api_token_file.as_deref(), &mut inherited));
+    let endpoints: Vec<_> = control.into_iter().chain(tcp.transpose()?).collect();
     let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
     listen::warn_of_open(&setup.policy);
-    let exports = setup.open()?;
+    let exports = match &mut takeover {
+        None => setup.open(BTreeMap::new(), BTreeMap::new())?,
+        Some(takeover) => {
+            takeover.check(&setup)?;
+            let new = setup.open_some(|name| !takeover.has(name))?;
+            takeover.wait_for_release()?;
+            inherited.close_offered();
+            let exports = setup.open(new, takeover.uuids())?;
+            takeover.restore(&exports)?;
+            exports
+        }
+    };
     let clients = if command.is_some() { ClientLocation::Local } else { ClientLocation::Anywhere };
     let announcement =
         Announcement::new(&exports, &setup.frontends, &setup.policy, clients).with_api(api_url);
@@ -246,6 +280,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let cores = start_cores(&setup, buffers)?;
     let reloader =
         Reloader::start((args, inherited), &setup, &exports, &connection_limits, cores, (bound, private))?;
+    takeover.iter_mut().for_each(|takeover| takeover.resume(&reloader));
     if let Some(left) = limit.lacks_space() {
         let (left, needed) = (left >> 20, reserved_space >> 20);
         return Err(Failure::request(format!(
@@ -256,6 +291,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     alive::watch(reloader.cores(), &sender);
     let sizes = sizes::watch(&setup, &exports)?;
     let reloader = Arc::new(reloader);
+    let offers = endpoints.iter().map(Endpoint::offer).collect::<Result<Vec<_>, _>>()?;
+    let successors = Successors::new(reloader.clone(), offers, setup.state.clone(), sender.clone());
     let control = ControlServer {
         exports: exports.clone(),
         connection_limits,
@@ -269,10 +306,10 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let api = match endpoints.is_empty() {
         true => {
             // The control server would keep a reference to the cores.
-            drop(control);
+            drop((control, successors));
             None
         }
-        false => Some(Api::start(endpoints, control)?),
+        false => Some(Api::start(endpoints, control, successors)?),
     };
     let watchdog = Watchdog::start(reloader.cores().inboxes())?;
     let status = match command {
@@ -286,18 +323,62 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
             }
             print(if json { announcement.json()? } else { announcement.text(detail) })?;
             service_manager::ready(exports.iter().count());
+            if let Some(takeover) = takeover {
+                takeover.end();
+            }
             wait(&events, None, &reloader)
         }
     };
     service_manager::stopping();
+    let hands_over = match &status {
+        Ok(End::HandOver(handover)) => {
+            handover.begin(limit.departures());
+            true
+        }
+        _ => false,
+    };
     // The API, the size watch and the watchdog end before the cores that they use.
     drop((api, sizes, watchdog));
     info!("{}; send another signal to stop at once", shutdown::started(&limit, GRACE));
     let cores = Arc::into_inner(reloader).and_then(Reloader::into_cores);
     let cores = cores.ok_or_else(|| Failure::run("internal error: the cores are still in use"))?;
-    cores.stop_or(GRACE, || warn!("{}", shutdown::overdue(&limit, &exports, GRACE)));
-    flush::all(&exports)?;
-    status
+    let mut settled = Ok(());
+    cores.stop_or(GRACE, || {
+        warn!("{}", shutdown::overdue(&limit, &exports, GRACE));
+        if hands_over {
+            settled = settle(&exports);
+        }
+    });
+    match status? {
+        End::Stop(status) => flush::all(&exports).map(|()| status),
+        End::HandOver(handover) => {
+            let flushed = settled.and_then(|()| flush::all(&exports));
+            let released = flushed.and_then(|()| handover.release(exports, limit.departures(), GRACE));
+            released.inspect_err(|failure| handover.fail(failure)).map(|()| ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Waits until nothing is in flight on any volume, while the cores run: no write of this process may
+/// come after one of another.
+fn settle(exports: &Exports) -> Result<(), Failure> {
+    let all = exports.iter().filter_map(|(id, export)| Some((export, exports.volume_state(id)?.settling())));
+    let mut left: Vec<_> = all.collect();
+    let end = Instant::now() + SETTLE;
+    loop {
+        left.retain(|(_, settling)| !settling.is_over());
+        match left.first() {
+            None => return Ok(()),
+            Some((export, _)) if Instant::now() >= end => {
+                let (name, seconds) = (&export.name, SETTLE.as_secs());
+                return Err(Failure::run(format!(
+                    "{name}: I/O is still in flight after {seconds} s, and nothing is served; see why the volume hangs, \
+                     then start it again"
+                )));
+            }
+            Some(_) => thread::park_timeout(Duration::from_millis(1)),
+        }
+    }
 }
 
 /// Raises the soft limit of open files to the hard limit. Each connection takes one file
@@ -335,13 +416,18 @@ fn wait(
     events: &Receiver<DaemonEvent>,
     running: Option<&RunningCommand>,
     reloader: &Reloader,
-) -> Result<ExitCode, Failure> {
+) -> Result<End, Failure> {
     loop {
         match (events.recv(), running) {
             (Ok(DaemonEvent::Reload), _) => reload::log(&reloader.reload()),
-            (Ok(DaemonEvent::Signal), None) | (Err(_), _) => return Ok(ExitCode::SUCCESS),
+            (Ok(DaemonEvent::Signal), None) | (Err(_), _) => return Ok(End::Stop(ExitCode::SUCCESS)),
+            (Ok(DaemonEvent::HandOver(handover)), running) => {
+                if let Some(handover) = handover.accepted(reloader, running.is_some()) {
+                    return Ok(End::HandOver(handover));
+                }
+            }
             (Ok(DaemonEvent::Signal), Some(running)) => running.terminate(),
-            (Ok(DaemonEvent::CommandEnded(status)), _) => return command::exit_code(status),
+            (Ok(DaemonEvent::CommandEnded(status)), _) => return command::exit_code(status).map(End::Stop),
             (Ok(DaemonEvent::CoreEnded), running) => {
                 if let Some(running) = running {
                     running.terminate();
@@ -368,6 +454,8 @@ const SESSION_ADDRESS_SPACE: usize = 32 << 20;
 /// client that has stopped reading, for example because its network failed, must not keep the
 /// daemon from stopping; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long I/O of a volume may take that was in flight when its clients were gone.
+const SETTLE: Duration = Duration::from_secs(60);
 
 const EXAMPLES: &str = "\
 ADDR is host:port, :port for loopback, or host for the default port; port 0

@@ -11,8 +11,10 @@ use crate::open::{self, Access, Opened, Populate, Use};
 use crate::protocol::Protocol;
 use blockmux_proto::exports::Export;
 use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, VolumeInfo};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tracing::warn;
@@ -34,6 +36,9 @@ pub(super) struct VolumeOpener {
     pub(super) may_grow: bool,
     /// State directory; `None` if there is none.
     pub(super) state: Option<PathBuf>,
+    /// UUIDs of volumes in the process that served before, by name. They matter for data without a
+    /// UUID that lasts.
+    pub(super) uuids: BTreeMap<String, VolumeUuid>,
 }
 
 impl NamedVolume {
@@ -82,7 +87,10 @@ impl VolumeOpener {
             )));
         }
         self.check_blocks(spec, &info)?;
-        let Identified { uuid, is_lasting } = identify(named, data.as_ref(), &machine_id())?;
+        let Identified { mut uuid, is_lasting } = identify(named, data.as_ref(), &machine_id())?;
+        if let Some(known) = self.uuids.get(name).filter(|_| !is_lasting) {
+            uuid = *known;
+        }
         let claims = !shared && !read_only && !info.read_only;
         let claim = if claims { Some(Claim::take(name, uuid, &remote)?) } else { None };
         if claims && !remote.is_empty() {

@@ -21,15 +21,20 @@ use crate::protocol::{self, Carrier, ConfiguredListener, Frontends, PROTOCOLS, P
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::state::check_directory;
 use blockmux_lab::ceiling::Transport;
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::volume_state::VolumeState;
+use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use rustix::thread::CapabilitySet;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// Volumes that are open, by name.
+pub(super) type OpenedVolumes = BTreeMap<String, (Export, Arc<VolumeState>)>;
 
 /// The settings of a daemon.
 pub(super) struct Setup {
@@ -244,17 +249,37 @@ impl Setup {
             read_only: self.read_only,
             may_grow: self.may_change(),
             state: self.state.clone(),
+            uuids: BTreeMap::new(),
         }
     }
 
-    /// Opens all volumes.
+    /// Opens the volumes that `is_meant` names.
+    pub(super) fn open_some(&self, is_meant: impl Fn(&str) -> bool) -> Result<OpenedVolumes, Failure> {
+        let opener = self.opener();
+        let meant = self.volumes.iter().filter(|named| is_meant(&named.name));
+        let open = |named: &NamedVolume| {
+            let opened = opener.open(named, Populate::Behind).map_err(|failure| self.located(failure))?;
+            Ok((named.name.clone(), opened))
+        };
+        meant.map(open).collect()
+    }
+
+    /// Opens all volumes but those that are `opened`; `uuids` are those of the process that served
+    /// before.
     ///
     /// # Errors
     /// If one cannot be opened or exported.
-    pub(super) fn open(&self) -> Result<Exports, Failure> {
-        let opener = self.opener();
+    pub(super) fn open(
+        &self,
+        mut opened: OpenedVolumes,
+        uuids: BTreeMap<String, VolumeUuid>,
+    ) -> Result<Exports, Failure> {
+        let opener = VolumeOpener { uuids, ..self.opener() };
         let populate = Populate::Until(Instant::now() + POPULATING);
-        let open = |named| opener.open(named, populate).map_err(|failure| self.located(failure));
+        let open = |named: &NamedVolume| match opened.remove(&named.name) {
+            Some(opened) => Ok(opened),
+            None => opener.open(named, populate).map_err(|failure| self.located(failure)),
+        };
         let exports = self.volumes.iter().map(open);
         let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::with_states)?;
         for named in &self.volumes {

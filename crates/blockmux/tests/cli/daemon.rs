@@ -47,7 +47,15 @@ impl Daemon {
 
     /// Runs a serving command with piped output and waits until it is ready.
     pub(crate) fn spawn_in(directory: TempDir, command: &mut Command) -> Daemon {
-        let mut child = command.spawn().unwrap();
+        Daemon::wait_until_ready(directory, command.spawn().unwrap())
+    }
+
+    /// A process that serves, its output piped, once it is ready.
+    pub(crate) fn of_child(child: Child) -> Daemon {
+        Daemon::wait_until_ready(tempfile::tempdir().unwrap(), child)
+    }
+
+    fn wait_until_ready(directory: TempDir, mut child: Child) -> Daemon {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());

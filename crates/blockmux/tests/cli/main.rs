@@ -48,5 +48,6 @@ mod remote_servers;
 mod serve;
 mod service;
 mod srp;
+mod takeover;
 mod token_copy;
 mod trouble;

@@ -50,7 +50,19 @@ pub enum ReservationImageError {
 /// { key u64 | length u16 | target port's name | length u16 | TransportID }...
 /// ```
 pub(crate) fn to_image(all: &Reservations) -> Vec<u8> {
-    if !all.persists || all.registrations.is_empty() {
+    if !all.persists { Vec::new() } else { encode(all) }
+}
+
+/// Writes what [`from_snapshot`] reads: all reservations, whether they persist or not.
+/// ```text
+/// generation u32 | persists u8 | image
+/// ```
+pub(crate) fn to_snapshot(all: &Reservations) -> Vec<u8> {
+    [&all.generation.to_be_bytes()[..], &[all.persists.into()], &encode(all)].concat()
+}
+
+fn encode(all: &Reservations) -> Vec<u8> {
+    if all.registrations.is_empty() {
         return Vec::new();
     }
     let mut image = Vec::new();
@@ -117,6 +129,15 @@ pub(crate) fn from_image(image: &[u8]) -> Result<Reservations, ReservationImageE
     Ok(Reservations { generation: 0, registrations, reservation, persists: true })
 }
 
+/// Parses a snapshot of [`to_snapshot`].
+pub(crate) fn from_snapshot(snapshot: &[u8]) -> Result<Reservations, ReservationImageError> {
+    let mut reader = Reader { image: snapshot, at: 0 };
+    let generation = u32::from_be_bytes(reader.take()?);
+    let [persists] = reader.take()?;
+    let all = from_image(snapshot.get(reader.at..).unwrap_or_default())?;
+    Ok(Reservations { generation, persists: persists != 0, ..all })
+}
+
 struct Reader<'a> {
     image: &'a [u8],
     at: usize,
@@ -178,6 +199,20 @@ mod tests {
         assert_eq!(from_image(&to_image(&all)), Ok(Reservations { generation: 0, ..all }));
         assert_eq!(from_image(&[]), Ok(Reservations::default()));
         assert_eq!(to_image(&Reservations { persists: false, ..example() }), []);
+    }
+
+    #[test]
+    fn a_snapshot_brings_everything_back_whether_it_persists_or_not() {
+        for persists in [true, false] {
+            let all = Reservations { generation: 7, persists, ..example() };
+            assert_eq!(from_snapshot(&to_snapshot(&all)), Ok(all));
+        }
+        let none = Reservations { generation: 3, ..Reservations::default() };
+        assert_eq!(from_snapshot(&to_snapshot(&none)), Ok(none));
+        let snapshot = to_snapshot(&example());
+        for len in (0..snapshot.len()).filter(|len| *len != 5) {
+            assert!(from_snapshot(&snapshot[..len]).is_err(), "{len} bytes");
+        }
     }
 
     #[test]

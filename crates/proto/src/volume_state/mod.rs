@@ -53,7 +53,7 @@ pub(crate) use reservations::Registration;
 
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Resize, ResizeError, Volume};
-use image::from_image;
+use image::{from_image, from_snapshot, to_snapshot};
 use in_flight::InFlight;
 use orphans::OrphanCount;
 use std::any::Any;
@@ -354,6 +354,26 @@ impl VolumeState {
             table.reservations = Reservations { generation, ..before };
             self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
+    }
+
+    /// All reservations, also those that would not persist through a power loss, for
+    /// [`VolumeState::restore_reservations`] in the process that serves the volume next.
+    #[must_use]
+    pub fn reservations_snapshot(&self) -> Vec<u8> {
+        to_snapshot(&self.lock().reservations)
+    }
+
+    /// Continues with the reservations of the process that served the volume before. Called before
+    /// the volume has users.
+    ///
+    /// # Errors
+    /// If the snapshot is damaged, or of a later version.
+    pub fn restore_reservations(&self, snapshot: &[u8]) -> Result<(), ReservationImageError> {
+        let reservations = from_snapshot(snapshot)?;
+        let mut table = self.lock();
+        table.reservations = reservations;
+        self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+        Ok(())
     }
 
     /// Releases an SPC-2 RESERVE of `holder`; with `None`, of any holder.

@@ -3,7 +3,9 @@
 mod remote;
 mod tls;
 
-use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, VolumeNames};
+use super::frontend::{
+    ConnectInfo, Frontend, HandedSession, LiveFrontend, Portal, Resume, Service, VolumeNames,
+};
 use super::policy::{ListenerAddress, Policy};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -75,15 +77,33 @@ struct NbdState {
     is_newly_restricted: bool,
 }
 
+impl LiveNbd {
+    /// The exports that clients at a place find.
+    fn exports_at(&self, place: &ListenerAddress) -> Exports {
+        let (policy, place) = (self.policy.clone(), place.clone());
+        self.exports.offering(move |volume| policy.serves(&NBD, &place, volume))
+    }
+}
+
 impl LiveFrontend for LiveNbd {
     fn serve(&self, place: &ListenerAddress) -> Serve {
-        let (policy, place) = (self.policy.clone(), place.clone());
-        let exports = self.exports.offering(move |volume| policy.serves(&NBD, &place, volume));
-        let tls = self.tls.clone();
+        let (exports, tls) = (self.exports_at(place), self.tls.clone());
         Arc::new(move |core, stream, permit| {
             let tls = tls.read().unwrap_or_else(PoisonError::into_inner).clone();
             nbd::serve(exports.clone(), tls)(core, stream, permit);
         })
+    }
+
+    fn resume(&self, place: &ListenerAddress) -> Option<Resume> {
+        let exports = self.exports_at(place);
+        let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner);
+        // A client that has no TLS may not go on where it has to have it.
+        if tls.as_ref().is_some_and(|tls| tls.policy.mode == TlsMode::Required) {
+            return None;
+        }
+        Some(Box::new(move |core, HandedSession { stream, unread, state, .. }, permit| {
+            nbd::resume(core, &exports, (stream, unread, &state), permit);
+        }))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, _service: &Service<'_>) {

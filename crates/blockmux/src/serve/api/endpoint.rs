@@ -6,6 +6,8 @@ use crate::ctl::api_token;
 use crate::failure::Failure;
 use crate::protocol::policy::ListenerAddress;
 use crate::protocol::secret;
+use crate::serve::inherited::InheritedListeners;
+use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
 use blockmux_engine::socket::{Address, Listener};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::Mode;
@@ -15,6 +17,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -24,6 +27,8 @@ use zeroize::Zeroizing;
 /// A listener of the API.
 pub(in crate::serve) struct Endpoint {
     pub(super) listener: Listener,
+    /// The address as it was asked for.
+    asked: String,
     pub(super) guard: Guard,
 }
 
@@ -55,14 +60,35 @@ impl Endpoint {
             Address::Unix(_) => None,
         }
     }
+
+    /// The listener, as a process that takes over gets it.
+    ///
+    /// # Errors
+    /// If this process has no room for another file.
+    pub(in crate::serve) fn offer(&self) -> Result<OfferedListener, Failure> {
+        let handle = self.listener.handle().map_err(|error| {
+            Failure::run(format!("{}: {error}; raise the limit of open files", self.listener.address()))
+        })?;
+        let kind = match self.guard {
+            Guard::Owner => CONTROL,
+            Guard::Token(_) => API,
+        };
+        let (asked, owns_file) = (self.asked.clone(), handle.owns_file());
+        let offer = ListenerOffer { kind: kind.to_owned(), asked, owns_file, manager_name: None };
+        Ok((offer, Arc::new(handle)))
+    }
 }
 
 /// Listens on a Unix socket in a directory that no other user can write to.
 ///
 /// # Errors
 /// If other users can write to the directory, or the socket cannot be bound.
-pub(in crate::serve) fn bind_control(path: &ControlPath) -> Result<Endpoint, Failure> {
+pub(in crate::serve) fn bind_control(
+    path: &ControlPath,
+    inherited: &mut InheritedListeners,
+) -> Result<Endpoint, Failure> {
     let path = &path.0;
+    let asked = path.display().to_string();
     let cannot = |reason: &str| {
         Failure::request(format!("cannot serve the API at {}: {reason}; check --control", path.display()))
     };
@@ -71,6 +97,9 @@ pub(in crate::serve) fn bind_control(path: &ControlPath) -> Result<Endpoint, Fai
     let is_ours = directory.uid() == geteuid().as_raw() || directory.uid() == ROOT;
     if !is_ours || directory.mode() & OTHERS_WRITE != 0 {
         return Err(cannot("other users can write to its directory; use a private one (chmod 700)"));
+    }
+    if let Some(listener) = inherited.take_offered(CONTROL, &asked) {
+        return Ok(Endpoint { listener, asked, guard: Guard::Owner });
     }
     // The umask keeps other users from connecting before the permissions are set.
     let before = umask(Mode::from_raw_mode(0o177));
@@ -81,7 +110,7 @@ pub(in crate::serve) fn bind_control(path: &ControlPath) -> Result<Endpoint, Fai
         _ => cannot(&error.to_string()),
     })?;
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| cannot(&error.to_string()))?;
-    Ok(Endpoint { listener, guard: Guard::Owner })
+    Ok(Endpoint { listener, asked, guard: Guard::Owner })
 }
 
 /// Listens on a TCP address for clients that send the token in `token_file`.
@@ -91,6 +120,7 @@ pub(in crate::serve) fn bind_control(path: &ControlPath) -> Result<Endpoint, Fai
 pub(in crate::serve) fn bind_tcp(
     address: &ListenAddress,
     token_file: Option<&Path>,
+    inherited: &mut InheritedListeners,
 ) -> Result<Endpoint, Failure> {
     let ListenerAddress::Socket(address @ Address::Tcp(_)) = address.resolve(DEFAULT_PORT)? else {
         return Err(Failure::request("--api: write host:port; --control takes unix:PATH"));
@@ -107,10 +137,15 @@ pub(in crate::serve) fn bind_tcp(
             "{address}: the API and its token are not encrypted; make it reachable from trusted networks only"
         );
     }
-    let listener = Listener::bind(&address).map_err(|error| {
+    let asked = address.to_string();
+    let bound = match inherited.take_offered(API, &asked) {
+        Some(listener) => Ok(listener),
+        None => Listener::bind(&address),
+    };
+    let listener = bound.map_err(|error| {
         Failure::request(format!("cannot serve the API at {address}: {error}; check --api"))
     })?;
-    Ok(Endpoint { listener, guard: Guard::Token(token) })
+    Ok(Endpoint { listener, asked, guard: Guard::Token(token) })
 }
 
 impl Guard {

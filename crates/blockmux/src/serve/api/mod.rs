@@ -16,10 +16,12 @@ mod page;
 mod process;
 mod reply;
 mod routes;
+mod takeover;
 
 pub(super) use endpoint::{Endpoint, bind_control, bind_tcp};
 
 use super::control::ControlServer;
+use super::takeover::Successors;
 use crate::failure::Failure;
 use actions::Actions;
 use axum::Router;
@@ -32,6 +34,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -54,6 +57,7 @@ pub(super) struct Api {
 #[derive(Clone)]
 struct ApiState {
     control: Arc<ControlServer>,
+    successors: Arc<Successors>,
     actions: Actions,
     samples: Arc<Mutex<Samples>>,
 }
@@ -63,7 +67,11 @@ impl Api {
     ///
     /// # Errors
     /// If its thread cannot be started.
-    pub(super) fn start(endpoints: Vec<Endpoint>, control: ControlServer) -> Result<Api, Failure> {
+    pub(super) fn start(
+        endpoints: Vec<Endpoint>,
+        control: ControlServer,
+        successors: Successors,
+    ) -> Result<Api, Failure> {
         let start = || {
             let runtime = Builder::new_current_thread()
                 .enable_all()
@@ -71,8 +79,12 @@ impl Api {
                 .thread_name("command")
                 .build()?;
             let (stop, stopped) = watch::channel(());
-            let shared =
-                ApiState { control: Arc::new(control), actions: Actions::default(), samples: Arc::default() };
+            let shared = ApiState {
+                control: Arc::new(control),
+                successors: Arc::new(successors),
+                actions: Actions::default(),
+                samples: Arc::default(),
+            };
             let run = move || run(&runtime, endpoints, shared, &stopped);
             let thread = thread::Builder::new().name("control".to_owned()).spawn(run)?;
             Ok(Api { stop: Some(stop), thread: Some(thread) })
@@ -124,7 +136,7 @@ async fn sample(shared: ApiState) {
 
 /// Accepts clients at one endpoint until the daemon stops, then waits for pending responses.
 async fn accept_all(
-    Endpoint { listener, guard }: Endpoint,
+    Endpoint { listener, guard, .. }: Endpoint,
     router: Router,
     clients: Arc<Semaphore>,
     mut stopped: watch::Receiver<()>,
@@ -186,7 +198,11 @@ async fn serve(
     let service = service_fn(move |request: Request<Incoming>| {
         let (guard, peer, mut router) = (guard.clone(), peer.clone(), router.clone());
         async move {
-            match guard::admit(&guard, &peer, request.map(Body::new)).await {
+            let mut request = request.map(Body::new);
+            if matches!(*guard, Guard::Owner) {
+                request.extensions_mut().insert(takeover::ByOwner);
+            }
+            match guard::admit(&guard, &peer, request).await {
                 Ok(request) => router.call(request).await,
                 Err(refused) => Ok(refused),
             }
@@ -196,7 +212,8 @@ async fn serve(
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_TIMEOUT)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+        .serve_connection(TokioIo::new(Box::pin(stream)), service)
+        .with_upgrades();
     tokio::pin!(connection);
     tokio::select! {
         served = connection.as_mut() => return Ok(served?),
@@ -205,6 +222,9 @@ async fn serve(
     connection.as_mut().graceful_shutdown();
     Ok(connection.await?)
 }
+
+/// A connection, as it is served.
+type Io = TokioIo<Pin<Box<TimeoutStream<AnyStream>>>>;
 
 /// Maximum number of connected clients; others wait.
 const MAX_CLIENTS: usize = 256;

@@ -1,7 +1,7 @@
 //! The routes of the API. Each is one command of `blockmux ctl` or part of its output.
 
 use super::reply::{Body, Param, json, refusal};
-use super::{ApiState, metrics, page};
+use super::{ApiState, metrics, page, takeover};
 use crate::api::bodies::{
     AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, Message,
     ResizeVolume, Resized,
@@ -11,11 +11,12 @@ use crate::ctl::{
     ActionStatus, Answer, Fragment, History, PlanReport, Request, SessionStatus, Status, VolumeStatus,
 };
 use crate::protocol::frontend::Change;
+use crate::serve::takeover::PATH as TAKEOVER;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::time;
@@ -31,6 +32,7 @@ pub(super) fn router(shared: ApiState) -> Router {
     router
         .route("/openapi.json", get(move || async move { json(StatusCode::OK, &*document) }))
         .route("/", get(page::show))
+        .route(TAKEOVER, post(takeover::take_over))
         .fallback(|| async { ApiError::not_found("there is no such path; /openapi.json lists them") })
         .method_not_allowed_fallback(|| async {
             let text = "the path has no such method; /openapi.json lists them";

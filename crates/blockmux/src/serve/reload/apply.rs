@@ -220,7 +220,8 @@ impl Reloader {
         };
         reconfigure(&live_protocols);
         // Sessions that are no longer allowed get time to end.
-        let gone: BTreeSet<String> = gone.iter().map(|own| own.listener.place.to_string()).collect();
+        // The handles of their sockets are dropped here, too.
+        let gone: BTreeSet<String> = gone.into_iter().map(|own| own.listener.place.to_string()).collect();
         let replaced: BTreeSet<&str> = plan
             .steps
             .iter()
@@ -293,13 +294,13 @@ impl Reloader {
                     });
                     if let Some(at) = at {
                         let (_, own) = kept.swap_remove(at);
-                        state.listeners.push(RunningListener { asked, listener, end: own.end });
+                        state.listeners.push(RunningListener { asked, listener, ..own });
                     }
                 }
                 PreparedListener::New(bound) => {
                     let BoundListener { asked, listener, socket } = *bound;
-                    match self.accept(&live_protocols, &listener, socket) {
-                        Ok(end) => state.listeners.push(RunningListener { asked, listener, end }),
+                    match self.accept(&live_protocols, asked, listener, socket) {
+                        Ok(running) => state.listeners.push(running),
                         Err(failure) => warnings.push(failure.to_string()),
                     }
                 }

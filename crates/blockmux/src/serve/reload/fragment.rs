@@ -59,7 +59,10 @@ impl Reloader {
             }
         }
         let desired = Model::of(&setup);
-        self.apply(&mut state, setup, &desired).map_err(|reason| located(Failure::request(reason)))
+        let report = self.apply(&mut state, setup, &desired);
+        let report = report.map_err(|reason| located(Failure::request(reason)))?;
+        state.is_unsaved = true;
+        Ok(report)
     }
 }
 

@@ -19,16 +19,18 @@ use super::ServeArgs;
 use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
+use super::offer::{ListenerOffer, Offered, VolumeOffer};
 use super::opening::VolumeOpener;
 use super::setup::Setup;
 use crate::ctl::PlanReport;
+use crate::data_key::DataKey;
 use crate::failure::Failure;
-use crate::protocol::frontend::{LiveFrontend, LiveProtocol, Service};
+use crate::protocol::frontend::{HandedSession, LiveFrontend, LiveProtocol, Service};
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::protocol::{Frontends, LogicalUnits, Protocol};
 use blockmux_engine::cores::Cores;
-use blockmux_engine::listener::{ListenerEnd, ListenerTask};
-use blockmux_engine::socket::Listener;
+use blockmux_engine::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
+use blockmux_engine::socket::{Listener, ListenerHandle};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{FileSpec, MemSpec};
@@ -88,6 +90,8 @@ struct ReloadState {
     running: Model,
     /// The config file as it was last loaded.
     loaded: Model,
+    /// `ctl` has changed what runs, and that is not saved.
+    is_unsaved: bool,
     listeners: Vec<RunningListener>,
 }
 
@@ -97,6 +101,14 @@ struct RunningListener {
     asked: ListenerAddress,
     listener: PolicyListener,
     end: ListenerEnd,
+    /// What accepts; `None` if it is an interface.
+    accepting: Option<Accepting>,
+}
+
+/// A socket that accepts.
+struct Accepting {
+    handle: Arc<ListenerHandle>,
+    limit: ConnectionLimit,
 }
 
 impl Reloader {
@@ -113,7 +125,8 @@ impl Reloader {
         (bound, private): (Vec<BoundListener>, Option<TempDir>),
     ) -> Result<Reloader, Failure> {
         let running = Model::of(setup);
-        let state = ReloadState { loaded: running.clone(), running, listeners: Vec::new() };
+        let state =
+            ReloadState { loaded: running.clone(), running, is_unsaved: false, listeners: Vec::new() };
         let reloader = Reloader {
             args,
             inherited: Mutex::new(inherited),
@@ -134,8 +147,8 @@ impl Reloader {
             reloader.begin_protocols(&mut live_protocols)?;
             let mut state = reloader.state();
             for BoundListener { asked, listener, socket } in bound {
-                let end = reloader.accept(&live_protocols, &listener, socket)?;
-                state.listeners.push(RunningListener { asked, listener, end });
+                let running = reloader.accept(&live_protocols, asked, listener, socket)?;
+                state.listeners.push(running);
             }
         }
         Ok(reloader)
@@ -180,23 +193,99 @@ impl Reloader {
     fn accept(
         &self,
         live_protocols: &[LiveProtocol],
-        listener: &PolicyListener,
+        asked: ListenerAddress,
+        listener: PolicyListener,
         socket: Option<Listener>,
-    ) -> Result<ListenerEnd, Failure> {
+    ) -> Result<RunningListener, Failure> {
         let end = ListenerEnd::default();
         let Some((socket, live)) = socket.zip(live_of(live_protocols, listener.protocol)) else {
-            return Ok(end);
+            return Ok(RunningListener { asked, listener, end, accepting: None });
         };
+        let handle = socket.handle().map_err(|error| {
+            Failure::run(format!("{}: {error}; raise the limit of open files", listener.place))
+        })?;
         let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
-        let (serve, inboxes, asked) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
+        let accepting = Some(Accepting { handle: Arc::new(handle), limit: limit.clone() });
+        let (serve, inboxes, until) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
         let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
         let begin = move |core: &std::rc::Rc<_>| {
-            ListenerTask::spawn_until(core, (socket, asked), inboxes, serve, limit);
+            ListenerTask::spawn_until(core, (socket, until), inboxes, serve, limit);
         };
         self.cores
             .ask(nth, begin)
             .ok_or_else(|| Failure::run("a core ended unexpectedly; start again with -v"))?;
-        Ok(end)
+        Ok(RunningListener { asked, listener, end, accepting })
+    }
+
+    /// What a process that takes over gets.
+    ///
+    /// # Errors
+    /// Why nothing can be handed over, and what to do.
+    pub(super) fn offer(&self) -> Result<Offered, String> {
+        let state = self.state();
+        if state.is_unsaved {
+            return Err(
+                "the daemon has changes by 'ctl' that its config file does not have; write them there with \
+                        'ctl save', or drop them with 'ctl reload'"
+                    .to_owned(),
+            );
+        }
+        let in_ram = state.running.volumes.iter().find(|named| named.entry.spec.ram_bytes() > 0);
+        if let Some(named) = in_ram {
+            return Err(format!(
+                "`{}` ({}) is in RAM, which goes with the process; take it out of the config and reload, or restart \
+                 the daemon",
+                named.name, named.entry.spec
+            ));
+        }
+        let inherited = self.inherited();
+        let listeners = state.listeners.iter().filter_map(|own| {
+            let handle = own.accepting.as_ref()?.handle.clone();
+            let address = own.listener.place.socket()?;
+            let offer = ListenerOffer {
+                kind: own.listener.protocol.name.to_owned(),
+                asked: own.asked.to_string(),
+                owns_file: handle.owns_file(),
+                manager_name: inherited.name_of(address).map(str::to_owned),
+            };
+            Some((offer, handle))
+        });
+        let volumes = state.running.volumes.iter().map(|named| {
+            let served = self.exports.find(&named.name).and_then(|(id, _)| self.exports.volume_state(id));
+            VolumeOffer {
+                name: named.name.clone(),
+                spec: named.entry.spec.to_string(),
+                data: DataKey::local_texts(&named.entry.spec),
+                uuid: served.and_then(|served| served.uuid()).map(|uuid| uuid.to_string()),
+            }
+        });
+        Ok(Offered { listeners: listeners.collect(), volumes: volumes.collect(), text: state.running.text() })
+    }
+
+    /// Continues a session of the process that served before.
+    ///
+    /// # Errors
+    /// If it cannot be served.
+    pub(super) fn resume(&self, session: HandedSession) -> Result<(), String> {
+        let state = self.state();
+        let own = state.listeners.iter().find(|own| {
+            own.listener.protocol.name == session.protocol
+                && own.listener.place.to_string() == session.listener
+        });
+        let (own, accepting) = own
+            .and_then(|own| Some((own, own.accepting.as_ref()?)))
+            .ok_or_else(|| format!("nobody listens at {} any more", session.listener))?;
+        let live_protocols = self.live_protocols();
+        let resume =
+            live_of(&live_protocols, own.listener.protocol).and_then(|live| live.resume(&own.listener.place));
+        let resume = resume.ok_or("its protocol does not continue sessions")?;
+        let stream = &session.stream;
+        let permit = accepting.limit.admit(stream.peer_ip(), stream.hang_up());
+        let permit = permit.ok_or("there are too many connections; raise --max-connections")?;
+        let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
+        self.cores
+            .ask(nth, move |core| resume(core, session, permit))
+            .ok_or_else(|| "a core has ended".to_owned())
     }
 
     fn live_protocols(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
@@ -225,7 +314,7 @@ impl Reloader {
         let mut state = self.state();
         let loaded = Model::of(&setup);
         let report = self.apply(&mut state, setup, &loaded)?;
-        state.loaded = loaded;
+        (state.loaded, state.is_unsaved) = (loaded, false);
         Ok(report)
     }
 

@@ -23,6 +23,7 @@ impl Reloader {
         let mut state = self.state();
         let frontends = self.frontends.get();
         let is_expressible = write_down(&mut state.running, &frontends, request, answer, opened)?;
+        state.is_unsaved = true;
         Some(match (self.has_file(), is_expressible) {
             (false, _) => return None,
             (true, true) => "this change is not in the config file; 'ctl save' writes it there".to_owned(),

@@ -57,7 +57,7 @@ impl Reloader {
                 .map_err(|error| format!("{}: cannot be written: {error}", path.display()))?;
         }
         let saved = Model::of(&self.read_file()?);
-        state.loaded = saved;
+        (state.loaded, state.is_unsaved) = (saved, false);
         let mut summary = format!("{} changes saved", changes.len() - not_saved.len());
         if !not_saved.is_empty() {
             summary += &format!("; not saved, because the command line gives them: {}", not_saved.join(", "));

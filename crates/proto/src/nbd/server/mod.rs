@@ -27,6 +27,7 @@
 //! `EXTENDED_HEADERS` is implemented as in the branch `extension-ext-header` of the protocol's
 //! document.
 
+mod handover;
 mod handshake;
 mod option;
 mod params;
@@ -45,6 +46,7 @@ use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed};
 use crate::volume_state::Admission;
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
+pub use handover::NbdResumeError;
 use handshake::{AfterHandshake, ServerHandshake};
 use std::time::Instant;
 pub use tls::{NbdTls, TlsMode};
@@ -56,6 +58,8 @@ pub struct NbdTargetSession {
     outbox: Outbox,
     pool: Pool,
     events: AuditEvents,
+    /// Name of the export that the client chose; empty during the handshake.
+    export: String,
 }
 
 enum NbdTargetPhase {
@@ -74,7 +78,40 @@ impl NbdTargetSession {
     pub fn new(exports: Exports, pool: Pool, now: Instant) -> NbdTargetSession {
         let mut outbox = Outbox::default();
         let phase = NbdTargetPhase::Handshake(ServerHandshake::new(exports, now, &mut outbox));
-        NbdTargetSession { phase, outbox, pool, events: AuditEvents::default() }
+        NbdTargetSession { phase, outbox, pool, events: AuditEvents::default(), export: String::new() }
+    }
+
+    /// Continues a session that another process has handed over, see
+    /// [`NbdTargetSession::hand_over`].
+    ///
+    /// # Errors
+    /// If the client was told otherwise than it would be told now.
+    pub fn resumed(
+        exports: &Exports,
+        pool: Pool,
+        now: Instant,
+        state: &[u8],
+    ) -> Result<NbdTargetSession, NbdResumeError> {
+        let (params, export) = handover::decode(state, exports)?;
+        let volume_state = exports.volume_state(params.volume).ok_or(NbdResumeError::NoExport)?;
+        let admission = Admission::new(&volume_state, None);
+        let phase =
+            NbdTargetPhase::Transmission(ServerTransmission::new(params, admission, pool.clone(), now));
+        let mut events = AuditEvents::default();
+        events.push(AuditEvent::Login(login("", export.clone())));
+        Ok(NbdTargetSession { phase, outbox: Outbox::default(), pool, events, export })
+    }
+
+    /// Prepares for another process to continue this session: no further request is taken from the
+    /// connection once the transmission phase has begun. Returns the session's state as soon as
+    /// every request that was taken is answered and sent; until then `None`, and the call is
+    /// repeated. Not for a client that uses TLS.
+    #[must_use]
+    pub fn hand_over(&mut self) -> Option<Vec<u8>> {
+        let NbdTargetPhase::Transmission(transmission) = &mut self.phase else { return None };
+        transmission.pause();
+        let is_idle = transmission.is_idle() && self.outbox.is_empty();
+        is_idle.then(|| handover::encode(transmission.params(), &self.export))
     }
 
     /// Offers TLS to the client, or requires it.
@@ -137,8 +174,8 @@ impl StreamSession for NbdTargetSession {
                         self.phase = NbdTargetPhase::Closing;
                         return Ok(taken);
                     };
-                    self.events
-                        .push(AuditEvent::Login(login(handshake.client(), handshake.name_of(&params))));
+                    self.export = handshake.name_of(&params);
+                    self.events.push(AuditEvent::Login(login(handshake.client(), self.export.clone())));
                     let transmission = ServerTransmission::new(
                         params,
                         Admission::new(&volume_state, None),

@@ -54,6 +54,8 @@ pub(super) struct ServerTransmission {
     /// When to retry memory and locked ranges, in addition to every completion.
     retry: Backoff,
     stopping: bool,
+    /// Another process will continue: no further request is taken.
+    paused: bool,
 }
 
 /// What the next bytes of the client are.
@@ -96,7 +98,26 @@ impl ServerTransmission {
             pool,
             retry: Backoff::new(now),
             stopping: false,
+            paused: false,
         }
+    }
+
+    /// The parameters that the handshake resulted in.
+    pub(super) fn params(&self) -> &ServerParams {
+        &self.params
+    }
+
+    /// Takes no further request. One whose payload is on its way is received whole.
+    pub(super) fn pause(&mut self) {
+        self.paused = true;
+    }
+
+    /// Whether every request that was taken has its reply in the outbox.
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.awaiting, AwaitedRequest::Head)
+            && self.pending.is_empty()
+            && self.held.is_empty()
+            && self.queue.is_empty()
     }
 
     pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
@@ -104,6 +125,7 @@ impl ServerTransmission {
             return Demand::Close;
         }
         match &self.awaiting {
+            AwaitedRequest::Head if self.paused => Demand::Nothing,
             AwaitedRequest::Head if self.has_room(self.waits_for, outbox) => {
                 Demand::Bytes(self.params.headers.request_len())
             }
@@ -221,6 +243,7 @@ impl ServerTransmission {
     ) -> Result<Option<usize>, ProtocolError> {
         let unread = input.unread().get(at..).unwrap_or_default();
         match &mut self.awaiting {
+            AwaitedRequest::Head if self.paused => Ok(None),
             AwaitedRequest::Head => {
                 let Some(request) = NbdRequest::parse(self.params.headers, unread)? else { return Ok(None) };
                 let data_len = request.data_len();

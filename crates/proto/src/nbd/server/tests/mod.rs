@@ -2,6 +2,7 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod cuts;
+mod handover;
 mod handshake;
 mod tls;
 mod transmission;

@@ -1,0 +1,216 @@
+//! The new process: what it gets from the one that serves.
+
+use super::wire::{Channel, Message, Offer, PATH, Received, SessionOffer, UPGRADE};
+use crate::api::client::{CallError, Client};
+use crate::api::{ApiAddress, ControlPath};
+use crate::data_key::DataKey;
+use crate::failure::Failure;
+use crate::privileges::ServiceUser;
+use crate::protocol::frontend::HandedSession;
+use crate::serve::inherited::InheritedListeners;
+use crate::serve::reload::Reloader;
+use crate::serve::setup::Setup;
+use blockmux_engine::socket::{Listener, ListenerHandle, Stream};
+use blockmux_proto::exports::Exports;
+use blockmux_proto::volume_uuid::VolumeUuid;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// A takeover from a process that serves.
+pub(in crate::serve) struct Takeover {
+    channel: Channel,
+    offer: Offer,
+    /// Listeners whose files are this process's once the other one has let go.
+    files: Vec<ListenerHandle>,
+    reservations: BTreeMap<String, Vec<u8>>,
+    sessions: Vec<HandedSession>,
+}
+
+impl Takeover {
+    /// Asks the daemon with that control socket for its listeners, which are added to `inherited`;
+    /// `None` if there is no daemon.
+    ///
+    /// # Errors
+    /// If it cannot be asked, is another user's, or refuses.
+    pub(in crate::serve) fn ask(
+        path: &ControlPath,
+        user: Option<&ServiceUser>,
+        inherited: &mut InheritedListeners,
+    ) -> Result<Option<Takeover>, Failure> {
+        let client = Client::new(ApiAddress::Unix(path.clone()), None);
+        let stream = match client.upgrade(PATH, UPGRADE) {
+            Ok(Some(stream)) => stream,
+            Ok(None) => {
+                info!("--takeover {}: no daemon is there; nothing is taken over", path.0.display());
+                return Ok(None);
+            }
+            Err(CallError::NoAnswer(failure)) => return Err(failure),
+            Err(CallError::Refused(error)) => {
+                return Err(Failure::request(format!("--takeover {}: {error}", path.0.display())));
+            }
+        };
+        let cannot = |what: String| Failure::request(format!("--takeover {}: {what}", path.0.display()));
+        let peer = socket_peercred(&stream).map_err(|error| cannot(error.to_string()))?.uid;
+        let is_ours = peer == geteuid() || peer.is_root();
+        if !is_ours && user.is_none_or(|user| user.uid() != peer.as_raw()) {
+            return Err(cannot(
+                "the daemon is another user's; run this as that user, or with --user".to_owned(),
+            ));
+        }
+        let lost =
+            |error: io::Error| cannot(format!("the daemon has ended or is stuck ({error}); look at its log"));
+        let channel = Channel::new(stream).map_err(lost)?;
+        let mut files = Vec::new();
+        loop {
+            let Received { message, socket, .. } = channel.receive(Some(OFFER_TIME)).map_err(lost)?;
+            match (message, socket) {
+                (Message::Listener(offered), Some(socket)) => {
+                    let unusable = |error: io::Error| cannot(format!("{}: {error}", offered.asked));
+                    let listener = if offered.owns_file {
+                        let listener = Listener::inherited_with_file(socket).map_err(unusable)?;
+                        files.push(listener.handle().map_err(unusable)?);
+                        listener
+                    } else {
+                        Listener::inherited(socket).map_err(unusable)?
+                    };
+                    inherited.offer(offered.kind, offered.asked, offered.manager_name, listener);
+                }
+                (Message::Offer(offer), _) => {
+                    let (reservations, sessions) = (BTreeMap::new(), Vec::new());
+                    return Ok(Some(Takeover { channel, offer, files, reservations, sessions }));
+                }
+                (Message::Refused { reason }, _) => return Err(cannot(reason)),
+                _ => return Err(lost(io::ErrorKind::InvalidData.into())),
+            }
+        }
+    }
+
+    /// Whether the other process serves a volume of that name.
+    pub(in crate::serve) fn has(&self, name: &str) -> bool {
+        self.offer.volumes.iter().any(|volume| volume.name == name)
+    }
+
+    /// Whether this process would serve what the other one serves.
+    ///
+    /// # Errors
+    /// If a volume is missing, or is another one.
+    pub(in crate::serve) fn check(&self, setup: &Setup) -> Result<(), Failure> {
+        for offered in &self.offer.volumes {
+            let name = &offered.name;
+            let Some(named) = setup.volumes.iter().find(|named| named.name == *name) else {
+                return Err(Failure::request(format!(
+                    "--takeover: the daemon serves `{name}`, and this config does not; add the volume, or take it away \
+                     from the daemon first ('ctl remove', then 'ctl save')"
+                )));
+            };
+            let spec = named.entry.spec.to_string();
+            if spec != offered.spec || DataKey::local_texts(&named.entry.spec) != offered.data {
+                return Err(Failure::request(format!(
+                    "--takeover: `{name}` is {} for the daemon, and {spec} here; make both the same, or restart the \
+                     daemon instead",
+                    offered.spec
+                )));
+            }
+        }
+        if self.offer.state != setup.state {
+            let shown = |path: &Option<std::path::PathBuf>| match path {
+                Some(path) => path.display().to_string(),
+                None => "none".to_owned(),
+            };
+            return Err(Failure::request(format!(
+                "--takeover: the daemon keeps reservations in {}, and this config in {}; give both the same --state",
+                shown(&self.offer.state),
+                shown(&setup.state)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Tells the other process to let go, and waits until it has closed its volumes.
+    ///
+    /// # Errors
+    /// If it refuses or fails.
+    pub(in crate::serve) fn wait_for_release(&mut self) -> Result<(), Failure> {
+        let cannot = |what: String| Failure::request(format!("--takeover: {what}"));
+        let lost = |error: io::Error| {
+            cannot(format!("the daemon has ended before it released its volumes ({error}); start this again"))
+        };
+        self.channel.send(&Message::Ready).map_err(lost)?;
+        loop {
+            let Received { message, attachment, socket } =
+                self.channel.receive(Some(RELEASE_TIME)).map_err(lost)?;
+            match (message, socket) {
+                (Message::Volume { name }, _) => {
+                    self.reservations.insert(name, attachment);
+                }
+                (Message::Session(SessionOffer { protocol, listener, peer, state_len }), Some(socket)) => {
+                    let mut state = attachment;
+                    let unread = state.split_off(state_len.min(state.len()));
+                    match Stream::handed_over(socket) {
+                        Ok(stream) => {
+                            self.sessions.push(HandedSession { protocol, listener, stream, unread, state });
+                        }
+                        // The client has disconnected meanwhile.
+                        Err(error) => info!("{peer}: its session is over: {error}"),
+                    }
+                }
+                (Message::Released, _) => break,
+                (Message::Refused { reason } | Message::Failed { reason }, _) => return Err(cannot(reason)),
+                _ => return Err(lost(io::ErrorKind::InvalidData.into())),
+            }
+        }
+        self.files.drain(..).for_each(|file| file.own_file());
+        Ok(())
+    }
+
+    /// The UUIDs of volumes by which initiators know them.
+    pub(in crate::serve) fn uuids(&self) -> BTreeMap<String, VolumeUuid> {
+        let known = self.offer.volumes.iter();
+        known.filter_map(|volume| Some((volume.name.clone(), volume.uuid.as_ref()?.parse().ok()?))).collect()
+    }
+
+    /// Continues with the reservations of the other process.
+    ///
+    /// # Errors
+    /// If they cannot be read: who was kept out would get in.
+    pub(in crate::serve) fn restore(&mut self, exports: &Exports) -> Result<(), Failure> {
+        for (name, snapshot) in std::mem::take(&mut self.reservations) {
+            let served = exports.find(&name).and_then(|(id, _)| exports.volume_state(id));
+            served.map_or(Ok(()), |served| served.restore_reservations(&snapshot)).map_err(|error| {
+                Failure::request(format!(
+                    "--takeover: what the daemon says of reservations of `{name}` {error}"
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Continues the sessions of the other process.
+    pub(in crate::serve) fn resume(&mut self, reloader: &Reloader) {
+        for session in self.sessions.drain(..) {
+            let peer = session.stream.peer().to_owned();
+            if let Err(reason) = reloader.resume(session) {
+                warn!("{peer}: a session that was handed over is closed: {reason}");
+            }
+        }
+    }
+
+    /// Tells the other process to end.
+    pub(in crate::serve) fn end(self) {
+        if let Err(error) = self.channel.send(&Message::Serving) {
+            warn!("the process that served before is not told to end: {error}");
+        }
+        self.channel.wait_for_end(END_TIME);
+    }
+}
+
+/// How long the other process has to send what it offers.
+const OFFER_TIME: Duration = Duration::from_secs(60);
+/// How long it has to end its sessions, and to flush and close its volumes.
+const RELEASE_TIME: Duration = Duration::from_secs(300);
+/// How long it has to end.
+const END_TIME: Duration = Duration::from_secs(5);

@@ -1,0 +1,74 @@
+//! The state of a session that another process continues between two of its requests.
+//!
+//! An NBD client does not connect again by itself when its connection ends. So a process that takes
+//! over from another one gets the client's socket together with this state, and the client notices
+//! nothing.
+
+use super::params::ServerParams;
+use crate::exports::Exports;
+use crate::nbd::HeaderFormat;
+use blockmux_wire::nbd::handshake::{InfoBlockSize, InfoExport};
+use zerocopy::IntoBytes;
+
+/// Why a session cannot be continued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NbdResumeError {
+    /// The state was written by another version of the program, or is damaged.
+    #[error("its state is of another version")]
+    Unknown,
+    /// There is no such export, or the client's listener does not lead to it.
+    #[error("its export is not served here")]
+    NoExport,
+    /// Something differs that the client was told when it connected.
+    #[error("its export has another size, or other properties")]
+    Changed,
+}
+
+/// Writes the state of a session:
+/// ```text
+/// version u8 | headers u8 | base:allocation u8 | NBD_INFO_EXPORT | NBD_INFO_BLOCK_SIZE | export's name
+/// ```
+pub(super) fn encode(params: &ServerParams, export: &str) -> Vec<u8> {
+    let headers = match params.headers {
+        HeaderFormat::Simple => 0,
+        HeaderFormat::Structured => 1,
+        HeaderFormat::Extended => 2,
+    };
+    let head = [VERSION, headers, params.base_allocation.into()];
+    [&head[..], &advertised(params), export.as_bytes()].concat()
+}
+
+/// Parses what [`encode`] wrote, for an export that is advertised as it was.
+///
+/// # Errors
+/// If the session cannot be continued with these exports.
+pub(super) fn decode(state: &[u8], exports: &Exports) -> Result<(ServerParams, String), NbdResumeError> {
+    let (&[version, headers, base_allocation], rest) =
+        state.split_first_chunk().ok_or(NbdResumeError::Unknown)?;
+    let headers = match headers {
+        0 => HeaderFormat::Simple,
+        1 => HeaderFormat::Structured,
+        2 => HeaderFormat::Extended,
+        _ => return Err(NbdResumeError::Unknown),
+    };
+    if version != VERSION {
+        return Err(NbdResumeError::Unknown);
+    }
+    let (told, name) = rest.split_at_checked(ADVERTISED_LEN).ok_or(NbdResumeError::Unknown)?;
+    let name = str::from_utf8(name).map_err(|_| NbdResumeError::Unknown)?;
+    let (volume, export) = exports.find(name).ok_or(NbdResumeError::NoExport)?;
+    let params = ServerParams::new(volume, &export, headers, base_allocation != 0);
+    if advertised(&params) != told {
+        return Err(NbdResumeError::Changed);
+    }
+    Ok((params, name.to_owned()))
+}
+
+/// What a client was told of its export.
+fn advertised(params: &ServerParams) -> Vec<u8> {
+    [params.info_export().as_bytes(), params.info_block_size().as_bytes()].concat()
+}
+
+const VERSION: u8 = 1;
+/// Length of [`advertised`], in bytes.
+const ADVERTISED_LEN: usize = size_of::<InfoExport>() + size_of::<InfoBlockSize>();

@@ -1,0 +1,82 @@
+//! Sessions that another process continues.
+
+use super::*;
+use crate::event::AuditEvent;
+use crate::nbd::server::NbdResumeError;
+
+/// A session that continues one with this state, over the same or other exports.
+fn resumed(state: &[u8], exports: &Exports) -> Result<Session, NbdResumeError> {
+    let pool = Pool::new(usize::MAX);
+    let session = NbdTargetSession::resumed(exports, pool, Instant::now(), state)?;
+    Ok(Pump::new(session, exports))
+}
+
+#[test]
+fn a_session_is_handed_over_once_all_that_was_taken_is_answered() {
+    for (mut session, answer) in [
+        (transmit(&[]), simple(0)),
+        (structured(), chunk(ReplyType::NBD_REPLY_TYPE_NONE, b"")),
+        (extended(), ext_chunk(ReplyType::NBD_REPLY_TYPE_NONE, 0, b"")),
+    ] {
+        let is_extended = answer.starts_with(b"\x6e");
+        let cache = |offset: u32| match is_extended {
+            true => ext_request(Cmd::NBD_CMD_CACHE, 0, offset.into(), 512),
+            false => request(Cmd::NBD_CMD_CACHE, 0, offset.into(), 512),
+        };
+        session.holds_io = true;
+        assert_eq!(session.exchange(&cache(0)), b"");
+        assert_eq!(session.session.hand_over(), None, "one is in flight");
+        session.client_sends(&cache(512)).unwrap();
+        assert_eq!(session.untaken(), cache(512).len(), "the next one waits for the other process");
+        session.finish_one();
+        assert_eq!(session.session.hand_over(), None, "its reply is not sent");
+        assert_eq!(&session.sent()[..4], &answer[..4]);
+        let state = session.session.hand_over().unwrap();
+        let mut next = resumed(&state, &exports()).unwrap();
+        let login = next.session.poll_event();
+        assert!(matches!(login, Some(AuditEvent::Login(login)) if login.target == "disk0"));
+        assert_eq!(next.sent(), b"", "a session that goes on has no greeting");
+        assert_eq!(&next.exchange(&cache(512))[..4], &answer[..4]);
+    }
+}
+
+#[test]
+fn a_payload_that_is_on_its_way_is_received_first() {
+    let mut session = transmit(&[]);
+    let write = write(0, &[1; 512]);
+    session.client_sends(&write[..100]).unwrap();
+    assert_eq!(session.session.hand_over(), None);
+    assert_eq!(session.exchange(&write[100..]), simple(0));
+    assert!(session.session.hand_over().is_some());
+}
+
+#[test]
+fn a_handshake_goes_on_to_its_end() {
+    let mut session = haggle();
+    assert_eq!(session.session.hand_over(), None);
+    session.exchange(&option(Opt::NBD_OPT_GO, &info_data("frozen", &[])));
+    let state = session.session.hand_over().unwrap();
+    assert!(resumed(&state, &exports()).is_ok());
+}
+
+#[test]
+fn a_client_that_was_told_otherwise_is_not_served() {
+    let state = transmit(&[]).session.hand_over().unwrap();
+    let with = |name: &str, size, read_only| {
+        let volume = Arc::new(MemVolume::new(size));
+        let export = Export { name: name.into(), description: String::new(), read_only, volume };
+        resumed(&state, &Exports::new(vec![export])).map(|_| ())
+    };
+    assert_eq!(with("disk0", SIZE, false), Ok(()));
+    assert_eq!(with("disk1", SIZE, false), Err(NbdResumeError::NoExport));
+    assert_eq!(with("disk0", SIZE * 2, false), Err(NbdResumeError::Changed));
+    assert_eq!(with("disk0", SIZE, true), Err(NbdResumeError::Changed));
+    for len in 0..state.len() - 5 {
+        assert_eq!(resumed(&state[..len], &exports()).err(), Some(NbdResumeError::Unknown), "{len} bytes");
+    }
+    for (at, byte) in [(0, 2), (1, 3), (29, 0xff)] {
+        let mut state = state.clone();
+        state[at] = byte;
+        assert_eq!(resumed(&state, &exports()).err(), Some(NbdResumeError::Unknown), "byte {at}");
+    }
+}
