@@ -301,10 +301,6 @@ impl InitiatorSession {
         let key = u32::try_from(response.tag.get()).ok().and_then(|tag| self.queue.find(tag));
         let found = key.and_then(|key| Some((key, self.queue.transport(key)?)));
         let Some((key, (state, transfer))) = found.filter(|(_, (state, _))| state.channel == index) else {
-            if channel.stale > 0 && invalidated.is_none() {
-                channel.stale = channel.stale.saturating_sub(1);
-                return Ok(());
-            }
             return Err(violation("answered a command that does not exist"));
         };
         let outcome = CommandOutcome::read(response, message, transfer)?;

@@ -6,10 +6,16 @@
 //! The session aborts overdue commands one after the other, oldest first, each on its own channel.
 //! Until the target answers the abort, a command keeps its tag and its memory, and its response is
 //! accepted, because it may still complete. After the answer the session invalidates the key of the
-//! memory and returns the I/O to the driver. If the target refuses or does not answer, the session
-//! sends LOGICAL UNIT RESET. A reset ends all commands of the unit, including those of other
-//! initiators (SAM-5 §6.3.3), so the session sends no command until the reset is answered, and then
-//! returns all I/O that was in flight. If the reset fails as well, the driver ends the session.
+//! memory and returns the I/O to the driver. If the target refuses or does not answer, a session
+//! with one channel sends LOGICAL UNIT RESET. A reset ends all commands of the unit, including those
+//! of other initiators (SAM-5 §6.3.3), so the session sends no command until the reset is answered,
+//! and then returns all I/O that was in flight. If the reset fails as well, the driver ends the
+//! session.
+//!
+//! A session with several channels sends no reset, because channels are not ordered: a command that
+//! still waits in the socket of another channel could arrive after the reset, and its immediate data
+//! would overwrite what the replayed command and its successors have written. The login of the next
+//! session closes all channels instead.
 
 use super::channel::{AfterClose, Channel, Exposure};
 use super::response::function_code;
@@ -35,8 +41,8 @@ pub(super) struct Aborts {
     given_up: VecDeque<(usize, u64)>,
     /// Number of functions sent so far; the tags of functions derive from it.
     count: u64,
-    /// Index of the channel on which a reset was answered; all commands have to be returned.
-    reset_by: Option<usize>,
+    /// Whether a reset was answered, and all commands have to be returned.
+    is_reset: bool,
     /// The answer to the only function of a [`Mode::Manage`](super::Mode::Manage) session.
     answer: Option<ResponseCode>,
 }
@@ -99,7 +105,7 @@ impl InitiatorSession {
 
     /// Escalates from ABORT TASK to LOGICAL UNIT RESET, after a function that was refused or not
     /// answered. There is no reset while the queue's own commands are in flight, because they
-    /// belong to no I/O that could be repeated.
+    /// belong to no I/O that could be repeated, and none of a session with several channels.
     fn escalate(&mut self, unanswered: &PendingFunction) {
         self.aborts.tasks.clear();
         if !unanswered.is_refused {
@@ -108,7 +114,8 @@ impl InitiatorSession {
             }
             self.aborts.given_up.push_back((unanswered.channel, unanswered.tag));
         }
-        if unanswered.task.is_some() && !self.queue.has_internal() {
+        let is_ordered = self.channels.iter().filter(|channel| channel.was_open()).count() == 1;
+        if unanswered.task.is_some() && is_ordered && !self.queue.has_internal() {
             self.manage(TaskManagementFunction::LOGICAL_UNIT_RESET);
         }
     }
@@ -141,9 +148,9 @@ impl InitiatorSession {
     /// Continues with an answered reset, and with the commands that still have to be aborted.
     #[inline]
     pub(super) fn advance_aborts(&mut self) {
-        if let Some(by) = self.aborts.reset_by.take() {
+        if std::mem::take(&mut self.aborts.is_reset) {
             for key in self.queue.keys_of(|_| true) {
-                self.end_aborted(key, by);
+                self.end_aborted(key);
             }
         }
         if self.aborts.asked.is_none() && !self.aborts.tasks.is_empty() && self.ending != Ending::Over {
@@ -191,26 +198,22 @@ impl InitiatorSession {
             return Ok(());
         }
         match asked.task {
-            Some(task) => self.end_aborted(task, index),
-            None => self.aborts.reset_by = Some(index),
+            Some(task) => self.end_aborted(task),
+            None => self.aborts.is_reset = true,
         }
         self.aborts.asked = None;
         Ok(())
     }
 
-    /// Ends a command that the target has aborted, as it reported on channel `by`. Its I/O is
-    /// returned once the key of its memory has been invalidated.
-    fn end_aborted(&mut self, key: SlotKey, by: usize) {
+    /// Ends a command that the target has aborted. Its I/O is returned once the key of its memory
+    /// has been invalidated.
+    fn end_aborted(&mut self, key: SlotKey) {
         let Some((state, _)) = self.queue.transport(key) else { return };
         let Some(channel) = self.channels.get_mut(state.channel) else { return };
         let Exposure::Sent(stag) = state.exposure else {
             // The command was not sent yet, or its response has arrived and completes it.
             return;
         };
-        if state.channel != by {
-            // Its response may still arrive on its own channel.
-            channel.stale = channel.stale.saturating_add(1);
-        }
         match stag {
             Some(stag) => {
                 state.exposure = Exposure::Closing;

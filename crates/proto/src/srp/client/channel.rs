@@ -30,9 +30,6 @@ pub(super) struct Channel {
     credits: i64,
     /// Number of its commands in flight.
     pub(super) in_flight: u32,
-    /// Number of commands that a reset on another channel has ended; their responses may still
-    /// arrive.
-    pub(super) stale: u32,
     /// Commands that have not been sent, oldest first.
     outgoing: VecDeque<Outgoing>,
     /// Keys to invalidate, and how the command of each ends afterwards.
@@ -110,7 +107,6 @@ impl Channel {
             terms: ChannelTerms { request_limit: 0, most_immediate: 0 },
             credits: 0,
             in_flight: 0,
-            stale: 0,
             outgoing: VecDeque::new(),
             closing: VecDeque::new(),
             messages: VecDeque::new(),

@@ -57,6 +57,8 @@ struct Wire {
     /// Messages of the target that were held back.
     held: VecDeque<Vec<u8>>,
     holds: bool,
+    /// Private data with which the target accepted the login.
+    connected: Vec<u8>,
     receives: i64,
     is_disconnected: bool,
     wrong: Option<ProtocolError>,
@@ -82,6 +84,7 @@ impl Wire {
             sent: Vec::new(),
             held: VecDeque::new(),
             holds: false,
+            connected: Vec::new(),
             receives: endpoint.receives.into(),
             is_disconnected: false,
             wrong: None,
@@ -154,7 +157,10 @@ impl Wire {
         self.target.turn();
         let Some(work) = self.theirs.next(&mut self.target.session, 100) else { return false };
         match work {
-            WorkRequest::Accept { private_data } => self.send_initiator(Event::Connected { private_data }),
+            WorkRequest::Accept { private_data } => {
+                self.connected.clone_from(&private_data);
+                self.send_initiator(Event::Connected { private_data });
+            }
             WorkRequest::Reject { private_data } => self.send_initiator(Event::Refused { private_data }),
             WorkRequest::Receive => {}
             WorkRequest::Read { id, local, remote } => {
@@ -533,6 +539,28 @@ fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
         assert!(wire.wrong.is_none());
         wire.deliver(&[late.as_bytes(), &[0; 4]].concat(), None);
         assert!(wire.wrong.unwrap().what.contains("function that does not exist"), "but only once");
+    }
+}
+
+#[test]
+fn a_session_with_several_channels_is_replaced_instead_of_reset() {
+    for opens in [false, true] {
+        let mut wire = Wire::open(Config { channels: 2, ..config() });
+        let connected = wire.connected.clone();
+        assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(1));
+        if opens {
+            let event = Event::Connected { private_data: connected };
+            wire.initiator.connection(1).on_event(event, Instant::now()).unwrap();
+        }
+        wire.holds = true;
+        wire.submit(1, WRITE, 0, 512, Some(list(&[1; 512])));
+        wire.run();
+        assert_eq!(wire.abort(), Some("to abort pending commands"));
+        // A command in the other channel's socket could arrive after the reset.
+        let reset = (!opens).then_some("to reset the logical unit");
+        assert_eq!(wire.abort(), reset, "with a second channel: {opens}");
+        assert_eq!(wire.functions().len(), if opens { 1 } else { 2 });
+        assert_eq!(wire.initiator.take_unfinished().len(), 1);
     }
 }
 
