@@ -60,7 +60,9 @@ fn explained(reason: LoginRejectReason) -> String {
         }
         LoginRejectReason::UNSUPPORTED_BUFFER_FORMAT => "it has no direct data buffer descriptors",
         LoginRejectReason::MULTICHANNEL_UNSUPPORTED => "it does not support several channels",
-        LoginRejectReason::CHANNEL_LIMIT_REACHED => "this initiator port has as many channels as it may have",
+        LoginRejectReason::CHANNEL_LIMIT_REACHED => {
+            "this initiator port has as many channels as it may have, or, of Linux's target, no ACL admits this initiator"
+        }
         _ => return format!("reason {:#010x}", reason.0),
     };
     known.to_owned()
@@ -243,6 +245,8 @@ mod tests {
                     port there";
         assert_eq!((unknown.to_string().as_str(), unknown.is_retryable()), (said, true));
         assert!(reject(0x0001_0001).is_retryable() && !reject(0x0001_0004).is_retryable());
+        let limit = reject(LoginRejectReason::CHANNEL_LIMIT_REACHED.0).to_string();
+        assert!(limit.contains("as many channels") && limit.contains("no ACL admits"), "{limit}");
         assert_eq!(reject(9).to_string(), "target rejected the login: reason 0x00000009");
         assert!(check_reject(b"").unwrap_err().what.contains("no SRP target listens"));
     }
