@@ -7,6 +7,7 @@ use crate::session::ProtocolError;
 use blockmux_wire::srp::{
     BUFFER_FORMAT_DIRECT, IMMEDIATE_REQUESTED, IMMEDIATE_SUPPORTED, ImmediateDescriptor, LoginReject,
     LoginRejectReason, LoginRequestRdma, LoginResponse, MULTICHANNEL_MULTI, SrpCommand, SrpOpcode,
+    SrpResponse,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -81,13 +82,14 @@ pub(super) struct ChannelTerms {
 /// ends all channels of an earlier session; the others ask to be added.
 pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
     let most_immediate = if config.immediate_data { MOST_IMMEDIATE } else { 0 };
+    let iu_len = (IMMEDIATE_OFFSET as u32).saturating_add(most_immediate).max(MIN_REQUESTED_IU_LEN);
     let request = LoginRequestRdma {
         tag: LOGIN_TAG.into(),
         req_buf_fmt: BUFFER_FORMAT_DIRECT.into(),
         req_flags: if is_first { 0 } else { MULTICHANNEL_MULTI }
             | if config.immediate_data { IMMEDIATE_REQUESTED } else { 0 },
         opcode: SrpOpcode::LOGIN_REQUEST.0,
-        req_it_iu_len: (IMMEDIATE_OFFSET as u32).saturating_add(most_immediate).into(),
+        req_it_iu_len: iu_len.into(),
         initiator_port_id: config.initiator.0,
         target_port_id: config.target.0,
         imm_data_offset: if config.immediate_data { IMMEDIATE_OFFSET as u16 } else { 0 }.into(),
@@ -147,6 +149,11 @@ const LOGIN_TAG: u64 = 1 << 62;
 /// Longest immediate data of a command, in bytes: the default limit of Linux's target.
 const MOST_IMMEDIATE: u32 = 8 << 10;
 
+/// Shortest information unit to request, in bytes: Linux's target applies this limit to its own
+/// responses as well, and cuts sense data to the space after the header. SPC limits sense data to
+/// 252 bytes.
+const MIN_REQUESTED_IU_LEN: u32 = size_of::<SrpResponse>() as u32 + 252;
+
 /// Offset of immediate data in an information unit, in bytes: after a command with 16 additional
 /// CDB bytes, as in Linux's initiator.
 pub(super) const IMMEDIATE_OFFSET: usize = size_of::<SrpCommand>() + 16 + size_of::<ImmediateDescriptor>();
@@ -198,7 +205,7 @@ mod tests {
         assert_eq!((login.initiator_port_id, login.target_port_id), ([1; 16], [2; 16]));
         let plain = request(&Config { immediate_data: false, ..config() }, false);
         let (login, _) = LoginRequestRdma::read_from_prefix(&plain).unwrap();
-        assert_eq!((login.req_flags, login.req_it_iu_len.get()), (MULTICHANNEL_MULTI, 68));
+        assert_eq!((login.req_flags, login.req_it_iu_len.get()), (MULTICHANNEL_MULTI, 288));
         assert_eq!(login.imm_data_offset.get(), 0);
     }
 
