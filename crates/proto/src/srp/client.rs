@@ -203,9 +203,15 @@ impl InitiatorSession {
         let refused = login::check_reject(private_data)?;
         if index == 0 {
             self.refused = Some(refused);
-            self.ending = Ending::Over;
+            self.end();
         }
         Ok(())
+    }
+
+    /// Ends the session without the commands that were not sent: the next session sends them.
+    fn end(&mut self) {
+        self.ending = Ending::Over;
+        self.channels.iter_mut().for_each(Channel::drop_unsent);
     }
 
     /// Handles the end of a channel. A target that is stopping ends it while no command is in
@@ -216,7 +222,7 @@ impl InitiatorSession {
         if self.ending == Ending::Over || index > 0 && phase == ChannelPhase::Connecting {
             return Ok(());
         }
-        self.ending = Ending::Over;
+        self.end();
         if phase == ChannelPhase::Open && self.queue.is_idle() {
             return Ok(());
         }
@@ -281,7 +287,7 @@ impl InitiatorSession {
             SrpOpcode::TARGET_LOGOUT => {
                 let _: TargetNotice = read(message, 0)?;
                 // The target sends no more responses. A new session repeats the commands in flight.
-                self.ending = Ending::Over;
+                self.end();
             }
             _ => return Err(violation("sent an information unit with an unknown opcode")),
         }

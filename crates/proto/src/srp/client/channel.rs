@@ -291,6 +291,11 @@ impl Channel {
         self.outgoing.is_empty() && self.messages.is_empty() && self.closing.is_empty()
     }
 
+    /// Drops the commands that were not sent.
+    pub(super) fn drop_unsent(&mut self) {
+        self.outgoing.clear();
+    }
+
     /// Drops everything unsent after the queue pair has ended, which has invalidated all keys.
     pub(super) fn clear(&mut self) {
         self.phase = ChannelPhase::Over;

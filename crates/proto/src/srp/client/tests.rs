@@ -404,11 +404,15 @@ fn an_asynchronous_event_is_answered_and_means_what_its_sense_data_says() {
 #[test]
 fn a_target_that_logs_out_loses_the_session_and_not_its_io() {
     let (mut wire, _) = Wire::reading();
+    let before = wire.sent.len();
+    wire.submit(2, WRITE, 0, 512, Some(list(&[1; 512])));
+    wire.submit(3, Op::Read, 0, 512, None);
     let logout = TargetNotice { opcode: SrpOpcode::TARGET_LOGOUT.0, ..TargetNotice::new_zeroed() };
     wire.deliver(logout.as_bytes(), None);
     wire.run();
     assert!(wire.is_disconnected && wire.wrong.is_none() && wire.initiator.is_over());
-    assert_eq!(wire.initiator.take_unfinished().len(), 1);
+    assert_eq!(wire.sent.len(), before, "no command is sent after the logout");
+    assert_eq!(wire.initiator.take_unfinished().len(), 3);
 }
 
 #[test]
@@ -426,10 +430,10 @@ fn a_target_that_leaves_may_do_so_only_while_nothing_is_under_way() {
 fn a_target_that_lies_is_told_what_it_did() {
     let (wire, response) = Wire::reading();
     let stranger = SrpResponse { tag: 99.into(), ..response };
-    assert!(wire.wrong(stranger.as_bytes()).contains("not there"));
+    assert!(wire.wrong(stranger.as_bytes()).contains("does not exist"));
     let (wire, response) = Wire::reading();
     let beyond = SrpResponse { tag: (response.tag.get() | 1 << 40).into(), ..response };
-    assert!(wire.wrong(beyond.as_bytes()).contains("not there"));
+    assert!(wire.wrong(beyond.as_bytes()).contains("does not exist"));
     let (wire, response) = Wire::reading();
     let function = SrpResponse {
         tag: (1 << 32).into(),
