@@ -20,7 +20,7 @@
 use super::channel::{AfterClose, Channel, Exposure};
 use super::response::function_code;
 use super::{Ending, InitiatorSession, Mode, violation};
-use crate::session::ProtocolError;
+use crate::session::{Overdue, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::Seg;
 use blockmux_wire::srp::{
@@ -31,14 +31,14 @@ use zerocopy::IntoBytes;
 
 /// Task management of a session: the commands to abort, and the function in progress.
 #[derive(Default)]
-pub(super) struct Aborts {
+pub(super) struct AbortQueue {
     /// Commands to abort, oldest first; at most as many as there are commands.
     tasks: VecDeque<SlotKey>,
     /// The function that was sent last and has no answer yet.
-    asked: Option<PendingFunction>,
+    pending: Option<SrpPendingFunction>,
     /// Channels and tags of abandoned functions, whose answers may still come; at most
-    /// [`MAX_GIVEN_UP`].
-    given_up: VecDeque<(usize, u64)>,
+    /// [`MAX_ABANDONED`].
+    abandoned: VecDeque<(usize, u64)>,
     /// Number of functions sent so far; the tags of functions derive from it.
     count: u64,
     /// Whether a reset was answered, and all commands have to be returned.
@@ -48,23 +48,23 @@ pub(super) struct Aborts {
 }
 
 /// A task management function without an answer yet.
-struct PendingFunction {
+struct SrpPendingFunction {
     function: TaskManagementFunction,
     /// The command to abort; `None` for functions that name no task.
     task: Option<SlotKey>,
     tag: u64,
     /// Index of the channel that it was sent on.
     channel: usize,
-    /// Whether a tick has found it pending already.
-    is_seen: bool,
+    /// Whether a tick has passed since it was sent.
+    has_ticked: bool,
     is_refused: bool,
 }
 
-impl Aborts {
+impl AbortQueue {
     /// Whether no commands may be sent, because a reset is pending and may or may not end them.
     #[inline]
     pub(super) fn holds_commands(&self) -> bool {
-        self.asked.as_ref().is_some_and(|asked| asked.task.is_none())
+        self.pending.as_ref().is_some_and(|pending| pending.task.is_none())
     }
 
     /// The answer to the only function of a session; `None` until it arrives.
@@ -73,46 +73,46 @@ impl Aborts {
     }
 }
 
-impl InitiatorSession {
-    /// Implements [`Overdue::tick`](crate::session::Overdue::tick). A task management function that
-    /// is still unanswered at its second tick is overdue.
-    pub(super) fn look_for_overdue(&mut self) -> u32 {
+impl Overdue for InitiatorSession {
+    /// A task management function that is still unanswered at its second tick is overdue.
+    fn tick(&mut self) -> u32 {
         let seen = self.queue.tick();
-        let Some(asked) = &mut self.aborts.asked else { return seen };
-        let was_seen = std::mem::replace(&mut asked.is_seen, true);
-        if was_seen || asked.is_refused { u32::MAX } else { seen }
+        let Some(pending) = &mut self.aborts.pending else { return seen };
+        let was_seen = std::mem::replace(&mut pending.has_ticked, true);
+        if was_seen || pending.is_refused { u32::MAX } else { seen }
     }
 
-    /// Implements [`Overdue::abort_overdue`](crate::session::Overdue::abort_overdue).
-    pub(super) fn ask_to_abort(&mut self, looks: u32) -> Option<&'static str> {
+    fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str> {
         if self.ending == Ending::Over {
             return None;
         }
-        match self.aborts.asked.take() {
+        match self.aborts.pending.take() {
             None => {
-                self.aborts.tasks = self.queue.overdue(looks).into();
+                self.aborts.tasks = self.queue.overdue(ticks).into();
                 self.abort_next();
             }
             Some(unanswered) => self.escalate(&unanswered),
         }
-        let asked = self.aborts.asked.as_mut()?;
-        asked.is_seen = true;
-        Some(match asked.function {
+        let pending = self.aborts.pending.as_mut()?;
+        pending.has_ticked = true;
+        Some(match pending.function {
             TaskManagementFunction::ABORT_TASK => "to abort pending commands",
             _ => "to reset the logical unit",
         })
     }
+}
 
+impl InitiatorSession {
     /// Escalates from ABORT TASK to LOGICAL UNIT RESET, after a function that was refused or not
     /// answered. There is no reset while the queue's own commands are in flight, because they
     /// belong to no I/O that could be repeated, and none of a session with several channels.
-    fn escalate(&mut self, unanswered: &PendingFunction) {
+    fn escalate(&mut self, unanswered: &SrpPendingFunction) {
         self.aborts.tasks.clear();
         if !unanswered.is_refused {
-            if self.aborts.given_up.len() == MAX_GIVEN_UP {
-                self.aborts.given_up.pop_front();
+            if self.aborts.abandoned.len() == MAX_ABANDONED {
+                self.aborts.abandoned.pop_front();
             }
-            self.aborts.given_up.push_back((unanswered.channel, unanswered.tag));
+            self.aborts.abandoned.push_back((unanswered.channel, unanswered.tag));
         }
         let is_ordered = self.channels.iter().filter(|channel| channel.was_open()).count() == 1;
         if unanswered.task.is_some() && is_ordered && !self.queue.has_internal() {
@@ -123,11 +123,11 @@ impl InitiatorSession {
     /// Sends a function that names no single task.
     pub(super) fn manage(&mut self, function: TaskManagementFunction) {
         if let Some(index) = self.channels.iter().position(Channel::has_credit) {
-            self.ask(index, function, None);
+            self.send_function(index, function, None);
         }
     }
 
-    fn ask(&mut self, index: usize, function: TaskManagementFunction, task: Option<SlotKey>) {
+    fn send_function(&mut self, index: usize, function: TaskManagementFunction, task: Option<SlotKey>) {
         let Some(channel) = self.channels.get_mut(index) else { return };
         self.aborts.count = self.aborts.count.wrapping_add(1);
         let tag = FUNCTION_TAG | self.aborts.count & u64::from(u16::MAX);
@@ -140,9 +140,9 @@ impl InitiatorSession {
             ..TaskManagementRequest::default()
         };
         channel.push_request(request.as_bytes());
-        let asked =
-            PendingFunction { function, task, tag, channel: index, is_seen: false, is_refused: false };
-        self.aborts.asked = Some(asked);
+        let pending =
+            SrpPendingFunction { function, task, tag, channel: index, has_ticked: false, is_refused: false };
+        self.aborts.pending = Some(pending);
     }
 
     /// Continues with an answered reset, and with the commands that still have to be aborted.
@@ -153,7 +153,7 @@ impl InitiatorSession {
                 self.end_aborted(key);
             }
         }
-        if self.aborts.asked.is_none() && !self.aborts.tasks.is_empty() && self.ending != Ending::Over {
+        if self.aborts.pending.is_none() && !self.aborts.tasks.is_empty() && self.ending != Ending::Over {
             self.abort_next();
         }
     }
@@ -165,7 +165,7 @@ impl InitiatorSession {
             let Some((state, _)) = self.queue.transport(key) else { continue };
             let (index, is_sent) = (state.channel, matches!(state.exposure, Exposure::Sent(_)));
             if is_sent && self.channels.get(index).is_some_and(Channel::has_credit) {
-                return self.ask(index, TaskManagementFunction::ABORT_TASK, Some(key));
+                return self.send_function(index, TaskManagementFunction::ABORT_TASK, Some(key));
             }
         }
     }
@@ -178,30 +178,30 @@ impl InitiatorSession {
         message: &Seg,
     ) -> Result<(), ProtocolError> {
         let (tag, code) = (response.tag.get(), function_code(response, message)?);
-        let Some(asked) =
-            self.aborts.asked.as_mut().filter(|asked| (asked.channel, asked.tag) == (index, tag))
+        let Some(pending) =
+            self.aborts.pending.as_mut().filter(|pending| (pending.channel, pending.tag) == (index, tag))
         else {
-            let place = self.aborts.given_up.iter().position(|given_up| *given_up == (index, tag));
-            let found = place.and_then(|place| self.aborts.given_up.remove(place));
+            let place = self.aborts.abandoned.iter().position(|abandoned| *abandoned == (index, tag));
+            let found = place.and_then(|place| self.aborts.abandoned.remove(place));
             let error = violation("answered a task management function that does not exist");
             return found.map(|_| ()).ok_or(error);
         };
         if matches!(self.config.mode, Mode::Manage(_)) {
             self.aborts.answer = Some(code);
-            self.aborts.asked = None;
+            self.aborts.pending = None;
             return Ok(());
         }
         // Linux's target answers FUNCTION FAILED if the task has already completed.
-        let has_ended = asked.task.is_some_and(|task| self.queue.transport(task).is_none());
+        let has_ended = pending.task.is_some_and(|task| self.queue.transport(task).is_none());
         if code != ResponseCode::NO_FAILURE && !has_ended {
-            asked.is_refused = true;
+            pending.is_refused = true;
             return Ok(());
         }
-        match asked.task {
+        match pending.task {
             Some(task) => self.end_aborted(task),
             None => self.aborts.is_reset = true,
         }
-        self.aborts.asked = None;
+        self.aborts.pending = None;
         Ok(())
     }
 
@@ -237,4 +237,4 @@ pub(super) fn is_function(tag: u64) -> bool {
 const FUNCTION_TAG: u64 = 1 << 32;
 
 /// Most abandoned functions whose answers are still accepted.
-const MAX_GIVEN_UP: usize = 16;
+const MAX_ABANDONED: usize = 16;

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SrpRefused {
     /// The target rejected the login.
-    #[error("target rejected the login: {}", explained(*.0))]
+    #[error("target rejected the login: {}", reason_text(*.0))]
     Login(LoginRejectReason),
     /// Of several paths to one logical unit, this one leads to a different unit.
     #[error("leads to {unit}, not to {first} as {at} does")]
@@ -51,7 +51,7 @@ impl SrpRefused {
     }
 }
 
-fn explained(reason: LoginRejectReason) -> String {
+fn reason_text(reason: LoginRejectReason) -> String {
     let known = match reason {
         LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL => "unable to establish the RDMA channel",
         LoginRejectReason::INSUFFICIENT_RESOURCES => "insufficient resources, or the target port is disabled",
@@ -71,7 +71,7 @@ fn explained(reason: LoginRejectReason) -> String {
 
 /// Parameters that a login has negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ChannelTerms {
+pub(super) struct LoginParameters {
     /// Requests that the initiator may have outstanding.
     pub(super) request_limit: i64,
     /// Longest immediate data of a command, in bytes.
@@ -102,7 +102,7 @@ pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
 ///
 /// # Errors
 /// If the private data is no SRP_LOGIN_RSP, or offers less than SRP requires of every target.
-pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<ChannelTerms, ProtocolError> {
+pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<LoginParameters, ProtocolError> {
     let Ok((response, _)) = LoginResponse::read_from_prefix(private_data) else {
         return Err(error("accepted the connection without a whole SRP_LOGIN_RSP"));
     };
@@ -123,9 +123,9 @@ pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<Cha
     if request_limit < 1 {
         return Err(error("accepted the login and grants no request"));
     }
-    let is_agreed = config.immediate_data && response.rsp_flags & IMMEDIATE_SUPPORTED != 0;
+    let is_negotiated = config.immediate_data && response.rsp_flags & IMMEDIATE_SUPPORTED != 0;
     let most = longest.saturating_sub(IMMEDIATE_OFFSET as u32).min(MOST_IMMEDIATE);
-    Ok(ChannelTerms { request_limit, most_immediate: if is_agreed { most } else { 0 } })
+    Ok(LoginParameters { request_limit, most_immediate: if is_negotiated { most } else { 0 } })
 }
 
 /// Reads SRP_LOGIN_REJ, the private data of a refused connection.
@@ -211,19 +211,19 @@ mod tests {
 
     #[test]
     fn a_response_says_how_many_requests_and_how_much_immediate_data_the_target_takes() {
-        let told = |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap();
-        assert_eq!(told(response()), ChannelTerms { request_limit: 63, most_immediate: 8192 });
+        let parameters = |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap();
+        assert_eq!(parameters(response()), LoginParameters { request_limit: 63, most_immediate: 8192 });
         let short = LoginResponse { max_it_iu_len: 4164.into(), ..response() };
-        assert_eq!(told(short).most_immediate, 4096);
+        assert_eq!(parameters(short).most_immediate, 4096);
         let without = LoginResponse { rsp_flags: 0, ..response() };
-        assert_eq!(told(without).most_immediate, 0);
+        assert_eq!(parameters(without).most_immediate, 0);
         // InfiniBand pads private data with zeroes.
         let padded = [response().as_bytes(), &[0; 144]].concat();
-        assert_eq!(check_response(&padded, &config()), Ok(told(response())));
+        assert_eq!(check_response(&padded, &config()), Ok(parameters(response())));
     }
 
     #[test]
-    fn what_is_wrong_with_a_response_is_said() {
+    fn an_unusable_response_is_reported() {
         let wrong =
             |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap_err().what;
         assert!(wrong(LoginResponse { opcode: 7, ..response() }).contains("does not serve SRP"));
@@ -248,9 +248,9 @@ mod tests {
             check_reject(reject.as_bytes()).unwrap()
         };
         let unknown = reject(0x0001_0003);
-        let said = "target rejected the login: it has no such target port, or does not admit this initiator \
+        let expected = "target rejected the login: it has no such target port, or does not admit this initiator \
                     port there";
-        assert_eq!((unknown.to_string().as_str(), unknown.is_retryable()), (said, true));
+        assert_eq!((unknown.to_string().as_str(), unknown.is_retryable()), (expected, true));
         assert!(reject(0x0001_0001).is_retryable() && !reject(0x0001_0004).is_retryable());
         let limit = reject(LoginRejectReason::CHANNEL_LIMIT_REACHED.0).to_string();
         assert!(limit.contains("as many channels") && limit.contains("no ACL admits"), "{limit}");

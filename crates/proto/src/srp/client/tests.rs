@@ -226,8 +226,10 @@ impl Wire {
     fn functions(&self) -> Vec<(TaskManagementFunction, u64)> {
         let requests =
             self.sent.iter().filter_map(|message| TaskManagementRequest::read_from_bytes(message).ok());
-        let asked = requests.filter(|request| request.opcode == SrpOpcode::TASK_MANAGEMENT.0);
-        asked.map(|request| (TaskManagementFunction(request.tsk_mgmt_func), request.task_tag.get())).collect()
+        let pending = requests.filter(|request| request.opcode == SrpOpcode::TASK_MANAGEMENT.0);
+        pending
+            .map(|request| (TaskManagementFunction(request.tsk_mgmt_func), request.task_tag.get()))
+            .collect()
     }
 
     /// Aborts overdue commands as a driver does: the first tick notes the oldest command, the next
@@ -236,9 +238,9 @@ impl Wire {
         for _ in 0..3 {
             self.initiator.tick();
         }
-        let asked = self.initiator.abort_overdue(1);
+        let pending = self.initiator.abort_overdue(1);
         self.run();
-        asked
+        pending
     }
 
     fn function_tag(&self) -> u64 {
@@ -451,8 +453,10 @@ fn a_target_that_lies_is_told_what_it_did() {
     let (mut wire, response) = Wire::reading();
     wire.deliver(response.as_bytes(), None);
     assert!(wire.wrong(response.as_bytes()).contains("twice"));
-    for (message, said) in [(&[][..], "shorter"), (&[0xc1; 35], "shorter"), (&[0x55; 48], "unknown opcode")] {
-        assert!(Wire::reading().0.wrong(message).contains(said));
+    for (message, expected) in
+        [(&[][..], "shorter"), (&[0xc1; 35], "shorter"), (&[0x55; 48], "unknown opcode")]
+    {
+        assert!(Wire::reading().0.wrong(message).contains(expected));
     }
     let (mut wire, response) = Wire::reading();
     wire.deliver(response.as_bytes(), Some(Stag(1 << 20)));
@@ -523,7 +527,7 @@ fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
         wire.run();
         assert_eq!(wire.sent.len(), before, "nothing is sent that the reset might find");
         if refuses {
-            assert_eq!(wire.abort(), None, "there is nothing left to be asked for");
+            assert_eq!(wire.abort(), None, "no further function is left");
             assert_eq!(wire.initiator.take_unfinished().len(), 3);
             continue;
         }
