@@ -261,6 +261,8 @@ impl UnsentCommand {
 impl HostTransport for RdmaHostLink {
     type Options = ();
 
+    const USES_KEYED_SGLS: bool = true;
+
     fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> RdmaHostLink {
         RdmaHostLink {
             phase: HostLinkPhase::Connecting,

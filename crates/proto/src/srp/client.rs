@@ -20,7 +20,7 @@
 //! Login and bring-up may take 30 seconds. A session has at most 1,024 I/O, of four commands each.
 //! A channel has at most `MAX_COMMANDS` commands in flight, or as many as the target grants; two of
 //! these credits are reserved for task management (`abort`). There is one receive buffer for each
-//! command, and `UNASKED` more for requests of the target.
+//! command, and `UNSOLICITED` more for requests of the target.
 
 mod abort;
 mod channel;
@@ -36,7 +36,7 @@ use crate::scsi::Lun;
 use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::session::{ProtocolError, Timed};
 use crate::slots::SlotKey;
-use abort::Aborts;
+use abort::AbortQueue;
 use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::srp::{AsynchronousEvent, SrpCommand, SrpHeader, SrpOpcode, SrpResponse, TargetNotice};
 use channel::{AfterClose, Channel, ChannelPhase, CommandData, CommandState, Exposure, buffer_format};
@@ -85,7 +85,7 @@ pub struct InitiatorSession {
     /// Index of the channel that got the latest command, and how many further commands of the
     /// batch go to it.
     latest: (usize, u32),
-    aborts: Aborts,
+    aborts: AbortQueue,
     timers: ScsiQueueTimers,
     ending: Ending,
     refused: Option<SrpRefused>,
@@ -121,7 +121,7 @@ impl InitiatorSession {
             queue,
             channels: vec![Channel::new(ChannelPhase::Connecting, deadline)],
             latest: (0, 0),
-            aborts: Aborts::default(),
+            aborts: AbortQueue::default(),
             timers: ScsiQueueTimers::new(now),
             ending: Ending::No,
             refused: None,
@@ -181,9 +181,9 @@ impl InitiatorSession {
 
     /// Handles the connection of a channel, which is then logged in.
     fn on_connected(&mut self, index: usize, private_data: &[u8]) -> Result<(), ProtocolError> {
-        let terms = login::check_response(private_data, &self.config)?;
+        let parameters = login::check_response(private_data, &self.config)?;
         if let Some(channel) = self.channels.get_mut(index) {
-            channel.open(terms);
+            channel.open(parameters);
         }
         if index == 0
             && let Mode::Manage(function) = self.config.mode
@@ -203,9 +203,15 @@ impl InitiatorSession {
         let refused = login::check_reject(private_data)?;
         if index == 0 {
             self.refused = Some(refused);
-            self.ending = Ending::Over;
+            self.end();
         }
         Ok(())
+    }
+
+    /// Ends the session without the commands that were not sent: the next session sends them.
+    fn end(&mut self) {
+        self.ending = Ending::Over;
+        self.channels.iter_mut().for_each(Channel::drop_unsent);
     }
 
     /// Handles the end of a channel. A target that is stopping ends it while no command is in
@@ -216,7 +222,7 @@ impl InitiatorSession {
         if self.ending == Ending::Over || index > 0 && phase == ChannelPhase::Connecting {
             return Ok(());
         }
-        self.ending = Ending::Over;
+        self.end();
         if phase == ChannelPhase::Open && self.queue.is_idle() {
             return Ok(());
         }
@@ -281,7 +287,7 @@ impl InitiatorSession {
             SrpOpcode::TARGET_LOGOUT => {
                 let _: TargetNotice = read(message, 0)?;
                 // The target sends no more responses. A new session repeats the commands in flight.
-                self.ending = Ending::Over;
+                self.end();
             }
             _ => return Err(violation("sent an information unit with an unknown opcode")),
         }
@@ -301,10 +307,6 @@ impl InitiatorSession {
         let key = u32::try_from(response.tag.get()).ok().and_then(|tag| self.queue.find(tag));
         let found = key.and_then(|key| Some((key, self.queue.transport(key)?)));
         let Some((key, (state, transfer))) = found.filter(|(_, (state, _))| state.channel == index) else {
-            if channel.stale > 0 && invalidated.is_none() {
-                channel.stale = channel.stale.saturating_sub(1);
-                return Ok(());
-            }
             return Err(violation("answered a command that does not exist"));
         };
         let outcome = CommandOutcome::read(response, message, transfer)?;
@@ -335,7 +337,7 @@ impl InitiatorSession {
         self.advance_aborts();
         self.send_commands();
         self.timers.on_command(&self.queue, self.now);
-        self.look_at_unit();
+        self.advance_bring_up();
         let is_due = match self.ending {
             Ending::No | Ending::Over => false,
             Ending::Leaving => self.queue.is_idle(),
@@ -350,13 +352,13 @@ impl InitiatorSession {
     /// Stops a session that has the requested information or was refused, and opens further
     /// channels once the logical unit is known.
     #[inline]
-    fn look_at_unit(&mut self) {
-        let has_told = match self.config.mode {
+    fn advance_bring_up(&mut self) {
+        let is_finished = match self.config.mode {
             Mode::Use => self.refused.is_some(),
             Mode::Describe => self.refused.is_some() || self.unit().is_some(),
             Mode::Manage(_) => self.managed().is_some(),
         };
-        if has_told {
+        if is_finished {
             self.stop();
         }
         if self.channels.len() == 1 && self.config.channels > 1 && self.is_used() {
@@ -431,13 +433,13 @@ impl InitiatorSession {
             DataTransfer::Nothing | DataTransfer::In(0) | DataTransfer::Out(0) => CommandData::None,
             DataTransfer::In(len) => {
                 let place = part(self.queue.data_in(request.key), len);
-                CommandData::Closed(place, RemoteRights::RemoteWrite)
+                CommandData::Unregistered(place, RemoteRights::RemoteWrite)
             }
             DataTransfer::Out(len) => {
                 let data = part(self.queue.data_out(request.key), len);
                 match len <= channel.most_immediate() {
                     true => CommandData::Immediate(data),
-                    false => CommandData::Closed(data, RemoteRights::RemoteRead),
+                    false => CommandData::Unregistered(data, RemoteRights::RemoteRead),
                 }
             }
         };
@@ -627,9 +629,9 @@ fn part(data: Option<(&SgList, usize)>, len: u32) -> SgList {
 /// The requirements of one channel for its queue pair.
 fn endpoint(private_data: Vec<u8>) -> Endpoint {
     Endpoint {
-        receives: MAX_COMMANDS.saturating_add(UNASKED),
+        receives: MAX_COMMANDS.saturating_add(UNSOLICITED),
         receive_len: RECEIVE_LEN,
-        sends: MAX_COMMANDS.saturating_add(UNASKED),
+        sends: MAX_COMMANDS.saturating_add(UNSOLICITED),
         reads: READS,
         regions: MAX_COMMANDS,
         private_data,
@@ -647,7 +649,7 @@ const LATE: ProtocolError = violation("did not finish login and bring-up within 
 /// Most commands in flight on one channel.
 const MAX_COMMANDS: u32 = 256;
 /// Receive buffers for requests of the target: SRP_CRED_REQ, SRP_AER_REQ, SRP_T_LOGOUT.
-const UNASKED: u32 = 16;
+const UNSOLICITED: u32 = 16;
 /// The longest message of a target, in bytes: a response with the longest sense data.
 const RECEIVE_LEN: u32 = 512;
 /// Most RDMA Reads that the target may have in flight (IRD).

@@ -110,3 +110,25 @@ fn text<const N: usize>(text: &str) -> [u8; N] {
     field.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
     field
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromBytes;
+
+    #[test]
+    fn an_entry_over_rdma_says_how_to_connect_a_queue_pair() {
+        let port = FabricsPort { id: 1, address: "192.0.2.1:4420".parse().unwrap() };
+        let node = NvmeNode::new(Vec::new(), vec![port], "machine");
+        let host = Nqn::new("nqn.2026-11.test:host").unwrap();
+        let entry = |transport| {
+            let page = page(&node, &host, None, transport);
+            DiscoveryEntry::read_from_bytes(&page[1024..]).unwrap()
+        };
+        let (tcp, rdma) = (entry(TransportType::TCP), entry(TransportType::RDMA));
+        assert_eq!((tcp.trtype, &tcp.tsas[..4]), (3, &[0; 4][..]));
+        // RDMA_QPTYPE: reliable connected. RDMA_PRTYPE: not specified. RDMA_CMS: RDMA_IP_CM.
+        assert_eq!((rdma.trtype, &rdma.tsas[..4]), (1, &[1, 1, 1, 0][..]));
+        assert_eq!((rdma.traddr, rdma.trsvcid, rdma.adrfam), (tcp.traddr, tcp.trsvcid, 1));
+    }
+}

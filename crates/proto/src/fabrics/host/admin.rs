@@ -64,7 +64,7 @@ impl<T: HostTransport> HostAdmin<T> {
     pub fn new(config: AdminConfig, options: T::Options, pool: Pool, now: Instant) -> HostAdmin<T> {
         let mut transport = T::new(options, None, pool);
         transport.begin();
-        HostAdmin { transport, admin: AdminCommands::new(config, now), is_over: false }
+        HostAdmin { transport, admin: AdminCommands::new(config, T::USES_KEYED_SGLS, now), is_over: false }
     }
 
     /// The controller's information, independent of the transport.
@@ -269,7 +269,7 @@ enum AdminPurpose {
 }
 
 impl AdminCommands {
-    pub(crate) fn new(config: AdminConfig, now: Instant) -> AdminCommands {
+    fn new(config: AdminConfig, uses_keyed_sgls: bool, now: Instant) -> AdminCommands {
         let kato_ms = u32::try_from(config.keep_alive.as_millis()).unwrap_or(u32::MAX);
         let keep_alive = Duration::from_millis(kato_ms.into());
         AdminCommands {
@@ -281,6 +281,7 @@ impl AdminCommands {
                 config.names,
                 config.credentials,
                 (kato_ms, config.queues),
+                uses_keyed_sgls,
             ),
             is_asked: false,
             refused: None,

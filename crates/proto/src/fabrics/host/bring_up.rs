@@ -65,6 +65,7 @@ pub(super) struct NamespaceProbe {
     pub(super) generated: Option<InputPsk>,
     kato_ms: u32,
     queues: u16,
+    uses_keyed_sgls: bool,
     step: ProbeStep,
     cap: u64,
     pub(super) controller: ControllerInfo,
@@ -102,6 +103,7 @@ impl NamespaceProbe {
         names: Names,
         credentials: Option<HostCredentials>,
         (kato_ms, queues): (u32, u16),
+        uses_keyed_sgls: bool,
     ) -> NamespaceProbe {
         NamespaceProbe {
             ask,
@@ -111,6 +113,7 @@ impl NamespaceProbe {
             generated: None,
             kato_ms,
             queues,
+            uses_keyed_sgls,
             step: ProbeStep::Connect,
             cap: 0,
             controller: ControllerInfo::default(),
@@ -216,7 +219,7 @@ impl NamespaceProbe {
             ProbeStep::Enable => ProbeStep::Ready,
             ProbeStep::Ready => return self.on_status(result as u32),
             ProbeStep::Controller => {
-                self.controller.identify(data);
+                self.controller.identify(data, self.uses_keyed_sgls)?;
                 match self.ask {
                     Ask::Discovery => ProbeStep::Log,
                     Ask::Use(_) if self.controller.has_retry_delays() => ProbeStep::Behavior,

@@ -5,7 +5,7 @@ use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::nvme::identify::{
     CMIC_ANA, DLFEAT_WRITE_ZEROES_DEALLOCATES, IdentifyController, IdentifyControllerNvm, IdentifyNamespace,
     NSATTR_WRITE_PROTECTED, NSFEAT_OPTPERF, NSFEAT_THIN, NamespaceDescriptor, NamespaceIdType,
-    ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES, VWC_PRESENT,
+    ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES, SGLS_KEYED, SGLS_OFFSET, VWC_PRESENT,
 };
 use blockmux_wire::nvme::nvm::NLB_MASK;
 use blockmux_wire::nvme::{CQE_LEN, SQE_LEN};
@@ -96,8 +96,15 @@ pub struct NamespaceInfo {
 
 impl ControllerInfo {
     /// Adds the data of Identify Controller.
-    pub(super) fn identify(&mut self, data: &[u8]) {
-        let Ok(identify) = IdentifyController::ref_from_bytes(data) else { return };
+    ///
+    /// # Errors
+    /// If the transport uses keyed SGLs, and the controller does not support them.
+    pub(super) fn identify(&mut self, data: &[u8], uses_keyed_sgls: bool) -> Result<(), NvmeRefused> {
+        let Ok(identify) = IdentifyController::ref_from_bytes(data) else { return Ok(()) };
+        let sgls = identify.sgls.get();
+        if uses_keyed_sgls && sgls & SGLS_KEYED == 0 {
+            return Err(NvmeRefused::NoKeyedSgls(sgls));
+        }
         self.serial = text(&identify.sn);
         self.model = text(&identify.mn);
         self.firmware = text(&identify.fr);
@@ -106,8 +113,10 @@ impl ControllerInfo {
         // A command capsule includes the submission queue entry; the response capsule size is
         // fixed.
         let capsule = identify.ioccsz.get().saturating_mul(CQE_LEN as u32);
-        let has_offset = identify.icdoff.get() > 0;
-        self.in_capsule = if has_offset { 0 } else { capsule.saturating_sub(SQE_LEN as u32) };
+        // Data in a capsule begins directly after the command here, and over RDMA its SGL has an
+        // offset.
+        let has_in_capsule = identify.icdoff.get() == 0 && (!uses_keyed_sgls || sgls & SGLS_OFFSET != 0);
+        self.in_capsule = if has_in_capsule { capsule.saturating_sub(SQE_LEN as u32) } else { 0 };
         self.max_commands = identify.maxcmd.get();
         self.oncs = identify.oncs.get();
         self.oaes = identify.oaes.get();
@@ -117,6 +126,7 @@ impl ControllerInfo {
         self.retry_delays =
             identify.crdt.map(|time| Duration::from_millis(u64::from(time.get()).saturating_mul(100)));
         self.write_cache = identify.vwc & VWC_PRESENT != 0;
+        Ok(())
     }
 
     /// Whether the controller reports Command Retry Delay Times.

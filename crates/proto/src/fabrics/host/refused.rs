@@ -64,6 +64,9 @@ pub enum NvmeRefused {
     /// The controller allocates no I/O queues.
     #[error("controller allocates no I/O queue")]
     NoQueues,
+    /// The controller does not support keyed SGLs, which NVMe/RDMA needs; its SGLS.
+    #[error("controller supports no keyed SGLs (SGLS is {0:#x}), which NVMe/RDMA requires")]
+    NoKeyedSgls(u32),
 }
 
 impl NvmeRefused {
@@ -87,6 +90,7 @@ impl NvmeRefused {
             NvmeRefused::Authentication
             | NvmeRefused::AuthFailed(_)
             | NvmeRefused::Format { .. }
+            | NvmeRefused::NoKeyedSgls(_)
             | NvmeRefused::AnotherNamespace { .. } => false,
         }
     }

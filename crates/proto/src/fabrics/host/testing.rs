@@ -57,6 +57,9 @@ pub(crate) struct ScriptedSubsystem {
     pub(crate) behavior: Option<Vec<u8>>,
     /// ANA group of the namespace, if there are groups.
     pub(crate) ana_group: u32,
+    /// SGLS and ICDOFF of Identify Controller.
+    pub(crate) sgls: u32,
+    pub(crate) icdoff: u16,
     /// Whether Get Log Page is never completed.
     pub(crate) is_silent_about_logs: bool,
     /// CID of the outstanding Asynchronous Event Request.
@@ -82,6 +85,8 @@ impl Default for ScriptedSubsystem {
             crdt: [0; 3],
             behavior: None,
             ana_group: 0,
+            sgls: SGLS_ALIGNED_ANY | SGLS_KEYED | SGLS_OFFSET,
+            icdoff: 0,
             is_silent_about_logs: false,
             listening: None,
         }
@@ -130,6 +135,7 @@ impl ScriptedSubsystem {
                 told.cmic = if self.ana_group > 0 { CMIC_ANA } else { 0 };
                 (told.nanagrpid, told.anatt) = (1.into(), ANATT_S);
                 told.ioccsz = ((64 + 8192) / 16).into();
+                (told.sgls, told.icdoff) = (self.sgls.into(), self.icdoff.into());
                 told.as_bytes().to_vec()
             }
             Cns::ACTIVE_NAMESPACE_LIST => {

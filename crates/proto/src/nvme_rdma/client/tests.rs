@@ -2,13 +2,15 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
-use crate::fabrics::host::QueueConfig;
-use crate::fabrics::host::testing::{controller, names, namespace};
+use crate::fabrics::host::testing::{ScriptedSubsystem, controller, names, namespace};
+use crate::fabrics::host::{AdminConfig, Ask, NvmeRefused, QueueConfig};
 use crate::rdma::WorkRequest;
 use crate::rdma::testing::Recorder;
 use crate::session::Initiator;
 use blockmux_volume::{Io, Op, Tag};
+use blockmux_wire::nvme::identify::{SGLS_ALIGNED_ANY, SGLS_KEYED, SGLS_OFFSET};
 use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
+use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros};
 
 /// A host's queue, and the work that it posts.
@@ -138,4 +140,55 @@ fn a_rejection_is_explained() {
     let private_data = cm::reject(blockmux_wire::nvmeof::rdma::CmStatus::INVALID_QID);
     let error = queue.event(Event::Refused { private_data }).unwrap_err();
     assert!(error.what.contains("no such queue"), "{error}");
+}
+
+/// Initializes a controller over an admin queue. Returns the longest in-capsule data of its I/O
+/// queues, or why the host does not use it.
+fn in_capsule_of(mut subsystem: ScriptedSubsystem) -> Result<u32, NvmeRefused> {
+    let now = Instant::now();
+    let keep_alive = Duration::from_secs(5);
+    let config =
+        AdminConfig { names: names(), credentials: None, queues: 1, ask: Ask::Namespace(1), keep_alive };
+    let mut session = NvmeRdmaAdminSession::new(config, (), Pool::new(1 << 20), now);
+    let mut works = Recorder::default();
+    RdmaSession::on_event(&mut session, Event::Connected { private_data: cm::accept(32) }, now).unwrap();
+    let mut memory = SgList::default();
+    while let Some(work) = works.next(&mut session, 10) {
+        let event = match work {
+            WorkRequest::Register { id, local, .. } => {
+                memory = local;
+                let remote = Remote { stag: Stag(7), address: 100, len: memory.len() as u32 };
+                Event::Registered { id, remote }
+            }
+            // The shutdown at the end is not completed.
+            WorkRequest::Send { head, .. } if !session.is_over() => {
+                let sqe = Sqe::read_from_bytes(&head).unwrap();
+                let (data, status, result) = subsystem.answer(&sqe);
+                if !data.is_empty() && memory.len() == data.len() {
+                    memory.copy_from(&data);
+                }
+                let cqe = Cqe { cid: sqe.cid, status, result: result.into(), ..Cqe::new_zeroed() };
+                Event::Received { message: Seg::from_slice(cqe.as_bytes()), invalidated: None }
+            }
+            _ => continue,
+        };
+        RdmaSession::on_event(&mut session, event, now).unwrap();
+    }
+    match session.refused() {
+        Some(refused) => Err(refused.clone()),
+        None => Ok(session.controller().expect("the controller is initialized").in_capsule),
+    }
+}
+
+#[test]
+fn in_capsule_data_and_the_controller_itself_depend_on_its_sgl_support() {
+    let with =
+        |sgls, icdoff| in_capsule_of(ScriptedSubsystem { sgls, icdoff, ..ScriptedSubsystem::default() });
+    let keyed = SGLS_ALIGNED_ANY | SGLS_KEYED;
+    assert_eq!(with(keyed | SGLS_OFFSET, 0), Ok(8192));
+    assert_eq!(with(keyed | SGLS_OFFSET, 4), Ok(0), "data does not follow the command directly");
+    assert_eq!(with(keyed, 0), Ok(0), "no offsets");
+    let refused = with(SGLS_ALIGNED_ANY | SGLS_OFFSET, 0).unwrap_err();
+    assert_eq!(refused, NvmeRefused::NoKeyedSgls(SGLS_ALIGNED_ANY | SGLS_OFFSET));
+    assert!(refused.to_string().contains("no keyed SGLs") && !refused.is_retryable());
 }

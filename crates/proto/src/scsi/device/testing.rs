@@ -68,7 +68,17 @@ impl DeviceBench {
     }
 
     pub(crate) fn fresh_client(&self, name: &str) -> TestNexus {
-        let nexus = ItNexus::iscsi(&format!("iqn.2026-11.i:{name}"), [0, 0, 0, 0, 0, 1], port(1));
+        self.nexus(ItNexus::iscsi(&format!("iqn.2026-11.i:{name}"), [0, 0, 0, 0, 0, 1], port(1)))
+    }
+
+    /// An SRP channel without pending unit attentions.
+    pub(crate) fn srp_client(&self, initiator_port: [u8; 16]) -> TestNexus {
+        let mut client = self.nexus(ItNexus::srp(&initiator_port, port(1)));
+        assert_eq!(client.run(&[0, 0, 0, 0, 0, 0]).sense, Some((6, 0x2900)));
+        client
+    }
+
+    fn nexus(&self, nexus: ItNexus) -> TestNexus {
         let core: Rc<dyn Core> = Rc::new(TestCore { pool: Pool::new(usize::MAX) });
         let channel = self.volume.open(&core, 64, Waker::idle()).unwrap();
         TestNexus { server: DeviceServer::new(self.target.clone(), nexus), channel }

@@ -6,15 +6,21 @@
 //! The session aborts overdue commands one after the other, oldest first, each on its own channel.
 //! Until the target answers the abort, a command keeps its tag and its memory, and its response is
 //! accepted, because it may still complete. After the answer the session invalidates the key of the
-//! memory and returns the I/O to the driver. If the target refuses or does not answer, the session
-//! sends LOGICAL UNIT RESET. A reset ends all commands of the unit, including those of other
-//! initiators (SAM-5 §6.3.3), so the session sends no command until the reset is answered, and then
-//! returns all I/O that was in flight. If the reset fails as well, the driver ends the session.
+//! memory and returns the I/O to the driver. If the target refuses or does not answer, a session
+//! with one channel sends LOGICAL UNIT RESET. A reset ends all commands of the unit, including those
+//! of other initiators (SAM-5 §6.3.3), so the session sends no command until the reset is answered,
+//! and then returns all I/O that was in flight. If the reset fails as well, the driver ends the
+//! session.
+//!
+//! A session with several channels sends no reset, because channels are not ordered: a command that
+//! still waits in the socket of another channel could arrive after the reset, and its immediate data
+//! would overwrite what the replayed command and its successors have written. The login of the next
+//! session closes all channels instead.
 
 use super::channel::{AfterClose, Channel, Exposure};
 use super::response::function_code;
 use super::{Ending, InitiatorSession, Mode, violation};
-use crate::session::ProtocolError;
+use crate::session::{Overdue, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::Seg;
 use blockmux_wire::srp::{
@@ -25,40 +31,40 @@ use zerocopy::IntoBytes;
 
 /// Task management of a session: the commands to abort, and the function in progress.
 #[derive(Default)]
-pub(super) struct Aborts {
+pub(super) struct AbortQueue {
     /// Commands to abort, oldest first; at most as many as there are commands.
     tasks: VecDeque<SlotKey>,
     /// The function that was sent last and has no answer yet.
-    asked: Option<PendingFunction>,
+    pending: Option<SrpPendingFunction>,
     /// Channels and tags of abandoned functions, whose answers may still come; at most
-    /// [`MAX_GIVEN_UP`].
-    given_up: VecDeque<(usize, u64)>,
+    /// [`MAX_ABANDONED`].
+    abandoned: VecDeque<(usize, u64)>,
     /// Number of functions sent so far; the tags of functions derive from it.
     count: u64,
-    /// Index of the channel on which a reset was answered; all commands have to be returned.
-    reset_by: Option<usize>,
+    /// Whether a reset was answered, and all commands have to be returned.
+    is_reset: bool,
     /// The answer to the only function of a [`Mode::Manage`](super::Mode::Manage) session.
     answer: Option<ResponseCode>,
 }
 
 /// A task management function without an answer yet.
-struct PendingFunction {
+struct SrpPendingFunction {
     function: TaskManagementFunction,
     /// The command to abort; `None` for functions that name no task.
     task: Option<SlotKey>,
     tag: u64,
     /// Index of the channel that it was sent on.
     channel: usize,
-    /// Whether a tick has found it pending already.
-    is_seen: bool,
+    /// Whether a tick has passed since it was sent.
+    has_ticked: bool,
     is_refused: bool,
 }
 
-impl Aborts {
+impl AbortQueue {
     /// Whether no commands may be sent, because a reset is pending and may or may not end them.
     #[inline]
     pub(super) fn holds_commands(&self) -> bool {
-        self.asked.as_ref().is_some_and(|asked| asked.task.is_none())
+        self.pending.as_ref().is_some_and(|pending| pending.task.is_none())
     }
 
     /// The answer to the only function of a session; `None` until it arrives.
@@ -67,48 +73,49 @@ impl Aborts {
     }
 }
 
-impl InitiatorSession {
-    /// Implements [`Overdue::tick`](crate::session::Overdue::tick). A task management function that
-    /// is still unanswered at its second tick is overdue.
-    pub(super) fn look_for_overdue(&mut self) -> u32 {
+impl Overdue for InitiatorSession {
+    /// A task management function that is still unanswered at its second tick is overdue.
+    fn tick(&mut self) -> u32 {
         let seen = self.queue.tick();
-        let Some(asked) = &mut self.aborts.asked else { return seen };
-        let was_seen = std::mem::replace(&mut asked.is_seen, true);
-        if was_seen || asked.is_refused { u32::MAX } else { seen }
+        let Some(pending) = &mut self.aborts.pending else { return seen };
+        let was_seen = std::mem::replace(&mut pending.has_ticked, true);
+        if was_seen || pending.is_refused { u32::MAX } else { seen }
     }
 
-    /// Implements [`Overdue::abort_overdue`](crate::session::Overdue::abort_overdue).
-    pub(super) fn ask_to_abort(&mut self, looks: u32) -> Option<&'static str> {
+    fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str> {
         if self.ending == Ending::Over {
             return None;
         }
-        match self.aborts.asked.take() {
+        match self.aborts.pending.take() {
             None => {
-                self.aborts.tasks = self.queue.overdue(looks).into();
+                self.aborts.tasks = self.queue.overdue(ticks).into();
                 self.abort_next();
             }
             Some(unanswered) => self.escalate(&unanswered),
         }
-        let asked = self.aborts.asked.as_mut()?;
-        asked.is_seen = true;
-        Some(match asked.function {
+        let pending = self.aborts.pending.as_mut()?;
+        pending.has_ticked = true;
+        Some(match pending.function {
             TaskManagementFunction::ABORT_TASK => "to abort pending commands",
             _ => "to reset the logical unit",
         })
     }
+}
 
+impl InitiatorSession {
     /// Escalates from ABORT TASK to LOGICAL UNIT RESET, after a function that was refused or not
     /// answered. There is no reset while the queue's own commands are in flight, because they
-    /// belong to no I/O that could be repeated.
-    fn escalate(&mut self, unanswered: &PendingFunction) {
+    /// belong to no I/O that could be repeated, and none of a session with several channels.
+    fn escalate(&mut self, unanswered: &SrpPendingFunction) {
         self.aborts.tasks.clear();
         if !unanswered.is_refused {
-            if self.aborts.given_up.len() == MAX_GIVEN_UP {
-                self.aborts.given_up.pop_front();
+            if self.aborts.abandoned.len() == MAX_ABANDONED {
+                self.aborts.abandoned.pop_front();
             }
-            self.aborts.given_up.push_back((unanswered.channel, unanswered.tag));
+            self.aborts.abandoned.push_back((unanswered.channel, unanswered.tag));
         }
-        if unanswered.task.is_some() && !self.queue.has_internal() {
+        let is_ordered = self.channels.iter().filter(|channel| channel.was_open()).count() == 1;
+        if unanswered.task.is_some() && is_ordered && !self.queue.has_internal() {
             self.manage(TaskManagementFunction::LOGICAL_UNIT_RESET);
         }
     }
@@ -116,11 +123,11 @@ impl InitiatorSession {
     /// Sends a function that names no single task.
     pub(super) fn manage(&mut self, function: TaskManagementFunction) {
         if let Some(index) = self.channels.iter().position(Channel::has_credit) {
-            self.ask(index, function, None);
+            self.send_function(index, function, None);
         }
     }
 
-    fn ask(&mut self, index: usize, function: TaskManagementFunction, task: Option<SlotKey>) {
+    fn send_function(&mut self, index: usize, function: TaskManagementFunction, task: Option<SlotKey>) {
         let Some(channel) = self.channels.get_mut(index) else { return };
         self.aborts.count = self.aborts.count.wrapping_add(1);
         let tag = FUNCTION_TAG | self.aborts.count & u64::from(u16::MAX);
@@ -133,20 +140,20 @@ impl InitiatorSession {
             ..TaskManagementRequest::default()
         };
         channel.push_request(request.as_bytes());
-        let asked =
-            PendingFunction { function, task, tag, channel: index, is_seen: false, is_refused: false };
-        self.aborts.asked = Some(asked);
+        let pending =
+            SrpPendingFunction { function, task, tag, channel: index, has_ticked: false, is_refused: false };
+        self.aborts.pending = Some(pending);
     }
 
     /// Continues with an answered reset, and with the commands that still have to be aborted.
     #[inline]
     pub(super) fn advance_aborts(&mut self) {
-        if let Some(by) = self.aborts.reset_by.take() {
+        if std::mem::take(&mut self.aborts.is_reset) {
             for key in self.queue.keys_of(|_| true) {
-                self.end_aborted(key, by);
+                self.end_aborted(key);
             }
         }
-        if self.aborts.asked.is_none() && !self.aborts.tasks.is_empty() && self.ending != Ending::Over {
+        if self.aborts.pending.is_none() && !self.aborts.tasks.is_empty() && self.ending != Ending::Over {
             self.abort_next();
         }
     }
@@ -158,7 +165,7 @@ impl InitiatorSession {
             let Some((state, _)) = self.queue.transport(key) else { continue };
             let (index, is_sent) = (state.channel, matches!(state.exposure, Exposure::Sent(_)));
             if is_sent && self.channels.get(index).is_some_and(Channel::has_credit) {
-                return self.ask(index, TaskManagementFunction::ABORT_TASK, Some(key));
+                return self.send_function(index, TaskManagementFunction::ABORT_TASK, Some(key));
             }
         }
     }
@@ -171,46 +178,42 @@ impl InitiatorSession {
         message: &Seg,
     ) -> Result<(), ProtocolError> {
         let (tag, code) = (response.tag.get(), function_code(response, message)?);
-        let Some(asked) =
-            self.aborts.asked.as_mut().filter(|asked| (asked.channel, asked.tag) == (index, tag))
+        let Some(pending) =
+            self.aborts.pending.as_mut().filter(|pending| (pending.channel, pending.tag) == (index, tag))
         else {
-            let place = self.aborts.given_up.iter().position(|given_up| *given_up == (index, tag));
-            let found = place.and_then(|place| self.aborts.given_up.remove(place));
+            let place = self.aborts.abandoned.iter().position(|abandoned| *abandoned == (index, tag));
+            let found = place.and_then(|place| self.aborts.abandoned.remove(place));
             let error = violation("answered a task management function that does not exist");
             return found.map(|_| ()).ok_or(error);
         };
         if matches!(self.config.mode, Mode::Manage(_)) {
             self.aborts.answer = Some(code);
-            self.aborts.asked = None;
+            self.aborts.pending = None;
             return Ok(());
         }
         // Linux's target answers FUNCTION FAILED if the task has already completed.
-        let has_ended = asked.task.is_some_and(|task| self.queue.transport(task).is_none());
+        let has_ended = pending.task.is_some_and(|task| self.queue.transport(task).is_none());
         if code != ResponseCode::NO_FAILURE && !has_ended {
-            asked.is_refused = true;
+            pending.is_refused = true;
             return Ok(());
         }
-        match asked.task {
-            Some(task) => self.end_aborted(task, index),
-            None => self.aborts.reset_by = Some(index),
+        match pending.task {
+            Some(task) => self.end_aborted(task),
+            None => self.aborts.is_reset = true,
         }
-        self.aborts.asked = None;
+        self.aborts.pending = None;
         Ok(())
     }
 
-    /// Ends a command that the target has aborted, as it reported on channel `by`. Its I/O is
-    /// returned once the key of its memory has been invalidated.
-    fn end_aborted(&mut self, key: SlotKey, by: usize) {
+    /// Ends a command that the target has aborted. Its I/O is returned once the key of its memory
+    /// has been invalidated.
+    fn end_aborted(&mut self, key: SlotKey) {
         let Some((state, _)) = self.queue.transport(key) else { return };
         let Some(channel) = self.channels.get_mut(state.channel) else { return };
         let Exposure::Sent(stag) = state.exposure else {
             // The command was not sent yet, or its response has arrived and completes it.
             return;
         };
-        if state.channel != by {
-            // Its response may still arrive on its own channel.
-            channel.stale = channel.stale.saturating_add(1);
-        }
         match stag {
             Some(stag) => {
                 state.exposure = Exposure::Closing;
@@ -234,4 +237,4 @@ pub(super) fn is_function(tag: u64) -> bool {
 const FUNCTION_TAG: u64 = 1 << 32;
 
 /// Most abandoned functions whose answers are still accepted.
-const MAX_GIVEN_UP: usize = 16;
+const MAX_ABANDONED: usize = 16;

@@ -5,7 +5,7 @@
 //! order, so one that waits for its registration delays the commands behind it; the queue pair
 //! completes registrations in the same turn.
 
-use super::login::{ChannelTerms, IMMEDIATE_OFFSET};
+use super::login::{IMMEDIATE_OFFSET, LoginParameters};
 use super::response::CommandOutcome;
 use super::{MAX_COMMANDS, violation};
 use crate::rdma::{QueuePair, Remote, RemoteRights, Stag, WorkId};
@@ -25,14 +25,11 @@ pub(super) struct Channel {
     pub(super) phase: ChannelPhase,
     /// Time by which its login has to be complete.
     pub(super) deadline: Instant,
-    terms: ChannelTerms,
+    parameters: LoginParameters,
     /// Requests that the target accepts at present (its request limit).
     credits: i64,
     /// Number of its commands in flight.
     pub(super) in_flight: u32,
-    /// Number of commands that a reset on another channel has ended; their responses may still
-    /// arrive.
-    pub(super) stale: u32,
     /// Commands that have not been sent, oldest first.
     outgoing: VecDeque<Outgoing>,
     /// Keys to invalidate, and how the command of each ends afterwards.
@@ -67,10 +64,11 @@ pub(super) enum CommandData {
     None,
     /// The data is sent with the command.
     Immediate(SgList),
-    /// The target transfers the data by RDMA. This memory still has to be registered.
-    Closed(SgList, RemoteRights),
+    /// The target transfers the data by RDMA. This memory still has to be registered, with these
+    /// access rights.
+    Unregistered(SgList, RemoteRights),
     /// The registration was posted and has not completed.
-    Asked,
+    Registering,
     Registered(Remote),
 }
 
@@ -107,10 +105,9 @@ impl Channel {
         Channel {
             phase,
             deadline,
-            terms: ChannelTerms { request_limit: 0, most_immediate: 0 },
+            parameters: LoginParameters { request_limit: 0, most_immediate: 0 },
             credits: 0,
             in_flight: 0,
-            stale: 0,
             outgoing: VecDeque::new(),
             closing: VecDeque::new(),
             messages: VecDeque::new(),
@@ -119,15 +116,15 @@ impl Channel {
     }
 
     /// Opens the channel after a successful login.
-    pub(super) fn open(&mut self, terms: ChannelTerms) {
+    pub(super) fn open(&mut self, parameters: LoginParameters) {
         self.phase = ChannelPhase::Open;
-        self.terms = terms;
-        self.credits = terms.request_limit;
+        self.parameters = parameters;
+        self.credits = parameters.request_limit;
     }
 
     /// Whether the channel has ever been logged in.
     pub(super) fn was_open(&self) -> bool {
-        self.terms.request_limit > 0
+        self.parameters.request_limit > 0
     }
 
     #[inline]
@@ -142,7 +139,7 @@ impl Channel {
         if !self.is_open() {
             return 0;
         }
-        let kept = self.terms.request_limit.saturating_sub(1).min(FUNCTION_CREDITS);
+        let kept = self.parameters.request_limit.saturating_sub(1).min(FUNCTION_CREDITS);
         let credits = u32::try_from(self.credits.saturating_sub(kept)).unwrap_or(0);
         credits.min(MAX_COMMANDS.saturating_sub(self.in_flight))
     }
@@ -168,7 +165,7 @@ impl Channel {
     /// Longest data that is sent with a command as immediate data, in bytes.
     #[inline]
     pub(super) fn most_immediate(&self) -> u32 {
-        self.terms.most_immediate
+        self.parameters.most_immediate
     }
 
     /// Queues a command, which consumes a credit.
@@ -219,8 +216,9 @@ impl Channel {
 
     /// Completes a registration. One whose command no longer waits for it is ignored.
     pub(super) fn on_registered(&mut self, id: WorkId, remote: Remote) {
-        let is_it =
-            |next: &&mut Outgoing| matches!(next.data, CommandData::Asked) && registration(next.key) == id;
+        let is_it = |next: &&mut Outgoing| {
+            matches!(next.data, CommandData::Registering) && registration(next.key) == id
+        };
         if let Some(next) = self.outgoing.front_mut().filter(is_it) {
             next.data = CommandData::Registered(remote);
         }
@@ -248,16 +246,16 @@ impl Channel {
         let Some(next) = self.outgoing.front_mut().filter(|_| queue_pair.room() > 0) else {
             return (false, None);
         };
-        if let CommandData::Closed(list, access) = &mut next.data {
+        if let CommandData::Unregistered(list, access) = &mut next.data {
             let registered = queue_pair.register(registration(next.key), list, *access);
-            next.data = registered.map_or(CommandData::Asked, CommandData::Registered);
+            next.data = registered.map_or(CommandData::Registering, CommandData::Registered);
             if registered.is_none() {
                 return (true, None);
             }
         }
         let nothing = SgList::default();
         let (head, len, payload, stag) = match &next.data {
-            CommandData::Closed(..) | CommandData::Asked => return (false, None),
+            CommandData::Unregistered(..) | CommandData::Registering => return (false, None),
             CommandData::None => (head(&next.command, &[]), size_of::<SrpCommand>(), &nothing, None),
             CommandData::Immediate(payload) => {
                 let descriptor = ImmediateDescriptor { len: (payload.len() as u32).into() };
@@ -295,6 +293,11 @@ impl Channel {
         self.outgoing.is_empty() && self.messages.is_empty() && self.closing.is_empty()
     }
 
+    /// Drops the commands that were not sent.
+    pub(super) fn drop_unsent(&mut self) {
+        self.outgoing.clear();
+    }
+
     /// Drops everything unsent after the queue pair has ended, which has invalidated all keys.
     pub(super) fn clear(&mut self) {
         self.phase = ChannelPhase::Over;
@@ -321,8 +324,10 @@ pub(super) fn buffer_format(data: &CommandData) -> u8 {
     match data {
         CommandData::None => BufferFormat::NONE.0,
         CommandData::Immediate(_) => BufferFormat::IMMEDIATE.0 << 4,
-        CommandData::Closed(_, RemoteRights::RemoteRead) => BufferFormat::DIRECT.0 << 4,
-        CommandData::Closed(..) | CommandData::Asked | CommandData::Registered(_) => BufferFormat::DIRECT.0,
+        CommandData::Unregistered(_, RemoteRights::RemoteRead) => BufferFormat::DIRECT.0 << 4,
+        CommandData::Unregistered(..) | CommandData::Registering | CommandData::Registered(_) => {
+            BufferFormat::DIRECT.0
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::session::ProtocolError;
 use blockmux_wire::srp::{
     BUFFER_FORMAT_DIRECT, IMMEDIATE_REQUESTED, IMMEDIATE_SUPPORTED, ImmediateDescriptor, LoginReject,
     LoginRejectReason, LoginRequestRdma, LoginResponse, MULTICHANNEL_MULTI, SrpCommand, SrpOpcode,
+    SrpResponse,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -14,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SrpRefused {
     /// The target rejected the login.
-    #[error("target rejected the login: {}", explained(*.0))]
+    #[error("target rejected the login: {}", reason_text(*.0))]
     Login(LoginRejectReason),
     /// Of several paths to one logical unit, this one leads to a different unit.
     #[error("leads to {unit}, not to {first} as {at} does")]
@@ -50,7 +51,7 @@ impl SrpRefused {
     }
 }
 
-fn explained(reason: LoginRejectReason) -> String {
+fn reason_text(reason: LoginRejectReason) -> String {
     let known = match reason {
         LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL => "unable to establish the RDMA channel",
         LoginRejectReason::INSUFFICIENT_RESOURCES => "insufficient resources, or the target port is disabled",
@@ -60,7 +61,9 @@ fn explained(reason: LoginRejectReason) -> String {
         }
         LoginRejectReason::UNSUPPORTED_BUFFER_FORMAT => "it has no direct data buffer descriptors",
         LoginRejectReason::MULTICHANNEL_UNSUPPORTED => "it does not support several channels",
-        LoginRejectReason::CHANNEL_LIMIT_REACHED => "this initiator port has as many channels as it may have",
+        LoginRejectReason::CHANNEL_LIMIT_REACHED => {
+            "this initiator port has as many channels as it may have, or, of Linux's target, no ACL admits this initiator"
+        }
         _ => return format!("reason {:#010x}", reason.0),
     };
     known.to_owned()
@@ -68,7 +71,7 @@ fn explained(reason: LoginRejectReason) -> String {
 
 /// Parameters that a login has negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ChannelTerms {
+pub(super) struct LoginParameters {
     /// Requests that the initiator may have outstanding.
     pub(super) request_limit: i64,
     /// Longest immediate data of a command, in bytes.
@@ -79,13 +82,14 @@ pub(super) struct ChannelTerms {
 /// ends all channels of an earlier session; the others ask to be added.
 pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
     let most_immediate = if config.immediate_data { MOST_IMMEDIATE } else { 0 };
+    let iu_len = (IMMEDIATE_OFFSET as u32).saturating_add(most_immediate).max(MIN_REQUESTED_IU_LEN);
     let request = LoginRequestRdma {
         tag: LOGIN_TAG.into(),
         req_buf_fmt: BUFFER_FORMAT_DIRECT.into(),
         req_flags: if is_first { 0 } else { MULTICHANNEL_MULTI }
             | if config.immediate_data { IMMEDIATE_REQUESTED } else { 0 },
         opcode: SrpOpcode::LOGIN_REQUEST.0,
-        req_it_iu_len: (IMMEDIATE_OFFSET as u32).saturating_add(most_immediate).into(),
+        req_it_iu_len: iu_len.into(),
         initiator_port_id: config.initiator.0,
         target_port_id: config.target.0,
         imm_data_offset: if config.immediate_data { IMMEDIATE_OFFSET as u16 } else { 0 }.into(),
@@ -98,7 +102,7 @@ pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
 ///
 /// # Errors
 /// If the private data is no SRP_LOGIN_RSP, or offers less than SRP requires of every target.
-pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<ChannelTerms, ProtocolError> {
+pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<LoginParameters, ProtocolError> {
     let Ok((response, _)) = LoginResponse::read_from_prefix(private_data) else {
         return Err(error("accepted the connection without a whole SRP_LOGIN_RSP"));
     };
@@ -119,9 +123,9 @@ pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<Cha
     if request_limit < 1 {
         return Err(error("accepted the login and grants no request"));
     }
-    let is_agreed = config.immediate_data && response.rsp_flags & IMMEDIATE_SUPPORTED != 0;
+    let is_negotiated = config.immediate_data && response.rsp_flags & IMMEDIATE_SUPPORTED != 0;
     let most = longest.saturating_sub(IMMEDIATE_OFFSET as u32).min(MOST_IMMEDIATE);
-    Ok(ChannelTerms { request_limit, most_immediate: if is_agreed { most } else { 0 } })
+    Ok(LoginParameters { request_limit, most_immediate: if is_negotiated { most } else { 0 } })
 }
 
 /// Reads SRP_LOGIN_REJ, the private data of a refused connection.
@@ -144,6 +148,11 @@ const LOGIN_TAG: u64 = 1 << 62;
 
 /// Longest immediate data of a command, in bytes: the default limit of Linux's target.
 const MOST_IMMEDIATE: u32 = 8 << 10;
+
+/// Shortest information unit to request, in bytes: Linux's target applies this limit to its own
+/// responses as well, and cuts sense data to the space after the header. SPC limits sense data to
+/// 252 bytes.
+const MIN_REQUESTED_IU_LEN: u32 = size_of::<SrpResponse>() as u32 + 252;
 
 /// Offset of immediate data in an information unit, in bytes: after a command with 16 additional
 /// CDB bytes, as in Linux's initiator.
@@ -196,25 +205,25 @@ mod tests {
         assert_eq!((login.initiator_port_id, login.target_port_id), ([1; 16], [2; 16]));
         let plain = request(&Config { immediate_data: false, ..config() }, false);
         let (login, _) = LoginRequestRdma::read_from_prefix(&plain).unwrap();
-        assert_eq!((login.req_flags, login.req_it_iu_len.get()), (MULTICHANNEL_MULTI, 68));
+        assert_eq!((login.req_flags, login.req_it_iu_len.get()), (MULTICHANNEL_MULTI, 288));
         assert_eq!(login.imm_data_offset.get(), 0);
     }
 
     #[test]
     fn a_response_says_how_many_requests_and_how_much_immediate_data_the_target_takes() {
-        let told = |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap();
-        assert_eq!(told(response()), ChannelTerms { request_limit: 63, most_immediate: 8192 });
+        let parameters = |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap();
+        assert_eq!(parameters(response()), LoginParameters { request_limit: 63, most_immediate: 8192 });
         let short = LoginResponse { max_it_iu_len: 4164.into(), ..response() };
-        assert_eq!(told(short).most_immediate, 4096);
+        assert_eq!(parameters(short).most_immediate, 4096);
         let without = LoginResponse { rsp_flags: 0, ..response() };
-        assert_eq!(told(without).most_immediate, 0);
+        assert_eq!(parameters(without).most_immediate, 0);
         // InfiniBand pads private data with zeroes.
         let padded = [response().as_bytes(), &[0; 144]].concat();
-        assert_eq!(check_response(&padded, &config()), Ok(told(response())));
+        assert_eq!(check_response(&padded, &config()), Ok(parameters(response())));
     }
 
     #[test]
-    fn what_is_wrong_with_a_response_is_said() {
+    fn an_unusable_response_is_reported() {
         let wrong =
             |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap_err().what;
         assert!(wrong(LoginResponse { opcode: 7, ..response() }).contains("does not serve SRP"));
@@ -239,10 +248,12 @@ mod tests {
             check_reject(reject.as_bytes()).unwrap()
         };
         let unknown = reject(0x0001_0003);
-        let said = "target rejected the login: it has no such target port, or does not admit this initiator \
+        let expected = "target rejected the login: it has no such target port, or does not admit this initiator \
                     port there";
-        assert_eq!((unknown.to_string().as_str(), unknown.is_retryable()), (said, true));
+        assert_eq!((unknown.to_string().as_str(), unknown.is_retryable()), (expected, true));
         assert!(reject(0x0001_0001).is_retryable() && !reject(0x0001_0004).is_retryable());
+        let limit = reject(LoginRejectReason::CHANNEL_LIMIT_REACHED.0).to_string();
+        assert!(limit.contains("as many channels") && limit.contains("no ACL admits"), "{limit}");
         assert_eq!(reject(9).to_string(), "target rejected the login: reason 0x00000009");
         assert!(check_reject(b"").unwrap_err().what.contains("no SRP target listens"));
     }

@@ -57,6 +57,8 @@ struct Wire {
     /// Messages of the target that were held back.
     held: VecDeque<Vec<u8>>,
     holds: bool,
+    /// Private data with which the target accepted the login.
+    connected: Vec<u8>,
     receives: i64,
     is_disconnected: bool,
     wrong: Option<ProtocolError>,
@@ -82,6 +84,7 @@ impl Wire {
             sent: Vec::new(),
             held: VecDeque::new(),
             holds: false,
+            connected: Vec::new(),
             receives: endpoint.receives.into(),
             is_disconnected: false,
             wrong: None,
@@ -154,7 +157,10 @@ impl Wire {
         self.target.turn();
         let Some(work) = self.theirs.next(&mut self.target.session, 100) else { return false };
         match work {
-            WorkRequest::Accept { private_data } => self.send_initiator(Event::Connected { private_data }),
+            WorkRequest::Accept { private_data } => {
+                self.connected.clone_from(&private_data);
+                self.send_initiator(Event::Connected { private_data });
+            }
             WorkRequest::Reject { private_data } => self.send_initiator(Event::Refused { private_data }),
             WorkRequest::Receive => {}
             WorkRequest::Read { id, local, remote } => {
@@ -220,8 +226,10 @@ impl Wire {
     fn functions(&self) -> Vec<(TaskManagementFunction, u64)> {
         let requests =
             self.sent.iter().filter_map(|message| TaskManagementRequest::read_from_bytes(message).ok());
-        let asked = requests.filter(|request| request.opcode == SrpOpcode::TASK_MANAGEMENT.0);
-        asked.map(|request| (TaskManagementFunction(request.tsk_mgmt_func), request.task_tag.get())).collect()
+        let pending = requests.filter(|request| request.opcode == SrpOpcode::TASK_MANAGEMENT.0);
+        pending
+            .map(|request| (TaskManagementFunction(request.tsk_mgmt_func), request.task_tag.get()))
+            .collect()
     }
 
     /// Aborts overdue commands as a driver does: the first tick notes the oldest command, the next
@@ -230,9 +238,9 @@ impl Wire {
         for _ in 0..3 {
             self.initiator.tick();
         }
-        let asked = self.initiator.abort_overdue(1);
+        let pending = self.initiator.abort_overdue(1);
         self.run();
-        asked
+        pending
     }
 
     fn function_tag(&self) -> u64 {
@@ -398,11 +406,15 @@ fn an_asynchronous_event_is_answered_and_means_what_its_sense_data_says() {
 #[test]
 fn a_target_that_logs_out_loses_the_session_and_not_its_io() {
     let (mut wire, _) = Wire::reading();
+    let before = wire.sent.len();
+    wire.submit(2, WRITE, 0, 512, Some(list(&[1; 512])));
+    wire.submit(3, Op::Read, 0, 512, None);
     let logout = TargetNotice { opcode: SrpOpcode::TARGET_LOGOUT.0, ..TargetNotice::new_zeroed() };
     wire.deliver(logout.as_bytes(), None);
     wire.run();
     assert!(wire.is_disconnected && wire.wrong.is_none() && wire.initiator.is_over());
-    assert_eq!(wire.initiator.take_unfinished().len(), 1);
+    assert_eq!(wire.sent.len(), before, "no command is sent after the logout");
+    assert_eq!(wire.initiator.take_unfinished().len(), 3);
 }
 
 #[test]
@@ -420,10 +432,10 @@ fn a_target_that_leaves_may_do_so_only_while_nothing_is_under_way() {
 fn a_target_that_lies_is_told_what_it_did() {
     let (wire, response) = Wire::reading();
     let stranger = SrpResponse { tag: 99.into(), ..response };
-    assert!(wire.wrong(stranger.as_bytes()).contains("not there"));
+    assert!(wire.wrong(stranger.as_bytes()).contains("does not exist"));
     let (wire, response) = Wire::reading();
     let beyond = SrpResponse { tag: (response.tag.get() | 1 << 40).into(), ..response };
-    assert!(wire.wrong(beyond.as_bytes()).contains("not there"));
+    assert!(wire.wrong(beyond.as_bytes()).contains("does not exist"));
     let (wire, response) = Wire::reading();
     let function = SrpResponse {
         tag: (1 << 32).into(),
@@ -441,8 +453,10 @@ fn a_target_that_lies_is_told_what_it_did() {
     let (mut wire, response) = Wire::reading();
     wire.deliver(response.as_bytes(), None);
     assert!(wire.wrong(response.as_bytes()).contains("twice"));
-    for (message, said) in [(&[][..], "shorter"), (&[0xc1; 35], "shorter"), (&[0x55; 48], "unknown opcode")] {
-        assert!(Wire::reading().0.wrong(message).contains(said));
+    for (message, expected) in
+        [(&[][..], "shorter"), (&[0xc1; 35], "shorter"), (&[0x55; 48], "unknown opcode")]
+    {
+        assert!(Wire::reading().0.wrong(message).contains(expected));
     }
     let (mut wire, response) = Wire::reading();
     wire.deliver(response.as_bytes(), Some(Stag(1 << 20)));
@@ -513,7 +527,7 @@ fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
         wire.run();
         assert_eq!(wire.sent.len(), before, "nothing is sent that the reset might find");
         if refuses {
-            assert_eq!(wire.abort(), None, "there is nothing left to be asked for");
+            assert_eq!(wire.abort(), None, "no further function is left");
             assert_eq!(wire.initiator.take_unfinished().len(), 3);
             continue;
         }
@@ -533,6 +547,28 @@ fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
         assert!(wire.wrong.is_none());
         wire.deliver(&[late.as_bytes(), &[0; 4]].concat(), None);
         assert!(wire.wrong.unwrap().what.contains("function that does not exist"), "but only once");
+    }
+}
+
+#[test]
+fn a_session_with_several_channels_is_replaced_instead_of_reset() {
+    for opens in [false, true] {
+        let mut wire = Wire::open(Config { channels: 2, ..config() });
+        let connected = wire.connected.clone();
+        assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(1));
+        if opens {
+            let event = Event::Connected { private_data: connected };
+            wire.initiator.connection(1).on_event(event, Instant::now()).unwrap();
+        }
+        wire.holds = true;
+        wire.submit(1, WRITE, 0, 512, Some(list(&[1; 512])));
+        wire.run();
+        assert_eq!(wire.abort(), Some("to abort pending commands"));
+        // A command in the other channel's socket could arrive after the reset.
+        let reset = (!opens).then_some("to reset the logical unit");
+        assert_eq!(wire.abort(), reset, "with a second channel: {opens}");
+        assert_eq!(wire.functions().len(), if opens { 1 } else { 2 });
+        assert_eq!(wire.initiator.take_unfinished().len(), 1);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::channel::{Channel, ChannelPhase};
 use super::{Ending, InitiatorSession, LOGIN_TIMEOUT, Mode};
-use crate::session::{Connections, Initiator, Overdue, PathRank};
+use crate::session::{Connections, Initiator, PathRank};
 use blockmux_volume::{Completion, Io};
 use std::time::{Duration, Instant};
 
@@ -61,16 +61,6 @@ impl Initiator for InitiatorSession {
     fn on_stop(&mut self) {
         self.stop();
         self.advance();
-    }
-}
-
-impl Overdue for InitiatorSession {
-    fn tick(&mut self) -> u32 {
-        self.look_for_overdue()
-    }
-
-    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
-        self.ask_to_abort(looks)
     }
 }
 

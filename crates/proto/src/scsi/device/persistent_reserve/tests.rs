@@ -266,6 +266,49 @@ fn others_are_registered_by_spec_i_pt_and_all_target_ports() {
 }
 
 #[test]
+fn iscsi_and_srp_initiators_share_one_table_of_reservations() {
+    let bench = DeviceBench::new();
+    let (mut iscsi, mut srp) = (bench.client("a"), bench.srp_client([7; 16]));
+    register(&mut srp, 1);
+    assert_eq!(out(&mut srp, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
+    assert_eq!(iscsi.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
+    srp.run(&READ).good();
+    register(&mut iscsi, 2);
+    let status = iscsi.run(&[0x5e, 3, 0, 0, 0, 0, 0, 4, 0, 0]).good();
+    let id = [&[4, 0, 0, 0, 0, 0, 0, 0][..], &[7; 16]].concat();
+    assert_eq!((&status[20..22], &status[32..56]), (&[1, 3][..], &id[..]), "the SRP port holds it");
+    assert_eq!(status[56 + 24] & 0x0f, 5, "iSCSI");
+    assert_eq!(out(&mut iscsi, 4, 3, &list(2, 1, 0)), ScsiStatus::GOOD);
+    assert_eq!(srp.run(&[0; 6]).check(), (6, 0x2a05));
+    assert_eq!(srp.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
+    iscsi.run(&READ).good();
+}
+
+#[test]
+fn parameter_lists_name_srp_ports() {
+    let bench = DeviceBench::new();
+    let (mut a, mut b) = (bench.srp_client([7; 16]), bench.srp_client([8; 16]));
+    let id = [&[4, 0, 0, 0, 0, 0, 0, 0][..], &[8; 16]].concat();
+    let with = |list: Vec<u8>, id: &[u8]| [&list, &(id.len() as u32).to_be_bytes()[..], id].concat();
+    let other_protocol = [&[0x45, 0, 0, 20][..], &[b'x'; 20]].concat();
+    for wrong in [&id[..23], &other_protocol] {
+        assert_eq!(out(&mut a, 0, 0, &with(list(0, 5, 8), wrong)), ScsiStatus::CHECK_CONDITION);
+    }
+    assert_eq!(out(&mut a, 0, 0, &with(list(0, 5, 8), &id)), ScsiStatus::GOOD);
+    assert_eq!(keys(&mut a).len(), 8 + 2 * 8);
+    assert_eq!(out(&mut b, 1, 3, &list(5, 0, 0)), ScsiStatus::GOOD, "SPEC_I_PT has registered it");
+    assert_eq!(out(&mut b, 2, 3, &list(5, 0, 0)), ScsiStatus::GOOD);
+    assert_eq!(out(&mut b, 0, 0, &list(5, 0, 0)), ScsiStatus::GOOD);
+    assert_eq!(out(&mut a, 1, 3, &list(5, 0, 0)), ScsiStatus::GOOD);
+    // REGISTER AND MOVE with UNREG, by relative target port 1.
+    let mut to = [5_u64.to_be_bytes(), 7_u64.to_be_bytes()].concat();
+    to.extend([0, 2, 0, 1]);
+    assert_eq!(out(&mut a, 7, 0, &with(to, &id)), ScsiStatus::GOOD);
+    b.run(&READ).good();
+    assert_eq!(a.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
+}
+
+#[test]
 fn invalid_persistent_reserve_parameters_are_rejected() {
     let mut a = DeviceBench::new().client("a");
     register(&mut a, 1);
