@@ -8,6 +8,7 @@
 
 use super::{Protocol, by_name, served};
 use crate::address::means;
+use crate::data_part::DataPart;
 use blockmux_engine::socket::Address;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -74,7 +75,7 @@ struct Shared {
     /// `protocols` of each volume; `None`: it has no such list.
     volumes: RwLock<BTreeMap<String, Option<Vec<String>>>>,
     /// What the files and devices of each open volume are known by.
-    data: RwLock<BTreeMap<String, Vec<String>>>,
+    data: RwLock<BTreeMap<String, Vec<DataPart>>>,
 }
 
 /// One way to a volume.
@@ -221,6 +222,13 @@ impl Policy {
         self.now().serves(protocol, place, volume)
     }
 
+    /// Whether a volume is the protocol's export at a listener, or can become part of a target.
+    pub(crate) fn may_serve(&self, protocol: &Protocol, volume: &str) -> bool {
+        let shared = self.now();
+        let mut own = shared.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
+        own.any(|listener| shared.leads_to(protocol, &listener.place, volume))
+    }
+
     /// Whether a way that the protocol tells of may be announced at a listener.
     pub(crate) fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
         self.now().leads_to(protocol, place, volume)
@@ -249,13 +257,20 @@ impl Policy {
         self.now().remove(volume);
     }
 
-    /// A volume is open, with its data in files and devices that are known by these texts.
-    pub(crate) fn set_data(&self, volume: &str, data: Vec<String>) {
+    /// A volume is open, with its data in these parts of files and devices.
+    pub(crate) fn set_data(&self, volume: &str, data: Vec<DataPart>) {
         self.now().set_data(volume, data);
     }
 
-    /// Whether a volume shares no file or device with another while either of them is restricted,
-    /// by the configuration or as `is_restricted` says of what was attached since.
+    /// The parts of files and devices in which the data of an open volume are.
+    pub(crate) fn data_of(&self, volume: &str) -> Vec<DataPart> {
+        let shared = self.now();
+        let all = shared.data.read().unwrap_or_else(PoisonError::into_inner);
+        all.get(volume).cloned().unwrap_or_default()
+    }
+
+    /// Whether a volume shares no part of a file or device with another while either of them is
+    /// restricted, by the configuration or as `is_restricted` says of what was attached since.
     ///
     /// # Errors
     /// With which one, and what to do.
@@ -364,7 +379,7 @@ impl Shared {
         self.data.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
     }
 
-    fn set_data(&self, volume: &str, data: Vec<String>) {
+    fn set_data(&self, volume: &str, data: Vec<DataPart>) {
         self.data.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), data);
     }
 
@@ -372,8 +387,8 @@ impl Shared {
         let all = self.data.read().unwrap_or_else(PoisonError::into_inner);
         let Some(own) = all.get(volume) else { return Ok(()) };
         let is_restricted = |name: &str| self.is_restricted(name) || is_restricted(name);
-        let mut twins =
-            all.iter().filter(|(name, data)| *name != volume && data.iter().any(|text| own.contains(text)));
+        let is_twin = |data: &[DataPart]| data.iter().any(|part| own.iter().any(|own| own.overlaps(part)));
+        let mut twins = all.iter().filter(|(name, data)| *name != volume && is_twin(data));
         let Some((twin, _)) = twins.find(|(name, _)| is_restricted(volume) || is_restricted(name)) else {
             return Ok(());
         };

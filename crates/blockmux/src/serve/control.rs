@@ -6,7 +6,7 @@
 use super::announce::{Announcement, Asker};
 use super::config::VolumeEntry;
 use super::flush;
-use super::identity::warn_of_twins;
+use super::identity::{Twin, twins, warn_of_twins};
 use super::opening::{NamedVolume, Opening};
 use super::reload::{Current, Reloader};
 use super::setup::LARGEST;
@@ -14,7 +14,7 @@ use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
     Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus,
 };
-use crate::data_key::DataKey;
+use crate::data_part::DataPart;
 use crate::log::levels::{self, Levels};
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
@@ -234,13 +234,13 @@ impl ControlServer {
         self.policy.add(&name, named.entry.protocols.clone())?;
         let opened = opening.open(&named, Populate::Behind);
         let (export, served) = opened.inspect_err(|_| self.policy.remove(&name))?;
-        self.policy.set_data(&name, DataKey::local_texts(&named.entry.spec));
+        self.policy.set_data(&name, DataPart::of_spec(&named.entry.spec));
         let is_restricted = |name: &str| self.is_restricted(name, &lives);
         self.policy.check_twins(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
-        let of_data = |id| self.exports.served(id)?.uuid().filter(|uuid| Some(*uuid) == served.uuid());
-        if let Some((_, twin)) = self.exports.iter().find(|(id, _)| of_data(*id).is_some()) {
-            warn_of_twins([&twin.name, &name].map(|name| (&**name, served.uuid())).into_iter());
-        }
+        let all: Vec<_> = self.exports.iter().collect();
+        let mut all = twins(&all, &self.exports, &self.policy);
+        all.push(Twin { name: &name, uuid: served.uuid(), data: self.policy.data_of(&name) });
+        warn_of_twins(&all, |pair| pair.contains(&name.as_str()));
         let Some(id) = self.exports.add(export, served) else {
             self.policy.remove(&name);
             return Err("there are too many volumes; remove one".to_owned().into());
@@ -359,7 +359,17 @@ impl ControlServer {
             let text = format!("{name}: clients count to 2^63 - 1 bytes; take a smaller size");
             return Err(ApiError::invalid(text));
         }
+        // A longer slice may overlap others.
+        let parts_before = self.policy.data_of(name);
+        if let Some(resized) = size.and_then(|size| self.reloader.resized(name, size)) {
+            self.policy.set_data(name, DataPart::of_spec(&resized));
+        }
+        let lives = self.lives();
+        let checked = self.policy.check_twins(name, |name| self.is_restricted(name, &lives));
+        drop(lives);
+        checked.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
         let size = served.resize(size.map_or(Resize::Own, Resize::Bytes)).map_err(|error| {
+            self.policy.set_data(name, parts_before.clone());
             let code = match error {
                 ResizeError::Fixed | ResizeError::ReadOnly => ErrorCode::Conflict,
                 ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
@@ -368,6 +378,10 @@ impl ControlServer {
             ApiError::new(code, format!("{name}: {error}"))
         })?;
         info!("{name} has {size} bytes now");
+        if self.policy.data_of(name) != parts_before {
+            let all: Vec<_> = self.exports.iter().collect();
+            warn_of_twins(&twins(&all, &self.exports, &self.policy), |pair| pair.contains(&name));
+        }
         Ok(size)
     }
 

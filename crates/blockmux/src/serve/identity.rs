@@ -3,10 +3,14 @@
 
 use super::opening::NamedVolume;
 use crate::data_key::DataKey;
+use crate::data_part::{DataPart, overlaps};
 use crate::failure::Failure;
+use crate::protocol::policy::Policy;
 use blockmux_engine::sys::random_bytes;
+use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::volume_uuid::VolumeUuid;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tracing::warn;
 
 /// Who a volume is.
@@ -49,16 +53,45 @@ pub(super) fn target_name(named: &NamedVolume, uuid: VolumeUuid) -> String {
     named.entry.name.clone().unwrap_or_else(|| format!("{}.{}", named.name, uuid.short()))
 }
 
-/// Warns of volumes of the same data: what keeps clients from one does not keep them from the
-/// other.
-pub(super) fn warn_of_twins<'a>(volumes: impl Iterator<Item = (&'a str, Option<VolumeUuid>)>) {
+/// A volume as [`warn_of_twins`] looks at it.
+pub(super) struct Twin<'a> {
+    pub(super) name: &'a str,
+    pub(super) uuid: Option<VolumeUuid>,
+    pub(super) data: Vec<DataPart>,
+}
+
+/// Volumes that are served, as [`warn_of_twins`] looks at them.
+pub(super) fn twins<'a>(
+    all: &'a [(VolumeId, Arc<Export>)],
+    exports: &Exports,
+    policy: &Policy,
+) -> Vec<Twin<'a>> {
+    let twin = |(id, export): &'a (VolumeId, Arc<Export>)| {
+        let name = export.name.as_str();
+        Twin { name, uuid: exports.served(*id).and_then(|served| served.uuid()), data: policy.data_of(name) }
+    };
+    all.iter().map(twin).collect()
+}
+
+/// Warns of volumes of the same data, and of those that overlap in a file or a device: what keeps
+/// clients from one does not keep them from the other. `is_meant` chooses the pairs.
+pub(super) fn warn_of_twins(volumes: &[Twin<'_>], is_meant: impl Fn([&str; 2]) -> bool) {
     let mut seen = BTreeMap::new();
-    for (name, uuid) in volumes.filter_map(|(name, uuid)| Some((name, uuid?))) {
-        if let Some(twin) = seen.insert(uuid, name) {
-            warn!(
-                "`{name}` has the data of `{twin}`: who may use them and reservations are each volume's own"
-            );
+    let mut pairs = Vec::new();
+    for Twin { name, uuid, .. } in volumes {
+        if let Some(twin) = uuid.and_then(|uuid| seen.insert(uuid, *name)) {
+            pairs.push([*name, twin]);
         }
+    }
+    for [name, twin] in pairs.iter().copied().filter(|pair| is_meant(*pair)) {
+        warn!("`{name}` has the data of `{twin}`: who may use them and reservations are each volume's own");
+    }
+    let others = overlaps(volumes.iter().map(|twin| (twin.name, &*twin.data)));
+    let others = others.into_iter().filter(|[name, twin]| {
+        !pairs.contains(&[name, twin]) && !pairs.contains(&[twin, name]) && is_meant([name, twin])
+    });
+    for [name, twin] in others {
+        warn!("`{name}` overlaps `{twin}`: who may use them and reservations are each volume's own");
     }
 }
 

@@ -7,8 +7,10 @@ use super::setup::LARGEST;
 use super::state;
 use crate::failure::Failure;
 use crate::machine::{machine_id, memory_bytes};
+use crate::data_part::Part;
 use crate::open::{self, Access, Opened, Populate, Use};
 use crate::protocol::Protocol;
+use crate::protocol::policy::Policy;
 use blockmux_proto::exports::Export;
 use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
 use blockmux_volume::units::human_size;
@@ -32,6 +34,8 @@ pub(super) struct Opening {
     pub(super) read_only: bool,
     /// There is somebody who can give them another size.
     pub(super) may_grow: bool,
+    /// Which of the protocols serve a volume.
+    pub(super) policy: Policy,
     /// Where reservations are kept, and what was served as it is; `None` if there is no such place.
     pub(super) state: Option<PathBuf>,
 }
@@ -60,8 +64,14 @@ impl Opening {
         let NamedVolume { name, entry: VolumeEntry { spec, shared, read_only, .. } } = named;
         let (read_only, shared) = (*read_only, *shared);
         let access = if read_only { Access::Read } else { Access::Either };
-        let how =
-            Use { access, connections: 1, may_grow: self.may_grow, populate, state: self.state.as_deref() };
+        let how = Use {
+            access,
+            connections: 1,
+            may_grow: self.may_grow,
+            populate,
+            state: self.state.as_deref(),
+            part: Part::WHOLE,
+        };
         // Before the volume takes some of it.
         let memory = memory_bytes();
         let Opened { volume, data, remote, .. } = open::open(spec, how)?;
@@ -78,7 +88,7 @@ impl Opening {
                 info.size
             )));
         }
-        self.check_blocks(spec, &info)?;
+        self.check_blocks(named, &info)?;
         let Identified { uuid, is_lasting } = identify(named, data.as_ref(), &machine_id())?;
         let claims = !shared && !read_only && !info.read_only;
         let claim = if claims { Some(Claim::take(name, uuid, &remote)?) } else { None };
@@ -98,9 +108,12 @@ impl Opening {
 }
 
 impl Opening {
-    /// Whether every protocol has blocks as large as those of a volume.
-    pub(super) fn check_blocks(&self, spec: &Spec, info: &VolumeInfo) -> Result<(), Failure> {
-        self.protocols.iter().try_for_each(|protocol| check_blocks(protocol, spec, info))
+    /// Whether every protocol that serves a volume has blocks as large as those of the volume.
+    pub(super) fn check_blocks(&self, named: &NamedVolume, info: &VolumeInfo) -> Result<(), Failure> {
+        let spec = &named.entry.spec;
+        let mut serving =
+            self.protocols.iter().filter(|protocol| self.policy.may_serve(protocol, &named.name));
+        serving.try_for_each(|protocol| check_blocks(protocol, spec, info))
     }
 }
 
@@ -108,8 +121,10 @@ fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(
     let (title, most) = (protocol.title, protocol.max_logical_block);
     if info.logical_block > most {
         return Err(Failure::request(format!(
-            "{spec}: has blocks of {} bytes, and {title} knows at most {most}; serve another volume",
-            info.logical_block
+            "{spec}: has blocks of {} bytes, and {title} has {most} at most; leave `{}` out of its protocols, or serve a \
+             volume with smaller blocks",
+            info.logical_block,
+            protocol.key()
         )));
     }
     Ok(())
@@ -119,7 +134,10 @@ fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(
 mod tests {
     use super::*;
     use crate::protocol::NBD;
+    use blockmux_volume::spec::NullSpec;
     use std::str::FromStr;
+
+    const NULL: Spec = Spec::Null(NullSpec { size: 1, blocks: blockmux_volume::BlockSizes { logical: None, physical: None } });
 
     #[test]
     fn a_description_is_short_and_blocks_are_small() {
@@ -133,8 +151,8 @@ mod tests {
             assert!(failure.starts_with("the description of `a` has more than 4096 bytes"), "{failure}");
         }
         let info = |logical_block| VolumeInfo { logical_block, ..VolumeInfo::new(1 << 30) };
-        assert!(check_blocks(&NBD, &Spec::Null(1), &info(1 << 16)).is_ok());
-        let failure = check_blocks(&NBD, &Spec::Null(1), &info(1 << 17)).unwrap_err().to_string();
+        assert!(check_blocks(&NBD, &NULL, &info(1 << 16)).is_ok());
+        let failure = check_blocks(&NBD, &NULL, &info(1 << 17)).unwrap_err().to_string();
         assert!(failure.starts_with("null:1: has blocks of 131072 bytes"), "{failure}");
     }
 }

@@ -42,9 +42,11 @@ pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<Looking>,
 fn changes_by_itself(spec: &Spec) -> bool {
     match spec {
         Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
-        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
-            changes_by_itself(inner)
-        }
+        Spec::Slice(_, inner)
+        | Spec::Delay(_, inner)
+        | Spec::Fault(_, inner)
+        | Spec::Rate(_, inner)
+        | Spec::Log(_, inner) => changes_by_itself(inner),
         // The size of a stripe was reckoned when it was made.
         Spec::Mem(_) | Spec::Null(_) | Spec::Stripe { .. } => false,
     }

@@ -9,10 +9,10 @@
 //!
 //! **Direct I/O** bypasses the page cache, which costs no copy and leaves caching to the clients.
 //! It is chosen unless asked otherwise for block devices, and for files where it works in units of
-//! at most 512 bytes. On file systems that want more (4Kn disks, btrfs) a file is buffered: most
-//! disk images and most clients are made for 512-byte blocks, and a volume that reads, changes and
-//! writes blocks itself would lose the atomicity of a block that the page cache keeps. Asked for by
-//! `direct: Some(true)`, the volume reports the file system's unit as its logical block. Before
+//! at most a logical block, which has 512 bytes by default. On file systems that want more (4Kn
+//! disks, btrfs) a file with such blocks is buffered: most disk images and most clients are made
+//! for 512-byte blocks, and a volume that reads, changes and writes blocks itself would lose the
+//! atomicity of a block that the page cache keeps. Asked for by `direct: Some(true)`, the volume reports the file system's unit as its logical block. Before
 //! Linux 6.1, and where a file system does not tell, the unit is that of the block device below, or
 //! else 4096. Transfers whose memory is not aligned go through a buffer of the pool.
 //!

@@ -3,13 +3,13 @@
 use super::model::Model;
 use super::{Plan, Reloader, RunningListener, State, VolumeStep, live_of, other_size};
 use crate::ctl::PlanReport;
-use crate::data_key::DataKey;
+use crate::data_part::DataPart;
 use crate::failure::Failure;
 use crate::open::Populate;
 use crate::protocol::by_name;
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::serve::flush;
-use crate::serve::identity::warn_of_twins;
+use crate::serve::identity::{twins, warn_of_twins};
 use crate::serve::listen::{self, BoundPlace};
 use crate::serve::setup::Setup;
 use blockmux_engine::sessions::SessionInfo;
@@ -94,7 +94,7 @@ impl Reloader {
             });
             if let Some(named) = stays.filter(|_| !is_new) {
                 let info = self.exports.served(id).map(|served| served.volume().info());
-                info.map_or(Ok(()), |info| opening.check_blocks(&named.entry.spec, &info))?;
+                info.map_or(Ok(()), |info| opening.check_blocks(named, &info))?;
             }
         }
         let mut opened = BTreeMap::new();
@@ -113,7 +113,7 @@ impl Reloader {
             opened.insert(name.clone(), volume);
         }
         for named in &desired.volumes {
-            policy.set_data(&named.name, DataKey::local_texts(&named.entry.spec));
+            policy.set_data(&named.name, DataPart::of_spec(&named.entry.spec));
         }
         for named in &desired.volumes {
             policy.check_twins(&named.name, |_| false).map_err(failure)?;
@@ -261,12 +261,8 @@ impl Reloader {
                 self.exports.describe(id, &named.entry.description);
             }
         }
-        let uuids: Vec<_> = self
-            .exports
-            .iter()
-            .map(|(id, export)| (export, self.exports.served(id).and_then(|served| served.uuid())))
-            .collect();
-        warn_of_twins(uuids.iter().map(|(export, uuid)| (&*export.name, *uuid)));
+        let all: Vec<_> = self.exports.iter().collect();
+        warn_of_twins(&twins(&all, &self.exports, &self.policy), |_| true);
         if let Err(failure) = self.begin_protocols(&mut lives) {
             warnings.push(failure.to_string());
         }

@@ -31,6 +31,11 @@ impl Reloader {
             }
         })
     }
+
+    /// The spec that a volume has after it was resized; `None` if that is the same one.
+    pub(in crate::serve) fn resized(&self, name: &str, size: u64) -> Option<Spec> {
+        self.state().running.volume(name)?.entry.spec.with_size(size)
+    }
 }
 
 /// Writes a change into a config; answers whether the config has words for it, `None` if nothing
@@ -64,23 +69,15 @@ fn write_down(
         }
         (Request::Resize { name, .. }, Answer::Resized { size }) => {
             let named = model.volumes.iter_mut().find(|volume| volume.name == *name)?;
-            let has_words = match &mut named.entry.spec {
-                Spec::Mem(spec) => {
-                    spec.size = *size;
-                    true
-                }
-                Spec::File(spec) if spec.size.is_some() => {
-                    spec.size = Some(*size);
-                    true
-                }
-                // A file without a size is as large as it is.
-                _ => return None,
-            };
+            let spec = &mut named.entry.spec;
+            // A file without a size is as large as it is.
+            spec.size()?;
+            *spec = spec.with_size(*size)?;
             let text = named.entry.spec.to_string();
             let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
             let is_it = |entry: &&mut Value| entry.get(VOLUMES.1).and_then(Value::as_str) == Some(name);
             list.iter_mut().find(is_it)?.as_table_mut()?.insert("spec".to_owned(), text.into());
-            Some(has_words)
+            Some(true)
         }
         (Request::Attach { name, target, ana_group, .. }, Answer::Attached { number }) => {
             let tables = frontends.target_tables().map(|(_, tables)| tables);
