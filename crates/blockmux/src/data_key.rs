@@ -5,8 +5,8 @@
 //! of a block device its WWID or the name in its volume manager; that of a remote volume the
 //! identifier that its server reports.
 
-use blockmux_volume::spec::{BlockSpec, FileSpec};
 use blockmux_volume::Volume;
+use blockmux_volume::spec::{BlockSpec, FileSpec};
 use rustix::fs::{major, makedev, minor, statvfs};
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

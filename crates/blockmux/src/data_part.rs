@@ -87,7 +87,9 @@ fn collect(spec: &Spec, part: Part, parts: &mut Vec<DataPart>) {
 }
 
 /// Pairs of volumes that have data in common. Each volume that shares data is in at least one pair.
-pub(crate) fn overlaps<'a>(volumes: impl IntoIterator<Item = (&'a str, &'a [DataPart])>) -> Vec<[&'a str; 2]> {
+pub(crate) fn overlaps<'a>(
+    volumes: impl IntoIterator<Item = (&'a str, &'a [DataPart])>,
+) -> Vec<[&'a str; 2]> {
     let volumes = volumes.into_iter();
     let mut all: Vec<_> =
         volumes.flat_map(|(name, parts)| parts.iter().map(move |part| (part, name))).collect();
@@ -137,9 +139,8 @@ mod tests {
 
     #[test]
     fn volumes_with_common_data_are_found() {
-        let part = |text: &str, begin, end| {
-            vec![DataPart { text: text.to_owned(), part: Part { begin, end } }]
-        };
+        let part =
+            |text: &str, begin, end| vec![DataPart { text: text.to_owned(), part: Part { begin, end } }];
         let all = [
             ("first", part("x", 0, 100)),
             ("second", part("x", 100, 200)),

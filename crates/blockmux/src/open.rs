@@ -89,7 +89,14 @@ pub(crate) enum Access {
 impl Use<'_> {
     /// For a short-lived command: one connection, without populating memory.
     pub(crate) fn briefly(access: Access) -> Use<'static> {
-        Use { access, connections: 1, may_grow: false, populate: Populate::Not, state: None, part: Part::WHOLE }
+        Use {
+            access,
+            connections: 1,
+            may_grow: false,
+            populate: Populate::Not,
+            state: None,
+            part: Part::WHOLE,
+        }
     }
 
     fn is_read_only(self) -> bool {

@@ -11,7 +11,7 @@ use std::net::ToSocketAddrs;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Parses the URL of a remote volume; its block sizes are left to whoever opens it.
+/// Parses the URL of a remote volume, apart from its block sizes.
 pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(url);
     let without = shown.without_block_sizes();

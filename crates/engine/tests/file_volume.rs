@@ -5,8 +5,8 @@ mod conforms;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::reactor::{PollPolicy, Reactor};
 use blockmux_volume::{
-    BlockSizes, Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output, ReadyList,
-    Resize, Seg, SgList, Tag, Volume,
+    BlockSizes, Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output,
+    ReadyList, Resize, Seg, SgList, Tag, Volume,
 };
 use conforms::conforms;
 use std::fs::File;
@@ -109,12 +109,8 @@ impl Bench {
 }
 
 fn open(path: &Path, direct: bool) -> FileVolume {
-    let options = FileOptions {
-        size: Some(SIZE),
-        direct: Some(direct),
-        create: true,
-        ..FileOptions::default()
-    };
+    let options =
+        FileOptions { size: Some(SIZE), direct: Some(direct), create: true, ..FileOptions::default() };
     match FileVolume::open(path, options) {
         Err(OpenError::NoDirect(_)) => {
             skip("direct I/O", "the temporary folder's file system has none; buffered instead");

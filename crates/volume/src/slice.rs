@@ -42,10 +42,7 @@ pub enum SliceError {
         most: u64,
     },
     /// An end of the part lies within a block.
-    #[error(
-        "{what} {bytes} is not a multiple of its volume's blocks of {block} bytes; write {}",
-        bytes.next_multiple_of(u64::from(*block))
-    )]
+    #[error("{what} {bytes} is not a multiple of its volume's blocks of {block} bytes; write {next}")]
     Misaligned {
         /// The offset or the length.
         what: &'static str,
@@ -53,6 +50,8 @@ pub enum SliceError {
         bytes: u64,
         /// Logical block of the volume below, in bytes.
         block: u32,
+        /// The next multiple, or the last one.
+        next: u64,
     },
     /// The length is 0.
     #[error("has no block; write a length, or none for all the rest")]
@@ -69,7 +68,9 @@ impl SliceVolume {
         let VolumeInfo { size, logical_block: block, .. } = inner.info();
         for (what, bytes) in [("offset", offset), ("length", len.unwrap_or(0))] {
             if !bytes.is_multiple_of(block.into()) {
-                return Err(SliceError::Misaligned { what, bytes, block });
+                let next = bytes.checked_next_multiple_of(block.into());
+                let next = next.unwrap_or(u64::MAX / u64::from(block) * u64::from(block));
+                return Err(SliceError::Misaligned { what, bytes, block, next });
             }
         }
         if offset >= size {

@@ -5,9 +5,9 @@ use super::config::VolumeEntry;
 use super::identity::{Identified, identify, target_name};
 use super::setup::LARGEST;
 use super::state;
+use crate::data_part::Part;
 use crate::failure::Failure;
 use crate::machine::{machine_id, memory_bytes};
-use crate::data_part::Part;
 use crate::open::{self, Access, Opened, Populate, Use};
 use crate::protocol::Protocol;
 use crate::protocol::policy::Policy;
@@ -137,7 +137,10 @@ mod tests {
     use blockmux_volume::spec::NullSpec;
     use std::str::FromStr;
 
-    const NULL: Spec = Spec::Null(NullSpec { size: 1, blocks: blockmux_volume::BlockSizes { logical: None, physical: None } });
+    const NULL: Spec = Spec::Null(NullSpec {
+        size: 1,
+        blocks: blockmux_volume::BlockSizes { logical: None, physical: None },
+    });
 
     #[test]
     fn a_description_is_short_and_blocks_are_small() {

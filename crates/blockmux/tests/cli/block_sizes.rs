@@ -130,7 +130,11 @@ fn a_remote_volume_keeps_its_blocks_and_takes_larger_ones() {
             let gateway = serve(&[&volume]);
             for scheme in ["iscsi", "nvme+tcp"] {
                 let info = info(&gateway.urls_of(scheme)[0]);
-                assert_eq!((&info["logical_block"], &info["size"]), (&json!(4096), &json!(16 << 20)), "{volume}");
+                assert_eq!(
+                    (&info["logical_block"], &info["size"]),
+                    (&json!(4096), &json!(16 << 20)),
+                    "{volume}"
+                );
             }
             if has("qemu-io") {
                 succeed(&mut qemu_io(&gateway.url(), &PATTERNS));
@@ -156,7 +160,14 @@ fn programs_write_and_read_large_blocks() {
         }
         if has("fio") {
             let mut fio = Command::new("fio");
-            fio.args(["--name=a", "--ioengine=nbd", "--rw=randrw", "--bs=4k", "--size=16m", "--verify=crc32c"]);
+            fio.args([
+                "--name=a",
+                "--ioengine=nbd",
+                "--rw=randrw",
+                "--bs=4k",
+                "--size=16m",
+                "--verify=crc32c",
+            ]);
             succeed(fio.arg("--iodepth=8").arg(format!("--uri={}", daemon.url())));
         }
         let source = directory.path().join("source");

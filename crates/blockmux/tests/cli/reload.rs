@@ -163,7 +163,10 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
     assert_eq!(nbd.write(0, 0, &[6; 512]), 0);
     let done = served.reload(&config("slice:1m,2m:file:other.img?size=8m"));
     assert!(!done.contains("another disk"), "{done}");
-    assert_eq!((nbd.read(0, 512), served.status()["volumes"][0]["size"].as_u64()), (vec![6; 512], Some(2 << 20)));
+    assert_eq!(
+        (nbd.read(0, 512), served.status()["volumes"][0]["size"].as_u64()),
+        (vec![6; 512], Some(2 << 20))
+    );
     let done = served.reload(&config("slice:2m,2m:file:other.img?size=8m"));
     assert!(done.contains("removed and added as another disk"), "{done}");
     assert_eq!(served.nbd("a.sock").read(0, 512), [0; 512]);

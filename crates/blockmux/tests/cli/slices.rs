@@ -114,7 +114,10 @@ fn slices_that_overlap_are_warned_of_and_others_are_not() {
     assert!(overlap("slice:0,2m", "slice:512:slice:1m,8k"));
     let whole = format!("b=file:{file}?readonly=on");
     let (status, said) = says(&[&format!("a=slice:1m,1m:file:{file}"), &whole]);
-    assert!(status == Some(0) && (said.contains("`b` overlaps `a`") || said.contains("`a` overlaps `b`")), "{said}");
+    assert!(
+        status == Some(0) && (said.contains("`b` overlaps `a`") || said.contains("`a` overlaps `b`")),
+        "{said}"
+    );
     // By another path and in stripes, it is the same file.
     let link = directory.path().join("link");
     std::os::unix::fs::symlink(&file, &link).unwrap();
@@ -143,10 +146,16 @@ fn slices_of_one_file_have_it_open_alike() {
 #[test]
 fn a_slice_that_cannot_be_says_what_to_write() {
     for (spec, expected) in [
-        ("slice:1m:mem:1m", "slice:1m:mem:1m: begins at byte 1048576, and its volume has 1048576; write a lower"),
+        (
+            "slice:1m:mem:1m",
+            "slice:1m:mem:1m: begins at byte 1048576, and its volume has 1048576; write a lower",
+        ),
         ("slice:512k,1m:mem:1m", "write a length of at most 524288, or none for all the rest"),
         ("slice:100:mem:1m", "offset 100 is not a multiple of its volume's blocks of 512 bytes; write 512"),
-        ("slice:4k,5k:mem:1m?block_size=4096", "length 5120 is not a multiple of its volume's blocks of 4096"),
+        (
+            "slice:4k,5k:mem:1m?block_size=4096",
+            "length 5120 is not a multiple of its volume's blocks of 4096",
+        ),
     ] {
         let output = blockmux(["info", spec]);
         let said = text(&output.stderr);

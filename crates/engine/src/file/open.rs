@@ -274,7 +274,10 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
     }
     if end < len {
         let block = info.logical_block;
-        tracing::warn!("block:{}: has {len} bytes, no whole blocks of {block}: the first {end} are served", path.display());
+        tracing::warn!(
+            "block:{}: has {len} bytes, no whole blocks of {block}: the first {end} are served",
+            path.display()
+        );
     }
     Ok(Opened { path: path.into(), file, info, end, is_device: true, is_new: false, direct, zeroing })
 }

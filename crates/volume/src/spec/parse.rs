@@ -202,7 +202,8 @@ impl<'a> Parser<'a> {
     }
 
     fn slice(self, rest: &'a str) -> Parsed<Spec> {
-        let (range, volume) = self.decorated(rest, "slice:OFFSET[,LEN]:VOLUME, as in slice:1m,10g:file:disk.img")?;
+        let (range, volume) =
+            self.decorated(rest, "slice:OFFSET[,LEN]:VOLUME, as in slice:1m,10g:file:disk.img")?;
         let (offset, len) = range.split_once(',').map_or((range, None), |(offset, len)| (offset, Some(len)));
         let slice =
             SliceSpec { offset: self.size(offset)?, len: len.map(|len| self.volume_size(len)).transpose()? };

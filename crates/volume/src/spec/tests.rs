@@ -34,7 +34,13 @@ fn each_kind_is_read() {
     assert_eq!(parse("file:disk.img"), Spec::File(file("disk.img")));
     let whole = FileSpec { size: Some(1 << 30), direct: Some(false), read_only: true, ..file("/a b:c") };
     assert_eq!(parse("file:/a b:c?size=1g&direct=off&readonly=on"), Spec::File(whole));
-    let block = BlockSpec { path: "/dev/sda".into(), direct: Some(true), read_only: false, is_raw: true, blocks: BlockSizes::default() };
+    let block = BlockSpec {
+        path: "/dev/sda".into(),
+        direct: Some(true),
+        read_only: false,
+        is_raw: true,
+        blocks: BlockSizes::default(),
+    };
     assert_eq!(parse("block:/dev/sda?direct=on&readonly=off&format=raw"), Spec::Block(block));
     let delays = |read, write| {
         let (read, write) = (Duration::from_micros(read), Duration::from_micros(write));
@@ -162,7 +168,10 @@ fn what_is_wrong_is_named_in_one_line_that_says_what_to_do() {
         ("file:a\nb", "`file:a\\nb` holds a control character: in a path write it with a per cent sign"),
         ("file:a%00", "write %25 for a per cent sign"),
         ("block:/dev/sda?size=1g", "not an option of a block device"),
-        ("mem:1g?block_size=1000", "`1000` is no value for block_size in `mem:1g?block_size=1000`: write a power"),
+        (
+            "mem:1g?block_size=1000",
+            "`1000` is no value for block_size in `mem:1g?block_size=1000`: write a power",
+        ),
         ("mem:1g?block_size=256", "write a power of two from 512 to 64k"),
         ("null:1g?block_size=128k", "write a power of two from 512 to 64k"),
         ("mem:1g?block_size=4k&physical_block_size=512", "a physical block at least as large as block_size"),
@@ -253,8 +262,11 @@ fn blocks() -> impl Strategy<Value = BlockSizes> {
 
 fn spec() -> impl Strategy<Value = Spec> {
     let leaf = prop_oneof![
-        ((1u64..), any::<bool>(), blocks())
-            .prop_map(|(size, populate, blocks)| Spec::Mem(MemSpec { size, populate, blocks })),
+        ((1u64..), any::<bool>(), blocks()).prop_map(|(size, populate, blocks)| Spec::Mem(MemSpec {
+            size,
+            populate,
+            blocks
+        })),
         ((1u64..), blocks()).prop_map(|(size, blocks)| Spec::Null(NullSpec { size, blocks })),
         (path(), any::<Option<u64>>(), any::<Option<bool>>(), any::<[bool; 2]>(), blocks()).prop_map(
             |(path, size, direct, [read_only, is_raw], blocks)| {

@@ -32,7 +32,8 @@ impl Url {
     /// The URL without parameters that set block sizes, which no protocol has.
     #[must_use]
     pub fn without_block_sizes(&self) -> Url {
-        let Some((place, query)) = self.0.split_once('?').filter(|_| self.block_parameters().next().is_some())
+        let Some((place, query)) =
+            self.0.split_once('?').filter(|_| self.block_parameters().next().is_some())
         else {
             return self.clone();
         };

@@ -26,10 +26,8 @@ impl fmt::Display for Spec {
             }
             Spec::Null(null) => {
                 let [logical, physical] = block_texts(null.blocks);
-                let options = [
-                    (BlockSizes::LOGICAL, logical.as_deref()),
-                    (BlockSizes::PHYSICAL, physical.as_deref()),
-                ];
+                let options =
+                    [(BlockSizes::LOGICAL, logical.as_deref()), (BlockSizes::PHYSICAL, physical.as_deref())];
                 write!(f, "null:{}{}", format_size(null.size), joined('?', '&', options))
             }
             Spec::File(file) => {
