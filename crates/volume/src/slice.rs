@@ -199,7 +199,10 @@ impl Channel for SliceChannel {
         };
         match self.info.check_within(&io, size) {
             Ok(()) if io.op == Op::Flush => self.inner.submit(io),
-            Ok(()) => self.inner.submit(Io { offset: io.offset + self.offset, ..io }),
+            // The volume below finds that the length is wrong, or that it ends before.
+            Ok(()) | Err(IoError::BadLength) => {
+                self.inner.submit(Io { offset: io.offset + self.offset, ..io });
+            }
             Err(error) => self.refused.push(Completion { tag: io.tag, result: Err(error) }),
         }
     }
