@@ -1,5 +1,5 @@
-# `make bench` needs a Rust toolchain and nothing else; `make test` installs the programs it tests against when it
-# may (root on Debian), and says what it skips when it may not.
+# `make bench` needs a Rust toolchain and a C compiler. `make test` installs the programs that it tests against if it runs as
+# root on Debian; otherwise it skips the tests of missing programs and says so.
 
 .DEFAULT_GOAL := help
 .PHONY: help bench bench-full test test-vm fmt clean

@@ -1,8 +1,8 @@
-# Linux's AoE driver and aoetools against `blockmux serve --aoe`. Frames pass a tap of this machine, which takes root.
+# Linux's AoE driver and aoetools against `blockmux serve --aoe`. Frames pass a tap interface of this machine, which needs root.
 . /lib.sh
 
 disk=/dev/etherd/e7.0
-# Where sysfs has it.
+# The disk's directory in sysfs.
 block='/dev/etherd!e7.0'
 has_disk() {
   aoe-discover
@@ -12,11 +12,11 @@ serve_disk() {
   serve "'disk=file:disk.img?size=256m' --aoe $TAP --aoe-shelf 7"
 }
 
-# driver_is_content: nothing that means trouble; the driver says most of it in passing, where kernel_is_content does not
-# look.
+# driver_is_content: fails if the driver has logged a problem. It logs most problems below the level of warnings, which
+# kernel_is_content does not check.
 driver_is_content() {
   if grep -E 'aoe: .*(ata error|runt|lost jumbo|falling back|cannot|fail|no mem|invalid|too )' kernel.all; then
-    echo "the driver has complained"
+    echo "the driver has logged a problem"
     return 1
   fi
 }

@@ -1,8 +1,8 @@
-# The kernel's iSCSI initiator against a target to which things happen: resets, a death, growth, reservations.
+# The kernel's iSCSI initiator against a target under faults and changes: resets, a kill, growth, reservations.
 . /lib.sh
 . /open-iscsi.inc
 
-# serve_disk SIZE: from a file that has it, or gets it.
+# serve_disk SIZE: serves a file, which is created or extended to SIZE.
 serve_disk() {
   host run "cat >blockmux.toml <<END
     [[volume]]
@@ -39,7 +39,7 @@ within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
 sees_writes "$disk"
 end_io
 
-# It asks for a logout, and gets one; what is under way then is done again by the next session.
+# The target requests a logout and gets one; the next session repeats the commands in flight.
 check io_goes_on_after_the_target_was_stopped_and_started_again
 begin_io "$disk"
 sees_writes "$disk"
@@ -101,7 +101,7 @@ node open -I one --logout
 fails can_write "$two"
 kernel_is_content 'reservation conflict'
 
-# open-iscsi logs in with another ISID each time: so this one is somebody new, and not registered.
+# open-iscsi logs in with a new ISID each time, so this session is a new initiator port without a registration.
 check a_reservation_can_be_preempted
 node open -I one --login
 one=$(disk_of open 0 2)

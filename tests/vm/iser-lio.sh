@@ -4,10 +4,10 @@
 modprobe -a ib_isert target_core_file iscsi_target_mod
 mount -t configfs none /sys/kernel/config
 lio=/sys/kernel/config/target
-# It misses some of its modules, and GET LBA STATUS, which are not there; and siw says when a peer has gone.
+# LIO warns about missing modules and the missing GET LBA STATUS, and siw about disconnected peers.
 unimportant='db_root: cannot open|Unable to load target_core_|Unable to locate key|Unsupported SA: 0x12|siw: '
 
-# A disk in memory, of 400 MiB.
+# A disk of 400 MiB in memory.
 mount -t tmpfs -o size=402m tmpfs /mnt
 truncate -s 400M /mnt/disk
 mkdir -p $lio/core/fileio_0/disk
@@ -16,7 +16,7 @@ echo lio0 >$lio/core/fileio_0/disk/wwn/vpd_unit_serial
 echo 1 >$lio/core/fileio_0/disk/enable
 tpg=$lio/iscsi/iqn.2026-11.test:open/tpgt_1
 mkdir -p "$tpg/lun/lun_0"
-# A portal listens over TCP, too, and siw at TCP's port of the same number: so that is in another network.
+# A portal also listens on TCP, and siw uses the TCP port of the same number, so they are in different networks.
 unshare -n sh -exc "mkdir $tpg/np/0.0.0.0:3260"
 ln -s $lio/core/fileio_0/disk "$tpg/lun/lun_0/disk"
 echo 1 >"$tpg/np/0.0.0.0:3260/iser"

@@ -4,7 +4,7 @@
 . /siw.inc
 modprobe ib_iser
 
-# serve_disk: from a file, so that it is there again after the target was killed.
+# serve_disk: serves a file, so that its data survives a killed target.
 serve_disk() {
   host run "cat >blockmux.toml <<END
     [[volume]]
@@ -23,7 +23,7 @@ modprobe nvme_rdma
 id=00000000-0000-4000-8000-000000000001
 fails nvme connect -t rdma -a $target -s 3260 -n nqn.2026-11.test:none \
   --hostid=$id --hostnqn=nqn.2014-08.org.nvmexpress:uuid:$id
-# siw takes every reject for a reset and passes no private data on.
+# siw reports every reject as a reset and drops its private data.
 dmesg | grep 'Connect rejected: status -104'
 kernel_is_content 'Connect rejected'
 
@@ -52,7 +52,7 @@ serve_disk
 within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
 sees_writes "$disk"
 end_io
-kernel_is_content .     # a connection that is lost has much to say
+kernel_is_content .     # Linux logs every lost connection
 
 check the_same_port_serves_iscsi_at_once
 iscsiadm -m discovery -t sendtargets -p "$HOST"

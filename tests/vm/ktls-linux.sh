@@ -1,12 +1,12 @@
-# Blockmux within the guest, whose kernel is given the keys of TLS: Linux's host comes to our target, our initiator to
-# Linux's target, and OpenSSL does what neither does.
+# Blockmux in the guest, with kTLS: Linux's host with our target, our initiator with Linux's target, and OpenSSL for cases
+# that neither produces.
 . /lib.sh
 . /nvme.inc
 . /ktls.inc
 . /tlshd.inc
 
-# come_by_openssl: opens a connection to our target as host 1. What is said here is data, but of a line that begins with
-# `k`, at which OpenSSL changes its key before it sends more.
+# come_by_openssl: opens a connection to our target as host 1. Standard input is sent as data; at a line that begins with
+# `k`, OpenSSL updates its key instead.
 come_by_openssl() {
   timeout 60 openssl s_client -tls1_3 -connect 127.0.0.1:4420 -psk_identity "$(identity_of 1)" \
     -psk "$(psk_of 1)" >openssl.log 2>&1
@@ -21,7 +21,7 @@ connect_by_tls 1 127.0.0.1
 test -n "$(cat /sys/class/nvme/$controller/tls_key)"
 verified_io "$(disk_of $controller 1)"
 file_system ext4 "$(disk_of $controller 1)"
-# An admin queue and two others, at both ends.
+# Three queues, at both ends.
 test "$(counted TlsTxSw)" = 6
 test "$(grep -c 'records are made by the kernel' target.log)" = 3
 disconnect $controller
@@ -31,7 +31,7 @@ all_is_opened
 
 check a_peer_that_changes_its_key_ends_the_connection_in_words
 serve_by_tls "$KEY"
-is_refused() { grep 'the peer has changed its key of TLS, and the kernel takes no other' target.log; }
+is_refused() { grep 'the peer has updated its TLS key, and the kernel accepts no other' target.log; }
 {
   is_by_kernel
   echo k
@@ -46,7 +46,7 @@ all_is_opened
 
 check a_peer_that_says_that_it_ends_has_ended
 serve_by_tls "$KEY"
-# OpenSSL ends the connection, in order, when there is no more to say.
+# OpenSSL closes the connection regularly at the end of its input.
 is_by_kernel | come_by_openssl
 within 20 grep 'connection closed' target.log
 fails grep WARN target.log
@@ -63,11 +63,11 @@ url="nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&tls_key_file=key&tls_identity
 before=$(counted TlsTxSw)
 blockmux -vv copy --verify file:source.img "$url" 2>copy.log
 grep 'records are made by the kernel' copy.log
-# More than those of the target's end alone.
+# More than the target's connections alone.
 test $(($(counted TlsTxSw) - before)) -gt "$(grep -c 'records are made by the kernel' copy.log)"
 blockmux copy "$url" file:back.img
 cmp source.img back.img
 blockmux bench "$url" --rw randwrite --bs 16k --iodepth 16 --size 16m --verify crc32c --runs 1 --no_ceiling
-# It is told of the end of each connection.
+# The kernel logs the end of each connection.
 kernel_is_content 'TLS Alert desc 0'
 all_is_opened

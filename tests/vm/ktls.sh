@@ -1,4 +1,4 @@
-# Blockmux at both ends within the guest, by NVMe/TCP with TLS: the guest's kernel has TLS, and is given the keys.
+# Blockmux at both ends in the guest, over NVMe/TCP with TLS and kTLS.
 . /lib.sh
 . /nvme.inc
 . /ktls.inc
@@ -7,7 +7,7 @@ KEY_384=NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2L
 dd if=/dev/urandom of=source.img bs=1M count=10
 truncate -s 16M source.img
 
-# moved_by URL: all of a volume to the target and back, the same; then writes at random, which are verified.
+# moved_by URL: copies a volume to the target and back and compares, then verifies random writes.
 moved_by() {
   rm -f back.img
   blockmux copy --verify file:source.img "$1"
@@ -29,7 +29,7 @@ check the_kernel_makes_the_records_of_both_ends_by_aes_128
 serve_by_tls "$KEY"
 moved_by "$url"
 moved_by "$url&hdr_digest=on&data_digest=on"
-# As many at one end as at the other.
+# Both ends have the same number of connections.
 test "$(counted TlsTxSw)" -ge 8
 test "$(counted TlsTxSw)" = "$(counted TlsRxSw)"
 grep 'records are made by the kernel' target.log
@@ -48,7 +48,7 @@ check one_end_s_kernel_speaks_to_the_library_at_the_other
 serve_by_tls "$KEY"
 before=$(counted TlsTxSw)
 moved_by "$url&ktls=off"
-# Those of the target alone.
+# Only the target's connections.
 of_target=$(($(counted TlsTxSw) - before))
 before=$(counted TlsTxSw)
 moved_by "$url"

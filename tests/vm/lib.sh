@@ -1,12 +1,12 @@
-# What the scripts share. They run in the guest by `sh -ex`: a command that fails ends the script, and each is in the log.
+# Functions for all scripts. Scripts run in the guest with `sh -ex`: a failed command ends the script, and all are logged.
 
-# check SENTENCE: what follows, up to the next check, shows that this is so.
+# check SENTENCE: begins a test; the commands up to the next check prove the sentence.
 check() {
   kernel_is_content
   echo "@check $1"
 }
 
-# host COMMAND: has the other side do something; xtask/src/vm/host.rs lists the commands. Its status is ours.
+# host COMMAND: controls the host; xtask/src/vm/host.rs lists the commands. Returns the exit status.
 host() {
   { set +x; } 2>/dev/null
   echo "@host $(printf %s "$*" | base64 -w 0)"
@@ -15,51 +15,51 @@ host() {
   return "$status"
 }
 
-# serve ARGUMENTS: Blockmux, until `host stop target` or `host kill target`.
+# serve ARGUMENTS: starts Blockmux on the host; `host stop target` or `host kill target` ends it.
 serve() {
   host start target "blockmux serve $*"
   host until target ready
 }
 
-# fails COMMAND: succeeds if it does not; with set -e, `!` would let both pass.
+# fails COMMAND: succeeds if COMMAND fails. With set -e, `!` would accept both results.
 fails() {
   if "$@"; then
-    echo "this was to fail: $*"
+    echo "succeeded but should fail: $*"
     return 1
   fi
 }
 
-# within SECONDS COMMAND: until it succeeds.
+# within SECONDS COMMAND: repeats COMMAND until it succeeds; fails after SECONDS.
 within() {
   { set +x; } 2>/dev/null
   tenths=$(($1 * 10))
   shift
   until "$@" >/dev/null 2>&1; do
-    [ $tenths -gt 0 ] || { echo "not within time: $*"; return 1; }
+    [ $tenths -gt 0 ] || { echo "timed out: $*"; return 1; }
     tenths=$((tenths - 1))
     sleep 0.1
   done
   set -x
 }
 
-# Warnings that say nothing of a peer: that the emulated machine is slow, and that a session's first command met it as one.
+# Harmless warnings: the emulated machine is slow, and a session's first command gets a unit attention.
 slow='hrtimer: interrupt took|clocksource: |hogged CPU'
 unimportant='Power-on or device reset occurred'
 
-# kernel_is_content [PATTERN]: of what the kernel has said since it was asked last, nothing is a warning or worse, but
-# lines that match or are unimportant.
+# kernel_is_content [PATTERN]: fails if the kernel has logged a warning or an error since the last call, except lines that
+# match PATTERN and harmless ones.
 kernel_is_content() {
   { set +x; } 2>/dev/null
   dmesg -r -c >kernel
   cat kernel >>kernel.all
   if grep -E '^<[0-4]>' kernel | grep -vE "$slow|$unimportant|${1:-^$}"; then
-    echo "the kernel has complained"
+    echo "the kernel has logged a warning or an error"
     return 1
   fi
   set -x
 }
 
-# file_system TYPE DEVICE: makes one, fills it, checks it, and finds everything again that does not come from memory.
+# file_system TYPE DEVICE: creates a file system, fills and checks it, and compares its files after dropping caches.
 file_system() {
   case $1 in
     ext4) mkfs.ext4 -q -F "$2" ;;
@@ -77,7 +77,7 @@ file_system() {
   umount /mnt
 }
 
-# verified_io DEVICE [OPTIONS]: fio writes at random, and reads what it wrote, around the page cache.
+# verified_io DEVICE [OPTIONS]: fio writes random blocks and verifies them, bypassing the page cache.
 verified_io() {
   device=$1
   shift
@@ -89,7 +89,7 @@ verified_io() {
   }
 }
 
-# begin_io DEVICE [OPTIONS]: verified_io again and again, beside what follows, until `end_io`, which fails if one did.
+# begin_io DEVICE [OPTIONS]: repeats verified_io in the background until `end_io`, which fails if a run has failed.
 begin_io() {
   : >io_goes_on
   while [ -e io_goes_on ]; do verified_io "$@" --rate=,4m; done &
@@ -100,16 +100,16 @@ end_io() {
   wait $io
 }
 
-# is_zero FILE MIB: the beginning of it.
+# is_zero FILE MIB: succeeds if the first MIB of FILE are zeroes.
 is_zero() {
   [ "$(dd if="$1" bs=1M count="$2" 2>/dev/null | tr -d '\0' | wc -c)" = 0 ]
 }
 
-# sees_writes DEVICE: once some more have been done. It is how to know that I/O is under way.
+# sees_writes DEVICE: waits until further writes have completed, which shows that I/O is in progress.
 sees_writes() {
   before=$(writes "$1")
   within 60 has_more_writes "$1" || {
-    cat "/sys/block/${1#/dev/}/inflight"    # none: nobody asks for any
+    cat "/sys/block/${1#/dev/}/inflight"    # log whether I/O is in flight
     return 1
   }
 }

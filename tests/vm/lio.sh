@@ -3,7 +3,7 @@
 . /lio.inc
 target open 0
 target guarded 1
-# Each takes a line's end for a part of its value.
+# These files treat a line end as a part of the value.
 printf initiator >"$tpg/auth/userid"
 printf initiator-secret >"$tpg/auth/password"
 printf target >"$tpg/auth/userid_mutual"
@@ -43,7 +43,7 @@ host run "! blockmux info '$guarded?secret_file=wrong&$digests' 2>said
 host run "! blockmux info '$guarded?secret_file=own&mutual_user=target&mutual_secret_file=wrong&$digests' 2>said
   grep 'did not prove that it knows its own secret' said"
 kernel_is_content 'negotiation failed|do not match|mismatch|Authentication failed'
-# About an initiator that has turned away it says so up to seconds later.
+# LIO logs a disconnected initiator up to some seconds later.
 unimportant="$unimportant|iSCSI Login negotiation failed"
 
 check both_sides_prove_who_they_are_and_have_digests
@@ -78,12 +78,12 @@ mkdir "$tpg/np/$GUEST:3260"
 echo 1 >"$tpg/enable"
 host wait copy
 host run "blockmux copy '$open' file:back.img && cmp source.img back.img"
-kernel_is_content .     # a target that is taken away has much to say
+kernel_is_content .     # Linux logs the removal of a target
 
-# LIO grants what its group says, from the next login on.
+# The settings of LIO's portal group apply from the next login on.
 tpg=$lio/iscsi/$prefix:open/tpgt_1
 echo 4 >"$tpg/param/MaxConnections"
-# has_connections N: so many or more that are established.
+# has_connections N: succeeds if at least N connections are established.
 has_connections() { [ "$(ss -Htn state established sport = :3260 | wc -l)" -ge "$1" ]; }
 
 check one_session_has_four_connections
@@ -95,8 +95,8 @@ test "$(wc -w <"$tpg/dynamic_sessions")" = 1
 host wait copy
 host run "blockmux copy '$open?connections=1&max_connections=4' file:back.img && cmp source.img back.img"
 
-# No connection is lost here: when one of several is, and the session begins anew, LIO of Linux 6.12 crashes
-# (iscsit_stop_session takes a lock of a connection that it has freed).
+# The loss of a connection is not tested here: when one of several is lost and the session is reinstated, LIO of Linux 6.12
+# crashes (iscsit_stop_session locks a connection that it has freed).
 check level_2_is_agreed_on_and_everything_comes_back
 both='connections=1&max_connections=4&error_recovery_level=2&data_digest=on'
 host run "blockmux info --json '$open?$both' >info; cat info

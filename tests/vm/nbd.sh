@@ -2,13 +2,13 @@
 . /lib.sh
 unimportant='shutting down sockets'
 modprobe nbd
-# nbd-client writes its number there.
+# nbd-client writes its PID file there.
 mkdir -p /var/run
 
 serve "ram=mem:512m 'disk=file:disk.img?size=384m' --nbd $HOST:10809"
 
 check a_disk_is_connected
-# As `serve` prints it.
+# The command that `serve` prints.
 nbd-client "$HOST" /dev/nbd0 -N ram -connections 4 -timeout 10
 test "$(cat /sys/block/nbd0/size)" = $((512 << 11))
 
@@ -25,7 +25,7 @@ check a_disconnect_ends_it
 nbd-client -d /dev/nbd0
 test "$(cat /sys/block/nbd0/size)" = 0
 
-# The kernel fails what is in flight when it loses its connections. What was flushed has to be there nevertheless.
+# The kernel fails requests in flight when it loses its connections. Flushed data must be present nevertheless.
 check what_was_flushed_is_there_after_the_daemon_was_killed_and_started_again
 nbd-client "$HOST" /dev/nbd1 -N disk -connections 4 -timeout 3
 dd if=/dev/urandom of=random bs=1M count=4

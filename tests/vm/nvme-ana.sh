@@ -1,5 +1,4 @@
-# The kernel's NVMe/TCP host by two listeners of `blockmux serve`, which lead to the namespaces unequally well, and how it
-# hears of what `blockmux ctl` changes.
+# The kernel's NVMe/TCP host with two listeners of `blockmux serve` in different ANA states, which `blockmux ctl` changes.
 . /lib.sh
 . /nvme.inc
 modprobe nvme-core multipath=Y
@@ -28,7 +27,7 @@ host run "cat >blockmux.toml <<END
 END"
 serve_both() { serve "--config blockmux.toml --control unix:control --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"; }
 serve_both
-# ana_state PORT NSID: as the kernel knows it.
+# ana_state PORT NSID: prints the ANA state in the kernel.
 ana_state() {
   for path in /sys/class/nvme/nvme*/nvme*c*n*; do
     if grep -q "trsvcid=$1" "${path%/*}/address" && [ "$(cat "$path/nsid")" = "$2" ]; then
@@ -48,7 +47,7 @@ within 30 is_reached 4420 2 optimized
 within 30 is_reached 4421 2 inaccessible
 nvme ana-log "/dev/$(controller_at 4421)"
 
-# head_of NSID: the disk that all paths to it lead to, which have none of their own.
+# head_of NSID: prints the multipath disk of the namespace; its paths have no disks.
 head_of() {
   for block in /sys/block/nvme*n*; do
     if [ -b "/dev/${block##*/}" ] && [ "$(cat "$block/nsid")" = "$1" ]; then echo "/dev/${block##*/}"; fi
@@ -114,11 +113,11 @@ end_io
 kernel_is_content .
 nvme disconnect -n $NQN
 host stop target
-# A Keep Alive that was under way has failed then.
+# A Keep Alive in flight has failed.
 kernel_is_content 'keepalive RTT|nvme_keep_alive_end_io'
 
 check io_goes_on_after_the_target_has_stopped_in_order_and_was_started_again
-# It takes a while until what is under way has ended; the kernel asks for more meanwhile.
+# Commands in flight take a while to end; the kernel submits more meanwhile.
 host run "sed -i 's/mem:128m/delay:20ms:file:one.img?size=128m/' blockmux.toml"
 again="--config blockmux.toml --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"
 serve "$again"

@@ -1,4 +1,4 @@
-# The kernel's NVMe/TCP host proves who it is to `blockmux serve --nvme-tcp`, and is proved to.
+# DH-HMAC-CHAP in both directions between the kernel's NVMe/TCP host and `blockmux serve --nvme-tcp`.
 . /lib.sh
 . /nvme.inc
 modprobe nvme-core multipath=N

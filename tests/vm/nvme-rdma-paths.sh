@@ -1,5 +1,5 @@
-# NVMe/RDMA over siw, Linux's software iWARP: the kernel's host by several paths to one namespace (native multipath), over
-# RDMA alone and with TCP beside it, against `blockmux serve`.
+# NVMe/RDMA over siw, Linux's software iWARP: the kernel's host with several paths to one namespace of `blockmux serve`
+# (native multipath), over RDMA only, and over RDMA and TCP.
 . /lib.sh
 . /nvme.inc
 . /siw.inc
@@ -22,10 +22,10 @@ add_path() {
   nvme connect -t "$1" -a "$2" -s 3260 -n $NQN --hostnqn="$(name_of 1)" --hostid="$(uuid_of 1)" --nr-io-queues=1 \
     --keep-alive-tmo=5 --reconnect-delay=2 --ctrl-loss-tmo=600
 }
-# state_of ADDRESS: of the controller there.
+# state_of ADDRESS: prints the state of the controller with this address.
 state_of() { cat "$(dirname "$(grep -l "traddr=$1," /sys/class/nvme/nvme*/address)")/state"; }
 has_state() { [ "$(state_of "$1")" = "$2" ]; }
-# has_paths COUNT: so many lead to the namespace.
+# has_paths COUNT: succeeds if the namespace has COUNT live paths.
 has_paths() { [ "$(ls -d /sys/class/nvme/nvme*/nvme*c*n* | wc -l)" = "$1" ]; }
 serve_disk
 
@@ -53,7 +53,7 @@ restore_path $target
 within 60 has_state $target live
 sees_writes "$disk"
 end_io
-kernel_is_content .     # a connection that is lost has much to say
+kernel_is_content .     # Linux logs every lost connection
 
 check io_goes_on_over_tcp_when_every_path_over_rdma_is_lost
 add_path tcp "$HOST"

@@ -12,7 +12,7 @@ host run "umask 77
   echo '$own' >own
   echo '$targets' >targets"
 
-# serve_disk: from a file, so that it is there again after the target was killed.
+# serve_disk: serves a file, so that its data survives a killed target.
 serve_disk() {
   host run "cat >blockmux.toml <<END
     [[volume]]
@@ -39,7 +39,7 @@ serve_disk() {
 END"
   serve "--config blockmux.toml --nvme-tcp $HOST:3260 --nvme-tcp $HOST:3261"
 }
-# over_rdma COMMAND HOST [OPTIONS]: at the address $at.
+# over_rdma COMMAND HOST [OPTIONS]: runs nvme-cli's COMMAND as HOST with the address $at.
 at=$target
 over_rdma() {
   command=$1 nth=$2
@@ -107,7 +107,7 @@ nvme resv-release "$disk" --crkey=7 --rtype=1 --rrela=0
 
 check two_hosts_have_their_own_reservations
 first=$controller
-# Or else nvme-cli takes it for the same host.
+# Otherwise nvme-cli treats it as the same host.
 at=$other_target
 over_rdma connect 2 -n $NQN --nr-io-queues=1
 at=$target
@@ -142,7 +142,7 @@ nvme reset /dev/$controller
 within 60 is_live $controller
 sees_writes "$disk"
 end_io
-kernel_is_content .     # a connection that is lost has much to say
+kernel_is_content .     # Linux logs every lost connection
 
 check io_goes_on_after_the_target_was_killed_and_started_again
 begin_io "$disk"

@@ -1,4 +1,4 @@
-# The kernel's NVMe/TCP host comes to `blockmux serve --nvme-tcp` by TLS, and our initiator to the kernel's target.
+# TLS between the kernel's NVMe/TCP host and `blockmux serve --nvme-tcp`, and between our initiator and the kernel's target.
 . /lib.sh
 . /nvme.inc
 . /tlshd.inc
@@ -40,7 +40,7 @@ url="nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&tls_key_file=key&tls_identity
 host run "blockmux copy --verify file:source.img '$url'"
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
 host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
-# It is told of the end of each connection, and notes that.
+# The kernel logs the end of each connection.
 kernel_is_content 'TLS Alert desc 0'
 grep 'TLS Alert desc 0' kernel.all
 

@@ -1,8 +1,8 @@
 # The kernel's NVMe/TCP host, with nvme-cli, against `blockmux serve --nvme-tcp`.
 . /lib.sh
 . /nvme.inc
-# Several hosts are one kernel here: each is to have its own namespaces, and not paths to those of others. So I/O does
-# not outlive a target here; in nvme-ana.sh it does.
+# One kernel has the roles of several hosts here. Without native multipath, each has its own namespaces instead of paths to
+# those of others. So I/O does not survive a restart of the target here; in nvme-ana.sh it does.
 modprobe nvme-core multipath=N
 modprobe nvme-tcp
 
@@ -29,7 +29,7 @@ host run "cat >blockmux.toml <<END
   namespaces = { 7 = 'ram' }
   hosts = ['$(name_of 3)']
 END"
-# Other protocols, to the same volumes.
+# The volumes over other protocols.
 OTHERS="--nbd unix:nbd --iscsi $HOST:3260"
 serve "--config blockmux.toml --state state --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421 $OTHERS"
 
@@ -138,7 +138,7 @@ for reset in 1 2 3; do
   within 30 is_live $controller
 done
 end_io
-# Its own end of a queue's socket is shut while it still sends.
+# The kernel shuts down the socket of a queue while it still sends.
 kernel_is_content 'resetting controller|failed to send request -(32|104)'
 
 check a_host_may_have_digests
@@ -150,7 +150,7 @@ verified_io "$disk"
 check of_two_hosts_one_can_keep_the_other_from_writing
 one=$(disk_of $controller 1)
 first=$controller
-# Or else nvme-cli takes it for the same host.
+# Otherwise nvme-cli treats it as the same host.
 connect 2 -s 4421
 two=$(disk_of $controller 1)
 second=$controller

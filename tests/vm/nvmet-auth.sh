@@ -1,4 +1,4 @@
-# Our NVMe/TCP initiator proves who it is to nvmet-tcp, the kernel's target, and is proved to.
+# DH-HMAC-CHAP in both directions between our NVMe/TCP initiator and nvmet-tcp, the kernel's target.
 . /lib.sh
 . /nvme.inc
 . /nvmet.inc
@@ -39,4 +39,4 @@ host run "! blockmux info '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_fi
 rm "$subsystem/allowed_hosts/$(name_of 1)"
 echo 1 >"$subsystem/attr_allow_any_host"
 rmdir "$own_host"
-kernel_is_content .     # it tells of each who failed
+kernel_is_content .     # nvmet logs each failed authentication

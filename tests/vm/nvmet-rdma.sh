@@ -7,7 +7,7 @@ mount -t configfs none /sys/kernel/config
 nvmet=/sys/kernel/config/nvmet
 unimportant='siw: |nvmet_rdma: '
 
-# A disk in memory, of 32 MiB.
+# A disk of 32 MiB in memory.
 truncate -s 32M disk
 subsystem=$nvmet/subsystems/$NQN
 mkdir "$subsystem"
@@ -26,7 +26,7 @@ add_port() {
   open_port "$1"
 }
 open_port() { ln -s "$subsystem" "$nvmet/ports/$1/subsystems/$NQN"; }
-# close_port NUMBER: every connection to it ends, and nothing reaches it.
+# close_port NUMBER: ends every connection to the port and accepts no more.
 close_port() { rm "$nvmet/ports/$1/subsystems/$NQN"; }
 add_port 1 3260
 add_port 2 3261
@@ -62,7 +62,7 @@ fails host run "blockmux info '$url&ctrl_loss_tmo=0'"
 open_port 1
 host wait copy
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
-kernel_is_content .     # a target that is taken away has much to say
+kernel_is_content .     # Linux logs the removal of a target
 
 check a_copy_goes_on_by_the_other_path_when_one_is_lost
 both="nvme+rdma://$GUEST:3261,$GUEST:3262/$NQN/1?rdma=iwarp"

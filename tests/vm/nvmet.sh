@@ -37,7 +37,7 @@ fails host run "blockmux info '$url?ctrl_loss_tmo=0'"
 ln -s "$subsystem" "$port/subsystems/$NQN"
 host wait copy
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
-kernel_is_content .     # a target that is taken away has much to say
+kernel_is_content .     # Linux logs the removal of a target
 
 check io_goes_by_the_optimized_port_and_goes_on_by_the_other
 second=$nvmet/ports/2
@@ -53,7 +53,7 @@ paths="nvme+tcp://$GUEST,$GUEST:4421/$NQN/1?iopolicy=queue-depth"
 truncate -s 32M disk
 host start copy "blockmux copy --verify 'rate:bw=2m:file:source.img' '$paths'"
 within 60 has_data
-# The first is none for a while, then the second, then the first is gone altogether.
+# The first path is inaccessible for a while, then the second, then the first is removed.
 echo inaccessible >"$port/ana_groups/1/ana_state"
 sleep 1
 echo optimized >"$port/ana_groups/1/ana_state"
@@ -69,7 +69,7 @@ rm "$second/subsystems/$NQN"
 rmdir "$second"
 kernel_is_content .
 
-# From the kernel's target through our initiator, our target and to the kernel's host.
+# From the kernel's target through our initiator and our target to the kernel's host.
 check a_namespace_that_grows_is_seen_to_through_a_gateway
 serve "disk=$url --nvme-tcp $HOST:4420"
 NQN=nqn.2026-11.blockmux:disk

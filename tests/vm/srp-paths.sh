@@ -14,8 +14,8 @@ host run "cat >blockmux.toml <<END
   luns = { 0 = 'disk' }
 END"
 serve_disk() { serve "--config blockmux.toml --srp $HOST:3260 --srp $HOST:3261"; }
-# add_path ADDRESS NTH: leaves its SCSI host in $scsi_host and its disk in $disk. A path that is lost fails what is under way
-# after a second, and comes back by itself.
+# add_path ADDRESS NTH: adds a path; returns its SCSI host in $scsi_host and its disk in $disk. A lost path fails its I/O
+# after a second, and reconnects by itself.
 add_path() {
   log_in 2222222222222222 "$1" ",initiator_ext=000000000000000$2"
   scsi_host=$(hosts | tail -1)
@@ -25,13 +25,13 @@ add_path() {
   echo 1 >"$port/fast_io_fail_tmo"
   echo 2 >"$port/reconnect_delay"
 }
-# known_to_udev DISK: what udev would tell multipathd of a disk, for there is no udev here.
+# known_to_udev DISK: provides udev's data of a disk to multipathd, because the guest has no udev.
 known_to_udev() {
   mkdir -p /run/udev/data
   wwid=$(cat "/sys/block/${1#/dev/}/device/wwid")
   printf 'I:1\nE:ID_SERIAL=%s\nE:ID_WWN=%s\n' "$wwid" "$wwid" >"/run/udev/data/b$(cat "/sys/block/${1#/dev/}/dev")"
 }
-# has_paths COUNT: so many are active, of two.
+# has_paths COUNT: succeeds if COUNT of the two paths are active.
 has_paths() { [ "$(multipathd show paths format '%d %t %T' | grep -c 'active.*ready')" = "$1" ]; }
 is_lost() { ! grep -x running "/sys/class/srp_remote_ports/port-$1:1/state"; }
 is_there() { grep -x running "/sys/class/srp_remote_ports/port-$1:1/state"; }
@@ -85,7 +85,7 @@ within 60 is_there "$first"
 within 60 has_paths 2
 sees_writes "$disk"
 end_io
-kernel_is_content .     # a connection that is lost has much to say
+kernel_is_content .     # Linux logs every lost connection
 
 check io_goes_on_after_the_target_was_killed_and_started_again
 begin_io "$disk"

@@ -5,7 +5,7 @@
 modprobe -a ib_srp sd_mod
 kernel_is_content 'siw: '
 
-# serve_disk: from a file, so that it is there again after the target was killed. siw leads to this port alone.
+# serve_disk: serves a file, so that its data survives a killed target. siw forwards only this port.
 serve_disk() {
   host run "cat >blockmux.toml <<END
     [[volume]]
@@ -48,7 +48,7 @@ check a_long_request_has_a_table_of_its_ranges
 fio --name=long --filename="$disk" --rw=write --bs=4m --size=64m --direct=1 --verify=crc32c --ioengine=libaio --iodepth=4 --output-format=terse >/dev/null
 
 check a_unit_is_reset_under_io
-# Commands that a reset has aborted get no response; the kernel aborts them when their time is over.
+# Commands that a reset has aborted get no response; the kernel aborts them after their timeout.
 echo 5 >"/sys/block/${disk#/dev/}/device/timeout"
 begin_io "$disk"
 sees_writes "$disk"
@@ -87,7 +87,7 @@ serve_disk
 within 60 grep running "$port/state"
 sees_writes "$disk"
 end_io
-kernel_is_content .     # a connection that is lost has much to say
+kernel_is_content .     # Linux logs every lost connection
 
 log_out "$first"
 host stop target

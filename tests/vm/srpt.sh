@@ -4,10 +4,10 @@
 modprobe -a ib_srpt target_core_file
 mount -t configfs none /sys/kernel/config
 lio=/sys/kernel/config/target
-# It misses some of its modules, and GET LBA STATUS, which are not there; and siw and it say when a peer comes and goes.
+# LIO warns about missing modules and the missing GET LBA STATUS; siw and ib_srpt log connects and disconnects.
 unimportant='db_root: cannot open|Unable to load target_core_|Unsupported SA: 0x12|siw: |ib_srpt|rejected SRP_LOGIN_REQ'
 
-# A disk in memory, of 32 MiB.
+# A disk of 32 MiB in memory.
 truncate -s 32M disk
 mkdir -p $lio/core/fileio_0/disk
 echo "fd_dev_name=$PWD/disk,fd_dev_size=$((32 << 20))" >$lio/core/fileio_0/disk/control
@@ -15,13 +15,13 @@ echo lio0 >$lio/core/fileio_0/disk/wwn/vpd_unit_serial
 echo 1 >$lio/core/fileio_0/disk/enable
 mkdir $lio/srpt
 echo 3260 >$lio/srpt/discovery_auth/rdma_cm_port
-# A port is named by its GID, and the target port that logins name by the GUID of the first device, twice.
+# ib_srpt names a port by its GID. The target port identifier of a login is the GUID of the first device, twice.
 gid=0x$(tr -d : </sys/class/infiniband/siw0/ports/1/gids/0)
 guid=$(sed 's/^0x//' /sys/module/ib_srpt/parameters/srpt_service_guid)
 tpg=$lio/srpt/$gid/$gid
 mkdir -p "$tpg/lun/lun_0"
 ln -s $lio/core/fileio_0/disk "$tpg/lun/lun_0/disk"
-# Initiators are known by their addresses; that of ours is the gateway's.
+# ib_srpt identifies initiators by their addresses; our initiator has the gateway's.
 for address in 10.88.0.2 10.88.0.15; do
   mkdir "$tpg/acls/$address" "$tpg/acls/$address/lun_0"
   ln -s "$tpg/lun/lun_0" "$tpg/acls/$address/lun_0/lun"
@@ -66,4 +66,4 @@ fails host run "blockmux info '$url&reconnect=0s'"
 echo 1 >"$tpg/enable"
 host wait copy
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
-kernel_is_content .     # a target port that is disabled has much to say
+kernel_is_content .     # Linux logs the disabling of a target port

@@ -1,11 +1,12 @@
-//! Continuous integration: a list of steps, one line for each, and what the tests said at the end.
+//! Continuous integration: runs a list of steps, prints one line for each, and ends with the
+//! summaries of the tests.
 //!
 //! ```text
 //!   format ─▶ clippy ─▶ tidy ─▶ build ─┬▶ programs ───────────────┬▶ kernel
 //!                                      └▶ tests ─▶ docs ─▶ fuzz ──┘
 //! ```
-//! The tests in `programs` are of `blockmux` among other programs, and mostly wait for those: what
-//! takes processors goes beside them.
+//! The tests in `programs` run `blockmux` with other programs and mostly wait for them, so steps
+//! that use much CPU time run in parallel with them.
 
 use crate::process::{cargo, succeed};
 use crate::programs::{self, Program};
@@ -16,7 +17,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Runs every step, the ones after a failure too: one run shows all there is to mend.
+/// Runs every step, also after a failure, so that one run shows all failures.
 ///
 /// # Errors
 /// If a step failed.
@@ -43,10 +44,10 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     report.end()
 }
 
-/// What has been found so far, of steps that may go beside each other.
+/// Results of the steps so far; steps may run in parallel.
 struct Report {
     started: Instant,
-    /// A line for each step under way, where standard error is a terminal.
+    /// A line for each running step, if standard error is a terminal.
     under_way: MultiProgress,
     found: Mutex<Found>,
 }
@@ -64,7 +65,7 @@ impl Report {
         Report { started: Instant::now(), under_way: MultiProgress::new(), found: Mutex::default() }
     }
 
-    /// Does a step and says how it went; `again` is what a developer types to do that step alone.
+    /// Runs a step and prints its result. `again` is the command that runs only this step.
     fn step(&self, name: &'static str, again: &str, run: impl FnOnce() -> Result<Vec<String>>) {
         let line = self.under_way.add(ProgressBar::new_spinner().with_prefix(name));
         if let Ok(style) = ProgressStyle::with_template("{prefix:<10}{spinner} {elapsed}") {
@@ -89,11 +90,11 @@ impl Report {
         });
     }
 
-    /// Prints what the steps left to be said.
+    /// Prints the remarks and the overall result.
     fn end(self) -> Result<()> {
         let Found { steps, failed, mut remarks } =
             self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
-        // What the tests said comes last.
+        // The summaries of tests come last.
         remarks.sort_by_key(|line: &String| line.starts_with(RESULT));
         println!();
         remarks.iter().for_each(|line| println!("{line}"));
@@ -106,16 +107,16 @@ impl Report {
     }
 }
 
-/// The test program whose tests are of whole programs.
+/// The test program that tests whole programs.
 const WAITING: &str = "cli";
 
-/// Of the tests with the Linux kernel the ones that have to hold each time: see
+/// Runs the tests with the Linux kernel that are part of every run: see
 /// `docs/decisions/0023-one-script-of-the-kernels-in-ci.md`.
 fn kernel(root: &Path) -> Result<Vec<String>> {
     vm::run(root, &["iscsi".to_owned()], &mut |_| {})
 }
 
-/// For all targets together.
+/// Fuzzing time of all targets together, in seconds.
 const FUZZ_SECONDS: u64 = 30;
 
 fn format(root: &Path) -> Result<Vec<String>> {
@@ -139,7 +140,7 @@ fn tidy(root: &Path) -> Result<Vec<String>> {
 }
 
 fn tests(root: &Path, programs: &[Program]) -> Result<Vec<String>> {
-    // Examples in the documentation are run though a program has failed.
+    // Examples in the documentation run even after a failed program.
     let said = programs::run(programs);
     let examples = succeed(&mut cargo(root, "test --workspace --no-fail-fast --doc"));
     Ok(summary(&(said? + &examples?)))
@@ -150,8 +151,8 @@ fn docs(root: &Path) -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// The summary line of every test program that had tests, in cargo's own words, and why tests were
-/// skipped: a test that cannot run prints one line, which begins with [`SKIPPED`].
+/// Cargo's summary line of every test program that has tests, and the reasons of skipped tests: a
+/// test that cannot run prints one line, which begins with [`SKIPPED`].
 fn summary(text: &str) -> Vec<String> {
     let mut skipped: Vec<&str> = text.lines().filter(|line| line.starts_with(SKIPPED)).collect();
     skipped.sort_unstable();

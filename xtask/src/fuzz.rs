@@ -1,5 +1,5 @@
-//! Fuzzing: libFuzzer where a nightly compiler and a C++ compiler are installed, else a mutator on
-//! the stable one.
+//! Fuzzing with libFuzzer if a nightly toolchain and a C++ compiler are installed, otherwise with a
+//! mutator on the stable toolchain.
 
 use crate::process::{cargo, find, output, succeed, target_directory};
 use anyhow::{Context, Result, bail};
@@ -18,7 +18,7 @@ pub(crate) fn run(root: &Path, seconds: u64, target: Option<&str>) -> Result<Vec
     targets.iter().map(|target| fuzzer.run(root, target, share)).collect()
 }
 
-/// The names of all targets: each has a corpus, and a test of `fuzz/targets` sees to it.
+/// The names of all targets. Each has a corpus, which a test of `fuzz/targets` checks.
 fn targets(root: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(root.join("fuzz/corpus")).context("fuzz/corpus")? {
@@ -39,7 +39,7 @@ fn chosen(targets: Vec<String>, name: Option<&str>) -> Result<Vec<String>> {
 enum Fuzzer {
     /// The program of `fuzz/`.
     LibFuzzer(PathBuf),
-    /// The program of `fuzz/targets/`, and why it has to do.
+    /// The program of `fuzz/targets/`, and the reason why libFuzzer cannot be used.
     Smoke(PathBuf, &'static str),
 }
 
@@ -82,7 +82,7 @@ impl Fuzzer {
     }
 }
 
-/// Why libFuzzer cannot be built here, if so.
+/// The reason why libFuzzer cannot be built here, if there is one.
 fn obstacle() -> Option<&'static str> {
     let toolchains = succeed(Command::new("rustup").args(["toolchain", "list"])).unwrap_or_default();
     if !toolchains.lines().any(|line| line.starts_with("nightly")) {
@@ -94,7 +94,7 @@ fn obstacle() -> Option<&'static str> {
     }
 }
 
-/// Builds as cargo-fuzz would, so that nobody has to build cargo-fuzz first.
+/// Builds as cargo-fuzz does, so that cargo-fuzz is not needed.
 fn build_libfuzzer(root: &Path) -> Result<PathBuf> {
     let host = succeed(Command::new("rustup").args(["run", "nightly", "rustc", "--print", "host-tuple"]))?;
     let host = host.trim();
@@ -115,13 +115,13 @@ fn build_smoke(root: &Path) -> Result<PathBuf> {
     Ok(target_directory(root).join("debug/smoke"))
 }
 
-/// How many inputs libFuzzer says that it ran.
+/// Number of inputs that libFuzzer has run, from its output.
 fn executed(text: &str) -> String {
     let runs = text.lines().rev().find_map(|line| line.strip_prefix("Done ")?.split(' ').next());
     format!("{} inputs", runs.unwrap_or("unknown"))
 }
 
-/// Coverage as libFuzzer wants it, and AddressSanitizer for the unsafe code below.
+/// Compiler flags for libFuzzer's coverage, and for AddressSanitizer, which checks unsafe code.
 const FLAGS: &[&str] = &[
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -134,15 +134,14 @@ const FLAGS: &[&str] = &[
     "--cfg=fuzzing",
 ];
 
-/// An input that takes longer than this many seconds, or more than this many MiB, is a fault: a
-/// peer's bytes neither hang a session nor make it allocate without bound. A busy machine takes its
-/// time, so there is plenty.
+/// Limits of time in seconds and of memory in MiB for one input. An input beyond them is a bug,
+/// because a peer's bytes must neither hang a session nor make it allocate without bound. The time
+/// is generous, because the machine may be busy.
 const LIMITS: &[&str] = &["-timeout=30", "-malloc_limit_mb=64", "-max_len=4096", "-print_final_stats=0"];
 const MOST_MEMORY_MIB: u64 = 1024;
 
-/// The most memory that this program has had. libFuzzer looks at its own peak, which for Linux
-/// begins with that of whoever has started it (`ru_maxrss`), and the step that makes a guest's disk
-/// may have had much.
+/// Peak memory of this program, in MiB. libFuzzer checks its own peak (`ru_maxrss`), which in Linux
+/// begins with that of the parent process, and an earlier step may have used much memory.
 fn own_peak_mib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

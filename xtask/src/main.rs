@@ -1,4 +1,4 @@
-//! What this repository does to itself: `cargo xtask ci`, and each of its parts alone.
+//! Development tasks of this repository: `cargo xtask ci`, and each of its parts.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to a terminal")]
 
 mod ci;
@@ -25,18 +25,18 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Everything that must hold: format, lints, tidy, tests, docs, and half a minute of fuzzing
+    /// All checks and tests: format, lints, tidy, tests, docs, and half a minute of fuzzing
     Ci,
-    /// The rules of this repository that no compiler knows
+    /// Checks the rules of this repository that the compiler does not check
     Tidy,
-    /// Installs the programs that interop tests run against, if this is Debian and we are root
+    /// Installs the programs that interop tests run against (Debian, as root)
     InstallPeers,
-    /// Tests with the Linux kernel as the peer, which runs emulated
+    /// Runs tests with the Linux kernel as the peer, in QEMU
     Vm {
-        /// Scripts of tests/vm; all if none is named
+        /// Scripts of tests/vm [default: all]
         scripts: Vec<String>,
     },
-    /// Measures Blockmux beside the programs that people use today
+    /// Compares Blockmux with other implementations
     Peers {
         #[command(subcommand)]
         protocol: peers::Protocols,
@@ -45,12 +45,12 @@ enum Task {
     Package,
     /// Makes the pages of docs/results from the measurements in docs/results/data
     Results,
-    /// Fuzzes one target, or each for its share of the time
+    /// Fuzzes one target, or all targets for an equal share of the time
     Fuzz {
-        /// How long, in all
+        /// Total time in seconds
         #[arg(long, default_value_t = 60)]
         seconds: u64,
-        /// A directory of fuzz/corpus
+        /// Name of a target, which is a directory of fuzz/corpus [default: all]
         target: Option<String>,
     },
 }
@@ -97,7 +97,7 @@ fn run(task: Task, root: &Path) -> Result<()> {
     }
 }
 
-/// The repository's root: where this package was built from.
+/// The root of the repository from which this program was built.
 fn repository() -> &'static Path {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.parent().unwrap_or(package)

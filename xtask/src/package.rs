@@ -17,7 +17,7 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf> {
     succeed(&mut cargo(root, "build --release --locked --package blockmux"))?;
     let target = target_directory(root);
     let program = target.join("release/blockmux");
-    // The paths that `[package.metadata.deb]` of crates/blockmux/Cargo.toml names.
+    // These are the paths in `[package.metadata.deb]` of crates/blockmux/Cargo.toml.
     let parts = root.join("target/package");
     fs::create_dir_all(&parts).with_context(|| parts.display().to_string())?;
     succeed(Command::new(&program).arg("man-pages").arg(parts.join("man")))?;

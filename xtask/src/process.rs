@@ -47,7 +47,7 @@ pub(crate) fn cargo(root: &Path, arguments: &str) -> Command {
     command
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's target directory.
 pub(crate) fn target_directory(root: &Path) -> PathBuf {
     root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }

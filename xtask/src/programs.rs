@@ -55,7 +55,7 @@ pub(crate) fn run(programs: &[Program]) -> Result<String> {
     }
     let (mut said, mut complaints) = (String::new(), String::new());
     for program in programs {
-        // Prints the output of passing tests, too, because skipped ones say why there.
+        // Prints the output of passing tests as well, because it has the reasons of skipped tests.
         let mut command = Command::new(&program.path);
         command.arg("--show-output").current_dir(&program.directory);
         let output = output(&mut command).with_context(|| program.name.clone())?;

@@ -1,8 +1,7 @@
 //! The pages of `docs/results/`, made from the measurements in `docs/results/data/`.
 //!
-//! A data file has one comparison: where, when and how it was measured, and for each job and client
-//! what each server reached. `cargo xtask results` writes the pages; tidy checks that they are up
-//! to date.
+//! A data file has one comparison: machine, date and method, and the result of each server for each
+//! job and client. `cargo xtask results` writes the pages; tidy checks that they are up to date.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -11,7 +10,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-/// Writes the pages; returns how many.
+/// Writes the pages; returns their number.
 ///
 /// # Errors
 /// If a data file is malformed, or something cannot be read or written.
@@ -29,7 +28,7 @@ pub(crate) fn write(root: &Path) -> Result<usize> {
     Ok(pages.len())
 }
 
-/// The pages of these data files, both by path.
+/// Generates the pages of these data files. Keys are paths.
 ///
 /// # Errors
 /// If a data file is malformed.
@@ -128,7 +127,7 @@ fn list<'a>(value: &'a Value, key: &str) -> Result<&'a Vec<Value>> {
     value[key].as_array().with_context(|| format!("`{key}` is no list"))
 }
 
-/// The name of each figure in a data file, its title, and by what it is divided.
+/// Each figure: its key in a data file, its title, and the divisor of its values.
 const FIGURES: [(&str, &str, f64); 5] = [
     ("iops", "Thousands of IOPS, and half the range of the runs", 1000.0),
     ("of_best_peer", "IOPS, as a multiple of the best other server's", 1.0),

@@ -1,4 +1,4 @@
-//! `blockmux completions` and `blockmux man-pages`: made from the command line itself.
+//! `blockmux completions` and `blockmux man-pages`: generated from the command line definition.
 
 use crate::failure::Failure;
 use crate::output::print;
@@ -19,7 +19,7 @@ pub(crate) struct ManPagesArgs {
     directory: PathBuf,
 }
 
-/// Prints the script that has a shell complete `blockmux`.
+/// Prints the completion script of a shell.
 pub(crate) fn complete(args: &CompletionsArgs, mut command: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "blockmux", &mut script);
@@ -29,7 +29,7 @@ pub(crate) fn complete(args: &CompletionsArgs, mut command: Command) -> Result<(
 /// Writes `blockmux.1` and a page for each subcommand, such as `blockmux-ctl-resize.1`.
 ///
 /// # Errors
-/// If the directory cannot be made or written.
+/// If the directory cannot be created or written.
 pub(crate) fn write_pages(args: &ManPagesArgs, command: Command) -> Result<(), Failure> {
     let directory = &args.directory;
     std::fs::create_dir_all(directory)

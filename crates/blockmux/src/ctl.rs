@@ -1,7 +1,7 @@
-//! `blockmux ctl`: asks a running daemon by its HTTP API.
+//! `blockmux ctl`: controls a running daemon over its HTTP API.
 //!
-//! [`Request`] and [`Answer`] are what the daemon's `serve/control.rs` takes and gives; `routes`
-//! has the HTTP request of each.
+//! [`Request`] and [`Answer`] are shared with the daemon's `serve/control.rs`; `routes` maps them
+//! to HTTP requests and responses.
 
 mod actions;
 mod fragment;
@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
-/// Which daemon, and what to do.
+/// Arguments of `blockmux ctl`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CtlArgs {
@@ -48,30 +48,30 @@ pub(crate) struct CtlArgs {
     request: Request,
 }
 
-/// What is asked of a daemon, on the command line and by its API.
+/// A command to a daemon, from the command line or the API.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub(crate) enum Request {
     /// Show volumes, clients and I/O counters
     Status,
-    /// Show who is logged in, since when, with I/O counters
+    /// Show logged-in sessions with their start times and I/O counters
     Sessions,
     /// Resize a volume and notify its clients
     Resize {
         /// Name of the volume
         name: String,
-        /// As 10g [default: the size that the file or device has now]
+        /// New size, as 10g [default: the current size of the file or device]
         #[arg(value_parser = parse_size)]
         size: Option<u64>,
     },
-    /// Export one more volume
+    /// Export a new volume
     Add {
-        /// As for serve; paths are the daemon's
+        /// Volume, as for serve; paths are those of the daemon
         #[arg(value_name = "[NAME=]VOLUME")]
         volume: String,
         /// Refuse writes
         #[arg(long)]
         read_only: bool,
-        /// Shown by discovery
+        /// Description that discovery shows
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         description: String,
         /// Protocols that export it [default: all, or none if a target restricts it]
@@ -102,66 +102,67 @@ pub(crate) enum Request {
         /// NSID or LUN
         number: u32,
     },
-    /// Load the daemon's config file again and apply what is different
+    /// Load the daemon's config file again and apply its changes
     Reload,
-    /// Show what reload would change, and whom it would affect
+    /// Show the changes that reload would make, and the sessions they would affect
     Diff,
-    /// Print what runs as a config file
+    /// Print the running config as a config file
     Export,
-    /// Add and change what a part of a config file names; keep everything else
+    /// Apply a config fragment: add and change its entries, keep everything else
     Apply {
         /// TOML file; - for standard input
         #[arg(value_name = "FILE", value_parser = fragment::read)]
         fragment: Fragment,
     },
-    /// Write what runs into the daemon's config file; keep comments
+    /// Write the running config into the daemon's config file; keep comments
     Save,
-    /// Show the log's levels, or change them until the daemon stops
+    /// Show log levels, or change them until the daemon stops
     Log {
         /// Levels by area, as for --log
         #[arg(value_name = "AREA=LEVEL,...", value_parser = checked_levels)]
         levels: Option<String>,
     },
-    /// What one protocol alone knows.
+    /// A protocol-specific command.
     #[command(flatten)]
     Change(Change),
 }
 
-/// What it answers.
+/// The daemon's answer to a [`Request`].
 #[derive(Debug)]
 pub(crate) enum Answer {
     Status(Status),
     Sessions(Vec<SessionStatus>),
-    /// The size in bytes that the volume has now.
+    /// The new size of a volume, in bytes.
     Resized {
         size: u64,
     },
-    /// What the volume is called, and how it is reached.
+    /// The name and the URLs of a new volume.
     Added {
         name: String,
         urls: Vec<String>,
-        /// Protocols that are to serve it and have no listener.
-        unheard: Vec<String>,
+        /// Protocols in the volume's `protocols` that have no listener.
+        without_listener: Vec<String>,
     },
-    /// The log's areas, each with its level.
+    /// Log levels by area.
     Levels(BTreeMap<String, String>),
-    /// NSID or LUN.
+    /// The NSID or LUN of an attached volume.
     Attached {
         number: u32,
     },
-    /// What was changed, or would be.
+    /// Changes of a config that were made or would be made.
     Plan(PlanReport),
-    /// A config file.
+    /// The text of a config file.
     Text(String),
-    /// What was answered, and what there is to say about it.
+    /// An answer with a note for the user.
     Noted {
         answer: Box<Answer>,
         note: String,
     },
-    /// What there is to say when it is done.
-    Said(String),
+    /// Success with a message for the user.
+    Message(String),
+    /// Success.
     Done,
-    /// Why it was not done, and what to do.
+    /// Failure.
     Failed(ApiError),
 }
 
@@ -172,8 +173,8 @@ impl Answer {
             Answer::Status(status) => json!(status),
             Answer::Sessions(sessions) => json!(sessions),
             Answer::Resized { size } => json!({ "size": size }),
-            Answer::Added { name, urls, unheard } => {
-                json!({ "name": name, "urls": urls, "protocols_without_listener": unheard })
+            Answer::Added { name, urls, without_listener } => {
+                json!({ "name": name, "urls": urls, "protocols_without_listener": without_listener })
             }
             Answer::Levels(levels) => json!(levels),
             Answer::Attached { number } => json!({ "number": number }),
@@ -186,65 +187,65 @@ impl Answer {
                 });
                 body
             }
-            Answer::Said(text) => json!({ "message": text }),
+            Answer::Message(text) => json!({ "message": text }),
             Answer::Done => json!({}),
             Answer::Failed(error) => json!(ErrorBody { error: error.clone() }),
         }
     }
 }
 
-/// What a daemon does.
+/// Connections and volumes of a daemon.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Status {
     pub(crate) connections: usize,
-    /// How many there may be.
+    /// Maximum number of connections.
     pub(crate) max_connections: usize,
-    /// How many are over whose I/O has not ended; they are none of those that are open.
+    /// Lost connections whose I/O has not ended; they are not counted in `connections`.
     pub(crate) gone: usize,
-    /// By protocol; those without connections of their own are left out.
+    /// Protocols that have connections.
     pub(crate) protocols: Vec<ProtocolStatus>,
     pub(crate) volumes: Vec<VolumeStatus>,
 }
 
-/// One protocol that a daemon listens for.
+/// A protocol that a daemon serves.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ProtocolStatus {
     pub(crate) name: String,
     pub(crate) connections: usize,
 }
 
-/// One volume that a daemon serves, and what has been done on it since.
+/// An exported volume and its I/O counters since it was exported.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct VolumeStatus {
     pub(crate) name: String,
     /// In bytes.
     pub(crate) size: u64,
     pub(crate) read_only: bool,
-    /// Connections that have used it and are there.
+    /// Open connections that use the volume.
     pub(crate) users: u64,
-    /// Connections that are over, and their I/O on it is not.
+    /// Lost connections whose I/O on the volume has not ended.
     pub(crate) gone: usize,
     #[serde(flatten)]
     pub(crate) traffic: TrafficStatus,
-    /// If somebody has registered or reserved.
+    /// Present if an initiator or host is registered or holds a reservation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reservation: Option<ReservationStatus>,
-    /// Of a remote volume: sessions that were opened after another was lost.
+    /// Reconnects of a remote volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reconnects: Option<u64>,
-    /// Of a RAM volume whose memory is faulted in ahead of use.
+    /// Present for a RAM volume that is populated ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) populated: Option<PopulatedStatus>,
 }
 
-/// What was done on a volume, or over a connection.
+/// I/O counters of a volume or a session.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub(crate) struct TrafficStatus {
     reads: u64,
     read_bytes: u64,
     writes: u64,
     written_bytes: u64,
-    /// Flushes, discards, zeroing and all else.
+    /// Flushes, discards, zeroing and all other requests.
     others: u64,
     failed: u64,
 }
@@ -257,17 +258,17 @@ impl From<VolumeTraffic> for TrafficStatus {
 }
 
 impl TrafficStatus {
-    /// Requests of all kinds.
+    /// Number of requests of all kinds.
     pub(crate) fn requests(&self) -> u64 {
         self.reads + self.writes + self.others
     }
 
-    /// Bytes that reads asked for and writes brought.
+    /// Number of bytes read and written.
     pub(crate) fn bytes(&self) -> u64 {
         self.read_bytes + self.written_bytes
     }
 
-    /// Requests that failed.
+    /// Number of failed requests.
     pub(crate) fn failed(&self) -> u64 {
         self.failed
     }
@@ -281,8 +282,8 @@ impl TrafficStatus {
         self.failed += more.failed;
     }
 
-    /// A line for each kind, with values from column `at` on.
-    fn in_words(&self, at: usize) -> [String; 4] {
+    /// A line for each counter; values begin at column `at`.
+    fn lines(&self, at: usize) -> [String; 4] {
         let moved = |count: u64, bytes: u64| format!("{count} ({})", human_size(bytes));
         [
             ("reads", moved(self.reads, self.read_bytes)),
@@ -297,25 +298,25 @@ impl TrafficStatus {
 /// Reservations of a volume.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ReservationStatus {
-    /// Registrations of initiators and hosts.
+    /// Number of registered initiators and hosts.
     pub(crate) registrants: usize,
-    /// Somebody holds a reservation.
+    /// An initiator or host holds a reservation.
     pub(crate) reserved: bool,
 }
 
-/// How far a RAM volume's memory is faulted in, in bytes.
+/// Populated memory of a RAM volume, in bytes.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PopulatedStatus {
     pub(crate) bytes: u64,
     pub(crate) of: u64,
 }
 
-/// Checks levels where they are written; they travel as text.
+/// Validates log levels; they are sent as text.
 fn checked_levels(text: &str) -> Result<String, String> {
     text.parse::<Levels>().map(|_| text.to_owned())
 }
 
-/// Asks the daemon, and shows what it answers.
+/// Sends the command to the daemon and prints its answer.
 pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     let client = client(&args.address, args.token_file.as_deref())?;
     let mut answer = actions::ask(&client, &args.request)?;
@@ -329,18 +330,18 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         (Answer::Resized { size }, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
-        (Answer::Added { name, urls, unheard }, Request::Add { .. }) => {
+        (Answer::Added { name, urls, without_listener }, Request::Add { .. }) => {
             let lines = urls.iter().map(|url| format!("\n  {}", printable(&shell_word(url))));
             print(format_args!("{}{}", printable(&name), lines.collect::<String>()))?;
             if urls.is_empty() {
                 tracing::warn!(
-                    "{name} is served by nobody yet: attach it to a target, or add it with --protocols"
+                    "{name} is not exported yet: attach it to a target, or add it with --protocols"
                 );
             }
-            if !unheard.is_empty() {
-                let unheard = printable(&unheard.join(", ")).to_string();
+            if !without_listener.is_empty() {
+                let protocols = printable(&without_listener.join(", ")).to_string();
                 tracing::warn!(
-                    "not served over {unheard}: the daemon has no listener for it; start it with one"
+                    "not exported over {protocols}: the daemon has no listener for it; start the daemon with one"
                 );
             }
             Ok(())
@@ -348,24 +349,24 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         (Answer::Attached { number }, Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(target)))
         }
-        (Answer::Plan(report), _) => print(plan::in_words(&report)),
+        (Answer::Plan(report), _) => print(plan::text(&report)),
         (Answer::Text(text), _) => print(text.trim_end()),
         (Answer::Levels(levels), Request::Log { .. }) => {
             let lines: Vec<_> = levels.iter().map(|(area, level)| format!("{area:<10} {level}")).collect();
             print(lines.join("\n"))
         }
-        (Answer::Said(text), _) => print(printable(&text)),
+        (Answer::Message(text), _) => print(printable(&text)),
         (Answer::Done, _) => Ok(()),
-        (Answer::Status(status), Request::Status) => print(in_words(&status)),
-        (Answer::Sessions(sessions), Request::Sessions) => print(sessions::in_words(sessions)),
-        _ => Err(Failure::run("the daemon has answered something else; it may be of another version")),
+        (Answer::Status(status), Request::Status) => print(status_text(&status)),
+        (Answer::Sessions(sessions), Request::Sessions) => print(sessions::text(sessions)),
+        _ => Err(Failure::run("unexpected answer of the daemon; it may have another version")),
     }
 }
 
-/// A client of the daemon at that address.
+/// A client of the daemon at this address.
 ///
 /// # Errors
-/// If the token's file cannot be read, or is for somebody else's eyes, too.
+/// If the token file cannot be read, others can read it, or a token is missing.
 pub(crate) fn client(address: &ApiAddress, token_file: Option<&Path>) -> Result<Client, Failure> {
     let token = token_file.map(|path| secret::read("--token-file", path, api_token)).transpose()?;
     if token.is_none() && matches!(address, ApiAddress::Tcp(_)) {
@@ -376,29 +377,30 @@ pub(crate) fn client(address: &ApiAddress, token_file: Option<&Path>) -> Result<
     Ok(Client::new(address.clone(), token))
 }
 
-/// The token that a line of a file holds.
+/// Parses a token, which is the line of a file.
 ///
 /// # Errors
-/// If it cannot stand in a header.
+/// If it has characters that are not allowed in an HTTP header.
 pub(crate) fn api_token(line: &[u8]) -> Result<Zeroizing<String>, &'static str> {
     let is_plain = line.iter().all(u8::is_ascii_graphic);
     let text = std::str::from_utf8(line).ok().filter(|_| is_plain);
-    text.map(|text| Zeroizing::new(text.to_owned()))
-        .ok_or("a token is letters, digits and signs without spaces; `openssl rand -hex 32` makes one")
+    text.map(|text| Zeroizing::new(text.to_owned())).ok_or(
+        "is not a token, which has ASCII characters without spaces; create one with `openssl rand -hex 32`",
+    )
 }
 
-fn in_words(status: &Status) -> String {
+fn status_text(status: &Status) -> String {
     let mut lines = vec![format!("connections  {} of {}", status.connections, status.max_connections)];
     let of_protocol =
         |ProtocolStatus { name, connections }: &ProtocolStatus| format!("  {name}  {connections}");
     lines.extend(status.protocols.iter().map(of_protocol));
-    lines.extend(of_gone("", status.gone));
+    lines.extend(lost_connections("", status.gone));
     for volume in &status.volumes {
         let read_only = if volume.read_only { "  read-only" } else { "" };
         lines.push(format!("{}  {}{read_only}", printable(&volume.name), both_sizes(volume.size)));
         lines.push(format!("  connections  {}", volume.users));
-        lines.extend(of_gone("  ", volume.gone));
-        lines.extend(volume.traffic.in_words(15));
+        lines.extend(lost_connections("  ", volume.gone));
+        lines.extend(volume.traffic.lines(15));
         if let Some(ReservationStatus { registrants, reserved }) = &volume.reservation {
             let held = if *reserved { ", reserved" } else { "" };
             lines.push(format!("  registered   {registrants}{held}"));
@@ -413,15 +415,15 @@ fn in_words(status: &Status) -> String {
     lines.join("\n")
 }
 
-/// A line for connections that are over before their I/O; there seldom are any.
-fn of_gone(indent: &str, gone: usize) -> Option<String> {
-    (gone > 0).then(|| format!("{indent}gone         {gone}, with I/O that has not ended"))
+/// A line about lost connections whose I/O has not ended; `None` if there are none.
+fn lost_connections(indent: &str, count: usize) -> Option<String> {
+    (count > 0).then(|| format!("{indent}lost         {count}, with I/O that has not ended"))
 }
 
 const EXAMPLES: &str = "\
-Changes last until the daemon stops; put what should stay into its config file.
-I/O on a removed volume fails; what was written before is flushed. Secrets are
-read from files by the daemon.
+Changes last until the daemon stops; `ctl save` writes them into its config
+file. I/O on a removed volume fails, and the volume is flushed. The daemon reads
+secret files, so their paths are those of the daemon.
 
 Examples:
   blockmux serve mem:1g --control unix:/run/user/1000/blockmux.sock

@@ -38,13 +38,13 @@ impl DataKey {
         Some(of_device(Path::new(SYSFS), metadata.rdev(), 0).unwrap_or_else(by_path))
     }
 
-    /// The key of a remote volume. `place` distinguishes it from other volumes of its server,
+    /// The key of a remote volume. `volume_key` distinguishes it from other volumes of its server,
     /// because carelessly configured servers report the same identifiers.
-    pub(crate) fn of_remote(volume: &dyn Volume, place: &str) -> DataKey {
+    pub(crate) fn of_remote(volume: &dyn Volume, volume_key: &str) -> DataKey {
         let designator = volume.designator().unwrap_or_default();
         // Two gateways to one server share no reservations, so they are one disk only if their
         // configs say so.
-        DataKey { text: format!("remote {designator} {place}"), is_unique: false }
+        DataKey { text: format!("remote {designator} {volume_key}"), is_unique: false }
     }
 
     /// The key of a slice: another disk than the whole, and the same one when its length changes.
@@ -91,7 +91,7 @@ fn of_device(sysfs: &Path, number: u64, depth: u32) -> Option<DataKey> {
     }
     if let Some(file) = read("loop/backing_file") {
         let path = PathBuf::from(file);
-        let metadata = fs::metadata(&path).ok().filter(|_| depth < MOST_NESTED)?;
+        let metadata = fs::metadata(&path).ok().filter(|_| depth < MAX_NESTED)?;
         let DataKey { text, is_unique } = of_inode(&path, &metadata, depth + 1)?;
         let offset = read("loop/offset").unwrap_or_default();
         return Some(DataKey { text: format!("{text}, from {offset}"), is_unique });
@@ -123,7 +123,7 @@ fn read(path: &Path) -> Option<String> {
 
 const SYSFS: &str = "/sys/dev/block";
 /// The maximum depth of nested loop devices.
-const MOST_NESTED: u32 = 4;
+const MAX_NESTED: u32 = 4;
 
 #[cfg(test)]
 mod tests {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_keeps_its_key_under_another_name_and_its_copy_has_another() {
+    fn a_renamed_file_keeps_its_key_and_a_copy_has_another_key() {
         let folder = tempfile::tempdir().unwrap();
         let [first, link, moved, copy] = ["a", "link", "moved", "copy"].map(|name| folder.path().join(name));
         fs::write(&first, [1; 512]).unwrap();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_known_by_what_its_maker_calls_it_and_its_partition_by_where_it_begins() {
+    fn the_key_of_a_device_is_its_wwid_and_that_of_a_partition_has_its_start() {
         let key = |attributes: &[(&str, &str)], small| {
             let key = of_device(sysfs(attributes).path(), makedev(8, small), 0);
             key.map(|DataKey { text, is_unique }| (text, is_unique))
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_device_is_known_by_its_file() {
+    fn the_key_of_a_loop_device_is_that_of_its_file() {
         let image = tempfile::NamedTempFile::new().unwrap();
         let backing = image.path().display().to_string();
         let root = sysfs(&[("8:16/loop/backing_file", &backing), ("8:16/loop/offset", "512\n")]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stripe_is_known_by_its_members_in_their_order() {
+    fn the_key_of_a_stripe_has_its_members_in_order() {
         let key = |text: &str| Some(DataKey { text: text.to_owned(), is_unique: text != "c" });
         let stripe = |members: &[&str]| {
             let members: Vec<_> = members.iter().map(|text| key(text)).collect();

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output::{print, printable};
-use crate::protocol::FoundExport;
+use crate::protocol::DiscoveredExport;
 use crate::reach;
 use blockmux_volume::units::human_size;
 use tracing::warn;
@@ -37,8 +37,8 @@ pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
 }
 
 /// Formats an export. If the size is unknown, the description may say why.
-fn line(export: &FoundExport) -> String {
-    let FoundExport { url, description, size, .. } = export;
+fn line(export: &DiscoveredExport) -> String {
+    let DiscoveredExport { url, description, size, .. } = export;
     match size.map(human_size) {
         Some(size) => format!("{url}  {size}  {description}").trim_end().to_owned(),
         None if description.is_empty() => format!("{url}  size unknown"),

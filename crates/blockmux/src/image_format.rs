@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_format_is_told_by_its_magic_and_a_disk_is_none() {
+    fn each_format_is_detected_by_its_magic_and_a_raw_disk_has_none() {
         for (format, offset, magic) in FORMATS {
             let start = [vec![0; offset], magic.to_vec()].concat();
             assert_eq!(name(&start), Some(format));

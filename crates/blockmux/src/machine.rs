@@ -86,7 +86,7 @@ pub(crate) fn own_addresses(is_v4: bool) -> Vec<IpAddr> {
     let first = towards_others(is_v4).filter(|first| all.contains(first));
     all.sort_by_key(|address| (Some(*address) != first, *address));
     all.dedup();
-    all.truncate(MOST_ADDRESSES);
+    all.truncate(MAX_ADDRESSES);
     all
 }
 
@@ -122,7 +122,7 @@ fn local_v6(list: &str) -> Vec<IpAddr> {
 }
 
 /// The maximum number of addresses; a machine with more has them for its containers.
-const MOST_ADDRESSES: usize = 8;
+const MAX_ADDRESSES: usize = 8;
 
 /// Reads a system file; empty if it does not exist.
 fn read(path: &Path) -> String {
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_the_kernel_prints_them() {
+    fn addresses_are_parsed_from_the_kernels_format() {
         let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 127.0.0.1\n        /32 host LOCAL\n     |-- 192.0.2.0\n        \
                     /24 link UNICAST\n     |-- 192.0.2.2\n        /32 host LOCAL\n     |-- 192.0.2.255\n        \
                     /32 link BROADCAST\n     |-- 169.254.1.1\n        /32 host LOCAL\n";
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_limit_of_all_groups_above_counts() {
+    fn the_lowest_limit_of_a_group_and_its_parents_applies() {
         let place = tempfile::tempdir().unwrap();
         let root = place.path();
         let set = |path: &str, limit: &str| {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_already_is_not_available() {
+    fn used_memory_is_not_available() {
         let meminfo = "MemTotal:  24105 kB\nMemAvailable:   21417 kB\n";
         assert_eq!((available_of(meminfo), available_of("")), (Some(21417 << 10), None));
         let place = tempfile::tempdir().unwrap();

@@ -57,7 +57,7 @@ struct Cli {
     /// protocol=debug,audit=off]
     #[arg(long, value_name = "AREA=LEVEL,...", global = true, display_order = BEFORE_HELP)]
     log: Option<Levels>,
-    /// How the log is written: text, json (an object a line) or journald (fields)
+    /// Format of the log: text, json (one object per line) or journald (fields)
     #[arg(
         long,
         value_enum,
@@ -83,15 +83,15 @@ enum Command {
     Copy(copy::CopyArgs),
     /// Describe a volume
     Info(info::InfoArgs),
-    /// List what a server exports
+    /// List the exports of a server
     Discover(discover::DiscoverArgs),
     /// Reset an iSCSI or SRP logical unit or an iSCSI target, or abort its commands
     Reset(reset::ResetArgs),
-    /// Show or change what a running `serve --control` exports
+    /// Control a running daemon
     Ctl(ctl::CtlArgs),
-    /// Watch what a running daemon does, refreshed each second
+    /// Show volumes, sessions and I/O rates of a running daemon, refreshed each second
     Top(top::TopArgs),
-    /// Benchmark volumes, every protocol beside bare sockets
+    /// Benchmark volumes over every protocol, compared with raw sockets
     Bench(Box<bench::BenchArgs>),
     /// Show or compare finished measurements
     Report(report::ReportArgs),
@@ -134,7 +134,7 @@ fn main() -> ExitCode {
         Err(error) => return on_no_command(&error),
     };
     if let Command::Serve(args) = &cli.command {
-        args.announce_user();
+        args.prepare_user();
     }
     let log = match start_log(&cli) {
         Ok(log) => log,
@@ -143,7 +143,7 @@ fn main() -> ExitCode {
         }
     };
     if let Err(error) = signals::outlive_file_limit() {
-        return Failure::run(format!("cannot watch for signals: {error}")).report();
+        return Failure::run(format!("cannot handle SIGXFSZ: {error}")).report();
     }
     let result = cli.command.run(cli.verbose > 0);
     log.finish();
@@ -184,7 +184,7 @@ Volumes:
   rate:iops=1000:SPEC        limits the rate of a volume
   log:-:SPEC                 logs each request of a volume to standard error
   URL                        a volume that another server exports:
-    nbd://host/export
+    nbd://host/export           (nbds:// with TLS)
     nbd+unix:///export?socket=PATH
     iscsi://host/target-name/lun
     iser://host/target-name/lun
@@ -199,8 +199,8 @@ Examples:
   blockmux serve mem:1g --run 'nbdinfo $uri'
   blockmux copy nbd://host/disk file:disk.img --verify
 
-Exit status: 0 success; 1 failed while running; 2 could not start, as with a
-wrong command line or a volume that cannot be opened.";
+Exit status: 0 success; 1 failed while running; 2 could not start, for example
+because of an invalid command line or a volume that cannot be opened.";
 
 #[cfg(test)]
 mod tests {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_below_the_options_is_broken_into_lines_by_us_and_never_once_more() {
+    fn text_below_the_options_has_lines_of_at_most_80_columns() {
         let mut commands = Vec::new();
         with_all_below(&Cli::command(), "blockmux", &mut commands);
         assert!(commands.iter().any(|(name, _)| name == "blockmux ctl resize"));
@@ -228,7 +228,7 @@ mod tests {
 
     /// `WRITE_DOCS=1 cargo test -p blockmux` writes the page.
     #[test]
-    fn the_command_line_reference_is_what_help_prints() {
+    fn the_command_line_reference_has_the_output_of_help() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/command-line.md");
         let mut commands = Vec::new();
         with_all_below(&Cli::command(), "blockmux", &mut commands);
@@ -245,6 +245,6 @@ mod tests {
             std::fs::write(path, &page).unwrap();
         }
         let written = std::fs::read_to_string(path).unwrap();
-        assert!(written == page, "{path} is of another build; run WRITE_DOCS=1 cargo test -p blockmux");
+        assert!(written == page, "{path} is outdated; run WRITE_DOCS=1 cargo test -p blockmux");
     }
 }

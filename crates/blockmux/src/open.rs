@@ -82,7 +82,7 @@ pub(crate) enum Access {
     Read,
     /// Writable; opening fails if the volume is read-only.
     Write,
-    /// As the spec says.
+    /// Writable unless the spec or the file is read-only.
     Either,
 }
 
@@ -165,7 +165,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
         Spec::Url(url) => {
             let remote = reach::of_url(url.as_written())?;
             let volume = remote.open(how.connections)?;
-            let data = DataKey::of_remote(&*volume, &remote.place());
+            let data = DataKey::of_remote(&*volume, &remote.volume_key());
             let volume = with_blocks(url, volume)?;
             let remote = vec![DataPart { text: data.text.clone(), part: how.part }];
             Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
@@ -208,11 +208,13 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, 
     let refuse = || {
         no_addresses(spec, size).unwrap_or_else(|| {
             let most = human_size(most);
-            Failure::request(format!("{spec}: more RAM than this machine can promise; take at most {most}"))
+            Failure::request(format!(
+                "{spec}: is larger than this machine's memory allows; use at most {most}"
+            ))
         })
     };
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
-    let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(LEAST_ROOM).min(most) } else { size };
+    let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(MIN_ROOM).min(most) } else { size };
     // A limit of address space may leave less than that.
     let pages = usize::try_from(room).ok().and_then(|room| map_pages(room).ok());
     let pages = pages.map_or_else(|| map_pages(len).map_err(|_| refuse()), Ok)?;
@@ -239,12 +241,12 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     if wanted < len {
         let (wanted, len) = (human_size(wanted as u64), human_size(len as u64));
         warn!(
-            "{spec}: only the first {wanted} of {len} are populated, half of the memory that is free; the first write elsewhere is slower"
+            "{spec}: only the first {wanted} of {len} are populated, which is half of the free memory; first writes to the rest are slower"
         );
     }
     pages.expect_populated(wanted);
     let done = populate::populate_at_once(pages, wanted, end);
-    populate::populate_behind(pages, done, wanted, privileges::give_up_all);
+    populate::populate_in_background(pages, done, wanted, privileges::drop_all_capabilities);
 }
 
 /// The error for a RAM volume of `size` bytes that exceeds the limit of address space; `None` if it
@@ -252,7 +254,7 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
 fn no_addresses(spec: &Spec, size: u64) -> Option<Failure> {
     let left = address_space_left().filter(|left| *left < size)?;
     Some(Failure::request(format!(
-        "{spec}: the limit of address space (RLIMIT_AS, `ulimit -v`) leaves {}; raise the limit, or take a smaller volume",
+        "{spec}: the limit of address space (RLIMIT_AS, `ulimit -v`) leaves {}; raise the limit or use a smaller volume",
         human_size(left)
     )))
 }
@@ -261,12 +263,12 @@ fn no_addresses(spec: &Spec, size: u64) -> Option<Failure> {
 fn check_whole_blocks(spec: &Spec, size: u64, blocks: BlockSizes) -> Result<(), Failure> {
     let block = blocks.logical.map_or(SECTOR, u64::from);
     if size < block {
-        return Err(Failure::request(format!("{spec}: is smaller than one block; take at least {block}")));
+        return Err(Failure::request(format!("{spec}: is smaller than one block; use at least {block}")));
     }
     if !size.is_multiple_of(block) {
         let next = size.next_multiple_of(block);
         return Err(Failure::request(format!(
-            "{spec}: is no whole number of blocks of {block} bytes; take {next}"
+            "{spec}: is not a multiple of the block size, {block} bytes; use {next}"
         )));
     }
     Ok(())
@@ -290,7 +292,9 @@ fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
     let (len, size) = (file.path.metadata().map_or(0, |found| found.len()), volume.info().size);
     if file.size.is_none() && len < size {
         let path = file.path.display();
-        warn!("file:{path}: has {len} bytes, no whole blocks: reads as {size}, zeroes behind its end");
+        warn!(
+            "file:{path}: {len} bytes are not a multiple of the block size: it reads as {size} with zeroes at the end"
+        );
     }
     Ok(volume)
 }
@@ -311,17 +315,17 @@ fn check_format(
     }
     if how.state.zip(data).is_some_and(|(state, data)| raw_note(state, &data).exists()) {
         warn!(
-            "{kind}:{shown}: begins like a {format} image, and did not when it was first served: it is served as it is. A \
-             client may have written that for a program that guesses formats; give QEMU format=raw"
+            "{kind}:{shown}: begins like a {format} image, but did not when it was first exported: it is exported as raw. \
+             A client may have written that header to deceive programs that guess formats; give QEMU format=raw"
         );
         return Ok(Some(format));
     }
     let word = path.to_string_lossy();
     let word = shell_word(&word);
     Err(Failure::request(format!(
-        "{kind}:{shown}: is a {format} image, whose bytes are not the disk's; start \
-         `qemu-nbd -t -f {format} -k /run/qemu-nbd.sock {word}` and name 'nbd+unix:///?socket=/run/qemu-nbd.sock' instead, \
-         or give ?format=raw to serve the file itself, as where it was served before and a client may have written that"
+        "{kind}:{shown}: is a {format} image, not a raw disk; start \
+         `qemu-nbd -t -f {format} -k /run/qemu-nbd.sock {word}` and use 'nbd+unix:///?socket=/run/qemu-nbd.sock' instead, \
+         or add ?format=raw to export the file itself, if it was exported before and a client may have written that header"
     )))
 }
 
@@ -335,7 +339,7 @@ fn note_raw(format: Option<&str>, volume: &dyn Volume, data: Option<&DataKey>, h
     }
     let made = DirBuilder::new().recursive(true).mode(0o700).create(state).and_then(|()| File::create(&note));
     if let Err(error) = made {
-        debug!("{}: cannot be kept: {error}", note.display());
+        debug!("{}: cannot be written: {error}", note.display());
     }
 }
 
@@ -350,15 +354,15 @@ fn cannot_open(error: OpenError, how: Use<'_>) -> Failure {
     }
     match error {
         OpenError::Permission(path) => Failure::request(format!(
-            "{}: permission denied; run as a user who may read and write it",
+            "{}: permission denied; run as a user who can read and write it",
             path.display()
         )),
         OpenError::ReadOnly(path) => Failure::request(format!(
-            "{}: is on a read-only file system or device; name another",
+            "{}: is on a read-only file system or device; give another path",
             path.display()
         )),
         OpenError::Locked(path) => Failure::request(format!(
-            "{}: is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux, or named twice; stop that one",
+            "{}: is locked by another program, such as QEMU, qemu-nbd or another blockmux, or given twice; stop that program",
             path.display()
         )),
         OpenError::InUse(path) => {
@@ -399,14 +403,15 @@ fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {
 }
 
 fn no_log(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::request(format!("log:{}: cannot append to it: {error}; name another file", path.display()))
+    Failure::request(format!("log:{}: cannot append to it: {error}; give another file", path.display()))
 }
 
 /// Default block size of RAM and null volumes, in bytes.
 const SECTOR: u64 = 512;
 /// Address space reserved for growth of a RAM volume, as a multiple of its size.
 const ROOM_TIMES: u64 = 4;
-const LEAST_ROOM: u64 = 16 << 30;
+/// Minimum address space reserved for growth of a RAM volume, in bytes.
+const MIN_ROOM: u64 = 16 << 30;
 /// The minimum address space that must remain to populate volumes, in bytes.
 const POPULATING_ADDRESSES: u64 = 4 << 30;
 /// Divisor of the free memory: a RAM volume is populated up to that share.

@@ -28,7 +28,7 @@ mod tests {
     use clap::ValueEnum;
 
     #[test]
-    fn a_policy_is_called_in_reports_as_it_was_asked_for() {
+    fn reports_name_a_policy_like_the_option() {
         for poll in Poll::value_variants() {
             let asked = poll.to_possible_value().unwrap();
             assert_eq!(asked.get_name(), PollPolicy::from(*poll).name());

@@ -19,19 +19,22 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::debug;
 
-/// Drops all capabilities of this thread but `needed`. Without CAP_DAC_OVERRIDE root can open only
-/// files that their permissions allow, which concerns volumes that are added later.
-pub(crate) fn give_up(needed: CapabilitySet) -> Result<(), Failure> {
-    let given_up = keep(needed).map_err(|error| {
-        Failure::run(format!("cannot give up capabilities: {error}; start it with --keep-privileges"))
+/// Drops all capabilities of this thread except `needed`. Without CAP_DAC_OVERRIDE root can open
+/// only files whose permissions allow it, which also applies to volumes that are added later.
+///
+/// # Errors
+/// If the system does not permit it.
+pub(crate) fn drop_capabilities(needed: CapabilitySet) -> Result<(), Failure> {
+    let dropped = keep(needed).map_err(|error| {
+        Failure::run(format!("cannot drop capabilities: {error}; start it with --keep-privileges"))
     })?;
-    GIVEN_UP.get_or_init(|| given_up);
+    DROPPED.get_or_init(|| dropped);
     Ok(())
 }
 
 /// Whether this process has dropped a capability, which it can regain only by a restart.
-pub(crate) fn has_given_up(capability: CapabilitySet) -> bool {
-    GIVEN_UP.get().is_some_and(|given_up| given_up.contains(capability))
+pub(crate) fn has_dropped(capability: CapabilitySet) -> bool {
+    DROPPED.get().is_some_and(|dropped| dropped.contains(capability))
 }
 
 /// The user that a daemon runs as once everything is open (`--user`).
@@ -47,8 +50,9 @@ impl FromStr for ServiceUser {
     type Err = String;
 
     fn from_str(name: &str) -> Result<ServiceUser, String> {
-        let user = uzers::get_user_by_name(name)
-            .ok_or_else(|| format!("there is no user `{name}`; create it with `useradd --system {name}`"))?;
+        let user = uzers::get_user_by_name(name).ok_or_else(|| {
+            format!("no user has the name `{name}`; create it with `useradd --system {name}`")
+        })?;
         let gid = user.primary_group_id();
         let groups = uzers::get_user_groups(name, gid).unwrap_or_default();
         let groups = groups.iter().map(uzers::Group::gid).collect();
@@ -57,25 +61,26 @@ impl FromStr for ServiceUser {
 }
 
 impl ServiceUser {
-    /// Accepts a state directory of this user from now on, and has threads that drop their
-    /// capabilities keep those to change the user: the C library changes it in all of them, and
-    /// ends the process if one may not.
-    pub(crate) fn announce(&self) {
+    /// Prepares for [`ServiceUser::switch`]: accepts a state directory of this user, and lets
+    /// threads that drop their capabilities keep those for changing the user. The C library changes
+    /// the user of all threads, and ends the process if one of them is not permitted to.
+    pub(crate) fn prepare(&self) {
         state::will_become(self.uid);
         USER_CHANGES.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the process one of this user, and the user the owner of the state directory with what
-    /// is in it and of the control socket. Capabilities stay until [`give_up`] is called.
+    /// Switches the process to this user, and makes the user the owner of the state directory, the
+    /// files in it and the control socket. Capabilities stay until [`drop_capabilities`] is called.
     ///
     /// # Errors
-    /// If the process is not root's, or a file cannot be given to the user.
-    pub(crate) fn become_it(&self, state: Option<&Path>, control: Option<&Path>) -> Result<(), Failure> {
+    /// If the process does not run as root, or the owner of a file cannot be changed.
+    pub(crate) fn switch(&self, state: Option<&Path>, control: Option<&Path>) -> Result<(), Failure> {
         let cannot = |what: &str, error: io::Errno| {
             Failure::request(format!("--user {}: cannot {what}: {error}; start it as root", self.name))
         };
         for path in state.into_iter().chain(control) {
-            self.own(path).map_err(|error| cannot(&format!("give it {}", path.display()), error))?;
+            self.own(path)
+                .map_err(|error| cannot(&format!("make it the owner of {}", path.display()), error))?;
         }
         set_keep_capabilities(true).map_err(|error| cannot("keep capabilities", error))?;
         sys::become_user(self.uid, self.gid, &self.groups).map_err(|error| {
@@ -84,7 +89,7 @@ impl ServiceUser {
         })
     }
 
-    /// Gives a file, or a directory with its files, to the user. Links are not followed.
+    /// Makes the user the owner of a file, or of a directory and its files. Links are not followed.
     fn own(&self, path: &Path) -> io::Result<()> {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         let chown = |path: &Path| chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
@@ -97,9 +102,8 @@ impl ServiceUser {
     }
 }
 
-/// Gives up all capabilities of a thread that needs none, and goes on if the system does not let
-/// it.
-pub(crate) fn give_up_all() {
+/// Drops all capabilities of a thread that needs none. A failure is logged only.
+pub(crate) fn drop_all_capabilities() {
     let kept = match USER_CHANGES.load(Ordering::Relaxed) {
         true => CapabilitySet::SETUID | CapabilitySet::SETGID,
         false => CapabilitySet::empty(),
@@ -109,11 +113,11 @@ pub(crate) fn give_up_all() {
     }
 }
 
-/// The process changes its user once everything is open; then all capabilities of these threads
-/// end.
+/// Whether the process will change its user, which ends all remaining capabilities of these
+/// threads.
 static USER_CHANGES: AtomicBool = AtomicBool::new(false);
 
-/// Drops all of this thread's capabilities but `kept`; returns the dropped ones.
+/// Drops all of this thread's capabilities except `kept`; returns the dropped ones.
 fn keep(kept: CapabilitySet) -> io::Result<CapabilitySet> {
     set_no_new_privs(true)?;
     let CapabilitySets { permitted, .. } = capabilities(None)?;
@@ -131,7 +135,7 @@ pub(crate) fn hide_memory() {
 }
 
 /// The dropped capabilities of the serving threads.
-static GIVEN_UP: OnceLock<CapabilitySet> = OnceLock::new();
+static DROPPED: OnceLock<CapabilitySet> = OnceLock::new();
 
 /// The advice for errors that a dropped capability causes.
-pub(crate) const START_WITH_PRIVILEGES: &str = "this daemon gave up the capability for that when it started; start it with --keep-privileges, or with this volume";
+pub(crate) const START_WITH_PRIVILEGES: &str = "the daemon dropped the required capability when it started; start it with --keep-privileges, or with this volume";

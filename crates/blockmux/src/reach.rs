@@ -16,16 +16,16 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(url);
     let without = shown.without_block_sizes();
     let url = without.as_written();
-    let wrong = |what: String| Failure::request(format!("{shown}: {what}; {}", spoken()));
+    let wrong = |what: String| Failure::request(format!("{shown}: {what}; {}", url_forms()));
     let Some((scheme, _)) = url.split_once("://") else { return Err(wrong("is not a URL".to_owned())) };
     let scheme = scheme.to_ascii_lowercase();
     let found = PROTOCOLS.iter().find(|protocol| {
-        let mut known = protocol.schemes.iter().map(|(known, _)| known).chain(protocol.unspoken_schemes);
+        let mut known = protocol.schemes.iter().map(|(known, _)| known).chain(protocol.unsupported_schemes);
         known.any(|known| *known == scheme)
     });
     match found {
         Some(protocol) => (protocol.remote)(url),
-        None => Err(wrong(format!("no protocol is called `{scheme}`"))),
+        None => Err(wrong(format!("no protocol has the URL scheme `{scheme}`"))),
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn names_no(what: &str, url: impl Display, path: &str) -> Failure {
     let url = url.to_string();
     let (place, query) = url.split_at(url.find('?').unwrap_or(url.len()));
     Failure::request(format!(
-        "{url}: names no {what}; write {place}/{path}{query}, as `blockmux discover {url}` lists them"
+        "{url}: names no {what}; use {place}/{path}{query}, as listed by `blockmux discover {url}`"
     ))
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn ask_each<T, R>(
 }
 
 /// The syntax of URLs, for error messages.
-fn spoken() -> String {
+fn url_forms() -> String {
     let forms: Vec<&str> = PROTOCOLS.iter().flat_map(|protocol| protocol.url_forms).copied().collect();
     format!("use {}", forms.join(" or "))
 }

@@ -19,7 +19,7 @@ pub(crate) fn to(target: impl Write + Send + 'static) -> Result<Arc<dyn LogSink>
     let left_out = Arc::new(AtomicU64::new(0));
     let counted = left_out.clone();
     let write = move || {
-        privileges::give_up_all();
+        privileges::drop_all_capabilities();
         write_out(&records, &counted, BufWriter::new(target));
     };
     let thread = thread::Builder::new().name("records".to_owned()).spawn(write);
@@ -51,10 +51,10 @@ impl Drop for Records {
 
 /// Writes records until the sink is dropped. An error is reported once and does not fail the I/O.
 fn write_out(records: &Receiver<LogRecord>, left_out: &AtomicU64, mut target: impl Write) {
-    let mut is_told = false;
+    let mut is_reported = false;
     let mut tell = |written: std::io::Result<()>| {
         if let Err(error) = written
-            && !std::mem::replace(&mut is_told, true)
+            && !std::mem::replace(&mut is_reported, true)
         {
             warn!("the log of a volume cannot be written, and lacks lines from here on: {error}");
         }
@@ -70,7 +70,10 @@ fn write_out(records: &Receiver<LogRecord>, left_out: &AtomicU64, mut target: im
         };
         let missing = left_out.swap(0, Ordering::Relaxed);
         if missing > 0 {
-            tell(writeln!(target, "{missing} records are left out: they came faster than they were written"));
+            tell(writeln!(
+                target,
+                "{missing} records were dropped: they came faster than they could be written"
+            ));
         }
         let Ok(record) = next else { break };
         tell(writeln!(target, "{record}"));
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_find_no_room_are_counted_and_nobody_waits() {
+    fn records_beyond_the_queue_are_counted_without_waiting() {
         let written = Slow(Arc::default());
         let sink = to(written.clone()).unwrap();
         let record = |nth| LogRecord {

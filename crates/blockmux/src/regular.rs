@@ -1,4 +1,4 @@
-//! Opening files that the user has named.
+//! Opens regular files that the user has named.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ pub(crate) fn open(path: impl AsRef<Path>) -> io::Result<File> {
     let without_waiting = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = File::options().read(true).custom_flags(without_waiting).open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("is no regular file; name one"));
+        return Err(io::Error::other("is not a regular file; give a regular file"));
     }
     Ok(file)
 }
@@ -24,11 +24,11 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_pipe_is_not_waited_for() {
+    fn a_pipe_is_refused_without_waiting() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pipe");
         assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-        assert_eq!(open(&path).unwrap_err().to_string(), "is no regular file; name one");
+        assert_eq!(open(&path).unwrap_err().to_string(), "is not a regular file; give a regular file");
         assert!(open(directory.path().join("nothing")).is_err());
     }
 }

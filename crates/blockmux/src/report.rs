@@ -28,14 +28,15 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let mut comparisons = Vec::new();
     for path in &args.files {
         let name = path.display();
-        let text = read(path)
-            .map_err(|error| Failure::request(format!("{name}: cannot read it: {error}; {TAKEN}")))?;
+        let text = read(path).map_err(|error| {
+            Failure::request(format!("{name}: cannot read it: {error}; {ACCEPTED_FILES}"))
+        })?;
         let comparison = fio_json::from_json(&text)
-            .map_err(|error| Failure::request(format!("{name}: {error}; {TAKEN}")))?;
+            .map_err(|error| Failure::request(format!("{name}: {error}; {ACCEPTED_FILES}")))?;
         comparisons.push((label(path), comparison));
     }
     let Some(merged) = fio_json::merge(comparisons) else {
-        return Err(Failure::request("no file given; name a bench.json"));
+        return Err(Failure::request("no file given; give a bench.json"));
     };
     if let Some(dir) = &args.report {
         show::make_directory(dir)?;
@@ -48,7 +49,7 @@ fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let len = File::open(path)?.take(MAX_LEN + 1).read_to_string(&mut text)? as u64;
     if len > MAX_LEN {
-        return Err(io::Error::other(format!("has more than {}", human_size(MAX_LEN))));
+        return Err(io::Error::other(format!("is longer than {}", human_size(MAX_LEN))));
     }
     Ok(text)
 }
@@ -62,7 +63,7 @@ fn label(path: &Path) -> String {
 
 /// The maximum length of a file, in bytes; far more than thousands of measurements.
 const MAX_LEN: u64 = 64 << 20;
-const TAKEN: &str = "name a bench.json, or what fio --output-format=json wrote";
+const ACCEPTED_FILES: &str = "give a bench.json, or the output of fio --output-format=json";
 const EXAMPLES: &str = "\
 Examples:
   blockmux report bench-results/bench.json

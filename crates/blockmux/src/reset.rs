@@ -13,18 +13,18 @@ pub(crate) struct ResetArgs {
     url: String,
     /// Task management function
     #[arg(default_value = "lun")]
-    what: What,
+    function: ResetFunction,
 }
 
 /// Task management functions of RFC 7143 that do not refer to a single task. SRP has those for one
 /// logical unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum What {
+pub(crate) enum ResetFunction {
     /// LOGICAL UNIT RESET: abort the commands of all initiators
     Lun,
-    /// TARGET WARM RESET: the same for all logical units of the target
+    /// TARGET WARM RESET: abort all commands of all logical units of the target
     Target,
-    /// TARGET COLD RESET: the same, and close all sessions
+    /// TARGET COLD RESET: abort all commands of the target and close all sessions
     Cold,
     /// ABORT TASK SET: abort the commands of this session, which has none
     AbortTaskSet,
@@ -34,7 +34,7 @@ pub(crate) enum What {
 
 /// Requests the function and waits for its completion.
 pub(crate) fn run(args: &ResetArgs) -> Result<(), Failure> {
-    print(reach::of_url(&args.url)?.reset(args.what)?)
+    print(reach::of_url(&args.url)?.reset(args.function)?)
 }
 
 const EXAMPLES: &str = "\

@@ -1,4 +1,4 @@
-//! Retrying while a killed process still holds sockets or locks.
+//! Retries operations while a killed process still holds sockets or locks.
 //!
 //! The kernel releases the sockets and locks of a killed process with an io_uring only after it has
 //! dismantled the ring, some time after the end of the process. A daemon that is restarted at once
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_held_is_tried_again() {
+    fn only_errors_of_held_resources_are_retried() {
         let mut answers = [Err("held"), Err("held"), Ok(5), Err("late")].into_iter();
         let attempt = || answers.next().unwrap();
         assert_eq!(retry_while_held(attempt, |error| *error == "held"), Ok(5));

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub(crate) fn make_directory(report: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(report).map_err(|error| {
         let dir = report.display();
-        Failure::request(format!("--report {dir}: cannot make this directory: {error}; name another one"))
+        Failure::request(format!("--report {dir}: cannot create this directory: {error}; give another one"))
     })
 }
 

@@ -11,9 +11,9 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io, thread};
 
-/// Converts SIGTERM, SIGINT and SIGHUP to events; a second one ends the process at once with status
-/// 1, and removes the directory of [`leaves`]. Each signal of `again` is an event, and ends
-/// nothing.
+/// Converts SIGTERM, SIGINT and SIGHUP to events. A second one ends the process at once with status
+/// 1 and removes the directories of [`remove_at_exit`]. Signals of `repeatable` are events each
+/// time and do not end the process.
 ///
 /// A SIGHUP that is ignored at the start, as under nohup, stays ignored.
 ///
@@ -21,26 +21,26 @@ use std::{fs, io, thread};
 /// If the signal handlers cannot be installed.
 pub(crate) fn watch<E: Send + 'static>(
     events: &Sender<E>,
-    again: &'static [i32],
+    repeatable: &'static [i32],
     event: fn(i32) -> E,
 ) -> io::Result<()> {
     let was_asked = Arc::new(AtomicBool::new(false));
     let watched = if is_ignored(SIGHUP) { &[SIGTERM, SIGINT][..] } else { &[SIGTERM, SIGINT, SIGHUP] };
-    for &signal in watched.iter().filter(|signal| !again.contains(signal)) {
+    for &signal in watched.iter().filter(|signal| !repeatable.contains(signal)) {
         // A third signal ends the process even if the removal hangs.
         flag::register_conditional_shutdown(signal, 1, was_asked.clone())?;
     }
     let mut signals = Signals::new(watched)?;
     let events = events.clone();
     thread::spawn(move || {
-        privileges::give_up_all();
+        privileges::drop_all_capabilities();
         let mut signals = signals.forever();
         let mut is_asked = false;
         for signal in &mut signals {
-            let ends = !again.contains(&signal);
+            let ends = !repeatable.contains(&signal);
             if ends && std::mem::replace(&mut is_asked, true) {
                 was_asked.store(true, Ordering::Release);
-                left().drain(..).for_each(|directory| drop(fs::remove_dir_all(directory)));
+                temporary_directories().drain(..).for_each(|directory| drop(fs::remove_dir_all(directory)));
                 // The next signal of this kind ends the process at once.
                 let _ = raise(signal);
                 return;
@@ -53,15 +53,15 @@ pub(crate) fn watch<E: Send + 'static>(
 }
 
 /// Registers a temporary directory of this process, which is removed if a second signal ends it.
-pub(crate) fn leaves(directory: &Path) {
-    left().push(directory.to_owned());
+pub(crate) fn remove_at_exit(directory: &Path) {
+    temporary_directories().push(directory.to_owned());
 }
 
-fn left() -> MutexGuard<'static, Vec<PathBuf>> {
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+fn temporary_directories() -> MutexGuard<'static, Vec<PathBuf>> {
+    TEMPORARY_DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-static LEFT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static TEMPORARY_DIRECTORIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Whether the process ignores a signal; false if that cannot be determined.
 fn is_ignored(signal: i32) -> bool {

@@ -1,4 +1,4 @@
-//! `blockmux top`: what a daemon does, in a terminal, refreshed each second.
+//! `blockmux top`: shows volumes, sessions and I/O rates of a daemon, refreshed each second.
 
 mod screen;
 
@@ -13,7 +13,7 @@ use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Which daemon.
+/// Arguments of `blockmux top`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
@@ -25,33 +25,33 @@ pub(crate) struct TopArgs {
     token_file: Option<PathBuf>,
 }
 
-/// What a daemon has told.
-struct Told {
+/// The data of one refresh.
+struct DaemonState {
     status: Status,
     sessions: Vec<SessionStatus>,
     history: History,
     at: Instant,
 }
 
-/// Shows it until `q` is pressed.
+/// Refreshes the screen until `q` is pressed.
 pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     if !io::stdout().is_terminal() {
         return Err(Failure::request("top needs a terminal; `blockmux ctl ADDRESS status` prints to a pipe"));
     }
     let client = client(&args.address, args.token_file.as_deref())?;
-    // Whatever is wrong with the address is said before the screen is taken.
-    let mut view = View::new(args.address.to_string(), told(&client)?);
+    // A wrong address is reported before the terminal switches to the screen.
+    let mut view = View::new(args.address.to_string(), query(&client)?);
     let cannot = |error: io::Error| Failure::run(format!("cannot draw on this terminal: {error}"));
     let mut terminal = ratatui::try_init().map_err(cannot)?;
     let shown = loop {
         if let Err(error) = terminal.draw(|frame| view.draw(frame)) {
             break Err(cannot(error));
         }
-        match next_key(Instant::now() + EVERY) {
+        match next_key(Instant::now() + REFRESH_INTERVAL) {
             Ok(Some(KeyCode::Char('q') | KeyCode::Esc)) => break Ok(()),
             Ok(Some(key)) => view.on_key(key),
-            Ok(None) => match told(&client) {
-                Ok(told) => view.update(told),
+            Ok(None) => match query(&client) {
+                Ok(state) => view.update(state),
                 Err(failure) => view.fail(failure.to_string()),
             },
             Err(error) => break Err(cannot(error)),
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     shown
 }
 
-/// The key that was pressed before that time; Ctrl-C is `q`.
+/// Waits for a key until `end`; `None` if none was pressed. Ctrl-C counts as `q`.
 fn next_key(end: Instant) -> io::Result<Option<KeyCode>> {
     while event::poll(end.saturating_duration_since(Instant::now()))? {
         match event::read()? {
@@ -77,8 +77,8 @@ fn next_key(end: Instant) -> io::Result<Option<KeyCode>> {
     Ok(None)
 }
 
-fn told(client: &Client) -> Result<Told, Failure> {
-    Ok(Told {
+fn query(client: &Client) -> Result<DaemonState, Failure> {
+    Ok(DaemonState {
         status: get(client, "/v1/status")?,
         sessions: get(client, "/v1/sessions")?,
         history: get(client, "/v1/history")?,
@@ -89,16 +89,17 @@ fn told(client: &Client) -> Result<Told, Failure> {
 fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, Failure> {
     match client.call(&Call::new("GET", path)) {
         Ok(reply) => serde_json::from_value(reply.body)
-            .map_err(|error| Failure::run(format!("{path}: {error}; the daemon may be of another version"))),
+            .map_err(|error| Failure::run(format!("{path}: {error}; the daemon may have another version"))),
         Err(CallError::Refused(error)) => Err(Failure::run(error)),
         Err(CallError::NoAnswer(failure)) => Err(failure),
     }
 }
 
-const EVERY: Duration = Duration::from_secs(1);
+/// Interval of refreshes.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 const EXAMPLES: &str = "\
-Keys: Tab changes between volumes and sessions, arrows scroll, q ends.
+Keys: Tab switches between volumes and sessions, arrows scroll, q quits.
 
 Examples:
   blockmux top unix:/run/blockmux/control";

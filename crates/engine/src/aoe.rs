@@ -56,7 +56,9 @@ pub enum AoeConnectError {
         interfaces: String,
     },
     /// All queue ids for the disk are in use on this machine.
-    #[error("no tags are left for commands to {address}: {error}")]
+    #[error(
+        "all queue ids for {address} are in use on this machine; close another initiator of the disk: {error}"
+    )]
     Crowded {
         /// The disk's address.
         address: AoeAddress,

@@ -55,10 +55,10 @@ impl<R> BlockingConnectError<R> {
         BlockingConnectError::Silent { address: address.clone() }
     }
 
-    /// Whether a later attempt may succeed; `may_pass` decides for refusals.
-    pub(crate) fn may_pass(&self, may_pass: impl FnOnce(&R) -> bool) -> bool {
+    /// Whether a later attempt may succeed; `is_retryable` decides for refusals.
+    pub(crate) fn is_retryable(&self, is_retryable: impl FnOnce(&R) -> bool) -> bool {
         match self {
-            BlockingConnectError::Refused { refused, .. } => may_pass(refused),
+            BlockingConnectError::Refused { refused, .. } => is_retryable(refused),
             BlockingConnectError::Broken { .. } | BlockingConnectError::Silent { .. } => true,
         }
     }
@@ -102,18 +102,34 @@ impl<S: StreamConnections> OneStream for FirstOf<'_, S> {
     }
 }
 
+/// Timeouts of a login.
+#[derive(Clone, Copy, Debug)]
+pub struct LoginTimeouts {
+    /// Timeout of the whole login.
+    pub total: Duration,
+    /// Timeout of the server's first byte, for protocols in which the server speaks first, and the
+    /// explanation for a server that sends none.
+    pub greeting: Option<(Duration, &'static str)>,
+}
+
+impl From<Duration> for LoginTimeouts {
+    fn from(total: Duration) -> LoginTimeouts {
+        LoginTimeouts { total, greeting: None }
+    }
+}
+
 /// Connects and runs `session` until `done` returns true or the session is over.
 ///
 /// # Errors
-/// If the target cannot be reached, closes the connection, exceeds `timeout` or breaks the
+/// If the target cannot be reached, closes the connection, exceeds a timeout or breaks the
 /// protocol.
 pub fn run_session<S: OneStream>(
     address: &Address,
     session: &mut S,
-    timeout: Duration,
+    timeouts: impl Into<LoginTimeouts>,
     done: impl FnMut(&S) -> bool,
 ) -> Result<(), Broken> {
-    run_secured(address, None, session, timeout, done)
+    run_secured(address, None, session, timeouts, done)
 }
 
 /// Connects and runs `session` over a blocking socket, with TLS if `secure` is given: from the
@@ -125,14 +141,15 @@ pub fn run_secured<S: OneStream>(
     address: &Address,
     secure: Option<Secure>,
     session: &mut S,
-    timeout: Duration,
+    timeouts: impl Into<LoginTimeouts>,
     done: impl FnMut(&S) -> bool,
 ) -> Result<(), Broken> {
+    let timeouts = timeouts.into();
     let mut is_answering = false;
-    run(address, secure, session, timeout, done, &mut is_answering).map_err(|broken| match broken {
-        // A blocking socket reports its timeout as this error.
-        Broken::Socket(error) if is_timeout(&error) => {
-            let seconds = timeout.as_secs();
+    run(address, secure, session, timeouts, done, &mut is_answering).map_err(|broken| match broken {
+        // A blocking socket reports its timeout as this error. That of the greeting has a message.
+        Broken::Socket(error) if is_timeout(&error) && error.get_ref().is_none() => {
+            let seconds = timeouts.total.as_secs();
             let words = if is_answering {
                 format!("its answer did not end within {seconds} s")
             } else {
@@ -148,13 +165,14 @@ fn run<S: OneStream>(
     address: &Address,
     mut secure: Option<Secure>,
     session: &mut S,
-    timeout: Duration,
+    LoginTimeouts { total, greeting }: LoginTimeouts,
     mut done: impl FnMut(&S) -> bool,
     is_answering: &mut bool,
 ) -> Result<(), Broken> {
-    let mut socket = connect(address, timeout)?;
-    let deadline = Instant::now() + timeout;
-    let mut notice = Some(Instant::now() + SILENCE);
+    let mut socket = connect(address, total)?;
+    let deadline = Instant::now() + total;
+    let mut greeting_due = greeting.map(|(timeout, explanation)| (Instant::now() + timeout, explanation));
+    let mut notice = greeting.is_none().then(|| Instant::now() + SILENCE);
     let mut chunk = Chunk::new(Memory::from_heap(2 * MAX_DEMAND));
     let mut placed = 0;
     loop {
@@ -193,6 +211,7 @@ fn run<S: OneStream>(
             Demand::Bytes(_) | Demand::Place(_) | Demand::StartTls => {
                 let due = stream.poll_timeout().map_or(deadline, |due| due.min(deadline));
                 let due = notice.map_or(due, |notice| due.min(notice));
+                let due = greeting_due.map_or(due, |(greeting, _)| due.min(greeting));
                 let unread = chunk.unread().len();
                 if !receive(&mut socket, &mut secure, &mut chunk, (due, deadline))? {
                     return stream.on_end(Instant::now()).map_err(Broken::from);
@@ -200,14 +219,23 @@ fn run<S: OneStream>(
                 if let Some(by) = secure.as_mut().and_then(Secure::take_peer) {
                     stream.on_secured(by, Instant::now())?;
                 }
-                *is_answering |= chunk.unread().len() > unread;
+                let has_received = chunk.unread().len() > unread;
+                *is_answering |= has_received;
+                greeting_due = greeting_due.filter(|_| !has_received);
+                if let Some((due, explanation)) = greeting_due
+                    && Instant::now() >= due
+                {
+                    let seconds = greeting.map_or(0, |(timeout, _)| timeout.as_secs());
+                    let message = format!("the server sent nothing within {seconds} s; {explanation}");
+                    return Err(io::Error::new(ErrorKind::TimedOut, message).into());
+                }
                 if *is_answering {
                     notice = None;
                 } else if notice.take_if(|notice| Instant::now() >= *notice).is_some() {
                     warn!(
                         "{address} accepted the connection but sends nothing; waiting up to {} s; it may serve \
                          another protocol",
-                        timeout.as_secs()
+                        total.as_secs()
                     );
                 }
             }
@@ -330,7 +358,7 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
-    fn a_server_that_does_not_accept_is_given_up() {
+    fn connecting_to_a_server_that_does_not_accept_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
@@ -350,7 +378,28 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_a_server_that_hangs_up_at_once_are_heard() {
+    fn a_server_that_sends_no_greeting_is_explained() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        // Connections are established, but nobody serves them.
+        let _listener = UnixListener::bind(&path).unwrap();
+        let config = NbdInitiatorConfig {
+            export: String::new(),
+            mode: NbdSessionMode::Info,
+            features: NbdFeatures::default(),
+        };
+        let mut session = NbdInitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
+        let greeting = Some((Duration::from_millis(10), "it speaks another protocol"));
+        let timeouts = LoginTimeouts { total: Duration::from_secs(60), greeting };
+        let error = run_session(&Address::Unix(path), &mut session, timeouts, |_| false).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "connection failed: the server sent nothing within 0 s; it speaks another protocol"
+        );
+    }
+
+    #[test]
+    fn the_reply_of_a_server_that_closes_at_once_is_processed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();

@@ -13,25 +13,25 @@ pub enum Broken {
     /// The peer broke the protocol.
     #[error("peer {0}")]
     Protocol(#[from] ProtocolError),
-    /// There is no secure connection with the peer.
+    /// TLS with the peer could not be established, or failed.
     #[error("peer {0}")]
     Tls(TlsError),
-    /// The TLS keys must be replaced and kTLS does not accept others. Not an error of the peer: a
-    /// new connection has new keys.
+    /// The TLS keys must be replaced, and kTLS accepts no others. The peer did nothing wrong: a new
+    /// connection has new keys.
     #[error("{0}")]
     Keys(&'static str),
     /// The peer held this many bytes of buffers that others need.
     #[error("peer holds {} KiB of buffers and moves no data while others wait for memory", .0 >> 10)]
     Evicted(usize),
-    /// The session was asked to end, and did not in time.
-    #[error("the config does not serve it any more, and it did not end in time")]
+    /// The session was asked to end, and did not end in time.
+    #[error("the config no longer includes it, and it did not end in time")]
     Withdrawn,
 }
 
 impl From<TlsError> for Broken {
     fn from(error: TlsError) -> Broken {
         match error {
-            // What a socket without TLS says of a peer that has gone.
+            // A socket without TLS reports a peer that has closed the connection this way.
             TlsError::Closed => Broken::Socket(io::ErrorKind::BrokenPipe.into()),
             error => Broken::Tls(error),
         }

@@ -87,7 +87,7 @@ struct OpenChannel {
     /// Requests that have not completed.
     in_flight: u32,
     begun: BegunIo,
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     /// Set once the peer has disconnected with I/O in flight.
     orphan: Option<OrphanedUser>,
 }
@@ -142,7 +142,7 @@ impl Channels {
         }
     }
 
-    /// Counts I/O, including what was done before this call, for that session.
+    /// Counts I/O for this session, including I/O counted before this call.
     pub(crate) fn count_for(&mut self, session: &Arc<Session>) {
         if self.session.is_none() {
             self.open.iter().for_each(|open| session.add(&open.meter));
@@ -167,17 +167,17 @@ impl Channels {
         self.exports.get(volume).map_or_else(String::new, |export| export.name.clone())
     }
 
-    /// The peer has disconnected: I/O in flight is orphaned until it ends.
+    /// The peer has disconnected: I/O in flight is orphaned until it completes.
     pub(crate) fn leave(&mut self) {
         self.session = None;
         for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.orphan.is_none()) {
-            open.orphan = Some(open.served.orphan());
-            if open.served.orphans() == MAX_ORPHANS
+            open.orphan = Some(open.volume_state.orphan());
+            if open.volume_state.orphans() == MAX_ORPHANS
                 && let Some(export) = self.exports.get(open.volume)
             {
                 let name = &export.name;
                 warn!(
-                    "{name}: {MAX_ORPHANS} connections are gone whose I/O has not ended; no more are taken until some has"
+                    "{name}: {MAX_ORPHANS} lost connections still have I/O in flight; new users are refused until some of it completes"
                 );
             }
         }
@@ -232,8 +232,8 @@ impl Channels {
         Progress::More
     }
 
-    /// Submits and cancels what the session asks for; returns whether anything was submitted.
-    /// `left` is the byte budget: a request that exceeds it is submitted whole, and is the last
+    /// Submits and cancels the I/O that the session requests; returns whether any was submitted.
+    /// `budget` is the byte budget: a request that exceeds it is submitted whole, and is the last
     /// one.
     #[inline]
     fn submit_io(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
@@ -263,7 +263,7 @@ impl Channels {
         self.submitted > before
     }
 
-    /// Passes completions to the session, the oldest first, until the byte budget `left` is used
+    /// Passes completions to the session, the oldest first, until the byte budget `budget` is used
     /// up: the session spends CPU time on the data, for example to compare it.
     #[inline]
     fn hand_back(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) {
@@ -288,17 +288,25 @@ impl Channels {
         if let Some(at) = self.open.iter().position(|open| open.volume == volume) {
             return Ok(&mut self.open[at]);
         }
-        let served = self.exports.served(volume).ok_or(IoError::PathLost)?;
-        if !served.takes_users() {
+        let volume_state = self.exports.volume_state(volume).ok_or(IoError::PathLost)?;
+        if !volume_state.takes_users() {
             return Err(IoError::NoMemory);
         }
-        let channel = served.volume().open(&self.core, depth, self.waker.clone())?;
-        let meter = Meter::new(&served, self.origin.clone());
+        let channel = volume_state.volume().open(&self.core, depth, self.waker.clone())?;
+        let meter = Meter::new(&volume_state, self.origin.clone());
         if let Some(session) = &self.session {
             session.add(&meter);
         }
         let begun = BegunIo::default();
-        self.open.push(OpenChannel { volume, channel, meter, in_flight: 0, begun, served, orphan: None });
+        self.open.push(OpenChannel {
+            volume,
+            channel,
+            meter,
+            in_flight: 0,
+            begun,
+            volume_state,
+            orphan: None,
+        });
         self.open.last_mut().ok_or(IoError::PathLost)
     }
 }
@@ -306,7 +314,7 @@ impl Channels {
 /// Rounds of dependent I/O in one poll.
 const ROUNDS_PER_TURN: u32 = 16;
 /// Bytes of I/O in one poll: a fraction of a millisecond at memory bandwidth, and more than a deep
-/// queue of short requests asks for at once.
+/// queue of short requests transfers.
 const BYTES_PER_TURN: u64 = 2 << 20;
 /// Interval, in nanoseconds, at which I/O that completes in its own poll is timed.
 const SAMPLE_EVERY_NS: u64 = 1_000_000;
@@ -326,7 +334,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    /// A session with commands that never end: each completion leads to the next read.
+    /// A session with endless commands: each completion leads to the next read.
     struct Endless {
         queue: VecDeque<Io>,
         begun: u64,
@@ -388,7 +396,7 @@ mod tests {
     }
 
     /// Holds requests until they are released, then completes all of them at once.
-    struct GateVolume {
+    struct HoldingVolume {
         inner: MemVolume,
         is_released: Arc<AtomicBool>,
     }
@@ -399,7 +407,7 @@ mod tests {
         held: Vec<Io>,
     }
 
-    impl Volume for GateVolume {
+    impl Volume for HoldingVolume {
         fn info(&self) -> VolumeInfo {
             self.inner.info()
         }
@@ -425,7 +433,7 @@ mod tests {
 
     fn exports(is_released: &Arc<AtomicBool>) -> Exports {
         let volume =
-            Arc::new(GateVolume { inner: MemVolume::new(8 << 20), is_released: is_released.clone() });
+            Arc::new(HoldingVolume { inner: MemVolume::new(8 << 20), is_released: is_released.clone() });
         let export = Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
         Exports::new(vec![export])
     }
@@ -435,25 +443,25 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_where_much_was_left_behind_takes_no_more_users_until_some_has_ended() {
+    fn a_volume_with_too_many_orphaned_users_refuses_new_ones_until_one_ends() {
         let is_released = Arc::new(AtomicBool::new(false));
         let exports = exports(&is_released);
-        let served = exports.served(VolumeId(0)).unwrap();
+        let volume_state = exports.volume_state(VolumeId(0)).unwrap();
         let core = TestCore::new().as_core();
         let open = || Channels::new(exports.clone(), core.clone(), Waker::idle(), Origin::default());
         let mut early = (open(), Endless::new(1, 512));
         early.0.move_io(&mut early.1, Instant::now());
         let mut left: Vec<_> = (0..MAX_ORPHANS).map(|_| (open(), Endless::new(1, 512))).collect();
         for (channels, session) in &mut left {
-            assert!(served.takes_users());
+            assert!(volume_state.takes_users());
             channels.move_io(session, Instant::now());
             channels.leave();
             channels.leave();
         }
         let mut refused = (open(), Endless::new(1, 512));
         refused.0.move_io(&mut refused.1, Instant::now());
-        assert_eq!((served.orphans(), refused.1.refused), (MAX_ORPHANS, 1));
-        // A user that was there before can go on.
+        assert_eq!((volume_state.orphans(), refused.1.refused), (MAX_ORPHANS, 1));
+        // A user that opened its channel earlier may continue.
         early.1.queue.push_back(Io::new(Tag(1), Op::Read, 0, 512));
         early.0.move_io(&mut early.1, Instant::now());
         assert_eq!((early.1.begun, early.1.refused), (1024, 0));
@@ -462,11 +470,11 @@ mod tests {
         taken.0.move_io(&mut taken.1, Instant::now());
         assert_eq!((taken.1.begun, taken.1.refused), (512, 0));
         drop(left);
-        assert_eq!(served.orphans(), 0);
+        assert_eq!(volume_state.orphans(), 0);
     }
 
     #[test]
-    fn a_turn_is_bounded_in_bytes_whatever_the_length_of_a_step() {
+    fn a_turn_is_bounded_in_bytes_for_steps_of_any_length() {
         for (commands, len) in [(1, 8 << 20), (200, 1 << 20), (256, 64 << 10), (256, 512)] {
             let mut channels = channels(&Arc::new(AtomicBool::new(true)));
             let mut session = Endless::new(commands, len);
@@ -482,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_queue_of_short_requests_is_done_in_one_turn() {
+    fn a_deep_queue_of_short_requests_completes_in_one_turn() {
         let mut channels = channels(&Arc::new(AtomicBool::new(true)));
         let mut session = Endless::new(256, 4096);
         channels.move_io(&mut session, Instant::now());
@@ -490,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_completes_all_at_once_is_handed_back_over_several_turns() {
+    fn simultaneous_completions_are_delivered_over_several_turns() {
         let is_released = Arc::new(AtomicBool::new(false));
         let (mut channels, mut session) = (channels(&is_released), Endless::new(8, 1 << 20));
         while channels.move_io(&mut session, Instant::now()) == Progress::More {}
@@ -504,10 +512,10 @@ mod tests {
     }
 
     #[test]
-    fn latencies_and_failures_are_counted_by_origin_and_stay_when_a_user_has_ended() {
+    fn latencies_and_failures_are_counted_by_origin_and_remain_after_a_user_has_ended() {
         let is_released = Arc::new(AtomicBool::new(false));
         let exports = exports(&is_released);
-        let served = exports.served(VolumeId(0)).unwrap();
+        let volume_state = exports.volume_state(VolumeId(0)).unwrap();
         let origin = Origin { protocol: "nbd", listener: "127.0.0.1:10809".into() };
         let core = TestCore::new().as_core();
         let mut channels = Channels::new(exports.clone(), core, Waker::idle(), origin.clone());
@@ -516,14 +524,14 @@ mod tests {
         session.queue.push_back(Io::new(Tag(7 << 32), Op::Read, 8 << 20, 512));
         let begun = Instant::now();
         channels.move_io(&mut session, begun);
-        let sums = served.traffic_by_origin();
+        let sums = volume_state.traffic_by_origin();
         assert_eq!((sums[0].traffic.reads, sums[0].latency.reads.count(), sums[0].traffic.users), (2, 0, 1));
         assert_eq!(sums[0].in_flight(), 2);
         is_released.store(true, Ordering::Relaxed);
-        // The session asks again, which completes in its own poll.
+        // The session submits another read, which completes in its own poll.
         channels.move_io(&mut session, begun + Duration::from_millis(5));
         drop(channels);
-        let [sum] = &served.traffic_by_origin()[..] else { panic!("one origin") };
+        let [sum] = &volume_state.traffic_by_origin()[..] else { panic!("one origin") };
         assert_eq!((&sum.origin, sum.traffic.users, sum.traffic.failed), (&origin, 0, 1));
         assert_eq!(sum.failures.iter().sum::<u64>(), 1);
         assert_eq!(sum.failures[error_kind(&IoError::OutOfRange)], 1);

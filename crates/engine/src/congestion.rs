@@ -13,7 +13,7 @@ use std::str::FromStr;
 pub struct Congestion(String);
 
 impl Congestion {
-    /// The algorithm of new sockets; `None` if the system does not say.
+    /// The algorithm of new sockets; `None` if it is unknown.
     #[must_use]
     pub fn system_default() -> Option<Congestion> {
         sysctl("tcp_congestion_control")?.parse().ok()
@@ -52,7 +52,7 @@ impl Congestion {
     /// Checks that this process may use the algorithm.
     ///
     /// # Errors
-    /// A message that says why not and what to do.
+    /// A message with the reason and a remedy.
     pub fn check(&self) -> Result<(), String> {
         let set = || self.set_for(&Socket::new(Domain::IPV4, Type::STREAM.cloexec(), None)?);
         set().map_err(|error| self.refusal(&error, |name| sysctl(name).unwrap_or_default()))
@@ -109,7 +109,7 @@ mod tests {
     use crate::socket::{Address, Listener, Stream};
 
     #[test]
-    fn both_ends_of_a_connection_have_the_one_that_was_asked_for() {
+    fn both_ends_of_a_connection_use_the_configured_algorithm() {
         // Every kernel has `reno`, and every user may choose it.
         let reno: Congestion = "reno".parse().unwrap();
         reno.check().unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unix_socket_has_none() {
+    fn a_unix_socket_has_no_congestion_control() {
         let reno: Congestion = "reno".parse().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let listener = Listener::bind_with(&Address::Unix(dir.path().join("socket")), Some(&reno)).unwrap();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused_with_what_to_do() {
+    fn an_unusable_algorithm_is_refused_with_a_remedy() {
         let name: Congestion = "nosuch".parse().unwrap();
         let said = name.check().unwrap_err();
         assert!(said.starts_with("this kernel has no congestion control nosuch; it has "), "{said}");

@@ -1,7 +1,7 @@
 //! A socket joined with the session that parses and produces its bytes.
 //!
-//! A poll parses what is buffered, receives once, parses that, and later sends everything queued
-//! with one gathering call. Data is received into a large [`Chunk`], from which sessions borrow
+//! A poll parses what is buffered, receives, parses that, and later sends everything queued with
+//! one gathering call. Data is received into a large [`Chunk`], from which sessions borrow
 //! payload without a copy; larger payload is received straight to where the session wants it. An
 //! idle connection holds no buffer.
 //!
@@ -140,7 +140,9 @@ impl<H: Host> Connection<H> {
         &self.stream
     }
 
-    /// Feeds the session what is buffered, receiving at most once.
+    /// Feeds the session what is buffered, receiving once. A stream that mostly carries placed
+    /// payload receives again while the socket is not empty, up to [`CHUNK`] bytes: each place ends
+    /// a receive, and a turn that sends one reply for each would cost its peer a turn, too.
     ///
     /// # Errors
     /// If the socket failed or the peer broke the protocol. The outbox should still be sent then:
@@ -148,6 +150,7 @@ impl<H: Host> Connection<H> {
     #[inline]
     pub fn receive<S: StreamSession>(&mut self, session: &mut S) -> Result<Inflow, Broken> {
         let mut inflow = Inflow::Empty;
+        let received_before = self.transferred_bytes;
         self.is_blocked = false;
         loop {
             let (wanted, place) = match self.feed(session)? {
@@ -173,11 +176,13 @@ impl<H: Host> Connection<H> {
             if self.has_ended {
                 return Ok(Inflow::Finished);
             }
-            if inflow != Inflow::Empty {
+            let is_enough = self.transferred_bytes - received_before >= CHUNK as u64;
+            if inflow != Inflow::Empty && (is_enough || inflow != Inflow::More || !session.is_mostly_placed())
+            {
                 return Ok(inflow);
             }
             let len = match wanted {
-                ..=WANTED_BESIDE_PLACES if session.is_mostly_placed() => CHUNK_BESIDE_PLACES,
+                ..=MOST_IN_HEADER_CHUNK if session.is_mostly_placed() => HEADER_CHUNK,
                 _ if self.pool().is_short() => SHORT_CHUNK,
                 _ => CHUNK,
             };
@@ -194,7 +199,8 @@ impl<H: Host> Connection<H> {
                     }
                     return Ok(Inflow::Finished);
                 }
-                None => return Ok(Inflow::Empty),
+                None if inflow == Inflow::Empty => return Ok(Inflow::Empty),
+                None => return Ok(Inflow::Drained),
             }
         }
     }
@@ -247,9 +253,9 @@ impl<H: Host> Connection<H> {
         self.shrink();
     }
 
-    /// Whether the peer has closed its side while the session takes none of the input left.
+    /// Whether the peer has closed its side while the session does not consume the remaining input.
     #[must_use]
-    pub fn is_left(&self) -> bool {
+    pub fn is_abandoned(&self) -> bool {
         self.ended != StreamEnd::Not && self.is_blocked
     }
 
@@ -383,10 +389,10 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// Makes room for `wanted` contiguous bytes in a chunk of `len` bytes that is mostly free. If
-    /// the pool is exhausted, the chunk is just large enough and from the heap: a connection that
-    /// cannot receive could neither complete the requests that hold buffers nor see its peer
-    /// disconnect.
+    /// Makes room for `needed` contiguous bytes in a chunk of `len` bytes that is mostly free. If
+    /// the pool is exhausted, the chunk is allocated from the heap and just large enough: a
+    /// connection that cannot receive could neither complete the requests that hold buffers nor see
+    /// its peer disconnect.
     #[inline]
     fn make_room(&mut self, needed: usize, len: usize) {
         let mut unread = 0;
@@ -451,24 +457,27 @@ enum Feed {
     Closed,
 }
 
-const CUT: ProtocolError =
-    ProtocolError { what: "left in the middle of a message", reference: "a message is sent whole" };
-/// Receive buffer, in bytes: deep write queues need 128 KiB, and no parser needs half of it at
-/// once.
+const CUT: ProtocolError = ProtocolError {
+    what: "closed the connection in the middle of a message",
+    reference: "a message is sent whole",
+};
+/// Size of a receive buffer, in bytes: deep write queues need 128 KiB, and no parser needs half of
+/// it at once.
 const CHUNK: usize = 256 << 10;
 const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);
-/// Most bytes received at once by a core that sleeps when idle. When it wakes up, a whole deep
-/// queue has arrived; if it answered that as one batch, the peer would sleep meanwhile, and the two
-/// would alternate. Answers to the first part wake the peer early. Measured with 4 KiB writes: 1.3
-/// to 1.4 times the IOPS at depth 32; at depth 128 a core that spins would lose, and halving what
-/// still waits gives 1.03 to 1.12 times.
+/// Most bytes received at once by a core that sleeps when idle. A whole deep queue has arrived when
+/// such a core wakes up. If it replied to all of it in one batch, the two sides would sleep
+/// alternately; replies to the first part wake the peer early. Measured with 4 KiB writes: 1.3 to
+/// 1.4 times the IOPS at depth 32. At depth 128 a core that spins would be slower with this limit.
 const AT_ONCE_AFTER_SLEEP: usize = 64 << 10;
-/// A chunk with less than 1/`ROOM` free is replaced: short receives cost more than moving the rest.
+/// A chunk of which less than 1/`ROOM` is free is replaced: short receives cost more than copying
+/// the rest.
 const ROOM: usize = 4;
-/// Receive buffer of a session that has most payload placed: only headers pass through it.
-const CHUNK_BESIDE_PLACES: usize = SMALL_CHUNK;
-/// A session that needs more contiguous bytes than this gets a whole chunk even so.
-const WANTED_BESIDE_PLACES: usize = CHUNK_BESIDE_PLACES / 2;
+/// Size of the receive buffer of a session that receives most payload in place: only headers pass
+/// through the buffer.
+const HEADER_CHUNK: usize = SMALL_CHUNK;
+/// A session that needs more contiguous bytes than this gets a chunk of full size.
+const MOST_IN_HEADER_CHUNK: usize = HEADER_CHUNK / 2;
 const SMALL_CHUNK: usize = 4096;
 /// Receive buffer while the pool is short of memory.
 const SHORT_CHUNK: usize = 16 << 10;

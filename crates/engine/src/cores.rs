@@ -142,7 +142,7 @@ impl Drop for Cores {
         for thread in &mut self.threads {
             match thread.thread.take().map(JoinHandle::join) {
                 Some(Err(_)) => tracing::error!("a core has panicked"),
-                Some(Ok(Err(error))) => tracing::error!("a core's ring broke: {error}"),
+                Some(Ok(Err(error))) => tracing::error!("a core's io_uring failed: {error}"),
                 Some(Ok(Ok(()))) | None => {}
             }
         }

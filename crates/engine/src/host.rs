@@ -146,7 +146,7 @@ pub trait ByteStream: Sized {
     /// What has ended, as far as known without receiving.
     fn ended(&self) -> StreamEnd;
 
-    /// Wakes the task once when more has ended than `so_far`, whatever can be received.
+    /// Wakes the task once when more has ended than `so_far`, even if input is unread.
     fn wake_when_ended(&self, so_far: StreamEnd, watch: &Self::Watch);
 }
 

@@ -18,7 +18,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::iscsi::sessions::{ConnectionControl, MAX_LOGINS};
-use blockmux_proto::session::Home;
+use blockmux_proto::session::CoreHandle;
 use blockmux_volume::Core;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -76,7 +76,7 @@ impl Portal {
         };
         let local_ip = stream.local_ip().map(in_brackets).unwrap_or_default();
         let hang_up = Arc::new(SocketHandle(stream.share()));
-        let sessions = core.local(|| LocalSessions::new(Home::new(core.inbox().clone())));
+        let sessions = core.local(|| LocalSessions::new(CoreHandle::new(core.inbox().clone())));
         let (node, pool) = (self.node.clone(), core.pool().for_peer_at(stream.peer_ip()));
         let for_peer = pool.clone();
         let session =
@@ -89,9 +89,9 @@ impl Portal {
         };
         let session = PortSession::new(session, Box::new(accept), arrival.sent);
         let portal = self.clone();
-        let hand_over = Box::new(move |home: &Home, arrival| {
+        let hand_over = Box::new(move |owner_core: &CoreHandle, arrival| {
             let portal = portal.clone();
-            if let Some(inbox) = home.way::<Inbox>() {
+            if let Some(inbox) = owner_core.downcast::<Inbox>() {
                 inbox.send(move |core| portal.serve(core, arrival));
             }
         });
@@ -117,7 +117,7 @@ impl ConnectionControl for SocketHandle {
     }
 }
 
-/// In brackets if IPv6, as before a colon and a port.
+/// The address in brackets if it is IPv6, as before a colon and a port.
 fn in_brackets(ip: IpAddr) -> String {
     match ip {
         IpAddr::V4(ip) => ip.to_string(),

@@ -26,7 +26,7 @@ pub fn load() {
 /// If the kernel lacks TLS, or the socket is no TCP socket.
 pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
     let forgone = *FORGONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if forgone.is_some_and(|since| since.elapsed() < ASKS_AGAIN_AFTER) {
+    if forgone.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let attached = set_option(fd, libc::SOL_TCP, libc::TCP_ULP, b"tls");
@@ -79,7 +79,7 @@ fn crypto_info(keys: &RecordKeys) -> Vec<u8> {
 /// When the kernel was found to lack TLS. Only new connections read it, so a lock is cheap enough.
 static FORGONE: Mutex<Option<Instant>> = Mutex::new(None);
 /// How long kTLS is not tried after that.
-const ASKS_AGAIN_AFTER: Duration = Duration::from_secs(60);
+const RETRY_AFTER: Duration = Duration::from_secs(60);
 /// `linux/tls.h`, since Linux 6.0.
 const TLS_RX_EXPECT_NO_PAD: libc::c_int = 4;
 
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_laid_out_as_the_kernel_has_it() {
+    fn keys_have_the_kernels_layout() {
         let iv = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
         let info =
             |key_len| crypto_info(&RecordKeys { key: vec![0xaa; key_len].into(), iv, sequence: 0x0102 });

@@ -7,7 +7,7 @@
 //!            └───────────────────────────────────────────────────────────┘
 //! ```
 //! A [`reactor::Reactor`] is one core: a thread that runs [`reactor::Task`]s to completion and
-//! shares nothing. It sleeps in its ring, which tells of sockets that became readable, file I/O
+//! shares nothing. It sleeps in its ring, which reports sockets that became readable, file I/O
 //! that completed, and messages from other threads. Data of sockets moves by plain non-blocking
 //! system calls, and data of files through the ring: see
 //! `docs/decisions/0001-sockets-by-system-call.md`.

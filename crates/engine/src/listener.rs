@@ -85,7 +85,7 @@ pub struct Permit {
     open: Arc<AtomicUsize>,
     part: Arc<AtomicUsize>,
     left: Arc<AtomicUsize>,
-    /// The peer has disconnected, and the share was given back.
+    /// The peer has disconnected, and the share was released.
     is_orphaned: bool,
     protocol: &'static str,
     listener: Arc<ListenerCounters>,
@@ -341,7 +341,7 @@ impl Permit {
         self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed))
     }
 
-    /// The peer has disconnected with I/O in flight, which may never end. The share is given back;
+    /// The peer has disconnected with I/O in flight, which may never end. The share is released;
     /// such connections are counted separately, and limited for each volume.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.is_orphaned, true) {
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_takes_the_place_of_the_oldest_that_is_still_in_its_handshake() {
+    fn at_the_limit_a_new_connection_replaces_the_oldest_one_in_its_handshake() {
         let (limit, cut) = (ConnectionLimit::new(3), Cut::default());
         let mut permits: Vec<_> = (0..3).map(|number| admit(&limit, &cut, number).unwrap()).collect();
         permits[0].establish();
@@ -530,13 +530,13 @@ mod tests {
         drop(permits.remove(1));
         assert_eq!(limit.open(), 3);
         permits.iter().for_each(Permit::establish);
-        assert!(admit(&limit, &cut, 4).is_none(), "all have a right to be there");
+        assert!(admit(&limit, &cut, 4).is_none(), "no connection is replaceable");
         permits.clear();
         assert_eq!((limit.open(), limit.open_of_part()), (0, 0));
     }
 
     #[test]
-    fn a_newcomer_takes_the_place_of_a_session_that_is_kept_before_that_of_a_handshake() {
+    fn at_the_limit_a_new_connection_replaces_a_lingering_session_before_a_handshake() {
         let (limit, cut) = (ConnectionLimit::new(3), Cut::default());
         let mut kept: Vec<_> = (0..2).map(|number| admit(&limit, &cut, number).unwrap()).collect();
         let handshake = admit(&limit, &cut, 2).unwrap();
@@ -544,20 +544,20 @@ mod tests {
             permit.establish();
             permit.linger();
         }
-        let newcomer = admit(&limit, &cut, 3).unwrap();
-        newcomer.establish();
+        let new_one = admit(&limit, &cut, 3).unwrap();
+        new_one.establish();
         assert_eq!(
             (kept[0].is_replaced(), kept[1].is_replaced(), handshake.is_replaced()),
             (true, false, false)
         );
         drop(kept);
-        assert_eq!(limit.open(), 2, "one place was the newcomer's by then");
-        drop((newcomer, handshake));
+        assert_eq!(limit.open(), 2, "the new connection has one share");
+        drop((new_one, handshake));
         assert_eq!((limit.open(), limit.lingering.lock().unwrap().len()), (0, 0));
     }
 
     #[test]
-    fn who_leaves_i_o_behind_gives_its_place_to_another() {
+    fn an_orphaned_connection_releases_its_share_of_the_limit() {
         let (limit, cut) = (ConnectionLimit::new(1), Cut::default());
         let mut gone = admit(&limit, &cut, 0).unwrap();
         gone.leave();
@@ -568,11 +568,11 @@ mod tests {
         assert!(admit(&limit, &cut, 2).is_none());
         drop(gone);
         assert_eq!((limit.open(), limit.open_of_part(), limit.orphaned()), (1, 1, 0));
-        assert!(cut.lock().unwrap().is_empty(), "who has left is cut by nobody");
+        assert!(cut.lock().unwrap().is_empty(), "an orphaned connection is not shut down");
     }
 
     #[test]
-    fn who_has_most_handshakes_open_loses_one_for_a_newcomer() {
+    fn the_source_with_the_most_handshakes_loses_one_to_a_new_connection() {
         let (limit, cut) = (ConnectionLimit::new(usize::MAX), Cut::default());
         let (nbd, iscsi) = (limit.for_part("nbd"), limit.for_part("iscsi"));
         let slow = admit(&iscsi, &cut, 1000).unwrap();
@@ -580,7 +580,7 @@ mod tests {
         assert_eq!(
             (*cut.lock().unwrap()).as_slice(),
             [0, 1, 2, 3],
-            "the others' listener is not their affair"
+            "the other listener keeps its connections"
         );
         let number = cut.clone();
         let from_elsewhere =
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_in_their_handshakes_at_a_time() {
+    fn connections_in_their_handshake_are_limited() {
         let (limit, cut) = (ConnectionLimit::new(usize::MAX), Cut::default());
         let permits: Vec<_> = (0..MOST_HALF_OPEN + 2).map(|number| admit(&limit, &cut, number)).collect();
         assert!(permits.iter().all(Option::is_some));

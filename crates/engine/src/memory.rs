@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Maps `len` bytes of zeroes, in huge pages where available. Pages are allocated at first use.
 ///
 /// # Errors
-/// If the address space has no such range.
+/// If the address space has no free range of this length.
 pub fn map_pages(len: usize) -> io::Result<Arc<Pages>> {
     let reserved = len.max(1).checked_add(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
     // SAFETY: an anonymous private mapping at an address of the kernel's choice touches nothing

@@ -1,6 +1,6 @@
 //! NBD on sockets: serving exports and connecting to one.
 
-use crate::blocking::{self, run_secured};
+use crate::blocking::{self, LoginTimeouts, run_secured};
 use crate::connection::Broken;
 use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, TlsKeys, check_unchanged};
 use crate::listener::Serve;
@@ -63,7 +63,7 @@ pub struct NbdEndpoint {
     pub reconnect_timeout: Duration,
     /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
-    /// TLS, without which nothing is asked of the server then.
+    /// TLS credentials; `None`: TLS is not requested.
     pub tls: Option<ClientTls>,
 }
 
@@ -124,7 +124,7 @@ fn ask(
     let session = NbdInitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
     let mut session = if tls.is_some() { session.with_tls() } else { session };
     let ran = tls.map(ClientTls::secure).transpose().map_err(Broken::from).and_then(|secure| {
-        run_secured(address, secure, &mut session, LOG_IN_TIMEOUT, NbdInitiatorSession::is_over)
+        run_secured(address, secure, &mut session, LOG_IN_TIMEOUTS, NbdInitiatorSession::is_over)
     });
     ran.map_err(|broken| NbdConnectError::broken(address, broken))?;
     match session.refusal() {
@@ -175,10 +175,17 @@ impl Dialer for NbdDialer {
     }
 
     fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {
-        session.refusal().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        session.refusal().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }
 
-const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeouts of a handshake. The greeting of a server that is merely slow arrives well before.
+const LOG_IN_TIMEOUTS: LoginTimeouts = LoginTimeouts {
+    total: Duration::from_secs(10),
+    greeting: Some((
+        Duration::from_secs(3),
+        "NBD servers speak first, so this port probably serves another protocol, such as iSCSI or NVMe/TCP",
+    )),
+};
 /// Pool of a handshake, in bytes.
 const LOG_IN_POOL: usize = 4 << 20;

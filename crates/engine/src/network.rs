@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_within_is_done_there_and_nowhere_else() {
+    fn only_the_given_work_runs_in_the_namespace() {
         let here = own();
         let network = match Network::new() {
             Ok(network) => network,

@@ -32,7 +32,10 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
         let (connect, is_crowded) = node.begin_connect(stream.peer_ip(), hang_up.clone());
         if is_crowded {
             let peer = stream.peer();
-            warn!(peer, "{MAX_UNCONNECTED} others have no queue yet; one of those from one address is cut");
+            warn!(
+                peer,
+                "{MAX_UNCONNECTED} connections have no queue yet; the oldest one of the address with the most is closed"
+            );
         }
         let (seed, region_seed) = match (sys::random_bytes(), sys::random_bytes()) {
             (Ok(seed), Ok(region_seed)) => (seed, region_seed),
@@ -50,7 +53,8 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
                 let core = core.clone();
                 Box::new(move |waker| cross_thread_waker(&core, waker))
             });
-        let session = if stream.paces_here() { session.fetching_at_most(ASKED_OF_PACED) } else { session };
+        let session =
+            if stream.paces_here() { session.fetching_at_most(REQUESTED_OF_PACED) } else { session };
         let setup = Setup {
             pool: pool.clone(),
             seed: region_seed,
@@ -72,7 +76,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
 
 /// On loopback, a host with a pacing congestion control is slower with more data in flight, in
 /// bytes; see decision 36.
-const ASKED_OF_PACED: usize = 640 << 10;
+const REQUESTED_OF_PACED: usize = 640 << 10;
 
 /// Converts a key to its TLS form.
 pub(crate) fn tls_key(key: &TlsPsk) -> Psk {

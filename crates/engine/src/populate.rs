@@ -2,8 +2,9 @@
 //! zeroes pages.
 //!
 //! [`populate_at_once`] works before the volume is used, in huge pages. The rest is left to
-//! [`populate_behind`]: in small pages, by threads of idle priority. A serving core may have to
-//! wait for a fault next to its own, and zeroing a huge page takes milliseconds. See decision 35.
+//! [`populate_in_background`]: in small pages, by threads of idle priority. A serving core may have
+//! to wait for a fault next to its own, and zeroing a huge page takes milliseconds. See decision
+//! 35.
 
 use crate::sys;
 use blockmux_volume::Pages;
@@ -46,7 +47,7 @@ pub fn populate_at_once(pages: &Pages, len: usize, end: Option<Instant>) -> usiz
 
 /// Populates `from..to` in the background, after earlier calls; ends early when the pages are
 /// dropped. Each thread calls `on_start` first.
-pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize, on_start: fn()) {
+pub fn populate_in_background(pages: &Arc<Pages>, from: usize, to: usize, on_start: fn()) {
     if from >= to {
         return;
     }
@@ -54,7 +55,7 @@ pub fn populate_behind(pages: &Arc<Pages>, from: usize, to: usize, on_start: fn(
     queue.jobs.push_back(PopulateJob { pages: Arc::downgrade(pages), next: from, end: to });
     while queue.threads < threads() {
         let thread = thread::Builder::new().name("populate".to_owned());
-        match thread.spawn(move || work_behind(on_start)) {
+        match thread.spawn(move || run_background_thread(on_start)) {
             Ok(_) => queue.threads += 1,
             Err(error) => {
                 debug!("cannot start a thread that populates memory: {error}");
@@ -85,7 +86,7 @@ fn queue() -> MutexGuard<'static, PopulateQueue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn work_behind(on_start: fn()) {
+fn run_background_thread(on_start: fn()) {
     on_start();
     if let Err(error) = sys::use_idle_priority() {
         debug!("cannot lower the priority of a thread that populates memory: {error}");
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_in_memory_after_it_and_what_was_written_stays() {
+    fn populating_makes_pages_resident_and_keeps_their_content() {
         let pages = map_pages(LEN).unwrap();
         let seg = Memory::from_pages(&pages).seg(0, LEN);
         pages.expect_populated(LEN);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_touches_first_gets_a_small_page() {
+    fn a_page_touched_before_it_is_populated_is_small() {
         let pages = map_pages(LEN).unwrap();
         assert_eq!(populate_at_once(&pages, LEN, Some(Instant::now())), 0);
         let first = Memory::from_pages(&pages).seg(4 << 20, 1);
@@ -166,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn the_background_takes_what_is_left_and_loses_no_write() {
+    fn populating_in_the_background_finishes_and_loses_no_write() {
         let pages = map_pages(LEN).unwrap();
         let seg = Memory::from_pages(&pages).seg(0, LEN);
         pages.expect_populated(LEN);
         pages.use_small_pages();
-        populate_behind(&pages, 0, LEN, || {});
+        populate_in_background(&pages, 0, LEN, || {});
         for at in (0..LEN).step_by(4096) {
             Memory::from_pages(&pages).seg(at, 1).copy_from(b"x");
         }
@@ -184,9 +185,9 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_dropped_are_populated_no_further() {
+    fn populating_stops_when_the_pages_are_dropped() {
         let pages = map_pages(1 << 30).unwrap();
-        populate_behind(&pages, 0, 1 << 30, || {});
+        populate_in_background(&pages, 0, 1 << 30, || {});
         drop(pages);
         while pending_bytes() > 0 {
             thread::yield_now();

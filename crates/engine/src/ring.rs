@@ -179,7 +179,7 @@ impl Registration {
     /// Pushes I/O, which the next `submit` or `submit_and_wait` submits.
     ///
     /// # Safety
-    /// Memory and descriptors that `entry` names must stay valid until the completer is told of
+    /// Memory and descriptors that `entry` names must stay valid until the completer is notified of
     /// `token`. What the completer owns stays valid that long, because the ring owns the completer.
     #[inline]
     pub unsafe fn push(&self, entry: squeue::Entry, token: u32) {

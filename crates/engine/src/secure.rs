@@ -17,12 +17,12 @@
 //! If the kernel supports kTLS, it gets the keys as soon as the handshake is complete and both
 //! directions are at a record boundary (`kernel`). From then on plaintext is sent to and received
 //! from the socket directly. Until then, at most the rest of one record is received at a time
-//! (`border`). If the kernel cannot, the library goes on.
+//! (`boundary`). If the kernel cannot, the library goes on.
 //!
 //! Timeouts are the session's: until the handshake is complete it receives nothing while its own
 //! timeout runs.
 
-mod border;
+mod boundary;
 mod kernel;
 
 use crate::broken::Broken;
@@ -35,8 +35,8 @@ pub use blockmux_tls::{
 };
 use blockmux_tls::{Tls, TlsPeer};
 use blockmux_volume::{Chunk, Memory, Pool};
-use border::Border;
-use kernel::{ByKernel, HandedOver};
+use boundary::RecordBoundary;
+use kernel::{HandedOver, KernelTls};
 use std::io;
 use tracing::debug;
 
@@ -60,7 +60,7 @@ pub struct Secure {
     /// kTLS is attached to the socket, without keys yet.
     is_attached: bool,
     /// Record boundaries of the input, tracked while the kernel is to take over at one.
-    border: Border,
+    boundary: RecordBoundary,
 }
 
 /// How the connections to a server use TLS; a clone is another handle.
@@ -93,7 +93,7 @@ enum Stage {
     },
     Tls(Box<Tls>),
     /// The kernel makes and decrypts the records.
-    Kernel(Box<ByKernel>),
+    Kernel(Box<KernelTls>),
 }
 
 /// Result of receiving.
@@ -137,7 +137,7 @@ impl Secure {
             is_dormant: false,
             wants_kernel: true,
             is_attached: false,
-            border: Border::default(),
+            boundary: RecordBoundary::default(),
         }
     }
 
@@ -153,7 +153,7 @@ impl Secure {
         Secure { is_dormant: true, ..self }
     }
 
-    /// The session demands TLS. Returns whether that is news.
+    /// The session demands TLS; returns whether this is the first time.
     pub(crate) fn start(&mut self) -> bool {
         std::mem::replace(&mut self.is_dormant, false)
     }
@@ -228,14 +228,14 @@ impl Secure {
 
     /// Receives once; while the kernel is to take over, at most up to the next record boundary.
     fn receive_records<S: ByteStream>(&mut self, stream: &mut S, pool: &Pool) -> io::Result<usize> {
-        let most = if self.wants_kernel { self.border.missing() } else { usize::MAX };
+        let most = if self.wants_kernel { self.boundary.missing() } else { usize::MAX };
         let incoming = self.room_for_records(pool);
         let before = incoming.unread().len();
         let received = stream.receive(incoming, most)?;
         if self.wants_kernel
             && let Some(incoming) = &self.incoming
         {
-            self.border.pass(&incoming.unread()[before..]);
+            self.boundary.pass(&incoming.unread()[before..]);
         }
         Ok(received)
     }
@@ -251,7 +251,7 @@ impl Secure {
             return Ok(true);
         }
         let is_unread = self.incoming.as_ref().is_some_and(|chunk| !chunk.unread().is_empty());
-        let is_between = self.outgoing.is_empty() && self.border.is_between() && !is_unread;
+        let is_between = self.outgoing.is_empty() && self.boundary.is_between() && !is_unread;
         if !self.wants_kernel || !self.is_reported || !is_between || !tls.is_open() || tls.has_ended() {
             return Ok(false);
         }
@@ -434,7 +434,7 @@ impl Secure {
     fn begin(&mut self, chunk: &mut Chunk) -> Result<(), TlsError> {
         let Stage::Unknown { credentials, .. } = &self.stage else { return Ok(()) };
         let tls = Tls::server(credentials)?;
-        self.border.pass(chunk.unread());
+        self.boundary.pass(chunk.unread());
         self.incoming = Some(Chunk::from_slice(chunk.unread()));
         chunk.take(chunk.unread().len());
         self.stage = Stage::Tls(Box::new(tls));

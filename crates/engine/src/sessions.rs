@@ -80,9 +80,9 @@ impl Sessions {
         Sessions { all: self.all.clone(), listener: listener.into() }
     }
 
-    /// Asks the sessions that are meant to end as they do when the process stops: I/O in flight
-    /// completes, new requests are refused, then the connection closes. Their tasks see it when
-    /// they run next, see [`crate::cores::Cores::wake_all`].
+    /// Asks the sessions selected by `is_meant` to end as they do when the process stops: I/O in
+    /// flight completes, new requests are refused, then the connection closes. Their tasks see it
+    /// when they run next, see [`crate::cores::Cores::wake_all`].
     #[must_use]
     pub fn drain(&self, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
         let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
@@ -109,7 +109,7 @@ impl Draining {
         self.0.iter().filter_map(Weak::upgrade).map(|session| session.info()).collect()
     }
 
-    /// Closes the connections of those that have not ended yet, whatever is in flight.
+    /// Closes the connections of those that have not ended yet, even with I/O in flight.
     pub fn cut(&self) {
         let left = self.0.iter().filter_map(Weak::upgrade);
         left.for_each(|session| session.end.store(CUT, Ordering::Relaxed));
@@ -167,7 +167,7 @@ mod tests {
     use blockmux_volume::{Io, MemVolume, Op, Tag};
 
     #[test]
-    fn a_session_is_listed_with_what_it_does_until_it_ends() {
+    fn a_session_is_listed_with_its_traffic_until_it_ends() {
         let (sessions, served) = (Sessions::default(), VolumeState::new(Arc::new(MemVolume::new(1 << 20))));
         let login = Login { protocol: "nbd", initiator: String::new(), target: "a".to_owned() };
         let (one, other) = (sessions.begin(login.clone(), "x:1"), sessions.begin(login.clone(), "x:2"));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_meant_drains_and_is_cut_and_no_other() {
+    fn only_a_selected_session_drains_and_is_cut() {
         let sessions = Sessions::default();
         let login = |target: &str| Login { target: target.to_owned(), ..Login::default() };
         let here = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");

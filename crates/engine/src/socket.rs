@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_was_hung_up_has_ended_for_both_sides() {
+    fn a_connection_that_was_shut_down_has_ended_for_both_sides() {
         let listener = Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
         let Address::Tcp(address) = *listener.address() else { panic!("it listens on TCP") };
         let mut peer = std::net::TcpStream::connect(address).unwrap();
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn little_waits_in_a_socket_that_paces_within_this_machine() {
+    fn a_pacing_socket_on_loopback_has_a_small_send_buffer() {
         let any_port = Address::Tcp("127.0.0.1:0".parse().unwrap());
         let ends = |name: &str| {
             let congestion: Congestion = name.parse().unwrap();
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_has_taken_the_place_of_ours_is_left_alone() {
+    fn a_socket_file_that_has_replaced_ours_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let address = Address::Unix(path.clone());
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_socket_is_left_alone() {
+    fn a_file_that_is_no_socket_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("precious");
         std::fs::write(&path, "data").unwrap();

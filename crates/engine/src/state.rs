@@ -2,9 +2,9 @@
 //! and settings of an AoE disk.
 //!
 //! ```text
-//!   DIRECTORY/volume-UUID.reservations    length u16 | identity | image, as `Served` makes it
+//!   DIRECTORY/volume-UUID.reservations    length u16 | identity | image of the reservations
 //!   DIRECTORY/volume-UUID.lock            locked by the process that has the volume's reservations
-//!   DIRECTORY/e7.3.aoe, e7.3.lock         AoE disk e7.3: image as `Kept` makes it, and lock
+//!   DIRECTORY/e7.3.aoe, e7.3.lock         AoE disk e7.3: image of the disk's settings, and lock
 //! ```
 //!
 //! Nothing is created before the first save. A thread then writes each image to a new file, flushes
@@ -23,7 +23,7 @@ use tracing::warn;
 
 /// Saves the image of one volume's reservations, or of one disk's settings, to a file.
 pub struct StateFile {
-    shared: Arc<Shared>,
+    shared: Arc<FileState>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -46,19 +46,19 @@ pub enum StateError {
         path: PathBuf,
     },
     /// Another user owns the file or directory, and could so change who is excluded from a volume.
-    #[error("{}: is somebody else's; make it your own, with chown, or name another directory", path.display())]
+    #[error("{}: belongs to another user; change its owner with chown, or name another directory", path.display())]
     NotOurs {
         /// The file or directory.
         path: PathBuf,
     },
     /// Another process holds the lock.
-    #[error("{}: another blockmux keeps this; stop it, or give one of them another directory", path.display())]
+    #[error("{}: is locked by another blockmux; stop it, or give one of them another directory", path.display())]
     Locked {
         /// The lock file.
         path: PathBuf,
     },
     /// The file has another format or belongs to another volume.
-    #[error("{}: is not what was kept of this volume; move it away to serve the volume without", path.display())]
+    #[error("{}: is not the saved state of this volume; move it away to serve the volume without saved reservations", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -86,12 +86,12 @@ impl StateFile {
         extension: &str,
         identity: &str,
     ) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
-        let place = Place::new(directory, name, extension, identity);
+        let place = StatePaths::new(directory, name, extension, identity);
         let (lock, image) = match place.read()? {
             Some((lock, image)) => (Some(lock), image),
             None => (None, Vec::new()),
         };
-        let shared = Shared { place, state: Mutex::default(), changed: Condvar::new() };
+        let shared = FileState { place, state: Mutex::default(), changed: Condvar::new() };
         shared.state().lock = lock;
         let file = StateFile { shared: Arc::new(shared), writer: Mutex::default() };
         Ok((Arc::new(file), image))
@@ -135,7 +135,7 @@ impl ReservationStore for StateFile {
             match thread::Builder::new().name("state".to_owned()).spawn(move || shared.write_all()) {
                 Ok(handle) => *writer = Some(handle),
                 Err(error) => {
-                    warn!("{}: cannot be kept: {error}", self.path().display());
+                    warn!("{}: cannot be saved: {error}", self.path().display());
                     (state.pending, state.failed) = (None, ticket);
                 }
             }
@@ -167,8 +167,8 @@ impl Drop for StateFile {
 }
 
 /// State shared with the writer thread.
-struct Shared {
-    place: Place,
+struct FileState {
+    place: StatePaths,
     state: Mutex<WriterState>,
     changed: Condvar,
 }
@@ -185,7 +185,7 @@ struct WriterState {
     lock: Option<File>,
 }
 
-impl Shared {
+impl FileState {
     fn state(&self) -> MutexGuard<'_, WriterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -220,7 +220,7 @@ impl Shared {
 }
 
 /// Paths of one state file.
-struct Place {
+struct StatePaths {
     directory: PathBuf,
     file: PathBuf,
     new_file: PathBuf,
@@ -228,10 +228,10 @@ struct Place {
     identity: String,
 }
 
-impl Place {
-    fn new(directory: &Path, name: &str, extension: &str, identity: &str) -> Place {
+impl StatePaths {
+    fn new(directory: &Path, name: &str, extension: &str, identity: &str) -> StatePaths {
         let file = |extension: &str| directory.join(format!("{name}.{extension}"));
-        Place {
+        StatePaths {
             directory: directory.to_owned(),
             file: file(extension),
             new_file: file("new"),
@@ -318,8 +318,8 @@ fn options(writes: bool) -> fs::OpenOptions {
     options
 }
 
-/// Names the user that this process will become once everything is open: what it owns is as good as
-/// the process's own.
+/// Sets the user that this process will switch to after opening everything. Files of this user
+/// count as the process's own.
 pub fn will_become(user: u32) {
     SERVICE_USER.get_or_init(|| user);
 }
@@ -384,14 +384,14 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("a/state");
         let (file, image) = open(&directory).unwrap();
-        assert!(image.is_empty() && !directory.exists(), "nothing is made before it is needed");
+        assert!(image.is_empty() && !directory.exists(), "nothing is created before the first save");
         assert!(save(&file, b"first") && save(&file, b"second"));
         let path = file.path().to_owned();
         (place, path)
     }
 
     #[test]
-    fn the_last_image_comes_back_and_an_empty_one_leaves_nothing() {
+    fn the_last_image_is_restored_and_an_empty_one_deletes_the_file() {
         let (_place, path) = kept();
         let directory = path.parent().unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_kept_is_known_before_anything_is_to_be() {
+    fn an_unusable_directory_is_found_before_anything_is_saved() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("file");
         fs::write(&file, b"").unwrap();
@@ -420,12 +420,12 @@ mod tests {
     }
 
     #[test]
-    fn two_processes_do_not_have_one_volume_s_reservations() {
+    fn two_processes_cannot_both_have_the_reservations_of_one_volume() {
         let (_place, path) = kept();
         let directory = path.parent().unwrap();
         let (first, _) = open(directory).unwrap();
         let error = open(directory).map(|_| ()).unwrap_err();
-        assert!(error.contains("another blockmux keeps this"), "{error}");
+        assert!(error.contains("is locked by another blockmux"), "{error}");
         assert!(save(&first, b""));
         // Without a saved image the conflict is only found at the first save.
         let (second, image) = open(directory).unwrap();
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_write_or_is_of_another_volume_is_refused() {
+    fn state_that_others_may_write_and_state_of_another_volume_are_refused() {
         let (_place, path) = kept();
         let directory = path.parent().unwrap();
         let refused = || open(directory).map(|_| ()).unwrap_err();
@@ -448,7 +448,7 @@ mod tests {
         let content = fs::read(&path).unwrap();
         for wrong in [&b""[..], &content[1..], b"\0\x04uuiD"] {
             fs::write(&path, wrong).unwrap();
-            assert!(refused().contains("is not what was kept of this volume"));
+            assert!(refused().contains("is not the saved state of this volume"));
         }
         let elsewhere = directory.join("elsewhere");
         fs::write(&elsewhere, content).unwrap();
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_another_user_is_refused() {
+    fn state_of_another_user_is_refused() {
         let (_place, path) = kept();
         let directory = path.parent().unwrap();
         let give = |path: &Path, owner: u32| chown(path, Some(owner), None);
@@ -468,7 +468,7 @@ mod tests {
                 return;
             }
             let error = open(directory).map(|_| ()).unwrap_err();
-            assert!(error.starts_with(&format!("{}: is somebody else's", place.display())), "{error}");
+            assert!(error.starts_with(&format!("{}: belongs to another user", place.display())), "{error}");
             give(place, ROOT).unwrap();
         }
         assert!(open(directory).is_ok());
@@ -479,7 +479,7 @@ mod tests {
     const NOBODY: u32 = 65534;
 
     #[test]
-    fn what_cannot_be_kept_is_said() {
+    fn a_failed_save_is_reported() {
         let place = tempfile::tempdir().unwrap();
         let in_the_way = place.path().join("file");
         fs::write(&in_the_way, "").unwrap();

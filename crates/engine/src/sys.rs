@@ -113,7 +113,7 @@ pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io
 /// As `setsockopt(2)`.
 pub fn set_option(fd: RawFd, level: libc::c_int, option: libc::c_int, value: &[u8]) -> io::Result<()> {
     let len = value.len() as libc::socklen_t;
-    // SAFETY: the value lives during the call and is as long as it says.
+    // SAFETY: the value lives during the call, and the length is that of the value.
     check(unsafe { libc::setsockopt(fd, level, option, value.as_ptr().cast(), len) } as isize).map(drop)
 }
 
@@ -153,8 +153,8 @@ pub fn recv_record(fd: RawFd, bytes: &mut [u8]) -> io::Result<(u8, usize)> {
     let mut message = control.message(&mut iovec);
     // SAFETY: what the message names is exclusive during the call.
     let received = check(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
-    // SAFETY: the kernel has written whole headers, as many as it says, and the first is looked at
-    // if there is one.
+    // SAFETY: the kernel has written whole headers, as many as it reports, and the first one is
+    // read only if there is one.
     let content_type = unsafe {
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         (!header.is_null()
@@ -261,7 +261,7 @@ pub fn enter_network(fd: &OwnedFd) -> io::Result<()> {
     Ok(move_into_link_name_space(fd.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-/// Which directions of a stream socket have ended, whatever input is unread.
+/// Which directions of a stream socket have ended, even if input is unread.
 #[must_use]
 pub fn ended(socket: &impl AsFd) -> StreamEnd {
     let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
@@ -313,11 +313,11 @@ fn free_in_heap() -> u64 {
     0
 }
 
-/// Makes the whole process one of this user and these groups, all its threads too. Capabilities
-/// end, unless the thread has been told to keep them.
+/// Switches the whole process, with all its threads, to this user and these groups. It loses its
+/// capabilities, unless the thread was told to keep them.
 ///
 /// # Errors
-/// If the process may not.
+/// If the process lacks permission.
 pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
     // SAFETY: `groups` is a slice of that many elements, and `gid_t` is `u32`.
     check(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) } as isize)?;
@@ -331,7 +331,7 @@ pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
 /// which under RLIMIT_AS are missing for buffers. Call it before threads are started.
 pub fn share_one_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it sets a number that later allocations look at.
+    // SAFETY: it sets a number that later allocations read.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }

@@ -1,10 +1,9 @@
-//! Shows that an I/O allocates nothing anywhere in the process, once a connection has been used for
-//! a while: a core that serves a volume in memory over NBD, the sockets between, and a core that
-//! reaches it, all counted together.
+//! Tests that an I/O allocates nothing in the whole process once a connection is warm. The process
+//! has a core that serves a volume in memory over NBD, and a core that accesses it over sockets.
 //!
-//! Pools and queues grow to what the traffic needs and stay there. How far they grow depends on how
-//! the two threads happen to take turns, so the test waits for a round of thousands of I/Os that
-//! allocates nothing: one allocation in every thousand would spoil each of them.
+//! Pools and queues grow to the size that the traffic needs. How far they grow depends on the
+//! scheduling of the two threads, so the test waits for a round of thousands of I/Os without an
+//! allocation: one allocation in a thousand I/Os would fail every round.
 
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
@@ -28,7 +27,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// What a round is made of.
+/// The I/Os of a round.
 #[derive(Clone, Copy, Debug)]
 struct Traffic {
     features: NbdFeatures,
@@ -38,9 +37,8 @@ struct Traffic {
     ios_per_round: u64,
 }
 
-/// Keeps reads and writes in flight, each I/O of a kind after the other: a write, a read that is
-/// lent its data, a read into its own buffer. Sends what each round has allocated until one has
-/// allocated nothing.
+/// Keeps reads and writes in flight: in turn a write, a read with borrowed data, and a read into
+/// its own buffer. Sends the number of allocations of each round, until a round has none.
 struct Driver {
     traffic: Traffic,
     channel: Box<dyn Channel>,
@@ -48,7 +46,7 @@ struct Driver {
     done: Vec<Completion>,
     submitted: u64,
     in_flight: usize,
-    /// Written by the driver itself, and kept short of growing.
+    /// Written only by the driver, with enough capacity that it never grows.
     rounds: Vec<u64>,
     before: u64,
     result: mpsc::Sender<Vec<u64>>,
@@ -91,7 +89,7 @@ impl Driver {
         self.in_flight += 1;
     }
 
-    /// Takes what has completed and asks for as much again; answers whether anything had.
+    /// Takes completions and submits as many requests; returns whether there were any.
     fn keep_going(&mut self) -> bool {
         let mut done = std::mem::take(&mut self.done);
         self.channel.poll(&mut done);
@@ -148,7 +146,7 @@ fn serve_memory(cores: &Cores) -> Address {
     address
 }
 
-/// What each round has allocated, in the whole process.
+/// The number of allocations of each round, in the whole process.
 fn allocations(traffic: Traffic) -> Vec<u64> {
     let config = CoresConfig { policy: traffic.policy, ..CoresConfig::default() };
     let (target, initiator) = (Cores::start(&config).unwrap(), Cores::start(&config).unwrap());
@@ -167,7 +165,7 @@ const EXTENDED: NbdFeatures = NbdFeatures { extended_headers: true, structured_r
 const STRUCTURED: NbdFeatures = NbdFeatures { extended_headers: false, structured_replies: true };
 const SIMPLE: NbdFeatures = NbdFeatures { extended_headers: false, structured_replies: false };
 
-/// Every form of message, in I/O that is copied and I/O that is placed.
+/// Every form of messages, with I/O that is copied and I/O that is received in place.
 const SIZES: [Traffic; 4] = [
     Traffic { len: 4 << 10, depth: 32, ios_per_round: 10_000, ..USUAL },
     Traffic { len: 4 << 10, depth: 1, ios_per_round: 2000, ..USUAL },
@@ -182,7 +180,7 @@ const USUAL: Traffic = Traffic {
     ios_per_round: 5000,
 };
 
-// One test: the counter is the process's.
+// There is one test, because the counter belongs to the process.
 #[test]
 fn thousands_of_ios_over_a_socket_allocate_nothing_in_the_whole_process() {
     let forms = [EXTENDED, STRUCTURED, SIMPLE];
@@ -192,7 +190,7 @@ fn thousands_of_ios_over_a_socket_allocate_nothing_in_the_whole_process() {
         let before = counting::of_all_threads();
         let rounds = allocations(traffic);
         assert_eq!(rounds.last(), Some(&0), "{traffic:?}: {rounds:?}");
-        // The counter counts: to connect takes memory.
+        // The counter works: connecting allocates.
         assert_ne!(counting::of_all_threads(), before);
     }
 }

@@ -1,8 +1,8 @@
-//! The suite of all volumes over AoE: a target on cores of its own, and a remote disk on the test's
-//! core, both at the loopback interface of a network of the test's own.
+//! The volume conformance suite over AoE: a target on its own cores, and a remote disk on the
+//! test's core, both on the loopback interface of a private network namespace.
 //!
-//! Each test runs itself again in such a network, which takes user namespaces or root. Where there
-//! are neither, it prints a line that begins with `skipped: ` and ends.
+//! Each test runs itself again in such a namespace, which needs user namespaces or root. Without
+//! both it prints a line that begins with `skipped: ` and ends.
 
 mod conforms;
 
@@ -19,8 +19,8 @@ use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Whether this is the test as it is meant to be, in a network of its own whose frames have that
-/// MTU. If not, it has run there, or was skipped.
+/// Whether the test runs in its own network namespace, with this MTU. Otherwise the call has run it
+/// there, or it was skipped.
 #[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
 fn is_in_own_network(test: &str, mtu: u32) -> bool {
     if std::env::var_os(INSIDE).is_some() {
@@ -43,8 +43,7 @@ fn is_in_own_network(test: &str, mtu: u32) -> bool {
     false
 }
 
-/// Runs the suite. A disk has no means to tell that it cannot be written to, only that a write was
-/// refused.
+/// Runs the suite. An AoE disk cannot report that it is read-only; only a refused write shows it.
 fn conforms_over_frames(volume: Arc<dyn Volume>) {
     let (name, description) = ("disk".to_owned(), String::new());
     let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
@@ -77,8 +76,8 @@ fn a_ram_volume_conforms_over_frames_of_two_sectors() {
 }
 
 const LOOPBACK: &str = "lo";
-/// Says that the test is in a network of its own.
+/// Set in the process that runs in the namespace.
 const INSIDE: &str = "BLOCKMUX_AOE_CONFORMANCE";
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Room for the largest transfer and more.
+/// Larger than the largest transfer.
 const SIZE: u64 = 40 << 20;

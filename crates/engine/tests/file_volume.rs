@@ -1,4 +1,4 @@
-//! File and block-device volumes on a real reactor, on files of the system's temporary folder.
+//! File and block-device volumes on a real reactor, with files in the temporary folder.
 
 mod conforms;
 
@@ -68,7 +68,7 @@ impl Bench {
         tag
     }
 
-    /// Waits for one completion or more; it polls first, and then only when woken.
+    /// Waits for at least one completion. It polls once, and then only when woken.
     fn wait(&mut self) -> Vec<Completion> {
         let mut done = Vec::new();
         self.channel.poll(&mut done);
@@ -103,7 +103,7 @@ impl Bench {
     fn extents(&mut self, offset: u64, len: u64) -> Vec<Extent> {
         match self.run(Op::BlockStatus, offset, len, None).unwrap() {
             Output::Extents(extents) => extents,
-            other => panic!("block status brought {other:?}"),
+            other => panic!("block status returned {other:?}"),
         }
     }
 }
@@ -134,7 +134,7 @@ fn skip(what: &str, why: &str) {
 }
 
 #[test]
-fn what_is_written_is_read_buffered_and_direct() {
+fn written_data_is_read_back_buffered_and_direct() {
     for direct in [false, true] {
         let mut bench = Bench::on_new_file(direct);
         let bytes = pattern(1 << 20, 1);
@@ -152,13 +152,13 @@ fn what_is_written_is_read_buffered_and_direct() {
 }
 
 #[test]
-fn the_largest_transfer_and_lists_of_many_pieces_move_whole() {
+fn the_largest_transfer_and_lists_of_many_segments_complete() {
     for direct in [false, true] {
         let mut bench = Bench::on_new_file(direct);
         let bytes = pattern(MAX_TRANSFER as usize, 2);
         bench.write(0, &bytes);
         assert!(bench.read(0, MAX_TRANSFER.into()) == bytes);
-        // More pieces than one system call takes, in reverse order of memory.
+        // More segments than one system call takes, in descending order of addresses.
         let (pieces, piece) = (3000, 512);
         let memory = Memory::from_heap(pieces * piece);
         let mut list = SgList::default();
@@ -173,7 +173,7 @@ fn the_largest_transfer_and_lists_of_many_pieces_move_whole() {
 }
 
 #[test]
-fn direct_io_bounces_memory_that_is_lent_unaligned_or_uneven() {
+fn direct_io_bounces_borrowed_and_unaligned_memory() {
     let mut bench = Bench::on_new_file(true);
     let bytes = pattern(3 << 20, 3);
     let len = bytes.len() as u64;
@@ -194,7 +194,7 @@ fn direct_io_bounces_memory_that_is_lent_unaligned_or_uneven() {
 fn requests_wait_for_memory_of_the_pool_and_all_complete() {
     let folder = tempfile::tempdir().unwrap();
     let volume = open(&folder.path().join("disk"), true);
-    // Room for two buffers, and sixteen requests that want one.
+    // The pool has two buffers, and sixteen requests need one each.
     let mut bench = Bench::with_pool(&volume, 3 * 65536);
     let tags: Vec<Tag> =
         (0..DEPTH).map(|nth| bench.submit(READ, u64::from(nth) << 16, 65536, None)).collect();
@@ -202,7 +202,7 @@ fn requests_wait_for_memory_of_the_pool_and_all_complete() {
     while found.len() < tags.len() {
         let some = bench.wait();
         assert!(some.len() <= 2);
-        // The data goes back to the pool here.
+        // Dropping the data returns its memory to the pool.
         found.extend(some.into_iter().map(|completion| {
             completion.result.unwrap();
             completion.tag
@@ -214,7 +214,7 @@ fn requests_wait_for_memory_of_the_pool_and_all_complete() {
 }
 
 #[test]
-fn memory_given_back_elsewhere_is_found_without_a_completion() {
+fn memory_freed_elsewhere_is_found_without_a_completion() {
     let folder = tempfile::tempdir().unwrap();
     let volume = open(&folder.path().join("disk"), false);
     let mut bench = Bench::with_pool(&volume, 2 * 65536);
@@ -258,7 +258,7 @@ fn cancelled_io_completes_once_all_the_same() {
 }
 
 #[test]
-fn holes_are_seen_and_punching_gives_space_back() {
+fn holes_are_reported_and_punching_frees_space() {
     let mut bench = Bench::on_new_file(true);
     bench.write(1 << 20, &pattern(1 << 20, 4));
     bench.run(Op::Flush, 0, 0, None).unwrap();
@@ -313,7 +313,7 @@ fn more_than_four_gigabytes_are_zeroed_at_once() {
 }
 
 #[test]
-fn a_file_cut_while_it_is_served_has_medium_errors() {
+fn a_file_truncated_while_it_is_served_has_medium_errors() {
     for direct in [false, true] {
         let mut bench = Bench::on_new_file(direct);
         bench.write(0, &[1; 8192]);
@@ -325,7 +325,7 @@ fn a_file_cut_while_it_is_served_has_medium_errors() {
 }
 
 #[test]
-fn what_was_cut_off_is_not_written_until_the_volume_is_resized() {
+fn a_truncated_range_is_not_written_until_the_volume_is_resized() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let options = FileOptions { size: Some(1 << 20), create: true, ..FileOptions::default() };
@@ -333,7 +333,7 @@ fn what_was_cut_off_is_not_written_until_the_volume_is_resized() {
     let mut bench = Bench::new(&volume);
     let page = |fill| Some(SgList::one(Seg::from_slice(&[fill; 4096])));
     bench.write(0, &[1; 8192]);
-    // A write comes first, and nothing has read beyond the end before it.
+    // The write is the first request; nothing has read beyond the new end before it.
     File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
     let write = Op::Write { fua: false };
     for op in [Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false }, Op::Discard { fua: false }]
@@ -343,7 +343,7 @@ fn what_was_cut_off_is_not_written_until_the_volume_is_resized() {
     assert_eq!(bench.run(write, 512 << 10, 4096, page(2)).unwrap_err(), IoError::Medium);
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192);
     bench.write(4096, &[3; 4096]);
-    // Nor is it there again when somebody extends the file by a hole.
+    // Extending the file by a hole does not restore the data.
     File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
     assert_eq!(bench.run(READ, 8192, 4096, None).unwrap_err(), IoError::Medium);
     volume.resize(Resize::Bytes(1 << 20)).unwrap();
@@ -353,7 +353,7 @@ fn what_was_cut_off_is_not_written_until_the_volume_is_resized() {
 }
 
 #[test]
-fn a_last_block_that_the_file_has_not_whole_is_filled_up_with_zeroes() {
+fn a_partial_last_block_is_padded_with_zeroes() {
     for (direct, aligned) in [(false, true), (true, true), (true, false)] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
@@ -410,7 +410,7 @@ fn an_empty_request_and_a_hint_complete() {
 }
 
 #[test]
-fn a_channel_and_its_core_may_go_with_io_in_flight() {
+fn a_channel_and_its_core_may_be_dropped_with_io_in_flight() {
     for direct in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let volume = open(&folder.path().join("disk"), direct);
@@ -452,13 +452,13 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // At once for names, and for good once the volume is closed.
+        // The path is unmounted at once, and the file system once the volume is closed.
         let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).output();
     }
 }
 
 #[test]
-fn a_full_file_system_says_so_and_works_again_when_there_is_room() {
+fn a_full_file_system_is_an_error_until_space_is_freed() {
     let Some(mount) = Mount::tmpfs("size=1m") else {
         return skip("a full file system", "only root may mount one");
     };
@@ -512,7 +512,7 @@ impl Drop for LoopDevice {
 }
 
 #[test]
-fn a_block_device_is_a_volume() {
+fn a_block_device_works_as_a_volume() {
     let folder = tempfile::tempdir().unwrap();
     let Some(device) = LoopDevice::new(folder.path()) else {
         return skip("a block device", "only root may make a loop device");
@@ -544,8 +544,8 @@ fn a_block_device_is_a_volume() {
 
 #[test]
 fn once_writes_are_lost_every_flush_fails_until_the_volume_is_opened_again() {
-    // A device whose storage is full takes writes into the page cache and loses them on the way
-    // out.
+    // A device whose storage is full accepts writes into the page cache, and loses them in the
+    // write-back.
     let device = Mount::tmpfs("size=1m").and_then(|mount| Some((LoopDevice::new(mount.0.path())?, mount)));
     let Some((device, _mount)) = device else {
         return skip("a device that loses writes", "only root may make one");
@@ -639,7 +639,7 @@ fn a_4kn_device_has_no_smaller_blocks_and_a_file_on_it_has_direct_io_with_its_ow
 #[test]
 fn a_block_device_conforms_buffered_and_direct() {
     for direct in [false, true] {
-        // In memory, because every flush of a loop device is one of the file system below it.
+        // In memory, because a flush of a loop device flushes the file system below it.
         let mount = Mount::tmpfs("size=80m");
         let device = mount.as_ref().and_then(|mount| LoopDevice::new(mount.0.path()));
         let Some(device) = device else {

@@ -1,5 +1,5 @@
-//! The suite of all volumes over iSCSI: a target on a core of its own, and a remote volume on the
-//! test's core.
+//! The volume conformance suite over iSCSI: a target on a core of its own, and a remote volume on
+//! the test's core.
 
 mod conforms;
 mod iscsi_dialer;
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Serves one volume, also as `frozen`, which refuses writes; it ends when dropped.
+/// Serves one volume, also as `frozen`, which refuses writes, until it is dropped.
 struct Target {
     address: Address,
     _cores: Cores,
@@ -51,7 +51,7 @@ impl Target {
         Target { address, _cores: cores }
     }
 
-    /// Runs the suite with these wishes.
+    /// Runs the suite with these parameters proposed.
     fn conforms(&self, proposal: OperationalParameters, connections: u32) {
         let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
             let dialer = IscsiDialer::new(&self.address, export, proposal);
@@ -84,7 +84,7 @@ fn a_ram_volume_conforms_over_three_sessions_with_digests() {
 }
 
 #[test]
-fn a_ram_volume_conforms_when_every_write_is_asked_for_and_cut_small() {
+fn a_ram_volume_conforms_with_solicited_writes_in_small_segments() {
     let slow = default_proposal()
         .with(OperationalKey::InitialR2T, 1)
         .with(OperationalKey::ImmediateData, 0)
@@ -103,7 +103,7 @@ fn a_file_conforms() {
 }
 
 #[test]
-fn what_an_endpoint_names_is_found_and_conforms() {
+fn a_unit_named_by_an_endpoint_conforms() {
     let target = Target::serve(ram());
     let initiator = Name::new("iqn.2026-11.i:me").unwrap();
     let (found, left_out) = discover(&target.address, &initiator, None, &OverTcp).unwrap();
@@ -119,8 +119,8 @@ fn what_an_endpoint_names_is_found_and_conforms() {
     conforms(volume, Some(read_only));
 }
 
-/// A portal that sends everybody to `to`; how many have come, and where it is. It ends with the
-/// test.
+/// Starts a portal that redirects every login to `to`. Returns the number of logins, and its
+/// address. It ends with the test.
 fn redirector(status: LoginStatus, to: impl Fn() -> String + Send + 'static) -> (Arc<AtomicUsize>, Address) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());
@@ -134,8 +134,8 @@ fn redirector(status: LoginStatus, to: impl Fn() -> String + Send + 'static) -> 
             socket.read_exact(&mut vec![0; len.next_multiple_of(4)]).unwrap();
             count.fetch_add(1, Ordering::Relaxed);
             let mut text = format!("TargetAddress={},1\0", to()).into_bytes();
-            // A login response (RFC 7143 §11.13) with the length of its text, the initiator's task
-            // tag, and a status.
+            // A login response (RFC 7143 §11.13) with the length of its text, the Initiator Task
+            // Tag, and a status.
             let mut response = [0; 48];
             (response[0], response[7]) = (0x23, text.len() as u8);
             response[16..20].copy_from_slice(&request[16..20]);
@@ -163,7 +163,7 @@ fn endpoint_at(address: &Address) -> IscsiEndpoint {
 }
 
 #[test]
-fn a_target_that_has_moved_is_followed_and_asked_where_it_was_unless_that_was_for_good() {
+fn redirections_are_followed_and_only_permanent_ones_are_remembered() {
     for (status, expected) in
         [(LoginStatus::TARGET_MOVED_TEMPORARILY, 6), (LoginStatus::TARGET_MOVED_PERMANENTLY, 2)]
     {
@@ -174,15 +174,14 @@ fn a_target_that_has_moved_is_followed_and_asked_where_it_was_unless_that_was_fo
         let [volume, read_only] = [endpoint_at(&address), frozen]
             .map(|endpoint| -> Arc<dyn Volume> { Arc::new(connect(endpoint, OverTcp).unwrap()) });
         conforms(volume, Some(read_only));
-        // Both are asked once to describe the unit, and then by every session of every channel that
-        // is opened.
+        // Each is queried once to describe the unit, and then by every session of every channel.
         let asked = asked.load(Ordering::Relaxed);
         assert!(if expected == 2 { asked == 2 } else { asked >= expected }, "{status}: {asked}");
     }
 }
 
 #[test]
-fn targets_that_send_us_in_a_circle_are_both_named() {
+fn a_redirection_loop_is_refused_and_names_both_targets() {
     let first = Arc::new(OnceLock::new());
     let there = first.clone();
     let (_, second) =
@@ -191,11 +190,12 @@ fn targets_that_send_us_in_a_circle_are_both_named() {
     let (_, address) = redirector(LoginStatus::TARGET_MOVED_TEMPORARILY, move || place.clone());
     first.set(address.clone()).unwrap();
     let error = connect(endpoint_at(&address), OverTcp).err().unwrap().to_string();
-    let expected =
-        format!("target at {second} says that it has moved to {address},1, which has sent us on already");
+    let expected = format!(
+        "target at {second} redirects to {address},1,  which was already visited: a redirection loop"
+    );
     assert!(error.ends_with(&expected), "{error}");
 }
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Room for the largest transfer and more.
+/// Larger than the largest transfer.
 const SIZE: u64 = 40 << 20;

@@ -1,7 +1,7 @@
-//! Several connections to one iSCSI session, over sockets and cores: wherever a connection is
-//! accepted, it is served where its session lives.
+//! Several connections of one iSCSI session, over sockets and cores. A connection is served on the
+//! core of its session, whichever core accepts it.
 
-#[allow(dead_code, reason = "this test is its own initiator")]
+#[allow(dead_code, reason = "this test has its own initiator")]
 mod iscsi_names;
 mod iscsi_sides;
 
@@ -18,7 +18,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A target on several cores, each of which gets the next connection.
+/// A target on several cores, which accept connections in turn.
 struct Target {
     address: SocketAddr,
     limit: ConnectionLimit,
@@ -28,7 +28,7 @@ struct Target {
 impl Target {
     fn serve(count: usize, policy: PollPolicy) -> Target {
         let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
-        let Address::Tcp(address) = *listener.address() else { unreachable!("it was bound so") };
+        let Address::Tcp(address) = *listener.address() else { unreachable!("it is bound to TCP") };
         let cores = Cores::start(&CoresConfig { policy, count, ..CoresConfig::default() }).unwrap();
         let exports = Exports::new(vec![Export {
             name: "disk".to_owned(),
@@ -45,7 +45,7 @@ impl Target {
 }
 
 impl Target {
-    /// Waits until nothing of any connection is left.
+    /// Waits until no connection has any state left.
     fn wait_until_empty(&self) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while self.limit.open() > 0 {
@@ -55,11 +55,11 @@ impl Target {
     }
 }
 
-/// An initiator's connection by hand, without digests.
+/// A connection of a hand-written initiator, without digests.
 struct Connection(TcpStream);
 
 impl Connection {
-    /// Logs in to a new session, or to the one of that handle; returns the handle.
+    /// Logs in to a new session, or to the session with that TSIH; returns the TSIH.
     fn log_in(target: &Target, tsih: u16, cid: u16, keys: &str) -> (Connection, u16) {
         let mut connection = Connection(TcpStream::connect(target.address).unwrap());
         connection.0.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -73,7 +73,7 @@ impl Connection {
         header[27] = 1;
         connection.send(header, text.as_bytes());
         let (response, _) = connection.receive();
-        assert_eq!((response[0], response[36], response[37]), (0x23, 0, 0), "it is let in");
+        assert_eq!((response[0], response[36], response[37]), (0x23, 0, 0), "the login succeeds");
         (connection, u16::from_be_bytes([response[14], response[15]]))
     }
 
@@ -94,7 +94,7 @@ impl Connection {
         (header, data)
     }
 
-    /// Sends a command that moves one block: READ(10), WRITE(10), or TEST UNIT READY.
+    /// Sends a command that transfers one block: READ(10), WRITE(10), or TEST UNIT READY.
     fn command(&mut self, cmd_sn: u32, opcode: u8, lba: u8, data: &[u8]) {
         let mut header = [0; 48];
         let (direction, len) = match opcode {
@@ -112,7 +112,7 @@ impl Connection {
 }
 
 #[test]
-fn connections_that_other_cores_accept_are_served_where_their_session_lives() {
+fn connections_accepted_on_other_cores_move_to_the_core_of_their_session() {
     for policy in [PollPolicy::Never, PollPolicy::ADAPTIVE] {
         let target = Target::serve(3, policy);
         let (mut leading, tsih) = Connection::log_in(&target, 0, 0, "MaxConnections=8\0");
@@ -124,7 +124,7 @@ fn connections_that_other_cores_accept_are_served_where_their_session_lives() {
             assert_eq!(same, tsih);
             all.push(connection);
         }
-        // Each command of a round comes before the one that it has to wait for.
+        // Each command is sent before the one with the previous CmdSN.
         let mut cmd_sn = 2;
         for round in 0..20_u8 {
             for (place, connection) in all.iter_mut().enumerate().rev() {
@@ -150,14 +150,14 @@ fn connections_that_other_cores_accept_are_served_where_their_session_lives() {
 }
 
 #[test]
-fn a_task_outlives_its_connection_and_its_session_ends_when_its_time_is_over() {
+fn a_task_survives_its_connection_until_the_session_times_out() {
     for policy in [PollPolicy::Never, PollPolicy::ADAPTIVE] {
         let target = Target::serve(2, policy);
         let keys = "ErrorRecoveryLevel=2\0DefaultTime2Wait=1\0DefaultTime2Retain=0\0";
         let (mut first, tsih) = Connection::log_in(&target, 0, 0, keys);
         first.command(1, 0, 0, b"");
         first.receive();
-        // A write whose data never comes on this connection.
+        // A write whose data is never sent on this connection.
         let mut header = [0; 48];
         (header[0], header[1]) = (1, 0xa1);
         (header[19], header[22], header[27]) = (2, 2, 2);
@@ -187,7 +187,7 @@ fn a_task_outlives_its_connection_and_its_session_ends_when_its_time_is_over() {
 }
 
 #[test]
-fn a_connection_that_breaks_the_protocol_is_closed_though_its_session_is_kept() {
+fn a_protocol_error_closes_the_connection_and_the_session_lingers() {
     let target = Target::serve(1, PollPolicy::Never);
     let keys = "ErrorRecoveryLevel=2\0DefaultTime2Wait=1\0DefaultTime2Retain=0\0";
     let (mut first, tsih) = Connection::log_in(&target, 0, 0, keys);

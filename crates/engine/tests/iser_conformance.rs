@@ -1,5 +1,5 @@
-//! The suite of all volumes over iSER over iWARP: the same portal as for iSCSI, and a remote volume
-//! on the test's core.
+//! The volume conformance suite over iSER on iWARP: the portal serves iSCSI, too, and a remote
+//! volume is on the test's core.
 
 mod conforms;
 mod first_revision;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Serves one volume, also as `frozen`, which refuses writes; it ends when dropped.
+/// Serves one volume, also as `frozen`, which refuses writes, until it is dropped.
 struct Target {
     address: Address,
     limit: ConnectionLimit,
@@ -68,7 +68,7 @@ impl Target {
         Arc::new(connect(self.endpoint(export, proposal, 2), over).unwrap())
     }
 
-    /// Runs the suite with these wishes.
+    /// Runs the suite with these parameters proposed.
     fn conforms(&self, proposal: OperationalParameters, over: impl Datamover) {
         conforms(self.volume("disk", proposal, over.clone()), Some(self.volume("frozen", proposal, over)));
     }
@@ -89,14 +89,14 @@ fn a_ram_volume_conforms_over_iser_with_crcs() {
 }
 
 #[test]
-fn a_ram_volume_conforms_when_all_data_of_writes_is_read_by_the_target() {
+fn a_ram_volume_conforms_with_rdma_reads_for_all_write_data() {
     let proposal =
         default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     Target::serve().conforms(proposal, OverIwarp::default());
 }
 
-/// Each of the target's cores accepts every other connection; those that their session does not
-/// live with go to it.
+/// The target's cores accept connections in turn; a connection that its session's core did not
+/// accept is moved there.
 #[test]
 fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
     let (target, proposal) = (Target::serve(), default_proposal().with(OperationalKey::MaxConnections, 4));
@@ -135,7 +135,7 @@ fn a_portal_of_iscsi_lists_its_targets_and_their_units_over_iser() {
 }
 
 #[test]
-fn one_port_serves_iscsi_and_iser_side_by_side() {
+fn one_port_serves_iscsi_and_iser() {
     let target = Target::serve();
     let over_tcp = target.volume("disk", default_proposal(), OverTcp);
     let over_rdma = target.volume("frozen", default_proposal(), OverIwarp::default());
@@ -146,7 +146,7 @@ fn one_port_serves_iscsi_and_iser_side_by_side() {
 }
 
 #[test]
-fn a_target_that_knows_the_first_revision_of_mpa_alone_is_reached_by_that() {
+fn a_target_that_supports_only_mpa_revision_1_is_reached_by_it() {
     let target = Target::serve();
     let Address::Tcp(address) = target.address else { panic!("it listens on TCP") };
     let (address, over) = (first_revision::before(address), OverIwarp::default());
@@ -162,7 +162,7 @@ fn a_target_that_knows_the_first_revision_of_mpa_alone_is_reached_by_that() {
 }
 
 #[test]
-fn a_connection_that_begins_like_neither_is_closed() {
+fn a_connection_that_begins_with_neither_protocol_is_closed() {
     let target = Target::serve();
     let Address::Tcp(address) = target.address else { panic!("it listens on TCP") };
     for begin in [&b""[..], b"MPA", b"MPA ID Req Fram3\x10\x02\0\0", b"MPA ID Req Frame\xff\xff\xff\xff"] {
@@ -170,12 +170,12 @@ fn a_connection_that_begins_like_neither_is_closed() {
         socket.write_all(begin).unwrap();
         socket.shutdown(Shutdown::Write).unwrap();
         let mut rest = Vec::new();
-        // It may be cut, too.
+        // The connection may also be reset.
         let _ = socket.read_to_end(&mut rest);
         assert_eq!(rest, b"");
     }
 }
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Room for the largest transfer and more.
+/// Larger than the largest transfer.
 const SIZE: u64 = 40 << 20;

@@ -1,4 +1,5 @@
-//! What a core's buffers are for: no client, and no number of clients, keeps them from others.
+//! A core's buffers are shared fairly: no client, and no number of clients, can keep others from
+//! them.
 
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
@@ -43,8 +44,8 @@ impl Target {
         self.folder.path().join("socket")
     }
 
-    /// Clients that have sent half of a long write each; together they want many times the buffers
-    /// there are.
+    /// Clients that have each sent half of a long write. Together they request many times the
+    /// buffers of the target.
     fn half_writes(&self) -> Vec<Client> {
         [8 << 20, 4 << 20, 2 << 20, 1 << 20, 512 << 10]
             .iter()
@@ -52,7 +53,7 @@ impl Target {
             .map(|len| {
                 let mut client = Client::connect(&self.socket());
                 client.request(Cmd::NBD_CMD_WRITE, len);
-                // The rest would block.
+                // Sending the rest would block.
                 client.socket.write_all(&[0xee; 100_000]).unwrap();
                 client
             })
@@ -60,7 +61,7 @@ impl Target {
     }
 }
 
-/// In transmission with simple replies.
+/// A client in the transmission phase with simple replies.
 struct Client {
     socket: UnixStream,
 }
@@ -68,7 +69,7 @@ struct Client {
 impl Client {
     fn connect(path: &Path) -> Client {
         let mut socket = UnixStream::connect(path).unwrap();
-        // Only a target that is stuck takes so long.
+        // The timeout is long, so that it only expires if the target hangs.
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         socket.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
         socket.read_exact(&mut [0; 18]).unwrap();
@@ -106,7 +107,7 @@ impl Client {
 }
 
 #[test]
-fn while_long_writes_take_all_they_can_others_connect_read_and_write() {
+fn other_clients_connect_read_and_write_while_long_writes_hold_buffers() {
     for policy in POLICIES {
         let target = Target::start(policy);
         let unfinished = target.half_writes();
@@ -121,7 +122,7 @@ fn while_long_writes_take_all_they_can_others_connect_read_and_write() {
 }
 
 #[test]
-fn clients_that_vanish_in_a_long_write_give_its_buffers_back() {
+fn clients_that_disconnect_in_a_long_write_release_its_buffers() {
     for policy in POLICIES {
         let target = Target::start(policy);
         for _ in 0..3 {
@@ -134,7 +135,7 @@ fn clients_that_vanish_in_a_long_write_give_its_buffers_back() {
 }
 
 #[test]
-fn more_long_writes_at_a_time_than_fit_all_complete() {
+fn more_concurrent_long_writes_than_fit_all_complete() {
     for policy in POLICIES {
         let target = Target::start(policy);
         let clients = (0..20).map(|_| {

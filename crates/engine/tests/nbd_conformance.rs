@@ -1,4 +1,4 @@
-//! The suite of all volumes over NBD: a target on a core of its own, and a remote volume on the
+//! The volume conformance suite over NBD: a target on a core of its own, and a remote volume on the
 //! test's core.
 
 mod conforms;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Serves one volume, also as `frozen`, which refuses writes; it ends when dropped.
+/// Serves one volume, also as `frozen`, which refuses writes, until it is dropped.
 struct Target {
     address: Address,
     _cores: Cores,
@@ -52,7 +52,7 @@ impl Target {
     }
 }
 
-/// Reaches an export with messages of one form, whatever else the target offers.
+/// Accesses an export with one form of messages, whatever else the target offers.
 struct FormDialer {
     paths: Paths,
     export: &'static str,
@@ -99,7 +99,7 @@ impl Dialer for FormDialer {
     }
 }
 
-/// Runs the suite in every form of messages.
+/// Runs the suite with every form of messages.
 fn conforms_in_every_form(target: &Target, connections: u32) {
     for form in [HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended] {
         let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
@@ -137,7 +137,7 @@ fn a_file_conforms_over_one_connection_and_over_three_in_every_form() {
 }
 
 #[test]
-fn what_a_url_names_conforms_over_tcp() {
+fn an_export_named_by_a_url_conforms_over_tcp() {
     let target = Target::on_tcp(ram());
     let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
         let (address, export) = (target.address.clone(), export.to_owned());
@@ -157,5 +157,5 @@ fn what_a_url_names_conforms_over_tcp() {
 }
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Room for the largest transfer and more.
+/// Larger than the largest transfer.
 const SIZE: u64 = 40 << 20;

@@ -1,5 +1,5 @@
-//! The suite of all volumes over NVMe/TCP: a target on cores of its own, and a remote volume on the
-//! test's core.
+//! The volume conformance suite over NVMe/TCP: a target on cores of its own, and a remote volume on
+//! the test's core.
 
 mod conforms;
 mod first_revision;
@@ -27,8 +27,7 @@ use conforms::{conforms, disk_and_frozen};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Serves one volume as namespace 1, and as namespace 2, which refuses writes; it ends when
-/// dropped.
+/// Serves one volume as namespace 1, and as namespace 2, which refuses writes, until it is dropped.
 struct Target {
     address: Address,
     _cores: Cores,
@@ -46,12 +45,12 @@ impl Target {
     ) -> Target {
         let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
         let address = listener.address().clone();
-        // The queues of a controller are on both.
+        // The queues of a controller are on both cores.
         let config = CoresConfig { policy: PollPolicy::Never, count: 2, ..CoresConfig::default() };
         let cores = Cores::start(&config).unwrap();
         let exports = disk_and_frozen(&volume);
         let namespaces = exports.iter().zip(1..).map(|((id, export), nsid)| {
-            let served = exports.served(id).unwrap().clone();
+            let served = exports.volume_state(id).unwrap().clone();
             Namespace::new(nsid, id, served, export.read_only, VolumeUuid::of_texts(&[&export.name]))
         });
         let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", namespaces.collect(), Vec::new());
@@ -92,7 +91,7 @@ impl Target {
     }
 }
 
-/// Runs the suite by way of that endpoint.
+/// Runs the suite over this endpoint.
 fn conforms_at<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) {
     let [volume, read_only] = [1, 2].map(|nsid| -> Arc<dyn Volume> {
         Arc::new(connect(NvmeEndpoint { nsid, ..endpoint.clone() }).unwrap())
@@ -104,7 +103,7 @@ fn ram() -> Arc<dyn Volume> {
     Arc::new(MemVolume::new(SIZE))
 }
 
-/// What each side proves to the other.
+/// The DH-HMAC-CHAP secrets of host and controller.
 fn both_secrets() -> HostSecrets {
     let [host, controller] = [SECRET, CTRL_SECRET].map(|text| DhChapSecret::parse(text).unwrap());
     HostSecrets { host, controller: Some(controller), hash: None, group: Some(DhGroup::Ffdhe2048) }
@@ -143,16 +142,16 @@ fn a_ram_volume_conforms_over_rdma() {
 }
 
 #[test]
-fn a_ram_volume_conforms_over_rdma_to_a_host_that_proves_who_it_is() {
+fn a_ram_volume_conforms_over_rdma_with_authentication() {
     let target = Target::of(ram(), Some(both_secrets()), |node| node);
     let stranger = target.endpoint_over(OverIwarp::default());
-    let refused = connect(stranger.clone()).err().expect("it has proved nothing").to_string();
+    let refused = connect(stranger.clone()).err().expect("the host is not authenticated").to_string();
     assert!(refused.contains("secret"), "{refused}");
     conforms_at(&NvmeEndpoint { secrets: Some(Arc::new(both_secrets())), queues: 2, ..stranger });
 }
 
 #[test]
-fn a_controller_that_knows_the_first_revision_of_mpa_alone_is_reached_by_that() {
+fn a_controller_that_supports_only_mpa_revision_1_is_reached_by_it() {
     let target = Target::serve(ram());
     let Address::Tcp(address) = target.address else { panic!("it listens on TCP") };
     let address = first_revision::before(address);
@@ -183,7 +182,7 @@ fn a_ram_volume_conforms_over_two_paths_and_over_tls() {
 }
 
 #[test]
-fn a_ram_volume_conforms_by_keys_of_tls_that_its_channels_make_and_share() {
+fn a_ram_volume_conforms_with_generated_tls_keys_that_its_channels_share() {
     let secrets = both_secrets();
     let tls = |node: NvmeNode| node.with_tls(Arc::default(), SecureChannel::NotRequired);
     let target = Target::of(ram(), Some(secrets.clone()), tls);
@@ -195,11 +194,11 @@ fn a_ram_volume_conforms_by_keys_of_tls_that_its_channels_make_and_share() {
 
 const HOST: &str = "nqn.2026-11.test:host";
 const SUBSYSTEM: &str = "nqn.2026-11.test:disk";
-/// The key of libnvme's tests.
+/// The key in libnvme's tests.
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
-/// As nvme-cli makes them.
+/// Made by nvme-cli.
 const SECRET: &str = "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
 const CTRL_SECRET: &str = "DHHC-1:01:xhpN8YQ0bpjH83p5yxlWLtSiXislYPoRsC6dIx1EcTfiGqn9:";
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Room for the largest transfer and more.
+/// Larger than the largest transfer.
 const SIZE: u64 = 40 << 20;

@@ -1,6 +1,6 @@
-//! Sessions that come and go leave nothing behind: allocations are counted over rounds of
-//! connections to targets whose shared state, node and volume, stays. Cores live for one round,
-//! since a simulated core keeps a place for each task.
+//! Ended sessions leave nothing behind. The test counts allocations over rounds of connections to
+//! targets whose shared state, node and volume, remains. Cores live for one round, because a
+//! simulated core keeps an entry for each task.
 
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
@@ -27,8 +27,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connects as often, reads once by each connection and leaves, until all deadlines are over; how
-/// many allocations are live then.
+/// Makes this many connections, reads once over each and closes it, and runs until all deadlines
+/// have passed; returns the number of live allocations then.
 fn round<D: Dialer, S: StreamSession + Target + 'static>(
     dial: &impl Fn() -> D,
     exports: &Exports,
@@ -69,7 +69,7 @@ fn leaves_nothing<D: Dialer, S: StreamSession + Target + 'static>(
     session: impl Fn(Pool, Instant) -> S + 'static,
 ) {
     let session = Rc::new(session);
-    // Tables of shared state grow to their usual size first.
+    // Tables of shared state first grow to their usual size.
     let first = (0..3).map(|_| round(&dial, exports, &session)).last();
     let last = (0..3).map(|_| round(&dial, exports, &session)).last();
     assert_eq!(
@@ -79,7 +79,7 @@ fn leaves_nothing<D: Dialer, S: StreamSession + Target + 'static>(
 }
 
 #[test]
-fn sessions_of_every_protocol_that_come_and_go_leave_no_allocation_behind() {
+fn ended_sessions_of_every_protocol_leave_no_allocation() {
     let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(1 << 20));
     let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
     let exports = Exports::new(vec![export]);

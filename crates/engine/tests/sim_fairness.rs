@@ -1,9 +1,9 @@
-//! Who asks for data and does not read it does not keep others from theirs: shares of buffers over
-//! whole connections, on a virtual clock. Over NBD by hand, and over every protocol with
-//! connections by its own initiator; whoever asks for data by frames has them sent at once, and so
-//! holds nothing.
+//! A client that requests data and does not read it must not keep others from theirs. The tests use
+//! whole connections on a virtual clock: over NBD with a hand-written client, and over every stream
+//! protocol with its own initiator. AoE is not tested, because its replies are sent at once and
+//! hold no buffers.
 
-#[allow(dead_code, reason = "nobody looks at what was agreed on")]
+#[allow(dead_code, reason = "the negotiated parameters are not checked")]
 mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
@@ -39,26 +39,26 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A volume whose reads take memory of the pool, as those of a file do.
-struct Takes;
+/// A volume whose reads take memory from the pool, as those of a file do.
+struct PoolVolume;
 
-struct TakesChannel {
+struct PoolChannel {
     core: Rc<dyn Core>,
     waiting: VecDeque<Io>,
     waker: Waker,
 }
 
-impl Volume for Takes {
+impl Volume for PoolVolume {
     fn info(&self) -> VolumeInfo {
         VolumeInfo::new(VOLUME)
     }
 
     fn open(&self, core: &Rc<dyn Core>, _depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
-        Ok(Box::new(TakesChannel { core: core.clone(), waiting: VecDeque::new(), waker }))
+        Ok(Box::new(PoolChannel { core: core.clone(), waiting: VecDeque::new(), waker }))
     }
 }
 
-impl Channel for TakesChannel {
+impl Channel for PoolChannel {
     fn submit(&mut self, io: Io) {
         self.waiting.push_back(io);
     }
@@ -78,7 +78,7 @@ impl Channel for TakesChannel {
     }
 }
 
-/// A target with 64 MiB of buffers, and clients that each have a connection.
+/// A target with 64 MiB of buffers, and clients with a connection each.
 struct Setting {
     world: World,
     clients: Rc<SimCore>,
@@ -86,7 +86,7 @@ struct Setting {
     limit: ConnectionLimit,
 }
 
-/// A client that reads only what it is told to.
+/// A client that reads only when the test does.
 struct Client {
     stream: SimStream,
     received: usize,
@@ -113,25 +113,25 @@ impl Setting {
         let mut client = Client { stream, received: 0, chunk: Chunk::new(Memory::from_heap(1 << 20)) };
         client.send(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0");
         self.pass(Duration::from_millis(10));
-        // The greeting, and what the export is like.
+        // The greeting, and the description of the export.
         assert_eq!(client.take(), 28);
         client
     }
 
-    /// As many that ask for 64 MiB in reads of `len` bytes, or as much as one may, and read
-    /// nothing.
-    fn hogs(&self, count: usize, len: u32) -> Vec<Client> {
-        let hog = |_| {
+    /// This many clients that request 64 MiB in reads of `len` bytes, or as much as one client may,
+    /// and read nothing.
+    fn stalled(&self, count: usize, len: u32) -> Vec<Client> {
+        let client = |_| {
             let mut client = self.client();
             (0..((64 << 20) / len).min(1024)).for_each(|_| client.ask(len));
             client
         };
-        let hogs = (0..count).map(hog).collect();
+        let stalled = (0..count).map(client).collect();
         self.pass(Duration::from_millis(10));
-        hogs
+        stalled
     }
 
-    /// Reads so many bytes; how long that takes.
+    /// Reads this many bytes; returns how long that takes.
     fn read(&self, client: &mut Client, len: u32) -> Duration {
         let (from, begin) = (client.received, self.target.now());
         client.ask(len);
@@ -164,7 +164,7 @@ impl Client {
         self.send(&request);
     }
 
-    /// Takes what has come; how much that was.
+    /// Receives what has arrived; returns its length.
     fn take(&mut self) -> usize {
         let before = self.received;
         while let Ok(len @ 1..) = self.stream.receive(&mut self.chunk, usize::MAX) {
@@ -174,7 +174,7 @@ impl Client {
         self.received - before
     }
 
-    fn is_cut_off(&mut self) -> bool {
+    fn is_closed(&mut self) -> bool {
         loop {
             match self.stream.receive(&mut self.chunk, usize::MAX) {
                 Ok(0) => break true,
@@ -186,41 +186,41 @@ impl Client {
 }
 
 #[test]
-fn who_reads_what_it_asks_for_does_not_wait_for_those_who_do_not() {
+fn a_client_that_reads_does_not_wait_for_clients_that_do_not() {
     for len in [32 << 20, 1 << 20, 256 << 10, 64 << 10, 4 << 10] {
         let setting = Setting::new();
         let mut reader = setting.client();
         let alone = [1 << 20, 64 << 10].map(|len| setting.read(&mut reader, len));
-        let mut hogs = setting.hogs(200, len);
+        let mut stalled = setting.stalled(200, len);
         for round in 0..40 {
             for (len_of_reader, alone) in [1 << 20, 64 << 10].into_iter().zip(alone) {
                 let took = setting.read(&mut reader, len_of_reader);
                 assert!(took <= 2 * alone, "{took:?} beside reads of {len}, round {round}");
             }
         }
-        assert!(!reader.is_cut_off());
-        drop(hogs.drain(..).map(|hog| hog.stream.close()).collect::<Vec<_>>());
+        assert!(!reader.is_closed());
+        drop(stalled.drain(..).map(|client| client.stream.close()).collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn who_comes_later_is_served_too_as_those_who_hold_buffers_are_cut_off() {
+fn a_new_client_is_served_because_clients_that_hold_buffers_are_closed() {
     for len in [32 << 20, 1 << 20, 256 << 10, 64 << 10] {
         let setting = Setting::new();
-        let mut hogs = setting.hogs(500, len);
-        // Those who came before it and move nothing are not in its way for longer than it takes to
-        // find some of them out.
+        let mut stalled = setting.stalled(500, len);
+        // Clients that connected earlier and transfer nothing delay it only until some of them are
+        // found to be stalled.
         for _ in 0..20 {
             let took = setting.read(&mut setting.client(), 1 << 20);
             assert!(took <= Duration::from_millis(600), "{took:?} beside reads of {len}");
         }
-        let left = hogs.iter_mut().filter_map(|hog| (!hog.is_cut_off()).then_some(())).count();
-        assert!(left > 0, "only those whose buffers somebody needs");
+        let left = stalled.iter_mut().filter_map(|client| (!client.is_closed()).then_some(())).count();
+        assert!(left > 0, "only clients whose buffers are needed are closed");
     }
 }
 
 #[test]
-fn who_holds_buffers_is_left_alone_as_long_as_nobody_needs_them() {
+fn a_client_that_holds_buffers_is_not_closed_while_nobody_needs_them() {
     let setting = Setting::new();
     let mut slow = setting.client();
     slow.ask(1 << 20);
@@ -239,22 +239,22 @@ fn who_holds_buffers_is_left_alone_as_long_as_nobody_needs_them() {
 }
 
 #[test]
-fn who_takes_its_data_slowly_is_not_cut_off_for_those_who_wait() {
+fn a_slow_reader_is_not_closed_for_waiting_clients() {
     let setting = Setting::new();
     let mut slow = setting.client();
     slow.ask(16 << 20);
-    let mut hogs = setting.hogs(20, 1 << 20);
-    // A megabyte a second, for 16 seconds.
+    let mut stalled = setting.stalled(20, 1 << 20);
+    // 1 MB/s, for 16 seconds.
     let mut left: usize = (16 << 20) + 16;
     while left > 0 {
         left -= slow.take();
         setting.pass(Duration::from_millis(250));
     }
-    assert!(!slow.is_cut_off());
-    assert!(hogs.iter_mut().any(Client::is_cut_off));
+    assert!(!slow.is_closed());
+    assert!(stalled.iter_mut().any(Client::is_closed));
 }
 
-/// A reader beside hosts whose process stands still as soon as it has asked, each for 64 MiB.
+/// Runs a reader beside hosts that have each requested 64 MiB and then stopped.
 fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
     name: &str,
     dial: impl Fn(&'static str) -> D,
@@ -263,7 +263,8 @@ fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
 ) {
     let mut world =
         World::new(SimNet::new(1, NetworkConditions { window: 256 << 10, ..NetworkConditions::FAIR }));
-    let (reader, hogs, target) = (world.add_core(1 << 30), world.add_core(1 << 40), world.add_core(64 << 20));
+    let (reader, stalled, target) =
+        (world.add_core(1 << 30), world.add_core(1 << 40), world.add_core(64 << 20));
     let limit = ConnectionLimit::new(usize::MAX);
     let served = exports.clone();
     world.net().listen(&target, &address(), move |core, stream| {
@@ -299,7 +300,7 @@ fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
     let asked: Vec<_> = EXPORTS[1..]
         .iter()
         .map(|&export| {
-            let mut channel = open(&hogs, export);
+            let mut channel = open(&stalled, export);
             for tag in 0..64 {
                 channel.submit(Io::new(Tag(tag), Op::Read, 0, 1 << 20));
             }
@@ -308,7 +309,7 @@ fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
         })
         .collect();
     world.run_for(Duration::from_millis(3)).unwrap();
-    hogs.set_waiting(true);
+    stalled.set_waiting(true);
     for round in 0..40 {
         for (len, alone) in [1 << 20, 64 << 10].into_iter().zip(alone) {
             let took = read(len);
@@ -321,7 +322,7 @@ fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
 }
 
 #[test]
-fn over_every_protocol_a_reader_does_not_wait_for_hosts_that_stand_still() {
+fn over_every_protocol_a_reader_does_not_wait_for_stopped_hosts() {
     let exports = exports();
     let served = exports.clone();
     let dial = |_| NbdDialer::new(&address(), NbdFeatures::default(), None);
@@ -342,9 +343,9 @@ fn over_every_protocol_a_reader_does_not_wait_for_hosts_that_stand_still() {
     });
 }
 
-/// One volume by many names, as a host logs in to each but once.
+/// One volume under many names, because a host logs in to each name only once.
 fn exports() -> Exports {
-    let volume: Arc<dyn Volume> = Arc::new(Takes);
+    let volume: Arc<dyn Volume> = Arc::new(PoolVolume);
     let export = |name: &&str| Export {
         name: (*name).to_owned(),
         description: String::new(),

@@ -1,16 +1,16 @@
-//! iSCSI under the simulator: hundreds of seeds of each kind of trouble.
+//! iSCSI under the simulator: hundreds of seeds with each kind of fault.
 //!
 //! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iscsi`
-//! runs that one alone, in every kind of trouble.
+//! runs only that seed, with every kind of fault.
 //!
-//! A session that logs in again ends the one before, with everything that it still has to do: what
-//! was acknowledged is never undone by an earlier copy of a replayed write, unlike with NBD.
+//! A session that logs in again ends the one before with all its tasks. So, unlike with NBD, an
+//! earlier copy of a replayed write never undoes an acknowledged one.
 
 mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
+mod scenarios;
 mod seeds;
-mod storms;
 
 use blockmux_engine::sim::{Failure, NetworkConditions, Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
@@ -19,21 +19,21 @@ use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
-use blockmux_proto::session::Home;
+use blockmux_proto::session::CoreHandle;
 use blockmux_volume::Pool;
 use iscsi_dialer::IscsiDialer;
 use iscsi_sides::node;
+use scenarios::{
+    FRAGMENTING, STRESS, breaks, check_breaks, check_determinism, check_outages, long_outages, long_requests,
+    medium_errors, slow_network, split_messages, stops, without_faults,
+};
 use seeds::ms;
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use storms::{
-    FRAGMENTING, STORM, breaks, cut_everywhere, fair_day, long_absences, long_requests, medium_errors,
-    more_broke_than, more_troubles_than, slow_day, stops, the_same_again,
-};
 
-/// iSCSI as the initiator wishes it, with one node and one core for all of the target's lives.
+/// iSCSI with these parameters proposed; all instances of the target share one node and one core.
 struct Iscsi {
     proposal: OperationalParameters,
     node: OnceCell<Arc<IscsiNode>>,
@@ -55,7 +55,7 @@ impl Protocol for Iscsi {
     }
 }
 
-/// Whatever is sent at once; every write asked for; digests and short segments.
+/// In turn the defaults with unsolicited data; all writes solicited; digests and short segments.
 fn proposal_of(seed: u64) -> OperationalParameters {
     match seed % 3 {
         0 => default_proposal(),
@@ -71,13 +71,13 @@ fn proposal_of(seed: u64) -> OperationalParameters {
     }
 }
 
-/// Runs the scenario of every seed, or of the one that the environment names, each with the next of
-/// the three wishes.
+/// Runs the scenario with every seed, or only the one that the environment variable gives, each
+/// with the next of the three proposals.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     run_seeds_with(seeds, proposal_of, scenario).into_iter().map(|(outcome, _)| outcome).collect()
 }
 
-/// Runs every seed with these wishes; also returns what was agreed on.
+/// Runs every seed with this proposal; also returns the negotiated parameters.
 fn run_seeds_with(
     seeds: u64,
     proposal_of: impl Fn(u64) -> OperationalParameters,
@@ -85,7 +85,7 @@ fn run_seeds_with(
 ) -> Vec<(Outcome, OperationalParameters)> {
     seeds::run_each(seeds, |seed| {
         let agreed = Arc::new(OnceLock::new());
-        let local = LocalSessions::new(Home::new(()));
+        let local = LocalSessions::new(CoreHandle::new(()));
         let (proposal, node) = (proposal_of(seed), OnceCell::new());
         let protocol = Iscsi { proposal, node, local, agreed: agreed.clone() };
         let outcome = scenario(seed).run(protocol)?;
@@ -93,7 +93,7 @@ fn run_seeds_with(
     })
 }
 
-/// Wishes for several connections of each session, with digests, at an error recovery level.
+/// Proposes several connections for each session, with digests, at an error recovery level.
 fn proposal_with_connections(seed: u64, level: u32) -> OperationalParameters {
     proposal_of(seed)
         .with(OperationalKey::HeaderDigest, CRC32C)
@@ -104,19 +104,19 @@ fn proposal_with_connections(seed: u64, level: u32) -> OperationalParameters {
 }
 
 #[test]
-fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
-    let outcomes = run_seeds(100, fair_day);
+fn without_faults_everything_completes_and_nothing_is_lost() {
+    let outcomes = run_seeds(100, without_faults);
     assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= 4));
 }
 
 #[test]
-fn a_slow_volume_on_a_slow_network_only_takes_longer() {
-    run_seeds(100, slow_day);
+fn a_slow_volume_on_a_slow_network_is_only_slower() {
+    run_seeds(100, slow_network);
 }
 
 #[test]
-fn a_network_that_cuts_every_message_changes_nothing() {
-    run_seeds(60, cut_everywhere);
+fn a_network_that_splits_every_message_changes_nothing() {
+    run_seeds(60, split_messages);
 }
 
 #[test]
@@ -125,40 +125,40 @@ fn long_requests_are_placed_and_pass_through_small_windows() {
 }
 
 #[test]
-fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
+fn requests_of_a_broken_connection_are_replayed_exactly_once() {
     let outcomes = run_seeds(150, breaks);
-    more_broke_than(300, &outcomes);
+    check_breaks(300, &outcomes);
 }
 
 #[test]
-fn medium_errors_reach_the_one_request_and_no_other() {
+fn a_medium_error_fails_only_its_own_request() {
     run_seeds(60, medium_errors);
 }
 
 #[test]
-fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
+fn a_target_restart_is_transparent_to_the_client() {
     let outcomes = run_seeds(100, |seed| stops(seed, false));
-    more_troubles_than(100, &outcomes);
+    check_outages(100, &outcomes);
 }
 
 #[test]
-fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
+fn a_target_that_crashes_keeps_flushed_and_fua_writes() {
     let outcomes = run_seeds(150, |seed| stops(seed, true));
-    more_troubles_than(100, &outcomes);
+    check_outages(100, &outcomes);
 }
 
 #[test]
-fn a_target_that_stays_away_too_long_fails_requests_and_later_ones_find_it_again() {
-    run_seeds(60, long_absences);
+fn a_long_outage_fails_requests_and_later_requests_reconnect() {
+    run_seeds(60, long_outages);
 }
 
 #[test]
-fn everything_at_once() {
-    run_seeds(100, storms::everything_at_once);
+fn all_faults_together_lose_nothing() {
+    run_seeds(100, scenarios::all_faults);
 }
 
 #[test]
-fn several_connections_of_a_session_are_one() {
+fn several_connections_of_a_session_act_as_one() {
     let late = NetworkConditions { delay: ms(3), stalls_per_thousand: 10, window: 30_000, ..FRAGMENTING };
     let outcomes = run_seeds_with(
         60,
@@ -172,7 +172,7 @@ fn several_connections_of_a_session_are_one() {
 }
 
 #[test]
-fn what_a_session_loses_with_one_of_its_connections_is_replayed_exactly_once() {
+fn requests_of_one_lost_connection_of_a_session_are_replayed_exactly_once() {
     for level in 0..=2 {
         run_seeds_with(
             60,
@@ -188,7 +188,7 @@ fn what_a_session_loses_with_one_of_its_connections_is_replayed_exactly_once() {
 }
 
 #[test]
-fn what_comes_damaged_is_sent_again_and_from_level_1_on_no_session_ends() {
+fn damaged_data_is_sent_again_and_from_level_1_on_no_session_ends() {
     let mut damaged_sessions = 0;
     for level in 0..=1 {
         let outcomes = run_seeds_with(
@@ -210,21 +210,21 @@ fn what_comes_damaged_is_sent_again_and_from_level_1_on_no_session_ends() {
 }
 
 #[test]
-fn everything_at_once_over_several_connections() {
+fn all_faults_together_lose_nothing_over_several_connections() {
     for level in 0..=2 {
         run_seeds_with(
             40,
             |seed| proposal_with_connections(seed, level),
             |seed| Scenario {
-                conditions: NetworkConditions { damaged_per_thousand: 2, ..STORM },
+                conditions: NetworkConditions { damaged_per_thousand: 2, ..STRESS },
                 connections: 1 + seed as u32 % 2,
-                ..storms::everything_at_once(seed)
+                ..scenarios::all_faults(seed)
             },
         );
     }
 }
 
 #[test]
-fn the_same_seed_does_the_same_again() {
-    the_same_again(|short| run_seeds(5, short));
+fn the_same_seed_gives_the_same_run() {
+    check_determinism(|short| run_seeds(5, short));
 }

@@ -1,10 +1,9 @@
-//! Several paths to one iSCSI unit: what becomes of requests when one is lost, or is none for a
-//! while.
+//! Several paths to one iSCSI unit: requests when a path is lost, or not accessible for a while.
 
 #[allow(dead_code, reason = "the node of these tests has two portal groups")]
 mod iscsi_dialer;
 mod iscsi_names;
-#[allow(dead_code, reason = "only those of NVMe ask how many have completed")]
+#[allow(dead_code, reason = "only the NVMe tests count completions")]
 mod two_paths;
 
 use blockmux_engine::initiator::{self, Dialer, Opening, RemoteVolume};
@@ -25,11 +24,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use two_paths::{
-    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
-    either_path_may_be_lost_for_a_while,
+    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, check_loss_of_both_paths, check_loss_of_one_path,
 };
 
-/// Dials one target by two portals.
+/// Connects to one target at two portals.
 struct TwoPaths(IscsiDialer);
 
 impl Dialer for TwoPaths {
@@ -53,7 +51,7 @@ impl Dialer for TwoPaths {
     }
 }
 
-/// One target behind two portals, each on a core of its own, and a client.
+/// One target with two portals, each on a core of its own, and a client.
 struct TwoPortals {
     node: Arc<IscsiNode>,
     unit: Arc<LogicalUnit>,
@@ -117,30 +115,30 @@ impl Paths for TwoPortals {
 }
 
 #[test]
-fn what_was_under_way_by_a_lost_path_goes_on_by_the_other_and_it_is_used_again_when_it_is_back() {
-    either_path_may_be_lost_for_a_while(TwoPortals::new);
+fn requests_of_a_lost_path_continue_on_the_other_until_it_is_restored() {
+    check_loss_of_one_path(TwoPortals::new);
 }
 
 #[test]
-fn when_no_path_is_left_requests_fail_after_the_timeout_and_later_ones_find_the_first_that_is_back() {
-    both_paths_may_be_lost_for_a_while(TwoPortals::new(1));
+fn without_a_path_requests_fail_after_the_timeout_and_later_ones_use_the_first_restored_path() {
+    check_loss_of_both_paths(TwoPortals::new(1));
 }
 
 #[test]
-fn the_path_that_the_target_prefers_is_used_and_one_that_is_none_just_now_is_not() {
+fn the_preferred_path_is_used_and_an_inaccessible_one_is_not() {
     let mut paths = TwoPortals::new(1);
     paths.unit.set_access_state(2, AccessState::ACTIVE_NON_OPTIMIZED);
-    // The first command by each path meets the attention, and then the state is asked for.
+    // The first command over each path meets the unit attention, and then the state is queried.
     paths.client.write(1);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     paths.client.run(2000);
     paths.client.counts();
     paths.client.write(2);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     assert_eq!(paths.client.counts(), [32, 0]);
     paths.unit.set_access_state(1, AccessState::STANDBY);
     paths.client.write(3);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     paths.client.holds(3);
     paths.client.counts();
     paths.unit.set_access_state(2, AccessState::UNAVAILABLE);
@@ -148,13 +146,13 @@ fn the_path_that_the_target_prefers_is_used_and_one_that_is_none_just_now_is_not
     paths.client.run(3000);
     paths.client.write(4);
     paths.client.run(2000);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     paths.client.holds(4);
     assert!(paths.client.counts()[0] >= 64);
 }
 
 #[test]
-fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout() {
+fn requests_wait_for_an_accessible_path_and_fail_after_the_timeout() {
     let mut paths = TwoPortals::new(1);
     for group in [1, 2] {
         paths.unit.set_access_state(group, AccessState::STANDBY);
@@ -163,7 +161,7 @@ fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout()
     assert_eq!(paths.client.ended(), []);
     paths.unit.set_access_state(2, AccessState::ACTIVE_OPTIMIZED);
     paths.client.run(2000);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     paths.client.holds(1);
     paths.unit.set_access_state(2, AccessState::UNAVAILABLE);
     paths.client.write(2);
@@ -173,7 +171,7 @@ fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout()
 }
 
 #[test]
-fn a_path_that_is_in_standby_at_log_in_is_used_once_it_is_active() {
+fn a_path_in_standby_at_login_is_used_once_it_is_active() {
     let mut paths = TwoPortals::new(1);
     paths.kill(1);
     paths.client.run(1000);
@@ -182,9 +180,9 @@ fn a_path_that_is_in_standby_at_log_in_is_used_once_it_is_active() {
     paths.client.run(10_000);
     paths.client.counts();
     paths.client.write(1);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     assert_eq!(paths.client.counts(), [32, 0]);
-    // The target changes over, and the path that was no use is the only one that is.
+    // The target fails over: the path that was in standby is the only usable one.
     paths.unit.set_access_state(2, AccessState::ACTIVE_OPTIMIZED);
     paths.unit.set_access_state(1, AccessState::STANDBY);
     paths.client.write(2);

@@ -1,16 +1,16 @@
-//! iSER over iWARP under the simulator: seeds of each kind of trouble, with CRCs and without.
+//! iSER on iWARP under the simulator: seeds of each kind of fault, with CRCs and without.
 //!
 //! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iser`
-//! runs that one alone, in every kind of trouble.
+//! runs only that seed, with every kind of fault.
 
-#[allow(dead_code, reason = "iSER's goes on from it")]
+#[allow(dead_code, reason = "the iSER dialer extends it")]
 mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
 mod iser_sides;
+#[allow(dead_code, reason = "iSER runs only some of the scenarios")]
+mod scenarios;
 mod seeds;
-#[allow(dead_code, reason = "not every trouble is one of iSER's")]
-mod storms;
 
 use blockmux_engine::sim::{Outcome, Protocol, Scenario};
 use blockmux_engine::socket::Address;
@@ -24,13 +24,13 @@ use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Pool;
 use iscsi_sides::node;
 use iser_sides::{IserDialer, local_sessions};
+use scenarios::{breaks, check_breaks, check_outages, long_requests, split_messages, stops, without_faults};
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use storms::{breaks, cut_everywhere, fair_day, long_requests, more_broke_than, more_troubles_than, stops};
 
-/// iSER as the initiator wishes it, with one node and one core for all of the target's lives.
+/// iSER with these parameters proposed; all instances of the target share one node and one core.
 struct Iser {
     proposal: OperationalParameters,
     config: iwarp::IwarpConfig,
@@ -52,7 +52,8 @@ impl Protocol for Iser {
     }
 }
 
-/// Whatever is sent at once; every write read by the target; and frames of each kind.
+/// In turn the defaults with unsolicited data, and all write data read by the target; with frames
+/// of each kind.
 fn protocol(seed: u64) -> Iser {
     let proposal = match seed % 2 {
         0 => default_proposal(),
@@ -68,20 +69,20 @@ fn protocol(seed: u64) -> Iser {
     Iser { proposal, config, node: OnceCell::new(), local: local_sessions() }
 }
 
-/// Runs the scenario of every seed, or of the one that the environment names.
+/// Runs the scenario with every seed, or only the one that the environment variable gives.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| scenario(seed).run(protocol(seed)))
 }
 
 #[test]
-fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
-    let outcomes = run_seeds(60, fair_day);
+fn without_faults_everything_completes_and_nothing_is_lost() {
+    let outcomes = run_seeds(60, without_faults);
     assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= 4));
 }
 
 #[test]
-fn a_network_that_cuts_every_message_changes_nothing() {
-    run_seeds(40, cut_everywhere);
+fn a_network_that_splits_every_message_changes_nothing() {
+    run_seeds(40, split_messages);
 }
 
 #[test]
@@ -90,18 +91,18 @@ fn long_requests_are_placed_and_pass_through_small_windows() {
 }
 
 #[test]
-fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
+fn requests_of_a_broken_connection_are_replayed_exactly_once() {
     let outcomes = run_seeds(100, breaks);
-    more_broke_than(200, &outcomes);
+    check_breaks(200, &outcomes);
 }
 
 #[test]
-fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
+fn a_target_that_crashes_keeps_flushed_and_fua_writes() {
     let outcomes = run_seeds(60, |seed| stops(seed, !seed.is_multiple_of(3)));
-    more_troubles_than(40, &outcomes);
+    check_outages(40, &outcomes);
 }
 
 #[test]
-fn everything_at_once() {
-    run_seeds(60, storms::everything_at_once);
+fn all_faults_together_lose_nothing() {
+    run_seeds(60, scenarios::all_faults);
 }

@@ -1,11 +1,11 @@
-//! NBD under the simulator: hundreds of seeds of each kind of trouble.
+//! NBD under the simulator: hundreds of seeds with each kind of fault.
 //!
 //! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_nbd`
-//! runs that one alone, in every kind of trouble.
+//! runs only that seed, with every kind of fault.
 
 mod nbd_dialer;
+mod scenarios;
 mod seeds;
-mod storms;
 
 use blockmux_engine::secure::{ClientCredentials, ClientTls, Psk, Secure, ServerCredentials};
 use blockmux_engine::sim::{Outcome, Protocol, Scenario, SystemTls};
@@ -16,15 +16,15 @@ use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls, TlsMode};
 use blockmux_tls::Hash;
 use blockmux_volume::Pool;
 use nbd_dialer::NbdDialer;
+use scenarios::{
+    breaks, check_breaks, check_determinism, check_outages, long_outages, long_requests, medium_errors,
+    slow_network, split_messages, stops, without_faults,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
-use storms::{
-    breaks, cut_everywhere, fair_day, long_absences, long_requests, medium_errors, more_broke_than,
-    more_troubles_than, slow_day, stops, the_same_again,
-};
 
-/// NBD in the form that the features lead to.
+/// NBD with these features.
 struct Nbd(NbdFeatures);
 
 impl Protocol for Nbd {
@@ -40,7 +40,7 @@ impl Protocol for Nbd {
     }
 }
 
-/// NBD by TLS, which both sides begin in the middle of the handshake.
+/// NBD with TLS, which both sides start during the NBD handshake.
 struct NbdByTls(NbdFeatures);
 
 impl Protocol for NbdByTls {
@@ -68,7 +68,8 @@ fn alice() -> Psk {
     Psk { identity: b"alice".to_vec(), secret: vec![7; 32].into(), hash: Hash::Sha256 }
 }
 
-/// Runs the scenario of every seed by TLS, whose records the kernel makes or the library.
+/// Runs the scenario with every seed over TLS, whose records are made by the kernel or by the
+/// library.
 fn run_seeds_by_tls(seeds: u64, kernel: SystemTls, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
         let features = NbdFeatures { extended_headers: seed.is_multiple_of(2), structured_replies: true };
@@ -76,8 +77,8 @@ fn run_seeds_by_tls(seeds: u64, kernel: SystemTls, scenario: impl Fn(u64) -> Sce
     })
 }
 
-/// Runs the scenario of every seed, or of the one that the environment names, each in the next of
-/// the three forms.
+/// Runs the scenario with every seed, or only the one that the environment variable gives, each
+/// with the next of the three forms of messages.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
         let form = seed % 3;
@@ -87,19 +88,19 @@ fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
 }
 
 #[test]
-fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
-    let outcomes = run_seeds(100, fair_day);
+fn without_faults_everything_completes_and_nothing_is_lost() {
+    let outcomes = run_seeds(100, without_faults);
     assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= 4));
 }
 
 #[test]
-fn a_slow_volume_on_a_slow_network_only_takes_longer() {
-    run_seeds(100, slow_day);
+fn a_slow_volume_on_a_slow_network_is_only_slower() {
+    run_seeds(100, slow_network);
 }
 
 #[test]
-fn a_network_that_cuts_every_message_changes_nothing() {
-    run_seeds(60, cut_everywhere);
+fn a_network_that_splits_every_message_changes_nothing() {
+    run_seeds(60, split_messages);
 }
 
 #[test]
@@ -108,60 +109,60 @@ fn long_requests_are_placed_and_pass_through_small_windows() {
 }
 
 #[test]
-fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
+fn requests_of_a_broken_connection_are_replayed_exactly_once() {
     let outcomes = run_seeds(150, breaks);
-    more_broke_than(300, &outcomes);
+    check_breaks(300, &outcomes);
 }
 
 #[test]
-fn medium_errors_reach_the_one_request_and_no_other() {
+fn a_medium_error_fails_only_its_own_request() {
     run_seeds(60, medium_errors);
 }
 
 #[test]
-fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
+fn a_target_restart_is_transparent_to_the_client() {
     let outcomes = run_seeds(100, |seed| stops(seed, false));
-    more_troubles_than(100, &outcomes);
+    check_outages(100, &outcomes);
 }
 
 #[test]
-fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
+fn a_target_that_crashes_keeps_flushed_and_fua_writes() {
     let outcomes = run_seeds(150, |seed| stops(seed, true));
-    more_troubles_than(100, &outcomes);
+    check_outages(100, &outcomes);
 }
 
 #[test]
-fn a_target_that_stays_away_too_long_fails_requests_and_later_ones_find_it_again() {
-    run_seeds(60, long_absences);
+fn a_long_outage_fails_requests_and_later_requests_reconnect() {
+    run_seeds(60, long_outages);
 }
 
 #[test]
-fn everything_at_once() {
-    run_seeds(100, |seed| Scenario { allows_stale_writes: true, ..storms::everything_at_once(seed) });
+fn all_faults_together_lose_nothing() {
+    run_seeds(100, |seed| Scenario { allows_stale_writes: true, ..scenarios::all_faults(seed) });
 }
 
 #[test]
-fn by_tls_everything_completes_and_nothing_is_lost() {
+fn with_tls_everything_completes_and_nothing_is_lost() {
     for (kernel, keys) in [(SystemTls::None, 0), (SystemTls::Once, 4)] {
-        let outcomes = run_seeds_by_tls(5, kernel, fair_day);
-        // Two at each end of each connection, if the kernel takes them.
+        let outcomes = run_seeds_by_tls(5, kernel, without_faults);
+        // Two keys at each end of each connection, if the kernel takes them.
         assert!(outcomes.iter().all(|outcome| outcome.tls_keys == keys * outcome.connections));
-        run_seeds_by_tls(2, kernel, slow_day);
-        run_seeds_by_tls(1, kernel, cut_everywhere);
+        run_seeds_by_tls(2, kernel, slow_network);
+        run_seeds_by_tls(1, kernel, split_messages);
         run_seeds_by_tls(2, kernel, long_requests);
         let outcomes = run_seeds_by_tls(8, kernel, breaks);
-        more_broke_than(4, &outcomes);
-        // Between two crashes there is time for a handshake of NBD, one of TLS, and some I/O.
+        check_breaks(4, &outcomes);
+        // Between two crashes there is time for an NBD handshake, a TLS handshake, and some I/O.
         let outcomes = run_seeds_by_tls(6, kernel, |seed| {
             let mut scenario = stops(seed, true);
-            scenario.trouble.iter_mut().for_each(|trouble| trouble.every = Duration::from_millis(200));
+            scenario.outage.iter_mut().for_each(|outage| outage.every = Duration::from_millis(200));
             scenario
         });
-        more_troubles_than(0, &outcomes);
+        check_outages(0, &outcomes);
     }
 }
 
 #[test]
-fn the_same_seed_does_the_same_again() {
-    the_same_again(|short| run_seeds(5, |seed| Scenario { allows_stale_writes: true, ..short(seed) }));
+fn the_same_seed_gives_the_same_run() {
+    check_determinism(|short| run_seeds(5, |seed| Scenario { allows_stale_writes: true, ..short(seed) }));
 }

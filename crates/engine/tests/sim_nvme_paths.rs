@@ -1,8 +1,8 @@
-//! Several paths to one NVMe namespace: what becomes of requests when one is lost, or is none for a
+//! Several paths to one NVMe namespace: requests when a path is lost, or not accessible for a
 //! while.
 
 mod nvme_sides;
-#[allow(dead_code, reason = "only iSCSI asks for the volume itself")]
+#[allow(dead_code, reason = "only the iSCSI tests need the volume")]
 mod two_paths;
 
 use blockmux_engine::initiator::nvme::NvmeEndpoint;
@@ -22,11 +22,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use two_paths::{
-    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, both_paths_may_be_lost_for_a_while,
-    either_path_may_be_lost_for_a_while,
+    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, check_loss_of_both_paths, check_loss_of_one_path,
 };
 
-/// One subsystem behind two ports, each on a core of its own, and a client.
+/// One subsystem with two ports, each on a core of its own, and a client.
 struct TwoPorts {
     node: Arc<NvmeNode>,
     subsystem: Arc<Subsystem>,
@@ -41,7 +40,7 @@ impl TwoPorts {
         TwoPorts::unequal(seed, policy, Duration::ZERO)
     }
 
-    /// By the second port everything takes so much longer.
+    /// Requests over the second port take this much longer.
     fn unequal(seed: u64, policy: Policy, longer: Duration) -> TwoPorts {
         let Slow { exports, counts, loses, .. } = Slow::new(longer);
         let (node, subsystem) = node(&exports[0]);
@@ -94,50 +93,50 @@ impl Paths for TwoPorts {
 }
 
 #[test]
-fn what_was_under_way_by_a_lost_path_goes_on_by_the_other_and_it_is_used_again_when_it_is_back() {
-    either_path_may_be_lost_for_a_while(|seed| TwoPorts::new(seed, Policy::RoundRobin));
+fn requests_of_a_lost_path_continue_on_the_other_until_it_is_restored() {
+    check_loss_of_one_path(|seed| TwoPorts::new(seed, Policy::RoundRobin));
 }
 
 #[test]
-fn when_no_path_is_left_requests_fail_after_the_timeout_and_later_ones_find_the_first_that_is_back() {
-    both_paths_may_be_lost_for_a_while(TwoPorts::new(1, Policy::RoundRobin));
+fn without_a_path_requests_fail_after_the_timeout_and_later_ones_use_the_first_restored_path() {
+    check_loss_of_both_paths(TwoPorts::new(1, Policy::RoundRobin));
 }
 
 #[test]
-fn the_optimized_path_is_used_first_and_changes_are_heard_of() {
+fn the_optimized_path_is_used_first_and_ana_changes_are_followed() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.set(1, AnaState::NON_OPTIMIZED);
     paths.client.run(500);
     paths.client.write(1);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     assert_eq!(paths.client.counts(), [32, 0]);
     paths.set(0, AnaState::INACCESSIBLE);
     paths.client.run(500);
     paths.client.write(2);
-    paths.client.all_end_well();
-    assert_eq!(paths.client.counts(), [0, 32], "it was told before anything was tried");
+    paths.client.expect_success();
+    assert_eq!(paths.client.counts(), [0, 32], "the change was reported before any request");
     paths.set(0, AnaState::OPTIMIZED);
     paths.client.run(500);
     paths.client.write(3);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     assert_eq!(paths.client.counts(), [32, 0]);
     paths.client.holds(3);
 }
 
 #[test]
-fn what_meets_a_change_before_it_was_told_is_done_by_the_other_path() {
+fn requests_that_fail_with_an_unreported_ana_change_use_the_other_path() {
     for state in [AnaState::INACCESSIBLE, AnaState::CHANGE, AnaState::PERSISTENT_LOSS] {
         let mut paths = TwoPorts::new(1, Policy::RoundRobin);
         paths.set(0, state);
         paths.client.write(1);
-        paths.client.all_end_well();
+        paths.client.expect_success();
         assert_eq!(paths.client.counts(), [0, 32]);
         paths.client.holds(1);
     }
 }
 
 #[test]
-fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout() {
+fn requests_wait_for_an_accessible_path_and_fail_after_the_timeout() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     for path in [0, 1] {
         paths.set(path, AnaState::INACCESSIBLE);
@@ -146,7 +145,7 @@ fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout()
     assert_eq!(paths.client.ended(), []);
     paths.set(1, AnaState::OPTIMIZED);
     paths.client.run(2000);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     paths.client.holds(1);
     paths.set(1, AnaState::INACCESSIBLE);
     paths.client.write(2);
@@ -156,26 +155,26 @@ fn what_waits_for_a_path_to_become_one_is_done_then_or_fails_after_the_timeout()
 }
 
 #[test]
-fn what_is_lost_behind_a_path_is_done_by_the_other_at_once_and_the_path_is_tried_again() {
+fn requests_that_fail_on_one_path_use_the_other_at_once_and_the_path_is_tried_again() {
     for seed in 0..10 {
         let mut paths = TwoPorts::new(seed, Policy::RoundRobin);
         paths.loses[0].store(true, Ordering::Relaxed);
         paths.client.write(1);
-        paths.client.all_end_well();
+        paths.client.expect_success();
         paths.client.holds(1);
         let [lost, done] = paths.client.counts();
         assert!(lost >= 16 && done == 32 + 32, "{lost} were lost, and {done} done");
         paths.loses[0].store(false, Ordering::Relaxed);
         paths.client.run(2000);
         paths.client.write(2);
-        paths.client.all_end_well();
+        paths.client.expect_success();
         assert_eq!(paths.client.counts(), [16, 16], "in turn again");
         paths.client.holds(2);
     }
 }
 
 #[test]
-fn what_is_lost_behind_all_paths_fails_after_the_timeout_and_neither_is_flooded_with_it() {
+fn requests_that_fail_on_all_paths_are_retried_slowly_and_fail_after_the_timeout() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.loses.iter().for_each(|loses| loses.store(true, Ordering::Relaxed));
     paths.client.write(1);
@@ -190,12 +189,12 @@ fn what_is_lost_behind_all_paths_fails_after_the_timeout_and_neither_is_flooded_
     paths.loses[1].store(false, Ordering::Relaxed);
     paths.client.run(2000);
     paths.client.write(2);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     paths.client.holds(2);
 }
 
 #[test]
-fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_the_timeout() {
+fn requests_that_fail_on_the_only_path_are_retried_and_fail_after_the_timeout() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.kill(1);
     paths.client.run(1000);
@@ -205,7 +204,7 @@ fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_the_timeout() 
     assert_eq!(paths.client.ended(), []);
     paths.loses[0].store(false, Ordering::Relaxed);
     paths.client.run(2000);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     paths.client.holds(1);
     paths.loses[0].store(true, Ordering::Relaxed);
     paths.client.write(2);
@@ -216,7 +215,7 @@ fn what_is_lost_behind_the_only_path_waits_for_it_and_fails_after_the_timeout() 
 }
 
 #[test]
-fn a_path_that_is_inaccessible_at_first_is_used_once_it_is_one() {
+fn a_path_that_is_inaccessible_at_connect_is_used_once_it_is_optimized() {
     let mut paths = TwoPorts::new(1, Policy::RoundRobin);
     paths.kill(1);
     paths.client.run(1000);
@@ -225,7 +224,7 @@ fn a_path_that_is_inaccessible_at_first_is_used_once_it_is_one() {
     paths.client.run(10_000);
     paths.client.counts();
     paths.client.write(1);
-    paths.client.all_end_well();
+    paths.client.expect_success();
     assert_eq!(paths.client.counts(), [32, 0]);
     paths.set(1, AnaState::OPTIMIZED);
     paths.set(0, AnaState::INACCESSIBLE);
@@ -237,11 +236,12 @@ fn a_path_that_is_inaccessible_at_first_is_used_once_it_is_one() {
 }
 
 #[test]
-fn by_queue_depth_the_path_with_less_to_do_gets_more() {
+fn with_queue_depth_the_less_loaded_path_gets_more_requests() {
     for (policy, expected) in [(Policy::RoundRobin, [16, 16]), (Policy::QueueDepth, [24, 8])] {
         let mut paths = TwoPorts::unequal(1, policy, Duration::from_millis(500));
         paths.client.write(1);
-        // What the first path had is done, and the second has all of its part.
+        // The requests of the first path have completed, and those of the second one are all in
+        // flight.
         paths.client.run(100);
         assert_eq!(paths.client.counts(), [16, 16]);
         assert_eq!(paths.client.polled(), 16);

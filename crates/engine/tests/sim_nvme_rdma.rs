@@ -1,13 +1,13 @@
-//! NVMe/RDMA over iWARP under the simulator: seeds of each kind of fault, with CRCs and without.
+//! NVMe/RDMA on iWARP under the simulator: seeds of each kind of fault, with CRCs and without.
 //!
 //! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test
-//! sim_nvme_rdma` runs that seed alone, in every kind of fault.
+//! sim_nvme_rdma` runs only that seed, with every kind of fault.
 
 #[allow(dead_code, reason = "these tests have one path")]
 mod nvme_sides;
+#[allow(dead_code, reason = "NVMe runs only some of the scenarios")]
+mod scenarios;
 mod seeds;
-#[allow(dead_code, reason = "not every storm is one of NVMe's")]
-mod storms;
 
 use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint, OverIwarp};
 use blockmux_engine::sim::{Outcome, Protocol, Scenario};
@@ -20,18 +20,18 @@ use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Pool;
 use nvme_sides::{dialer, endpoint_over, node};
+use scenarios::{
+    breaks, check_breaks, check_determinism, check_outages, long_requests, slow_network, split_messages,
+    stops, without_faults,
+};
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
-use storms::{
-    breaks, cut_everywhere, fair_day, long_requests, more_broke_than, more_troubles_than, slow_day, stops,
-    the_same_again,
-};
 
-/// NVMe/RDMA with one node for all of the target's lives.
+/// NVMe/RDMA; all instances of the target share one node.
 struct NvmeRdma {
     over: OverIwarp,
-    /// What the target's end of the stream asks for.
+    /// The iWARP parameters that the target requests.
     config: iwarp::IwarpConfig,
     entries: u16,
     queues: u16,
@@ -55,7 +55,8 @@ impl Protocol for NvmeRdma {
     }
 }
 
-/// Several queues of a controller, queues of very few entries, and frames of each kind.
+/// In turn several queues of a controller, and queues with very few entries, with frames of each
+/// kind.
 fn protocol(seed: u64) -> NvmeRdma {
     NvmeRdma {
         over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },
@@ -70,26 +71,26 @@ fn protocol(seed: u64) -> NvmeRdma {
     }
 }
 
-/// Runs the scenario of every seed, or of the one that the environment names.
+/// Runs the scenario with every seed, or only the one that the environment variable gives.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| scenario(seed).run(protocol(seed)))
 }
 
 #[test]
-fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
-    let outcomes = run_seeds(30, fair_day);
+fn without_faults_everything_completes_and_nothing_is_lost() {
+    let outcomes = run_seeds(30, without_faults);
     // An admin queue and up to three I/O queues each.
     assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= 16));
 }
 
 #[test]
-fn a_slow_volume_on_a_slow_network_only_takes_longer() {
-    run_seeds(30, slow_day);
+fn a_slow_volume_on_a_slow_network_is_only_slower() {
+    run_seeds(30, slow_network);
 }
 
 #[test]
-fn a_network_that_cuts_every_message_changes_nothing() {
-    run_seeds(20, cut_everywhere);
+fn a_network_that_splits_every_message_changes_nothing() {
+    run_seeds(20, split_messages);
 }
 
 #[test]
@@ -98,29 +99,29 @@ fn long_requests_are_placed_and_pass_through_small_windows() {
 }
 
 #[test]
-fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
+fn requests_of_a_broken_connection_are_replayed_exactly_once() {
     let outcomes = run_seeds(60, breaks);
-    more_broke_than(60, &outcomes);
+    check_breaks(60, &outcomes);
 }
 
 #[test]
-fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
+fn a_target_restart_is_transparent_to_the_client() {
     let outcomes = run_seeds(20, |seed| stops(seed, false));
-    more_troubles_than(0, &outcomes);
+    check_outages(0, &outcomes);
 }
 
 #[test]
-fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
+fn a_target_that_crashes_keeps_flushed_and_fua_writes() {
     let outcomes = run_seeds(40, |seed| stops(seed, true));
-    more_troubles_than(0, &outcomes);
+    check_outages(0, &outcomes);
 }
 
 #[test]
-fn everything_at_once() {
-    run_seeds(40, storms::everything_at_once);
+fn all_faults_together_lose_nothing() {
+    run_seeds(40, scenarios::all_faults);
 }
 
 #[test]
-fn the_same_seed_does_the_same_again() {
-    the_same_again(|short| run_seeds(5, short));
+fn the_same_seed_gives_the_same_run() {
+    check_determinism(|short| run_seeds(5, short));
 }

@@ -1,4 +1,4 @@
-//! A volume that grows and shrinks behind an iSCSI target: its initiator sees it, on every core.
+//! A resize of a volume behind an iSCSI target is seen by its initiator on every core.
 
 mod iscsi_dialer;
 mod iscsi_names;
@@ -25,7 +25,7 @@ use std::time::Duration;
 const SMALL: u64 = 1 << 20;
 const LARGE: u64 = 2 << 20;
 
-/// Says that it is smaller than what lies below.
+/// A volume that reports a smaller size than its storage.
 struct Elastic {
     below: MemVolume,
     size: AtomicU64,
@@ -66,7 +66,7 @@ impl Clients {
 }
 
 #[test]
-fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
+fn a_resize_is_seen_on_every_core() {
     let elastic = Arc::new(Elastic { below: MemVolume::new(LARGE), size: AtomicU64::new(SMALL) });
     let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
     let (target, address) = (world.add_core(16 << 20), Address::Unix("/target".into()));
@@ -99,12 +99,12 @@ fn a_volume_that_grows_or_shrinks_is_seen_on_every_core() {
         assert_eq!(clients.read(channel, SMALL).unwrap_err(), IoError::OutOfRange);
     }
     elastic.size.store(LARGE, Ordering::Relaxed);
-    // Whoever logs in asks for the capacity, from which the target learns of it.
+    // A login queries the capacity, by which the target sees the new size.
     clients.open(&volume);
     clients.world.run_for(Duration::from_secs(1)).unwrap();
     assert!(clients.read(0, 0).is_ok());
     assert_eq!((volume.info().size, told.load(Ordering::Relaxed)), (LARGE, 1));
-    // The other channel has heard nothing from the target yet.
+    // The target has not reported it to the other channel yet.
     for channel in [1, 0, 1, 0] {
         assert!(clients.read(channel, LARGE - 4096).is_ok(), "{channel}");
     }

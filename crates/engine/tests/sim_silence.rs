@@ -1,5 +1,5 @@
-//! A target that owes an answer for long: that is said, once, and if there is a bound, it loses its
-//! connection.
+//! A target that does not answer: it is reported once, and if there is a timeout, the connection is
+//! closed.
 
 mod iscsi_dialer;
 mod iscsi_names;
@@ -21,7 +21,7 @@ use blockmux_proto::iscsi::server::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::client::NbdFeatures;
 use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::nvme_tcp;
-use blockmux_proto::session::{Home, StreamSession, Target};
+use blockmux_proto::session::{CoreHandle, StreamSession, Target};
 use blockmux_rdma::iwarp;
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op, Pool,
@@ -45,9 +45,9 @@ const SIZE: u64 = 1 << 20;
 const SPAN: Option<Duration> = Some(Duration::from_secs(30));
 
 #[test]
-fn a_target_that_owes_an_answer_is_told_of_once_and_not_left_if_it_may_take_its_time() {
+fn a_silent_target_is_reported_once_and_kept_if_there_is_no_timeout() {
     let mut scene = Scene::new(Delays { read: Duration::from_secs(600), ..Delays::default() }, None);
-    // A connection that nobody uses owes nothing.
+    // No answer is pending on an idle connection.
     scene.run_for(300);
     assert_eq!(scene.said(), "");
     scene.submit(1, Op::Read);
@@ -57,14 +57,14 @@ fn a_target_that_owes_an_answer_is_told_of_once_and_not_left_if_it_may_take_its_
     let done = scene.done();
     assert!(done.len() == 1 && done[0].result.is_ok(), "{done:?}");
     assert_eq!(scene.said().lines().count(), 1, "{}", scene.said());
-    assert_eq!(scene.connections(), 1, "it was one connection all the time");
+    assert_eq!(scene.connections(), 1, "the connection stays open");
 }
 
 #[test]
-fn a_request_that_no_connection_gets_an_answer_to_fails_in_the_end_and_others_do_not() {
+fn a_request_that_no_connection_answers_fails_and_others_do_not() {
     let mut scene = Scene::new(Delays { write: Duration::from_secs(6000), ..Delays::default() }, SPAN);
     scene.submit(1, Op::Write { fua: false });
-    // Others are answered all the time, which is no answer to this one.
+    // Replies to other requests do not count for this one.
     for second in 2..40 {
         scene.submit(second, Op::Read);
         scene.run_for(1);
@@ -80,27 +80,27 @@ fn a_request_that_no_connection_gets_an_answer_to_fails_in_the_end_and_others_do
         said.contains("1 requests fail: no answer within 30 s, nor by new connections for 60 s"),
         "{said}"
     );
-    // There is nothing to be had again for it, and everything else is.
+    // It has failed, and other requests succeed.
     scene.submit(50, Op::Read);
     scene.run_for(1);
     assert!(matches!(scene.done()[..], [Completion { tag: Tag(50), result: Ok(_) }]));
 }
 
 #[test]
-fn a_flush_may_take_four_times_as_long_and_a_long_queue_as_long_as_it_is() {
+fn a_flush_may_take_four_times_the_timeout_and_a_queue_the_timeout_per_request() {
     let flush = Duration::from_secs(119);
     let mut scene = Scene::new(Delays { flush, ..Delays::default() }, SPAN);
     scene.submit(1, Op::Flush);
     scene.run_for(120);
     assert_eq!((scene.done().len(), scene.connections()), (1, 1));
-    // One after the other takes 20 s each, and so the last takes 80 s.
+    // The target executes them one at a time for 20 s each, so the last takes 80 s.
     let mut scene = Scene::one_at_a_time(Duration::from_secs(20), SPAN);
     (1..=4).for_each(|tag| scene.submit(tag, Op::Read));
     scene.run_for(82);
     assert_eq!((scene.done().len(), scene.connections()), (4, 1));
 }
 
-/// Reads of this take for ever.
+/// A volume whose reads never complete.
 fn stuck() -> Arc<DelayVolume> {
     let delays = Delays { read: Duration::from_secs(6000), ..Delays::default() };
     Arc::new(DelayVolume::new(Arc::new(MemVolume::new(SIZE)), delays))
@@ -123,7 +123,7 @@ fn over_iser(volume: Arc<dyn Volume>) -> Scene {
 }
 
 fn over_iscsi_with(volume: Arc<dyn Volume>, proposal: OperationalParameters) -> Scene {
-    let (node, local) = (OnceCell::new(), LocalSessions::new(Home::new(0_u32)));
+    let (node, local) = (OnceCell::new(), LocalSessions::new(CoreHandle::new(0_u32)));
     Scene::over(
         volume,
         move |exports: Exports, pool, now| {
@@ -135,16 +135,16 @@ fn over_iscsi_with(volume: Arc<dyn Volume>, proposal: OperationalParameters) -> 
 }
 
 #[test]
-fn what_an_iscsi_target_gives_up_when_it_is_asked_to_is_sent_again_over_the_same_connection() {
-    sends_again_what_was_given_up(over_iscsi(stuck()));
+fn requests_aborted_by_an_iscsi_target_are_sent_again_over_the_same_connection() {
+    aborted_requests_are_sent_again(over_iscsi(stuck()));
 }
 
 #[test]
-fn what_an_iser_target_gives_up_when_it_is_asked_to_is_sent_again_over_the_same_connection() {
-    sends_again_what_was_given_up(over_iser(stuck()));
+fn requests_aborted_by_an_iser_target_are_sent_again_over_the_same_connection() {
+    aborted_requests_are_sent_again(over_iser(stuck()));
 }
 
-fn sends_again_what_was_given_up(mut scene: Scene) {
+fn aborted_requests_are_sent_again(mut scene: Scene) {
     (1..=20).for_each(|tag| scene.submit(tag, Op::Read));
     for second in 100..140 {
         scene.submit(second, Op::Write { fua: false });
@@ -153,23 +153,23 @@ fn sends_again_what_was_given_up(mut scene: Scene) {
     let done = scene.done();
     assert!(done.len() == 40 && done.iter().all(|done| done.result.is_ok()), "{done:?}");
     let said = scene.said();
-    assert!(said.contains("no answer within 30 s; the target is asked to give up what it owes"), "{said}");
-    // All of them have waited as long, and none waits for the others.
+    assert!(said.contains("no answer within 30 s; the target is asked to abort pending commands"), "{said}");
+    // All of them have waited for the same time, and none waits for another.
     scene.run_for(90);
     let done = scene.done();
     assert!(done.iter().all(|done| matches!(done.result, Err(IoError::PathLost))), "{done:?}");
     assert_eq!((done.len(), scene.connections()), (20, 1));
     let said = scene.said();
-    assert!(said.contains(" requests fail: sent again and again for 60 s, they got nowhere"), "{said}");
+    assert!(said.contains(" requests fail: retried for 60 s without success"), "{said}");
     scene.submit(1, Op::Write { fua: false });
     scene.run_for(1);
     assert!(matches!(scene.done()[..], [Completion { tag: Tag(1), result: Ok(_) }]));
 }
 
-/// Its first reads take this long and cannot be ended sooner; all else is done at once.
+/// The first reads take `time` and cannot be aborted; everything else completes at once.
 struct Stubborn {
     memory: Arc<MemVolume>,
-    /// How many are still to come.
+    /// Number of slow reads to come.
     reads: Arc<AtomicUsize>,
     time: Duration,
 }
@@ -214,17 +214,18 @@ impl Channel for StubbornChannel {
 }
 
 #[test]
-fn what_cannot_be_aborted_is_ended_by_a_reset_and_done_again_over_the_same_connection() {
+fn requests_that_cannot_be_aborted_are_ended_by_a_reset_over_the_same_connection() {
     escalates(over_iscsi);
 }
 
 #[test]
-fn what_cannot_be_aborted_over_iser_is_ended_by_a_reset_too() {
+fn requests_that_cannot_be_aborted_over_iser_are_ended_by_a_reset() {
     escalates(over_iser);
 }
 
 fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
-    // So long that the target has to be asked for a reset of the unit, of itself, or left.
+    // The times are so long that the target is asked to reset the unit, then itself, and then the
+    // connection is closed.
     let steps = [(43, 0, 1), (50, 1, 1), (56, 2, 1), (75, 2, 2)];
     for (seconds, resets, connections) in steps {
         let volume = Stubborn {
@@ -235,7 +236,7 @@ fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
         let mut scene = over(Arc::new(volume));
         (1..=4).for_each(|tag| scene.submit(tag, Op::Read));
         scene.run_for(31);
-        // What comes later is done at once, unless a reset finds it: then after that.
+        // A later request completes at once, unless a reset aborts it: then after the reset.
         scene.submit(5, Op::Write { fua: false });
         scene.run_for(89);
         let mut done: Vec<_> =
@@ -243,7 +244,7 @@ fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
         done.sort_unstable();
         assert_eq!(done, [1, 2, 3, 4, 5].map(|tag| (tag, true)), "{seconds} s");
         let said = scene.said();
-        let steps = ["give up what it owes", "reset the logical unit", "reset itself"];
+        let steps = ["abort pending commands", "reset the logical unit", "reset itself"];
         let asked = steps.map(|step| said.matches(&format!("the target is asked to {step}")).count());
         assert_eq!(asked, [1, usize::from(resets > 0), usize::from(resets > 1)], "{seconds} s: {said}");
         assert_eq!(scene.connections(), connections, "{seconds} s: {said}");
@@ -251,7 +252,7 @@ fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
 }
 
 #[test]
-fn another_session_begins_when_time2wait_is_over() {
+fn a_new_session_begins_after_time2wait() {
     let volume = Stubborn {
         memory: Arc::new(MemVolume::new(SIZE)),
         reads: Arc::new(AtomicUsize::new(1)),
@@ -260,7 +261,7 @@ fn another_session_begins_when_time2wait_is_over() {
     let mut scene =
         over_iscsi_with(Arc::new(volume), default_proposal().with(OperationalKey::DefaultTime2Wait, 30));
     scene.submit(1, Op::Read);
-    // The connection is given up after a minute.
+    // The connection is closed after a minute.
     scene.run_for(85);
     assert!(scene.said().contains("connection lost"));
     assert_eq!((scene.connections(), scene.done().len()), (1, 0));
@@ -269,7 +270,7 @@ fn another_session_begins_when_time2wait_is_over() {
 }
 
 #[test]
-fn over_nvme_a_request_that_gets_no_answer_fails_likewise() {
+fn over_nvme_a_request_without_an_answer_fails() {
     let node = OnceCell::new();
     let endpoint = NvmeEndpoint { timeout: SPAN, ..nvme_sides::endpoint(&[address()]) };
     let mut scene = Scene::over(
@@ -288,7 +289,7 @@ fn over_nvme_a_request_that_gets_no_answer_fails_likewise() {
     assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
 }
 
-/// A channel to a slow target, and what is said meanwhile.
+/// A channel to a slow target, and the warnings that were logged.
 struct Scene {
     said: Arc<Mutex<String>>,
     _guard: DefaultGuard,
@@ -301,7 +302,7 @@ impl Scene {
         Scene::of(Arc::new(DelayVolume::new(Arc::new(MemVolume::new(SIZE)), delays)), timeout)
     }
 
-    /// A target whose requests wait for each other.
+    /// A target that executes one request at a time.
     fn one_at_a_time(time: Duration, timeout: Option<Duration>) -> Scene {
         let read = Limit { bytes_per_s: NonZeroU64::new(4096 / time.as_secs()), ..Limit::default() };
         let volume = RateVolume::new(Arc::new(MemVolume::new(SIZE)), Limits { read, ..Limits::default() });
@@ -351,7 +352,7 @@ impl Scene {
         self.said.lock().unwrap().clone()
     }
 
-    /// So many there have been.
+    /// Number of connections made so far.
     fn connections(&self) -> u64 {
         self.world.net().connections().0
     }
@@ -377,7 +378,7 @@ fn serve<T: StreamSession + Target + 'static>(
     });
 }
 
-/// Keeps every warning, a line each.
+/// Collects warnings, one per line.
 struct Warnings(Arc<Mutex<String>>);
 
 impl Subscriber for Warnings {
@@ -394,7 +395,7 @@ impl Subscriber for Warnings {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut said = self.0.lock().expect("nobody panics with it");
+        let mut said = self.0.lock().expect("no panic while it is locked");
         event.record(&mut Line(&mut said));
         said.push('\n');
     }

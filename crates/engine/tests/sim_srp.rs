@@ -1,12 +1,12 @@
-//! SRP over iWARP under the simulator: seeds of each kind of fault, with CRCs and without.
+//! SRP on iWARP under the simulator: seeds of each kind of fault, with CRCs and without.
 //!
 //! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_srp`
-//! runs that seed alone, in every kind of fault.
+//! runs only that seed, with every kind of fault.
 
+#[allow(dead_code, reason = "SRP runs only some of the scenarios")]
+mod scenarios;
 mod seeds;
 mod srp_sides;
-#[allow(dead_code, reason = "not every storm is one of SRP's")]
-mod storms;
 
 use blockmux_engine::initiator::srp::{OverIwarp, SrpDialer, SrpEndpoint};
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
@@ -21,19 +21,19 @@ use blockmux_proto::srp::server::TargetSession;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Pool;
+use scenarios::{
+    breaks, check_breaks, check_determinism, check_outages, long_requests, slow_network, split_messages,
+    stops, without_faults,
+};
 use srp_sides::{endpoint, node};
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
-use storms::{
-    breaks, cut_everywhere, fair_day, long_requests, more_broke_than, more_troubles_than, slow_day, stops,
-    the_same_again,
-};
 
-/// SRP with one node for all of the target's lives.
+/// SRP; all instances of the target share one node.
 struct Srp {
     over: OverIwarp,
-    /// What the target's end of the stream asks for.
+    /// The iWARP parameters that the target requests.
     config: iwarp::IwarpConfig,
     channels: u32,
     immediate_data: bool,
@@ -46,7 +46,7 @@ impl Protocol for Srp {
 
     fn target(&self, exports: Exports, pool: Pool, now: Instant) -> Self::Target {
         let node = self.node.get_or_init(|| node(&exports));
-        // The network tells both sides that a connection is lost.
+        // The simulated network reports a lost connection to both sides.
         let session = TargetSession::new(node.clone(), pool.clone(), Arc::new(|| {}), now);
         let queue_pair = Iwarp::passive(&session.endpoint(), self.config.clone(), pool, [4; 32], now);
         Driven::new(session, queue_pair, now)
@@ -83,7 +83,7 @@ impl Dialer for AnyUnit {
     }
 }
 
-/// One channel and several, data with the command and not, and frames of each kind.
+/// In turn one channel and several, with and without immediate data, with frames of each kind.
 fn protocol(seed: u64) -> Srp {
     Srp {
         over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },
@@ -98,26 +98,26 @@ fn protocol(seed: u64) -> Srp {
     }
 }
 
-/// Runs the scenario of every seed, or of the one that the environment names.
+/// Runs the scenario with every seed, or only the one that the environment variable gives.
 fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| scenario(seed).run(protocol(seed)))
 }
 
 #[test]
-fn on_a_fair_day_everything_completes_and_nothing_is_lost() {
-    let outcomes = run_seeds(30, fair_day);
-    // Up to three channels of each session.
+fn without_faults_everything_completes_and_nothing_is_lost() {
+    let outcomes = run_seeds(30, without_faults);
+    // At most three channels for each session.
     assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= 12));
 }
 
 #[test]
-fn a_slow_volume_on_a_slow_network_only_takes_longer() {
-    run_seeds(30, slow_day);
+fn a_slow_volume_on_a_slow_network_is_only_slower() {
+    run_seeds(30, slow_network);
 }
 
 #[test]
-fn a_network_that_cuts_every_message_changes_nothing() {
-    run_seeds(20, cut_everywhere);
+fn a_network_that_splits_every_message_changes_nothing() {
+    run_seeds(20, split_messages);
 }
 
 #[test]
@@ -126,29 +126,29 @@ fn long_requests_are_placed_and_pass_through_small_windows() {
 }
 
 #[test]
-fn what_a_broken_connection_leaves_is_replayed_exactly_once() {
+fn requests_of_a_broken_connection_are_replayed_exactly_once() {
     let outcomes = run_seeds(60, breaks);
-    more_broke_than(60, &outcomes);
+    check_breaks(60, &outcomes);
 }
 
 #[test]
-fn a_target_that_is_stopped_and_started_again_is_not_noticed() {
+fn a_target_restart_is_transparent_to_the_client() {
     let outcomes = run_seeds(20, |seed| stops(seed, false));
-    more_troubles_than(0, &outcomes);
+    check_outages(0, &outcomes);
 }
 
 #[test]
-fn a_target_that_loses_its_power_keeps_what_was_flushed_or_forced() {
+fn a_target_that_crashes_keeps_flushed_and_fua_writes() {
     let outcomes = run_seeds(40, |seed| stops(seed, true));
-    more_troubles_than(0, &outcomes);
+    check_outages(0, &outcomes);
 }
 
 #[test]
-fn everything_at_once() {
-    run_seeds(40, storms::everything_at_once);
+fn all_faults_together_lose_nothing() {
+    run_seeds(40, scenarios::all_faults);
 }
 
 #[test]
-fn the_same_seed_does_the_same_again() {
-    the_same_again(|short| run_seeds(5, short));
+fn the_same_seed_gives_the_same_run() {
+    check_determinism(|short| run_seeds(5, short));
 }

@@ -1,4 +1,4 @@
-//! The suite of all volumes over SRP over iWARP, and what else a target port tells.
+//! The volume conformance suite over SRP on iWARP, and the other functions of a target port.
 
 mod conforms;
 mod srp_sides;
@@ -17,7 +17,7 @@ use srp_sides::{endpoint, node, port};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Serves one volume, also as `frozen`, which refuses writes; it ends when dropped.
+/// Serves one volume, also as `frozen`, which refuses writes, until it is dropped.
 struct Target {
     address: Address,
     limit: ConnectionLimit,
@@ -42,7 +42,7 @@ impl Target {
         endpoint(&self.address, nth, OverIwarp::default())
     }
 
-    /// Runs the suite with what `change` makes of an endpoint.
+    /// Runs the suite with the endpoint that `change` returns.
     fn conforms(&self, change: impl Fn(SrpEndpoint) -> SrpEndpoint) {
         let volume = |nth| -> Arc<dyn Volume> { Arc::new(connect(change(self.endpoint(nth))).unwrap()) };
         conforms(volume(0), Some(volume(1)));
@@ -60,7 +60,7 @@ fn a_ram_volume_conforms_with_crcs_and_without_immediate_data() {
     Target::serve().conforms(|endpoint| SrpEndpoint { over, immediate_data: false, ..endpoint });
 }
 
-/// Each of the target's cores accepts every other connection.
+/// The target's cores accept connections in turn.
 #[test]
 fn a_session_of_several_channels_conforms_wherever_they_are_accepted() {
     let target = Target::serve();
@@ -82,7 +82,7 @@ fn a_session_of_several_channels_conforms_wherever_they_are_accepted() {
 }
 
 #[test]
-fn a_target_port_describes_its_units_lists_them_and_resets_them() {
+fn a_target_port_describes_lists_and_resets_its_units() {
     let target = Target::serve();
     let unit = describe(&target.endpoint(0)).unwrap();
     assert_eq!((unit.size(), unit.read_only), (SIZE, false));
@@ -97,5 +97,5 @@ fn a_target_port_describes_its_units_lists_them_and_resets_them() {
     assert_eq!(manage(&target.endpoint(0), reset).unwrap(), ResponseCode::NO_FAILURE);
 }
 
-/// Room for the largest transfer and more.
+/// Larger than the largest transfer.
 const SIZE: u64 = 40 << 20;

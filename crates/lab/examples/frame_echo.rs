@@ -1,14 +1,14 @@
-//! The ceiling of ATA over Ethernet: bare frames of its sizes there and back, and nothing else.
+//! The ceiling of ATA over Ethernet: an echo of bare frames with the protocol's sizes.
 //!
 //! ```text
 //! frame_echo serve IFACE --size 268435456 [--spin]
 //! frame_echo ask IFACE --mtu 9000 --bs 65536 --iodepth 16 --runtime_ms 1000 [--write] [--spin]
 //! ```
-//! Both sides use the engine's own ports, so that batches, filters and system calls are those of
-//! the protocol; there is no session, no volume, no tag and no repetition. Data lies in a region as
-//! large as the volume would be, or larger than any cache, a block here and a block there, so that
-//! caches help neither more nor less. A frame counts whoever's turn it is: an I/O is as many
-//! answers as its block size takes frames. Prints one line: I/O per second.
+//! Both sides use the engine's ports, so batches, filters and system calls are those of the
+//! protocol. There is no session, volume, tag or retransmit. Data is at random offsets in a region
+//! as large as the volume, or larger than any cache, so caches help neither more nor less. All
+//! frames count, in whatever order they arrive: an I/O has as many replies as its block size needs
+//! frames. Prints one line: I/O per second.
 
 use blockmux_engine::frames::{FramePort, PacketPort, ReceivedFrame, Share, Side};
 use blockmux_engine::memory::map_pages;
@@ -66,7 +66,7 @@ impl End {
 
     fn wait(&self, what: PollFlags) {
         if !self.spins {
-            // A timeout is as good: the port is polled again.
+            // A timeout is harmless: the port is polled again.
             let _ = poll(&mut [PollFd::new(&self.port, what)], Some(&TIMEOUT));
         }
     }
@@ -80,7 +80,7 @@ fn serve(mut end: End, size: usize) -> Result<(), String> {
     (0..size / BLOCK).for_each(|nth| data.seg(nth * BLOCK, BLOCK).copy_from(&block));
     let mut state = 1_u32;
     let mut anywhere = |len: usize| {
-        // A generator of Numerical Recipes: good enough to miss caches.
+        // The generator of Numerical Recipes: good enough to miss caches.
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let blocks = (size - len) / BLOCK + 1;
         data.seg(((u64::from(state) * blocks as u64) >> 32) as usize * BLOCK, len)
@@ -124,7 +124,7 @@ impl Load {
 /// Keeps the window full for the runtime; returns I/O per second.
 fn ask(mut end: End, load: &Load) -> Result<f64, String> {
     let data = Seg::from_slice(&vec![0x5A; MOST_DATA]);
-    // The server's address is unknown until its first answer.
+    // The server's address is unknown until its first reply.
     let (mut server, mut next, mut outstanding, mut answers) = (Mac::BROADCAST, 0, 0, 0_u64);
     let mut begun = Instant::now();
     let (mut last, mut asked) = (begun, begun);

@@ -1,4 +1,4 @@
-//! What a verified write contains, and whether a read brought it back.
+//! The content of verified writes, and its check after a read.
 //!
 //! ```text
 //!   0       4       8                16               24               32            len
@@ -6,14 +6,14 @@
 //!   │ magic │  crc  │     offset     │   generation   │      seed      │   pattern    │
 //!   └───────┴───────┴────────────────┴────────────────┴────────────────┴──────────────┘
 //! ```
-//! All little-endian. The CRC-32C covers everything behind itself and is 0 under
-//! [`Verify::Pattern`], which looks at each word instead. The pattern continues the head: its words
-//! follow from offset, generation and seed, so a block of which only a part was overwritten, moved
-//! or lost is found out either way.
+//! All numbers are little-endian. The CRC-32C covers everything after itself. With
+//! [`Verify::Pattern`] it is 0, and each word of the pattern is checked. The words follow from
+//! offset, generation and seed, so both methods detect a block that was partly overwritten,
+//! misplaced or lost.
 //!
-//! The generation is how often the block has been written in this run. A stale block, one that an
-//! acknowledged write did not reach, is whole in itself and only its generation gives it away, so
-//! whoever knows it should ask.
+//! The generation is the number of times that the block has been written in this run. A stale
+//! block, to which an acknowledged write was lost, is consistent in itself; only its generation is
+//! wrong. Check it if it is known.
 
 use crate::job::Verify;
 use blockmux_volume::Crc32c;
@@ -52,7 +52,7 @@ pub enum Mismatch {
         offset: u64,
     },
     /// The CRC in the header does not match the content.
-    #[error("block at {offset} has crc {actual:#010x}, its head says {stored:#010x}")]
+    #[error("block at {offset} has CRC {actual:#010x}, its header has {stored:#010x}")]
     Crc {
         /// Where it was read.
         offset: u64,
@@ -70,7 +70,7 @@ pub enum Mismatch {
         found: u64,
     },
     /// A write is missing, or was done twice.
-    #[error("block at {offset} is of generation {found}, not {expected}")]
+    #[error("block at {offset} has generation {found}, not {expected}: a write was lost or done twice")]
     Generation {
         /// Where it was read.
         offset: u64,
@@ -190,9 +190,9 @@ fn check_pattern(block: &[u8], stamp: Stamp) -> Result<(), usize> {
     Ok(())
 }
 
-/// The words after the header, without end: a counter with a large odd step from a mixed start.
-/// Words of a block are all different, those of different stamps almost always, at one addition and
-/// one multiplication each.
+/// The words after the header, an endless sequence: a counter with a large odd step from a mixed
+/// start. All words of a block differ, and those of different stamps almost always do, at one
+/// addition and one multiplication each.
 fn pattern_words(stamp: Stamp) -> impl Iterator<Item = [u8; 8]> {
     let mut counter = mix(stamp.offset ^ mix(stamp.generation ^ mix(stamp.seed)));
     std::iter::from_fn(move || {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_reads_back_as_it_was_written() {
+    fn a_block_is_verified_as_written() {
         for verify in BOTH {
             let block = written(STAMP, verify);
             assert_eq!(check(&block, Expect::Stamp(STAMP), verify), Ok(()));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_from_elsewhere_is_found_by_its_offset() {
+    fn a_misplaced_block_is_found_by_its_offset() {
         for verify in BOTH {
             let moved = written(Stamp { offset: 4096, ..STAMP }, verify);
             let expected = Mismatch::Offset { offset: 8192, found: 4096 };
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_nobody_wrote_is_foreign() {
+    fn a_block_without_the_magic_number_is_foreign() {
         for verify in BOTH {
             let error = check(&[0; 4096], Expect::Offset(0), verify);
             assert_eq!(error, Err(Mismatch::Foreign { offset: 0 }));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_write_is_found_in_either_way() {
+    fn a_torn_write_is_found_with_both_methods() {
         let before = Stamp { generation: 2, ..STAMP };
         for (verify, at) in [(Verify::Crc32c, None), (Verify::Pattern, Some(2048))] {
             let mut torn = written(STAMP, verify);

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_found_behind_a_name_with_spaces_and_parentheses() {
+    fn ticks_are_found_after_a_name_with_spaces_and_parentheses() {
         let stat = "42 (a ) b (c) R 1 2 3 0 -1 64 5 6 7 8 130 17 0 0 20 0 3 0 99";
         assert_eq!(ticks(stat), Some((130, 17)));
         assert_eq!(ticks(""), None);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_systems_part_is_a_share_of_the_exact_sum() {
+    fn system_time_is_a_share_of_the_exact_total() {
         let at = |total_ms, user_ticks, system_ticks| CpuTime {
             total: Duration::from_millis(total_ms),
             user_ticks,

@@ -107,7 +107,7 @@ impl Labels {
     #[must_use]
     pub fn of(comparison: &Comparison) -> Labels {
         let rows = || comparison.rows.iter();
-        // fio's own reports have no policy.
+        // fio's own reports have no polling policy.
         let mut polls = rows().map(|row| &row.poll).filter(|poll| !poll.is_empty());
         let mut ceilings = rows().filter(|row| row.kind.is_ceiling()).map(|row| &row.protocol);
         let (poll, ceiling) = (polls.next(), ceilings.next());
@@ -286,8 +286,8 @@ fn three_digits(value: f64) -> String {
     }
 }
 
-/// Only if both sides were measured: half of the cost would look like a cheap protocol. A local
-/// volume has one side.
+/// CPU time per Gbit/s. If one side was not measured, there is no figure, because half of the cost
+/// would look like a cheap protocol. A local volume has only one side.
 fn cpu_per_gbit(kind: SubjectKind, run: &Run) -> Option<f64> {
     let target_ns =
         if kind == SubjectKind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
@@ -306,14 +306,14 @@ mod tests {
     use crate::result::Direction;
 
     #[test]
-    fn what_is_too_long_loses_its_middle() {
+    fn long_text_is_shortened_in_the_middle() {
         assert_eq!(shortened("nbd://127.0.0.1:10809/disk0 never", 28), "nbd://127.0.0.1:…disk0 never");
         assert_eq!(shortened("short", 5), "short");
         assert_eq!(shortened("longer", 5), "lo…er");
     }
 
     #[test]
-    fn a_machine_is_described_by_what_is_known_of_it() {
+    fn a_machine_is_described_by_its_known_properties() {
         let mut known = Machine {
             cpu: "Z80".into(),
             cores: 1,
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_called_by_what_tells_it_apart() {
+    fn a_label_contains_only_properties_that_differ() {
         let row = |subject: &str, kind, target: &str, poll: &str, protocol: &str| Row {
             subject: subject.into(),
             kind,

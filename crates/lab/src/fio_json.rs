@@ -1,18 +1,19 @@
-//! Results as JSON in the shape that fio's `--output-format=json` has (3.33), and back.
+//! Results as JSON in the format of fio's `--output-format=json` (3.33): writing and reading.
 //!
-//! One entry of `jobs` is one [`Row`], so a file holds a whole comparison and a tool that walks
-//! `jobs` sees every subject. Such a tool expects one measurement for each entry, so the plain
-//! fields are those of the run with the median IOPS; the fields that fio fills from its periodic
-//! samples (`iops_min`, `iops_stddev`, `bw_mean`, ...) are filled from the runs, each one sample.
+//! One entry of `jobs` is one [`Row`], so a file contains a whole comparison, and a tool that reads
+//! `jobs` sees every configuration. Such a tool expects one measurement for each entry, so the
+//! plain fields are those of the run with the median IOPS. The fields that fio fills from its
+//! periodic samples (`iops_min`, `iops_stddev`, `bw_mean`, ...) are filled from the runs, each of
+//! them one sample.
 //!
-//! Everything of ours is under the key `blockmux`: of the file, what is not a row; of a job, the
-//! row with all its runs, and the derived figures. [`from_json`] reads that back without loss, and
-//! also reads a file that fio wrote.
+//! Our own data is under the key `blockmux`: in the file, everything outside rows; in a job, the
+//! row with all its runs, and the derived figures. [`from_json`] reads it back without loss, and
+//! also reads files by fio.
 //!
-//! `usr_cpu` and `sys_cpu` are the initiator's, as fio's are; the target's are under `blockmux`.
-//! Where fio knows more than we do: submission latency is part of completion latency here
-//! (`slat_ns` is 0), context switches and page faults are not counted, and the `latency_us` buckets
-//! are interpolated between the recorded percentiles.
+//! `usr_cpu` and `sys_cpu` are the initiator's, as in fio; the target's are under `blockmux`.
+//! Submission latency is part of completion latency (`slat_ns` is 0), context switches and page
+//! faults are not counted, and the `latency_us` buckets are interpolated between the recorded
+//! percentiles.
 
 mod read;
 
@@ -44,10 +45,10 @@ pub fn to_json(comparison: &Comparison) -> String {
     format!("{document:#}\n")
 }
 
-/// What `blockmux` holds at the top of a file; rows are with their jobs.
+/// The content of `blockmux` at the top of a file; rows are with their jobs.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Header {
-    /// Counted up when a reader of the old shape would misread the new one.
+    /// Incremented when a reader of the old format would misread the new one.
     format: u32,
     #[serde(flatten)]
     comparison: Comparison,
@@ -91,7 +92,7 @@ fn job_entry(comparison: &Comparison, labels: &Labels, row: &Row, index: usize) 
     entry
 }
 
-/// Of an even count the slower of the two in the middle.
+/// The run with the median IOPS; of an even number, the slower of the middle two.
 fn median_run(row: &Row) -> Option<&Run> {
     let mut runs: Vec<&Run> = row.runs.iter().collect();
     runs.sort_by(|a, b| a.iops().total_cmp(&b.iops()));
@@ -196,12 +197,12 @@ fn with_percentiles(direction: &Direction) -> Value {
     value
 }
 
-/// Per cent of one processor, as fio's thread sees itself.
+/// Per cent of one CPU, as fio counts its thread.
 fn percent_of(cpu_ns: u64, run: &Run) -> f64 {
     if run.runtime_ns == 0 { 0.0 } else { cpu_ns as f64 * 100.0 / run.runtime_ns as f64 }
 }
 
-/// The loop is closed: all I/O is submitted at the full depth.
+/// The depth of each submission: the loop is closed, so all I/O is submitted at the full depth.
 fn depth_level(iodepth: u32) -> Value {
     let levels = [(64, ">=64"), (32, "32"), (16, "16"), (8, "8"), (4, "4"), (2, "2"), (0, "1")];
     let own = levels.iter().find(|&&(from, _)| iodepth >= from).map_or("1", |&(_, name)| name);
@@ -213,8 +214,8 @@ fn zeros(names: &[&str]) -> Value {
     Value::Object(names.iter().map(|&name| (name.to_owned(), json!(0.0))).collect())
 }
 
-/// Per cent of all I/O in each bucket; a bucket reaches from the bound before it to its own, and
-/// the first of a unit from the last of the unit below.
+/// Per cent of all I/O in each bucket. A bucket begins at the bound of the one before; the first
+/// bucket of a unit begins at the last bound of the smaller unit.
 fn buckets(run: &Run, unit_ns: f64, bounds: &[u32]) -> Value {
     let mut below = if unit_ns > 1.0 { percent_within(run, unit_ns) } else { 0.0 };
     let mut entries = Map::new();
@@ -229,7 +230,7 @@ fn buckets(run: &Run, unit_ns: f64, bounds: &[u32]) -> Value {
     Value::Object(entries)
 }
 
-/// Per cent of all I/O that took at most so long.
+/// Per cent of all I/O with a latency of at most this.
 fn percent_within(run: &Run, bound_ns: f64) -> f64 {
     let parts =
         run.active().map(|direction| direction.ios as f64 * direction_percent_within(direction, bound_ns));
@@ -250,7 +251,7 @@ fn direction_percent_within(direction: &Direction, bound_ns: f64) -> f64 {
     100.0
 }
 
-/// Median, least and most of every figure, for readers that do not want to derive them.
+/// Median, minimum and maximum of every figure, for readers that do not derive them.
 fn figures(comparison: &Comparison, row: &Row) -> Value {
     let mut figures = Map::new();
     for figure in SHOWN {
@@ -282,7 +283,7 @@ impl Samples {
         }
         let mean = values.iter().sum::<f64>() / count as f64;
         let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-        // Of a sample, hence one less; one run has no deviation.
+        // The deviation of a sample, so the divisor is one less; one run has no deviation.
         let stddev = if count > 1 { (squares / (count - 1) as f64).sqrt() } else { 0.0 };
         let min = values.iter().copied().fold(f64::INFINITY, f64::min);
         let max = values.iter().copied().fold(0.0, f64::max);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_a_known_distribution_come_out() {
+    fn a_known_distribution_has_the_expected_figures() {
         let latency = of(&(1..=1000).collect::<Vec<u64>>()).latency();
         assert_eq!((latency.min_ns, latency.max_ns, latency.mean_ns), (1, 1000, 500.5));
         assert!((latency.stddev_ns - 288.67).abs() < 0.5);

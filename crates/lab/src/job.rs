@@ -1,8 +1,8 @@
-//! What to measure, in fio's vocabulary: every option means what it means there.
+//! The job to measure, in fio's vocabulary: every option has fio's meaning.
 //!
-//! Two differences follow from measuring volumes and not files. A job always runs for `runtime`,
-//! going over its range as often as that takes (fio's `time_based`). And random offsets come from a
-//! permutation of the range's blocks, which is what fio's random map amounts to, without the map.
+//! Two differences follow from measuring volumes instead of files. A job always runs for `runtime`,
+//! and repeats its range as often as necessary (fio's `time_based`). Random offsets come from a
+//! permutation of the range's blocks, which is equivalent to fio's random map, but needs no map.
 
 use crate::options::JobError;
 use crate::units::{Size, short};
@@ -115,10 +115,10 @@ pub struct Job {
     pub offset_increment: Size,
     /// Percentage of reads in a mixed pattern.
     pub rwmixread: u8,
-    /// Draw each random offset independently, so that blocks may repeat; else each comes once in
-    /// every pass.
+    /// Draw each random offset independently, so that blocks may repeat; otherwise each block
+    /// occurs once in every pass.
     pub norandommap: bool,
-    /// Verify what was written.
+    /// Verify written blocks.
     pub verify: Option<Verify>,
     /// Every nth write has FUA; 1 is fio's `sync`, 0: never.
     pub fua_every: u32,
@@ -130,7 +130,7 @@ pub struct Job {
 
 impl Default for Job {
     /// fio's defaults: sequential reads of 4 KiB, one in flight, one worker, the whole volume,
-    /// mixes half and half, no verification. fio has no default for `runtime`; here it is ten
+    /// mixes half and half, no verification. `runtime`, which has no default in fio, is ten
     /// seconds.
     fn default() -> Job {
         Job {
@@ -164,7 +164,7 @@ pub struct Range {
 }
 
 impl Job {
-    /// A name that says what it does: `randread-4k-qd32`, with several workers
+    /// A name that describes the job: `randread-4k-qd32`, with several workers
     /// `randread-4k-qd32-x4`.
     #[must_use]
     pub fn name_by_shape(&self) -> String {
@@ -201,16 +201,16 @@ impl Job {
         Ok(())
     }
 
-    /// Where worker `worker` (from 0) works on a volume of `volume_size` bytes.
+    /// The range of worker `worker` (from 0) on a volume of `volume_size` bytes.
     ///
-    /// As in fio all workers have the same range, each `offset_increment` further on. Only where
-    /// workers write what is verified, which would fail if they wrote over each other, and have no
-    /// increment, each gets its own part of the range. A percentage counts from the whole volume,
-    /// an offset rounded up and a size down to whole blocks; a size in per cent ends with the
-    /// volume, one in bytes has to fit.
+    /// As in fio all workers have the same range, each `offset_increment` further on. If workers
+    /// verify their writes, which would fail if they overwrote each other's, and have no increment,
+    /// each gets its own part of the range. A percentage is of the whole volume; an offset is
+    /// rounded up and a size down to whole blocks. A size in per cent ends with the volume, one in
+    /// bytes must fit.
     ///
     /// # Errors
-    /// If the range is empty or reaches past the end.
+    /// If the range is empty or extends beyond the end.
     pub fn range(&self, volume_size: u64, worker: u32) -> Result<Range, JobError> {
         let bs = u64::from(self.bs);
         let increment = self.round_up(self.offset_increment, volume_size);
@@ -247,7 +247,7 @@ impl Job {
         Ok(range)
     }
 
-    /// Checks the limits that hold for any volume.
+    /// Checks the limits that apply to any volume.
     pub(crate) fn check_bounds(&self) -> Result<(), JobError> {
         let bounds = [
             ("bs", u64::from(self.bs), 1, u64::from(MAX_BS)),
@@ -310,11 +310,11 @@ impl Job {
         Ok(Range { offset: range.offset + each * worker * u64::from(self.bs), blocks })
     }
 
-    /// As in fio, a percentage is rounded up to a whole block; bytes are unchanged.
+    /// Rounds a percentage up to a whole block, as fio does; bytes are unchanged.
     fn round_up(&self, place: Size, volume_size: u64) -> u64 {
         match place {
             Size::Bytes(bytes) => bytes,
-            // Nothing follows the last whole block, which the caller detects.
+            // Nothing follows the last whole block; the caller detects that.
             Size::Percent(_) => {
                 place.of(volume_size).checked_next_multiple_of(self.bs.into()).unwrap_or(u64::MAX)
             }
@@ -342,15 +342,15 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_names_a_job() {
+    fn a_job_is_named_by_its_shape() {
         let shape = [("rw", "randread"), ("iodepth", "32"), ("bs", "1m")];
         assert_eq!(job(&shape).name_by_shape(), "randread-1m-qd32");
         assert_eq!(job(&[("numjobs", "4"), ("bs", "512")]).name_by_shape(), "read-512-qd1-x4");
     }
 
     #[test]
-    fn percentages_become_blocks_as_fio_makes_them() {
-        // What fio 3.33 does with a file of 1 MiB.
+    fn percentages_are_rounded_to_blocks_as_in_fio() {
+        // The results of fio 3.33 with a file of 1 MiB.
         for (offset, size, at, bytes) in [
             ("50%", "50%", 512 << 10, 512 << 10),
             ("75%", "50%", 768 << 10, 256 << 10),
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_write_what_is_verified_get_a_part_each() {
+    fn verifying_writers_get_separate_parts_of_the_range() {
         let job = job(&[("numjobs", "3"), ("verify", "crc32c"), ("rw", "randwrite")]);
         let ranges = [0, 1, 2].map(|worker| job.range(MIB, worker).unwrap());
         assert_eq!(ranges.map(|range| range.blocks), [85, 85, 86]);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_volume_cannot_take_is_named() {
+    fn an_option_that_the_volume_cannot_satisfy_is_named() {
         assert_eq!(
             fault(&[("bs", "1000")]),
             "bad value `1000` for `bs`: not a multiple of the volume's block of 512 bytes"
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_verified_is_refused() {
+    fn jobs_that_cannot_be_verified_are_refused() {
         for rw in ["randrw", "rw", "trim", "randtrim"] {
             assert!(fault(&[("verify", "crc32c"), ("rw", rw)]).contains("cannot be verified"));
         }
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_survives_json_with_fios_words() {
+    fn a_job_survives_json_with_fios_option_names() {
         let job = job(&[("rw", "rw"), ("size", "50%"), ("verify", "pattern")]);
         let json = serde_json::to_value(&job).unwrap();
         assert_eq!(

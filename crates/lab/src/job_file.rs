@@ -1,28 +1,28 @@
 //! fio's job files.
 //!
 //! ```text
-//! ; a comment, as is anything behind ; or #
-//! [global]              what follows holds for all jobs below, until another [global] says more
+//! ; a comment, as is anything after ; or #
+//! [global]              options for all jobs below, until another [global]
 //! filename=mem:1g
-//! runtime=${SECONDS}    from the environment; nothing if it is not set
+//! runtime=${SECONDS}    from the environment; empty if it is not set
 //!
 //! [random-read]         a job and its name
 //! rw=randread
 //! stonewall             a switch needs no value
 //! ```
-//! A file may hold what [`Job::set`] takes and:
+//! A file may contain the options of [`Job::set`] and:
 //!
-//! | option | here |
+//! | option | effect |
 //! |---|---|
-//! | `filename`, `uri` | the volume or URL to work on, one for each job; `\:` in a filename means `:`, and a plain `:` does as well |
-//! | `stonewall`, `wait_for_previous` | the job starts when all before it have ended |
+//! | `filename`, `uri` | the volume or URL of a job; `\:` in a filename means `:`, and a plain `:` is accepted, too |
+//! | `stonewall`, `wait_for_previous` | the job starts when all jobs before it have ended |
 //! | `time_based` | accepted if on: jobs always run for `runtime` |
-//! | `randrepeat` | if off, `randseed` is another one in every run |
-//! | `ioengine`, `direct`, `buffered`, `thread`, `group_reporting`, `invalidate`, `description`, `loops`, `percentile_list` | how fio itself works, ends or prints; accepted without effect |
+//! | `randrepeat` | if off, `randseed` differs in every run |
+//! | `ioengine`, `direct`, `buffered`, `thread`, `group_reporting`, `invalidate`, `description`, `loops`, `percentile_list` | concern fio itself; accepted without effect |
 //!
-//! Anything else, `include` too, is an error with file, line and name, because a job that silently
-//! differs from the file measures the wrong thing. For common options the error says what to do
-//! instead.
+//! Any other option, including `include`, is an error with file, line and name, because a job that
+//! silently differs from the file measures the wrong thing. For common options the error says what
+//! to do instead.
 
 use crate::job::Job;
 use crate::options::{JOB_OPTIONS, JobError, parse_switch};
@@ -32,7 +32,7 @@ use std::hash::BuildHasher;
 /// One section of a job file with the globals above it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileJob {
-    /// What to do; its name is the section's unless `name` says otherwise.
+    /// The job; its name is the section's unless the option `name` is given.
     pub job: Job,
     /// The volume or URL, if the file names one.
     pub target: Option<String>,
@@ -42,40 +42,40 @@ pub struct FileJob {
     pub line: usize,
 }
 
-/// What is wrong with a job file, in one line.
+/// An error in a job file, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}:{line}: {}", one_line(file), one_line(&fault.to_string()))]
 pub struct JobFileError {
-    /// The file as it was named.
+    /// The file's name, as given.
     pub file: String,
-    /// From 1; the last one for what concerns the whole file.
+    /// The line, from 1; the last line if the error concerns the whole file.
     pub line: usize,
-    /// What is wrong there.
+    /// The error.
     pub fault: Fault,
 }
 
-/// What can be wrong in a job file.
+/// An error in a job file, without its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// An option's name or value.
+    /// An option has an unknown name or an invalid value.
     #[error(transparent)]
     Option(#[from] JobError),
-    /// An option before the first section.
-    #[error("option `{0}` stands before the first [section]")]
+    /// An option precedes the first section.
+    #[error("option `{0}` is before the first [section]; move it into one")]
     OutsideSection(String),
-    /// A section without an end or a name.
+    /// A section has no closing bracket or no name.
     #[error("`{0}` is not a [section] with a name")]
     BadSection(String),
-    /// No section but globals.
+    /// There is no section besides `[global]`.
     #[error("the file has no job: give at least one [section] besides [global]")]
     NoJob,
 }
 
-/// Reads the job file `text`. `file` is its name for messages; `env` gives the value of an
+/// Parses the job file `text`. `file` is its name for messages; `env` returns the value of an
 /// environment variable.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first error.
 pub fn parse(
     text: &str,
     file: &str,
@@ -100,25 +100,25 @@ pub fn parse(
     Ok(sections.jobs)
 }
 
-/// What has been read so far.
+/// State of the parser.
 struct Sections {
-    /// What the next job begins with.
+    /// The options that the next job begins with.
     global: FileJob,
     jobs: Vec<FileJob>,
-    place: Place,
+    section: SectionKind,
 }
 
-enum Place {
+enum SectionKind {
     BeforeSections,
     Global,
-    /// In the last of the jobs.
+    /// In the last job's section.
     Job,
 }
 
 impl Default for Sections {
     fn default() -> Sections {
         let global = FileJob { job: Job::default(), target: None, stonewall: false, line: 0 };
-        Sections { global, jobs: Vec::new(), place: Place::BeforeSections }
+        Sections { global, jobs: Vec::new(), section: SectionKind::BeforeSections }
     }
 }
 
@@ -129,11 +129,11 @@ impl Sections {
         }
         let (key, value) = text.split_once('=').unwrap_or((text, ""));
         let (key, value) = (key.trim(), expand(value.trim(), env));
-        let section = match self.place {
-            Place::BeforeSections => return Err(Fault::OutsideSection(key.to_owned())),
-            Place::Global => &mut self.global,
+        let section = match self.section {
+            SectionKind::BeforeSections => return Err(Fault::OutsideSection(key.to_owned())),
+            SectionKind::Global => &mut self.global,
             // A job was pushed when its section began.
-            Place::Job => self.jobs.last_mut().unwrap_or(&mut self.global),
+            SectionKind::Job => self.jobs.last_mut().unwrap_or(&mut self.global),
         };
         Ok(section.set(key, &value)?)
     }
@@ -141,15 +141,15 @@ impl Sections {
     fn begin(&mut self, text: &str, line: usize) -> Result<(), Fault> {
         let name = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).map(str::trim);
         let name = name.filter(|name| !name.is_empty()).ok_or_else(|| Fault::BadSection(text.to_owned()))?;
-        // fio compares only so many letters.
+        // fio compares only this many letters.
         if name.starts_with("global") {
-            self.place = Place::Global;
+            self.section = SectionKind::Global;
             return Ok(());
         }
         let mut job = FileJob { line, ..self.global.clone() };
         name.clone_into(&mut job.job.name);
         self.jobs.push(job);
-        self.place = Place::Job;
+        self.section = SectionKind::Job;
         Ok(())
     }
 }
@@ -183,13 +183,13 @@ impl FileJob {
     }
 }
 
-/// What comes before the first `;` or `#`; fio knows no way to quote them.
+/// The text before the first `;` or `#`; fio has no way to quote them.
 fn without_comment(line: &str) -> &str {
     line.split([';', '#']).next().unwrap_or(line)
 }
 
-/// Puts variables in place of `${NAME}`, once: what comes out is not expanded again. What has no
-/// end stays as it is.
+/// Expands variables `${NAME}`, once: the values are not expanded again. A variable without a
+/// closing bracket is left unchanged.
 fn expand(value: &str, env: &impl Fn(&str) -> Option<String>) -> String {
     let mut expanded = String::new();
     let mut rest = value;
@@ -205,17 +205,17 @@ fn expand(value: &str, env: &impl Fn(&str) -> Option<String>) -> String {
     expanded
 }
 
-/// Control characters as escapes: a file may hold any, a message is one line.
+/// Escapes control characters: a file may contain any, and a message is one line.
 fn one_line(text: &str) -> String {
     let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escaped).collect()
 }
 
-/// Known in files besides the job's own, with an effect or a condition.
+/// Options of files beyond a job's own that have an effect or a condition.
 const FILE_OPTIONS: &[&str] =
     &["filename", "uri", "stonewall", "wait_for_previous", "time_based", "randrepeat"];
 
-/// Known in files, and nothing to us.
+/// Options of fio without effect here.
 const WITHOUT_EFFECT: &[&str] = &[
     "ioengine",
     "direct",
@@ -228,7 +228,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "percentile_list",
 ];
 
-/// Common options that no job can follow, and what to do about each.
+/// Common options that are not supported, and what to do instead.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("rate", "remove it, and measure the volume `rate:bw=SIZE:VOLUME`"),
     ("rate_iops", "remove it, and measure the volume `rate:iops=N:VOLUME`"),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_one_line_whatever_the_file_holds() {
+    fn a_message_is_one_line_for_any_content_of_the_file() {
         let error = read("[x]\nr\rw\x1b=read\n").unwrap_err();
         assert!(error.contains("`r\\rw\\u{1b}`"), "{error}");
     }
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_one_line_with_file_line_and_name() {
+    fn an_error_is_one_line_with_file_line_and_name() {
         for (text, start) in [
             ("[a]\n\nfoo=1\n", "jobs.fio:3: unknown fio option `foo`; known are name rw "),
             ("[a]\niodpeth=1", "jobs.fio:2: unknown fio option `iodpeth`, did you mean `iodepth`?"),
@@ -332,7 +332,7 @@ mod tests {
             ("[a]\ntime_based=0", "jobs.fio:2: bad value `0` for `time_based`: jobs always run"),
             ("[a]\nstonewall=no", "jobs.fio:2: bad value `no` for `stonewall`: a switch is 0 or 1"),
             ("[a]\nfilename=", "jobs.fio:2: bad value `` for `filename`: give a volume or a URL"),
-            ("bs=4k\n[a]", "jobs.fio:1: option `bs` stands before the first [section]"),
+            ("bs=4k\n[a]", "jobs.fio:1: option `bs` is before the first [section]"),
             ("[a\n", "jobs.fio:1: `[a` is not a [section] with a name"),
             ("[ ]\n", "jobs.fio:1: `[ ]` is not a [section] with a name"),
             ("[global]\nbs=4k\n", "jobs.fio:2: the file has no job"),
@@ -344,14 +344,14 @@ mod tests {
     }
 
     #[test]
-    fn what_only_concerns_fio_is_taken_without_effect() {
+    fn options_for_fio_alone_are_accepted_without_effect() {
         let lines: Vec<String> = WITHOUT_EFFECT.iter().map(|key| format!("{key}=1\n")).collect();
         let jobs = read(&format!("[a]\n{}randrepeat=1\n", lines.concat())).unwrap();
         assert_eq!(jobs[0].job, Job { name: "a".into(), ..Job::default() });
     }
 
     #[test]
-    fn offsets_differ_between_runs_where_they_are_not_to_repeat() {
+    fn offsets_differ_between_runs_without_randrepeat() {
         let seed = |text| read(text).unwrap()[0].job.randseed;
         assert_ne!(seed("[a]\nrandrepeat=0"), seed("[a]\nrandrepeat=0"));
         assert_eq!(seed("[a]\nrandrepeat=1"), seed("[a]"));
@@ -359,7 +359,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_the_reader_panic(text in "(\\[[a-z]{0,2}\\]?|\\PC{0,6}=|\\$\\{|[a-z]{2,8}|=|\n|#|;|\\PC){0,30}") {
+        fn no_text_makes_the_parser_panic(text in "(\\[[a-z]{0,2}\\]?|\\PC{0,6}=|\\$\\{|[a-z]{2,8}|=|\n|#|;|\\PC){0,30}") {
             let _ = read(&text);
         }
     }

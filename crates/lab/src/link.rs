@@ -1,4 +1,4 @@
-//! Links that a study was made over, and its tables with ours beside them.
+//! Network links of a study, and its tables with our measurements beside them.
 //!
 //! ```text
 //!                     read            write           rewrite
@@ -6,7 +6,7 @@
 //!   1 Gbit/s, MTU 1500
 //! ```
 //! A study's figure is found by its label, which names the volume and then the link: "4 disks, 1
-//! Gbit/s, MTU 1500". Rows measured here say the link behind their protocol: "aoe, 1 Gbit/s, MTU
+//! Gbit/s, MTU 1500". Rows measured here have the link after their protocol: "aoe, 1 Gbit/s, MTU
 //! 1500".
 
 use crate::figure::{self, Figure};
@@ -34,7 +34,7 @@ impl fmt::Display for Link {
     }
 }
 
-/// The links that a suite is measured over.
+/// The links over which a suite is measured.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Links {
@@ -47,8 +47,8 @@ pub struct Links {
 }
 
 impl Links {
-    /// Every link of a protocol, slow before fast, small frames before large; empty for a protocol
-    /// that the study does not cover.
+    /// All links of a protocol, ordered by rate and then by MTU; empty for a protocol that the
+    /// study does not cover.
     #[must_use]
     pub fn of(&self, protocol: &str) -> Vec<Link> {
         let mtus = self.mtus.get(protocol).map_or(&[][..], Vec::as_slice);
@@ -63,14 +63,14 @@ pub fn stripe(members: u32) -> String {
     format!("{members}-way stripe")
 }
 
-/// A row's name: what was measured, and over which link or on which stripe.
+/// A row's name: the configuration, and its link or stripe.
 #[must_use]
 pub fn subject(of: &str, place: &str) -> String {
     format!("{of}, {place}")
 }
 
-/// One of a study's tables: a protocol's links as lines, jobs as columns, each with our figures
-/// beside the study's.
+/// One of a study's tables: links as lines and jobs as columns, each with our figures beside the
+/// study's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// The protocol.
@@ -159,7 +159,7 @@ fn split(label: &str, is_local: bool) -> (&str, &str) {
     at.map_or((label, ""), |at| (&label[..at], &label[at + 2..]))
 }
 
-/// Whether a figure belongs to this volume and to the link or stripe of this line.
+/// Whether a figure belongs to this volume, and to the link or stripe of this line.
 fn is_of(figure: &PublishedFigure, volume: &str, place: &str, is_local: bool) -> bool {
     let (of, over) = split(&figure.label, is_local);
     let is_there =
@@ -167,7 +167,7 @@ fn is_of(figure: &PublishedFigure, volume: &str, place: &str, is_local: bool) ->
     of == volume && is_there
 }
 
-/// The number that "4 disks" and "4-way stripe" begin with.
+/// The number at the start of "4 disks" and "4-way stripe".
 fn members(text: &str) -> Option<u32> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).map(|end| &text[..end])?;
     digits.parse().ok()
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn every_limit_comes_with_every_mtu_of_the_protocol() {
+    fn a_protocol_has_a_link_for_every_rate_and_mtu() {
         let suite = Suite::by_name("aatrokoski-2007").unwrap();
         let links = suite.links().unwrap();
         let names: Vec<String> = links.of("nbd").iter().map(Link::to_string).collect();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_there_stands_beside_what_was_measured_here() {
+    fn published_figures_are_next_to_measured_ones() {
         let rows = vec![
             row("local, 4-way stripe", "", "read", 5000),
             row("local, 12-way stripe", "", "read", 6000),

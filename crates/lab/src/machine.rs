@@ -1,6 +1,6 @@
 //! Description of the machine, from `/proc` and the process.
 //!
-//! A report must not fail for lack of it: what cannot be determined is "unknown" or 0.
+//! A report must not fail if something cannot be determined: it is then "unknown" or 0.
 
 use crate::figure::UNKNOWN;
 use crate::result::Machine;
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_x86_processor_has_its_model_name() {
+    fn an_x86_cpu_has_its_model_name() {
         let cpuinfo = "processor\t: 0\nmodel\t\t: 17\nmodel name\t: Intel(R) Xeon(R)   CPU @ 2.20GHz\n\nprocessor\t: 1\n";
         assert_eq!(cpu_model(cpuinfo, "").unwrap(), "Intel(R) Xeon(R) CPU @ 2.20GHz");
     }
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_says_nothing_has_no_model() {
+    fn a_machine_without_cpuinfo_has_no_model() {
         assert_eq!(cpu_model("", ""), None);
         assert_eq!(cpu_model("model name\t: \n", "\0"), None);
         assert_eq!(kernel_release("\n"), None);

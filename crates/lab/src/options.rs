@@ -1,12 +1,12 @@
 //! fio's options by name, and errors for unknown ones.
 //!
-//! An option means what it means in fio, or is refused. Only the names in [`crate::job_file`] that
-//! choose how fio itself works are ignored.
+//! An option has fio's meaning, or is refused. Only some names in [`crate::job_file`], which
+//! concern fio itself, are ignored.
 
 use crate::job::{Job, Rw, Verify};
 use crate::units::{parse_int, parse_size, parse_time_ms};
 
-/// The names that [`Job::set`] accepts, aliases after their name.
+/// The names that [`Job::set`] accepts; aliases follow their name.
 pub const JOB_OPTIONS: &[&str] = &[
     "name",
     "rw",
@@ -43,7 +43,7 @@ pub enum JobError {
         /// Every name known in that context.
         known: Vec<&'static str>,
     },
-    /// The option is fio's and not supported here.
+    /// fio has the option, but it is not supported here.
     #[error("fio option `{key}` is not supported: {instead}")]
     Unsupported {
         /// The option.
@@ -58,7 +58,7 @@ pub enum JobError {
         key: &'static str,
         /// The value.
         value: String,
-        /// The end of the sentence.
+        /// Why it is invalid, to end the sentence.
         why: String,
     },
 }
@@ -76,14 +76,14 @@ impl JobError {
 }
 
 impl Job {
-    /// Sets one option from its text. An option without a value, as job files allow for switches,
+    /// Sets one option from its text. An option without a value, as job files permit for switches,
     /// has the value "". Aliases as in fio: `readwrite` for `rw`, `blocksize` for `bs`;
-    /// `rwmixwrite` is what `rwmixread` leaves; `fdatasync` is `fsync`, for a volume has one flush;
-    /// `sync` makes every write FUA.
+    /// `rwmixwrite` is the complement of `rwmixread`; `fdatasync` is `fsync`, because a volume has
+    /// only one kind of flush; `sync` makes every write FUA.
     ///
     /// # Errors
-    /// If the name is unknown, or the value is not of its kind or out of bounds; the job is as it
-    /// was then.
+    /// If the name is unknown, or the value is of the wrong type or out of bounds. The job is then
+    /// unchanged.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), JobError> {
         let known = JOB_OPTIONS.iter().find(|&&known| known == key);
         let &key = known.ok_or_else(|| JobError::unknown(key, &[JOB_OPTIONS]))?;
@@ -145,7 +145,7 @@ fn parse_one_bs(value: &str) -> Result<u32, String> {
 fn parse_verify(value: &str) -> Result<Option<Verify>, String> {
     match value {
         "0" => Ok(None),
-        // fio uses hardware CRC by itself and keeps the old name.
+        // fio uses the CPU's CRC instructions by itself, and keeps the old name.
         "crc32c" | "crc32c-intel" => Ok(Some(Verify::Crc32c)),
         "pattern" => Ok(Some(Verify::Pattern)),
         _ => Err("verify with crc32c or pattern; 0 for not at all".into()),
@@ -178,7 +178,8 @@ fn in_place_of(nearest: Option<&str>, known: &[&str]) -> String {
     }
 }
 
-/// The known name most like `key`: a third of its letters differ at most, in any case.
+/// The known name that is most similar to `key`: at most a third of its letters differ, in any
+/// case.
 #[must_use]
 pub fn nearest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
     let distance = |name: &str| strsim::osa_distance(&key.to_ascii_lowercase(), &name.to_ascii_lowercase());

@@ -1,13 +1,14 @@
-//! Generates offsets and operations: a few nanoseconds each, no allocation, repeatable by seed.
+//! Generates offsets and operations: a few nanoseconds each, without allocation, repeatable by
+//! seed.
 //!
-//! Sequential patterns go through the range from its start and wrap around; in a mix, reads and
-//! writes have separate positions, as in fio. Random patterns take every block once in each pass,
-//! in an order that differs between passes and workers; with `norandommap` each offset is drawn
-//! independently. In a mix each I/O is a read with a probability of `rwmixread` percent.
+//! Sequential patterns start at the beginning of the range and wrap around at its end; in a mix,
+//! reads and writes have separate positions, as in fio. Random patterns visit every block once in
+//! each pass, in an order that differs between passes and workers; with `norandommap` each offset
+//! is drawn independently. In a mix each I/O is a read with a probability of `rwmixread` percent.
 //!
-//! Reading back what a verifying job has written needs no table of generations: a clone of the
-//! pattern, made at the start of a pass, repeats which blocks that pass has written. They have its
-//! generation, all others the previous one.
+//! Verification needs no table of generations: a clone of the pattern, made at the start of a pass,
+//! repeats which blocks that pass has written. They have its generation, all others the previous
+//! one.
 
 use crate::content::{STEP, mix};
 use crate::job::{Job, Range, Rw};
@@ -30,9 +31,9 @@ pub struct Step {
     pub action: Action,
     /// Offset in bytes.
     pub offset: u64,
-    /// Number of completed passes over the range. All blocks come once in each pass, except under
-    /// `norandommap`. A caller that verifies waits for I/O in flight when it changes; `pass + 1` is
-    /// the generation of what it writes.
+    /// Number of completed passes over the range. Each pass visits all blocks once, except with
+    /// `norandommap`. A caller that verifies waits for I/O in flight when the number changes; `pass
+    /// + 1` is the generation of its writes.
     pub pass: u64,
 }
 
@@ -144,7 +145,7 @@ impl Cursor {
     }
 }
 
-/// The numbers below `len` in a random order that follows from `seed`.
+/// The numbers below `len` in a random order that depends on `seed`.
 #[must_use]
 pub fn shuffled(len: usize, seed: u64) -> Vec<usize> {
     let order = Permutation::new(len.max(1) as u64, seed);
@@ -213,9 +214,8 @@ impl Random {
         number
     }
 
-    /// A number below `limit`, each as likely as any other (Lemire 2019: the high half of a
-    /// product, drawn again in the rare case that the low half falls into the part that would
-    /// favour some).
+    /// A uniformly distributed number below `limit` (Lemire 2019: the high half of a product, drawn
+    /// again in the rare case that the low half would cause a bias).
     #[inline]
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         loop {
@@ -261,13 +261,13 @@ mod tests {
     }
 
     #[test]
-    fn all_workers_go_through_the_range_alike_when_sequential() {
+    fn all_sequential_workers_have_the_same_offsets() {
         let [a, b] = [0, 1].map(|worker| blocks(&mut pattern(&[("rw", "write")], 8, worker), 16));
         assert_eq!(a, b);
     }
 
     #[test]
-    fn sequential_reads_and_writes_of_a_mix_have_a_place_each() {
+    fn sequential_reads_and_writes_of_a_mix_have_separate_positions() {
         let mut mixed = pattern(&[("rw", "rw")], 1000, 0);
         let mut next = [0, 0];
         for _ in 0..1000 {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_has_the_share_of_reads_that_was_asked_for() {
+    fn a_mix_has_the_requested_share_of_reads() {
         for percent in [0_u32, 30, 70, 100] {
             let mut mixed = pattern(&[("rw", "randrw"), ("rwmixread", &percent.to_string())], 4096, 0);
             let reads = (0..100_000).filter(|_| mixed.next_step().action == Action::Read).count();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shuffled_has_every_number_once() {
+    fn a_shuffle_has_every_number_once() {
         for len in [0, 1, 2, 13] {
             let mut numbers = shuffled(len, 7);
             numbers.sort_unstable();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_random_pass_has_every_block_once_and_the_next_another_order() {
+    fn each_random_pass_has_every_block_once_in_another_order() {
         for count in [1, 2, 3, 100, 1024, 1025] {
             let mut random = pattern(&[("rw", "randread")], count, 0);
             let first = blocks(&mut random, count as usize);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_and_seeds_have_orders_of_their_own_and_repeat_them() {
+    fn each_worker_and_seed_has_its_own_repeatable_order() {
         let run =
             |seed, worker| blocks(&mut pattern(&[("rw", "randread"), ("randseed", seed)], 4096, worker), 64);
         assert_eq!(run("1", 0), run("1", 0));
@@ -326,9 +326,9 @@ mod tests {
     }
 
     #[test]
-    fn random_offsets_favour_no_part_of_the_range() {
-        // 16 bins of 4096 expected hits each; the threshold is that of chance one in a million at
-        // 15 degrees.
+    fn random_offsets_are_uniformly_distributed() {
+        // 16 bins with 4096 expected hits each; the threshold has a probability of one in a million
+        // at 15 degrees of freedom.
         for extra in [&[][..], &[("norandommap", "1")]] {
             for seed in ["1", "2", "3"] {
                 let options = [&[("rw", "randread"), ("randseed", seed)], extra].concat();
@@ -344,13 +344,13 @@ mod tests {
     }
 
     #[test]
-    fn random_offsets_do_not_run_on() {
+    fn consecutive_random_offsets_are_unrelated() {
         for extra in [&[][..], &[("norandommap", "1")]] {
             let options = [&[("rw", "randread")], extra].concat();
             let sample = blocks(&mut pattern(&options, 1 << 18, 0), 1 << 16);
             let steps: HashSet<u64> = sample.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
             let near = sample.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) <= 16).count();
-            // By chance 8 of 65536 neighbours are that near, and differences are hardly ever alike.
+            // By chance 8 of 65536 neighbours are this near, and equal differences are very rare.
             assert!(near < 64, "{near}");
             assert!(steps.len() > 40_000, "{}", steps.len());
         }
@@ -360,7 +360,7 @@ mod tests {
     fn independent_draws_repeat_blocks_and_miss_some() {
         let mut drawn = pattern(&[("rw", "randwrite"), ("norandommap", "")], 1000, 0);
         let seen: HashSet<u64> = blocks(&mut drawn, 1000).into_iter().collect();
-        // 1 - 1/e of them are expected.
+        // The expected share is 1 - 1/e.
         assert!((580..690).contains(&seen.len()), "{}", seen.len());
     }
 
@@ -372,8 +372,8 @@ mod tests {
         assert!(hits.iter().all(|&hits| (hits - 10_000).abs() < 500), "{hits:?}");
     }
 
-    /// Writes `passes` and a half to a model volume as a job would; what a clone says must then be
-    /// there.
+    /// Writes `passes` and a half to a model volume as a job does; returns its content, and the
+    /// content expected by a clone of the pattern.
     fn written_and_expected(rw: &str, passes: u64) -> (Vec<Vec<u8>>, Vec<Expect>) {
         const BLOCKS: u64 = 100;
         let stamp = |offset, generation| Stamp { offset, generation, seed: 77 };
@@ -400,13 +400,13 @@ mod tests {
     }
 
     #[test]
-    fn what_overwriting_passes_left_is_known_without_a_map() {
+    fn a_clone_of_the_pattern_tells_the_content_after_overwriting_passes() {
         for rw in ["write", "randwrite"] {
             let (mut volume, expected) = written_and_expected(rw, 3);
             for (block, expected) in volume.iter().zip(&expected) {
                 assert_eq!(check(block, *expected, Verify::Crc32c), Ok(()));
             }
-            // A write of the last pass that never arrived leaves a block that is whole but old.
+            // A lost write of the last pass leaves a consistent but old block.
             let (earlier, _) = written_and_expected(rw, 2);
             let lost =
                 expected.iter().position(|e| matches!(e, Expect::Stamp(s) if s.generation == 4)).unwrap();
@@ -418,7 +418,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_length_is_permuted(len in 1_u64..5000, seed: u64) {
+        fn every_length_is_permuted(len in 1_u64..5000, seed: u64) {
             let permutation = Permutation::new(len, seed);
             let seen: HashSet<u64> = (0..len).map(|place| permutation.at(place)).collect();
             prop_assert_eq!(seen.len() as u64, len);

@@ -16,7 +16,7 @@ pub struct Comparison {
     pub version: String,
     /// Where it ran.
     pub machine: Machine,
-    /// The published study that it repeats, by suite name.
+    /// Suite name of the published study that it repeats.
     pub suite: Option<String>,
     /// One for each configuration and job, in display order.
     pub rows: Vec<Row>,
@@ -44,7 +44,7 @@ fn unknown() -> String {
     UNKNOWN.to_owned()
 }
 
-/// What is measured.
+/// The kind of a measured configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SubjectKind {
@@ -91,7 +91,7 @@ pub struct Run {
     pub trim: Direction,
     /// I/O that failed.
     pub errors: u64,
-    /// Blocks whose content was not what had been written.
+    /// Blocks with another content than was written.
     pub verify_errors: u64,
     /// CPU time of the target's threads in nanoseconds, if they are in this process.
     pub target_cpu_ns: Option<u64>,
@@ -232,7 +232,7 @@ impl Latency {
 }
 
 impl Spread {
-    /// Half the range, in per cent of the median; 0 if the median is.
+    /// Half the range, in per cent of the median; 0 if the median is 0.
     #[must_use]
     pub fn half_range_percent(&self) -> f64 {
         if self.median == 0.0 { 0.0 } else { (self.max - self.min) / 2.0 / self.median * 100.0 }
@@ -248,7 +248,7 @@ impl SubjectKind {
 }
 
 impl Comparison {
-    /// Rows grouped by job, jobs in order of first appearance. Jobs are compared by what they do,
+    /// Rows grouped by job, jobs in order of first appearance. Jobs are compared by their options,
     /// not by name.
     #[must_use]
     pub fn groups(&self) -> Vec<Vec<&Row>> {
@@ -275,7 +275,7 @@ impl Comparison {
         reasons
     }
 
-    /// The ceiling that a protocol row is compared with: bare sockets with the same job and message
+    /// The ceiling to which a protocol row is compared: bare sockets with the same job and message
     /// sizes. For `never` it is the sleeping one, for `always` the spinning one; for `adaptive` and
     /// unknown policies the faster of the two.
     #[must_use]
@@ -317,7 +317,7 @@ impl Comparison {
 pub(crate) const NOISY_SHARE: f64 = 1.1;
 
 impl Job {
-    /// Whether two jobs differ in nothing but their names and the seed of their offsets.
+    /// Whether two jobs differ only in their names and the seed of their offsets.
     pub(crate) fn does_the_same_as(&self, other: &Job) -> bool {
         let same = Job { name: other.name.clone(), randseed: other.randseed, ..self.clone() };
         same == *other
@@ -325,7 +325,7 @@ impl Job {
 }
 
 impl Row {
-    /// Median and extremes over the runs of what `figure` takes from each; `None` if no run has it.
+    /// Median and extremes of `figure` over the runs; `None` if no run has it.
     pub fn spread(&self, figure: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
         let mut values: Vec<f64> = self.runs.iter().filter_map(figure).collect();
         values.sort_by(f64::total_cmp);
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_held_against_the_ceiling_that_idles_as_it_does() {
+    fn a_row_is_compared_with_the_ceiling_of_its_polling_policy() {
         let polls = |poll: &str| Row { poll: poll.into(), ..row(&[50]) };
         let rows = vec![
             polls("never"),
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_one_job_are_grouped_whatever_its_name() {
+    fn rows_of_equal_jobs_are_grouped_despite_different_names() {
         let mut renamed = row(&[2]);
         renamed.job.name = "other".into();
         let mut larger = row(&[3]);

@@ -1,9 +1,9 @@
 //! Published measurements with the jobs that repeat them here, and the jobs of a plain comparison.
 //!
-//! The figures are facts from public studies, in `data/`, one file for each with its source; they
-//! are shown beside our measurements and never mixed with them. A suite's jobs are those of the
-//! study, with a RAM volume in place of its disks, and loopback in place of its links unless it is
-//! about those.
+//! The figures are facts from public studies, in `data/`, one file for each with its source.
+//! Reports show them beside our measurements and never mix them. A suite's jobs are those of the
+//! study, with a RAM volume in place of its disks, and loopback in place of its links unless the
+//! study is about those.
 
 use crate::figure::Figure;
 use crate::job::{Job, Rw};
@@ -19,11 +19,11 @@ pub struct Suite {
     name: &'static str,
     /// The study's title.
     title: String,
-    /// Who published it.
+    /// The publisher.
     publisher: String,
-    /// When, as `YYYY-MM-DD`, if that is known.
+    /// Date as `YYYY-MM-DD`, if known.
     date: Option<String>,
-    /// Where to read it, if that is known.
+    /// URL of the study, if known.
     url: Option<String>,
     /// Setup of the study.
     study: String,
@@ -34,7 +34,7 @@ pub struct Suite {
     /// Caveats.
     note: String,
     jobs: Vec<Job>,
-    /// The study's protocols, then others that are measured beside them.
+    /// The study's protocols, followed by others that are measured, too.
     protocols: Vec<String>,
     published: Vec<Figures>,
     links: Option<Links>,
@@ -70,11 +70,11 @@ pub struct StudyChart {
     pub title: String,
     /// The unit of the study's figures.
     pub unit: Unit,
-    /// Names of jobs. Of our measurements, the best of each configuration counts.
+    /// Names of jobs. The best of these jobs counts for each configuration measured here.
     pub jobs: Vec<String>,
     /// Only figures of this volume, with which their labels begin.
     pub volume: Option<String>,
-    /// The figure that is 1.0; of our measurements, that of the same protocol.
+    /// The figure that is 1.0; for our measurements, that of the same protocol.
     pub reference: Reference,
 }
 
@@ -180,7 +180,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// There is no such suite.
+/// An unknown suite was requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown suite `{name}`; known are {}", DATA.map(|(name, _)| name).join(" "))]
 pub struct UnknownSuite {
@@ -256,7 +256,7 @@ impl Suite {
     }
 
     /// # Panics
-    /// If the data is not what it should be, which a test excludes.
+    /// If the data is invalid, which a test excludes.
     fn load(name: &'static str, text: &str) -> Suite {
         let file: File = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
         Suite {
@@ -279,7 +279,7 @@ impl Suite {
 }
 
 /// The jobs of `bench --full`: small I/O at depth 1 and deeper, where protocols differ, then large
-/// I/O, where copies show.
+/// I/O, which shows the cost of copies.
 #[must_use]
 pub fn full_jobs(runtime_ms: u64, ramp_time_ms: u64) -> Vec<Job> {
     let cells = [
@@ -402,7 +402,7 @@ mod tests {
         suite.published_for(protocol, suite.jobs.iter().find(|known| known.name == job).unwrap())
     }
 
-    /// The one figure of that cell.
+    /// The only figure of that cell.
     fn figure(suite: &Suite, protocol: &str, job: &str, label: &str, unit: Unit) -> f64 {
         let found: Vec<f64> = published_for(suite, protocol, job)
             .into_iter()
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cell_has_a_value_and_every_value_is_above_nothing() {
+    fn every_cell_has_a_value_above_zero() {
         for suite in all() {
             assert!(suite.published.iter().all(|figures| figures.by_unit().next().is_some()));
             assert!(suite.to_study().figures.iter().all(|figure| figure.value > 0.0));
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_protocols_and_jobs_are_known_and_single() {
+    fn names_of_protocols_and_jobs_are_known_and_unique() {
         for suite in all() {
             let mut jobs: Vec<&str> = suite.jobs.iter().map(|job| job.name.as_str()).collect();
             let mut protocols: Vec<&str> = suite.protocols.iter().map(String::as_str).collect();
@@ -458,13 +458,13 @@ mod tests {
     }
 
     #[test]
-    fn a_study_holds_every_figure_of_its_suite_beside_a_job_of_it() {
+    fn a_study_has_every_figure_of_its_suite_with_its_job() {
         for suite in all() {
             let (study, rows) = (suite.to_study(), suite.rows(1000, 0));
             let count = suite.published.iter().map(|figures| figures.by_unit().count()).sum::<usize>();
             assert_eq!(study.figures.len(), count);
             for figure in &study.figures {
-                // However long it runs here.
+                // Independently of the runtime here.
                 assert_eq!(
                     rows.iter()
                         .filter(|row| row.protocol == figure.protocol && figure.is_about(&row.job))
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_of_ours_are_held_beside_a_studys_in_its_own_unit() {
+    fn measured_rates_are_compared_in_the_unit_of_the_study() {
         let (figure, mib) = Unit::MibPerSecond.measured_as();
         assert_eq!((figure, 1048.576 * mib), (Figure::MbPerSecond, 1000.0));
     }
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_say_title_publisher_and_date_where_known() {
+    fn a_source_has_title_publisher_and_date_if_known() {
         assert_eq!(suite("taocloud-2022").source(), "\"FASS iSCSI vs NVMe/TCP\", TaoCloud, 2022-07-29");
         assert_eq!(suite("chelsio-iwarp").date, None);
         for suite in all() {
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn zetas_totals_and_order_are_those_of_its_tables() {
+    fn zetas_totals_and_order_match_its_tables() {
         let suite = suite("zeta-2016");
         assert_eq!(sum(&suite, |figures| figures.iops), 4_771_711.0);
         assert!((sum(&suite, |figures| figures.mib_s) - 74_924.7).abs() < 0.01);
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn aatrokoskis_totals_are_those_of_his_tables_and_fit_the_links() {
+    fn aatrokoskis_totals_match_his_tables_and_fit_the_links() {
         let suite = suite("aatrokoski-2007");
         let total = |job: &str| sum(&suite, |figures| figures.mb_s.filter(|_| figures.job == job));
         assert_eq!((total("read"), total("write"), total("rewrite")), (3227.0, 2812.0, 1517.0));
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn taoclouds_best_rates_are_above_what_one_in_flight_gives() {
+    fn taoclouds_best_rates_exceed_those_of_one_request_in_flight() {
         let suite = suite("taocloud-2022");
         for (protocol, depth) in [("iscsi", "qd32"), ("nvme-tcp", "qd256x2")] {
             for rw in ["randread", "randwrite"] {
@@ -590,8 +590,8 @@ mod tests {
         }
         assert!((sum(&suite, |figures| figures.iops) - 820_268.01).abs() < 0.001);
         assert!((sum(&suite, |figures| figures.mean_us) - 572.71).abs() < 0.001);
-        // 1 MiB at a time stays below 100 Gbit/s, and only what the study calls approximate is
-        // round.
+        // Jobs of 1 MiB stay below 100 Gbit/s, and only figures that the study calls approximate
+        // are round.
         for figures in suite.published.iter().filter(|figures| figures.job.ends_with("1m")) {
             let iops = figures.iops.unwrap();
             assert!(iops * f64::from(1 << 20) < 12.5e9);

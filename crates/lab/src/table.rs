@@ -9,7 +9,7 @@ use crate::result::{Comparison, Row};
 use crate::suite::{PublishedFigure, Study};
 use std::fmt::Write as _;
 
-/// Most characters of a line; 80 suffice for short configuration names.
+/// Maximum number of characters in a line; 80 suffice for short configuration names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Width(pub usize);
 
@@ -101,8 +101,8 @@ impl TextTable<'_> {
             let line = self.line(row);
             let style = if row.kind.is_ceiling() { DIM } else { "" };
             let _ = writeln!(out, "{}", self.styled(style, &line));
-            for trouble in troubles(row) {
-                let _ = writeln!(out, "{}", self.styled(RED, &format!("    ! {trouble}")));
+            for error in row_errors(row) {
+                let _ = writeln!(out, "{}", self.styled(RED, &format!("    ! {error}")));
             }
         }
         // If the study's own tables follow, they contain its figures.
@@ -202,7 +202,7 @@ impl TextTable<'_> {
         for column in &self.columns {
             let text = column.cell.text(self.comparison, row).unwrap_or_else(|| "-".into());
             end += column.width;
-            // A number too long for its column uses room of the next one, and never touches a
+            // A number too long for its column uses room of the next one, but never touches its
             // neighbour.
             let room = end.saturating_sub(line.chars().count() + 1);
             let _ = write!(line, " {text:>room$}");
@@ -290,21 +290,21 @@ impl Cell {
 }
 
 /// Errors of a row's runs, in words.
-pub(crate) fn troubles(row: &Row) -> Vec<String> {
+pub(crate) fn row_errors(row: &Row) -> Vec<String> {
     let sum = |of: fn(&crate::result::Run) -> u64| row.runs.iter().map(of).sum::<u64>();
     let (errors, verify_errors) = (sum(|run| run.errors), sum(|run| run.verify_errors));
-    let mut troubles = Vec::new();
+    let mut row_errors = Vec::new();
     if errors > 0 {
-        troubles.push(format!("{errors} I/O failed"));
+        row_errors.push(format!("{errors} I/O failed"));
     }
     if verify_errors > 0 {
-        troubles.push(format!("{verify_errors} blocks did not hold what was written"));
+        row_errors.push(format!("{verify_errors} blocks did not hold what was written"));
     }
     let idle = row.runs.iter().filter(|run| run.is_idle()).count();
     if idle > 0 {
-        troubles.push(format!("no I/O completed in {idle} of {} runs", row.runs.len()));
+        row_errors.push(format!("no I/O completed in {idle} of {} runs", row.runs.len()));
     }
-    troubles
+    row_errors
 }
 
 fn fitting(width: usize, subject_width: usize) -> Vec<&'static Column> {
@@ -340,23 +340,23 @@ const COLUMNS: &[Column] = &[
     Column { over: "", name: "ceil", width: 5, keep: u8::MAX, cell: Cell::Share },
 ];
 
-const LEGEND: &str = "±%: half the range of the runs. Latency: submit to completion. tgt, ini: processor time of target \
+const LEGEND: &str = "±%: half the range of the runs. Latency: submit to completion. tgt, ini: CPU time of target \
 and initiator. %/Gb: per cent of a core, both sides, for each Gbit/s of payload. ceil: share of the IOPS of bare \
 sockets with the same message sizes and the same polling (never: the one that sleeps, always: the one that spins, \
 adaptive: the faster of the two).";
 
 /// Printed if a share exceeds 100%.
-pub(crate) const NOISY_CEILING: &str = " A share well over 100% is noise: something else kept the machine busy. More or \
+pub(crate) const NOISY_CEILING: &str = " A share well over 100% is noise: other programs kept the machine busy. More or \
 longer runs on a quiet machine help.";
-/// What the line of a study's figures is called.
+/// Name of the line with a study's figures.
 const PUBLISHED: &str = "published";
-/// What studies have figures of.
+/// Columns that studies have figures for.
 const PUBLISHED_COLUMNS: [&str; 3] = ["IOPS", "MB/s", "mean"];
 /// Room for "10 Gbit/s, 4132".
 const GRID_NAME: usize = 16;
 const GRID_FIRST: usize = 6;
 const GRID_CELL: usize = 5;
-/// Where there is room for "there".
+/// Minimum width for the word "there".
 const GRID_WIDE: usize = 7;
 /// Room for "ceiling sleeps".
 const MIN_SUBJECT: usize = 14;

@@ -1,29 +1,29 @@
-//! Numbers as fio writes them: sizes with a suffix, times with a unit, shares in per cent.
+//! Numbers in fio's formats: sizes with a suffix, times with a unit, shares in per cent.
 //!
 //! Every unit of a size is a power of 1024, as in a volume's spec: `4k`, `4kb` and `4kib` are 4096.
-//! That is fio but for `kib` and its like, which fio takes for powers of 1000 unless `kb_base=1000`
-//! says otherwise. A bare `4ki` is refused, and so is what fio drops after the digits (`4.5k`
-//! becomes 4 there).
+//! fio differs only for `kib` and similar units, which are powers of 1000 there unless
+//! `kb_base=1000` is given. `4ki` is refused, and so is text after the digits that fio ignores
+//! (`4.5k` is 4 there).
 
 use blockmux_volume::units::size_unit;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A place or length in a volume.
+/// An offset or length in a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Size {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
-    /// So many hundredths of the volume, 0 to 100.
+    /// Per cent of the volume, 0 to 100.
     Percent(u8),
 }
 
 impl Size {
-    /// Nothing, and the beginning.
+    /// Length 0, or the start of the volume.
     pub const ZERO: Size = Size::Bytes(0);
 
-    /// In bytes, of a volume of `whole` bytes; a percentage is rounded down to a byte.
+    /// The size in bytes for a volume of `whole` bytes; a percentage is rounded down to a byte.
     #[must_use]
     pub fn of(self, whole: u64) -> u64 {
         match self {
@@ -32,7 +32,7 @@ impl Size {
         }
     }
 
-    /// As people write it for fio: `64k`, `1g`, `50%`; see [`short`].
+    /// The size in fio's format: `64k`, `1g`, `50%`; see [`short`].
     #[must_use]
     pub fn short(self) -> String {
         match self {
@@ -73,20 +73,20 @@ impl TryFrom<String> for Size {
     }
 }
 
-/// Reads `4096`, `0x1000`, `4k`, `1gb`, `1gib`.
+/// Parses `4096`, `0x1000`, `4k`, `1gb`, `1gib`.
 ///
 /// # Errors
-/// What is wrong with it, as the end of a sentence.
+/// The problem, as the end of a sentence.
 pub fn parse_int(text: &str) -> Result<u64, String> {
     let (number, suffix) = split_number(text)?;
     let unit = size_unit(suffix).ok_or(BAD_SUFFIX)?;
     number.checked_mul(unit).ok_or_else(|| TOO_LARGE.into())
 }
 
-/// Reads what [`parse_int`] does, or a percentage like `50%`.
+/// Parses a size as [`parse_int`] does, or a percentage such as `50%`.
 ///
 /// # Errors
-/// What is wrong with it, as the end of a sentence.
+/// The problem, as the end of a sentence.
 pub fn parse_size(text: &str) -> Result<Size, String> {
     let Some(percent) = text.strip_suffix('%') else {
         return parse_int(text).map(Size::Bytes);
@@ -97,12 +97,12 @@ pub fn parse_size(text: &str) -> Result<Size, String> {
     }
 }
 
-/// Reads a time in milliseconds: seconds, or with a unit `us`, `ms`, `s`, `m`, `h`, `d` (also
-/// `usec`, `msec`, `sec`). Unlike fio's, seconds may have a fraction (`0.5`), down to a
+/// Parses a time in milliseconds: seconds, or with a unit `us`, `ms`, `s`, `m`, `h`, `d` (also
+/// `usec`, `msec`, `sec`). Unlike in fio, seconds may have a fraction (`0.5`), down to a
 /// millisecond.
 ///
 /// # Errors
-/// What is wrong with it, as the end of a sentence.
+/// The problem, as the end of a sentence.
 pub fn parse_time_ms(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -130,7 +130,7 @@ pub fn parse_time_ms(text: &str) -> Result<u64, String> {
 fn split_number(text: &str) -> Result<(u64, &str), String> {
     let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
     let (body, radix) = hex.map_or((text, 10), |hex| (hex, 16));
-    // A hexadecimal number takes every digit that it can, so `0x1b` is 27 and not one byte.
+    // A hexadecimal number takes as many digits as possible, so `0x1b` is 27 and not one byte.
     let end = body.find(|c: char| !c.is_digit(radix)).unwrap_or(body.len());
     let (digits, suffix) = body.split_at(end);
     if digits.is_empty() {
@@ -152,7 +152,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_mean_what_they_mean_in_a_volume_s_spec() {
+    fn sizes_have_the_units_of_volume_specs() {
         for (text, bytes) in [
             ("4096", 4096),
             ("4k", 4096),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fio_would_drop_silently_is_refused() {
+    fn text_that_fio_silently_ignores_is_refused() {
         for text in [
             "", "k", "4q", "4.5k", "4kk", "4 k", "-4", "+4", "4kibb", "4k,8k", "4k-8k", "0x", "16384p", "٤k",
             "4é",
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_seconds_unless_they_say_otherwise() {
+    fn times_without_unit_are_seconds() {
         for (text, ms) in [
             ("2", 2000),
             ("2s", 2000),
@@ -237,12 +237,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_a_reader_panic(text in "\\PC{0,12}") {
+        fn no_text_makes_a_parser_panic(text in "\\PC{0,12}") {
             let _ = (parse_size(&text), parse_time_ms(&text));
         }
 
         #[test]
-        fn a_size_reads_back_what_it_writes(bytes: u64, percent in 0_u8..=100) {
+        fn a_formatted_size_is_parsed_back(bytes: u64, percent in 0_u8..=100) {
             for size in [Size::Bytes(bytes), Size::Percent(percent)] {
                 prop_assert_eq!(parse_size(&size.to_string()), Ok(size));
             }

@@ -1,33 +1,33 @@
-//! Points in time as text: RFC 3339 in UTC, to the second.
+//! Times as text: RFC 3339 in UTC, to the second.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-/// Now, as reports have it: `2026-11-21T12:00:00Z`.
+/// The current time in the format of reports: `2026-11-21T12:00:00Z`.
 #[must_use]
 pub fn now() -> String {
     in_utc(Timestamp::now(), RFC_3339)
 }
 
-/// Seconds since 1970 as RFC 3339 in UTC; 1970 itself for a number that no calendar reaches.
+/// Formats seconds since 1970 as RFC 3339 in UTC; a number beyond the calendar as 1970.
 #[must_use]
 pub fn rfc3339(unix_s: u64) -> String {
     in_utc(timestamp(unix_s), RFC_3339)
 }
 
-/// Seconds since 1970 as C's `ctime` has it: `Sat Nov 21 12:00:00 2026`.
+/// Formats seconds since 1970 as C's `ctime` does: `Sat Nov 21 12:00:00 2026`.
 #[must_use]
 pub fn ctime(unix_s: u64) -> String {
     in_utc(timestamp(unix_s), "%a %b %e %H:%M:%S %Y")
 }
 
-/// RFC 3339 as seconds since 1970; `None` for anything else, or before 1970.
+/// Parses RFC 3339 to seconds since 1970; `None` for other text and for times before 1970.
 #[must_use]
 pub fn unix_s(rfc3339: &str) -> Option<u64> {
     rfc3339.parse::<Timestamp>().ok()?.as_second().try_into().ok()
 }
 
-/// RFC 3339 in UTC for people: `21 November 2026, 12:00 UTC`; anything else as it is.
+/// Formats RFC 3339 in UTC for people: `21 November 2026, 12:00 UTC`; other text is unchanged.
 #[must_use]
 pub fn spoken(rfc3339: &str) -> String {
     let parsed: Result<Timestamp, _> = rfc3339.parse();
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_moments_are_written_as_others_write_them() {
+    fn known_times_are_formatted_correctly() {
         assert_eq!(rfc3339(0), "1970-01-01T00:00:00Z");
         assert_eq!(rfc3339(951_782_400), "2000-02-29T00:00:00Z");
         assert_eq!(rfc3339(1_795_261_672), "2026-11-21T11:47:52Z");
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_none() {
+    fn invalid_times_are_none() {
         for text in
             ["", "Z", "2026-11-21", "2026-13-01T00:00:00Z", "1969-12-31T00:00:00Z", "2026-1-1T25:00:00Z"]
         {

@@ -1,4 +1,4 @@
-//! The JSON has the shape that fio 3.33 gives its own, and is read back.
+//! The JSON reports have the format of fio 3.33, and are read back.
 
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;
@@ -11,11 +11,11 @@ use std::process::Command;
 
 /// Every key path and the type of its value, of a job that fio ran; see the file's first line.
 const FIO_SHAPE: &str = include_str!("fixture/fio-3.33-shape.txt");
-/// What fio itself wrote.
+/// Output of fio itself.
 const FIO_OUTPUT: &str = include_str!("fixture/fio-3.33.json");
 
 #[test]
-fn every_key_that_fio_has_is_there_with_its_type() {
+fn every_key_of_fio_is_present_with_its_type() {
     let document: Value = serde_json::from_str(&to_json(&fixture::comparison())).unwrap();
     let mut missing = Vec::new();
     let paths: Vec<&str> = FIO_SHAPE.lines().filter(|line| !line.starts_with('#')).collect();
@@ -30,7 +30,7 @@ fn every_key_that_fio_has_is_there_with_its_type() {
 }
 
 #[test]
-fn the_list_of_keys_is_what_fio_wrote() {
+fn the_list_of_keys_matches_fios_output() {
     let document: Value = serde_json::from_str(FIO_OUTPUT).unwrap();
     for line in FIO_SHAPE.lines().filter(|line| !line.starts_with('#')) {
         let (pointer, kind) = line.rsplit_once(' ').unwrap();
@@ -39,7 +39,7 @@ fn the_list_of_keys_is_what_fio_wrote() {
 }
 
 #[test]
-fn the_keys_are_those_of_the_fio_that_is_installed() {
+fn the_keys_match_the_installed_fio() {
     let options =
         ["--name=x", "--ioengine=null", "--size=1m", "--rw=randrw", "--iodepth=8", "--output-format=json"];
     let output = match Command::new("fio").args(options).output() {
@@ -48,7 +48,7 @@ fn the_keys_are_those_of_the_fio_that_is_installed() {
     };
     let theirs: Value = serde_json::from_str(&output[output.find('{').unwrap()..]).unwrap();
     let ours: Value = serde_json::from_str(&to_json(&fixture::comparison())).unwrap();
-    // What fio holds for directions that did something; ours is a report of one that reads.
+    // fio has more keys for directions with I/O; our report is one of reads.
     let (theirs, ours) = (keys("", &theirs), keys("", &ours));
     let of_writes = |key: &&String| key.starts_with("/jobs/0/write/clat_ns/percentile");
     let missing: Vec<&String> = theirs.difference(&ours).filter(|key| !of_writes(key)).collect();
@@ -62,8 +62,8 @@ fn skip(error: &std::io::Error) {
     eprintln!("skipped: cannot run fio: {error}");
 }
 
-/// Paths of all values, of a list's first entry only. What we add, and which options a job was
-/// given, is not looked into.
+/// Paths of all values; of a list, only of the first entry. Our own keys and a job's options are
+/// omitted.
 fn keys(path: &str, value: &Value) -> BTreeSet<String> {
     let below: Vec<(String, &Value)> = match value {
         Value::Object(entries) => {
@@ -85,7 +85,7 @@ fn keys(path: &str, value: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn processor_time_is_the_initiators_with_user_and_system_apart() {
+fn cpu_time_is_the_initiators_split_into_user_and_system() {
     let mut comparison = fixture::plain_comparison();
     let nbd = &mut comparison.rows[5];
     for run in &mut nbd.runs {
@@ -94,13 +94,13 @@ fn processor_time_is_the_initiators_with_user_and_system_apart() {
     }
     let document: Value = serde_json::from_str(&to_json(&comparison)).unwrap();
     let nbd = &document["jobs"][5];
-    // Of a run of two seconds.
+    // The run has two seconds.
     assert_eq!((&nbd["usr_cpu"], &nbd["sys_cpu"]), (&Value::from(25.0), &Value::from(50.0)));
     assert_eq!(nbd["blockmux"]["runs"][0]["target_system_ns"], 800_000_000);
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn a_report_survives_json() {
     let mut comparison = fixture::comparison();
     comparison.suite = Some("zeta".into());
     comparison.skipped.push(("iser 4 KiB".into(), "no such protocol yet".into()));
@@ -137,7 +137,7 @@ fn the_latency_buckets_hold_every_io() {
 }
 
 #[test]
-fn a_report_of_fio_itself_is_read() {
+fn a_report_by_fio_is_read() {
     let comparison = from_json(&format!("note: both iodepth >= 1 and synchronous\n{FIO_OUTPUT}")).unwrap();
     let row = &comparison.rows[0];
     assert_eq!((row.job.rw, row.job.bs, row.job.iodepth), (Rw::RandRead, 4096, 32));
@@ -161,7 +161,7 @@ fn merged_reports_keep_their_own_ceilings() {
 }
 
 #[test]
-fn a_machine_that_is_not_known_gives_way_to_one_that_is() {
+fn an_unknown_machine_is_replaced_by_a_known_one() {
     let fio = from_json(FIO_OUTPUT).unwrap();
     let ours = fixture::plain_comparison();
     for reports in [[("a", &fio), ("b", &ours)], [("a", &ours), ("b", &fio)]] {

@@ -1,5 +1,4 @@
-//! The page's text: nothing is loaded, nothing from outside is taken for markup, and nothing is
-//! left out.
+//! The text of the page: nothing is loaded, foreign text is never markup, and nothing is missing.
 
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;
@@ -20,7 +19,7 @@ fn it_loads_nothing() {
     }
     let targets = html.split("href=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
     for target in targets {
-        // Followed only by who clicks on it: the study itself.
+        // The link to the study, which is followed only by a click.
         if Some(target) == fixture::study().url.as_deref() {
             continue;
         }
@@ -85,7 +84,7 @@ fn the_findings_name_the_best_protocol_and_its_rivals() {
 }
 
 #[test]
-fn io_is_called_small_only_where_it_is() {
+fn only_small_blocks_are_called_small() {
     let mut comparison = fixture::plain_comparison();
     assert!(page(&comparison, None).contains("<h2>Small I/O</h2>"));
     comparison.rows.iter_mut().for_each(|row| row.job.bs = 1 << 20);
@@ -99,7 +98,7 @@ fn section<'a>(html: &'a str, id: &str) -> &'a str {
     rest.split("</section>").next().unwrap()
 }
 
-/// The charts of a section that show so many bars, by their unit.
+/// The unit of each chart in a section.
 fn units(section: &str) -> Vec<&str> {
     section.split("</b> <span>").skip(1).map(|rest| rest.split('<').next().unwrap()).collect()
 }
@@ -119,7 +118,7 @@ fn a_ceiling_is_a_tick_on_each_protocols_bar_and_has_no_bar() {
 }
 
 #[test]
-fn a_rate_is_shown_once_small_blocks_as_iops_and_large_ones_as_throughput() {
+fn each_rate_is_shown_once_as_iops_or_as_throughput() {
     let html = page(&fixture::comparison(), None);
     let mut expected = ["IOPS"; 9];
     expected[6..].fill("MB/s");
@@ -128,7 +127,7 @@ fn a_rate_is_shown_once_small_blocks_as_iops_and_large_ones_as_throughput() {
 }
 
 #[test]
-fn what_is_above_its_ceiling_is_hatched_with_the_reason() {
+fn bars_above_their_ceiling_are_hatched_with_the_reason() {
     let mut comparison = fixture::plain_comparison();
     let html = page(&comparison, None);
     assert!(!html.contains("class=\"hatch\"") && !html.contains("Hatched"));
@@ -146,7 +145,7 @@ fn winners_are_named_only_after_three_runs_that_agree() {
     let mut comparison = fixture::plain_comparison();
     let html = page(&comparison, None);
     assert!(html.contains("class=\"tile nbd\"") && !html.contains("class=\"banner\""));
-    // One job's runs differ: only its tiles are left out.
+    // The runs of one job differ: only its tiles are missing.
     let is_deep = |row: &&mut blockmux_lab::result::Row| row.subject == "nbd" && row.job.iodepth == 32;
     let row = comparison.rows.iter_mut().find(is_deep).unwrap();
     row.runs[0].read.ios = row.runs[0].read.ios * 8 / 10;
@@ -176,7 +175,7 @@ fn one_depth_has_bars_of_latency_and_several_have_lines() {
 }
 
 #[test]
-fn every_protocol_has_its_colour_wherever_it_is_named() {
+fn every_protocol_has_its_colour_everywhere() {
     let html = page(&fixture::comparison(), Some(&fixture::study()));
     for protocol in ["nbd", "iscsi", "nvme-tcp"] {
         for part in [
@@ -210,7 +209,8 @@ fn a_study_comes_first_relative_to_its_reference_with_a_link_to_it() {
     assert!(html.find("id=\"published\"").unwrap() < html.find("id=\"findings\"").unwrap());
     assert!(published.contains("<a href=\"https://example.org/study\" rel=\"noreferrer\">"));
     assert!(published.contains("iscsi = 1.00"));
-    // 373,330 of iSER to 118,725 of iSCSI over 40 GbE; NBD 0.88 to iSCSI 0.71 here.
+    // The study has 373,330 of iSER to 118,725 of iSCSI over 40 GbE; here it is NBD with 0.88 to
+    // iSCSI with 0.71.
     for part in [
         "InfiniBand: published 3.14× (373k IOPS)",
         "40 GbE: published 1.00×",
@@ -224,7 +224,7 @@ fn a_study_comes_first_relative_to_its_reference_with_a_link_to_it() {
 }
 
 #[test]
-fn a_study_over_links_has_one_row_for_what_was_measured_over_a_link_here_and_there() {
+fn a_study_over_links_has_one_row_for_each_link() {
     let study = blockmux_lab::suite::Suite::by_name("aatrokoski-2007").unwrap().to_study();
     let mut comparison = fixture::plain_comparison();
     comparison.rows.retain(|row| row.subject == "nbd" && row.job.bs == 1 << 20);
@@ -237,7 +237,7 @@ fn a_study_over_links_has_one_row_for_what_was_measured_over_a_link_here_and_the
     let html = page(&comparison, Some(&study));
     assert!(html.contains("nbd 1 Gbit/s, MTU 1500: measured here 1.00×"), "{html}");
     assert!(html.contains("nbd 1 Gbit/s, MTU 9000: measured here 2.00× "), "{html}");
-    // 109 to 71 MB/s there.
+    // The study has 109 to 71 MB/s.
     assert!(html.contains("published 1.54× (109 MB/s)"));
     assert!(
         !section(&html, "published").contains("12 disks, 1 Gbit/s"),
@@ -250,19 +250,18 @@ fn errors_are_shown_before_anything_else() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows[1].runs[0].verify_errors = 3;
     let html = page(&comparison, None);
-    let trouble =
-        html.find("nbd, 4 KiB random read, depth 1: 3 blocks did not hold what was written").unwrap();
-    assert!(trouble < html.find("id=\"findings\"").unwrap());
+    let error = html.find("nbd, 4 KiB random read, depth 1: 3 blocks did not hold what was written").unwrap();
+    assert!(error < html.find("id=\"findings\"").unwrap());
 }
 
 #[test]
-fn many_errors_leave_the_findings_in_sight_and_are_all_there() {
+fn many_errors_are_all_present_and_do_not_hide_the_findings() {
     let mut comparison = fixture::comparison();
     comparison.rows.iter_mut().for_each(|row| row.runs[0].errors = 1);
     let html = page(&comparison, None);
-    let troubles = html.split("id=\"findings\"").next().unwrap();
-    assert_eq!(troubles.matches("<li>").count(), comparison.rows.len());
-    let (shown, folded) = troubles.split_once("<details>").unwrap();
+    let errors = html.split("id=\"findings\"").next().unwrap();
+    assert_eq!(errors.matches("<li>").count(), comparison.rows.len());
+    let (shown, folded) = errors.split_once("<details>").unwrap();
     assert_eq!(shown.matches("<li>").count(), 6);
     assert!(folded.contains(&format!("<summary>{} more</summary>", comparison.rows.len() - 6)));
     comparison.rows.truncate(6);
@@ -271,7 +270,7 @@ fn many_errors_leave_the_findings_in_sight_and_are_all_there() {
 }
 
 #[test]
-fn nothing_measured_makes_a_page_too() {
+fn a_comparison_without_rows_makes_a_page() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows.clear();
     assert!(page(&comparison, None).contains("No protocol was measured."));

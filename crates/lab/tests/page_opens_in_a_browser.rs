@@ -1,7 +1,7 @@
-//! The page in a real browser: it renders in light and in dark, fits a telephone, and asks for
+//! The page in a real browser: it renders in light and dark, fits a telephone, and requests
 //! nothing.
 //!
-//! A probe is put into a copy of the page; the page itself has no script.
+//! A probe is inserted into a copy of the page; the page itself has no script.
 
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;
@@ -37,7 +37,7 @@ fn sound(seen: &Value) {
     assert_eq!(seen["wider_than_narrow"], Value::Array(Vec::new()), "elements wider than 360 pixels");
 }
 
-/// What the probe saw; `None`, with the reason printed, where there is no browser.
+/// The probe's result; `None`, with the reason printed, if there is no browser.
 #[allow(clippy::print_stderr, reason = "a skipped test says why")]
 fn opened(name: &str, options: &[&str]) -> Option<Value> {
     let Some(browser) = browser() else {

@@ -1,4 +1,4 @@
-//! The table as it is printed, character for character.
+//! The table as it is printed, compared character by character.
 
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;
@@ -40,15 +40,15 @@ Not run
 no such protocol yet: iser, 4 KiB random read
 
 Medians of 5 runs of 2 s.
-±%: half the range of the runs. Latency: submit to completion. tgt, ini:
-processor time of target and initiator. %/Gb: per cent of a core, both sides,
-for each Gbit/s of payload. ceil: share of the IOPS of bare sockets with the
-same message sizes and the same polling (never: the one that sleeps, always: the
-one that spins, adaptive: the faster of the two).
+±%: half the range of the runs. Latency: submit to completion. tgt, ini: CPU
+time of target and initiator. %/Gb: per cent of a core, both sides, for each
+Gbit/s of payload. ceil: share of the IOPS of bare sockets with the same message
+sizes and the same polling (never: the one that sleeps, always: the one that
+spins, adaptive: the faster of the two).
 ";
 
 #[test]
-fn one_protocol_fits_eighty_columns_whole() {
+fn one_protocol_fits_eighty_columns_completely() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows[1].runs[0].errors = 2;
     comparison.skipped.push(("iser, 4 KiB random read".into(), "no such protocol yet".into()));
@@ -56,7 +56,7 @@ fn one_protocol_fits_eighty_columns_whole() {
 }
 
 #[test]
-fn the_policy_is_named_where_rows_differ_in_it_and_the_median_latency_gives_way() {
+fn the_policy_is_shown_where_rows_differ_in_place_of_the_median_latency() {
     let text = render(&fixture::comparison(), None, Width(80), Colour::Off);
     let block = "\
 4 KiB random read, depth 32
@@ -71,7 +71,7 @@ nbd never          381k   2  1560  82.3   161   337  2552 1.96 1.91 11.8  92%
 }
 
 #[test]
-fn a_studys_figures_stand_in_the_columns_that_count_the_same() {
+fn a_studys_figures_are_in_the_columns_of_their_unit() {
     let mut study = fixture::study();
     study.figures[0].approximate = true;
     study
@@ -92,7 +92,7 @@ published       373k                  iser, InfiniBand
 }
 
 #[test]
-fn a_share_that_cannot_be_is_called_noise() {
+fn a_share_above_the_ceiling_is_called_noise() {
     let mut comparison = fixture::plain_comparison();
     assert!(!render(&comparison, None, Width(80), Colour::Off).contains("noise"));
     for run in comparison.rows.iter_mut().filter(|row| row.kind.is_ceiling()).flat_map(|row| &mut row.runs) {
@@ -121,7 +121,7 @@ fn a_congestion_control_that_paces_is_warned_of_where_tcp_was_measured() {
 }
 
 #[test]
-fn no_line_is_wider_than_asked_for() {
+fn no_line_is_wider_than_requested() {
     let mut comparison = fixture::comparison();
     comparison.rows[1].subject = "a subject with a name that goes on and on".into();
     for width in [40, 60, 72, 80, 100, 200] {
@@ -136,7 +136,7 @@ fn no_line_is_wider_than_asked_for() {
 #[test]
 fn a_number_too_long_for_its_column_does_not_touch_its_neighbour() {
     let mut comparison = fixture::plain_comparison();
-    // A ceiling of a few I/O, on a machine that had other things to do.
+    // A ceiling of a few I/O, as on a busy machine.
     for run in &mut comparison.rows[1].runs {
         let ios = run.ios();
         run.target_cpu_ns = Some(ios * 36_360_000);
@@ -172,7 +172,7 @@ fn names_cannot_send_escape_sequences_to_the_terminal() {
 }
 
 #[test]
-fn a_run_in_which_nothing_came_back_is_told_of() {
+fn a_run_without_completions_is_reported() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows[1].runs[0].read = blockmux_lab::result::Direction::default();
     let text = render(&comparison, None, Width(80), Colour::Off);
@@ -180,7 +180,7 @@ fn a_run_in_which_nothing_came_back_is_told_of() {
 }
 
 #[test]
-fn one_run_has_no_spread_and_nothing_measured_says_so() {
+fn one_run_has_no_spread_and_no_rows_are_reported() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows.retain(|row| row.kind == SubjectKind::Protocol);
     comparison.rows.truncate(1);

@@ -257,26 +257,27 @@ pub enum SessionStage {
     Lingering,
 }
 
-/// A core, as the driver knows it that hands connections over to it.
+/// An opaque handle of a core, by which a driver hands connections over to it. Two handles are the
+/// same if one is a clone of the other.
 #[derive(Clone)]
-pub struct Home(Arc<dyn Any + Send + Sync>);
+pub struct CoreHandle(Arc<dyn Any + Send + Sync>);
 
-impl Home {
-    /// The core that is reached by `way`. Another call makes another home, even of the same core.
+impl CoreHandle {
+    /// Wraps the driver's own handle of a core.
     #[must_use]
-    pub fn new<T: Any + Send + Sync>(way: T) -> Home {
-        Home(Arc::new(way))
+    pub fn new<T: Any + Send + Sync>(handle: T) -> CoreHandle {
+        CoreHandle(Arc::new(handle))
     }
 
-    /// How it is reached, if that is how.
+    /// The driver's handle, if it is of type `T`.
     #[must_use]
-    pub fn way<T: Any>(&self) -> Option<&T> {
+    pub fn downcast<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()
     }
 
-    /// Whether it is the same.
+    /// Whether both are clones of one handle.
     #[must_use]
-    pub fn is(&self, other: &Home) -> bool {
+    pub fn is_same(&self, other: &CoreHandle) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
     }
 }
@@ -313,7 +314,7 @@ pub trait Control: Timed {
     }
 
     /// Queries the rank of the path again, because a request contradicted the known one.
-    fn look_at_path(&mut self) {}
+    fn query_path_rank(&mut self) {}
 
     /// Ends the control connection regularly, because its session has ended.
     fn on_stop(&mut self);
@@ -399,13 +400,13 @@ pub trait Initiator {
 pub trait Overdue {
     /// Ages pending requests; returns for how many consecutive calls the oldest has been pending,
     /// the maximum over all connections. Requests that take long, such as a flush, count a quarter.
-    fn look(&mut self) -> u32;
+    fn tick(&mut self) -> u32;
 
-    /// Aborts requests that have been pending for at least `looks` calls of [`Overdue::look`], and
+    /// Aborts requests that have been pending for at least `ticks` calls of [`Overdue::tick`], and
     /// escalates if they were aborted before. Returns the action, to follow "the target is asked".
     /// Aborted requests are returned by [`Initiator::poll_returned`]; the others are found again by
     /// later calls. `None`: no further action is possible.
-    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str>;
+    fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str>;
 }
 
 /// The connections of an initiator's session. Connection 0 exists before the session.

@@ -6,7 +6,7 @@ pub(crate) struct Slots<T> {
     free: Vec<u32>,
     /// Number of entries ever inserted.
     born: u64,
-    /// The oldest entry of each kind at the last call of [`Slots::look`].
+    /// The oldest entry of each kind at the last call of [`Slots::tick`].
     seen: [Seen; 2],
 }
 
@@ -134,7 +134,7 @@ impl<T> Slots<T> {
     /// Finds the oldest entry. Returns the number of consecutive calls that have found the same one
     /// again. Entries for which `is_long` returns true may take longer: only every [`LONG`]th call
     /// counts for them.
-    pub(crate) fn look(&mut self, is_long: impl Fn(&T) -> bool) -> u32 {
+    pub(crate) fn tick(&mut self, is_long: impl Fn(&T) -> bool) -> u32 {
         let mut oldest = [0; 2];
         for slot in &self.slots {
             let Some(value) = &slot.value else { continue };
@@ -155,15 +155,15 @@ impl<T> Slots<T> {
         short.again.max(long.again / LONG)
     }
 
-    /// If at least `looks` consecutive calls of [`Slots::look`] have found the same oldest entry:
+    /// If at least `ticks` consecutive calls of [`Slots::tick`] have found the same oldest entry:
     /// this one and all others that existed at the first of those calls, oldest first.
-    pub(crate) fn overdue(&self, looks: u32, is_long: impl Fn(&T) -> bool) -> Vec<SlotKey> {
+    pub(crate) fn overdue(&self, ticks: u32, is_long: impl Fn(&T) -> bool) -> Vec<SlotKey> {
         let [short, long] = self.seen;
         let mut overdue = Vec::new();
         for (index, slot) in (0..).zip(&self.slots) {
             let Some(value) = &slot.value else { continue };
             let (seen, again) = if is_long(value) { (long, long.again / LONG) } else { (short, short.again) };
-            if again >= looks && slot.born <= seen.youngest {
+            if again >= ticks && slot.born <= seen.youngest {
                 overdue.push((slot.born, SlotKey::new(slot.generation, index)));
             }
         }
@@ -171,8 +171,8 @@ impl<T> Slots<T> {
         overdue.into_iter().map(|(_, key)| key).collect()
     }
 
-    /// Resets the counts of [`Slots::look`].
-    pub(crate) fn look_away(&mut self) {
+    /// Resets the counts of [`Slots::tick`].
+    pub(crate) fn reset_ticks(&mut self) {
         self.seen = Default::default();
     }
 
@@ -215,7 +215,7 @@ impl SlotKey {
     }
 }
 
-/// Number of calls of [`Slots::look`] that count as one for entries that may take longer.
+/// Number of calls of [`Slots::tick`] that count as one for entries that may take longer.
 pub(crate) const LONG: u32 = 4;
 /// Mask of the index in the 16-bit form.
 const NARROW_INDEX: u16 = (1 << 10) - 1;
@@ -259,23 +259,23 @@ mod tests {
     }
 
     #[test]
-    fn looks_count_how_often_in_a_row_they_found_the_same_oldest() {
+    fn ticks_count_for_how_long_the_same_entry_has_been_the_oldest() {
         let mut slots = Slots::default();
-        let look = |slots: &mut Slots<char>| slots.look(|value| value.is_uppercase());
-        assert_eq!((look(&mut slots), look(&mut slots)), (0, 0));
+        let tick = |slots: &mut Slots<char>| slots.tick(|value| value.is_uppercase());
+        assert_eq!((tick(&mut slots), tick(&mut slots)), (0, 0));
         let (first, second) = (slots.insert('a'), slots.insert('b'));
-        assert_eq!([look(&mut slots), look(&mut slots), look(&mut slots)], [0, 1, 2]);
+        assert_eq!([tick(&mut slots), tick(&mut slots), tick(&mut slots)], [0, 1, 2]);
         // One that has taken the place of the oldest is the youngest.
         slots.remove(first);
         slots.insert('c');
-        assert_eq!([look(&mut slots), look(&mut slots)], [0, 1]);
+        assert_eq!([tick(&mut slots), tick(&mut slots)], [0, 1]);
         slots.remove(second);
-        slots.look_away();
-        assert_eq!([look(&mut slots), look(&mut slots)], [0, 1]);
+        slots.reset_ticks();
+        assert_eq!([tick(&mut slots), tick(&mut slots)], [0, 1]);
         slots.take_all();
         slots.insert('X');
-        let looks: Vec<_> = (0..10).map(|_| look(&mut slots)).collect();
-        assert_eq!(looks, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]);
+        let ticks: Vec<_> = (0..10).map(|_| tick(&mut slots)).collect();
+        assert_eq!(ticks, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]);
     }
 
     #[test]
@@ -284,15 +284,15 @@ mod tests {
         let (long, late) = (slots.insert('L'), slots.insert('b'));
         let gone = slots.insert('c');
         let is_long = |value: &char| value.is_uppercase();
-        slots.look(is_long);
+        slots.tick(is_long);
         slots.remove(gone);
         slots.insert('d');
-        slots.look(is_long);
+        slots.tick(is_long);
         assert!(slots.overdue(2, is_long).is_empty());
-        slots.look(is_long);
+        slots.tick(is_long);
         assert_eq!(slots.overdue(2, is_long), [late]);
         for _ in 0..6 {
-            slots.look(is_long);
+            slots.tick(is_long);
         }
         assert_eq!(slots.overdue(2, is_long), [long, late]);
     }

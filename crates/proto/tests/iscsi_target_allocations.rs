@@ -1,4 +1,4 @@
-//! An iSCSI target session allocates nothing per I/O once it has seen its usual depth.
+//! An iSCSI target session allocates nothing per I/O once it is warm.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod counted_target;
@@ -34,7 +34,7 @@ fn session(keys: &str) -> IscsiTargetSession {
     session
 }
 
-/// A header: opcode, flags, DataSegmentLength, tag and CmdSN, CDB; a command moves 4 KiB.
+/// A header: opcode, flags, DataSegmentLength, tag and CmdSN, CDB; a command transfers 4 KiB.
 fn pdu(opcode: u8, flags: u8, data_len: usize, tag: u32, cmd_sn: u32, cdb: [u8; 16]) -> Vec<u8> {
     let mut bytes = vec![opcode, flags, 0, 0];
     bytes.extend((data_len as u32).to_be_bytes());
@@ -57,7 +57,7 @@ fn take(session: &mut IscsiTargetSession, bytes: &[u8]) {
     drop(session.outbox().take_bytes());
 }
 
-/// Adds a header, its digest if there is one, and its data with a digest of that.
+/// Adds a header and data, each with a digest if `digests` is set.
 fn push(batch: &mut Vec<u8>, header: &[u8], data: &[u8], digests: bool) {
     for part in [header, data] {
         batch.extend(part);
@@ -73,7 +73,7 @@ fn reads_and_writes_allocate_nothing() {
     let data = vec![7; 4096];
     for (keys, digests) in [("", false), ("HeaderDigest=CRC32C\0DataDigest=CRC32C\0", true)] {
         let mut session = session(keys);
-        // The unit attention of the first command.
+        // Receives the unit attention of the first command.
         let mut first = Vec::new();
         push(&mut first, &pdu(1, 0x81, 0, 1, 0, [0; 16]), &[], digests);
         take(&mut session, &first);
@@ -90,7 +90,7 @@ fn reads_and_writes_allocate_nothing() {
 }
 
 #[test]
-fn writes_that_are_asked_for_allocate_nothing() {
+fn solicited_writes_allocate_nothing() {
     let mut session = session("ImmediateData=No\0");
     take(&mut session, &pdu(1, 0x81, 0, 1, 0, [0; 16]));
     let mut cmd_sn = 0;

@@ -1,4 +1,4 @@
-//! iSCSI sessions over RDMA allocate nothing per I/O once they have seen their usual depth.
+//! iSER sessions allocate nothing per I/O once they are warm.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 #[path = "../../volume/tests/counting/mod.rs"]
@@ -26,7 +26,7 @@ use std::time::Instant;
 const NAME: &str = "iqn.2026-11.com.example:disk";
 const DEPTH: u32 = 16;
 const TURNS: usize = 200;
-/// Turns that do not count.
+/// Turns that are not counted.
 const WARM_UP: usize = 10;
 
 fn target() -> (IserTargetSession, Arc<MemVolume>) {
@@ -67,7 +67,7 @@ fn command(opcode: u8) -> [u8; 16] {
 }
 
 #[test]
-fn a_target_that_writes_and_reads_memory_allocates_nothing() {
+fn a_target_allocates_nothing_for_rdma_writes_and_reads() {
     let (mut session, _) = target();
     let text = format!("InitiatorName=iqn.2026-11.com.example:me\0TargetName={NAME}\0");
     let receive = |session: &mut IserTargetSession, memory: &Memory| {
@@ -84,7 +84,7 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
     for turn in 0..TURNS {
         messages.clear();
         for tag in 0..DEPTH {
-            // Reads, writes with all their data, and writes whose data is fetched.
+            // Reads, writes with all their data, and writes whose data the target reads.
             for (nth, (flags, cdb, data)) in
                 [(0xc1, 0x28, &[][..]), (0xa1, 0x2a, &data), (0xa1, 0x2a, &[])].into_iter().enumerate()
             {
@@ -124,23 +124,22 @@ fn a_target_that_writes_and_reads_memory_allocates_nothing() {
     assert_eq!(allocations, 0);
 }
 
-/// Our own target, by which an initiator gets to know its unit.
-struct Served {
+/// A target session, which serves the initiator under test.
+struct CountedPeer {
     session: IserTargetSession,
     queue_pair: Recorder,
     channel: Box<dyn Channel>,
 }
 
-impl Served {
-    fn new() -> Served {
+impl CountedPeer {
+    fn new() -> CountedPeer {
         let (session, volume) = target();
         let core = TestCore::new().as_core();
         let channel = volume.open(&core, session.depth(), Waker::idle()).unwrap();
-        Served { session, queue_pair: Recorder::default(), channel }
+        CountedPeer { session, queue_pair: Recorder::default(), channel }
     }
 
-    /// What the target does about a message, until it has answered. Memory is read and written by
-    /// name.
+    /// Passes a message to the target and executes its RDMA operations until it answers.
     fn answer(&mut self, message: SgList, open: &[(Stag, SgList)]) -> (SgList, Option<Stag>) {
         let message = blockmux_volume::Seg::from_slice(&message.to_vec());
         self.session.on_event(Event::Received { message, invalidated: None }, Instant::now()).unwrap();
@@ -174,15 +173,15 @@ impl Served {
     }
 }
 
-/// An initiator, and the queue pair that this test is.
+/// An initiator whose allocations are counted; the test is its queue pair.
 struct Counted {
     session: IscsiInitiatorSession,
     queue_pair: Recorder,
-    served: Served,
+    peer: CountedPeer,
     open: Vec<(Stag, SgList)>,
     messages: VecDeque<SgList>,
     next_stag: u32,
-    /// Whether responses close memory.
+    /// Whether responses invalidate memory (Send with Invalidate).
     closes: bool,
     allocations: u64,
 }
@@ -203,7 +202,7 @@ impl Counted {
         Counted {
             session,
             queue_pair: Recorder::default(),
-            served: Served::new(),
+            peer: CountedPeer::new(),
             open: Vec::with_capacity(64),
             messages: VecDeque::with_capacity(64),
             next_stag: 0,
@@ -212,7 +211,7 @@ impl Counted {
         }
     }
 
-    /// Takes the session's work; what that allocates counts.
+    /// Takes the session's work and counts its allocations.
     fn take(&mut self) {
         loop {
             let before = counting::of_this_thread();
@@ -249,7 +248,7 @@ impl Counted {
     fn run(&mut self) {
         self.take();
         while let Some(message) = self.messages.pop_front() {
-            let (answer, invalidated) = self.served.answer(message, &self.open);
+            let (answer, invalidated) = self.peer.answer(message, &self.open);
             let invalidated = invalidated.filter(|_| self.closes);
             if let Some(stag) = invalidated {
                 self.open.retain(|(open, _)| *open != stag);
@@ -267,7 +266,7 @@ impl Counted {
 }
 
 #[test]
-fn an_initiator_that_opens_and_closes_memory_allocates_nothing() {
+fn an_initiator_allocates_nothing_for_registrations() {
     let (room, data) = (Memory::from_heap(4096), Memory::from_heap(16_384));
     for closes in [true, false] {
         let mut counted = Counted::new(closes);

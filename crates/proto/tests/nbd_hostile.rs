@@ -1,6 +1,5 @@
-//! Clients that do not keep to NBD against the target session: what each gets for it, to the byte,
-//! and that nothing else is harmed, neither the session where it can go on, nor the volume, nor the
-//! next client.
+//! Clients that violate NBD. Each gets exactly the expected reply, and nothing else is affected:
+//! not the session if it can continue, not the volume, and not the next client.
 
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::server::NbdTargetSession;
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 #[test]
-fn a_malformed_option_gets_its_error_and_the_next_one_works() {
+fn a_malformed_option_is_refused_and_the_next_one_works() {
     let invalid = Rep::NBD_REP_ERR_INVALID;
     let half = info_data("disk0", &[3])[..12].to_vec();
     let uncounted = [info_data("disk0", &[]), vec![0, 3]].concat();
@@ -30,7 +29,7 @@ fn a_malformed_option_gets_its_error_and_the_next_one_works() {
         ("a name with NUL", Opt::NBD_OPT_GO, info_data("disk0\0", &[]), invalid),
         ("a name that is not UTF-8", Opt::NBD_OPT_GO, b"\0\0\0\x02\xc3\x28\0\0".to_vec(), invalid),
         ("a name of 4097 bytes", Opt::NBD_OPT_GO, info_data(&"a".repeat(4097), &[]), invalid),
-        ("a name that is nobody's", Opt::NBD_OPT_GO, info_data("disk1", &[]), Rep::NBD_REP_ERR_UNKNOWN),
+        ("an unknown name", Opt::NBD_OPT_GO, info_data("disk1", &[]), Rep::NBD_REP_ERR_UNKNOWN),
         ("a list with data", Opt::NBD_OPT_LIST, vec![0], invalid),
         ("structured replies with data", Opt::NBD_OPT_STRUCTURED_REPLY, vec![1], invalid),
         ("extended headers with data", Opt::NBD_OPT_EXTENDED_HEADERS, vec![1], invalid),
@@ -44,7 +43,7 @@ fn a_malformed_option_gets_its_error_and_the_next_one_works() {
         let mut client = Client::greeted();
         let answer = client.exchange(&option(opt, &data));
         assert_eq!(only_reply(&answer), (opt, rep), "{what}");
-        client.goes_on();
+        client.continues_the_handshake();
     }
 }
 
@@ -66,7 +65,7 @@ fn a_malformed_context_query_selects_nothing_and_undoes_the_selection_before() {
         client.exchange(&option(set, &good));
         let answer = client.exchange(&option(set, &data));
         assert_eq!(only_reply(&answer), (set, Rep::NBD_REP_ERR_INVALID), "{what}");
-        client.goes_on();
+        client.continues_the_handshake();
         let status = client.exchange(&Request::new(Cmd::NBD_CMD_BLOCK_STATUS, 0, 512).compact());
         assert_eq!(Form::Structured.errno(&status), Errno::NBD_EINVAL, "{what}");
     }
@@ -86,18 +85,18 @@ fn an_option_out_of_order_is_refused_and_changes_nothing() {
             client.exchange(&option(earlier, &[]));
         }
         assert_eq!(only_reply(&client.exchange(&option(opt, data))), (opt, rep));
-        client.goes_on();
+        client.continues_the_handshake();
         client.reads_a_block(form);
     }
 }
 
 #[test]
-fn an_option_of_any_size_is_counted_and_never_kept() {
+fn an_option_of_any_size_is_skipped_and_never_buffered() {
     for opt in [Opt::NBD_OPT_GO, Opt::NBD_OPT_SET_META_CONTEXT] {
         let mut client = Client::greeted();
         let answer = client.exchange(&option(opt, &[0; (64 << 10) + 1]));
         assert_eq!(only_reply(&answer), (opt, Rep::NBD_REP_ERR_TOO_BIG));
-        client.goes_on();
+        client.continues_the_handshake();
     }
     let mut client = Client::greeted();
     let head = &option(Opt(4711), &[])[..12];
@@ -109,7 +108,7 @@ fn an_option_of_any_size_is_counted_and_never_kept() {
 }
 
 #[test]
-fn what_is_no_handshake_ends_the_session_with_the_rule_that_it_broke() {
+fn an_invalid_handshake_ends_the_session_with_the_violated_rule() {
     let (newstyle, export_name) = ("proto.md, \"Newstyle negotiation\"", "proto.md, NBD_OPT_EXPORT_NAME");
     let flags = ("set a client flag that was not offered", "proto.md, \"Client flags\"");
     let magic = ("sent an option with a wrong magic number", newstyle);
@@ -152,7 +151,7 @@ fn a_thousand_options_and_four_for_each_export_are_answered_and_one_more_ends_th
 }
 
 #[test]
-fn a_handshake_may_end_at_any_message_but_not_within_an_options_data() {
+fn a_handshake_may_end_after_any_message_but_not_within_an_options_data() {
     let list = option(Opt::NBD_OPT_LIST, &[]);
     let bytes = [&FLAGS, &list[..], &option(Opt::NBD_OPT_GO, &[0, 0])].concat();
     let data_begins = bytes.len() - 2;
@@ -160,7 +159,7 @@ fn a_handshake_may_end_at_any_message_but_not_within_an_options_data() {
         let mut client = Client::connect(&exports());
         client.sends(&bytes[..len]).unwrap();
         let error = ProtocolError {
-            what: "left in the middle of an option",
+            what: "closed the connection in the middle of an option",
             reference: "proto.md, \"Newstyle negotiation\"",
         };
         let expected = if len >= data_begins { Err(error) } else { Ok(()) };
@@ -170,7 +169,7 @@ fn a_handshake_may_end_at_any_message_but_not_within_an_options_data() {
 }
 
 #[test]
-fn a_request_that_cannot_be_done_has_its_errno_in_every_form_and_harms_nothing() {
+fn an_invalid_request_has_its_errno_in_every_form_and_changes_nothing() {
     let (inval, nospc) = (Errno::NBD_EINVAL, Errno::NBD_ENOSPC);
     let (read, write) = (Cmd::NBD_CMD_READ, Cmd::NBD_CMD_WRITE);
     let (flush, trim) = (Cmd::NBD_CMD_FLUSH, Cmd::NBD_CMD_TRIM);
@@ -193,7 +192,7 @@ fn a_request_that_cannot_be_done_has_its_errno_in_every_form_and_harms_nothing()
         ("a flush with a length", flush, 0, 0, 512, inval),
         ("a status without context", Cmd::NBD_CMD_BLOCK_STATUS, 0, 0, 512, inval),
         ("a resize", Cmd::NBD_CMD_RESIZE, 0, 0, 512, inval),
-        ("a command that nobody has", Cmd(0xffff), 0, 0, 512, inval),
+        ("an unknown command", Cmd(0xffff), 0, 0, 512, inval),
         ("a flush that must not fragment", flush, CmdFlags::DF.bits(), 0, 0, inval),
         ("a trim without hole", trim, CmdFlags::NO_HOLE.bits(), 0, 512, inval),
         ("a read with a flag of the future", read, 0x8000, 0, 512, inval),
@@ -212,7 +211,7 @@ fn a_request_that_cannot_be_done_has_its_errno_in_every_form_and_harms_nothing()
 }
 
 #[test]
-fn a_read_only_export_is_never_changed_nor_its_volume_asked_to() {
+fn a_read_only_export_passes_no_write_to_its_volume() {
     for form in FORMS {
         let mut client = Client::choosing("frozen", form);
         for command in [Cmd::NBD_CMD_WRITE, Cmd::NBD_CMD_WRITE_ZEROES, Cmd::NBD_CMD_TRIM] {
@@ -227,7 +226,7 @@ fn a_read_only_export_is_never_changed_nor_its_volume_asked_to() {
 }
 
 #[test]
-fn payload_where_none_belongs_is_skipped_and_refused_and_so_is_a_write_without() {
+fn unexpected_payload_is_skipped_and_refused_and_so_is_a_write_without_payload() {
     let flagged = CmdFlags::PAYLOAD_LEN.bits();
     for (command, flags) in [
         (Cmd::NBD_CMD_READ, flagged),
@@ -247,7 +246,7 @@ fn payload_where_none_belongs_is_skipped_and_refused_and_so_is_a_write_without()
 }
 
 #[test]
-fn what_is_no_request_ends_its_session_and_no_other() {
+fn an_invalid_request_header_ends_only_its_own_session() {
     let read = Request::new(Cmd::NBD_CMD_READ, 0, 512);
     let magic = "sent a request with a wrong magic number";
     let payload = "sent a request with more payload than the advertised maximum";
@@ -273,14 +272,14 @@ fn what_is_no_request_ends_its_session_and_no_other() {
         client.chooses("", form);
         let flush = Request::new(Cmd::NBD_CMD_FLUSH, 0, 0).in_form(form);
         assert_eq!(client.sends(&[flush, bytes].concat()), Err(ProtocolError { what, reference }));
-        client.does_io();
+        client.execute_io();
         assert_eq!(form.cookie(&client.sent()), COOKIE, "what came before is answered in {form:?}");
         other.reads_a_block(Form::Simple);
     }
 }
 
 #[test]
-fn a_write_that_ends_anywhere_does_nothing() {
+fn an_incomplete_write_changes_nothing() {
     for form in FORMS {
         let head = Request::new(Cmd::NBD_CMD_WRITE, 0, 512).in_form(form);
         let bytes = [&head[..], &[0xee; 512]].concat();
@@ -288,12 +287,12 @@ fn a_write_that_ends_anywhere_does_nothing() {
             let mut client = Client::choosing("", form);
             assert_eq!(client.exchange(&bytes[..len]), b"");
             let error = ProtocolError {
-                what: "left in the middle of a request's payload",
+                what: "closed the connection in the middle of a request's payload",
                 reference: "proto.md, \"Terminating the transmission phase\"",
             };
             let expected = if len >= head.len() { Err(error) } else { Ok(()) };
             assert_eq!(client.session.on_end(Instant::now()), expected, "{len} bytes in {form:?}");
-            client.does_io();
+            client.execute_io();
             assert!(matches!(client.session.demand(), Demand::Close));
             assert!(client.is_blank(), "{len} bytes in {form:?}");
         }
@@ -301,7 +300,7 @@ fn a_write_that_ends_anywhere_does_nothing() {
 }
 
 #[test]
-fn a_long_write_that_ends_anywhere_does_nothing_and_gives_its_memory_back() {
+fn an_incomplete_long_write_changes_nothing_and_releases_its_memory() {
     let head = Request::new(Cmd::NBD_CMD_WRITE, 0, 128 << 10).compact();
     for len in [0, 1, 4095, 65536, (128 << 10) - 1] {
         let mut client = Client::choosing("", Form::Simple);
@@ -309,14 +308,14 @@ fn a_long_write_that_ends_anywhere_does_nothing_and_gives_its_memory_back() {
         assert_eq!(client.pool.out_bytes(), 128 << 10);
         client.exchange(&vec![0xee; len]);
         assert!(client.session.on_end(Instant::now()).is_err());
-        client.does_io();
+        client.execute_io();
         assert_eq!(client.pool.out_bytes(), 0, "{len} bytes");
         assert!(client.is_blank(), "{len} bytes");
     }
 }
 
 #[test]
-fn nothing_is_taken_behind_a_disconnect() {
+fn nothing_is_processed_after_a_disconnect() {
     for form in FORMS {
         let mut client = Client::choosing("", form);
         let disc = Request::new(Cmd::NBD_CMD_DISC, u64::MAX, 0).in_form(form);
@@ -328,7 +327,7 @@ fn nothing_is_taken_behind_a_disconnect() {
 }
 
 #[test]
-fn requests_with_one_cookie_are_answered_each() {
+fn requests_with_equal_cookies_are_each_answered() {
     for form in FORMS {
         let mut client = Client::choosing("", form);
         let read = Request::new(Cmd::NBD_CMD_READ, 0, 512).in_form(form);
@@ -338,17 +337,17 @@ fn requests_with_one_cookie_are_answered_each() {
 }
 
 #[test]
-fn block_status_that_nobody_reads_is_bounded() {
+fn unread_block_status_replies_are_bounded() {
     for form in [Form::Structured, Form::Extended] {
         let mut client = Client::greeted();
         client.exchange(&option(form.option().unwrap(), &[]));
         client.exchange(&option(Opt::NBD_OPT_SET_META_CONTEXT, &context_data("", &["base:allocation"])));
-        client.goes_on();
+        client.continues_the_handshake();
         client.holds_io = true;
         let request = Request::new(Cmd::NBD_CMD_BLOCK_STATUS, 0, SIZE).in_form(form);
         client.sends(&request.repeat(2000)).unwrap();
         assert!(!client.held.is_empty() && matches!(client.session.demand(), Demand::Nothing));
-        // No volume has more to tell than this.
+        // The longest reply of any volume.
         let many = vec![Extent { len: 16, hole: false, zero: false }; 1 << 14];
         for io in std::mem::take(&mut client.held) {
             client
@@ -362,17 +361,17 @@ fn block_status_that_nobody_reads_is_bounded() {
     }
 }
 
-/// A client, its session, and the volumes behind that.
+/// A client with its session and the volumes.
 struct Client {
     session: NbdTargetSession,
     channels: Vec<Box<dyn Channel>>,
     pool: Pool,
     unread: Vec<u8>,
-    /// What has come of the payload that the session wants placed.
+    /// Bytes received of the payload in place.
     placed: Vec<u8>,
-    /// How many I/O the volumes did.
+    /// Number of I/O that the volumes have executed.
     done: usize,
-    /// Whether I/O is kept instead of done.
+    /// Whether I/O is held instead of executed.
     holds_io: bool,
     held: Vec<Io>,
 }
@@ -390,14 +389,14 @@ impl Client {
         client
     }
 
-    /// A client that has set its flags.
+    /// A client that has sent its flags.
     fn greeted() -> Client {
         let mut client = Client::connect(&exports());
         assert_eq!(client.exchange(&FLAGS), b"");
         client
     }
 
-    /// A client in transmission.
+    /// A client in the transmission phase.
     fn choosing(name: &str, form: Form) -> Client {
         let mut client = Client::connect(&exports());
         client.chooses(name, form);
@@ -412,8 +411,9 @@ impl Client {
         self.enters(Opt::NBD_OPT_GO, name);
     }
 
-    /// The handshake still works: the client learns about an export, then enters transmission.
-    fn goes_on(&mut self) {
+    /// Checks that the handshake still works: the client queries an export, then enters
+    /// transmission.
+    fn continues_the_handshake(&mut self) {
         self.enters(Opt::NBD_OPT_INFO, "disk0");
         self.enters(Opt::NBD_OPT_GO, "");
     }
@@ -424,13 +424,13 @@ impl Client {
         assert!(answer.ends_with(&end), "{opt} is acknowledged");
     }
 
-    /// Transmission still works.
+    /// Checks that transmission still works.
     fn reads_a_block(&mut self, form: Form) {
         let answer = self.exchange(&Request::new(Cmd::NBD_CMD_READ, 512, 512).in_form(form));
         assert_eq!((form.cookie(&answer), answer.len()), (COOKIE, form.read_head() + 512));
     }
 
-    /// Sends, and that is no violation; returns what comes back.
+    /// Sends bytes that are no violation; returns the reply.
     fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.sends(bytes).unwrap();
         self.sent()
@@ -452,14 +452,14 @@ impl Client {
                         self.session.on_placed(Instant::now())?;
                     }
                 }
-                _ if self.does_io() => {}
+                _ if self.execute_io() => {}
                 _ => return Ok(()),
             }
         }
     }
 
-    /// Does, or keeps, all I/O that the session wants done; whether any was done.
-    fn does_io(&mut self) -> bool {
+    /// Executes, or holds, all I/O of the session; returns whether there was any.
+    fn execute_io(&mut self) -> bool {
         let before = self.done;
         while let Some((volume, io)) = self.session.poll_io() {
             if self.holds_io {
@@ -499,7 +499,7 @@ enum Form {
 }
 
 impl Form {
-    /// What agrees on it.
+    /// The option that negotiates it.
     fn option(self) -> Option<Opt> {
         match self {
             Form::Simple => None,
@@ -508,7 +508,7 @@ impl Form {
         }
     }
 
-    /// What comes before the data of a read, in bytes.
+    /// Length of a read reply before its data, in bytes.
     fn read_head(self) -> usize {
         match self {
             Form::Simple => 16,
@@ -517,12 +517,12 @@ impl Form {
         }
     }
 
-    /// The cookie is in the same place in every form.
+    /// The cookie of a reply, which is at the same offset in every form.
     fn cookie(self, answer: &[u8]) -> u64 {
         u64::from_be_bytes(answer[8..16].try_into().unwrap())
     }
 
-    /// The error of an answer that is one error reply and nothing else.
+    /// The error of a reply that consists of one error.
     fn errno(self, answer: &[u8]) -> Errno {
         assert_eq!(self.cookie(answer), COOKIE);
         let number = |at: usize| u32::from_be_bytes(answer[at..at + 4].try_into().unwrap());
@@ -602,7 +602,7 @@ fn context_data(name: &str, queries: &[&str]) -> Vec<u8> {
     [text(name), (queries.len() as u32).to_be_bytes().to_vec(), list].concat()
 }
 
-/// The option and the type of an answer that is one reply.
+/// The option and the type of a reply that consists of one message.
 fn only_reply(answer: &[u8]) -> (Opt, Rep) {
     let number = |at: usize| u32::from_be_bytes(answer[at..at + 4].try_into().unwrap());
     assert_eq!(answer[..8], NBD_REP_MAGIC.to_be_bytes());
@@ -625,5 +625,5 @@ const FORMS: [Form; 3] = [Form::Simple, Form::Structured, Form::Extended];
 /// Fixed newstyle, and no zeroes.
 const FLAGS: [u8; 4] = [0, 0, 0, 3];
 const COOKIE: u64 = 0x0123_4567_89ab_cdef;
-/// Of each export, in bytes.
+/// Size of each export, in bytes.
 const SIZE: u64 = 256 << 10;

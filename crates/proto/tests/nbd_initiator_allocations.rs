@@ -1,4 +1,4 @@
-//! An NBD initiator session allocates nothing per I/O once it has seen its usual depth.
+//! An NBD initiator session allocates nothing per I/O once it is warm.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod counted_initiator;
@@ -13,8 +13,8 @@ use counted_initiator::CountedInitiator;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A server without extensions that does all at once: a function of what comes to what it sends
-/// back.
+/// A server without extensions that completes all requests at once, as a function from the bytes
+/// that it receives to its reply.
 fn server() -> impl FnMut(&[u8]) -> Vec<u8> {
     let (mut unread, mut greeted, mut has_flags, mut is_ready) = (Vec::new(), false, false, false);
     move |bytes| {
@@ -44,7 +44,7 @@ fn server() -> impl FnMut(&[u8]) -> Vec<u8> {
     }
 }
 
-/// Whether transmission begins.
+/// Answers an option; returns whether transmission begins.
 fn answer_option(option: Opt, out: &mut Vec<u8>) -> bool {
     let mut reply = |reply_type: Rep, data: &[u8]| {
         let head = OptionReplyHead {
@@ -74,7 +74,7 @@ fn answer_option(option: Opt, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// What is behind the request and its payload.
+/// Answers a request; returns the bytes after the request's payload.
 fn answer<'a>(request: &Request, data: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
     let (command, len) = (Cmd(request.command.get()), request.length.get() as usize);
     let reply = SimpleReply { magic: NBD_SIMPLE_REPLY_MAGIC.into(), error: 0.into(), cookie: request.cookie };

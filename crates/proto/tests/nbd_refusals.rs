@@ -1,5 +1,5 @@
-//! Servers that refuse an option with an error that few send: what can be done without is done
-//! without, and the rest is a refusal in the server's own words.
+//! Servers that refuse an option with a rare error. The session continues without optional
+//! features; otherwise the refusal has the server's own message.
 
 use blockmux_proto::nbd::client::{
     HeaderFormat, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
@@ -9,7 +9,7 @@ use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::nbd::handshake::*;
 use std::time::Instant;
 
-/// Errors with nothing of their own in the session.
+/// Errors without special handling in the session.
 const ERRORS: [(Rep, &str); 4] = [
     (Rep::NBD_REP_ERR_PLATFORM, "NBD_REP_ERR_PLATFORM"),
     (Rep::NBD_REP_ERR_BLOCK_SIZE_REQD, "NBD_REP_ERR_BLOCK_SIZE_REQD"),
@@ -18,7 +18,7 @@ const ERRORS: [(Rep, &str); 4] = [
 ];
 
 #[test]
-fn what_can_be_done_without_is_done_without() {
+fn a_refused_optional_option_is_not_used() {
     for (error, name) in ERRORS {
         let mut client = Client::greeted(NbdSessionMode::Go);
         assert_eq!(client.asked(), Opt::NBD_OPT_EXTENDED_HEADERS, "{name}");
@@ -37,7 +37,7 @@ fn a_refused_context_leaves_a_session_without_block_status() {
     for (error, name) in ERRORS {
         let mut client = Client::greeted(NbdSessionMode::Go);
         client.answer(Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK, b"");
-        // What was selected before the error does not count.
+        // A selection before the error does not count.
         let set = Opt::NBD_OPT_SET_META_CONTEXT;
         client.answer(set, Rep::NBD_REP_META_CONTEXT, b"\0\0\0\x01base:allocation");
         client.answer(set, error, b"no");
@@ -49,7 +49,7 @@ fn a_refused_context_leaves_a_session_without_block_status() {
 }
 
 #[test]
-fn what_cannot_be_done_without_ends_the_session_with_the_servers_words() {
+fn a_refused_required_option_ends_the_session_with_the_servers_message() {
     for (mode, option, option_name) in [
         (NbdSessionMode::Go, Opt::NBD_OPT_GO, "NBD_OPT_GO"),
         (NbdSessionMode::Info, Opt::NBD_OPT_INFO, "NBD_OPT_INFO"),
@@ -62,25 +62,28 @@ fn what_cannot_be_done_without_ends_the_session_with_the_servers_words() {
                 client.answer(Opt::NBD_OPT_STRUCTURED_REPLY, Rep::NBD_REP_ERR_UNSUP, b"");
             }
             assert_eq!(client.asked(), option, "{name}");
-            // Sizes that come with the refusal are no description of the export.
+            // Sizes before the refusal do not describe the export.
             if mode != NbdSessionMode::List {
                 client.answer(option, Rep::NBD_REP_INFO, b"\0\x03\0\0\x10\0\0\0\x10\0\0\x10\0\0");
             }
             client.answer(option, error, b"not here,\nnot now");
             assert!(!client.session.is_ready() && client.session.is_over(), "{name}");
             assert!(matches!(client.session.demand(), Demand::Close), "{name}");
-            assert_eq!(client.asked(), Opt::NBD_OPT_ABORT, "{name}: it says goodbye");
+            assert_eq!(client.asked(), Opt::NBD_OPT_ABORT, "{name}: it sends NBD_OPT_ABORT");
             assert!(client.session.export().is_none() && client.session.exports().is_empty(), "{name}");
             let refusal = client.session.refusal().unwrap();
             assert_eq!(refusal.reply(), Some(error));
-            assert!(matches!(refusal, NbdHandshakeRefusal::Option { .. }) && !refusal.may_pass(), "{name}");
+            assert!(
+                matches!(refusal, NbdHandshakeRefusal::Option { .. }) && !refusal.is_retryable(),
+                "{name}"
+            );
             let line = format!("server refused {option_name} with {name}: not here, not now");
             assert_eq!(refusal.to_string(), line);
         }
     }
 }
 
-/// A session and what a server has seen of it.
+/// A session, and the bytes that it has sent to the server.
 struct Client {
     session: NbdInitiatorSession,
     sent: Vec<u8>,
@@ -106,7 +109,7 @@ impl Client {
         self.sent = self.session.outbox().take_bytes();
     }
 
-    /// The option that was sent last.
+    /// The last option that was sent.
     fn asked(&self) -> Opt {
         assert_eq!(self.sent[..8], *b"IHAVEOPT");
         Opt(u32::from_be_bytes(self.sent[8..12].try_into().unwrap()))

@@ -1,4 +1,4 @@
-//! An NVMe/TCP initiator session allocates nothing per I/O once it has seen its usual depth.
+//! An NVMe/TCP initiator session allocates nothing per I/O once it is warm.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod counted_initiator;
@@ -17,7 +17,7 @@ use counted_initiator::CountedInitiator;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// With so many bytes in a capsule.
+/// A session with this many bytes of in-capsule data.
 fn session(in_capsule: u32) -> NvmeTcpQueueSession {
     let name = |name| Nqn::new(name).unwrap();
     let config = QueueConfig {
@@ -40,7 +40,7 @@ fn session(in_capsule: u32) -> NvmeTcpQueueSession {
     NvmeTcpQueueSession::new(config, Digests::default(), Pool::new(16 << 20), Instant::now())
 }
 
-/// What a controller that does all at once sends back.
+/// The replies of a controller that completes all commands at once.
 fn answers(mut bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     while let Ok((common, _)) = CommonHeader::read_from_prefix(bytes) {

@@ -1,4 +1,4 @@
-//! An NVMe/TCP target session allocates nothing per I/O once it has seen its usual depth.
+//! An NVMe/TCP target session allocates nothing per I/O once it is warm.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod counted_target;
@@ -26,8 +26,8 @@ fn queue(digests: u8) -> (NvmeTcpTargetSession, NvmeTcpTargetSession) {
         volume: Arc::new(MemVolume::new(1 << 20)),
     };
     let exports = Exports::new(vec![export]);
-    let served = exports.served(VolumeId(0)).unwrap().clone();
-    let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
+    let volume_state = exports.volume_state(VolumeId(0)).unwrap().clone();
+    let namespace = Namespace::new(1, VolumeId(0), volume_state, false, VolumeUuid::of_texts(&["a"]));
     let subsystem = Subsystem::new(Nqn::new("nqn.t").unwrap(), "", vec![namespace], Vec::new());
     let node = Arc::new(NvmeNode::new(vec![Arc::new(subsystem)], Vec::new(), ""));
     let connected = |qid: u16, cntlid: u16| {
@@ -56,7 +56,7 @@ fn queue(digests: u8) -> (NvmeTcpTargetSession, NvmeTcpTargetSession) {
     (connected(1, 1), admin)
 }
 
-/// A command on 8 blocks from block 8 on that moves `len` bytes.
+/// A command for 8 blocks from block 8 on that transfers `len` bytes.
 fn command(opcode: u8, cid: u16, len: u32, in_capsule: bool) -> [u8; 64] {
     let mut sqe = [0; 64];
     (sqe[0], sqe[1], sqe[4]) = (opcode, 0x40, 1);
@@ -93,7 +93,7 @@ fn push_pdu(batch: &mut Vec<u8>, kind: u8, flags: u8, specific: &[u8], data: &[u
     }
 }
 
-/// Hands bytes in, and looks that they are answered with success.
+/// Passes bytes to the session, and checks that all replies report success.
 fn take(session: &mut NvmeTcpTargetSession, bytes: &[u8]) {
     assert_eq!(session.on_bytes(&Chunk::from_slice(bytes), Instant::now()), Ok(bytes.len()));
     let answer = session.outbox().take_bytes();
@@ -119,7 +119,7 @@ fn reads_and_writes_allocate_nothing() {
 }
 
 #[test]
-fn writes_that_are_asked_for_allocate_nothing() {
+fn solicited_writes_allocate_nothing() {
     let (session, _admin) = queue(0);
     let allocations = CountedTarget::new(session).run_asked_for(
         |bytes| push(bytes, &command(1, 9, 4096, false), &[], 0),

@@ -1,4 +1,4 @@
-//! Shows that READ, WRITE, SYNCHRONIZE CACHE and UNMAP of one range allocate nothing in the device
+//! Tests that READ, WRITE, SYNCHRONIZE CACHE and UNMAP of one range allocate nothing in the device
 //! server.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -10,7 +10,7 @@ use blockmux_proto::scsi::*;
 use blockmux_volume::{Completion, MemVolume, Memory, Op, Output, SgList, Tag};
 use std::sync::Arc;
 
-/// Walks a command to its end; the volume is this function.
+/// Executes a command; the function acts as the volume.
 fn run(server: &mut DeviceServer, cdb: &[u8], data_out: &SgList, data_in: &SgList) -> ScsiStatus {
     let command = Command {
         lun: Lun::new(0),
@@ -59,7 +59,7 @@ fn commands_on_one_range_allocate_nothing() {
         assert_eq!(run(&mut server, cdb, data_out, data_in), ScsiStatus::GOOD, "{cdb:x?}");
         assert_eq!(counting::of_this_thread() - before, 0, "{cdb:x?}");
     }
-    // The counter counts: INQUIRY makes its answer anew.
+    // The counter works: INQUIRY allocates its data.
     let before = counting::of_this_thread();
     run(&mut server, &[0x12, 0, 0, 0, 96, 0], &none, &none);
     assert_ne!(counting::of_this_thread() - before, 0);

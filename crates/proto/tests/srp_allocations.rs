@@ -1,5 +1,4 @@
-//! Sessions of SRP allocate nothing per I/O once they have seen their usual depth: the initiator's
-//! and the target's, which answers it.
+//! SRP sessions of both sides allocate nothing per I/O once they are warm.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 #[path = "../../volume/tests/counting/mod.rs"]
@@ -24,10 +23,10 @@ use std::time::Instant;
 const TARGET: SrpPortId = SrpPortId([2; 16]);
 const DEPTH: u32 = 16;
 const TURNS: usize = 200;
-/// Turns that do not count.
+/// Turns that are not counted.
 const WARM_UP: usize = 10;
 
-/// Both sides, and what is between them.
+/// Both sides, and the queue pairs between them.
 struct Pair {
     initiator: InitiatorSession,
     ours: Recorder,
@@ -35,12 +34,12 @@ struct Pair {
     theirs: Recorder,
     channel: Box<dyn Channel>,
     done: Vec<Completion>,
-    /// The initiator's memory by key.
+    /// The initiator's registered memory by key.
     open: Vec<(Stag, SgList)>,
     to_target: VecDeque<Seg>,
     to_initiator: VecDeque<Seg>,
     last_key: u32,
-    /// Of the initiator's side, and of the target's.
+    /// Number of allocations of the initiator, and of the target.
     allocations: [u64; 2],
 }
 
@@ -88,7 +87,7 @@ impl Pair {
         }
     }
 
-    /// Does something of one side; what that allocates counts.
+    /// Calls `act` for one side and counts its allocations.
     fn counted<T>(&mut self, side: usize, act: impl FnOnce(&mut Pair) -> T) -> T {
         let before = counting::of_this_thread();
         let result = act(self);
@@ -106,14 +105,14 @@ impl Pair {
 
     fn run(&mut self) {
         loop {
-            let moved = self.carry_ours() | self.carry_theirs() | self.do_io();
+            let moved = self.carry_to_target() | self.carry_to_initiator() | self.do_io();
             if !moved {
                 return;
             }
         }
     }
 
-    fn carry_ours(&mut self) -> bool {
+    fn carry_to_target(&mut self) -> bool {
         while let Some(work) = self.counted(0, |pair| pair.ours.next(&mut pair.initiator.connection(0), 1000))
         {
             match work {
@@ -141,7 +140,7 @@ impl Pair {
         self.tell_initiator(Event::Registered { id, remote });
     }
 
-    fn carry_theirs(&mut self) -> bool {
+    fn carry_to_initiator(&mut self) -> bool {
         let memory = |open: &[(Stag, SgList)], stag| {
             open.iter().find(|(own, _)| *own == stag).map(|(_, list)| list.clone()).expect("open memory")
         };
@@ -189,7 +188,7 @@ impl Pair {
 }
 
 #[test]
-fn sessions_that_move_data_in_every_way_allocate_nothing() {
+fn sessions_allocate_nothing_with_every_way_to_transfer_data() {
     let (room, data) = (Memory::from_heap(4096), Memory::from_heap(16_384));
     let mut pair = Pair::new();
     pair.run();

@@ -216,8 +216,8 @@ impl<Q: Provider, S: RdmaSession + Control> Control for Driven<Q, S> {
         self.changed_by(rank)
     }
 
-    fn look_at_path(&mut self) {
-        self.session_mut().look_at_path();
+    fn query_path_rank(&mut self) {
+        self.session_mut().query_path_rank();
     }
 
     fn on_stop(&mut self) {
@@ -277,12 +277,12 @@ impl<Q: Provider, S: Initiator> Initiator for Driven<Q, S> {
 }
 
 impl<Q: Provider, S: Overdue> Overdue for Driven<Q, S> {
-    fn look(&mut self) -> u32 {
-        self.session.look()
+    fn tick(&mut self) -> u32 {
+        self.session.tick()
     }
 
-    fn abort_overdue(&mut self, looks: u32) -> Option<&'static str> {
-        self.session_mut().abort_overdue(looks)
+    fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str> {
+        self.session_mut().abort_overdue(ticks)
     }
 }
 

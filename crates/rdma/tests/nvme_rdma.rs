@@ -35,7 +35,7 @@ impl ServedSubsystem {
         let volume = Arc::new(MemVolume::new(SIZE));
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let exports = Exports::new(vec![export]);
-        let served = exports.served(VolumeId(0)).unwrap().clone();
+        let served = exports.volume_state(VolumeId(0)).unwrap().clone();
         let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
         let subsystem = Subsystem::new(nqn("nqn.2026-11.test:disk"), "machine", vec![namespace], Vec::new());
         let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];

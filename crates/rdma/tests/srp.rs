@@ -1,5 +1,5 @@
-//! SRP, both sides over the provider in memory: the initiator's channels, the target's, and a
-//! volume behind it.
+//! SRP sessions of both sides over the in-memory provider: the channels of initiator and target,
+//! and a volume.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -42,7 +42,7 @@ impl Served {
         Served { node: Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access }])), exports }
     }
 
-    /// The target's end of a connection that an initiator asks for, and the initiator's.
+    /// Creates a connection for an initiator's endpoint: the target's end, and the initiator's.
     fn connect(&self, endpoint: &Endpoint) -> (Server, Loopback) {
         let now = Instant::now();
         let session = TargetSession::new(self.node.clone(), Pool::new(512 << 20), Arc::new(|| {}), now);
@@ -54,7 +54,7 @@ impl Served {
     }
 }
 
-/// A channel at the target and its volume: the smallest possible engine.
+/// A channel at the target with its volume: a minimal engine.
 struct Server {
     driven: Driven<Loopback, TargetSession>,
     channel: Box<dyn Channel>,
@@ -161,7 +161,7 @@ fn commands_on_several_channels_complete_once_each() {
 }
 
 #[test]
-fn a_channel_that_is_lost_takes_the_session_with_it() {
+fn a_lost_channel_ends_the_session() {
     let mut host = Host::new(2);
     assert!(!host.session.on_lost(1, Instant::now()));
     host.write(1, 0, &[5; 4096]);
@@ -178,7 +178,7 @@ fn a_session_that_stops_logs_out_on_every_channel() {
 }
 
 #[test]
-fn a_channel_that_is_lost_at_any_point_gives_its_commands_back() {
+fn a_channel_lost_at_any_point_hands_its_commands_back() {
     for pieces in 0..24 {
         let mut host = Host::new(1);
         host.session.queue_pair().cut_after(pieces);

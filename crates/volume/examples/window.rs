@@ -1,8 +1,8 @@
-//! A part of another volume, as a partition is: the worked example of
+//! A part of another volume, like a partition: the worked example of
 //! `docs/internals/write-a-volume.md`.
 //!
 //! `cargo run -p blockmux-volume --example window --features conformance` runs the conformance
-//! suite on it, and is silent if it holds.
+//! suite on it, and prints nothing if it passes.
 
 use blockmux_volume::conformance::{self, Harness};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, MemVolume, Tag, Volume, VolumeInfo, Waker};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// A part of another volume.
 pub struct Window {
     inner: Arc<dyn Volume>,
-    /// Where it begins in `inner`, in bytes.
+    /// Start of the part in `inner`, in bytes.
     start: u64,
     info: VolumeInfo,
 }
@@ -27,7 +27,8 @@ impl Window {
         if start.checked_add(size).is_none_or(|end| end > whole.size) {
             return Err(IoError::OutOfRange);
         }
-        // Only from a multiple of the physical block are aligned requests aligned below, too.
+        // Aligned requests are aligned in `inner` only if the start is a multiple of the physical
+        // block.
         let (logical, physical) = (whole.logical_block.into(), whole.physical_block.into());
         if !start.is_multiple_of(physical) || !size.is_multiple_of(logical) {
             return Err(IoError::Misaligned);
@@ -55,7 +56,7 @@ struct WindowChannel {
     inner: Box<dyn Channel>,
     start: u64,
     info: VolumeInfo,
-    /// Completions of requests that never went below.
+    /// Completions of requests that were not passed on.
     refused: Vec<Completion>,
 }
 
@@ -100,12 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_a_volume() {
+    fn a_window_conforms() {
         conformance::run(&mut Harness::on_test_core(window(Arc::new(MemVolume::new(64 << 20)))));
     }
 
     #[test]
-    fn a_window_of_a_slow_volume_wakes_who_waits() {
+    fn a_window_of_a_slow_volume_wakes_its_user() {
         let ms = Duration::from_millis(1);
         let delays = Delays { read: ms, write: 3 * ms, flush: 2 * ms };
         let slow = DelayVolume::new(Arc::new(MemVolume::new(64 << 20)), delays);
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beside_the_window_stays() {
+    fn data_outside_the_window_is_not_changed() {
         let whole: Arc<dyn Volume> = Arc::new(MemVolume::new(64 << 20));
         conformance::run(&mut Harness::on_test_core(window(whole.clone())));
         let mut client = Harness::on_test_core(whole).client(1).unwrap();
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_quotes_this_file() {
+    fn the_guide_quotes_this_file() {
         let page = include_str!("../../../docs/internals/write-a-volume.md");
         let quotes: Vec<&str> =
             page.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();

@@ -54,8 +54,8 @@ impl PeerAccount {
         usize::try_from(moved).unwrap_or(usize::MAX)
     }
 
-    /// Whether the peer has sent or acknowledged as much as its requests were ever granted buffers
-    /// for. Replies in the socket's send buffer do not count.
+    /// Whether the peer has sent or acknowledged all data for which its requests were ever granted
+    /// buffers. Replies in the socket's send buffer do not count.
     pub(crate) fn has_taken_all(&self) -> bool {
         self.granted_bytes.get() <= self.moved_bytes.get()
     }
@@ -144,7 +144,7 @@ impl PeerAccount {
         self.wanted_bytes.set(0);
     }
 
-    /// Its progress counts from here.
+    /// Starts to count its progress anew.
     pub(crate) fn stall(&self) {
         self.is_stalled.set(true);
         self.moved_before_bytes.set(self.moved_bytes.get());

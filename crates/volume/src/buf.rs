@@ -16,7 +16,7 @@ pub(crate) use caches::settle_streams;
 
 use crate::account::PeerAccount;
 use crate::crc32c::Crc32c;
-use crate::pool::Home;
+use crate::pool::PoolHandle;
 use crate::registration::{LocalKey, ProtectionDomain, Registration, RegistrationError, Registrations};
 use crate::volume::Populated;
 use memmap2::MmapMut;
@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Owner of the memory of [`Pages`].
 ///
-/// Dropping it frees the memory; no [`Seg`] of it is left then.
+/// Dropping it frees the memory; by then no [`Seg`] refers to it.
 pub trait Backing: Send + Sync {
     /// Returns the range to the system such that it reads as zeroes afterwards, or returns `false`
     /// and does nothing. Offset and length are in bytes and arbitrary; an implementation may
@@ -97,9 +97,9 @@ impl Pages {
         self.len == 0
     }
 
-    /// Makes the range read as zeroes. Returns whole pages to the system if possible; memory
-    /// registered with a device is cleared instead, because the device would go on using the old
-    /// pages.
+    /// Makes the range read as zeroes. Returns whole pages to the system if possible. Memory
+    /// registered with a device is cleared instead, because the device would continue to use the
+    /// old pages.
     ///
     /// # Panics
     /// If the range is out of bounds.
@@ -180,7 +180,7 @@ enum Source {
     },
     /// `account` is charged until the memory is returned.
     Pool {
-        home: Home,
+        pool: PoolHandle,
         account: Cell<Option<Rc<PeerAccount>>>,
         _heap: Heap,
     },
@@ -205,10 +205,10 @@ impl Memory {
     }
 
     /// Memory that returns to its pool when the last handle is dropped; `None` if out of memory.
-    pub(crate) fn for_pool(len: usize, home: Home) -> Option<Memory> {
+    pub(crate) fn for_pool(len: usize, pool: PoolHandle) -> Option<Memory> {
         let heap = Heap::try_aligned(len).ok()?;
         let start = heap.start;
-        let source = Source::Pool { home, account: Cell::new(None), _heap: heap };
+        let source = Source::Pool { pool, account: Cell::new(None), _heap: heap };
         Some(Memory::over(start, len, source))
     }
 
@@ -273,9 +273,9 @@ impl Clone for Memory {
 impl Drop for Memory {
     #[inline]
     fn drop(&mut self) {
-        if let Source::Pool { home, .. } = &self.0.source
+        if let Source::Pool { pool, .. } = &self.0.source
             && self.is_only_handle()
-            && let Some(pool) = home.upgrade()
+            && let Some(pool) = pool.upgrade()
         {
             pool.put(Memory(Rc::clone(&self.0)));
         }
@@ -333,8 +333,8 @@ impl Seg {
     #[inline]
     pub(crate) fn add_private(&self, crc: &mut Crc32c) -> bool {
         if self.is_private() {
-            // SAFETY: in bounds and initialized; such memory never leaves this thread, which writes
-            // none of it while it sums.
+            // SAFETY: in bounds and initialized; such memory never leaves this thread, which does
+            // not write to it during the sum.
             crc.add(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) });
         }
         self.is_private()
@@ -436,8 +436,8 @@ impl std::fmt::Debug for Seg {
 
 /// A receive buffer: `[ taken | unread | spare ]`.
 ///
-/// Only the receiver writes the spare part. Filled bytes are not written again while they can be
-/// seen, so that parsers read them as a slice and borrow segments of them without a copy.
+/// Only the receiver writes the spare part. Filled bytes are not overwritten while any handle can
+/// read them, so parsers read them as a slice and borrow segments of them without a copy.
 pub struct Chunk {
     memory: Memory,
     /// End of the taken part, start of the unread part.
@@ -505,7 +505,7 @@ impl Chunk {
     /// The spare part, to receive into; call [`Chunk::fill`] with the number of bytes received.
     #[inline]
     pub fn spare(&mut self) -> &mut [u8] {
-        // SAFETY: in bounds and initialized; nobody else has a view behind `filled` (see
+        // SAFETY: in bounds and initialized; no other handle reaches beyond `filled` (see
         // `recycle`).
         unsafe {
             std::slice::from_raw_parts_mut(
@@ -538,7 +538,7 @@ impl Chunk {
         self.memory.len()
     }
 
-    /// Whether nothing is unread or borrowed, so that another connection could use the buffer.
+    /// Whether no byte is unread or borrowed, so that another connection could use the buffer.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.taken == self.filled && self.memory.is_only_handle()
@@ -559,7 +559,7 @@ impl Chunk {
             return false;
         }
         let len = self.filled - self.taken;
-        // SAFETY: in bounds; nobody else has a view, and `copy_from` allows overlap.
+        // SAFETY: in bounds; there is no other handle, and `copy_from` allows overlap.
         unsafe {
             let start = self.memory.0.start.as_ptr();
             start.copy_from(start.add(self.taken), len);
@@ -582,7 +582,7 @@ struct Heap {
     start: NonNull<u8>,
     _memory: Allocated,
 }
-// SAFETY: it is only an address and what frees it.
+// SAFETY: it holds only an address and the means to free it.
 unsafe impl Send for Heap {}
 // SAFETY: as above.
 unsafe impl Sync for Heap {}
@@ -615,7 +615,7 @@ impl Heap {
     /// A page-aligned buffer of `len` bytes, or the layout that could not be allocated.
     fn try_aligned(len: usize) -> Result<Heap, Layout> {
         let layout = Layout::from_size_align(len.max(1), PAGE).expect("a buffer fits the address space");
-        if len >= UNTOUCHED {
+        if len >= MAPPED_MIN {
             let mut pages = MmapMut::map_anon(len).map_err(|_| layout)?;
             let start = NonNull::new(pages.as_mut_ptr()).ok_or(layout)?;
             return Ok(Heap { start, _memory: Allocated::Mapped { _pages: pages } });
@@ -629,16 +629,16 @@ impl Heap {
 /// Alignment that direct I/O and page-wise release need on supported platforms.
 const PAGE: usize = 4096;
 /// Blocks of at least this many bytes are mapped from the system, so that unused pages cost
-/// nothing. The allocator does so at first, too, but once such a block was freed it keeps blocks of
-/// that size, and clears all of the next one.
-const UNTOUCHED: usize = 256 << 10;
+/// nothing. The allocator maps them, too, until such a block was freed; after that it caches blocks
+/// of this size, and clears the whole next one.
+const MAPPED_MIN: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_starts_over_only_when_nothing_is_lent() {
+    fn a_chunk_is_recycled_only_when_nothing_is_borrowed() {
         let mut chunk = Chunk::new(Memory::from_heap(8));
         chunk.extend(b"abcdef");
         let lent = chunk.lend(1, 2);
@@ -651,7 +651,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "writable")]
-    fn what_a_chunk_lent_cannot_be_written() {
+    fn memory_borrowed_from_a_chunk_is_read_only() {
         let chunk = Chunk::from_slice(b"abc");
         chunk.lend(0, 3).copy_from(b"x");
     }
@@ -667,7 +667,7 @@ mod tests {
         assert!(bytes[100..100 + 2 * PAGE].iter().all(|&b| b == 0));
     }
     #[test]
-    fn pages_that_a_device_reaches_are_not_given_back() {
+    fn pages_registered_with_a_device_are_not_released() {
         struct Counting {
             _heap: Heap,
             releases: Arc<AtomicUsize>,
@@ -678,8 +678,8 @@ mod tests {
                 false
             }
         }
-        struct Device;
-        impl ProtectionDomain for Device {
+        struct AnyDevice;
+        impl ProtectionDomain for AnyDevice {
             fn register(&self, _start: NonNull<u8>, _len: usize) -> Result<LocalKey, RegistrationError> {
                 Ok(LocalKey(1))
             }
@@ -690,7 +690,7 @@ mod tests {
             Pages::over(heap.start, 2 * PAGE, Box::new(Counting { _heap: heap, releases: releases.clone() }));
         let seg = Memory::from_pages(&pages).seg(0, 2 * PAGE);
         pages.zero(0, PAGE);
-        let domain: Arc<dyn ProtectionDomain> = Arc::new(Device);
+        let domain: Arc<dyn ProtectionDomain> = Arc::new(AnyDevice);
         seg.local_key(&domain).unwrap();
         seg.copy_from(&[7; 2 * PAGE]);
         pages.zero(0, PAGE);

@@ -1,9 +1,9 @@
 //! CRC-32C (Castagnoli): digests of iSCSI and NVMe/TCP, frames of iWARP, and blocks of the bench.
 //!
-//! The crate below detects and uses the CPU's instructions.
+//! The `crc-fast` crate detects and uses the CPU's instructions.
 //!
-//! Private memory is summed in place. Shared memory, which another core may change meanwhile, is
-//! first copied block by block, so that each block is in the L1 cache when it is summed.
+//! Private memory is summed in place. Shared memory may be changed by another core at any time, so
+//! it is copied first, block by block: each block is then in the L1 cache when it is summed.
 
 use crate::buf::Seg;
 use crate::sg_list::SgList;
@@ -34,7 +34,8 @@ impl Crc32c {
         self.0 = digest.finalize() as u32;
     }
 
-    /// Adds the bytes of a segment. If they change meanwhile, the checksum covers a mix of both.
+    /// Adds the bytes of a segment. If they change concurrently, the checksum covers a mix of old
+    /// and new bytes.
     #[inline]
     pub fn add_seg(&mut self, seg: &Seg) {
         if seg.add_private(self) {
@@ -85,7 +86,7 @@ fn blocks(len: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len).step_by(BLOCK).map(move |at| (at, BLOCK.min(len - at)))
 }
 
-/// In bytes; small enough for the stack and, twice, for the L1 cache.
+/// Length of a block in bytes; two of them fit in the L1 cache, and one on the stack.
 const BLOCK: usize = 8192;
 
 #[cfg(test)]
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_every_length_are_those_of_the_definition() {
+    fn checksums_of_every_length_match_the_definition() {
         let bytes = bytes(20_000);
         for len in (0..1100).chain([4095, 4096, 4097, 8192, 20_000]) {
             assert_eq!(Crc32c::of(&bytes[..len]).value(), bitwise(&bytes[..len]), "{len}");
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_goes_on_wherever_the_bytes_are_cut() {
+    fn a_checksum_is_the_same_for_any_split() {
         let bytes = bytes(2000);
         let whole = Crc32c::of(&bytes);
         for cut in (0..300).chain([511, 512, 1024, 1999, 2000]) {
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_the_sum_of_its_bytes_whoever_shares_it() {
+    fn private_and_shared_memory_have_the_checksum_of_their_bytes() {
         let bytes = bytes(3 * BLOCK + 5);
         let pages = Pages::from_heap(bytes.len());
         let shared = Memory::from_pages(&pages).seg(0, bytes.len());

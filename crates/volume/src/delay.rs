@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delayed_volume_is_a_volume() {
+    fn a_delayed_volume_conforms() {
         conformance::run(&mut Harness::on_test_core(delayed()));
     }
 

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_matching_request_it_is_a_volume_like_any() {
+    fn a_volume_without_matching_requests_conforms() {
         let volume =
             faulty(Fault { offset: 40 << 20, ops: OpSet::NONE.with(OpKind::Read), ..Fault::default() });
         conformance::run(&mut Harness::on_test_core(Arc::new(volume)));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_kinds_named_fail() {
+    fn only_the_named_operations_fail() {
         let volume = faulty(Fault { ops: OpSet::NONE.with(OpKind::Flush), ..Fault::default() });
         assert_eq!(failing(&volume, Op::Read, 4), [0; 0]);
         assert_eq!(failing(&volume, Op::Flush, 2), [0, 1]);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_does_not_fit_fails_for_its_own_reason() {
+    fn an_invalid_request_fails_with_its_own_error() {
         let mut harness = Harness::on_test_core(Arc::new(faulty(Fault::default())));
         let mut client = harness.client(1).unwrap();
         let error = client.call(Io::new(Tag(1), Op::Read, 40 << 20, 512)).unwrap().unwrap_err();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_repeats_with_the_seed_and_differs_between_channels() {
+    fn random_faults_repeat_with_the_seed_and_differ_between_channels() {
         let fault = Fault { when: FaultWhen::PerMillion(300_000), seed: 9, ..Fault::default() };
         let (first, second) = (faulty(fault), faulty(fault));
         let failed = failing(&first, Op::Read, 1000);

@@ -1,14 +1,15 @@
-//! One request to a volume and its completion.
+//! A request to a volume, and its completion.
 
 use crate::sg_list::SgList;
 
-/// Chosen by the submitter, unique among its I/O in flight on one channel.
+/// Identifies a request, chosen by the submitter; unique among its requests in flight on one
+/// channel.
 ///
 /// It is the submitter's own slot number and never a peer's ITT, CID or cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u64);
 
-/// What to do.
+/// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Read `len` bytes.
@@ -18,13 +19,14 @@ pub enum Op {
         /// Force unit access: complete only once the data is on stable storage.
         fua: bool,
     },
-    /// Make every write that completed before this was submitted, on any channel, stable. No range.
+    /// Make all writes stable that completed before this was submitted, on any channel. Has no
+    /// range.
     Flush,
     /// Make the range read as zeroes.
     WriteZeroes {
-        /// As for a write.
+        /// Force unit access, as for a write.
         fua: bool,
-        /// The blocks may be given back to the storage below; else they stay provisioned.
+        /// The blocks may be deallocated; otherwise they stay provisioned.
         may_unmap: bool,
         /// Fail with [`IoError::Unsupported`], changing nothing, rather than write zeroes block by
         /// block.
@@ -32,12 +34,12 @@ pub enum Op {
     },
     /// The content is no longer needed; what the range reads as afterwards is undefined.
     Discard {
-        /// As for a write.
+        /// Force unit access, as for a write.
         fua: bool,
     },
-    /// The range will be read soon. A hint.
+    /// A hint that the range will be read soon.
     Prefetch,
-    /// Which parts of the range are allocated; completes with [`Output::Extents`].
+    /// Query which parts of the range are allocated; completes with [`Output::Extents`].
     BlockStatus,
 }
 
@@ -48,23 +50,23 @@ impl Op {
         matches!(self, Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. })
     }
 
-    /// Whether data moves, which bounds the length by [`crate::MAX_TRANSFER`].
+    /// Whether the operation transfers data, so that [`crate::MAX_TRANSFER`] limits its length.
     #[must_use]
     pub fn moves_data(self) -> bool {
         matches!(self, Op::Read | Op::Write { .. })
     }
 }
 
-/// One request.
+/// A request.
 #[derive(Clone, Debug)]
 pub struct Io {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub tag: Tag,
-    /// What to do.
+    /// The operation.
     pub op: Op,
-    /// In bytes, a whole number of logical blocks.
+    /// Offset in bytes, a whole number of logical blocks.
     pub offset: u64,
-    /// In bytes, a whole number of logical blocks; 0 for a flush.
+    /// Length in bytes, a whole number of logical blocks; 0 for a flush.
     pub len: u64,
     /// Write data, or the buffer of a read, `len` bytes. A read with `None` gets memory of the
     /// volume (zero-copy) or of the core's pool.
@@ -92,11 +94,11 @@ impl Io {
 /// A run of blocks with the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// In bytes, not 0.
+    /// Length in bytes, not 0.
     pub len: u64,
-    /// Not allocated: a write may need new space.
+    /// The blocks are not allocated: a write may need new space.
     pub hole: bool,
-    /// Reads as zeroes; `false` means not known.
+    /// The blocks read as zeroes; `false` means not known.
     pub zero: bool,
 }
 
@@ -108,10 +110,10 @@ impl Extent {
     }
 }
 
-/// Result of a completed request.
+/// The result of a successful request.
 #[derive(Clone, Debug, Default)]
 pub enum Output {
-    /// Nothing: a write, flush, discard, or a hint.
+    /// No output: the result of a write, a flush, a discard or a hint.
     #[default]
     Nothing,
     /// The data of a read, `len` bytes: the request's own list, or memory borrowed until it is
@@ -134,12 +136,12 @@ impl Output {
     }
 }
 
-/// Exactly one for every submitted [`Io`], in any order.
+/// The completion of a request. Each submitted [`Io`] has exactly one; the order is arbitrary.
 #[derive(Debug)]
 pub struct Completion {
     /// The request's tag.
     pub tag: Tag,
-    /// The result, or why it failed.
+    /// The output, or the error.
     pub result: Result<Output, IoError>,
 }
 

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_has_what_was_put_in() {
+    fn a_set_contains_the_kinds_added_to_it() {
         let set = OpSet::NONE.with(OpKind::BlockStatus).with(OpKind::Read);
         assert_eq!(set.to_string(), "read+status");
         assert!(OpKind::ALL.into_iter().all(|kind| OpSet::ALL.has(kind) && !OpSet::NONE.has(kind)));

@@ -176,7 +176,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     #[test]
-    fn a_logged_volume_is_a_volume_and_every_request_has_two_records() {
+    fn a_logged_volume_conforms_and_every_request_has_two_records() {
         let balance = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let counters = balance.clone();
         let sink = move |record: &LogRecord| match record.event {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn records_read_as_lines() {
+    fn records_are_formatted_as_lines() {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let written = lines.clone();
         let sink = move |record: &LogRecord| written.lock().unwrap().push(record.to_string());

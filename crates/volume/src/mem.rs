@@ -1,14 +1,15 @@
 //! A volume in RAM.
 //!
-//! A read without a buffer borrows the volume's own memory. Blocks never written, or zeroed or
-//! discarded in whole units, are holes: they use no memory, and block status reports them.
+//! A read without a buffer borrows the volume's own memory. Blocks that were never written, or were
+//! zeroed or discarded in whole units, are holes: they use no memory, and block status reports
+//! them.
 //!
 //! Writes use streaming stores: a volume is larger than the CPU's caches, and fetching the
 //! overwritten lines would double the time. One fence makes a batch of writes visible before any of
 //! it is read or completes.
 //!
-//! A request to zero much of the volume is done in parts, so that other requests of the core are
-//! served in between.
+//! A request to zero a long range is done in parts, so that other requests of the core are executed
+//! in between.
 
 use crate::block_sizes::BlockSizes;
 use crate::buf::{Memory, Pages, Seg, settle_streams};
@@ -91,8 +92,7 @@ impl Volume for MemVolume {
         }
         let was = self.shared.size.swap(size, Ordering::AcqRel);
         if size < was {
-            // When the volume grows again this part reads as zeroes, and until then it uses no
-            // memory.
+            // This part reads as zeroes when the volume grows again, and uses no memory until then.
             self.shared.zero(size, was - size, true);
         }
         Ok(size)
@@ -114,17 +114,17 @@ struct MemChannel {
     shared: Arc<Shared>,
     /// This core's handle: reads borrow through it, so that cores share no reference count.
     memory: Memory,
-    /// What was submitted since the last poll.
+    /// Requests submitted since the last poll.
     pending: Vec<Io>,
-    /// The rest of zeroing requests that are done in parts.
+    /// The remaining parts of zeroing requests.
     zeroing: VecDeque<Io>,
     waker: Waker,
-    /// Invalid requests.
+    /// Completions of invalid requests.
     refused: Vec<Completion>,
 }
 
 impl Channel for MemChannel {
-    /// Only queues: requests submitted together are done together, by the next poll.
+    /// Queues the request: requests submitted together are executed together, by the next poll.
     #[inline]
     fn submit(&mut self, io: Io) {
         match self.shared.info.check_within(&io, self.shared.size()) {
@@ -166,8 +166,8 @@ impl Channel for MemChannel {
 }
 
 impl MemChannel {
-    /// Zeroes the next part of the oldest such request. The volume may have shrunk: what is beyond
-    /// its end reads as zeroes already.
+    /// Zeroes the next part of the oldest zeroing request. If the volume has shrunk, the range
+    /// beyond its end reads as zeroes already.
     #[cold]
     fn zero_part(&mut self, done: &mut Vec<Completion>) {
         let Some(io) = self.zeroing.front_mut() else { return };
@@ -192,7 +192,7 @@ impl MemChannel {
         self.memory.seg(io.offset as usize, io.len as usize)
     }
 
-    /// Does a request that was checked; RAM cannot fail.
+    /// Executes a checked request; RAM cannot fail.
     #[inline]
     fn execute(&self, io: Io) -> Output {
         match io.op {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_was_resized_is_a_volume() {
+    fn a_resized_volume_conforms() {
         conformance::run(&mut Harness::on_test_core(resized(&[48 << 20])));
         conformance::run(&mut Harness::on_test_core(resized(&[5 << 20, 40 << 20])));
     }
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [Tag(2)], "others go on meanwhile");
         let mut parts = 1;
         while done.len() < 2 {
-            assert_eq!(core.ready().pop(), Some(7), "who waits is woken");
+            assert_eq!(core.ready().pop(), Some(7), "the waiting user is woken");
             channel.poll(&mut done);
             parts += 1;
         }
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_cannot_be_changes_nothing() {
+    fn an_invalid_size_changes_nothing() {
         let volume = resized(&[]);
         assert!(matches!(volume.resize(Resize::Bytes(0)), Err(ResizeError::BadSize { .. })));
         assert!(matches!(volume.resize(Resize::Bytes(1 << 20 | 1)), Err(ResizeError::BadSize { .. })));

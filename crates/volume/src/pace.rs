@@ -66,7 +66,7 @@ impl<P: Pace> PacedChannel<P> {
         }
     }
 
-    fn pass_on_what_is_due(&mut self) {
+    fn submit_due(&mut self) {
         let now = self.core.now();
         if self.armed.is_some_and(|armed| armed <= now) {
             self.armed = None;
@@ -99,7 +99,7 @@ impl<P: Pace> Channel for PacedChannel<P> {
     fn poll(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.done);
         if self.next_due().is_some() {
-            self.pass_on_what_is_due();
+            self.submit_due();
             self.arm();
         }
         self.inner.poll(done);

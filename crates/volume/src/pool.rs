@@ -1,19 +1,20 @@
-//! A core's buffers: taken by size, given back by dropping.
+//! A core's buffers, allocated by size and returned by dropping them.
 //!
-//! Sizes are powers of two from 4 KiB to [`MAX_TRANSFER`], page-aligned, so that direct I/O can use
-//! them. What is given back is kept for the next taker, up to a limit; what is out is counted
-//! against the pool's limit, which bounds the memory that all peers of a core can make it hold.
+//! Sizes are powers of two from 4 KiB to [`MAX_TRANSFER`], page-aligned for direct I/O. Returned
+//! buffers are cached for reuse, up to a limit. Buffers in use count against the pool's limit,
+//! which bounds the memory that all peers of a core can make it hold.
 //!
-//! How long payload stays out is up to peers: one may send the rest of a write, or take the data
-//! that it asked for, as late as it likes. So each peer has an account ([`Pool::for_peer`]), and
-//! what it gets depends on what is free, on what it holds and on what it has moved so far
+//! A peer decides how long its payload buffers are in use: it may send the rest of a write, or read
+//! its data, as late as it likes. So each peer has an account ([`Pool::for_peer`]), and its share
+//! depends on the free memory, on the memory that it holds and on the data that it has transferred
 //! (`docs/decisions/0033-fair-shares-of-buffers.md`):
 //!
 //! ```text
 //!   0                          3/8                        3/4            limit
 //!   │ any peer                  │ peers that move data     │ receive buffers │
 //! ```
-//! With the last quarter, connections can always receive, and so notice that their peer has gone.
+//! The last quarter lets connections always receive, so they notice when their peer has
+//! disconnected.
 
 use crate::account::PeerAccount;
 use crate::buf::Memory;
@@ -33,12 +34,12 @@ pub struct Pool {
     account: Option<Rc<PeerAccount>>,
 }
 
-pub(crate) type Home = Weak<Inner>;
+pub(crate) type PoolHandle = Weak<Inner>;
 
 pub(crate) struct Inner {
     free: [RefCell<Vec<Memory>>; CLASSES],
     out_bytes: Cell<usize>,
-    /// Bytes of those that hold payload.
+    /// Bytes of buffers in use for payload.
     payload_out_bytes: Cell<usize>,
     /// The account charged for payload that belongs to no peer.
     nobody: Rc<PeerAccount>,
@@ -60,7 +61,7 @@ pub(crate) struct Inner {
     /// Peers that hold memory without transferring data, and some that did.
     stalled: RefCell<Vec<Rc<PeerAccount>>>,
     /// Addresses of evicted peers.
-    suspects: RefCell<BTreeSet<IpAddr>>,
+    evicted_addresses: RefCell<BTreeSet<IpAddr>>,
 }
 
 /// Peers that wait for buffers of one size.
@@ -71,8 +72,8 @@ struct Waiting {
     last_checked: Ticket,
 }
 
-/// Rank of a waiting peer: no peer at its address was evicted; it had transferred all that it was
-/// granted when it started to wait; when that was.
+/// Rank of a waiting peer: whether no peer at its address was evicted; whether it had transferred
+/// all data that it was granted buffers for; and when it started to wait.
 type Ticket = (bool, bool, u64);
 
 impl Waiting {
@@ -125,7 +126,7 @@ impl Pool {
             promised_bytes: Cell::new(0),
             favours_newest: Cell::new(false),
             stalled: RefCell::default(),
-            suspects: RefCell::default(),
+            evicted_addresses: RefCell::default(),
         };
         Pool { inner: Rc::new(inner), account: None }
     }
@@ -216,7 +217,7 @@ impl Pool {
             let number = self.inner.tickets.get() + 1;
             self.inner.tickets.set(number);
             let is_suspect =
-                account.origin.is_some_and(|origin| self.inner.suspects.borrow().contains(&origin));
+                account.origin.is_some_and(|origin| self.inner.evicted_addresses.borrow().contains(&origin));
             let ticket = (!is_suspect, account.has_taken_all(), number);
             self.inner.waiting[class_of(size)].borrow_mut().peers.insert(ticket, account.clone());
             self.inner.waiting_count.set(self.inner.waiting_count.get() + 1);
@@ -224,7 +225,8 @@ impl Pool {
         self.inner.evict_stalled();
     }
 
-    /// Ends the turn of this handle's peer: what was reserved for it and not taken becomes free.
+    /// Ends the turn of this handle's peer: memory that was reserved for it and not allocated
+    /// becomes free.
     #[inline]
     pub fn end_turn(&self) {
         if let Some(account) = self.account().filter(|account| account.promised_bytes.get() > 0) {
@@ -267,7 +269,8 @@ impl Pool {
         self.inner.limit_bytes / 8
     }
 
-    /// Whether the next long payload may have to wait, so that peers should hold only little.
+    /// Whether the next long payload may have to wait, so that peers should hold only little
+    /// memory.
     #[inline]
     #[must_use]
     pub fn is_short(&self) -> bool {
@@ -311,8 +314,8 @@ impl Pool {
     /// be trimmed.
     #[inline]
     #[must_use]
-    pub fn has_shed_much(&self) -> bool {
-        self.inner.shed_bytes.get() >= MUCH_BYTES
+    pub fn should_trim(&self) -> bool {
+        self.inner.shed_bytes.get() >= TRIM_BYTES
     }
 
     /// The heap was trimmed.
@@ -320,7 +323,7 @@ impl Pool {
         self.inner.shed_bytes.set(0);
     }
 
-    /// The most bytes in use.
+    /// The limit of bytes in use.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
         self.inner.limit_bytes
@@ -334,15 +337,15 @@ impl Inner {
         self.limit_bytes - self.limit_bytes / 4
     }
 
-    /// What is left of payload's share. Receive buffers are not counted: they come and go with each
-    /// turn of peers that wait for payload.
+    /// The free part of payload's share. Receive buffers are not counted: peers that wait for
+    /// payload allocate and return them in each turn.
     #[inline]
     fn free_bytes(&self) -> usize {
         self.payload_bytes().saturating_sub(self.payload_out_bytes.get())
     }
 
-    /// Whether a buffer of `size` bytes may be allocated to the peer of `account`, by what is free
-    /// now.
+    /// Whether the free memory suffices to allocate a buffer of `size` bytes to the peer of
+    /// `account`.
     #[inline]
     fn admits(&self, account: Option<&PeerAccount>, size: usize) -> Admission {
         let own = account.map_or(0, |account| account.promised_bytes.get());
@@ -354,7 +357,7 @@ impl Inner {
         let Some(account) = account else { return Admission::Granted };
         let held = account.held_bytes();
         let after = held + size;
-        // A second buffer only if others can still have as much.
+        // A second buffer is granted only if others could still get one of this size.
         if held > 0 && after + size > free {
             return if held >= most / 8 { Admission::OverShare } else { Admission::Full };
         }
@@ -378,7 +381,7 @@ impl Inner {
         if free - size >= left_to_proven { Admission::Granted } else { Admission::Full }
     }
 
-    /// Releases what was reserved for that peer.
+    /// Releases the memory that was reserved for that peer.
     fn end_promise(&self, account: &PeerAccount) {
         let promised = account.promised_bytes.replace(0);
         self.promised_bytes.set(self.promised_bytes.get() - promised);
@@ -391,17 +394,18 @@ impl Inner {
             && self.waiting[..class_of(size)].iter().any(|class| class.borrow().peers.values().any(is_less))
     }
 
-    /// A buffer of `size` bytes was returned: wakes the peers that could have one now, those that
-    /// wait for less first. Among peers that wait for the same size, every other time the newest of
-    /// the highest rank is first, else it is round-robin. So neither a crowd of older peers that
-    /// transfer nothing blocks newcomers, nor a crowd of newcomers those that wait long.
+    /// A buffer of `size` bytes was returned: wakes the peers that could allocate now, those with
+    /// the smallest request first. Among peers that wait for the same size, the newest of the
+    /// highest rank and the next one round-robin are tried first alternately. So neither a crowd of
+    /// older peers that transfer nothing can block new ones, nor a crowd of new ones those that
+    /// have waited long.
     #[cold]
     fn wake_waiting(&self, size: usize) {
         let mut left = size;
         for class in &self.waiting {
-            let looks = class.borrow().peers.len().min(CHECKS_PER_BUFFER);
-            for look in 0..looks {
-                let is_newest = look == 0 && self.favours_newest.get();
+            let checks = class.borrow().peers.len().min(CHECKS_PER_BUFFER);
+            for nth in 0..checks {
+                let is_newest = nth == 0 && self.favours_newest.get();
                 let next = class.borrow_mut().next(is_newest);
                 let Some((ticket, account)) = next else { break };
                 let wanted = account.requested_bytes();
@@ -413,8 +417,8 @@ impl Inner {
                 self.waiting_count.set(self.waiting_count.get() - 1);
                 if wanted > 0 {
                     self.favours_newest.set(!is_newest);
-                    // Reserved, so that a peer that retries right now is not faster. The waiting
-                    // request may have ended, too.
+                    // The memory is reserved, so that another peer that retries at the same time
+                    // cannot take it. The waiting request may also have ended.
                     account.promised_bytes.set(wanted);
                     self.promised_bytes.set(self.promised_bytes.get() + wanted);
                     account.stop_waiting();
@@ -428,8 +432,8 @@ impl Inner {
         }
     }
 
-    /// Evicts the largest peers that hold buffers without transferring data, until there would be
-    /// enough for those that wait.
+    /// Evicts peers that hold buffers without transferring data, the largest first, until there
+    /// would be enough memory for the waiting peers.
     #[cold]
     fn evict_stalled(&self) {
         let mut stalled = self.stalled.borrow_mut();
@@ -454,17 +458,17 @@ impl Inner {
         {
             wanted = wanted.saturating_sub(account.held_bytes());
             account.evict();
-            account.origin.into_iter().for_each(|origin| self.suspect(origin));
+            account.origin.into_iter().for_each(|origin| self.record_eviction(origin));
         }
     }
 
-    /// Ranks peers at that address behind others, including those that wait already.
-    fn suspect(&self, origin: IpAddr) {
-        let mut suspects = self.suspects.borrow_mut();
-        if suspects.len() >= MOST_SUSPECTS {
-            suspects.clear();
+    /// Ranks peers at that address after others, including peers that already wait.
+    fn record_eviction(&self, origin: IpAddr) {
+        let mut evicted_addresses = self.evicted_addresses.borrow_mut();
+        if evicted_addresses.len() >= MOST_EVICTED_ADDRESSES {
+            evicted_addresses.clear();
         }
-        if !suspects.insert(origin) {
+        if !evicted_addresses.insert(origin) {
             return;
         }
         for class in &self.waiting {
@@ -476,7 +480,7 @@ impl Inner {
         }
     }
 
-    /// Called on drop of a buffer's last handle.
+    /// Returns a buffer; called when its last handle is dropped.
     pub(crate) fn put(&self, memory: Memory) {
         let size = memory.len();
         let class = class_of(size);
@@ -502,8 +506,8 @@ impl Inner {
 }
 
 /// Bytes that must be free to allocate a buffer of `size` bytes, where payload has `most` in all:
-/// four times the size, so that long payload leaves room for shorter; for the longest, half of the
-/// rest.
+/// four times the size, so that long payload leaves room for shorter payload; for the longest, half
+/// of the rest.
 #[inline]
 fn headroom(size: usize, most: usize) -> usize {
     size.saturating_mul(4).min(size + most.saturating_sub(size) / 2)
@@ -530,14 +534,14 @@ const LONG_PAYLOAD: usize = 1 << 20;
 const CHECKS_PER_BUFFER: usize = 16;
 
 /// Most addresses of evicted peers remembered.
-const MOST_SUSPECTS: usize = 1024;
+const MOST_EVICTED_ADDRESSES: usize = 1024;
 
 const SMALLEST: usize = 4096;
 const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros() + 1) as usize;
 /// Bytes kept for reuse: 128 buffers of 256 KiB. The rest of a burst goes back to the heap.
 const KEEP_BYTES: usize = 32 << 20;
 /// Free bytes that a heap may keep without being trimmed.
-const MUCH_BYTES: usize = 8 << 20;
+const TRIM_BYTES: usize = 8 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -545,7 +549,7 @@ mod tests {
     use crate::ready::ReadyList;
 
     #[test]
-    fn a_dropped_buffer_is_taken_again() {
+    fn a_dropped_buffer_is_reused() {
         let pool = Pool::new(1 << 20);
         let first = pool.take(5000).unwrap();
         let address = first.seg(0, 1).as_ptr();
@@ -565,13 +569,13 @@ mod tests {
         assert!(pool.take(1).is_some());
     }
 
-    /// All buffers of `len` bytes that there are.
+    /// Allocates all available buffers of `len` bytes.
     fn take_all(pool: &Pool, len: usize) -> Vec<Memory> {
         std::iter::from_fn(|| pool.take_payload(len)).collect()
     }
 
     #[test]
-    fn payload_leaves_room_for_receiving_and_long_payload_for_shorter() {
+    fn payload_leaves_room_for_receive_buffers_and_long_payload_for_short() {
         let pool = Pool::new(8 << 20);
         assert!(!pool.is_short());
         let mut taken = Vec::new();
@@ -589,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_have_moved_nothing_leave_half_to_those_that_have() {
+    fn peers_that_have_transferred_nothing_leave_half_to_those_that_have() {
         let pool = Pool::new(64 << 20);
         for len in [1 << 20, 256 << 10, 64 << 10, 4096] {
             let new: Vec<_> = (0..1000).map(|_| pool.for_peer()).collect();
@@ -603,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_new_peer_moves_is_what_it_may_hold_when_buffers_are_short() {
+    fn when_buffers_are_short_a_new_peer_may_hold_as_much_as_it_has_transferred() {
         let pool = Pool::new(64 << 20);
         let _others: Vec<_> = (0..4).map(|_| pool.take_payload(4 << 20).unwrap()).collect();
         let new = pool.for_peer();
@@ -620,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn no_peer_takes_more_than_it_leaves_to_others() {
+    fn no_peer_gets_more_than_remains_for_others() {
         let pool = Pool::new(64 << 20);
         let peer = pool.for_peer();
         peer.account().unwrap().set_moved(u64::MAX);
@@ -629,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken_when_what_it_waits_for_has_come_back() {
+    fn a_waiting_peer_is_woken_when_enough_memory_is_returned() {
         let (pool, ready) = (Pool::new(8 << 20), ReadyList::new());
         let mut held = take_all(&pool, 1 << 20);
         let peer = pool.for_peer();
@@ -648,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_fulfilled_by_nothing_less_and_those_that_were_given_up_are_in_nobodys_way() {
+    fn a_smaller_buffer_does_not_end_a_wait_and_closed_peers_delay_nobody() {
         let (pool, ready) = (Pool::new(16 << 20), ReadyList::new());
         let others: Vec<_> = (0..100).map(|_| pool.for_peer()).collect();
         let held = take_all(&pool, 1 << 20);
@@ -660,7 +664,7 @@ mod tests {
         assert!(peer.take_payload_or_wait(1 << 20).is_none());
         assert!(peer.take_payload(4096).is_some());
         assert!(peer.account().unwrap().is_waiting(), "for more than it got");
-        // The other peers' requests end, but they are not told until they are woken.
+        // The other peers disconnect, but stay in the list until they are woken.
         others.iter().for_each(|other| other.account().unwrap().close());
         drop(held);
         assert_eq!(ready.pop(), Some(7));
@@ -668,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_not_woken_by_its_own_receive_buffer() {
+    fn a_waiting_peer_is_not_woken_by_its_own_receive_buffer() {
         let (pool, ready) = (Pool::new(8 << 20), ReadyList::new());
         let peer = pool.for_peer();
         peer.account().unwrap().set_waker(&ready.waker(7));
@@ -685,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_and_the_oldest_are_served_in_turn_and_nobody_else_takes_what_they_were_woken_for() {
+    fn the_newest_and_oldest_waiting_peers_alternate_and_get_reserved_memory() {
         let (pool, ready) = (Pool::new(64 << 20), ReadyList::new());
         let mut held = take_all(&pool, 64 << 10);
         let peers: Vec<_> = (0..6).map(|_| pool.for_peer()).collect();
@@ -705,7 +709,7 @@ mod tests {
             taken.push(peers[number as usize].take_payload_or_wait(1 << 20).unwrap());
         }
         assert_eq!(woken, [0, 5, 1, 4]);
-        // The next one no longer needs it.
+        // The next peer does not need the memory any more.
         while ready.is_empty() {
             held.pop();
         }
@@ -715,30 +719,31 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_from_where_peers_were_evicted_waits_for_others() {
+    fn peers_at_the_address_of_an_evicted_peer_wait_for_others() {
         let (pool, ready) = (Pool::new(64 << 20), ReadyList::new());
         let [bad, good]: [IpAddr; 2] = ["2001:db8::1", "2001:db8:0:1::1"].map(|text| text.parse().unwrap());
         let mut held = take_all(&pool, 64 << 10);
-        let hog = pool.for_peer_at(Some(bad));
-        held.extend(hog.take_payload(16 << 10));
-        hog.note_stalled();
-        let neighbour: IpAddr = "2001:db8::2".parse().unwrap();
-        let peers = [neighbour, good, neighbour, neighbour].map(|address| pool.for_peer_at(Some(address)));
+        let stalled = pool.for_peer_at(Some(bad));
+        held.extend(stalled.take_payload(16 << 10));
+        stalled.note_stalled();
+        let same_network: IpAddr = "2001:db8::2".parse().unwrap();
+        let peers =
+            [same_network, good, same_network, same_network].map(|address| pool.for_peer_at(Some(address)));
         for (peer, number) in peers.iter().zip(0..) {
             peer.account().unwrap().set_waker(&ready.waker(number));
             assert!(peer.take_payload_or_wait(1 << 20).is_none());
         }
-        assert!(hog.account().unwrap().is_evicted());
+        assert!(stalled.account().unwrap().is_evicted());
         let woken = std::iter::from_fn(|| {
             while ready.is_empty() && held.pop().is_some() {}
             ready.pop()
         });
         let first: Vec<_> = woken.take(2).collect();
-        assert_eq!(first, [0, 1], "who has waited longest, and the newest that is no neighbour");
+        assert_eq!(first, [0, 1], "the longest waiting peer, and the newest at another address");
     }
 
     #[test]
-    fn the_largest_of_those_that_move_nothing_are_evicted_until_there_is_what_others_wait_for() {
+    fn the_largest_stalled_peers_are_evicted_until_enough_memory_is_free() {
         let pool = Pool::new(64 << 20);
         let peers: Vec<_> = (0..4).map(|_| pool.for_peer()).collect();
         let lens = [1 << 20, 8 << 20, 2 << 20, 4 << 20];
@@ -749,7 +754,7 @@ mod tests {
             let all = peers.iter().map(|peer| peer.account().unwrap().is_evicted());
             all.collect::<Vec<_>>()
         };
-        // The largest peer transfers data; no one waits for memory of the others yet.
+        // The largest peer transfers data, and no peer waits for the memory of the others yet.
         for nth in [0, 2, 3] {
             peers[nth].note_stalled();
         }
@@ -776,22 +781,22 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_does_not_have_is_not_there() {
+    fn an_allocation_that_the_system_refuses_fails() {
         assert!(Memory::for_pool(1 << 60, Weak::new()).is_none());
         assert!(Memory::for_pool(4096, Weak::new()).is_some());
     }
 
     #[test]
-    fn only_so_much_is_kept() {
+    fn the_cache_of_returned_buffers_is_limited() {
         let pool = Pool::new(usize::MAX);
         let all: Vec<_> = (0..3).map(|_| pool.take(MAX_TRANSFER as usize).unwrap()).collect();
         drop(all);
         assert_eq!(pool.inner.free[CLASSES - 1].borrow().len(), 1);
         assert_eq!(pool.out_bytes(), 0);
-        assert!(pool.has_shed_much());
+        assert!(pool.should_trim());
         pool.note_trimmed();
         drop(pool.take(4096));
-        assert!(!pool.has_shed_much());
+        assert!(!pool.should_trim());
         assert_eq!(pool.inner.free[0].borrow().len(), 0, "of all sizes together");
         drop((pool.take(MAX_TRANSFER as usize), pool.take(4096)));
         assert_eq!(pool.inner.cached_bytes.get(), MAX_TRANSFER as usize);

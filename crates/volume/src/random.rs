@@ -1,11 +1,12 @@
 //! Repeatable randomness for injected faults, simulations and the conformance suite.
 
-/// SplitMix64: one multiplication chain, any seed is good, the same numbers on every machine.
+/// SplitMix64, a random number generator: every seed is good, and the numbers are the same on every
+/// machine.
 #[derive(Clone)]
 pub struct SplitMix(u64);
 
 impl SplitMix {
-    /// A sequence of its own for each seed.
+    /// A sequence that depends on the seed alone.
     #[must_use]
     pub fn new(seed: u64) -> SplitMix {
         SplitMix(seed)

@@ -71,8 +71,8 @@ impl Decorator for RateVolume {
     }
 }
 
-/// How much of a rate accumulates while idle: covers timer latency, so that queue depth 1 reaches
-/// the limit.
+/// Bursts after an idle period: this much of a second's rate. It covers timer latency, so that
+/// queue depth 1 reaches the limit.
 pub const RATE_BURST: Duration = Duration::from_millis(10);
 
 struct Buckets {
@@ -146,8 +146,8 @@ mod tests {
         Limit { iops: NonZeroU64::new(iops), bytes_per_s: NonZeroU64::new(bytes_per_s) }
     }
 
-    /// Keeps `depth` requests in flight on each of two channels for ten seconds of virtual time and
-    /// says how many completed.
+    /// Keeps `depth` requests in flight on each of two channels for ten seconds of virtual time;
+    /// returns how many completed.
     fn completed_in_10_s(limits: Limits, make: impl Fn(u64) -> Io) -> u64 {
         let core = TestCore::new();
         let volume = RateVolume::new(Arc::new(NullVolume::new(1 << 30)), limits);
@@ -170,7 +170,7 @@ mod tests {
                 }
                 channel.kick();
             }
-            // What completed within `submit` wakes nobody.
+            // Completions within `submit` cause no wake-up.
             for channel in &mut channels {
                 channel.poll(&mut done);
                 count += done.len() as u64;
@@ -192,20 +192,20 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_volume_is_a_volume() {
+    fn a_rate_limited_volume_conforms() {
         let limits = Limits { total: limit(0, 100 << 20), read: limit(5000, 0), write: limit(2000, 0) };
         let volume = Arc::new(RateVolume::new(Arc::new(MemVolume::new(40 << 20)), limits));
         conformance::run(&mut Harness::on_test_core(volume));
     }
 
     #[test]
-    fn channels_share_the_requests_of_a_second() {
+    fn channels_share_the_iops_limit() {
         let count = completed_in_10_s(Limits { total: limit(1000, 0), ..Limits::default() }, read);
         assert!((10_000..=10_010 + 8).contains(&count), "{count} in 10 s at 1000 a second");
     }
 
     #[test]
-    fn bytes_of_a_second_are_limited_too() {
+    fn bandwidth_is_limited_too() {
         let count = completed_in_10_s(Limits { write: limit(0, 4096 * 50), ..Limits::default() }, write);
         assert!((500..=501 + 8).contains(&count), "{count} in 10 s at 50 a second");
     }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_on_reads_leaves_writes_alone() {
+    fn a_limit_on_reads_does_not_limit_writes() {
         let core = TestCore::new();
         let limits = Limits { read: limit(1, 0), ..Limits::default() };
         let volume = RateVolume::new(Arc::new(NullVolume::new(1 << 20)), limits);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_senseless_length_does_not_block_those_behind() {
+    fn a_request_of_invalid_length_does_not_delay_later_ones() {
         let core = TestCore::new();
         let limits = Limits { total: limit(0, 1 << 20), ..Limits::default() };
         let volume = RateVolume::new(Arc::new(NullVolume::new(1 << 20)), limits);

@@ -23,7 +23,7 @@ impl ReadyList {
         Waker { list: self.clone(), id, queued: Rc::default() }
     }
 
-    /// Removes the first; it can become ready again.
+    /// Removes the first consumer, which can become ready again.
     #[inline]
     #[must_use]
     pub fn pop(&self) -> Option<u64> {
@@ -32,13 +32,13 @@ impl ReadyList {
         Some(id)
     }
 
-    /// Whether nothing is ready.
+    /// Whether no consumer is ready.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queue.borrow().is_empty()
     }
 
-    /// How many are ready.
+    /// Number of ready consumers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.queue.borrow().len()
@@ -54,7 +54,7 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Puts the consumer on the core's list, unless it is on it.
+    /// Puts the consumer on the core's list, unless it is on the list.
     #[inline]
     pub fn wake(&self) {
         if !self.queued.replace(true) {

@@ -6,7 +6,7 @@
 //! registered until it is freed: pool buffers are reused, and a RAM volume is one block. Without
 //! such a device this costs nothing.
 //!
-//! `docs/decisions/0053-memory-is-registered-by-the-block.md` says why not by the pool.
+//! `docs/decisions/0053-memory-is-registered-by-the-block.md` has the reasons.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_buffer_stays_registered_when_it_is_used_again() {
+    fn a_pool_buffer_stays_registered_when_it_is_reused() {
         let device = Device::with_room(1);
         let domain: Arc<dyn ProtectionDomain> = device.clone();
         let pool = Pool::new(1 << 20);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_has_no_room_for_is_asked_for_again() {
+    fn a_failed_registration_is_retried() {
         let device = Device::with_room(1);
         let domain: Arc<dyn ProtectionDomain> = device.clone();
         let (first, second) = (Seg::from_slice(&[1; 512]), Seg::from_slice(&[2; 512]));

@@ -40,10 +40,10 @@ impl SgList {
         self.len() == 0
     }
 
-    /// The part at `offset`, `len` bytes long.
+    /// The part of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// If it lies outside.
+    /// If it is out of bounds.
     #[must_use]
     pub fn slice(&self, offset: usize, len: usize) -> SgList {
         let (mut skip, mut left, mut part) = (offset, len, SgList::default());
@@ -59,7 +59,7 @@ impl SgList {
         part
     }
 
-    /// Copies `source` to the beginning.
+    /// Copies `source` to the start of the list.
     ///
     /// # Panics
     /// If `source` is longer.
@@ -72,7 +72,7 @@ impl SgList {
         assert!(source.is_empty());
     }
 
-    /// Fills `target` from the beginning.
+    /// Fills `target` from the start of the list.
     ///
     /// # Panics
     /// If `target` is longer.
@@ -85,7 +85,7 @@ impl SgList {
         assert!(target.is_empty());
     }
 
-    /// Copies all bytes to the beginning of `target`.
+    /// Copies all bytes to the start of `target`.
     ///
     /// # Panics
     /// If `target` is shorter.
@@ -146,7 +146,7 @@ mod tests {
     use crate::buf::Memory;
 
     #[test]
-    fn a_slice_of_a_list_crosses_pieces() {
+    fn a_slice_of_a_list_may_span_segments() {
         let mut list = SgList::one(Seg::from_slice(b"abc"));
         list.push(Seg::from_slice(b"defg"));
         assert_eq!(list.slice(1, 4).to_vec(), b"bcde");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_cut_differently_copy_to_each_other() {
+    fn lists_with_different_segments_copy_to_each_other() {
         let mut from = SgList::one(Seg::from_slice(b"abc"));
         from.push(Seg::from_slice(b"defg"));
         let memory = Memory::from_heap(7);

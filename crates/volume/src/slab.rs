@@ -3,15 +3,15 @@
 /// A table that gives each value an index, often used as tag. Indices are reused, so the table
 /// grows to the largest number of values ever in it and then allocates no more.
 pub struct Slab<T> {
-    /// Only as long as the most values at a time, so that the rest of the capacity is never
-    /// touched.
-    places: Vec<Option<T>>,
+    /// Only as long as the largest number of values so far, so that the rest of the capacity is
+    /// never touched.
+    slots: Vec<Option<T>>,
     free: Vec<u32>,
 }
 
 impl<T> Default for Slab<T> {
     fn default() -> Slab<T> {
-        Slab { places: Vec::new(), free: Vec::new() }
+        Slab { slots: Vec::new(), free: Vec::new() }
     }
 }
 
@@ -20,49 +20,49 @@ impl<T> Slab<T> {
     #[must_use]
     pub fn with_capacity(capacity: u32) -> Slab<T> {
         let capacity = capacity as usize;
-        Slab { places: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
+        Slab { slots: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
     }
 
     /// Inserts at a free index; the caller limits the number of values to less than 2^32.
     #[inline]
     pub fn insert(&mut self, value: T) -> usize {
-        if let Some(place) = self.free.pop()
-            && let Some(free) = self.places.get_mut(place as usize)
+        if let Some(index) = self.free.pop()
+            && let Some(free) = self.slots.get_mut(index as usize)
         {
             *free = Some(value);
-            return place as usize;
+            return index as usize;
         }
-        self.places.push(Some(value));
-        self.places.len() - 1
+        self.slots.push(Some(value));
+        self.slots.len() - 1
     }
 
     /// The value at an index.
     #[inline]
     #[must_use]
-    pub fn get(&self, place: usize) -> Option<&T> {
-        self.places.get(place)?.as_ref()
+    pub fn get(&self, index: usize) -> Option<&T> {
+        self.slots.get(index)?.as_ref()
     }
 
     /// The value at an index, mutable.
     #[inline]
-    pub fn get_mut(&mut self, place: usize) -> Option<&mut T> {
-        self.places.get_mut(place)?.as_mut()
+    pub fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        self.slots.get_mut(index)?.as_mut()
     }
 
     /// Removes a value from its index.
     #[inline]
-    pub fn remove(&mut self, place: usize) -> Option<T> {
-        let value = self.places.get_mut(place)?.take()?;
-        self.free.push(place as u32);
+    pub fn remove(&mut self, index: usize) -> Option<T> {
+        let value = self.slots.get_mut(index)?.take()?;
+        self.free.push(index as u32);
         Some(value)
     }
 
     /// Drops a value in place, to avoid moving a large one.
     #[inline]
-    pub fn discard(&mut self, place: usize) {
-        if let Some(taken) = self.places.get_mut(place).filter(|taken| taken.is_some()) {
+    pub fn discard(&mut self, index: usize) {
+        if let Some(taken) = self.slots.get_mut(index).filter(|taken| taken.is_some()) {
             *taken = None;
-            self.free.push(place as u32);
+            self.free.push(index as u32);
         }
     }
 
@@ -70,7 +70,7 @@ impl<T> Slab<T> {
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     /// Whether the table is empty.
@@ -84,22 +84,22 @@ impl<T> Slab<T> {
     #[inline]
     #[must_use]
     pub fn places(&self) -> usize {
-        self.places.len()
+        self.slots.len()
     }
 
     /// Indices and values. Scans all indices, so it is for rare operations such as cancelling.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
-        self.places.iter().enumerate().filter_map(|(place, value)| Some((place, value.as_ref()?)))
+        self.slots.iter().enumerate().filter_map(|(index, value)| Some((index, value.as_ref()?)))
     }
 
     /// All values, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.places.iter_mut().flatten()
+        self.slots.iter_mut().flatten()
     }
 
     /// Empties the table.
     pub fn clear(&mut self) {
-        self.places.clear();
+        self.slots.clear();
         self.free.clear();
     }
 }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_used_again_after_its_value_left() {
+    fn an_index_is_reused_after_its_value_is_removed() {
         let mut slab = Slab::with_capacity(2);
         let (first, second) = (slab.insert('a'), slab.insert('b'));
         assert_ne!(first, second);

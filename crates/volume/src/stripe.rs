@@ -1,4 +1,4 @@
-//! RAID 0: chunks of a volume dealt out to members in turn.
+//! RAID 0: the chunks of a volume are distributed over the members round-robin.
 //!
 //! ```text
 //!   volume    | 0 | 1 | 2 | 3 | 4 | 5 |
@@ -6,8 +6,8 @@
 //!   member 1  | 1 |   3   |   5   |
 //! ```
 //! A range of the volume is at most one range on each member, so a request becomes at most one
-//! request a member, and a member's queue needs no more depth than the stripe's own. A request that
-//! fails on one member may have changed others.
+//! request per member, and a member's queue needs no more depth than the stripe's own. A request
+//! that fails on one member may have changed others.
 
 use crate::buf::Seg;
 use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
@@ -24,7 +24,8 @@ pub const DEFAULT_CHUNK: u64 = 1 << 20;
 /// Most members of a stripe.
 pub const MAX_MEMBERS: usize = 256;
 
-/// Several volumes as one, with the sum of their sizes and bandwidths. It is lost if any member is.
+/// Several volumes as one, with the sum of their sizes and bandwidths. Its data is lost if that of
+/// any member is.
 pub struct StripeVolume {
     info: VolumeInfo,
     layout: Layout,
@@ -40,19 +41,19 @@ pub enum StripeError {
     /// The chunk is not a whole number of blocks.
     #[error("a chunk of {chunk} bytes: take a multiple of the members' logical block of {block} bytes")]
     Chunk {
-        /// In bytes.
+        /// Size of the chunk, in bytes.
         chunk: u64,
-        /// In bytes.
+        /// Size of the members' block, in bytes.
         block: u32,
     },
     /// A member cannot hold one chunk.
     #[error("member {index} has {size} bytes, less than one chunk of {chunk}: take a smaller chunk")]
     TooSmall {
-        /// From 0.
+        /// Index of the member, from 0.
         index: usize,
-        /// In bytes.
+        /// Size of the member, in bytes.
         size: u64,
-        /// In bytes.
+        /// Size of a chunk, in bytes.
         chunk: u64,
     },
     /// The total size overflows an offset.

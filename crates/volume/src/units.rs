@@ -1,4 +1,4 @@
-//! Sizes and durations as people write them: `64k`, `1.5GiB`, `100us`.
+//! Parses and formats sizes and durations: `64k`, `1.5GiB`, `100us`.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ pub enum UnitError {
         "`{0}` is not a size: write bytes, or a number with k, m, g, t, p or e (powers of 1024), as in 64k or 1g"
     )]
     Size(String),
-    /// Not a number with a known unit.
+    /// Not a number with a known unit of time.
     #[error("`{0}` is not a duration: write a number with ns, us, ms, s, m or h, as in 100us or 5ms")]
     Duration(String),
-    /// Not a decimal number with so many places at most.
+    /// Not a decimal number with at most this many places.
     #[error("`{0}` is not a number with at most {1} decimal places")]
     Decimal(String, u32),
-    /// More than a number here can hold.
+    /// Larger than the largest number that is supported.
     #[error("`{0}` is too large")]
     TooLarge(String),
-    /// Such as `0.3` bytes.
+    /// A fraction of the smallest unit, such as `0.3` bytes.
     #[error("`{0}` is not a whole number of {1}: leave out the fraction or take a smaller unit")]
     NotWhole(String, &'static str),
 }
 
-/// Reads a size in bytes as fio does: `4096`, `4k`, `1.5g`, `64KiB`, `1MB`; upper or lower case,
-/// and every unit a power of 1024.
+/// Parses a size in bytes as fio does: `4096`, `4k`, `1.5g`, `64KiB`, `1MB`; in upper or lower
+/// case, and every unit a power of 1024.
 ///
 /// # Errors
 /// If the text is not a size, or not a whole number of bytes.
@@ -35,8 +35,8 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     scaled(number, size_unit(unit).ok_or_else(malformed)?, text, "bytes")
 }
 
-/// The bytes of a unit of sizes as it is written behind a number: nothing or `b`, `k`, `kb`, `KiB`.
-/// Every reader of sizes takes them from here, so that `4kib` is the same everywhere.
+/// The factor of a size's unit: of no unit or `b`, `k`, `kb`, `KiB` and so on. All parsers of sizes
+/// use it, so that `4kib` is the same everywhere.
 #[must_use]
 pub fn size_unit(unit: &str) -> Option<u64> {
     let unit = unit.to_ascii_lowercase();
@@ -49,7 +49,7 @@ pub fn size_unit(unit: &str) -> Option<u64> {
     Some(1 << (10 * (power + 1)))
 }
 
-/// Reads a duration: `100us`, `1.5ms`, `2s`, `5m`; a bare number only if it is 0.
+/// Parses a duration: `100us`, `1.5ms`, `2s`, `5m`; a number without unit only if it is 0.
 ///
 /// # Errors
 /// If the text is not a duration, or not a whole number of nanoseconds.
@@ -64,7 +64,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     scaled(number, unit_ns, text, "nanoseconds").map(Duration::from_nanos)
 }
 
-/// Reads a decimal number in units of its last place: `parse_decimal("0.25", 3)` is 250.
+/// Parses a decimal number in units of its last place: `parse_decimal("0.25", 3)` is 250.
 ///
 /// # Errors
 /// If the text is not a number or has more places.
@@ -77,7 +77,7 @@ pub fn parse_decimal(text: &str, places: u32) -> Result<u64, UnitError> {
     }
 }
 
-/// Writes a size exactly and as short as [`parse_size`] reads it: `64k`, `1g`, `1000`.
+/// Formats a size exactly, in the shortest form that [`parse_size`] reads: `64k`, `1g`, `1000`.
 #[must_use]
 pub fn format_size(bytes: u64) -> String {
     let power = (bytes.trailing_zeros() as usize / 10).min(SIZE_UNITS.len());
@@ -88,12 +88,12 @@ pub fn format_size(bytes: u64) -> String {
     }
 }
 
-/// Writes a size for people, to about three digits: `64 KiB`, `1.50 GiB`, `1000 B`.
+/// Formats a size for people, with about three digits: `64 KiB`, `1.50 GiB`, `1000 B`.
 #[must_use]
 pub fn human_size(bytes: u64) -> String {
     let mut power = (bytes.checked_ilog2().unwrap_or(0) / 10) as usize;
     let mut value = bytes as f64 / (1u64 << (10 * power)) as f64;
-    // What would round up to a thousand and more of a unit is one of the next.
+    // A value that would be rounded up to 1024 is formatted in the next unit.
     if value >= 1023.5 && power < SIZE_UNITS.len() {
         (value, power) = (value / 1024.0, power + 1);
     }
@@ -109,7 +109,8 @@ pub fn human_size(bytes: u64) -> String {
     format!("{value:.places$} {}iB", SIZE_UNITS[power - 1].to_ascii_uppercase())
 }
 
-/// Writes a duration exactly and as short as [`parse_duration`] reads it: `100us`, `90s`, `0s`.
+/// Formats a duration exactly, in the shortest form that [`parse_duration`] reads: `100us`, `90s`,
+/// `0s`.
 #[must_use]
 pub fn format_duration(duration: Duration) -> String {
     let ns = duration.as_nanos();
@@ -121,7 +122,7 @@ pub fn format_duration(duration: Duration) -> String {
     format!("{}{name}", ns / u128::from(*unit_ns))
 }
 
-/// The number, digits with at most one point between, and what follows it.
+/// Splits a number, digits with at most one point, from the text after it.
 fn split(text: &str) -> Option<(&str, &str)> {
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -133,14 +134,14 @@ fn split(text: &str) -> Option<(&str, &str)> {
     is_number.then_some((number, unit))
 }
 
-/// `number` times `unit`, exactly.
+/// Multiplies `number` by `unit`, exactly.
 fn scaled(number: &str, unit: u64, text: &str, what: &'static str) -> Result<u64, UnitError> {
     let too_large = || UnitError::TooLarge(text.to_owned());
     let not_whole = || UnitError::NotWhole(text.to_owned(), what);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     let fraction = fraction.trim_end_matches('0');
-    // No unit divides further than that.
+    // No unit can be divided by a larger power of ten.
     let scale =
         10u128.checked_pow(fraction.len() as u32).filter(|_| fraction.len() <= 19).ok_or_else(not_whole)?;
     let parts: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| too_large())? };
@@ -152,9 +153,9 @@ fn scaled(number: &str, unit: u64, text: &str, what: &'static str) -> Result<u64
     u64::try_from(sum).map_err(|_| too_large())
 }
 
-/// From 1024 on, each 1024 times the one before.
+/// Units of sizes: 1024, and each 1024 times the one before.
 const SIZE_UNITS: [&str; 6] = ["k", "m", "g", "t", "p", "e"];
-/// In nanoseconds.
+/// Units of time, in nanoseconds.
 const DURATION_UNITS: [(&str, u64); 6] = [
     ("ns", 1),
     ("us", 1_000),
@@ -170,7 +171,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_read_as_in_fio() {
+    fn sizes_are_parsed_as_in_fio() {
         let sizes = [
             ("0", 0),
             ("4096", 4096),
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_named() {
+    fn an_invalid_size_is_named_in_the_error() {
         for text in ["", "k", "1x", "-1", "1 k", "1.k", ".5k", "1.2.3k", "1kk", "1ib", "0x10", "1kib2"] {
             assert_eq!(parse_size(text), Err(UnitError::Size(text.to_owned())));
         }
@@ -257,7 +258,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(bytes: u64, shift in 0u32..64, ns: u64) {
+        fn formatted_units_are_parsed_back(bytes: u64, shift in 0u32..64, ns: u64) {
             let bytes = bytes >> shift << shift;
             prop_assert_eq!(parse_size(&format_size(bytes)), Ok(bytes));
             let duration = Duration::from_nanos(ns);

@@ -15,20 +15,20 @@ pub const MAX_TRANSFER: u32 = 32 << 20;
 /// separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeInfo {
-    /// In bytes, a whole number of logical blocks.
+    /// Size in bytes, a whole number of logical blocks.
     pub size: u64,
-    /// Bytes; a power of two. Offsets and lengths are multiples of this.
+    /// Logical block in bytes, a power of two. Offsets and lengths are multiples of it.
     pub logical_block: u32,
-    /// Bytes; a power of two, at least `logical_block`. The storage reads and rewrites a whole
-    /// physical block for a write to a part of it.
+    /// Physical block in bytes; a power of two, at least `logical_block`. The storage reads and
+    /// rewrites a whole physical block for a write to a part of it.
     pub physical_block: u32,
-    /// Bytes; a power of two, at least `physical_block`. Requests of this size and alignment are
-    /// efficient.
+    /// Preferred block in bytes; a power of two, at least `physical_block`. Requests of this size
+    /// and alignment are efficient.
     pub preferred_block: u32,
     /// Writes are refused.
     pub read_only: bool,
-    /// A completed write may be lost in a power failure until a flush; `false`: completed writes
-    /// are as stable as they will get.
+    /// A power failure before a flush may lose completed writes. `false`: a flush does not make
+    /// completed writes any safer.
     pub write_cache: bool,
     /// The content is lost with the process, despite flushes.
     pub volatile: bool,
@@ -40,7 +40,7 @@ pub struct VolumeInfo {
     pub shared_flush: bool,
     /// Reads without a buffer are zero-copy.
     pub lends_reads: bool,
-    /// Spinning disks below.
+    /// The storage has spinning disks.
     pub rotational: bool,
 }
 
@@ -76,7 +76,7 @@ impl VolumeInfo {
     /// Checks a request against another size of the volume, in bytes.
     ///
     /// # Errors
-    /// As of [`VolumeInfo::check`].
+    /// As for [`VolumeInfo::check`].
     #[inline]
     pub fn check_within(&self, io: &Io, size: u64) -> Result<(), IoError> {
         if io.op == Op::Flush {
@@ -107,9 +107,9 @@ impl VolumeInfo {
 /// The new size of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resize {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
-    /// The size of the storage below.
+    /// The current size of the storage below.
     Own,
 }
 
@@ -117,24 +117,24 @@ pub enum Resize {
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
     /// Its size is fixed.
-    #[error("cannot be resized: it is as large as what it is made of")]
+    #[error("cannot be resized: its size is that of the volumes below it, or fixed in its spec")]
     Fixed,
     /// The size is 0, or no whole number of blocks.
     #[error("{size} bytes are not one or more whole blocks of {block}; round them")]
     BadSize {
         /// Requested size in bytes.
         size: u64,
-        /// In bytes.
+        /// Size of a block, in bytes.
         block: u32,
     },
     /// There is no room for the size.
     #[error("it can have at most {most} bytes; serve a larger one")]
     TooLarge {
-        /// In bytes.
+        /// Maximum size in bytes.
         most: u64,
     },
     /// The volume is read-only.
-    #[error("is opened read-only; leave the size out to have its own looked at again")]
+    #[error("is opened read-only; leave the size out to read its current size again")]
     ReadOnly,
     /// A system call failed.
     #[error("cannot {action} it: {source}")]
@@ -164,7 +164,7 @@ pub struct LinkCounts {
 
 /// A linear array of blocks; shared by all cores.
 pub trait Volume: Send + Sync {
-    /// What the volume is like now; its size may change over time.
+    /// The volume's current properties; the size may change over time.
     fn info(&self) -> VolumeInfo;
 
     /// Queries the size again where it changes below, as of a block device that was resized, and
@@ -188,8 +188,8 @@ pub trait Volume: Send + Sync {
         }
     }
 
-    /// A remote server's identifier of the data, by whatever path it is reached, such as an NGUID
-    /// or an NAA designator; `None` if it reports none, and for local volumes.
+    /// A remote server's identifier of the data, the same over every path, such as an NGUID or an
+    /// NAA designator; `None` if the server reports none, and for local volumes.
     fn designator(&self) -> Option<&str> {
         None
     }
@@ -204,12 +204,12 @@ pub trait Volume: Send + Sync {
     /// If the volume cannot be reached or this core cannot drive it.
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError>;
 
-    /// Progress of populating its memory; `None` if it has none to populate.
+    /// Progress of populating the volume's memory; `None` if there is none to populate.
     fn populated(&self) -> Option<Populated> {
         None
     }
 
-    /// Its connections; `None` if it is on this machine.
+    /// Counts of the volume's connections; `None` for a local volume.
     fn links(&self) -> Option<LinkCounts> {
         None
     }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_does_not_fit_says_why() {
+    fn an_invalid_request_has_a_specific_error() {
         let info = VolumeInfo::new(8192);
         let write = Op::Write { fua: false };
         assert_eq!(info.check(&io(Op::Read, 4096, 4096, None)), Ok(()));

@@ -1,4 +1,4 @@
-//! Shows that a request allocates nothing once a channel has been used for a while.
+//! Tests that a request allocates nothing once a channel is warm.
 
 mod counting;
 
@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A core whose time goes on by itself, a little each time that somebody looks.
+/// A core whose clock advances a little with each query.
 struct BusyCore {
     now: Cell<Instant>,
     pool: Pool,
@@ -35,7 +35,7 @@ impl Core for BusyCore {
     }
 }
 
-/// Does `count` requests at full depth, reads and writes within one chunk in turn.
+/// Executes `count` requests at full depth, alternately reads and writes within one chunk.
 fn run(channel: &mut dyn Channel, memory: &Memory, done: &mut Vec<Completion>, count: u64) {
     let submit = |channel: &mut dyn Channel, nth: u64| {
         let (tag, offset) = (Tag(nth % u64::from(DEPTH)), nth % 512 * 4096);
@@ -92,7 +92,7 @@ fn a_request_within_one_chunk_allocates_nothing() {
         let before = counting::of_this_thread();
         run(&mut *channel, &memory, &mut done, 2048);
         assert_eq!(counting::of_this_thread() - before, 0, "{name}");
-        // The counter counts: a list of two pieces does not fit a request without allocating.
+        // The counter works: a list of two segments needs an allocation.
         let mut list = SgList::one(memory.seg(0, 512));
         list.push(memory.seg(512, 512));
         assert_ne!(counting::of_this_thread() - before, 0);

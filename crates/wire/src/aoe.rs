@@ -1,60 +1,59 @@
-//! ATA over Ethernet, as the specification AoEr11 has it: what follows the Ethernet header of a
-//! frame of type 0x88A2.
+//! ATA over Ethernet (specification AoEr11): the payload of Ethernet frames of type 0x88A2.
 //!
-//! Every message is a [`Header`] and the message of its command; requests and responses look the
-//! same. Numbers are big-endian, except the registers' block address ([`AtaMessage::lba`]). No
-//! structure here has padding.
+//! Every message is a [`Header`] and the message of its command; requests and responses have the
+//! same layout. Numbers are big-endian, except the block address of the ATA registers
+//! ([`AtaMessage::lba`]). No structure here has padding.
 
 use crate::ethernet::Mac;
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, Unaligned};
 
-/// What all messages begin with (section 2).
+/// The header of every message (section 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
     /// The version in the upper four bits, flags in the lower: [`AOE_FLAG_RESPONSE`],
     /// [`AOE_FLAG_ERROR`].
     pub version_and_flags: u8,
-    /// [`ErrorCode`] of a response with [`AOE_FLAG_ERROR`].
+    /// The [`ErrorCode`] of a response with [`AOE_FLAG_ERROR`].
     pub error: u8,
-    /// The shelf; [`ANY_SHELF`] in a request is every one.
+    /// Shelf address; [`ANY_SHELF`] in a request addresses every shelf.
     pub major: U16<BE>,
-    /// The slot; [`ANY_SLOT`] in a request is every one.
+    /// Slot address; [`ANY_SLOT`] in a request addresses every slot.
     pub minor: u8,
-    /// [`AoeCommand`].
+    /// An [`AoeCommand`].
     pub command: u8,
-    /// The initiator's; comes back in the response.
+    /// Tag of the request; the response returns it.
     pub tag: U32<BE>,
 }
 const _: () = assert!(size_of::<Header>() == 10);
 
 impl Header {
-    /// The protocol's version.
+    /// Protocol version.
     #[must_use]
     pub const fn version(&self) -> u8 {
         self.version_and_flags >> 4
     }
 
-    /// Whether it is a response.
+    /// Whether the message is a response.
     #[must_use]
     pub const fn is_response(&self) -> bool {
         self.version_and_flags & AOE_FLAG_RESPONSE != 0
     }
 
-    /// Whether it is a response that refuses.
+    /// Whether the message is a response with an error.
     #[must_use]
     pub const fn is_error(&self) -> bool {
         self.version_and_flags & AOE_FLAG_ERROR != 0
     }
 }
 
-/// The message of command 0: an ATA command, or its registers afterwards (section 3.1). Data
-/// follows: of a write in the request, of a read in the response.
+/// The message of command 0, Issue ATA Command (section 3.1): the ATA registers. The data of a
+/// write follows in the request, the data of a read in the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AtaMessage {
-    /// `AOE_AFLAG_*`.
+    /// Flags `AOE_AFLAG_*`.
     pub aflags: u8,
     /// Feature register of a request, error register of a response.
     pub error_or_feature: u8,
@@ -62,10 +61,10 @@ pub struct AtaMessage {
     pub sector_count: u8,
     /// Command register of a request, status register of a response.
     pub command_or_status: u8,
-    /// Block address, lowest byte first. Without [`AOE_AFLAG_EXTENDED`] it has 28 bits, the upper
-    /// four in the lower half of byte 3.
+    /// Block address, lowest byte first. Without [`AOE_AFLAG_EXTENDED`] it has 28 bits, of which
+    /// the upper four are in the lower half of byte 3.
     pub lba: [u8; 6],
-    /// Zero.
+    /// Reserved: 0.
     pub reserved: [u8; 2],
 }
 const _: () = assert!(size_of::<AtaMessage>() == 12);
@@ -82,15 +81,15 @@ impl AtaMessage {
         }
     }
 
-    /// A block's address in 48 bits; what is above is lost.
+    /// Encodes a block address in 48 bits; higher bits are dropped.
     #[must_use]
     pub const fn lba48(block: u64) -> [u8; 6] {
         let [a, b, c, d, e, f, _, _] = block.to_le_bytes();
         [a, b, c, d, e, f]
     }
 
-    /// A block's address in 28 bits, with the register's LBA bit and the two that used to be 1;
-    /// what is above is lost.
+    /// Encodes a block address in 28 bits, with the LBA bit and the two obsolete 1 bits of the
+    /// device register; higher bits are dropped.
     #[must_use]
     pub const fn lba28(block: u64) -> [u8; 6] {
         let [a, b, c, d, ..] = block.to_le_bytes();
@@ -98,42 +97,43 @@ impl AtaMessage {
     }
 }
 
-/// The message of command 1 (section 3.2); `string_length` bytes of the config string follow.
+/// The message of command 1, Query Config Information (section 3.2); `string_length` bytes of the
+/// config string follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ConfigMessage {
-    /// How many commands the target can have outstanding before frames are dropped; of a response.
+    /// In a response: the number of commands that the target can queue before it drops frames.
     pub buffer_count: U16<BE>,
-    /// Of a response.
+    /// In a response: firmware version of the target.
     pub firmware_version: U16<BE>,
-    /// The most sectors of one command; 0 means 2 to old initiators.
+    /// Most sectors of one command; 0 means 2 to old initiators.
     pub sector_count: u8,
     /// The version in the upper four bits, [`ConfigCommand`] in the lower.
     pub version_and_command: u8,
-    /// In bytes, at most [`AOE_MAX_CONFIG`].
+    /// Length of the config string in bytes, at most [`AOE_MAX_CONFIG`].
     pub string_length: U16<BE>,
 }
 const _: () = assert!(size_of::<ConfigMessage>() == 8);
 
 impl ConfigMessage {
-    /// What to do with the config string.
+    /// The action on the config string.
     #[must_use]
     pub const fn command(&self) -> ConfigCommand {
         ConfigCommand(self.version_and_command & 0x0f)
     }
 }
 
-/// The message of command 2 (section 3.3); `count` [`MacDirective`]s follow.
+/// The message of command 2, MAC Mask List (section 3.3); `count` [`MacDirective`]s follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MacMaskMessage {
-    /// Zero.
+    /// Reserved: 0.
     pub reserved: u8,
-    /// [`MacMaskCommand`].
+    /// A [`MacMaskCommand`].
     pub command: u8,
-    /// [`MacMaskError`] of a response.
+    /// In a response: a [`MacMaskError`].
     pub error: u8,
-    /// Directives that follow.
+    /// Number of directives that follow.
     pub count: u8,
 }
 const _: () = assert!(size_of::<MacMaskMessage>() == 4);
@@ -142,52 +142,52 @@ const _: () = assert!(size_of::<MacMaskMessage>() == 4);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MacDirective {
-    /// Zero.
+    /// Reserved: 0.
     pub reserved: u8,
-    /// [`DirectiveCommand`].
+    /// A [`DirectiveCommand`].
     pub command: u8,
-    /// Whose.
+    /// MAC address of an initiator.
     pub mac: Mac,
 }
 const _: () = assert!(size_of::<MacDirective>() == 8);
 
-/// The message of command 3 (section 3.4); `count` addresses follow.
+/// The message of command 3, Reserve/Release (section 3.4); `count` MAC addresses follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReserveMessage {
-    /// [`ReserveCommand`].
+    /// A [`ReserveCommand`].
     pub command: u8,
-    /// Addresses that follow.
+    /// Number of MAC addresses that follow.
     pub count: u8,
 }
 const _: () = assert!(size_of::<ReserveMessage>() == 2);
 
 open_enum! {
-    /// What a message is about.
+    /// Command of a message.
     pub enum AoeCommand(u8) {
-        /// Issue an ATA command.
+        /// Issue ATA Command.
         ISSUE_ATA_COMMAND = 0,
-        /// Query config information.
+        /// Query Config Information.
         QUERY_CONFIG_INFORMATION = 1,
-        /// MAC mask list.
+        /// MAC Mask List.
         MAC_MASK_LIST = 2,
-        /// Reserve and release.
+        /// Reserve/Release.
         RESERVE_RELEASE = 3,
     }
 }
 
 open_enum! {
-    /// Why a request was refused.
+    /// Error codes of responses.
     pub enum ErrorCode(u8) {
         /// The server does not know the command.
         UNRECOGNIZED_COMMAND_CODE = 1,
         /// A value in the arguments is not valid.
         BAD_ARGUMENT_PARAMETER = 2,
-        /// The server cannot use the device any more.
+        /// The server can no longer access the device.
         DEVICE_UNAVAILABLE = 3,
-        /// The config string is set already.
+        /// The config string is already set.
         CONFIG_STRING_PRESENT = 4,
-        /// The server does not speak this version.
+        /// The server does not support this protocol version.
         UNSUPPORTED_VERSION = 5,
         /// Another initiator has reserved the target.
         TARGET_IS_RESERVED = 6,
@@ -195,35 +195,35 @@ open_enum! {
 }
 
 open_enum! {
-    /// What to do with a config string.
+    /// Actions on a config string.
     pub enum ConfigCommand(u8) {
-        /// Answer with it.
+        /// Return the config string.
         READ = 0,
-        /// Answer only if it is exactly this.
+        /// Respond only if the config string equals the one in the request.
         TEST = 1,
-        /// Answer only if it begins with this.
+        /// Respond only if the config string begins with the one in the request.
         TEST_PREFIX = 2,
-        /// Set it if it is empty.
+        /// Set the config string if it is empty.
         SET = 3,
-        /// Set it.
+        /// Set the config string.
         FORCE_SET = 4,
     }
 }
 
 open_enum! {
-    /// What to do with a MAC mask list.
+    /// Actions on a MAC mask list.
     pub enum MacMaskCommand(u8) {
-        /// Answer with it.
+        /// Return the list.
         READ = 0,
-        /// Change it.
+        /// Change the list by the directives.
         EDIT = 1,
     }
 }
 
 open_enum! {
-    /// How a MAC mask list changes.
+    /// Changes of a MAC mask list.
     pub enum DirectiveCommand(u8) {
-        /// Not at all.
+        /// No change.
         NONE = 0,
         /// Add the address.
         ADD = 1,
@@ -233,27 +233,27 @@ open_enum! {
 }
 
 open_enum! {
-    /// Why a MAC mask list was not changed.
+    /// Results of a request to change a MAC mask list.
     pub enum MacMaskError(u8) {
-        /// It was.
-        NONE = 0,
-        /// For no reason that has a number.
+    /// The list was changed.
+    NONE = 0,
+    /// The list was not changed, for a reason that has no code.
         UNSPECIFIED = 1,
         /// A directive's command is unknown.
         BAD_DIRECTIVE = 2,
-        /// It has no room.
+        /// The list is full.
         LIST_FULL = 3,
     }
 }
 
 open_enum! {
-    /// What to do with the list of those that a target is reserved for.
+    /// Actions on the reserve list: the initiators for which a target is reserved.
     pub enum ReserveCommand(u8) {
-        /// Answer with it.
-        READ = 0,
-        /// Replace it, if the sender may.
-        SET = 1,
-        /// Replace it, whoever holds it.
+    /// Return the list.
+    READ = 0,
+    /// Replace the list, if it is empty or contains the sender.
+    SET = 1,
+    /// Replace the list unconditionally.
         FORCE_SET = 2,
     }
 }
@@ -262,32 +262,32 @@ open_enum! {
 pub const AOE_VERSION: u8 = 1;
 /// The message is a response.
 pub const AOE_FLAG_RESPONSE: u8 = 1 << 3;
-/// The request was refused; with [`AOE_FLAG_RESPONSE`].
+/// The request failed; set together with [`AOE_FLAG_RESPONSE`].
 pub const AOE_FLAG_ERROR: u8 = 1 << 2;
 
 /// ATA flag: the address has 48 bits.
 pub const AOE_AFLAG_EXTENDED: u8 = 1 << 6;
-/// ATA flag: the device register's own bit.
+/// ATA flag: the DEV bit of the device register.
 pub const AOE_AFLAG_DEVICE: u8 = 1 << 4;
-/// ATA flag: a write may be answered before it is done.
+/// ATA flag: a write may be answered before it has completed.
 pub const AOE_AFLAG_ASYNCHRONOUS: u8 = 1 << 1;
-/// ATA flag: data goes to the device.
+/// ATA flag: the request carries data for the device.
 pub const AOE_AFLAG_WRITE: u8 = 1 << 0;
 
-/// In a request: every shelf.
+/// Shelf address of a request to every shelf.
 pub const ANY_SHELF: u16 = 0xffff;
-/// In a request: every slot.
+/// Slot address of a request to every slot.
 pub const ANY_SLOT: u8 = 0xff;
 /// The longest config string, in bytes.
 pub const AOE_MAX_CONFIG: usize = 1024;
-/// What comes before the data of an ATA command, in bytes, without the Ethernet header.
+/// Length of the headers before the data of an ATA command, without the Ethernet header, in bytes.
 pub const AOE_ATA_HEAD: usize = size_of::<Header>() + size_of::<AtaMessage>();
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Behind the Ethernet header.
+    /// Parses the AoE header and the message after it, of a frame with an Ethernet header.
     fn parse<T: FromBytes + Unaligned>(bytes: &[u8]) -> (Header, T) {
         let (header, rest) = Header::read_from_prefix(bytes).unwrap();
         (header, T::read_from_prefix(rest).unwrap().0)
@@ -319,7 +319,7 @@ mod tests {
         let write = [0x10, 0, 0, 1, 1, 0, 0, 8, 0xdf, 0xc4, 0x41, 0, 8, 0x34, 0, 0, 0, 0, 0, 0, 0, 0];
         let (_, ata) = parse::<AtaMessage>(&write);
         assert_eq!(ata.aflags, AOE_AFLAG_EXTENDED | AOE_AFLAG_WRITE);
-        // The kernel identifies without the E bit and with the bits of the device register.
+        // Linux sends IDENTIFY DEVICE without the E bit and with the bits of the device register.
         let identify = [0x10, 0, 0, 1, 1, 0, 0, 1, 0xdf, 0x9c, 0, 0, 1, 0xec, 0, 0, 0, 0xa0, 0, 0, 0, 0];
         assert_eq!(parse::<AtaMessage>(&identify).1.block(), 0);
     }

@@ -1,5 +1,5 @@
-//! ATA commands that AoE carries (ATA/ATAPI-8 ACS): register values and the data of IDENTIFY
-//! DEVICE. Words are little-endian; in text fields the two bytes of each word are exchanged.
+//! ATA commands that AoE carries (ATA8-ACS): register values and the data of IDENTIFY DEVICE. Words
+//! are little-endian; in text fields the two bytes of each word are exchanged.
 
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U64, Unaligned};

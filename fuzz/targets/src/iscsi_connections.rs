@@ -1,7 +1,7 @@
 //! A hostile initiator with several connections, which join sessions, break, and reassign tasks.
 //!
 //! ```text
-//!   stream = record ...      record = what happens to which connection (1 byte), length (2), bytes that it sends
+//!   stream = record ...      record = event and connection (1 byte), length (2), bytes that it sends
 //! ```
 
 use crate::choices::Choices;
@@ -11,7 +11,7 @@ use crate::wire::Wire;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
-use blockmux_proto::session::{Demand, Home, SessionStage, StreamSession, Target, Timed};
+use blockmux_proto::session::{CoreHandle, Demand, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
 use std::rc::Rc;
@@ -63,7 +63,7 @@ impl Run<'_> {
         Run {
             choices,
             node: node(&exports),
-            local: LocalSessions::new(Home::new(())),
+            local: LocalSessions::new(CoreHandle::new(())),
             channels: channels.collect(),
             exports,
             pool,
@@ -204,5 +204,5 @@ const MAX_EVENTS: usize = 300;
 const MOST_IN_FLIGHT: u32 = 272 * 4;
 /// The maximum outbox of a session plus its retained data, in bytes.
 const MAX_OUTBOX: usize = (64 << 20) + (64 << 20) + (2 << 20);
-/// In bytes: one read of full length.
+/// Maximum number of bytes to read for one input: one read of full length.
 const READ_BUDGET: u64 = 33 << 20;

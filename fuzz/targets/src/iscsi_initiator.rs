@@ -91,7 +91,7 @@ impl Run<'_> {
         match self.choices.byte() {
             255 => self.session.on_stop(),
             254 => self.pass_time(),
-            253 if !self.is_over && self.session.look() >= 1 => {
+            253 if !self.is_over && self.session.tick() >= 1 => {
                 self.session.abort_overdue(1);
             }
             _ => {}
@@ -196,7 +196,7 @@ struct Sent {
     tags: Vec<u32>,
     /// Identifier of the next command.
     cmd_sn: Option<u32>,
-    /// The target may have declared anew how much it takes.
+    /// Whether the target may have changed its MaxRecvDataSegmentLength.
     has_asked: bool,
 }
 
@@ -248,7 +248,7 @@ impl Sent {
             IscsiOpcode::TASK_MANAGEMENT_REQUEST => {
                 let request: &TaskManagementFunctionRequest = transmute_ref!(bhs);
                 let referenced = request.referenced_task_tag.get();
-                // A reset is about no task.
+                // A reset names no task.
                 assert!(bhs.is_immediate());
                 assert!(referenced == RESERVED_TAG || self.tags.contains(&referenced));
             }
@@ -257,7 +257,7 @@ impl Sent {
     }
 }
 
-/// Our own target, over the RAM volume of LUN 0, to be talked to now and then.
+/// A well-behaved target: Blockmux's own, over a RAM volume as LUN 0.
 struct WellBehavedTarget {
     session: IscsiTargetSession,
     channel: Box<dyn Channel>,
@@ -274,7 +274,7 @@ impl WellBehavedTarget {
         WellBehavedTarget { session, channel, unread: Vec::new() }
     }
 
-    /// Its answer to `bytes`; empty after a protocol violation.
+    /// The target's answer to `bytes`; empty after a protocol violation.
     fn answer(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.unread.extend(bytes);
         while self.receive() {
@@ -307,7 +307,7 @@ impl WellBehavedTarget {
     }
 }
 
-/// Ways to move data.
+/// Operational parameters of the session, selected by a choice of the input.
 fn wish(choice: u8) -> OperationalParameters {
     match choice % 4 {
         0 | 1 => default_proposal(),

@@ -82,7 +82,7 @@ fn login_request(flags: u8) -> Vec<u8> {
 fn text_request(flags: u8) -> Vec<u8> {
     let mut request = TextRequest::new_zeroed();
     request.opcode = IscsiOpcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE;
-    // Its bits F and C are a login's T and C.
+    // Bits F and C of a text request have the places of a login's T and C.
     request.flags = flags & 0xc0;
     request.initiator_task_tag = 7.into();
     request.target_transfer_tag = RESERVED_TAG.into();
@@ -101,10 +101,10 @@ fn push_pdu(stream: &mut Vec<u8>, header: &[u8], data: &[u8]) {
 
 /// A bit of a record's kind that no login request has.
 const IS_TEXT: u8 = 0x10;
-/// From operational negotiation to full feature phase.
+/// Login flags of a transit from operational negotiation to full feature phase.
 const STRAIGHT_IN: u8 = 0x87;
 const NAMES: &[u8] = b"InitiatorName=iqn.2026-11.i:me\0TargetName=iqn.2026-11.t:a\0SessionType=Normal\0";
-/// As much as may be sent before anything is agreed on, in bytes.
+/// Maximum data segment before negotiation, in bytes.
 const MAX_SEGMENT: usize = 8192;
-/// A value that is asked for in binary, in bytes.
+/// Maximum length of a decoded binary value, in bytes.
 const MOST_BINARY: usize = 16;

@@ -19,7 +19,7 @@ pub(crate) fn iscsi_target(data: &[u8]) {
     drive(choices, stream);
 }
 
-/// Takes a target session through all that an initiator sends.
+/// Drives a target session through the complete stream of an initiator.
 pub(crate) fn drive(mut choices: Choices<'_>, stream: Vec<u8>) {
     let exports = exports();
     let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
@@ -28,7 +28,7 @@ pub(crate) fn drive(mut choices: Choices<'_>, stream: Vec<u8>) {
     Run::new((choices, stream), (session, exports), TargetStream::default(), pool, now).drive();
 }
 
-/// An open target and one behind CHAP.
+/// A target without authentication and one with CHAP.
 pub(crate) fn node(exports: &Exports) -> Arc<IscsiNode> {
     let chap = Chap {
         initiator: ChapCredentials::new("user", ChapSecret::new(b"initiator-secret").expect("it is short"))

@@ -25,7 +25,7 @@ pub(crate) struct TargetStream {
 }
 
 impl Judge for TargetStream {
-    /// The deadline of a login is further, and so is that of a ping.
+    /// Shorter than the deadlines of a login and of a ping.
     const NEAR: Duration = Duration::from_secs(10);
     const MAX_OUTBOX: usize = (64 << 20) + (32 << 20) + (2 << 20);
     const MAX_POOLED: usize = 256 << 20;
@@ -43,7 +43,7 @@ impl Judge for TargetStream {
 }
 
 impl TargetStream {
-    /// Checks the first PDU if it is whole; its length.
+    /// Checks the first PDU if it is complete; returns its length.
     fn first_pdu(&mut self) -> Option<usize> {
         let bhs = Bhs::read_from_bytes(self.rest.get(..BHS_LEN)?).ok()?;
         let data_len = bhs.data_segment_length.get() as usize;
@@ -102,8 +102,8 @@ impl TargetStream {
     }
 }
 
-/// A status is one of SAM-5's, and sense data comes with CHECK CONDITION alone and is as long as it
-/// says (SPC-5, both formats).
+/// Checks that the status is one of SAM-5's, and that sense data comes only with CHECK CONDITION
+/// and has the length in its header (SPC-5, both formats).
 fn check_status(bhs: &Bhs, data: &[u8]) {
     let response: &ScsiResponse = transmute_ref!(bhs);
     let status = ScsiStatus(response.status);

@@ -112,7 +112,7 @@ impl Run<'_> {
         match self.choices.byte() {
             255 => self.session.on_stop(),
             254 => self.pass_time(),
-            253 if !self.is_over && self.session.look() >= 1 => {
+            253 if !self.is_over && self.session.tick() >= 1 => {
                 self.session.abort_overdue(1);
             }
             _ => {}
@@ -175,7 +175,7 @@ impl Run<'_> {
         if bytes.len() >= HEADERS {
             if let Some((tag, stag)) = meant.filter(|_| kind & 1 != 0) {
                 bytes[44..48].copy_from_slice(&tag.to_be_bytes());
-                // A queue pair does not tell of memory that was not open.
+                // A queue pair reports only invalidations of registered memory.
                 closes = stag.filter(|stag| kind & 4 != 0 && self.open.remove(stag).is_some());
             }
             if kind & 2 != 0 {

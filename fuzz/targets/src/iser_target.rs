@@ -1,7 +1,7 @@
 //! A hostile initiator against the iSER target.
 //!
-//! Bits of a record's kind: 1, the CmdSN is right; 2, it names memory for both directions; 4,
-//! behind the bytes comes as much data as its PDU says.
+//! Bits of a record's kind: 1, set a valid CmdSN; 2, name memory for both directions; 4, append as
+//! much data as the PDU's length says.
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
@@ -32,7 +32,7 @@ struct Iser {
 }
 
 impl RdmaJudge for Iser {
-    /// Those of the login and of a ping are further.
+    /// Shorter than the deadlines of a login and of a ping.
     const NEAR: Duration = Duration::from_secs(10);
     /// The initial receive buffers, plus those for unsolicited data.
     const MAX_RECEIVES: u64 = 560 + 31 * 256;
@@ -69,5 +69,5 @@ impl RdmaJudge for Iser {
 
 /// Length of the iSER and iSCSI headers, in bytes.
 const HEADERS: usize = 28 + 48;
-/// With one message, in bytes.
+/// Maximum data of one message, in bytes.
 const MAX_DATA: usize = 8192;

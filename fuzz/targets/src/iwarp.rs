@@ -1,13 +1,12 @@
-//! iWARP: its frames by themselves, and a hostile peer against the whole queue pair, on either
-//! side.
+//! iWARP: its frames alone, and a hostile peer against the whole queue pair, on either side.
 //!
 //! ```text
-//!   stream = record ...   record = 0, length, bytes                               as they are
-//!                                | 1, length, segment                             in a frame
-//!                                | 2, control (2), name, offset, MSN, length (2)  a segment that is nearly right
+//!   stream = record ...   record = 0, length, bytes                               raw bytes
+//!                                | 1, length, segment                             the segment in a frame
+//!                                | 2, control (2), tag, offset, MSN, length (2)   a nearly valid segment
 //! ```
-//! In a segment that is nearly right, a name and an offset choose from what was granted, and an MSN
-//! is that of the queue plus what is there.
+//! In a nearly valid segment, tag and offset select from the granted memory, and the MSN is
+//! relative to that of the queue.
 
 use crate::choices::Choices;
 use crate::wire::Wire;
@@ -24,8 +23,8 @@ use blockmux_wire::iwarp::rdmap::{RdmapOpcode, ReadRequest, Terminate};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Reads `data` as every structure that there is: each survives any bytes, prints, and is the same
-/// bytes again.
+/// Reads `data` as each wire structure: each must accept any bytes, print, and be written as the
+/// same bytes.
 pub(crate) fn iwarp_frames(data: &[u8]) {
     fn again<T: FromBytes + IntoBytes + zerocopy::Immutable + std::fmt::Debug>(data: &[u8]) {
         if let Ok((value, rest)) = T::read_from_prefix(data) {
@@ -150,18 +149,18 @@ struct Run<'a> {
     wire: Wire,
     /// MSN of the peer's last message in each queue.
     msns: [u32; 4],
-    /// Under which names our reads are to be answered.
+    /// Sink tags of the session's outstanding reads.
     sinks: Vec<u32>,
     has_crc: bool,
-    /// The peer has sent its frame.
+    /// Whether the peer has sent its set-up frame.
     is_set_up: bool,
     /// Bytes that the peer has received but not parsed.
     sent: Vec<u8>,
-    /// The number of the next work; [`MESSAGE`] is no number of it.
+    /// The number of the next work request; never that of [`MESSAGE`].
     posted: u64,
-    /// Which work has come back.
+    /// Whether each work request has completed.
     back: Vec<bool>,
-    /// Messages by [`QueuePair::send`] that may come back.
+    /// Number of messages of [`QueuePair::send`] that may still complete.
     messages: u64,
     is_over: bool,
     is_broken: bool,
@@ -207,7 +206,7 @@ impl Run<'_> {
         if let Some(when) = self.iwarp.poll_timeout() {
             self.now = self.now.max(when) + Duration::from_nanos(1);
             match self.iwarp.on_timeout(self.now) {
-                // A silent peer is nudged, so often and no oftener.
+                // An unresponsive peer is nudged a limited number of times.
                 Ok(()) => assert!(self.iwarp.poll_timeout().is_none_or(|next| next > self.now)),
                 Err(error) => {
                     self.on_error(error);
@@ -244,7 +243,7 @@ impl Run<'_> {
         true
     }
 
-    /// Calls what need not come back, as the choices say; whether anything was called.
+    /// Makes a call that needs no completion, as the choices request; returns whether it did.
     fn call(&mut self, mut local: SgList, remote: Remote) -> bool {
         let id = WorkId(self.posted);
         let comes_back = match self.choices.below(6) {
@@ -321,7 +320,7 @@ impl Run<'_> {
             let data = usize::from(u16::from_be_bytes([self.sent[18], self.sent[19]]));
             self.sent.drain(..20 + data);
         }
-        // Where the peer has asked for markers, only they would say where frames begin.
+        // With markers, frames cannot be found by their lengths alone.
         while let Some(length) = self.sent.first_chunk() {
             let len = u16::from_be_bytes(*length);
             if self.sent.len() < fpdu_len(len) {
@@ -366,7 +365,7 @@ impl Run<'_> {
         bytes.to_vec()
     }
 
-    /// A good request, or a good reply.
+    /// Sends a valid MPA request or reply.
     fn set_up(&mut self, kind: u8) {
         let key = if self.is_active { b"MPA ID Rep Frame" } else { b"MPA ID Req Frame" };
         let mut frame = key.to_vec();

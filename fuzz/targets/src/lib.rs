@@ -5,9 +5,9 @@
 //!                      ──▶ src/main.rs       mutated at random for a while, on a stable compiler
 //!                      ──▶ ../src/main.rs    libFuzzer with coverage and AddressSanitizer, on a nightly one
 //! ```
-//! To add a target: write a function in a module here, name it in [`TARGETS`], and put a few inputs
-//! that reach different branches into `fuzz/corpus/NAME/`. An input that once found a fault goes
-//! there too, under a name that says what it found.
+//! To add a target: write a function in a module here, add it to [`TARGETS`], and put a few inputs
+//! that reach different branches into `fuzz/corpus/NAME/`. Inputs that have found a bug belong
+//! there too, under a name that describes the bug.
 #![forbid(unsafe_code)]
 
 mod aoe;
@@ -42,7 +42,7 @@ mod text;
 mod tls;
 mod wire;
 
-/// A function under fuzz.
+/// A fuzz target.
 #[derive(Debug)]
 pub struct Target {
     /// Its name on the command line, and its directory under `fuzz/corpus`.

@@ -1,6 +1,6 @@
-//! The smoke run: mutates a target's corpus for a while. It needs no nightly compiler and sees no
-//! coverage, so it finds only what is near the corpus; what it does depends on nothing but the seed
-//! and the time it is given.
+//! The smoke run: mutates a target's corpus for a while. It needs no nightly toolchain and measures
+//! no coverage, so it finds only bugs near the corpus. Its inputs depend only on the seed and the
+//! given time.
 //!
 //! Usage: `smoke NAME SECONDS CORPUS ARTIFACTS`, the latter two directories.
 #![forbid(unsafe_code)]
@@ -78,12 +78,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `end`, which must not be zero.
+    /// A number below `end`, which must not be zero.
     fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// One seed, or the front of one and the back of another, with a few changes.
+    /// One seed, or the beginning of one and the end of another, with a few changes.
     fn mutated(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
         let mut input = seeds[self.below(seeds.len())].clone();
         if self.below(4) == 0 {
@@ -126,11 +126,11 @@ impl Random {
     }
 }
 
-/// Bytes at which lengths and flags tend to turn over.
+/// Bytes at the edges of lengths and flags.
 const EDGES: [u8; 8] = [0, 1, 2, 0x7f, 0x80, 0xfe, 0xff, 0x40];
 
-/// In bytes.
+/// Maximum length of an input, in bytes.
 const MAX_INPUT: usize = 4096;
 
-/// Any number; always the same, so that a fault shows again.
+/// Seed of the random numbers, a constant, so that a failure is reproducible.
 const SEED: u64 = 0x626c_6f63_6b6d_7578;

@@ -7,10 +7,10 @@ use blockmux_wire::nbd::transmission::*;
 /// The client's direction of one connection.
 #[derive(Default)]
 pub(crate) struct ClientStream {
-    /// Sent and not read yet.
+    /// Sent bytes that have not been parsed yet.
     sent: Vec<u8>,
     phase: Phase,
-    /// Cookies that were used, each with its request's place in time.
+    /// Cookies of all requests, in order.
     cookies: Vec<u64>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Limits {
 }
 
 impl ClientStream {
-    /// The client has sent `bytes`; `limits` are there once it knows the export.
+    /// Checks bytes that the client has sent; `limits` are given once it knows the export.
     pub(crate) fn on_sent(&mut self, bytes: &[u8], limits: Option<&Limits>) {
         self.sent.extend(bytes);
         while let Some(len) = self.read(limits) {
@@ -41,12 +41,12 @@ impl ClientStream {
         }
     }
 
-    /// Nothing more will be sent.
+    /// Checks the end of the stream: no partial message remains.
     pub(crate) fn on_quiet(&self) {
         assert!(self.sent.is_empty(), "{:?}: {:?} is no whole message", self.phase, self.sent);
     }
 
-    /// Reads one message; returns its length.
+    /// Parses one message; returns its length.
     fn read(&mut self, limits: Option<&Limits>) -> Option<usize> {
         let sent = &self.sent;
         match self.phase {

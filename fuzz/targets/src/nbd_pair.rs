@@ -29,7 +29,7 @@ pub(crate) fn nbd_pair(data: &[u8]) {
         if input.is_empty() {
             break;
         }
-        // Running out of bytes ends the list; it is no fault.
+        // The end of the bytes ends the list, and is no error.
         let Ok(operation) = Operation::arbitrary(&mut input) else { break };
         pair.perform(operation);
     }
@@ -49,7 +49,7 @@ enum Operation {
     },
     /// One receive on each side.
     Move,
-    /// The target's volume finishes something, or fails.
+    /// The target's volume completes an I/O, or fails it.
     Complete {
         at: u8,
         fault: u8,
@@ -95,7 +95,7 @@ struct Link {
     target: NbdTargetSession,
     to_target: Wire,
     to_initiator: Wire,
-    /// In flight at the volume.
+    /// I/O in flight at the volume.
     at_volume: Vec<(VolumeId, Io)>,
 }
 
@@ -112,7 +112,7 @@ impl Link {
         }
     }
 
-    /// One receive on each side, and what follows from it; whether anything moved.
+    /// Runs one receive on each side and its consequences; returns whether there was progress.
     fn turn(&mut self, choices: &mut Choices<'_>) -> bool {
         let mut moved = false;
         for (wire, bytes) in [
@@ -226,7 +226,7 @@ impl Pair<'_> {
         io
     }
 
-    /// Submits, once no request is in flight that would make the outcome a matter of luck.
+    /// Submits a request, once no request is in flight that would make its result ambiguous.
     fn submit(&mut self, io: Io) {
         let conflicts = |other: &Io| {
             (io.op.is_write() || other.op.is_write())
@@ -240,7 +240,7 @@ impl Pair<'_> {
         self.link.initiator.submit(io);
     }
 
-    /// The volume finishes an I/O, or fails with `fault` and does nothing.
+    /// Completes an I/O at the volume, or fails it with `fault` and without effect.
     fn complete(&mut self, at: usize, fault: Option<IoError>) {
         let (_, io) = self.link.at_volume.swap_remove(at);
         let done = match fault {
@@ -297,11 +297,11 @@ impl Pair<'_> {
                 }
             }
             (Op::Flush | Op::Prefetch, Output::Nothing) => {}
-            (op, output) => panic!("{op:?} brought {output:?}"),
+            (op, output) => panic!("{op:?} returned {output:?}"),
         }
     }
 
-    /// A write that failed when it was sent again may have been done the first time, and only then.
+    /// Handles a replayed write that failed: its first transmission may have been executed.
     fn on_failed_replay(&mut self, io: &Io) {
         let read = self.execute(Io::new(Tag(0), Op::Read, io.offset, io.len));
         let found = read.result.expect("RAM does not fail").into_data().to_vec();
@@ -325,7 +325,7 @@ impl Pair<'_> {
         self.poll_done();
         assert!(self.in_flight.is_empty(), "stuck: {:?}", self.in_flight);
         assert!(self.link.initiator.is_ready() && self.link.initiator.room() > 0);
-        // A hint that failed is no failure.
+        // A failed prefetch is no error.
         self.faults.retain(|(op, ..)| *op != Op::Prefetch);
         assert!(self.faults.is_empty(), "never reported: {:?}", self.faults);
     }
@@ -378,7 +378,7 @@ const FAULTS: [IoError; 3] = [IoError::Medium, IoError::NoSpace, IoError::NoMemo
 /// Size of the volume in bytes: several allocation units, the last one incomplete.
 const SIZE: u64 = (320 << 10) + 512;
 const BLOCK: u64 = 512;
-/// Each may be a whole handshake; more find nothing that fewer would not.
+/// Maximum number of operations. Each may be a whole handshake; more operations find no more bugs.
 const MOST_OPERATIONS: usize = 200;
-/// In bytes: enough for each request, but not for all at once.
+/// Size of the pool in bytes: enough for each request, but not for all at once.
 const POOL: usize = 2 << 20;

@@ -13,20 +13,20 @@ use std::collections::VecDeque;
 /// Both directions of one connection.
 #[derive(Default)]
 pub(crate) struct ServerStream {
-    /// Sent by the server and not read yet.
+    /// Bytes of the server that have not been parsed yet.
     sent: Vec<u8>,
-    /// Bytes of the client's stream that were read.
+    /// Number of parsed bytes of the client's stream.
     read: usize,
     phase: Phase,
     client_flags: u32,
-    /// Taken by the server and not answered.
+    /// Options that the server has consumed and not answered.
     options: VecDeque<Opt>,
     requests: Vec<Request>,
     form: Form,
     export: Export,
-    /// The number of the metadata context that the last selection brought.
+    /// The identifier of the metadata context of the last selection.
     context: Option<u32>,
-    /// The number that the answer to the present selection has named.
+    /// The identifier in the reply to the selection in progress.
     selecting: Option<u32>,
     is_ambiguous: bool,
     /// Whether the client violated the protocol.
@@ -39,7 +39,7 @@ enum Phase {
     Greeting,
     Flags,
     Options,
-    /// An option that may end the handshake; what follows it cannot be read before its answer.
+    /// An option that may end the handshake; bytes after it cannot be parsed before its answer.
     LastOption,
     Requests,
     Over,
@@ -88,7 +88,7 @@ impl ServerStream {
         }
     }
 
-    /// All has been sent, and nothing is in flight any more.
+    /// Checks the end state, with nothing in flight.
     pub(crate) fn check_end(&self) {
         if self.is_ambiguous {
             return;
@@ -398,7 +398,7 @@ impl ServerStream {
         Some(())
     }
 
-    /// The request with that cookie, which the reply must fit; none if it may be one of several.
+    /// The request with that cookie, which the reply must fit; `None` if several requests have it.
     fn find(&mut self, cookie: u64, fits: impl Fn(&Request) -> bool) -> Option<usize> {
         let mut of_cookie = (0..).zip(&self.requests).filter(|(_, request)| request.cookie == cookie);
         let (at, request) = of_cookie.next().unwrap_or_else(|| panic!("answered {cookie:#x}"));
@@ -442,7 +442,7 @@ impl Request {
         of(self) == of(other) && self.content.is_empty() && other.content.is_empty()
     }
 
-    /// Every byte of a read once.
+    /// Checks that the content covers every byte of a read once.
     fn check_content(&self) {
         let mut at = self.offset;
         let mut content = self.content.clone();
@@ -472,7 +472,7 @@ fn check_errno(errno: u32, form: Form) {
     assert!(is_known && (errno != 75 || form != Form::Simple), "failed with {errno}");
 }
 
-/// Bytes, taken from the front.
+/// Bytes that are parsed field by field.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {

@@ -23,12 +23,12 @@ pub(crate) fn nbd_target(data: &[u8]) {
 }
 
 impl Judge for ServerStream {
-    /// The deadline of the handshake is further.
+    /// Shorter than the deadline of the handshake.
     const NEAR: Duration = Duration::from_secs(20);
     const MAX_OUTBOX: usize = (64 << 20) + (32 << 20) + (2 << 20);
     const MAX_POOLED: usize = 128 << 20;
 
-    /// A socket may be full after any byte.
+    /// Number of bytes to send: a socket may be full after any byte.
     fn room(choice: u8) -> usize {
         match choice {
             0..=127 => usize::MAX,
@@ -59,7 +59,7 @@ fn exports() -> Exports {
     ])
 }
 
-/// Made once: its zeroes are many.
+/// Created once, because it allocates many zeroes.
 static HUGE: LazyLock<Arc<NullVolume>> = LazyLock::new(|| Arc::new(NullVolume::new(1 << 50)));
 
 /// Size of each RAM volume in bytes, enough for long payload.

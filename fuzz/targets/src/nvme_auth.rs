@@ -13,7 +13,7 @@ use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::auth::SC_C_NEW_TLS_PSK;
 use std::sync::Arc;
 
-/// Reads `data` as choices and what messages are replaced by.
+/// Reads `data` as choices and replacements of messages.
 pub(crate) fn nvme_auth(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let secret = |text| DhChapSecret::parse(text).expect("it is a secret");

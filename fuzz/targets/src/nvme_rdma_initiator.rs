@@ -74,7 +74,7 @@ struct Run<'a> {
     unseen: VecDeque<Sqe>,
     /// The CID and the key of each command, the latest last.
     commands: Vec<(u16, Option<u32>)>,
-    /// Memory that is open to the controller, by key.
+    /// Memory that is registered for the controller, by key.
     open: BTreeMap<u32, SgList>,
     last_stag: u32,
     is_over: bool,
@@ -169,7 +169,8 @@ impl Run<'_> {
         true
     }
 
-    /// A message, with a key that it invalidates if that is open: a queue pair tells of no others.
+    /// Delivers a message. `key` counts as invalidated only if it is valid, because a queue pair
+    /// reports no others.
     fn receive(&mut self, message: &[u8], key: Option<u32>) {
         let invalidated = key.filter(|key| self.open.remove(key).is_some()).map(Stag);
         self.event(Event::Received { message: Seg::from_slice(message), invalidated });

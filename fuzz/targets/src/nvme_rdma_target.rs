@@ -51,7 +51,7 @@ struct NvmeRdma {
 }
 
 impl RdmaJudge for NvmeRdma {
-    /// Below the deadline of connecting.
+    /// Shorter than the deadline of connecting.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_RECEIVES: u64 = 1 << 16;
     const MAX_POOLED: usize = 256 << 20;

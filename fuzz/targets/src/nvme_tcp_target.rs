@@ -1,5 +1,5 @@
-//! A hostile host against the NVMe/TCP target, with volumes that fail, and a namespace that comes
-//! and goes, when the input says so.
+//! A hostile host against the NVMe/TCP target, with volumes that fail and a namespace that is
+//! attached and detached when the input requests it.
 
 use crate::choices::Choices;
 use crate::target_side::{Judge, Run, Sent};
@@ -47,7 +47,7 @@ struct Controller {
 }
 
 impl Judge for Controller {
-    /// Below the deadline of connecting.
+    /// Shorter than the deadline of connecting.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_OUTBOX: usize = (64 << 20) + (2 << 20);
     const MAX_POOLED: usize = 256 << 20;
@@ -106,8 +106,15 @@ pub(crate) fn node(exports: &Exports) -> Arc<NvmeNode> {
 
 /// The volume as a namespace with NSID `volume` + 1.
 fn namespace(exports: &Exports, volume: VolumeId) -> Namespace {
-    let (export, served) = exports.get(volume).zip(exports.served(volume)).expect("it is in the list");
-    Namespace::new(volume.0 + 1, volume, served, export.read_only, VolumeUuid::of_texts(&[&export.name]))
+    let (export, volume_state) =
+        exports.get(volume).zip(exports.volume_state(volume)).expect("it is in the list");
+    Namespace::new(
+        volume.0 + 1,
+        volume,
+        volume_state,
+        export.read_only,
+        VolumeUuid::of_texts(&[&export.name]),
+    )
 }
 
 pub(crate) fn exports() -> Exports {

@@ -5,9 +5,9 @@ use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_volume::{Seg, SgList};
 use std::collections::VecDeque;
 
-/// Reads `data` as a list of operations and does each to an outbox and to its model.
+/// Reads `data` as a list of operations and applies each to an outbox and to its model.
 pub(crate) fn outbox(data: &[u8]) {
-    // Running out of bytes ends the list; it is no fault.
+    // The end of the bytes ends the list, and is no error.
     let _ = run(&mut Unstructured::new(data));
 }
 
@@ -80,7 +80,7 @@ fn check(outbox: &Outbox, model: &mut VecDeque<u8>) {
     assert!(expected.is_empty());
 }
 
-/// `len` bytes that differ from their neighbours, so that a mix-up shows.
+/// `len` bytes that differ from their neighbours, so that a wrong order is detected.
 fn bytes(fill: &mut u8, len: usize) -> Vec<u8> {
     let mut next = || {
         *fill = fill.wrapping_add(1);
@@ -89,8 +89,8 @@ fn bytes(fill: &mut u8, len: usize) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// In bytes; a few such heads are more than an outbox keeps before it moves the rest down.
+/// Maximum length of a head, in bytes; a few such heads make the outbox compact its buffer.
 const MAX_HEAD: usize = 6000;
 
-/// In bytes; above it half is consumed, so that checking stays cheap.
+/// Maximum queued bytes; above it half is consumed, so that checks stay cheap.
 const MAX_QUEUED: usize = 32 << 10;

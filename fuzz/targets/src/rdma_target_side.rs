@@ -46,7 +46,7 @@ pub(crate) struct RdmaRun<'a, S, J> {
     now: Instant,
     /// Sends, reads and writes in flight, with the memory that they hold.
     posted: Vec<(WorkId, WorkRequest)>,
-    /// Receive buffers.
+    /// Number of posted receive buffers.
     receives: u64,
     /// Whether the connection is lost, or the initiator violated the protocol.
     is_over: bool,
@@ -54,7 +54,7 @@ pub(crate) struct RdmaRun<'a, S, J> {
 }
 
 impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
-    /// A peer that connects with `private_data` and sends the messages of `stream`.
+    /// Drives a session whose peer connects with `private_data` and sends the messages of `stream`.
     pub(crate) fn drive(
         (choices, stream): (Choices<'a>, &'a [u8]),
         (session, exports): (S, Exports),

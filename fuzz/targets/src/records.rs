@@ -5,14 +5,14 @@
 pub(crate) struct Records<'a>(pub(crate) &'a [u8]);
 
 impl Records<'_> {
-    /// The next kind.
+    /// The kind of the next record.
     pub(crate) fn kind(&mut self) -> Option<u8> {
         let (&kind, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(kind)
     }
 
-    /// The bytes that belong to it, as many of them as there are.
+    /// The bytes of the record, or fewer if the stream ends.
     pub(crate) fn bytes(&mut self) -> Vec<u8> {
         let len = self.0.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
         let rest = self.0.get(2..).unwrap_or_default();

@@ -109,5 +109,5 @@ const ERRORS: [IoError; 11] = [
     IoError::ShuttingDown,
 ];
 
-/// In bytes: one read of full length.
+/// Maximum number of bytes to read for one input: one read of full length.
 const READ_BUDGET: u64 = 33 << 20;

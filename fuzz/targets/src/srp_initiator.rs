@@ -5,10 +5,10 @@
 //!   stream = record ...      record = 0                        the well-behaved target answers the next message
 //!                                   | kind, length (2), bytes  the hostile one sends these
 //! ```
-//! Bits of a kind: 1, the tag is that of a command, so many before the last as the high four bits
-//! say; 2, it invalidates the memory that this command has named; 4, the tag is that of a task
-//! management function. With a bit of 1 in the third choice, the first record is the private data
-//! that the target answers the login with, and with a bit of 2 what it rejects it with.
+//! Bits of a kind: 1, replace the tag by that of a recent command, which the high four bits select;
+//! 2, invalidate the memory of this command; 4, replace the tag by that of a task management
+//! function. Bits of the third choice: 1, the first record is the private data of the accepted
+//! login; 2, of the rejected login.
 
 use crate::choices::Choices;
 use crate::iscsi_target::exports;
@@ -89,7 +89,7 @@ struct Run<'a> {
     unseen: VecDeque<Vec<u8>>,
     /// The tag and the key of each command, the latest last.
     commands: Vec<(u64, Option<u32>)>,
-    /// The tag of the latest function.
+    /// The tag of the latest task management function.
     function: u64,
     open: Open,
     last_stag: u32,
@@ -112,7 +112,7 @@ impl Run<'_> {
         match self.choices.byte() {
             255 => self.session.on_stop(),
             254 => self.pass_time(),
-            253 if !self.is_over && self.session.look() >= 1 => {
+            253 if !self.is_over && self.session.tick() >= 1 => {
                 self.session.abort_overdue(1);
             }
             _ => {}
@@ -254,7 +254,7 @@ struct WellBehavedTarget {
 }
 
 impl WellBehavedTarget {
-    /// With what it accepts this login with.
+    /// Creates a target that accepts this login, and returns the private data of the accept.
     fn new(private_data: Vec<u8>, now: Instant) -> (WellBehavedTarget, Vec<u8>) {
         let exports = exports();
         let mut session = TargetSession::new(node(&exports), Pool::new(usize::MAX), Arc::new(|| {}), now);
@@ -269,7 +269,7 @@ impl WellBehavedTarget {
         (WellBehavedTarget { session, queue_pair, channel }, private_data)
     }
 
-    /// Its answers to a message; it accesses registered memory.
+    /// The target's answers to a message; it accesses registered memory.
     fn answer(&mut self, message: &[u8], open: &Open) -> Vec<Vec<u8>> {
         let mut answers = Vec::new();
         let event = Event::Received { message: Seg::from_slice(message), invalidated: None };
@@ -316,5 +316,5 @@ impl WellBehavedTarget {
     }
 }
 
-/// Where registered memory begins.
+/// Address at which registered memory begins.
 const BASE: u64 = 64;

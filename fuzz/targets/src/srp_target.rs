@@ -1,7 +1,7 @@
 //! A hostile initiator against the SRP target.
 //!
-//! With a bit of 1 in the first choice the first record is the private data that it logs in with.
-//! Bits of a record's kind: 1, the tag is one that is free.
+//! Bit 1 of the first choice: the first record is the private data of the login. Bits of a record's
+//! kind: 1, use a free tag.
 
 use crate::choices::Choices;
 use crate::iscsi_target::exports;
@@ -66,12 +66,12 @@ pub(crate) fn node(exports: &Exports) -> Arc<SrpNode> {
 struct Srp {
     /// Tag of the next request.
     tag: u64,
-    /// Requests that were granted beyond those that came, which a hostile initiator may exceed.
+    /// Granted requests minus received ones; negative if a hostile initiator exceeds its credits.
     credits: i64,
 }
 
 impl RdmaJudge for Srp {
-    /// The deadline of the login is further.
+    /// Shorter than the deadline of the login.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_RECEIVES: u64 = 136;
     const MAX_POOLED: usize = 256 << 20;
@@ -91,7 +91,7 @@ impl RdmaJudge for Srp {
         self.credits += i64::from(response.req_lim_delta.get());
     }
 
-    /// What a target may send, and never more credits than there are receive buffers.
+    /// Checks a message of the target, and that it never grants more credits than receive buffers.
     fn on_send(&mut self, head: &[u8], payload: &SgList) {
         assert!(payload.is_empty() && head.len() <= 256);
         let delta = match SrpOpcode(head[0]) {

@@ -61,7 +61,7 @@ pub(crate) struct Run<'a, S, J> {
 }
 
 impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
-    /// A peer that sends `stream` to a session that was made at `now` with `pool`.
+    /// Creates a peer that sends `stream` to a session, which was created at `now` with `pool`.
     pub(crate) fn new(
         (choices, stream): (Choices<'a>, Vec<u8>),
         (session, exports): (S, Exports),
@@ -139,8 +139,8 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         !bytes.is_empty()
     }
 
-    /// Moves the clock to the session's next deadline if that is near: not to that of a login or of
-    /// a ping.
+    /// Advances the clock to the session's next deadline if that is near: not to the deadline of a
+    /// login or of a ping.
     fn pass_time(&mut self) -> bool {
         match self.session.poll_timeout() {
             Some(when) if !self.is_broken && when < self.now + J::NEAR => {

@@ -1,4 +1,4 @@
-//! Text of users: URIs, volume specs and job files. It must be parsed, or refused in one line.
+//! Text from users: URIs, volume specs and job files. It must parse, or be refused in one line.
 
 use blockmux_proto::aoe;
 use blockmux_proto::fabrics;
@@ -9,12 +9,12 @@ use blockmux_volume::Spec;
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
-/// Reads `data` as a URL of AoE.
+/// Reads `data` as an AoE URL.
 pub(crate) fn aoe_url(data: &[u8]) {
     reads_back::<aoe::url::AoeUrl>(data);
 }
 
-/// Reads `data` as a URI.
+/// Reads `data` as an NBD URI.
 pub(crate) fn nbd_uri(data: &[u8]) {
     reads_back::<NbdUri>(data);
 }
@@ -32,7 +32,7 @@ pub(crate) fn iscsi_url(data: &[u8]) {
     }
 }
 
-/// Reads `data` as a URL of NVMe/TCP.
+/// Reads `data` as an NVMe/TCP URL.
 pub(crate) fn nvme_url(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match text.parse::<fabrics::url::NvmeUrl>() {
@@ -56,7 +56,7 @@ pub(crate) fn volume_spec(data: &[u8]) {
     }
 }
 
-/// Reads `data` as a job file of fio's.
+/// Reads `data` as a job file of fio.
 pub(crate) fn fio_job_file(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let environment = |name: &str| (name == "SIZE").then(|| "64m".to_owned());

@@ -1,8 +1,8 @@
-//! TLS with pre-shared keys between two of our ends, with bytes that somebody spoils on their way,
-//! before the handshake is done and after.
+//! TLS with pre-shared keys between two of our ends, with bytes that are modified in transit,
+//! during the handshake and after it.
 //!
-//! Whatever is done to them, both ends come to an end, nobody without a key gets to be heard, and
-//! nothing is heard that the other end has not said.
+//! Both ends must terminate, accept no data from a peer without a key, and deliver only data that
+//! the other end has sent.
 
 use crate::choices::Choices;
 use crate::nvme_auth::spoil;
@@ -19,7 +19,7 @@ struct End {
     has_failed: bool,
 }
 
-/// Reads `data` as choices, and as what is said and what bytes are replaced by.
+/// Reads `data` as choices, as data to send, and as replacements of bytes.
 pub(crate) fn tls(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     messages(data);
@@ -69,7 +69,7 @@ pub(crate) fn tls(data: &[u8]) {
     }
 }
 
-/// Shows the bytes to both ends as what comes once the kernel opens the records.
+/// Passes the bytes to both ends as decrypted records, as the kernel delivers them with kTLS.
 fn messages(data: &[u8]) {
     for is_client in [false, true] {
         let mut messages = PostHandshakeMessages::default();
@@ -87,7 +87,7 @@ impl End {
         End { tls, said: Vec::new(), heard: Vec::new(), has_failed: false }
     }
 
-    /// Takes bytes in pieces, until it fails or has ended.
+    /// Receives bytes in pieces, until it fails or has ended.
     fn hear(&mut self, bytes: &[u8], choices: &mut Choices<'_>) {
         let (mut plain, mut at) = ([0; 300], 0);
         let step = 1 + usize::from(choices.byte()) * 16;
@@ -136,7 +136,7 @@ fn key(identity: &str, fill: u8, hash: Hash) -> Psk {
     Psk { identity: identity.into(), secret: vec![fill; len].into(), hash }
 }
 
-/// Those whose bits are set; without any bit, the first.
+/// The keys whose bits are set; without any bit, the first key.
 fn some(all: &[Psk], bits: u8) -> Vec<Psk> {
     let bits = if bits & 7 == 0 { 1 } else { bits };
     (0..).zip(all).filter(|(at, _)| bits >> at & 1 == 1).map(|(_, key)| key.clone()).collect()

@@ -8,7 +8,7 @@ use std::time::Instant;
 /// The bytes that the peer has sent, and how many of them the session has consumed.
 pub(crate) struct Wire {
     bytes: Vec<u8>,
-    /// Received so far: into the chunk or to where the session wanted it.
+    /// Number of received bytes: in the chunk, or in the memory of a `Demand::Place`.
     received: usize,
     chunk: Chunk,
     /// Received length and total length of the current
@@ -28,22 +28,22 @@ impl Wire {
         }
     }
 
-    /// The peer sends more.
+    /// Adds bytes that the peer sends.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);
     }
 
-    /// All that the session has taken.
+    /// All bytes that the session has consumed.
     pub(crate) fn taken(&self) -> &[u8] {
         &self.bytes[..self.received - self.chunk.unread().len()]
     }
 
-    /// All that the session has seen.
+    /// All bytes that were passed to the session.
     pub(crate) fn shown(&self) -> &[u8] {
         &self.bytes[..self.received]
     }
 
-    /// Whether the peer has sent nothing that was not received.
+    /// Whether all bytes of the peer were received.
     pub(crate) fn is_drained(&self) -> bool {
         self.received == self.bytes.len()
     }
@@ -112,7 +112,7 @@ impl Wire {
         Ok(true)
     }
 
-    /// How many bytes the next receive brings, if there is room.
+    /// Number of bytes of the next receive, if there is room.
     fn arriving(&self, choices: &mut Choices<'_>) -> usize {
         let left = self.bytes.len() - self.received;
         let most = match choices.byte() {
@@ -123,7 +123,8 @@ impl Wire {
         left.min(most)
     }
 
-    /// A chunk in which `least` bytes fit; a new one at times even if the old would do.
+    /// Provides a chunk with room for `least` bytes; sometimes a new one even if the old one has
+    /// room.
     fn make_room(&mut self, least: usize, choices: &mut Choices<'_>) {
         self.chunk.recycle();
         let missing = least - self.chunk.unread().len();
@@ -140,7 +141,7 @@ impl Wire {
     }
 }
 
-/// In bytes.
+/// Size of the smallest chunk in bytes.
 const SMALLEST_CHUNK: usize = 4096;
-/// In bytes; as a real receive buffer.
+/// Size of the largest chunk in bytes: that of a real receive buffer.
 const LARGEST_CHUNK: usize = 256 << 10;

@@ -1,4 +1,4 @@
-//! Replays the corpus: what fuzzing once reached stays reached, and what it once found stays found.
+//! Replays the corpus of every fuzz target, which contains the inputs of bugs that fuzzing found.
 
 use blockmux_fuzz_targets::TARGETS;
 use std::fs;
@@ -31,7 +31,7 @@ fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../corpus")
 }
 
-/// In order of name.
+/// The entries of a directory in the order of their names.
 fn entries(directory: &Path) -> Vec<PathBuf> {
     let mut entries: Vec<PathBuf> =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -1,9 +1,9 @@
-//! ATA over Ethernet: vblade, over a pair of virtual interfaces between two networks, at the
-//! smallest and the largest usual MTU.
+//! ATA over Ethernet: Blockmux compared with vblade over a veth pair between two network
+//! namespaces, at MTUs of 1500 and 9000.
 //!
-//! A place's port is a shelf here, since there are no ports. vblade is told of more buffers than it
-//! has by default, for a window of 32 takes as many. The ceiling is `frame_echo`, an example of the
-//! lab.
+//! AoE has no ports, so the port of a [`Place`] is a shelf here. vblade gets more buffers than its
+//! default, because a window of 32 needs as many. The ceiling is `frame_echo`, an example of the
+//! crate `lab`.
 
 use super::client::{Client, Generator};
 use super::figures::Rows;
@@ -44,7 +44,7 @@ fn serve(place: &Place, command: &mut Command) -> Result<()> {
     command.arg("serve").arg(format!("{EXPORT}=mem:{}", place.size)).args(["--aoe", CABLE]);
     command.args(["--aoe-shelf", &place.port.to_string(), "--poll", place.poll]);
     if place.poll == "always" {
-        // As over TCP: one processor is for the client.
+        // One CPU is left for the client, as over TCP.
         command.args(["--cores", "1"]);
     }
     Ok(())
@@ -88,8 +88,7 @@ fn goals(rows: &Rows) -> Vec<Goal> {
     cells(true).into_iter().filter(small).flat_map(of).collect()
 }
 
-/// What small frames are to come to beside large ones, in data for each second of the server's
-/// processor time.
+/// Goals for small frames relative to large ones: data for each second of the server's CPU time.
 pub(crate) fn across_mtus(small: &Rows, large: &Rows) -> Vec<Goal> {
     let of = |cell: Cell| {
         let data = |rows: &Rows| CellGoals::new(rows, cell).cpu(BLOCKMUX).map(|us| 1.0 / us);

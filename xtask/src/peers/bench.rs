@@ -61,7 +61,7 @@ impl Bench {
         }
     }
 
-    /// How programs are placed, in sentences.
+    /// The placement of programs on CPUs and networks, in sentences.
     pub(crate) fn placement(&self) -> String {
         let words = self.cpus.words();
         match &self.network {
@@ -117,7 +117,7 @@ impl Bench {
         };
         if !group.wait()?.success() {
             self.check_interrupt()?;
-            bail!("{}", last_line(&log).unwrap_or_else(|| "it failed without a word".to_owned()));
+            bail!("{}", last_line(&log).unwrap_or_else(|| "it failed without a message".to_owned()));
         }
         Ok(text)
     }
@@ -153,7 +153,7 @@ const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 pub(crate) mod tests {
     use super::*;
 
-    /// Surroundings without a server.
+    /// An environment without a server.
     pub(crate) fn bench() -> Bench {
         Bench {
             dir: tempfile::tempdir().unwrap(),

@@ -13,7 +13,7 @@ pub(crate) struct Comparison {
     pub(crate) servers: Vec<Taken>,
     pub(crate) rows: Rows,
     pub(crate) goals: Vec<Goal>,
-    /// What was not measured, and why.
+    /// Programs and cells that were not measured, with the reasons.
     pub(crate) skipped: Vec<String>,
     pub(crate) machine: String,
     /// How programs were placed, as a sentence.
@@ -45,9 +45,9 @@ impl Comparison {
         let count = if self.runs == 1 { String::new() } else { format!(" {} alternating runs", self.runs) };
         let others = self.rows.others().map(|others| {
             let (median, most) = (others.median * 100.0, others.max * 100.0);
-            format!(" Other programs took {median:.0}% of a processor, in the worst run {most:.0}%.")
+            format!(" Other programs used {median:.0}% of a CPU, in the worst run {most:.0}%.")
         });
-        let early = if self.is_whole { "" } else { "Interrupted: not everything was measured so often. " };
+        let early = if self.is_whole { "" } else { "Interrupted: some cells have fewer runs. " };
         format!("{early}{runs}{count} of {seconds} s. {}{}", self.placement, others.unwrap_or_default())
     }
 
@@ -60,8 +60,8 @@ impl Comparison {
         Some(row.iops()?.median / best)
     }
 
-    /// Median IOPS of a row as a share of the ceiling that polls as it does; of the faster one
-    /// where it may do either.
+    /// Median IOPS of a row as a share of the ceiling with the same polling policy, or of the
+    /// faster ceiling if the row's policy is adaptive.
     pub(crate) fn of_ceiling(&self, row: &Row) -> Option<f64> {
         let ceilings = self.servers.iter().find(|server| server.name == row.server)?.ceilings;
         Some(row.iops()?.median / self.rows.best(row.client, ceilings, row.cell)?)

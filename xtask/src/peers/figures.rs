@@ -22,7 +22,7 @@ pub(crate) struct Row {
     pub(crate) client: &'static str,
     pub(crate) server: &'static str,
     pub(crate) cell: Cell,
-    /// In chronological order.
+    /// The runs in chronological order.
     pub(crate) samples: Vec<Sample>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// `None` if there are no values.
+    /// Median and extremes of values; `None` if there are no values.
     pub(crate) fn of(values: impl Iterator<Item = f64>) -> Option<Spread> {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);

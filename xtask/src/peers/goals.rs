@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 /// One goal.
 #[derive(Clone, Debug)]
 pub(crate) struct Goal {
-    /// What is compared.
+    /// The compared figures, in words.
     pub(crate) what: String,
     pub(crate) bound: Bound,
-    /// `None`: one side was not measured.
+    /// The measured ratio; `None` if one side was not measured.
     pub(crate) found: Option<f64>,
 }
 
@@ -26,7 +26,7 @@ impl Goal {
         Goal { what, bound, found }
     }
 
-    /// `None` if it was not measured.
+    /// Whether the goal is reached; `None` if the ratio was not measured.
     pub(crate) fn is_reached(&self) -> Option<bool> {
         self.found.map(|found| match self.bound {
             Bound::AtLeast(least) => found >= least,
@@ -34,7 +34,7 @@ impl Goal {
         })
     }
 
-    /// One word; a dash if it was not measured.
+    /// The result in one word, or a dash if the ratio was not measured.
     pub(crate) fn verdict(&self) -> &'static str {
         match self.is_reached() {
             Some(true) => "reached",
@@ -43,7 +43,7 @@ impl Goal {
         }
     }
 
-    /// `≥ 4.00`.
+    /// The goal, such as `≥ 4.00`.
     pub(crate) fn goal_text(&self) -> String {
         match self.bound {
             Bound::AtLeast(least) => format!("≥ {least:.2}"),
@@ -70,7 +70,7 @@ pub(crate) fn measured(goals: &[Goal]) -> impl Iterator<Item = &Goal> {
     goals.iter().filter(|goal| goal.found.is_some())
 }
 
-/// `1 reached, 1 missed, 1 not measured`.
+/// Summary of goals, such as `1 reached, 1 missed, 1 not measured`.
 pub(crate) fn tally(goals: &[Goal]) -> String {
     let count = |verdict| goals.iter().filter(|goal| goal.is_reached() == verdict).count();
     let (reached, missed, unknown) = (count(Some(true)), count(Some(false)), count(None));

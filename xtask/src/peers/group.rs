@@ -47,18 +47,18 @@ impl Group {
                 return Ok(Group { leader, child: None });
             }
             if Instant::now() >= deadline {
-                bail!("it runs in the background, but nobody knows where");
+                bail!("it runs in the background, but has written no valid PID");
             }
             std::thread::park_timeout(Duration::from_millis(5));
         }
     }
 
-    /// Its standard output, if that is a pipe.
+    /// The program's standard output, if it is a pipe.
     pub(crate) fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.child.as_mut()?.stdout.take()
     }
 
-    /// Its exit status, if it has ended.
+    /// The program's exit status, if it has ended.
     ///
     /// # Errors
     /// If the system cannot tell.
@@ -69,7 +69,7 @@ impl Group {
         }
     }
 
-    /// Waits for it to end.
+    /// Waits for the program to end.
     ///
     /// # Errors
     /// If the system cannot tell.
@@ -77,7 +77,7 @@ impl Group {
         Ok(self.child.as_mut().context("it is in the background")?.wait()?)
     }
 
-    /// Stops it (SIGSTOP): it uses no CPU time until [`Group::resume`].
+    /// Stops all processes (SIGSTOP): they use no CPU time until [`Group::resume`].
     ///
     /// # Errors
     /// If it has ended.
@@ -85,7 +85,7 @@ impl Group {
         kill_process_group(self.leader, Signal::STOP).context("cannot pause it")
     }
 
-    /// Resumes it (SIGCONT).
+    /// Resumes all processes (SIGCONT).
     ///
     /// # Errors
     /// If it has ended.
@@ -93,7 +93,7 @@ impl Group {
         kill_process_group(self.leader, Signal::CONT).context("cannot resume it")
     }
 
-    /// User and system time of all its processes so far, in units of a clock tick.
+    /// User and system time of all processes so far, with the resolution of a clock tick.
     ///
     /// # Errors
     /// If it has ended.
@@ -128,9 +128,9 @@ impl Drop for Group {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     process_group: i32,
-    /// utime and stime.
+    /// CPU time of the process, utime and stime, in clock ticks.
     pub(crate) own_ticks: u64,
-    /// cutime and cstime, of children that were waited for.
+    /// CPU time of children that were waited for, cutime and cstime, in clock ticks.
     pub(crate) reaped_ticks: u64,
 }
 
@@ -223,7 +223,7 @@ mod tests {
             started.map(|_| ()).unwrap_err().to_string()
         };
         assert!(error("exit 3").starts_with("it ended at once"), "{}", error("exit 3"));
-        assert!(error("sleep 1000 & echo $! >\"$0\"").contains("nobody knows where"));
+        assert!(error("sleep 1000 & echo $! >\"$0\"").contains("no valid PID"));
         let left: i32 = fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
         rustix::process::kill_process(Pid::from_raw(left).unwrap(), Signal::KILL).unwrap();
     }

@@ -20,7 +20,7 @@ const PEERS: &[Peer] = &[
     peer("nbdinfo", "libnbd-bin", "NBD interop with libnbd's programs"),
     peer("nbdcopy", "libnbd-bin", "NBD interop with libnbd's programs"),
     peer("nbdsh", "python3-libnbd", "NBD interop by libnbd scripts"),
-    peer("psktool", "gnutls-bin", "NBD with TLS by a file of keys that GnuTLS writes"),
+    peer("psktool", "gnutls-bin", "NBD with TLS and pre-shared keys of GnuTLS"),
     peer("nbdkit", "nbdkit", "NBD initiator interop with nbdkit"),
     peer("nbd-server", "nbd-server", "NBD initiator interop with nbd-server"),
     peer("nbd-client", "nbd-client", "NBD interop with the kernel's client"),
@@ -36,11 +36,11 @@ const PEERS: &[Peer] = &[
     peer("vblade", "vblade", "AoE initiator interop with vblade"),
     peer("ip", "iproute2", "AoE interop, which needs network namespaces"),
     peer("fio", "fio", "NBD interop with fio's nbd engine, verified data"),
-    peer("tshark", "tshark", "captures of AoE and iWARP as others read them"),
+    peer("tshark", "tshark", "decoding of AoE and iWARP by tshark"),
     peer("chromium", "chromium", "the report page and the live page in a browser"),
-    peer("prometheus", "prometheus", "metrics as Prometheus scrapes them"),
-    peer("promtool", "prometheus", "metrics as Prometheus scrapes them"),
-    peer("curl", "curl", "metrics as Prometheus scrapes them"),
+    peer("prometheus", "prometheus", "metrics scraped by Prometheus"),
+    peer("promtool", "prometheus", "metrics scraped by Prometheus"),
+    peer("curl", "curl", "metrics scraped by Prometheus"),
     peer("qemu-system-x86_64", "qemu-system-x86", KERNEL),
     peer("busybox", "busybox-static", KERNEL),
     peer("kmod", "kmod", KERNEL),
@@ -67,8 +67,8 @@ const fn peer(program: &'static str, package: &'static str, tests: &'static str)
     Peer { program, package, tests }
 }
 
-/// Installs what is missing if possible, and prints which tests will be skipped for lack of the
-/// rest.
+/// Installs missing programs if possible, and prints the tests that are skipped because of the
+/// programs that are still missing.
 ///
 /// Never fails: a machine without any of the programs can still run all other tests.
 pub(crate) fn install() {
@@ -80,7 +80,7 @@ pub(crate) fn install() {
     let why = match obstacle() {
         Some(obstacle) => obstacle.to_owned(),
         None => match install_packages(&packages(&wanted)) {
-            Ok(()) => "the package does not have it".to_owned(),
+            Ok(()) => "the package does not contain it".to_owned(),
             Err(error) => format!("{error:#}"),
         },
     };
@@ -95,7 +95,7 @@ pub(crate) fn install() {
     }
 }
 
-/// The Debian package of `program`, if tests use it.
+/// The Debian package of `program`, if it is a test peer.
 pub(crate) fn package(program: &str) -> Option<&'static str> {
     PEERS.iter().find(|peer| peer.program == program).map(|peer| peer.package)
 }
@@ -114,7 +114,7 @@ fn missing(is_installed: impl Fn(&str) -> bool) -> Vec<&'static Peer> {
     PEERS.iter().filter(|peer| !is_installed(peer.program)).collect()
 }
 
-/// Each package once.
+/// The packages of these programs, each once.
 fn packages(peers: &[&Peer]) -> Vec<&'static str> {
     let mut packages: Vec<_> = peers.iter().map(|peer| peer.package).collect();
     packages.sort_unstable();
@@ -122,7 +122,7 @@ fn packages(peers: &[&Peer]) -> Vec<&'static str> {
     packages
 }
 
-/// Why packages cannot be installed, as half a sentence.
+/// The reason why packages cannot be installed, as half a sentence; `None` if they can.
 fn obstacle() -> Option<&'static str> {
     if find("apt-get").is_none() {
         return Some("this system has no apt-get");
@@ -131,7 +131,7 @@ fn obstacle() -> Option<&'static str> {
     (user.trim() != "0").then_some("only root can install them: sudo cargo xtask install-peers")
 }
 
-/// Installs them together, or, if that fails, one by one: a release may lack one of them.
+/// Installs packages together, or one by one if that fails, because a release may lack one.
 fn install_packages(packages: &[&str]) -> Result<()> {
     println!("test peers: installing {} (some minutes)", packages.join(" "));
     let _no_daemons =
@@ -171,8 +171,8 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Prevents packages from starting their daemons as long as it exists, by Debian's policy-rc.d
-/// script. An administrator's own script is kept.
+/// While this value exists, packages do not start their daemons, because of Debian's policy-rc.d
+/// script. An existing script is kept.
 struct NoDaemons<'a> {
     /// The script, if we created it.
     ours: Option<&'a Path>,
@@ -194,7 +194,7 @@ impl Drop for NoDaemons<'_> {
     fn drop(&mut self) {
         if let Some(script) = self.ours.filter(|script| std::fs::remove_file(script).is_err()) {
             println!(
-                "test peers: please remove {}, it keeps packages from starting daemons",
+                "test peers: please remove {}, it prevents packages from starting daemons",
                 script.display()
             );
         }

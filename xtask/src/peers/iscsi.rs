@@ -1,17 +1,16 @@
-//! iSCSI: who serves it, who asks, and what the comparison is to come to.
+//! iSCSI: servers, clients and goals of the comparison.
 //!
 //! Every server listens on TCP loopback and has one target with one disk of the same size in
-//! memory: its own, or the one file in memory that tgtd and istgt share. Options are the programs'
-//! defaults but for what that takes, and for istgt's queue, which is made as deep as the deepest
-//! cell. istgt takes about a second to log somebody in, and the generator counts from the moment
-//! when it asks: runs of it must be of several seconds, and even then its rows are too low by that
-//! second.
+//! memory: its own memory, or a file in memory that tgtd and istgt share. All other options are the
+//! programs' defaults, except istgt's queue, which is as deep as the deepest cell. A login at istgt
+//! takes about a second, which our generator counts as measured time. So runs with istgt must take
+//! several seconds, and even then its figures are too low.
 //!
-//! A connection of a cell is a session of its own. Three rows of Blockmux stand beside the three
-//! ways of polling, for our own generator alone, since no other client can ask for all:
-//! `blockmux-digests` is asked for header and data digests, `blockmux-mcs` for four connections in
-//! each session (MC/S), and `blockmux-nbd` serves NBD, so that what iSCSI costs the target can be
-//! held against it in one run.
+//! Each connection of a cell is its own session. In addition to the three polling policies there
+//! are three rows of Blockmux, measured only by our own generator, because no other client supports
+//! all of them: `blockmux-digests` with header and data digests, `blockmux-mcs` with four
+//! connections in each session (MC/S), and `blockmux-nbd`, which serves NBD, so that the target's
+//! CPU times over iSCSI and NBD come from one run.
 
 use super::client::{Client, Generator, IscsiPerf, QemuImg};
 use super::figures::Rows;
@@ -54,12 +53,12 @@ const SERVERS: &[Server] = &[
         ..ours::adaptive(|port| lun_0(port) + "?connections=1&max_connections=4", serve)
     },
     Server { name: OVER_NBD, is_for_generator: true, ..ours::adaptive(nbd::url, nbd::serve) },
-    // LUN 0 is its controller.
+    // LUN 0 of tgtd is its controller.
     Server { set_up: set_up_tgtd, ..peer(TGTD, "tgt", |port| lun(port, 1), tgtd) },
     peer("istgt", "istgt", lun_0, istgt),
 ];
 
-/// The unit that our own serves.
+/// URL of the logical unit that Blockmux serves.
 pub(crate) fn lun_0(port: u16) -> String {
     lun(port, 0)
 }
@@ -78,7 +77,7 @@ fn tgtd(place: &Place, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// tgtd begins with no target, and is told of it while it runs.
+/// Commands that create tgtd's target, because tgtd starts without one.
 fn set_up_tgtd(place: &Place) -> Result<Vec<Command>> {
     let tgtadm = Program::Peer("tgtadm", "tgt").find(Path::new(""))?;
     let command = |words: &str| {
@@ -98,8 +97,7 @@ fn istgt(place: &Place, command: &mut Command) -> Result<()> {
     let config = place.dir.join("config");
     let (port, dir, file) = (place.port, place.dir.display(), place.file.display());
     let mib = place.size >> 20;
-    // It insists on being controllable; the same port of another address of loopback is free as a
-    // rule.
+    // istgt needs a control port; the same port of another loopback address is usually free.
     let text = format!(
         "[Global]\nNodeBase \"{NODE_BASE}\"\nPidFile {dir}/pid\nMediaDirectory {dir}\nDiscoveryAuthMethod None\n\
          [UnitControl]\nAuthMethod None\nPortal UC1 127.0.0.2:{port}\nNetmask 127.0.0.1\n\
@@ -118,7 +116,7 @@ fn goals(rows: &Rows) -> Vec<Goal> {
     deep.chain([Rw::RandRead, Rw::RandWrite].into_iter().flat_map(|rw| wider_goals(rows, rw))).collect()
 }
 
-/// 4 KiB at depth 32.
+/// Goals for 4 KiB at depth 32.
 fn deep_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
     goals.add("IOPS, of tgtd", Bound::AtLeast(12.0), goals.iops(BLOCKMUX), goals.iops(TGTD));
@@ -128,7 +126,7 @@ fn deep_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
     goals.all()
 }
 
-/// More I/O in flight than 32 on one session must not make it slower.
+/// Goals for more I/O in flight than 32: a session must not become slower.
 fn wider_goals(rows: &Rows, rw: Rw) -> Vec<Goal> {
     let narrow = CellGoals::new(rows, Cell::new(rw, 4 << 10, 32, 1)).iops(BLOCKMUX);
     let wide = [(BLOCKMUX, 128, 1), (BLOCKMUX, 32, 4), (BLOCKMUX, 128, 4), (MCS, 32, 1), (MCS, 128, 1)];
@@ -145,11 +143,12 @@ const DIGESTS: &str = "blockmux-digests";
 const MCS: &str = "blockmux-mcs";
 const OVER_NBD: &str = "blockmux-nbd";
 const TGTD: &str = "tgtd";
-/// Blockmux names the targets so that volumes are.
+/// Prefix of Blockmux's default target names.
 const NODE_BASE: &str = "iqn.2026-11.blockmux";
-/// It tells tgtd and tgtadm which socket they talk over, so that no other tgtd is told.
+/// Environment variable for the control socket of tgtd and tgtadm, so that another tgtd on the
+/// machine is not affected.
 const CONTROL_VARIABLE: &str = "TGT_IPC_SOCKET";
-/// In the server's directory.
+/// File name of the control socket, in the server's directory.
 const CONTROL_SOCKET: &str = "control";
 const MOST_DEPTH: u32 = 128;
 

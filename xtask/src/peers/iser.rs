@@ -1,9 +1,9 @@
-//! iSER over iWARP: Blockmux beside its own iSCSI, and what the comparison is to come to.
+//! iSER over iWARP: Blockmux compared with its own iSCSI, and the goals of that comparison.
 //!
-//! No other program serves or asks for iSER without an RDMA device, so the peer is
-//! `blockmux-iscsi`, the same volume over TCP alone, in turn with iSER in one run; and the
-//! ceilings. `blockmux-crc` has CRC32C over its frames, which the others have not. Our own
-//! generator asks all of them.
+//! No other program supports iSER without an RDMA device. So the peers are `blockmux-iscsi`, the
+//! same volume over plain TCP, which alternates with iSER in one run, and the ceilings.
+//! `blockmux-crc` has CRC32C on its frames; the others have none. Our own generator measures all of
+//! them.
 
 use super::client::{Client, Generator};
 use super::figures::Rows;
@@ -27,7 +27,7 @@ const SERVERS: &[Server] = &[
     Server { name: OVER_TCP, is_for_generator: true, ..ours::adaptive(iscsi::lun_0, serve) },
 ];
 
-/// Every port of either serves both.
+/// Serves iSCSI, and with it iSER, which every iSCSI port serves.
 pub(super) fn serve(place: &Place, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--iser")
 }
@@ -43,7 +43,7 @@ fn goals(rows: &Rows) -> Vec<Goal> {
     small.chain(large).chain(single).collect()
 }
 
-/// So many times as many as over TCP, and with CRCs hardly fewer.
+/// Goals for IOPS relative to iSCSI over TCP, and with CRCs relative to none.
 fn over_tcp(rows: &Rows, cell: Cell, least: f64) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
     goals.add("IOPS, of iSCSI's", Bound::AtLeast(least), goals.iops(BLOCKMUX), goals.iops(OVER_TCP));
@@ -51,7 +51,7 @@ fn over_tcp(rows: &Rows, cell: Cell, least: f64) -> Vec<Goal> {
     goals.all()
 }
 
-/// Of single I/O.
+/// Goal for mean latency at depth 1.
 fn latency(rows: &Rows, rw: Rw) -> Goal {
     let cell = Cell::new(rw, 4 << 10, 1, 1);
     let of = |server| rows.get(Generator.name(), server, cell)?.median(|sample| sample.mean_us);

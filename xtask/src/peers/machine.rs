@@ -9,12 +9,12 @@ use std::process::Command;
 /// One CPU for servers and another for clients, so that neither takes time from the other.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuSet {
-    /// The server's and the client's; `None` if there is only one, or no `taskset`.
+    /// The CPU of servers and the CPU of clients; `None` if there is only one CPU or no `taskset`.
     pair: Option<(usize, usize)>,
     taskset: PathBuf,
 }
 
-/// Which side a program is on.
+/// The side of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Server,
@@ -24,7 +24,7 @@ pub(crate) enum Side {
 }
 
 impl CpuSet {
-    /// Programs are not pinned.
+    /// A set that pins no program.
     pub(crate) fn unbound() -> CpuSet {
         CpuSet { pair: None, taskset: PathBuf::new() }
     }
@@ -32,9 +32,9 @@ impl CpuSet {
     /// The first two CPUs that this process may use.
     ///
     /// # Errors
-    /// If the system does not say which those are.
+    /// If the system does not report them.
     pub(crate) fn here() -> Result<CpuSet> {
-        let status = fs::read_to_string("/proc/self/status").context("which processors there are")?;
+        let status = fs::read_to_string("/proc/self/status").context("cannot determine the CPUs")?;
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         let allowed = parse_list(list.unwrap_or_default());
         let taskset = find("taskset");
@@ -62,9 +62,9 @@ impl CpuSet {
     pub(crate) fn words(&self) -> String {
         match self.pair {
             Some((server, client)) => {
-                format!("Servers run on processor {server} alone, clients on processor {client}.")
+                format!("Servers run on CPU {server}, clients on CPU {client}.")
             }
-            None => "Servers and clients are not bound to processors.".to_owned(),
+            None => "Servers and clients are not pinned to CPUs.".to_owned(),
         }
     }
 }
@@ -78,10 +78,10 @@ pub(crate) fn words() -> String {
     };
     let (cpuinfo, meminfo) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
     let kib = value(&meminfo, "MemTotal").trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let congestion = read("/proc/sys/net/ipv4/tcp_congestion_control");
     format!(
-        "{}, {processors} processors, {} GiB, Linux {}, {}",
+        "{}, {cpus} CPUs, {} GiB, Linux {}, {}",
         value(&cpuinfo, "model name"),
         kib.div_ceil(1 << 20),
         read("/proc/sys/kernel/osrelease").trim(),

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-/// fio's `rw`, as far as it is measured here.
+/// The access patterns of fio's `rw` that are measured here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rw {
     Read,
@@ -11,15 +11,15 @@ pub(crate) enum Rw {
     RandWrite,
 }
 
-/// One thing to measure on every server with every client. Options have fio's names.
+/// A combination of options to measure on every server with every client. They have fio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
     pub(crate) rw: Rw,
-    /// In bytes.
+    /// Block size in bytes.
     pub(crate) bs: u32,
     /// I/O in flight on each connection.
     pub(crate) iodepth: u32,
-    /// Connections.
+    /// Number of connections.
     pub(crate) numjobs: u32,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Filter {
 }
 
 impl Rw {
-    /// fio's word for it.
+    /// fio's name of the pattern.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Rw::Read => "read",
@@ -42,7 +42,7 @@ impl Rw {
         }
     }
 
-    /// For people.
+    /// The pattern in words, for headings.
     pub(crate) fn words(self) -> &'static str {
         match self {
             Rw::Read => "sequential read",
@@ -66,13 +66,13 @@ impl Cell {
         Cell { rw, bs, iodepth, numjobs }
     }
 
-    /// In few characters: `4k randread qd32 x4`.
+    /// Short name, such as `4k randread qd32 x4`.
     pub(crate) fn short(&self) -> String {
         let connections = if self.numjobs > 1 { format!(" x{}", self.numjobs) } else { String::new() };
         format!("{} {} qd{}{connections}", fio_size(self.bs), self.rw.name(), self.iodepth)
     }
 
-    /// For a heading: `4 KiB random read, depth 32 x 4`.
+    /// Heading, such as `4 KiB random read, depth 32 x 4`.
     pub(crate) fn title(&self) -> String {
         let connections = if self.numjobs > 1 { format!(" x {}", self.numjobs) } else { String::new() };
         format!("{} {}, depth {}{connections}", human_size(self.bs), self.rw.words(), self.iodepth)

@@ -221,7 +221,7 @@ impl Options {
 
 fn check_names(option: &str, given: &[String], known: &[&str]) -> Result<()> {
     match given.iter().find(|name| !known.contains(&name.as_str())) {
-        Some(name) => bail!("{option} {name}: is none of {}", known.join(", ")),
+        Some(name) => bail!("{option} {name}: unknown name, expected one of {}", known.join(", ")),
         None => Ok(()),
     }
 }
@@ -302,8 +302,8 @@ mod tests {
     #[test]
     fn a_wrong_name_is_answered_with_the_right_ones() {
         for (words, answer) in [
-            ("--only curl", "--only curl: is none of blockmux, fio, qemu-img"),
-            ("--servers apache", "--servers apache: is none of blockmux, blockmux-always"),
+            ("--only curl", "--only curl: unknown name, expected one of blockmux, fio, qemu-img"),
+            ("--servers apache", "--servers apache: unknown name, expected one of blockmux, blockmux-always"),
             ("--bs 3k", "no cell"),
             ("--runtime 0", "from 0.01 to 3600"),
             ("--runs 0", "0 is not in 1..=100"),

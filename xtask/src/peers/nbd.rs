@@ -1,9 +1,9 @@
-//! NBD: who serves it, who asks, and what the comparison is to come to.
+//! NBD: servers, clients and goals of the comparison.
 //!
-//! Every server listens on TCP loopback and serves one export of the same size in memory: its own,
-//! or the one file in memory that the servers of files share. Options are the programs' defaults
-//! but for what that takes. So Blockmux runs a core for each processor that it may use, as it does
-//! by default; bound to one processor as all servers are, that is one core.
+//! Every server listens on TCP loopback and serves one export of the same size in memory: its own
+//! memory, or a file in memory that all servers of files share. All other options are the programs'
+//! defaults. So Blockmux runs one core for each CPU that it may use, which is one core if servers
+//! are pinned to one CPU.
 
 use super::client::{Client, Fio, Generator, QemuImg, SLEEPING, SPINNING};
 use super::figures::{Row, Rows};
@@ -64,7 +64,7 @@ fn nbd_server(place: &Place, command: &mut Command) -> Result<()> {
         "[generic]\nlistenaddr = 127.0.0.1\nport = {port}\n[{EXPORT}]\nexportname = {file}\nflush = true\nfua = true\n"
     );
     fs::write(&config, text)?;
-    // In the foreground (-d) it would serve one client and end.
+    // In the foreground (-d), nbd-server ends after one client.
     command.arg("-C").arg(config).arg("-p").arg(place.dir.join("pid"));
     Ok(())
 }
@@ -104,7 +104,7 @@ fn goals(rows: &Rows) -> Vec<Goal> {
     [deep, large_goals(rows, &peers), latency_goals(rows)].concat()
 }
 
-/// 4 KiB at depth 32.
+/// Goals for 4 KiB at depth 32.
 fn deep_goals(rows: &Rows, peers: &[&str], cell: Cell) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
     goals.add("IOPS, of nbdkit", Bound::AtLeast(4.0), goals.iops(BLOCKMUX), goals.iops(NBDKIT));
@@ -125,7 +125,7 @@ fn large_goals(rows: &Rows, peers: &[&str]) -> Vec<Goal> {
     [OURS, FIO, "qemu-img"].map(goal).to_vec()
 }
 
-/// Latency of single I/O: both sides polling as the ceiling's do.
+/// Goals for latency at depth 1, with the same polling policy as the ceiling.
 fn latency_goals(rows: &Rows) -> Vec<Goal> {
     let mut goals = Vec::new();
     for rw in [Rw::RandRead, Rw::RandWrite] {

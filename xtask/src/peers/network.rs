@@ -1,8 +1,8 @@
 //! Two network namespaces joined by a veth pair, for protocols on raw frames: the servers' and the
 //! clients'.
 //!
-//! They have names, so that programs can be started in them. A name contains the process that made
-//! it: those of a comparison that was killed are removed by the next one.
+//! They have names, so that programs can be started in them. A name contains the PID of its
+//! creator. A comparison removes namespaces that a killed one has left.
 
 use super::machine::Side;
 use crate::process::succeed;
@@ -18,22 +18,22 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Makes both, and the veth pair.
+    /// Creates both namespaces and the veth pair.
     ///
     /// # Errors
     /// Without root, or without `ip`.
     pub(crate) fn new() -> Result<Network> {
         if !rustix::process::geteuid().is_root() {
-            bail!("frames need networks of their own, and those need root");
+            bail!("raw frames need network namespaces, which only root can create");
         }
         remove_stale()?;
         let name = |side| format!("{PREFIX}{}-{side}", std::process::id());
         let network = Network { servers: name("servers"), clients: name("clients"), mtu: 0 };
         for name in [&network.servers, &network.clients] {
-            succeed(ip().args(["netns", "add", name])).context("no network can be made")?;
+            succeed(ip().args(["netns", "add", name])).context("cannot create a network namespace")?;
         }
         let pair = ["link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", &network.clients];
-        succeed(ip().args(["-n", &network.servers]).args(pair)).context("no cable can be made")?;
+        succeed(ip().args(["-n", &network.servers]).args(pair)).context("cannot create a veth pair")?;
         Ok(network)
     }
 
@@ -49,7 +49,7 @@ impl Network {
         Ok(())
     }
 
-    /// The command, run in one side's namespace.
+    /// Returns the command, changed to run in one side's namespace.
     pub(crate) fn within(&self, side: Side, command: &Command) -> Command {
         let name = if side == Side::Server { &self.servers } else { &self.clients };
         let mut within = ip();
@@ -69,7 +69,7 @@ impl Drop for Network {
 
 fn remove_stale() -> Result<()> {
     let all =
-        succeed(ip().args(["netns", "list"])).context("networks are made by `ip` (package iproute2)")?;
+        succeed(ip().args(["netns", "list"])).context("network namespaces need `ip` (package iproute2)")?;
     let names = all.lines().filter_map(|line| line.split_whitespace().next());
     for name in names.filter(|name| owner(name).is_some_and(|pid| !is_alive(pid))) {
         succeed(ip().args(["netns", "del", name]))?;
@@ -77,7 +77,7 @@ fn remove_stale() -> Result<()> {
     Ok(())
 }
 
-/// The process that made a namespace of that name.
+/// PID of the process that created the namespace with this name.
 fn owner(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
 }
@@ -110,7 +110,7 @@ mod tests {
         // No process has so high a number.
         let stale = format!("{PREFIX}{}-servers", u32::MAX);
         if !rustix::process::geteuid().is_root() || succeed(ip().args(["netns", "add", &stale])).is_err() {
-            return println!("skipped: networks of our own need root");
+            return println!("skipped: network namespaces need root");
         }
         let mut network = Network::new().unwrap();
         network.set_mtu(4608).unwrap();

@@ -1,12 +1,11 @@
-//! NVMe/TCP: Blockmux on both sides beside the ceilings, and what that is to come to.
+//! NVMe/TCP: Blockmux on both sides compared with the ceilings, and the goals of that comparison.
 //!
-//! No package has a user-space target of NVMe/TCP. SPDK has one, which takes huge pages and a core
-//! of its own; what it reached was measured once on a machine like this, beside the same ceiling.
-//! Its shares of the spinning ceiling are here as the numbers to beat by 1.2, or 1.1 for long
-//! reads, by Blockmux that spins as SPDK does.
+//! No Debian package has a user-space target of NVMe/TCP. SPDK has one, which needs huge pages and
+//! its own core. Its share of the spinning ceiling was measured once on a similar machine. The
+//! goals for Blockmux with `--poll always` are these shares times 1.2, or times 1.1 for long reads.
 //!
-//! A connection of a cell is an association with one I/O queue. `blockmux-digests` is asked for
-//! header and data digests.
+//! Each connection of a cell is an association with one I/O queue. `blockmux-digests` has header
+//! and data digests.
 
 use super::client::{Client, Generator, SPINNING};
 use super::figures::Rows;
@@ -50,12 +49,12 @@ fn goals(rows: &Rows) -> Vec<Goal> {
 
 fn beside_spdk(rows: &Rows, cell: Cell, least: f64) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
-    let what = "always, of spinning ceiling, as SPDK's share wants it";
+    let what = "always, of spinning ceiling, goal from SPDK's share";
     goals.add(what, Bound::AtLeast(least), goals.iops(ALWAYS), goals.iops(SPINNING));
     goals.all()
 }
 
-/// 4 KiB at depth 32.
+/// Goals for 4 KiB at depth 32.
 fn deep_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
     goals.add_shares_of_ceilings();
@@ -63,7 +62,7 @@ fn deep_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
     goals.all()
 }
 
-/// Four queues are never slower than one.
+/// Goals for four queues relative to one: they must not be slower.
 fn wide_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
     let narrow = CellGoals::new(rows, cell).iops(BLOCKMUX);
     let mut goals = CellGoals::new(rows, Cell { numjobs: 4, ..cell });
@@ -71,7 +70,7 @@ fn wide_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
     goals.all()
 }
 
-/// Of single reads, where both sides spin.
+/// Goal for the latency of reads at depth 1 if both sides poll.
 fn latency(rows: &Rows) -> Option<Goal> {
     let cell = Cell::new(Rw::RandRead, 4 << 10, 1, 1);
     let of = |server| rows.get(Generator.name(), server, cell)?.median(|sample| sample.mean_us);
@@ -80,8 +79,8 @@ fn latency(rows: &Rows) -> Option<Goal> {
 }
 
 const DIGESTS: &str = "blockmux-digests";
-/// What SPDK's target had of the spinning ceiling, asked by `spdk_nvme_perf`, and how many times as
-/// much is wanted.
+/// Shares of the spinning ceiling that SPDK's target reached with `spdk_nvme_perf`, and the factor
+/// of the goal.
 const SPDK: [(Cell, f64, f64); 5] = [
     (Cell::new(Rw::RandRead, 4 << 10, 1, 1), 0.79, 1.0),
     (Cell::new(Rw::RandRead, 4 << 10, 32, 1), 0.64, 1.2),

@@ -28,7 +28,7 @@ const SERVERS: &[Server] = &[
     Server { name: OVER_TCP, is_for_generator: true, ..ours::adaptive(nvme::url, serve) },
 ];
 
-/// Ports of NVMe/RDMA serve NVMe/TCP, too.
+/// Serves NVMe/TCP, and with it NVMe/RDMA, which every NVMe/TCP port serves.
 fn serve(place: &Place, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--nvme-rdma")
 }
@@ -51,7 +51,7 @@ fn beside(rows: &Rows, cell: Cell, title: &str, server: &str, least: f64) -> Vec
     goals.all()
 }
 
-/// Mean latency at depth 1.
+/// Goal for mean latency at depth 1.
 fn latency(rows: &Rows, rw: Rw) -> Goal {
     let cell = Cell::new(rw, 4 << 10, 1, 1);
     let of = |server| rows.get(Generator.name(), server, cell)?.median(|sample| sample.mean_us);

@@ -1,4 +1,4 @@
-//! The comparison for a document and for programs.
+//! The comparison as Markdown and as JSON.
 
 use super::comparison::{Comparison, Taken};
 use super::figures::{Row, Spread};
@@ -55,7 +55,7 @@ pub(crate) fn markdown(comparison: &Comparison) -> String {
     out
 }
 
-/// Everything, with every run.
+/// The comparison as JSON, with every run.
 pub(crate) fn json(comparison: &Comparison) -> String {
     let taken =
         |taken: &Taken| json!({ "name": taken.name, "version": taken.version, "command": taken.command });
@@ -109,7 +109,7 @@ const FIGURES: [Figure; 3] = [
         text: |row| row.median(|sample| sample.mean_us).map(|us| format!("{us:.1}")),
     },
     Figure {
-        title: "processor time of the server in microseconds for each I/O",
+        title: "CPU time of the server in microseconds for each I/O",
         text: |row| row.median(|sample| sample.server_us).map(|us| format!("{us:.2}")),
     },
 ];

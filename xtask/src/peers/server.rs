@@ -36,7 +36,7 @@ pub(crate) struct Server {
 pub(crate) type Url = fn(u16) -> String;
 pub(crate) type Arguments = fn(&Place, &mut Command) -> Result<()>;
 
-/// Where a program comes from.
+/// Origin of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     Blockmux,
@@ -103,8 +103,8 @@ pub(crate) const fn peer(
 }
 
 impl Running {
-    /// Starts it, waits until it accepts connections, sets it up, fills and reads its volume, and
-    /// pauses it.
+    /// Starts a server, waits until it accepts connections, sets it up, fills and reads its volume,
+    /// and pauses it.
     ///
     /// # Errors
     /// If any of that fails, with the end of the server's log.
@@ -122,7 +122,7 @@ impl Running {
         } else {
             Group::start(&mut command)
         };
-        let said = || last_line(&log).unwrap_or_else(|| "it has said nothing".to_owned());
+        let said = || last_line(&log).unwrap_or_else(|| "it has printed nothing".to_owned());
         let group = started.with_context(said)?;
         let mut running =
             Running { server, url: (server.url)(place.port), command: words_of(&command, bench), group };
@@ -144,7 +144,7 @@ impl Running {
         Ok((found, used))
     }
 
-    /// Pauses it again after a failed turn.
+    /// Pauses the server again after a failed turn.
     pub(crate) fn pause(&self) {
         // A server that has ended needs no pause.
         let _ = self.group.pause();

@@ -50,7 +50,7 @@ fn beside(rows: &Rows, cell: Cell, title: &str, server: &str, least: f64) -> Vec
     goals.all()
 }
 
-/// Mean latency at depth 1.
+/// Goal for mean latency at depth 1.
 fn latency(rows: &Rows, rw: Rw) -> Goal {
     let cell = Cell::new(rw, 4 << 10, 1, 1);
     let of = |server| rows.get(Generator.name(), server, cell)?.median(|sample| sample.mean_us);
@@ -58,7 +58,7 @@ fn latency(rows: &Rows, rw: Rw) -> Goal {
     Goal::ratio(what, Bound::AtMost(1.1), of(BLOCKMUX), of(ISER))
 }
 
-/// The target port that the volume disk0 is.
+/// Identifier of the default target port of the volume disk0.
 const TARGET: &str = "0x64a8329375c986408e2193b3fe2eb28d";
 const ISER: &str = "blockmux-iser";
 const ISCSI: &str = "blockmux-iscsi";

@@ -6,7 +6,7 @@ use super::figures::Row;
 use super::goals::{Goal, measured, tally};
 use std::fmt::Write as _;
 
-/// The tables, the goals, and what was left out.
+/// The tables, the goals, and the skipped programs.
 pub(crate) fn render(comparison: &Comparison) -> String {
     let mut out = format!("{}\n{}\n", comparison.machine, comparison.how_measured().replace(". ", ".\n"));
     for client in &comparison.clients {
@@ -37,7 +37,7 @@ fn line(comparison: &Comparison, row: &Row) -> String {
     let text = |value: Option<f64>, decimals: usize| {
         value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
     };
-    // Three digits say enough.
+    // Three significant digits are enough.
     let us = |value: Option<f64>| {
         let decimals = value.map_or(0, |value| if value < 10.0 { 2 } else { usize::from(value < 100.0) });
         text(value, decimals)
@@ -68,9 +68,9 @@ fn goals(comparison: &Comparison, out: &mut String) {
 const HEADING: &str = "                        IOPS   ±%   MB/s mean us  p99 us srv us x peer  ceil";
 
 const LEGEND: &str = "
-±%: half the range of the runs. srv us: processor time of the server for each
-I/O. x peer: multiple of the best peer's IOPS. ceil: share of the IOPS of bare
-sockets with the same message sizes and polling (the faster where adaptive).
+±%: half the range of the runs. srv us: CPU time of the server for each I/O.
+x peer: multiple of the best peer's IOPS. ceil: share of the IOPS of bare
+sockets with the same message sizes and polling (adaptive: of the faster ones).
 ";
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ mod tests {
             assert!(line.chars().count() <= 80, "{line}");
         }
         let words = [
-            "Medians of 2 alternating runs of 3 s.\nSomewhere.\nOther programs took 2% of a processor",
+            "Medians of 2 alternating runs of 3 s.\nSomewhere.\nOther programs used 2% of a CPU",
             "4 KiB random write, depth 128 x 4, client blockmux",
             "ceiling, sleeping",
             "1 reached, 1 missed, 1 not measured",

@@ -5,9 +5,9 @@ use super::{Finding, Tree, modules};
 
 /// Words that must not appear except in listed places.
 struct Ban {
-    /// As in code; a word at either end is matched as a whole word.
+    /// Text as in code; a word at either end is matched as a whole word.
     words: &'static str,
-    /// Path prefixes that the ban applies to; empty: all.
+    /// Path prefixes that the ban applies to; if empty, it applies to all paths.
     only: &'static [&'static str],
     /// Path prefixes that are exempt, each with its reason.
     may: &'static [(&'static str, &'static str)],
@@ -22,7 +22,7 @@ const BANS: &[Ban] = &[
         only: &[],
         may: &[
             ("crates/volume/src/buf.rs", "shared I/O memory is handled by address"),
-            ("crates/volume/src/buf/caches.rs", "so is what the processor is told of it"),
+            ("crates/volume/src/buf/caches.rs", "prefetches and streaming stores by address"),
             ("crates/engine/src/ring", "the kernel owns submitted memory until its completion"),
             ("crates/engine/src/sys", "system calls that no crate wraps"),
             ("crates/engine/src/memory", "mapped and huge pages"),
@@ -40,7 +40,7 @@ const BANS: &[Ban] = &[
         only: &[],
         may: &[],
         tests_may: true,
-        instead: "return an error, or say with expect() why it cannot be",
+        instead: "return an error, or give the reason why it cannot happen with expect()",
     },
     Ban {
         words: "thread::sleep",
@@ -110,7 +110,7 @@ const BANS: &[Ban] = &[
     },
 ];
 
-/// Programs that talk to a terminal.
+/// Programs that write to a terminal.
 const TERMINAL: &[(&str, &str)] = &[
     ("crates/blockmux/src/", "the program's own output"),
     ("fuzz/targets/src/main.rs", "a program for developers"),
@@ -140,7 +140,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Places with unsafe code that the documentation does not list.
+/// Reports files with unsafe code that the documentation does not list.
 fn unlisted(tree: &Tree) -> Vec<Finding> {
     let Some(page) = tree.0.get(PAGE) else { return Vec::new() };
     let places = BANS.iter().filter(|ban| ban.words == "unsafe").flat_map(|ban| ban.may);
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(places(&findings), [("crates/lab/src/job.rs", 4), ("crates/lab/src/job.rs", 10)]);
         assert_eq!(
             findings[0].to_string(),
-            "crates/lab/src/job.rs:4: `.unwrap()` here; return an error, or say with expect() why it cannot be"
+            "crates/lab/src/job.rs:4: `.unwrap()` here; return an error, or give the reason why it cannot happen with expect()"
         );
     }
 

@@ -10,7 +10,7 @@ use super::source::{code, is_word, test_lines};
 use super::{Finding, Tree};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Pairs of folders that use each other, each pair once.
+/// Reports pairs of folders that use each other, each pair once.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let graphs = graphs(tree);
     let mut findings = Vec::new();
@@ -21,7 +21,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
                 if let (Some(there), Some(_)) = (first_step(graph, one, other), first_step(graph, other, one))
                 {
                     let what = format!(
-                        "folders `{one}` and `{other}` depend on each other; move what both need below both"
+                        "folders `{one}` and `{other}` depend on each other; move their common part to a third module"
                     );
                     findings.push(Finding::new(&there.path, there.line, what));
                 }
@@ -38,7 +38,7 @@ struct Place {
     line: usize,
 }
 
-/// For the modules of one folder: which uses which, and where first.
+/// Edges between the modules of one folder: the using and the used module, and the first place.
 type Graph = BTreeMap<String, BTreeMap<String, Place>>;
 
 /// The graph of each folder of each crate, by the folder's path.

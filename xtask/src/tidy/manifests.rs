@@ -2,9 +2,8 @@
 
 use super::{Finding, Tree};
 
-/// A package's name without `blockmux-`, and those of the packages that it may depend on.
-///
-/// A crate exists to make a wrong dependency impossible; this table says which ones are right.
+/// Names of packages without `blockmux-`, and of the packages that each may depend on. Crates
+/// exist to make wrong dependencies impossible.
 const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("wire", &[]),
     ("volume", &[]),
@@ -27,7 +26,11 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         let is_member = !manifest.contains("[workspace]");
         if is_member && section(manifest, |name| name == "lints").all(|(_, line)| line != "workspace = true")
         {
-            findings.push(Finding::new(path, 1, "lints of its own; write `[lints]` and `workspace = true`"));
+            findings.push(Finding::new(
+                path,
+                1,
+                "does not inherit lints; write `[lints]` and `workspace = true`",
+            ));
         }
         findings.extend(wrong_dependencies(path, manifest));
     }
@@ -39,7 +42,7 @@ fn wrong_dependencies(path: &str, manifest: &str) -> Vec<Finding> {
         .find_map(|(_, line)| line.strip_prefix("name = "))
         .map_or("", |name| short(name.trim_matches('"')));
     let Some((_, may)) = MAY_DEPEND_ON.iter().find(|(package, _)| *package == name) else {
-        let what = format!("{name} is new; say in xtask/src/tidy/manifests.rs what it may depend on");
+        let what = format!("{name} is new; list its dependencies in xtask/src/tidy/manifests.rs");
         return vec![Finding::new(path, 1, what)];
     };
     let mut findings = Vec::new();
@@ -57,7 +60,7 @@ fn wrong_dependencies(path: &str, manifest: &str) -> Vec<Finding> {
         let dependency = dependency_of(line);
         if dependency.starts_with("blockmux") && !may.contains(&short(&dependency)) {
             let what = format!(
-                "{name} may not depend on {}; move the code to where both can see it",
+                "{name} may not depend on {}; move the code to a crate that both may use",
                 short(&dependency)
             );
             findings.push(Finding::new(path, at, what));

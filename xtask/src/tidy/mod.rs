@@ -1,7 +1,7 @@
 //! Repository rules that the compiler does not check. A unit test runs them, too.
 //!
-//! Each check is a function from file contents to findings. It reads no disk, so a test can pass
-//! files of its own.
+//! Each check is a function from file contents to findings. It reads no disk, so tests can pass
+//! their own files.
 
 mod calls;
 mod cycles;
@@ -31,7 +31,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs every check over the repository at `root`, and over the commits made there.
+/// Runs every check over the files and the commits of the repository at `root`.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -59,9 +59,9 @@ fn check(tree: &Tree) -> Vec<Finding> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     path: String,
-    /// From 1.
+    /// Line number, from 1.
     line: usize,
-    /// What is wrong, and what to do instead.
+    /// The broken rule, and what to do instead.
     what: String,
 }
 
@@ -121,7 +121,7 @@ impl Tree {
         self.0.iter().map(|(path, content)| (path.as_str(), content.as_str()))
     }
 
-    /// Whether there is a file or a directory at `path`.
+    /// Whether a file or a directory exists at `path`.
     fn has(&self, path: &str) -> bool {
         let directory = format!("{path}/");
         path.is_empty()
@@ -142,7 +142,7 @@ const NOT_OURS: &[&str] =
 mod tests {
     use super::*;
 
-    /// A tree of these files.
+    /// Creates a tree of these files.
     pub(super) fn tree(files: &[(&str, &str)]) -> Tree {
         Tree(files.iter().map(|(path, content)| ((*path).to_owned(), (*content).to_owned())).collect())
     }

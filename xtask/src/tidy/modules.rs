@@ -4,7 +4,7 @@ use super::source::{code, is_test_cfg};
 use super::{Finding, Tree};
 use std::collections::BTreeSet;
 
-/// Sources without a `mod` line: cargo never compiles them.
+/// Reports sources without a `mod` line, which cargo never compiles.
 pub(super) fn dead_sources(tree: &Tree) -> Vec<Finding> {
     let mut live = BTreeSet::new();
     for (path, _) in tree.ending(".rs").filter(|(path, _)| is_root(path)) {
@@ -15,22 +15,20 @@ pub(super) fn dead_sources(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Sources in a folder named `target`, which ignore lists, editors and search tools take for build
-/// output.
+/// Reports sources in a folder named `target`, which ignore lists, editors and search tools treat
+/// as build output.
 pub(super) fn hidden_sources(tree: &Tree) -> Vec<Finding> {
     let hidden = tree.ending(".rs").filter(|(path, _)| path.contains("/target/"));
-    hidden
-        .map(|(path, _)| Finding::new(path, 1, "in a folder named `target`; name the folder otherwise"))
-        .collect()
+    hidden.map(|(path, _)| Finding::new(path, 1, "in a folder named `target`; rename the folder")).collect()
 }
 
-/// Modules without a module doc.
+/// Reports modules without a module doc.
 pub(super) fn undocumented(tree: &Tree) -> Vec<Finding> {
     let silent = tree.ending(".rs").filter(|(_, source)| !source.starts_with("//!"));
     silent.map(|(path, _)| Finding::new(path, 1, "no module doc; begin the file with a `//!` line")).collect()
 }
 
-/// Test data that no test names.
+/// Reports test data that no test uses.
 pub(super) fn dead_data(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, _) in tree.all().filter(|(path, _)| path.contains(DATA) || path.starts_with(&DATA[1..])) {

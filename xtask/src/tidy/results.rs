@@ -22,7 +22,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let stale = made.iter().filter(|(path, text)| there.get(path.as_str()) != Some(&text.as_str()));
     let left_over = there.keys().filter(|path| !made.contains_key(**path));
     let paths = stale.map(|(path, _)| path.as_str()).chain(left_over.copied());
-    paths.map(|path| Finding::new(path, 1, "is not what its data make; run `cargo xtask results`")).collect()
+    paths.map(|path| Finding::new(path, 1, "does not match its data; run `cargo xtask results`")).collect()
 }
 
 #[cfg(test)]

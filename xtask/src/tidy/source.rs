@@ -68,7 +68,7 @@ fn token(text: &str, after_word: bool) -> Option<usize> {
     if after_word { None } else { raw_string(text) }
 }
 
-/// Block comments nest.
+/// Length of a block comment. Block comments nest.
 fn block_comment(text: &str) -> usize {
     let (mut depth, mut at) = (0, 0);
     loop {
@@ -101,7 +101,7 @@ fn quoted(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// A character literal, as opposed to a lifetime.
+/// Length of a character literal; `None` for a lifetime.
 fn character(text: &str) -> Option<usize> {
     let mut chars = text.chars().skip(1);
     match (chars.next()?, chars.next()?) {
@@ -111,7 +111,7 @@ fn character(text: &str) -> Option<usize> {
     }
 }
 
-/// `r"..."`, `r#"..."#` and their byte kin.
+/// Length of a raw string literal, `r"..."` or `r#"..."#`, or of a raw byte string literal.
 fn raw_string(text: &str) -> Option<usize> {
     let body = ["br", "cr", "r"].iter().find_map(|prefix| text.strip_prefix(prefix))?;
     let content = body.trim_start_matches('#');

@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// A commit that is not on the remote's main branch.
 pub(super) struct Commit {
-    /// Abbreviated.
+    /// Abbreviated hash.
     hash: String,
     subject: String,
 }
@@ -40,7 +40,7 @@ pub(super) fn check(commits: &[Commit]) -> Vec<Finding> {
     commits.iter().filter_map(finding).collect()
 }
 
-/// What is wrong with a subject, and what to do.
+/// The rule that a subject breaks, with what to do; `None` if it is correct.
 fn fault(subject: &str) -> Option<String> {
     if subject.starts_with("Revert \"") {
         return None;
@@ -54,7 +54,7 @@ fn fault(subject: &str) -> Option<String> {
             && area.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_/., ".contains(c))
     };
     let Some((_, change)) = subject.split_once(": ").filter(|(area, _)| is_area(area)) else {
-        return Some("names no area; write \"area: imperative change\"".to_owned());
+        return Some("has no area; write \"area: imperative change\"".to_owned());
     };
     let verb = change.split(' ').next().unwrap_or_default();
     let is_sentence = verb.starts_with(|c: char| c.is_uppercase()) && verb.chars().any(char::is_lowercase);
@@ -62,10 +62,11 @@ fn fault(subject: &str) -> Option<String> {
         return Some("begins the change with a small letter and ends it without a full stop".to_owned());
     }
     let is_imperative = IMPERATIVE.contains(&verb) || !["ed", "ing"].iter().any(|end| verb.ends_with(end));
-    (!is_imperative).then(|| format!("\"{verb}\" is no imperative; write what the commit does to the code"))
+    (!is_imperative)
+        .then(|| format!("\"{verb}\" is no imperative; write \"add\", not \"added\" or \"adding\""))
 }
 
-/// How many commits are checked where there is no `origin/main`.
+/// Option of `git log` that limits the checked commits if there is no `origin/main`.
 const LAST: &str = "-30";
 
 /// Length of a subject, in characters.

@@ -38,7 +38,7 @@ fn too_long(path: &str, source: &str) -> Option<Finding> {
     let tests: usize = test_lines(source).iter().map(ExactSizeIterator::len).sum();
     let lines = source.lines().count() - tests;
     (lines > MAX_LINES).then(|| {
-        let what = format!("{lines} lines without tests, {MAX_LINES} allowed; it is two ideas, split it");
+        let what = format!("{lines} lines without tests, {MAX_LINES} allowed; split the file");
         Finding::new(path, MAX_LINES, what)
     })
 }
@@ -71,7 +71,7 @@ fn comments(path: &str, source: &str) -> Vec<Finding> {
             findings.push(Finding::new(path, at + 1, what));
         }
         if is_doc && LEANING.iter().any(|start| text.starts_with(start)) {
-            findings.push(Finding::new(path, at + 1, "leans on a neighbour; say what this item is"));
+            findings.push(Finding::new(path, at + 1, "depends on a neighbour; describe this item alone"));
         }
         let words: Vec<_> = text.split(|c: char| !c.is_ascii_alphabetic()).map(str::to_lowercase).collect();
         findings.extend(home_made(path, at + 1, &words));
@@ -121,12 +121,12 @@ fn home_made(path: &str, line: usize, words: &[String]) -> Vec<Finding> {
         .collect()
 }
 
-/// Reports notes to oneself.
+/// Reports notes such as to-do marks.
 fn markers(path: &str, text: &str) -> Vec<Finding> {
     let marked =
         |line: &str| line.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| MARKERS.contains(&word));
     lines_where(text, marked)
-        .map(|at| Finding::new(path, at, "a note to oneself; do it now, or open an issue"))
+        .map(|at| Finding::new(path, at, "an unfinished note; do it now, or open an issue"))
         .collect()
 }
 
@@ -145,21 +145,39 @@ fn wide_lines(path: &str, text: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Reports links to files that do not exist.
+/// Reports links to files and to sections that do not exist.
 fn broken_links(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
     let (mut findings, mut fenced) = (Vec::new(), false);
     for (at, line) in text.lines().enumerate() {
         if line.trim_start().starts_with("```") {
             fenced = !fenced;
         }
-        for link in links(line).filter(|_| !fenced) {
-            let file = link.split(['#', ' ']).next().unwrap_or_default();
-            if !file.is_empty() && !link.contains(':') && !tree.has(&resolved(path, file)) {
+        for link in links(line).filter(|link| !fenced && !link.contains(':')) {
+            let link = link.split(' ').next().unwrap_or_default();
+            let (file, section) = link.split_once('#').unwrap_or((link, ""));
+            let page = if file.is_empty() { path.to_owned() } else { resolved(path, file) };
+            if !tree.has(&page) {
                 findings.push(Finding::new(path, at + 1, format!("{file} does not exist; mend the link")));
+            } else if !section.is_empty() && page.ends_with(".md") && !has_section(tree, &page, section) {
+                let what = format!("{page} has no section #{section}; mend the link");
+                findings.push(Finding::new(path, at + 1, what));
             }
         }
     }
     findings
+}
+
+/// Whether a page has a heading with this anchor, as GitHub derives anchors from headings.
+fn has_section(tree: &Tree, page: &str, anchor: &str) -> bool {
+    let headings = |text: &str| text.lines().any(|line| line.starts_with('#') && anchor_of(line) == anchor);
+    tree.ending(page).any(|(path, text)| path == page && headings(text))
+}
+
+/// The anchor of a heading: lower case, spaces become hyphens, punctuation is dropped.
+fn anchor_of(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
 /// Targets of `[text](link)` and `![text](link)`.
@@ -179,7 +197,7 @@ fn missing_functions(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
                 _ => continue,
             };
             if !tree.ending(&format!("/{file}")).any(|(_, source)| source.contains(&declared)) {
-                let what = format!("no {file} has {name}; name what exists");
+                let what = format!("no {file} has {name}; correct the reference");
                 findings.push(Finding::new(path, at + 1, what));
             }
         }
@@ -195,7 +213,11 @@ fn missing_sources(tree: &Tree, path: &str, text: &str) -> Vec<Finding> {
         for source in sources.filter(|code| !code.contains(char::is_whitespace)) {
             let file = source.split("::").next().unwrap_or_default().trim_end_matches('/');
             if !tree.has(file) && !tree.has(&format!("crates/{file}")) {
-                findings.push(Finding::new(path, at + 1, format!("{source} does not exist; name what does")));
+                findings.push(Finding::new(
+                    path,
+                    at + 1,
+                    format!("{source} does not exist; correct the path"),
+                ));
             }
         }
     }
@@ -243,17 +265,22 @@ const DRAWN: &[char] = &['─', '│', '▶', '◀', '|', '┌', '└'];
 /// Beginnings of doc comments that depend on a neighbour.
 const LEANING: &[&str] = &["The same", "As above", "Likewise"];
 
-/// Home-made words, and the field's.
+/// Home-made words, and the words to use instead.
 const HOME_MADE: &[(&str, &str)] = &[
     ("bell", "waker"),
     ("bells", "wakers"),
     ("desk", "control server"),
     ("doom", "abort"),
     ("doomed", "aborted"),
+    ("entrance", "login phase"),
+    ("hurry", "retry now"),
     ("lane", "connection, or case of a bench"),
     ("lanes", "connections, or cases of a bench"),
     ("letterbox", "event queue"),
+    ("manners", "protocol rules"),
+    ("parting", "logout"),
     ("passage", "I/O guard"),
+    ("patience", "timeout"),
     ("weather", "network conditions"),
 ];
 
@@ -353,16 +380,20 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_to_files() {
+    fn links_lead_to_files_and_sections() {
         let text = "\
-[a](B.md#part) [web](https://example.org/x) [here](#part) ![up](../pic.png)
+# A part
+[a](B.md#the-first-nvmetcp-part_1) [web](https://example.org/x) [here](#a-part) ![up](../pic.png)
 [gone](C.md) and [dir](../docs)
 ```
 [code](is.not)
 ```
 [out](../gone.md)
+[section](B.md#second) [other](#other)
 ";
-        let tree = tree(&[("docs/A.md", text), ("docs/B.md", ""), ("pic.png", "")]);
-        assert_eq!(places(&broken_links(&tree, "docs/A.md", text)), [("docs/A.md", 2), ("docs/A.md", 6)]);
+        let other = "## The first: NVMe/TCP, `part_1`\n";
+        let tree = tree(&[("docs/A.md", text), ("docs/B.md", other), ("pic.png", "")]);
+        let expected = [("docs/A.md", 3), ("docs/A.md", 7), ("docs/A.md", 8), ("docs/A.md", 8)];
+        assert_eq!(places(&broken_links(&tree, "docs/A.md", text)), expected);
     }
 }

@@ -114,13 +114,13 @@ pub(crate) fn needs_frames(script: &str) -> bool {
     script.starts_with("aoe")
 }
 
-/// Addresses that both sides know by the same numbers, so that what one side calls itself, as in
-/// discovery, leads there from the other side, too. They are loopback addresses: nothing is open to
-/// other machines, and as there are many, each run has its own with all the usual ports.
+/// Addresses of host and guest, which are the same on both sides, so that addresses in discovery
+/// responses work on the other side as well. They are loopback addresses, which other machines
+/// cannot reach. Each run has its own addresses, and so all default ports.
 ///
-/// QEMU's network, 127.x.y.0/25, has the guest and a gateway. Behind the gateway QEMU connects for
-/// the guest to any address that this machine can reach; 127.x.y.200 is one where Blockmux listens.
-/// At the guest's address QEMU listens on this machine, and forwards to the guest.
+/// QEMU's network, 127.x.y.0/25, has the guest and a gateway. Through the gateway the guest
+/// connects to any address that this machine can reach; Blockmux listens on 127.x.y.200. QEMU
+/// listens at the guest's address on this machine and forwards connections to the guest.
 struct Addresses {
     x: u32,
     y: u32,
@@ -153,7 +153,7 @@ impl Addresses {
         [("HOST", self.host()), ("GUEST", self.guest()), ("TAP", self.tap())]
     }
 
-    /// As a QEMU option.
+    /// The network's QEMU option.
     fn network(&self) -> String {
         let (gateway, guest) = (self.gateway(), self.guest());
         let forward = PORTS.map(|port| format!("hostfwd=tcp:{guest}:{port}-{guest}:{port}")).join(",");
@@ -198,7 +198,7 @@ impl Said<'_> {
     }
 }
 
-/// The script's current check: it ends where the next one begins.
+/// The current check of a script, which ends where the next one begins.
 struct Checks<'a> {
     script: &'a str,
     say: &'a mut dyn FnMut(&str),
@@ -208,7 +208,7 @@ struct Checks<'a> {
 }
 
 impl<'a> Checks<'a> {
-    /// What precedes the first check counts as one.
+    /// Creates the state for a script. Commands before the first check count as a check.
     fn new(script: &'a str, say: &'a mut dyn FnMut(&str)) -> Checks<'a> {
         Checks { script, say, sentence: "linux_boots".to_owned(), began: Instant::now(), passed: 0 }
     }
@@ -240,9 +240,9 @@ const LIMIT_S: u32 = 900;
 /// Forwarded ports of the guest: iSCSI and NVMe/TCP.
 const PORTS: [u16; 3] = [ISCSI_PORT, 4420, 4421];
 const ISCSI_PORT: u16 = 3260;
-/// Also known to `siw.inc`.
+/// Addresses of the host in the guest's RDMA network; `siw.inc` has them as well.
 const RDMA_HOSTS: [&str; 2] = ["10.88.0.200", "10.88.0.201"];
-/// The guest's address there.
+/// The guest's address in its RDMA network.
 const RDMA_GUEST: &str = "10.88.0.15";
 
 #[cfg(test)]

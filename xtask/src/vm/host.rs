@@ -1,17 +1,17 @@
-//! What a guest's script asks this machine for: programs, which run in a directory of this test,
-//! and all of which end with it.
+//! The host's side of a guest's script: runs programs for it, in a directory of the test. All
+//! programs end with the test.
 //!
-//! | a script says | and goes on when |
+//! | request of a script | the script continues when |
 //! |---|---|
-//! | `host run COMMAND` | it has ended; its status is the script's |
-//! | `host start NAME COMMAND` | it has been started |
-//! | `host until NAME TEXT` | it has said a line with that text; the script fails if it ends before |
-//! | `host kill NAME` | it has been killed, as by a power failure |
-//! | `host stop NAME` | it was asked to end and has; its status is the script's |
-//! | `host wait NAME` | it has ended by itself; its status is the script's |
+//! | `host run COMMAND` | the command has ended; its exit status is that of `host` |
+//! | `host start NAME COMMAND` | the program has been started |
+//! | `host until NAME TEXT` | the program has printed a line with that text; fails if it ends before |
+//! | `host kill NAME` | the program has been killed, as by a power failure |
+//! | `host stop NAME` | the program has ended after SIGTERM; its exit status is that of `host` |
+//! | `host wait NAME` | the program has ended by itself; its exit status is that of `host` |
 //!
-//! `COMMAND` is for a shell, which knows the addresses `HOST` and `GUEST`, and the interface `TAP`
-//! if there is one. What is started is one program.
+//! A shell executes `COMMAND`. Its environment has the addresses `HOST` and `GUEST`, and the
+//! interface `TAP` if there is one. `start` starts one program.
 
 use super::log::Log;
 use anyhow::{Context, Result, bail};
@@ -37,7 +37,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// `programs` takes precedence in PATH.
+    /// Creates the host's side of a test. The directory `programs` takes precedence in PATH.
     ///
     /// # Errors
     /// If no directory can be created.
@@ -89,7 +89,7 @@ impl Host {
                 process.end().map(code)
             }
             "wait" => self.take(name)?.end().map(code),
-            _ => bail!("nobody knows how to {verb}"),
+            _ => bail!("unknown request {verb}"),
         }
     }
 
@@ -174,7 +174,7 @@ pub(crate) fn lines_of(reader: PipeReader) -> impl Iterator<Item = String> {
     })
 }
 
-/// The first word, and the rest.
+/// Splits text into its first word and the rest.
 fn split(text: &str) -> (&str, &str) {
     text.split_once(char::is_whitespace).unwrap_or((text, ""))
 }

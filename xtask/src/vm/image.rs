@@ -124,7 +124,7 @@ pub(crate) fn build(
         fs::copy(program, root.join("usr/bin").join(name)).with_context(|| program.display().to_string())?;
     }
     if let Some(blockmux) = blockmux {
-        // Without debug information, which is most of it.
+        // Debug information is most of the program's size.
         succeed(Command::new("strip").arg("-o").arg(root.join("usr/bin/blockmux")).arg(blockmux))?;
     }
     let for_siw: &[&str] = if siw.is_some() { siw::PROVIDER } else { &[] };

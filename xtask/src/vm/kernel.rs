@@ -9,14 +9,14 @@ use std::process::Command;
 /// An unpacked kernel.
 pub(crate) struct Kernel {
     pub(crate) release: String,
-    /// What QEMU boots.
+    /// The kernel image that QEMU boots.
     pub(crate) image: PathBuf,
-    /// Its modules, with `modules.dep`.
+    /// Directory of the kernel's modules, with `modules.dep`.
     pub(crate) modules: PathBuf,
 }
 
-/// The kernel unpacked below `place`, or else the newest one that Debian has. Remove `place` to
-/// start over.
+/// Returns the kernel unpacked below `place`, or downloads the newest one of Debian. Remove `place`
+/// to download it again.
 ///
 /// # Errors
 /// If there is none and none can be downloaded.
@@ -88,7 +88,7 @@ fn unpack(work: &Path, package: &str, directory: &Path) -> Result<()> {
     fs::rename(root, directory).with_context(|| directory.display().to_string())
 }
 
-/// Up to the third number of the version.
+/// Prefix of the packages' names, up to the third number of the version.
 const PREFIX: &str = "linux-image-6.12.";
 const MAX_TRIES: usize = 3;
 

@@ -9,9 +9,9 @@
 //!     open-iscsi, LIO, nbd, mkfs, fio ◀── TCP over QEMU's own network, the same addresses on both sides
 //!     aoe, aoetools                   ◀── frames over a tap, if we are root
 //! ```
-//! `kernel` fetches Debian's kernel, `siw` builds a module that it lacks, `image` makes a guest's
-//! file system of both and of programs of this machine, `guest` runs one script, `host` does what
-//! the script asks for, and `log` has what everybody said.
+//! `kernel` fetches Debian's kernel, `siw` builds a module that it lacks, `image` creates a guest's
+//! file system from both and from programs of this machine, `guest` runs one script, `host`
+//! executes the script's requests, and `log` records the output of both sides.
 
 mod guest;
 mod host;
@@ -117,7 +117,7 @@ fn chosen(scripts: &[String], only: &[String]) -> Result<Vec<String>> {
     Ok(if only.is_empty() { scripts.to_vec() } else { names })
 }
 
-/// Why no guest can be run, as half a sentence.
+/// The reason why no guest can run here, as half a sentence; `None` if one can.
 fn missing() -> Option<String> {
     if std::env::consts::ARCH != "x86_64" {
         return Some("they need an x86_64 machine, whose programs run in the guest".to_owned());

@@ -1,10 +1,10 @@
-//! Where a daemon takes commands.
+//! Addresses of the API of a daemon.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A Unix socket by its path: `unix:PATH`, or the path alone.
+/// Path of the Unix socket of `serve --control`, written as `unix:PATH` or as the path alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ControlPath(pub(crate) PathBuf);
 
@@ -19,7 +19,7 @@ impl FromStr for ControlPath {
     }
 }
 
-/// The address of a daemon's API, as its clients name it.
+/// The address of a daemon's API, for its clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ApiAddress {
     /// `serve --control`.
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_named_with_or_without_its_kind() {
+    fn a_socket_path_may_have_the_prefix_unix() {
         for text in ["unix:/run/b.sock", "/run/b.sock"] {
             assert_eq!(text.parse(), Ok(ControlPath("/run/b.sock".into())));
         }
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_a_socket_or_a_host_and_port_by_http() {
+    fn an_address_is_a_socket_path_or_an_http_url() {
         for (text, shown) in [
             ("unix:/run/b.sock", "/run/b.sock"),
             ("http://127.0.0.1:9180", "http://127.0.0.1:9180"),

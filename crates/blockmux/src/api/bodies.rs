@@ -1,4 +1,4 @@
-//! Bodies of requests.
+//! Bodies of requests and responses of the API.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -8,16 +8,16 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AddVolume {
-    /// `[NAME=]VOLUME`, as for `blockmux serve`; paths are the daemon's.
+    /// `[NAME=]VOLUME`, as for `blockmux serve`; paths are those of the daemon.
     #[schema(example = "data=mem:64m")]
     pub(crate) volume: String,
     /// Refuse writes.
     #[serde(default)]
     pub(crate) read_only: bool,
-    /// Shown by discovery.
+    /// Description that discovery shows.
     #[serde(default)]
     pub(crate) description: String,
-    /// Protocols that export it; left out: all, or none if a target restricts it.
+    /// Protocols that export it; by default all, or none if a target restricts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) protocols: Option<Vec<String>>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct AddVolume {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ResizeVolume {
-    /// In bytes; left out: the size that the file or device has now.
+    /// In bytes; by default the current size of the file or device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) size: Option<u64>,
 }
@@ -37,22 +37,22 @@ pub(crate) struct ResizeVolume {
 pub(crate) struct AttachVolume {
     /// Name of the volume.
     pub(crate) volume: String,
-    /// NSID or LUN; left out: the lowest free one.
+    /// NSID or LUN; by default the lowest free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) number: Option<u32>,
-    /// ANAGRPID; left out: the last group, if any.
+    /// ANAGRPID; by default the last group, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ana_group: Option<u32>,
 }
 
-/// A change that only the protocol of a target knows.
+/// A protocol-specific change of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChangeTarget {
     /// The protocol's name.
     #[schema(example = "nvme-tcp")]
     pub(crate) protocol: String,
-    /// The change, as that protocol writes it.
+    /// The change, in the format of that protocol.
     #[schema(value_type = Object)]
     pub(crate) what: Value,
 }
@@ -85,12 +85,12 @@ pub(crate) struct ChangeLog {
     pub(crate) levels: String,
 }
 
-/// What a volume that was added is called, and how it is reached.
+/// The name and the URLs of a volume that was added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Added {
     pub(crate) name: String,
     pub(crate) urls: Vec<String>,
-    /// Protocols that are to export it and have no listener.
+    /// Protocols of its `protocols` that have no listener.
     pub(crate) protocols_without_listener: Vec<String>,
 }
 
@@ -108,9 +108,9 @@ pub(crate) struct Attached {
     pub(crate) number: u32,
 }
 
-/// What there is to say when it is done.
+/// A message about a change that was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(crate) struct Said {
+pub(crate) struct Message {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
 }

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// A daemon, and the token that its TCP address requires.
+/// A client of one daemon, with the token for a TCP address.
 #[derive(Clone)]
 pub(crate) struct Client {
     address: ApiAddress,
@@ -22,25 +22,25 @@ pub(crate) struct Call {
     pub(crate) method: &'static str,
     /// Percent-encoded.
     pub(crate) path: String,
-    /// `None`: no body.
+    /// JSON body, if any.
     pub(crate) body: Option<Value>,
 }
 
-/// An answer that reports success.
+/// A response that reports success.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
-    /// Path of the action that goes on after the answer.
+    /// Path of the action that continues after the response.
     pub(crate) location: Option<String>,
     pub(crate) body: Value,
 }
 
-/// Why there is no reply.
+/// Reason why there is no [`Reply`].
 #[derive(Debug)]
 pub(crate) enum CallError {
-    /// The daemon refused.
+    /// The daemon refused the request.
     Refused(ApiError),
-    /// There was no answer, or none that can be read.
+    /// There was no response, or it cannot be parsed.
     NoAnswer(Failure),
 }
 
@@ -52,13 +52,13 @@ impl Call {
 }
 
 impl Client {
-    /// A client of that daemon.
+    /// A client of the daemon at this address.
     pub(crate) fn new(address: ApiAddress, token: Option<Zeroizing<String>>) -> Client {
         Client { address, token }
     }
 
-    /// Sends a request and reads its answer. The daemon answers within a second: with the address
-    /// of an action where the request takes longer.
+    /// Sends a request and reads its response. The daemon responds within a second, with the URL of
+    /// an action if the request takes longer.
     ///
     /// # Errors
     /// If the daemon cannot be reached or refuses.
@@ -67,7 +67,7 @@ impl Client {
         let unreadable = |error: serde_json::Error| {
             let address = &self.address;
             CallError::NoAnswer(Failure::run(format!(
-                "{address}: the answer is not this API's ({error}); is it a blockmux daemon of this version?"
+                "{address}: the answer is invalid ({error}); check that a blockmux daemon of this version listens there"
             )))
         };
         if !(200..300).contains(&status) {
@@ -86,7 +86,7 @@ impl Client {
             ApiAddress::Tcp(_) => "--api",
         };
         CallError::NoAnswer(Failure::request(format!(
-            "{address}: cannot ask the daemon: {error}; is it what `serve {option}` names, and does that run?"
+            "{address}: cannot reach the daemon: {error}; check that it runs with `serve {option}` at this address"
         )))
     }
 
@@ -108,7 +108,7 @@ impl Client {
             head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
         }
         head.push_str("\r\n");
-        // A daemon that refuses may do so before it has read the body.
+        // A daemon may refuse a request before it has read the body.
         let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
         let answer = read_answer(BufReader::new(&mut *stream));
         match sent {
@@ -147,7 +147,7 @@ trait ReadWrite: Read + Write {}
 
 impl<T: Read + Write> ReadWrite for T {}
 
-/// The path segment that stands for a name.
+/// A name as a percent-encoded path segment.
 pub(crate) fn segment(name: &str) -> impl std::fmt::Display {
     percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC)
 }
@@ -196,7 +196,7 @@ fn read_exactly(stream: &mut impl BufRead, len: u64) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// A body in chunks (RFC 9112, section 7.1).
+/// Reads a body in chunks (RFC 9112 §7.1).
 fn read_chunks(stream: &mut impl BufRead) -> io::Result<Vec<u8>> {
     let mut body = Vec::new();
     loop {
@@ -222,13 +222,13 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// How long the daemon may say nothing.
+/// Timeout of reads from the daemon.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest head of an answer, in bytes.
+/// Maximum length of a response's head, in bytes.
 const MAX_HEAD: u64 = 16 << 10;
 const MAX_HEADERS: usize = 32;
-/// The longest line before a chunk, in bytes.
+/// Maximum length of the line before a chunk, in bytes.
 const MAX_CHUNK_LINE: u64 = 64;
 
 #[cfg(test)]
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_read_by_its_length_or_in_chunks_and_nothing_else_is_taken_for_one() {
+    fn a_response_has_a_length_or_chunks_and_anything_else_is_refused() {
         let long = b"HTTP/1.1 202 Accepted\r\nlocation: /v1/actions/7\r\nContent-Length: 2\r\n\r\n{}tail";
         let (status, location, body) = read_answer(&long[..]).unwrap();
         assert_eq!((status, location.as_deref(), &*body), (202, Some("/v1/actions/7"), &b"{}"[..]));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_segment_of_a_path() {
+    fn a_name_is_one_segment_of_the_path() {
         assert_eq!(segment("nqn.x:a/b").to_string(), "nqn%2Ex%3Aa%2Fb");
     }
 }

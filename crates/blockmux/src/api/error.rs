@@ -1,35 +1,35 @@
-//! The shape of every error of the API.
+//! The format of all errors of the API.
 
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
 
-/// The body of an answer that reports an error.
+/// The body of a response that reports an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ErrorBody {
     pub(crate) error: ApiError,
 }
 
-/// What went wrong, and what to do.
+/// An error of the API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ApiError {
-    /// For programs; it stays the same from version to version.
+    /// Kind of error, for programs; stable across versions.
     pub(crate) code: ErrorCode,
-    /// For people: the thing, and what happened.
+    /// The thing and what happened, for people.
     pub(crate) message: String,
     /// What to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hint: Option<String>,
 }
 
-/// Kinds of errors; each has one HTTP status.
+/// Kinds of errors; each has its HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ErrorCode {
-    /// 400: the request is no HTTP or JSON that can be read.
+    /// 400: the request is invalid HTTP or JSON.
     Malformed,
-    /// 401: a token is required, or it is a wrong one.
+    /// 401: the token is missing or wrong.
     Unauthorized,
     /// 404: there is no such path, volume, target, unit or action.
     NotFound,
@@ -37,17 +37,17 @@ pub(crate) enum ErrorCode {
     MethodNotAllowed,
     /// 408: the request took too long to arrive.
     Timeout,
-    /// 409: what the daemon serves now does not allow it.
+    /// 409: the current state of the daemon does not allow it.
     Conflict,
     /// 413: the request is too long.
     TooLarge,
-    /// 415: the body is no JSON.
+    /// 415: the body is not JSON.
     UnsupportedMediaType,
-    /// 422: a value is wrong.
+    /// 422: a value is invalid.
     Invalid,
-    /// 500: it was begun, and failed.
+    /// 500: the request was started and failed.
     Failed,
-    /// 503: too much is going on at once.
+    /// 503: too many requests at a time.
     Busy,
 }
 
@@ -71,7 +71,7 @@ impl ErrorCode {
 }
 
 impl ApiError {
-    /// An error from a message to people: what follows its first semicolon is what to do.
+    /// An error from a message for people; the text after its first semicolon becomes the hint.
     pub(crate) fn new(code: ErrorCode, text: impl ToString) -> ApiError {
         let text = text.to_string();
         match text.split_once("; ") {
@@ -82,17 +82,17 @@ impl ApiError {
         }
     }
 
-    /// There is no such thing.
+    /// An error about a thing that does not exist.
     pub(crate) fn not_found(text: impl ToString) -> ApiError {
         ApiError::new(ErrorCode::NotFound, text)
     }
 
-    /// A value is wrong.
+    /// An error about an invalid value.
     pub(crate) fn invalid(text: impl ToString) -> ApiError {
         ApiError::new(ErrorCode::Invalid, text)
     }
 
-    /// It was begun, and failed.
+    /// An error of a request that was started.
     pub(crate) fn failed(text: impl ToString) -> ApiError {
         ApiError::new(ErrorCode::Failed, text)
     }
@@ -105,7 +105,7 @@ impl fmt::Display for ApiError {
     }
 }
 
-/// Most of what a daemon refuses depends on what it serves now.
+/// Messages without a code are conflicts: most refusals depend on the state of the daemon.
 impl From<String> for ApiError {
     fn from(text: String) -> ApiError {
         ApiError::new(ErrorCode::Conflict, text)
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_what_happened_and_what_to_do() {
+    fn a_message_is_split_into_what_happened_and_what_to_do() {
         let text = "a: it can have at most 5 bytes; serve a larger one; or none";
         let error = ApiError::invalid(text);
         assert_eq!(error.to_string(), text);

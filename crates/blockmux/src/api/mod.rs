@@ -1,6 +1,5 @@
-//! The HTTP API of a daemon, as both sides know it: addresses, errors and bodies.
-//!
-//! The daemon serves it in `serve/api/`, and [`client`] speaks it.
+//! The parts of the daemon's HTTP API that server and client share: addresses, errors and bodies.
+//! The server is in `serve/api/`, the client in [`client`].
 
 mod address;
 pub(crate) mod bodies;
@@ -12,5 +11,5 @@ pub(crate) use address::{ApiAddress, ControlPath};
 pub(crate) use error::{ApiError, ErrorBody, ErrorCode};
 pub(crate) use peer::check_peer;
 
-/// The longest body of an answer, in bytes: the status of tens of thousands of volumes.
+/// Maximum length of a response's body, in bytes: the status of tens of thousands of volumes.
 pub(crate) const MAX_ANSWER: u64 = 16 << 20;

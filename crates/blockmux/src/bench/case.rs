@@ -5,7 +5,7 @@ use super::veth::{INITIATOR, INTERFACE, TARGET, VethPair};
 use crate::failure::Failure;
 use crate::protocol::frontend::{Portal, Service, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
-use crate::protocol::{Carrier, Protocol, Units};
+use crate::protocol::{Carrier, LogicalUnits, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
@@ -104,7 +104,7 @@ impl BenchCase {
             CaseKind::Remote(_, _, volume, policy) => {
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 let run = self.bench(volume, false, &initiator, None, progress);
-                // Close the session regularly.
+                // Log out of the server.
                 initiator.stop(STOP_GRACE);
                 run
             }
@@ -115,7 +115,10 @@ impl BenchCase {
                 self.bench_served(&remote, initiator, target, progress)
             }
             CaseKind::Linked(protocol, volume, policy, link) => {
-                let veth = plan.veth.as_ref().ok_or_else(|| self.failed("there is no cable"))?;
+                let veth = plan
+                    .veth
+                    .as_ref()
+                    .ok_or_else(|| self.failed("internal error: the suite has no veth pair"))?;
                 veth.set(*link).map_err(|error| self.failed(error))?;
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
@@ -219,25 +222,27 @@ fn serve(
     let mut frontend = (protocol.frontend)();
     frontend.check(&[EXPORT]).map_err(Failure::run)?;
     let (places, sessions) = (std::slice::from_ref(&place), Sessions::default());
-    let units = Units::new(&exports);
+    let units = LogicalUnits::new(&exports);
     let service = Service { exports: &exports, units: &units, places, policy, cores, sessions: &sessions };
     let live = frontend.serve(&service)?;
     for (listener, live) in listener.into_iter().zip(&live) {
         let (serve, inboxes) = (live.serve(&place), cores.inboxes());
         cores
             .ask(0, move |core| {
-                ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MOST_CONNECTIONS))
+                ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MAX_CONNECTIONS))
             })
-            .ok_or_else(|| Failure::run("the target's core has ended"))?;
+            .ok_or_else(|| Failure::run("a core of the target ended unexpectedly"))?;
     }
     let portal = Portal { listener: place.clone(), reached_at: place };
-    let ways =
-        VolumeNames::all(&exports).into_iter().flat_map(|named| frontend.ways(protocol, &portal, &named));
-    ways.map(|way| way.url).next().ok_or_else(|| Failure::run("the volume is out of reach"))
+    let infos = VolumeNames::all(&exports)
+        .into_iter()
+        .flat_map(|named| frontend.connect_info(protocol, &portal, &named));
+    infos.map(|info| info.url).next().ok_or_else(|| Failure::run("the protocol does not export the volume"))
 }
 
 /// Name of the bench's export.
 const EXPORT: &str = "bench";
 /// The maximum number of connections, more than the workers of any job.
-const MOST_CONNECTIONS: usize = 2048;
+const MAX_CONNECTIONS: usize = 2048;
+/// Time for closing the sessions.
 const STOP_GRACE: Duration = Duration::from_secs(5);

@@ -15,7 +15,7 @@ pub(super) struct Jobs {
     /// The jobs, with the volumes of job files.
     pub(super) jobs: Vec<(Job, Option<String>)>,
     /// Whether this is the default list, because the command line has no job options.
-    pub(super) are_usual: bool,
+    pub(super) are_default: bool,
 }
 
 /// Determines the jobs and, from job files, their volumes.
@@ -23,19 +23,19 @@ pub(super) fn jobs(args: &BenchArgs, files: &[&String]) -> Result<Jobs, Failure>
     let shapes = [("numjobs", &args.numjobs), ("iodepth", &args.iodepth), ("bs", &args.bs), ("rw", &args.rw)];
     let shape = shapes.iter().find(|(_, values)| !values.is_empty());
     if let (Some(_), Some(file)) = (&args.suite, files.first()) {
-        return Err(Failure::request(format!("{file}: a suite has its own jobs; leave one of them out")));
+        return Err(Failure::request(format!("{file}: a suite has its own jobs; remove one of the two")));
     }
     // Read before options are checked, because a file that is no job file has none.
     let mut jobs = jobs_of_files(files)?;
     let others =
         if args.suite.is_some() { Some("the suite") } else { files.first().map(|file| file.as_str()) };
     if let (Some((name, _)), Some(others)) = (shape, others) {
-        return Err(Failure::request(format!("--{name} is set by {others}; leave one of them out")));
+        return Err(Failure::request(format!("--{name} is set by {others}; remove one of the two")));
     }
     let own = shape.map(|(name, _)| format!("--{name}")).or(others.map(str::to_owned));
     if let (true, Some(own)) = (args.full, own) {
         return Err(Failure::request(format!(
-            "--full has jobs of its own, and so has {own}; leave one of them out"
+            "--full has its own jobs, and so has {own}; remove one of the two"
         )));
     }
     if args.suite.is_some() {
@@ -47,9 +47,9 @@ pub(super) fn jobs(args: &BenchArgs, files: &[&String]) -> Result<Jobs, Failure>
             ("randseed", &args.randseed),
         ];
         if let Some((name, _)) = options.iter().find(|(_, value)| value.is_some()) {
-            return Err(Failure::request(format!("--{name} is set by the suite; leave one of them out")));
+            return Err(Failure::request(format!("--{name} is set by the suite; remove one of the two")));
         }
-        return Ok(Jobs { jobs: Vec::new(), are_usual: false });
+        return Ok(Jobs { jobs: Vec::new(), are_default: false });
     }
     if files.is_empty() {
         let base = times(args)?;
@@ -69,7 +69,7 @@ pub(super) fn jobs(args: &BenchArgs, files: &[&String]) -> Result<Jobs, Failure>
             job.name = job.name_by_shape();
         }
     }
-    Ok(Jobs { jobs, are_usual: files.is_empty() && shape.is_none() })
+    Ok(Jobs { jobs, are_default: files.is_empty() && shape.is_none() })
 }
 
 /// Applies the options that override those of job files.
@@ -108,14 +108,15 @@ fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failur
 /// Reads a job file, up to a maximum length, because a disk image may be given by mistake.
 fn read_job_file(file: &str) -> Result<String, Failure> {
     let mut content = Vec::new();
-    let read =
-        regular::open(file).and_then(|opened| opened.take(MOST_JOB_FILE + 1).read_to_end(&mut content));
+    let read = regular::open(file).and_then(|opened| opened.take(MAX_JOB_FILE + 1).read_to_end(&mut content));
     let length = read.map_err(|error| {
-        Failure::request(format!("{file}: not a volume (as mem:1g), and no job file either: {error}"))
+        Failure::request(format!("{file}: neither a volume, such as mem:1g, nor a job file: {error}"))
     })?;
     let text = String::from_utf8(content).ok().filter(|text| !text.contains('\0'));
-    text.filter(|_| length as u64 <= MOST_JOB_FILE).ok_or_else(|| {
-        Failure::request(format!("{file}: is no fio job file; to measure it as a volume, write file:{file}"))
+    text.filter(|_| length as u64 <= MAX_JOB_FILE).ok_or_else(|| {
+        Failure::request(format!(
+            "{file}: is not a fio job file; to measure it as a volume, write file:{file}"
+        ))
     })
 }
 
@@ -170,7 +171,7 @@ pub(super) fn times(args: &BenchArgs) -> Result<Job, Failure> {
 }
 
 /// The maximum length of a job file, in bytes.
-const MOST_JOB_FILE: u64 = 1 << 20;
+const MAX_JOB_FILE: u64 = 1 << 20;
 const DEFAULT_RUNTIME_MS: u64 = 1000;
 const DEFAULT_RAMP_MS: u64 = 200;
 const QUICK_RUNTIME_MS: u64 = 400;

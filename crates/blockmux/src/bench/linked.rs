@@ -102,7 +102,7 @@ mod tests {
     use blockmux_volume::Spec;
 
     #[test]
-    fn stripes_are_of_whole_mebibytes() {
+    fn members_of_stripes_have_whole_mebibytes() {
         let suite = Suite::by_name("aatrokoski-2007").unwrap();
         let stripes = stripes(suite.links().unwrap(), 64 << 20);
         assert_eq!(stripes[0].1, "4-way stripe");

@@ -26,7 +26,7 @@ pub(super) struct Measured {
     /// The rows of all cases in order, with their complete runs.
     pub(super) rows: Vec<Row>,
     /// Number of runs that ended with a lost connection.
-    pub(super) short_of_one: u32,
+    pub(super) lost_connection: u32,
     /// Reason for the end.
     pub(super) end: BenchEnd,
 }
@@ -61,7 +61,7 @@ impl Interrupts {
     pub(super) fn watch() -> Result<Interrupts, Failure> {
         let (events, incoming) = mpsc::channel();
         signals::watch(&events, &[], |signal| BenchEvent::End(BenchEnd::Signal(signal)))
-            .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
+            .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
         Ok(Interrupts { events, incoming })
     }
 }
@@ -84,11 +84,11 @@ pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Res
             let _ = events.send(BenchEvent::End(end));
         })
         .map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
-    let mut short_of_one = 0;
+    let mut lost_connection = 0;
     let end = loop {
         match incoming.recv() {
             Ok(BenchEvent::Run { case, run, is_short_of_one }) => {
-                short_of_one += u32::from(is_short_of_one);
+                lost_connection += u32::from(is_short_of_one);
                 rows[case].runs.push(*run);
             }
             Ok(BenchEvent::End(end)) => break end,
@@ -98,7 +98,7 @@ pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Res
     bar.finish_and_clear();
     // A run that continues must not draw over the output.
     bar.set_draw_target(ProgressDrawTarget::hidden());
-    Ok(Measured { rows, short_of_one, end })
+    Ok(Measured { rows, lost_connection, end })
 }
 
 fn run_all(
@@ -111,7 +111,7 @@ fn run_all(
     bar.reset_elapsed();
     let mut done_ms = 0;
     // Without a terminal, progress is one line per finished job.
-    let says_lines = !io::stderr().is_terminal();
+    let prints_lines = !io::stderr().is_terminal();
     for nth in 1..=runs {
         let order = order(&plan.cases, nth);
         for (place, &at) in order.iter().enumerate() {
@@ -126,15 +126,17 @@ fn run_all(
             let is_short_of_one = missing_connections() > missing;
             if is_short_of_one {
                 let (subject, job) = (case.subject(), &case.job.name);
-                warn!("run {nth}/{runs} of {subject}, {job}: lost a connection and did not get it back");
+                warn!(
+                    "run {nth}/{runs} of {subject}, {job}: a connection was lost and could not be restored"
+                );
             }
             if events.send(BenchEvent::Run { case: at, run: Box::new(run), is_short_of_one }).is_err() {
                 return Ok(());
             }
             info!("run {nth}/{runs} of {}, {}: {iops} IOPS", case.subject(), case.job.name);
             let is_last = order.get(place + 1).is_none_or(|&next| plan.cases[next].job != case.job);
-            if says_lines && is_last {
-                say_finished(nth, runs, &case.job, (done_ms, bar.length().unwrap_or(0)));
+            if prints_lines && is_last {
+                print_finished(nth, runs, &case.job, (done_ms, bar.length().unwrap_or(0)));
             }
         }
     }
@@ -142,7 +144,7 @@ fn run_all(
 }
 
 /// Prints that run `nth` of a job is finished, with the progress and remaining time of the bench.
-fn say_finished(nth: u32, runs: u32, job: &Job, (done_ms, all_ms): (u64, u64)) {
+fn print_finished(nth: u32, runs: u32, job: &Job, (done_ms, all_ms): (u64, u64)) {
     let percent = done_ms * 100 / all_ms.max(1);
     let left = HumanDuration(Duration::from_millis(all_ms.saturating_sub(done_ms)));
     // A closed standard error does not end the bench.

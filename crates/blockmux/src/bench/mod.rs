@@ -77,11 +77,11 @@ pub(crate) struct BenchArgs {
     /// How often each case runs [default: 3 for the short list, else 5]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
-    /// Eight jobs, both ceilings, longer runs: about twelve minutes
+    /// Measure eight jobs, both ceilings and longer runs: about twelve minutes
     #[arg(long)]
     full: bool,
-    /// When idle cores sleep: adaptive (after a short poll), always (never) or never (at once);
-    /// repeatable [default: adaptive]
+    /// Polling of idle cores: adaptive (briefly, then sleep), always (use whole CPUs) or never
+    /// (sleep at once); repeatable [default: adaptive]
     #[arg(
         long,
         value_enum,
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     let interrupts = Interrupts::watch()?;
     let mut plan = BenchPlan::make(args)?;
     let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
-    let Measured { mut rows, short_of_one, end } = measure(plan, args.runs(), interrupts)?;
+    let Measured { mut rows, lost_connection, end } = measure(plan, args.runs(), interrupts)?;
     let (cases, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
     rows.retain(|row| !row.runs.is_empty());
     let comparison = Comparison {
@@ -157,25 +157,25 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
             Failure::run(format!("interrupted; {done} of {all} runs were done")).report();
             Ok(failure::status_of_signal(signal))
         }
-        BenchEnd::Complete => verdict(&comparison, short_of_one),
+        BenchEnd::Complete => verdict(&comparison, lost_connection),
     }
 }
 
 /// The exit status: failure if a measured job had errors.
-fn verdict(comparison: &Comparison, short_of_one: u32) -> Result<ExitCode, Failure> {
+fn verdict(comparison: &Comparison, lost_connection: u32) -> Result<ExitCode, Failure> {
     let runs = || comparison.rows.iter().flat_map(|row| &row.runs);
     let (failed, wrong): (u64, u64) =
         (runs().map(|run| run.errors).sum(), runs().map(|run| run.verify_errors).sum());
     let what = match (failed, wrong) {
-        (0, 0) if short_of_one == 0 => return Ok(ExitCode::SUCCESS),
-        (0, 0) if short_of_one == 1 => {
-            "one run lost a connection for good; the warnings above say which".to_owned()
+        (0, 0) if lost_connection == 0 => return Ok(ExitCode::SUCCESS),
+        (0, 0) if lost_connection == 1 => {
+            "a connection was lost in one run; the warnings above name it".to_owned()
         }
-        (0, 0) => format!("{short_of_one} runs lost a connection for good; the warnings above say which"),
+        (0, 0) => format!("connections were lost in {lost_connection} runs; the warnings above name them"),
         (failed, 0) => format!("{failed} I/O failed; {FIRST_ABOVE}"),
-        (0, wrong) => format!("{wrong} blocks did not hold what was written; {FIRST_ABOVE}"),
+        (0, wrong) => format!("{wrong} blocks had wrong data; {FIRST_ABOVE}"),
         (failed, wrong) => {
-            format!("{failed} I/O failed, and {wrong} blocks did not hold what was written; {FIRST_ABOVE}")
+            format!("{failed} I/O failed, and {wrong} blocks had wrong data; {FIRST_ABOVE}")
         }
     };
     Err(Failure::run(what))

@@ -39,7 +39,7 @@ pub(super) struct BenchPlan {
     /// effect.
     ceiling_bytes: usize,
     cpus: usize,
-    /// Congestion control of every TCP connection; `None`: the system's.
+    /// Congestion control of TCP connections; `None` for the system's default.
     pub(super) congestion: Option<Congestion>,
 }
 
@@ -75,7 +75,7 @@ impl BenchPlan {
             cpus: sys::allowed_cpus().map_or(1, |cpus| cpus.len()),
             congestion: args.congestion.clone(),
         };
-        let Jobs { jobs, are_usual } = jobs(args, &files)?;
+        let Jobs { jobs, are_default } = jobs(args, &files)?;
         let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
         let mut subjects = Vec::new();
         for name in names.into_iter().map(String::as_str).chain(names_in_files) {
@@ -91,12 +91,12 @@ impl BenchPlan {
             None => {
                 for (job, target) in &jobs {
                     let spares =
-                        |subject: &Subject| are_usual && subject.holds_data && job.rw.changes_content();
+                        |subject: &Subject| are_default && subject.holds_data && job.rw.changes_content();
                     let named =
                         |subject: &&Subject| target.as_deref().is_none_or(|name| name == subject.name);
                     let (spared, wanted): (Vec<_>, Vec<_>) =
                         subjects.iter().filter(named).partition(|subject| spares(subject));
-                    plan.spare(job, &spared);
+                    plan.skip_overwriting(job, &spared);
                     plan.add_job(job, &wanted, &policies, args);
                 }
             }
@@ -113,7 +113,7 @@ impl BenchPlan {
             self.fresh.push(opened.volume.clone());
         }
         let size = usize::try_from(opened.volume.info().size).unwrap_or(usize::MAX);
-        self.ceiling_bytes = self.ceiling_bytes.max(size.min(MOST_CEILING_BYTES));
+        self.ceiling_bytes = self.ceiling_bytes.max(size.min(MAX_CEILING_BYTES));
         let remote = if opened.is_remote { protocol::of_url(name) } else { None };
         let holds_data = !opened.is_fresh && keeps_content(&spec);
         let (name, shown) = (name.to_owned(), without_passwords(name));
@@ -132,7 +132,7 @@ impl BenchPlan {
     }
 
     /// Skips a job that would overwrite existing volumes without request.
-    fn spare(&mut self, job: &Job, subjects: &[&Subject]) {
+    fn skip_overwriting(&mut self, job: &Job, subjects: &[&Subject]) {
         self.skipped.extend(subjects.iter().map(|subject| {
             let ask = "give --rw write or --rw randwrite to allow that";
             (job.name.clone(), format!("{} would be overwritten ({ask})", subject.shown))
@@ -155,8 +155,8 @@ impl BenchPlan {
                 }
                 None => {
                     add(CaseKind::Local(subject.volume.clone()));
-                    let is_wanted = |protocol: &&Protocol| protocol.is_unasked || !args.is_quick();
-                    for protocol in protocol::over_sockets().filter(is_wanted) {
+                    let is_wanted = |protocol: &&Protocol| protocol.is_default || !args.is_quick();
+                    for protocol in protocol::stream_protocols().filter(is_wanted) {
                         policies
                             .iter()
                             .for_each(|&poll| add(CaseKind::Served(protocol, subject.volume.clone(), poll)));
@@ -216,7 +216,9 @@ impl BenchPlan {
             return self.add_linked(&suite, links, args, subjects, policies);
         }
         let [Subject { name: target, volume, remote: None, .. }] = subjects else {
-            return Err(Failure::request("--suite measures one local volume; name one, as mem:1g, or none"));
+            return Err(Failure::request(
+                "--suite measures one local volume; give one, such as mem:1g, or none",
+            ));
         };
         let times = times(args)?;
         let mut rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
@@ -228,17 +230,17 @@ impl BenchPlan {
             let mut add = |kind| self.cases.push(BenchCase::new(kind, &row.job, target));
             match protocol::by_name(&row.protocol) {
                 Some(protocol) if protocol.carrier == Carrier::Frames => {
-                    self.skip(row, format!("{} is measured over links of our own", protocol.title));
+                    self.skip(row, format!("{} is measured over virtual links", protocol.title));
                 }
                 Some(protocol) => {
                     policies.iter().for_each(|&poll| add(CaseKind::Served(protocol, volume.clone(), poll)));
                 }
                 None if row.protocol == "local" => add(CaseKind::Local(volume.clone())),
-                None => self.skip(row, format!("{} is not in this Blockmux yet", row.protocol)),
+                None => self.skip(row, format!("this version does not support {}", row.protocol)),
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
             if is_last_of_job {
-                let all = protocol::over_sockets().map(|protocol| (protocol, Transport::Tcp)).collect();
+                let all = protocol::stream_protocols().map(|protocol| (protocol, Transport::Tcp)).collect();
                 self.add_ceilings(&row.job, all, args);
             }
         }
@@ -269,7 +271,7 @@ impl BenchPlan {
             }
         }
         if self.cases.is_empty() {
-            return Err(Failure::request("nothing to measure; name a volume, as mem:1g"));
+            return Err(Failure::request("nothing to measure; give a volume, such as mem:1g"));
         }
         Ok(())
     }
@@ -281,7 +283,7 @@ impl BenchPlan {
             bar.set_message("writing the new volume once");
             let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
             // In blocks that divide the size.
-            let bs = 1 << volume.info().size.trailing_zeros().min(MOST_FILL_BITS);
+            let bs = 1 << volume.info().size.trailing_zeros().min(MAX_FILL_BITS);
             let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs, iodepth: 8, ..Job::default() };
             let bench = Bench {
                 job: &job,
@@ -312,12 +314,12 @@ impl BenchPlan {
 
     /// Cores of the target: at most the first half of the CPUs.
     pub(super) fn target_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
-        self.start_cores(self.cores_a_side(numjobs), self.pin(0), policy)
+        self.start_cores(self.cores_per_side(numjobs), self.pin(0), policy)
     }
 
     /// Cores of the initiator, after those of the target.
     pub(super) fn initiator_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
-        let count = self.cores_a_side(numjobs);
+        let count = self.cores_per_side(numjobs);
         self.start_cores(count, self.pin(count), policy)
     }
 
@@ -329,7 +331,7 @@ impl BenchPlan {
         }
     }
 
-    fn cores_a_side(&self, numjobs: u32) -> usize {
+    fn cores_per_side(&self, numjobs: u32) -> usize {
         (self.cpus / 2).clamp(1, numjobs.max(1) as usize)
     }
 
@@ -361,12 +363,15 @@ fn default_bytes(args: &BenchArgs) -> Result<u64, Failure> {
         Some(Err(why)) => {
             return Err(Failure::request(format!("--size {}: {why}", args.size.clone().unwrap_or_default())));
         }
-        _ => (memory_bytes() / 8).clamp(LEAST_VOLUME, MOST_VOLUME),
+        _ => (memory_bytes() / 8).clamp(MIN_VOLUME, MAX_VOLUME),
     })
 }
 
-const LEAST_VOLUME: u64 = 64 << 20;
-const MOST_VOLUME: u64 = 1 << 30;
-const MOST_CEILING_BYTES: usize = 1 << 30;
+/// Minimum size of the default RAM volume, in bytes.
+const MIN_VOLUME: u64 = 64 << 20;
+/// Maximum size of the default RAM volume, in bytes.
+const MAX_VOLUME: u64 = 1 << 30;
+/// Maximum size of the ceiling's data, in bytes.
+const MAX_CEILING_BYTES: usize = 1 << 30;
 /// Binary logarithm of the maximum block size for writing new volumes: 1 MiB.
-const MOST_FILL_BITS: u32 = 20;
+const MAX_FILL_BITS: u32 = 20;

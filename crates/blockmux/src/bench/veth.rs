@@ -78,8 +78,8 @@ impl VethPair {
         for (end, cores) in [(TARGET, target), (INITIATOR, initiator)] {
             for nth in 0..cores.count() {
                 let network = self.0[end].clone();
-                let entered = cores.ask(nth, move |_| network.enter()).ok_or("a core has ended")?;
-                entered.map_err(|error| format!("a core cannot enter its network: {error}"))?;
+                let entered = cores.ask(nth, move |_| network.enter()).ok_or("a core ended unexpectedly")?;
+                entered.map_err(|error| format!("a core cannot enter its network namespace: {error}"))?;
             }
         }
         Ok(())
@@ -95,7 +95,7 @@ impl VethPair {
         work: impl FnOnce() -> T + Send,
     ) -> Result<T, Failure> {
         let done = self.0[end].within(work);
-        done.map_err(|error| Failure::run(format!("cannot enter a network of our own: {error}")))
+        done.map_err(|error| Failure::run(format!("cannot enter a network namespace: {error}")))
     }
 
     /// The address of one end, from the range for documentation.
@@ -112,13 +112,12 @@ impl VethPair {
                 Err(format!("`{program} {}` says: {}", words.join(" "), said.lines().next().unwrap_or("")))
             }
             Ok(Err(error)) => Err(format!("cannot run {program} (it comes with iproute2): {error}")),
-            Err(error) => Err(format!("cannot enter a network of our own: {error}")),
+            Err(error) => Err(format!("cannot enter a network namespace: {error}")),
         }
     }
 }
 
-const NEEDS: &str =
-    "this suite measures over links that it makes itself; that needs root and the program `ip`";
+const NEEDS: &str = "this suite measures over virtual links, which needs root and the program `ip`";
 /// Burst of the token bucket filter: more than 10 Gbit/s transfer in a tick of the slowest clock.
 const BURST: &str = "1mb";
 /// Queue length of the token bucket filter, as of an adapter and a switch.

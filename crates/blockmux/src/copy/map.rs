@@ -22,22 +22,22 @@ pub(super) struct Map {
     block: u64,
     /// Known segments that are not taken yet.
     known: VecDeque<Segment>,
-    is_asking: bool,
+    is_querying: bool,
 }
 
 impl Map {
     /// The map of a source of `end` bytes; segments are multiples of `block`.
     pub(super) fn new(end: u64, block: u64) -> Map {
-        Map { at: 0, end, block, known: VecDeque::new(), is_asking: false }
+        Map { at: 0, end, block, known: VecDeque::new(), is_querying: false }
     }
 
     /// The range of the next block status request, if one is needed.
-    pub(super) fn question(&mut self) -> Option<(u64, u64)> {
-        if self.is_asking || self.at == self.end || self.known.len() > LOW_WATER {
+    pub(super) fn next_query(&mut self) -> Option<(u64, u64)> {
+        if self.is_querying || self.at == self.end || self.known.len() > LOW_WATER {
             return None;
         }
-        self.is_asking = true;
-        Some((self.at, (self.end - self.at).min(QUESTION)))
+        self.is_querying = true;
+        Some((self.at, (self.end - self.at).min(MAX_QUERY)))
     }
 
     /// Handles the result of the request.
@@ -45,7 +45,7 @@ impl Map {
     /// Ranges of zeroes are rounded to whole blocks in favor of data. A result shorter than one
     /// block counts as data, so that every result makes progress.
     pub(super) fn on_extents(&mut self, extents: &[Extent]) {
-        self.is_asking = false;
+        self.is_querying = false;
         let (mut from, mut known_to) = (self.at, self.at);
         for extent in extents {
             let start = from;
@@ -70,15 +70,15 @@ impl Map {
 
     /// Handles a failed request: the rest of the source counts as data.
     pub(super) fn on_unknown(&mut self) {
-        self.is_asking = false;
+        self.is_querying = false;
         self.push(self.at, self.end, false);
         self.at = self.end;
     }
 
-    /// The next segment, at most `data_len` bytes of data or [`ZEROES`] of zeroes.
+    /// The next segment, at most `data_len` bytes of data or [`MAX_ZEROES`] of zeroes.
     pub(super) fn take(&mut self, data_len: u64) -> Option<Segment> {
         let front = self.known.front_mut()?;
-        let most = if front.is_zero { ZEROES } else { data_len };
+        let most = if front.is_zero { MAX_ZEROES } else { data_len };
         if front.len <= most {
             return self.known.pop_front();
         }
@@ -111,9 +111,9 @@ impl Map {
 /// The number of known segments below which the next request is sent.
 const LOW_WATER: usize = 32;
 /// The maximum length of a request, in bytes; a multiple of any block.
-const QUESTION: u64 = 1 << 30;
+const MAX_QUERY: u64 = 1 << 30;
 /// The maximum length of a segment of zeroes, in bytes, so that progress is visible.
-const ZEROES: u64 = 64 << 20;
+const MAX_ZEROES: u64 = 64 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -128,13 +128,13 @@ mod tests {
     }
 
     #[test]
-    fn extents_become_pieces() {
+    fn extents_become_segments() {
         let mut map = Map::new(100 << 10, 512);
-        assert_eq!(map.question(), Some((0, 100 << 10)));
-        assert_eq!(map.question(), None, "one question at a time");
+        assert_eq!(map.next_query(), Some((0, 100 << 10)));
+        assert_eq!(map.next_query(), None, "one next_query at a time");
         map.on_extents(&[extent(10 << 10, false), extent(50 << 10, true)]);
         assert!(!map.is_empty());
-        assert_eq!(map.question(), Some((60 << 10, 40 << 10)));
+        assert_eq!(map.next_query(), Some((60 << 10, 40 << 10)));
         map.on_extents(&[extent(40 << 10, false)]);
         let expected = [
             (0, 8 << 10, false),
@@ -147,36 +147,36 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_shrink_to_whole_blocks_and_the_end_is_one() {
+    fn zeroes_shrink_to_whole_blocks_and_the_end_counts_as_a_boundary() {
         let mut map = Map::new(10_000, 4096);
-        map.question();
+        map.next_query();
         map.on_extents(&[extent(1000, false), extent(9000, true)]);
         assert_eq!(all(&mut map, 1 << 20), [(0, 4096, false), (4096, 5904, true)]);
         assert!(map.is_empty());
     }
 
     #[test]
-    fn an_answer_that_says_nothing_still_leads_on() {
+    fn an_empty_answer_makes_progress() {
         let mut map = Map::new(8192, 4096);
-        map.question();
+        map.next_query();
         map.on_extents(&[]);
-        assert_eq!(map.question(), Some((4096, 4096)));
+        assert_eq!(map.next_query(), Some((4096, 4096)));
         map.on_extents(&[extent(100, true)]);
         assert_eq!(all(&mut map, 1 << 20), [(0, 8192, false)]);
         assert!(map.is_empty());
     }
 
     #[test]
-    fn a_source_that_does_not_know_is_all_data() {
+    fn a_source_without_block_status_is_all_data() {
         let mut map = Map::new(5000, 512);
-        map.question();
+        map.next_query();
         map.on_unknown();
         assert_eq!(all(&mut map, 4096), [(0, 4096, false), (4096, 904, false)]);
-        assert!(map.is_empty() && map.question().is_none());
+        assert!(map.is_empty() && map.next_query().is_none());
     }
 
     #[test]
-    fn the_segments_are_the_source_whatever_the_answers() {
+    fn the_segments_cover_the_source_for_any_answers() {
         // A small generator is enough to mix lengths and kinds.
         let mut state = 1u64;
         let mut next = |below: u64| {
@@ -187,7 +187,7 @@ mod tests {
             let (end, block) = (next(100_000) + 1, 1 << next(13));
             let (mut map, mut reached) = (Map::new(end, block), 0);
             while !map.is_empty() {
-                if map.question().is_some() {
+                if map.next_query().is_some() {
                     let extents: Vec<_> = (0..next(4)).map(|_| extent(next(20_000), next(2) == 1)).collect();
                     map.on_extents(&extents);
                 }

@@ -32,13 +32,13 @@ pub(crate) struct CopyArgs {
     /// Destination: a volume or a URL; a missing file is created
     #[arg(value_name = "DST")]
     destination: Spec,
-    /// Read both back afterwards and compare
+    /// Read both after the copy and compare them
     #[arg(long)]
     verify: bool,
-    /// Bytes of each request
+    /// Size of each request in bytes
     #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = parse_size)]
     bs: u64,
-    /// Requests in flight
+    /// Number of requests in flight
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
     iodepth: u32,
     /// Print one JSON object when done
@@ -81,20 +81,20 @@ pub(crate) fn run(args: &CopyArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Whether two volumes with this spec are the same volume.
-fn leads_somewhere(spec: &Spec) -> bool {
+fn is_persistent(spec: &Spec) -> bool {
     spec.leaves().into_iter().any(|leaf| !matches!(leaf, Spec::Mem(_) | Spec::Null(_)))
 }
 
 /// Whether source and destination have no data in common.
 fn check_distinct(source: &Spec, destination: &Spec) -> Result<(), Failure> {
     let [from, to] = [source, destination].map(DataPart::of_spec);
-    let is_same = source == destination && leads_somewhere(source) || from == to && !from.is_empty();
+    let is_same = source == destination && is_persistent(source) || from == to && !from.is_empty();
     let how = match from.iter().any(|part| to.iter().any(|other| part.overlaps(other))) {
         _ if is_same => "are the same",
         true => "overlap",
         false => return Ok(()),
     };
-    Err(Failure::request(format!("{source}: source and destination {how}; name another destination")))
+    Err(Failure::request(format!("{source}: source and destination {how}; give another destination")))
 }
 
 /// The destination with the size of the source, if it is a file that does not exist.
@@ -103,7 +103,7 @@ fn created_as_large(destination: &Spec, size: u64) -> Spec {
     match destination {
         Spec::File(file) if file.size.is_none() && !file.path.exists() => {
             let mut file = file.clone();
-            // The size of a file is a multiple of its blocks, that of a source may not be.
+            // A file volume has whole blocks, a source may not.
             let block = file.blocks.logical.map_or(SECTOR, u64::from);
             file.size = size.checked_next_multiple_of(block);
             Spec::File(file)
@@ -119,11 +119,11 @@ fn created_as_large(destination: &Spec, size: u64) -> Spec {
 fn plan(args: &CopyArgs, from: &VolumeInfo, destination: &Opened) -> Result<CopyPlan, Failure> {
     let (to, name) = (destination.volume.info(), &args.destination);
     if to.read_only {
-        return Err(Failure::request(format!("{name}: is read-only; copy to a volume that can be written")));
+        return Err(Failure::request(format!("{name}: is read-only; copy to a writable volume")));
     }
     if to.size < from.size {
         return Err(Failure::request(format!(
-            "{name}: has {} bytes, and {} has {}; take a destination at least as large",
+            "{name}: has {} bytes, but {} has {}; use a destination that is at least as large",
             to.size, args.source, from.size
         )));
     }
@@ -131,7 +131,7 @@ fn plan(args: &CopyArgs, from: &VolumeInfo, destination: &Opened) -> Result<Copy
     let most = u64::from(MAX_TRANSFER);
     if args.bs < block || args.bs > most || !args.bs.is_multiple_of(block) {
         let most = human_size(most);
-        return Err(Failure::request(format!("--bs {}: take a multiple of {block} up to {most}", args.bs)));
+        return Err(Failure::request(format!("--bs {}: set a multiple of {block} up to {most}", args.bs)));
     }
     let is_whole = from.size.is_multiple_of(to.logical_block.into());
     if !is_whole && (!destination.is_fresh || from.size.next_multiple_of(block) > to.size) {
@@ -159,31 +159,35 @@ fn copy(
 ) -> Result<Result<(), CopyError>, Failure> {
     // Each piece has at most two buffers: as received, and aligned for direct I/O. Rounding may
     // double them, and half of the pool is for long payload.
-    let pool_limit_bytes = (8 * plan.piece * u64::from(plan.depth)) as usize + POOL_BESIDES;
+    let pool_limit_bytes = (8 * plan.piece * u64::from(plan.depth)) as usize + RECEIVE_POOL;
     let cores = Cores::start(&CoresConfig { pool_limit_bytes, ..CoresConfig::default() })
         .map_err(|error| Failure::request(cores_cannot_start(&error)))?;
     let (sender, result) = mpsc::channel();
     signals::watch(&sender, &[], |signal| Err(CopyError::Interrupted(signal)))
-        .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
-    let told = progress.clone();
-    let ended = || Failure::run("the copying core has ended; try again with -v");
+        .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
+    let progress_counters = progress.clone();
+    let ended = || Failure::run("the copying core ended unexpectedly; try again with -v");
     cores
         .ask(0, move |core| {
             let (from, to) = (&source.volume, &destination.volume);
-            if let Err(error) = CopyTask::spawn(core, from, to, plan, told, sender.clone()) {
+            if let Err(error) = CopyTask::spawn(core, from, to, plan, progress_counters, sender.clone()) {
                 // The receiver still exists.
                 let _ = sender.send(Err(error));
             }
         })
         .ok_or_else(ended)?;
     let outcome = progress.show_until(&result).map_err(|_| ended());
-    // Close the sessions regularly.
-    cores.stop(GOOD_BYE);
+    // Log out of the servers.
+    cores.stop(LOGOUT_TIMEOUT);
     outcome
 }
 
 fn explain(error: &CopyError, args: &CopyArgs, is_copied: bool) -> String {
-    let state = if is_copied { "all was copied, but not all compared" } else { "the copy is not complete" };
+    let state = if is_copied {
+        "everything was copied, but not everything was compared"
+    } else {
+        "the copy is not complete"
+    };
     let name = |side: &Side| match side {
         Side::Source => &args.source,
         Side::Destination => &args.destination,
@@ -195,10 +199,10 @@ fn explain(error: &CopyError, args: &CopyArgs, is_copied: bool) -> String {
         }
         CopyError::Open { side, error } => format!("{}: cannot open it: {error}", name(side)),
         CopyError::Flush(error) => {
-            format!("{}: flush failed: {error}; the copy may not survive the power", args.destination)
+            format!("{}: flush failed: {error}; the copy may be lost at a power failure", args.destination)
         }
         CopyError::Differs { offset } => format!(
-            "{}: differs from {} at offset {offset}; see that nobody writes them, and copy again",
+            "{}: differs from {} at offset {offset}; make sure that neither is being written, and copy again",
             args.destination, args.source
         ),
         CopyError::Interrupted(_) => format!("{}: interrupted; {state}", args.destination),
@@ -207,13 +211,14 @@ fn explain(error: &CopyError, args: &CopyArgs, is_copied: bool) -> String {
 
 /// The maximum size of a file, in bytes.
 const LARGEST: u64 = i64::MAX as u64 / SECTOR * SECTOR;
+/// Size of a sector of a file volume, in bytes.
 const SECTOR: u64 = 512;
 /// Connections to a remote volume; servers with one thread per connection need several.
 const CONNECTIONS: u32 = 4;
 /// Timeout for closing the sessions.
-const GOOD_BYE: Duration = Duration::from_secs(1);
+const LOGOUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pool memory for receive buffers, in bytes.
-const POOL_BESIDES: usize = 64 << 20;
+const RECEIVE_POOL: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
 Holes of the source become holes of the destination. What the destination has

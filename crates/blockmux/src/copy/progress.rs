@@ -71,7 +71,6 @@ impl Progress {
         outcome
     }
 
-    /// One line on what was done.
     /// The summary as one line of JSON, in bytes and seconds.
     pub(super) fn json(&self, elapsed: Duration, verified: bool) -> String {
         let (data, zeroes) = (self.data.load(Ordering::Relaxed), self.zeroes.load(Ordering::Relaxed));
@@ -85,6 +84,7 @@ impl Progress {
         .to_string()
     }
 
+    /// The summary as one line for people.
     pub(super) fn summary(&self, elapsed: Duration, verified: bool) -> String {
         let (data, zeroes) = (self.data.load(Ordering::Relaxed), self.zeroes.load(Ordering::Relaxed));
         let seconds = elapsed.as_secs_f64();

@@ -8,7 +8,7 @@
 //! A slot processes one segment at a time; the number of slots is the I/O depth.
 
 use super::map::{Map, Segment};
-use super::progress::Progress as Told;
+use super::progress::Progress as CopyProgress;
 use blockmux_engine::reactor::{EngineCore, Progress, Task};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Memory, Op, Output, SgList, Tag, Volume};
 use std::collections::VecDeque;
@@ -59,64 +59,71 @@ pub(super) struct CopyTask {
     source: Box<dyn Channel>,
     destination: Box<dyn Channel>,
     plan: CopyPlan,
-    stage: Stage,
+    stage: CopyStage,
     map: Map,
-    /// Zeroes of the source that the destination does not report as zeroes, to be read there.
-    doubtful: VecDeque<Segment>,
+    /// Zeroes of the source that the destination does not report as zeroes; they must be read
+    /// there.
+    unconfirmed_zeroes: VecDeque<Segment>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     done: Vec<Completion>,
     /// Buffers for comparing, of `piece` bytes each.
     scratch: [Vec<u8>; 2],
-    told: Arc<Told>,
+    progress: Arc<CopyProgress>,
     result: mpsc::Sender<Result<(), CopyError>>,
 }
 
+/// Stages of a copy, in order.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum CopyStage {
     Copy,
     Flush,
     Verify,
 }
 
+/// A segment in progress.
 struct Slot {
     segment: Segment,
-    step: Step,
+    step: SlotStep,
     /// Data of the source, until it is compared.
     data: SgList,
 }
 
+/// The I/O in flight of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum SlotStep {
     ReadSource,
     Write,
     WriteZeroes,
     ReadBack,
-    AskZeroes,
+    QueryZeroes,
     ReadZeroes,
     Flush,
 }
 
-impl Step {
+impl SlotStep {
     fn action(self) -> &'static str {
         match self {
-            Step::ReadSource | Step::ReadBack | Step::ReadZeroes => "read",
-            Step::Write => "write",
-            Step::WriteZeroes => "zero",
-            Step::AskZeroes => "ask about",
-            Step::Flush => "flush",
+            SlotStep::ReadSource | SlotStep::ReadBack | SlotStep::ReadZeroes => "read",
+            SlotStep::Write => "write",
+            SlotStep::WriteZeroes => "zero",
+            SlotStep::QueryZeroes => "query the block status of",
+            SlotStep::Flush => "flush",
         }
     }
 }
 
 impl CopyTask {
-    /// Starts the task on `core`; it sends its outcome to `result`.
+    /// Starts the task on `core`; it sends its result to `result`.
+    ///
+    /// # Errors
+    /// If a channel cannot be opened.
     pub(super) fn spawn(
         core: &Rc<EngineCore>,
         source: &Arc<dyn Volume>,
         destination: &Arc<dyn Volume>,
         plan: CopyPlan,
-        told: Arc<Told>,
+        progress: Arc<CopyProgress>,
         result: mpsc::Sender<Result<(), CopyError>>,
     ) -> Result<(), CopyError> {
         core.try_spawn(|waker| {
@@ -128,20 +135,20 @@ impl CopyTask {
                     .map_err(|error| CopyError::Open { side, error })
             };
             let nothing = Segment { offset: 0, len: 0, is_zero: true };
-            let slot = || Slot { segment: nothing, step: Step::Flush, data: SgList::default() };
+            let slot = || Slot { segment: nothing, step: SlotStep::Flush, data: SgList::default() };
             let scratch_len = if plan.verify { plan.piece as usize } else { 0 };
             Ok(CopyTask {
                 source: open(source, Side::Source)?,
                 destination: open(destination, Side::Destination)?,
-                stage: Stage::Copy,
+                stage: CopyStage::Copy,
                 map: Map::new(plan.len, plan.block),
-                doubtful: VecDeque::new(),
+                unconfirmed_zeroes: VecDeque::new(),
                 slots: (0..plan.depth).map(|_| slot()).collect(),
                 free: (0..plan.depth).rev().collect(),
                 done: Vec::with_capacity(plan.depth as usize + 1),
                 scratch: [vec![0; scratch_len], vec![0; scratch_len]],
                 plan,
-                told,
+                progress,
                 result,
             })
         })
@@ -175,37 +182,37 @@ impl CopyTask {
         let (step, segment) = (self.slots[nth as usize].step, self.slots[nth as usize].segment);
         let output = match completion.result {
             Ok(output) => output,
-            Err(IoError::Unsupported) if step == Step::WriteZeroes => {
+            Err(IoError::Unsupported) if step == SlotStep::WriteZeroes => {
                 self.write_zeroes_as_data(nth);
                 return Ok(());
             }
             // Without block status it must be read.
-            Err(_) if step == Step::AskZeroes => Output::Nothing,
-            Err(error) if step == Step::Flush => return Err(CopyError::Flush(error)),
+            Err(_) if step == SlotStep::QueryZeroes => Output::Nothing,
+            Err(error) if step == SlotStep::Flush => return Err(CopyError::Flush(error)),
             Err(error) => {
                 let Segment { offset, len, .. } = segment;
                 return Err(CopyError::Io { side, action: step.action(), offset, len, error });
             }
         };
         match step {
-            Step::ReadSource if self.stage == Stage::Copy => {
+            SlotStep::ReadSource if self.stage == CopyStage::Copy => {
                 self.write(nth, output.into_data());
                 return Ok(());
             }
-            Step::ReadSource => {
+            SlotStep::ReadSource => {
                 self.slots[nth as usize].data = output.into_data();
-                self.submit(nth, Side::Destination, Step::ReadBack, Op::Read, None);
+                self.submit(nth, Side::Destination, SlotStep::ReadBack, Op::Read, None);
                 return Ok(());
             }
-            Step::ReadBack => {
+            SlotStep::ReadBack => {
                 let expected = std::mem::take(&mut self.slots[nth as usize].data);
                 self.compare(segment, Some(&expected), &output.into_data())?;
             }
-            Step::ReadZeroes => self.compare(segment, None, &output.into_data())?,
-            Step::AskZeroes => self.on_destination_extents(segment, &output),
-            Step::Write | Step::WriteZeroes => self.on_copied(segment),
-            Step::Flush if self.plan.verify => self.begin_to_verify(),
-            Step::Flush => {}
+            SlotStep::ReadZeroes => self.compare(segment, None, &output.into_data())?,
+            SlotStep::QueryZeroes => self.on_destination_extents(segment, &output),
+            SlotStep::Write | SlotStep::WriteZeroes => self.on_copied(segment),
+            SlotStep::Flush if self.plan.verify => self.start_verifying(),
+            SlotStep::Flush => {}
         }
         self.free.push(nth);
         Ok(())
@@ -218,7 +225,7 @@ impl CopyTask {
         if padding > 0 && self.plan.is_fresh {
             data.push(Memory::from_heap(padding).seg(0, padding));
         }
-        self.submit(nth, Side::Destination, Step::Write, Op::Write { fua: false }, Some(data));
+        self.submit(nth, Side::Destination, SlotStep::Write, Op::Write { fua: false }, Some(data));
     }
 
     /// Writes zeroes as data, because the destination has no write-zeroes.
@@ -229,19 +236,19 @@ impl CopyTask {
             Segment { offset: slot.segment.offset + here, len: slot.segment.len - here, is_zero: true };
         slot.segment.len = here;
         if rest.len > 0 {
-            self.doubtful.push_back(rest);
+            self.unconfirmed_zeroes.push_back(rest);
         }
         self.write(nth, SgList::one(Memory::from_heap(here as usize).seg(0, here as usize)));
     }
 
     fn on_copied(&mut self, segment: Segment) {
-        self.told.on_copied(segment.len, segment.is_zero);
+        self.progress.on_copied(segment.len, segment.is_zero);
     }
 
-    fn begin_to_verify(&mut self) {
-        self.stage = Stage::Verify;
+    fn start_verifying(&mut self) {
+        self.stage = CopyStage::Verify;
         self.map = Map::new(self.plan.len, self.plan.block);
-        self.told.on_verify();
+        self.progress.on_verify();
     }
 
     /// Handles the destination's block status: ranges of zeroes need not be read.
@@ -251,9 +258,9 @@ impl CopyTask {
             let zeroes = extents.iter().take_while(|extent| extent.zero).map(|extent| extent.len);
             at = at.saturating_add(zeroes.fold(0, u64::saturating_add)).min(end);
         }
-        self.told.on_verified(at - segment.offset);
+        self.progress.on_verified(at - segment.offset);
         if at < end {
-            self.doubtful.push_back(Segment { offset: at, len: end - at, is_zero: true });
+            self.unconfirmed_zeroes.push_back(Segment { offset: at, len: end - at, is_zero: true });
         }
     }
 
@@ -275,15 +282,15 @@ impl CopyTask {
         if let Some(at) = left.iter().zip(right.iter()).position(|(left, right)| left != right) {
             return Err(CopyError::Differs { offset: segment.offset + at as u64 });
         }
-        self.told.on_verified(segment.len);
+        self.progress.on_verified(segment.len);
         Ok(())
     }
 
     /// Starts segments in free slots; returns whether there was any.
     fn refill(&mut self) -> bool {
         let mut any = false;
-        if self.stage != Stage::Flush
-            && let Some((offset, len)) = self.map.question()
+        if self.stage != CopyStage::Flush
+            && let Some((offset, len)) = self.map.next_query()
         {
             self.source.submit(Io::new(Tag(self.plan.depth.into()), Op::BlockStatus, offset, len));
             any = true;
@@ -291,7 +298,7 @@ impl CopyTask {
         while let Some(&nth) = self.free.last() {
             let Some(segment) = self.next_segment() else { break };
             any = true;
-            if self.stage == Stage::Copy && segment.is_zero && self.plan.is_fresh {
+            if self.stage == CopyStage::Copy && segment.is_zero && self.plan.is_fresh {
                 self.on_copied(segment);
                 continue;
             }
@@ -302,15 +309,18 @@ impl CopyTask {
     }
 
     fn next_segment(&mut self) -> Option<Segment> {
-        if self.stage == Stage::Flush {
+        if self.stage == CopyStage::Flush {
             return None;
         }
-        let Some(doubtful) = self.doubtful.front_mut() else { return self.map.take(self.plan.piece) };
-        let here = doubtful.len.min(self.plan.piece);
-        let segment = Segment { len: here, ..*doubtful };
-        (doubtful.offset, doubtful.len) = (doubtful.offset + here, doubtful.len - here);
-        if doubtful.len == 0 {
-            self.doubtful.pop_front();
+        let Some(unconfirmed_zeroes) = self.unconfirmed_zeroes.front_mut() else {
+            return self.map.take(self.plan.piece);
+        };
+        let here = unconfirmed_zeroes.len.min(self.plan.piece);
+        let segment = Segment { len: here, ..*unconfirmed_zeroes };
+        (unconfirmed_zeroes.offset, unconfirmed_zeroes.len) =
+            (unconfirmed_zeroes.offset + here, unconfirmed_zeroes.len - here);
+        if unconfirmed_zeroes.len == 0 {
+            self.unconfirmed_zeroes.pop_front();
         }
         Some(segment)
     }
@@ -319,20 +329,22 @@ impl CopyTask {
         self.slots[nth as usize].segment = segment;
         let zero = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
         match (self.stage, segment.is_zero) {
-            (Stage::Copy, true) => self.submit(nth, Side::Destination, Step::WriteZeroes, zero, None),
-            (Stage::Verify, true) if segment.len > self.plan.piece => {
-                self.submit(nth, Side::Destination, Step::AskZeroes, Op::BlockStatus, None);
+            (CopyStage::Copy, true) => self.submit(nth, Side::Destination, SlotStep::WriteZeroes, zero, None),
+            (CopyStage::Verify, true) if segment.len > self.plan.piece => {
+                self.submit(nth, Side::Destination, SlotStep::QueryZeroes, Op::BlockStatus, None);
             }
-            (Stage::Verify, true) => self.submit(nth, Side::Destination, Step::ReadZeroes, Op::Read, None),
-            _ => self.submit(nth, Side::Source, Step::ReadSource, Op::Read, None),
+            (CopyStage::Verify, true) => {
+                self.submit(nth, Side::Destination, SlotStep::ReadZeroes, Op::Read, None)
+            }
+            _ => self.submit(nth, Side::Source, SlotStep::ReadSource, Op::Read, None),
         }
     }
 
-    fn submit(&mut self, nth: u32, side: Side, step: Step, op: Op, data: Option<SgList>) {
+    fn submit(&mut self, nth: u32, side: Side, step: SlotStep, op: Op, data: Option<SgList>) {
         let slot = &mut self.slots[nth as usize];
         slot.step = step;
         let Segment { offset, mut len, .. } = slot.segment;
-        if side == Side::Destination && step != Step::Flush && self.plan.is_fresh {
+        if side == Side::Destination && step != SlotStep::Flush && self.plan.is_fresh {
             // The source may end within a block.
             len = len.next_multiple_of(self.plan.block);
         }
@@ -345,7 +357,7 @@ impl CopyTask {
 
     /// Whether the current stage is complete.
     fn is_idle(&self) -> bool {
-        self.free.len() == self.slots.len() && self.doubtful.is_empty() && self.map.is_empty()
+        self.free.len() == self.slots.len() && self.unconfirmed_zeroes.is_empty() && self.map.is_empty()
     }
 
     fn advance(&mut self) -> Result<Progress, CopyError> {
@@ -353,14 +365,14 @@ impl CopyTask {
             let mut any = self.collect()?;
             if self.is_idle() {
                 match self.stage {
-                    Stage::Copy => {
-                        self.stage = Stage::Flush;
+                    CopyStage::Copy => {
+                        self.stage = CopyStage::Flush;
                         let Some(nth) = self.free.pop() else { return Ok(Progress::Idle) };
                         self.slots[nth as usize].segment = Segment { offset: 0, len: 0, is_zero: false };
-                        self.submit(nth, Side::Destination, Step::Flush, Op::Flush, None);
+                        self.submit(nth, Side::Destination, SlotStep::Flush, Op::Flush, None);
                         any = true;
                     }
-                    Stage::Flush | Stage::Verify => return Ok(Progress::Done),
+                    CopyStage::Flush | CopyStage::Verify => return Ok(Progress::Done),
                 }
             }
             any |= self.refill();

@@ -1,5 +1,5 @@
-//! Requests that take longer than a second: the daemon answers with an action, which is looked at
-//! until it ends.
+//! Requests that take longer than a second: the daemon answers with the URL of an action, which is
+//! polled until it ends.
 
 use super::{Answer, Request, routes};
 use crate::api::ApiError;
@@ -12,29 +12,29 @@ use std::time::Duration;
 use tracing::info;
 use utoipa::ToSchema;
 
-/// A request that changes something, while the daemon works on it and for some time after.
+/// A request that changes something, while it runs and for some time after.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ActionStatus {
     pub(crate) id: u64,
-    /// What is done, and to what.
+    /// The command and its object.
     #[schema(example = "remove data")]
     pub(crate) action: String,
     pub(crate) state: ActionState,
-    /// How far it is.
+    /// Progress, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) progress: Option<String>,
-    /// When it began, as RFC 3339 has it, in UTC.
+    /// Start time in UTC, as RFC 3339.
     pub(crate) begun: String,
-    /// Of one that is done: the body of the response without `Prefer: respond-async`.
+    /// Result of a successful action: the body of the response without `Prefer: respond-async`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub(crate) result: Option<Value>,
-    /// Of one that failed.
+    /// Error of a failed action.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<ApiError>,
 }
 
-/// Whether an action goes on.
+/// State of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ActionState {
@@ -43,15 +43,13 @@ pub(crate) enum ActionState {
     Failed,
 }
 
-/// Asks the daemon, and waits for the answer; logs progress meanwhile.
+/// Sends a request to the daemon and waits for its answer; logs progress meanwhile.
 ///
 /// # Errors
-/// If there is no answer, or it is none that can be read.
+/// If there is no answer, or it cannot be parsed.
 pub(super) fn ask(client: &Client, request: &Request) -> Result<Answer, Failure> {
     let unreadable = |error: serde_json::Error| {
-        Failure::run(format!(
-            "the daemon has answered something else ({error}); it may be of another version"
-        ))
+        Failure::run(format!("unexpected answer of the daemon ({error}); it may have another version"))
     };
     let reply = match client.call(&routes::call(request)) {
         Ok(reply) => reply,
@@ -77,9 +75,11 @@ pub(super) fn ask(client: &Client, request: &Request) -> Result<Answer, Failure>
             info!("{}: {}", status.action, status.progress.as_deref().unwrap_or_default());
             shown = status.progress;
         }
-        thread::park_timeout(BETWEEN_LOOKS);
+        thread::park_timeout(POLL_INTERVAL);
     }
 }
 
+/// HTTP status of a response with the URL of an action.
 const ACCEPTED: u16 = 202;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+/// Interval of polling an action.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);

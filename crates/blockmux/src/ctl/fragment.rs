@@ -1,10 +1,11 @@
-//! A part of a config file that is sent to a daemon.
+//! Config fragments that `ctl apply` sends to a daemon.
 
 use serde::{Deserialize, Serialize};
 use std::io::Read;
 use std::path::PathBuf;
 
-/// The text of a file, and where it is: relative paths in it are relative to that.
+/// The text and the path of a config fragment. Relative paths in the text are relative to the
+/// directory of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Fragment {
@@ -12,7 +13,7 @@ pub(crate) struct Fragment {
     pub(crate) text: String,
 }
 
-/// Reads the file of that name, or standard input for `-`.
+/// Reads a file, or standard input for `-`.
 pub(super) fn read(name: &str) -> Result<Fragment, String> {
     let mut text = String::new();
     if name == "-" {
@@ -26,5 +27,5 @@ pub(super) fn read(name: &str) -> Result<Fragment, String> {
     Ok(Fragment { path, text })
 }
 
-/// In bytes, as of a whole config.
+/// Maximum length in bytes, as for all files of a config.
 const MAX_LEN: u64 = 4 << 20;

@@ -1,4 +1,4 @@
-//! What was done in the last hour, as the API tells it.
+//! I/O rates and latencies of the last hour, in the format of the API.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,42 +6,42 @@ use utoipa::ToSchema;
 /// Rates of all volumes, now and over the last hour.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub(crate) struct History {
-    /// Time of the answer, as RFC 3339 has it, in UTC.
+    /// Time of the answer in UTC, as RFC 3339.
     pub(crate) at: String,
-    /// Distance of two points.
+    /// Interval of points.
     pub(crate) interval_seconds: u32,
     /// All volumes together.
     pub(crate) total: Series,
-    /// Each of the first 64.
+    /// The first 64 volumes.
     pub(crate) volumes: Vec<Series>,
 }
 
 /// Rates of one volume, or of all.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Series {
-    /// Name of the volume; empty for all.
+    /// Name of the volume; empty for all volumes.
     pub(crate) name: String,
-    /// In the last second.
+    /// Rates of the last second.
     pub(crate) now: Rates,
-    /// The oldest first, at most 360; the last one ends at most one interval ago.
+    /// At most 360 points, oldest first; the last one ends at most one interval ago.
     pub(crate) points: Vec<Rates>,
 }
 
-/// What was done per second.
+/// I/O rates per second, and latencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Rates {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
-    /// Flushes, discards, zeroing and all else.
+    /// Flushes, discards, zeroing and all other requests.
     pub(crate) others: u64,
     pub(crate) read_bytes: u64,
     pub(crate) written_bytes: u64,
-    /// Requests that failed in the whole interval.
+    /// Number of requests that failed in the interval.
     pub(crate) failed: u64,
-    /// Median latency in microseconds; left out where nothing completed.
+    /// Median latency in microseconds; absent if nothing completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) p50_us: Option<f64>,
-    /// 99th percentile in microseconds; left out where nothing completed.
+    /// 99th percentile of the latency in microseconds; absent if nothing completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) p99_us: Option<f64>,
 }

@@ -1,23 +1,23 @@
-//! What a reload has done, or would do.
+//! Changes that a reload has made or would make.
 
 use crate::output::printable;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The difference between what runs and a config.
+/// The difference between the running config and another one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PlanReport {
-    /// It was applied, and not only asked for.
+    /// The changes were made, not only computed.
     pub(crate) applied: bool,
-    /// Changes of what is served.
+    /// Changes that take effect now.
     pub(crate) changes: Vec<PlannedChange>,
     /// Changes that take effect at the next start.
     pub(crate) next_start: Vec<String>,
-    /// What went wrong after nothing could be taken back any more.
+    /// Failures of steps that could not be undone.
     pub(crate) warnings: Vec<String>,
 }
 
-/// One change, and the sessions that lose something by it.
+/// One change, and the sessions that it affects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PlannedChange {
     pub(crate) change: String,
@@ -25,14 +25,14 @@ pub(crate) struct PlannedChange {
 }
 
 impl PlanReport {
-    /// Whether nothing is different.
+    /// Whether there are no changes.
     pub(crate) fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.next_start.is_empty()
     }
 }
 
-/// For people: a line for each change, and one for each session that it affects.
-pub(super) fn in_words(report: &PlanReport) -> String {
+/// Text for people: a line for each change and for each session that it affects.
+pub(super) fn text(report: &PlanReport) -> String {
     if report.is_empty() {
         return "no changes".to_owned();
     }

@@ -1,14 +1,14 @@
-//! The HTTP request of each command, and its answer.
+//! Maps each command to its HTTP request, and the response to an answer.
 
 use super::{Answer, Request};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, ResizeVolume,
-    Resized, Said,
+    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, Message,
+    ResizeVolume, Resized,
 };
 use crate::api::client::{Call, segment};
 use serde_json::{Value, json};
 
-/// The HTTP request that asks for it.
+/// The HTTP request of a command.
 pub(super) fn call(request: &Request) -> Call {
     match request {
         Request::Status => Call::new("GET", "/v1/status"),
@@ -53,10 +53,10 @@ pub(super) fn call(request: &Request) -> Call {
     }
 }
 
-/// What the body of the response says.
+/// Parses the body of a response.
 ///
 /// # Errors
-/// If it says something else.
+/// If it has another format.
 pub(super) fn answer(request: &Request, body: Value) -> Result<Answer, serde_json::Error> {
     let note = body.get("note").and_then(Value::as_str).map(str::to_owned);
     let answer = plain_answer(request, body)?;
@@ -76,7 +76,7 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
         }
         Request::Add { .. } => {
             let Added { name, urls, protocols_without_listener } = serde_json::from_value(body)?;
-            Answer::Added { name, urls, unheard: protocols_without_listener }
+            Answer::Added { name, urls, without_listener: protocols_without_listener }
         }
         Request::Attach { .. } => {
             let Attached { number } = serde_json::from_value(body)?;
@@ -92,8 +92,8 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
             Answer::Text(text)
         }
         Request::Change(_) | Request::Save => match serde_json::from_value(body)? {
-            Said { message: Some(text) } => Answer::Said(text),
-            Said { message: None } => Answer::Done,
+            Message { message: Some(text) } => Answer::Message(text),
+            Message { message: None } => Answer::Done,
         },
     })
 }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_escaped_in_paths_and_left_out_values_in_bodies() {
+    fn names_are_escaped_in_paths_and_absent_values_are_omitted_from_bodies() {
         let target = "iqn.x:a/b".to_owned();
         let request = Request::Attach { name: "v".to_owned(), target, number: None, ana_group: Some(2) };
         let call = call(&request);

@@ -1,4 +1,4 @@
-//! `blockmux ctl sessions`: who is logged in, and what was done.
+//! `blockmux ctl sessions`: logged-in sessions and their I/O counters.
 
 use super::TrafficStatus;
 use crate::output::printable;
@@ -7,16 +7,16 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// One connection that has logged in.
+/// A connection that has logged in.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct SessionStatus {
     pub(crate) protocol: String,
-    /// Empty where the protocol has no names for initiators.
+    /// Empty if the protocol has no names for initiators.
     pub(crate) initiator: String,
     pub(crate) target: String,
-    /// With the port.
+    /// Address and port.
     pub(crate) address: String,
-    /// When it logged in, as RFC 3339 has it, in UTC.
+    /// Time of the login in UTC, as RFC 3339.
     pub(crate) since: String,
     #[serde(flatten)]
     pub(crate) traffic: TrafficStatus,
@@ -37,11 +37,12 @@ impl From<SessionInfo> for SessionStatus {
     }
 }
 
-/// A block for each initiator of a target from one machine; its connections are summed up.
-pub(super) fn in_words(sessions: Vec<SessionStatus>) -> String {
+/// Text for people: a block for each initiator of a target from one machine, with the sums of its
+/// connections.
+pub(super) fn text(sessions: Vec<SessionStatus>) -> String {
     let mut blocks: Vec<(SessionStatus, u64)> = Vec::new();
     for session in sessions {
-        let found = blocks.iter_mut().find(|(block, _)| is_with(block, &session));
+        let found = blocks.iter_mut().find(|(block, _)| is_same_initiator(block, &session));
         match found {
             Some((block, connections)) => {
                 block.traffic.add(&session.traffic);
@@ -51,24 +52,24 @@ pub(super) fn in_words(sessions: Vec<SessionStatus>) -> String {
         }
     }
     if blocks.is_empty() {
-        return "nobody is logged in".to_owned();
+        return "no session is logged in".to_owned();
     }
-    blocks.iter().map(block_in_words).collect::<Vec<_>>().join("\n")
+    blocks.iter().map(block_text).collect::<Vec<_>>().join("\n")
 }
 
-fn block_in_words((session, connections): &(SessionStatus, u64)) -> String {
+fn block_text((session, connections): &(SessionStatus, u64)) -> String {
     let SessionStatus { protocol, address, since, .. } = session;
     let many = if *connections == 1 { String::new() } else { format!("  {connections} connections") };
     let mut lines =
         vec![format!("{protocol}  {}{many}", printable(address)), format!("  since      {since}")];
-    lines.extend(name_in_words("initiator", &session.initiator));
-    lines.extend(name_in_words("target", &session.target));
-    lines.extend(session.traffic.in_words(LABEL));
+    lines.extend(name_lines("initiator", &session.initiator));
+    lines.extend(name_lines("target", &session.target));
+    lines.extend(session.traffic.lines(LABEL));
     lines.join("\n")
 }
 
-/// A name, on as many lines of 80 columns as it takes; none if it is empty.
-fn name_in_words(label: &str, name: &str) -> Vec<String> {
+/// A name on lines of at most 80 columns; no line if it is empty.
+fn name_lines(label: &str, name: &str) -> Vec<String> {
     let letters: Vec<char> = printable(name).chars().collect();
     let pieces = letters.chunks(80 - LABEL).enumerate();
     let line = |(nth, piece): (usize, &[char])| {
@@ -78,16 +79,17 @@ fn name_in_words(label: &str, name: &str) -> Vec<String> {
     pieces.map(line).collect()
 }
 
-fn is_with(one: &SessionStatus, other: &SessionStatus) -> bool {
+/// Whether two connections belong to one initiator of one target at one address.
+fn is_same_initiator(one: &SessionStatus, other: &SessionStatus) -> bool {
     let who = |session: &SessionStatus| {
         let ip = session.address.rsplit_once(':').map_or(&*session.address, |(ip, _)| ip).to_owned();
         (session.protocol.clone(), session.initiator.clone(), session.target.clone(), ip)
     };
-    // Clients without names are not known to be one.
+    // Clients without names cannot be recognized.
     !one.initiator.is_empty() && who(one) == who(other)
 }
 
-/// Columns before a value.
+/// Column at which values begin.
 const LABEL: usize = 13;
 
 #[cfg(test)]
@@ -106,15 +108,15 @@ mod tests {
     }
 
     #[test]
-    fn connections_of_one_initiator_are_one_block_within_80_columns() {
+    fn connections_of_one_initiator_are_one_block_of_80_columns() {
         let long = format!("nqn.2014-08.org.nvmexpress:{}", "x".repeat(196));
-        let said = in_words(vec![session(&long, 1), session(&long, 2), session("other", 3)]);
+        let said = text(vec![session(&long, 1), session(&long, 2), session("other", 3)]);
         assert!(said.lines().all(|line| line.chars().count() <= 80), "{said}");
         assert!(
             said.starts_with("nvme-tcp  192.0.2.7:1  2 connections\n  since      2026-11-23T03:34:22Z\n")
         );
         assert!(said.contains("  reads      6 (8 KiB)\n"), "{said}");
         assert_eq!(said.matches("nvme-tcp").count(), 2, "{said}");
-        assert_eq!(in_words(Vec::new()), "nobody is logged in");
+        assert_eq!(text(Vec::new()), "no session is logged in");
     }
 }

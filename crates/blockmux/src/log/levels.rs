@@ -1,5 +1,5 @@
-//! Which events the log has, by area: `--verbose` for all of them, `--log` for each, and `ctl log`
-//! while a daemon runs.
+//! Log levels by area: `--verbose` sets all of them, `--log` single ones, and `ctl log` changes
+//! them while a daemon runs.
 
 use crate::protocol::PROTOCOLS;
 use blockmux_engine::audit::AUDIT;
@@ -72,10 +72,10 @@ impl FromStr for Levels {
             let found = AREAS.iter().find(|known| known.name == area);
             let area = found.ok_or_else(|| {
                 let names: Vec<_> = AREAS.iter().map(|area| area.name).collect();
-                format!("there is no area `{area}`; write one of {}", names.join(", "))
+                format!("`{area}` is not a log area; use one of {}", names.join(", "))
             })?;
             let level = level.parse().map_err(|_| {
-                format!("there is no level `{level}`; write off, error, warn, info, debug or trace")
+                format!("`{level}` is not a log level; use off, error, warn, info, debug or trace")
             })?;
             Ok((area, level))
         });
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_level_holds_for_its_area_and_no_other() {
+    fn a_level_applies_to_its_area_only() {
         let levels: Levels = "protocol=debug,audit=off".parse().unwrap();
         let targets = levels.targets(0, true);
         for target in
@@ -157,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn the_audit_log_of_a_daemon_is_on_and_that_of_a_command_has_only_warnings() {
+    fn the_audit_log_is_on_in_a_daemon_and_has_only_warnings_in_other_commands() {
         let is_on = |is_daemon| Levels::default().targets(0, is_daemon).would_enable(AUDIT, &Level::INFO);
         assert!(is_on(true) && !is_on(false));
     }
 
     #[test]
-    fn what_is_no_area_or_level_is_refused_with_what_there_is() {
+    fn an_unknown_area_or_level_is_refused_with_the_known_ones() {
         let refusal = |text: &str| text.parse::<Levels>().unwrap_err();
         assert!(refusal("protocol").contains("is not AREA=LEVEL"));
         assert!(refusal("wire=debug").contains("audit, protocol, initiator, volume, control"));

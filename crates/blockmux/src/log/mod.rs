@@ -1,8 +1,8 @@
 //! The log on standard error, or in systemd's journal.
 //!
-//! Events become [`Record`]s where they happen, and a thread of its own writes them: the reader may
-//! be slow or gone, and peers cause lines. Neither may hold up a core, so records that find no room
-//! in the queue are counted instead.
+//! The thread that logs an event queues a [`Record`], and a separate thread writes it. A slow
+//! reader of the log or peers that cause many lines must not block a core, so records that do not
+//! fit into the queue are counted instead.
 
 pub(crate) mod levels;
 mod record;
@@ -25,7 +25,7 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// A tracing layer that queues records and never waits; a clone is another handle.
+/// A tracing layer that queues records without waiting. Clones share the queue.
 #[derive(Clone)]
 pub(crate) struct Log {
     queue: SyncSender<Message>,
@@ -34,25 +34,25 @@ pub(crate) struct Log {
 }
 
 enum Message {
-    /// A record, and when its event happened.
+    /// A record and the time of its event.
     Record(Record, Option<Timestamp>),
-    /// Answered once everything before has been written.
+    /// Requests a reply when all earlier records are written.
     End(Sender<()>),
 }
 
 impl Log {
-    /// Starts the thread that writes. With `has_time` each record has its time, as RFC 3339 in UTC;
-    /// the journal has its own.
+    /// Starts the writing thread. With `has_time` each record has its time as RFC 3339 in UTC; the
+    /// journal adds its own.
     ///
     /// # Errors
-    /// If the thread cannot be started, or the journal does not run here.
+    /// If the thread cannot be started, or the journal is not running.
     pub(crate) fn start(format: LogFormat, has_time: bool) -> io::Result<Log> {
         let (queue, messages) = mpsc::sync_channel(QUEUE_RECORDS);
         let lost = Arc::new(AtomicU64::new(0));
         let mut writer = Writer::open(format, has_time)?;
         let counted = lost.clone();
         thread::Builder::new().name("log".to_owned()).spawn(move || {
-            privileges::give_up_all();
+            privileges::drop_all_capabilities();
             write_out(&messages, &counted, &mut writer);
         })?;
         Ok(Log { queue, lost, has_time })
@@ -102,7 +102,7 @@ fn write_out(messages: &Receiver<Message>, lost: &AtomicU64, writer: &mut Writer
         };
         let missing = lost.swap(0, Ordering::Relaxed);
         if missing > 0 {
-            let text = format!("{missing} lines are left out: they came faster than they were read");
+            let text = format!("{missing} lines were dropped: the log is read too slowly");
             writer.write_now(&Record::warning(text));
         }
         match message {
@@ -116,7 +116,7 @@ fn write_out(messages: &Receiver<Message>, lost: &AtomicU64, writer: &mut Writer
     }
 }
 
-/// Where records go, in which format.
+/// Destination and format of records.
 struct Writer {
     format: LogFormat,
     has_time: bool,
@@ -145,9 +145,9 @@ impl Writer {
         self.write(record, self.has_time.then(Timestamp::now));
     }
 
-    /// Writes a record in one piece, as standard output may be the same file. On a terminal the
-    /// line replaces a progress bar that stands there, which is drawn again below it. A failure has
-    /// nobody to be reported to.
+    /// Writes a record in one piece, because standard output may be the same file. On a terminal
+    /// the line replaces a progress bar, which is drawn again below it. Errors are ignored, because
+    /// they cannot be reported.
     fn write(&mut self, record: &Record, time: Option<Timestamp>) {
         let written = record.written(self.format, time, self.is_coloured);
         let _ = match &self.journal {
@@ -160,10 +160,12 @@ impl Writer {
     }
 }
 
-/// Where systemd's journal takes entries of its native protocol.
+/// Socket of systemd's journal for its native protocol.
 const JOURNAL_SOCKET: &str = "/run/systemd/journal/socket";
-/// More than a busy daemon logs while its reader pauses.
+/// Maximum number of queued records; more than a busy daemon logs during a short pause of the
+/// reader.
 const QUEUE_RECORDS: usize = 1024;
-/// How long a reader may take for the last records.
+/// Timeout for writing the last records at the end of the process.
 const LAST_RECORDS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval of attempts to queue the last message.
 const PAUSE: Duration = Duration::from_millis(5);

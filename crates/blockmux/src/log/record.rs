@@ -1,4 +1,4 @@
-//! One event of the log, and how it is written: as text, as JSON, or for systemd's journal.
+//! A record of the log, and its formats: text, JSON, and the protocol of systemd's journal.
 
 use crate::output::printable;
 use jiff::Timestamp;
@@ -7,7 +7,7 @@ use std::fmt::{Debug, Write};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
-/// How the log is written.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
     /// A line for people.
@@ -19,18 +19,18 @@ pub(crate) enum LogFormat {
     Journald,
 }
 
-/// What an event says, apart from its time.
+/// The content of an event, without its time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Record {
     level: Level,
-    /// The area of the log that the event belongs to, if it belongs to one.
+    /// Area of the log; `None` for events that belong to no area.
     area: Option<&'static str>,
     message: String,
     fields: Vec<(&'static str, Value)>,
 }
 
 impl Record {
-    /// The content of a tracing event of this area.
+    /// The record of a tracing event.
     pub(super) fn of(event: &Event<'_>, area: Option<&'static str>) -> Record {
         let level = *event.metadata().level();
         let mut record = Record { level, area, message: String::new(), fields: Vec::new() };
@@ -43,7 +43,7 @@ impl Record {
         Record { level: Level::WARN, area: None, message, fields: Vec::new() }
     }
 
-    /// A record whose level and message are a line that [`Record::text`] wrote.
+    /// A record with level and message parsed from a line of [`Record::text`].
     pub(super) fn of_text(line: &str) -> Record {
         let (level, message) = line.split_at_checked(LEVEL_LEN).unwrap_or(("", line));
         let level = level.trim().parse().unwrap_or(Level::WARN);
@@ -63,7 +63,7 @@ impl Record {
         text
     }
 
-    /// What this record is written as, without a line's end.
+    /// The record in a format, without a line end.
     pub(super) fn written(&self, format: LogFormat, time: Option<Timestamp>, is_coloured: bool) -> String {
         match format {
             LogFormat::Text => {
@@ -97,8 +97,8 @@ impl Record {
         Value::Object(object)
     }
 
-    /// `FIELD=value` lines of the journal's native protocol. A value that holds a line's end would
-    /// need the binary form, so it is replaced; our messages are of one line.
+    /// `FIELD=value` lines of the journal's native protocol. Line ends in values are replaced,
+    /// because they would require the binary form.
     fn journal_entry(&self) -> String {
         let priority = match self.level {
             Level::ERROR => 3,
@@ -164,14 +164,14 @@ impl Visit for Record {
     }
 }
 
-/// Replaces the ends of lines, which a peer's text may hold.
+/// Replaces line ends, which text of a peer may contain.
 fn one_line(text: &str) -> String {
     text.replace(['\n', '\r'], " ")
 }
 
-/// The name by which tracing passes an event's text.
+/// Name of the field in which tracing passes the text of an event.
 const MESSAGE: &str = "message";
-/// Columns of the level in a line of text.
+/// Width of the level in a line of text, in columns.
 const LEVEL_LEN: usize = 5;
 
 #[cfg(test)]
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_a_line_of_text_a_json_object_or_fields_of_the_journal() {
+    fn a_record_is_a_line_a_json_object_or_journal_fields() {
         let record = login();
         assert_eq!(record.text(), " INFO login protocol=\"nbd\" peer=\"127.0.0.1:9\" offset=512");
         let time = "2026-11-25T10:00:00Z".parse().ok();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_a_peer_cannot_begin_a_line_or_a_field() {
+    fn text_of_a_peer_cannot_start_a_new_line_or_field() {
         let mut record = login();
         record.message = "closing: it said\nPRIORITY=0".to_owned();
         record.fields = vec![("initiator", "a\" peer=\"1.2.3.4:5\nX=y".into())];

@@ -16,24 +16,24 @@ pub(crate) struct Repeats {
 struct Count {
     since: Instant,
     lines: u32,
-    /// The maximum number of these that are written.
-    most: u32,
+    /// The maximum number of these lines that are written.
+    max: u32,
 }
 
 impl Repeats {
     /// Whether to write a line.
     pub(crate) fn admits(&mut self, line: &[u8], now: Instant) -> bool {
-        if self.alike.len() >= MOST_KINDS && !self.alike.contains_key(kind_of(line)) {
+        if self.alike.len() >= MAX_KINDS && !self.alike.contains_key(kind_of(line)) {
             // All further kinds share one count, because many addresses could fill the disk as
             // well.
-            let count = self.alike.entry(OTHERS.to_vec()).or_insert(Count { since: now, lines: 0, most: 0 });
+            let count = self.alike.entry(OTHERS.to_vec()).or_insert(Count { since: now, lines: 0, max: 0 });
             count.lines = count.lines.saturating_add(1);
             return false;
         }
-        let most = if is_session(line) { MOST_SESSIONS } else { MOST_ALIKE };
-        let count = self.alike.entry(kind_of(line).to_vec()).or_insert(Count { since: now, lines: 0, most });
+        let max = if is_session(line) { MAX_SESSIONS } else { MAX_ALIKE };
+        let count = self.alike.entry(kind_of(line).to_vec()).or_insert(Count { since: now, lines: 0, max });
         count.lines = count.lines.saturating_add(1);
-        count.lines <= count.most
+        count.lines <= count.max
     }
 
     /// Lines with the counts of suppressed lines of expired windows.
@@ -41,8 +41,8 @@ impl Repeats {
         let mut lines = Vec::new();
         self.alike.retain(|line, count| {
             let is_over = now.saturating_duration_since(count.since) >= WINDOW;
-            if is_over && count.lines > count.most {
-                let more = count.lines - count.most;
+            if is_over && count.lines > count.max {
+                let more = count.lines - count.max;
                 let line = String::from_utf8_lossy(line).trim_end().to_owned();
                 let quote = if line.contains("peer=\"") { "\"" } else { "" };
                 lines.push(format!("{line}{quote}: {more} more like this in {} seconds\n", WINDOW.as_secs()));
@@ -84,8 +84,8 @@ const SESSION: [&[u8]; 4] = [b" login ", b" logout: ", b" connection lost: ", b"
 const LEVEL_LEN: usize = 24;
 /// The maximum number of similar lines about sessions within [`WINDOW`]: enough for all logins
 /// after a restart.
-const MOST_SESSIONS: u32 = 1000;
-/// The line for those beyond [`MOST_KINDS`].
+const MAX_SESSIONS: u32 = 1000;
+/// The line for those beyond [`MAX_KINDS`].
 const OTHERS: &[u8] = b" WARN lines of other kinds are left out";
 
 /// The field of a line with the peer.
@@ -93,8 +93,8 @@ const PEER: &[u8] = b"peer=\"";
 /// The field of a line with the offset on a volume.
 const PLACE: &[u8] = b" offset=";
 /// The maximum number of similar lines within [`WINDOW`].
-const MOST_ALIKE: u32 = 5;
-const MOST_KINDS: usize = 4096;
+const MAX_ALIKE: u32 = 5;
+const MAX_KINDS: usize = 4096;
 /// The time for which lines are counted.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 
@@ -142,7 +142,7 @@ mod tests {
         let (mut repeats, now) = (Repeats::default(), Instant::now());
         let line = |nth: usize| format!(" WARN login refused peer=\"10.{}.{}.1:1\"\n", nth >> 8, nth & 255);
         let written = (0..10_000).filter(|&nth| repeats.admits(line(nth).as_bytes(), now)).count();
-        assert_eq!(written, MOST_KINDS);
+        assert_eq!(written, MAX_KINDS);
         let left_out = repeats.left_out(now + WINDOW);
         assert_eq!(
             left_out,

@@ -1,32 +1,32 @@
-//! Asymmetric access states of SCSI target ports (SPC-5), as people write them.
+//! Names of asymmetric access states of SCSI target ports (SPC-5) in the config and in commands.
 
 use blockmux_proto::scsi::AccessState;
 use serde::{Deserialize, Serialize};
 
-/// An asymmetric access state, by the specification's word.
+/// Name of an asymmetric access state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub(crate) enum AluaStateName {
-    /// Preferred.
+    /// The preferred path.
     #[serde(rename = "active/optimized")]
     #[value(name = "active/optimized")]
     Optimized,
-    /// Works, but slower.
+    /// A slower path.
     #[serde(rename = "active/non-optimized")]
     #[value(name = "active/non-optimized")]
     NonOptimized,
-    /// For a failover: takes reservations and inquiries, but no I/O.
+    /// A path for failover: it accepts INQUIRY and reservations, but no I/O.
     #[serde(rename = "standby")]
     #[value(name = "standby")]
     Standby,
-    /// Cannot be used now.
+    /// A path that cannot be used now.
     #[serde(rename = "unavailable")]
     #[value(name = "unavailable")]
     Unavailable,
 }
 
 impl AluaStateName {
-    /// As it is on the wire.
-    pub(crate) fn word(self) -> AccessState {
+    /// The state's value on the wire.
+    pub(crate) fn access_state(self) -> AccessState {
         match self {
             AluaStateName::Optimized => AccessState::ACTIVE_OPTIMIZED,
             AluaStateName::NonOptimized => AccessState::ACTIVE_NON_OPTIMIZED,

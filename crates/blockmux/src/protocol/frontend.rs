@@ -1,10 +1,10 @@
-//! What `serve` asks of a protocol: its options and keys, its targets, what it announces, and what
-//! can be changed of it.
+//! The interface between `serve` and a protocol: options and config keys, targets, URLs and client
+//! commands, and changes at run time.
 
 use super::Protocol;
 use super::frontends::KeyError;
 use super::policy::{ListenerAddress, LiveAccess, Policy, TargetAccess};
-use super::units::Units;
+use super::units::LogicalUnits;
 use crate::failure::Failure;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::Serve;
@@ -20,33 +20,32 @@ use std::path::Path;
 use std::sync::Arc;
 use toml::de::Deserializer;
 
-/// One protocol as a daemon serves it, with what the command line and the config file say of it.
-/// Where a method has a default, that is what a protocol does of which nothing but listeners can be
-/// said.
+/// A protocol with its settings from the command line and the config file. The default methods are
+/// those of a protocol that has listeners only.
 pub(crate) trait Frontend: Send + Sync {
-    /// Adds its options beyond its listeners to those of `serve`.
+    /// Adds its options to `serve`, except those for listeners.
     fn options(&self, command: Command) -> Command {
         command
     }
 
-    /// Takes what the command line says by these options.
+    /// Takes the values of these options.
     ///
     /// # Errors
-    /// If a value is wrong.
+    /// If a value is invalid.
     fn take_options(&mut self, _matches: &ArgMatches) -> Result<(), clap::Error> {
         Ok(())
     }
 
-    /// Its keys in the config file beyond its listeners.
+    /// Its keys in the config file, except that for listeners.
     fn keys(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Takes what the config file says by these keys, and reads the files that it names; relative
-    /// paths are below `directory`. What the command line has said stays.
+    /// Takes the values of these keys and reads the files that they name; relative paths are below
+    /// `directory`. Options of the command line have priority.
     ///
     /// # Errors
-    /// If a value or a file is wrong.
+    /// If a value or a file is invalid.
     fn take_keys(&mut self, _written: Deserializer<'_>, _directory: &Path) -> Result<(), KeyError> {
         Ok(())
     }
@@ -56,189 +55,185 @@ pub(crate) trait Frontend: Send + Sync {
         &[]
     }
 
-    /// Its keys, from the top level and with dots, that a change takes effect of at the next start
-    /// only.
+    /// Its keys that take effect at the next start only, from the top level and joined by dots.
     fn fixed_keys(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Writes what one of its own commands has changed into a target's table of the config file, in
-    /// the words of that file; answers whether the file has words for it.
+    /// Writes the change that one of its `ctl` commands made into a target's table of the config;
+    /// returns whether the config can express it.
     fn record(&self, _what: &Value, _target: &mut toml::Table) -> bool {
         false
     }
 
-    /// The frontend itself, for the [`Live`] of its protocol.
+    /// The frontend itself, for downcasts by the [`LiveFrontend`] of its protocol.
     fn as_any(&self) -> &dyn Any;
 
-    /// Adds the commands of `ctl` that are its own.
+    /// Adds its own commands to `ctl`.
     fn commands(&self, command: Command) -> Command {
         command
     }
 
-    /// Reads one of them: its target, and what [`Live::change`] is told.
+    /// Reads one of its own `ctl` commands: the target, and the change for
+    /// [`LiveFrontend::change`].
     ///
     /// # Errors
-    /// If it is wrong, or none of them.
+    /// If the command is invalid or belongs to another protocol.
     fn read_command(&self, _matches: &ArgMatches) -> Result<(String, Value), clap::Error> {
         Err(clap::Error::new(ErrorKind::InvalidSubcommand))
     }
 
-    /// Whether more is said of it than where it listens: that has to be right although nobody
-    /// listens for it yet.
+    /// Whether it has settings that must be checked even without a listener.
     fn is_configured(&self) -> bool {
         false
     }
 
-    /// Whether it can serve volumes of these names, which are all that there are at the start, in
-    /// order.
+    /// Checks its settings against the names of all volumes at the start, in order.
     ///
     /// # Errors
-    /// Why not, and what to do.
+    /// If it cannot serve these volumes; the message says what to do.
     fn check(&mut self, _volumes: &[&str]) -> Result<(), String> {
         Ok(())
     }
 
-    /// Its configured targets, and who may use their volumes; without any, each volume is an export
-    /// of its own.
+    /// Its configured targets with their access control. Without any, each volume is exported by
+    /// default.
     fn targets(&self) -> Vec<TargetAccess> {
         Vec::new()
     }
 
-    /// Whether clients must prove who they are before they use the exports that volumes are by
-    /// themselves.
+    /// Whether its default exports require authentication.
     fn restricts_exports(&self) -> bool {
         false
     }
 
-    /// Begins to serve; `None` if it serves without listeners, so that nothing can be changed.
+    /// Starts to serve; `None` if it has no listeners, and so nothing that can change at run time.
     ///
     /// # Errors
-    /// If a place cannot be opened.
-    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure>;
+    /// If a network interface cannot be opened.
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure>;
 
-    /// How clients of `protocol`, which is this one or is served with it, reach a volume at one of
-    /// its places.
-    fn ways(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way>;
+    /// URLs and client commands for a volume at a portal. `protocol` is this protocol, or one that
+    /// is served with it.
+    fn connect_info(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo>;
 }
 
-/// What one frontend serves, and where.
+/// The resources with which a frontend serves.
 pub(crate) struct Service<'a> {
     pub(crate) exports: &'a Exports,
-    /// The volumes as SCSI logical units.
-    pub(crate) units: &'a Arc<Units>,
-    /// Where clients come to.
+    /// The SCSI logical units of the volumes.
+    pub(crate) units: &'a Arc<LogicalUnits>,
+    /// The listeners of the protocol.
     pub(crate) places: &'a [ListenerAddress],
-    /// Which volumes are served where.
+    /// Which volumes are exported at which listeners.
     pub(crate) policy: &'a Policy,
-    /// What serves.
+    /// The cores that serve.
     pub(crate) cores: &'a Cores,
-    /// Lists who uses what, where no connection does.
+    /// Session list for protocols without connections.
     pub(crate) sessions: &'a Sessions,
 }
 
-/// A list of targets in the config file: which of its keys are what, so that two configs can be
-/// compared and the sessions found that a change affects.
+/// The structure of a list of targets in the config file, for comparing two configs and for finding
+/// the sessions that a change affects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TargetTables {
-    /// The list's key.
+    /// The key of the list.
     pub(crate) key: &'static str,
     /// The key of a target's name.
     pub(crate) name: &'static str,
-    /// Keys of tables that map volumes by LUN or NSID; the first is written to.
+    /// Keys of tables that map LUNs or NSIDs to volumes; `ctl` changes are written to the first.
     pub(crate) units: &'static [&'static str],
-    /// Keys of lists that name initiators or hosts, and the key of the name in their entries;
-    /// without one the entry is the name.
+    /// Keys of lists of initiators or hosts, and the key of the name in their entries; it is empty
+    /// if the entry itself is the name.
     pub(crate) peers: &'static [(&'static str, &'static str)],
-    /// Keys of other lists of tables, and the key that tells their entries apart.
+    /// Keys of other lists of tables, and the key that identifies their entries.
     pub(crate) parts: &'static [(&'static str, &'static str)],
 }
 
-/// A protocol that is served, and what can be changed of it.
-pub(crate) type LiveProtocol = (&'static Protocol, Box<dyn Live>);
+/// A protocol that is served, with its running frontend.
+pub(crate) type LiveProtocol = (&'static Protocol, Box<dyn LiveFrontend>);
 
-/// A protocol while it is served, and what can be changed of it. Targets are those of iSCSI and SRP
-/// and subsystems of NVMe; a protocol without any has the defaults. No core calls this.
-pub(crate) trait Live: Send {
-    /// What serves the connections that come to one of its places.
+/// The running part of a frontend, which changes at run time. Targets are iSCSI targets, SRP target
+/// ports and NVMe subsystems; a protocol without targets uses the default methods. Cores do not
+/// call these methods.
+pub(crate) trait LiveFrontend: Send {
+    /// The function that serves the connections of a listener.
     fn serve(&self, place: &ListenerAddress) -> Serve;
 
-    /// Follows another config of its protocol, which was checked as at a start: `desired` is that
-    /// config's frontend, and `service` has its places and its policy. What is the same in both
-    /// goes on without notice. Called before volumes go, and once more when others have come.
-    fn follow(&self, desired: &dyn Frontend, service: &Service<'_>);
+    /// Applies a new config, which was checked as at a start: `desired` is the frontend of that
+    /// config, `service` has its listeners and its policy. Parts that are equal in both configs are
+    /// not disturbed. Called before volumes are removed, and again after new ones were added.
+    fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>);
 
-    /// Whether a session that began before the last [`Live::follow`] may go on.
-    fn keeps(&self, session: &SessionInfo) -> bool;
+    /// Whether a session that began before the last [`LiveFrontend::reconfigure`] is still allowed.
+    fn may_continue(&self, session: &SessionInfo) -> bool;
 
-    /// Sessions that may not go on had their time: disconnects what is left of them.
-    fn settle(&self) {}
+    /// Disconnects the sessions that are not allowed any more and have not ended in time.
+    fn disconnect_remaining(&self) {}
 
-    /// A volume has come: where no targets are configured, it is one of its own.
+    /// Exports a new volume by default, unless targets are configured.
     fn add(&self, _volume: VolumeId) {}
 
-    /// A volume goes, whatever targets have it; they are told by their protocol's means.
+    /// Removes a volume from all targets and notifies their clients.
     fn remove(&self, _volume: VolumeId) {}
 
-    /// A target with whether everybody who can connect may use all of its volumes; `None` if there
-    /// is none.
+    /// The access control of a target; `None` if there is no such target.
     fn access_of(&self, _target: &str) -> Option<LiveAccess> {
         None
     }
 
-    /// The targets that have a volume.
+    /// The targets that have the volume.
     fn targets_of(&self, _volume: VolumeId) -> Vec<LiveAccess> {
         Vec::new()
     }
 
-    /// Makes a volume a logical unit or a namespace of a target; answers its number.
+    /// Adds a volume to a target as a logical unit or a namespace; returns the LUN or NSID.
     ///
     /// # Errors
-    /// If its number is taken or none; what to do.
+    /// If the number is in use or invalid; the message says what to do.
     fn attach(&self, target: &str, _volume: VolumeId, _place: &TargetPlace) -> Result<u32, String> {
-        Err(format!("there is no target `{target}`"))
+        Err(format!("no target has the name `{target}`"))
     }
 
-    /// Takes one away.
+    /// Removes a logical unit or a namespace from a target.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none with this number.
     fn detach(&self, target: &str, _number: u32) -> Result<(), String> {
-        Err(format!("there is no target `{target}`"))
+        Err(format!("no target has the name `{target}`"))
     }
 
-    /// Does what one of its frontend's own commands asks of a target; answers what there is to say,
-    /// if anything.
+    /// Executes one of the frontend's own `ctl` commands; returns a message for the user, if any.
     ///
     /// # Errors
-    /// What is wrong, and what to do.
+    /// If the command fails; the message says what to do.
     fn change(&self, target: &str, _what: &Value) -> Result<Option<String>, String> {
-        Err(format!("there is no target `{target}`"))
+        Err(format!("no target has the name `{target}`"))
     }
 }
 
-/// What a command asks that one protocol alone knows.
+/// A protocol-specific command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Change {
     /// The protocol's name.
     pub(crate) protocol: String,
     pub(crate) target: String,
-    /// In that protocol's words.
+    /// The command, in the format of the protocol's frontend.
     pub(crate) what: Value,
 }
 
-/// Where in a target.
+/// The position of a volume in a target.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TargetPlace {
-    /// LUN or NSID; `None`: the lowest that is free.
+    /// LUN or NSID; `None` for the lowest free one.
     pub(crate) number: Option<u32>,
-    /// ANAGRPID; `None`: the last group, if there are any.
+    /// ANAGRPID; `None` for the last group, if there are any.
     pub(crate) ana_group: Option<u32>,
 }
 
-/// Where a protocol is served, and a place by which clients reach it: another one where it listens
-/// at all addresses.
+/// A listener, and an address at which clients reach it. They differ if the listener is bound to
+/// the unspecified address.
 #[derive(Clone, Debug)]
 pub(crate) struct Portal {
     pub(crate) listener: ListenerAddress,
@@ -246,12 +241,12 @@ pub(crate) struct Portal {
 }
 
 impl Portal {
-    /// The TCP addresses of both; `None` of anything else.
+    /// Both TCP addresses; `None` for a Unix socket or an interface.
     pub(crate) fn tcp(&self) -> Option<(SocketAddr, SocketAddr)> {
         Some((self.listener.tcp()?, self.reached_at.tcp()?))
     }
 
-    /// A listener at this one address.
+    /// A portal whose listener is bound to this address.
     #[cfg(test)]
     pub(crate) fn at(address: &str) -> Portal {
         use blockmux_engine::socket::Address;
@@ -260,21 +255,21 @@ impl Portal {
     }
 }
 
-/// What a volume that is served is called.
+/// The names of an exported volume.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeNames {
     pub(crate) volume: VolumeId,
-    /// By NBD, and in the config file.
+    /// Name of the NBD export and of the volume in the config file.
     pub(crate) export: String,
-    /// Behind the prefixes of the target and the subsystem that it is where none are configured.
+    /// Name of the volume's default target and subsystem, behind their prefixes.
     pub(crate) target: String,
 }
 
 impl VolumeNames {
-    /// The names of a volume, if it is still there.
+    /// The names of a volume; `None` if it has been removed.
     pub(crate) fn of(exports: &Exports, volume: VolumeId) -> Option<VolumeNames> {
-        let (export, served) = exports.get(volume).zip(exports.served(volume))?;
-        let target = served.target_name().unwrap_or(&export.name).to_owned();
+        let (export, volume_state) = exports.get(volume).zip(exports.volume_state(volume))?;
+        let target = volume_state.target_name().unwrap_or(&export.name).to_owned();
         Some(VolumeNames { volume, export: export.name.clone(), target })
     }
 
@@ -283,20 +278,19 @@ impl VolumeNames {
         exports.iter().filter_map(|(volume, _)| VolumeNames::of(exports, volume)).collect()
     }
 
-    /// The names of a volume whose own target is called as it is.
+    /// The names of a volume whose default target has the volume's name.
     #[cfg(test)]
     pub(crate) fn plainly(name: &str) -> VolumeNames {
         VolumeNames { volume: VolumeId(0), export: name.to_owned(), target: name.to_owned() }
     }
 }
 
-/// How one export is reached through one listener.
-pub(crate) struct Way {
-    /// For our own initiator and for others.
+/// How clients connect to one export at one portal.
+pub(crate) struct ConnectInfo {
     pub(crate) url: String,
-    /// What a shell runs to connect standard clients.
+    /// Shell commands that connect standard clients.
     pub(crate) commands: Vec<String>,
-    /// What the command of `--run` finds in its environment beside URLs, as other servers' users
-    /// expect it.
+    /// Environment variables for the command of `--run` in addition to URLs, for compatibility with
+    /// other servers.
     pub(crate) variables: Vec<(&'static str, String)>,
 }

@@ -1,9 +1,8 @@
-//! All protocols as one daemon serves them: where they listen, by their options and keys, and their
-//! frontends.
+//! The frontends of all protocols, and their listeners from the command line and the config file.
 
 use super::frontend::{Change, Frontend, TargetTables};
 use super::policy::TargetAccess;
-use super::{PROTOCOLS, Protocol, served};
+use super::{PROTOCOLS, Protocol, with_frontend};
 use crate::address::ListenerEntry;
 use crate::failure::Failure;
 use clap::builder::ValueParser;
@@ -15,31 +14,33 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer, ValueDeserializer};
 
-/// A protocol, and where to listen for it.
-pub(crate) type Listening = (&'static Protocol, ListenerEntry);
+/// A configured listener with its protocol.
+pub(crate) type ConfiguredListener = (&'static Protocol, ListenerEntry);
 
-/// The frontends of all protocols, and the listeners that somebody has named.
+/// The frontends of all protocols, and the configured listeners.
 pub(crate) struct Frontends {
     all: Vec<(&'static Protocol, Box<dyn Frontend>)>,
-    by_options: Vec<Listening>,
-    by_keys: Vec<Listening>,
-    /// What the command line says by options of frontends.
+    /// Listeners of the command line.
+    by_options: Vec<ConfiguredListener>,
+    /// Listeners of the config file.
+    by_keys: Vec<ConfiguredListener>,
+    /// The command line, from which frontends take their options.
     matches: Option<ArgMatches>,
-    /// What the config file says by keys of frontends, with absolute paths.
+    /// The keys of frontends in the config file, with absolute paths.
     written: toml::Table,
 }
 
-/// What is wrong with the keys of a config file.
+/// An error in the keys of a config file.
 pub(crate) enum KeyError {
-    /// How it is written, and where.
-    Written(Option<Range<usize>>, String),
-    /// What it says.
-    Said(Failure),
+    /// A key or the type of a value is invalid; with the span in the file.
+    Syntax(Option<Range<usize>>, String),
+    /// The value is invalid; the message names its key.
+    Invalid(Failure),
 }
 
 impl Default for Frontends {
     fn default() -> Frontends {
-        let all = served().map(|protocol| (protocol, (protocol.frontend)()));
+        let all = with_frontend().map(|protocol| (protocol, (protocol.frontend)()));
         Frontends {
             all: all.collect(),
             by_options: Vec::new(),
@@ -51,22 +52,22 @@ impl Default for Frontends {
 }
 
 impl Frontends {
-    /// New frontends that know what the command line says, and nothing of a config file.
-    pub(crate) fn again(&self) -> Frontends {
-        let mut again = Frontends { by_options: self.by_options.clone(), ..Frontends::default() };
+    /// New frontends with the options of the command line and without a config file.
+    pub(crate) fn duplicate(&self) -> Frontends {
+        let mut duplicate = Frontends { by_options: self.by_options.clone(), ..Frontends::default() };
         if let Some(matches) = &self.matches {
-            // The same was taken before.
-            let _ = again.take_options(matches);
+            // These options were accepted before.
+            let _ = duplicate.take_options(matches);
         }
-        again
+        duplicate
     }
 
-    /// New frontends as [`Frontends::again`] makes them, without listeners.
-    pub(crate) fn values(&self) -> Frontends {
-        Frontends { by_options: Vec::new(), ..self.again() }
+    /// New frontends with the options of the command line, without listeners and a config file.
+    pub(crate) fn without_listeners(&self) -> Frontends {
+        Frontends { by_options: Vec::new(), ..self.duplicate() }
     }
 
-    /// What the config file says by keys of frontends, with absolute paths.
+    /// The keys of frontends in the config file, with absolute paths.
     pub(crate) fn written(&self) -> &toml::Table {
         &self.written
     }
@@ -78,7 +79,7 @@ impl Frontends {
         })
     }
 
-    /// Every protocol with a frontend, and that.
+    /// All frontends, each with its protocol.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static Protocol, &dyn Frontend)> {
         self.all.iter().map(|(protocol, frontend)| (*protocol, &**frontend))
     }
@@ -88,19 +89,19 @@ impl Frontends {
         self.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, frontend)| frontend)
     }
 
-    /// Where to listen, by protocol: what the config file says first.
-    pub(crate) fn listeners(&self) -> Vec<Listening> {
-        let said = || self.by_keys.iter().chain(&self.by_options);
-        let of = |protocol: &'static Protocol| said().filter(move |(own, _)| own.name == protocol.name);
+    /// The configured listeners, ordered by protocol; for each, those of the config file first.
+    pub(crate) fn listeners(&self) -> Vec<ConfiguredListener> {
+        let all = || self.by_keys.iter().chain(&self.by_options);
+        let of = |protocol: &'static Protocol| all().filter(move |(own, _)| own.name == protocol.name);
         PROTOCOLS.iter().flat_map(|protocol| of(protocol)).cloned().collect()
     }
 
-    /// Whether the config file names a listener.
+    /// Whether the config file has a listener.
     pub(crate) fn has_keys_of_listeners(&self) -> bool {
         !self.by_keys.is_empty()
     }
 
-    /// The configured targets of all.
+    /// The configured targets of all frontends, each with the name of its protocol.
     pub(crate) fn targets(&self) -> Vec<(&'static str, TargetAccess)> {
         let of_each = self.iter().flat_map(|(protocol, frontend)| {
             frontend.targets().into_iter().map(move |target| (protocol.name, target))
@@ -108,14 +109,16 @@ impl Frontends {
         of_each.collect()
     }
 
-    /// The protocols whose own exports are for those alone who prove who they are.
+    /// The protocols whose default exports require authentication.
     pub(crate) fn restricting_exports(&self) -> Vec<&'static str> {
         let restricting = self.iter().filter(|(_, frontend)| frontend.restricts_exports());
         restricting.map(|(protocol, _)| protocol.name).collect()
     }
 
-    /// Whether those that are served, or of which something is said, can serve volumes of these
-    /// names.
+    /// Checks the frontends that are served or configured against the names of all volumes.
+    ///
+    /// # Errors
+    /// The first error of a frontend.
     pub(crate) fn check(
         &mut self,
         is_served: impl Fn(&Protocol) -> bool,
@@ -128,7 +131,7 @@ impl Frontends {
         meant.map(|(_, frontend)| frontend).try_for_each(|frontend| frontend.check(volumes))
     }
 
-    /// Every key of the config file that is a protocol's.
+    /// All keys of the config file that belong to a protocol.
     pub(crate) fn keys(&self) -> Vec<String> {
         let listeners = PROTOCOLS.iter().map(|protocol| protocol.key());
         listeners.chain(self.all.iter().flat_map(|(_, own)| own.keys()).map(ToString::to_string)).collect()
@@ -138,13 +141,16 @@ impl Frontends {
         self.all.iter_mut().try_for_each(|(_, frontend)| frontend.take_options(matches))
     }
 
-    /// Takes what a config file says by these keys.
+    /// Takes the keys of a config file. Relative paths are below `directory`.
+    ///
+    /// # Errors
+    /// If a key or a value is invalid.
     pub(crate) fn take_keys(&mut self, mut table: DeTable<'_>, directory: &Path) -> Result<(), KeyError> {
         for protocol in PROTOCOLS {
             let Some((_, value)) = table.remove_entry(protocol.key().as_str()) else { continue };
             for text in Vec::<Spanned<String>>::deserialize(ValueDeserializer::from(value))? {
                 let entry = ListenerEntry::read(protocol.carrier, text.get_ref());
-                let mut entry = entry.map_err(|error| KeyError::Written(Some(text.span()), error))?;
+                let mut entry = entry.map_err(|error| KeyError::Syntax(Some(text.span()), error))?;
                 entry.address.anchor(directory);
                 self.by_keys.push((protocol, entry));
             }
@@ -166,13 +172,13 @@ impl Frontends {
 
 impl From<toml::de::Error> for KeyError {
     fn from(error: toml::de::Error) -> KeyError {
-        KeyError::Written(error.span(), error.message().to_owned())
+        KeyError::Syntax(error.span(), error.message().to_owned())
     }
 }
 
 impl From<Failure> for KeyError {
     fn from(failure: Failure) -> KeyError {
-        KeyError::Said(failure)
+        KeyError::Invalid(failure)
     }
 }
 
@@ -211,7 +217,7 @@ impl FromArgMatches for Frontends {
     }
 }
 
-/// Has relative paths of files in a value mean files below a directory.
+/// Makes relative paths of files in a value absolute, below `directory`.
 pub(crate) fn anchor(key: &str, value: &mut toml::Value, directory: &Path) {
     match value {
         toml::Value::String(path) if key.ends_with("_file") || key.ends_with("_state") => {

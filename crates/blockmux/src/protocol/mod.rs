@@ -1,8 +1,8 @@
-//! The protocols that Blockmux has, in one list that every command reads: [`PROTOCOLS`].
+//! The list of all protocols, which every command uses: [`PROTOCOLS`].
 //!
-//! A protocol is a module here and a line of that list. URLs as volumes and the commands `info` and
-//! `discover` take its [`Remote`], the bench the sizes of its messages and how to reach it, and
-//! `serve` its [`Frontend`].
+//! Each protocol is a module here and an entry of the list. URLs as volumes and the commands `info`
+//! and `discover` use its [`Remote`], the bench uses its message sizes and URL schemes, and `serve`
+//! uses its [`Frontend`].
 
 mod alua;
 mod aoe;
@@ -19,11 +19,11 @@ mod units;
 #[cfg(test)]
 pub(crate) use {iscsi::ISCSI, nbd::NBD, nvme_tcp::NVME_TCP};
 
-pub(crate) use frontends::{Frontends, KeyError, Listening, anchor};
-pub(crate) use units::Units;
+pub(crate) use frontends::{ConfiguredListener, Frontends, KeyError, anchor};
+pub(crate) use units::LogicalUnits;
 
 use crate::failure::Failure;
-use crate::reset::What;
+use crate::reset::ResetFunction;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_volume::Volume;
 use frontend::Frontend;
@@ -32,7 +32,7 @@ use serde_json::Value;
 use std::fmt;
 use std::sync::Arc;
 
-/// Every protocol that Blockmux has, in the order in which people see them.
+/// All protocols, in the order of output and help.
 pub(crate) const PROTOCOLS: &[&Protocol] = &[
     &nbd::NBD,
     &iscsi::ISCSI,
@@ -43,111 +43,111 @@ pub(crate) const PROTOCOLS: &[&Protocol] = &[
     &aoe::AOE,
 ];
 
-/// One protocol.
+/// The properties of one protocol.
 pub(crate) struct Protocol {
-    /// As rows and suites call it, and the option of `serve` that names its listeners.
+    /// Name in tables and suites, and of the option of `serve` for its listeners.
     pub(crate) name: &'static str,
-    /// As people write it.
+    /// Name in text for people.
     pub(crate) title: &'static str,
     pub(crate) carrier: Carrier,
-    /// Whether it is served, and in the bench's short list, without having been named.
-    pub(crate) is_unasked: bool,
-    /// Where it listens unless told otherwise.
+    /// Whether `serve` and the bench include it by default.
+    pub(crate) is_default: bool,
+    /// Default port.
     pub(crate) port: u16,
-    /// What `serve --help` says of its listeners: how they are written, and what they do.
+    /// Value name and help text of the option of `serve` for its listeners.
     pub(crate) listener_help: [&'static str; 2],
-    /// How its URLs begin, in lower case and without `://`, and what sockets they lead to.
+    /// URL schemes in lower case without `://`, and the kind of socket of each.
     pub(crate) schemes: &'static [(&'static str, Transport)],
-    /// Schemes of its that are not spoken; [`Protocol::remote`] says why.
-    pub(crate) unspoken_schemes: &'static [&'static str],
-    /// What its URLs look like, for who has written something else.
+    /// URL schemes of the protocol that are not supported; [`Protocol::remote`] returns the reason.
+    pub(crate) unsupported_schemes: &'static [&'static str],
+    /// The forms of its URLs, for error messages.
     pub(crate) url_forms: &'static [&'static str],
-    /// The longest description of an export, in bytes.
+    /// Maximum length of an export's description, in bytes.
     pub(crate) max_description: usize,
-    /// The largest logical block of a volume, in bytes.
+    /// Maximum logical block size of a volume, in bytes.
     pub(crate) max_logical_block: u32,
-    /// Sizes of its messages as both sides here agree on them.
+    /// Sizes of its messages between a Blockmux target and a Blockmux initiator.
     pub(crate) shape: MessageShape,
-    /// What serves it, before anything is said of it.
+    /// Creates the frontend without settings.
     pub(crate) frontend: fn() -> Box<dyn Frontend>,
-    /// Reads a URL that begins with one of its schemes.
+    /// Parses a URL with one of its schemes.
     pub(crate) remote: fn(&str) -> Result<Box<dyn Remote>, Failure>,
-    /// The protocol whose listeners and whose frontend serve this one too.
+    /// Name of the protocol whose listeners and frontend also serve this one.
     pub(crate) served_with: Option<&'static str>,
 }
 
-/// What carries a protocol, and so where it is served.
+/// The lower layer that carries a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
     /// Connections over stream sockets.
     Stream,
-    /// Frames of network interfaces. They are served only where somebody names an interface, and
-    /// opening one takes CAP_NET_RAW.
+    /// Ethernet frames of network interfaces. They are served only at configured interfaces, and
+    /// require CAP_NET_RAW.
     Frames,
 }
 
-/// What a URL names: a volume on a server, and the server.
+/// The volume and the server that a URL names.
 pub(crate) trait Remote {
-    /// Reaches the volume for I/O. `connections` is how many each core opens if the URL does not
-    /// say, and the server lets several be used.
+    /// Connects to the volume for I/O. `connections` is the number of connections of each core, if
+    /// the URL gives none and the server permits several.
     ///
     /// # Errors
     /// If the server cannot be reached or does not have the volume.
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure>;
 
-    /// Where the volume is, whatever the URL says of the way there.
-    fn place(&self) -> String;
+    /// Identifies the volume independently of the path and the parameters of the URL.
+    fn volume_key(&self) -> String;
 
-    /// What the server tells of the volume.
+    /// Queries the description of the volume.
     ///
     /// # Errors
     /// As for [`Remote::open`].
     fn describe(&self) -> Result<Description, Failure>;
 
-    /// What the server exports.
+    /// Lists the exports of the server.
     ///
     /// # Errors
-    /// If the server cannot be reached or does not tell.
-    fn discover(&self) -> Result<Found, Failure>;
+    /// If the server cannot be reached or does not list them.
+    fn discover(&self) -> Result<Discovery, Failure>;
 
-    /// Has the server reset something; answers what it was.
+    /// Requests a reset function; returns what was reset, in a sentence for people.
     ///
     /// # Errors
-    /// If the server cannot be reached or does not do it.
-    fn reset(&self, _what: What) -> Result<&'static str, Failure> {
+    /// If the server cannot be reached or rejects the function.
+    fn reset(&self, _function: ResetFunction) -> Result<&'static str, Failure> {
         Err(Failure::request(
-            "only units of iSCSI, iSER and SRP can be reset; write iscsi://host/target-name/lun",
+            "only iSCSI, iSER and SRP logical units can be reset; use iscsi://host/target-name/lun",
         ))
     }
 }
 
-/// A volume in its protocol's own words.
+/// A description of a volume in the terms of its protocol.
 pub(crate) struct Description {
-    /// For people; an empty value is not shown.
+    /// Labels and values for people; empty values are not shown.
     pub(crate) rows: Vec<(&'static str, String)>,
-    /// For programs: an object with `url` as it was given, `protocol`, `size` in bytes and
-    /// `read_only` at least.
+    /// JSON object for programs, with at least `url` as given, `protocol`, `size` in bytes and
+    /// `read_only`.
     pub(crate) json: Value,
 }
 
-/// What a server exports.
+/// The exports of a server.
 #[derive(Serialize)]
-pub(crate) struct Found {
-    /// The server's.
+pub(crate) struct Discovery {
+    /// URL of the server.
     pub(crate) url: String,
-    pub(crate) exports: Vec<FoundExport>,
-    /// Listed by the server beyond what we keep.
+    pub(crate) exports: Vec<DiscoveredExport>,
+    /// Number of exports beyond the maximum that is kept.
     pub(crate) left_out: u64,
 }
 
 /// One export of a server.
 #[derive(Serialize)]
-pub(crate) struct FoundExport {
+pub(crate) struct DiscoveredExport {
     pub(crate) name: String,
     pub(crate) url: String,
-    /// What it is, or why nothing is known of it.
+    /// Its description, or the reason why it could not be queried.
     pub(crate) description: String,
-    /// In bytes; `None` if the server did not tell, or was not asked.
+    /// In bytes; `None` if the server did not report it, or it was not queried.
     pub(crate) size: Option<u64>,
 }
 
@@ -158,34 +158,34 @@ impl fmt::Debug for Protocol {
 }
 
 impl Protocol {
-    /// Its name in config files.
+    /// The protocol's name in config files.
     pub(crate) fn key(&self) -> String {
         self.name.replace('-', "_")
     }
 
-    /// Whether its listeners may be Unix sockets.
+    /// Whether it supports Unix sockets.
     pub(crate) fn has_unix_sockets(&self) -> bool {
         self.schemes.iter().any(|(_, transport)| *transport == Transport::Unix)
     }
 
-    /// Whether it is served at its own port, or in a private directory, if nobody says where to
-    /// serve.
-    pub(crate) fn is_served_unasked(&self) -> bool {
-        self.served_with.is_none() && self.is_unasked
+    /// Whether it is served without a configured listener, at its default port or at a socket in
+    /// the private directory of `--run`.
+    pub(crate) fn is_served_by_default(&self) -> bool {
+        self.served_with.is_none() && self.is_default
     }
 
-    /// The protocol that its listeners are served as.
+    /// Name of the protocol whose frontend serves its listeners.
     pub(crate) fn served_as(&self) -> &'static str {
         self.served_with.unwrap_or(self.name)
     }
 
-    /// What its listeners serve: itself, and what is served with it.
-    pub(crate) fn spoken_here(&self) -> impl Iterator<Item = &'static Protocol> {
+    /// The protocols that its listeners serve: itself, and those that are served with it.
+    pub(crate) fn served_protocols(&self) -> impl Iterator<Item = &'static Protocol> {
         let name = self.name;
         PROTOCOLS.iter().copied().filter(move |other| other.name == name || other.served_with == Some(name))
     }
 
-    /// Its name in rows: sockets of another kind have a ceiling of their own.
+    /// Its name in rows of the bench; Unix sockets have their own ceiling.
     pub(crate) fn name_over(&self, transport: Transport) -> String {
         match transport {
             Transport::Tcp => self.name.to_owned(),
@@ -194,25 +194,25 @@ impl Protocol {
     }
 }
 
-/// What there is to say of an export that others have, who may be out of our reach.
-pub(crate) const ELSEWHERE: &str = "at another address, which was not asked";
+/// Description of an export at another address, which may be unreachable from here.
+pub(crate) const NOT_QUERIED: &str = "at another address, which was not queried";
 
-/// Every protocol with a frontend of its own.
-pub(crate) fn served() -> impl Iterator<Item = &'static Protocol> {
+/// Every protocol that has its own frontend.
+pub(crate) fn with_frontend() -> impl Iterator<Item = &'static Protocol> {
     PROTOCOLS.iter().copied().filter(|protocol| protocol.served_with.is_none())
 }
 
-/// The protocols that the bench can serve and reach over any sockets.
-pub(crate) fn over_sockets() -> impl Iterator<Item = &'static Protocol> {
+/// The protocols over stream sockets.
+pub(crate) fn stream_protocols() -> impl Iterator<Item = &'static Protocol> {
     PROTOCOLS.iter().copied().filter(|protocol| protocol.carrier == Carrier::Stream)
 }
 
-/// The protocol of that name.
+/// The protocol with this name.
 pub(crate) fn by_name(name: &str) -> Option<&'static Protocol> {
     PROTOCOLS.iter().copied().find(|protocol| protocol.name == name)
 }
 
-/// The protocol of a URL, and its sockets.
+/// The protocol of a URL and its kind of socket; `None` if the scheme is unknown.
 pub(crate) fn of_url(url: &str) -> Option<(&'static Protocol, Transport)> {
     let (scheme, _) = url.split_once("://")?;
     PROTOCOLS.iter().find_map(|protocol| {
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_leads_to_its_protocol_and_its_sockets() {
+    fn a_url_determines_the_protocol_and_the_kind_of_socket() {
         let name = |url| of_url(url).map(|(protocol, transport)| protocol.name_over(transport));
         assert_eq!(name("nbd://host/a").as_deref(), Some("nbd"));
         assert_eq!(name("NBD+UNIX:///a?socket=/s").as_deref(), Some("nbd+unix"));
@@ -243,7 +243,7 @@ mod tests {
                 .schemes
                 .iter()
                 .map(|(scheme, _)| *scheme)
-                .chain(protocol.unspoken_schemes.iter().copied())
+                .chain(protocol.unsupported_schemes.iter().copied())
         };
         let lists: [Vec<&str>; 3] = [
             PROTOCOLS.iter().copied().flat_map(schemes).collect(),

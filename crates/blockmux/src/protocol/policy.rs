@@ -1,12 +1,15 @@
-//! Which volumes are served by which protocol: the one rule, for the start and for changes by
-//! `ctl`.
+//! Decides which volumes are exported by which protocol: one access rule, for the start and for
+//! changes by `ctl`.
 //!
-//! A target or a subsystem *restricts* a volume if it does not let everybody use it without proof.
-//! What is restricted in one place is served without restriction in another only if the
-//! configuration says so in words: `protocols` of the volume names the protocol or the target, or a
+//! A target or a subsystem *restricts* a volume if not everybody can use it without authentication.
+//! A volume that is restricted in one place is exported without restriction in another only if the
+//! config says so explicitly: `protocols` of the volume names the protocol or the target, or a
 //! listener names the volume. See docs/decisions/0032-a-volume-is-open-nowhere-by-accident.md.
+//!
+//! Without configured targets, a protocol exports each volume by default: as an NBD export, an AoE
+//! disk, or an own target or subsystem with the volume alone. These are the *default exports*.
 
-use super::{Protocol, by_name, served};
+use super::{Protocol, by_name, with_frontend};
 use crate::address::means;
 use crate::data_part::DataPart;
 use blockmux_engine::socket::Address;
@@ -16,77 +19,78 @@ use std::iter;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// A configured target or subsystem, as far as it matters for this rule.
+/// The access control of a configured target or subsystem.
 #[derive(Clone, Debug)]
 pub(crate) struct TargetAccess {
-    /// The table in the config file.
+    /// Key of its table in the config file.
     pub(crate) kind: &'static str,
     pub(crate) name: String,
-    /// The key that names its listeners, and what it names; nothing means all.
+    /// The key of its list of listeners, and the list; empty for all listeners.
     pub(crate) listeners: (&'static str, Vec<SocketAddr>),
-    /// Its volumes, and whether everybody may use them without proof.
+    /// Its volumes, and whether everybody can use them without authentication.
     pub(crate) volumes: Vec<(String, bool)>,
-    /// Whether somebody is kept out of it, or of a part.
+    /// Whether access to it or to a part of it is restricted.
     pub(crate) is_restricted: bool,
-    /// Whether everybody who connects has to prove who it is.
-    pub(crate) asks_everybody: bool,
-    /// The keys that say how well listeners lead to it, and the listeners that each names.
+    /// Whether every client must authenticate.
+    pub(crate) authenticates_all: bool,
+    /// The keys of ALUA or ANA states, and the listeners that each names.
     pub(crate) states: Vec<(String, Vec<SocketAddr>)>,
-    /// Where it sends those who connect, if it is somewhere else.
+    /// The address to which it redirects logins.
     pub(crate) moved_to: Option<String>,
 }
 
-/// A target that has a volume while the daemon runs.
+/// Access to a volume through a target, while the daemon runs.
 pub(crate) struct LiveAccess {
     pub(crate) target: String,
-    /// Whether everybody may use the volume there without proof.
+    /// Whether everybody can use the volume there without authentication.
     pub(crate) is_open: bool,
 }
 
-/// Where a protocol is served.
+/// A listener of a protocol.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyListener {
     pub(crate) protocol: &'static Protocol,
     pub(crate) place: ListenerAddress,
-    /// The volumes that it names; `None`: it names none.
+    /// Its list of volumes; `None` if it has no list.
     pub(crate) volumes: Option<Vec<String>>,
-    /// Somebody said to listen there; else it is a protocol's usual place.
+    /// It is configured; otherwise it is the protocol's default address.
     pub(crate) is_asked: bool,
 }
 
-/// An address, or a network interface.
+/// The address or the network interface of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ListenerAddress {
     Socket(Address),
     Interface(String),
 }
 
-/// The rule with what the configuration says; a clone is another handle.
+/// The access rule with the running configuration. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Policy(Arc<RwLock<Arc<Shared>>>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Those that are configured, by the name of their protocol.
+    /// The configured targets, each with the name of its protocol.
     targets: Vec<(&'static str, TargetAccess)>,
-    /// Protocols whose own exports are for those alone who prove who they are.
+    /// Protocols whose default exports require authentication.
     restricting: Vec<&'static str>,
     listeners: Vec<PolicyListener>,
-    /// `protocols` of each volume; `None`: it has no such list.
+    /// `protocols` of each volume; `None` if it has no such list.
     volumes: RwLock<BTreeMap<String, Option<Vec<String>>>>,
-    /// What the files and devices of each open volume are known by.
+    /// Parts of the files and devices of each open volume.
     data: RwLock<BTreeMap<String, Vec<DataPart>>>,
 }
 
-/// One way to a volume.
-struct VolumeWay<'a> {
+/// Access to a volume through a target or as a default export.
+struct VolumeAccess<'a> {
     protocol: &'static str,
-    /// `None`: the export that a volume is by itself.
+    /// `None` for a default export.
     target: Option<&'a str>,
-    /// As people know it.
+    /// Its name in messages.
     title: String,
+    /// Everybody can use the volume there without authentication.
     is_open: bool,
-    /// Every listener that leads there names the volume.
+    /// Every listener through which it is reached names the volume.
     is_named: bool,
 }
 
@@ -95,7 +99,7 @@ impl ListenerAddress {
         ListenerAddress::Socket(Address::Tcp(address))
     }
 
-    /// Its address; `None` of an interface.
+    /// The socket's address; `None` for an interface.
     pub(crate) fn socket(&self) -> Option<&Address> {
         match self {
             ListenerAddress::Socket(address) => Some(address),
@@ -103,7 +107,7 @@ impl ListenerAddress {
         }
     }
 
-    /// Its TCP address; `None` of anything else.
+    /// The TCP address; `None` for a Unix socket or an interface.
     pub(crate) fn tcp(&self) -> Option<SocketAddr> {
         match self.socket()? {
             Address::Tcp(address) => Some(*address),
@@ -122,7 +126,7 @@ impl fmt::Display for ListenerAddress {
 }
 
 impl TargetAccess {
-    /// Whether a listener leads to it.
+    /// Whether it is reached through a listener.
     fn is_at(&self, place: &ListenerAddress) -> bool {
         let (_, named) = &self.listeners;
         place.tcp().is_some_and(|tcp| named.is_empty() || named.iter().any(|named| means(named, &tcp)))
@@ -148,11 +152,11 @@ impl PolicyListener {
 }
 
 impl Policy {
-    /// What holds before anybody listens: the configured targets, and the volumes with their
-    /// `protocols`.
+    /// Creates the policy of configured targets and of volumes with their `protocols`, without
+    /// listeners.
     ///
     /// # Errors
-    /// If a word of `protocols` is neither a protocol nor a configured target.
+    /// If an entry of `protocols` is neither a protocol nor a configured target.
     pub(crate) fn new(
         targets: Vec<(&'static str, TargetAccess)>,
         volumes: impl Iterator<Item = (String, Option<Vec<String>>)>,
@@ -168,28 +172,27 @@ impl Policy {
         Policy(Arc::new(RwLock::new(Arc::new(shared))))
     }
 
-    /// Adds the protocols whose clients must prove who they are before they use the exports that
-    /// volumes are by themselves, as NBD's by TLS.
+    /// Sets the protocols whose default exports require authentication, as NBD with TLS does.
     pub(crate) fn restricting_exports(self, restricting: Vec<&'static str>) -> Policy {
-        let before = self.now();
+        let before = self.current();
         let volumes = RwLock::new(before.volumes.read().unwrap_or_else(PoisonError::into_inner).clone());
         Policy::of(Shared { targets: before.targets.clone(), restricting, volumes, ..Shared::default() })
     }
 
-    /// One volume at one place, for a program that serves to itself.
+    /// The policy of one volume at one listener, for a program that serves itself.
     pub(crate) fn of_one_volume(protocol: &'static Protocol, place: ListenerAddress, volume: &str) -> Policy {
         let listener = PolicyListener { protocol, place, volumes: None, is_asked: true };
         let volumes = RwLock::new(BTreeMap::from([(volume.to_owned(), None)]));
         Policy::of(Shared { listeners: vec![listener], volumes, ..Shared::default() })
     }
 
-    /// Adds the listeners, if the configuration obeys the rule with them. `may_change`: volumes can
-    /// come while it runs.
+    /// Sets the listeners and checks the rule. With `may_change`, volumes can be added at run time,
+    /// and a listener without a volume is allowed.
     ///
     /// # Errors
-    /// What is wrong, and the line to write.
+    /// If the configuration violates the rule; the message gives the line to write.
     pub(crate) fn at(self, listeners: Vec<PolicyListener>, may_change: bool) -> Result<Policy, String> {
-        let before = self.now();
+        let before = self.current();
         let volumes = before.volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
         let (targets, restricting) = (before.targets.clone(), before.restricting.clone());
         let own = RwLock::new(volumes.clone());
@@ -201,117 +204,117 @@ impl Policy {
         Ok(Policy::of(shared))
     }
 
-    /// Has all handles to this policy mean another configuration from now on.
+    /// Replaces the configuration, for all clones of this policy.
     pub(crate) fn replace(&self, with: &Policy) {
-        let with = with.now();
+        let with = with.current();
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = with;
     }
 
-    fn now(&self) -> Arc<Shared> {
+    fn current(&self) -> Arc<Shared> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether a listener of that protocol would lead to anything without naming it.
+    /// Whether a listener of the protocol without a list of volumes would export anything.
     pub(crate) fn has_use_for(&self, protocol: &Protocol) -> bool {
-        self.now().has_use_for(protocol)
+        self.current().has_use_for(protocol)
     }
 
-    /// Whether a listener leads to the export that a volume is by itself: a protocol with
-    /// configured targets has none.
+    /// Whether a listener exports a volume by default. A protocol with configured targets has no
+    /// default exports.
     pub(crate) fn serves(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
-        self.now().serves(protocol, place, volume)
+        self.current().serves(protocol, place, volume)
     }
 
-    /// Whether a volume is the protocol's export at a listener, or can become part of a target.
+    /// Whether a volume is exported by the protocol by default, or can be part of a target.
     pub(crate) fn may_serve(&self, protocol: &Protocol, volume: &str) -> bool {
-        let shared = self.now();
+        let shared = self.current();
         let mut own = shared.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
         own.any(|listener| shared.leads_to(protocol, &listener.place, volume))
     }
 
-    /// Whether a way that the protocol tells of may be announced at a listener.
+    /// Whether the protocol's URLs of a volume are announced for a listener.
     pub(crate) fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
-        self.now().leads_to(protocol, place, volume)
+        self.current().leads_to(protocol, place, volume)
     }
 
-    /// Whether somebody may use a volume by that protocol without having proved who it is.
+    /// Whether a volume can be used over the protocol without authentication.
     pub(crate) fn is_open(&self, protocol: &Protocol) -> bool {
-        self.now().is_open(protocol)
+        self.current().is_open(protocol)
     }
 
-    /// Whether a listener of that protocol names its volumes, so that not all lead to the same.
+    /// Whether a listener of the protocol has a list of volumes.
     pub(crate) fn has_lists(&self, protocol: &Protocol) -> bool {
-        self.now().has_lists(protocol)
+        self.current().has_lists(protocol)
     }
 
-    /// A volume has come, with its `protocols`.
+    /// Adds a volume with its `protocols`.
     ///
     /// # Errors
-    /// If one of them is neither a protocol nor a configured target.
+    /// If an entry is neither a protocol nor a configured target.
     pub(crate) fn add(&self, volume: &str, protocols: Option<Vec<String>>) -> Result<(), String> {
-        self.now().add(volume, protocols)
+        self.current().add(volume, protocols)
     }
 
-    /// A volume has gone.
+    /// Removes a volume.
     pub(crate) fn remove(&self, volume: &str) {
-        self.now().remove(volume);
+        self.current().remove(volume);
     }
 
-    /// A volume is open, with its data in these parts of files and devices.
+    /// Sets the parts of files and devices that an open volume consists of.
     pub(crate) fn set_data(&self, volume: &str, data: Vec<DataPart>) {
-        self.now().set_data(volume, data);
+        self.current().set_data(volume, data);
     }
 
-    /// The parts of files and devices in which the data of an open volume are.
+    /// The parts of files and devices that an open volume consists of.
     pub(crate) fn data_of(&self, volume: &str) -> Vec<DataPart> {
-        let shared = self.now();
+        let shared = self.current();
         let all = shared.data.read().unwrap_or_else(PoisonError::into_inner);
         all.get(volume).cloned().unwrap_or_default()
     }
 
-    /// Whether a volume shares no part of a file or device with another while either of them is
-    /// restricted, by the configuration or as `is_restricted` says of what was attached since.
+    /// Checks that a volume shares no part of a file or device with another volume if either is
+    /// restricted, by the configuration or, for targets attached at run time, by `is_restricted`.
     ///
     /// # Errors
-    /// With which one, and what to do.
-    pub(crate) fn check_twins(
+    /// If it does; the message names the other volume and says what to do.
+    pub(crate) fn check_same_data(
         &self,
         volume: &str,
         is_restricted: impl Fn(&str) -> bool,
     ) -> Result<(), String> {
-        self.now().check_twins(volume, is_restricted)
+        self.current().check_same_data(volume, is_restricted)
     }
 
-    /// Whether a volume may become part of a target while it is in those others.
+    /// Checks whether a volume may be attached to a target while it is in the targets `others`.
     ///
     /// # Errors
-    /// Why not, and what to do.
+    /// If that violates the rule; the message says what to do.
     pub(crate) fn check_attach(
         &self,
         volume: &str,
         (protocol, new): (&'static str, &LiveAccess),
         others: &[(&'static str, LiveAccess)],
     ) -> Result<(), String> {
-        self.now().check_attach(volume, (protocol, new), others)
+        self.current().check_attach(volume, (protocol, new), others)
     }
 
-    /// Where a protocol is served, and what is served with it.
+    /// The listeners of a protocol and of those that are served with it.
     pub(crate) fn places_of(&self, protocol: &Protocol) -> Vec<ListenerAddress> {
-        let shared = self.now();
+        let shared = self.current();
         let own = shared.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
         own.map(|listener| listener.place.clone()).collect()
     }
 
-    /// Targets that are elsewhere, and where.
+    /// The targets that redirect logins, and their new addresses.
     pub(crate) fn moved(&self) -> Vec<(String, String)> {
-        let shared = self.now();
+        let shared = self.current();
         let all = shared.targets.iter();
         all.filter_map(|(_, target)| Some((target.name.clone(), target.moved_to.clone()?))).collect()
     }
 
-    /// Where every protocol is served.
+    /// The listeners of all protocols.
     pub(crate) fn listeners(&self) -> Vec<PolicyListener> {
-        self.now().listeners.clone()
+        self.current().listeners.clone()
     }
 }
 
@@ -346,7 +349,7 @@ impl Shared {
         let own = self.targets.iter().filter(|(own, _)| *own == protocol.served_as());
         let has_open_exports =
             !self.has_targets(protocol.served_as()) && !self.restricts(protocol.served_as());
-        has_open_exports || own.into_iter().any(|(_, target)| !target.asks_everybody)
+        has_open_exports || own.into_iter().any(|(_, target)| !target.authenticates_all)
     }
 
     fn has_lists(&self, protocol: &Protocol) -> bool {
@@ -365,7 +368,7 @@ impl Shared {
             }
             let known: Vec<_> = protocol_names().map(key).collect();
             Err(format!(
-                "volume `{volume}`: protocols: `{word}` is no protocol and no configured target; write some of {}",
+                "volume `{volume}`: protocols: `{word}` is neither a protocol nor a configured target; use some of {}",
                 known.join(", ")
             ))
         };
@@ -383,20 +386,20 @@ impl Shared {
         self.data.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), data);
     }
 
-    fn check_twins(&self, volume: &str, is_restricted: impl Fn(&str) -> bool) -> Result<(), String> {
+    fn check_same_data(&self, volume: &str, is_restricted: impl Fn(&str) -> bool) -> Result<(), String> {
         let all = self.data.read().unwrap_or_else(PoisonError::into_inner);
         let Some(own) = all.get(volume) else { return Ok(()) };
         let is_restricted = |name: &str| self.is_restricted(name) || is_restricted(name);
-        let is_twin = |data: &[DataPart]| data.iter().any(|part| own.iter().any(|own| own.overlaps(part)));
-        let mut twins = all.iter().filter(|(name, data)| *name != volume && is_twin(data));
-        let Some((twin, _)) = twins.find(|(name, _)| is_restricted(volume) || is_restricted(name)) else {
+        let is_same = |data: &[DataPart]| data.iter().any(|part| own.iter().any(|own| own.overlaps(part)));
+        let mut same = all.iter().filter(|(name, data)| *name != volume && is_same(data));
+        let Some((other, _)) = same.find(|(name, _)| is_restricted(volume) || is_restricted(name)) else {
             return Ok(());
         };
-        let which = if is_restricted(volume) { volume } else { twin };
+        let (restricted, open) = if is_restricted(volume) { (volume, &**other) } else { (&**other, volume) };
         Err(format!(
-            "volume `{volume}`: is in a file or device that `{twin}` is in, too, and a target restricts who may use \
-             `{which}`, which the other would let everybody past; serve one volume in all places, by its `protocols` or \
-             'blockmux ctl attach', or a copy of the data"
+            "volume `{volume}`: uses the same file or device as `{other}`; a target restricts access to `{restricted}`, \
+             and `{open}` would bypass that; export one volume in all places, with its `protocols` or 'blockmux ctl \
+             attach', or a copy of the data"
         ))
     }
 
@@ -408,21 +411,26 @@ impl Shared {
     ) -> Result<(), String> {
         let words = self.words_of(volume);
         let all = others.iter().map(|(protocol, access)| (*protocol, access)).chain([(protocol, new)]);
-        let mut ways: Vec<_> =
-            all.map(|(protocol, access)| self.live_way(volume, protocol, access)).collect();
-        ways.extend(
-            self.own_exports(volume, |listener| self.serves(listener.protocol, &listener.place, volume)),
+        let mut accesses: Vec<_> =
+            all.map(|(protocol, access)| self.live_access(volume, protocol, access)).collect();
+        accesses.extend(
+            self.default_exports(volume, |listener| self.serves(listener.protocol, &listener.place, volume)),
         );
-        check_ways(volume, words.as_deref(), &ways)
+        check_accesses(volume, words.as_deref(), &accesses)
     }
 
-    fn live_way<'a>(&'a self, volume: &str, protocol: &'static str, access: &'a LiveAccess) -> VolumeWay<'a> {
+    fn live_access<'a>(
+        &'a self,
+        volume: &str,
+        protocol: &'static str,
+        access: &'a LiveAccess,
+    ) -> VolumeAccess<'a> {
         let Shared { targets, listeners, .. } = self;
         let configured = targets.iter().map(|(_, target)| target).find(|target| target.name == access.target);
         let leads = |listener: &&PolicyListener| {
             listener.is_of(protocol) && configured.is_none_or(|target| target.is_at(&listener.place))
         };
-        VolumeWay {
+        VolumeAccess {
             protocol,
             target: Some(&access.target),
             title: configured.map_or_else(|| format!("target `{}`", access.target), TargetAccess::title),
@@ -431,7 +439,7 @@ impl Shared {
         }
     }
 
-    /// Whether it is exported where nobody names it.
+    /// Whether a volume with these `protocols` is exported at a listener without a list of volumes.
     fn is_default(&self, protocol: &str, words: Option<&[String]>) -> bool {
         match words {
             Some(words) => words.iter().any(|word| word == protocol),
@@ -439,12 +447,13 @@ impl Shared {
         }
     }
 
-    /// Whether the protocol's own exports are for those alone who prove who they are.
+    /// Whether the protocol's default exports require authentication.
     fn restricts(&self, protocol: &str) -> bool {
         self.restricting.contains(&protocol)
     }
 
-    /// A target that keeps somebody out: with one, nothing is served by default.
+    /// A target that restricts access. If there is one, volumes without `protocols` have no default
+    /// exports.
     fn restricting(&self) -> Option<&TargetAccess> {
         self.targets.iter().map(|(_, target)| target).find(|target| target.is_restricted)
     }
@@ -457,25 +466,25 @@ impl Shared {
         self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(volume).cloned().flatten()
     }
 
-    /// The ways to a volume without a target, by those listeners that are meant.
-    fn own_exports(
+    /// The default exports of a volume at the listeners for which `is_meant` is true.
+    fn default_exports(
         &self,
         volume: &str,
         is_meant: impl Fn(&PolicyListener) -> bool,
-    ) -> impl Iterator<Item = VolumeWay<'_>> {
+    ) -> impl Iterator<Item = VolumeAccess<'_>> {
         let own = self.listeners.iter().filter(|listener| !self.has_targets(listener.protocol.served_as()));
         let meant: Vec<_> = own.filter(|listener| is_meant(listener)).collect();
-        let ways = meant.into_iter().map(|listener| VolumeWay {
+        let accesses = meant.into_iter().map(|listener| VolumeAccess {
             protocol: listener.protocol.served_as(),
             target: None,
             title: listener.title(),
             is_open: !self.restricts(listener.protocol.served_as()),
             is_named: listener.names(volume),
         });
-        ways.collect::<Vec<_>>().into_iter()
+        accesses.collect::<Vec<_>>().into_iter()
     }
 
-    /// Whether what listeners name is there, and every target has listeners.
+    /// Checks that the volumes which listeners name exist, and that every target has a listener.
     fn check_listeners(&self, may_change: bool) -> Result<(), String> {
         let Shared { targets, listeners, volumes, .. } = self;
         for (protocol, target) in targets {
@@ -483,7 +492,7 @@ impl Shared {
             let (title, option) = (target.title(), key(protocol));
             if own.is_empty() {
                 return Err(format!(
-                    "{title}: nobody listens for {option}; write {option} = [\":PORT\"], or remove the {}",
+                    "{title}: has no {option} listener; add {option} = [\":PORT\"], or remove the {}",
                     target.kind
                 ));
             }
@@ -494,18 +503,18 @@ impl Shared {
                 let is_there = |named: &SocketAddr| {
                     there.iter().filter_map(|own| own.place.tcp()).any(|tcp| means(named, &tcp))
                 };
-                if let Some(stray) = named.iter().find(|named| !is_there(named)) {
+                if let Some(unknown) = named.iter().find(|named| !is_there(named)) {
                     let there: Vec<_> = there.iter().map(|listener| listener.place.to_string()).collect();
                     let there = there.join(", ");
-                    return Err(format!("{title}: {key}: nobody listens at {stray}; name one of {there}"));
+                    return Err(format!("{title}: {key}: {unknown} is not a listener; use one of {there}"));
                 }
             }
             let here = leading.iter().filter(|listener| listener.volumes.is_some());
             for listener in here {
                 if let Some((volume, _)) = target.volumes.iter().find(|(volume, _)| !listener.names(volume)) {
                     return Err(format!(
-                        "{}: its volumes do not have `{volume}`, and {title} has it; add it, or name other {list} \
-                         in the {}",
+                        "{}: its list of volumes lacks `{volume}`, which {title} has; add it, or set other {list} in the \
+                         {}",
                         listener.title(),
                         target.kind
                     ));
@@ -517,20 +526,23 @@ impl Shared {
             let title = listener.title();
             let missing = listener.volumes.iter().flatten().find(|name| !volumes.contains_key(*name));
             if let Some(missing) = missing.filter(|_| !may_change) {
-                return Err(format!("{title}: there is no volume `{missing}`; add it, or correct ?volumes="));
-            }
-            let is_of_use = self.has_targets(listener.protocol.served_as())
-                || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
-            // A volume that is restricted makes a better message, where this would open it.
-            let is_of_some = !self.restricts(listener.protocol.served_as())
-                && volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
-            if !is_of_use && !is_of_some && !may_change {
-                let option = listener.protocol.key();
-                let why =
-                    self.restricting().map(|target| format!(", for {} restricts its hosts", target.title()));
                 return Err(format!(
-                    "{title}: serves no volume{}; remove it, or write protocols = [\"{option}\"] in the [[volume]] \
-                     that it is for",
+                    "{title}: no volume has the name `{missing}`; add it, or correct ?volumes="
+                ));
+            }
+            let exports_any = self.has_targets(listener.protocol.served_as())
+                || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
+            // If this listener would open a restricted volume, `check_volume` has a better message.
+            let would_open = !self.restricts(listener.protocol.served_as())
+                && volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
+            if !exports_any && !would_open && !may_change {
+                let option = listener.protocol.key();
+                let why = self
+                    .restricting()
+                    .map(|target| format!(", because {} restricts its hosts", target.title()));
+                return Err(format!(
+                    "{title}: exports no volume{}; remove it, or write protocols = [\"{option}\"] in the [[volume]] to \
+                     export there",
                     why.unwrap_or_default()
                 ));
             }
@@ -546,16 +558,17 @@ impl Shared {
             })
     }
 
-    /// The rule at the start. Somebody who says to listen wants every volume served there that has
-    /// no list: that is a way, too, although it is not taken once something is restricted.
+    /// Checks the rule for a volume at the start. A configured listener without a list is meant to
+    /// export every volume without `protocols`, so such a default export is checked even if a
+    /// restriction elsewhere prevents it.
     fn check_volume(&self, volume: &str, words: Option<&[String]>) -> Result<(), String> {
         let Shared { targets, listeners, .. } = self;
-        let mut ways = Vec::new();
+        let mut accesses = Vec::new();
         for (protocol, target) in targets {
             let mapped = target.volumes.iter().filter(|(name, _)| name == volume);
             for (_, is_open) in mapped {
                 let here = listeners.iter().filter(|own| own.is_of(protocol) && target.is_at(&own.place));
-                ways.push(VolumeWay {
+                accesses.push(VolumeAccess {
                     protocol,
                     target: Some(&target.name),
                     title: target.title(),
@@ -564,41 +577,45 @@ impl Shared {
                 });
             }
         }
-        ways.extend(self.own_exports(volume, |listener| {
+        accesses.extend(self.default_exports(volume, |listener| {
             let is_wanted = listener.is_asked && listener.volumes.is_none() && words.is_none();
             is_wanted || listener.names(volume) || self.serves(listener.protocol, &listener.place, volume)
         }));
-        check_ways(volume, words, &ways)
+        check_accesses(volume, words, &accesses)
     }
 }
 
-/// Whether there are listeners, and each of them names the volume.
+/// Whether `listeners` is not empty and each of them names the volume.
 fn all_name<'a>(listeners: impl Iterator<Item = &'a PolicyListener>, volume: &str) -> bool {
     let mut listeners = listeners.peekable();
     listeners.peek().is_some() && listeners.all(|listener| listener.names(volume))
 }
 
-/// The rule itself.
-fn check_ways(volume: &str, words: Option<&[String]>, ways: &[VolumeWay<'_>]) -> Result<(), String> {
-    let says = |word: &str| words.iter().flat_map(|words| words.iter()).any(|own| own == word);
-    let says_target = |way: &VolumeWay<'_>| way.target.is_some_and(says);
-    for way in ways {
-        if words.is_some() && !says(way.protocol) && !says_target(way) {
-            let (title, option) = (&way.title, key(way.protocol));
+/// The access rule. `words` are the volume's `protocols`.
+fn check_accesses(
+    volume: &str,
+    words: Option<&[String]>,
+    accesses: &[VolumeAccess<'_>],
+) -> Result<(), String> {
+    let names = |word: &str| words.iter().flat_map(|words| words.iter()).any(|own| own == word);
+    let names_target = |access: &VolumeAccess<'_>| access.target.is_some_and(names);
+    for access in accesses {
+        if words.is_some() && !names(access.protocol) && !names_target(access) {
+            let (title, option) = (&access.title, key(access.protocol));
             return Err(format!(
-                "volume `{volume}`: {title} has it, and its protocols do not name {option}; add \"{option}\" to them, \
-                 or take the volume out there"
+                "volume `{volume}`: {title} has it, but its protocols do not name {option}; add \"{option}\" to them, \
+                 or remove the volume there"
             ));
         }
     }
-    let restricting: Vec<_> = ways.iter().filter(|way| !way.is_open).collect();
+    let restricting: Vec<_> = accesses.iter().filter(|access| !access.is_open).collect();
     let Some(first) = restricting.first() else { return Ok(()) };
-    for open in ways.iter().filter(|way| way.is_open) {
-        let is_another = restricting.iter().all(|way| way.protocol != open.protocol);
-        if says_target(open) || is_another && (says(open.protocol) || open.is_named) {
+    for open in accesses.iter().filter(|access| access.is_open) {
+        let is_another = restricting.iter().all(|access| access.protocol != open.protocol);
+        if names_target(open) || is_another && (names(open.protocol) || open.is_named) {
             continue;
         }
-        let mut kept: BTreeSet<String> = restricting.iter().map(|way| key(way.protocol)).collect();
+        let mut kept: BTreeSet<String> = restricting.iter().map(|access| key(access.protocol)).collect();
         kept.extend(words.iter().flat_map(|words| words.iter()).map(|word| key(word)));
         let mut both = kept.clone();
         both.insert(match open.target {
@@ -606,12 +623,12 @@ fn check_ways(volume: &str, words: Option<&[String]>, ways: &[VolumeWay<'_>]) ->
             _ => key(open.protocol),
         });
         let advice = match open.target {
-            None => format!("to serve it only as restricted, write {}", line(&kept)),
-            Some(_) => "to serve it only as restricted, take it out there".to_owned(),
+            None => format!("to export it with restrictions only, write {}", line(&kept)),
+            Some(_) => "to export it with restrictions only, remove it there".to_owned(),
         };
         return Err(format!(
-            "volume `{volume}`: {} restricts who may use it ({}), and {} ({}) would serve it to everybody; {advice}; \
-             to serve it to everybody there, write {} in its [[volume]]",
+            "volume `{volume}`: {} restricts access to it ({}), but {} ({}) would export it to everybody; {advice}; \
+             to export it to everybody there, write {} in its [[volume]]",
             first.title,
             key(first.protocol),
             open.title,
@@ -622,20 +639,20 @@ fn check_ways(volume: &str, words: Option<&[String]>, ways: &[VolumeWay<'_>]) ->
     Ok(())
 }
 
-/// As it is written in a config file.
+/// The key `protocols` as a line of a config file.
 fn line(words: &BTreeSet<String>) -> String {
     let words: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
     format!("protocols = [{}]", words.join(", "))
 }
 
-/// A protocol's name as a config file has it; names of targets stay as they are.
+/// A protocol's name in config files; names of targets are returned unchanged.
 fn key(name: &str) -> String {
     by_name(name).map_or_else(|| name.to_owned(), Protocol::key)
 }
 
-/// What can be in `protocols`.
+/// The protocols that `protocols` may name.
 fn protocol_names() -> impl Iterator<Item = &'static str> {
-    served().map(|protocol| protocol.name)
+    with_frontend().map(|protocol| protocol.name)
 }
 
 #[cfg(test)]
@@ -655,7 +672,7 @@ mod tests {
             listeners: ("portals", Vec::new()),
             volumes: vec![(volume.to_owned(), is_open)],
             is_restricted: !is_open,
-            asks_everybody: !is_open,
+            authenticates_all: !is_open,
             states: Vec::new(),
             moved_to: None,
         };
@@ -688,24 +705,24 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_restricted_every_listener_serves_everything() {
+    fn without_restrictions_every_listener_exports_everything() {
         let both = vec![listener(&NBD, None, true), listener(&NVME_TCP, Some(&["b"]), true)];
         let policy = policy(Vec::new(), [None, None], both).unwrap();
         let serves = |protocol, volume| policy.serves(protocol, &place(protocol), volume);
         assert!(serves(&NBD, "a") && serves(&NBD, "b"));
         assert!(!serves(&NVME_TCP, "a") && serves(&NVME_TCP, "b"));
-        assert!(!serves(&ISCSI, "a"), "nobody listens");
+        assert!(!serves(&ISCSI, "a"), "without a listener");
         assert!(policy.has_lists(&NVME_TCP) && !policy.has_lists(&NBD));
     }
 
     #[test]
-    fn what_is_restricted_is_served_elsewhere_only_by_words() {
+    fn a_restricted_volume_is_exported_elsewhere_only_explicitly() {
         let listeners = |nbd| vec![listener(&ISCSI, None, true), nbd];
         let asked = || listeners(listener(&NBD, None, true));
         let said = policy(guarded(), [None, None], asked()).unwrap_err();
         assert!(said.starts_with("volume `a`: iscsi_target `iqn.a` restricts"), "{said}");
         assert!(said.contains("protocols = [\"iscsi\"]") && said.contains("[\"iscsi\", \"nbd\"]"), "{said}");
-        // In words, or only that one.
+        // Explicitly, or the other volume only.
         for (words, served) in [
             ([Some(&["iscsi", "nbd"][..]), None], [true, false]),
             ([Some(&["iscsi"][..]), Some(&["nbd"][..])], [false, true]),
@@ -715,7 +732,7 @@ mod tests {
         }
         let named = listeners(listener(&NBD, Some(&["a"]), true));
         assert!(policy(guarded(), [None, None], named).unwrap().serves(&NBD, &place(&NBD), "a"));
-        // A listener that nobody asked for is no reason to refuse anything.
+        // A default listener is no reason to refuse the configuration.
         let usual =
             policy(guarded(), [None, Some(&["nbd"])], listeners(listener(&NBD, None, false))).unwrap();
         assert!(!usual.serves(&NBD, &place(&NBD), "a") && usual.serves(&NBD, &place(&NBD), "b"));
@@ -736,21 +753,21 @@ mod tests {
     }
 
     #[test]
-    fn protocols_are_a_bound_and_words_have_to_be_known() {
+    fn protocols_limit_exports_and_must_be_known() {
         let here = || vec![listener(&ISCSI, None, true)];
         let said = policy(guarded(), [Some(&["nbd"]), None], here()).unwrap_err();
         assert!(said.contains("its protocols do not name iscsi"), "{said}");
         let said = policy(guarded(), [Some(&["iser"]), None], here()).unwrap_err();
-        assert!(said.contains("`iser` is no protocol"), "{said}");
+        assert!(said.contains("`iser` is neither a protocol"), "{said}");
         let said = policy(guarded(), [None, None], vec![listener(&NBD, Some(&["c"]), true)]).unwrap_err();
-        assert!(said.contains("nobody listens for iscsi"), "{said}");
+        assert!(said.contains("has no iscsi listener"), "{said}");
         let partial = vec![listener(&ISCSI, Some(&["b"]), true)];
         let said = policy(guarded(), [None, None], partial).unwrap_err();
-        assert!(said.contains("its volumes do not have `a`"), "{said}");
+        assert!(said.contains("its list of volumes lacks `a`"), "{said}");
     }
 
     #[test]
-    fn exports_for_those_alone_who_prove_who_they_are_restrict_their_volumes() {
+    fn default_exports_with_authentication_restrict_their_volumes() {
         let by_tls = |targets, words: [Option<&[&str]>; 2], listeners| {
             let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
             let volumes = ["a", "b"].into_iter().zip(words);
@@ -760,7 +777,7 @@ mod tests {
         let nbd = || listener(&NBD, None, true);
         let alone = by_tls(Vec::new(), [None, None], vec![nbd()]).unwrap();
         assert!(alone.serves(&NBD, &place(&NBD), "a") && !alone.is_open(&NBD));
-        assert!(alone.has_use_for(&NBD) && !alone.has_use_for(&ISCSI), "nothing else is served unasked");
+        assert!(alone.has_use_for(&NBD) && !alone.has_use_for(&ISCSI), "nothing else is exported by default");
         let both = || vec![nbd(), listener(&NVME_TCP, None, true)];
         let said = by_tls(Vec::new(), [None, None], both()).unwrap_err();
         assert!(
@@ -773,17 +790,17 @@ mod tests {
             ["a", "b"].map(|volume| policy.serves(&NVME_TCP, &place(&NVME_TCP), volume)),
             [false, true]
         );
-        // Those who prove who they are by NBD are others than a target's.
+        // Clients that NBD authenticates are not those of a target.
         let here = || vec![nbd(), listener(&ISCSI, None, true)];
         let said = by_tls(guarded(), [None, None], here()).unwrap_err();
-        assert!(said.contains("serves no volume") && said.contains("protocols = [\"nbd\"]"), "{said}");
+        assert!(said.contains("exports no volume") && said.contains("protocols = [\"nbd\"]"), "{said}");
         let words: [Option<&[&str]>; 2] = [Some(&["nbd", "iscsi"]), None];
         let policy = by_tls(guarded(), words, here()).unwrap();
         assert_eq!(["a", "b"].map(|volume| policy.serves(&NBD, &place(&NBD), volume)), [true, false]);
     }
 
     #[test]
-    fn an_attachment_obeys_the_rule() {
+    fn an_attachment_is_checked_by_the_rule() {
         let here = vec![listener(&ISCSI, None, true), listener(&NBD, Some(&["a"]), true)];
         let policy = policy(guarded(), [None, None], here).unwrap();
         let access = |target: &str, is_open| LiveAccess { target: target.to_owned(), is_open };

@@ -1,4 +1,4 @@
-//! Secrets and keys from files that nobody else may read.
+//! Reads secrets, keys and certificates from files, after a check of their permissions.
 
 use crate::failure::Failure;
 use crate::privileges;
@@ -10,8 +10,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use zeroize::Zeroizing;
 
-/// Reads a regular file that only its owner may read, of one line, and has `parse` make of it what
-/// it is.
+/// Reads a one-line secret from a regular file that only its owner can read, and parses it. `what`
+/// names the file in messages.
+///
+/// # Errors
+/// If the file cannot be read, others can read it, or `parse` fails.
 pub(crate) fn read<T, E: Display>(
     what: &str,
     path: &Path,
@@ -22,8 +25,10 @@ pub(crate) fn read<T, E: Display>(
     parse(&line(path).map_err(wrong)?).map_err(|error| wrong(error.to_string()))
 }
 
-/// Reads all of a regular file that only its owner may read, of at most [`MAX_KEYS`], and has
-/// `parse` make of it what it is.
+/// Reads a regular file of at most [`MAX_KEYS`] bytes that only its owner can read, and parses it.
+///
+/// # Errors
+/// If the file cannot be read, is too long, others can read it, or `parse` fails.
 pub(super) fn read_all<T, E: Display>(
     what: &str,
     path: &Path,
@@ -34,32 +39,35 @@ pub(super) fn read_all<T, E: Display>(
     parse(&bytes(path, MAX_KEYS, READABLE).map_err(wrong)?).map_err(|error| wrong(error.to_string()))
 }
 
-/// Reads a regular file that others may read and not write, such as the certificate of a trusted
+/// Reads a regular file that others can read but not write, such as the certificate of a trusted
 /// authority.
+///
+/// # Errors
+/// If the file cannot be read, is too long, or others can write to it.
 pub(super) fn read_public(what: &str, path: &Path) -> Result<Vec<u8>, Failure> {
     let wrong = |problem: String| Failure::request(format!("{what} {}: {problem}", path.display()));
     bytes(path, MAX_KEYS, WRITABLE).map(|bytes| bytes.to_vec()).map_err(wrong)
 }
 
-/// What others must not be allowed, and what to say if they are.
+/// Permission bits that must not be set, and the message if one is.
 type Forbidden = (u32, &'static str);
 
-/// Reads a file of at most `most` bytes whose owner is trusted.
-fn bytes(path: &Path, most: u64, (forbidden, problem): Forbidden) -> Result<Zeroizing<Vec<u8>>, String> {
+/// Reads a file of at most `max` bytes that belongs to this user or to root.
+fn bytes(path: &Path, max: u64, (forbidden, problem): Forbidden) -> Result<Zeroizing<Vec<u8>>, String> {
     let file = regular::open(path).map_err(|error| format!("{error}; check its path"))?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;
     if metadata.uid() != geteuid().as_raw() && metadata.uid() != ROOT {
-        return Err("is somebody else's, who knows it then; make it your own, with chown".to_owned());
+        return Err("belongs to another user, who can read it; change its owner with chown".to_owned());
     }
     if metadata.mode() & forbidden != 0 {
         return Err(problem.to_owned());
     }
-    if metadata.len() > most {
-        return Err(format!("has more than {most} bytes"));
+    if metadata.len() > max {
+        return Err(format!("is longer than {max} bytes"));
     }
-    // With room for all of it, so that no smaller copy is left behind when it grows.
+    // The buffer never grows, so that no copy of the secret is left in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(metadata.len() as usize + 32));
-    file.take(most).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    file.take(max).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     Ok(bytes)
 }
 
@@ -67,23 +75,24 @@ fn line(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
     let bytes = bytes(path, MAX_FILE, READABLE)?;
     let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    if line.len() < LEAST || line.contains(&b'\n') || line.contains(&0) {
-        return Err("has to hold one line of at least 12 bytes, and nothing else".to_owned());
+    if line.len() < MIN_LEN || line.contains(&b'\n') || line.contains(&0) {
+        return Err("must contain exactly one line, of at least 12 bytes".to_owned());
     }
     Ok(Zeroizing::new(line.to_vec()))
 }
 
 const ROOT: u32 = 0;
-/// Group and others may do nothing.
-const READABLE: Forbidden = (0o077, "others may read or write it; run chmod 600 on it");
-/// Group and others may not write.
-const WRITABLE: Forbidden = (0o022, "others may write it; run chmod go-w on it");
-/// In bytes: 96 bits, below which a secret must not be used without encryption (RFC 7143 §9.2.1).
-const LEAST: usize = 12;
-/// More than the longest secret, in bytes.
+/// Group and others must have no access.
+const READABLE: Forbidden = (0o077, "others can read or write it; run chmod 600 on it");
+/// Group and others must have no write access.
+const WRITABLE: Forbidden = (0o022, "others can write to it; run chmod go-w on it");
+/// Minimum length of a secret, in bytes: 96 bits, below which a secret must not be used without
+/// encryption (RFC 7143 §9.2.1).
+const MIN_LEN: usize = 12;
+/// Maximum length of a secret's file, in bytes; longer than the longest secret.
 const MAX_FILE: u64 = 1024;
-/// The longest file of keys or certificates, in bytes: thousands of keys, or all authorities of a
-/// system.
+/// Maximum length of a file of keys or certificates, in bytes: thousands of keys, or all
+/// authorities of a system.
 const MAX_KEYS: u64 = 1 << 20;
 
 #[cfg(test)]
@@ -107,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_the_line_of_a_private_file() {
+    fn a_secret_is_the_only_line_of_a_private_file() {
         for content in [&b"twelve bytes"[..], b"twelve bytes\n", b"twelve bytes\r\n"] {
             assert_eq!(said(0o600, content).as_deref(), Ok(&b"twelve bytes"[..]));
         }
     }
 
     #[test]
-    fn a_certificate_may_be_read_by_others_and_not_written() {
+    fn a_certificate_may_be_readable_but_not_writable_by_others() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "two lines\nof PEM").unwrap();
         for (mode, is_right) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
@@ -129,12 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_read_or_is_no_secret_is_refused_and_never_shown() {
+    fn files_that_others_can_read_and_invalid_secrets_are_refused_and_never_shown() {
         for (mode, content, expected) in [
-            (0o640, &b"twelve bytes"[..], "others may read or write it; run chmod 600 on it"),
-            (0o604, b"twelve bytes", "others may read or write it; run chmod 600 on it"),
-            (0o600, b"too short", "has to hold one line of at least 12 bytes, and nothing else"),
-            (0o600, b"two lines of\ntext", "has to hold one line of at least 12 bytes, and nothing else"),
+            (0o640, &b"twelve bytes"[..], "others can read or write it; run chmod 600 on it"),
+            (0o604, b"twelve bytes", "others can read or write it; run chmod 600 on it"),
+            (0o600, b"too short", "must contain exactly one line, of at least 12 bytes"),
+            (0o600, b"two lines of\ntext", "must contain exactly one line, of at least 12 bytes"),
             (0o600, b"no key at all", "is no key"),
         ] {
             let said = said(mode, content).unwrap_err();

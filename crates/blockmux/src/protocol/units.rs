@@ -1,58 +1,58 @@
-//! The SCSI logical units that volumes are, whichever protocol leads to them.
+//! The SCSI logical units of volumes, shared by iSCSI, iSER and SRP.
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::scsi::{LogicalUnit, UnitIdentity};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A volume as a logical unit. It is the same one for every target of every protocol, so that mode
-/// pages, unit attentions and its identity are too.
-pub(super) type Unit = (VolumeId, Arc<LogicalUnit>);
+/// A volume with its logical unit. All targets of all protocols share the unit, and so its mode
+/// pages, unit attentions and identity.
+pub(super) type VolumeUnit = (VolumeId, Arc<LogicalUnit>);
 
-/// The logical units of a daemon's volumes, each made when it is first asked for.
-pub(crate) struct Units {
+/// The logical units of a daemon's volumes. Each is created at its first use.
+pub(crate) struct LogicalUnits {
     exports: Exports,
-    made: Mutex<MadeUnits>,
+    created: Mutex<CreatedUnits>,
 }
 
 #[derive(Default)]
-struct MadeUnits {
+struct CreatedUnits {
     units: BTreeMap<VolumeId, Arc<LogicalUnit>>,
-    /// Names of volumes whose media can be ejected.
+    /// Names of volumes with removable media.
     removable: BTreeSet<String>,
 }
 
-impl Units {
-    pub(crate) fn new(exports: &Exports) -> Arc<Units> {
-        Arc::new(Units { exports: exports.clone(), made: Mutex::default() })
+impl LogicalUnits {
+    pub(crate) fn new(exports: &Exports) -> Arc<LogicalUnits> {
+        Arc::new(LogicalUnits { exports: exports.clone(), created: Mutex::default() })
     }
 
-    /// Makes the media of volumes removable whose units were not asked for yet.
+    /// Makes the media of these volumes removable. It has no effect on units that are in use.
     pub(super) fn set_removable(&self, volumes: impl Iterator<Item = String>) {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).removable.extend(volumes);
+        self.created.lock().unwrap_or_else(PoisonError::into_inner).removable.extend(volumes);
     }
 
-    /// The unit that a volume is; `None` if there is no such volume.
-    pub(super) fn of(&self, volume: VolumeId) -> Option<Unit> {
-        let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let MadeUnits { units, removable } = &mut *made;
+    /// The unit of a volume; `None` if there is no such volume.
+    pub(super) fn of(&self, volume: VolumeId) -> Option<VolumeUnit> {
+        let (export, volume_state) = self.exports.get(volume).zip(self.exports.volume_state(volume))?;
+        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        let CreatedUnits { units, removable } = &mut *created;
         let unit = units.entry(volume).or_insert_with(|| {
             let Export { name, read_only, .. } = &*export;
-            let own = served
+            let own = volume_state
                 .uuid()
                 .map_or_else(|| UnitIdentity::of(&format!("{PREFIX}{name}")), UnitIdentity::of_volume);
             let identity = UnitIdentity { read_only: *read_only, removable: removable.contains(name), ..own };
-            LogicalUnit::over(identity, &served)
+            LogicalUnit::over(identity, &volume_state)
         });
         Some((volume, unit.clone()))
     }
 
-    /// A volume is gone.
-    pub(super) fn forget(&self, volume: VolumeId) {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).units.remove(&volume);
+    /// Removes the unit of a removed volume.
+    pub(super) fn remove(&self, volume: VolumeId) {
+        self.created.lock().unwrap_or_else(PoisonError::into_inner).units.remove(&volume);
     }
 }
 
-/// What the identity of a volume without UUID is made of, before its name.
+/// Prefix of the text from which the identity of a volume without UUID is derived.
 const PREFIX: &str = "iqn.2026-11.blockmux:";

@@ -1,30 +1,30 @@
-//! Whether all cores live: a daemon with a dead one would take connections and leave them without
-//! an answer.
+//! Detects cores that end unexpectedly. A daemon with a dead core would accept connections and
+//! never serve them.
 
-use super::StopEvent;
+use super::DaemonEvent;
 use blockmux_engine::cores::Cores;
 use blockmux_engine::reactor::{EngineCore, Progress, Task};
 use std::rc::Rc;
 use std::sync::mpsc::Sender;
 
-/// Makes an event of a core that ends before it is asked to.
-pub(super) fn watch(cores: &Cores, events: &Sender<StopEvent>) {
+/// Sends [`DaemonEvent::CoreEnded`] when a core ends before it is stopped.
+pub(super) fn watch(cores: &Cores, events: &Sender<DaemonEvent>) {
     for nth in 0..cores.count() {
         let sender = events.clone();
         let spawned = cores.ask(nth, move |core| {
             core.spawn(|_| Alive { core: core.clone(), events: sender });
         });
         if spawned.is_none() {
-            // It has ended already.
-            let _ = events.send(StopEvent::CoreEnded);
+            // The core has already ended.
+            let _ = events.send(DaemonEvent::CoreEnded);
         }
     }
 }
 
-/// Lives as long as its core, which drops its tasks however it ends.
+/// A task that exists as long as its core: a core drops its tasks when it ends, also by a panic.
 struct Alive {
     core: Rc<EngineCore>,
-    events: Sender<StopEvent>,
+    events: Sender<DaemonEvent>,
 }
 
 impl Task for Alive {
@@ -36,8 +36,8 @@ impl Task for Alive {
 impl Drop for Alive {
     fn drop(&mut self) {
         if !self.core.is_stopping() {
-            // The daemon may be ending for another reason.
-            let _ = self.events.send(StopEvent::CoreEnded);
+            // The receiver is gone if the daemon stops for another reason.
+            let _ = self.events.send(DaemonEvent::CoreEnded);
         }
     }
 }
@@ -52,12 +52,12 @@ mod tests {
     struct Panics;
     impl Task for Panics {
         fn run(&mut self) -> Progress {
-            panic!("as a fault of ours would")
+            panic!("injected by a test")
         }
     }
 
     #[test]
-    fn a_core_that_panics_is_heard_of_and_one_that_is_stopped_is_not() {
+    fn a_core_that_panics_is_reported_and_one_that_is_stopped_is_not() {
         for panics in [true, false] {
             let cores = Cores::start(&CoresConfig { count: 2, ..CoresConfig::default() }).unwrap();
             let (sender, events) = mpsc::channel();
@@ -68,8 +68,8 @@ mod tests {
             } else {
                 assert!(cores.stop(Duration::from_secs(10)));
             }
-            let heard = events.recv_timeout(Duration::from_secs(10));
-            assert_eq!(matches!(heard, Ok(StopEvent::CoreEnded)), panics);
+            let event = events.recv_timeout(Duration::from_secs(10));
+            assert_eq!(matches!(event, Ok(DaemonEvent::CoreEnded)), panics);
         }
     }
 }

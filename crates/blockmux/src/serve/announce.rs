@@ -1,11 +1,11 @@
-//! What a daemon says when it is ready: for each export its URLs, and commands that connect
+//! The output of a daemon that is ready: the URLs of each export, and commands that connect
 //! standard clients.
 
 use crate::failure::Failure;
 use crate::machine::own_addresses;
 use crate::output::{printable, shell_word};
 use crate::protocol::Frontends;
-use crate::protocol::frontend::{Portal, VolumeNames, Way};
+use crate::protocol::frontend::{ConnectInfo, Portal, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
@@ -13,10 +13,10 @@ use blockmux_volume::units::human_size;
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// All exports and how to reach them.
+/// All exports and how clients reach them.
 pub(super) struct Announcement {
     exports: Vec<Announced>,
-    /// Targets that are elsewhere, and where.
+    /// iSCSI targets that redirect logins, and the address that they redirect to.
     moved: Vec<(String, String)>,
     /// URL of the HTTP API over TCP.
     api: Option<String>,
@@ -26,146 +26,152 @@ struct Announced {
     name: String,
     /// In bytes.
     size: u64,
-    /// One for each listener and address, with the name of its protocol.
-    ways: Vec<(&'static str, Way)>,
+    /// URL and commands for each listener and address, with the name of the protocol.
+    connect: Vec<(&'static str, ConnectInfo)>,
 }
 
-/// Who wants to reach the exports.
+/// Where the clients are that the announcement is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asker {
-    /// A program on this machine.
-    Here,
-    /// People, who may be elsewhere.
+pub(super) enum ClientLocation {
+    /// On this machine, as the command of `--run`.
+    Local,
+    /// Possibly on other machines.
     Anywhere,
 }
 
-/// How much is printed for people.
+/// Level of detail of the text form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Amount {
-    /// `ready`.
-    Nothing,
-    /// One export with everything, and of several what fits into [`MOST_LINES`].
+pub(super) enum AnnouncementDetail {
+    /// The line `ready` only.
+    ReadyLine,
+    /// All URLs and commands if they fit into [`MAX_LINES`], else the first URL of each protocol.
     Short,
     /// All URLs and commands.
-    Everything,
+    Full,
 }
 
 impl Announcement {
-    /// Every export on every listener.
+    /// Collects every export on every listener.
     pub(super) fn new(
         exports: &Exports,
         frontends: &Frontends,
         policy: &Policy,
-        asker: Asker,
+        clients: ClientLocation,
     ) -> Announcement {
         let listeners = policy.listeners();
         let listeners = listeners.iter().filter_map(|listener| {
             let frontend = frontends.of(listener.protocol)?;
-            Some((listener, frontend, portals(&listener.place, asker)))
+            Some((listener, frontend, portals(&listener.place, clients)))
         });
         let listeners: Vec<_> = listeners.collect();
         let announced = exports.iter().filter_map(|(volume, export)| {
             let named = VolumeNames::of(exports, volume)?;
-            let mut ways = Vec::new();
+            let mut connect = Vec::new();
             for (listener, frontend, portals) in &listeners {
-                let spoken = listener.protocol.spoken_here();
+                let spoken = listener.protocol.served_protocols();
                 for protocol in spoken.filter(|own| policy.leads_to(own, &listener.place, &named.export)) {
-                    let own = portals.iter().flat_map(|portal| frontend.ways(protocol, portal, &named));
-                    ways.extend(own.map(|way| (protocol.name, way)));
+                    let own =
+                        portals.iter().flat_map(|portal| frontend.connect_info(protocol, portal, &named));
+                    connect.extend(own.map(|info| (protocol.name, info)));
                 }
             }
-            Some(Announced { ways, size: export.volume.info().size, name: named.export })
+            Some(Announced { connect, size: export.volume.info().size, name: named.export })
         });
         Announcement { exports: announced.collect(), moved: policy.moved(), api: None }
     }
 
-    /// Announces the API, too.
+    /// Adds the URL of the API.
     pub(super) fn with_api(self, api: Option<String>) -> Announcement {
         Announcement { api, ..self }
     }
 
-    /// How the export of that name is reached.
+    /// The URLs of the export `name`.
     pub(super) fn urls_of(&self, name: &str) -> Vec<String> {
-        let own = self.exports.iter().filter(|export| export.name == name).flat_map(|export| &export.ways);
-        own.map(|(_, way)| way.url.clone()).collect()
+        let own = self.exports.iter().filter(|export| export.name == name).flat_map(|export| &export.connect);
+        own.map(|(_, info)| info.url.clone()).collect()
     }
 
-    /// For people, with `ready` as the last line.
-    pub(super) fn text(&self, amount: Amount) -> String {
-        let mut lines = if amount == Amount::Nothing { Vec::new() } else { self.lines() };
-        if amount == Amount::Short && self.exports.len() > 1 && lines.len() > MOST_LINES {
+    /// Text for people; the last line is `ready`.
+    pub(super) fn text(&self, detail: AnnouncementDetail) -> String {
+        let mut lines = if detail == AnnouncementDetail::ReadyLine { Vec::new() } else { self.lines() };
+        if detail == AnnouncementDetail::Short && self.exports.len() > 1 && lines.len() > MAX_LINES {
             lines.clear();
             let mut shown = 0;
             for export in &self.exports {
                 let own = export.in_short();
-                if lines.len() + own.len() >= MOST_LINES {
+                if lines.len() + own.len() >= MAX_LINES {
                     break;
                 }
                 lines.extend(own);
                 shown += 1;
             }
             lines.push(match self.exports.len() - shown {
-                0 => "--verbose prints all URLs, and commands for clients".to_owned(),
+                0 => "--verbose prints all URLs and client commands".to_owned(),
                 left_out => {
-                    format!("and {left_out} more; --verbose prints all URLs, and commands for clients")
+                    format!("and {left_out} more; --verbose prints all URLs and client commands")
                 }
             });
         }
-        if amount != Amount::Nothing {
+        if detail != AnnouncementDetail::ReadyLine {
             lines.extend(self.api.iter().map(|url| format!("API  {url}")));
         }
         lines.push("ready".to_owned());
         lines.join("\n")
     }
 
-    /// Everything about every export.
+    /// All URLs and commands of every export, and all redirected targets.
     fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for export in &self.exports {
             lines.push(format!("{}  {}", export.name, human_size(export.size)));
-            if export.ways.is_empty() {
-                lines.push(format!("  {OUT_OF_REACH}"));
+            if export.connect.is_empty() {
+                lines.push(format!("  {UNREACHABLE}"));
             }
-            for (_, way) in &export.ways {
-                lines.push(format!("  {}", printable(&shell_word(&way.url))));
-                lines.extend(way.commands.iter().map(|command| format!("    {}", printable(command))));
+            for (_, info) in &export.connect {
+                lines.push(format!("  {}", printable(&shell_word(&info.url))));
+                lines.extend(info.commands.iter().map(|command| format!("    {}", printable(command))));
             }
         }
         for (target, place) in &self.moved {
-            lines.extend([target.clone(), format!("  has moved: initiators are sent to {place}")]);
+            lines.extend([target.clone(), format!("  moved: initiators are redirected to {place}")]);
         }
         lines
     }
 
-    /// One line for programs.
+    /// The announcement as one line of JSON, for programs.
     pub(super) fn json(&self) -> Result<String, Failure> {
         let exports = self.exports.iter().map(|export| ExportJson {
             name: &export.name,
             size: export.size,
-            urls: export.ways.iter().map(|(_, way)| way.url.as_str()).collect(),
-            commands: export.ways.iter().flat_map(|(_, way)| &way.commands).map(String::as_str).collect(),
+            urls: export.connect.iter().map(|(_, info)| info.url.as_str()).collect(),
+            commands: export
+                .connect
+                .iter()
+                .flat_map(|(_, info)| &info.commands)
+                .map(String::as_str)
+                .collect(),
         });
         let json = Json { ready: true, exports: exports.collect(), api: self.api.as_deref() };
         serde_json::to_string(&json).map_err(Failure::run)
     }
 
-    /// What the command of `--run` finds in its environment: all URLs, the first of each protocol,
-    /// and the first of all under the names that nbdkit gives it.
+    /// Environment variables for the command of `--run`: all URLs, the first URL of each protocol,
+    /// and the variables that nbdkit sets for the first URL.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
-        let ways = || self.exports.iter().flat_map(|export| &export.ways);
-        let urls: Vec<&str> = ways().map(|(_, way)| way.url.as_str()).collect();
+        let connect = || self.exports.iter().flat_map(|export| &export.connect);
+        let urls: Vec<&str> = connect().map(|(_, info)| info.url.as_str()).collect();
         let first = urls.first().copied().unwrap_or_default().to_owned();
         let mut environment = vec![
             ("BLOCKMUX_URLS".to_owned(), urls.join(" ")),
             ("BLOCKMUX_URL".to_owned(), first.clone()),
             ("uri".to_owned(), first),
         ];
-        for (protocol, way) in ways() {
+        for (protocol, info) in connect() {
             let key = format!("BLOCKMUX_{}_URL", protocol.to_ascii_uppercase().replace('-', "_"));
             if environment.iter().all(|(known, _)| *known != key) {
-                environment.push((key, way.url.clone()));
+                environment.push((key, info.url.clone()));
                 environment
-                    .extend(way.variables.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+                    .extend(info.variables.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
             }
         }
         environment
@@ -173,20 +179,19 @@ impl Announcement {
 }
 
 impl Announced {
-    /// Its name, its size, and the first URL of each protocol, each in a line of its own if they do
-    /// not fit into one.
+    /// Name, size and the first URL of each protocol: in one line if they fit, else in a line each.
     fn in_short(&self) -> Vec<String> {
         let name = format!("{}  {}", self.name, human_size(self.size));
         let mut protocols: Vec<&str> = Vec::new();
         let mut urls = Vec::new();
-        for (protocol, way) in &self.ways {
+        for (protocol, info) in &self.connect {
             if !protocols.contains(protocol) {
                 protocols.push(protocol);
-                urls.push(format!("  {}", printable(&shell_word(&way.url))));
+                urls.push(format!("  {}", printable(&shell_word(&info.url))));
             }
         }
-        if self.ways.is_empty() {
-            urls.push(format!("  {OUT_OF_REACH}"));
+        if self.connect.is_empty() {
+            urls.push(format!("  {UNREACHABLE}"));
         }
         let line = format!("{name}{}", urls.concat());
         if line.chars().count() <= WIDTH { vec![line] } else { [vec![name], urls].concat() }
@@ -207,15 +212,15 @@ struct ExportJson<'a> {
     /// In bytes.
     size: u64,
     urls: Vec<&'a str>,
-    /// What a shell runs; all of the first URL, then of the next.
+    /// Shell commands for clients, in the order of `urls`; a URL may have several.
     commands: Vec<&'a str>,
 }
 
-/// Where clients connect to a listener: one on all addresses has those of the machine, or loopback
-/// for a client here.
-fn portals(listener: &ListenerAddress, asker: Asker) -> Vec<Portal> {
+/// The addresses at which clients reach a listener. A listener on the unspecified address is
+/// reached at every address of the machine, or at loopback by local clients.
+fn portals(listener: &ListenerAddress, clients: ClientLocation) -> Vec<Portal> {
     let places = match listener {
-        // Whoever copies a command may be in another directory.
+        // A command may be copied into a shell in another directory.
         ListenerAddress::Socket(Address::Unix(path)) => {
             let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
             vec![ListenerAddress::Socket(Address::Unix(absolute))]
@@ -223,7 +228,8 @@ fn portals(listener: &ListenerAddress, asker: Asker) -> Vec<Portal> {
         ListenerAddress::Socket(Address::Tcp(tcp)) if tcp.ip().is_unspecified() => {
             let loopback: IpAddr =
                 if tcp.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-            let own = if asker == Asker::Here { Vec::new() } else { own_addresses(tcp.is_ipv4()) };
+            let own =
+                if clients == ClientLocation::Local { Vec::new() } else { own_addresses(tcp.is_ipv4()) };
             let own = if own.is_empty() { vec![loopback] } else { own };
             let at = |ip| ListenerAddress::Socket(Address::Tcp(SocketAddr::new(ip, tcp.port())));
             own.into_iter().map(at).collect()
@@ -233,12 +239,12 @@ fn portals(listener: &ListenerAddress, asker: Asker) -> Vec<Portal> {
     places.into_iter().map(|reached_at| Portal { listener: listener.clone(), reached_at }).collect()
 }
 
-/// Lines that are printed of several exports.
-const MOST_LINES: usize = 20;
-/// Columns of a line with several URLs.
+/// Maximum number of lines that [`AnnouncementDetail::Short`] prints for several exports.
+const MAX_LINES: usize = 20;
+/// Maximum length of a line with several URLs, in characters.
 const WIDTH: usize = 80;
-const OUT_OF_REACH: &str =
-    "is served by nobody: no listener or target leads to it (beside protected volumes it takes `protocols`)";
+const UNREACHABLE: &str = "is not reachable: no listener or target exports it; check `protocols` of the \
+                           volume, which it needs if other volumes are protected";
 
 #[cfg(test)]
 mod tests {
@@ -266,14 +272,14 @@ mod tests {
         let volumes = names.iter().map(|name| ((*name).to_owned(), None));
         let policy = Policy::new(Vec::new(), volumes).unwrap();
         let policy = policy.at(asked.collect(), false).unwrap();
-        Announcement::new(&exports, &Frontends::default(), &policy, Asker::Here)
+        Announcement::new(&exports, &Frontends::default(), &policy, ClientLocation::Local)
     }
 
     #[test]
     fn each_export_has_urls_and_commands_for_each_listener() {
         let unix = Address::Unix("/run/x y".into());
         let text = announcement(&[Address::Tcp("0.0.0.0:10809".parse().unwrap()), unix], &["a", "b"]);
-        let text = text.text(Amount::Everything);
+        let text = text.text(AnnouncementDetail::Full);
         let expected = "\
 a  1 GiB
   nbd://127.0.0.1/a
@@ -291,34 +297,38 @@ b  1 GiB
     }
 
     #[test]
-    fn of_many_exports_twenty_lines_are_printed_unless_all_or_none_are_asked_for() {
+    fn many_exports_are_shortened_to_twenty_lines_unless_all_or_none_are_requested() {
         let here = [Address::Tcp("127.0.0.1:10809".parse().unwrap())];
         let names: Vec<String> = (0..100).map(|number| format!("v{number}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let lines = |count: usize, amount| {
-            let text = announcement(&here, &names[..count]).text(amount);
+        let lines = |count: usize, detail| {
+            let text = announcement(&here, &names[..count]).text(detail);
             text.lines().map(str::to_owned).collect::<Vec<_>>()
         };
-        let short = lines(100, Amount::Short);
+        let short = lines(100, AnnouncementDetail::Short);
         assert_eq!((short.len(), short[0].as_str()), (21, "v0  1 GiB  nbd://127.0.0.1/v0"));
         assert!(short[19].starts_with("and 81 more; --verbose prints") && short[20] == "ready", "{short:?}");
-        assert_eq!((lines(1, Amount::Short).len(), lines(4, Amount::Short).len()), (6, 21), "with commands");
-        let five = lines(5, Amount::Short);
+        assert_eq!(
+            (lines(1, AnnouncementDetail::Short).len(), lines(4, AnnouncementDetail::Short).len()),
+            (6, 21),
+            "with commands"
+        );
+        let five = lines(5, AnnouncementDetail::Short);
         assert!(five.len() == 7 && five[5].starts_with("--verbose prints"), "{five:?}");
-        assert_eq!(lines(100, Amount::Everything).len(), 501);
-        assert_eq!(lines(100, Amount::Nothing), ["ready"]);
+        assert_eq!(lines(100, AnnouncementDetail::Full).len(), 501);
+        assert_eq!(lines(100, AnnouncementDetail::ReadyLine), ["ready"]);
     }
 
     #[test]
-    fn a_listener_on_all_addresses_is_reached_by_those_of_the_machine() {
-        let at = |listener: &str, asker| {
+    fn a_listener_on_the_unspecified_address_is_reached_at_the_addresses_of_the_machine() {
+        let at = |listener: &str, clients| {
             let listener = ListenerAddress::Socket(Address::Tcp(listener.parse().unwrap()));
-            portals(&listener, asker).into_iter().filter_map(|portal| portal.tcp()).collect::<Vec<_>>()
+            portals(&listener, clients).into_iter().filter_map(|portal| portal.tcp()).collect::<Vec<_>>()
         };
         for (listener, loopback) in [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7")] {
             let listens: SocketAddr = listener.parse().unwrap();
-            assert_eq!(at(listener, Asker::Here), [(listens, loopback.parse().unwrap())]);
-            for (own, address) in at(listener, Asker::Anywhere) {
+            assert_eq!(at(listener, ClientLocation::Local), [(listens, loopback.parse().unwrap())]);
+            for (own, address) in at(listener, ClientLocation::Anywhere) {
                 assert!(own == listens && !address.ip().is_unspecified() && address.port() == 7, "{address}");
                 assert_eq!(address.is_ipv4(), listens.is_ipv4());
             }
@@ -326,7 +336,7 @@ b  1 GiB
     }
 
     #[test]
-    fn a_command_finds_all_urls_in_its_environment() {
+    fn the_environment_of_a_command_has_all_urls() {
         let environment = announcement(&[Address::Tcp("[::]:7".parse().unwrap())], &["a", "b"]).environment();
         let value = |name| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
         assert_eq!(value("BLOCKMUX_URLS"), Some("nbd://[::1]:7/a nbd://[::1]:7/b"));

@@ -1,7 +1,7 @@
-//! `blockmux check`: whether a config file is right, without serving anything.
+//! `blockmux check`: validates a config file.
 //!
-//! Everything is checked as at a start, secrets and keys included, but no volume is opened and no
-//! listener bound.
+//! It makes all checks of a start, including those of secret and key files, but opens no volume and
+//! binds no listener.
 
 use super::ServeArgs;
 use super::inherited::InheritedListeners;
@@ -12,19 +12,22 @@ use crate::output::{print, printable};
 use crate::protocol::Frontends;
 use std::path::PathBuf;
 
-/// Which config file.
+/// Arguments of `blockmux check`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CheckArgs {
-    /// Config file, as for serve --config
+    /// Config file of `serve --config`
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
-/// Checks it, and says what it serves.
+/// Validates the file and prints how many files, volumes, listeners and targets it has.
+///
+/// # Errors
+/// The first error of the file.
 pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     let file = args.file.display().to_string();
-    let args = ServeArgs { config: Some(args.file), ..ServeArgs::of(Frontends::default()) };
+    let args = ServeArgs { config: Some(args.file), ..ServeArgs::empty(Frontends::default()) };
     let mut setup = Setup::gather(args, &InheritedListeners::default())?;
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
@@ -45,8 +48,8 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
 }
 
 const EXAMPLES: &str = "\
-Reads the files of secrets and keys, too; opens no volume and listens nowhere.
-The exit status is 0 if the file is right and 2 if it is not.
+Also reads secret and key files. Opens no volume and binds no listener. The exit
+status is 0 if the file is valid and 2 if it is not.
 
 Examples:
   blockmux check /etc/blockmux/blockmux.toml

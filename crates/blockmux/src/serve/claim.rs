@@ -1,9 +1,9 @@
-//! Who serves what on this machine: two processes that serve the same data share neither
-//! reservations nor locks.
+//! Prevents two processes of a machine from exporting the same data. Reservations and locks are not
+//! shared between processes.
 //!
-//! A claim is a listening Unix socket in the abstract namespace, which the system takes back when
-//! the process ends, which processes of all users see, and which needs no directory. A network
-//! namespace of its own hides it.
+//! A claim is a listening Unix socket in the abstract namespace. The kernel releases it when the
+//! process ends, processes of all users see it, and it needs no directory. It is not visible in
+//! other network namespaces.
 
 use crate::data_part::DataPart;
 use crate::failure::Failure;
@@ -18,7 +18,7 @@ use rustix::process::{Pid, getpid, getuid};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tracing::warn;
 
-/// Data and a UUID that no other process of this machine may serve meanwhile.
+/// The exclusive right to export some data and a UUID; dropping it releases them.
 pub(super) struct Claim {
     _uuid: Option<OwnedFd>,
     _data: Vec<Arc<DataClaim>>,
@@ -34,20 +34,20 @@ struct DataClaim {
 /// The data that this process has claimed; at most one for each part of a volume.
 static CLAIMED: Mutex<Vec<Weak<DataClaim>>> = Mutex::new(Vec::new());
 
-/// What a claim is refused for.
-enum Held {
-    /// Another process has it, or this one.
-    By(Pid),
-    /// A user's process who has no word in this.
-    ByStranger,
-    /// One that so many have asked that it cannot be asked who it is: it is more likely ours than a
-    /// stranger's.
-    BySomebody,
+/// The current holder of a claim.
+enum ClaimHolder {
+    /// A process of this user or of root, possibly this process.
+    Process(Pid),
+    /// A process of another user, whose claims are ignored.
+    OtherUser,
+    /// Unknown, because the holder's accept queue is full. It counts as a process of this user:
+    /// only claim attempts fill the queue.
+    Unknown,
 }
 
 impl Claim {
-    /// Claims the data on other servers that a volume is made of, and its UUID. Files and block
-    /// devices have locks of their own.
+    /// Claims the UUID of the volume `name` and the data on other servers that it uses. Files and
+    /// block devices have their own locks.
     ///
     /// # Errors
     /// If a process of this user or of root has claimed one of them.
@@ -55,8 +55,8 @@ impl Claim {
         let data = remote.iter().map(|data| claim_data(name, data)).collect::<Result<_, _>>()?;
         let of_uuid = claim(name, &format!("blockmux volume {uuid}"), |process| {
             format!(
-                "`{name}`: {process} already serves a volume with the UUID {uuid}, and hosts would take the two for one \
-                 disk; write another uuid in the [[volume]] of a config file, or shared = true if they are one"
+                "`{name}`: {process} already exports a volume with the UUID {uuid}, and hosts would take the two for \
+                 one disk; set another `uuid` in the [[volume]] of a config file, or `shared = true` if they are one"
             )
         })?;
         Ok(Claim { _uuid: of_uuid, _data: data })
@@ -67,8 +67,8 @@ fn claim_data(name: &str, data: &DataPart) -> Result<Arc<DataClaim>, Failure> {
     let text = &data.text;
     let refusal = |process: &str| {
         format!(
-            "`{name}`: {process} already serves what it is made of ({text}), and the two would share neither \
-             reservations nor locks; stop that one, serve it read-only, or write shared = true in the \
+            "`{name}`: {process} already exports the same data ({text}), and the two would share neither \
+             reservations nor locks; stop that one, export it read-only, or set `shared = true` in the \
              [[volume]] of a config file"
         )
     };
@@ -98,30 +98,34 @@ fn claim(
 ) -> Result<Option<OwnedFd>, Failure> {
     match bind_to(claimed) {
         Ok(Ok(socket)) => Ok(Some(socket)),
-        Ok(Err(Held::By(process))) if process == getpid() => Err(Failure::request(refusal("this daemon"))),
-        Ok(Err(Held::By(process))) => Err(Failure::request(refusal(&format!("process {process}")))),
-        Ok(Err(Held::BySomebody)) => Err(Failure::request(refusal("another process"))),
-        Ok(Err(Held::ByStranger)) => {
+        Ok(Err(ClaimHolder::Process(process))) if process == getpid() => {
+            Err(Failure::request(refusal("this daemon")))
+        }
+        Ok(Err(ClaimHolder::Process(process))) => {
+            Err(Failure::request(refusal(&format!("process {process}"))))
+        }
+        Ok(Err(ClaimHolder::Unknown)) => Err(Failure::request(refusal("another process"))),
+        Ok(Err(ClaimHolder::OtherUser)) => {
             warn!(
-                "`{name}`: another user's process keeps it from being claimed; see that only one serves it"
+                "`{name}`: a process of another user holds its claim; make sure that only one process exports it"
             );
             Ok(None)
         }
         Err(error) => {
-            warn!("`{name}`: cannot be claimed ({error}); see that no other process serves it");
+            warn!("`{name}`: cannot be claimed ({error}); make sure that no other process exports it");
             Ok(None)
         }
     }
 }
 
-fn bind_to(name: &str) -> Result<Result<OwnedFd, Held>, Errno> {
+fn bind_to(name: &str) -> Result<Result<OwnedFd, ClaimHolder>, Errno> {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let new = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
     };
     // The holder may end between the two attempts.
-    for _ in 0..MOST_ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let socket = new()?;
         match bind(&socket, &address) {
             Ok(()) => {
@@ -135,22 +139,27 @@ fn bind_to(name: &str) -> Result<Result<OwnedFd, Held>, Errno> {
         match connect(&asking, &address) {
             Ok(()) => {
                 let peer = socket_peercred(&asking)?;
-                let has_a_word = peer.uid == getuid() || peer.uid.is_root();
-                return Ok(Err(if has_a_word { Held::By(peer.pid) } else { Held::ByStranger }));
+                let is_trusted = peer.uid == getuid() || peer.uid.is_root();
+                return Ok(Err(if is_trusted {
+                    ClaimHolder::Process(peer.pid)
+                } else {
+                    ClaimHolder::OtherUser
+                }));
             }
-            // Between its bind and its listen, or gone.
+            // The holder has not called listen yet, or has just ended.
             Err(Errno::CONNREFUSED) => std::thread::yield_now(),
-            // Each try of ours is one that asks: a daemon that is restarted for days gets here.
-            Err(Errno::AGAIN) => return Ok(Err(Held::BySomebody)),
-            Err(_) => return Ok(Err(Held::ByStranger)),
+            // The accept queue is full of earlier attempts, as after days of failed restarts.
+            Err(Errno::AGAIN) => return Ok(Err(ClaimHolder::Unknown)),
+            Err(_) => return Ok(Err(ClaimHolder::OtherUser)),
         }
     }
     Err(Errno::ADDRINUSE)
 }
 
-/// Those who ask connect and leave; nobody accepts them.
+/// Length of the accept queue. Processes that query the holder connect and close; the connections
+/// are never accepted.
 const BACKLOG: i32 = 4096;
-const MOST_ATTEMPTS: usize = 100;
+const MAX_ATTEMPTS: usize = 100;
 
 #[cfg(test)]
 mod tests {
@@ -175,7 +184,7 @@ mod tests {
         let (a, b) = ([key("a")], [key("a"), key("b")]);
         let first = Claim::take("x", uuid("x"), &a).unwrap();
         let refused = Claim::take("y", uuid("y"), &b).map(|_| ()).unwrap_err().to_string();
-        assert!(refused.starts_with("`y`: this daemon already serves what it is made of (a "), "{refused}");
+        assert!(refused.starts_with("`y`: this daemon already exports the same data (a "), "{refused}");
         drop(first);
         let _second = Claim::take("y", uuid("y"), &b).unwrap();
         assert!(Claim::take("x", uuid("x"), &a).is_err());
@@ -188,7 +197,7 @@ mod tests {
         let second = take("slice 2", slice("c", 100, 100)).unwrap();
         for overlapping in [slice("c", 99, 1), slice("c", 150, 100), key("c")] {
             let refused = take("slice 3", overlapping).map(|_| ()).unwrap_err().to_string();
-            assert!(refused.starts_with("`x`: this daemon already serves what it is made of"), "{refused}");
+            assert!(refused.starts_with("`x`: this daemon already exports the same data"), "{refused}");
         }
         drop(first);
         let _third = take("slice 3", slice("c", 0, 50)).unwrap();
@@ -200,18 +209,18 @@ mod tests {
     fn a_uuid_is_claimed_once() {
         let _first = Claim::take("x", uuid("one"), &[]).unwrap();
         let refused = Claim::take("y", uuid("one"), &[]).map(|_| ()).unwrap_err().to_string();
-        assert!(refused.contains("already serves a volume with the UUID"), "{refused}");
+        assert!(refused.contains("already exports a volume with the UUID"), "{refused}");
         assert!(Claim::take("y", uuid("two"), &[]).is_ok());
     }
 
     #[test]
-    fn who_was_asked_thousands_of_times_still_has_its_claim() {
+    fn a_claim_holds_after_thousands_of_attempts() {
         let _first = Claim::take("x", uuid("often"), &[]).unwrap();
         let refusals: Vec<_> = (0..=BACKLOG + 1)
             .map(|_| Claim::take("y", uuid("often"), &[]).map(|_| ()).unwrap_err().to_string())
             .collect();
-        assert!(refusals[0].starts_with("`y`: this daemon already serves"), "{}", refusals[0]);
+        assert!(refusals[0].starts_with("`y`: this daemon already exports"), "{}", refusals[0]);
         let last = refusals.last().unwrap();
-        assert!(last.starts_with("`y`: another process already serves"), "{last}");
+        assert!(last.starts_with("`y`: another process already exports"), "{last}");
     }
 }

@@ -1,6 +1,6 @@
 //! The command of `--run`.
 
-use super::StopEvent;
+use super::DaemonEvent;
 use super::announce::Announcement;
 use crate::failure::Failure;
 use rustix::fd::OwnedFd;
@@ -10,18 +10,21 @@ use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::mpsc::Sender;
 use std::{io, thread};
 
-/// A command that runs; its end becomes an event.
-pub(super) struct Running {
+/// The running command of `--run`. Its end is sent as [`DaemonEvent::CommandEnded`].
+pub(super) struct RunningCommand {
     process: OwnedFd,
 }
 
-impl Running {
-    /// Starts it, with the URLs in its environment.
+impl RunningCommand {
+    /// Starts `command` in a shell, with the URLs of `announcement` in its environment.
+    ///
+    /// # Errors
+    /// If the shell cannot be started.
     pub(super) fn start(
         command: &str,
         announcement: &Announcement,
-        events: &Sender<StopEvent>,
-    ) -> Result<Running, Failure> {
+        events: &Sender<DaemonEvent>,
+    ) -> Result<RunningCommand, Failure> {
         let cannot = |error: io::Error| Failure::run(format!("cannot run `{command}`: {error}"));
         let mut shell = Command::new("sh");
         let mut child =
@@ -30,23 +33,22 @@ impl Running {
             pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(|error| cannot(error.into()))?;
         let events = events.clone();
         thread::spawn(move || {
-            // Nobody listens any more when the daemon is ending for another reason.
-            let _ = events.send(StopEvent::CommandEnded(child.wait()));
+            // The receiver is gone if the daemon stops for another reason.
+            let _ = events.send(DaemonEvent::CommandEnded(child.wait()));
         });
-        Ok(Running { process })
+        Ok(RunningCommand { process })
     }
 
-    /// Asks it to end.
+    /// Sends SIGTERM to the shell.
     pub(super) fn terminate(&self) {
-        // It may have ended just now.
+        // It fails if the process has just ended.
         let _ = pidfd_send_signal(&self.process, Signal::TERM);
     }
 }
 
-/// The command's exit status as ours; 128 and the signal's number if one killed it, as shells have
-/// it.
+/// The exit code of the command; 128 plus the signal's number if a signal ended it, as in shells.
 pub(super) fn exit_code(status: io::Result<ExitStatus>) -> Result<ExitCode, Failure> {
-    let status = status.map_err(|error| Failure::run(format!("lost track of the command: {error}")))?;
+    let status = status.map_err(|error| Failure::run(format!("cannot wait for the command: {error}")))?;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     Ok(code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }

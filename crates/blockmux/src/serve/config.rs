@@ -1,4 +1,4 @@
-//! The config file: TOML, the same things as on the command line by the same names.
+//! The config file of `serve`: TOML, with the options of the command line as keys.
 
 use super::setup::check_name;
 use super::sources::{INCLUDE, Sources};
@@ -19,7 +19,7 @@ use std::str::FromStr;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer as TomlDeserializer};
 
-/// What a file says beyond protocols. Every key may be left out.
+/// The top-level keys that belong to no protocol. All are optional.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Config {
@@ -59,23 +59,24 @@ pub(super) struct VolumeEntry {
     pub(super) name: Option<String>,
     #[serde(deserialize_with = "spec")]
     pub(super) spec: Spec,
-    /// What identifiers in all protocols follow from; without one it is that of the data.
+    /// The volume's UUID, from which the identifiers of all protocols are derived; without it, the
+    /// UUID is derived from the data.
     #[serde(default, deserialize_with = "parsed")]
     pub(super) uuid: Option<VolumeUuid>,
-    /// Another process may serve the same data, although the two share neither reservations nor
-    /// locks.
+    /// Allow another process to export the same data, although reservations and locks are not
+    /// shared between processes.
     #[serde(default)]
     pub(super) shared: bool,
     #[serde(default)]
     pub(super) read_only: bool,
     #[serde(default)]
     pub(super) description: String,
-    /// Protocols that serve it; left out: all, unless a target restricts who may use a volume.
+    /// Protocols that export it; without the key all, unless a target restricts access to it.
     pub(super) protocols: Option<Vec<String>>,
 }
 
 impl VolumeEntry {
-    /// The entry as a `[[volume]]` by that name; passwords in its URLs are left out.
+    /// The entry as a `[[volume]]` table with the given name; without passwords in URLs.
     pub(super) fn table(&self, name: &str) -> toml::Table {
         let mut table = toml::Table::new();
         table.insert("name".to_owned(), name.into());
@@ -98,7 +99,7 @@ impl FromStr for VolumeEntry {
     type Err = String;
 
     fn from_str(text: &str) -> Result<VolumeEntry, String> {
-        // What a spec begins with is never a name: its kind ends in a colon.
+        // A spec begins with its kind and a colon, which no name contains.
         let named = text.split_once('=').filter(|(name, _)| !name.contains([':', '/', '?', '[']));
         let (name, spec) = named.map_or((None, text), |(name, spec)| (Some(name), spec));
         if let Some(name) = name {
@@ -118,19 +119,22 @@ impl FromStr for VolumeEntry {
 }
 
 impl Config {
-    /// Reads files; what they say of protocols goes to their frontends.
+    /// Reads the config files; keys of protocols are passed to `frontends`.
+    ///
+    /// # Errors
+    /// If a key or a value is invalid; the message names file and line.
     pub(super) fn read(sources: &Sources, frontends: &mut Frontends) -> Result<Config, Failure> {
         let mut config = Config::parse(sources, frontends)?;
         config.anchor(sources.path().parent().unwrap_or(Path::new("")))?;
         Ok(config)
     }
 
-    /// Has relative paths mean files beside the config file, wherever the daemon was started.
+    /// Makes relative paths relative to the config file's directory instead of the current one.
     fn anchor(&mut self, directory: &Path) -> Result<(), Failure> {
         for volume in &mut self.volume {
             let spec = volume.spec.clone().below(directory);
             for (file, before) in spec.files().into_iter().zip(volume.spec.files()) {
-                // It could be made anew, and be empty.
+                // Creating the file would export an empty disk.
                 if !file.exists() && before.exists() {
                     return Err(Failure::request(format!(
                         "{}: there is no such file, but a {} in the current directory: paths in a config file are \
@@ -150,11 +154,18 @@ impl Config {
     }
 
     fn parse(sources: &Sources, frontends: &mut Frontends) -> Result<Config, Failure> {
-        let wrong = |error: KeyError| match error {
-            KeyError::Written(span, what) => sources.wrong(span, &what),
-            KeyError::Said(failure) => sources.located(failure),
-        };
-        let table = sources.table()?;
+        Config::from_table(sources.table()?, sources.path(), frontends).map_err(|error| match error {
+            KeyError::Syntax(span, message) => sources.wrong(span, &message),
+            KeyError::Invalid(failure) => sources.located(failure),
+        })
+    }
+
+    /// Reads the keys of [`Config`] and passes all others to `frontends`. `path` is the main file.
+    fn from_table(
+        table: Spanned<DeTable<'_>>,
+        path: &Path,
+        frontends: &mut Frontends,
+    ) -> Result<Config, KeyError> {
         let span = table.span();
         let (own, others): (DeTable<'_>, DeTable<'_>) =
             table.into_inner().into_iter().partition(|(key, _)| KEYS.contains(&&**key.get_ref()));
@@ -167,14 +178,13 @@ impl Config {
                 iter::once(*first).chain(theirs.iter().map(String::as_str)).chain(rest.iter().copied());
             let known: Vec<_> = known.chain([INCLUDE]).map(|key| format!("`{key}`")).collect();
             let what = format!("unknown key `{}`, expected one of {}", key.get_ref(), known.join(", "));
-            return Err(wrong(KeyError::Written(Some(key.span()), what)));
+            return Err(KeyError::Syntax(Some(key.span()), what));
         }
         let own = TomlDeserializer::from(Spanned::new(span, own));
-        let config = Config::deserialize(own).map_err(|error| wrong(error.into()))?;
-        // Whoever copies a command or a URL may be in another directory.
-        let path = sources.path();
+        let config = Config::deserialize(own)?;
+        // Announced commands and URLs may be used in another directory.
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        frontends.take_keys(others, absolute.parent().unwrap_or(Path::new(""))).map_err(wrong)?;
+        frontends.take_keys(others, absolute.parent().unwrap_or(Path::new("")))?;
         Ok(config)
     }
 }
@@ -183,7 +193,7 @@ fn spec<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Spec, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
 
-/// A value that its own text form is read from.
+/// Deserializes a value from a string with `FromStr`.
 fn parsed<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
@@ -219,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_holds_what_the_command_line_does() {
+    fn a_file_has_the_options_of_the_command_line() {
         let text = "
             nbd = ['127.0.0.1:0', 'unix:/s']
             cores = 2
@@ -257,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stands_before_an_equals_sign() {
+    fn a_name_is_before_an_equals_sign() {
         let read = |text: &str| text.parse::<VolumeEntry>().unwrap();
         let named = read("a=mem:1g");
         assert_eq!((named.name.as_deref(), named.spec), (Some("a"), Spec::Mem(MemSpec::new(1 << 30))));
@@ -272,15 +282,21 @@ mod tests {
     const REFERENCE: &str =
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/config.md"));
 
-    /// The keys of a table, as the error for one that nobody has lists them.
+    /// The keys of a table, as serde's error about an unknown key lists them.
     fn keys_of(table: &str) -> BTreeSet<String> {
-        let error = parse(&format!("{table}\nxyzzyxyzzyxyzzy = 1")).unwrap_err();
+        let text = format!("{table}\nxyzzyxyzzyxyzzy = 1");
+        let sources = Sources::of_text(Path::new("b.toml"), text);
+        let table = sources.table().unwrap();
+        let error = match Config::from_table(table, sources.path(), &mut Frontends::default()) {
+            Err(KeyError::Syntax(_, message)) => message,
+            _ => panic!("an unknown key was accepted"),
+        };
         let (_, known) = error.split_once("`, expected ").unwrap_or_else(|| panic!("{error}"));
         known.split('`').skip(1).step_by(2).map(str::to_owned).collect()
     }
 
     #[test]
-    fn the_reference_has_the_keys_of_every_table_and_no_others() {
+    fn the_reference_page_lists_exactly_the_keys_of_every_table() {
         for (section, table) in [
             ("Top level", ""),
             ("volume", "[[volume]]"),
@@ -307,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_of_the_documents_are_read() {
+    fn the_examples_of_the_documentation_are_valid() {
         let [own, target] = ["a secret of 21 bytes\n", "another secret\n"].map(|secret| {
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(secret.as_bytes()).unwrap();
@@ -323,7 +339,7 @@ mod tests {
                 let lines = example.lines().map(|line| match line.split_once("secret_file = ") {
                     Some(("", _)) => format!("secret_file = {:?}", own.path()),
                     Some(("target_", _)) => format!("target_secret_file = {:?}", target.path()),
-                    // Keys of NVMe have forms of their own.
+                    // Keys of NVMe have their own formats.
                     _ if line.contains("_file = ") => String::new(),
                     _ => line.to_owned(),
                 });
@@ -337,10 +353,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_line() {
+    fn an_error_names_its_line() {
         for (text, expected) in [
             ("\nndb = []", "b.toml:2: unknown key `ndb`, did you mean `nbd`?"),
-            ("\nqwertyuiop = []", "b.toml:2: unknown key `qwertyuiop`, expected one of `volume`, `nbd`, "),
+            (
+                "\nqwertyuiop = []",
+                "b.toml:2: unknown key `qwertyuiop`; remove it, docs/reference/config.md lists the keys",
+            ),
             ("[[volume]]\nnam = 'a'", "b.toml:2: unknown key `nam`, did you mean `name`?"),
             (
                 "[[iscsi_target]]\nTargetName = 'iqn.a'\naccess_states = { '127.0.0.1:3260' = 'activ' }",

@@ -1,13 +1,13 @@
-//! Commands to a running daemon, which its API takes.
+//! Executes the commands that the control API accepts: status, volumes, targets, logging, config.
 //!
-//! No core runs them. What they change goes through [`blockmux_proto::volume_state`], as whatever
-//! else is shared about a volume, and what protocols have is changed by one at a time.
+//! Commands run on threads of the API and not on cores. They change volumes through
+//! [`blockmux_proto::volume_state`], and protocols under a mutex, one command at a time.
 
-use super::announce::{Announcement, Asker};
+use super::announce::{Announcement, ClientLocation};
 use super::config::VolumeEntry;
 use super::flush;
-use super::identity::{Twin, twins, warn_of_twins};
-use super::opening::{NamedVolume, Opening};
+use super::identity::{ServedData, served_data, warn_of_same_data};
+use super::opening::{NamedVolume, VolumeOpener};
 use super::reload::{Current, Reloader};
 use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
@@ -17,7 +17,7 @@ use crate::ctl::{
 use crate::data_part::DataPart;
 use crate::log::levels::{self, Levels};
 use crate::open::Populate;
-use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
+use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
 use blockmux_engine::listener::{ConnectionLimit, ListenerCounters};
@@ -34,38 +34,38 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Changes the log's levels if some are given; answers those of all areas.
+/// Changes log levels if some are given, and returns the levels of all areas.
 fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
     let changed = changed.map_or(Ok(Levels::default()), str::parse).map_err(ApiError::invalid)?;
     let levels = levels::change(changed).map_err(ApiError::failed)?;
     Ok(Answer::Levels(levels.into_iter().map(|(area, level)| (area.to_owned(), level)).collect()))
 }
 
-/// The connections of each protocol, and the bound on all of them.
-pub(super) struct Parts {
+/// The limit of all connections, and the connection counters of each protocol and listener.
+pub(super) struct ConnectionLimits {
     limit: ConnectionLimit,
-    parts: Mutex<Vec<(&'static str, ConnectionLimit)>>,
+    protocols: Mutex<Vec<(&'static str, ConnectionLimit)>>,
     listeners: Mutex<Vec<(&'static str, Arc<ListenerCounters>)>>,
 }
 
-impl Parts {
-    /// No protocol yet.
-    pub(super) fn new(limit: ConnectionLimit) -> Parts {
-        Parts { limit, parts: Mutex::default(), listeners: Mutex::default() }
+impl ConnectionLimits {
+    /// Creates it without protocols and listeners.
+    pub(super) fn new(limit: ConnectionLimit) -> ConnectionLimits {
+        ConnectionLimits { limit, protocols: Mutex::default(), listeners: Mutex::default() }
     }
 
-    /// Who is logged in, whatever the protocol.
+    /// The logged-in sessions of all protocols.
     pub(super) fn sessions(&self) -> &Sessions {
         self.limit.sessions()
     }
 
-    /// Changes the bound.
-    pub(super) fn set_most(&self, most: usize) {
-        self.limit.set_most(most);
+    /// Changes the maximum number of connections.
+    pub(super) fn set_max(&self, max: usize) {
+        self.limit.set_most(max);
     }
 
-    /// What a new listener of a protocol asks for a share of each connection. Its counters are
-    /// among those of monitoring until [`Parts::forget`].
+    /// Creates the limit that a new listener of a protocol acquires its permits from. Metrics
+    /// include its counters until [`ConnectionLimits::remove_listener`].
     pub(super) fn limit_of(&self, protocol: &Protocol, address: &str) -> ConnectionLimit {
         let limit = self.limit_of_protocol(protocol).for_listener(address);
         self.listeners().push((protocol.name, limit.listener().clone()));
@@ -73,22 +73,22 @@ impl Parts {
     }
 
     fn limit_of_protocol(&self, protocol: &Protocol) -> ConnectionLimit {
-        let mut parts = self.all();
-        if let Some((_, part)) = parts.iter().find(|(name, _)| *name == protocol.name) {
-            return part.clone();
+        let mut protocols = self.protocols();
+        if let Some((_, limit)) = protocols.iter().find(|(name, _)| *name == protocol.name) {
+            return limit.clone();
         }
-        let part = self.limit.for_part(protocol.name);
-        parts.push((protocol.name, part.clone()));
-        part
+        let limit = self.limit.for_part(protocol.name);
+        protocols.push((protocol.name, limit.clone()));
+        limit
     }
 
     /// Removes the counters of a listener that is closed.
-    pub(super) fn forget(&self, protocol: &Protocol, address: &str) {
+    pub(super) fn remove_listener(&self, protocol: &Protocol, address: &str) {
         self.listeners().retain(|(name, own)| *name != protocol.name || own.address() != address);
     }
 
-    fn all(&self) -> MutexGuard<'_, Vec<(&'static str, ConnectionLimit)>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn protocols(&self) -> MutexGuard<'_, Vec<(&'static str, ConnectionLimit)>> {
+        self.protocols.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn listeners(&self) -> MutexGuard<'_, Vec<(&'static str, Arc<ListenerCounters>)>> {
@@ -96,44 +96,46 @@ impl Parts {
     }
 }
 
-/// What monitoring asks for.
+/// A snapshot of all counters, for metrics and the live page.
 #[derive(Default)]
-pub(super) struct Figures {
-    pub(super) status: ConnectionFigures,
+pub(super) struct Snapshot {
+    pub(super) status: ConnectionCounts,
     pub(super) listeners: Vec<(&'static str, Arc<ListenerCounters>)>,
-    pub(super) volumes: Vec<VolumeFigures>,
+    pub(super) volumes: Vec<VolumeCounters>,
     pub(super) sessions: Vec<SessionInfo>,
     pub(super) cores: Vec<Arc<CoreStats>>,
 }
 
-/// Connections of all protocols.
+/// Connection counts of all protocols.
 #[derive(Default)]
-pub(super) struct ConnectionFigures {
+pub(super) struct ConnectionCounts {
     pub(super) connections: usize,
     pub(super) max_connections: usize,
-    pub(super) gone: usize,
+    /// Lost connections whose I/O has not ended.
+    pub(super) orphaned: usize,
 }
 
-/// A volume.
+/// The counters of a volume.
 #[derive(Default)]
-pub(super) struct VolumeFigures {
+pub(super) struct VolumeCounters {
     pub(super) name: String,
     /// In bytes.
     pub(super) size: u64,
-    pub(super) gone: usize,
+    /// Lost connections whose I/O has not ended.
+    pub(super) orphaned: usize,
     pub(super) origins: Vec<OriginTraffic>,
     pub(super) reservation: ReservationSummary,
-    /// Of a RAM volume, in bytes.
+    /// Populated memory of a RAM volume, in bytes.
     pub(super) populated: Option<u64>,
-    /// Of a remote volume.
+    /// Reconnects of a remote volume.
     pub(super) reconnects: Option<u64>,
 }
 
-impl VolumeFigures {
-    /// Connections that use it.
+impl VolumeCounters {
+    /// Number of connections that use the volume.
     pub(super) fn users(&self) -> u64 {
         let users: u64 = self.origins.iter().map(|one| one.traffic.users).sum();
-        users.saturating_sub(self.gone as u64)
+        users.saturating_sub(self.orphaned as u64)
     }
 
     /// Latencies of all users.
@@ -141,12 +143,12 @@ impl VolumeFigures {
         self.origins.iter().fold(VolumeLatency::default(), |sum, one| sum.plus(&one.latency))
     }
 
-    /// Requests that were submitted and have not completed.
+    /// Number of requests in flight.
     pub(super) fn queue_depth(&self) -> u64 {
         self.origins.iter().map(OriginTraffic::in_flight).sum()
     }
 
-    /// Requests that failed, in the order of `ERROR_KINDS`.
+    /// Numbers of failed requests, in the order of `ERROR_KINDS`.
     pub(super) fn failures(&self) -> [u64; ERROR_KINDS.len()] {
         let mut sum = [0; ERROR_KINDS.len()];
         for one in &self.origins {
@@ -156,33 +158,33 @@ impl VolumeFigures {
     }
 }
 
-/// Where commands come to.
+/// Executes the commands of the control API.
 pub(super) struct ControlServer {
     pub(super) exports: Exports,
-    pub(super) parts: Arc<Parts>,
-    /// What can be changed of each protocol, and of what there is.
-    pub(super) lives: Arc<Mutex<Vec<LiveProtocol>>>,
+    pub(super) connection_limits: Arc<ConnectionLimits>,
+    /// The protocols that are served. Locked by every command that changes volumes or targets.
+    pub(super) live_protocols: Arc<Mutex<Vec<LiveProtocol>>>,
     pub(super) cores: Vec<Arc<CoreStats>>,
-    pub(super) opening: Current<Opening>,
+    pub(super) opener: Current<VolumeOpener>,
     pub(super) frontends: Current<Frontends>,
     pub(super) policy: Policy,
     pub(super) reloader: Arc<Reloader>,
 }
 
 impl ControlServer {
-    /// Does what is asked, and tells `progress` how far it is if it takes long.
+    /// Executes a request. A request that may take long reports its progress to `progress`.
     pub(super) fn answer(&self, request: &Request, progress: &dyn Fn(String)) -> Answer {
         let mut added = None;
         let done = match request {
             Request::Status => Ok(Answer::Status(self.status())),
             Request::Sessions => {
-                let sessions = self.parts.sessions().list();
+                let sessions = self.connection_limits.sessions().list();
                 Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
             }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
             Request::Add { volume, read_only, description, protocols } => {
                 volume.parse().map_err(ApiError::invalid).and_then(|entry: VolumeEntry| {
-                    let read_only = *read_only || self.opening.get().read_only;
+                    let read_only = *read_only || self.opener.get().read_only;
                     let (description, protocols) = (description.clone(), protocols.clone());
                     self.add(VolumeEntry { read_only, description, protocols, ..entry }, &mut added)
                 })
@@ -193,12 +195,12 @@ impl ControlServer {
                 self.attach(name, target, &place).map(|number| Answer::Attached { number })
             }
             Request::Detach { target, number } => self
-                .with_target(&self.lives(), target)
+                .with_target(&self.live_protocols(), target)
                 .and_then(|(_, live)| live.detach(target, *number).map_err(ApiError::not_found))
                 .map(|()| Answer::Done),
             Request::Log { levels } => log_levels(levels.as_deref()),
             Request::Change(change) => {
-                self.change(change).map(|said| said.map_or(Answer::Done, Answer::Said))
+                self.change(change).map(|said| said.map_or(Answer::Done, Answer::Message))
             }
             Request::Reload => self.reloader.reload().map(Answer::Plan).map_err(ApiError::invalid),
             Request::Diff => self.reloader.diff().map(Answer::Plan).map_err(ApiError::invalid),
@@ -206,7 +208,7 @@ impl ControlServer {
             Request::Apply { fragment } => {
                 self.reloader.apply_fragment(fragment).map(Answer::Plan).map_err(ApiError::invalid)
             }
-            Request::Save => self.reloader.save().map(Answer::Said).map_err(ApiError::from),
+            Request::Save => self.reloader.save().map(Answer::Message).map_err(ApiError::from),
         };
         let answer = done.unwrap_or_else(Answer::Failed);
         match self.reloader.record(request, &answer, added) {
@@ -215,148 +217,156 @@ impl ControlServer {
         }
     }
 
-    /// Serves one more volume, which is left in `added`.
+    /// Exports a new volume, and stores it in `added`.
     fn add(&self, entry: VolumeEntry, added: &mut Option<NamedVolume>) -> Result<Answer, ApiError> {
-        let lives = self.lives();
-        let opening = self.opening.get();
+        let live_protocols = self.live_protocols();
+        let opener = self.opener.get();
         let name = entry.name.clone().unwrap_or_else(|| self.free_name());
         if self.exports.find(&name).is_some() {
-            return Err(format!("a volume is called `{name}` already; take another name").into());
+            return Err(format!("a volume has the name `{name}` already; choose another name").into());
         }
         let named = NamedVolume { name: name.clone(), entry };
-        let unheard = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
-        let unheard = unheard.filter(|word| {
-            by_name(word).is_some() && opening.protocols.iter().all(|protocol| protocol.name != word)
+        let without_listener = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
+        let without_listener = without_listener.filter(|word| {
+            by_name(word).is_some() && opener.protocols.iter().all(|protocol| protocol.name != word)
         });
-        let unheard = unheard.collect();
-        opening.protocols.iter().try_for_each(|one| named.check_description(one))?;
-        // Before anything is opened, which may make a file, and before anybody finds it.
+        let without_listener = without_listener.collect();
+        opener.protocols.iter().try_for_each(|one| named.check_description(one))?;
+        // Checked before the volume is opened, which may create a file.
         self.policy.add(&name, named.entry.protocols.clone())?;
-        let opened = opening.open(&named, Populate::Behind);
-        let (export, served) = opened.inspect_err(|_| self.policy.remove(&name))?;
+        let opened = opener.open(&named, Populate::Behind);
+        let (export, volume_state) = opened.inspect_err(|_| self.policy.remove(&name))?;
         self.policy.set_data(&name, DataPart::of_spec(&named.entry.spec));
-        let is_restricted = |name: &str| self.is_restricted(name, &lives);
-        self.policy.check_twins(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
+        let is_restricted = |name: &str| self.is_restricted(name, &live_protocols);
+        self.policy.check_same_data(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
         let all: Vec<_> = self.exports.iter().collect();
-        let mut all = twins(&all, &self.exports, &self.policy);
-        all.push(Twin { name: &name, uuid: served.uuid(), data: self.policy.data_of(&name) });
-        warn_of_twins(&all, |pair| pair.contains(&name.as_str()));
-        let Some(id) = self.exports.add(export, served) else {
+        let mut all = served_data(&all, &self.exports, &self.policy);
+        all.push(ServedData { name: &name, uuid: volume_state.uuid(), parts: self.policy.data_of(&name) });
+        warn_of_same_data(&all, |pair| pair.contains(&name.as_str()));
+        let Some(id) = self.exports.add(export, volume_state) else {
             self.policy.remove(&name);
             return Err("there are too many volumes; remove one".to_owned().into());
         };
-        lives.iter().for_each(|(_, live)| live.add(id));
-        info!("{name} is served");
-        let urls = Announcement::new(&self.exports, &self.frontends.get(), &self.policy, Asker::Anywhere);
+        live_protocols.iter().for_each(|(_, live)| live.add(id));
+        info!("{name} is exported");
+        let urls =
+            Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
         let urls = urls.urls_of(&name);
         *added = Some(named);
-        Ok(Answer::Added { name, urls, unheard })
+        Ok(Answer::Added { name, urls, without_listener })
     }
 
-    /// The first name of those without one that is free.
+    /// The first unused name of the form `diskN`.
     fn free_name(&self) -> String {
         let names = (0_u64..).map(|number| format!("disk{number}"));
         names.into_iter().find(|name| self.exports.find(name).is_none()).unwrap_or_default()
     }
 
-    /// Serves a volume no more. What is in flight ends, and what was written is flushed.
+    /// Stops exporting a volume: waits for I/O in flight and flushes the volume.
     fn remove(&self, name: &str, progress: &dyn Fn(String)) -> Result<(), ApiError> {
-        let lives = self.lives();
+        let live_protocols = self.live_protocols();
         let (volume, _) = self.find(name)?;
-        lives.iter().for_each(|(_, live)| live.remove(volume));
-        let removed = self.exports.remove(name).ok_or_else(|| ApiError::not_found("it is gone already"))?;
+        live_protocols.iter().for_each(|(_, live)| live.remove(volume));
+        let removed = self
+            .exports
+            .remove(name)
+            .ok_or_else(|| ApiError::not_found(format!("`{name}` is already removed")))?;
         self.policy.remove(name);
-        // Whoever changes something else need not wait for what is in flight here.
-        drop(lives);
-        let (settling, begun) = (removed.served.settling(), Instant::now());
+        // Other commands need not wait for this volume's I/O.
+        drop(live_protocols);
+        let (settling, begun) = (removed.volume_state.settling(), Instant::now());
         if !settling.is_over() {
-            progress("waits for I/O in flight".to_owned());
+            progress("waiting for I/O in flight".to_owned());
         }
-        while !settling.is_over() && begun.elapsed() < SETTLE {
+        while !settling.is_over() && begun.elapsed() < REMOVE_TIMEOUT {
             thread::park_timeout(Duration::from_millis(1));
         }
         if !settling.is_over() {
-            let timeout = SETTLE.as_secs();
-            warn!("{name}: what was in flight when it was removed is not over after {timeout} s");
+            let timeout = REMOVE_TIMEOUT.as_secs();
+            warn!("{name}: I/O that was in flight when it was removed has not ended after {timeout} s");
         }
-        info!("{name} is not served any more");
-        progress("flushes what was written".to_owned());
+        info!("{name} is no longer exported");
+        progress("flushing".to_owned());
         flush::each(&[removed.export])
             .map_err(|failure| ApiError::failed(format!("{name} is removed, but {failure}")))
     }
 
     fn attach(&self, name: &str, target: &str, place: &TargetPlace) -> Result<u32, ApiError> {
         let (volume, _) = self.find(name)?;
-        let lives = self.lives();
-        let (protocol, live) = self.with_target(&lives, target)?;
-        let others: Vec<_> = lives
+        let live_protocols = self.live_protocols();
+        let (protocol, live) = self.with_target(&live_protocols, target)?;
+        let others: Vec<_> = live_protocols
             .iter()
             .flat_map(|(own, live)| live.targets_of(volume).into_iter().map(|access| (own.name, access)))
             .collect();
         if let Some(new) = live.access_of(target) {
             self.policy.check_attach(name, (protocol.name, &new), &others)?;
-            let is_restricted = |own: &str| own == name && !new.is_open || self.is_restricted(own, &lives);
-            self.policy.check_twins(name, is_restricted)?;
+            let is_restricted =
+                |own: &str| own == name && !new.is_open || self.is_restricted(own, &live_protocols);
+            self.policy.check_same_data(name, is_restricted)?;
         }
         Ok(live.attach(target, volume, place)?)
     }
 
-    /// The protocol that has a target of that name.
+    /// The protocol that has a target with this name.
     fn with_target<'a>(
         &self,
-        lives: &'a [LiveProtocol],
+        live_protocols: &'a [LiveProtocol],
         target: &str,
-    ) -> Result<(&'static Protocol, &'a dyn Live), ApiError> {
-        let found = lives.iter().find(|(_, live)| live.access_of(target).is_some());
+    ) -> Result<(&'static Protocol, &'a dyn LiveFrontend), ApiError> {
+        let found = live_protocols.iter().find(|(_, live)| live.access_of(target).is_some());
         found.map(|(protocol, live)| (*protocol, &**live)).ok_or_else(|| {
-            let of_volumes = self
-                .exports
-                .iter()
-                .flat_map(|(volume, _)| lives.iter().flat_map(move |(_, live)| live.targets_of(volume)));
+            let of_volumes = self.exports.iter().flat_map(|(volume, _)| {
+                live_protocols.iter().flat_map(move |(_, live)| live.targets_of(volume))
+            });
             let known: BTreeSet<_> = of_volumes.map(|access| access.target).collect();
             let shown: Vec<_> = known.iter().take(SHOWN_TARGETS).map(String::as_str).collect();
             let more = if known.len() > shown.len() { ", ..." } else { "" };
             ApiError::not_found(match shown.join(", ") {
-                none if none.is_empty() => format!("no target or subsystem `{target}`; there is none"),
-                shown => format!("no target or subsystem `{target}`; there are {shown}{more}"),
+                none if none.is_empty() => {
+                    format!("no target or subsystem `{target}`; none is configured for a volume")
+                }
+                shown => format!("no target or subsystem `{target}`; choose one of {shown}{more}"),
             })
         })
     }
 
-    /// Whether a target that has the volume now does not let everybody use it.
-    fn is_restricted(&self, name: &str, lives: &[LiveProtocol]) -> bool {
+    /// Whether a target that has the volume now restricts access to it.
+    fn is_restricted(&self, name: &str, live_protocols: &[LiveProtocol]) -> bool {
         let Some((volume, _)) = self.exports.find(name) else { return false };
-        lives.iter().any(|(_, live)| live.targets_of(volume).iter().any(|access| !access.is_open))
+        live_protocols.iter().any(|(_, live)| live.targets_of(volume).iter().any(|access| !access.is_open))
     }
 
-    /// Does what only the protocol of a target knows.
+    /// Executes a command that is specific to the protocol of a target.
     fn change(&self, Change { protocol, target, what }: &Change) -> Result<Option<String>, ApiError> {
-        let lives = self.lives();
-        let (own, live) = self.with_target(&lives, target)?;
+        let live_protocols = self.live_protocols();
+        let (own, live) = self.with_target(&live_protocols, target)?;
         if own.name != protocol {
-            let text = format!("{target}: is served by {}, which has no such command", own.title);
+            let text = format!("{target}: belongs to {}, which does not support this command", own.title);
             return Err(ApiError::invalid(text));
         }
         Ok(live.change(target, what)?)
     }
 
-    fn lives(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
-        self.lives.lock().unwrap_or_else(PoisonError::into_inner)
+    fn live_protocols(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
+        self.live_protocols.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
-        let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.served(id)?)));
+        let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.volume_state(id)?)));
         found.ok_or_else(|| {
             let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
-            let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            ApiError::not_found(format!("no volume is called `{name}`; there is {names}"))
+            ApiError::not_found(match names.is_empty() {
+                true => format!("no volume has the name `{name}`; no volume is exported"),
+                false => format!("no volume has the name `{name}`; choose one of {}", names.join(", ")),
+            })
         })
     }
 
     fn resize(&self, name: &str, size: Option<u64>) -> Result<u64, ApiError> {
-        let (_, served) = self.find(name)?;
+        let (_, volume_state) = self.find(name)?;
         if size.is_some_and(|size| size > LARGEST) {
-            let text = format!("{name}: clients count to 2^63 - 1 bytes; take a smaller size");
+            let text = format!("{name}: clients support at most 2^63 - 1 bytes; choose a smaller size");
             return Err(ApiError::invalid(text));
         }
         // A longer slice may overlap others.
@@ -364,11 +374,11 @@ impl ControlServer {
         if let Some(resized) = size.and_then(|size| self.reloader.resized(name, size)) {
             self.policy.set_data(name, DataPart::of_spec(&resized));
         }
-        let lives = self.lives();
-        let checked = self.policy.check_twins(name, |name| self.is_restricted(name, &lives));
-        drop(lives);
+        let live_protocols = self.live_protocols();
+        let checked = self.policy.check_same_data(name, |name| self.is_restricted(name, &live_protocols));
+        drop(live_protocols);
         checked.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
-        let size = served.resize(size.map_or(Resize::Own, Resize::Bytes)).map_err(|error| {
+        let size = volume_state.resize(size.map_or(Resize::Own, Resize::Bytes)).map_err(|error| {
             self.policy.set_data(name, parts_before.clone());
             let code = match error {
                 ResizeError::Fixed | ResizeError::ReadOnly => ErrorCode::Conflict,
@@ -380,77 +390,79 @@ impl ControlServer {
         info!("{name} has {size} bytes now");
         if self.policy.data_of(name) != parts_before {
             let all: Vec<_> = self.exports.iter().collect();
-            warn_of_twins(&twins(&all, &self.exports, &self.policy), |pair| pair.contains(&name));
+            let all = served_data(&all, &self.exports, &self.policy);
+            warn_of_same_data(&all, |pair| pair.contains(&name));
         }
         Ok(size)
     }
 
-    /// Everything that is counted.
-    pub(super) fn figures(&self) -> Figures {
+    /// A snapshot of all counters.
+    pub(super) fn snapshot(&self) -> Snapshot {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
-            let served = self.exports.served(id)?;
-            let volume = served.volume();
-            Some(VolumeFigures {
+            let volume_state = self.exports.volume_state(id)?;
+            let volume = volume_state.volume();
+            Some(VolumeCounters {
                 name: export.name.clone(),
                 size: volume.info().size,
-                gone: served.orphans(),
-                origins: served.traffic_by_origin(),
-                reservation: served.reservation(),
+                orphaned: volume_state.orphans(),
+                origins: volume_state.traffic_by_origin(),
+                reservation: volume_state.reservation(),
                 populated: volume.populated().map(|now| now.bytes),
                 reconnects: volume.links().map(|links| links.reconnects),
             })
         });
-        let limit = &self.parts.limit;
-        Figures {
-            status: ConnectionFigures {
+        let limit = &self.connection_limits.limit;
+        Snapshot {
+            status: ConnectionCounts {
                 connections: limit.open(),
                 max_connections: limit.most(),
-                gone: limit.orphaned(),
+                orphaned: limit.orphaned(),
             },
-            listeners: self.parts.listeners().clone(),
+            listeners: self.connection_limits.listeners().clone(),
             volumes: volumes.collect(),
-            sessions: self.parts.sessions().list(),
+            sessions: self.connection_limits.sessions().list(),
             cores: self.cores.clone(),
         }
     }
 
     fn status(&self) -> Status {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
-            let served = self.exports.served(id)?;
-            let (info, traffic, gone) = (served.volume().info(), served.traffic(), served.orphans());
+            let state = self.exports.volume_state(id)?;
+            let (info, traffic, orphaned) = (state.volume().info(), state.traffic(), state.orphans());
             Some(VolumeStatus {
                 name: export.name.clone(),
                 size: info.size,
                 read_only: export.read_only || info.read_only,
-                users: traffic.users.saturating_sub(gone as u64),
-                gone,
+                users: traffic.users.saturating_sub(orphaned as u64),
+                gone: orphaned,
                 traffic: traffic.into(),
-                reservation: Some(served.reservation())
+                reservation: Some(state.reservation())
                     .filter(|now| now.registrants > 0 || now.is_reserved)
                     .map(|now| ReservationStatus { registrants: now.registrants, reserved: now.is_reserved }),
-                reconnects: served.volume().links().map(|links| links.reconnects),
-                populated: served
+                reconnects: state.volume().links().map(|links| links.reconnects),
+                populated: state
                     .volume()
                     .populated()
                     .map(|now| PopulatedStatus { bytes: now.bytes, of: now.of }),
             })
         });
-        let parts = self.parts.all();
-        let protocols = parts.iter().map(|(name, part)| ProtocolStatus {
+        let limits = self.connection_limits.protocols();
+        let protocols = limits.iter().map(|(name, limit)| ProtocolStatus {
             name: (*name).to_owned(),
-            connections: part.open_of_part(),
+            connections: limit.open_of_part(),
         });
+        let limit = &self.connection_limits.limit;
         Status {
-            connections: self.parts.limit.open(),
-            max_connections: self.parts.limit.most(),
-            gone: self.parts.limit.orphaned(),
+            connections: limit.open(),
+            max_connections: limit.most(),
+            gone: limit.orphaned(),
             protocols: protocols.collect(),
             volumes: volumes.collect(),
         }
     }
 }
 
-/// Names of targets in a message.
+/// Maximum number of target names in a message.
 const SHOWN_TARGETS: usize = 8;
-/// How long what is in flight on a volume may take to end when it is removed.
-const SETTLE: Duration = Duration::from_secs(10);
+/// Time for I/O in flight on a volume that is removed.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! The last flush: what clients wrote is stable before the daemon ends.
+//! The final flush of volumes: writes that clients made are stable before the daemon ends.
 
 use crate::failure::Failure;
 use blockmux_engine::cores::{Cores, CoresConfig};
@@ -9,28 +9,34 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Flushes every volume, all at the same time.
+/// Flushes all volumes in parallel.
+///
+/// # Errors
+/// If a flush fails or times out; the message names each of these volumes.
 pub(super) fn all(exports: &Exports) -> Result<(), Failure> {
     each(&exports.iter().map(|(_, export)| export).collect::<Vec<_>>())
 }
 
-/// Flushes these volumes.
+/// Flushes the given volumes in parallel, except read-only ones.
+///
+/// # Errors
+/// If a flush fails or times out; the message names each of these volumes.
 pub(super) fn each(exports: &[Arc<Export>]) -> Result<(), Failure> {
     let cores = Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() })
         .map_err(|error| Failure::run(format!("cannot flush the volumes: {error}")))?;
     let written = exports.iter().filter(|export| !export.volume.info().read_only);
     let started: Vec<_> = written.map(|export| (export, start(&cores, &export.volume))).collect();
-    let failed = started.into_iter().filter_map(|(export, result)| why_not(export, &result));
+    let failed = started.into_iter().filter_map(|(export, result)| flush_error(export, &result));
     let failed: Vec<_> = failed.collect();
-    // Servers of remote volumes are told good-bye, as their protocols want it.
-    cores.stop(GOOD_BYE);
+    // Stopping the cores logs out of remote volumes.
+    cores.stop(LOGOUT_TIMEOUT);
     if failed.is_empty() { Ok(()) } else { Err(Failure::run(failed.join("; "))) }
 }
 
 fn start(cores: &Cores, volume: &Arc<dyn Volume>) -> mpsc::Receiver<Result<(), IoError>> {
     let (sender, receiver) = mpsc::channel();
     let volume = volume.clone();
-    // A core that has ended drops the sender, and the receiver tells.
+    // If the core has ended, the sender is dropped and the receiver reports it.
     let _ = cores.ask(0, move |core| {
         if let Err(error) = spawn(core, &volume, &sender) {
             let _ = sender.send(Err(error));
@@ -52,7 +58,8 @@ fn spawn(
     })
 }
 
-fn why_not(export: &Export, result: &mpsc::Receiver<Result<(), IoError>>) -> Option<String> {
+/// Waits for the result of a flush; returns the message if it failed.
+fn flush_error(export: &Export, result: &mpsc::Receiver<Result<(), IoError>>) -> Option<String> {
     let reason = match result.recv_timeout(TIMEOUT) {
         Ok(Ok(())) => return None,
         Ok(Err(error)) => error.to_string(),
@@ -72,13 +79,13 @@ impl Task for Flush {
         self.channel.kick();
         self.channel.poll(&mut self.done);
         let Some(completion) = self.done.pop() else { return Progress::Idle };
-        // The daemon may have stopped waiting.
+        // The receiver is gone after the timeout.
         let _ = self.result.send(completion.result.map(|_| ()));
         Progress::Done
     }
 }
 
-/// How long servers of remote volumes may take to let us go.
-const GOOD_BYE: Duration = Duration::from_secs(1);
-/// How long a volume has for its last flush.
+/// Time for logouts from the servers of remote volumes.
+const LOGOUT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for each volume's final flush.
 const TIMEOUT: Duration = Duration::from_secs(60);

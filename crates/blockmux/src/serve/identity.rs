@@ -1,4 +1,4 @@
-//! Which UUID a volume gets when it is served, and what its own target is called
+//! The UUID of an exported volume, and the name of the volume's own target
 //! ([decision 34](../../../../docs/decisions/0034-identity-belongs-to-the-data.md)).
 
 use super::opening::NamedVolume;
@@ -13,15 +13,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tracing::warn;
 
-/// Who a volume is.
+/// The identity of a volume.
 pub(super) struct Identified {
     pub(super) uuid: VolumeUuid,
-    /// After a restart it has the same UUID.
+    /// The volume has the same UUID after a restart.
     pub(super) is_lasting: bool,
 }
 
-/// The UUID of the config file, or else the one of the data; one at random where the data go with
-/// the process.
+/// The configured UUID, or one that is derived from `data` and `machine`, or a random one if the
+/// data do not outlive the process.
+///
+/// # Errors
+/// If the system provides no random bytes.
 pub(super) fn identify(
     named: &NamedVolume,
     data: Option<&DataKey>,
@@ -37,8 +40,8 @@ pub(super) fn identify(
             return Ok(Identified { uuid, is_lasting: true });
         }
         Some(_) => warn!(
-            "`{name}`: without /etc/machine-id it has another UUID after each restart; write uuid = \"...\" in its \
-             [[volume]] of a config file"
+            "`{name}`: without /etc/machine-id its UUID changes with each restart; set `uuid` in its [[volume]] of a \
+             config file"
         ),
         None => {}
     }
@@ -46,52 +49,56 @@ pub(super) fn identify(
     Ok(Identified { uuid: VolumeUuid::random(random), is_lasting: false })
 }
 
-/// What the target and the subsystem of a volume are called behind their prefixes. A name that
-/// somebody gave is used as it is; volumes without one are called alike in every daemon, so that a
-/// part of the UUID follows.
+/// The name of the volume's own target and subsystem, behind their prefixes. A configured name is
+/// used unchanged. Generated names are the same in every daemon, so part of the UUID is appended.
 pub(super) fn target_name(named: &NamedVolume, uuid: VolumeUuid) -> String {
     named.entry.name.clone().unwrap_or_else(|| format!("{}.{}", named.name, uuid.short()))
 }
 
-/// A volume as [`warn_of_twins`] looks at it.
-pub(super) struct Twin<'a> {
+/// The data of an exported volume.
+pub(super) struct ServedData<'a> {
     pub(super) name: &'a str,
     pub(super) uuid: Option<VolumeUuid>,
-    pub(super) data: Vec<DataPart>,
+    pub(super) parts: Vec<DataPart>,
 }
 
-/// Volumes that are served, as [`warn_of_twins`] looks at them.
-pub(super) fn twins<'a>(
+/// The data of all exported volumes.
+pub(super) fn served_data<'a>(
     all: &'a [(VolumeId, Arc<Export>)],
     exports: &Exports,
     policy: &Policy,
-) -> Vec<Twin<'a>> {
-    let twin = |(id, export): &'a (VolumeId, Arc<Export>)| {
-        let name = export.name.as_str();
-        Twin { name, uuid: exports.served(*id).and_then(|served| served.uuid()), data: policy.data_of(name) }
+) -> Vec<ServedData<'a>> {
+    let data = |(id, export): &'a (VolumeId, Arc<Export>)| {
+        let uuid = exports.volume_state(*id).and_then(|state| state.uuid());
+        ServedData { name: &export.name, uuid, parts: policy.data_of(&export.name) }
     };
-    all.iter().map(twin).collect()
+    all.iter().map(data).collect()
 }
 
-/// Warns of volumes of the same data, and of those that overlap in a file or a device: what keeps
-/// clients from one does not keep them from the other. `is_meant` chooses the pairs.
-pub(super) fn warn_of_twins(volumes: &[Twin<'_>], is_meant: impl Fn([&str; 2]) -> bool) {
+/// Warns of volumes with the same data, and of volumes that overlap in a file or a device: access
+/// control and reservations of one do not apply to the other. `is_meant` selects the pairs.
+pub(super) fn warn_of_same_data(volumes: &[ServedData<'_>], is_meant: impl Fn([&str; 2]) -> bool) {
     let mut seen = BTreeMap::new();
     let mut pairs = Vec::new();
-    for Twin { name, uuid, .. } in volumes {
-        if let Some(twin) = uuid.and_then(|uuid| seen.insert(uuid, *name)) {
-            pairs.push([*name, twin]);
+    for ServedData { name, uuid, .. } in volumes {
+        if let Some(other) = uuid.and_then(|uuid| seen.insert(uuid, *name)) {
+            pairs.push([*name, other]);
         }
     }
-    for [name, twin] in pairs.iter().copied().filter(|pair| is_meant(*pair)) {
-        warn!("`{name}` has the data of `{twin}`: who may use them and reservations are each volume's own");
+    for [name, other] in pairs.iter().copied().filter(|pair| is_meant(*pair)) {
+        warn!(
+            "`{name}` and `{other}` export the same data: reservations and access control of one do not apply to \
+             the other"
+        );
     }
-    let others = overlaps(volumes.iter().map(|twin| (twin.name, &*twin.data)));
-    let others = others.into_iter().filter(|[name, twin]| {
-        !pairs.contains(&[name, twin]) && !pairs.contains(&[twin, name]) && is_meant([name, twin])
+    let overlapping = overlaps(volumes.iter().map(|data| (data.name, &*data.parts)));
+    let overlapping = overlapping.into_iter().filter(|[name, other]| {
+        !pairs.contains(&[name, other]) && !pairs.contains(&[other, name]) && is_meant([name, other])
     });
-    for [name, twin] in others {
-        warn!("`{name}` overlaps `{twin}`: who may use them and reservations are each volume's own");
+    for [name, other] in overlapping {
+        warn!(
+            "`{name}` and `{other}` overlap: reservations and access control of one do not apply to the other"
+        );
     }
 }
 
@@ -116,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_last_have_one_uuid_on_one_machine_and_another_on_others() {
+    fn lasting_data_have_the_same_uuid_on_one_machine_and_different_ones_on_others() {
         let own = identified(None, Some(("a", false)), "m");
         assert_eq!((own.1, identified(None, Some(("a", false)), "m")), (true, own));
         assert_ne!(identified(None, Some(("b", false)), "m").0, own.0);
@@ -125,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_with_the_process_or_could_be_on_any_machine_has_a_uuid_of_this_start() {
+    fn data_of_the_process_or_without_a_machine_id_get_a_random_uuid() {
         for data in [None, Some(("a", false))] {
             let [first, second] = [(); 2].map(|()| identified(None, data, ""));
             assert!(first.0 != second.0 && !first.1 && !second.1);
@@ -133,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn the_uuid_of_the_config_file_wins() {
+    fn the_configured_uuid_has_priority() {
         let given = (UUID.parse().unwrap(), true);
         assert_eq!(identified(Some(UUID), None, ""), given);
         assert_eq!(identified(Some(UUID), Some(("a", true)), "m"), given);
     }
 
     #[test]
-    fn only_a_name_that_nobody_gave_gets_a_part_of_the_uuid() {
+    fn only_a_generated_name_has_part_of_the_uuid() {
         let uuid: VolumeUuid = UUID.parse().unwrap();
         assert_eq!(target_name(&volume(true, None), uuid), "disk0");
         assert_eq!(target_name(&volume(false, None), uuid), format!("disk0.{}", uuid.short()));

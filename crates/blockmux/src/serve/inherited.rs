@@ -1,33 +1,35 @@
-//! Listening sockets that this process was started with (socket activation, sd_listen_fds(3)).
+//! ConfiguredListener sockets that the service manager passes (socket activation,
+//! sd_listen_fds(3)).
 //!
-//! A listener of the command line or the config file whose address such a socket has takes that
-//! socket. A socket at another address is a listener of the protocol that its name says
+//! A listener of the command line or the config file uses the passed socket with its address. A
+//! passed socket with any other address becomes a listener of the protocol that its name gives
 //! (`FileDescriptorName=nbd`).
 
 use crate::address::{ListenAddress, ListenerEntry};
 use crate::failure::Failure;
-use crate::protocol::{Carrier, Listening, PROTOCOLS, Protocol};
+use crate::protocol::{Carrier, ConfiguredListener, PROTOCOLS, Protocol};
 use blockmux_engine::socket::{Address, Listener};
 use listenfd::ListenFd;
 use std::env;
 
-/// Inherited listeners. Those that were taken stay listed, so that a reload serves the same.
+/// Inherited listeners. Taken ones stay in the list without their socket, so that a reload finds
+/// the same listeners.
 #[derive(Default)]
-pub(super) struct InheritedListeners(Vec<Named>);
+pub(super) struct InheritedListeners(Vec<InheritedListener>);
 
-struct Named {
+struct InheritedListener {
     /// `FileDescriptorName=` of the socket unit.
     name: String,
     address: Address,
-    /// Until it is taken.
+    /// `None` once it is taken.
     listener: Option<Listener>,
 }
 
 impl InheritedListeners {
-    /// Those of the service manager; none if this process was started otherwise.
+    /// The sockets that the service manager passed; empty without socket activation.
     ///
     /// # Errors
-    /// If one of them is no stream socket that listens.
+    /// If one of them is not a listening stream socket.
     pub(super) fn from_service_manager() -> Result<InheritedListeners, Failure> {
         let mut passed = ListenFd::from_env();
         let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
@@ -37,7 +39,7 @@ impl InheritedListeners {
             let name = names.next().unwrap_or_default().to_owned();
             let refuse = |reason: String| {
                 Failure::request(format!(
-                    "socket {nth} of the service manager (`{name}`): {reason}; pass stream sockets that listen"
+                    "socket {nth} of the service manager (`{name}`): {reason}; pass listening stream sockets"
                 ))
             };
             let tcp = passed.take_tcp_listener(nth);
@@ -51,28 +53,32 @@ impl InheritedListeners {
                 },
             };
             let listener = listener.map_err(|error| refuse(error.to_string()))?;
-            inherited.push(Named { name, address: listener.address().clone(), listener: Some(listener) });
+            inherited.push(InheritedListener {
+                name,
+                address: listener.address().clone(),
+                listener: Some(listener),
+            });
         }
         Ok(InheritedListeners(inherited))
     }
 
-    /// The listeners that are served because they were inherited: those at no address of `named`.
+    /// The inherited listeners at addresses that no listener of `named` has.
     ///
     /// # Errors
-    /// If the name of one is no protocol's.
-    pub(super) fn further(&self, named: &[Listening]) -> Result<Vec<Listening>, Failure> {
+    /// If the name of one of them is not the name of a protocol.
+    pub(super) fn further(&self, named: &[ConfiguredListener]) -> Result<Vec<ConfiguredListener>, Failure> {
         let is_named = |address: &Address| {
             named.iter().any(|(protocol, entry)| {
                 entry.address.resolve(protocol.port).is_ok_and(|place| place.socket() == Some(address))
             })
         };
         let further = self.0.iter().filter(|inherited| !is_named(&inherited.address));
-        let listening = further.map(|Named { name, address, .. }| {
-            let protocol = of_name(name).ok_or_else(|| {
-                let known: Vec<_> = over_streams().map(|protocol| protocol.name).collect();
+        let listening = further.map(|InheritedListener { name, address, .. }| {
+            let protocol = protocol_named(name).ok_or_else(|| {
+                let known: Vec<_> = stream_protocols().map(|protocol| protocol.name).collect();
                 Failure::request(format!(
-                    "the service manager passes {address}, which is no configured listener, by the name `{name}`; \
-                     set FileDescriptorName= to one of {}",
+                    "the service manager passes a socket at {address}, which is not a configured listener, with the \
+                     name `{name}`; set FileDescriptorName= to one of {}",
                     known.join(", ")
                 ))
             })?;
@@ -87,16 +93,16 @@ impl InheritedListeners {
         listening.collect()
     }
 
-    /// Takes the socket at an address, if there is one.
+    /// Takes the socket with this address, if one was passed.
     pub(super) fn take(&mut self, address: &Address) -> Option<Listener> {
         self.0.iter_mut().find(|inherited| inherited.address == *address)?.listener.take()
     }
 }
 
-fn over_streams() -> impl Iterator<Item = &'static Protocol> {
+fn stream_protocols() -> impl Iterator<Item = &'static Protocol> {
     PROTOCOLS.iter().copied().filter(|protocol| protocol.carrier != Carrier::Frames)
 }
 
-fn of_name(name: &str) -> Option<&'static Protocol> {
-    over_streams().find(|protocol| protocol.name == name)
+fn protocol_named(name: &str) -> Option<&'static Protocol> {
+    stream_protocols().find(|protocol| protocol.name == name)
 }

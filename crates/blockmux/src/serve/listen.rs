@@ -1,5 +1,5 @@
-//! Where to listen: what was asked for, else every protocol on its own port of loopback, or in a
-//! private directory.
+//! Listeners: at the configured addresses, or by default for every protocol at its own port on
+//! loopback, or, for the command of `--run`, at Unix sockets in a private directory.
 
 use super::inherited::InheritedListeners;
 use super::setup::Setup;
@@ -19,31 +19,32 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tracing::warn;
 
-/// Where a command's sockets are, if nobody said where to listen.
+/// Creates the directory for the Unix sockets of `--run`; `None` without a command, or if listeners
+/// are configured.
 pub(super) fn private_directory(setup: &Setup, has_command: bool) -> Result<Option<TempDir>, Failure> {
     if !has_command || !setup.listeners.is_empty() {
         return Ok(None);
     }
     let directory = tempfile::Builder::new().prefix("blockmux-").tempdir();
-    directory.inspect(|directory| signals::leaves(directory.path())).map(Some).map_err(|error| {
+    directory.inspect(|directory| signals::remove_at_exit(directory.path())).map(Some).map_err(|error| {
         Failure::request(format!(
-            "cannot make a directory for the socket: {error}; set TMPDIR to one that works"
+            "cannot create a directory for the sockets: {error}; set TMPDIR to a writable directory"
         ))
     })
 }
 
-/// A place where a protocol is served.
-pub(super) struct BoundPlace {
-    /// The place as it was asked for: its port may be 0.
+/// A bound listener of a protocol.
+pub(super) struct BoundListener {
+    /// The configured address; its port may be 0.
     pub(super) asked: ListenerAddress,
-    /// The place as it is.
+    /// The listener with the address that it is bound to.
     pub(super) listener: PolicyListener,
-    /// `None` if it is an interface.
+    /// `None` for a network interface.
     pub(super) socket: Option<Listener>,
 }
 
-/// Where to serve, as it was asked for; else the private socket of each protocol that has something
-/// to serve, or its own port of loopback.
+/// The configured listeners. Without any, one for each protocol that has a volume to export: a
+/// socket in the private directory, or the protocol's port on loopback.
 pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<PolicyListener>, Failure> {
     let usual = |protocol: &'static Protocol| match private {
         Some(_) if !protocol.has_unix_sockets() => ListenAddress::ANY_PORT,
@@ -53,7 +54,7 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
     let is_asked = !setup.listeners.is_empty();
     let mut wanted = setup.listeners.clone();
     if !is_asked {
-        let unasked = PROTOCOLS.iter().filter(|protocol| protocol.is_served_unasked());
+        let unasked = PROTOCOLS.iter().filter(|protocol| protocol.is_served_by_default());
         let of_use = unasked.filter(|protocol| setup.policy.has_use_for(protocol));
         let entry = |protocol| ListenerEntry { address: usual(protocol), volumes: None };
         wanted = of_use.map(|&protocol| (protocol, entry(protocol))).collect();
@@ -71,15 +72,15 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
     Ok(places)
 }
 
-/// Listens at a place, with an inherited socket if one is bound there.
+/// Binds a listener, or takes the inherited socket that is bound to its address.
 pub(super) fn bind(
     listener: PolicyListener,
     congestion: Option<&Congestion>,
     inherited: &mut InheritedListeners,
-) -> Result<BoundPlace, Failure> {
+) -> Result<BoundListener, Failure> {
     let asked = listener.place.clone();
     let ListenerAddress::Socket(address) = &asked else {
-        return Ok(BoundPlace { asked, listener, socket: None });
+        return Ok(BoundListener { asked, listener, socket: None });
     };
     let bound = match inherited.take(address) {
         Some(socket) => Ok(socket),
@@ -89,38 +90,39 @@ pub(super) fn bind(
         ),
     };
     let socket = bound.map_err(|error| cannot_listen(listener.protocol, address, &error))?;
-    // The port may be one that the system has chosen.
+    // With port 0 the system has chosen one.
     let place = ListenerAddress::Socket(socket.address().clone());
-    Ok(BoundPlace { asked, listener: PolicyListener { place, ..listener }, socket: Some(socket) })
+    Ok(BoundListener { asked, listener: PolicyListener { place, ..listener }, socket: Some(socket) })
 }
 
-/// Says which listeners others can reach without authentication.
+/// Warns of each listener that other machines can reach without authentication.
 pub(super) fn warn_of_open(policy: &Policy) {
     for PolicyListener { protocol, place, .. } in &policy.listeners() {
         let reached = place.socket().filter(|address| !is_local(address));
         if let Some(address) = reached.filter(|_| policy.is_open(protocol)) {
-            warn!("{address} can be reached from other machines, and there is no authentication");
+            warn!("{address} can be reached from other machines without authentication");
         }
     }
 }
 
-/// Whoever names a place twice would be told that another program listens there.
+/// Refuses an address that is given twice. The second bind would fail with a message about another
+/// program.
 fn refuse_twice(listeners: &[PolicyListener]) -> Result<(), Failure> {
     let is_chosen = |place: &ListenerAddress| place.tcp().is_some_and(|tcp| tcp.port() == 0);
     for (at, PolicyListener { protocol, place, .. }) in listeners.iter().enumerate() {
         let first = listeners.iter().take(at).find(|other| other.place == *place && !is_chosen(place));
         if let Some(PolicyListener { protocol: other, .. }) = first {
             return Err(Failure::request(if other.name == protocol.name {
-                format!("--{} {place}: is given twice; remove one", protocol.name)
+                format!("--{} {place}: given twice; remove one", protocol.name)
             } else {
-                format!("{place}: is given for --{} and for --{}; change one", other.name, protocol.name)
+                format!("{place}: given for --{} and for --{}; change one", other.name, protocol.name)
             }));
         }
     }
     Ok(())
 }
 
-/// Whether somebody listens there, or may do so: what does not answer at all may be busy.
+/// Whether a program may be listening there: `false` only if connections are refused.
 fn is_answered(address: SocketAddr) -> bool {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -138,10 +140,10 @@ fn is_socket(path: &Path) -> bool {
 fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> Failure {
     let advice = match (error.kind(), address) {
         (io::ErrorKind::AddrInUse, Address::Tcp(tcp)) if !is_answered(*tcp) => {
-            "something has that port, but nobody listens there; use another port, or try again in a minute"
+            "the port is in use, but no program listens there; use another port, or try again in a minute"
         }
         (io::ErrorKind::AddrInUse, Address::Unix(path)) if !is_socket(path) => {
-            "a file is there, and it is no socket; name another path"
+            "a file that is no socket has this path; name another path"
         }
         (io::ErrorKind::AddrInUse, Address::Tcp(_)) => {
             let option = protocol.name;
@@ -163,5 +165,5 @@ fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> F
     Failure::request(format!("cannot listen on {address}: {advice}"))
 }
 
-/// How long a listener on this machine may take to answer before it counts as busy.
+/// Timeout of the connection attempt of [`is_answered`].
 const ANSWER_TIME: Duration = Duration::from_secs(1);

@@ -1,8 +1,8 @@
-//! `blockmux serve`: volumes on every protocol, until told to stop.
+//! `blockmux serve`: exports volumes over every protocol until the daemon is stopped.
 //!
-//! Listeners are bound first and volumes opened next, so that nothing is created for a daemon that
-//! cannot start; then connections are accepted and `ready` is printed. A signal, or the end of
-//! `--run`'s command, stops it: I/O in flight completes, and every volume is flushed.
+//! The daemon binds its listeners before it opens volumes, so that a daemon that cannot start
+//! creates no file. Then it accepts connections and prints `ready`. A signal, or the end of the
+//! command of `--run`, stops it: I/O in flight completes, and every volume is flushed.
 
 mod alive;
 mod announce;
@@ -15,12 +15,13 @@ mod control;
 mod flush;
 mod identity;
 mod inherited;
-mod late;
+
 mod listen;
 mod opening;
 mod reload;
 mod service_manager;
 mod setup;
+mod shutdown;
 mod sizes;
 mod sources;
 mod state;
@@ -36,15 +37,15 @@ use crate::poll::Poll;
 use crate::privileges::{self, ServiceUser};
 use crate::protocol::Frontends;
 use crate::signals;
-use announce::{Amount, Announcement, Asker};
+use announce::{Announcement, AnnouncementDetail, ClientLocation};
 use api::{Api, Endpoint, bind_control, bind_tcp};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_volume::MAX_TRANSFER;
-use command::Running;
+use command::RunningCommand;
 use config::VolumeEntry;
-use control::{ControlServer, Parts};
+use control::{ConnectionLimits, ControlServer};
 use inherited::InheritedListeners;
 use reload::Reloader;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -60,7 +61,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 use tracing::{info, warn};
 
-/// What to serve, and how.
+/// Arguments of `blockmux serve`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
@@ -75,14 +76,14 @@ pub(crate) struct ServeArgs {
     /// Refuse writes to all volumes
     #[arg(long)]
     read_only: bool,
-    /// Run a shell command with the URLs in its environment, then stop
+    /// Run a shell command with the URLs in its environment, and stop when it ends
     #[arg(long, value_name = "CMD")]
     run: Option<String>,
-    /// Threads that serve [default: one for each CPU]
+    /// Number of threads that serve [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     cores: Option<NonZeroUsize>,
-    /// When idle cores sleep: adaptive (after a short poll), always (never; takes whole CPUs) or
-    /// never (at once) [default: adaptive]
+    /// Polling of idle cores: adaptive (briefly, then sleep), always (use whole CPUs) or never
+    /// (sleep at once) [default: adaptive]
     #[arg(long, value_enum, hide_possible_values = true)]
     poll: Option<Poll>,
     /// Maximum number of connections [default: 4096]
@@ -119,19 +120,19 @@ pub(crate) struct ServeArgs {
 
 impl ServeArgs {
     /// Prepares for `--user`, before any thread is started.
-    pub(crate) fn announce_user(&self) {
+    pub(crate) fn prepare_user(&self) {
         if let Some(user) = &self.user {
-            user.announce();
+            user.prepare();
         }
     }
 
-    /// Whether it serves until it is told to stop, and not for one command of its user.
+    /// Whether it serves until it is stopped, rather than for the command of `--run`.
     pub(crate) fn is_daemon(&self) -> bool {
         self.run.is_none()
     }
 
-    /// A command line that says nothing.
-    fn of(frontends: Frontends) -> ServeArgs {
+    /// A command line without arguments.
+    fn empty(frontends: Frontends) -> ServeArgs {
         ServeArgs {
             volumes: Vec::new(),
             config: None,
@@ -153,12 +154,12 @@ impl ServeArgs {
         }
     }
 
-    /// A copy of this command line, before a config file was read.
-    fn again(&self) -> ServeArgs {
+    /// A copy of this command line whose frontends have read no config file.
+    fn duplicate(&self) -> ServeArgs {
         ServeArgs {
             volumes: self.volumes.clone(),
             config: self.config.clone(),
-            frontends: self.frontends.again(),
+            frontends: self.frontends.duplicate(),
             run: self.run.clone(),
             congestion: self.congestion.clone(),
             state: self.state.clone(),
@@ -171,20 +172,21 @@ impl ServeArgs {
     }
 
     /// A copy of this command line without volumes and listeners.
-    fn values(&self) -> ServeArgs {
-        ServeArgs { volumes: Vec::new(), frontends: self.frontends.values(), ..self.again() }
+    fn without_volumes_and_listeners(&self) -> ServeArgs {
+        let frontends = self.frontends.without_listeners();
+        ServeArgs { volumes: Vec::new(), frontends, ..self.duplicate() }
     }
 }
 
-/// What ends the daemon.
-enum StopEvent {
-    /// A signal asks for it.
+/// An event that the main thread handles while the daemon serves.
+enum DaemonEvent {
+    /// A signal asked the daemon to stop.
     Signal,
-    /// A signal asks for the config file to be loaded again, which does not end it.
+    /// SIGHUP asked the daemon to reload its config file.
     Reload,
-    /// The command of `--run` has ended.
+    /// The command of `--run` ended.
     CommandEnded(io::Result<ExitStatus>),
-    /// A core ended before it was asked to.
+    /// A core ended although nobody stopped it.
     CoreEnded,
 }
 
@@ -192,26 +194,28 @@ fn at_least_one(text: &str) -> Result<NonZeroUsize, &'static str> {
     text.parse().map_err(|_| "write a number of at least 1")
 }
 
-/// Serves until a signal or the end of the command.
+/// Serves until a signal arrives or the command of `--run` ends.
 #[expect(clippy::too_many_lines, reason = "the order of the steps is what matters")]
 pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure> {
     let (json, command, keep_privileges) = (args.json, args.run.clone(), args.keep_privileges);
-    let amount = match (args.quiet, is_verbose) {
-        (true, _) => Amount::Nothing,
-        (false, true) => Amount::Everything,
-        (false, false) => Amount::Short,
+    let detail = match (args.quiet, is_verbose) {
+        (true, _) => AnnouncementDetail::ReadyLine,
+        (false, true) => AnnouncementDetail::Full,
+        (false, false) => AnnouncementDetail::Short,
     };
     let reloads = args.config.is_some() && command.is_none();
     let mut inherited = InheritedListeners::from_service_manager()?;
     let user = args.user.clone();
-    let mut setup = Setup::gather(args.again(), &inherited)?;
+    let mut setup = Setup::gather(args.duplicate(), &inherited)?;
     let (sender, events) = mpsc::channel();
-    let (again, event): (&[i32], fn(i32) -> StopEvent) = match reloads {
-        true => (&[SIGHUP], |signal| if signal == SIGHUP { StopEvent::Reload } else { StopEvent::Signal }),
-        false => (&[], |_| StopEvent::Signal),
+    let (repeatable, event): (&[i32], fn(i32) -> DaemonEvent) = match reloads {
+        true => {
+            (&[SIGHUP], |signal| if signal == SIGHUP { DaemonEvent::Reload } else { DaemonEvent::Signal })
+        }
+        false => (&[], |_| DaemonEvent::Signal),
     };
-    signals::watch(&sender, again, event)
-        .map_err(|error| Failure::run(format!("cannot watch for signals: {error}")))?;
+    signals::watch(&sender, repeatable, event)
+        .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
     let bind = |place| listen::bind(place, setup.congestion.as_ref(), &mut inherited);
     let bound = listen::places(&setup, private.as_ref())?.into_iter().map(bind);
@@ -223,28 +227,30 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
     listen::warn_of_open(&setup.policy);
     let exports = setup.open()?;
-    let asker = if command.is_some() { Asker::Here } else { Asker::Anywhere };
-    let announcement = Announcement::new(&exports, &setup.frontends, &setup.policy, asker).with_api(api_url);
-    allow_files();
-    let buffers = buffers_of_each(setup.cores, memory_bytes());
-    let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
-    let limit = ConnectionLimit::new(setup.max_connections).reserving_space(kept_space);
-    let parts = Arc::new(Parts::new(limit.clone()));
+    let clients = if command.is_some() { ClientLocation::Local } else { ClientLocation::Anywhere };
+    let announcement =
+        Announcement::new(&exports, &setup.frontends, &setup.policy, clients).with_api(api_url);
+    raise_open_file_limit();
+    let buffers = pool_limit_bytes(setup.cores, memory_bytes());
+    let reserved_space = (setup.cores * buffers + SESSION_ADDRESS_SPACE) as u64;
+    let limit = ConnectionLimit::new(setup.max_connections).reserving_space(reserved_space);
+    let connection_limits = Arc::new(ConnectionLimits::new(limit.clone()));
     if let Some(user) = &user {
         let control = setup.control.as_ref().map(|ControlPath(path)| path.as_path());
-        user.become_it(setup.state.as_deref(), control)?;
+        user.switch(setup.state.as_deref(), control)?;
     }
-    // A command is to have what the user has.
+    // The command of --run keeps the privileges of the user who started it.
     if command.is_none() && !keep_privileges {
-        privileges::give_up(setup.capabilities())?;
+        privileges::drop_capabilities(setup.capabilities())?;
     }
     let cores = start_cores(&setup, buffers)?;
-    let reloader = Reloader::start((args, inherited), &setup, &exports, &parts, cores, (bound, private))?;
+    let reloader =
+        Reloader::start((args, inherited), &setup, &exports, &connection_limits, cores, (bound, private))?;
     if let Some(left) = limit.lacks_space() {
-        let (left, kept) = (left >> 20, kept_space >> 20);
+        let (left, needed) = (left >> 20, reserved_space >> 20);
         return Err(Failure::request(format!(
-            "the limit of address space (RLIMIT_AS) leaves {left} MiB, and serving takes {kept} MiB; raise the limit or \
-             use fewer --cores"
+            "the limit of address space (RLIMIT_AS) leaves {left} MiB, but the daemon needs {needed} MiB; raise the \
+             limit or use fewer --cores"
         )));
     }
     alive::watch(reloader.cores(), &sender);
@@ -252,17 +258,17 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let reloader = Arc::new(reloader);
     let control = ControlServer {
         exports: exports.clone(),
-        parts,
-        lives: reloader.lives.clone(),
+        connection_limits,
+        live_protocols: reloader.live_protocols.clone(),
         cores: reloader.cores().stats(),
-        opening: reloader.opening.clone(),
+        opener: reloader.opener.clone(),
         frontends: reloader.frontends.clone(),
         policy: setup.policy.clone(),
         reloader: reloader.clone(),
     };
     let api = match endpoints.is_empty() {
         true => {
-            // It uses the cores.
+            // The control server would keep a reference to the cores.
             drop(control);
             None
         }
@@ -271,35 +277,36 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let watchdog = Watchdog::start(reloader.cores().inboxes())?;
     let status = match command {
         Some(command) => {
-            let running = Running::start(&command, &announcement, &sender)?;
+            let running = RunningCommand::start(&command, &announcement, &sender)?;
             wait(&events, Some(&running), &reloader)
         }
         None => {
             if let Some(line) = setup.not_served().filter(|_| !json) {
                 warn!("{line}");
             }
-            print(if json { announcement.json()? } else { announcement.text(amount) })?;
+            print(if json { announcement.json()? } else { announcement.text(detail) })?;
             service_manager::ready(exports.iter().count());
             wait(&events, None, &reloader)
         }
     };
     service_manager::stopping();
-    // What is asked of it from here on concerns nobody any more.
+    // The API, the size watch and the watchdog end before the cores that they use.
     drop((api, sizes, watchdog));
-    info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
+    info!("{}; send another signal to stop at once", shutdown::started(&limit, GRACE));
     let cores = Arc::into_inner(reloader).and_then(Reloader::into_cores);
-    let cores = cores.ok_or_else(|| Failure::run("something still uses the cores"))?;
-    cores.stop_or(GRACE, || warn!("{}", late::end(&limit, &exports, GRACE)));
+    let cores = cores.ok_or_else(|| Failure::run("internal error: the cores are still in use"))?;
+    cores.stop_or(GRACE, || warn!("{}", shutdown::overdue(&limit, &exports, GRACE)));
     flush::all(&exports)?;
     status
 }
 
-/// Lets the process open as many files as it may: each connection takes one, and one more for each
-/// file below.
-fn allow_files() {
+/// Raises the soft limit of open files to the hard limit. Each connection takes one file
+/// descriptor, and each file volume takes one on each core.
+fn raise_open_file_limit() {
     let limit = getrlimit(Resource::Nofile);
-    if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err() {
-        warn!("the limit of open files stays at {:?}; fewer connections may fit", limit.current);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        let current = limit.current.unwrap_or(u64::MAX);
+        warn!("cannot raise the limit of open files from {current}: {error}; fewer connections may fit");
     }
 }
 
@@ -314,51 +321,52 @@ fn start_cores(setup: &Setup, pool_limit_bytes: usize) -> Result<Cores, Failure>
     Cores::start(&config).map_err(|error| Failure::request(cores_cannot_start(&error)))
 }
 
-/// The most bytes of buffers of one core: what clients can make a daemon hold leaves room for
-/// others on the machine.
-fn buffers_of_each(cores: usize, memory_bytes: u64) -> usize {
-    let share = usize::try_from(memory_bytes / BUFFERS_SHARE).unwrap_or(usize::MAX);
+/// Limit of one core's buffers, in bytes. The buffers of all cores take a share of the machine's
+/// memory, so that clients cannot make the daemon use all of it.
+fn pool_limit_bytes(cores: usize, memory_bytes: u64) -> usize {
+    let share = usize::try_from(memory_bytes / POOL_MEMORY_DIVISOR).unwrap_or(usize::MAX);
     let half = usize::try_from(memory_bytes / 2).unwrap_or(usize::MAX) / cores;
-    let least = LEAST_BUFFERS.min(half).max(FEWEST_BUFFERS);
-    (share / cores).clamp(least, CoresConfig::default().pool_limit_bytes)
+    let min = MIN_POOL_BYTES.min(half).max(MIN_POOL_BYTES_SMALL_MACHINE);
+    (share / cores).clamp(min, CoresConfig::default().pool_limit_bytes)
 }
 
-/// Waits for what ends the daemon; answers the exit status.
+/// Handles events until one ends the daemon; returns the exit status.
 fn wait(
-    events: &Receiver<StopEvent>,
-    running: Option<&Running>,
+    events: &Receiver<DaemonEvent>,
+    running: Option<&RunningCommand>,
     reloader: &Reloader,
 ) -> Result<ExitCode, Failure> {
     loop {
         match (events.recv(), running) {
-            (Ok(StopEvent::Reload), _) => reload::log(&reloader.reload()),
-            (Ok(StopEvent::Signal), None) | (Err(_), _) => return Ok(ExitCode::SUCCESS),
-            (Ok(StopEvent::Signal), Some(running)) => running.terminate(),
-            (Ok(StopEvent::CommandEnded(status)), _) => return command::exit_code(status),
-            (Ok(StopEvent::CoreEnded), running) => {
+            (Ok(DaemonEvent::Reload), _) => reload::log(&reloader.reload()),
+            (Ok(DaemonEvent::Signal), None) | (Err(_), _) => return Ok(ExitCode::SUCCESS),
+            (Ok(DaemonEvent::Signal), Some(running)) => running.terminate(),
+            (Ok(DaemonEvent::CommandEnded(status)), _) => return command::exit_code(status),
+            (Ok(DaemonEvent::CoreEnded), running) => {
                 if let Some(running) = running {
                     running.terminate();
                 }
                 return Err(Failure::run(
-                    "a core has ended, and its connections with it; start again with -v",
+                    "a core ended unexpectedly, and its connections with it; start again with -v",
                 ));
             }
         }
     }
 }
 
-/// All cores' buffers together take at most the machine's memory divided by this.
-const BUFFERS_SHARE: u64 = 4;
-/// Half of it is for long payload, and two of the longest requests have to fit.
-const LEAST_BUFFERS: usize = 4 * MAX_TRANSFER as usize;
-/// Where that would be more than half of the memory, longer requests are refused before less than
-/// this is used.
-const FEWEST_BUFFERS: usize = 16 << 20;
-/// Sessions and their queues, in bytes of address space.
-const SPACE_BESIDE_BUFFERS: usize = 32 << 20;
-/// How long clients have for what is in flight, and for taking the answers. One that stopped
-/// reading without a word, as behind a cable that was pulled, would else keep the daemon from
-/// ending; service managers wait for 90 s by default.
+/// The buffers of all cores together take at most the machine's memory divided by this.
+const POOL_MEMORY_DIVISOR: u64 = 4;
+/// Minimum of [`pool_limit_bytes`]. Half of a pool is for long payloads, and two of the longest
+/// requests must fit into that half.
+const MIN_POOL_BYTES: usize = 4 * MAX_TRANSFER as usize;
+/// Minimum of [`pool_limit_bytes`] on machines where [`MIN_POOL_BYTES`] for each core would be more
+/// than half of the memory. Longer requests are refused there.
+const MIN_POOL_BYTES_SMALL_MACHINE: usize = 16 << 20;
+/// Address space that is reserved for sessions and their queues, in bytes.
+const SESSION_ADDRESS_SPACE: usize = 32 << 20;
+/// Time for clients to complete I/O in flight and to receive the replies when the daemon stops. A
+/// client that has stopped reading, for example because its network failed, must not keep the
+/// daemon from stopping; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
@@ -392,12 +400,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_cores_buffers_take_a_quarter_of_memory_at_most_and_never_too_little_to_work() {
+    fn pools_take_at_most_a_quarter_of_memory_and_never_too_little_to_work() {
         let (gib, mib) = (1_u64 << 30, 1_usize << 20);
-        assert_eq!(buffers_of_each(2, 4 * gib), 512 * mib);
-        assert_eq!(buffers_of_each(2, 64 * gib), 1024 * mib);
-        assert_eq!(buffers_of_each(256, 128 * gib), 128 * mib);
-        assert_eq!(buffers_of_each(2, 256 * mib as u64), 64 * mib, "half of what a container has");
-        assert_eq!(buffers_of_each(8, 128 * mib as u64), 16 * mib);
+        assert_eq!(pool_limit_bytes(2, 4 * gib), 512 * mib);
+        assert_eq!(pool_limit_bytes(2, 64 * gib), 1024 * mib);
+        assert_eq!(pool_limit_bytes(256, 128 * gib), 128 * mib);
+        assert_eq!(pool_limit_bytes(2, 256 * mib as u64), 64 * mib, "half of what a container has");
+        assert_eq!(pool_limit_bytes(8, 128 * mib as u64), 16 * mib);
     }
 }

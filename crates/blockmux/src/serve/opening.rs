@@ -1,4 +1,4 @@
-//! From a volume's spec to what is served of it, when the daemon starts and while it runs.
+//! Opens a volume for export: at the start, by `ctl add` and by a reload.
 
 use super::claim::Claim;
 use super::config::VolumeEntry;
@@ -19,43 +19,46 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tracing::warn;
 
-/// A volume that is to be served, by the name that it was given or got.
+/// A volume to export, with its configured or generated name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NamedVolume {
     pub(super) name: String,
     pub(super) entry: VolumeEntry,
 }
 
-/// What it takes to open volumes.
-pub(super) struct Opening {
-    /// Those that they are served over; some may come several times.
+/// Opens volumes with the settings of the daemon.
+pub(super) struct VolumeOpener {
+    /// The protocols that export the volumes; may contain duplicates.
     pub(super) protocols: Vec<&'static Protocol>,
-    /// Refuse writes to all of them.
+    /// Refuse writes to all volumes.
     pub(super) read_only: bool,
-    /// There is somebody who can give them another size.
+    /// The volumes can be resized while the daemon runs.
     pub(super) may_grow: bool,
-    /// Which of the protocols serve a volume.
+    /// Decides which of the protocols export a volume.
     pub(super) policy: Policy,
-    /// Where reservations are kept, and what was served as it is; `None` if there is no such place.
+    /// State directory; `None` if there is none.
     pub(super) state: Option<PathBuf>,
 }
 
 impl NamedVolume {
-    /// Whether the protocol has room for its description.
+    /// Checks that the protocol can transmit the volume's description.
     pub(super) fn check_description(&self, protocol: &Protocol) -> Result<(), Failure> {
         let NamedVolume { name, entry: VolumeEntry { description, .. } } = self;
-        let most = protocol.max_description;
-        if description.len() > most || description.contains('\0') {
+        let max = protocol.max_description;
+        if description.len() > max || description.contains('\0') {
             return Err(Failure::request(format!(
-                "the description of `{name}` has more than {most} bytes, or a NUL; shorten it"
+                "the description of `{name}` is longer than {max} bytes or contains a NUL; shorten it"
             )));
         }
         Ok(())
     }
 }
 
-impl Opening {
-    /// Opens a volume.
+impl VolumeOpener {
+    /// Opens a volume and creates its shared state.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or a protocol cannot export it.
     pub(super) fn open(
         &self,
         named: &NamedVolume,
@@ -72,19 +75,19 @@ impl Opening {
             state: self.state.as_deref(),
             part: Part::WHOLE,
         };
-        // Before the volume takes some of it.
+        // Read before opening, because a RAM volume takes memory.
         let memory = memory_bytes();
         let Opened { volume, data, remote, .. } = open::open(spec, how)?;
         if spec.ram_bytes() > memory {
             warn!(
-                "{spec}: is larger than this machine's memory, {}: when that is full, the system ends programs",
+                "{spec}: is larger than this machine's memory ({}); the kernel kills processes when memory runs out",
                 human_size(memory)
             );
         }
         let info = volume.info();
         if info.size > LARGEST {
             return Err(Failure::request(format!(
-                "{spec}: has {} bytes, and clients count to 2^63 - 1; serve a smaller volume",
+                "{spec}: has {} bytes, but clients support at max 2^63 - 1; serve a smaller volume",
                 info.size
             )));
         }
@@ -94,21 +97,21 @@ impl Opening {
         let claim = if claims { Some(Claim::take(name, uuid, &remote)?) } else { None };
         if claims && !remote.is_empty() {
             warn!(
-                "`{name}` is on another server: a Blockmux on another machine that serves it too shares neither \
-                 reservations nor locks with this one"
+                "`{name}` is on another server: if another machine also exports it, reservations and locks are not \
+                 shared between the two"
             );
         }
         let target_name = target_name(named, uuid);
         let identity = VolumeIdentity { uuid, target_name, claim: Box::new(claim) };
         let directory = self.state.as_deref();
-        let served = state::served(directory, name, volume.clone(), identity, is_lasting)?;
+        let volume_state = state::load(directory, name, volume.clone(), identity, is_lasting)?;
         let (name, description) = (name.clone(), named.entry.description.clone());
-        Ok((Export { name, description, read_only, volume }, served))
+        Ok((Export { name, description, read_only, volume }, volume_state))
     }
 }
 
-impl Opening {
-    /// Whether every protocol that serves a volume has blocks as large as those of the volume.
+impl VolumeOpener {
+    /// Checks that every protocol that exports a volume supports its block size.
     pub(super) fn check_blocks(&self, named: &NamedVolume, info: &VolumeInfo) -> Result<(), Failure> {
         let spec = &named.entry.spec;
         let mut serving =
@@ -118,11 +121,11 @@ impl Opening {
 }
 
 fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(), Failure> {
-    let (title, most) = (protocol.title, protocol.max_logical_block);
-    if info.logical_block > most {
+    let (title, max) = (protocol.title, protocol.max_logical_block);
+    if info.logical_block > max {
         return Err(Failure::request(format!(
-            "{spec}: has blocks of {} bytes, and {title} has {most} at most; leave `{}` out of its protocols, or serve a \
-             volume with smaller blocks",
+            "{spec}: has blocks of {} bytes, but {title} supports at most {max}; leave `{}` out of its `protocols`, or \
+             serve a volume with smaller blocks",
             info.logical_block,
             protocol.key()
         )));
@@ -143,7 +146,7 @@ mod tests {
     });
 
     #[test]
-    fn a_description_is_short_and_blocks_are_small() {
+    fn long_descriptions_and_large_blocks_are_refused() {
         let named = |description| {
             let entry = VolumeEntry { description, ..VolumeEntry::from_str("a=null:1").unwrap() };
             NamedVolume { name: "a".to_owned(), entry }
@@ -151,7 +154,7 @@ mod tests {
         assert!(named("x".repeat(4096)).check_description(&NBD).is_ok());
         for description in ["x".repeat(4097), "a\0b".to_owned()] {
             let failure = named(description).check_description(&NBD).unwrap_err().to_string();
-            assert!(failure.starts_with("the description of `a` has more than 4096 bytes"), "{failure}");
+            assert!(failure.starts_with("the description of `a` is longer than 4096 bytes"), "{failure}");
         }
         let info = |logical_block| VolumeInfo { logical_block, ..VolumeInfo::new(1 << 30) };
         assert!(check_blocks(&NBD, &NULL, &info(1 << 16)).is_ok());

@@ -1,7 +1,5 @@
-//! What a service manager such as systemd is told (sd_notify(3)): that the daemon is ready, stops,
-//! and lives.
-//!
-//! Without `NOTIFY_SOCKET` in the environment nobody is told, and nothing here does anything.
+//! Notifications to a service manager such as systemd (sd_notify(3)): ready, stopping, and the
+//! watchdog. Without `NOTIFY_SOCKET` in the environment they do nothing.
 
 use crate::failure::Failure;
 use crate::privileges;
@@ -12,45 +10,46 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::{debug, error};
 
-/// Tells the service manager that connections are accepted.
+/// Notifies the service manager that the daemon accepts connections.
 pub(super) fn ready(volumes: usize) {
     let status = format!("serving {volumes} {}", if volumes == 1 { "volume" } else { "volumes" });
     notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
 }
 
-/// Tells the service manager that the daemon stops.
+/// Notifies the service manager that the daemon is stopping.
 pub(super) fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        debug!("the service manager is not told: {error}");
+        debug!("cannot notify the service manager: {error}");
     }
 }
 
-/// Tells the service manager regularly that all cores run tasks, until it is dropped. If a core
-/// does not, the manager is not told, and ends the daemon (`WatchdogSec=`).
+/// Notifies the service manager regularly while all cores run tasks (`WatchdogSec=`). If a core
+/// does not respond, the notification is omitted and the service manager restarts the daemon.
+/// Dropping it ends its thread.
 pub(super) struct Watchdog {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
-    /// Starts a thread if the service manager wants to be told.
+    /// Starts the thread if the service manager requests watchdog notifications.
     ///
     /// # Errors
     /// If the thread cannot be started.
     pub(super) fn start(cores: Vec<Inbox>) -> Result<Option<Watchdog>, Failure> {
         let Some(timeout) = sd_notify::watchdog_enabled() else { return Ok(None) };
-        let interval = (timeout / 2).max(LEAST_INTERVAL);
+        let interval = (timeout / 2).max(MIN_INTERVAL);
         let (stop, stopped) = mpsc::channel();
         let watch = move || {
-            privileges::give_up_all();
+            privileges::drop_all_capabilities();
             loop {
                 match unresponsive(&cores, interval) {
                     None => notify(&[NotifyState::Watchdog]),
-                    Some(core) => error!("core {core} runs no task for {interval:?}"),
+                    Some(core) => error!("core {core} has run no task for {interval:?}"),
                 }
                 match stopped.recv_timeout(interval) {
                     Err(RecvTimeoutError::Timeout) => {}
@@ -89,8 +88,8 @@ fn unresponsive(cores: &[Inbox], timeout: Duration) -> Option<usize> {
         .position(|answer| answer.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_err())
 }
 
-/// However short the manager's timeout is.
-const LEAST_INTERVAL: Duration = Duration::from_millis(10);
+/// Minimum interval of notifications, for a very short timeout of the service manager.
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
@@ -98,7 +97,7 @@ mod tests {
     use blockmux_engine::cores::{Cores, CoresConfig};
 
     #[test]
-    fn a_core_that_is_busy_with_one_task_is_found_and_one_that_sleeps_is_not() {
+    fn a_core_that_is_stuck_in_a_task_is_detected_and_one_that_sleeps_is_not() {
         let cores = Cores::start(&CoresConfig { count: 2, ..CoresConfig::default() }).unwrap();
         assert_eq!(unresponsive(&cores.inboxes(), Duration::from_secs(60)), None);
         let (release, held) = mpsc::channel::<()>();

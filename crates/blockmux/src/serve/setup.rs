@@ -1,13 +1,13 @@
-//! What to serve: the command line and the config file, put together.
+//! The settings of a daemon, from the command line, the config file and inherited sockets.
 //!
-//! Volumes and listeners of both are served, the file's first; of a single value the command line's
-//! counts.
+//! Volumes and listeners of both are exported, those of the file first. For single values the
+//! command line has priority.
 
 use super::ServeArgs;
 use super::config::{Config, VolumeEntry};
-use super::identity::{twins, warn_of_twins};
+use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
-use super::opening::{NamedVolume, Opening};
+use super::opening::{NamedVolume, VolumeOpener};
 use super::sources::Sources;
 use super::state;
 use crate::address::ListenAddress;
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::open::Populate;
 use crate::poll::Poll;
 use crate::protocol::policy::{Policy, PolicyListener};
-use crate::protocol::{self, Carrier, Frontends, Listening, PROTOCOLS, Protocol};
+use crate::protocol::{self, Carrier, ConfiguredListener, Frontends, PROTOCOLS, Protocol};
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::state::check_directory;
 use blockmux_lab::ceiling::Transport;
@@ -31,34 +31,33 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Everything that a daemon does.
+/// The settings of a daemon.
 pub(super) struct Setup {
     pub(super) volumes: Vec<NamedVolume>,
-    /// Refuse writes to all of them.
+    /// Refuse writes to all volumes.
     read_only: bool,
-    /// Where to listen, as somebody said; if nobody did, it is for the caller to choose, and for
-    /// every protocol.
-    pub(super) listeners: Vec<Listening>,
-    /// Protocols that nobody listens for because the command line names listeners of others.
+    /// The configured listeners. If it is empty, every protocol listens at its default address.
+    pub(super) listeners: Vec<ConfiguredListener>,
+    /// Protocols without a listener because the command line names listeners of others.
     not_served: Vec<&'static Protocol>,
-    /// What serves each protocol.
+    /// The frontends of all protocols.
     pub(super) frontends: Arc<Frontends>,
-    /// Which volumes are served where.
+    /// Which volumes are exported at which listeners.
     pub(super) policy: Policy,
     pub(super) cores: usize,
-    /// Where somebody has asked for reservations to be kept.
+    /// The configured state directory.
     pub(super) asked_state: Option<PathBuf>,
-    /// How many somebody has asked for.
+    /// The configured number of cores.
     pub(super) asked_cores: Option<usize>,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
-    /// Of every TCP connection; `None`: the system's.
+    /// Congestion control of TCP connections; `None` for the system's default.
     pub(super) congestion: Option<Congestion>,
-    /// Where reservations are kept; `None` if there is no such place.
+    /// State directory, configured or the default; `None` if there is no default.
     pub(super) state: Option<PathBuf>,
-    /// Where commands are taken while it runs.
+    /// Unix socket of the control API.
     pub(super) control: Option<ControlPath>,
-    /// Where they are taken over TCP, and the file of the token that this takes.
+    /// TCP address of the control API, and the file of its token.
     pub(super) api: Option<ListenAddress>,
     pub(super) api_token_file: Option<PathBuf>,
     /// The config file and those that it includes.
@@ -66,14 +65,17 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// Reads the config file, if there is one, and adds the command line and inherited listeners.
+    /// Reads the config file, if one is given, and adds the command line and inherited listeners.
+    ///
+    /// # Errors
+    /// If an argument or the file is invalid; the message names file and line where it can.
     pub(super) fn gather(args: ServeArgs, inherited: &InheritedListeners) -> Result<Setup, Failure> {
         let sources = args.config.as_deref().map(|path| Setup::read(path, &args.frontends));
         let sources = sources.transpose()?;
         Setup::of(args, sources, inherited)
     }
 
-    /// The texts of a config file and of those that it includes.
+    /// Reads a config file and the files that it includes.
     pub(super) fn read(path: &Path, frontends: &Frontends) -> Result<Sources, Failure> {
         Sources::read(path, Setup::named_lists(frontends))
     }
@@ -84,7 +86,10 @@ impl Setup {
         [VOLUMES].into_iter().chain(targets).collect()
     }
 
-    /// What these files say, the command line, and inherited listeners.
+    /// Combines config files that were read with the command line and inherited listeners.
+    ///
+    /// # Errors
+    /// If an argument or a file is invalid.
     pub(super) fn of(
         mut args: ServeArgs,
         sources: Option<Sources>,
@@ -92,7 +97,7 @@ impl Setup {
     ) -> Result<Setup, Failure> {
         let config = sources.as_ref().map(|sources| Config::read(sources, &mut args.frontends));
         let config = config.transpose()?.unwrap_or_default();
-        let setup = Setup::put_together(args, config, inherited);
+        let setup = Setup::combine(args, config, inherited);
         let located = |failure| match &sources {
             Some(sources) => sources.located(failure),
             None => failure,
@@ -101,7 +106,7 @@ impl Setup {
         Ok(Setup { sources, ..setup })
     }
 
-    fn put_together(
+    fn combine(
         mut args: ServeArgs,
         mut config: Config,
         inherited: &InheritedListeners,
@@ -119,7 +124,7 @@ impl Setup {
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {
-            protocol.is_served_unasked() && !is_served(protocol) && policy.has_use_for(protocol)
+            protocol.is_served_by_default() && !is_served(protocol) && policy.has_use_for(protocol)
         };
         let not_served = PROTOCOLS.iter().copied().filter(is_left_out);
         let not_served = not_served.filter(|_| !frontends.has_keys_of_listeners()).collect();
@@ -128,14 +133,14 @@ impl Setup {
         }
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
         frontends.check(is_served, &names).map_err(Failure::request)?;
-        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
+        let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
         let asked_cores = args.cores.or(config.cores);
-        let cores = at_most(MAX_CORES, "cores", asked_cores, processors)?;
+        let cores = at_most(MAX_CORES, "cores", asked_cores, cpus)?;
         let max_connections = args.max_connections.or(config.max_connections);
         let max_connections = at_most(MAX_CONNECTIONS, "connections", max_connections, DEFAULT_CONNECTIONS)?;
         let state = args.state.or(config.state);
         if let Some(directory) = &state {
-            // Who relies on it should not learn of it from the first initiator that does.
+            // An unusable directory is an error now, not at the first reservation.
             check_directory(directory).map_err(|error| Failure::request(format!("--state: {error}")))?;
         }
         let congestion = args.congestion.or(config.congestion.take());
@@ -164,13 +169,15 @@ impl Setup {
         })
     }
 
-    /// Whether commands are taken while it runs.
+    /// Whether the control API is served.
     pub(super) fn has_api(&self) -> bool {
         self.control.is_some() || self.api.is_some()
     }
 
-    /// Applies the rule of `protocol/policy.rs` to where it listens, and to the volumes that each
-    /// listener names.
+    /// Applies the access rule of `protocol/policy.rs` to the listeners and their volumes.
+    ///
+    /// # Errors
+    /// If a volume would be exported without the protection that it has elsewhere.
     pub(super) fn settle_policy(&mut self, listeners: Vec<PolicyListener>) -> Result<(), Failure> {
         let policy = std::mem::take(&mut self.policy);
         let policy = policy.at(listeners, self.has_api()).map_err(Failure::request);
@@ -178,7 +185,7 @@ impl Setup {
         Ok(())
     }
 
-    /// A failure with the place in the config file that it is about.
+    /// The failure with the file and line of the config that it is about.
     pub(super) fn located(&self, failure: Failure) -> Failure {
         match &self.sources {
             Some(sources) => sources.located(failure),
@@ -186,18 +193,18 @@ impl Setup {
         }
     }
 
-    /// Whether volumes may come, go and change while it runs.
+    /// Whether volumes can be added, removed and changed while the daemon runs.
     pub(super) fn may_change(&self) -> bool {
         self.has_api() || self.sources.is_some()
     }
 
-    /// What the volumes are made of, in order.
+    /// The specs of the volumes, in order.
     pub(super) fn specs(&self) -> impl Iterator<Item = &Spec> {
         self.volumes.iter().map(|volume| &volume.entry.spec)
     }
 
-    /// The capabilities that it needs while it serves: to open interfaces that come back, and to
-    /// connect again to Unix sockets of other users.
+    /// The capabilities that the daemon needs while it serves: to reopen network interfaces, and to
+    /// reconnect to Unix sockets of other users.
     pub(super) fn capabilities(&self) -> CapabilitySet {
         let mut needed = CapabilitySet::empty();
         let served = self.policy.listeners();
@@ -215,8 +222,8 @@ impl Setup {
         needed
     }
 
-    /// What is not served because somebody has said where to listen for something else, in a line;
-    /// `None` if all is.
+    /// A message about protocols without a listener because the command line names listeners of
+    /// others; `None` if there are none.
     pub(super) fn not_served(&self) -> Option<String> {
         if self.not_served.is_empty() {
             return None;
@@ -224,15 +231,15 @@ impl Setup {
         let titles: Vec<_> = self.not_served.iter().map(|protocol| protocol.title).collect();
         let options: Vec<_> = self.not_served.iter().map(|protocol| format!("--{}", protocol.name)).collect();
         Some(format!(
-            "not served: {}, as the command line names other listeners; add {}",
+            "not served: {}, because the command line names other listeners; add {}",
             titles.join(", "),
             options.join(" or ")
         ))
     }
 
-    /// What it takes to open volumes.
-    pub(super) fn opening(&self) -> Opening {
-        Opening {
+    /// The opener of volumes with these settings.
+    pub(super) fn opener(&self) -> VolumeOpener {
+        VolumeOpener {
             protocols: protocols(&self.listeners).collect(),
             read_only: self.read_only,
             may_grow: self.may_change(),
@@ -242,55 +249,58 @@ impl Setup {
     }
 
     /// Opens all volumes.
+    ///
+    /// # Errors
+    /// If one cannot be opened or exported.
     pub(super) fn open(&self) -> Result<Exports, Failure> {
-        let opening = self.opening();
+        let opener = self.opener();
         let populate = Populate::Until(Instant::now() + POPULATING);
-        let open = |named| opening.open(named, populate).map_err(|failure| self.located(failure));
+        let open = |named| opener.open(named, populate).map_err(|failure| self.located(failure));
         let exports = self.volumes.iter().map(open);
-        let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::of_served)?;
+        let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::with_states)?;
         for named in &self.volumes {
             self.policy.set_data(&named.name, DataPart::of_spec(&named.entry.spec));
         }
         for named in &self.volumes {
-            let checked = self.policy.check_twins(&named.name, |_| false).map_err(Failure::request);
+            let checked = self.policy.check_same_data(&named.name, |_| false).map_err(Failure::request);
             checked.map_err(|failure| self.located(failure))?;
         }
         let all: Vec<_> = exports.iter().collect();
-        warn_of_twins(&twins(&all, &exports, &self.policy), |_| true);
+        warn_of_same_data(&served_data(&all, &exports, &self.policy), |_| true);
         Ok(exports)
     }
 }
 
-/// So many as are asked for, if they are not too many.
-fn at_most(most: usize, what: &str, asked: Option<NonZeroUsize>, otherwise: usize) -> Result<usize, Failure> {
-    match asked.map_or(otherwise, NonZeroUsize::get) {
-        number if number > most => {
-            Err(Failure::request(format!("{number} {what} are too many; take at most {most}")))
+/// The configured number or else `default`, checked against a maximum.
+fn at_most(max: usize, what: &str, asked: Option<NonZeroUsize>, default: usize) -> Result<usize, Failure> {
+    match asked.map_or(default, NonZeroUsize::get) {
+        number if number > max => {
+            Err(Failure::request(format!("{number} {what} are too many; set at most {max}")))
         }
         number => Ok(number),
     }
 }
 
-/// Gives names to those without and sees to it that none comes twice.
+/// Names the unnamed volumes, and checks that names and UUIDs are unique.
 fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
     if entries.is_empty() {
-        return Err(Failure::request("no volume to serve; name one, such as mem:1g or file:disk.img"));
+        return Err(Failure::request("no volume to serve; give one, such as mem:1g or file:disk.img"));
     }
-    let (mut taken, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
+    let (mut names, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
     for mut entry in entries {
         let name = entry.name.clone().unwrap_or_else(|| {
             unnamed += 1;
             format!("disk{}", unnamed - 1)
         });
         check_name(&name).map_err(Failure::request)?;
-        if !taken.insert(name.clone()) {
+        if !names.insert(name.clone()) {
             return Err(Failure::request(format!(
-                "two volumes are called `{name}`; rename one, as in NAME=mem:1g"
+                "two volumes have the name `{name}`; rename one, as in NAME=mem:1g"
             )));
         }
         if let Some(twice) = entry.uuid.filter(|uuid| !uuids.insert(*uuid)) {
             return Err(Failure::request(format!(
-                "`{name}` has the uuid {twice} of another volume; hosts would take both for one disk: change one"
+                "`{name}` has the UUID {twice} of another volume; hosts would take both for one disk; change one"
             )));
         }
         entry.read_only |= read_only;
@@ -299,18 +309,23 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
     Ok(named)
 }
 
-/// A name has to fit the names of every protocol.
+/// Checks a volume's name: it becomes part of names of every protocol.
+///
+/// # Errors
+/// If its characters or its length are not allowed.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_plain) {
-        return Err(format!("`{name}` is no name; use 1 to {MAX_NAME} letters, digits, `-`, `_` and `.`"));
+        return Err(format!(
+            "`{name}` is not a valid name; use 1 to {MAX_NAME} letters, digits, `-`, `_` and `.`"
+        ));
     }
     Ok(())
 }
 
-/// Those that volumes are served over; one that has several listeners comes several times.
-fn protocols(listeners: &[Listening]) -> impl Iterator<Item = &'static Protocol> {
-    let all = protocol::over_sockets().filter(|protocol| protocol.is_unasked && listeners.is_empty());
+/// The protocols that export the volumes; a protocol with several listeners occurs several times.
+fn protocols(listeners: &[ConfiguredListener]) -> impl Iterator<Item = &'static Protocol> {
+    let all = protocol::stream_protocols().filter(|protocol| protocol.is_default && listeners.is_empty());
     all.chain(listeners.iter().map(|(protocol, _)| *protocol))
 }
 
@@ -318,23 +333,26 @@ fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Fai
     if matches!(address, ListenAddress::Unix(_)) && !protocol.has_unix_sockets() {
         let Protocol { title, name, .. } = protocol;
         return Err(Failure::request(format!(
-            "{title} has no Unix sockets; give it host:port, as in --{name} 127.0.0.1:0"
+            "{title} does not support Unix sockets; use host:port, as in --{name} 127.0.0.1:0"
         )));
     }
     Ok(())
 }
 
-/// The list of volumes in a config file, and the key of their names.
+/// Key of the list of volumes in a config file, and key of a volume's name.
 pub(super) const VOLUMES: (&str, &str) = ("volume", "name");
-/// With its prefix it is an iSCSI name, which has at most 223 bytes (RFC 7143, section 4.2.7.2).
+/// Maximum length of a volume's name. With a prefix it is an iSCSI name, which has at most 223
+/// bytes (RFC 7143 §4.2.7.2).
 const MAX_NAME: usize = 200;
-/// Offsets are signed where clients come from: they take a larger volume for an empty one.
+/// Maximum size of a volume, in bytes. Offsets of clients are signed 64-bit numbers; they would see
+/// a larger volume as empty.
 pub(super) const LARGEST: u64 = i64::MAX as u64;
-/// How long the daemon populates RAM volumes before it is ready; it goes on in the background.
+/// Time for populating RAM volumes before the daemon is ready; the rest is populated in the
+/// background.
 const POPULATING: Duration = Duration::from_secs(1);
 const MAX_CORES: usize = 256;
 const DEFAULT_CONNECTIONS: usize = 4096;
-/// As many descriptors as the system gives a process unless it was told otherwise.
+/// The kernel's default maximum of file descriptors of a process (`fs.nr_open`).
 const MAX_CONNECTIONS: usize = 1 << 20;
 
 #[cfg(test)]
@@ -348,18 +366,18 @@ mod tests {
     }
 
     #[test]
-    fn volumes_without_a_name_are_numbered() {
+    fn unnamed_volumes_are_numbered() {
         assert_eq!(names(&["mem:1m", "a=mem:1m", "mem:1m"]).unwrap(), ["disk0", "a", "disk1"]);
     }
 
     #[test]
-    fn names_are_unique_and_plain() {
-        assert!(names(&["a=mem:1m", "a=mem:2m"]).unwrap_err().starts_with("two volumes are called `a`"));
+    fn names_are_unique_and_have_allowed_characters() {
+        assert!(names(&["a=mem:1m", "a=mem:2m"]).unwrap_err().starts_with("two volumes have the name `a`"));
         assert!(
-            names(&["disk0=mem:1m", "mem:2m"]).unwrap_err().starts_with("two volumes are called `disk0`")
+            names(&["disk0=mem:1m", "mem:2m"]).unwrap_err().starts_with("two volumes have the name `disk0`")
         );
-        assert!(names(&["a b=mem:1m"]).unwrap_err().starts_with("`a b` is no name"));
-        assert!(names(&["=mem:1m"]).unwrap_err().starts_with("`` is no name"));
+        assert!(names(&["a b=mem:1m"]).unwrap_err().starts_with("`a b` is not a valid name"));
+        assert!(names(&["=mem:1m"]).unwrap_err().starts_with("`` is not a valid name"));
         assert!(names(&[]).unwrap_err().starts_with("no volume to serve"));
     }
 }

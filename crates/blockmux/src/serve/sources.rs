@@ -1,8 +1,8 @@
-//! A config file and the files that it includes: one set of keys, each of which is found again by
-//! file and line.
+//! Reads a config file and the files that it includes into one table, and finds the file and line
+//! that a message is about.
 //!
-//! `include = "DIR"` reads every `*.toml` of a directory in the order of their names. Lists of the
-//! files are put together; a single value may be in one file only.
+//! `include = "DIR"` reads every `*.toml` of a directory in the order of their names. Lists of all
+//! files are concatenated; a single value may be in one file only.
 
 use super::setup::VOLUMES;
 use crate::failure::Failure;
@@ -19,33 +19,33 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
 
-/// The texts of all files, the main one first.
+/// The texts of all config files, the main file first.
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     files: Vec<SourceFile>,
     /// Lists of tables whose entries have names: the key of a list, and the key of the name.
     named: Vec<(&'static str, &'static str)>,
-    /// Nobody has written these texts: no message names a place in them.
-    is_unplaced: bool,
+    /// The texts are generated, so messages name no file and line.
+    is_generated: bool,
 }
 
 #[derive(Clone, Debug)]
 struct SourceFile {
     path: PathBuf,
     text: String,
-    /// Where its spans begin among those of all files.
+    /// Offset of this text in the concatenation of all texts, which spans refer to.
     at: usize,
 }
 
 impl Sources {
-    /// Reads a file and those that it includes. `named` are lists of tables whose entries have
-    /// names, by which a message finds the entry that it is about.
+    /// Reads a file and the files that it includes. `named` are the lists of tables whose entries
+    /// have names; [`Sources::located`] uses them to find the entry that a message is about.
     ///
     /// # Errors
-    /// If a file cannot be read, or its `include` is wrong.
+    /// If a file cannot be read, or its `include` is invalid.
     pub(super) fn read(path: &Path, named: Vec<(&'static str, &'static str)>) -> Result<Sources, Failure> {
-        let mut left = MAX_LEN;
-        let text = read_text(path, &mut left).map_err(|reason| {
+        let mut budget = MAX_LEN;
+        let text = read_text(path, &mut budget).map_err(|reason| {
             Failure::request(format!("cannot read config file {}: {reason}; check --config", path.display()))
         })?;
         let mut sources = Sources::of_text(path, text).with_named(named);
@@ -56,11 +56,11 @@ impl Sources {
                 wrong(format!("{}: {error}; name a directory, or remove it", directory.display()))
             })?;
             if sources.files.len() + files.len() > MAX_FILES {
-                return Err(wrong(format!("there are more than {MAX_FILES} files; put some together")));
+                return Err(wrong(format!("there are more than {MAX_FILES} files; merge some")));
             }
             let mut texts = Vec::new();
             for file in files {
-                let text = read_text(&file, &mut left);
+                let text = read_text(&file, &mut budget);
                 let text = text.map_err(|reason| wrong(format!("{}: {reason}", file.display())))?;
                 texts.push((file, text));
             }
@@ -69,21 +69,21 @@ impl Sources {
         Ok(sources)
     }
 
-    /// One file with that text.
+    /// Sources of a single file with the given text.
     pub(super) fn of_text(path: &Path, text: String) -> Sources {
-        let mut sources = Sources { files: Vec::new(), named: Vec::new(), is_unplaced: false };
+        let mut sources = Sources { files: Vec::new(), named: Vec::new(), is_generated: false };
         sources.push(path.to_owned(), text);
         sources
     }
 
-    /// With lists of tables whose entries have names.
+    /// Sets the lists of tables whose entries have names.
     pub(super) fn with_named(self, named: Vec<(&'static str, &'static str)>) -> Sources {
         Sources { named, ..self }
     }
 
-    /// Without places in messages, for texts that nobody has written.
-    pub(super) fn unplaced(self) -> Sources {
-        Sources { is_unplaced: true, ..self }
+    /// Marks the text as generated: messages name no file and line.
+    pub(super) fn generated(self) -> Sources {
+        Sources { is_generated: true, ..self }
     }
 
     fn push(&mut self, path: PathBuf, text: String) {
@@ -91,7 +91,7 @@ impl Sources {
         self.files.push(SourceFile { path, text, at });
     }
 
-    /// The main file.
+    /// The path of the main file.
     pub(super) fn path(&self) -> &Path {
         self.files.first().map_or(Path::new(""), |file| &file.path)
     }
@@ -106,7 +106,7 @@ impl Sources {
         self.includes().is_ok_and(|all| !all.is_empty())
     }
 
-    /// The directories that the main file includes, and where it says so.
+    /// The directories that the main file includes, each with the span of its name.
     fn includes(&self) -> Result<Vec<(Range<usize>, String)>, Failure> {
         let Some(main) = self.files.first() else { return Ok(Vec::new()) };
         let mut table = main.parse().map_err(|error| self.wrong_toml(&error))?.into_inner();
@@ -125,10 +125,10 @@ impl Sources {
         Ok(list)
     }
 
-    /// The keys of all files without `include`.
+    /// The merged keys of all files, without `include`.
     ///
     /// # Errors
-    /// If a file is not TOML, or a single value is given in two.
+    /// If a file is not TOML, or a single value is given in two files.
     pub(super) fn table(&self) -> Result<Spanned<DeTable<'_>>, Failure> {
         let (mut all, mut whole) = (DeTable::new(), 0..0);
         for (nth, file) in self.files.iter().enumerate() {
@@ -167,22 +167,22 @@ impl Sources {
                 Ok(())
             }
             _ => {
-                let what = format!("key `{name}` is given in {place}, too; remove one");
+                let what = format!("key `{name}` is also given in {place}; remove one");
                 Err(self.wrong(Some(key.span()), &what))
             }
         }
     }
 
-    /// What is wrong at a place, with its file, its line, and its key if the value is wrong.
+    /// A failure at a span, with its file and line, and with its key if the value is invalid.
     pub(super) fn wrong(&self, span: Option<Range<usize>>, what: &str) -> Failure {
         let start = span.map_or(0, |span| span.start);
         let Some((file, before)) = self.before(start) else { return Failure::request(what) };
         let line = before.matches('\n').count() + 1;
-        let what = in_our_words(what);
-        let is_of_a_value = ["invalid ", "unknown value "].iter().any(|begin| what.starts_with(begin));
-        let key = key_before(before).filter(|_| is_of_a_value);
+        let what = plain_message(what);
+        let is_about_value = ["invalid ", "unknown value "].iter().any(|begin| what.starts_with(begin));
+        let key = key_before(before).filter(|_| is_about_value);
         let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
-        if self.is_unplaced {
+        if self.is_generated {
             return Failure::request(format!("{key}{what}"));
         }
         Failure::request(format!("{}:{line}: {key}{what}", file.path.display()))
@@ -197,7 +197,7 @@ impl Sources {
         self.wrong(span, error.message())
     }
 
-    /// The file and line of a place.
+    /// The file and line of an offset, as `FILE:LINE`.
     fn place(&self, at: usize) -> String {
         let line = |(file, before): (&SourceFile, &str)| {
             format!("{}:{}", file.path.display(), before.matches('\n').count() + 1)
@@ -205,18 +205,18 @@ impl Sources {
         self.before(at).map(line).unwrap_or_default()
     }
 
-    /// The file of a place, and its text before that.
+    /// The file of an offset, and the text before the offset in that file.
     fn before(&self, at: usize) -> Option<(&SourceFile, &str)> {
         let file = self.files.iter().rev().find(|file| file.at <= at)?;
         Some((file, file.text.get(..at - file.at).unwrap_or(&file.text)))
     }
 
-    /// What is wrong with what the files say, with the place of the key that the message is about:
-    /// that of the entry which it names, as in `` iscsi_target `iqn.a` ``, and within it of the key
-    /// that it names. A message that names nothing in these files stays as it is.
+    /// Prefixes a message with the file and line of the key that it is about. This is the entry
+    /// that the message names, as in `` iscsi_target `iqn.a` ``, and the key of that entry if the
+    /// message names one. A message that names nothing of these files is returned unchanged.
     pub(super) fn located(&self, failure: Failure) -> Failure {
         let what = failure.to_string();
-        if self.is_unplaced {
+        if self.is_generated {
             return failure;
         }
         match self.table().ok().and_then(|table| self.subject(table.get_ref(), &what)) {
@@ -229,8 +229,8 @@ impl Sources {
         let names: Vec<&str> = what.split('`').skip(1).step_by(2).collect();
         let of_list = |(list, id): &(&'static str, &'static str)| {
             let DeValue::Array(entries) = table.get(*list)?.get_ref() else { return None };
-            // An entry whose kind is said comes before one that only shares a name with it, and a
-            // target before a volume that it has.
+            // Prefer an entry whose list is also named, then a target to a volume: messages about
+            // targets name their volumes.
             let order = (!has_word(what, list), *list == VOLUMES.0);
             let entry = entries.iter().find(|entry| {
                 let id = entry.get_ref().get(*id).and_then(|id| id.get_ref().as_str());
@@ -246,7 +246,7 @@ impl Sources {
         if let Some(at) = table.values().find_map(|value| file_in(value, what)) {
             return Some(at);
         }
-        // The message begins with what it is about.
+        // The subject comes first in a message.
         let keys = table.keys().filter_map(|key| Some((word_at(what, key.get_ref())?, key.span().start)));
         keys.min().map(|(_, start)| start)
     }
@@ -258,7 +258,7 @@ impl SourceFile {
     }
 }
 
-/// The longest key below a value that a message names.
+/// The offset of the longest key below `value` that the message names.
 fn key_in(value: &Spanned<DeValue<'_>>, what: &str) -> Option<usize> {
     let mut found = Vec::new();
     collect_keys(value, what, &mut found);
@@ -280,7 +280,7 @@ fn collect_keys(value: &Spanned<DeValue<'_>>, what: &str, found: &mut Vec<(usize
     }
 }
 
-/// The key of a file below a value, as `secret_file`, whose path a message has.
+/// The offset of a key such as `secret_file` below `value` whose path the message contains.
 fn file_in(value: &Spanned<DeValue<'_>>, what: &str) -> Option<usize> {
     match value.get_ref() {
         DeValue::Table(table) => table.iter().find_map(|(key, value)| {
@@ -293,12 +293,12 @@ fn file_in(value: &Spanned<DeValue<'_>>, what: &str) -> Option<usize> {
     }
 }
 
-/// Whether a text has that word, whole.
+/// Whether the text contains the word as a whole word.
 fn has_word(text: &str, word: &str) -> bool {
     word_at(text, word).is_some()
 }
 
-/// Where a text has that word, whole, for the first time.
+/// The offset of the first occurrence of the word as a whole word.
 fn word_at(text: &str, word: &str) -> Option<usize> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     let is_whole =
@@ -306,7 +306,7 @@ fn word_at(text: &str, word: &str) -> Option<usize> {
     text.match_indices(word).map(|(at, _)| at).find(is_whole)
 }
 
-/// The keys of a file, with spans that begin at `by`.
+/// The table with all spans shifted by `by`.
 fn shifted(table: DeTable<'_>, by: usize) -> DeTable<'_> {
     let mut all = DeTable::new();
     for (key, mut value) in table {
@@ -333,13 +333,14 @@ fn take<'i>(item: &mut Spanned<DeValue<'i>>) -> Spanned<DeValue<'i>> {
     std::mem::replace(item, Spanned::new(span, DeValue::Array(DeArray::new())))
 }
 
-/// Reads a file of text that `left` bytes are left for.
-fn read_text(path: &Path, left: &mut u64) -> Result<String, String> {
+/// Reads a text file of at most `budget` bytes, and subtracts its length from `budget`.
+fn read_text(path: &Path, budget: &mut u64) -> Result<String, String> {
     let mut text = String::new();
     let file = regular::open(path).map_err(|error| error.to_string())?;
-    // It may be no file of text at all.
-    file.take(*left + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    *left = left.checked_sub(text.len() as u64).ok_or(format!("has more than {}", human_size(MAX_LEN)))?;
+    // The limit also ends the read of an endless file.
+    file.take(*budget + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
+    let left = budget.checked_sub(text.len() as u64);
+    *budget = left.ok_or_else(|| format!("all files together are longer than {}", human_size(MAX_LEN)))?;
     Ok(text)
 }
 
@@ -356,8 +357,8 @@ fn toml_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files.into_values().collect())
 }
 
-/// A message of the TOML reader in the words of people who write config files.
-fn in_our_words(what: &str) -> String {
+/// Replaces serde's terms in a message of the TOML reader by those of config files.
+fn plain_message(what: &str) -> String {
     let what = what
         .replace("unknown field", "unknown key")
         .replace("missing field", "missing key")
@@ -365,26 +366,30 @@ fn in_our_words(what: &str) -> String {
         .replace("a nonzero usize", "a number of at least 1")
         .replace("expected a sequence", A_LIST)
         .replace("expected a map", A_TABLE);
-    with_guess(&what)
+    shortened(&what)
 }
 
-/// A message about an unknown key with a similar key, if there is one, in place of all known ones.
-fn with_guess(what: &str) -> String {
+/// Shortens a message about an unknown key: a similar key replaces the list of known keys, and a
+/// list of more than [`MAX_LISTED_KEYS`] is replaced by the page that describes them.
+fn shortened(what: &str) -> String {
     let unknown = what.strip_prefix("unknown key `").and_then(|rest| rest.split_once("`, expected "));
     let Some((key, known)) = unknown else { return what.to_owned() };
     let known: Vec<_> = known.split('`').skip(1).step_by(2).collect();
     match nearest(key, &known) {
         Some(meant) => format!("unknown key `{key}`, did you mean `{meant}`?"),
+        None if known.len() > MAX_LISTED_KEYS => {
+            format!("unknown key `{key}`; remove it, {REFERENCE_PAGE} lists the keys")
+        }
         None => what.to_owned(),
     }
 }
 
-/// The key whose value begins, or goes on, behind this text.
+/// The key whose value contains the end of this text.
 fn key_before(text: &str) -> Option<&str> {
     let (left, value) = text.rsplit_once('=')?;
     let is_value = value.lines().all(|line| !line.trim_start().starts_with("[["));
     let left = left.trim_end();
-    // A quoted key, such as an address, may hold anything.
+    // A quoted key, such as an address, may contain any character.
     let quoted = left.strip_suffix(['"', '\'']).and_then(|key| Some(key.rsplit_once(['"', '\''])?.1));
     let is_of_a_key = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let key = quoted.or_else(|| left.rsplit(|c| !is_of_a_key(c)).next())?;
@@ -393,11 +398,16 @@ fn key_before(text: &str) -> Option<&str> {
 
 /// The key that names directories of further files.
 pub(super) const INCLUDE: &str = "include";
-/// The most bytes of all files together: tens of thousands of volumes.
+/// Maximum length of all files together, in bytes: tens of thousands of volumes.
 const MAX_LEN: u64 = 4 << 20;
-/// The most files, the main one included.
+/// Maximum number of files, including the main file.
 const MAX_FILES: usize = 1024;
-/// There are several, and whoever leaves the brackets out does not know of sequences.
+/// Maximum number of keys that a message lists.
+const MAX_LISTED_KEYS: usize = 10;
+/// The page that describes all keys, as messages name it.
+pub(super) const REFERENCE_PAGE: &str = "docs/reference/config.md";
+/// Replacements of serde's "map" and "sequence", with examples: the usual cause is a missing pair
+/// of brackets.
 const A_TABLE: &str = "expected a table, as { 0 = \"disk0\" }";
 const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make one";
 
@@ -435,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_directory_are_read_in_order_and_lists_are_put_together() {
+    fn files_of_a_directory_are_read_in_order_and_lists_are_concatenated() {
         let files = [
             ("b.toml", "include = 'conf.d'\nnbd = [':1']\ncores = 1"),
             ("conf.d/20.toml", "# the last\nnbd = [\n':3',\n]"),
@@ -449,13 +459,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_included_file_is_named_with_that_file() {
+    fn an_error_in_an_included_file_names_that_file() {
         for (files, expected) in [
             (&[("b.toml", "include = 'x'")][..], "b.toml:1: include: x: "),
             (&[("b.toml", "\ninclude = 7")], "b.toml:2: include: write a directory, as include = \"conf.d\""),
             (
                 &[("b.toml", "include = ['d']\ncores = 1"), ("d/a.toml", "\ncores = 2")],
-                "d/a.toml:2: key `cores` is given in b.toml:2, too; remove one",
+                "d/a.toml:2: key `cores` is also given in b.toml:2; remove one",
             ),
             (
                 &[("b.toml", "include = ['d']"), ("d/a.toml", "include = 'e'")],
@@ -469,20 +479,20 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_placed_at_the_entry_and_the_key_that_it_names() {
+    fn a_message_gets_the_line_of_the_entry_and_the_key_that_it_names() {
         let text = "iscsi = [':1']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[iscsi_target]]\nTargetName = 'iqn.b'\n\
                     luns = { 0 = 'a' }\n[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'x' }\nMaxBurstLength = 1\n\
                     [[iscsi_target.acl]]\nCHAP_N = 'u'\n";
         let named = vec![("volume", "name"), ("iscsi_target", "TargetName")];
         let sources = Sources::of_text(Path::new("b.toml"), text.to_owned()).with_named(named);
         for (what, line) in [
-            ("iscsi_target `iqn.a`: MaxBurstLength is a number from 512", Some(11)),
-            ("iscsi_target `iqn.a`: there is no volume `a`; add it, or correct `luns`", Some(10)),
-            ("iscsi_target `iqn.a`: CHAP_N and secret_file go together; write both", Some(13)),
+            ("iscsi_target `iqn.a`: MaxBurstLength 1 is out of range", Some(11)),
+            ("iscsi_target `iqn.a`: no volume has the name `a`; add it, or correct `luns`", Some(10)),
+            ("iscsi_target `iqn.a`: CHAP_N and secret_file belong together; set both", Some(13)),
             ("iscsi_target `iqn.a`: is wrong", Some(8)),
             ("volume `a`: iscsi_target `iqn.b` has it", Some(5)),
             ("the description of `a` is too long", Some(2)),
-            ("iscsi at 127.0.0.1:1: serves no volume", Some(1)),
+            ("iscsi at 127.0.0.1:1: exports no volume", Some(1)),
             ("--state: no such directory", None),
         ] {
             let said = sources.located(Failure::request(what)).to_string();

@@ -1,4 +1,5 @@
-//! Where reservations are kept that outlive a restart, and for which volume.
+//! Persistent reservations across restarts (APTPL): the directory of the state files, and loading
+//! the state of a volume.
 
 use crate::failure::Failure;
 use blockmux_engine::state::StateFile;
@@ -11,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::{info, warn};
 
-/// Where the state of programs is, by the XDG Base Directory Specification; `None` for a user
-/// without a home. A user who runs with the home of another, as by `sudo -u` or `setpriv`, has a
-/// private directory in its place.
+/// The default state directory by the XDG Base Directory Specification; `None` without a home
+/// directory. If the home directory belongs to another user, as under `sudo -u` or `setpriv`, it is
+/// a directory of this user below [`SHARED_PARENT`].
 pub(super) fn default_directory() -> Option<PathBuf> {
     let directory = home_directory()?;
     let user = geteuid();
@@ -25,9 +26,9 @@ pub(super) fn default_directory() -> Option<PathBuf> {
     if is_own {
         return Some(directory);
     }
-    let private = Path::new(PRIVATE).join(format!("blockmux-{}", user.as_raw()));
+    let private = Path::new(SHARED_PARENT).join(format!("blockmux-{}", user.as_raw()));
     warn!(
-        "{} is not the home of this user: reservations are kept in {}; choose another place with --state",
+        "{} is not the home of this user: reservations are kept in {}; choose another directory with --state",
         home.display(),
         private.display()
     );
@@ -35,17 +36,20 @@ pub(super) fn default_directory() -> Option<PathBuf> {
 }
 
 fn home_directory() -> Option<PathBuf> {
-    // The specification has relative paths ignored.
+    // The specification says to ignore relative paths.
     let directory = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let state =
         directory("XDG_STATE_HOME").or_else(|| directory("HOME").map(|home| home.join(".local/state")));
     state.map(|state| state.join("blockmux"))
 }
 
-/// A volume as it is served, with the reservations that were kept of the data with its UUID. One
-/// whose reservations cannot be read is not served: whoever was kept out would get in. Of data that
-/// go with the process none are kept.
-pub(super) fn served(
+/// Creates the shared state of a volume and loads its reservations from the state file of its UUID.
+/// A volume whose data do not outlive the process (`is_lasting` is false) has no state file.
+///
+/// # Errors
+/// If the reservations cannot be read. The volume is not exported then: it would be open to
+/// initiators that a reservation excludes.
+pub(super) fn load(
     directory: Option<&Path>,
     name: &str,
     volume: Arc<dyn Volume>,
@@ -67,5 +71,5 @@ pub(super) fn served(
     })
 }
 
-/// Everybody may make directories there, and they outlive a restart.
-const PRIVATE: &str = "/var/tmp";
+/// A directory in which every user may create directories, and whose content survives a reboot.
+const SHARED_PARENT: &str = "/var/tmp";

@@ -1,6 +1,6 @@
 //! The screen of `blockmux top`.
 
-use super::Told;
+use super::DaemonState;
 use crate::ctl::{Rates, Series, SessionStatus};
 use crate::output::printable;
 use blockmux_volume::units::human_size;
@@ -13,17 +13,18 @@ use ratatui::widgets::{Cell, Paragraph, Row, Sparkline, Table};
 use std::collections::HashMap;
 use std::iter;
 
-/// What is shown, and how far it is scrolled.
+/// The shown data and the scroll position.
 pub(super) struct View {
     address: String,
-    told: Told,
-    /// Requests and bytes of each session when it was asked before, and how long ago.
+    state: DaemonState,
+    /// Requests and bytes of each session at the previous refresh.
     before: HashMap<String, (u64, u64)>,
+    /// Time since the previous refresh.
     seconds: f64,
-    /// Why the last question was not answered.
+    /// Error of the last refresh.
     failure: Option<String>,
     tab: Tab,
-    /// Rows above the first one that is shown.
+    /// Number of rows that are scrolled out at the top.
     above: usize,
 }
 
@@ -34,30 +35,30 @@ enum Tab {
 }
 
 impl View {
-    /// Shows what was told.
-    pub(super) fn new(address: String, told: Told) -> View {
+    /// Creates the view with the data of the first refresh.
+    pub(super) fn new(address: String, state: DaemonState) -> View {
         let (before, failure) = (HashMap::new(), None);
-        View { address, told, before, seconds: 0.0, failure, tab: Tab::Volumes, above: 0 }
+        View { address, state, before, seconds: 0.0, failure, tab: Tab::Volumes, above: 0 }
     }
 
-    /// Shows what was told now.
-    pub(super) fn update(&mut self, told: Told) {
-        self.before = self.told.sessions.iter().map(|session| (key(session), done(session))).collect();
-        self.seconds = told.at.saturating_duration_since(self.told.at).as_secs_f64();
-        self.told = told;
+    /// Shows the data of a new refresh.
+    pub(super) fn update(&mut self, state: DaemonState) {
+        self.before = self.state.sessions.iter().map(|session| (key(session), done(session))).collect();
+        self.seconds = state.at.saturating_duration_since(self.state.at).as_secs_f64();
+        self.state = state;
         self.failure = None;
     }
 
-    /// Says that there was no answer, and goes on showing the last one.
+    /// Shows an error along with the data of the last successful refresh.
     pub(super) fn fail(&mut self, failure: String) {
         self.failure = Some(failure);
     }
 
-    /// Scrolls or changes the table.
+    /// Handles a key: scrolls or switches the table.
     pub(super) fn on_key(&mut self, key: KeyCode) {
         let rows = match self.tab {
-            Tab::Volumes => self.told.status.volumes.len(),
-            Tab::Sessions => self.told.sessions.len(),
+            Tab::Volumes => self.state.status.volumes.len(),
+            Tab::Sessions => self.state.sessions.len(),
         };
         match key {
             KeyCode::Tab | KeyCode::BackTab => {
@@ -73,7 +74,7 @@ impl View {
         }
     }
 
-    /// Draws all of it.
+    /// Draws the whole screen.
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
         let areas = Layout::vertical([
             Constraint::Length(4),
@@ -95,7 +96,7 @@ impl View {
     }
 
     fn head(&self) -> Vec<Line<'_>> {
-        let Told { status, history, .. } = &self.told;
+        let DaemonState { status, history, .. } = &self.state;
         let now = &history.total.now;
         let state = match &self.failure {
             Some(failure) => Span::styled(printable(failure).to_string(), BAD),
@@ -107,7 +108,7 @@ impl View {
         let failed: u64 = history.total.points.iter().map(|point| point.failed).sum();
         let failed = format!("failed in the last hour  {failed}");
         let gone = if status.gone > 0 {
-            format!("   gone with I/O in flight  {}", status.gone)
+            format!("   lost with I/O in flight  {}", status.gone)
         } else {
             String::new()
         };
@@ -136,9 +137,9 @@ impl View {
     fn draw_hour(&self, frame: &mut Frame<'_>, area: Rect) {
         let [label, chart] = Layout::horizontal([Constraint::Length(12), Constraint::Min(10)]).areas(area);
         frame.render_widget(Paragraph::new("last hour\nrequests/s").style(SOFT), label);
-        let points = &self.told.history.total.points;
+        let points = &self.state.history.total.points;
         let columns = usize::from(chart.width).max(1);
-        // Of the points that share a column the largest is shown.
+        // A column shows the maximum of its points.
         let per_column = HOUR_POINTS.div_ceil(columns);
         let newest_first =
             points.rchunks(per_column).map(|chunk| chunk.iter().map(requests).max().unwrap_or(0));
@@ -148,7 +149,7 @@ impl View {
     }
 
     fn tabs(&self) -> Line<'_> {
-        let Told { status, sessions, .. } = &self.told;
+        let DaemonState { status, sessions, .. } = &self.state;
         let title = |tab, text| Span::styled(text, if tab == self.tab { SELECTED } else { SOFT });
         Line::from(vec![
             title(Tab::Volumes, format!(" Volumes {} ", status.volumes.len())),
@@ -158,7 +159,7 @@ impl View {
     }
 
     fn draw_volumes(&self, frame: &mut Frame<'_>, area: Rect) {
-        let Told { status, history, .. } = &self.told;
+        let DaemonState { status, history, .. } = &self.state;
         let rows = status.volumes.iter().skip(self.above).map(|volume| {
             let series = history.volumes.iter().find(|series: &&Series| series.name == volume.name);
             let rate = |show: fn(&Rates) -> String| series.map_or("-".to_owned(), |series| show(&series.now));
@@ -200,7 +201,7 @@ impl View {
     }
 
     fn draw_sessions(&self, frame: &mut Frame<'_>, area: Rect) {
-        let rows = self.told.sessions.iter().skip(self.above).map(|session| {
+        let rows = self.state.sessions.iter().skip(self.above).map(|session| {
             let (requests, bytes) = done(session);
             let rate =
                 |now: u64, before: u64| (now.saturating_sub(before) as f64 / self.seconds).round() as u64;
@@ -259,12 +260,12 @@ fn key(session: &SessionStatus) -> String {
     [protocol, initiator, target, address, since].map(String::as_str).join("\n")
 }
 
-/// Requests, and bytes that they moved.
+/// Numbers of requests and bytes of a session.
 fn done(session: &SessionStatus) -> (u64, u64) {
     (session.traffic.requests(), session.traffic.bytes())
 }
 
-/// A protocol has its colour of reports and of the live page, as near as terminals have it.
+/// The colour of a protocol in reports and on the live page, as far as terminals have it.
 fn colour(protocol: &str) -> Color {
     match protocol {
         "nbd" => Color::LightBlue,
@@ -282,9 +283,9 @@ const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const SOFT: Style = Style::new().fg(Color::DarkGray);
 const BAD: Style = Style::new().fg(Color::Red);
 const SELECTED: Style = Style::new().add_modifier(Modifier::REVERSED);
-/// Rows by which a page scrolls.
+/// Number of rows that Page Up and Page Down scroll.
 const PAGE: usize = 10;
-/// Points of an hour.
+/// Number of points of an hour.
 const HOUR_POINTS: usize = 360;
 
 #[cfg(test)]
@@ -295,7 +296,7 @@ mod tests {
     use serde_json::json;
     use std::time::{Duration, Instant};
 
-    fn told(reads: u64, at: Instant) -> Told {
+    fn state(reads: u64, at: Instant) -> DaemonState {
         let rates = json!({"reads": 1200, "writes": 34, "others": 5, "read_bytes": 4_915_200, "written_bytes": 0,
             "failed": 1, "p50_us": 87.4, "p99_us": 2345.6});
         let volume = |name: &str| {
@@ -308,7 +309,7 @@ mod tests {
             "address": "192.0.2.7:4321", "since": "2026-11-23T03:34:22Z", "reads": reads, "read_bytes": reads * 4096,
             "writes": 0, "written_bytes": 0, "others": 0, "failed": 0});
         let series = json!({"name": "disk0", "now": rates, "points": [rates, rates]});
-        Told {
+        DaemonState {
             status: serde_json::from_value(json!({"connections": 2, "max_connections": 4096, "gone": 0,
                 "protocols": [{"name": "iscsi", "connections": 2}, {"name": "nbd", "connections": 0}],
                 "volumes": names.iter().map(|name| volume(name)).collect::<Vec<_>>()}))
@@ -330,9 +331,9 @@ mod tests {
     }
 
     #[test]
-    fn rates_volumes_and_sessions_are_shown_and_scrolled() {
+    fn rates_volumes_and_sessions_are_shown_and_scroll() {
         let begun = Instant::now();
-        let mut view = View::new("/run/control".to_owned(), told(100, begun));
+        let mut view = View::new("/run/control".to_owned(), state(100, begun));
         let lines = screen(&view, 100);
         assert_eq!(lines[0], "blockmux  /run/control  2026-11-23T03:35:00Z");
         assert_eq!(lines[1], "requests/s       1239   1200 reads, 34 writes, 5 others");
@@ -351,12 +352,12 @@ mod tests {
         assert!(screen(&view, 100)[9].starts_with("disk10 "));
         view.on_key(KeyCode::Tab);
         assert!(screen(&view, 100)[9].starts_with("iscsi     192.0.2.7:4321"));
-        view.update(told(400, begun + Duration::from_secs(2)));
+        view.update(state(400, begun + Duration::from_secs(2)));
         let line = &screen(&view, 100)[9];
         assert!(line.contains("iqn.2026-11.i:a") && line.ends_with("       150    600 KiB"), "{line}");
         view.fail("no answer".to_owned());
         assert_eq!(screen(&view, 100)[0], "blockmux  /run/control  no answer");
-        // A narrow terminal loses columns and nothing else.
+        // A narrow terminal loses columns only.
         assert_eq!(screen(&view, 40).len(), 16);
     }
 }

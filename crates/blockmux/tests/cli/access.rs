@@ -1,4 +1,4 @@
-//! What is protected by one protocol is open by no other, unless the configuration says so.
+//! The access rule: a volume that one protocol protects is open over no other, unless configured.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text, without_notes};
@@ -44,13 +44,13 @@ fn has(daemon: &Daemon, scheme: &str, volume: &str) -> bool {
 }
 
 #[test]
-fn a_volume_behind_chap_is_not_open_over_nbd_unless_its_protocols_say_so() {
+fn a_volume_with_chap_is_exported_over_nbd_only_if_its_protocols_name_nbd() {
     let files = tempfile::tempdir().unwrap();
     let both = "iscsi = ['127.0.0.1:0']\nnbd = ['127.0.0.1:0']";
     let said = refusal(&config(files.path(), both, "", ""), &[]);
     for part in [
         "volume `vault`: ",
-        &format!("iscsi_target `{TARGET}` restricts who may use it (iscsi)"),
+        &format!("iscsi_target `{TARGET}` restricts access to it (iscsi)"),
         "nbd at 127.0.0.1:",
         "write protocols = [\"iscsi\"]",
         "write protocols = [\"iscsi\", \"nbd\"] in its [[volume]]",
@@ -61,8 +61,7 @@ fn a_volume_behind_chap_is_not_open_over_nbd_unless_its_protocols_say_so() {
     let said = refusal(&config(files.path(), "iscsi = ['127.0.0.1:0']\naoe = ['lo']", "", ""), &[]);
     assert!(said.contains("aoe at lo (aoe)") && said.contains("[\"aoe\", \"iscsi\"]"), "{said}");
 
-    // One that is restricted stays behind its target, and the other is served where its protocols
-    // say.
+    // The restricted volume is exported by its target only, the other one over its protocols.
     let kept = config(files.path(), both, "protocols = ['iscsi']", "protocols = ['nbd']");
     let daemon = Daemon::serve_only(&["--config", &kept]);
     let urls = daemon.urls_of("nbd");
@@ -75,7 +74,7 @@ fn a_volume_behind_chap_is_not_open_over_nbd_unless_its_protocols_say_so() {
     let empty_name = blockmux(["info", urls[0].strip_suffix("other").unwrap()]);
     assert!(!text(&empty_name.stdout).contains("vault"));
 
-    // It is open where that is said.
+    // It is exported openly where the config says so.
     let open = config(files.path(), both, "protocols = ['iscsi', 'nbd']", "");
     let daemon = Daemon::serve_only(&["--config", &open]);
     let urls = daemon.urls_of("nbd");
@@ -92,14 +91,14 @@ fn a_volume_behind_chap_is_not_open_over_nbd_unless_its_protocols_say_so() {
 }
 
 #[test]
-fn a_volume_behind_chap_is_not_announced_to_every_nvme_host() {
+fn a_volume_with_chap_is_not_exported_to_every_nvme_host() {
     let files = tempfile::tempdir().unwrap();
     let both = "iscsi = ['127.0.0.1:0']\nnvme_tcp = ['127.0.0.1:0']";
     let said = refusal(&config(files.path(), both, "", ""), &[]);
     assert!(said.contains("nvme_tcp at 127.0.0.1:") && said.contains("[\"iscsi\", \"nvme_tcp\"]"), "{said}");
-    // Without a word about `other`, nothing is left for NVMe.
+    // Without `protocols` of `other`, NVMe has no volume to export.
     let said = refusal(&config(files.path(), both, "protocols = ['iscsi']", ""), &[]);
-    assert!(said.contains("serves no volume") && said.contains("protocols = [\"nvme_tcp\"]"), "{said}");
+    assert!(said.contains("exports no volume") && said.contains("protocols = [\"nvme_tcp\"]"), "{said}");
     let kept = config(files.path(), both, "protocols = ['iscsi']", "protocols = ['nvme-tcp']");
     let daemon = Daemon::serve_only(&["--config", &kept]);
     assert!(has(&daemon, "nvme+tcp", "other") && !has(&daemon, "nvme+tcp", "vault"));
@@ -112,7 +111,7 @@ fn a_volume_behind_chap_is_not_announced_to_every_nvme_host() {
 }
 
 #[test]
-fn a_subsystem_with_hosts_keeps_its_volume_from_iscsi_and_from_open_subsystems() {
+fn a_volume_of_a_subsystem_with_hosts_is_not_exported_over_iscsi_or_by_open_subsystems() {
     let files = tempfile::tempdir().unwrap();
     let with = |listeners: &str, volume: &str, more: &str| {
         let content = format!(
@@ -144,7 +143,7 @@ fn a_subsystem_with_hosts_keeps_its_volume_from_iscsi_and_from_open_subsystems()
 }
 
 #[test]
-fn what_nobody_restricts_is_served_by_all_and_each_listener_by_its_list() {
+fn unrestricted_volumes_are_exported_by_all_listeners_or_according_to_their_lists() {
     let daemon = Daemon::serve_only(&[
         "a=mem:1m",
         "b=mem:1m",
@@ -170,11 +169,11 @@ fn what_nobody_restricts_is_served_by_all_and_each_listener_by_its_list() {
     let second = daemon.urls_of("nbd").into_iter().find(|url| url.contains("127.0.0.2")).unwrap();
     assert!(!blockmux(["info", &second.replace("/b", "/a")]).status.success());
     let output = blockmux(["serve", "a=mem:1m", "--nbd", "127.0.0.1:0?volumes=x", "--run", "true"]);
-    assert!(text(&output.stderr).contains("there is no volume `x`"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("no volume has the name `x`"), "{}", text(&output.stderr));
 }
 
 #[test]
-fn a_change_while_it_runs_obeys_the_same_rule() {
+fn changes_at_run_time_obey_the_access_rule() {
     let files = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", files.path().join("control").display());
     let listeners = "iscsi = ['127.0.0.1:0']\nnbd = ['127.0.0.1:0']\nnvme_tcp = ['127.0.0.1:0']";
@@ -198,20 +197,20 @@ fn a_change_while_it_runs_obeys_the_same_rule() {
         assert!(!is_done && said.contains(part), "{args:?}: {said}");
     };
     refused(&["attach", "vault", SUBSYSTEM], "protocols do not name nvme_tcp");
-    refused(&["attach", "vault", OPEN_TARGET], "would serve it to everybody");
+    refused(&["attach", "vault", OPEN_TARGET], "would export it to everybody");
     refused(&["attach", "other", TARGET], "protocols do not name iscsi");
     let file = files.path().join("never");
     let volume = format!("bad=file:{}?size=1m", file.display());
     refused(&["add", &volume, "--protocols", "smb"], "`smb` is no protocol");
     assert!(!file.exists(), "it was made before its protocols were looked at");
 
-    // One more volume is nobody's until somebody says whose.
+    // An added volume is not exported until it is attached to a target.
     assert!(ctl(&["add", "late=mem:1m"]).0);
     let nbd = daemon.urls_of("nbd").remove(0);
     let late = nbd.replace("/other", "/late");
     assert!(!blockmux(["info", &late]).status.success());
     assert!(ctl(&["attach", "late", TARGET]).0);
-    refused(&["attach", "late", SUBSYSTEM], "would serve it to everybody");
+    refused(&["attach", "late", SUBSYSTEM], "would export it to everybody");
     assert!(ctl(&["remove", "late"]).0);
     let (is_done, said) = ctl(&["add", "late=mem:1m", "--protocols", "nbd,nvme_tcp"]);
     assert!(is_done && said.contains("nbd://"), "{said}");
@@ -221,7 +220,7 @@ fn a_change_while_it_runs_obeys_the_same_rule() {
 }
 
 #[test]
-fn what_is_attached_later_is_not_seen_by_who_was_promised_certain_luns() {
+fn a_volume_attached_later_is_not_visible_to_initiators_with_listed_luns() {
     let files = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", files.path().join("control").display());
     let secret = in_place(files.path(), "secret", "a secret of twelve");
@@ -254,18 +253,18 @@ fn what_is_attached_later_is_not_seen_by_who_was_promised_certain_luns() {
     assert!(is_seen(1) && !is_seen(0));
     assert_eq!(ctl(&["attach", "late", TARGET]), (true, format!("{TARGET}  2\n")));
     assert!(!is_seen(2));
-    // A number that is promised is given again only to who asks for it.
+    // A LUN that an acl names is reused only on request.
     assert!(ctl(&["detach", TARGET, "2"]).0 && ctl(&["detach", TARGET, "1"]).0);
     assert_eq!(ctl(&["attach", "late", TARGET]), (true, format!("{TARGET}  2\n")));
     assert!(!is_seen(1) && !is_seen(2));
     assert!(ctl(&["attach", "data", TARGET, "1"]).0);
     assert!(is_seen(1) && !is_seen(2));
     let (is_done, said) = ctl(&["attach", "late", OPEN_TARGET]);
-    assert!(!is_done && said.contains("nobody would see LUN 0"), "{said}");
+    assert!(!is_done && said.contains("no initiator would see LUN 0"), "{said}");
 }
 
 #[test]
-fn without_listeners_only_protocols_with_something_to_serve_get_one() {
+fn only_protocols_with_a_volume_to_export_get_a_default_listener() {
     let files = tempfile::tempdir().unwrap();
     let path = config(files.path(), "", "", "");
     let said = Command::new(BLOCKMUX)
@@ -278,19 +277,19 @@ fn without_listeners_only_protocols_with_something_to_serve_get_one() {
 }
 
 #[test]
-fn a_target_without_a_listener_or_at_none_of_them_is_an_error() {
+fn a_target_without_a_listener_is_refused() {
     let files = tempfile::tempdir().unwrap();
     let with = |content: &str| in_place(files.path(), "blockmux.toml", content);
     let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
     let target = format!("[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'a' }}\n");
     let subsystem = format!("[[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\nnamespaces = {{ 1 = 'a' }}\n");
     let said = refusal(&with(&format!("nbd = ['127.0.0.1:0']\n{volume}{target}")), &[]);
-    assert!(said.contains(&format!("iscsi_target `{TARGET}`: nobody listens for iscsi")), "{said}");
+    assert!(said.contains(&format!("iscsi_target `{TARGET}`: has no iscsi listener")), "{said}");
     let said = refusal(&with(&format!("nbd = ['127.0.0.1:0']\n{volume}{subsystem}")), &[]);
     assert!(said.contains(&format!("nvme_subsystem `{SUBSYSTEM}`: nobody listens for nvme_tcp")), "{said}");
     let target = format!("iscsi = ['127.0.0.1:0']\n{volume}{target}portals = ['127.0.0.9']\n");
     let said = refusal(&with(&target), &[]);
-    assert!(said.contains("portals: nobody listens at 127.0.0.9:3260; name one of 127.0.0.1:"), "{said}");
+    assert!(said.contains("portals: 127.0.0.9:3260 is not a listener; use one of 127.0.0.1:"), "{said}");
     let here = format!("nvme_tcp = ['127.0.0.1:0']\n{volume}{subsystem}listeners = ['127.0.0.1:0']\n");
     Daemon::serve_only(&["--config", &with(&here)]);
     let said = refusal(&with(&here.replace("listeners = ['127.0.0.1", "listeners = ['127.0.0.9")), &[]);
@@ -298,7 +297,7 @@ fn a_target_without_a_listener_or_at_none_of_them_is_an_error() {
 }
 
 #[test]
-fn a_file_behind_chap_is_served_by_no_second_volume() {
+fn a_file_with_chap_is_not_exported_by_a_second_volume() {
     let files = tempfile::tempdir().unwrap();
     let place = |name: &str| format!("file:{}", files.path().join(name).display());
     let (vault, other) = (place("vault.img"), place("other.img"));
@@ -316,7 +315,7 @@ fn a_file_behind_chap_is_served_by_no_second_volume() {
         let open = volume("other", &format!("{other}?size=1m"), "");
         format!("iscsi = ['127.0.0.1:0']\nnbd = ['127.0.0.1:0']\n{own}{open}{more}{targets}")
     };
-    // By whatever name and around whatever it is: its own UUID hides nothing.
+    // Another path, a decorator or a configured UUID do not hide that the data are the same.
     std::os::unix::fs::symlink(files.path().join("vault.img"), files.path().join("link")).unwrap();
     let twin = volume("twin", &format!("delay:1us:{}?readonly=on", place("link")), "");
     let said = refusal(&in_place(files.path(), "twice.toml", &content(&twin)), &[]);
@@ -336,11 +335,11 @@ fn a_file_behind_chap_is_served_by_no_second_volume() {
     for _ in 0..2 {
         let (is_done, said) = ctl(&["add", &twin, "--protocols", "nbd"]);
         assert!(
-            !is_done && said.contains("volume `twin`: is in a file or device that `vault` is in"),
+            !is_done && said.contains("volume `twin`: uses the same file or device as `vault`"),
             "{said}"
         );
     }
-    // One that nobody restricts may have a twin, and is not restricted while it has.
+    // An unrestricted volume may share its data, and cannot be restricted while it does.
     let (is_done, said) = ctl(&["add", &format!("twin={other}?readonly=on"), "--protocols", "nbd"]);
     assert!(is_done, "{said}");
     let (is_done, said) = ctl(&["attach", "other", TARGET]);

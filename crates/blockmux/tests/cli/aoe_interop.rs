@@ -1,10 +1,10 @@
-//! ATA over Ethernet between two network namespaces that the test makes, against vblade and against
-//! ourselves.
+//! ATA over Ethernet between two network namespaces: initiator and target with each other, and the
+//! initiator with vblade.
 //!
-//! That takes root. Without it, or without `ip`, every test here prints a line that begins with
+//! The tests need root. Without it, or without `ip`, every test here prints a line that begins with
 //! `skipped: ` and ends.
 
-use crate::program::{BLOCKMUX, end_by, half_empty_file, has, heed_signals, succeed, text};
+use crate::program::{BLOCKMUX, end_by, half_empty_file, has, succeed, text, unignore_signals};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
@@ -19,7 +19,7 @@ struct Cable {
 }
 
 impl Cable {
-    /// `None` if it cannot be made, and that has been said.
+    /// `None`, with a printed reason, if it cannot be created.
     fn new(mtu: u32) -> Option<Cable> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         if !has("ip") {
@@ -57,7 +57,7 @@ impl Cable {
         succeed(Command::new("ip").args(["-n", name, "link", "set", "cable"]).args(set));
     }
 
-    /// Another cable beside it, called `spare`.
+    /// Adds a second veth pair, with interfaces called `spare`.
     fn add_spare(&self) {
         let add =
             ["-n", &self.target, "link", "add", "spare", "type", "veth", "peer", "name", "spare", "netns"];
@@ -67,23 +67,24 @@ impl Cable {
         }
     }
 
-    /// A program in the target's namespace.
+    /// Starts a program in the target's namespace.
     fn at_target(&self, program: &str) -> Command {
         within(&self.target, program)
     }
 
-    /// Our program in the initiator's.
+    /// Runs blockmux in the initiator's namespace.
     fn blockmux(&self, args: &[&str]) -> Output {
         within(&self.initiator, BLOCKMUX).args(args).output().unwrap()
     }
 
-    /// What discovery finds; on a busy machine nobody may have answered within its second.
+    /// Output of discovery. On a busy machine there may be no answer within its second, so it is
+    /// repeated.
     fn discovers(&self) -> String {
         let mut attempts = (0..10).map(|_| self.says(&["discover", "aoe://cable"]));
         attempts.find(|found| !found.is_empty()).expect("nobody answers")
     }
 
-    /// What it prints.
+    /// Output of the program.
     fn says(&self, args: &[&str]) -> String {
         succeed(within(&self.initiator, BLOCKMUX).args(args))
     }
@@ -97,7 +98,7 @@ impl Cable {
 impl Drop for Cable {
     fn drop(&mut self) {
         for name in [&self.target, &self.initiator] {
-            // It may not have been made.
+            // It may not have been created.
             let _ = Command::new("ip").args(["netns", "del", name]).output();
         }
     }
@@ -122,7 +123,7 @@ struct Server {
 }
 
 impl Server {
-    /// Waits for its first line.
+    /// Waits for the first line of output.
     fn start(command: &mut Command) -> Server {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
@@ -152,7 +153,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -172,7 +173,7 @@ fn copies_there_and_back(cable: &Cable, url: &str, directory: &Path, len: usize)
 }
 
 #[test]
-fn our_initiator_uses_a_disk_of_vblade() {
+fn the_initiator_uses_a_disk_of_vblade() {
     if !has("vblade") {
         return;
     }
@@ -202,7 +203,7 @@ fn our_initiator_uses_a_disk_of_vblade() {
 }
 
 #[test]
-fn both_sides_of_ours_use_each_other_at_every_mtu() {
+fn initiator_and_target_work_at_every_mtu() {
     for mtu in [1500, 4132, 4608, 9000] {
         let Some(cable) = Cable::new(mtu) else { return };
         let server = cable.serve(&["a=mem:8m", "b=mem:1g", "--aoe", "cable", "--aoe-shelf", "7"]);
@@ -217,7 +218,7 @@ fn both_sides_of_ours_use_each_other_at_every_mtu() {
 }
 
 #[test]
-fn volumes_that_are_named_as_disks_are_in_any_shelf() {
+fn volumes_with_disk_names_are_in_any_shelf() {
     let Some(cable) = Cable::new(9000) else { return };
     let server = cable.serve(&["e7.3=mem:8m", "e900.254=mem:4m", "plain=mem:2m", "--aoe", "cable"]);
     let urls = ["aoe://cable/e7.3", "aoe://cable/e900.254", "aoe://cable/e0.2"];
@@ -231,7 +232,10 @@ fn volumes_that_are_named_as_disks_are_in_any_shelf() {
     assert!(text(&refused.stderr).contains("two volumes are disk e0.0"), "{}", text(&refused.stderr));
     let refused = cable.blockmux(&["serve", "mem:1m?block_size=4096", "--aoe", "cable"]);
     let said = text(&refused.stderr);
-    assert!(said.contains("has blocks of 4096 bytes, and AoE has 512 at most; leave `aoe` out"), "{said}");
+    assert!(
+        said.contains("has blocks of 4096 bytes, but AoE supports at max 512; leave `aoe` out"),
+        "{said}"
+    );
     // One that AoE does not serve may have them.
     let config = directory.path().join("blockmux.toml");
     let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m?block_size=4096'\nprotocols = ['nbd']\n";
@@ -244,7 +248,7 @@ fn volumes_that_are_named_as_disks_are_in_any_shelf() {
 }
 
 #[test]
-fn several_interfaces_are_paths_as_long_as_one_of_them_is_up() {
+fn several_interfaces_are_paths_while_one_of_them_is_up() {
     let Some(cable) = Cable::new(9000) else { return };
     cable.add_spare();
     let server = cable.serve(&["mem:8m", "--aoe", "cable", "--aoe", "spare"]);
@@ -253,7 +257,7 @@ fn several_interfaces_are_paths_as_long_as_one_of_them_is_up() {
         let info: Value = serde_json::from_str(&info).unwrap();
         info["stations"].as_array().unwrap().len()
     };
-    // On a busy machine the second may answer too late to be told of.
+    // On a busy machine the second station may answer too late to be listed.
     assert!((0..100).any(|_| stations() == 2), "one of them never answers");
     let directory = tempfile::tempdir().unwrap();
     copies_there_and_back(&cable, "aoe://cable,spare/e0.0", directory.path(), 8 << 20);
@@ -271,7 +275,7 @@ fn disks_of_one_interface_are_served_by_several_cores() {
     let found = cable.discovers();
     assert_eq!(found.lines().count(), 4, "each of them once: {found}");
     let directory = tempfile::tempdir().unwrap();
-    // A slot apart is a core apart.
+    // Neighbouring slots are served by different cores.
     for slot in 0..4 {
         copies_there_and_back(&cable, &format!("aoe://cable/e0.{slot}"), directory.path(), 4 << 20);
     }
@@ -279,7 +283,7 @@ fn disks_of_one_interface_are_served_by_several_cores() {
 }
 
 #[test]
-fn an_interface_whose_mtu_changes_is_served_in_frames_of_the_new_size() {
+fn frames_follow_a_changed_mtu_of_an_interface() {
     let Some(cable) = Cable::new(1500) else { return };
     let server = cable.serve(&["mem:8m", "--aoe", "cable"]);
     let directory = tempfile::tempdir().unwrap();
@@ -296,13 +300,13 @@ fn an_interface_whose_mtu_changes_is_served_in_frames_of_the_new_size() {
 }
 
 #[test]
-fn a_disk_is_a_subject_of_the_bench_and_can_be_served_again() {
+fn a_disk_can_be_measured_and_exported_again() {
     let Some(cable) = Cable::new(9000) else { return };
     let _server = cable.serve(&["mem:64m", "--aoe", "cable"]);
     let options = ["--rw", "randrw", "--bs", "4k", "--iodepth", "16", "--runtime", "1", "--json"];
     let directory = tempfile::tempdir().unwrap();
     let mut bench = within(&cable.initiator, BLOCKMUX);
-    // It leaves its results where it runs.
+    // The bench writes its results to the current directory.
     bench.current_dir(directory.path()).args(["bench", "aoe://cable/e0.0"]).args(options);
     let json = succeed(&mut bench);
     assert!(json.contains("\"aoe\""), "{json}");
@@ -313,7 +317,7 @@ fn a_disk_is_a_subject_of_the_bench_and_can_be_served_again() {
 }
 
 #[test]
-fn loopback_carries_frames_too() {
+fn aoe_works_over_loopback() {
     let Some(cable) = Cable::new(1500) else { return };
     let server = cable.serve(&["mem:8m", "--aoe", "lo"]);
     let info = succeed(cable.at_target(BLOCKMUX).args(["info", "aoe://lo/e0.0"]));
@@ -322,7 +326,7 @@ fn loopback_carries_frames_too() {
 }
 
 #[test]
-fn a_disk_that_nobody_has_and_an_interface_that_is_not_there_are_told() {
+fn a_missing_disk_and_a_missing_interface_are_reported() {
     let Some(cable) = Cable::new(1500) else { return };
     let nobody = cable.blockmux(&["info", "aoe://cable/e9.9"]);
     assert!(text(&nobody.stderr).contains("no disk e9.9 answers at cable"), "{}", text(&nobody.stderr));
@@ -336,7 +340,7 @@ fn a_disk_that_nobody_has_and_an_interface_that_is_not_there_are_told() {
 }
 
 #[test]
-fn without_the_capability_it_is_said_what_is_missing() {
+fn a_missing_capability_is_reported() {
     if !has("setpriv") {
         return;
     }
@@ -348,13 +352,13 @@ fn without_the_capability_it_is_said_what_is_missing() {
         assert!(!output.status.success());
         assert!(text(&output.stderr).contains("raw frames need CAP_NET_RAW"), "{}", text(&output.stderr));
     }
-    // What does not ask for frames does not need it.
+    // Without raw frames the capability is not needed.
     let mut command = within(&cable.initiator, "setpriv");
     succeed(command.args(["--bounding-set=-net_raw", BLOCKMUX, "serve", "mem:1m", "--run", "true"]));
 }
 
 #[test]
-fn io_goes_on_when_the_interface_goes_down_and_comes_up_and_when_the_target_is_started_again() {
+fn io_continues_after_the_interface_was_down_and_after_the_target_restarted() {
     let Some(cable) = Cable::new(9000) else { return };
     let directory = tempfile::tempdir().unwrap();
     let (source, disk) = (half_empty_file(directory.path(), 32 << 20), directory.path().join("disk"));
@@ -398,11 +402,11 @@ fn a_network_that_loses_frames_loses_no_data() {
 }
 
 #[test]
-fn tshark_decodes_what_is_said_without_a_malformed_mark() {
+fn tshark_decodes_all_frames_without_marking_one_malformed() {
     if !has("tshark") {
         return;
     }
-    heed_signals();
+    unignore_signals();
     for mtu in [1500, 9000] {
         let Some(cable) = Cable::new(mtu) else { return };
         let directory = tempfile::tempdir().unwrap();
@@ -412,7 +416,7 @@ fn tshark_decodes_what_is_said_without_a_malformed_mark() {
         tshark.args(["-q", "-l", "-P", "-i", "cable", "-f", "ether proto 0x88a2", "-w"]).arg(&capture);
         let mut tshark = tshark.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut seen = BufReader::new(tshark.stdout.take().unwrap());
-        // It says what it sees once it does.
+        // It prints a line once it captures.
         let looks = std::thread::scope(|scope| {
             let first = scope.spawn(|| seen.read_line(&mut String::new()).unwrap());
             while !first.is_finished() {
@@ -456,7 +460,7 @@ fn a_disk_is_served_again_after_capabilities_are_dropped() {
 }
 
 #[test]
-fn a_host_is_among_the_sessions_with_what_it_does_from_its_first_command_on() {
+fn a_host_is_listed_as_a_session_with_its_counters_from_its_first_command_on() {
     let Some(cable) = Cable::new(1500) else { return };
     let directory = tempfile::tempdir().unwrap();
     let control = format!("unix:{}", directory.path().join("control").display());

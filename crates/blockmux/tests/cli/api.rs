@@ -1,4 +1,4 @@
-//! The HTTP API of a daemon: as its own socket has it, and over TCP with a token.
+//! The HTTP API of a daemon, on its Unix socket and over TCP with a token.
 
 use crate::control::{Controlled, eventually};
 use crate::daemon::Daemon;
@@ -16,10 +16,10 @@ use std::time::Duration;
 
 /// Sends what is to be a request, and reads status and body of the answer.
 fn exchange(mut stream: impl Read + Write, request: &[u8]) -> (u16, String) {
-    // What is refused by its head or its length is answered before all of it is sent.
+    // A request may be refused by its head or its length before all of it is sent.
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
-    // A connection that is reset has said what there was.
+    // The response precedes a reset of the connection.
     let _ = stream.read_to_end(&mut answer);
     let answer = text(&answer);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
@@ -38,7 +38,7 @@ fn ask(socket: &Path, method: &str, path: &str, headers: &str, body: &str) -> (u
 }
 
 #[test]
-fn what_ctl_does_is_done_over_http_with_the_status_of_each_answer() {
+fn every_ctl_command_works_over_http_with_its_status() {
     let controlled = Controlled::serve(&["a=mem:8m", "--iscsi", "127.0.0.1:0"]);
     let socket = controlled.socket();
     let ask = |method, path: &str, body| ask(&socket, method, path, "", body);
@@ -57,7 +57,7 @@ fn what_ctl_does_is_done_over_http_with_the_status_of_each_answer() {
     assert_eq!((status, volumes.as_array().unwrap().len()), (200, 1));
     assert_eq!(ask("GET", "/v1/status", "").1, controlled.status());
     assert_eq!(ask("GET", "/v1/sessions", ""), (200, json!([])));
-    // Whatever changed something is an action that is remembered.
+    // Every change is a recorded action.
     let (_, actions) = ask("GET", "/v1/actions", "");
     let actions: Vec<_> = actions.as_array().unwrap().iter().map(|action| action["action"].clone()).collect();
     assert_eq!(actions.len(), 6, "{actions:?}");
@@ -65,7 +65,7 @@ fn what_ctl_does_is_done_over_http_with_the_status_of_each_answer() {
 }
 
 #[test]
-fn every_error_has_one_shape_and_the_status_of_its_kind() {
+fn every_error_has_the_same_format_and_the_status_of_its_kind() {
     let controlled = Controlled::serve(&["a=mem:8m", "null=null:1m"]);
     let long = "x".repeat(5 << 20);
     for (method, path, body, status, code) in [
@@ -100,7 +100,7 @@ fn every_error_has_one_shape_and_the_status_of_its_kind() {
 }
 
 #[test]
-fn a_request_that_takes_long_becomes_an_action_that_tells_how_far_it_is() {
+fn a_long_request_becomes_an_action_with_progress() {
     let controlled = Controlled::serve(&["a=fault:op=read,error=stuck:mem:8m", "b=mem:1m"]);
     let mut nbd = RawClient::connect(&controlled.daemon.socket());
     assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
@@ -111,15 +111,15 @@ fn a_request_that_takes_long_becomes_an_action_that_tells_how_far_it_is() {
     assert_eq!((status, &action["state"], &action["action"]), (202, &json!("running"), &json!("remove a")));
     let path = format!("/v1/actions/{}", action["id"]);
     let look = || ask(&socket, "GET", &path, "", "").1;
-    eventually("it says what it waits for", || look()["progress"] == "waits for I/O in flight");
-    // Others are served meanwhile.
+    eventually("it says what it waits for", || look()["progress"] == "waiting for I/O in flight");
+    // Other clients are served meanwhile.
     assert_eq!(controlled.said(&["resize", "b", "2m"]), "b  2097152 (2 MiB)\n");
     eventually("it is over", || look()["state"] == "done");
     assert_eq!(look()["result"], json!({}));
-    // A client that is willing to wait is answered at once.
+    // A client that waits without limit gets the result.
     let wait = "Prefer: respond-async, wait=30\r\n";
     assert_eq!(ask(&socket, "DELETE", "/v1/volumes/b", wait, ""), (200, json!({})));
-    // One that fails says why.
+    // A failed action has an error.
     let (status, failed) = ask(&socket, "DELETE", "/v1/volumes/b", "Prefer: respond-async\r\n", "");
     assert!(status == 202 || status == 404, "{failed}");
     let last = || ask(&socket, "GET", "/v1/actions", "", "").1.as_array().unwrap().last().unwrap().clone();
@@ -127,10 +127,10 @@ fn a_request_that_takes_long_becomes_an_action_that_tells_how_far_it_is() {
 }
 
 #[test]
-fn who_drips_a_request_holds_nobody_up_and_is_cut_off() {
+fn a_client_that_sends_slowly_blocks_no_others_and_is_disconnected() {
     let controlled = Controlled::serve(&["a=mem:1m"]);
     let path = controlled.socket();
-    // One byte in a while is not silence.
+    // Single bytes do not extend the timeout.
     let drippers: Vec<_> = (0..20)
         .map(|_| {
             let mut stream = UnixStream::connect(&path).unwrap();
@@ -150,7 +150,7 @@ fn who_drips_a_request_holds_nobody_up_and_is_cut_off() {
 }
 
 #[test]
-fn bytes_that_are_no_request_are_refused_and_harm_nothing() {
+fn bytes_that_are_no_request_are_refused_without_harm() {
     let controlled = Controlled::serve(&["mem:1m"]);
     let long_head = format!("GET /v1/status HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));
     let many_headers = format!("GET /v1/status HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(1000));
@@ -197,12 +197,12 @@ impl Tcp {
         self.daemon.json["api"].as_str().unwrap().trim_end_matches('/').to_owned()
     }
 
-    /// What is at a path, for who has the token.
+    /// Response to GET with the token.
     pub(crate) fn get(&self, path: &str) -> String {
         self.body(path, &format!("Authorization: Bearer {TOKEN}\r\n"))
     }
 
-    /// What is at a path for everybody.
+    /// Response to GET without a token.
     pub(crate) fn get_public(&self, path: &str) -> String {
         self.body(path, "")
     }
@@ -220,7 +220,7 @@ impl Tcp {
 }
 
 #[test]
-fn over_tcp_a_token_is_required_of_every_request() {
+fn every_request_over_tcp_requires_a_token() {
     let tcp = Tcp::serve(&["a=mem:1m"]);
     let get = |path: &str, header: &str| {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n");
@@ -247,7 +247,7 @@ fn over_tcp_a_token_is_required_of_every_request() {
 }
 
 #[test]
-fn without_a_private_token_the_api_is_not_served_over_tcp() {
+fn the_api_is_served_over_tcp_only_with_a_private_token() {
     let files = tempfile::tempdir().unwrap();
     let token = files.path().join("token");
     fs::write(&token, TOKEN).unwrap();
@@ -260,10 +260,10 @@ fn without_a_private_token_the_api_is_not_served_over_tcp() {
         text(&output.stderr)
     };
     let said = serve(&["--api", "127.0.0.1:0"]);
-    assert!(said.contains("without a token everybody who can connect could change this daemon"), "{said}");
+    assert!(said.contains("without a token anybody who can connect could control this daemon"), "{said}");
     assert!(said.contains("openssl rand -hex 32"), "{said}");
     let said = serve(&["--api", "127.0.0.1:0", "--api-token-file", token]);
-    assert!(said.contains("others may read or write it; run chmod 600 on it"), "{said}");
+    assert!(said.contains("others can read or write it; run chmod 600 on it"), "{said}");
     let said = serve(&["--api", "unix:/x", "--api-token-file", token]);
     assert!(said.contains("--api: write host:port; --control takes unix:PATH"), "{said}");
 }
@@ -275,7 +275,7 @@ fn schemathesis() -> Option<String> {
 }
 
 #[test]
-fn schemathesis_finds_no_answer_that_the_openapi_document_does_not_describe() {
+fn schemathesis_finds_no_response_that_the_openapi_document_does_not_describe() {
     let Some(schemathesis) = schemathesis() else { return };
     let tcp = Tcp::serve(&["a=mem:1m", "b=mem:1m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
     let said = succeed(
@@ -288,7 +288,7 @@ fn schemathesis_finds_no_answer_that_the_openapi_document_does_not_describe() {
             .current_dir(tcp.daemon.directory.path()),
     );
     assert!(said.contains("Tested: 14") && said.contains(" passed") && !said.contains("failed"), "{said}");
-    // The daemon is still there, and says so.
+    // The daemon still responds.
     let token_file = tcp.token_file.display().to_string();
     assert!(blockmux(["ctl", &tcp.url(), "--token-file", &token_file, "status"]).status.success());
 }

@@ -1,4 +1,4 @@
-//! The audit log: what a daemon says of those who come, are refused, change reservations and go.
+//! The audit log: logins, refusals, changes of reservations, and logouts.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux};
@@ -29,7 +29,7 @@ fn target_of(url: &str) -> &str {
 }
 
 #[test]
-fn nbd_clients_that_come_and_go_are_lines_with_time_export_address_and_reason() {
+fn nbd_sessions_are_logged_with_time_export_address_and_reason() {
     let mut daemon = Daemon::serve(&["disk0=mem:1m"]);
     let client = RawClient::connect(&daemon.socket());
     let line = daemon.log_line("login");
@@ -47,7 +47,7 @@ fn nbd_clients_that_come_and_go_are_lines_with_time_export_address_and_reason() 
 }
 
 #[test]
-fn iscsi_initiators_that_come_reserve_and_go_are_lines_with_their_names() {
+fn iscsi_sessions_and_reservations_are_logged_with_initiator_names() {
     let mut daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0"]);
     let url = daemon.urls_of("iscsi").remove(0);
     let mut session = RawIscsi::login(&url, INITIATOR);
@@ -75,7 +75,7 @@ fn iscsi_initiators_that_come_reserve_and_go_are_lines_with_their_names() {
 }
 
 #[test]
-fn iser_initiators_are_lines_of_their_own_protocol() {
+fn iser_sessions_are_logged_with_their_own_protocol() {
     let mut daemon = Daemon::serve(&["mem:1m", "--iser", "127.0.0.1:0"]);
     let url = daemon.urls_of("iser").remove(0);
     assert!(blockmux(["info", &url]).status.success());
@@ -86,7 +86,7 @@ fn iser_initiators_are_lines_of_their_own_protocol() {
 }
 
 #[test]
-fn nvme_hosts_that_come_and_go_are_lines_with_their_names() {
+fn nvme_sessions_are_logged_with_host_names() {
     let mut daemon = Daemon::serve(&["mem:1m", "--nvme-tcp", "127.0.0.1:0"]);
     let url = daemon.urls_of("nvme+tcp").remove(0);
     assert!(blockmux(["info", &url]).status.success());
@@ -104,7 +104,7 @@ fn nvme_hosts_that_come_and_go_are_lines_with_their_names() {
 }
 
 #[test]
-fn who_is_logged_in_is_listed_with_what_was_done_until_it_goes() {
+fn sessions_are_listed_with_their_counters_until_they_end() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("control").display().to_string();
     let args = ["mem:1m", "--iscsi", "127.0.0.1:0", "--control", &format!("unix:{socket}")];
@@ -114,7 +114,7 @@ fn who_is_logged_in_is_listed_with_what_was_done_until_it_goes() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
-    assert_eq!(sessions(&[]), "nobody is logged in\n");
+    assert_eq!(sessions(&[]), "no session is logged in\n");
     let mut iscsi = RawIscsi::login(&daemon.urls_of("iscsi")[0], INITIATOR);
     daemon.log_line("login");
     let mut nbd = RawClient::connect(&daemon.socket());
@@ -132,11 +132,11 @@ fn who_is_logged_in_is_listed_with_what_was_done_until_it_goes() {
     drop((iscsi, nbd));
     daemon.log_line("logout");
     daemon.log_line("logout");
-    assert_eq!(sessions(&[]), "nobody is logged in\n");
+    assert_eq!(sessions(&[]), "no session is logged in\n");
 }
 
 #[test]
-fn an_area_is_turned_off_by_name() {
+fn an_area_can_be_turned_off() {
     let mut daemon = Daemon::serve(&["mem:1m", "--log", "audit=off,protocol=debug"]);
     drop(RawClient::connect(&daemon.socket()));
     let mut line = String::new();
@@ -144,5 +144,5 @@ fn an_area_is_turned_off_by_name() {
     assert!(line.contains("DEBUG connection closed"), "{line}");
     let refused =
         std::process::Command::new(BLOCKMUX).args(["--log", "x=y", "info", "mem:1m"]).output().unwrap();
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("there is no area `x`"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("`x` is not a log area"));
 }

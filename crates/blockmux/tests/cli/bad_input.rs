@@ -1,4 +1,4 @@
-//! What people get wrong: one line that names the thing and says what to do, and status 2.
+//! Invalid input: one line that names the thing and says what to do, and exit status 2.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, text};
@@ -24,7 +24,7 @@ fn help_fits_a_terminal_of_80_columns() {
 }
 
 #[test]
-fn the_version_is_the_packages() {
+fn the_version_is_that_of_the_package() {
     let output = blockmux(["--version"]);
     assert_eq!(text(&output.stdout), concat!("blockmux ", env!("CARGO_PKG_VERSION"), "\n"));
 }
@@ -34,7 +34,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (&[], "no command given; `blockmux --help` lists them"),
     (&["ctl"], "no command given; `blockmux ctl --help` lists them"),
     (&["serv"], "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve'"),
-    (&["serve"], "no volume to serve; name one, such as mem:1g or file:disk.img"),
+    (&["serve"], "no volume to serve; give one, such as mem:1g or file:disk.img"),
     (&["serve", "--frobnicate"], "unexpected argument '--frobnicate' found; --help lists the options"),
     (
         &["serve", "mem:1m", "--reed-only"],
@@ -52,7 +52,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "a b=mem:1m"],
-        "`a b` is no name; use 1 to 200 letters, digits, `-`, \
+        "`a b` is not a valid name; use 1 to 200 letters, digits, `-`, \
          `_` and `.`",
     ),
     (
@@ -61,17 +61,17 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "--config", "/dev/zero"],
-        "cannot read config file /dev/zero: is no regular file; name one; check --config",
+        "cannot read config file /dev/zero: is not a regular file; give a regular file; check --config",
     ),
     (
         &["serve", "mem:1m", "--max-connections", "99999999999999"],
-        "99999999999999 connections are too many; take at most 1048576",
+        "99999999999999 connections are too many; set at most 1048576",
     ),
     (
         &["report", "/dev/zero"],
-        "/dev/zero: cannot read it: has more than 64 MiB; name a bench.json, or what fio --output-format=json wrote",
+        "/dev/zero: cannot read it: is longer than 64 MiB; give a bench.json, or the output of fio --output-format=json",
     ),
-    (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes are called `a`; rename one, as in NAME=mem:1g"),
+    (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes have the name `a`; rename one, as in NAME=mem:1g"),
     (
         &["serve", "mem:1m", "--nbd", "10809"],
         "--nbd 10809: `10809` is no host; write :10809 for a port on loopback",
@@ -81,7 +81,7 @@ const WRONG: &[(&[&str], &str)] = &[
         "--nbd /run/nbd.sock: `/run/nbd.sock` is a path; write unix:/run/nbd.sock for a Unix socket",
     ),
     (&["serve", "mem:1m", "--cores", "0"], "--cores 0: write a number of at least 1"),
-    (&["serve", "mem:1m", "--cores", "1000"], "1000 cores are too many; take at most 256"),
+    (&["serve", "mem:1m", "--cores", "1000"], "1000 cores are too many; set at most 256"),
     (&["serve", "mem:1m", "--poll", "often"], "--poll often: not one of adaptive, always, never"),
     (
         &["serve", "mem:1m", "--json", "--run", "true"],
@@ -109,13 +109,13 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "log:/nowhere/log:mem:1m", "--nbd", ":0"],
-        "log:/nowhere/log: cannot append to it: No such file or directory (os error 2); name another file",
+        "log:/nowhere/log: cannot append to it: No such file or directory (os error 2); give another file",
     ),
     (
         &["serve", "null:8e", "--nbd", ":0"],
-        "null:8e: has 9223372036854775808 bytes, and clients count to 2^63 - 1; serve a smaller volume",
+        "null:8e: has 9223372036854775808 bytes, but clients support at most 2^63 - 1; serve a smaller volume",
     ),
-    (&["serve", "mem:1", "--nbd", ":0"], "mem:1: is smaller than one block; take at least 512"),
+    (&["serve", "mem:1", "--nbd", ":0"], "mem:1: is smaller than one block; use at least 512"),
     (
         &["serve", "file:/nowhere/disk.img?size=1m", "--nbd", ":0"],
         "file:/nowhere/disk.img: its directory does not exist; create that first, or name another path",
@@ -141,8 +141,8 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "iscsi://host"],
-        "iscsi://host: names no target; write iscsi://host/target-name/lun, as `blockmux discover iscsi://host` lists \
-         them",
+        "iscsi://host: names no target; use iscsi://host/target-name/lun, as listed by `blockmux discover \
+         iscsi://host`",
     ),
     (
         &["info", "iser://host"],
@@ -160,7 +160,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "ftp://host"],
-        "ftp://host: no protocol is called `ftp`; use nbd://host/export or nbds://host/export or nbd+unix:///export?socket=PATH or \
+        "ftp://host: no protocol has the URL scheme `ftp`; use nbd://host/export or nbds://host/export or nbd+unix:///export?socket=PATH or \
          iscsi://host/target-name/lun or iser://host/target-name/lun or nvme+tcp://host/subsystem-nqn/nsid or nvme+rdma://host/subsystem-nqn/nsid or \
          srp://host/TARGET-PORT-ID/lun or aoe://IFACE/eSHELF.SLOT",
     ),
@@ -186,9 +186,9 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["copy", "file:/nowhere/a", "file:/nowhere/a"],
-        "file:/nowhere/a: source and destination are the same; name another destination",
+        "file:/nowhere/a: source and destination are the same; give another destination",
     ),
-    (&["copy", "mem:513", "null:1m"], "mem:513: is no whole number of blocks of 512 bytes; take 1024"),
+    (&["copy", "mem:513", "null:1m"], "mem:513: is not a multiple of the block size, 512 bytes; use 1024"),
     (
         &["copy", "mem:1m?block_size=4096", "mem:1m", "--bs", "512"],
         "--bs 512: take a multiple of 4096 up to 32 MiB",
@@ -196,14 +196,14 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["copy", "file:/nowhere/disk.img", "mem:1m"], "file:/nowhere/disk.img: does not exist; check its path"),
     (
         &["copy", "mem:2m", "mem:1m"],
-        "mem:1m: has 1048576 bytes, and mem:2m has 2097152; take a destination at least as large",
+        "mem:1m: has 1048576 bytes, but mem:2m has 2097152; use a destination that is at least as large",
     ),
-    (&["copy", "mem:1m", "null:1m", "--bs", "1000"], "--bs 1000: take a multiple of 512 up to 32 MiB"),
+    (&["copy", "mem:1m", "null:1m", "--bs", "1000"], "--bs 1000: set a multiple of 512 up to 32 MiB"),
     (&["copy", "mem:1m", "null:1m", "--iodepth", "0"], "--iodepth 0: write a number from 1 to 256"),
 ];
 
 #[test]
-fn a_wrong_command_line_is_one_line_and_status_2() {
+fn an_invalid_command_line_is_reported_in_one_line_with_status_2() {
     for (args, expected) in WRONG {
         let output = blockmux(*args);
         assert_eq!(text(&output.stderr), format!("blockmux: {expected}\n"), "{args:?}");
@@ -213,18 +213,18 @@ fn a_wrong_command_line_is_one_line_and_status_2() {
 }
 
 #[test]
-fn more_ram_than_the_machine_can_promise_is_refused() {
+fn more_ram_than_the_machine_allows_is_refused() {
     let output = blockmux(["serve", "mem:4e", "--nbd", ":0"]);
     let said = text(&output.stderr);
     assert!(
-        said.starts_with("blockmux: mem:4e: more RAM than this machine can promise; take at most "),
+        said.starts_with("blockmux: mem:4e: is larger than this machine's memory allows; use at most "),
         "{said}"
     );
     assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
-fn an_export_that_is_not_there_is_named_with_a_way_to_find_others() {
+fn a_missing_export_is_named_with_the_command_that_lists_exports() {
     let daemon = Daemon::serve(&["mem:1m"]);
     let socket = daemon.socket().display().to_string();
     let output = blockmux(["info", &format!("nbd+unix:///other?socket={socket}")]);
@@ -232,18 +232,21 @@ fn an_export_that_is_not_there_is_named_with_a_way_to_find_others() {
     assert_eq!(said.lines().count(), 1);
     assert!(said.contains("server has no export \"other\""), "{said}");
     assert!(
-        said.ends_with(&format!("`blockmux discover 'nbd+unix:///?socket={socket}'` lists what it has\n")),
+        said.ends_with(&format!("`blockmux discover 'nbd+unix:///?socket={socket}'` lists its exports\n")),
         "{said}"
     );
     assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
-fn what_is_wrong_in_a_config_file_is_named_with_file_and_line() {
+fn an_error_in_a_config_file_is_reported_with_file_and_line() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("b.toml");
     for (content, expected) in [
-        ("nbd = [':0']\nfrobnicate = 1\n", ":2: unknown key `frobnicate`, expected one of `volume`, `nbd`, "),
+        (
+            "nbd = [':0']\nfrobnicate = 1\n",
+            ":2: unknown key `frobnicate`; remove it, docs/reference/config.md ",
+        ),
         (
             "[[volume]]\nspec = 'mem:1m'\nsiez = 2\n",
             ":3: unknown key `siez`, expected one of `name`, `spec`, ",
@@ -261,13 +264,13 @@ fn what_is_wrong_in_a_config_file_is_named_with_file_and_line() {
 }
 
 #[test]
-fn what_a_config_says_of_a_protocol_is_checked_although_nobody_listens_for_it() {
+fn settings_of_a_protocol_without_a_listener_are_checked() {
     let target =
         |name, volume| format!("[[iscsi_target]]\nTargetName = '{name}'\nluns = {{ 0 = '{volume}' }}\n");
     let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
     for (targets, expected) in [
-        (target("iqn.2026-11.com.example:x", "b"), "there is no volume `b`"),
-        (target("iqn.2026-11.com.example:x", "a").repeat(2), "two iscsi_targets are called"),
+        (target("iqn.2026-11.com.example:x", "b"), "no volume has the name `b`"),
+        (target("iqn.2026-11.com.example:x", "a").repeat(2), "two iscsi_targets have the name"),
     ] {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("{volume}{targets}")).unwrap();
@@ -279,7 +282,7 @@ fn what_a_config_says_of_a_protocol_is_checked_although_nobody_listens_for_it() 
 }
 
 #[test]
-fn a_state_at_a_listener_that_is_not_there_is_refused() {
+fn an_ana_state_of_an_unknown_listener_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = "nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[nvme_subsystem]]\n\
                 nqn = 'nqn.2026-11.com.example:x'\nnamespaces = { 1 = 'a' }\n[[nvme_subsystem.ana_group]]\n\
@@ -287,7 +290,7 @@ fn a_state_at_a_listener_that_is_not_there_is_refused() {
     std::fs::write(file.path(), text).unwrap();
     let output = blockmux(["serve", "--config", file.path().to_str().unwrap()]);
     let said = text_of(&output);
-    assert!(said.contains("ana_group 1: nobody listens at 127.0.0.1:1; name one of 127.0.0.1:"), "{said}");
+    assert!(said.contains("ana_group 1: 127.0.0.1:1 is not a listener; use one of 127.0.0.1:"), "{said}");
     assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
     let text = text.replace("{ 1 = 'a' }", "{ 1 = 'a' }\nlisteners = ['127.0.0.1:2']");
     std::fs::write(file.path(), text).unwrap();
@@ -298,7 +301,7 @@ fn a_state_at_a_listener_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn an_access_state_at_a_listener_that_is_not_there_is_refused() {
+fn an_access_state_of_an_unknown_listener_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let with = |listener: &str| {
         let text = format!(
@@ -320,7 +323,7 @@ fn an_access_state_at_a_listener_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn advice_to_open_something_read_only_is_not_given_for_a_destination() {
+fn a_destination_gets_no_advice_to_open_it_read_only() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.img");
     std::fs::write(&path, [0; 1 << 20]).unwrap();
@@ -329,13 +332,13 @@ fn advice_to_open_something_read_only_is_not_given_for_a_destination() {
     let output = blockmux(["copy", "mem:1m", &file]);
     let said = text_of(&output);
     assert!(
-        said.ends_with("is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux, or named twice; stop that one\n"),
+        said.ends_with("is locked by another program, such as QEMU, qemu-nbd or another blockmux, or given twice; stop that program\n"),
         "{said}"
     );
 }
 
 #[test]
-fn two_ram_volumes_of_one_size_are_two() {
+fn two_ram_volumes_of_one_size_are_different_volumes() {
     let output = blockmux(["copy", "mem:1m", "mem:1m"]);
     assert_eq!((text_of(&output).as_str(), output.status.code()), ("", Some(0)));
 }
@@ -345,7 +348,7 @@ fn text_of(output: &std::process::Output) -> String {
 }
 
 #[test]
-fn a_ram_volume_beyond_the_limit_of_address_space_is_refused_with_that_limit() {
+fn a_ram_volume_beyond_the_address_space_limit_is_refused_naming_the_limit() {
     let mut command = std::process::Command::new("sh");
     // In KiB.
     command.args(["-c", "ulimit -v 500000; exec \"$0\" serve mem:1g", crate::program::BLOCKMUX]);

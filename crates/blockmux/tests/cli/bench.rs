@@ -1,7 +1,7 @@
-//! `blockmux bench` and `blockmux report`: what they print, what they write, and how they end.
+//! `blockmux bench` and `blockmux report`: output, files and exit status.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, end_by, has, heed_signals, text};
+use crate::program::{BLOCKMUX, blockmux, end_by, has, text, unignore_signals};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
@@ -24,7 +24,7 @@ impl Bench {
         self.0.path().join(name).display().to_string()
     }
 
-    /// Short runs of `words`, after which come those of `rest`.
+    /// A bench with short runs and the arguments `words` and `rest`.
     fn command(&self, words: &str, rest: &[&str]) -> Command {
         let mut command = Command::new(BLOCKMUX);
         command.args(["bench", "--report", &self.path("report")]).args(words.split_whitespace()).args(rest);
@@ -66,7 +66,7 @@ fn jobs(report: &Value) -> &Vec<Value> {
 }
 
 #[test]
-fn into_a_pipe_goes_plain_text_of_80_columns() {
+fn output_to_a_pipe_is_plain_text_of_80_columns() {
     let bench = Bench::new();
     let out = printed(&bench.run("--size 16m --full", &[]));
     for line in out.lines() {
@@ -104,7 +104,7 @@ fn measured_ms(report: &Value) -> f64 {
 }
 
 #[test]
-fn a_plain_bench_measures_three_jobs_three_times_with_one_ceiling_each_in_less_than_a_minute() {
+fn the_default_bench_measures_three_jobs_three_times_with_one_ceiling_each_in_less_than_a_minute() {
     let bench = Bench::new();
     let output = bench.command("--size 16m", &[]).output().unwrap();
     printed(&output);
@@ -122,7 +122,7 @@ fn a_plain_bench_measures_three_jobs_three_times_with_one_ceiling_each_in_less_t
     let all = [of("randread", "4k", "32"), of("randwrite", "4k", "32"), of("read", "1m", "8")];
     assert_eq!(all, [11, 11, 11]);
     assert!(measured_ms(&report) < 55_000.0, "{}", measured_ms(&report));
-    // A line for each finished job of each run, the last of which leaves nothing to do.
+    // A line for each finished job of each run; the last one has no time left.
     let said = text(&output.stderr);
     let finished: Vec<&str> = said.lines().map(|line| line.split("; ").nth(1).unwrap()).collect();
     assert_eq!(finished[0], "run 1/3 finished: 4 KiB random read, depth 32");
@@ -132,7 +132,7 @@ fn a_plain_bench_measures_three_jobs_three_times_with_one_ceiling_each_in_less_t
 }
 
 #[test]
-fn a_policy_in_a_short_bench_brings_its_own_ceiling() {
+fn each_policy_of_a_short_bench_has_its_own_ceiling() {
     let bench = Bench::new();
     let out = printed(&bench.run("mem:16m --poll never", &[]));
     assert!(out.contains("\nnbd ceiling sleeps ") && !out.contains("ceiling spins "), "{out}");
@@ -157,7 +157,7 @@ fn a_congestion_control_is_named_in_every_report_and_an_unknown_one_is_refused()
 }
 
 #[test]
-fn every_pattern_runs_and_its_figures_agree_with_each_other() {
+fn every_access_pattern_runs_with_consistent_results() {
     let bench = Bench::new();
     let patterns = "--rw read,write,randread,randwrite --rw readwrite --rw randrw,trim,randtrim";
     printed(&bench.run(&format!("mem:16m --no_ceiling --iodepth 1,8 --numjobs 1,2 {patterns}"), &[]));
@@ -173,7 +173,7 @@ fn every_pattern_runs_and_its_figures_agree_with_each_other() {
             assert!((number(&side["bw_bytes"]) - number(&side["iops"]) * 4096.0).abs() <= 1.0, "{name}");
             assert_eq!(side["clat_ns"]["N"], side["total_ios"], "{name}");
         }
-        // A machine that is busy with other things may leave none in so short a time.
+        // A busy machine may complete none in so short a time.
         let did: Vec<_> = ["read", "write", "trim"]
             .into_iter()
             .filter(|side| number(&job[side]["total_ios"]) > 0.0)
@@ -191,7 +191,7 @@ fn every_pattern_runs_and_its_figures_agree_with_each_other() {
 }
 
 #[test]
-fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
+fn cpu_time_of_both_sides_is_reported_as_user_and_system_time() {
     let bench = Bench::new();
     let words = "mem:16m --no_ceiling --rw randread --iodepth 32 --runs 1 --runtime 0.5";
     printed(&bench.command(words, &[]).output().unwrap());
@@ -206,8 +206,7 @@ fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
             let cpu = of_run(job, &cpu);
             match job["blockmux"]["runs"][0][&system].as_f64() {
                 Some(system) => assert!(system <= cpu, "{side}"),
-                // A side that hardly got a processor, on a machine busy with other things, had no
-                // tick to tell by.
+                // On a busy machine a side may have got too little CPU time for a clock tick.
                 None => assert!(cpu < 50e6, "{side} used {cpu} ns"),
             }
         }
@@ -218,7 +217,7 @@ fn processor_time_of_both_sides_is_told_with_user_and_system_apart() {
 }
 
 #[test]
-fn several_volumes_and_sockets_are_told_apart() {
+fn several_volumes_and_socket_kinds_are_distinguished() {
     let daemon = Daemon::serve(&["mem:1m", "--nbd", "127.0.0.1:0"]);
     let urls = daemon.json["exports"][0]["urls"].as_array().unwrap();
     let urls: Vec<&str> = urls.iter().map(|url| url.as_str().unwrap()).collect();
@@ -236,7 +235,7 @@ fn several_volumes_and_sockets_are_told_apart() {
 }
 
 #[test]
-fn the_usual_jobs_do_not_write_to_what_was_there_before() {
+fn the_default_jobs_do_not_overwrite_existing_volumes() {
     let bench = Bench::new();
     let file = bench.path("disk.img");
     std::fs::write(&file, vec![0xA5; 16 << 20]).unwrap();
@@ -251,12 +250,12 @@ fn the_usual_jobs_do_not_write_to_what_was_there_before() {
 }
 
 #[test]
-fn a_job_file_is_run_and_what_is_wrong_in_one_is_named_with_its_line() {
+fn a_job_file_runs_and_its_errors_are_reported_with_their_lines() {
     let bench = Bench::new();
     let file = bench.path("jobs.fio");
     let good = "[global]\nbs=4k\nruntime=60\n[first]\nrw=randread\n[second]\nrw=write\nbs=64k\niodepth=4\n";
     std::fs::write(&file, good).unwrap();
-    // The command line goes before the file.
+    // The command line overrides the file.
     let out = printed(&bench.run("mem:4m --no_ceiling", &[&file]));
     for part in ["4 KiB random read, depth 1\n", "64 KiB sequential write, depth 4\n", "2 runs of 0.05 s."] {
         assert!(out.contains(part), "{out}");
@@ -275,16 +274,16 @@ fn a_job_file_is_run_and_what_is_wrong_in_one_is_named_with_its_line() {
 }
 
 #[test]
-fn an_image_in_the_place_of_a_job_file_is_not_read_out() {
+fn an_image_given_as_a_job_file_is_not_printed() {
     let bench = Bench::new();
     let image = bench.path("disk.img");
     for content in [vec![0; 4096], vec![0xff; 4096], vec![b'a'; (1 << 20) + 1]] {
         std::fs::write(&image, content).unwrap();
-        // Not even to be told that an option and the file say the same thing.
+        // Nor in a message about an option that the file also sets.
         for options in ["", "--rw randread"] {
             let output = bench.run(options, &[&image]);
             let expected = format!(
-                "blockmux: {image}: is no fio job file; to measure it as a volume, write file:{image}\n"
+                "blockmux: {image}: is not a fio job file; to measure it as a volume, write file:{image}\n"
             );
             assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
         }
@@ -292,7 +291,7 @@ fn an_image_in_the_place_of_a_job_file_is_not_read_out() {
 }
 
 #[test]
-fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
+fn an_error_in_an_option_names_the_option() {
     let bench = Bench::new();
     for (words, expected) in [
         ("mem:1m --rw randreed", "--rw randreed: patterns are read write "),
@@ -303,13 +302,13 @@ fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
         ("mem:1m --size 2m", "--size 2m: only 1m is left from 0 to the volume's end"),
         ("mem:1m --numjobs 0", "--numjobs 0: from 1 to 1024"),
         ("mem:1m --poll sometimes", "--poll sometimes: not one of adaptive, always, never"),
-        ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; leave one of them out"),
+        ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; remove one of the two"),
         ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),
-        ("--full --bs 4k", "--full has jobs of its own, and so has --bs; leave one of them out"),
+        ("--full --bs 4k", "--full has its own jobs, and so has --bs; remove one of the two"),
         ("--full --suite zeta-2016", "--full has jobs of its own, and so has the suite; leave one"),
         ("--suite zeta", "--suite zeta: unknown suite `zeta`; known are "),
         ("nbd+unix:///x?socket=/nowhere/s", "nbd+unix:///x?socket=/nowhere/s: "),
-        ("jobs.fio", "jobs.fio: not a volume (as mem:1g), and no job file either: "),
+        ("jobs.fio", "jobs.fio: neither a volume, such as mem:1g, nor a job file: "),
     ] {
         let output = bench.run(words, &[]);
         let said = text(&output.stderr);
@@ -319,7 +318,7 @@ fn what_is_wrong_with_an_option_is_said_of_the_option_as_it_was_given() {
 }
 
 #[test]
-fn every_suite_runs_with_its_figures_beside_ours() {
+fn every_suite_runs_with_published_and_measured_values() {
     for (suite, figure) in [
         ("zeta-2016", "\npublished       373k      1529        iser, InfiniBand\n"),
         ("taocloud-2022", "\npublished                        127  iscsi, lowest mean latency\n"),
@@ -334,7 +333,7 @@ fn every_suite_runs_with_its_figures_beside_ours() {
         assert!(out.find("\nlocal ") < out.find("\nnbd "), "the floor first, as everywhere: {out}");
         let page = bench.read("bench.html");
         assert!(page.contains("Published and measured") && page.contains("<dt>Measured there</dt>"));
-        // A report of the report has them too.
+        // A report of the report has them, too.
         let report = printed(&blockmux([
             "report",
             &bench.path("report/bench.json"),
@@ -357,7 +356,7 @@ fn makes_networks() -> bool {
 }
 
 #[test]
-fn the_study_of_mtus_runs_over_links_of_its_own_with_its_tables_beside_ours() {
+fn the_mtu_study_runs_over_virtual_links_with_published_and_measured_values() {
     if !makes_networks() {
         return;
     }
@@ -384,7 +383,7 @@ fn the_study_of_mtus_runs_over_links_of_its_own_with_its_tables_beside_ours() {
 }
 
 #[test]
-fn without_the_capability_the_study_of_mtus_says_in_one_line_what_it_needs() {
+fn the_mtu_study_reports_a_missing_capability_in_one_line() {
     if !has("setpriv") {
         return;
     }
@@ -394,7 +393,7 @@ fn without_the_capability_the_study_of_mtus_says_in_one_line_what_it_needs() {
     let output = command.args(["--size", "64m", "--report", &bench.path("report")]).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
-    assert!(said.contains("that needs root and the program `ip`"), "{said}");
+    assert!(said.contains("which needs root and the program `ip`"), "{said}");
 }
 
 /// The inodes of the networks that a process has beside ours.
@@ -410,18 +409,18 @@ fn networks(process: u32) -> Vec<u64> {
 fn lives(group: u32) -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok()).any(|stat| {
-        // Behind the name: state, parent, group.
+        // The fields after the name are state, parent and group.
         let (_, behind) = stat.rsplit_once(") ").unwrap();
         behind.split(' ').nth(2) == Some(&group.to_string())
     })
 }
 
 #[test]
-fn a_bench_that_is_killed_leaves_nobody_in_its_networks_and_no_name_of_them() {
+fn a_killed_bench_leaves_no_processes_and_no_names_of_its_network_namespaces() {
     if !makes_networks() {
         return;
     }
-    heed_signals();
+    unignore_signals();
     for signal in [Signal::KILL, Signal::INT] {
         let bench = Bench::new();
         let words = "--suite aatrokoski-2007 --size 64m --runtime 10";
@@ -439,13 +438,13 @@ fn a_bench_that_is_killed_leaves_nobody_in_its_networks_and_no_name_of_them() {
             std::thread::yield_now();
         };
         end_by(&mut child, signal);
-        // An `ip` that it had started ends by itself.
+        // A running `ip` command ends by itself.
         let deadline = Instant::now() + Duration::from_secs(20);
         while lives(child.id()) {
             assert!(Instant::now() < deadline, "somebody stays in them");
             std::thread::yield_now();
         }
-        // A name is a mount of the network's own inode. Other programs' networks have others.
+        // A named network namespace is a mount of its inode.
         let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
         let has_name = |name: &std::fs::DirEntry| {
             std::fs::metadata(name.path()).is_ok_and(|network| made.contains(&network.ino()))
@@ -456,7 +455,7 @@ fn a_bench_that_is_killed_leaves_nobody_in_its_networks_and_no_name_of_them() {
 }
 
 #[test]
-fn corrupted_data_is_found_and_its_place_named() {
+fn corrupted_data_is_found_and_its_offset_reported() {
     let bench = Bench::new();
     let file = bench.path("disk.img");
     let volume = format!("file:{file}?size=512k");
@@ -467,17 +466,14 @@ fn corrupted_data_is_found_and_its_place_named() {
     disk.write_all_at(b"junk", (5 << 16) + 1000).unwrap();
     let output = bench.run(&format!("{words} --rw read"), &[&volume]);
     let said = text(&output.stderr);
-    assert!(said.contains(" verify: block at 327680 has crc "), "{said}");
-    assert!(
-        said.contains(" blocks did not hold what was written; the warnings above name the first"),
-        "{said}"
-    );
+    assert!(said.contains(" verify: block at 327680 has CRC "), "{said}");
+    assert!(said.contains(" blocks had wrong data; the warnings above name the first"), "{said}");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains(" blocks did not hold what was written\n"));
 }
 
 #[test]
-fn io_that_fails_is_counted_and_the_first_is_named() {
+fn failed_io_is_counted_and_the_first_is_reported() {
     let bench = Bench::new();
     let output = bench.run("fault:op=write,every=3:mem:1m --no_ceiling --rw write --verify pattern", &[]);
     let said = text(&output.stderr);
@@ -488,11 +484,11 @@ fn io_that_fails_is_counted_and_the_first_is_named() {
 }
 
 #[test]
-fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
-    heed_signals();
+fn an_interrupted_bench_reports_the_complete_runs() {
+    unignore_signals();
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let bench = Bench::new();
-        // One case is done at once and the other never.
+        // One case completes at once and the other never.
         let file = bench.path("jobs.fio");
         std::fs::write(&file, "[short]\nruntime=20ms\n[long]\nrw=write\nruntime=600\n").unwrap();
         let mut command = bench.command("mem:4m --no_ceiling --runs 1 -v", &[&file]);
@@ -504,7 +500,7 @@ fn an_interrupted_bench_ends_cleanly_with_what_it_has() {
         }
         kill_process(Pid::from_child(&child), signal).unwrap();
         stderr.read_to_string(&mut said).unwrap();
-        // With -v, what its other threads log may come behind it.
+        // With -v, other threads may log after it.
         assert!(said.contains("\nblockmux: interrupted; 7 of 14 runs were done\n"), "{said}");
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(status));

@@ -202,9 +202,9 @@ fn a_part_of_a_block_is_refused() {
 #[test]
 fn a_volume_is_whole_blocks() {
     let said = refusal(&["info", "mem:5000?block_size=4096"]);
-    assert!(said.contains("is no whole number of blocks of 4096 bytes; take 8192"), "{said}");
+    assert!(said.contains("is not a multiple of the block size, 4096 bytes; use 8192"), "{said}");
     let said = refusal(&["info", "null:512?block_size=4k"]);
-    assert!(said.contains("is smaller than one block; take at least 4096"), "{said}");
+    assert!(said.contains("is smaller than one block; use at least 4096"), "{said}");
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("disk.img");
     let said = refusal(&["info", &format!("file:{}?size=5000&block_size=4096", file.display())]);
@@ -213,7 +213,7 @@ fn a_volume_is_whole_blocks() {
     let output = blockmux(["info", "--json", &format!("file:{}?block_size=4096", file.display())]);
     let info: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(info["size"], 8192);
-    assert!(text(&output.stderr).contains("has 5000 bytes, no whole blocks: reads as 8192"));
+    assert!(text(&output.stderr).contains("it reads as 8192 with zeroes at the end"));
     // Of a remote volume nothing can be added at the end.
     let below = Daemon::serve(&["mem:9k"]);
     let output = blockmux(["info", "--json", &format!("{}&block_size=4096", below.url())]);

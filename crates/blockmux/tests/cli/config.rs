@@ -1,4 +1,4 @@
-//! What a config file and the command line mean, and what is said where they mean little.
+//! Effects of config file and command line, and their warnings.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text};
@@ -20,7 +20,7 @@ fn secret(directory: &Path, name: &str, content: &str) -> String {
 }
 
 #[test]
-fn relative_paths_of_a_config_file_are_relative_to_it() {
+fn relative_paths_in_a_config_file_are_relative_to_the_file() {
     let files = tempfile::tempdir().unwrap();
     let (there, here) = (files.path().join("etc"), files.path().join("cwd"));
     [&there, &here].into_iter().for_each(|directory| fs::create_dir(directory).unwrap());
@@ -42,7 +42,7 @@ fn relative_paths_of_a_config_file_are_relative_to_it() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("etc/nbd.sock"), "{}", text(&output.stdout));
     assert!(there.join("disk.img").exists() && !here.join("disk.img").exists());
-    // A disk that was found in the current directory before is not made anew.
+    // A file that exists in the current directory only is not created again.
     fs::rename(there.join("disk.img"), here.join("disk.img")).unwrap();
     let output = serve();
     let said = text(&output.stderr);
@@ -51,7 +51,7 @@ fn relative_paths_of_a_config_file_are_relative_to_it() {
 }
 
 #[test]
-fn who_names_one_listener_is_told_what_is_not_served() {
+fn naming_one_listener_warns_of_protocols_that_are_not_served() {
     let files = tempfile::tempdir().unwrap();
     let told = |args: &[&str]| {
         let mut command = Command::new(BLOCKMUX);
@@ -59,19 +59,18 @@ fn who_names_one_listener_is_told_what_is_not_served() {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert_eq!(lines.filter(|line| line == "ready").take(1).count(), 1);
-        // What is said is written when it ends.
+        // Standard error is complete when the process ends.
         rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         text(&child.wait_with_output().unwrap().stderr)
     };
     let said = told(&["--nbd", ":0"]);
-    let expected =
-        "not served: iSCSI, NVMe/TCP, as the command line names other listeners; add --iscsi or --nvme-tcp\n";
+    let expected = "not served: iSCSI, NVMe/TCP, because the command line names other listeners; add --iscsi or --nvme-tcp\n";
     assert!(said.ends_with(expected) && said.lines().count() == 1, "{said}");
     assert_eq!(told(&["--nbd", ":0", "--iser", ":0", "--nvme-tcp", ":0"]), "");
 }
 
 #[test]
-fn a_server_that_exports_nothing_is_said_to() {
+fn a_server_without_exports_is_reported() {
     let files = tempfile::tempdir().unwrap();
     let control = format!("unix:{}", files.path().join("control").display());
     let daemon = Daemon::serve(&["a=mem:1m", "--control", &control]);
@@ -87,7 +86,7 @@ fn a_server_that_exports_nothing_is_said_to() {
 }
 
 #[test]
-fn all_paths_are_found_where_discovery_has_a_secret_of_its_own() {
+fn all_paths_are_found_with_a_separate_discovery_secret() {
     let files = tempfile::tempdir().unwrap();
     let (looks, comes) = (
         secret(files.path(), "looks", "secret of discovery"),
@@ -112,8 +111,7 @@ fn all_paths_are_found_where_discovery_has_a_secret_of_its_own() {
     let portal = with.replace("/iqn.a/0", "");
     let found = blockmux(["discover", &portal]);
     assert!(text(&found.stdout).contains("1 MiB"), "{}{}", text(&found.stdout), text(&found.stderr));
-    // Algorithms are narrowed down for discovery as for the target, and with no user but
-    // discovery's, too.
+    // Algorithms are restricted for discovery as for the target, also with discovery's user only.
     let (_, place) = url.split_once('@').unwrap();
     let host = place.split('/').next().unwrap();
     let discovery = format!("iscsi://{host}?discovery_user=looks&discovery_secret_file={looks}");
@@ -129,7 +127,7 @@ fn all_paths_are_found_where_discovery_has_a_secret_of_its_own() {
 }
 
 #[test]
-fn ram_beyond_the_machine_s_is_served_with_a_warning() {
+fn a_ram_volume_larger_than_memory_is_exported_with_a_warning() {
     let installed = fs::read_to_string("/proc/meminfo").unwrap();
     let kib = installed.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
     let kib: u64 = kib.trim().trim_end_matches(" kB").parse().unwrap();
@@ -137,23 +135,23 @@ fn ram_beyond_the_machine_s_is_served_with_a_warning() {
         let output = blockmux(["serve", &format!("mem:{size}k"), "--nbd", ":0", "--run", "true"]);
         (output.status.code(), text(&output.stderr))
     };
-    // Less than what a control group allows may be less still.
+    // A control group may allow less than the machine has.
     let (status, said_of_twice) = said(2 * kib);
     if status == Some(0) {
         assert!(said_of_twice.contains("is larger than this machine's memory"), "{said_of_twice}");
     } else {
-        assert!(said_of_twice.contains("more RAM than this machine can promise"), "{said_of_twice}");
+        assert!(said_of_twice.contains("is larger than this machine's memory allows"), "{said_of_twice}");
     }
     assert_eq!(said(1024), (Some(0), String::new()));
 }
 
 #[test]
-fn a_user_with_anothers_home_keeps_reservations_in_a_private_place_and_is_told_once() {
+fn a_user_with_the_home_of_another_keeps_reservations_in_a_private_directory_with_a_warning() {
     let mut command = Command::new(BLOCKMUX);
     command.args(["serve", "mem:1m", "--nbd", ":0", "--run", "true"]);
     command.env("HOME", "/").env_remove("XDG_STATE_HOME");
     let own = rustix::process::geteuid();
-    // Nobody's directory: nothing is made there until somebody reserves something.
+    // No directory is created before the first reservation.
     let user = if own.is_root() { 4_000_017 } else { own.as_raw() };
     if own.is_root() {
         command.uid(user).gid(user);
@@ -169,16 +167,16 @@ fn a_user_with_anothers_home_keeps_reservations_in_a_private_place_and_is_told_o
 }
 
 #[test]
-fn another_program_is_said_to_listen_only_where_one_does() {
+fn another_listening_program_is_reported_only_if_there_is_one() {
     let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&bound, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
     let address = SocketAddr::try_from(getsockname(&bound).unwrap()).unwrap();
     let said = |address: &str| text(&blockmux(["serve", "mem:1m", "--nbd", address, "--run", "true"]).stderr);
     let of_bound = said(&address.to_string());
-    assert!(of_bound.contains("something has that port, but nobody listens there"), "{of_bound}");
+    assert!(of_bound.contains("the port is in use, but no program listens there"), "{of_bound}");
     let file = tempfile::NamedTempFile::new().unwrap();
     let of_file = said(&format!("unix:{}", file.path().display()));
-    assert!(of_file.contains("a file is there, and it is no socket; name another path"), "{of_file}");
+    assert!(of_file.contains("a file that is no socket has this path; name another path"), "{of_file}");
     let daemon = Daemon::serve(&["mem:1m"]);
     let of_daemon = said(&format!("unix:{}", daemon.socket().display()));
     assert!(of_daemon.contains("another program listens there"), "{of_daemon}");

@@ -1,6 +1,5 @@
-//! A daemon that takes commands while it runs: `serve --control` and `blockmux ctl`.
-//!
-//! The API that `ctl` speaks is tested in `api.rs`.
+//! Changes of a running daemon: `serve --control` and `blockmux ctl`. Their API is tested in
+//! `api.rs`.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, has, succeed, text};
@@ -40,14 +39,14 @@ impl Controlled {
         blockmux([&["ctl", &socket], args].concat())
     }
 
-    /// What it says when it succeeds.
+    /// Output of a command that succeeds.
     pub(crate) fn said(&self, args: &[&str]) -> String {
         let output = self.ctl(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
 
-    /// What it says when it fails.
+    /// Message of a command that fails.
     fn refusal(&self, args: &[&str]) -> String {
         let output = self.ctl(args);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output.stdout));
@@ -87,20 +86,20 @@ pub(crate) fn eventually(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_resized_ram_volume_is_told_of_to_iscsi_and_seen_by_who_connects_next() {
+fn a_resize_of_a_ram_volume_is_reported_to_iscsi_initiators_and_new_clients() {
     let controlled = Controlled::serve(&["a=mem:8m", "--iscsi", "127.0.0.1:0"]);
     let mut scsi = controlled.login();
     let mut nbd = RawClient::connect(&controlled.daemon.socket());
     assert_eq!(nbd.write(0, 0, &[5; 512]), 0);
     assert_eq!(nbd.write(0, 6 << 20, &[6; 512]), 0);
     assert_eq!(controlled.said(&["resize", "a", "16m"]), "a  16777216 (16 MiB)\n");
-    // The unit attention comes once, and what is there stays.
+    // The unit attention is reported once, and the data stay.
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, GOOD);
     assert_eq!(capacity(&mut scsi), 16 << 20);
     assert!(can_read(&mut scsi, (16 << 11) - 1) && !can_read(&mut scsi, 16 << 11));
     assert_eq!(nbd.read(0, 512), [5; 512]);
-    // A smaller one loses what is beyond it.
+    // Shrinking loses the data beyond the end.
     controlled.said(&["resize", "a", "4m"]);
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     assert_eq!(capacity(&mut scsi), 4 << 20);
@@ -109,7 +108,7 @@ fn a_resized_ram_volume_is_told_of_to_iscsi_and_seen_by_who_connects_next() {
     controlled.said(&["resize", "a", "8m"]);
     assert_eq!(nbd.read(6 << 20, 512), [0; 512]);
     assert_eq!(nbd.read(0, 512), [5; 512]);
-    // The same again is no news.
+    // An unchanged size is not reported.
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     controlled.said(&["resize", "a", "8m"]);
     controlled.said(&["resize", "a"]);
@@ -133,7 +132,7 @@ fn standard_clients_see_the_new_size() {
 }
 
 #[test]
-fn a_file_is_cut_and_extended_and_looked_at_again() {
+fn a_file_is_shortened_extended_and_its_size_refreshed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.img");
     let len = || fs::metadata(&path).unwrap().len();
@@ -148,7 +147,7 @@ fn a_file_is_cut_and_extended_and_looked_at_again() {
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     assert_eq!((len(), capacity(&mut scsi)), (512 << 10, 512 << 10));
     assert!(!can_read(&mut scsi, 1 << 10));
-    // Others may have changed it; nobody notices before it is asked for.
+    // A size that changed outside is read again on request.
     fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
     assert_eq!(capacity(&mut scsi), 512 << 10);
     assert_eq!(controlled.said(&["resize", "a"]), "a  3145728 (3 MiB)\n");
@@ -157,7 +156,7 @@ fn a_file_is_cut_and_extended_and_looked_at_again() {
 }
 
 #[test]
-fn what_cannot_have_that_size_keeps_its_own_and_says_what_to_do() {
+fn an_impossible_resize_is_refused_with_advice() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("frozen.img");
     fs::write(&path, [7; 4096]).unwrap();
@@ -165,12 +164,16 @@ fn what_cannot_have_that_size_keeps_its_own_and_says_what_to_do() {
     let args = ["a=mem:1m", "null=null:1m", "striped=stripe:mem:1m,mem:1m", &frozen];
     let controlled = Controlled::serve(&args);
     for (name, size, expected) in [
-        ("b", "1m", "no volume is called `b`; there is a, null, striped, frozen"),
+        ("b", "1m", "no volume has the name `b`; choose one of a, null, striped, frozen"),
         ("a", "1000", "a: 1000 bytes are not one or more whole blocks of 512; round them"),
         ("a", "0", "a: 0 bytes are not one or more whole blocks of 512; round them"),
         ("a", "1e", "a: it can have at most"),
-        ("a", "15e", "a: clients count to 2^63 - 1 bytes; take a smaller size"),
-        ("null", "2m", "null: cannot be resized: it is as large as what it is made of"),
+        ("a", "15e", "a: clients support at most 2^63 - 1 bytes; choose a smaller size"),
+        (
+            "null",
+            "2m",
+            "null: cannot be resized: its size is that of the volumes below it, or fixed in its spec",
+        ),
         ("striped", "4m", "striped: cannot be resized: "),
         ("frozen", "8k", "frozen: is opened read-only"),
     ] {
@@ -184,7 +187,7 @@ fn what_cannot_have_that_size_keeps_its_own_and_says_what_to_do() {
 }
 
 #[test]
-fn the_status_counts_who_is_there_and_what_was_done() {
+fn the_status_counts_connections_and_io() {
     let controlled = Controlled::serve(&["a=mem:8m", "b=null:1g", "--read-only", "--iscsi", "127.0.0.1:0"]);
     let mut nbd = RawClient::connect(&controlled.daemon.socket());
     let mut scsi = controlled.login();
@@ -202,7 +205,7 @@ fn the_status_counts_who_is_there_and_what_was_done() {
     });
     assert_eq!(status["volumes"][0], expected);
     assert_eq!(status["volumes"][1]["users"], 0);
-    // What was done stays when those who did it are gone.
+    // Counters include connections that have ended.
     drop((nbd, scsi));
     eventually("they are gone", || controlled.status()["connections"] == 0);
     assert_eq!(
@@ -219,7 +222,7 @@ fn the_status_counts_who_is_there_and_what_was_done() {
 }
 
 #[test]
-fn the_status_says_how_far_ram_is_populated() {
+fn the_status_shows_how_much_ram_is_populated() {
     let controlled = Controlled::serve(&["a=mem:64m", "b=mem:64m?populate=off"]);
     let whole = serde_json::json!({"bytes": 64 << 20, "of": 64 << 20});
     eventually("it is populated", || controlled.status()["volumes"][0]["populated"] == whole);
@@ -231,7 +234,7 @@ fn the_status_says_how_far_ram_is_populated() {
 }
 
 #[test]
-fn the_status_counts_who_is_gone_before_its_i_o_has_ended() {
+fn the_status_counts_lost_connections_with_io_in_flight() {
     let controlled = Controlled::serve(&["fault:op=read,error=stuck:mem:8m", "b=mem:8m"]);
     let mut stays = RawClient::connect(&controlled.daemon.socket());
     assert_eq!(stays.write(0, 0, &[1; 512]), 0);
@@ -251,15 +254,20 @@ fn the_status_counts_who_is_gone_before_its_i_o_has_ended() {
 }
 
 #[test]
-fn a_remote_volume_that_has_changed_by_itself_is_noticed() {
+fn a_changed_size_of_a_remote_volume_is_noticed() {
     let there = Controlled::serve(&["mem:8m", "--iscsi", "127.0.0.1:0"]);
     let here = Controlled::serve(&[&there.daemon.urls_of("iscsi")[0], "--iscsi", "127.0.0.1:0"]);
     let mut scsi = here.login();
     assert!(can_read(&mut scsi, 0));
     let said = here.refusal(&["resize", "disk0", "16m"]);
-    assert!(said.contains("disk0: cannot be resized: it is as large as what it is made of"), "{said}");
+    assert!(
+        said.contains(
+            "disk0: cannot be resized: its size is that of the volumes below it, or fixed in its spec"
+        ),
+        "{said}"
+    );
     there.said(&["resize", "disk0", "16m"]);
-    // The next command there is told, and is sent again.
+    // The next command gets a unit attention and is sent again.
     assert!(can_read(&mut scsi, 1));
     eventually("it has grown", || here.status()["volumes"][0]["size"] == 16 << 20);
     eventually("the initiator is told", || {
@@ -269,7 +277,7 @@ fn a_remote_volume_that_has_changed_by_itself_is_noticed() {
 }
 
 #[test]
-fn a_block_device_that_has_changed_by_itself_is_noticed() {
+fn a_changed_size_of_a_block_device_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("disk");
     fs::File::create(&file).unwrap().set_len(8 << 20).unwrap();
@@ -289,7 +297,7 @@ fn a_block_device_that_has_changed_by_itself_is_noticed() {
 pub(crate) struct LoopDevice(pub(crate) String);
 
 impl LoopDevice {
-    /// `None`, and the reason on standard output, where it may not be made.
+    /// `None`, with a printed reason, if it cannot be created.
     #[expect(clippy::print_stdout, reason = "a skipped test says why")]
     pub(crate) fn over(file: &Path, options: &[&str]) -> Option<LoopDevice> {
         let output = Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output().ok();
@@ -308,12 +316,11 @@ impl Drop for LoopDevice {
 }
 
 #[test]
-fn the_socket_is_for_its_owner_and_goes_with_the_daemon() {
+fn the_socket_is_private_and_is_removed_with_the_daemon() {
     let mut controlled = Controlled::serve(&["mem:1m"]);
     let mode = fs::metadata(controlled.socket()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // Who says nothing keeps others waiting for a moment, and no more; nor does it keep the daemon
-    // from stopping.
+    // A silent client delays neither others for long nor the end of the daemon.
     let _silent = UnixStream::connect(controlled.socket()).unwrap();
     controlled.status();
     controlled.daemon.signal(Signal::TERM);
@@ -321,11 +328,11 @@ fn the_socket_is_for_its_owner_and_goes_with_the_daemon() {
     assert!(!controlled.socket().exists());
     let output = controlled.ctl(&["status"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("control: cannot ask the daemon: "), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("control: cannot reach the daemon: "), "{}", text(&output.stderr));
 }
 
 #[test]
-fn a_directory_where_others_may_write_is_no_place_for_the_socket() {
+fn a_socket_in_a_directory_that_others_can_write_to_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     for mode in [0o770, 0o707, 0o1777] {
         fs::set_permissions(directory.path(), Permissions::from_mode(mode)).unwrap();
@@ -333,12 +340,12 @@ fn a_directory_where_others_may_write_is_no_place_for_the_socket() {
         let output = blockmux(["serve", "mem:1m", "--nbd", ":0", "--control", &path]);
         assert_eq!(output.status.code(), Some(2));
         let said = text(&output.stderr);
-        assert!(said.contains("others may write in its directory; make one for yourself"), "{said}");
+        assert!(said.contains("other users can write to its directory; use a private one"), "{said}");
     }
 }
 
 #[test]
-fn a_config_file_can_name_the_socket() {
+fn a_config_file_can_set_the_control_socket() {
     let directory = tempfile::tempdir().unwrap();
     let (config, socket) = (directory.path().join("b.toml"), directory.path().join("control"));
     fs::write(&config, format!("control = 'unix:{}'\n", socket.display())).unwrap();
@@ -349,7 +356,7 @@ fn a_config_file_can_name_the_socket() {
 }
 
 #[test]
-fn all_portals_of_an_iscsi_target_are_paths_where_that_is_asked_for() {
+fn all_portals_of_an_iscsi_target_are_paths_on_request() {
     let listeners = ["--iscsi", "127.0.0.1:0", "--iscsi", "127.0.0.2:0", "--iscsi", "127.0.0.3:0"];
     let there = Controlled::serve(&[&["mem:16m"][..], &listeners].concat());
     let url = there.daemon.urls_of("iscsi").remove(0);
@@ -380,7 +387,7 @@ fn discovered(server: &str) -> String {
 }
 
 #[test]
-fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
+fn an_added_volume_is_exported_over_every_protocol_until_it_is_removed() {
     let directory = tempfile::tempdir().unwrap();
     let image = directory.path().join("disk.img");
     let local = "127.0.0.1:0";
@@ -395,10 +402,10 @@ fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
     }
     let server = of("nvme+tcp").split('/').take(3).collect::<Vec<_>>().join("/");
     assert!(discovered(&server).contains("blockmux:b"));
-    assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume is called `b` already"));
+    assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume has the name `b` already"));
     let added = controlled.ctl(&["add", "c=mem:1m", "--protocols", "nbd,aoe"]);
     assert!(added.status.success() && text(&added.stdout).contains("nbd"), "{added:?}");
-    assert!(text(&added.stderr).contains("not served over aoe: the daemon has no listener"), "{added:?}");
+    assert!(text(&added.stderr).contains("not exported over aoe: the daemon has no listener"), "{added:?}");
     controlled.said(&["remove", "c"]);
     let mut scsi = RawIscsi::login(of("iscsi"), "iqn.2026-11.i:a");
     assert!(can_read(&mut scsi, 0));
@@ -411,8 +418,8 @@ fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
         assert!(info(of(scheme)).is_err(), "{scheme}");
     }
     assert!(!discovered(&server).contains("blockmux:b"));
-    assert!(controlled.refusal(&["remove", "b"]).contains("no volume is called `b`; there is a"));
-    // The name is free again, and the first volume was never touched.
+    assert!(controlled.refusal(&["remove", "b"]).contains("no volume has the name `b`; choose one of a"));
+    // The name is free again, and the first volume is unchanged.
     assert!(controlled.said(&["add", "b=mem:1m", "--read-only"]).starts_with("b\n"));
     assert_eq!(info(of("nvme+tcp")).unwrap()["read_only"], true);
     assert!(can_read(&mut controlled.login(), 0));
@@ -422,7 +429,7 @@ fn a_volume_that_is_added_is_on_every_protocol_until_it_is_removed() {
 }
 
 #[test]
-fn a_client_of_a_volume_that_was_removed_is_refused_and_the_log_names_the_volume() {
+fn requests_to_a_removed_volume_fail_and_the_log_names_the_volume() {
     let mut controlled = Controlled::serve(&["a=mem:8m"]);
     let mut nbd = RawClient::connect(&controlled.daemon.socket());
     assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
@@ -446,9 +453,9 @@ fn namespaces_and_logical_units_are_attached_and_detached() {
     assert_eq!(info(&second).unwrap()["size"], 2 << 20);
     assert!(controlled.refusal(&["attach", "b", nqn, "2"]).contains("there is a namespace 2 already"));
     controlled.said(&["detach", nqn, "2"]);
-    assert!(info(&second).unwrap_err().contains("there is no namespace 2"));
-    assert!(controlled.refusal(&["detach", nqn, "2"]).contains("there is no namespace 2"));
-    // The same over iSCSI, told by a unit attention.
+    assert!(info(&second).unwrap_err().contains("has no namespace 2"));
+    assert!(controlled.refusal(&["detach", nqn, "2"]).contains("has no namespace 2"));
+    // iSCSI initiators get a unit attention.
     let mut scsi = controlled.login();
     assert!(can_read(&mut scsi, 0));
     assert_eq!(controlled.said(&["attach", "b", iqn, "7"]), format!("{iqn}  7\n"));
@@ -459,12 +466,12 @@ fn namespaces_and_logical_units_are_attached_and_detached() {
     assert_eq!(controlled.said(&["attach", "b", iqn, "--json"]), "{\"number\":1}\n");
     assert_eq!(controlled.said(&["detach", iqn, "1", "--json"]), "{}\n");
     assert!(info(&unit).is_err());
-    assert!(controlled.refusal(&["attach", "b", "nqn.other"]).contains("`nqn.other`; there are "));
-    assert!(controlled.refusal(&["ana", nqn, "1", "inaccessible"]).contains("there is no ana_group 1"));
+    assert!(controlled.refusal(&["attach", "b", "nqn.other"]).contains("`nqn.other`; choose one of "));
+    assert!(controlled.refusal(&["ana", nqn, "1", "inaccessible"]).contains("has no ana_group 1"));
 }
 
 #[test]
-fn an_ana_state_is_set_at_the_listeners_that_there_are() {
+fn an_ana_state_is_set_at_existing_listeners() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("b.toml");
     let nqn = "nqn.2026-11.com.example:disk";
@@ -482,7 +489,7 @@ fn an_ana_state_is_set_at_the_listeners_that_there_are() {
     controlled.said(&["ana", nqn, "1", "non-optimized", "--at", &listener]);
     assert!(controlled.refusal(&["ana", nqn, "2", "optimized"]).contains("there is no ana_group 2"));
     let elsewhere = controlled.refusal(&["ana", nqn, "1", "optimized", "--at", "192.0.2.1:4420"]);
-    assert!(elsewhere.contains(&format!("no such listener; there is {listener}")), "{elsewhere}");
+    assert!(elsewhere.contains(&format!("is not a listener; use one of {listener}")), "{elsewhere}");
     assert_eq!(controlled.ctl(&["ana", nqn, "1", "best"]).status.code(), Some(2));
 }
 
@@ -511,7 +518,7 @@ fn listener(url: &str) -> &str {
 
 /// Each state that REPORT TARGET PORT GROUPS has of two groups with a port each.
 fn states(scsi: &mut RawIscsi) -> [u8; 2] {
-    // Attentions come first.
+    // Unit attentions are reported first.
     let answers = (0..8).map(|_| scsi.run(&[0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256));
     let (_, data) = answers.into_iter().find(|(status, _)| *status == GOOD).unwrap();
     assert_eq!(data.len(), 4 + 2 * 12);
@@ -519,7 +526,7 @@ fn states(scsi: &mut RawIscsi) -> [u8; 2] {
 }
 
 #[test]
-fn portal_groups_lead_to_units_as_the_config_and_then_ctl_says() {
+fn portal_groups_have_the_access_states_of_the_config_and_then_of_ctl() {
     let directory = tempfile::tempdir().unwrap();
     let (controlled, urls) = two_portal_groups(directory.path());
     let [mut first, mut second] = urls.each_ref().map(|url| RawIscsi::login(url, "iqn.2026-11.i:a"));
@@ -539,7 +546,7 @@ fn portal_groups_lead_to_units_as_the_config_and_then_ctl_says() {
         assert_eq!(states(scsi), [3, 3]);
         assert!(!can_read(scsi, 0) && !can_read(scsi, 0));
     }
-    // What is added to the target is reached as well, or as badly.
+    // An added unit has the access states of its target.
     controlled.said(&["add", "b=mem:1m"]);
     assert_eq!(controlled.said(&["attach", "b", IQN]), format!("{IQN}  1\n"));
     let of_second_unit = |url: &str| {
@@ -557,24 +564,24 @@ fn portal_groups_lead_to_units_as_the_config_and_then_ctl_says() {
     assert!(
         controlled
             .refusal(&["ana", IQN, "1", "optimized"])
-            .contains("is served by iSCSI, which has no such command")
+            .contains("belongs to iSCSI, which does not support this command")
     );
     assert_eq!(controlled.ctl(&["alua", IQN, "offline"]).status.code(), Some(2));
 }
 
 #[test]
-fn listeners_of_one_portal_group_have_one_state() {
+fn listeners_of_one_portal_group_share_one_state() {
     let controlled = Controlled::serve(&["a=mem:1m", "--iscsi", "127.0.0.1:0", "--iscsi", "127.0.0.2:0"]);
     let urls = controlled.daemon.urls_of("iscsi");
     let (own, at) = ("iqn.2026-11.blockmux:a", listener(&urls[0]));
     let refusal = controlled.refusal(&["alua", own, "standby", "--at", at]);
-    assert!(refusal.contains(&format!("{at} is one portal group with other listeners")), "{refusal}");
+    assert!(refusal.contains(&format!("{at} shares its portal group with other listeners")), "{refusal}");
     controlled.said(&["alua", own, "standby"]);
     assert!(urls.iter().all(|url| !can_read(&mut RawIscsi::login(url, "iqn.2026-11.i:a"), 0)));
 }
 
 #[test]
-fn our_initiator_follows_access_states_from_portal_to_portal_and_loses_nothing() {
+fn the_initiator_follows_access_states_between_portals_without_data_loss() {
     let directory = tempfile::tempdir().unwrap();
     let (controlled, urls) = two_portal_groups(directory.path());
     let source = directory.path().join("source.img");
@@ -582,8 +589,7 @@ fn our_initiator_follows_access_states_from_portal_to_portal_and_loses_nothing()
         (0..8_u32 << 18).flat_map(|nth| nth.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
     fs::write(&source, &bytes).unwrap();
     let from = format!("file:{}", source.display());
-    // By way of the second portal alone nothing could be written at first, and by none of them all
-    // the time.
+    // At first the second portal accepts no writes, and no portal does during the whole copy.
     let to = format!("{}?paths=all", urls[1]);
     let mut copy = Command::new(BLOCKMUX);
     copy.args(["copy", "--verify", "--bs", "64k", "--iodepth", "2", &from, &to]);
@@ -606,7 +612,7 @@ fn our_initiator_follows_access_states_from_portal_to_portal_and_loses_nothing()
 const IQN: &str = "iqn.2026-11.com.example:disk";
 
 #[test]
-fn a_reset_is_told_to_those_who_use_the_unit_and_a_cold_one_ends_their_sessions() {
+fn a_reset_notifies_other_initiators_and_a_cold_reset_ends_their_sessions() {
     let controlled = Controlled::serve(&["a=mem:1m", "--iscsi", "127.0.0.1:0"]);
     let (url, mut scsi) = (controlled.daemon.urls_of("iscsi").remove(0), controlled.login());
     let over_rdma = controlled.daemon.urls_of("iser").remove(0);
@@ -627,6 +633,6 @@ fn a_reset_is_told_to_those_who_use_the_unit_and_a_cold_one_ends_their_sessions(
     let nowhere = blockmux(["reset", &url.replace("/0", "/7")]);
     assert!(text(&nowhere.stderr).contains("it has no such logical unit (LOGICAL_UNIT_RESET"));
     let nbd = blockmux(["reset", &controlled.daemon.url()]);
-    assert!(text(&nbd.stderr).contains("only units of iSCSI, iSER and SRP can be reset"));
+    assert!(text(&nbd.stderr).contains("only iSCSI, iSER and SRP logical units can be reset"));
     assert_eq!((nowhere.status.code(), nbd.status.code()), (Some(1), Some(2)));
 }

@@ -1,7 +1,7 @@
 //! `blockmux copy`: between every kind of volume.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, ended, half_empty_file, heed_signals, text};
+use crate::program::{BLOCKMUX, blockmux, ended, half_empty_file, text, unignore_signals};
 use crate::raw_client::RawClient;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ fn content(path: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_survives_the_way_through_a_server_and_back() {
+fn a_file_copied_to_a_server_and_back_is_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let source = half_empty_file(directory.path(), 8 << 20);
     let daemon = Daemon::serve(&["mem:8m"]);
@@ -41,7 +41,7 @@ fn a_file_survives_the_way_through_a_server_and_back() {
 }
 
 #[test]
-fn the_end_of_a_file_that_is_no_whole_block_is_copied_and_filled_up() {
+fn a_partial_last_block_of_a_file_is_copied_and_padded() {
     let directory = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..10_000_u32).map(|at| (at / 7) as u8).collect();
     std::fs::write(directory.path().join("odd.img"), &bytes).unwrap();
@@ -49,14 +49,16 @@ fn the_end_of_a_file_that_is_no_whole_block_is_copied_and_filled_up() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(
-        said.contains("has 10000 bytes, no whole blocks: reads as 10240, zeroes behind its end"),
+        said.contains(
+            "10000 bytes are not a multiple of the block size: it reads as 10240 with zeroes at the end"
+        ),
         "{said}"
     );
     assert_eq!(content(&directory.path().join("even.img")), [bytes, vec![0; 240]].concat());
 }
 
 #[test]
-fn what_was_at_the_destination_is_gone_where_the_source_has_zeroes() {
+fn zeroes_of_the_source_overwrite_data_of_the_destination() {
     let directory = tempfile::tempdir().unwrap();
     let source = half_empty_file(directory.path(), 4 << 20);
     let daemon = Daemon::serve(&["mem:5m"]);
@@ -68,7 +70,7 @@ fn what_was_at_the_destination_is_gone_where_the_source_has_zeroes() {
 }
 
 #[test]
-fn a_destination_that_cannot_zero_gets_zeroes_written() {
+fn a_destination_without_write_zeroes_gets_zeroes_as_data() {
     let directory = tempfile::tempdir().unwrap();
     half_empty_file(directory.path(), 4 << 20);
     let (source, target) = (file(&directory, "source.img"), directory.path().join("target.img"));
@@ -79,7 +81,7 @@ fn a_destination_that_cannot_zero_gets_zeroes_written() {
 }
 
 #[test]
-fn decorated_and_striped_volumes_are_copied_like_others() {
+fn decorated_and_striped_volumes_are_copied() {
     let directory = tempfile::tempdir().unwrap();
     let source = half_empty_file(directory.path(), 4 << 20);
     let [one, two] = ["one", "two"].map(|name| format!("{}?size=2m", file(&directory, name)));
@@ -92,7 +94,7 @@ fn decorated_and_striped_volumes_are_copied_like_others() {
 }
 
 #[test]
-fn a_write_that_fails_is_named_with_its_offset() {
+fn a_failed_write_is_reported_with_its_offset() {
     let daemon = Daemon::serve(&["fault:op=write,offset=1m,size=4k:mem:4m"]);
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("full.img"), vec![1; 4 << 20]).unwrap();
@@ -106,14 +108,14 @@ fn a_write_that_fails_is_named_with_its_offset() {
 }
 
 #[test]
-fn an_interrupted_copy_says_that_it_is_not_complete() {
-    heed_signals();
+fn an_interrupted_copy_is_reported_as_incomplete() {
+    unignore_signals();
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("full.img"), vec![1; 4 << 20]).unwrap();
     let (from, to) = (file(&directory, "full.img"), file(&directory, "copy.img"));
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut command = Command::new(BLOCKMUX);
-        // Reads never complete; that they have begun is written down.
+        // Reads never complete; the log shows that they have started.
         command.args(["copy", &format!("log:-:fault:op=read,error=stuck:{from}"), &to]);
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -132,20 +134,20 @@ fn an_interrupted_copy_says_that_it_is_not_complete() {
 }
 
 #[test]
-fn a_copy_that_cannot_be_read_back_is_called_complete() {
+fn a_copy_that_cannot_be_verified_is_reported_as_complete() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("full.img"), vec![1; 1 << 20]).unwrap();
     let (from, to) = (file(&directory, "full.img"), file(&directory, "copy.img"));
     let output = blockmux(["copy", "--verify", &from, &format!("fault:op=read:{to}")]);
     let said = text(&output.stderr);
     assert!(said.contains(": cannot read 1048576 bytes at offset 0: medium error; "), "{said}");
-    assert!(said.ends_with("; all was copied, but not all compared\n"), "{said}");
+    assert!(said.ends_with("; everything was copied, but not everything was compared\n"), "{said}");
     assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]
-fn a_difference_is_named_with_its_offset() {
-    // It forgets what it is given, as `--verify` has to notice.
+fn a_difference_is_reported_with_its_offset() {
+    // It discards writes, which `--verify` must detect.
     let directory = tempfile::tempdir().unwrap();
     let mut bytes = vec![0; 1 << 20];
     bytes[300_000] = 1;
@@ -161,13 +163,12 @@ fn a_difference_is_named_with_its_offset() {
 fn a_read_only_destination_is_refused() {
     let daemon = Daemon::serve(&["mem:1m", "--read-only"]);
     let output = blockmux(["copy", "mem:1m", &daemon.url()]);
-    let expected =
-        format!("blockmux: {}: is read-only; copy to a volume that can be written\n", daemon.url());
+    let expected = format!("blockmux: {}: is read-only; copy to a writable volume\n", daemon.url());
     assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
 }
 
 #[test]
-fn a_large_hole_takes_no_time() {
+fn a_large_hole_is_copied_as_a_hole() {
     let said = copy("mem:64g", "mem:65g", &["--verify"]);
     assert!(said.starts_with("copied and verified 64 GiB (0 B data, 64 GiB zeroes) in "), "{said}");
     let said: Value = serde_json::from_str(&copy("mem:64g", "mem:65g", &["--json"])).unwrap();
@@ -183,13 +184,13 @@ fn a_local_volume_is_described() {
 }
 
 #[test]
-fn a_volume_is_read_only_if_any_part_of_it_is() {
+fn a_volume_is_read_only_if_a_part_of_it_is() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("disk.img"), [0; 4096]).unwrap();
     let disk = file(&directory, "disk.img");
     let (open, frozen) = (Daemon::serve(&[&disk]), Daemon::serve(&["mem:1m", "--read-only"]));
     for (spec, expected) in [
-        // A daemon has it locked, and that is not what is asked.
+        // A lock of a daemon does not make it read-only.
         (disk.clone(), false),
         (format!("{disk}?readonly=on"), true),
         (format!("delay:1ms:{disk}?readonly=on"), true),

@@ -1,4 +1,4 @@
-//! A `blockmux serve` of a test's own, on a Unix socket of its own.
+//! Runs `blockmux serve` for a test, on its own Unix socket.
 
 use crate::program::BLOCKMUX;
 use rustix::process::{Pid, Signal, kill_process};
@@ -21,12 +21,12 @@ impl Daemon {
         Daemon::start(tempfile::tempdir().unwrap(), args)
     }
 
-    /// Serves as `args` and their config file say, without a listener of NBD beside them.
+    /// Serves with `args` and their config file, without an additional NBD listener.
     pub(crate) fn serve_only(args: &[&str]) -> Daemon {
         Daemon::spawn(tempfile::tempdir().unwrap(), args)
     }
 
-    /// After it has ended, serves again at the same place.
+    /// Serves again at the same address after it has ended.
     pub(crate) fn start_again(&mut self, args: &[&str]) {
         let place = tempfile::tempdir().unwrap();
         let directory = std::mem::replace(&mut self.directory, place);
@@ -45,7 +45,7 @@ impl Daemon {
         Daemon::spawn_in(directory, command.stdout(Stdio::piped()).stderr(Stdio::piped()))
     }
 
-    /// Runs a command that serves, its output piped, and waits until it is ready.
+    /// Runs a serving command with piped output and waits until it is ready.
     pub(crate) fn spawn_in(directory: TempDir, command: &mut Command) -> Daemon {
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
@@ -75,8 +75,7 @@ impl Daemon {
         urls.filter(|url| url.starts_with(&format!("{scheme}://"))).collect()
     }
 
-    /// The first URL of NVMe/TCP without what it says of a host, for tests that come as hosts of
-    /// their own.
+    /// The first NVMe/TCP URL without host parameters, for tests with their own hosts.
     pub(crate) fn nvme_place(&self) -> String {
         let url = self.urls_of("nvme+tcp").remove(0);
         url.split('?').next().unwrap_or_default().to_owned()
@@ -99,8 +98,7 @@ impl Daemon {
         }
     }
 
-    /// Resident memory in bytes, without the pages of the program's file: those are clean, shared,
-    /// and several times as many in a debug build.
+    /// Resident memory in bytes, without pages of the program's file, which are clean and shared.
     pub(crate) fn resident(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let kib = |name| {
@@ -110,11 +108,10 @@ impl Daemon {
         (kib("RssAnon:") + kib("RssShmem:")) << 10
     }
 
-    /// Processor time that it has used, of itself and in the kernel, in clock ticks.
+    /// Used CPU time, user and system, in clock ticks.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // The fields after the name, which is in parentheses and may have any letters: utime is
-        // 14th, stime 15th.
+        // The name is in parentheses and may contain any character; utime is field 14, stime 15.
         let fields: Vec<_> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }

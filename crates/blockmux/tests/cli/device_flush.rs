@@ -1,4 +1,4 @@
-//! What is stable is stable on the device: counted at a block device, where no page cache pretends.
+//! Flushes and FUA writes reach the device: a block device counts its flushes.
 
 use crate::daemon::Daemon;
 use crate::program::has;
@@ -17,7 +17,7 @@ struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// `None`, and the reason on standard output, where it may not be made.
+    /// `None`, with a printed reason, if it cannot be created.
     #[expect(clippy::print_stdout, reason = "a skipped test says why")]
     fn new() -> Option<LoopDevice> {
         let ram = tempfile::tempdir().unwrap();
@@ -48,8 +48,8 @@ impl LoopDevice {
         is_mounted
     }
 
-    /// A folder of an ext4 file system on the device that does nothing of its own accord for as
-    /// long as a test lasts.
+    /// A directory of an ext4 file system on the device that writes nothing by itself during a
+    /// test.
     fn ext4(&mut self) -> PathBuf {
         let lazy = "lazy_itable_init=0,lazy_journal_init=0";
         let mkfs = Command::new("mkfs.ext4").args(["-q", "-E", lazy]).arg(&self.path).status();
@@ -88,7 +88,7 @@ fn flushes_reach(device: &LoopDevice, volume: &str) {
     let daemon = Daemon::serve(&[volume]);
     let (mut writer, mut flusher) =
         (RawClient::connect(&daemon.socket()), RawClient::connect(&daemon.socket()));
-    // The file system's own changes, such as space for the file, are done with.
+    // Allocates the file's space before the flushes are counted.
     assert_eq!(writer.write(0, 0, &vec![1; 4 << 20]), 0);
     assert_eq!(flusher.simple(FLUSH, 0, 0, 0), 0);
     for round in 0..5 {
@@ -113,7 +113,7 @@ fn flushes_reach(device: &LoopDevice, volume: &str) {
 }
 
 #[test]
-fn stable_requests_to_a_block_device_are_flushes_of_it_and_plain_writes_are_not() {
+fn flushes_and_fua_writes_flush_a_block_device_and_plain_writes_do_not() {
     for direct in ["on", "off"] {
         let Some(device) = LoopDevice::new() else { return };
         flushes_reach(&device, &format!("block:{}?direct={direct}", device.path.display()));
@@ -121,7 +121,7 @@ fn stable_requests_to_a_block_device_are_flushes_of_it_and_plain_writes_are_not(
 }
 
 #[test]
-fn stable_requests_to_a_file_are_flushes_of_the_device_below_and_plain_writes_are_not() {
+fn flushes_and_fua_writes_of_a_file_flush_the_device_below_and_plain_writes_do_not() {
     if !has("mkfs.ext4") {
         return;
     }

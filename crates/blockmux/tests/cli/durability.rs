@@ -1,4 +1,4 @@
-//! What is stable when a daemon or a client ends, softly or not.
+//! Durability of writes when a daemon or a client ends, in order or not.
 
 use crate::daemon::Daemon;
 use crate::raw_client::{FLUSH, FUA, RawClient, WRITE};
@@ -10,7 +10,7 @@ fn file_volume(directory: &Path) -> String {
 }
 
 #[test]
-fn a_write_in_flight_completes_when_the_daemon_is_asked_to_stop() {
+fn a_write_in_flight_completes_when_the_daemon_stops() {
     let directory = tempfile::tempdir().unwrap();
     let volume = format!("log:-:delay:0s,300ms:{}", file_volume(directory.path()));
     let mut daemon = Daemon::serve(&[&volume]);
@@ -26,7 +26,7 @@ fn a_write_in_flight_completes_when_the_daemon_is_asked_to_stop() {
 }
 
 #[test]
-fn what_was_acknowledged_as_stable_is_there_after_the_daemon_was_killed() {
+fn stable_writes_survive_a_kill_of_the_daemon() {
     let directory = tempfile::tempdir().unwrap();
     let mut daemon = Daemon::serve(&[&file_volume(directory.path())]);
     let mut client = RawClient::connect(&daemon.socket());
@@ -41,7 +41,7 @@ fn what_was_acknowledged_as_stable_is_there_after_the_daemon_was_killed() {
 }
 
 #[test]
-fn a_client_that_vanishes_in_a_write_changes_nothing_beyond_it() {
+fn a_client_that_disconnects_during_a_write_changes_only_its_range() {
     let daemon = Daemon::serve(&["mem:1m"]);
     let mut other = RawClient::connect(&daemon.socket());
     assert_eq!(other.write(0, 0, &[1; 1 << 20]), 0);
@@ -56,7 +56,7 @@ fn a_client_that_vanishes_in_a_write_changes_nothing_beyond_it() {
 }
 
 #[test]
-fn a_flush_that_fails_at_the_end_is_the_exit_status() {
+fn a_failed_final_flush_determines_the_exit_status() {
     let mut daemon = Daemon::serve(&["fault:op=flush:mem:1m"]);
     daemon.signal(Signal::TERM);
     daemon.wait_for_line("blockmux: disk0: the last flush failed: medium error; its last writes may be lost");

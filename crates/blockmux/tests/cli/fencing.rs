@@ -1,4 +1,4 @@
-//! Reservations of a daemon's volumes: over every protocol, and over a restart.
+//! Reservations of volumes: between protocols, and across a restart.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, text};
@@ -36,7 +36,7 @@ impl Fenced {
         Fenced { daemon, spec, _disk: disk }
     }
 
-    /// Killed as by a power loss, and started again.
+    /// Kills the daemon, as by a power loss, and restarts it.
     fn restart(&mut self) {
         self.daemon.signal(Signal::KILL);
         self.daemon.wait();
@@ -56,7 +56,7 @@ fn kept(daemon: &Daemon) -> Option<PathBuf> {
 }
 
 #[test]
-fn what_an_initiator_reserves_keeps_nbd_clients_out_until_it_lets_go() {
+fn a_reservation_of_an_initiator_excludes_nbd_clients_until_it_is_released() {
     let Fenced { mut daemon, _disk, .. } = Fenced::serve(&[]);
     let (mut scsi, mut nbd) = (login(&daemon, NAMES[0]), RawClient::connect(&daemon.socket()));
     assert_eq!(scsi.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);
@@ -82,14 +82,14 @@ fn what_an_initiator_reserves_keeps_nbd_clients_out_until_it_lets_go() {
 }
 
 #[test]
-fn aptpl_fences_others_after_the_daemon_was_killed_until_it_is_given_up() {
+fn an_aptpl_reservation_survives_a_kill_of_the_daemon() {
     let mut fenced = Fenced::serve(&[]);
     let mut a = login(&fenced.daemon, NAMES[0]);
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
     assert_eq!(a.reserve_out(RESERVE, EXCLUSIVE_ACCESS, [7, 0], 0), GOOD);
     fenced.restart();
     let daemon = &fenced.daemon;
-    // SPC-5 §5.13.1: PRGENERATION begins with 0 again, everything else is as it was.
+    // SPC-5 §5.13.1: PRGENERATION restarts at 0, everything else is preserved.
     let (mut a, mut b) = (login(daemon, NAMES[0]), login(daemon, NAMES[1]));
     assert_eq!(b.reserve_in(READ_KEYS), [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7]);
     let held = b.reserve_in(READ_RESERVATION);
@@ -100,7 +100,7 @@ fn aptpl_fences_others_after_the_daemon_was_killed_until_it_is_given_up() {
     assert_eq!((a.access(), b.access()), ([GOOD; 2], [RESERVATION_CONFLICT; 2]));
     let mut nbd = RawClient::connect(&daemon.socket());
     assert_eq!((nbd.simple(raw_client::READ, 0, 0, 512), nbd.write(0, 0, &[0; 512])), (EPERM, EPERM));
-    // The same registration without APTPL: nothing of it is there after the next time.
+    // A registration without APTPL does not survive the next restart.
     assert_eq!(a.reserve_out(REGISTER, 0, [7, 8], 0), GOOD);
     assert!(kept(daemon).is_none());
     assert_eq!(b.access(), [RESERVATION_CONFLICT; 2]);
@@ -112,7 +112,7 @@ fn aptpl_fences_others_after_the_daemon_was_killed_until_it_is_given_up() {
 }
 
 #[test]
-fn reservations_that_cannot_be_read_are_no_reason_to_let_everybody_in() {
+fn a_volume_with_unreadable_reservations_is_not_exported() {
     let Fenced { mut daemon, spec, _disk } = Fenced::serve(&[]);
     assert_eq!(login(&daemon, NAMES[0]).reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
     let file = kept(&daemon).unwrap();
@@ -138,12 +138,12 @@ fn kept_image_len(content: &[u8]) -> usize {
 }
 
 #[test]
-fn without_a_place_to_keep_them_reservations_that_should_outlive_it_are_refused() {
+fn aptpl_is_refused_without_a_state_directory() {
     let directory = tempfile::tempdir().unwrap();
     let state = directory.path().join("state");
     fs::create_dir(&state).unwrap();
     let Fenced { daemon, .. } = &Fenced::serve(&["--state", state.to_str().unwrap()]);
-    // From here on something is in the way.
+    // From here on the state directory cannot be written.
     fs::remove_dir_all(&state).unwrap();
     fs::write(&state, "").unwrap();
     let mut a = login(daemon, NAMES[0]);

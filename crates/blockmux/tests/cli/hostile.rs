@@ -1,4 +1,4 @@
-//! Peers and surroundings that mean harm: what they can cost, and how long they can keep us.
+//! Hostile peers and failing environments: their cost for the daemon and for clients is limited.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, end_by, text};
@@ -14,9 +14,9 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 #[test]
-fn a_write_whose_data_does_not_come_costs_no_memory_but_the_promise() {
+fn a_write_without_data_reserves_no_memory() {
     let daemon = Daemon::serve(&["mem:64m", "--cores", "1"]);
-    // What served honest writes is given back, and is not what a promise is kept in.
+    // Buffers of completed writes are returned and do not hide the measurement.
     for _ in 0..4 {
         assert_eq!(RawClient::connect(&daemon.socket()).write(0, 0, &vec![1; 16 << 20]), 0);
     }
@@ -26,28 +26,28 @@ fn a_write_whose_data_does_not_come_costs_no_memory_but_the_promise() {
         client.request(WRITE, 0, 0, if nth % 2 == 0 { 32 << 20 } else { 12 << 20 });
         client.send(&[7; 1000]);
     }
-    // One that comes later is served, so they all have been seen.
+    // A later client is served, so all earlier ones have been processed.
     assert_eq!(RawClient::connect(&daemon.socket()).write(0, 0, &[1; 512]), 0);
     let grown = daemon.resident().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes for 16 kB");
 }
 
 #[test]
-fn who_leaves_within_a_requests_head_is_named() {
+fn a_disconnect_within_a_request_header_is_logged() {
     let mut daemon = Daemon::serve(&["mem:1m"]);
     RawClient::connect(&daemon.socket()).send(&[0x25, 0x60, 0x95, 0x13, 0]);
-    daemon.wait_for_line("connection lost: peer left in the middle of a message");
+    daemon.wait_for_line("connection lost: peer closed the connection in the middle of a message");
 }
 
 #[test]
-fn a_lack_of_file_descriptors_is_said_once_while_it_lasts() {
+fn a_lack_of_file_descriptors_is_logged_once() {
     let mut daemon = Daemon::serve(&["delay:500ms:mem:1m", "--cores", "1"]);
     let mut first = RawClient::connect(&daemon.socket());
     let limit = getrlimit(Resource::Nofile);
     prlimit(Some(daemon.pid()), Resource::Nofile, Rlimit { current: Some(64), ..limit }).unwrap();
     let crowd: Vec<_> = (0..100).map(|_| UnixStream::connect(daemon.socket()).unwrap()).collect();
     daemon.wait_for_line("cannot accept for now: Too many open files");
-    // It takes as long as several attempts to accept.
+    // This takes as long as several attempts to accept.
     assert_eq!(first.write(0, 0, &[1; 512]), 0);
     drop(crowd);
     assert_eq!(RawClient::connect(&daemon.socket()).read(0, 512), [1; 512]);
@@ -55,7 +55,7 @@ fn a_lack_of_file_descriptors_is_said_once_while_it_lasts() {
     assert!(daemon.wait().success());
     let mut rest = String::new();
     daemon.stderr.read_to_string(&mut rest).unwrap();
-    // It may come back while the crowd leaves, but is not said at each of the attempts, twenty a
+    // The lack may recur while clients disconnect, but is not logged at each attempt, 20 per
     // second.
     assert!(rest.matches("cannot accept").count() <= 3, "{rest}");
 }
@@ -78,8 +78,8 @@ fn connections_are_refused_before_the_limit_of_address_space_is_reached() {
 }
 
 #[test]
-fn what_is_mapped_already_is_not_counted_twice_where_address_space_is_limited() {
-    // A RAM volume takes most of what the limit gives.
+fn mapped_memory_is_not_counted_twice_under_an_address_space_limit() {
+    // A RAM volume takes most of the address space.
     for (limit_kib, is_enough) in [(1_400_000, true), (1_100_000, false)] {
         let serve = format!("ulimit -v {limit_kib}; exec {BLOCKMUX} serve mem:1g --cores 1 --run true");
         let output = Command::new("sh").arg("-c").arg(serve).output().unwrap();
@@ -90,7 +90,7 @@ fn what_is_mapped_already_is_not_counted_twice_where_address_space_is_limited() 
 }
 
 #[test]
-fn buffers_of_who_reads_nothing_leave_address_space_to_newcomers() {
+fn buffers_of_clients_that_do_not_read_leave_address_space_for_new_ones() {
     let directory = tempfile::tempdir().unwrap();
     let (disk, socket) = (directory.path().join("disk"), directory.path().join("socket"));
     std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
@@ -117,7 +117,7 @@ fn buffers_of_who_reads_nothing_leave_address_space_to_newcomers() {
 
 #[test]
 fn a_line_of_the_log_is_written_in_one_piece() {
-    // What is written at once comes as one datagram.
+    // One write is one datagram.
     let (log, stderr) = std::os::unix::net::UnixDatagram::pair().unwrap();
     log.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut command = Command::new(BLOCKMUX);
@@ -132,7 +132,7 @@ fn a_line_of_the_log_is_written_in_one_piece() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_or_has_closed_keeps_nobody_from_being_served() {
+fn a_log_that_is_not_read_or_closed_does_not_block_clients() {
     for is_closed in [false, true] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
@@ -140,12 +140,12 @@ fn a_log_that_nobody_reads_or_has_closed_keeps_nobody_from_being_served() {
         let mut command = Command::new(BLOCKMUX);
         command.args(["serve", "mem:1m", "--cores", "1", "--nbd"]).arg(format!("unix:{}", path.display()));
         let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
-        // The other end is the child's alone.
+        // Only the child has the other end.
         drop(command);
         BufReader::new(child.stdout.take().unwrap()).lines().find(|line| line.as_ref().unwrap() == "ready");
         let log = (!is_closed).then_some(log);
         let mut other = RawClient::connect(&path);
-        // What is said of so many does not fit into the pipe.
+        // The messages of so many clients do not fit into the pipe.
         for _ in 0..2000 {
             let mut socket = UnixStream::connect(&path).unwrap();
             socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -164,7 +164,7 @@ fn a_log_that_nobody_reads_or_has_closed_keeps_nobody_from_being_served() {
 }
 
 #[test]
-fn a_write_beyond_the_limit_of_a_files_size_is_refused_and_the_daemon_goes_on() {
+fn a_write_beyond_the_file_size_limit_fails_and_the_daemon_continues() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     std::fs::File::create(&path).unwrap().set_len(4 << 20).unwrap();
@@ -178,13 +178,14 @@ fn a_write_beyond_the_limit_of_a_files_size_is_refused_and_the_daemon_goes_on() 
 }
 
 #[test]
-fn a_config_file_without_end_is_not_read_to_it() {
+fn an_endless_config_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let long = directory.path().join("long");
     std::fs::File::create(&long).unwrap().set_len(1 << 40).unwrap();
-    for (path, reason) in
-        [(long.to_str().unwrap(), "has more than 4 MiB"), ("/dev/zero", "is no regular file; name one")]
-    {
+    for (path, reason) in [
+        (long.to_str().unwrap(), "are longer than 4 MiB"),
+        ("/dev/zero", "is not a regular file; give a regular file"),
+    ] {
         let output = blockmux(["serve", "--config", path]);
         let expected = format!("blockmux: cannot read config file {path}: {reason}; check --config\n");
         assert_eq!((output.status.code(), text(&output.stderr)), (Some(2), expected));
@@ -192,7 +193,7 @@ fn a_config_file_without_end_is_not_read_to_it() {
 }
 
 #[test]
-fn a_file_is_not_copied_onto_itself_by_another_name() {
+fn a_copy_of_a_file_to_itself_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (file, link) = (directory.path().join("disk"), directory.path().join("link"));
     std::fs::write(&file, [7; 4096]).unwrap();
@@ -200,13 +201,13 @@ fn a_file_is_not_copied_onto_itself_by_another_name() {
     let [file, link] = [file, link].map(|path| format!("file:{}", path.display()));
     let output = blockmux(["copy", &file, &link]);
     let expected =
-        format!("blockmux: {file}: source and destination are the same; name another destination\n");
+        format!("blockmux: {file}: source and destination are the same; give another destination\n");
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(2), expected));
 }
 
 #[test]
-fn a_server_that_breaks_every_session_is_given_up_and_the_reason_is_said() {
-    // A reply to nothing that was asked.
+fn a_server_that_breaks_every_session_is_abandoned_with_the_reason() {
+    // A reply without a request.
     let server =
         Server::start(1 << 20, |socket, _| socket.write_all(b"\x67\x44\x66\x98\0\0\0\0wrong in").is_ok());
     let output = server.copied();
@@ -215,18 +216,18 @@ fn a_server_that_breaks_every_session_is_given_up_and_the_reason_is_said() {
 }
 
 #[test]
-fn a_server_that_hangs_up_at_every_request_is_given_up() {
+fn a_server_that_disconnects_at_every_request_is_abandoned() {
     let output = Server::start(1 << 20, |_, _| false).copied();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("volume is out of reach: "), "{}", text(&output.stderr));
 }
 
 #[test]
-fn a_server_whose_export_has_changed_or_is_refused_hears_a_good_bye() {
+fn sessions_with_changed_or_refused_exports_are_closed_in_order() {
     for is_refused in [false, true] {
         let ((tell, told), asked) = (mpsc::channel(), Arc::new(AtomicU64::new(0)));
         let server = Server::listen(move |mut socket| {
-            // Who asks first learns of 1 MiB, who comes for it finds more, or is turned away.
+            // The query reports 1 MiB; the next connection finds another size or is refused.
             let mib = 1 + asked.fetch_add(1, Ordering::Relaxed).min(1);
             let info = [&[0, 0][..], &(mib << 20).to_be_bytes(), &[0, 1]].concat();
             let is_told = converse(&mut socket, |option| match option {
@@ -248,7 +249,7 @@ fn a_server_whose_export_has_changed_or_is_refused_hears_a_good_bye() {
 }
 
 #[test]
-fn a_copy_takes_leave_of_every_connection_also_of_one_that_is_not_ready_yet() {
+fn a_copy_closes_every_connection_in_order_even_during_the_handshake() {
     let ((tell, told), asked) = (mpsc::channel(), Arc::new(AtomicU64::new(0)));
     let (begun, over) = (asked.clone(), Arc::new((Mutex::new(false), Condvar::new())));
     let server = Server::listen(move |mut socket| {
@@ -256,8 +257,7 @@ fn a_copy_takes_leave_of_every_connection_also_of_one_that_is_not_ready_yet() {
         // With NBD_FLAG_CAN_MULTI_CONN.
         let info = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &[1, 1]].concat();
         let is_told = converse(&mut socket, |option| {
-            // The first asks, the second copies, and the others are at their first words until that
-            // is over.
+            // The first connection queries, the second copies, the others stay in their handshake.
             if nth > 1 {
                 drop(over.1.wait_while(over.0.lock().unwrap(), |over| !*over));
             }
@@ -285,7 +285,7 @@ fn a_copy_takes_leave_of_every_connection_also_of_one_that_is_not_ready_yet() {
 }
 
 #[test]
-fn bytes_behind_the_last_whole_block_of_a_server_are_left_out_and_that_is_said() {
+fn a_partial_last_block_of_a_server_is_left_out_with_a_warning() {
     let server = Server::listen(|mut socket| {
         let info = [&[0, 0][..], &(2_u64 * 4096 + 1000).to_be_bytes(), &[0, 1]].concat();
         let sizes = b"\0\x03\0\0\x10\0\0\0\x10\0\x02\0\0\0";
@@ -305,7 +305,7 @@ fn bytes_behind_the_last_whole_block_of_a_server_are_left_out_and_that_is_said()
 }
 
 #[test]
-fn sizes_that_no_volume_has_are_named_and_not_copied() {
+fn impossible_sizes_are_reported_and_not_copied() {
     for size in [0, 1 << 63, u64::MAX] {
         let server = Server::start(size, |_, _| false);
         let output = server.copied();
@@ -316,16 +316,16 @@ fn sizes_that_no_volume_has_are_named_and_not_copied() {
 }
 
 #[test]
-fn a_server_that_lists_and_then_says_nothing_is_not_asked_for_every_export() {
+fn a_server_that_stops_answering_is_not_queried_for_every_export() {
     let server = Server::silent_after_a_list_of(40);
     let output = blockmux(["discover", &server.url]);
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(text(&output.stdout).lines().filter(|line| line.ends_with("size unknown")).count(), 40);
-    assert!(text(&output.stderr).contains("24 exports were not asked for"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("24 exports were not queried"), "{}", text(&output.stderr));
 }
 
 #[test]
-fn a_server_that_falls_silent_or_drips_is_given_up_and_that_is_said_once() {
+fn an_unresponsive_or_slow_server_is_abandoned_with_one_message() {
     let drip = |socket: &mut UnixStream, head: &[u8; 28]| {
         let reply = reply_of_sevens(head);
         reply.iter().all(|byte| {
@@ -348,10 +348,10 @@ fn a_server_that_falls_silent_or_drips_is_given_up_and_that_is_said_once() {
 }
 
 #[test]
-fn a_bench_that_loses_one_of_its_connections_for_good_says_so() {
+fn a_bench_reports_a_lost_connection() {
     let came = Arc::new(AtomicU64::new(0));
-    // The first asks what the export is like; of the next two, one is closed in the middle, and
-    // then nobody is let in.
+    // The first connection queries the export. One of the next two is closed during the run, and
+    // later connections are refused.
     let server = Server::listen(move |mut socket| {
         let nth = came.fetch_add(1, Ordering::Relaxed);
         let info = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &[1, 1]].concat();
@@ -376,14 +376,14 @@ fn a_bench_that_loses_one_of_its_connections_for_good_says_so() {
         .output()
         .unwrap();
     let said = text(&output.stderr);
-    assert!(said.contains("lost a connection and did not get it back"), "{said}");
-    assert!(said.contains("blockmux: one run lost a connection for good; the warnings above"), "{said}");
+    assert!(said.contains("a connection was lost and could not be restored"), "{said}");
+    assert!(said.contains("blockmux: a connection was lost in one run; the warnings above"), "{said}");
     assert_eq!(output.status.code(), Some(1));
     assert!(report.join("bench.json").is_file(), "what was measured is shown all the same");
 }
 
 #[test]
-fn a_server_that_describes_an_export_without_end_is_said_to() {
+fn an_endless_export_description_is_reported() {
     let server = Server::listen(|mut socket| {
         converse(&mut socket, |option| -> Option<Box<dyn Iterator<Item = _>>> {
             match option {
@@ -405,7 +405,8 @@ struct Server {
 }
 
 impl Server {
-    /// Each request's head goes to `on_request`, which answers whether the connection stays.
+    /// Passes the head of each request to `on_request`, which returns whether to keep the
+    /// connection.
     fn start(size: u64, on_request: fn(&mut UnixStream, &[u8; 28]) -> bool) -> Server {
         Server::listen(move |mut socket| {
             let info = [&[0, 0][..], &size.to_be_bytes(), &[0, 1]].concat();
@@ -445,13 +446,13 @@ impl Server {
         Server { url, directory }
     }
 
-    /// The server with a URL that says how long an answer may take.
+    /// URL of the server with a timeout.
     fn patient_for(mut self, time: &str) -> Server {
         self.url.push_str(&format!("&timeout={time}"));
         self
     }
 
-    /// What comes of copying it to a new file.
+    /// Output of copying the export to a new file.
     fn copied(&self) -> Output {
         let file = format!("file:{}", self.directory.path().join("copy").display());
         std::process::Command::new(BLOCKMUX).args(["copy", &self.url, &file]).output().unwrap()
@@ -475,7 +476,7 @@ where
             let (rep, len) = (rep.to_be_bytes(), (data.len() as u32).to_be_bytes());
             let reply = [b"\0\x03\xe8\x89\x04\x55\x65\xa9", option, &rep, &len, &data].concat();
             if socket.write_all(&reply).is_err() {
-                // It has heard enough.
+                // The client has disconnected.
                 break;
             }
         }

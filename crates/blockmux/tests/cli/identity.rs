@@ -1,5 +1,5 @@
-//! Who a volume is to initiators: two disks never look like one, and one disk looks the same after
-//! a restart.
+//! Identity of volumes: initiators never take two disks for one, and recognize a disk after a
+//! restart.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, succeed, text};
@@ -30,8 +30,7 @@ fn info(url: &str) -> Value {
 fn identifiers(daemon: &Daemon) -> Vec<(&'static str, String)> {
     let [iscsi, nvme] = ["iscsi", "nvme+tcp"].map(|scheme| info(&daemon.urls_of(scheme)[0]));
     let unit = RawIscsi::login(&daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a").inquiry_page(0x83);
-    // Its head has a length, and the names of the port and the target follow what belongs to the
-    // unit.
+    // The page has a length; designators of port and target follow those of the unit.
     let of_unit = unit.iter().map(|byte| format!("{byte:02x}")).skip(4).take(12 + 44).collect();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     vec![
@@ -56,7 +55,7 @@ fn assert_all_differ(one: &Daemon, other: &Daemon) {
 }
 
 #[test]
-fn two_daemons_side_by_side_differ_in_everything() {
+fn two_daemons_have_no_identifiers_in_common() {
     let [one, other] = [(); 2].map(|()| serve(&["mem:1m"]));
     assert_all_differ(&one, &other);
     for (own, others) in names(&one).iter().zip(&names(&other)) {
@@ -66,7 +65,7 @@ fn two_daemons_side_by_side_differ_in_everything() {
 }
 
 #[test]
-fn a_name_that_somebody_gave_is_the_same_in_two_daemons_and_the_disks_are_not() {
+fn configured_names_are_equal_in_two_daemons_but_their_disks_differ() {
     let [one, other] = [(); 2].map(|()| serve(&["vm1=mem:1m"]));
     assert_all_differ(&one, &other);
     let expected = ["iqn.2026-11.blockmux:vm1", "nqn.2026-11.blockmux:vm1"];
@@ -74,7 +73,7 @@ fn a_name_that_somebody_gave_is_the_same_in_two_daemons_and_the_disks_are_not() 
 }
 
 #[test]
-fn a_ram_volume_is_another_disk_after_a_restart_and_a_file_is_the_same() {
+fn after_a_restart_a_ram_volume_is_another_disk_and_a_file_is_the_same() {
     let directory = tempfile::tempdir().unwrap();
     let file = format!("file:{}?size=1m", directory.path().join("disk.img").display());
     for (spec, is_same) in [("mem:1m", false), (&file, true)] {
@@ -88,7 +87,7 @@ fn a_ram_volume_is_another_disk_after_a_restart_and_a_file_is_the_same() {
 }
 
 #[test]
-fn a_copy_of_a_file_is_another_disk_and_a_file_that_was_moved_is_the_same() {
+fn a_copy_of_a_file_is_another_disk_and_a_moved_file_is_the_same() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
     let first = serve(&[&format!("a=file:{}?size=1m", path("a"))]);
@@ -99,7 +98,7 @@ fn a_copy_of_a_file_is_another_disk_and_a_file_that_was_moved_is_the_same() {
     drop((first, copy));
     std::fs::rename(path("a"), path("moved")).unwrap();
     let moved = serve(&[&format!("delay:0s:file:{}", path("moved"))]);
-    // The serial number of a subsystem is of its name, too.
+    // The serial number of a subsystem also depends on its name.
     let is_the_volume_s = |(what, _): &&(&str, String)| *what != "NVMe serial number";
     let [before, after] = [before, identifiers(&moved)];
     assert!(before.iter().filter(is_the_volume_s).eq(after.iter().filter(is_the_volume_s)));
@@ -113,7 +112,7 @@ fn config(directory: &Path, spec: &str, more: &str) -> String {
 }
 
 #[test]
-fn the_uuid_of_a_config_file_is_the_volume_s_everywhere() {
+fn the_configured_uuid_is_used_by_every_protocol() {
     let directory = tempfile::tempdir().unwrap();
     let uuid = uuid(1);
     let given = config(directory.path(), "mem:1m", &format!("uuid = '{uuid}'"));
@@ -125,7 +124,7 @@ fn the_uuid_of_a_config_file_is_the_volume_s_everywhere() {
     let refused = blockmux([&["serve", "--nbd", "127.0.0.1:0"][..], &args].concat());
     let said = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(said.contains(&format!("already serves a volume with the UUID {uuid}")), "{said}");
+    assert!(said.contains(&format!("already exports a volume with the UUID {uuid}")), "{said}");
     daemon.signal(Signal::KILL);
     daemon.wait();
     let shared = config(directory.path(), "mem:1m", &format!("uuid = '{uuid}'\nshared = true"));
@@ -136,15 +135,15 @@ fn the_uuid_of_a_config_file_is_the_volume_s_everywhere() {
 }
 
 #[test]
-fn what_another_daemon_of_this_machine_serves_is_served_once_more_only_on_request() {
+fn data_that_another_daemon_exports_are_exported_again_only_on_request() {
     let origin = Daemon::serve(&["mem:1m"]);
     let url = origin.url();
     let gateway = serve(&[&url]);
-    // It may be meant by another URL.
+    // Another URL may refer to the same volume.
     for spec in [url.clone(), format!("stripe:[{url}&reconnect=5s]")] {
         let refused = blockmux(["serve", &spec, "--nbd", "127.0.0.1:0"]);
         let said = text(&refused.stderr);
-        let expected = format!("process {} already serves what it is made of", gateway.pid());
+        let expected = format!("process {} already exports the same data", gateway.pid());
         assert!(said.contains(&expected) && said.contains("shared = true"), "{said}");
         assert_eq!(refused.status.code(), Some(2));
     }
@@ -155,7 +154,7 @@ fn what_another_daemon_of_this_machine_serves_is_served_once_more_only_on_reques
 }
 
 #[test]
-fn a_remote_volume_is_a_disk_of_its_own_and_the_same_after_a_restart() {
+fn a_remote_volume_has_its_own_identity_which_survives_a_restart() {
     let origin = serve(&["mem:1m"]);
     let mut seen = identifiers(&origin);
     for url in [origin.url(), origin.urls_of("iscsi").remove(0), origin.urls_of("nvme+tcp").remove(0)] {
@@ -167,7 +166,7 @@ fn a_remote_volume_is_a_disk_of_its_own_and_the_same_after_a_restart() {
 }
 
 #[test]
-fn a_volume_in_two_subsystems_is_two_namespaces() {
+fn a_volume_in_two_subsystems_has_two_namespaces() {
     let directory = tempfile::tempdir().unwrap();
     let subsystem = |nqn: &str, namespaces: &str| {
         format!("[[nvme_subsystem]]\nnqn = '{nqn}'\nnamespaces = {{ {namespaces} }}\n")

@@ -1,4 +1,4 @@
-//! What an idle daemon does: nothing.
+//! CPU use of an idle daemon.
 
 use crate::daemon::Daemon;
 use crate::raw_client::RawClient;
@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 #[test]
-fn an_idle_daemon_uses_no_processor_time_before_and_after_a_client_has_worked() {
+fn an_idle_daemon_uses_no_cpu_time_before_and_after_client_io() {
     for policy in ["adaptive", "never"] {
         let daemon = Daemon::serve(&["mem:16m", "--poll", policy]);
         assert_idle(&daemon, policy, "nobody has come yet");
@@ -24,7 +24,7 @@ fn an_idle_daemon_uses_no_processor_time_before_and_after_a_client_has_worked() 
 /// Watches the daemon for a second.
 fn assert_idle(daemon: &Daemon, policy: &str, when: &str) {
     let before = daemon.cpu_ticks();
-    // Nothing is ever sent: this only lets a second go by.
+    // Nothing is sent: this waits for one second.
     let (_sender, receiver) = mpsc::channel::<()>();
     assert!(receiver.recv_timeout(Duration::from_secs(1)).is_err());
     let used = daemon.cpu_ticks() - before;

@@ -1,4 +1,4 @@
-//! Image files that QEMU's programs use, too.
+//! Image files that are shared with QEMU's programs.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, ended, has, qemu_io, succeed, text};
@@ -41,7 +41,7 @@ fn refused(output: &Output, expected: &str) {
 }
 
 #[test]
-fn qemu_writes_no_file_that_is_served_and_may_read_what_is_only_read() {
+fn qemu_cannot_write_an_exported_file_and_can_read_a_read_only_one() {
     if !has("qemu-io") || !has("qemu-img") {
         return;
     }
@@ -60,7 +60,7 @@ fn qemu_writes_no_file_that_is_served_and_may_read_what_is_only_read() {
 }
 
 #[test]
-fn a_file_that_qemu_has_open_is_refused_to_who_would_write_it() {
+fn a_file_that_qemu_has_open_cannot_be_exported_writable() {
     if !has("qemu-nbd") {
         return;
     }
@@ -69,14 +69,11 @@ fn a_file_that_qemu_has_open_is_refused_to_who_would_write_it() {
     std::fs::write(&file, [0; 1 << 20]).unwrap();
     let file = file.display().to_string();
     let spec = format!("file:{file}");
-    // A reader of QEMU's relies on what nobody writes.
+    // QEMU's lock for reading excludes writers.
     for args in [&[][..], &["-r"]] {
         let _other = QemuNbd::start(directory.path(), args, &file);
         let output = blockmux(["serve", &spec, "--nbd", "127.0.0.1:0"]);
-        refused(
-            &output,
-            "is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux",
-        );
+        refused(&output, "is locked by another program, such as QEMU, qemu-nbd or another blockmux");
         Daemon::serve(&[&spec, "--read-only"]);
         let _ = std::fs::remove_file(directory.path().join("q.sock"));
     }
@@ -84,7 +81,7 @@ fn a_file_that_qemu_has_open_is_refused_to_who_would_write_it() {
 }
 
 #[test]
-fn an_image_in_a_format_of_its_own_is_refused_with_how_to_serve_it() {
+fn a_disk_image_is_refused_with_the_way_to_export_it() {
     if !has("qemu-img") {
         return;
     }
@@ -105,7 +102,7 @@ fn an_image_in_a_format_of_its_own_is_refused_with_how_to_serve_it() {
 }
 
 #[test]
-fn a_client_that_writes_the_head_of_an_image_does_not_keep_its_volume_from_being_served_again() {
+fn a_client_that_writes_an_image_header_does_not_prevent_the_next_export() {
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name).display().to_string();
     let (file, copy, state) = (place("disk"), place("copy"), place("state"));
@@ -122,7 +119,7 @@ fn a_client_that_writes_the_head_of_an_image_does_not_keep_its_volume_from_being
             "true",
         ])
     };
-    // Whoever cannot be written is not noted.
+    // A read-only volume is not recorded.
     assert!(serve(&file, "?readonly=on").status.success());
     assert!(!fs::exists(&state).unwrap());
     assert!(serve(&file, "").status.success());
@@ -130,7 +127,7 @@ fn a_client_that_writes_the_head_of_an_image_does_not_keep_its_volume_from_being
     fs::copy(&file, &copy).unwrap();
     let again = serve(&file, "");
     let said = text(&again.stderr);
-    assert!(again.status.success() && said.contains("begins like a qcow2 image, and did not"), "{said}");
+    assert!(again.status.success() && said.contains("begins like a qcow2 image, but did not"), "{said}");
     for option in ["", "?format=raw", ""] {
         let output = serve(&copy, option);
         let hint = text(&output.stderr).contains("?format=raw")
@@ -141,17 +138,17 @@ fn a_client_that_writes_the_head_of_an_image_does_not_keep_its_volume_from_being
 }
 
 #[test]
-fn two_volumes_of_one_file_are_warned_of() {
+fn two_volumes_of_one_file_cause_a_warning() {
     let directory = tempfile::tempdir().unwrap();
     let file = format!("file:{}", directory.path().join("disk").display());
     let volumes = [format!("a={file}?size=1m"), format!("b={file}?readonly=on")];
     let output = blockmux(["serve", &volumes[0], &volumes[1], "--nbd", ":0", "--run", "true"]);
     let said = text(&output.stderr);
-    assert!(output.status.success() && said.contains("`b` has the data of `a`"), "{said}");
+    assert!(output.status.success() && said.contains("`b` and `a` export the same data"), "{said}");
 }
 
 #[test]
-fn a_file_that_is_deleted_or_replaced_while_it_is_served_is_warned_of_and_let_go_when_it_is_removed() {
+fn a_deleted_or_replaced_file_causes_a_warning_and_is_closed_when_its_volume_is_removed() {
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name).display().to_string();
     let (deleted, replaced, added) = (place("deleted"), place("replaced"), place("added"));
@@ -167,7 +164,7 @@ fn a_file_that_is_deleted_or_replaced_while_it_is_served_is_warned_of_and_let_go
     fs::write(place("new"), [1; 512]).unwrap();
     fs::rename(place("new"), &replaced).unwrap();
     daemon.wait_for_line(&format!("{replaced}: names another file now: clients still"));
-    // One that came later, and twice, which its lock would refuse if it were still open.
+    // The volume can be added again, which its lock would prevent if the file were still open.
     let late = format!("late={}", spec(&added));
     ctl(&["add", &late]);
     ctl(&["remove", "late"]);

@@ -1,4 +1,4 @@
-//! Standard clients against our server.
+//! Standard NBD clients with the NBD server.
 
 use crate::daemon::Daemon;
 use crate::program::{PATTERNS, half_empty_file, has, qemu_io, succeed};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::process::Command;
 
 #[test]
-fn nbdinfo_sees_what_is_served() {
+fn nbdinfo_describes_exports() {
     if !has("nbdinfo") {
         return;
     }
@@ -51,7 +51,7 @@ fn nbdinfo_maps_data_and_holes() {
 }
 
 #[test]
-fn nbdcopy_copies_there_and_back() {
+fn nbdcopy_copies_in_both_directions() {
     if !has("nbdcopy") {
         return;
     }
@@ -96,7 +96,7 @@ assert refused(h.pwrite, bytes(511), 0) == errno.EINVAL
 assert h.pread(512, 0) == bytes(512), "it goes on after errors"
 "#;
     let mut nbdsh = Command::new("nbdsh");
-    // Its module belongs to the system's Python, whatever other comes first in the path.
+    // Its module is installed for the system's Python, which may not be the first in PATH.
     nbdsh.env("PATH", "/usr/bin:/bin");
     succeed(nbdsh.args(["--uri", &daemon.url(), "-c", script]));
 }
@@ -122,7 +122,7 @@ fn qemu_img_converts_and_compares() {
 }
 
 #[test]
-fn qemu_io_writes_patterns_and_finds_them() {
+fn qemu_io_verifies_patterns() {
     if !has("qemu-io") {
         return;
     }
@@ -132,7 +132,7 @@ fn qemu_io_writes_patterns_and_finds_them() {
 }
 
 #[test]
-fn fio_verifies_what_it_wrote() {
+fn fio_verifies_its_writes() {
     if !has("fio") {
         return;
     }
@@ -142,7 +142,7 @@ fn fio_verifies_what_it_wrote() {
         let job = ["--name=job", "--ioengine=nbd", &uri, rw, "--bs=4k,4k", "--iodepth=32", "--size=16m"];
         let verify = ["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--output-format=json"];
         let said = succeed(Command::new("fio").args(job).args(verify).current_dir(daemon.directory.path()));
-        // Lines of its own may come before the object.
+        // Other lines may precede the object.
         let result: Value = serde_json::from_str(&said[said.find('{').unwrap()..]).unwrap();
         assert_eq!(result["jobs"][0]["error"], 0, "{rw}");
         assert!(result["jobs"][0]["read"]["total_ios"].as_u64().unwrap() > 0, "{rw}: it read back");

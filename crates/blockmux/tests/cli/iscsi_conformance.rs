@@ -1,8 +1,7 @@
-//! libiscsi's whole test suite against our target: SCSI commands and the protocol, judged by
-//! others.
+//! libiscsi's test suite against the iSCSI target: SCSI commands and the protocol.
 //!
-//! A test of the suite that finds something missing skips itself and passes. Which may do that is
-//! listed here.
+//! A test of the suite skips itself and passes if the target lacks a feature. The tests that may do
+//! so are listed here.
 
 use crate::control::LoopDevice;
 use crate::daemon::Daemon;
@@ -11,7 +10,7 @@ use std::process::Command;
 
 /// Suites, or tests of them, that skip something here; and why.
 const MAY_SKIP: &[(&str, &str)] = &[
-    // Other volumes have what these want; see `tests_of_what_a_ram_volume_is_not_pass`.
+    // These need other volumes; see `tests_for_other_volumes_than_ram_pass`.
     ("CompareAndWrite.InvalidDataOutSize", NO_LARGER_BLOCKS),
     ("WriteSame10.InvalidDataOutSize", NO_LARGER_BLOCKS),
     ("WriteSame16.InvalidDataOutSize", NO_LARGER_BLOCKS),
@@ -22,9 +21,8 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("ReadOnly", "it is writable"),
     // These run with two paths, in `check` below.
     ("MultipathIO", "it has one path"),
-    // What stays: a cryptographic erase forgets the key of data that is encrypted, and ours is not.
-    // Whoever asks for one relies on copies that nobody overwrites, such as a file system's, to be
-    // unreadable after it.
+    // Not supported: a cryptographic erase destroys the key of encrypted data. Data here are not
+    // encrypted, and the host expects copies such as those of a file system to be unreadable.
     ("Sanitize.CryptoErase", "there is no key that could be forgotten"),
     ("Sanitize.Readonly", "the same; the rest of it runs"),
     ("Sanitize.Reservations", "the same; the rest of it runs"),
@@ -72,22 +70,21 @@ fn every_test_passes_with_digests() {
     }
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("blockmux.toml");
-    // The suite offers header digests and leaves it to the target. Its library knows data digests
-    // only lately.
+    // The suite offers header digests; only recent versions of its library support data digests.
     let target = "[[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:digests'\nluns = { 3 = 'disk0' }\n\
                   HeaderDigest = 'CRC32C'\n";
     std::fs::write(&config, target).unwrap();
-    // A core that never spins sleeps whenever it is not told that there is more to do.
+    // A core that never polls shows missing wake-ups.
     let config = ["--config", config.to_str().unwrap(), "--poll", "never"];
     let daemon = Daemon::serve(&[&[VOLUME, "--iscsi", "127.0.0.1:0"][..], &config].concat());
     let url = daemon.urls_of("iscsi").remove(0);
-    // What follows is for our own initiator.
+    // The rest applies to the Blockmux initiator.
     let (plain, _) = url.split_once("?header_digest=on").unwrap();
     run(&format!("{plain}?data_digest=crc32c"));
 }
 
 #[test]
-fn tests_of_what_a_ram_volume_is_not_pass() {
+fn tests_for_other_volumes_than_ram_pass() {
     if !has("iscsi-test-cu") {
         return;
     }
@@ -116,7 +113,7 @@ fn tests_of_what_a_ram_volume_is_not_pass() {
 }
 
 #[test]
-fn every_test_that_can_passes_on_a_block_device_of_4096_byte_blocks() {
+fn every_applicable_test_passes_on_a_block_device_with_4096_byte_blocks() {
     if !has("iscsi-test-cu") {
         return;
     }
@@ -131,7 +128,7 @@ fn every_test_that_can_passes_on_a_block_device_of_4096_byte_blocks() {
 }
 
 #[test]
-fn every_test_that_can_passes_on_ram_of_4096_byte_blocks_and_on_a_slice() {
+fn every_applicable_test_passes_on_ram_with_4096_byte_blocks_and_on_a_slice() {
     if !has("iscsi-test-cu") {
         return;
     }
@@ -191,9 +188,9 @@ struct Test {
     /// Suite and test.
     name: String,
     failed: bool,
-    /// Lines about what it skipped.
+    /// Lines about skipped tests.
     skipped: Vec<String>,
-    /// Shown when it has failed.
+    /// Output, shown after a failure.
     said: Vec<String>,
 }
 

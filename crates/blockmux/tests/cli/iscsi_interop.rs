@@ -1,4 +1,4 @@
-//! Standard iSCSI initiators against our target.
+//! Standard iSCSI initiators with the iSCSI target.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, PATTERNS, blockmux, half_empty_file, has, qemu_io, succeed, text};
@@ -22,7 +22,7 @@ fn portal(url: &str) -> String {
 }
 
 #[test]
-fn libiscsis_tools_see_what_is_served() {
+fn the_tools_of_libiscsi_describe_targets() {
     if !has("iscsi-ls") {
         return;
     }
@@ -35,7 +35,7 @@ fn libiscsis_tools_see_what_is_served() {
     let named = |name: &str| format!("iqn.2026-11.blockmux:{name} Portal:{address},1");
     assert_eq!(targets, [named("a"), named("b2")]);
     assert_eq!(list.lines().filter(|line| line.trim_start().starts_with("Lun:0 ")).count(), 2, "{list}");
-    // With a secret that nobody asks for, it says its names in both stages of the login.
+    // With an unneeded secret, libiscsi sends its names in both stages of the login.
     let offering = portal(&url).replace("iscsi://", "iscsi://me%asecretoftwelve@");
     assert_eq!(succeed(Command::new("iscsi-ls").arg(offering)).lines().count(), 2);
     let inquiry = succeed(Command::new("iscsi-inq").arg(&url));
@@ -82,7 +82,7 @@ fn qemu_img_converts_and_compares() {
 }
 
 #[test]
-fn qemu_io_writes_patterns_and_finds_them() {
+fn qemu_io_verifies_patterns() {
     if !has_qemu_iscsi() {
         return;
     }
@@ -105,7 +105,7 @@ fn a_read_only_volume_is_write_protected() {
 }
 
 #[test]
-fn who_knows_the_secret_logs_in_and_sees_its_luns() {
+fn an_initiator_with_the_secret_logs_in_and_sees_its_luns() {
     if !has("iscsi-ls") {
         return;
     }
@@ -134,13 +134,13 @@ fn who_knows_the_secret_logs_in_and_sees_its_luns() {
     assert!(!is_in(&inquire(&wrong, "iqn.1993-08.org.debian:01:one", 0)), "a wrong secret");
     daemon.wait_for_line("sent a wrong CHAP response");
     assert!(!is_in(&inquire(&user, "iqn.1993-08.org.debian:01:two", 0)), "another's secret");
-    // The second initiator is asked for nothing and sees one LUN.
+    // The second initiator needs no authentication and sees one LUN.
     assert!(is_in(&inquire(&[], "iqn.1993-08.org.debian:01:three", 5)));
     assert!(!is_in(&inquire(&[], "iqn.1993-08.org.debian:01:three", 0)), "a masked LUN");
 }
 
 #[test]
-fn who_discovers_has_to_prove_itself_where_the_config_says_so() {
+fn discovery_requires_authentication_if_configured() {
     if !has("iscsi-ls") {
         return;
     }
@@ -159,14 +159,14 @@ fn who_discovers_has_to_prove_itself_where_the_config_says_so() {
     assert!(!text(&list("").stdout).contains("Target:"), "without a word");
     assert!(!text(&list("looks%another-secret-x@").stdout).contains("Target:"), "a wrong secret");
     daemon.wait_for_line("sent a wrong CHAP response");
-    // Our own discovery proves itself, too, and the target itself asks for nothing.
+    // Blockmux's discovery authenticates as well; the target itself requires nothing.
     let ours = format!("{}?secret_file={secret}", portal(&url).replace("iscsi://", "iscsi://looks@"));
     assert!(text(&blockmux(["discover", &ours]).stdout).contains("iqn.2026-11.blockmux:a"));
     succeed(Command::new("iscsi-inq").arg(&url));
 }
 
 #[test]
-fn initiators_follow_a_target_to_where_the_config_says_that_it_is() {
+fn initiators_follow_a_configured_redirect() {
     if !has("iscsi-readcapacity16") {
         return;
     }
@@ -190,8 +190,7 @@ fn initiators_follow_a_target_to_where_the_config_says_that_it_is() {
         let url = format!("{}/iqn.2026-11.com.example:m/0", portal(&url));
         let output = Command::new("iscsi-readcapacity16").arg(&url).output().unwrap();
         let said = text(&output.stdout) + &text(&output.stderr);
-        // libiscsi follows a target that is elsewhere for a while, and has its user told of one
-        // that moved for good.
+        // libiscsi follows a temporary redirect, and reports a permanent one to its user.
         assert!(said.contains(expected), "{kind}: {said}");
     }
 }
@@ -231,14 +230,14 @@ fn guarded(directory: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_secret_that_others_may_read_is_refused_before_anything_is_served() {
+fn a_secret_that_others_can_read_is_refused_at_the_start() {
     let directory = tempfile::tempdir().unwrap();
     let config = guarded(directory.path());
     let secret = directory.path().join("initiator.secret");
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o644)).unwrap();
     let output = blockmux(["serve", "a=mem:1m", "b=mem:1m", "--config", config.to_str().unwrap()]);
     let expected = format!(
-        "blockmux: {}:8: secret file {}: others may read or write it; run chmod 600 on it\n",
+        "blockmux: {}:8: secret file {}: others can read or write it; run chmod 600 on it\n",
         config.display(),
         secret.display()
     );
@@ -246,7 +245,7 @@ fn a_secret_that_others_may_read_is_refused_before_anything_is_served() {
 }
 
 #[test]
-fn its_own_port_is_named_with_a_way_out_when_another_program_has_it() {
+fn a_port_in_use_by_another_program_is_reported_with_advice() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let output = blockmux(["serve", "mem:1m", "--iscsi", &address]);
@@ -258,7 +257,7 @@ fn its_own_port_is_named_with_a_way_out_when_another_program_has_it() {
 }
 
 #[test]
-fn a_command_finds_its_url_in_the_environment() {
+fn a_command_gets_its_url_in_the_environment() {
     let script = format!("echo $BLOCKMUX_ISCSI_URL; {BLOCKMUX} --version");
     let output = blockmux(["serve", "a=mem:1m", "--run", &script]);
     let said = text(&output.stdout);
@@ -266,7 +265,7 @@ fn a_command_finds_its_url_in_the_environment() {
 }
 
 #[test]
-fn who_logs_in_again_ends_its_old_connection() {
+fn a_new_login_of_an_initiator_ends_its_old_connection() {
     let (_daemon, url) = serve(&["a=mem:1m", "--cores", "2"]);
     let address = portal(&url).replace("iscsi://", "");
     let text = b"InitiatorName=iqn.1993-08.org.debian:01:a\0TargetName=iqn.2026-11.blockmux:a\0";
@@ -314,7 +313,7 @@ pub(crate) fn has_qemu_iscsi() -> bool {
 }
 
 #[test]
-fn discovery_says_of_a_target_that_it_wants_a_secret() {
+fn discovery_reports_that_a_target_requires_a_secret() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("blockmux.toml");
     let text = format!(
@@ -326,18 +325,21 @@ fn discovery_says_of_a_target_that_it_wants_a_secret() {
     let (_daemon, url) = serve(&["a=mem:1m", "--config", config.to_str().unwrap()]);
     let said = |url: &str| text_of_discovery(url);
     let closed = said(&portal(&url));
-    assert!(closed.ends_with("/iqn.2026-11.com.example:closed/0  wants a user and a secret\n"), "{closed}");
+    assert!(
+        closed.ends_with("/iqn.2026-11.com.example:closed/0  requires a user and a secret\n"),
+        "{closed}"
+    );
     let user = |name: &str| {
         let file = directory.path().join("initiator.secret");
         format!("{}?secret_file={}", portal(&url).replace("://", &format!("://{name}@")), file.display())
     };
-    assert!(said(&user("nobody")).contains("  wants another user or secret\n"));
+    assert!(said(&user("nobody")).contains("  requires another user or secret\n"));
     assert!(said(&user("user")).contains("  1 MiB  BLOCKMUX"));
 }
 
 /// libiscsi offers MD5 alone.
 #[test]
-fn a_target_refuses_algorithms_of_chap_that_its_config_does_not_name() {
+fn a_target_refuses_chap_algorithms_that_are_not_configured() {
     let directory = tempfile::tempdir().unwrap();
     let secret = secret(directory.path(), "initiator", "initiator-secret");
     let config = directory.path().join("blockmux.toml");

@@ -1,4 +1,4 @@
-//! Our iSCSI initiator against standard targets.
+//! The iSCSI initiator with standard targets.
 
 use crate::program::{BLOCKMUX, blockmux, half_empty_file, has, text};
 use serde_json::Value;
@@ -32,7 +32,7 @@ impl Server {
         self.process.wait().unwrap();
     }
 
-    /// Starts it again, on the same port and with the same disk.
+    /// Restarts it on the same port with the same disk.
     fn restart_tgtd(&mut self) {
         self.process = start_tgtd(self.directory.path(), self.port);
         self.set_up_tgtd();
@@ -61,8 +61,7 @@ impl Server {
         }
     }
 
-    /// istgt with one target, whose LUN 0 is a disk of [`SIZE`] bytes; it asks for CHAP if `auth`
-    /// says so.
+    /// istgt with one target, whose LUN 0 is a disk of [`SIZE`] bytes; with CHAP if `auth` is set.
     fn istgt(auth: &str) -> Server {
         let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
         let place = directory.path().display();
@@ -100,7 +99,7 @@ impl Server {
         self.directory.path().join(name)
     }
 
-    /// Tells tgtd something; what it says if it does not like that.
+    /// Sends a management command to tgtd.
     fn tgtadm(&self, args: &[&str]) -> Result<(), String> {
         let mut tgtadm = Command::new("tgtadm");
         tgtadm.env("TGT_IPC_SOCKET", self.path("control")).args(["--lld", "iscsi"]).args(args);
@@ -116,8 +115,7 @@ impl Server {
         format!("{}/{TARGET}/{lun}", self.portal())
     }
 
-    /// The URL of a unit for an initiator that knows the secret; with `mutual` the target has to
-    /// know its own.
+    /// The URL of a unit with the initiator's secret; with `mutual` also with that of the target.
     fn url_with_secrets(&self, lun: u16, secret: &str, mutual: Option<&str>) -> String {
         let own = private_file(self.directory.path(), "secret", secret);
         let url =
@@ -229,7 +227,7 @@ fn tgtd_is_discovered_described_and_copied_to_and_from() {
 }
 
 #[test]
-fn tgtd_and_we_prove_who_we_are_and_have_digests() {
+fn mutual_chap_and_digests_work_with_tgtd() {
     if !has("tgtd") {
         return;
     }
@@ -241,7 +239,7 @@ fn tgtd_and_we_prove_who_we_are_and_have_digests() {
         server.tgtadm(&[&bind[..], direction].concat()).unwrap();
     }
     let said = refused(&server.url(1));
-    assert!(said.contains("name a user, as user@host"), "{said}");
+    assert!(said.contains("give a user, as user@host"), "{said}");
     let said = refused(&server.url_with_secrets(1, "another-secret", None));
     assert!(said.contains("authentication failure; check the user and the secret"), "{said}");
     let said = refused(&server.url_with_secrets(1, SECRET, Some("another-secret")));
@@ -264,7 +262,7 @@ fn tgtd_and_we_prove_who_we_are_and_have_digests() {
 }
 
 #[test]
-fn a_password_in_a_url_is_used_and_never_told() {
+fn a_password_in_a_url_is_used_and_never_shown() {
     if !has("tgtd") {
         return;
     }
@@ -317,23 +315,23 @@ fn reset(url: &str, what: &str) -> Result<String, String> {
 }
 
 #[test]
-fn tgtd_resets_what_it_is_asked_to() {
+fn reset_functions_work_with_tgtd() {
     if !has("tgtd") {
         return;
     }
     let server = Server::tgtd();
     let url = server.url(1);
     assert_eq!(reset(&url, "lun").unwrap(), "the logical unit is reset\n");
-    assert_eq!(reset(&url, "abort-task-set").unwrap(), "the session has no commands any more\n");
+    assert_eq!(reset(&url, "abort-task-set").unwrap(), "the commands of this session are aborted\n");
     for what in ["target", "clear-task-set", "cold"] {
         let said = reset(&url, what).unwrap_err();
-        assert!(said.contains("the target does not do it: it does not know how"), "{said}");
+        assert!(said.contains("the target does not reset: it does not support the function"), "{said}");
     }
     copies_there_and_back(&server, &url);
 }
 
 #[test]
-fn istgt_resets_what_it_is_asked_to() {
+fn reset_functions_work_with_istgt() {
     if !has("istgt") {
         return;
     }
@@ -341,14 +339,14 @@ fn istgt_resets_what_it_is_asked_to() {
     let url = server.url(0);
     assert_eq!(reset(&url, "lun").unwrap(), "the logical unit is reset\n");
     assert_eq!(reset(&url, "target").unwrap(), "the target is reset\n");
-    assert_eq!(reset(&url, "clear-task-set").unwrap(), "nobody has commands there any more\n");
-    assert_eq!(reset(&url, "abort-task-set").unwrap(), "the session has no commands any more\n");
-    assert_eq!(reset(&url, "cold").unwrap(), "the target is reset, and all its sessions are over\n");
+    assert_eq!(reset(&url, "clear-task-set").unwrap(), "the commands of all sessions are aborted\n");
+    assert_eq!(reset(&url, "abort-task-set").unwrap(), "the commands of this session are aborted\n");
+    assert_eq!(reset(&url, "cold").unwrap(), "the target is reset and all its sessions are closed\n");
     copies_there_and_back(&server, &url);
 }
 
 #[test]
-fn istgt_takes_several_connections_to_a_session() {
+fn several_connections_of_a_session_work_with_istgt() {
     if !has("istgt") {
         return;
     }
@@ -362,7 +360,7 @@ fn istgt_takes_several_connections_to_a_session() {
 }
 
 #[test]
-fn a_portal_that_does_not_answer_is_one_path_less() {
+fn io_continues_without_a_portal_that_does_not_answer() {
     if !has("tgtd") {
         return;
     }
@@ -376,19 +374,19 @@ fn a_portal_that_does_not_answer_is_one_path_less() {
         let source = half_empty_file(server.directory.path(), SIZE);
         let output = blockmux(["copy", "--verify", &format!("file:{}", source.display()), &url]);
         let said = text(&output.stderr);
-        assert!(output.status.success() && said.contains("one path less"), "{said}");
+        assert!(output.status.success() && said.contains("a path cannot be used"), "{said}");
         assert_eq!(described(&url)["size"], SIZE);
     }
 }
 
 #[test]
-fn istgt_and_we_prove_who_we_are() {
+fn mutual_chap_works_with_istgt() {
     if !has("istgt") {
         return;
     }
     let server = Server::istgt("CHAP Mutual");
     let said = refused(&server.url(0));
-    assert!(said.contains("name a user, as user@host"), "{said}");
+    assert!(said.contains("give a user, as user@host"), "{said}");
     let said = refused(&server.url_with_secrets(0, SECRET, Some("another-secret")));
     assert!(
         said.contains("target failed mutual authentication: its CHAP response is wrong or missing"),
@@ -398,7 +396,7 @@ fn istgt_and_we_prove_who_we_are() {
 }
 
 #[test]
-fn a_target_that_is_killed_and_started_again_is_found_in_the_middle_of_a_copy() {
+fn a_copy_continues_after_the_target_was_killed_and_restarted() {
     if !has("tgtd") {
         return;
     }

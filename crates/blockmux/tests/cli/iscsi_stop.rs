@@ -1,4 +1,4 @@
-//! What initiators notice of an iSCSI target that is asked to stop.
+//! Behaviour of initiators when an iSCSI target stops.
 
 use crate::daemon::Daemon;
 use crate::iscsi_interop::has_qemu_iscsi;
@@ -19,7 +19,7 @@ fn with_session() -> (Daemon, RawIscsi) {
 }
 
 #[test]
-fn an_initiator_that_is_asked_to_log_out_and_does_ends_in_order() {
+fn an_initiator_that_logs_out_on_request_ends_in_order() {
     let (mut daemon, mut session) = with_session();
     daemon.signal(Signal::TERM);
     assert_eq!(session.event(), (LOGOUT_REQUEST, 1));
@@ -29,7 +29,7 @@ fn an_initiator_that_is_asked_to_log_out_and_does_ends_in_order() {
 }
 
 #[test]
-fn an_initiator_that_does_not_log_out_is_told_and_dropped() {
+fn an_initiator_that_does_not_log_out_is_notified_and_dropped() {
     let (mut daemon, mut session) = with_session();
     daemon.signal(Signal::TERM);
     assert_eq!(session.event(), (LOGOUT_REQUEST, 1));
@@ -62,7 +62,7 @@ fn goes_on(begin: impl Fn(&str) -> Command) -> Vec<u8> {
 }
 
 #[test]
-fn our_initiator_goes_on_when_the_target_is_back() {
+fn the_initiator_continues_when_the_target_is_back() {
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("source.img");
     let bytes: Vec<u8> = (0..8_u32 << 20).map(|at| (at % 251) as u8 ^ (at >> 12) as u8 | 1).collect();
@@ -77,7 +77,7 @@ fn our_initiator_goes_on_when_the_target_is_back() {
 }
 
 #[test]
-fn libiscsi_logs_out_and_goes_on_when_the_target_is_back() {
+fn libiscsi_logs_out_and_continues_when_the_target_is_back() {
     if !has_qemu_iscsi() {
         return;
     }

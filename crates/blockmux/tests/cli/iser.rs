@@ -1,4 +1,4 @@
-//! iSER over iWARP: our own target, reached by our own initiator through every command.
+//! iSER over iWARP: target and initiator with each other, through every command.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, text};
@@ -21,13 +21,13 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn every_listener_of_iscsi_is_announced_for_iser_too() {
+fn every_iscsi_listener_is_also_announced_for_iser() {
     let daemon = Daemon::serve(&["a=mem:8m", "--iscsi", "127.0.0.1:0", "--iser", "127.0.0.1:0"]);
     let (iscsi, iser) = (daemon.urls_of("iscsi"), daemon.urls_of("iser"));
     assert_eq!((iscsi.len(), iser.len()), (1, 2));
     let same = iscsi[0].replace("iscsi://", "iser://") + "?rdma=iwarp";
     assert_eq!(iser[0], same);
-    // The other one takes both as well, and both lead to one target.
+    // The other listener serves both as well, and both have the same target.
     let other = iser[1].replace("iser://", "iscsi://").replace("?rdma=iwarp", "");
     let told = |url: &str| -> Value { serde_json::from_str(&succeeds(&["info", "--json", url])).unwrap() };
     let first = told(&iscsi[0]);
@@ -63,7 +63,7 @@ fn what_is_copied_there_comes_back_over_either_with_crcs_and_without() {
 }
 
 #[test]
-fn who_has_to_prove_itself_does_so_over_iser_too() {
+fn chap_works_over_iser() {
     let directory = tempfile::tempdir().unwrap();
     let secret = |name: &str, content: &str| {
         let path = directory.path().join(name);
@@ -91,7 +91,7 @@ fn who_has_to_prove_itself_does_so_over_iser_too() {
 }
 
 #[test]
-fn a_copy_survives_a_target_that_is_killed_and_started_again() {
+fn a_copy_survives_a_kill_and_restart_of_the_target() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
     let content = pattern(8 << 20);
@@ -119,7 +119,7 @@ fn a_copy_survives_a_target_that_is_killed_and_started_again() {
 }
 
 #[test]
-fn what_hostile_peers_begin_with_leaves_the_others_alone() {
+fn hostile_first_bytes_do_not_affect_other_connections() {
     let daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0"]);
     let url = daemon.urls_of("iser").remove(0);
     let place = url.trim_start_matches("iser://").split('/').next().unwrap();
@@ -127,7 +127,7 @@ fn what_hostile_peers_begin_with_leaves_the_others_alone() {
     let mut held = Vec::new();
     for extra in [&b""[..], b"\0\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\xff", &[0x43; 4096], &[0; 4096]] {
         let mut socket = std::net::TcpStream::connect(place).unwrap();
-        // It may hang up before all is sent.
+        // The target may close the connection before everything is sent.
         let _ = socket.write_all(&[request, extra].concat());
         held.push(socket);
     }

@@ -1,5 +1,4 @@
-//! The built program: its command line, its daemons, and programs that nobody here wrote as its
-//! peers.
+//! Tests of the built program: its command line, its daemons, and other implementations as peers.
 //!
 //! A test that needs a program which is not installed prints a line that begins with `skipped: `
 //! and ends.

@@ -1,4 +1,4 @@
-//! What an idle daemon holds.
+//! Memory use of an idle daemon.
 
 use crate::daemon::Daemon;
 use crate::raw_client::{READ, RawClient};
@@ -34,7 +34,7 @@ fn an_idle_daemon_is_small_and_so_are_a_thousand_idle_connections() {
 }
 
 #[test]
-fn what_a_burst_of_short_reads_took_goes_back_to_the_system() {
+fn memory_of_a_burst_of_short_reads_is_returned_to_the_system() {
     let directory = tempfile::tempdir().unwrap();
     let daemon = Daemon::serve(&[&file(&directory), "--cores", "1"]);
     let idle = daemon.resident();
@@ -42,7 +42,7 @@ fn what_a_burst_of_short_reads_took_goes_back_to_the_system() {
     for client in &mut clients {
         (0..1024).for_each(|nth| client.request(READ, 0, nth * 4096, 4096));
     }
-    // Nobody has taken the data yet.
+    // No client has read the data yet.
     while daemon.resident() - idle < BURST {
         pause();
     }

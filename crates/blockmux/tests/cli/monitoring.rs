@@ -1,5 +1,4 @@
-//! What a daemon tells of itself: metrics, as Prometheus reads them, and the live page, as a
-//! browser shows it.
+//! Monitoring: metrics with Prometheus, and the live page in a browser.
 
 use crate::api::Tcp;
 use crate::control::eventually;
@@ -25,7 +24,7 @@ fn sum(metrics: &str, metric: &str, part: &str) -> f64 {
 }
 
 #[test]
-fn requests_latencies_failures_and_sessions_are_counted_by_volume_and_listener() {
+fn metrics_count_requests_latencies_failures_and_sessions_by_volume_and_listener() {
     let volumes = ["a=mem:8m", "slow=delay:20ms:mem:8m", "bad=fault:op=write,error=medium:mem:8m"];
     let tcp = Tcp::serve(&[&volumes[..], &["--iscsi", "127.0.0.1:0"]].concat());
     let mut nbd = RawClient::connect(&tcp.daemon.socket());
@@ -73,9 +72,9 @@ fn requests_latencies_failures_and_sessions_are_counted_by_volume_and_listener()
     assert_eq!(sum(&metrics, "blockmux_listener_connections", "protocol=\"nbd\""), 1.0);
     assert!(sum(&metrics, "blockmux_core_sleeps_total", "core=\"0\"") > 0.0);
     assert!(value(&metrics, "process_resident_memory_bytes") > 1e6);
-    // What is in flight is what began and has not completed.
+    // Requests in flight have started and not completed.
     assert_eq!(sum(&metrics, "blockmux_volume_queue_depth", ""), 0.0);
-    // The counts stay when those who did it are gone.
+    // Counters include connections that have ended.
     drop((nbd, slow, bad));
     let gone = || sum(&tcp.get("/metrics"), "blockmux_volume_users", "") == 0.0;
     eventually("they are gone", gone);
@@ -85,7 +84,7 @@ fn requests_latencies_failures_and_sessions_are_counted_by_volume_and_listener()
 }
 
 #[test]
-fn requests_in_flight_are_the_depth_of_the_queue() {
+fn the_queue_depth_is_the_number_of_requests_in_flight() {
     let tcp = Tcp::serve(&["fault:op=read,error=stuck:mem:8m"]);
     let mut nbd = RawClient::connect(&tcp.daemon.socket());
     for _ in 0..3 {
@@ -163,7 +162,7 @@ fn prometheus_scrapes_a_daemon_and_loads_our_rules() {
         let rules = rules["data"]["groups"][0]["rules"].as_array().cloned().unwrap_or_default();
         rules.len() == 10 && rules.iter().all(|rule| rule["health"] == "ok")
     });
-    // Each query of the dashboard is one that Prometheus understands.
+    // Prometheus accepts each query of the dashboard.
     let dashboard = fs::read_to_string(contrib.join("grafana-dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
@@ -181,7 +180,7 @@ fn prometheus_scrapes_a_daemon_and_loads_our_rules() {
 }
 
 #[test]
-fn promtool_finds_nothing_wrong_with_the_names_of_our_metrics() {
+fn promtool_accepts_the_names_of_all_metrics() {
     if !has("promtool") {
         return;
     }
@@ -195,7 +194,7 @@ fn promtool_finds_nothing_wrong_with_the_names_of_our_metrics() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // It reads the older text format, which has no end and names a counter with its suffix.
+    // It reads the older text format, which has no end marker and counters with their suffix.
     let metrics = tcp.get("/metrics").replace("# EOF\n", "");
     let counters: Vec<&str> =
         metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
@@ -216,7 +215,7 @@ fn promtool_finds_nothing_wrong_with_the_names_of_our_metrics() {
 }
 
 #[test]
-fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_telephone() {
+fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_phone() {
     let Some(browser) = browser() else { return };
     let tcp = Tcp::serve(&["a=mem:8m", "b=mem:8m", "--iscsi", "127.0.0.1:0"]);
     let mut scsi = RawIscsi::login(&tcp.daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a");
@@ -227,7 +226,7 @@ fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_telephone() {
     let paths = ["/v1/status", "/v1/sessions", "/v1/history", "/v1/actions"];
     let mut told: Value =
         paths.iter().map(|path| (*path, serde_json::from_str::<Value>(&tcp.get(path)).unwrap())).collect();
-    // Peers choose names.
+    // Names are chosen by peers, so they may contain markup.
     told["/v1/sessions"][0]["initiator"] = json!("iqn.2026-11.i:<b>a</b>");
     for (name, dark) in [("light", false), ("dark", true)] {
         let seen = seen(&browser, name, dark, &html, &told);

@@ -1,4 +1,4 @@
-//! NBD by TLS: both of our ends, and servers and clients of nbdkit, QEMU, libnbd and nbd-client.
+//! NBD with TLS: client and server with each other and with nbdkit, QEMU, libnbd and nbd-client.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, PATTERNS, blockmux, half_empty_file, has, succeed, text};
@@ -30,7 +30,7 @@ enum Flaw {
 }
 
 impl Credentials {
-    /// Certificates that are as they should be.
+    /// Valid certificates.
     fn new() -> Credentials {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name = named("Test authority");
@@ -60,7 +60,7 @@ impl Credentials {
         self.directory.path().display().to_string()
     }
 
-    /// Writes another certificate and key of that side.
+    /// Replaces certificate and key of one side.
     fn certify(&self, side: &str, name: &str, flaw: Flaw) {
         let hosts = match flaw {
             Flaw::OtherHost => vec!["other.example".to_owned()],
@@ -93,7 +93,7 @@ impl Credentials {
         format!("tls-psk-file={}", self.shown("keys.psk"))
     }
 
-    /// Serves 16 MiB as `disk` at a port of loopback, as these arguments say.
+    /// Serves 16 MiB as `disk` on a loopback port, with these arguments.
     fn serve(&self, args: &[&str]) -> Daemon {
         Daemon::serve_only(&[&["disk=mem:16m", "--nbd", "127.0.0.1:0"], args].concat())
     }
@@ -169,7 +169,7 @@ fn program(name: &str, args: &[&str]) -> Command {
 }
 
 #[test]
-fn both_our_ends_speak_tls_by_certificates_and_by_keys() {
+fn client_and_server_use_tls_with_certificates_and_with_keys() {
     let credentials = Credentials::new();
     let mut daemon = credentials.serve_by_certificates(&["--nbd-tls-subject", "CN=backup"]);
     assert!(daemon.url().starts_with("nbds://127.0.0.1:"), "{}", daemon.url());
@@ -188,7 +188,7 @@ fn both_our_ends_speak_tls_by_certificates_and_by_keys() {
 }
 
 #[test]
-fn at_a_unix_socket_the_certificate_is_for_localhost_or_the_name_that_is_given() {
+fn at_a_unix_socket_the_certificate_is_for_localhost_or_the_given_name() {
     let credentials = Credentials::new();
     let daemon = Daemon::serve(&["disk=mem:16m", "--nbd-tls-certificates", &credentials.directory()]);
     assert!(daemon.url().starts_with("nbds+unix:///disk?socket="), "{}", daemon.url());
@@ -199,12 +199,12 @@ fn at_a_unix_socket_the_certificate_is_for_localhost_or_the_name_that_is_given()
 }
 
 #[test]
-fn where_tls_is_required_nobody_comes_without_it() {
+fn a_connection_without_tls_is_refused_where_tls_is_required() {
     let credentials = Credentials::new();
     let mut daemon = credentials.serve_by_keys(&[]);
     let plain = format!("nbd://{}/disk", place(&daemon));
     let said = complaint(&plain);
-    assert!(said.contains("requires TLS") && said.contains("write nbds:// instead of nbd://"), "{said}");
+    assert!(said.contains("requires TLS") && said.contains("use nbds:// instead of nbd://"), "{said}");
     assert!(!blockmux(["discover", &format!("nbd://{}", place(&daemon))]).status.success());
     if has("nbdinfo") {
         assert!(!program("nbdinfo", &[&plain]).output().unwrap().status.success());
@@ -224,7 +224,7 @@ fn where_tls_is_optional_both_urls_are_announced_and_work() {
 }
 
 #[test]
-fn a_server_without_tls_is_not_spoken_to_in_the_clear() {
+fn a_server_without_tls_is_refused_by_a_client_that_requires_tls() {
     let credentials = Credentials::new();
     let daemon = credentials.serve(&[]);
     let said = complaint(&url(&daemon, "", &credentials.by_certificates()));
@@ -232,7 +232,7 @@ fn a_server_without_tls_is_not_spoken_to_in_the_clear() {
 }
 
 #[test]
-fn a_server_whose_certificate_is_not_good_is_refused() {
+fn an_invalid_server_certificate_is_refused() {
     for (flaw, expected) in
         [(Flaw::Expired, "it has expired"), (Flaw::OtherHost, "it is for another host name")]
     {
@@ -242,7 +242,7 @@ fn a_server_whose_certificate_is_not_good_is_refused() {
         let by_certificates = credentials.by_certificates();
         let said = complaint(&url(&daemon, "", &by_certificates));
         assert!(said.contains(expected) && said.contains("check tls-certificates, tls-hostname"), "{said}");
-        // Who does not verify the server is verified.
+        // The server verifies a client that does not verify it.
         copies_there_and_back(&url(&daemon, "", &format!("{by_certificates}&tls-verify-peer=0")));
     }
     let (credentials, stranger) = (Credentials::new(), Credentials::new());
@@ -254,9 +254,9 @@ fn a_server_whose_certificate_is_not_good_is_refused() {
 }
 
 #[test]
-fn a_client_whose_certificate_is_not_good_is_refused_and_named() {
+fn an_invalid_client_certificate_is_refused_and_logged() {
     let (credentials, stranger) = (Credentials::new(), Credentials::new());
-    // A client that trusts the server and has no certificate, or another authority's.
+    // Clients without a certificate, and with one of another authority.
     fs::copy(credentials.path("ca-cert.pem"), stranger.path("ca-cert.pem")).unwrap();
     let mut daemon = credentials.serve_by_certificates(&["--nbd-tls-subject", "CN=backup"]);
     assert!(!complaint(&url(&daemon, "", &stranger.by_certificates())).is_empty());
@@ -273,13 +273,13 @@ fn a_client_whose_certificate_is_not_good_is_refused_and_named() {
     daemon.wait_for_line("initiator=\"CN=intruder\"");
     credentials.certify("client", "backup", Flaw::None);
     copies_there_and_back(&url(&daemon, "", &credentials.by_certificates()));
-    // Without verification, whoever trusts the server is served.
+    // Without verification every client is served.
     let daemon = credentials.serve_by_certificates(&["--nbd-tls-verify-peer", "false"]);
     copies_there_and_back(&url(&daemon, "", &stranger.by_certificates()));
 }
 
 #[test]
-fn unknown_users_and_wrong_keys_are_refused_and_named() {
+fn unknown_users_and_wrong_keys_are_refused_and_logged() {
     let credentials = Credentials::new();
     let mut daemon = credentials.serve_by_keys(&[]);
     private(&credentials.path("other.psk"), format!("mallory:{ALICE}\nalice:{BOB}\n").as_bytes());
@@ -291,7 +291,7 @@ fn unknown_users_and_wrong_keys_are_refused_and_named() {
     assert!(said.contains("decrypt_error: it has a different key of that name"), "{said}");
     daemon.wait_for_line("has a TLS key different from ours named alice");
     let said = complaint(&url(&daemon, "carol@", &by_key));
-    assert!(said.contains("has no key of \"carol\""), "{said}");
+    assert!(said.contains("has no key for user \"carol\""), "{said}");
     // A client with certificates, and one with a key of a server with certificates.
     assert!(!complaint(&url(&daemon, "", &credentials.by_certificates())).is_empty());
     daemon.wait_for_line("offered no TLS key");
@@ -300,7 +300,7 @@ fn unknown_users_and_wrong_keys_are_refused_and_named() {
 }
 
 #[test]
-fn files_that_others_may_read_and_lists_of_revoked_certificates_are_refused() {
+fn readable_key_files_and_revocation_lists_are_refused() {
     let credentials = Credentials::new();
     let start = |args: &[&str]| {
         let output = blockmux([&["serve", "mem:1m", "--nbd", "127.0.0.1:0"], args].concat());
@@ -311,7 +311,7 @@ fn files_that_others_may_read_and_lists_of_revoked_certificates_are_refused() {
     let readable = fs::Permissions::from_mode(0o640);
     fs::set_permissions(credentials.path("keys.psk"), readable.clone()).unwrap();
     assert!(
-        start(&["--nbd-tls-psk", &keys]).contains("keys.psk: others may read or write it; run chmod 600")
+        start(&["--nbd-tls-psk", &keys]).contains("keys.psk: others can read or write it; run chmod 600")
     );
     fs::set_permissions(credentials.path("server-key.pem"), readable).unwrap();
     assert!(start(&["--nbd-tls-certificates", &directory]).contains("server-key.pem: others may read"));
@@ -321,13 +321,14 @@ fn files_that_others_may_read_and_lists_of_revoked_certificates_are_refused() {
     fs::set_permissions(credentials.path("ca-cert.pem"), fs::Permissions::from_mode(0o644)).unwrap();
     fs::write(credentials.path("ca-crl.pem"), "").unwrap();
     assert!(
-        start(&["--nbd-tls-certificates", &directory]).contains("revoked certificates are not supported")
+        start(&["--nbd-tls-certificates", &directory])
+            .contains("certificate revocation lists are not supported")
     );
     assert!(start(&["--nbd-tls", "require"]).contains("there are no credentials"));
 }
 
 #[test]
-fn the_config_file_says_the_same_and_what_tls_protects_is_open_nowhere_else() {
+fn the_config_file_has_the_tls_settings_and_protected_exports_are_open_nowhere_else() {
     let credentials = Credentials::new();
     let config = credentials.path("blockmux.toml");
     let serve = |more: &str| {
@@ -344,8 +345,8 @@ fn the_config_file_says_the_same_and_what_tls_protects_is_open_nowhere_else() {
     copies_there_and_back(&daemon.url());
     drop(daemon);
     let said = text(&blockmux(serve("iscsi = ['127.0.0.1:0']")).stderr);
-    assert!(said.contains("nbd at 127.0.0.1:") && said.contains("restricts who may use it"), "{said}");
-    // Without verification it is encrypted for everybody, and so nothing is restricted.
+    assert!(said.contains("nbd at 127.0.0.1:") && said.contains("restricts access to it"), "{said}");
+    // Without verification everybody can connect, so access is not restricted.
     let both = "iscsi = ['127.0.0.1:0']\nnbd_tls_verify_peer = false";
     let text_of = fs::read_to_string(&config).unwrap();
     let open =
@@ -356,7 +357,7 @@ fn the_config_file_says_the_same_and_what_tls_protects_is_open_nowhere_else() {
 }
 
 #[test]
-fn the_name_that_a_client_asks_for_chooses_the_certificate() {
+fn the_certificate_is_chosen_by_sni() {
     let (first, second) = (Credentials::new(), Credentials::new());
     second.certify("server", "other", Flaw::OtherHost);
     let daemon = first.serve(&[
@@ -389,7 +390,7 @@ fn nbdsh(script: &str) -> Command {
 }
 
 #[test]
-fn libnbd_comes_by_tls() {
+fn libnbd_connects_with_tls() {
     if !has("nbdinfo") || !has("nbdcopy") {
         return;
     }
@@ -410,7 +411,7 @@ fn libnbd_comes_by_tls() {
 }
 
 #[test]
-fn libnbd_upgrades_where_it_may_and_is_refused_without_a_certificate() {
+fn libnbd_upgrades_to_optional_tls_and_is_refused_without_a_certificate() {
     if !has("nbdsh") {
         return;
     }
@@ -437,7 +438,7 @@ fn libnbd_upgrades_where_it_may_and_is_refused_without_a_certificate() {
 }
 
 #[test]
-fn qemu_comes_by_tls() {
+fn qemu_connects_with_tls() {
     if !has("qemu-io") || !has("qemu-img") {
         return;
     }
@@ -461,7 +462,7 @@ fn qemu_comes_by_tls() {
 }
 
 #[test]
-fn a_file_of_keys_is_as_psktool_writes_it() {
+fn key_files_of_psktool_are_accepted() {
     if !has("psktool") {
         return;
     }
@@ -475,7 +476,7 @@ fn a_file_of_keys_is_as_psktool_writes_it() {
 }
 
 #[test]
-fn nbd_client_lists_exports_by_tls() {
+fn nbd_client_lists_exports_with_tls() {
     if !has("nbd-client") {
         return;
     }
@@ -526,7 +527,7 @@ impl Server {
         fs::File::create(&disk).unwrap().set_len(SIZE as u64).unwrap();
         let mut qemu_nbd = program("qemu-nbd", &["--object", object, "--tls-creds", "tls0", "-x", "disk"]);
         qemu_nbd.args(["-f", "raw", "-t", "-e", "8", "--fork", "--pid-file"]).arg(path("pid"));
-        // It keeps its output open when it has forked.
+        // It keeps its output open after the fork.
         let output = Stdio::from(fs::File::create(path("log")).unwrap());
         let status =
             qemu_nbd.arg("-k").arg(path("socket")).arg(disk).stderr(output).stdout(Stdio::null()).status();
@@ -553,7 +554,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn nbdkit_is_copied_to_and_from_by_tls() {
+fn nbdkit_is_copied_to_and_from_with_tls() {
     if !has("nbdkit") {
         return;
     }
@@ -574,7 +575,7 @@ fn nbdkit_is_copied_to_and_from_by_tls() {
 }
 
 #[test]
-fn qemu_nbd_is_copied_to_and_from_by_tls() {
+fn qemu_nbd_is_copied_to_and_from_with_tls() {
     if !has("qemu-nbd") {
         return;
     }
@@ -616,14 +617,14 @@ fn rest(mut socket: UnixStream) -> Vec<u8> {
 }
 
 #[test]
-fn options_in_the_clear_behind_starttls_are_never_done() {
+fn options_in_plain_text_after_starttls_are_never_executed() {
     let credentials = Credentials::new();
     let mut daemon = Daemon::serve(&["disk=mem:16m", "--nbd-tls-psk", &credentials.shown("keys.psk")]);
-    // Together with it.
+    // In one segment with STARTTLS.
     let socket = starts_tls(&daemon, &option(STRUCTURED_REPLY));
     assert!(rest(socket).is_empty(), "nothing is answered");
     daemon.wait_for_line("sent bytes in the clear where the TLS handshake should begin");
-    // And after the reply, in the place of a handshake.
+    // After the reply, instead of a handshake.
     let mut socket = starts_tls(&daemon, &[]);
     socket.write_all(&option(LIST)).unwrap();
     let said = rest(socket);
@@ -633,7 +634,7 @@ fn options_in_the_clear_behind_starttls_are_never_done() {
 }
 
 #[test]
-fn handshakes_that_are_broken_off_or_never_end_keep_nobody_out() {
+fn aborted_and_endless_handshakes_do_not_block_other_clients() {
     let credentials = Credentials::new();
     let certificates = credentials.directory();
     let mut daemon = Daemon::serve(&["disk=mem:16m", "--nbd-tls-certificates", &certificates]);
@@ -642,7 +643,7 @@ fn handshakes_that_are_broken_off_or_never_end_keep_nobody_out() {
     for len in 0..40 {
         let mut socket = starts_tls(&daemon, &[]);
         socket.write_all(&hello[..len % hello.len()]).unwrap();
-        // Some leave, and others stay without a word.
+        // Some disconnect, others stay silent.
         if len % 2 == 0 {
             silent.push(socket);
         }

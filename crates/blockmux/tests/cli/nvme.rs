@@ -1,5 +1,5 @@
-//! NVMe/TCP from the command line: what is served is described, found, copied to and measured, and
-//! hosts that misbehave harm nobody.
+//! NVMe/TCP from the command line: namespaces are described, discovered, copied and measured;
+//! hostile hosts do not affect others.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, half_empty_file, text};
@@ -26,7 +26,7 @@ fn json(args: &[&str]) -> Value {
 }
 
 #[test]
-fn a_subsystem_is_described_and_found() {
+fn a_subsystem_is_described_and_discovered() {
     let daemon = Daemon::serve(&ARGS);
     let url = url(&daemon);
     let told = json(&["info", "--json", &url]);
@@ -34,7 +34,7 @@ fn a_subsystem_is_described_and_found() {
     let server = url.split('/').take(3).collect::<Vec<_>>().join("/");
     let found = json(&["discover", "--json", &server]);
     assert_eq!(found["exports"][0]["url"], *url);
-    // Namespaces and subsystems that are not there.
+    // Missing namespaces and subsystems.
     for (wrong, said) in [("/1", "/7"), (":a/1", ":b/1")] {
         let output = blockmux(["info", &url.replace(wrong, said)]);
         assert!(!output.status.success() && !output.stderr.is_empty(), "{said}");
@@ -55,7 +55,7 @@ fn refers(volume: &str, to: &[&str]) -> Daemon {
 }
 
 #[test]
-fn discovery_follows_referrals_and_does_without_one_that_does_not_answer() {
+fn discovery_follows_referrals_and_skips_those_that_do_not_answer() {
     let listener = |daemon: &Daemon| url(daemon).split('/').nth(2).unwrap().to_owned();
     let last = refers("last", &[]);
     let middle = refers("middle", &[&listener(&last), "127.0.0.1:1"]);
@@ -73,18 +73,18 @@ fn discovery_follows_referrals_and_does_without_one_that_does_not_answer() {
 }
 
 #[test]
-fn discovery_names_what_is_at_another_address_and_does_not_ask_there() {
+fn discovery_lists_subsystems_at_other_addresses_without_querying_them() {
     let daemon = Daemon::serve(&["a=mem:8m", "--nvme-tcp", "127.0.0.1:0", "--nvme-tcp", "127.0.0.2:0"]);
     let urls = daemon.urls_of("nvme+tcp");
     let server = urls[0].split('/').take(3).collect::<Vec<_>>().join("/");
     let listed = said(&blockmux(["discover", &server]));
     let line = |url: &str| listed.lines().find_map(|line| line.strip_prefix(url)).unwrap_or_default();
     assert!(line(&urls[0]).starts_with("  8 MiB  "), "{listed}");
-    assert_eq!(line(&urls[1]), "  at another address, which was not asked", "{listed}");
+    assert_eq!(line(&urls[1]), "  at another address, which was not queried", "{listed}");
 }
 
 #[test]
-fn what_is_copied_there_comes_back_with_and_without_digests() {
+fn data_copied_to_a_namespace_and_back_is_unchanged_with_and_without_digests() {
     let daemon = Daemon::serve(&ARGS);
     let directory = tempfile::tempdir().unwrap();
     let source = format!("file:{}", half_empty_file(directory.path(), 8 << 20).display());
@@ -99,7 +99,7 @@ fn what_is_copied_there_comes_back_with_and_without_digests() {
 }
 
 #[test]
-fn what_scsi_reserves_keeps_nvme_hosts_from_writing() {
+fn a_scsi_reservation_prevents_writes_of_nvme_hosts() {
     let daemon = Daemon::serve(&ARGS);
     let directory = tempfile::tempdir().unwrap();
     let source = format!("file:{}", half_empty_file(directory.path(), 8 << 20).display());
@@ -114,13 +114,13 @@ fn what_scsi_reserves_keeps_nvme_hosts_from_writing() {
 }
 
 #[test]
-fn hosts_that_stall_flood_or_lie_harm_nobody() {
+fn hostile_hosts_do_not_affect_others() {
     let daemon = Daemon::serve(&ARGS);
     let url = url(&daemon);
     let address = url.split('/').nth(2).unwrap().to_owned();
     let begin = |bytes: &[u8]| {
         let mut socket = TcpStream::connect(&address).unwrap();
-        // It may be gone before it has taken them.
+        // The target may close the connection before it has received them.
         let _ = socket.write_all(bytes);
         socket
     };
@@ -134,7 +134,7 @@ fn hosts_that_stall_flood_or_lie_harm_nobody() {
     let mut answer = Vec::new();
     liar.read_to_end(&mut answer).unwrap();
     assert_eq!((answer[0], answer[8]), (3, 1), "C2HTermReq: an invalid PDU header field");
-    // A capsule that is said to have 4 GiB of data, on a connection that was initialized.
+    // A capsule with a data length of 4 GiB, on an initialized connection.
     let mut capsule = begin(&[&ic_req[..], &[4, 0, 72, 72, 0, 0, 0, 0xff], &[0; 64]].concat());
     let mut answer = Vec::new();
     capsule.read_to_end(&mut answer).unwrap();

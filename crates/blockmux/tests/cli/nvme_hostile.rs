@@ -1,4 +1,4 @@
-//! NVMe/TCP hosts that mean harm, and surroundings that fail: what others notice, and what is lost.
+//! Hostile NVMe/TCP hosts and failing environments: their effect on others is limited.
 
 use crate::daemon::Daemon;
 use crate::raw_nvme::{ENTRIES, RawNvme};
@@ -17,7 +17,7 @@ fn file_volume(directory: &Path) -> String {
 }
 
 #[test]
-fn a_host_that_floods_connect_keeps_nobody_else_out() {
+fn a_flood_of_connect_commands_does_not_exclude_other_hosts() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let (daemon, url) = serve("a=mem:8m", &[]);
@@ -40,7 +40,7 @@ fn a_host_that_floods_connect_keeps_nobody_else_out() {
 }
 
 #[test]
-fn data_that_is_asked_for_and_does_not_come_keeps_the_data_of_others_for_a_while_at_most() {
+fn missing_write_data_delays_other_hosts_only_for_a_limited_time() {
     let (daemon, url) = serve("a=mem:8m", &["--cores", "1"]);
     let [_admin, mut early] = RawNvme::controller(&url, "nqn.2026-11.test:early");
     assert_eq!(early.write(0, &[1; 1 << 20], false), 0);
@@ -49,7 +49,7 @@ fn data_that_is_asked_for_and_does_not_come_keeps_the_data_of_others_for_a_while
     for [_, queue] in &mut silent {
         (1..ENTRIES).for_each(|_| queue.begin_write(0, 1 << 20, &[], false));
     }
-    // It comes later and is served, so they all have been seen.
+    // A later host is served, so all earlier ones have been processed.
     let [_admin, mut late] = RawNvme::controller(&url, "nqn.2026-11.test:late");
     let grown = daemon.resident().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes for data that did not come");
@@ -61,10 +61,10 @@ fn data_that_is_asked_for_and_does_not_come_keeps_the_data_of_others_for_a_while
 }
 
 #[test]
-fn what_was_written_with_fua_is_there_after_the_daemon_was_killed_among_many_writes() {
+fn fua_writes_survive_a_kill_of_the_daemon_under_load() {
     let directory = tempfile::tempdir().unwrap();
     let (mut daemon, url) = serve(&file_volume(directory.path()), &["--cores", "2"]);
-    // Each host has 1 MiB of its own, where it writes numbers, block for block and round for round.
+    // Each host writes numbers to its own 1 MiB, block by block in each round.
     let hosts = (0..4_u64).map(|nth| {
         let url = url.clone();
         thread::spawn(move || {
@@ -95,14 +95,14 @@ fn what_was_written_with_fua_is_there_after_the_daemon_was_killed_among_many_wri
         for (block, number) in acknowledged.iter().enumerate().filter(|(_, number)| **number > 0) {
             let at = (nth << 20) + block * 4096;
             let found = u64::from_le_bytes(content[at..at + 8].try_into().unwrap());
-            // One more may have been under way.
+            // One more write may have been in flight.
             assert!(found >= *number, "host {nth}, block {block}: {found}, and {number} was acknowledged");
         }
     }
 }
 
 #[test]
-fn a_disk_that_is_full_fails_writes_and_nothing_else() {
+fn a_full_disk_fails_only_writes() {
     let directory = tempfile::tempdir().unwrap();
     let (daemon, url) = serve(&file_volume(directory.path()), &[]);
     let limit = Rlimit { current: Some(1 << 20), ..getrlimit(Resource::Fsize) };

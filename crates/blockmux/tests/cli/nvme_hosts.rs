@@ -1,4 +1,4 @@
-//! Hosts of a subsystem that come and go while it is served, with their secrets and keys.
+//! Adding and removing hosts of a running subsystem, with their secrets and keys.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, text, without_notes};
@@ -30,7 +30,7 @@ fn ctl(socket: &str, args: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn a_host_comes_and_goes_with_its_keys_while_its_subsystem_is_served() {
+fn a_host_and_its_keys_are_added_and_removed_at_run_time() {
     let files = tempfile::tempdir().unwrap();
     let config = files.path().join("blockmux.toml");
     fs::write(
@@ -53,7 +53,7 @@ fn a_host_comes_and_goes_with_its_keys_while_its_subsystem_is_served() {
     };
     assert!(info(&plain).is_err(), "nobody may connect yet");
 
-    // One without keys, whose controller ends with its leave.
+    // A host without keys; removing it ends its controller.
     assert_eq!(ctl(&socket, &["add-host", SUBSYSTEM, OTHER]), (true, String::new()));
     info(&plain).unwrap();
     let [mut admin, mut queue] = RawNvme::controller(&url, OTHER);
@@ -62,14 +62,14 @@ fn a_host_comes_and_goes_with_its_keys_while_its_subsystem_is_served() {
     assert_eq!((admin.status(), queue.status()), (None, None), "both connections end");
     assert!(info(&plain).is_err());
     let (is_done, said) = ctl(&socket, &["remove-host", SUBSYSTEM, OTHER]);
-    assert!(!is_done && said.contains("no host is called"), "{said}");
+    assert!(!is_done && said.contains("no host has the name"), "{said}");
 
-    // One that has to prove itself, by a file that changes.
+    // A host that must authenticate, with a secret file that changes.
     let secret = key_file(files.path(), "host", SECRET).display().to_string();
     let add = ["add-host", SUBSYSTEM, HOST, "--dhchap-secret-file", &secret];
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o644)).unwrap();
     let (is_done, said) = ctl(&socket, &add);
-    assert!(!is_done && said.contains("others may read or write it; run chmod 600"), "{said}");
+    assert!(!is_done && said.contains("others can read or write it; run chmod 600"), "{said}");
     assert!(info(&proving).is_err());
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     assert_eq!(ctl(&socket, &add), (true, String::new()));
@@ -77,7 +77,10 @@ fn a_host_comes_and_goes_with_its_keys_while_its_subsystem_is_served() {
     assert!(info(&format!("{url}?hostnqn={HOST}")).is_err(), "without a secret");
     key_file(files.path(), "host", CTRL_SECRET);
     info(&proving).unwrap();
-    assert_eq!(ctl(&socket, &["read-keys", SUBSYSTEM]), (true, "read the files of 1 host\n".to_owned()));
+    assert_eq!(
+        ctl(&socket, &["read-keys", SUBSYSTEM]),
+        (true, "reloaded the key files of 1 host\n".to_owned())
+    );
     assert!(info(&proving).is_err(), "by the secret from before");
     key_file(files.path(), "own", CTRL_SECRET);
     info(&proving).unwrap();
@@ -86,7 +89,7 @@ fn a_host_comes_and_goes_with_its_keys_while_its_subsystem_is_served() {
     assert!(!is_done && said.contains("is not DHHC-1"), "{said}");
     info(&proving).unwrap();
 
-    // One with a key of TLS, where nobody had one.
+    // The first host with a TLS key.
     let key = key_file(files.path(), "key", KEY).display().to_string();
     assert_eq!(ctl(&socket, &["add-host", SUBSYSTEM, OTHER, "--tls-key-file", &key]), (true, String::new()));
     info(&format!("{plain}&tls_key_file={key}")).unwrap();
@@ -96,7 +99,7 @@ fn a_host_comes_and_goes_with_its_keys_while_its_subsystem_is_served() {
 }
 
 #[test]
-fn a_flood_of_hosts_that_prove_nothing_keeps_out_nobody_who_can() {
+fn a_flood_of_unauthenticated_hosts_does_not_exclude_authenticated_ones() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let files = tempfile::tempdir().unwrap();
@@ -116,8 +119,7 @@ fn a_flood_of_hosts_that_prove_nothing_keeps_out_nobody_who_can() {
     let proving = format!("{url}?hostnqn={HOST}&dhchap_secret_file={secret}");
     let [_admin, mut early] = RawNvme::controller(&url, OTHER);
     let before = daemon.resident();
-    // More than a host may have controllers, and than there may be connections that have proved
-    // nothing.
+    // More than the limits of controllers of a host and of unauthenticated connections.
     let mut flood = Vec::new();
     for wave in [700, 700] {
         flood.extend((0..wave).map(|_| RawNvme::admin(&url, HOST).unwrap()));

@@ -1,4 +1,4 @@
-//! NVMe/RDMA over iWARP: our own target, reached by our own initiator through every command.
+//! NVMe/RDMA over iWARP: target and initiator with each other, through every command.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, text};
@@ -16,13 +16,13 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn every_listener_of_nvme_tcp_is_announced_for_nvme_rdma_too() {
+fn every_nvme_tcp_listener_is_also_announced_for_nvme_rdma() {
     let daemon = Daemon::serve(&["a=mem:8m", "--nvme-tcp", "127.0.0.1:0", "--nvme-rdma", "127.0.0.1:0"]);
     let (tcp, rdma) = (daemon.urls_of("nvme+tcp"), daemon.urls_of("nvme+rdma"));
     assert_eq!((tcp.len(), rdma.len()), (1, 2));
     let same = tcp[0].replace("nvme+tcp://", "nvme+rdma://") + "?rdma=iwarp";
     assert_eq!(rdma[0], same);
-    // The other one takes both as well, and both lead to one subsystem.
+    // The other listener serves both as well, and both have the same subsystem.
     let other = rdma[1].replace("nvme+rdma://", "nvme+tcp://").replace("?rdma=iwarp", "");
     let told = |url: &str| -> Value { serde_json::from_str(&succeeds(&["info", "--json", url])).unwrap() };
     let first = told(&tcp[0]);
@@ -30,7 +30,7 @@ fn every_listener_of_nvme_tcp_is_announced_for_nvme_rdma_too() {
     for url in [&rdma[0], &rdma[1], &other] {
         assert_eq!((&told(url)["serial"], &told(url)["size"]), (&first["serial"], &json!(8 << 20)));
     }
-    // Discovery by RDMA lists what RDMA leads to, and by TCP what TCP leads to.
+    // Discovery lists subsystems of its own transport.
     for (url, scheme) in [(&rdma[0], "nvme+rdma://"), (&tcp[0], "nvme+tcp://")] {
         let found = succeeds(&["discover", "--json", url.split("/nqn").next().unwrap()]);
         let found: Value = serde_json::from_str(&found).unwrap();
@@ -61,7 +61,7 @@ fn what_is_copied_there_comes_back_over_either_with_crcs_and_without() {
 }
 
 #[test]
-fn a_volume_behind_nvme_rdma_is_served_again() {
+fn a_remote_volume_over_nvme_rdma_is_exported_again() {
     let first = Daemon::serve(&["a=mem:8m", "--nvme-rdma", "127.0.0.1:0"]);
     let url = &first.urls_of("nvme+rdma")[0];
     let second = Daemon::serve(&[&format!("b={url}"), "--nvme-rdma", "127.0.0.1:0"]);

@@ -1,4 +1,4 @@
-//! NVMe/TCP by TLS: both of our ends, and OpenSSL's programs as either.
+//! NVMe/TCP with TLS: initiator and target with each other and with OpenSSL's programs.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, half_empty_file, has, succeed, text};
@@ -44,7 +44,7 @@ impl Guarded {
         Guarded { daemon: Daemon::serve_only(&["--config", path.to_str().unwrap()]), files }
     }
 
-    /// For a host, perhaps with a key.
+    /// Config for a host, optionally with a key.
     fn url(&self, host: &str, key: Option<&str>) -> String {
         let url = format!("{}?hostnqn={host}", self.daemon.nvme_place());
         match key {
@@ -95,7 +95,7 @@ fn complaint(url: &str) -> String {
 }
 
 #[test]
-fn a_host_with_a_key_comes_by_tls_and_by_nothing_else() {
+fn a_host_with_a_key_must_use_tls() {
     for key in [KEY_256, KEY_384] {
         let guarded = Guarded::serve(key, "not required");
         let url = guarded.url(HOST, Some(key));
@@ -105,14 +105,14 @@ fn a_host_with_a_key_comes_by_tls_and_by_nothing_else() {
         succeed(&mut command(&["copy", &url, &format!("file:{}", back.display())]));
         assert!(fs::read(source).unwrap() == fs::read(back).unwrap());
         assert!(complaint(&guarded.url(HOST, None)).contains("its key, as ?tls_key_file=PATH"));
-        // Whoever has no key there comes without one, and the key is nobody else's.
+        // A host without a key connects without TLS, and cannot use the key of another host.
         succeed(&mut command(&["info", &guarded.url(OTHER, None)]));
         assert!(complaint(&guarded.url(OTHER, Some(key))).contains("unknown_psk_identity"));
     }
 }
 
 #[test]
-fn a_proof_makes_a_key_of_tls_and_a_daemon_that_lost_it_makes_another() {
+fn secure_channel_concatenation_generates_a_tls_key_again_after_a_restart_of_the_daemon() {
     let files = tempfile::tempdir().unwrap();
     let (daemon, url) = proving(files.path(), "127.0.0.1:0");
     let address = address_in(&url).to_string();
@@ -126,7 +126,7 @@ fn a_proof_makes_a_key_of_tls_and_a_daemon_that_lost_it_makes_another() {
     }
     let said = complaint(&format!("{url}&concat=on&dhchap_dhgroup=ffdhe3072"));
     assert!(said.contains("controller rejected this host in DH-HMAC-CHAP"), "{said}");
-    // A gateway's channels have the key of the daemon before, which the next one does not know.
+    // The channels of a gateway have the key of the previous daemon, which the new one lacks.
     let gateway = format!("gateway={mutual}&concat=on");
     let gateway = Daemon::serve(&[&gateway, "--nbd", "127.0.0.1:0"]);
     let nbd = &gateway.urls_of("nbd")[0];
@@ -139,7 +139,7 @@ fn a_proof_makes_a_key_of_tls_and_a_daemon_that_lost_it_makes_another() {
 }
 
 #[test]
-fn without_a_proof_there_is_no_secure_channel_and_nothing_is_done() {
+fn without_authentication_secure_channel_concatenation_fails() {
     let files = tempfile::tempdir().unwrap();
     let open = Daemon::serve(&["mem:1m", "--nvme-tcp", "127.0.0.1:0"]);
     let secret = key_file(files.path(), "own-secret", SECRET);
@@ -149,9 +149,9 @@ fn without_a_proof_there_is_no_secure_channel_and_nothing_is_done() {
 }
 
 #[test]
-fn both_sides_say_what_is_wrong_with_a_key() {
+fn both_sides_report_a_wrong_key() {
     let mut guarded = Guarded::serve(KEY_256, "not required");
-    // Another key has another identity in version 1, and the same in version 0.
+    // Another key has another identity in version 1 and the same one in version 0.
     let other = KEY_256.replace(":01:", ":00:");
     let said = complaint(&guarded.url(HOST, Some(&other)));
     assert!(
@@ -165,7 +165,7 @@ fn both_sides_say_what_is_wrong_with_a_key() {
 }
 
 #[test]
-fn where_tls_is_required_nobody_comes_without_it() {
+fn a_connection_without_tls_is_refused_where_tls_is_required() {
     let mut guarded = Guarded::serve(KEY_256, "required");
     let url = guarded.url(HOST, Some(KEY_256));
     succeed(&mut command(&["info", &url]));
@@ -176,7 +176,7 @@ fn where_tls_is_required_nobody_comes_without_it() {
 }
 
 #[test]
-fn a_server_without_tls_is_told_from_one_with_it() {
+fn a_server_without_tls_is_reported() {
     let guarded = Guarded::serve(KEY_256, "not required");
     let plain = Daemon::serve(&["mem:1m", "--nvme-tcp", "127.0.0.1:0"]);
     let own = guarded.url(HOST, Some(KEY_256));
@@ -186,7 +186,7 @@ fn a_server_without_tls_is_told_from_one_with_it() {
 }
 
 #[test]
-fn a_peer_that_says_nothing_or_half_of_it_keeps_nobody_out() {
+fn an_incomplete_tls_handshake_does_not_block_others() {
     let guarded = Guarded::serve(KEY_256, "required");
     let mut silent: Vec<TcpStream> =
         (0..50).map(|_| TcpStream::connect(guarded.address()).unwrap()).collect();
@@ -218,7 +218,7 @@ fn openssl_as_a_client_initializes_a_connection() {
 }
 
 #[test]
-fn openssl_as_a_server_is_spoken_to() {
+fn the_initiator_uses_tls_with_openssl_as_the_server() {
     if !has("openssl") {
         return;
     }

@@ -1,4 +1,4 @@
-//! One volume of a daemon over NBD, iSCSI and NVMe/TCP at once: all of them see the same bytes and
+//! One volume of a daemon over NBD, iSCSI and NVMe/TCP at once: all of them see the same data and
 //! the same size.
 
 use crate::daemon::Daemon;
@@ -28,7 +28,7 @@ fn content(number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_over_one_protocol_is_read_over_the_others() {
+fn data_written_over_one_protocol_is_read_over_the_others() {
     let daemon = Daemon::serve(&[&["a=mem:4m"], &LISTENERS[..]].concat());
     let (urls, directory) = (urls(&daemon), tempfile::tempdir().unwrap());
     for (number, to) in urls.iter().enumerate() {
@@ -44,8 +44,8 @@ fn what_is_written_over_one_protocol_is_read_over_the_others() {
 }
 
 #[test]
-fn verified_writes_over_all_three_at_once_do_not_disturb_each_other() {
-    // Each has a third of it.
+fn concurrent_verified_writes_over_three_protocols_do_not_interfere() {
+    // Each protocol writes a third of the volume.
     let daemon = Daemon::serve(&[&["a=mem:48m"], &LISTENERS[..]].concat());
     let directory = tempfile::tempdir().unwrap();
     let benches: Vec<_> = urls(&daemon)
@@ -67,19 +67,19 @@ fn verified_writes_over_all_three_at_once_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_resize_reaches_hosts_of_all_three() {
+fn a_resize_is_reported_over_all_three_protocols() {
     let control = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", control.path().join("control").display());
     let there = Daemon::serve(&[&["a=mem:8m", "--control", &socket], &LISTENERS[..]].concat());
     let [nbd, iscsi, nvme] = urls(&there);
-    // Initiators of ours that stay connected, behind a gateway.
+    // Blockmux initiators that stay connected, in a gateway.
     let gateways = [format!("scsi={iscsi}"), format!("nvme={nvme}")];
     let here = Daemon::serve(&[gateways[0].as_str(), &gateways[1], "--iscsi", "127.0.0.1:0"]);
     let own = here.urls_of("iscsi");
     let mut hosts: Vec<_> = own.iter().map(|url| RawIscsi::login(url, "iqn.2026-11.i:a")).collect();
     for mib in [16_u64, 4] {
         blockmux(&["ctl", &socket, "resize", "a", &format!("{mib}m")]);
-        // NBD has no word for it: who connects is told.
+        // NBD has no notification; new connections see the size.
         for url in [&nbd, &iscsi, &nvme] {
             assert_eq!(size(url), mib << 20, "{url}");
         }
@@ -87,7 +87,7 @@ fn a_resize_reaches_hosts_of_all_three() {
             let end = Instant::now() + Duration::from_secs(30);
             while size(url) != mib << 20 {
                 assert!(Instant::now() < end, "{url} never has {mib} MiB");
-                // A read of the first block: an iSCSI target tells with the next command.
+                // Reads the first block: an iSCSI target reports the change with the next command.
                 host.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], 512);
             }
         }

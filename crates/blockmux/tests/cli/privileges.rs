@@ -1,6 +1,6 @@
-//! What a daemon that root has started can still do once it has dropped its capabilities.
+//! Abilities of a daemon that was started by root and has dropped its capabilities.
 //!
-//! That takes root. Without it, every test here prints a line that begins with `skipped: ` and
+//! The tests need root. Without it, every test here prints a line that begins with `skipped: ` and
 //! ends.
 
 use crate::daemon::Daemon;
@@ -43,7 +43,7 @@ fn permitted(daemon: &Daemon) -> String {
 }
 
 #[test]
-fn a_volume_at_another_users_unix_socket_is_served_with_the_one_capability_for_it() {
+fn a_volume_at_another_users_unix_socket_is_exported_with_the_one_required_capability() {
     if !is_root() {
         return;
     }
@@ -58,7 +58,7 @@ fn a_volume_at_another_users_unix_socket_is_served_with_the_one_capability_for_i
 }
 
 #[test]
-fn no_thread_keeps_a_capability_or_may_get_one() {
+fn no_thread_has_a_capability_or_can_gain_one() {
     if !is_root() {
         return;
     }
@@ -79,7 +79,7 @@ fn no_thread_keeps_a_capability_or_may_get_one() {
 }
 
 #[test]
-fn a_connection_that_is_not_permitted_is_logged_and_fails_io_in_the_end() {
+fn a_connection_that_is_not_permitted_is_logged_and_finally_fails_io() {
     if !is_root() || !has("setpriv") {
         return;
     }
@@ -98,7 +98,7 @@ fn a_connection_that_is_not_permitted_is_logged_and_fails_io_in_the_end() {
 }
 
 #[test]
-fn a_volume_that_needs_a_dropped_capability_is_refused_with_what_to_do() {
+fn a_volume_that_needs_a_dropped_capability_is_refused_with_advice() {
     if !is_root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Running programs, ours and others'.
+//! Runs blockmux and other programs.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item =
 /// Has programs that are started from now on begin with default signal dispositions. `nohup`, and
 /// shells for what they run in the background, start the tests with signals ignored, and an ignored
 /// signal is inherited; one with a handler is not.
-pub(crate) fn heed_signals() {
+pub(crate) fn unignore_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM] {
@@ -60,10 +60,10 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a `ctl` command says without the note that a change is not in the config file.
+/// The output of a `ctl` command without the note that a change is not in the config file.
 pub(crate) fn without_notes(bytes: &[u8]) -> String {
     let text = text(bytes);
-    let lines = text.lines().filter(|line| !line.contains("this is not in the config file"));
+    let lines = text.lines().filter(|line| !line.contains("this change is not in the config file"));
     lines.map(|line| format!("{line}\n")).collect()
 }
 

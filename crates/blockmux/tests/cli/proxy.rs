@@ -21,8 +21,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Forwards to `server`. Connections in order of their coming are cut as `cuts` says; those
-    /// after are not.
+    /// Forwards to `server`. The first connections are cut after the numbers of bytes in `cuts`.
     pub(crate) fn start(listener: UnixListener, server: PathBuf, cuts: Vec<Cut>) -> Proxy {
         let cuts_made = Arc::new(AtomicUsize::new(0));
         let counter = cuts_made.clone();
@@ -36,7 +35,7 @@ impl Proxy {
         Proxy { cuts_made }
     }
 
-    /// How many connections were cut so far.
+    /// Number of connections that were cut.
     pub(crate) fn cuts_made(&self) -> usize {
         self.cuts_made.load(Ordering::SeqCst)
     }
@@ -54,7 +53,7 @@ fn forward(client: UnixStream, server: &Path, cut: Cut, cuts_made: &Arc<AtomicUs
             if pump(&from, &to, limit) {
                 cuts_made.fetch_add(1, Ordering::SeqCst);
             }
-            // Both ways end together, as when a cable is pulled; who is gone already does not mind.
+            // Both directions end together, as in a network failure.
             let _ = from.shutdown(Shutdown::Both);
             let _ = to.shutdown(Shutdown::Both);
         });

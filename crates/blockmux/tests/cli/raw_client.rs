@@ -1,4 +1,4 @@
-//! The smallest NBD client: for what no well-behaved client does.
+//! A minimal NBD client, for requests that no well-behaved client sends.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -81,7 +81,7 @@ impl RawClient {
         self.take(len)
     }
 
-    /// So many bytes that the server sends.
+    /// Reads this many bytes from the server.
     pub(crate) fn take(&mut self, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.socket.read_exact(&mut data).unwrap();

@@ -1,4 +1,4 @@
-//! The smallest iSCSI initiator: for commands that no tool here sends.
+//! A minimal iSCSI initiator, for commands that no other tool sends.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 /// One session with a target.
 pub(crate) struct RawIscsi {
     socket: TcpStream,
-    /// Which unit commands are for, below 256.
+    /// The LUN of commands, below 256.
     pub(crate) lun: u8,
     itt: u32,
     stat_sn: u32,
@@ -31,7 +31,7 @@ impl RawIscsi {
         session
     }
 
-    /// Sends a command; its status and its data-in.
+    /// Sends a command; returns its status and data-in.
     pub(crate) fn run(&mut self, cdb: &[u8], data_out: &[u8], data_in_len: u32) -> (u8, Vec<u8>) {
         let mut head = [0; 48];
         let moves = match (data_out.len(), data_in_len) {
@@ -89,15 +89,14 @@ impl RawIscsi {
         [read, self.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0).0]
     }
 
-    /// What happened (AsyncEvent) and Parameter3 of the next message, which is one that nobody
-    /// asked for.
+    /// AsyncEvent and Parameter3 of the next PDU, which must be an Asynchronous Message.
     pub(crate) fn event(&mut self) -> (u8, u16) {
         let (head, _) = self.receive();
         assert_eq!(head[0], 0x32, "an asynchronous message");
         (head[36], u16::from_be_bytes([head[42], head[43]]))
     }
 
-    /// Closes the session; what the target says to that.
+    /// Logs out; returns the response.
     pub(crate) fn log_out(&mut self) -> u8 {
         let mut head = [0; 48];
         (head[0], head[1]) = (0x46, 0x80);
@@ -107,7 +106,7 @@ impl RawIscsi {
         head[2]
     }
 
-    /// Whether the target has closed the connection and said nothing more.
+    /// Whether the target has closed the connection without sending anything.
     pub(crate) fn is_closed(&mut self) -> bool {
         self.socket.read(&mut [0]).unwrap() == 0
     }

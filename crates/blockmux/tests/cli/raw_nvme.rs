@@ -1,4 +1,4 @@
-//! The smallest NVMe/TCP host: for what no host here does.
+//! A minimal NVMe/TCP host, for behaviour that no other host shows.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ pub(crate) struct RawNvme {
     place: Place,
     host: String,
     cid: u16,
-    /// Of the controller that the queue is of.
+    /// Identifier of the queue's controller.
     cntlid: u16,
 }
 
@@ -36,7 +36,7 @@ impl RawNvme {
         RawNvme::connect(Place { address, nqn }, host, 0, 0xffff)
     }
 
-    /// An enabled controller and its first I/O queue, which ends with the first of both.
+    /// An enabled controller's first I/O queue, together with its admin queue.
     pub(crate) fn controller(url: &str, host: &str) -> [RawNvme; 2] {
         let mut admin = RawNvme::admin(url, host).unwrap();
         // Property Set of CC: EN, and entries of 64 and 16 bytes.
@@ -63,7 +63,7 @@ impl RawNvme {
         connect[42..44].copy_from_slice(&qid.to_le_bytes());
         connect[44..46].copy_from_slice(&(ENTRIES - 1).to_le_bytes());
         let mut data = [0; 1024];
-        // The host's identifier is made of its name.
+        // The host identifier is derived from the name.
         data[..16].copy_from_slice(&host.as_bytes()[host.len() - 16..]);
         data[16..18].copy_from_slice(&cntlid.to_le_bytes());
         data[256..256 + queue.place.nqn.len()].copy_from_slice(queue.place.nqn.as_bytes());
@@ -78,7 +78,7 @@ impl RawNvme {
         }
     }
 
-    /// Begins a write whose data is asked for, if it is not in the capsule.
+    /// Starts a write; data that is not in the capsule is sent after an R2T.
     pub(crate) fn begin_write(&mut self, offset: u64, len: usize, data: &[u8], is_fua: bool) {
         let mut write = self.sqe(1, 1);
         write[4] = 1;
@@ -110,7 +110,7 @@ impl RawNvme {
         }
     }
 
-    /// What the controller says next.
+    /// The next PDU of the controller.
     fn said(&mut self) -> Said {
         let pdu = self.pdu();
         match pdu[0] {
@@ -120,7 +120,7 @@ impl RawNvme {
         }
     }
 
-    /// The status of the next answer; `None`: the controller is gone.
+    /// The status of the next response; `None` if the controller is gone.
     pub(crate) fn status(&mut self) -> Option<u16> {
         let mut answer = [0; 24];
         self.socket.read_exact(&mut answer).ok()?;
@@ -139,7 +139,7 @@ impl RawNvme {
     fn capsule(&mut self, sqe: &[u8; 64], data: &[u8]) {
         let mut head = [4, 0, 72, if data.is_empty() { 0 } else { 72 }, 0, 0, 0, 0];
         head[4..8].copy_from_slice(&(72 + data.len() as u32).to_le_bytes());
-        // That a controller is gone is noticed when it does not answer.
+        // A missing response shows that the controller is gone.
         let _ = self.socket.write_all(&[&head, &sqe[..], data].concat());
     }
 

@@ -1,5 +1,4 @@
-//! What a client notices of a server that goes and comes back, or of connections that break:
-//! nothing.
+//! Clients survive restarts of a server and broken connections without errors.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text};
@@ -71,22 +70,22 @@ fn reads_survive(signal: Signal) {
 }
 
 #[test]
-fn writes_go_on_after_a_daemon_was_stopped_and_started_again() {
+fn writes_continue_after_a_daemon_was_stopped_and_restarted() {
     writes_survive(Signal::TERM);
 }
 
 #[test]
-fn writes_go_on_after_a_daemon_was_killed_and_started_again() {
+fn writes_continue_after_a_daemon_was_killed_and_restarted() {
     writes_survive(Signal::KILL);
 }
 
 #[test]
-fn reads_go_on_after_a_daemon_was_stopped_and_started_again() {
+fn reads_continue_after_a_daemon_was_stopped_and_restarted() {
     reads_survive(Signal::TERM);
 }
 
 #[test]
-fn reads_go_on_after_a_daemon_was_killed_and_started_again() {
+fn reads_continue_after_a_daemon_was_killed_and_restarted() {
     reads_survive(Signal::KILL);
 }
 
@@ -101,7 +100,7 @@ fn behind_a_proxy(volume: &str, cuts: impl Iterator<Item = Cut>) -> (Daemon, Pro
 }
 
 #[test]
-fn a_connection_that_breaks_after_any_number_of_bytes_sent_is_made_again() {
+fn a_connection_that_breaks_after_any_number_of_sent_bytes_is_reestablished() {
     let directory = tempfile::tempdir().unwrap();
     let (source, disk) = (full_file(directory.path()), directory.path().join("disk.img"));
     let cuts = PLACES.map(|bytes| Cut { to_server: Some(bytes), to_client: None });
@@ -112,7 +111,7 @@ fn a_connection_that_breaks_after_any_number_of_bytes_sent_is_made_again() {
 }
 
 #[test]
-fn a_connection_that_breaks_after_any_number_of_bytes_received_is_made_again() {
+fn a_connection_that_breaks_after_any_number_of_received_bytes_is_reestablished() {
     let directory = tempfile::tempdir().unwrap();
     let (disk, back) = (full_file(directory.path()), directory.path().join("back.img"));
     let cuts = PLACES.map(|bytes| Cut { to_server: None, to_client: Some(bytes) });
@@ -123,7 +122,7 @@ fn a_connection_that_breaks_after_any_number_of_bytes_received_is_made_again() {
 }
 
 #[test]
-fn a_server_that_stays_away_is_an_error_in_the_end() {
+fn a_server_that_does_not_return_is_finally_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let source = full_file(directory.path());
     let mut daemon = Daemon::serve(&["log:-:delay:5ms:mem:8m"]);
@@ -140,10 +139,10 @@ fn a_server_that_stays_away_is_an_error_in_the_end() {
 }
 
 #[test]
-fn a_server_that_takes_fewer_connections_than_we_would_like_gets_all_requests_over_those() {
+fn all_requests_are_sent_over_the_connections_that_a_server_accepts() {
     let directory = tempfile::tempdir().unwrap();
     let (source, disk) = (full_file(directory.path()), directory.path().join("disk.img"));
-    // One more than a single one, for the connection that asked may not be gone yet.
+    // Two connections, because that of the query may not be closed yet.
     let volume = format!("file:{}?size=8m", disk.display());
     let daemon = Daemon::serve(&[&volume, "--max-connections", "2"]);
     finish(start_copy(&format!("file:{}", source.display()), &format!("{}&connections=16", daemon.url())));
@@ -151,7 +150,7 @@ fn a_server_that_takes_fewer_connections_than_we_would_like_gets_all_requests_ov
 }
 
 #[test]
-fn a_socket_in_the_abstract_name_space_is_reached() {
+fn an_abstract_unix_socket_is_reached() {
     use std::os::linux::net::SocketAddrExt;
     let daemon = Daemon::serve(&["a=mem:1m"]);
     let name = format!("blockmux-test-{}", std::process::id());

@@ -1,5 +1,5 @@
-//! A config file that is applied to a daemon that runs: `ctl reload`, SIGHUP, and what goes with
-//! it.
+//! Applying a config file to a running daemon: `ctl reload`, SIGHUP, `diff`, `save`, `export` and
+//! `apply`.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, has, qemu_io, succeed, text};
@@ -49,20 +49,20 @@ impl Configured {
         blockmux([&["ctl", &control], args].concat())
     }
 
-    /// What it says when it succeeds.
+    /// Output of a command that succeeds.
     fn said(&self, args: &[&str]) -> String {
         let output = self.ctl(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
 
-    /// Writes another config and loads it.
+    /// Writes a new config and reloads it.
     fn reload(&self, config: &str) -> String {
         self.write(config);
         self.said(&["reload"])
     }
 
-    /// Writes another config that is refused.
+    /// Writes a new config whose reload fails; returns the message.
     fn refused(&self, config: &str) -> String {
         self.write(config);
         let output = self.ctl(&["reload"]);
@@ -94,7 +94,7 @@ fn eventually(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn volumes_come_and_go_and_who_uses_another_one_notices_nothing() {
+fn adding_and_removing_volumes_does_not_affect_clients_of_others() {
     let config = |volumes: &str| {
         format!(
             "nbd = ['unix:a.sock?volumes=a', 'unix:b.sock?volumes=b', 'unix:c.sock?volumes=c']\n{volumes}"
@@ -135,7 +135,7 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
     assert_eq!(served.reload(&config("mem:16m")), "~ volume a: spec: \"mem:8m\" -> \"mem:16m\"\n");
     assert_eq!(nbd.read(0, 512), [5; 512]);
     assert_eq!(served.status()["volumes"][0]["size"], 16 << 20);
-    // A file in its place is other data: its client hears of that by the end of its connection.
+    // A file instead is other data, so the connection of the client ends.
     let done = served.reload(&config("file:disk.img?size=4m"));
     assert!(done.contains("    affected nbd client "), "{done}");
     assert!(nbd.is_closed());
@@ -171,7 +171,7 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
     assert!(done.contains("removed and added as another disk"), "{done}");
     assert_eq!(served.nbd("a.sock").read(0, 512), [0; 512]);
     served.reload(&config("file:disk.img?size=4m"));
-    // How the same data is opened waits for the next start, and is said to.
+    // Options for opening the same data take effect at the next start, which is reported.
     let read_only = config("file:disk.img?size=4m") + "read_only = true\n";
     let done = served.reload(&read_only);
     assert_eq!(done, "takes effect at the next start:\n  + volume a: read_only added: true\n");
@@ -179,17 +179,17 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
 }
 
 #[test]
-fn what_is_wrong_changes_nothing_and_is_named_with_its_line() {
+fn an_invalid_config_changes_nothing_and_is_reported_with_its_line() {
     let good = "nbd = ['unix:a.sock']\niscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
     let served = Configured::serve(good);
     let mut nbd = served.nbd("a.sock");
     let file = served.config().display().to_string();
     let target = "[[iscsi_target]]\nTargetName = 'iqn.a'\n";
     for (more, line, what) in [
-        ("colour = 1\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n", 6, "unknown key `colour`, "),
+        ("colour = 1\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n", 6, "unknown key `colour`; "),
         ("[[volume]]\nname = 'b'\nspec = 'mem:x'\n", 8, "in `mem:x`: `x` is not a size"),
-        ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 3, "two volumes are called `a`"),
-        (&*format!("{target}luns = {{ 0 = 'b' }}\n"), 8, "iscsi_target `iqn.a`: there is no volume `b`"),
+        ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 3, "two volumes have the name `a`"),
+        (&*format!("{target}luns = {{ 0 = 'b' }}\n"), 8, "iscsi_target `iqn.a`: no volume has the name `b`"),
         (
             &*format!("{target}luns = {{ 0 = 'a' }}\nMaxConnections = 0\n"),
             9,
@@ -203,7 +203,7 @@ fn what_is_wrong_changes_nothing_and_is_named_with_its_line() {
         ("[[volume]]\nname = 'b'\nspec = 'file:/nowhere/disk.img'\n", 8, "volume `b`: spec: "),
     ] {
         let more = more.strip_prefix("colour = 1\n").map_or(format!("{good}{more}"), |more| {
-            // A key at the top level comes before tables.
+            // Top-level keys precede tables.
             format!("{}{more}", good.replace("[[volume]]", "\n\n\ncolour = 1\n[[volume]]"))
         });
         let said = served.refused(&more);
@@ -212,13 +212,13 @@ fn what_is_wrong_changes_nothing_and_is_named_with_its_line() {
         assert_eq!(served.volumes(), ["a"]);
         assert_eq!(nbd.read(0, 512), [0; 512]);
     }
-    // A volume that can be opened is not there when another one cannot.
+    // No volume is exported if another one cannot be opened.
     let two = format!(
         "{good}[[volume]]\nname = 'b'\nspec = 'mem:1m'\n[[volume]]\nname = 'c'\nspec = 'file:/nowhere/disk.img'\n"
     );
     served.refused(&two);
     assert_eq!(served.volumes(), ["a"]);
-    // Neither is a listener, when another one cannot be bound.
+    // No listener is bound if another one cannot be.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let both = good.replace(
         "'unix:a.sock'",
@@ -231,7 +231,7 @@ fn what_is_wrong_changes_nothing_and_is_named_with_its_line() {
 }
 
 #[test]
-fn a_target_changes_under_sessions_that_stay_and_one_whose_initiator_goes_is_asked_to_log_out() {
+fn changes_of_a_target_keep_its_sessions_except_those_of_removed_initiators() {
     let config = |luns: &str, initiators: &[&str]| {
         let acl = initiators.iter().map(|name| format!("[[iscsi_target.acl]]\nInitiatorName = '{name}'\n"));
         format!(
@@ -248,7 +248,7 @@ fn a_target_changes_under_sessions_that_stay_and_one_whose_initiator_goes_is_ask
     assert_eq!(stays.access(), [GOOD, GOOD]);
     let done = served.reload(&config("0 = 'a', 1 = 'b'", &[one, two]));
     assert_eq!(done, format!("+ iscsi_target {TARGET}: luns: 1 added: \"b\"\n"));
-    // REPORTED LUNS DATA HAS CHANGED, once, and then the new unit is there.
+    // REPORTED LUNS DATA HAS CHANGED is reported once, then the new unit is usable.
     assert_eq!(stays.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     assert_eq!(stays.run(&[0; 6], &[], 0).0, GOOD);
     stays.lun = 1;
@@ -279,7 +279,7 @@ fn a_target_changes_under_sessions_that_stay_and_one_whose_initiator_goes_is_ask
         let listed = succeed(Command::new("iscsi-ls").args(["-s", "-i", one, &portal]));
         assert!(listed.contains("Lun:1"), "{listed}");
     }
-    // A unit that goes ends no session.
+    // Removing a unit ends no session.
     served.reload(&config("0 = 'a'", &[one]));
     assert_eq!(stays.access()[0], CHECK_CONDITION);
     stays.lun = 0;
@@ -288,7 +288,7 @@ fn a_target_changes_under_sessions_that_stay_and_one_whose_initiator_goes_is_ask
 }
 
 #[test]
-fn states_of_portals_follow_the_config_and_a_change_by_ctl_lasts_until_the_next_reload() {
+fn access_states_follow_the_config_and_ctl_changes_last_until_the_next_reload() {
     let config = |state: &str| {
         format!(
             "iscsi = ['127.0.0.1:23011', '127.0.0.1:23012']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n\
@@ -306,7 +306,7 @@ fn states_of_portals_follow_the_config_and_a_change_by_ctl_lasts_until_the_next_
     assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "it hears of it");
     assert_eq!(session.access(), [CHECK_CONDITION; 2]);
     let note = text(&served.ctl(&["alua", TARGET, "active/optimized", "--at", "127.0.0.1:23012"]).stderr);
-    assert!(note.contains("this is not in the config file; 'ctl save' puts it there"), "{note}");
+    assert!(note.contains("this change is not in the config file; 'ctl save' writes it there"), "{note}");
     let _ = session.run(&[0; 6], &[], 0);
     assert_eq!(session.access(), [GOOD, GOOD]);
     assert!(served.said(&["diff"]).contains("\"active/optimized\" -> \"standby\""));
@@ -316,7 +316,7 @@ fn states_of_portals_follow_the_config_and_a_change_by_ctl_lasts_until_the_next_
 }
 
 #[test]
-fn hosts_namespaces_and_secrets_follow_the_config_and_the_others_write_on() {
+fn hosts_namespaces_and_secrets_follow_the_config_while_other_hosts_continue() {
     let config = |namespaces: &str, hosts: &str| {
         format!(
             "nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n[[volume]]\nname = 'b'\nspec = 'mem:4m'\n\
@@ -338,7 +338,7 @@ fn hosts_namespaces_and_secrets_follow_the_config_and_the_others_write_on() {
     assert_eq!(goes.status(), None, "it is disconnected");
     assert!(RawNvme::admin(&url, OTHER).is_err());
     assert_eq!(stays.write(0, &[3; 4096], false), 0);
-    // A host that has to prove itself from now on does not stay without.
+    // A host that must authenticate now is disconnected.
     let key = served.files.path().join("host.secret");
     fs::write(&key, "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:").unwrap();
     fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
@@ -349,7 +349,7 @@ fn hosts_namespaces_and_secrets_follow_the_config_and_the_others_write_on() {
     let with = format!("{url}?hostnqn={HOST}&dhchap_secret_file={}", key.display());
     assert!(blockmux(["info", &with]).status.success());
     assert!(!blockmux(["info", &format!("{url}?hostnqn={HOST}")]).status.success());
-    // The subsystem goes with all that is left.
+    // The subsystem is removed with all its controllers.
     let alone = "nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n";
     served.reload(alone);
     assert!(!blockmux(["info", &with]).status.success());
@@ -377,19 +377,19 @@ fn listeners_and_limits_follow_the_config() {
     assert_eq!(served.nbd("c.sock").read(0, 512), [0; 512]);
     eventually("two connections are left", || served.status()["connections"] == 1);
     assert_eq!(served.status()["max_connections"], 2);
-    // Another protocol is served from now on.
+    // A further protocol is served.
     let done = served.reload(&(String::from("iscsi = ['127.0.0.1:23021']\n") + &config("'unix:a.sock'", 10)));
     assert!(done.contains("+ iscsi 127.0.0.1:23021\n"), "{done}");
     let mut iscsi = RawIscsi::login("iscsi://127.0.0.1:23021/iqn.2026-11.blockmux:a/0", "iqn.2026-11.i:one");
     assert_eq!(iscsi.access(), [GOOD, GOOD]);
     assert_eq!(stays.read(0, 512), [0; 512]);
-    // The number of cores is not changed, and is said not to be.
+    // The number of cores does not change, which is reported.
     let done = served.reload(&(String::from("cores = 1\n") + &config("'unix:a.sock'", 10)));
     assert!(done.contains("takes effect at the next start:\n  + cores: 1\n"), "{done}");
 }
 
 #[test]
-fn sighup_loads_the_file_again_and_a_wrong_one_ends_nothing() {
+fn sighup_reloads_the_config_and_an_invalid_one_changes_nothing() {
     let config = |name: &str| {
         format!(
             "nbd = ['unix:a.sock?volumes=a']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[volume]]\nname = '{name}'\nspec = 'mem:1m'\n"
@@ -404,7 +404,7 @@ fn sighup_loads_the_file_again_and_a_wrong_one_ends_nothing() {
     }
     served.write("nbd = ");
     served.daemon.signal(Signal::HUP);
-    served.daemon.wait_for_line("the config was not reloaded, nothing has changed: ");
+    served.daemon.wait_for_line("the config was not reloaded and nothing has changed: ");
     assert_eq!((served.volumes(), nbd.read(0, 512)), (vec!["a".to_owned(), "d".to_owned()], vec![0; 512]));
     drop(nbd);
     served.daemon.signal(Signal::TERM);
@@ -412,7 +412,7 @@ fn sighup_loads_the_file_again_and_a_wrong_one_ends_nothing() {
 }
 
 #[test]
-fn changes_by_ctl_say_that_they_are_not_in_the_file_and_save_puts_them_there() {
+fn ctl_warns_of_unsaved_changes_and_save_writes_them() {
     let config = format!(
         "# Ours.\nnbd = ['unix:a.sock'] # here\niscsi = ['127.0.0.1:0']\ninclude = 'more'\n\n[[volume]]\nname = 'a' # the first\n\
          spec = 'mem:8m'\nprotocols = ['iscsi', 'nbd']\n\n[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'a' }}\n"
@@ -426,12 +426,12 @@ fn changes_by_ctl_say_that_they_are_not_in_the_file_and_save_puts_them_there() {
     let path = files.path().join("b.toml").display().to_string();
     let daemon = Daemon::serve_only(&["--config", &path, "--control", &control]);
     let served = Configured { daemon, files };
-    assert_eq!(served.said(&["save"]), "nothing to save: the config file says what runs\n");
+    assert_eq!(served.said(&["save"]), "nothing to save: the config file is up to date\n");
     for args in [&["add", "c=mem:2m"][..], &["attach", "c", TARGET, "3"], &["resize", "b", "2m"]] {
         let output = served.ctl(args);
         let note = text(&output.stderr);
         assert!(
-            output.status.success() && note.contains("this is not in the config file"),
+            output.status.success() && note.contains("this change is not in the config file"),
             "{args:?}: {note}"
         );
     }
@@ -457,7 +457,7 @@ fn changes_by_ctl_say_that_they_are_not_in_the_file_and_save_puts_them_there() {
     let more = fs::read_to_string(served.files.path().join("more/b.toml")).unwrap();
     assert!(more.contains("# Of others.\n") && more.contains("spec = \"mem:2m\" # small\n"), "{more}");
     assert!(blockmux(["check", served.config().to_str().unwrap()]).status.success());
-    // Somebody else's edit is not written over.
+    // An edited config file is not overwritten.
     served.said(&["remove", "c"]);
     served.write(&main.replace("mem:8m", "mem:16m"));
     let output = served.ctl(&["save"]);
@@ -465,7 +465,7 @@ fn changes_by_ctl_say_that_they_are_not_in_the_file_and_save_puts_them_there() {
 }
 
 #[test]
-fn what_runs_is_exported_as_a_config_that_serves_the_same() {
+fn the_running_config_is_exported_and_can_be_loaded_again() {
     let config = format!(
         "nbd = ['unix:a.sock']\niscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'file:disk.img?size=1m'\n\
          protocols = ['nbd', 'iscsi']\n[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'a' }}\n\
@@ -481,13 +481,13 @@ fn what_runs_is_exported_as_a_config_that_serves_the_same() {
         text(&checked.stdout),
         format!("{}: 1 file, 2 volumes, 2 listeners, 1 target\n", copy.display())
     );
-    // Loaded in the place of the file, it changes nothing.
+    // Loading the exported config changes nothing.
     served.write(&exported);
     assert_eq!(served.said(&["reload"]), "no changes\n", "{exported}");
 }
 
 #[test]
-fn a_fragment_adds_and_changes_what_it_names_and_nothing_else() {
+fn a_fragment_adds_and_changes_only_its_own_entries() {
     let config = format!(
         "iscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n[[iscsi_target]]\nTargetName = '{TARGET}'\n\
          luns = {{ 0 = 'a' }}\n"

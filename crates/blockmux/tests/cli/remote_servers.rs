@@ -1,4 +1,4 @@
-//! Our initiator against standard servers.
+//! The NBD initiator with standard servers.
 
 use crate::program::{blockmux, half_empty_file, has, succeed, text};
 use rustix::process::{Pid, Signal, kill_process};
@@ -36,12 +36,12 @@ impl Server {
         disk
     }
 
-    /// nbdkit with 8 MiB of memory; it returns when it listens.
+    /// Starts nbdkit with 8 MiB of memory and waits until it listens.
     fn nbdkit(args: &[&str]) -> Server {
         let server = Server::new();
         let mut nbdkit = Command::new("nbdkit");
         nbdkit.arg("-U").arg(server.path("socket")).arg("-P").arg(server.path("pid"));
-        // Filters and options of the server come before the plugin, and parameters after it.
+        // Filters and server options precede the plugin, its parameters follow.
         let (options, parameters): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| arg.starts_with('-'));
         succeed(nbdkit.args(["-e", "a"]).args(options).args(["memory", "8m"]).args(parameters));
         server
@@ -93,7 +93,7 @@ fn nbdkit_is_described_and_copied_to_and_from() {
 }
 
 #[test]
-fn a_server_with_less_than_usual_is_copied_to_and_from() {
+fn a_server_with_few_features_is_copied_to_and_from() {
     if !has("nbdkit") {
         return;
     }
@@ -117,11 +117,11 @@ fn a_server_with_less_than_usual_is_copied_to_and_from() {
 }
 
 #[test]
-fn a_server_that_takes_few_connections_is_copied_to_over_those() {
+fn a_server_with_a_connection_limit_is_copied_to() {
     if !has("nbdkit") {
         return;
     }
-    // One more than a single one, for the connection that asked may not be gone yet.
+    // Two connections, because that of the query may not be closed yet.
     let server = Server::nbdkit(&["--filter=limit", "limit=2"]);
     let source = half_empty_file(server.directory.path(), SIZE);
     let output = copy(&file(&source), &format!("{}&connections=8", server.url()));
@@ -129,7 +129,7 @@ fn a_server_that_takes_few_connections_is_copied_to_over_those() {
 }
 
 #[test]
-fn a_server_whose_disk_fails_is_named_with_the_place() {
+fn a_failing_disk_of_a_server_is_reported_with_the_offset() {
     if !has("nbdkit") {
         return;
     }
@@ -147,15 +147,14 @@ fn a_server_whose_disk_fails_is_named_with_the_place() {
 }
 
 #[test]
-fn a_read_only_server_is_read_and_not_written() {
+fn a_read_only_server_can_be_read_but_not_written() {
     if !has("nbdkit") {
         return;
     }
     let server = Server::nbdkit(&["-r"]);
     assert_eq!(described(&server.url())["read_only"], true);
     let refused = copy("mem:8m", &server.url());
-    let expected =
-        format!("blockmux: {}: is read-only; copy to a volume that can be written\n", server.url());
+    let expected = format!("blockmux: {}: is read-only; copy to a writable volume\n", server.url());
     assert_eq!((text(&refused.stderr), refused.status.code()), (expected, Some(2)));
     let output = copy(&server.url(), &file(&server.path("back.img")));
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
@@ -163,11 +162,11 @@ fn a_read_only_server_is_read_and_not_written() {
 }
 
 #[test]
-fn a_server_that_leaves_with_its_first_client_is_out_of_reach_in_words() {
+fn a_server_that_ends_with_its_first_client_is_reported_as_out_of_reach() {
     if !has("nbdkit") {
         return;
     }
-    // The connection that asks what the export is like is its first client.
+    // The connection of the query is its first client.
     let server = Server::nbdkit(&["--filter=exitlast"]);
     let output = copy(&format!("{}&reconnect=100ms", server.url()), "mem:8m");
     let said = text(&output.stderr);
@@ -192,7 +191,7 @@ fn qemu_nbd_is_described_and_copied_to_and_from() {
         "--format=raw",
     ]);
     qemu_nbd.arg("--socket").arg(server.path("socket")).arg("--pid-file").arg(server.path("pid"));
-    // It holds on to its output, so a pipe would never end.
+    // It keeps its output open, so reading a pipe would not end.
     assert!(qemu_nbd.arg(server.disk()).status().unwrap().success());
     let url = server.url();
     assert_eq!(described(&url)["size"], SIZE);
@@ -213,8 +212,7 @@ fn qemu_storage_daemon_is_described_and_copied_to_and_from() {
         .arg(format!("driver=file,node-name=file,discard=unmap,filename={}", server.disk().display()));
     daemon.arg("--nbd-server").arg(format!("addr.type=unix,addr.path={}", server.path("socket").display()));
     daemon.args(["--export", "type=nbd,id=export,node-name=file,name=a,writable=on"]);
-    // In the background it returns when it listens; it holds on to its output, so a pipe would
-    // never end.
+    // It returns when it listens, and keeps its output open, so reading a pipe would not end.
     daemon.arg("--pidfile").arg(server.path("pid")).arg("--daemonize");
     assert!(daemon.status().unwrap().success());
     let info = described(&server.url());
@@ -240,7 +238,7 @@ fn nbd_server_is_described_and_copied_to_and_from() {
     let mut nbd_server = Command::new("nbd-server");
     nbd_server.arg("-C").arg(server.path("config")).arg("-p").arg(server.path("pid"));
     assert!(nbd_server.status().unwrap().success());
-    // It may listen a little later than it returns.
+    // It may start to listen after it returns.
     let end = Instant::now() + Duration::from_secs(30);
     while UnixStream::connect(&socket).is_err() {
         assert!(Instant::now() < end, "nbd-server does not listen");
@@ -275,13 +273,13 @@ fn answer_when_both_are_asked_for(mut socket: UnixStream, both: &Barrier) {
             }
             _ => unsupported,
         };
-        // It may have heard enough.
+        // The client may have disconnected.
         let _ = socket.write_all(&answer);
     }
 }
 
 #[test]
-fn a_slow_servers_exports_are_asked_for_at_the_same_time() {
+fn exports_of_a_slow_server_are_queried_in_parallel() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let listener = UnixListener::bind(&socket).unwrap();

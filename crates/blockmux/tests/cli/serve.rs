@@ -1,7 +1,7 @@
-//! `blockmux serve`: from its first word to its end.
+//! `blockmux serve`: output, listeners, signals and exit status.
 
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, end_by, ended, heed_signals, succeed, text};
+use crate::program::{BLOCKMUX, blockmux, end_by, ended, succeed, text, unignore_signals};
 use crate::raw_client::RawClient;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -13,8 +13,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 #[test]
-fn it_prints_urls_and_commands_and_ready_and_stops_when_asked() {
-    heed_signals();
+fn serve_prints_urls_commands_and_ready_and_stops_on_a_signal() {
+    unignore_signals();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut command = Command::new(BLOCKMUX);
         command.args(["serve", "a=mem:1m", "mem:2m", "--nbd", "127.0.0.1:0"]);
@@ -37,7 +37,7 @@ fn it_prints_urls_and_commands_and_ready_and_stops_when_asked() {
 }
 
 #[test]
-fn of_many_volumes_it_prints_twenty_lines_all_if_asked_or_none() {
+fn many_volumes_are_printed_in_twenty_lines_or_in_full_or_not_at_all() {
     let volumes: Vec<String> = (0..30).map(|number| format!("v{number}=mem:1m")).collect();
     for (option, count) in [(None, 20), (Some("--verbose"), 150), (Some("--quiet"), 0)] {
         let mut command = Command::new(BLOCKMUX);
@@ -52,7 +52,7 @@ fn of_many_volumes_it_prints_twenty_lines_all_if_asked_or_none() {
 }
 
 #[test]
-fn json_is_one_object_with_everything() {
+fn json_output_is_one_object_with_all_exports() {
     let daemon = Daemon::serve(&["a=mem:1m"]);
     let url = format!("nbd+unix:///a?socket={}", daemon.socket().display());
     let commands = [
@@ -65,7 +65,7 @@ fn json_is_one_object_with_everything() {
 }
 
 #[test]
-fn its_socket_is_gone_when_it_has_stopped() {
+fn the_socket_is_removed_when_the_daemon_stops() {
     let mut daemon = Daemon::serve(&["mem:1m"]);
     let mut client = RawClient::connect(&daemon.socket());
     daemon.signal(Signal::TERM);
@@ -75,8 +75,8 @@ fn its_socket_is_gone_when_it_has_stopped() {
 }
 
 #[test]
-fn a_hangup_that_nohup_has_it_ignore_does_not_end_it() {
-    // As nohup does it.
+fn an_ignored_sighup_does_not_stop_the_daemon() {
+    // As under nohup.
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$0\" serve mem:1m --nbd 127.0.0.1:0", BLOCKMUX]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -89,8 +89,8 @@ fn a_hangup_that_nohup_has_it_ignore_does_not_end_it() {
 }
 
 #[test]
-fn a_second_signal_ends_it_at_once() {
-    // A write that takes longer than anybody waits keeps the first from having an end.
+fn a_second_signal_ends_the_daemon_at_once() {
+    // A write with a long delay keeps the daemon from stopping at the first signal.
     let mut daemon = Daemon::serve(&["log:-:delay:0s,1h:mem:1m", "-v"]);
     let mut client = RawClient::connect(&daemon.socket());
     client.request(crate::raw_client::WRITE, 0, 0, 512);
@@ -103,7 +103,7 @@ fn a_second_signal_ends_it_at_once() {
 }
 
 #[test]
-fn a_command_gets_the_urls_and_gives_the_status() {
+fn a_command_gets_the_urls_and_determines_the_exit_status() {
     let script =
         "echo $BLOCKMUX_URL; echo $BLOCKMUX_URLS; echo $BLOCKMUX_NBD_URL; echo $uri; echo $nbd; exit 7";
     let output = blockmux(["serve", "a=mem:1m", "b=mem:1m", "--run", script]);
@@ -138,7 +138,7 @@ fn a_command_reaches_the_volume_while_it_runs() {
 }
 
 #[test]
-fn a_signal_ends_the_command_too() {
+fn a_signal_also_ends_the_command() {
     let mut command = Command::new(BLOCKMUX);
     // `exec`: the signal reaches the command and not only its shell.
     command.args(["serve", "mem:1m", "--run", "echo started; exec cat /dev/zero >/dev/null"]);
@@ -150,7 +150,7 @@ fn a_signal_ends_the_command_too() {
 }
 
 #[test]
-fn a_config_file_and_the_command_line_add_up() {
+fn config_file_and_command_line_are_combined() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blockmux.toml");
     let text =
@@ -170,7 +170,7 @@ fn a_config_file_and_the_command_line_add_up() {
 }
 
 #[test]
-fn a_port_in_use_is_named_with_a_way_out() {
+fn a_port_in_use_is_reported_with_advice() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let output = blockmux(["serve", "mem:1m", "--nbd", &address]);
@@ -183,9 +183,8 @@ fn a_port_in_use_is_named_with_a_way_out() {
 }
 
 #[test]
-fn without_a_listener_it_is_every_protocol_on_loopback_at_its_own_port() {
-    // Whoever has the ports, this test or another program: they are asked for, and the way out is
-    // told.
+fn by_default_every_protocol_listens_on_loopback_at_its_own_port() {
+    // The ports may be in use, by this test or another program; then the message has advice.
     let taken = ["127.0.0.1:10809", "127.0.0.1:3260"].map(TcpListener::bind);
     let said = text(&blockmux(["serve", "mem:1m"]).stderr);
     let expected = "blockmux: cannot listen on 127.0.0.1:10809: another program listens there; ";
@@ -194,28 +193,28 @@ fn without_a_listener_it_is_every_protocol_on_loopback_at_its_own_port() {
     drop(nbd);
     let output = blockmux(["serve", "mem:1m"]);
     let said = text(&output.stderr);
-    // Another program may have NBD's.
+    // Another program may use the port of NBD.
     let is_one = said.contains(" 127.0.0.1:3260: ") && said.ends_with("such as --iscsi 127.0.0.1:0\n");
     assert!(is_one || said.starts_with(expected), "{said}");
     assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
 }
 
 #[test]
-fn a_file_that_another_daemon_writes_is_refused_and_may_be_read() {
+fn a_file_that_another_daemon_exports_can_only_be_opened_read_only() {
     let directory = tempfile::tempdir().unwrap();
     let spec = format!("file:{}?size=1m", directory.path().join("disk.img").display());
     let _first = Daemon::serve(&[&spec]);
     let output = blockmux(["serve", &spec, "--nbd", ":0"]);
     let said = text(&output.stderr);
     assert!(said.ends_with(
-        "is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux, or named twice; stop that one, or give ?readonly=on\n"
+        "is locked by another program, such as QEMU, qemu-nbd or another blockmux, or given twice; stop that program, or give ?readonly=on\n"
     ));
     assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
     Daemon::serve(&[&spec, "--read-only"]);
 }
 
 #[test]
-fn nothing_is_created_for_a_daemon_that_cannot_listen() {
+fn a_daemon_that_cannot_listen_creates_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let file = directory.path().join("disk.img");
@@ -226,21 +225,18 @@ fn nothing_is_created_for_a_daemon_that_cannot_listen() {
 }
 
 #[test]
-fn an_address_beyond_loopback_is_allowed_with_a_warning() {
+fn an_address_that_is_not_loopback_causes_a_warning() {
     let script = "echo $uri";
     let output = blockmux(["serve", "mem:1m", "--nbd", "0.0.0.0:0", "--run", script]);
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).starts_with("nbd://127.0.0.1:"));
     let warning = text(&output.stderr);
     assert_eq!(warning.lines().count(), 1);
-    assert!(
-        warning.contains("can be reached from other machines, and there is no authentication"),
-        "{warning}"
-    );
+    assert!(warning.contains("can be reached from other machines without authentication"), "{warning}");
 }
 
 #[test]
-fn a_server_passes_on_what_another_serves() {
+fn a_server_exports_volumes_of_another_server() {
     let first = Daemon::serve(&["mem:1m"]);
     let second = Daemon::serve(&[&first.url()]);
     let mut client = RawClient::connect(&second.socket());
@@ -249,7 +245,7 @@ fn a_server_passes_on_what_another_serves() {
 }
 
 #[test]
-fn one_connection_more_than_allowed_is_refused_and_the_others_live() {
+fn connections_beyond_the_limit_are_refused_and_the_others_continue() {
     let daemon = Daemon::serve(&["mem:1m", "--max-connections", "1"]);
     let mut first = RawClient::connect(&daemon.socket());
     let mut second = std::os::unix::net::UnixStream::connect(daemon.socket()).unwrap();
@@ -258,7 +254,7 @@ fn one_connection_more_than_allowed_is_refused_and_the_others_live() {
 }
 
 #[test]
-fn a_reader_of_standard_output_may_leave() {
+fn a_closed_standard_output_does_not_stop_the_daemon() {
     let daemon = Daemon::serve(&["mem:1m"]);
     let mut child = Command::new("sh")
         .arg("-c")
@@ -275,7 +271,7 @@ fn a_reader_of_standard_output_may_leave() {
 }
 
 #[test]
-fn an_address_that_is_given_twice_is_not_blamed_on_another_program() {
+fn an_address_that_is_given_twice_is_reported() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let said = |args: &[&str]| {
         let output = blockmux([&["serve", "mem:1m"], args].concat());
@@ -283,29 +279,29 @@ fn an_address_that_is_given_twice_is_not_blamed_on_another_program() {
         text(&output.stderr)
     };
     let twice = said(&["--nbd", &free, "--nbd", &free]);
-    assert_eq!(twice, format!("blockmux: --nbd {free}: is given twice; remove one\n"));
+    assert_eq!(twice, format!("blockmux: --nbd {free}: given twice; remove one\n"));
     let both = said(&["--nbd", &free, "--iscsi", &free]);
-    assert_eq!(both, format!("blockmux: {free}: is given for --nbd and for --iscsi; change one\n"));
-    // Ports that the system chooses are no two of a kind.
+    assert_eq!(both, format!("blockmux: {free}: given for --nbd and for --iscsi; change one\n"));
+    // Ports that the system chooses always differ.
     drop(Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0", "--iscsi", "127.0.0.1:0"]));
 }
 
 #[test]
-fn a_second_signal_leaves_no_directory_of_the_command_behind() {
+fn a_second_signal_removes_the_directory_of_the_command() {
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(BLOCKMUX);
-    heed_signals();
-    // The command does not end when it is asked to, so that the daemon waits for it.
+    unignore_signals();
+    // The command ignores SIGTERM, so that the daemon waits for it.
     command.args(["serve", "mem:1m", "--run", "trap '' TERM; echo begun; cat"]);
     command.env("TMPDIR", place.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // The command ends with this.
+    // This ends the command.
     let _stdin = child.stdin.take();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!((line.as_str(), place.path().read_dir().unwrap().count()), ("begun\n", 1));
     let pid = Pid::from_child(&child);
-    // Signals of a kind that wait are one.
+    // Pending signals of the same kind are merged.
     for signal in [Signal::TERM, Signal::INT] {
         kill_process(pid, signal).unwrap();
     }
@@ -314,7 +310,7 @@ fn a_second_signal_leaves_no_directory_of_the_command_behind() {
 }
 
 #[test]
-fn it_is_reached_over_ipv6_by_every_protocol() {
+fn every_protocol_works_over_ipv6() {
     if TcpListener::bind("[::1]:0").is_err() {
         println!("skipped: no IPv6 on loopback");
         return;
@@ -341,7 +337,7 @@ fn it_is_reached_over_ipv6_by_every_protocol() {
 }
 
 #[test]
-fn once_all_is_open_no_thread_has_a_capability_or_can_get_one() {
+fn after_the_start_no_thread_has_a_capability_or_can_gain_one() {
     let daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0"]);
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid().as_raw_nonzero())).unwrap();
     for task in tasks.flatten() {
@@ -357,8 +353,8 @@ fn once_all_is_open_no_thread_has_a_capability_or_can_get_one() {
 }
 
 #[test]
-fn a_daemon_that_knows_secrets_leaves_no_core_dump_with_them() {
-    heed_signals();
+fn a_daemon_with_secrets_leaves_no_core_dump() {
+    unignore_signals();
     let directory = tempfile::tempdir().unwrap();
     let secret = directory.path().join("secret");
     std::fs::write(&secret, "twelve or more bytes\n").unwrap();

@@ -25,7 +25,7 @@ fn serve_with(environment: &[(&str, &str)], args: &[&str]) -> Daemon {
 }
 
 #[test]
-fn a_service_manager_is_told_that_the_daemon_is_ready_lives_and_stops() {
+fn a_service_manager_gets_ready_watchdog_and_stopping_notifications() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
@@ -61,10 +61,10 @@ fn activated(listener: &TcpListener, name: &str, args: &[&str]) -> Command {
 }
 
 #[test]
-fn an_inherited_socket_is_the_listener_at_its_address_or_of_the_protocol_that_it_is_named_for() {
+fn an_inherited_socket_is_used_by_its_address_or_its_protocol_name() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    // Before there is a daemon: the client is answered once there is one.
+    // The client connects before the daemon starts, and is served afterwards.
     let waiting = TcpStream::connect(address).unwrap();
     for args in [&["mem:1m"][..], &["mem:1m", "--nbd", &address.to_string()]] {
         let mut command = activated(&listener, "nbd", args);
@@ -115,11 +115,11 @@ fn levels_of_the_log_change_while_the_daemon_runs() {
     daemon.stderr.read_line(&mut line).unwrap();
     assert!(line.contains(" INFO login protocol=\"nbd\""), "the first client left no line: {line}");
     let refused = blockmux(["ctl", &control, "log", "audit=loud"]);
-    assert!(text(&refused.stderr).contains("there is no level `loud`"));
+    assert!(text(&refused.stderr).contains("`loud` is not a log level"));
 }
 
 #[test]
-fn a_daemon_that_root_has_started_serves_as_another_user_and_leaves_it_its_files() {
+fn a_daemon_started_by_root_serves_as_another_user_who_owns_its_files() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root");
         return;
@@ -147,11 +147,11 @@ fn a_daemon_that_root_has_started_serves_as_another_user_and_leaves_it_its_files
         assert!(info.status.success(), "{}", text(&info.stderr));
     }
     let unknown = blockmux(["serve", "mem:1m", "--user", "no-such-user"]);
-    assert!(text(&unknown.stderr).contains("there is no user `no-such-user`"));
+    assert!(text(&unknown.stderr).contains("no user has the name `no-such-user`"));
 }
 
 #[test]
-fn completions_and_manual_pages_are_of_every_subcommand() {
+fn completions_and_manual_pages_cover_every_subcommand() {
     for shell in ["bash", "zsh", "fish"] {
         let script = text(&blockmux(["completions", shell]).stdout);
         assert!(script.contains("discover") && script.contains("log-format"), "{shell}");

@@ -106,7 +106,7 @@ fn slices_that_overlap_are_warned_of_and_others_are_not() {
     let overlap = |a: &str, b: &str| {
         let (status, said) = says(&[&format!("a={a}:file:{file}"), &format!("b={b}:file:{file}")]);
         assert_eq!(status, Some(0), "{said}");
-        said.contains("`b` overlaps `a`: who may use them and reservations are each volume's own")
+        said.contains("`b` and `a` overlap: reservations and access control of one do not apply")
     };
     assert!(!overlap("slice:0,1m", "slice:1m,1m"));
     assert!(overlap("slice:0,1m", "slice:512k,1m"));
@@ -115,7 +115,7 @@ fn slices_that_overlap_are_warned_of_and_others_are_not() {
     let whole = format!("b=file:{file}?readonly=on");
     let (status, said) = says(&[&format!("a=slice:1m,1m:file:{file}"), &whole]);
     assert!(
-        status == Some(0) && (said.contains("`b` overlaps `a`") || said.contains("`a` overlaps `b`")),
+        status == Some(0) && (said.contains("`b` and `a` overlap") || said.contains("`a` and `b` overlap")),
         "{said}"
     );
     // By another path and in stripes, it is the same file.
@@ -126,7 +126,7 @@ fn slices_that_overlap_are_warned_of_and_others_are_not() {
         &format!("a=slice:0,64k:stripe:64k:file:{file},mem:8m"),
         &format!("b=slice:32k,1m:file:{link}"),
     ]);
-    assert!(status == Some(0) && said.contains("overlaps"), "{said}");
+    assert!(status == Some(0) && said.contains("overlap:"), "{said}");
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_slice_is_resized_within_its_file_and_the_last_one_with_it() {
     // One that grows into another is warned of.
     controlled.said(&["resize", "a", "4m"]);
     let mut daemon = controlled.daemon;
-    daemon.wait_for_line("`b` overlaps `a`");
+    daemon.wait_for_line("`b` and `a` overlap");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn slices_of_a_remote_volume_are_served_unless_they_overlap() {
     drop((nbd, daemon));
     let (status, said) = says(&[&volumes[0], &format!("b=slice:4m:{url}")]);
     assert_eq!(status, Some(2), "{said}");
-    assert!(said.contains("`b`: this daemon already serves what it is made of"), "{said}");
+    assert!(said.contains("`b`: this daemon already exports the same data"), "{said}");
 }
 
 #[test]

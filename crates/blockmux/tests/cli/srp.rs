@@ -1,4 +1,4 @@
-//! SRP over iWARP: our own target, reached by our own initiator through every command.
+//! SRP over iWARP: target and initiator with each other, through every command.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, text};
@@ -76,7 +76,7 @@ fn a_target_port_is_described_and_its_units_are_listed() {
 }
 
 #[test]
-fn a_target_port_admits_a_guid_and_no_other() {
+fn a_target_port_admits_only_the_listed_guid() {
     let (_directory, daemon) = serve_config();
     let urls = daemon.urls_of("srp");
     let url = urls.iter().find(|url| url.contains("cdee/1")).unwrap();
@@ -86,7 +86,7 @@ fn a_target_port_admits_a_guid_and_no_other() {
 }
 
 #[test]
-fn what_is_copied_there_comes_back_over_several_channels_with_crcs_and_without() {
+fn data_copied_over_several_channels_and_back_is_unchanged_with_and_without_crcs() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
     let content = pattern(16 << 20);
@@ -106,7 +106,7 @@ fn what_is_copied_there_comes_back_over_several_channels_with_crcs_and_without()
 }
 
 #[test]
-fn a_unit_is_reset_and_a_target_is_not() {
+fn a_unit_can_be_reset_and_a_target_cannot() {
     let daemon = Daemon::serve(&["mem:8m", "--srp", "127.0.0.1:0"]);
     let url = &daemon.urls_of("srp")[0];
     assert_eq!(succeeds(&["reset", url]), "the logical unit is reset\n");
@@ -125,7 +125,7 @@ fn a_unit_is_measured_by_its_url() {
 }
 
 #[test]
-fn a_volume_behind_srp_is_served_again() {
+fn a_remote_volume_over_srp_is_exported_again() {
     let first = Daemon::serve(&["a=mem:8m", "--srp", "127.0.0.1:0"]);
     let second = Daemon::serve(&[&format!("b={}", first.urls_of("srp")[0]), "--srp", "127.0.0.1:0"]);
     let info = told(&["info", "--json", &second.urls_of("srp")[0]]);

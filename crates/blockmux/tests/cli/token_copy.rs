@@ -23,7 +23,7 @@ fn range(lba: u64, blocks: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_copy_between_two_units_is_over_before_its_status_and_tokens_expire() {
+fn a_copy_between_two_units_completes_before_its_status_and_tokens_expire() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("blockmux.toml");
     let target = "[[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:t'\nluns = { 0 = 'a', 1 = 'b' }\n";
@@ -34,7 +34,7 @@ fn a_copy_between_two_units_is_over_before_its_status_and_tokens_expire() {
     let data: Vec<u8> = (0..8192).map(|at| (at / 7) as u8).collect();
     let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 16, 0];
     assert_eq!(session.run(&write, &data, 0).0, GOOD);
-    // 16 MiB in all.
+    // 16 MiB in total.
     let list = [&[0, 30, 0, 0][..], &[0; 10], &range(0, 32_768)].concat();
     assert_eq!(session.run(&cdb(0x83, 0x10, 6, list.len() as u32), &list, 0).0, GOOD);
     let token = information(&mut session)[38..].to_vec();
@@ -51,8 +51,7 @@ fn a_copy_between_two_units_is_over_before_its_status_and_tokens_expire() {
     session.lun = 1;
     let refused = session.run(&cdb(0x83, 0x11, 6, list.len() as u32), &list, 0);
     assert_eq!(refused.0, CHECK_CONDITION, "the blocks have changed");
-    // As many tokens as there may be, each for a second; then there is room again once one has
-    // expired.
+    // The maximum number of tokens, each for one second; an expired one makes room.
     let list = [&[0, 30, 0, 0, 0, 0, 0, 1][..], &[0; 6], &range(0, 1)].concat();
     let mut populate = || session.run(&cdb(0x83, 0x10, 6, list.len() as u32), &list, 0).0;
     let refused = (0..=128).filter(|_| populate() != GOOD).count();

@@ -1,5 +1,5 @@
-//! A device that fails and a client that breaks the rules: who is told, and that nobody else
-//! notices.
+//! Failing devices and clients that violate the protocol: errors are reported, and other clients
+//! are not affected.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, has, qemu_io, succeed, text};
@@ -13,7 +13,7 @@ use std::process::Command;
 const BAD: &str = "fault:op=read+write+zeroes,offset=16k,size=16k:mem:1m";
 
 #[test]
-fn nbdsh_is_told_of_a_bad_block_and_goes_on_beside_it() {
+fn nbdsh_gets_an_error_for_a_bad_block_and_can_continue() {
     if !has("nbdsh") {
         return;
     }
@@ -39,7 +39,7 @@ for _ in range(3):
     h.flush()
 "#;
     let mut nbdsh = Command::new("nbdsh");
-    // Its module belongs to the system's Python, whatever other comes first in the path.
+    // Its module is installed for the system's Python, which may not be the first in PATH.
     nbdsh.env("PATH", "/usr/bin:/bin");
     succeed(nbdsh.args(["--uri", &daemon.url(), "-c", script]));
     assert_eq!(other.read(0, 16384), [b'a'; 16384]);
@@ -50,7 +50,7 @@ for _ in range(3):
 }
 
 #[test]
-fn qemu_io_is_told_of_a_bad_block_and_goes_on_beside_it() {
+fn qemu_io_gets_an_error_for_a_bad_block_and_can_continue() {
     if !has("qemu-io") {
         return;
     }
@@ -66,7 +66,7 @@ fn qemu_io_is_told_of_a_bad_block_and_goes_on_beside_it() {
 }
 
 #[test]
-fn what_a_device_fails_is_a_line_with_its_place_and_the_rest_is_counted() {
+fn a_device_error_is_logged_with_its_offset_and_repeats_are_counted() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.img");
     let mut daemon = Daemon::serve(&[&format!("file:{}?size=1m", path.display())]);
@@ -102,7 +102,7 @@ const BREACHES: [(&[u8], &str); 3] = [
 ];
 
 #[test]
-fn a_malformed_request_is_one_line_with_the_peer_and_the_rule_and_no_other_connection_notices() {
+fn a_malformed_request_is_logged_with_peer_and_rule_and_affects_no_other_connection() {
     let mut daemon = Daemon::serve(&["mem:1m", "--nbd", "127.0.0.1:0"]);
     let url = daemon.json["exports"][0]["urls"][1].as_str().unwrap().to_owned();
     let server = url.strip_prefix("nbd://").unwrap().strip_suffix("/disk0").unwrap();
@@ -114,13 +114,13 @@ fn a_malformed_request_is_one_line_with_the_peer_and_the_rule_and_no_other_conne
         let _client = RawClient::over(socket.try_clone().unwrap());
         socket.write_all(bytes).unwrap();
         socket.shutdown(std::net::Shutdown::Write).unwrap();
-        // Until the server has hung up.
+        // Waits until the server has closed the connection.
         let _ = socket.read_to_end(&mut Vec::new());
         expected.push((socket.local_addr().unwrap().to_string(), rule));
         assert_eq!(other.write(0, 0, &[1; 512]), 0);
         assert_eq!(other.read(0, 512), [1; 512]);
     }
-    // One that is no client at all.
+    // A peer that is no NBD client.
     let mut socket = TcpStream::connect(server).unwrap();
     socket.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let _ = socket.read_to_end(&mut Vec::new());
@@ -145,7 +145,7 @@ fn a_malformed_request_is_one_line_with_the_peer_and_the_rule_and_no_other_conne
 const EIO: u32 = 5;
 
 #[test]
-fn a_newcomer_is_served_though_hundreds_have_not_come_through_their_handshakes() {
+fn new_clients_are_served_despite_hundreds_of_unfinished_handshakes() {
     let daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
     let of = |scheme: &str| daemon.urls_of(scheme).remove(0);
     let half_a_login = [&[0x43, 0x87][..], &[0; 40]].concat();
@@ -161,7 +161,7 @@ fn a_newcomer_is_served_though_hundreds_have_not_come_through_their_handshakes()
         let place: SocketAddr = url.split('/').nth(2).unwrap().parse().unwrap();
         let open = || {
             let mut socket = TcpStream::connect(place).unwrap();
-            // The first of them may be hung up by now.
+            // The server may have closed the first of them already.
             let _ = socket.write_all(beginning);
             socket
         };

@@ -20,10 +20,10 @@ impl<H: Host> Connection<H> {
         self.stream.close();
     }
 
-    /// The session demands TLS, whose handshake is made from now on.
+    /// Starts TLS, because the session demands it.
     ///
     /// # Errors
-    /// If bytes that came in the clear are left, or the connection has no TLS to begin with.
+    /// If unread plaintext is left, or the connection has no TLS credentials.
     #[cold]
     pub(super) fn start_tls(&mut self) -> Result<(), Broken> {
         let Some(secure) = &mut self.secure else { return Err(NO_CREDENTIALS.into()) };

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bounce_meets_the_pieces_that_belong_to_it() {
+    fn a_bounce_buffer_is_paired_with_the_segments_that_it_covers() {
         let mut data = SgList::one(Seg::from_slice(b"abc"));
         data.push(Seg::from_slice(b"defg"));
         let piece = Seg::from_slice(&[0; 4]);

@@ -1,5 +1,5 @@
-//! One core's queue to a file: each request is a slot that goes through one or more entries of the
-//! ring.
+//! One core's queue to a file. Each request occupies a slot and goes through one or more entries of
+//! the ring.
 //!
 //! ```text
 //!   read, write    Move, again after a short one; or Bounce, piece by piece,
@@ -9,15 +9,15 @@
 //!   flush          Sync
 //!   prefetch       WillNeed
 //! ```
-//! A slot's memory is the flight's while an entry is in the ring (see [`super::kernel`]), else the
-//! slot's own. A request for which the pool has no memory waits in its slot, so that the channel's
-//! depth bounds the waiting too; it is tried again whenever the channel is polled, and a timer sees
-//! to that.
+//! The ring owns a request's memory while it has an entry in flight (see [`super::kernel`]);
+//! otherwise the slot owns it. A request for which the pool has no memory waits in its slot, so the
+//! channel's depth also limits the waiting requests. It is retried at each poll of the channel and
+//! by a timer.
 
 use super::bounce::{MAX_BOUNCE, for_each_piece};
 use super::errno::io_error;
 use super::extents::extents;
-use super::kernel::{Flight, Landing, Manner, Way};
+use super::kernel::{EntryOptions, EntryOwner, FileRing, TransferDirection};
 use super::retry::MemoryRetry;
 use super::volume::Disk;
 use crate::reactor::EngineCore;
@@ -33,7 +33,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 pub(super) struct FileChannel {
-    flight: Rc<Flight<Table>>,
+    ring: Rc<FileRing<Table>>,
     /// Dropping it abandons what is in flight.
     _registration: Rc<Registration>,
     core: Rc<dyn Core>,
@@ -59,41 +59,41 @@ impl FileChannel {
             waker,
             has_checked_size: Cell::new(false),
         };
-        let (flight, registration) = Flight::launch(engine, own_file, disk.file.clone(), depth, table);
-        FileChannel { flight, _registration: registration, core: core.clone(), retry: MemoryRetry::new(core) }
+        let (ring, registration) = FileRing::launch(engine, own_file, disk.file.clone(), depth, table);
+        FileChannel { ring, _registration: registration, core: core.clone(), retry: MemoryRetry::new(core) }
     }
 }
 
 impl Channel for FileChannel {
     fn submit(&mut self, io: Io) {
-        let table = &self.flight.landing;
-        match table.at_once(self.flight.file(), &io) {
+        let table = &self.ring.owner;
+        match table.at_once(self.ring.file(), &io) {
             Some(result) => table.done.borrow_mut().push(Completion { tag: io.tag, result }),
-            None => table.submit(&self.flight, self.core.pool(), io),
+            None => table.submit(&self.ring, self.core.pool(), io),
         }
         self.arm_retry();
     }
 
     fn kick(&mut self) {
-        self.flight.landing.has_checked_size.set(false);
+        self.ring.owner.has_checked_size.set(false);
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
-        let table = &self.flight.landing;
+        let table = &self.ring.owner;
         table.has_checked_size.set(false);
-        table.retry_waiting(&self.flight, self.core.pool());
+        table.retry_waiting(&self.ring, self.core.pool());
         self.arm_retry();
         done.append(&mut table.done.borrow_mut());
     }
 
     fn cancel(&mut self, tag: Tag) {
-        self.flight.landing.cancel(&self.flight, tag);
+        self.ring.owner.cancel(&self.ring, tag);
     }
 }
 
 impl FileChannel {
     fn arm_retry(&self) {
-        let table = &self.flight.landing;
+        let table = &self.ring.owner;
         self.retry.arm(!table.waiting.borrow().is_empty(), &table.waker);
     }
 }
@@ -193,7 +193,7 @@ impl Table {
     }
 
     /// Takes a request that needs the ring.
-    fn submit(&self, flight: &Flight<Table>, pool: &Pool, io: Io) {
+    fn submit(&self, ring: &FileRing<Table>, pool: &Pool, io: Io) {
         if self.slots.borrow().len() >= self.depth as usize {
             // The caller exceeded the queue depth that it asked for.
             let result = Err(IoError::NoMemory);
@@ -216,7 +216,7 @@ impl Table {
         };
         let may_start = self.waiting.borrow().is_empty() || pending.needed_memory().is_none();
         let token = self.slots.borrow_mut().insert(pending) as u32;
-        if may_start && matches!(self.start(flight, pool, token), Start::Started) {
+        if may_start && matches!(self.start(ring, pool, token), Start::Started) {
             return;
         }
         self.waiting.borrow_mut().push_back(token);
@@ -237,7 +237,7 @@ impl Table {
     }
 
     /// Allocates the memory that the request needs and pushes its first entry.
-    fn start(&self, flight: &Flight<Table>, pool: &Pool, token: u32) -> Start {
+    fn start(&self, ring: &FileRing<Table>, pool: &Pool, token: u32) -> Start {
         let mut slots = self.slots.borrow_mut();
         let Some(pending) = slots.get_mut(token as usize) else { return Start::Started };
         if let Some(wanted) = pending.needed_memory() {
@@ -256,14 +256,14 @@ impl Table {
                 _ => pending.data = SgList::one(seg),
             }
         }
-        self.push(flight, token, pending);
+        self.push(ring, token, pending);
         Start::Started
     }
 
-    fn retry_waiting(&self, flight: &Flight<Table>, pool: &Pool) {
+    fn retry_waiting(&self, ring: &FileRing<Table>, pool: &Pool) {
         loop {
             let Some(token) = self.waiting.borrow().front().copied() else { return };
-            if matches!(self.start(flight, pool, token), Start::Waits) {
+            if matches!(self.start(ring, pool, token), Start::Waits) {
                 return;
             }
             self.waiting.borrow_mut().pop_front();
@@ -271,11 +271,11 @@ impl Table {
     }
 
     /// Pushes the ring entry of the request's current step.
-    fn push(&self, flight: &Flight<Table>, token: u32, pending: &mut Pending) {
+    fn push(&self, ring: &FileRing<Table>, token: u32, pending: &mut Pending) {
         let (at, left) = (pending.offset + pending.moved, pending.len - pending.moved);
         let durable = matches!(pending.op, Op::Write { fua: true });
         let is_long_copy = pending.op == Op::Read && pending.len > LONG_COPY && self.disk.direct.is_none();
-        let manner = Manner {
+        let options = EntryOptions {
             durable,
             // A durable write through the page cache waits for the device, which must not block
             // this thread.
@@ -284,38 +284,39 @@ impl Table {
             // between.
             most_bytes: if is_long_copy { LONG_COPY_PIECE } else { 0 },
         };
-        let way = if pending.op == Op::Read { Way::Read } else { Way::Write };
+        let direction =
+            if pending.op == Op::Read { TransferDirection::Read } else { TransferDirection::Write };
         match pending.step {
             Step::Move => {
                 let data = std::mem::take(&mut pending.data);
-                flight.transfer(token, way, data, pending.moved as usize, at, manner);
+                ring.transfer(token, direction, data, pending.moved as usize, at, options);
             }
             Step::Bounce => {
                 let Some(bounce) = &pending.bounce else { return };
                 let piece = bounce.slice(0, bounce.len().min(left as usize));
-                if way == Way::Write {
+                if direction == TransferDirection::Write {
                     for_each_piece(&pending.data, pending.moved as usize, &piece, |data, bounce| {
                         data.copy_to_seg(bounce);
                     });
                 }
-                flight.transfer(token, way, SgList::one(piece), 0, at, manner);
+                ring.transfer(token, direction, SgList::one(piece), 0, at, options);
             }
             Step::WriteZeroes => {
                 let piece = self.zeroes.seg(0, left.min(self.zeroes.len() as u64) as usize);
-                flight.transfer(token, Way::Write, SgList::one(piece), 0, at, manner);
+                ring.transfer(token, TransferDirection::Write, SgList::one(piece), 0, at, options);
             }
             Step::Punch => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                flight.fallocate(token, mode, pending.offset, pending.len);
+                ring.fallocate(token, mode, pending.offset, pending.len);
             }
             Step::ZeroRange => {
                 let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-                flight.fallocate(token, mode, pending.offset, pending.len);
+                ring.fallocate(token, mode, pending.offset, pending.len);
             }
-            Step::Sync => flight.sync(token),
+            Step::Sync => ring.sync(token),
             Step::WillNeed => {
                 let len = pending.len.min(MAX_PREFETCH) as u32;
-                flight.will_need(token, pending.offset, len);
+                ring.will_need(token, pending.offset, len);
             }
         }
     }
@@ -431,7 +432,7 @@ impl Table {
         }
     }
 
-    fn cancel(&self, flight: &Flight<Table>, tag: Tag) {
+    fn cancel(&self, ring: &FileRing<Table>, tag: Tag) {
         let found = {
             let mut slots = self.slots.borrow_mut();
             let token = slots.iter().find(|(_, pending)| pending.tag == tag).map(|(token, _)| token);
@@ -447,13 +448,13 @@ impl Table {
                 self.waiting.borrow_mut().remove(place);
                 self.finish(token, Err(IoError::Aborted));
             }
-            None => flight.cancel(token),
+            None => ring.cancel(token),
         }
     }
 }
 
-impl Landing for Table {
-    fn landed(&self, flight: &Flight<Table>, token: u32, memory: SgList, result: i32) {
+impl EntryOwner for Table {
+    fn on_entry_done(&self, ring: &FileRing<Table>, token: u32, memory: SgList, result: i32) {
         let result = {
             let mut slots = self.slots.borrow_mut();
             let Some(pending) = slots.get_mut(token as usize) else { return };
@@ -462,7 +463,7 @@ impl Landing for Table {
                 Err(_) => self.after_error(pending, memory, result.wrapping_neg()),
             };
             match next {
-                Next::Again => return self.push(flight, token, pending),
+                Next::Again => return self.push(ring, token, pending),
                 Next::Done(result) => result,
             }
         };

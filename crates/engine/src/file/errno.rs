@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_error_of_the_system_has_its_meaning() {
+    fn every_errno_maps_to_its_io_error() {
         let table = [
             (libc::ENOSPC, IoError::NoSpace),
             (libc::EDQUOT, IoError::NoSpace),

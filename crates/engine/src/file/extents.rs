@@ -51,7 +51,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn a_sparse_files_holes_are_seen_and_the_answer_is_bounded() {
+    fn the_holes_of_a_sparse_file_are_reported_in_a_bounded_reply() {
         let file = tempfile::tempfile().unwrap();
         let (unit, units) = (64 << 10, 400);
         file.set_len(unit * units).unwrap();

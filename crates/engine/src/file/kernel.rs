@@ -1,9 +1,9 @@
 //! Ring entries and the system calls on files that no safe crate offers.
 //!
-//! [`Flight`] keeps memory and file alive while the kernel uses them. A slot has at most one entry
-//! in the ring and owns the entry's memory from the push to the completion; only then does it pass
-//! the memory to the [`Landing`]. The ring owns its completers, so dropping a channel does not free
-//! memory in flight.
+//! [`FileRing`] keeps memory and file alive while the kernel uses them. A slot has at most one
+//! entry in the ring, which owns the entry's memory from the push to the completion; then the
+//! memory passes to the [`EntryOwner`]. The ring owns its completers, so dropping a channel does
+//! not free memory that the kernel may still access.
 #![expect(unsafe_code, reason = "the one module of file volumes that gives addresses to the kernel")]
 
 use crate::reactor::EngineCore;
@@ -23,26 +23,26 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 /// Receives completions of ring entries, with the memory that they used.
-pub(super) trait Landing: Sized {
+pub(super) trait EntryOwner: Sized {
     /// The entry of slot `token` has completed. `result` is that of the system call, errors
     /// negative. The slot may take another entry.
-    fn landed(&self, flight: &Flight<Self>, token: u32, memory: SgList, result: i32);
+    fn on_entry_done(&self, ring: &FileRing<Self>, token: u32, memory: SgList, result: i32);
 }
 
-/// A file, and the memory of all entries in flight.
-pub(super) struct Flight<L> {
+/// A file with its entries in the ring, and the memory that they use.
+pub(super) struct FileRing<L> {
     file: Arc<File>,
     /// The volume's own open file. For a block device it is the exclusive handle, the only one
     /// through which ranges with dirty pages can be zeroed.
     exclusive: Arc<File>,
     /// The slots up to the highest ever used; allocated for all.
     holds: RefCell<Vec<Hold>>,
-    /// Weak, because the ring owns this flight and the registration owns the ring.
+    /// Weak, because the core's ring owns this object and the registration owns the core's ring.
     registration: OnceCell<Weak<Registration>>,
-    pub(super) landing: L,
+    pub(super) owner: L,
 }
 
-/// What the kernel may access now.
+/// The memory that the kernel may access now.
 #[derive(Default)]
 struct Hold {
     in_flight: bool,
@@ -51,14 +51,14 @@ struct Hold {
 }
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum TransferDirection {
     Read,
     Write,
 }
 
 /// Options of a ring entry.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Manner {
+pub(super) struct EntryOptions {
     /// A completed write is on stable storage (`RWF_DSYNC`).
     pub(super) durable: bool,
     /// Runs on a kernel worker thread from the start (`IOSQE_ASYNC`), because it would block.
@@ -67,7 +67,7 @@ pub(super) struct Manner {
     pub(super) most_bytes: usize,
 }
 
-impl<L: Landing + 'static> Flight<L> {
+impl<L: EntryOwner + 'static> FileRing<L> {
     /// Registers `slots` empty slots with the core's ring. Nothing completes after the registration
     /// is dropped.
     pub(super) fn launch(
@@ -75,13 +75,13 @@ impl<L: Landing + 'static> Flight<L> {
         file: Arc<File>,
         exclusive: Arc<File>,
         slots: u32,
-        landing: L,
-    ) -> (Rc<Flight<L>>, Rc<Registration>) {
+        owner: L,
+    ) -> (Rc<FileRing<L>>, Rc<Registration>) {
         let holds = RefCell::new(Vec::with_capacity(slots as usize));
-        let flight = Rc::new(Flight { file, exclusive, holds, registration: OnceCell::new(), landing });
-        let registration = Rc::new(core.register(flight.clone()));
-        flight.registration.get_or_init(|| Rc::downgrade(&registration));
-        (flight, registration)
+        let ring = Rc::new(FileRing { file, exclusive, holds, registration: OnceCell::new(), owner });
+        let registration = Rc::new(core.register(ring.clone()));
+        ring.registration.get_or_init(|| Rc::downgrade(&registration));
+        (ring, registration)
     }
 
     /// The file that all entries use.
@@ -98,33 +98,36 @@ impl<L: Landing + 'static> Flight<L> {
     pub(super) fn transfer(
         &self,
         token: u32,
-        way: Way,
+        direction: TransferDirection,
         memory: SgList,
         skip: usize,
         offset: u64,
-        manner: Manner,
+        options: EntryOptions,
     ) {
-        assert!(way == Way::Write || memory.segs().iter().all(Seg::is_writable), "a read into lent memory");
+        assert!(
+            direction == TransferDirection::Write || memory.segs().iter().all(Seg::is_writable),
+            "a read into borrowed memory"
+        );
         let fd = types::Fd(self.file.as_raw_fd());
-        let rw_flags = if manner.durable { libc::RWF_DSYNC } else { 0 };
-        let flags = flags_of(manner);
+        let rw_flags = if options.durable { libc::RWF_DSYNC } else { 0 };
+        let flags = flags_of(options);
         self.push(token, |hold| {
             let entry = if let [seg] = memory.segs() {
                 assert!(skip < seg.len());
-                let most = if manner.most_bytes == 0 { usize::MAX } else { manner.most_bytes };
+                let most = if options.most_bytes == 0 { usize::MAX } else { options.most_bytes };
                 let (start, len) = (seg.as_ptr().wrapping_add(skip), (seg.len() - skip).min(most) as u32);
-                match way {
-                    Way::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
-                    Way::Write => {
+                match direction {
+                    TransferDirection::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
+                    TransferDirection::Write => {
                         opcode::Write::new(fd, start, len).offset(offset).rw_flags(rw_flags).build()
                     }
                 }
             } else {
                 gather(&memory, skip, &mut hold.iovecs);
                 let (start, count) = (hold.iovecs.as_ptr(), hold.iovecs.len() as u32);
-                match way {
-                    Way::Read => opcode::Readv::new(fd, start, count).offset(offset).build(),
-                    Way::Write => {
+                match direction {
+                    TransferDirection::Read => opcode::Readv::new(fd, start, count).offset(offset).build(),
+                    TransferDirection::Write => {
                         opcode::Writev::new(fd, start, count).offset(offset).rw_flags(rw_flags).build()
                     }
                 }
@@ -164,7 +167,7 @@ impl<L: Landing + 'static> Flight<L> {
     }
 
     fn push(&self, token: u32, build: impl FnOnce(&mut Hold) -> squeue::Entry) {
-        // After the registration is dropped nobody waits for the completion.
+        // After the registration is dropped, no user waits for the completion.
         let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
         let mut holds = self.holds.borrow_mut();
         if holds.len() <= token as usize {
@@ -174,15 +177,15 @@ impl<L: Landing + 'static> Flight<L> {
         assert!(!hold.in_flight, "one entry a slot");
         let entry = build(hold);
         hold.in_flight = true;
-        // SAFETY: what `entry` names is one of the files, and the hold's memory and iovecs. This
-        // flight owns them, it is the completer that `registration` was made for, and while
-        // `in_flight` is set, nothing touches them: `complete` alone clears it. Where the hold
-        // itself is does not matter to the address of either.
+        // SAFETY: `entry` names one of the files, and the hold's memory and iovecs. This object
+        // owns them and is the completer that `registration` was made for; while `in_flight` is
+        // set, nothing touches them, and only `complete` clears it. Neither address depends on
+        // where the hold itself is.
         unsafe { registration.push(entry, token) }
     }
 }
 
-impl<L: Landing + 'static> Completer for Flight<L> {
+impl<L: EntryOwner + 'static> Completer for FileRing<L> {
     fn complete(&self, token: u32, result: i32) {
         let memory = match self.holds.borrow_mut().get_mut(token as usize) {
             Some(hold) => {
@@ -192,12 +195,12 @@ impl<L: Landing + 'static> Completer for Flight<L> {
             // The completion of a cancellation itself.
             None => return,
         };
-        self.landing.landed(self, token, memory, result);
+        self.owner.on_entry_done(self, token, memory, result);
     }
 }
 
-fn flags_of(manner: Manner) -> squeue::Flags {
-    if manner.in_background { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
+fn flags_of(options: EntryOptions) -> squeue::Flags {
+    if options.in_background { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
 }
 
 /// Collects the segments from byte `skip` on, as many as one system call takes.
@@ -222,8 +225,8 @@ pub(super) struct DirectAlignment {
     pub(super) offset: u32,
 }
 
-/// The kernel's answer (`STATX_DIOALIGN`); `None` before Linux 6.1 and where a file system does not
-/// support the query.
+/// The kernel's alignment (`STATX_DIOALIGN`); `None` before Linux 6.1 and where a file system does
+/// not support the query.
 pub(super) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     let stat =
         statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::from_bits_retain(libc::STATX_DIOALIGN)).ok()?;
@@ -311,7 +314,7 @@ mod tests {
     use blockmux_volume::Memory;
 
     #[test]
-    fn gathering_starts_in_the_middle_of_a_piece() {
+    fn gathering_starts_within_a_segment() {
         let memory = Memory::from_heap(100);
         let mut list = SgList::one(memory.seg(0, 10));
         list.push(memory.seg(20, 10));
@@ -325,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn gathering_stops_at_what_one_call_takes() {
+    fn gathering_stops_at_the_limit_of_one_call() {
         let memory = Memory::from_heap(1);
         let mut list = SgList::default();
         (0..=MAX_IOVECS).for_each(|_| list.push(memory.seg(0, 1)));

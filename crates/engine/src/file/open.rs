@@ -151,7 +151,7 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
         Ok(found) if !found.is_file() => return Err(OpenError::NotFile(path.into())),
         Ok(_) => false,
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
-        Err(error) => return Err(failed("look at")(error)),
+        Err(error) => return Err(failed("examine")(error)),
     };
     if !creates {
         let file = open_plain(path, options.read_only).map_err(failed("open"))?;
@@ -183,7 +183,7 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
 fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened, OpenError> {
     let failed = |action| move |source| system_error(path, action, source);
     lock(path, &file, options.read_only)?;
-    let metadata = file.metadata().map_err(failed("look at"))?;
+    let metadata = file.metadata().map_err(failed("examine"))?;
     let queue = QueueLimits::of(metadata.dev());
     let wanted = options.blocks.logical.unwrap_or(SMALL_BLOCK);
     let suits_all = |direct: &Direct| direct.offset <= wanted;
@@ -212,7 +212,7 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
         true => Zeroing::default(),
         false => Zeroing::of_file(&file).map_err(failed("probe"))?,
     };
-    let unit = file_block(&file).map_err(failed("look at"))?;
+    let unit = file_block(&file).map_err(failed("examine"))?;
     let info = options.blocks.shape(VolumeInfo {
         logical_block: block,
         physical_block: unit.max(block),
@@ -236,7 +236,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(OpenError::MissingDevice(path.into()));
         }
-        found => found.map_err(failed("look at"))?,
+        found => found.map_err(failed("examine"))?,
     };
     let mut file = match options.read_only {
         true => open_plain(path, true),
@@ -249,7 +249,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
     })?;
     lock(path, &file, options.read_only)?;
     let queue = QueueLimits::of(metadata.rdev());
-    let (logical, physical) = kernel::block_sizes(&file).map_err(failed("ask for the blocks of"))?;
+    let (logical, physical) = kernel::block_sizes(&file).map_err(failed("query the block size of"))?;
     options.blocks.check(logical).map_err(|reason| OpenError::SmallBlock { path: path.into(), reason })?;
     let told = Direct::of(&file, &queue).filter(|direct| direct.offset <= logical);
     let direct = set_direct(path, &file, options.direct, told, |_| true)?;
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_path_is_said_with_what_to_do() {
+    fn an_error_names_the_path_and_a_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("x");
         assert!(
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_new_only_to_whom_it_was_created_for() {
+    fn a_file_is_new_only_for_the_open_that_created_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         assert!(open_file(&path, NEW).unwrap().is_new);

@@ -127,7 +127,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     #[test]
-    fn direct_io_wants_aligned_addresses_and_whole_pieces() {
+    fn direct_io_needs_aligned_addresses_and_whole_blocks() {
         let direct = Direct { memory: 512, offset: 512 };
         let memory = Memory::from_heap(8192);
         assert!(direct.can_use(&SgList::one(memory.seg(512, 1024))));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn finding_out_leaves_a_file_as_it_was() {
+    fn probing_does_not_change_a_file() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(5000).unwrap();
         let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);

@@ -154,7 +154,7 @@ impl Disk {
 
     /// Length of the file or device, in bytes.
     fn own_len(&self) -> io::Result<u64> {
-        // For a device the metadata say 0.
+        // The metadata of a device report length 0.
         (&*self.file).seek(SeekFrom::End(0))
     }
 
@@ -330,24 +330,25 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn who_looks_while_an_operator_gives_a_file_its_size_again_does_not_take_it_for_cut() {
+    fn a_truncation_check_during_a_resize_does_not_mark_the_file_as_truncated() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let volume = FileVolume::open(file.path(), FileOptions::default()).unwrap();
-        let (disk, looks, is_over) = (&volume.disk, AtomicUsize::new(0), AtomicBool::new(false));
+        let (disk, checks, is_over) = (&volume.disk, AtomicUsize::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     disk.check_for_truncation(&disk.file);
-                    looks.fetch_add(1, Ordering::Release);
+                    checks.fetch_add(1, Ordering::Release);
                 }
             });
             for _ in 0..500 {
                 file.as_file().set_len(4096).unwrap();
                 disk.resize(1 << 20).unwrap();
-                // The one that may have begun before is over, and another one.
-                let begun = looks.load(Ordering::Acquire);
-                while looks.load(Ordering::Acquire) < begun + 2 {
+                // A check that may have begun before the resize has ended, and another one after
+                // it.
+                let begun = checks.load(Ordering::Acquire);
+                while checks.load(Ordering::Acquire) < begun + 2 {
                     std::thread::yield_now();
                 }
                 let is_cut = disk.extent.is_cut_before(1 << 20);

@@ -14,22 +14,23 @@ use std::time::{Duration, Instant};
 fn wait_up(ports: &mut [(PortId, PacketPort)]) -> Result<Vec<FramePortInfo>, PortError> {
     let ends = Instant::now() + LINK_TIMEOUT;
     loop {
-        let known =
-            ports.iter_mut().map(|(_, port)| port.query_info().map_err(|error| wrong(port.name(), error)));
+        let known = ports
+            .iter_mut()
+            .map(|(_, port)| port.query_info().map_err(|error| port_error(port.name(), error)));
         let known: Vec<FramePortInfo> = known.collect::<Result<_, _>>()?;
         if known.iter().any(|port| port.is_up) {
             return Ok(known);
         }
         let name = ports.first().map_or("", |(_, port)| port.name());
         if Instant::now() >= ends {
-            return Err(wrong(name, io::Error::from_raw_os_error(libc::ENETDOWN)));
+            return Err(port_error(name, io::Error::from_raw_os_error(libc::ENETDOWN)));
         }
         // Nothing arrives at a port that is down; this only waits.
-        kernel::wait_readable(&[], LOOK_AGAIN).map_err(|error| wrong(name, error))?;
+        kernel::wait_readable(&[], POLL_INTERVAL).map_err(|error| port_error(name, error))?;
     }
 }
 
-fn wrong(interface: &str, error: io::Error) -> PortError {
+fn port_error(interface: &str, error: io::Error) -> PortError {
     PortError { interface: interface.to_owned(), error }
 }
 
@@ -47,7 +48,7 @@ pub fn run_session<S: FrameSession>(
 ) -> Result<bool, PortError> {
     let mut ports = Vec::new();
     for (id, name) in (0..).map(PortId).zip(interfaces) {
-        ports.push((id, PacketPort::open(name, side).map_err(|error| wrong(name, error))?));
+        ports.push((id, PacketPort::open(name, side).map_err(|error| port_error(name, error))?));
     }
     for (id, known) in (0..).map(PortId).zip(wait_up(&mut ports)?) {
         session.on_port(id, known, Instant::now());
@@ -76,9 +77,9 @@ pub fn run_session<S: FrameSession>(
         if now >= ends {
             return Ok(false);
         }
-        let next = session.poll_timeout().map_or(ends, |at| at.min(ends)).min(now + LOOK_AGAIN);
+        let next = session.poll_timeout().map_or(ends, |at| at.min(ends)).min(now + POLL_INTERVAL);
         let waited = kernel::wait_readable(&fds, next.saturating_duration_since(Instant::now()));
-        waited.map_err(|error| wrong(&interfaces.join(","), error))?;
+        waited.map_err(|error| port_error(&interfaces.join(","), error))?;
         for (id, port) in &mut ports {
             let mut chunk = Chunk::new(Memory::from_heap(kernel::BATCH * port.stride()));
             if port.receive(&mut chunk, &mut arrivals).is_err() {
@@ -94,4 +95,4 @@ pub fn run_session<S: FrameSession>(
 }
 
 const LINK_TIMEOUT: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);

@@ -42,7 +42,7 @@ pub(super) fn open() -> io::Result<OwnedFd> {
 pub(super) fn bind(fd: &OwnedFd, index: i32, ether_type: EtherType) -> io::Result<()> {
     let address = address(index, ether_type, Mac::default());
     let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: the address lives during the call and is as long as it says.
+    // SAFETY: the address lives during the call, and `len` is its length.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } as isize)?;
     Ok(())
 }
@@ -189,7 +189,7 @@ pub(super) fn wait_readable(fds: &[RawFd], time: Duration) -> io::Result<()> {
     let mut polls: Vec<libc::pollfd> =
         fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
     let milliseconds = i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
-    // SAFETY: the list lives during the call and is as long as it says.
+    // SAFETY: the list lives during the call, and the length is that of the list.
     let result = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, milliseconds) };
     match check(result as isize) {
         Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),

@@ -5,14 +5,14 @@
 //!   interface ────Ring────▶ Wire ──Frame──▶ session ──poll_io──▶ channel
 //!   interface ◀─sendmmsg── Wire ◀─outbox── session ◀──on_io──── channel
 //! ```
-//! A port is a packet socket that is bound to one interface and one EtherType, so that other
-//! traffic never reaches it, with a filter in the kernel for what is not meant for this side. What
-//! comes for a VLAN or a macvlan upon the interface is theirs: who serves both names both. Frames
-//! come by way of memory that is shared with the kernel, without a call; a batch of them goes with
-//! one call, payload straight from where it is. It needs `CAP_NET_RAW` and nothing else.
+//! A port is a packet socket bound to one interface and one EtherType, so it receives no other
+//! traffic. A filter in the kernel drops frames for the other side of the protocol. Frames for a
+//! VLAN or macvlan interface on top of the interface belong to that interface; to serve both, name
+//! both. Frames are received through a ring shared with the kernel, without a system call, and sent
+//! in batches by one call, with payload straight from its memory. This needs `CAP_NET_RAW`.
 //!
-//! Unsafe code is in `kernel` and `ring` alone. [`FrameHost`] is the seam to the simulator, as
-//! [`crate::host`] is for streams.
+//! Unsafe code is in `kernel` and `ring` only. [`FrameHost`] is implemented by the simulator, too,
+//! as [`crate::host`] is for streams.
 
 pub mod blocking;
 mod kernel;
@@ -35,45 +35,44 @@ use blockmux_proto::frames::{FrameOutbox, FramePortInfo, PortId};
 use blockmux_volume::Chunk;
 use std::io;
 
-/// A core that frames come to.
+/// A core with network interfaces.
 pub trait FrameHost: Host {
     /// A network interface.
     type Port: FramePort<Watch = Self::Watch>;
 
-    /// Opens the interface of that name for one side of a protocol.
+    /// Opens an interface by name, for one side of the protocol.
     ///
     /// # Errors
-    /// If there is none, or it is not allowed.
+    /// If there is no such interface, or the process lacks permission.
     fn open_port(&self, interface: &str, side: Side) -> io::Result<Self::Port>;
 
-    /// What tags of a queue to that disk are made of, so that no other queue at the same stations
-    /// has them.
+    /// Claims a part of the tags for a queue to that disk, which no other queue at the same
+    /// stations has.
     ///
     /// # Errors
-    /// If too many have some.
+    /// If all parts are claimed.
     fn queue_id(&self, disk: AoeAddress) -> io::Result<QueueId>;
 }
 
-/// A network interface that never blocks: what cannot be done now fails with
-/// [`io::ErrorKind::WouldBlock`].
+/// A non-blocking network interface: what would block fails with [`io::ErrorKind::WouldBlock`].
 pub trait FramePort {
-    /// Tells a parked task that frames can move again.
+    /// A handle by which a parked task is woken.
     type Watch;
 
-    /// What it is like now.
+    /// The interface's current state.
     ///
     /// # Errors
-    /// If it is not there any more; it may come back.
+    /// If the interface does not exist any more; it may come back.
     fn query_info(&mut self) -> io::Result<FramePortInfo>;
 
-    /// Bytes from one received frame to the next.
+    /// Distance between two received frames in the chunk, in bytes.
     fn stride(&self) -> usize;
 
-    /// Receives frames into the spare part of `chunk`, one every [`FramePort::stride`], and tells
-    /// of each.
+    /// Receives frames into the spare part of `chunk`, one every [`FramePort::stride`], and adds an
+    /// entry to `arrivals` for each.
     ///
     /// # Errors
-    /// If none is there, or the interface is down.
+    /// If no frame has arrived, or the interface is down.
     fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<ReceivedFrame>) -> io::Result<()>;
 
     /// Sends frames at the front of `outbox` that go to this port, `id`, and removes them.
@@ -82,10 +81,10 @@ pub trait FramePort {
     /// If there is no room, or the interface is down.
     fn send(&mut self, id: PortId, outbox: &mut FrameOutbox) -> io::Result<usize>;
 
-    /// Has the task woken once when there is something to receive.
+    /// Wakes the task once when a frame can be received.
     fn wake_when_readable(&self, watch: &Self::Watch);
 
-    /// Has the task woken once when something can be sent.
+    /// Wakes the task once when a frame can be sent.
     fn wake_when_writable(&self, watch: &Self::Watch);
 }
 

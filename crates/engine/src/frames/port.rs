@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn each_request_comes_to_one_core_and_all_of_an_initiator_for_a_disk_to_the_same() {
+    fn each_request_reaches_one_core_the_same_for_one_initiator_and_disk() {
         let programs: Vec<_> = (0..3).map(|nth| program(Side::Target(Share { nth, of: 3 }))).collect();
         let mut taken = [0; 3];
         for (sender, slot) in (0..16).flat_map(|sender| (0..8).map(move |slot| (sender, slot))) {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn each_side_gets_what_is_meant_for_it() {
+    fn each_side_receives_only_frames_for_it() {
         let frame = |flags, command, id| [flags, 0, 0, 1, 1, command, id, 0, 0, 0];
         let (target, initiator) = (program(Side::Target(Share::ALL)), program(Side::Initiator { id: 7 }));
         let all = [
@@ -271,8 +271,8 @@ mod tests {
         }
     }
 
-    /// Receives on an interface in a network namespace, with another interface stacked upon it.
-    fn hear_what_comes_by_a_cable() {
+    /// Receives on an interface in a network namespace that has a macvlan interface on top.
+    fn receive_on_a_veth_interface() {
         let ip = |command: &str| {
             let made = Command::new("ip").args(command.split(' ')).output();
             made.is_ok_and(|made| made.status.success())
@@ -315,17 +315,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_an_interface_stacked_upon_this_one_is_not_heard_here() {
+    fn frames_for_a_stacked_interface_are_not_received() {
         match Network::new() {
-            Ok(network) => network.within(hear_what_comes_by_a_cable).unwrap(),
+            Ok(network) => network.within(receive_on_a_veth_interface).unwrap(),
             Err(error) => println!("skipped: no network of our own: {error}"),
         }
     }
 
     #[test]
-    fn an_interface_that_is_not_there_is_an_error() {
+    fn a_missing_interface_is_an_error() {
         match PacketPort::open("no-such-iface", Side::Target(Share::ALL)) {
-            Ok(_) => panic!("it is not there"),
+            Ok(_) => panic!("no such interface should exist"),
             Err(error) => {
                 assert!(matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EPERM)), "{error}")
             }

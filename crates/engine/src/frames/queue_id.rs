@@ -9,9 +9,8 @@
 //!
 //! Linux's driver leaves the upper bit of its tags clear, so bytes with that bit are tried first.
 //!
-//! The rest of the tag counts from a random start: a target remembers for a while what this station
-//! has written under which tag, and would take writes of a queue that restarts at the same tag for
-//! retransmits.
+//! The rest of the tag counts from a random start: a target remembers recent writes by station and
+//! tag, and would take writes of a restarted queue with the same tags for retransmits.
 
 use crate::sys;
 use blockmux_proto::aoe::AoeAddress;
@@ -50,11 +49,11 @@ impl QueueId {
         Err(io::ErrorKind::AddrInUse.into())
     }
 
-    /// The id of the only queue at its station.
+    /// The id of a queue that is the only one at its station.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) const ALONE: QueueId = QueueId { id: 0x80, first: 0, _claim: None };
 
-    /// An id that others may have, too: for queries of a disk's description.
+    /// An id that is not claimed, for queries of a disk's description.
     pub(crate) fn any() -> QueueId {
         random()
     }
@@ -75,7 +74,7 @@ mod tests {
     const OTHER: AoeAddress = AoeAddress { shelf: 65_000, slot: 251 };
 
     #[test]
-    fn no_two_queues_to_a_disk_have_the_same_id_and_an_id_that_is_given_up_is_had_again() {
+    fn queues_to_a_disk_have_unique_ids_and_a_released_id_is_reused() {
         let mut claimed: Vec<QueueId> = (0..256).map(|_| QueueId::claim(DISK).unwrap()).collect();
         let ids: HashSet<u8> = claimed.iter().map(|queue| queue.id).collect();
         assert_eq!(ids.len(), 256);
@@ -87,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_begin_to_count_anywhere() {
+    fn queues_start_at_random_tags() {
         let firsts: HashSet<u32> = (0..100).map(|_| QueueId::any().first).collect();
         assert!(firsts.len() > 90);
     }

@@ -75,7 +75,7 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
         let now = self.core.now();
         if self.core.is_stopping() && self.ends.is_none() {
             self.session.on_stop(now);
-            let ends = now + STOPS_WITHIN;
+            let ends = now + STOP_TIMEOUT;
             self.ends = Some(ends);
             self.core.wake_at(ends, &self.waker);
         }
@@ -110,10 +110,10 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
     }
 }
 
-/// The origin of what comes to all interfaces of a session.
+/// The origin of the requests of all interfaces of a session.
 fn origin(interfaces: &[String]) -> Origin {
     Origin { protocol: "aoe", listener: interfaces.join(",").into() }
 }
 
-/// Longest time to send what is left when the core stops.
-const STOPS_WITHIN: Duration = Duration::from_secs(5);
+/// Longest time to send the remaining replies when the core stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);

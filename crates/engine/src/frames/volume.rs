@@ -1,7 +1,8 @@
 //! A remote disk over raw frames: a channel is an initiator session with its ports.
 //!
-//! There is no connection to lose. The session retransmits what is not answered and fails what has
-//! waited too long, so a channel is only the session, its ports and a task that polls them.
+//! There is no connection to lose. The session retransmits commands without a reply and fails those
+//! that have waited too long, so a channel is only the session, its ports and a task that polls
+//! them.
 
 use super::{FrameHost, QueueId, Side, Wire};
 use crate::reactor::{EngineCore, Progress, Task};
@@ -46,7 +47,7 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let core = H::from_core(core).ok_or(IoError::Unsupported)?;
         let queue_id = core.queue_id(self.address).map_err(|error| {
-            warn!(disk = %self.address, "no tags for another queue: {error}");
+            warn!(disk = %self.address, "cannot open another queue, because all queue ids are in use: {error}");
             IoError::PathLost
         })?;
         let mut made = None;
@@ -176,7 +177,7 @@ impl<H: FrameHost> FrameLink<H> {
         self.is_checked = true;
         let is_same = self.session.volume_info().is_some_and(|now| now.size == self.first.size);
         if !is_same {
-            warn!("the disk has another size than when it was opened: it is not used");
+            warn!("the disk's size has changed since it was opened, so its I/O fails; open it again");
             self.session.on_stop();
         }
     }

@@ -30,7 +30,7 @@ struct OpenPort<H: FrameHost> {
     watch: H::Watch,
     port: H::Port,
     name: String,
-    /// What the session was last told of the port.
+    /// The state of the port that the session was last notified of.
     known: Option<FramePortInfo>,
     wants_output: bool,
 }
@@ -192,7 +192,7 @@ impl<H: FrameHost> Wire<H> {
 
     /// Notifies the session of interfaces whose state has changed.
     fn check_ports<S: FrameSession>(&mut self, session: &mut S, now: Instant) {
-        self.check_ports_at = now.checked_add(LOOK_AGAIN);
+        self.check_ports_at = now.checked_add(PORT_CHECK_INTERVAL);
         for (at, open) in self.ports.iter_mut().enumerate() {
             let port = match (open.port.query_info(), open.known) {
                 (Ok(port), _) => port,
@@ -238,4 +238,4 @@ const SENDS_PER_TURN: usize = 16;
 /// Polls after which a port's ring of frames that preceded the deadline has been received.
 const TURNS_BEHIND: u32 = 4;
 /// Interval at which interfaces are queried, since changes are not notified.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const PORT_CHECK_INTERVAL: Duration = Duration::from_secs(1);

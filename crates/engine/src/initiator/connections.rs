@@ -1,5 +1,4 @@
-//! The connections of one session: the first, which the link dials, and those that the session asks
-//! for.
+//! The connections of one session: the link makes the first, and the session requests the others.
 
 use super::missing;
 use crate::connection::{Broken, Connection, Inflow};
@@ -14,17 +13,17 @@ use tracing::info;
 
 /// The connections of one session, indexed by connection number.
 pub(super) struct ConnectionSet<H: Host> {
-    slots: Vec<Slot<H>>,
+    slots: Vec<ConnectionSlot<H>>,
     /// Consecutive turns in which idle connections were not polled.
     skipped_turns: u32,
     /// Numbers of connections that were lost and are not restored.
     missing: Vec<usize>,
 }
 
-enum Slot<H: Host> {
+enum ConnectionSlot<H: Host> {
     /// The session does not need it, or no longer.
     Absent,
-    /// To be dialled.
+    /// To be connected.
     Waiting {
         until: Instant,
     },
@@ -35,7 +34,7 @@ enum Slot<H: Host> {
     Open(Connection<H>),
 }
 
-/// Parameters of dialling.
+/// Parameters of a connection attempt.
 pub(super) struct Dial<'a, H: Host> {
     pub(super) core: &'a Rc<H>,
     pub(super) waker: &'a Waker,
@@ -46,7 +45,7 @@ pub(super) struct Dial<'a, H: Host> {
 
 impl<H: Host> ConnectionSet<H> {
     pub(super) fn new(first: Connection<H>) -> ConnectionSet<H> {
-        ConnectionSet { slots: vec![Slot::Open(first)], skipped_turns: 0, missing: Vec::new() }
+        ConnectionSet { slots: vec![ConnectionSlot::Open(first)], skipped_turns: 0, missing: Vec::new() }
     }
 
     /// Runs deadlines and receives on each connection that has something due. Idle connections,
@@ -64,7 +63,7 @@ impl<H: Host> ConnectionSet<H> {
         let polls_all = self.skipped_turns == 0;
         self.skipped_turns = self.skipped_turns.checked_sub(1).unwrap_or(MOST_SKIPPED_TURNS);
         for (number, slot) in self.slots.iter_mut().enumerate() {
-            let Slot::Open(connection) = slot else { continue };
+            let ConnectionSlot::Open(connection) = slot else { continue };
             if !polls_all && !session.is_awaited(number) {
                 continue;
             }
@@ -103,7 +102,7 @@ impl<H: Host> ConnectionSet<H> {
     ) -> Result<bool, Broken> {
         let mut any = false;
         for (number, slot) in in_order(&mut self.slots, session.latest()) {
-            let Slot::Open(connection) = slot else { continue };
+            let ConnectionSlot::Open(connection) = slot else { continue };
             let sent = connection.send(&mut session.connection(number));
             match sent {
                 Ok(has_sent) => any |= has_sent,
@@ -119,7 +118,7 @@ impl<H: Host> ConnectionSet<H> {
     pub(super) fn send_now(&mut self, session: &mut impl StreamConnections) -> Option<bool> {
         let (mut had_any, mut is_stuck) = (false, false);
         for (number, slot) in in_order(&mut self.slots, session.latest()) {
-            let Slot::Open(connection) = slot else { continue };
+            let ConnectionSlot::Open(connection) = slot else { continue };
             let mut stream = session.connection(number);
             if stream.outbox().is_empty() {
                 continue;
@@ -130,11 +129,11 @@ impl<H: Host> ConnectionSet<H> {
         had_any.then_some(is_stuck)
     }
 
-    /// Dials connections that the session asks for and advances those in progress; returns whether
-    /// anything changed.
+    /// Starts the connections that the session requests and advances those in progress; returns
+    /// whether anything changed.
     ///
     /// # Errors
-    /// If a connection cannot be made without which the session cannot go on.
+    /// If a connection cannot be made without which the session cannot continue.
     #[inline]
     pub(super) fn dial(
         &mut self,
@@ -143,14 +142,14 @@ impl<H: Host> ConnectionSet<H> {
     ) -> Result<bool, Broken> {
         while let Some((number, until)) = session.poll_connect() {
             if self.slots.len() <= number {
-                self.slots.resize_with(number + 1, || Slot::Absent);
+                self.slots.resize_with(number + 1, || ConnectionSlot::Absent);
             }
-            self.slots[number] = Slot::Waiting { until };
+            self.slots[number] = ConnectionSlot::Waiting { until };
             dial.core.wake_at(until, dial.waker);
         }
         let mut is_changed = false;
         for (number, slot) in self.slots.iter_mut().enumerate() {
-            if matches!(slot, Slot::Open(_) | Slot::Absent) {
+            if matches!(slot, ConnectionSlot::Open(_) | ConnectionSlot::Absent) {
                 continue;
             }
             match slot.advance(dial) {
@@ -175,7 +174,7 @@ impl<H: Host> ConnectionSet<H> {
         Ok(is_changed)
     }
 
-    /// The session is over, and with it the connections that it was missing.
+    /// Ends the session's connections, and removes those that it was missing from the count.
     pub(super) fn end(self) {
         missing::take(self.missing.len() as u32);
     }
@@ -186,15 +185,15 @@ impl<H: Host> ConnectionSet<H> {
         self.skipped_turns = 0;
         for slot in &mut self.slots {
             match slot {
-                Slot::Open(connection) => connection.park(),
-                Slot::Connecting { connection, .. } => connection.park_connecting(),
-                Slot::Absent | Slot::Waiting { .. } => {}
+                ConnectionSlot::Open(connection) => connection.park(),
+                ConnectionSlot::Connecting { connection, .. } => connection.park_connecting(),
+                ConnectionSlot::Absent | ConnectionSlot::Waiting { .. } => {}
             }
         }
     }
 }
 
-impl<H: Host> Slot<H> {
+impl<H: Host> ConnectionSlot<H> {
     /// A connection is lost, and the session goes on.
     fn forget(
         &mut self,
@@ -203,12 +202,12 @@ impl<H: Host> Slot<H> {
         reason: &dyn std::fmt::Display,
         missing: &mut Vec<usize>,
     ) {
-        if matches!(self, Slot::Open(_)) {
+        if matches!(self, ConnectionSlot::Open(_)) {
             missing.push(number);
             missing::add(1);
         }
         info!(target = %dial.address, "connection {number} of the session is lost ({reason}); it goes on");
-        *self = Slot::Absent;
+        *self = ConnectionSlot::Absent;
         dial.waker.wake();
     }
 
@@ -216,35 +215,40 @@ impl<H: Host> Slot<H> {
     fn advance(&mut self, dial: &Dial<'_, H>) -> Result<bool, Broken> {
         let now = dial.core.now();
         match self {
-            Slot::Waiting { until } if *until > now => Ok(false),
-            Slot::Waiting { .. } => {
+            ConnectionSlot::Waiting { until } if *until > now => Ok(false),
+            ConnectionSlot::Waiting { .. } => {
                 let secure = super::secure(dial.tls)?;
                 let stream = dial.core.connect(dial.address)?;
                 let until = now + CONNECT_TIMEOUT;
                 dial.core.wake_at(until, dial.waker);
                 let connection = Connection::new(stream, dial.core, dial.waker).secured(secure);
-                *self = Slot::Connecting { connection, until };
+                *self = ConnectionSlot::Connecting { connection, until };
                 self.advance(dial)
             }
-            Slot::Connecting { connection, until } => match connection.stream().connect_result() {
+            ConnectionSlot::Connecting { connection, until } => match connection.stream().connect_result() {
                 None if *until > now => Ok(false),
                 None => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
                 Some(Err(error)) => Err(error.into()),
                 Some(Ok(())) => {
-                    if let Slot::Connecting { connection, .. } = std::mem::replace(self, Slot::Absent) {
-                        *self = Slot::Open(connection);
+                    if let ConnectionSlot::Connecting { connection, .. } =
+                        std::mem::replace(self, ConnectionSlot::Absent)
+                    {
+                        *self = ConnectionSlot::Open(connection);
                     }
                     Ok(true)
                 }
             },
-            Slot::Open(_) | Slot::Absent => Ok(false),
+            ConnectionSlot::Open(_) | ConnectionSlot::Absent => Ok(false),
         }
     }
 }
 
 /// All connections with their numbers, the one with the latest requests last.
 #[inline]
-fn in_order<H: Host>(slots: &mut [Slot<H>], latest: usize) -> impl Iterator<Item = (usize, &mut Slot<H>)> {
+fn in_order<H: Host>(
+    slots: &mut [ConnectionSlot<H>],
+    latest: usize,
+) -> impl Iterator<Item = (usize, &mut ConnectionSlot<H>)> {
     let first = (latest + 1).min(slots.len());
     let (up_to_latest, behind) = slots.split_at_mut(first);
     (first..).zip(behind).chain(up_to_latest.iter_mut().enumerate())

@@ -1,10 +1,10 @@
-//! The second connection of a link, where a protocol needs one: an admin queue of NVMe.
+//! The control connection of a link, for protocols that need one, such as an NVMe admin queue.
 //!
 //! ```text
-//!   dial ▶ ControlLine ▶ ready ▶ dial ▶ session
+//!   connect ▶ ControlLink ▶ ready ▶ connect ▶ session
 //! ```
-//! It belongs to its link, on the link's core, and both live and die together: a session without
-//! its control is none, and a control without its session has nothing to do. See decision 14.
+//! The control connection belongs to its link and runs on the link's core. If it is lost, the
+//! session is closed, and if the session ends, it is closed. See decision 14.
 
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::Host;
@@ -44,7 +44,7 @@ impl<C: Control + StreamSession, H: Host> ControlLink<C, H> {
     /// Queries the path's state again, after the session has met another one. Send errors appear in
     /// the next turn.
     pub(super) fn refresh_path(&mut self) {
-        self.session.look_at_path();
+        self.session.query_path_rank();
         let _ = self.connection.send(&mut self.session);
     }
 

@@ -20,10 +20,17 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     type Discovery: StreamSession;
 
     /// Makes a session that logs in.
-    fn session(&self, config: IscsiInitiatorConfig, has_other_paths: bool, with: With) -> Self::Session;
+    fn session(&self, config: IscsiInitiatorConfig, has_other_paths: bool, with: IscsiSetup)
+    -> Self::Session;
 
     /// Makes a discovery session.
-    fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery;
+    fn discovery(
+        &self,
+        initiator: Name,
+        chap: Option<Chap>,
+        isid: [u8; 6],
+        with: IscsiSetup,
+    ) -> Self::Discovery;
 
     /// The iSCSI session inside a transport's session.
     fn iscsi(session: &Self::Session) -> &IscsiInitiatorSession;
@@ -49,7 +56,7 @@ pub trait Datamover: Clone + Send + Sync + 'static {
 }
 
 /// Parameters of a session. Both seeds are random and unique.
-pub struct With {
+pub struct IscsiSetup {
     /// The core's pool.
     pub pool: Pool,
     /// Seed for the login.
@@ -62,9 +69,9 @@ pub struct With {
     pub now: Instant,
 }
 
-impl With {
+impl IscsiSetup {
     fn for_rdma(self) -> (Setup, [u8; SEED_LEN]) {
-        let With { pool, seed, region_seed, segment_len, now } = self;
+        let IscsiSetup { pool, seed, region_seed, segment_len, now } = self;
         (Setup { pool, seed: region_seed, segment_len, now }, seed)
     }
 }
@@ -81,7 +88,7 @@ impl Datamover for OverTcp {
         &self,
         config: IscsiInitiatorConfig,
         has_other_paths: bool,
-        with: With,
+        with: IscsiSetup,
     ) -> IscsiInitiatorSession {
         let session = IscsiInitiatorSession::new(config, with.pool, with.seed, with.now);
         if has_other_paths { session.with_other_paths() } else { session }
@@ -92,7 +99,7 @@ impl Datamover for OverTcp {
         initiator: Name,
         chap: Option<Chap>,
         isid: [u8; 6],
-        with: With,
+        with: IscsiSetup,
     ) -> IscsiDiscoverySession {
         IscsiDiscoverySession::new(initiator, chap, isid, with.seed, with.now)
     }
@@ -110,14 +117,25 @@ impl Datamover for OverIwarp {
     type Session = Driven<Iwarp, IscsiInitiatorSession>;
     type Discovery = Driven<Iwarp, IscsiDiscoverySession>;
 
-    fn session(&self, config: IscsiInitiatorConfig, has_other_paths: bool, with: With) -> Self::Session {
+    fn session(
+        &self,
+        config: IscsiInitiatorConfig,
+        has_other_paths: bool,
+        with: IscsiSetup,
+    ) -> Self::Session {
         let (setup, seed) = with.for_rdma();
         let session = IscsiInitiatorSession::over_rdma(config, setup.pool.clone(), seed, setup.now);
         let session = if has_other_paths { session.with_other_paths() } else { session };
         self.connect_several(session, setup)
     }
 
-    fn discovery(&self, initiator: Name, chap: Option<Chap>, isid: [u8; 6], with: With) -> Self::Discovery {
+    fn discovery(
+        &self,
+        initiator: Name,
+        chap: Option<Chap>,
+        isid: [u8; 6],
+        with: IscsiSetup,
+    ) -> Self::Discovery {
         let (setup, seed) = with.for_rdma();
         self.connect(IscsiDiscoverySession::over_rdma(initiator, chap, isid, seed, setup.now), setup)
     }

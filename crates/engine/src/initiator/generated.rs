@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 /// The latest keys for one subsystem. Locked when connecting, never for I/O.
 #[derive(Default)]
-pub struct GeneratedKeys(Mutex<VecDeque<Made>>);
+pub struct GeneratedKeys(Mutex<VecDeque<StoredKey>>);
 
 /// A key and the time when it was generated.
-struct Made {
+struct StoredKey {
     key: Psk,
     at: Instant,
 }
@@ -46,8 +46,8 @@ impl GeneratedKeys {
     pub(super) fn keep(&self, input: &InputPsk, host: &Nqn, subsystem: &Nqn) {
         let Some(key) = input.tls_psks(host, subsystem).first().map(tls_key) else { return };
         let mut keys = self.lock();
-        keys.push_front(Made { key, at: Instant::now() });
-        keys.truncate(MOST);
+        keys.push_front(StoredKey { key, at: Instant::now() });
+        keys.truncate(MOST_KEYS);
     }
 
     /// Forgets keys that the target rejected.
@@ -55,7 +55,7 @@ impl GeneratedKeys {
         self.lock().retain(|made| offered.iter().all(|offered| offered.identity != made.key.identity));
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Made>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<StoredKey>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -67,7 +67,7 @@ impl fmt::Debug for GeneratedKeys {
 }
 
 /// Most keys kept: more targets behind one volume are unlikely, and a ClientHello has limited room.
-const MOST: usize = 4;
+const MOST_KEYS: usize = 4;
 /// How long before a key's expiry it is no longer used.
 const MARGIN: Duration = Duration::from_secs(60);
 
@@ -77,7 +77,7 @@ mod tests {
     use blockmux_proto::nvme::auth::Hash;
 
     #[test]
-    fn the_latest_comes_first_and_what_was_not_offered_is_not_forgotten() {
+    fn the_latest_key_comes_first_and_only_offered_keys_are_forgotten() {
         let [host, subsystem] = ["nqn.h", "nqn.s"].map(|name| Nqn::new(name).unwrap());
         let keys = GeneratedKeys::default();
         assert!(keys.all().is_none());
@@ -87,7 +87,7 @@ mod tests {
             identities.insert(0, keys.all().unwrap()[0].identity.clone());
         }
         let now = || keys.all().unwrap().iter().map(|key| key.identity.clone()).collect::<Vec<_>>();
-        assert_eq!(now(), identities[..MOST]);
+        assert_eq!(now(), identities[..MOST_KEYS]);
         let offered = keys.all().unwrap();
         keys.keep(&InputPsk::generated(Hash::Sha384, vec![9; 48]).unwrap(), &host, &subsystem);
         keys.forget(&offered);

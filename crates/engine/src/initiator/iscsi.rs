@@ -11,7 +11,7 @@
 //! portal that leads to another unit is refused; one that is down when the volume is opened may
 //! come up later.
 
-use super::datamover::With;
+use super::datamover::IscsiSetup;
 pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::seeds::Seeds;
@@ -94,8 +94,8 @@ pub fn describe(
     endpoint: &IscsiEndpoint,
     over: &impl Datamover,
 ) -> Result<IscsiDescription, IscsiConnectError> {
-    let told = |path| Answer::to(&path, over)?.description();
-    let first = blocking::first_answer(endpoint.paths().map(told));
+    let described = |path| LoginOutcome::to(&path, over)?.description();
+    let first = blocking::first_answer(endpoint.paths().map(described));
     first.unwrap_or_else(|| Err(IscsiConnectError::silent(&endpoint.address)))
 }
 
@@ -104,7 +104,7 @@ pub fn describe(
 /// # Errors
 /// If the target cannot be reached or refuses the login.
 pub fn luns(endpoint: &IscsiEndpoint, over: &impl Datamover) -> Result<Vec<Lun>, IscsiConnectError> {
-    let answer = Answer::to(endpoint, over)?;
+    let answer = LoginOutcome::to(endpoint, over)?;
     match answer.iscsi().refused() {
         Some(refused) if !matches!(refused, IscsiRefused::Unit(_)) => {
             Err(IscsiConnectError::refused(answer.address(), refused.clone()))
@@ -122,7 +122,7 @@ pub fn manage(
     over: &impl Datamover,
     function: Function,
 ) -> Result<FunctionResponse, IscsiConnectError> {
-    let answer = Answer::to_mode(endpoint, over, SessionPurpose::Manage(function))?;
+    let answer = LoginOutcome::to_mode(endpoint, over, SessionPurpose::Manage(function))?;
     if let Some(response) = answer.iscsi().function_response() {
         return Ok(response);
     }
@@ -143,7 +143,7 @@ pub fn discover<D: Datamover>(
     chap: Option<Chap>,
     over: &D,
 ) -> Result<(Vec<FoundTarget>, u64), IscsiConnectError> {
-    let random = Randomness::new(address)?;
+    let random = IscsiRandomness::new(address)?;
     let mut last = None;
     for chap in attempts(chap) {
         let ask = |over: &D| {
@@ -175,7 +175,7 @@ pub fn discover<D: Datamover>(
 }
 
 /// Result of one login, after redirections; it may be a refusal.
-struct Answer<D: Datamover> {
+struct LoginOutcome<D: Datamover> {
     session: D::Session,
     /// The transport variant that the target supports.
     over: D,
@@ -186,16 +186,16 @@ struct Answer<D: Datamover> {
     names: Vec<(TargetAddress, Address)>,
 }
 
-impl<D: Datamover> Answer<D> {
-    fn to(endpoint: &IscsiEndpoint, over: &D) -> Result<Answer<D>, IscsiConnectError> {
-        Answer::to_mode(endpoint, over, SessionPurpose::Describe)
+impl<D: Datamover> LoginOutcome<D> {
+    fn to(endpoint: &IscsiEndpoint, over: &D) -> Result<LoginOutcome<D>, IscsiConnectError> {
+        LoginOutcome::to_mode(endpoint, over, SessionPurpose::Describe)
     }
 
     fn to_mode(
         endpoint: &IscsiEndpoint,
         over: &D,
         purpose: SessionPurpose,
-    ) -> Result<Answer<D>, IscsiConnectError> {
+    ) -> Result<LoginOutcome<D>, IscsiConnectError> {
         let mut moves = Moves::from(endpoint.address.clone());
         let (mut names, mut over) = (Vec::new(), over.clone());
         loop {
@@ -204,7 +204,7 @@ impl<D: Datamover> Answer<D> {
                 ask(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, purpose)?;
             let Some(IscsiRefused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
                 moves.settle();
-                return Ok(Answer { session, over, chap, moves, names });
+                return Ok(LoginOutcome { session, over, chap, moves, names });
             };
             let lost = |problem| {
                 let refused = IscsiRefused::BadRedirect { from: from.to_string(), to: to.clone(), problem };
@@ -232,8 +232,8 @@ impl<D: Datamover> Answer<D> {
         if let Some(refused) = session.refused() {
             return Err(IscsiConnectError::refused(address, refused.clone()));
         }
-        let told = session.unit().cloned().zip(session.parameters().copied());
-        let (unit, parameters) = told.ok_or_else(|| IscsiConnectError::silent(address))?;
+        let described = session.unit().cloned().zip(session.parameters().copied());
+        let (unit, parameters) = described.ok_or_else(|| IscsiConnectError::silent(address))?;
         Ok(IscsiDescription { unit, parameters })
     }
 }
@@ -262,7 +262,7 @@ fn ask_once<D: Datamover>(
     purpose: SessionPurpose,
 ) -> Result<D::Session, IscsiConnectError> {
     let address = &endpoint.address;
-    let random = Randomness::new(address)?;
+    let random = IscsiRandomness::new(address)?;
     let config = endpoint.config(purpose, random.isid(0));
     let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
     let mut session = over.session(config, false, with);
@@ -276,10 +276,14 @@ fn ask_once<D: Datamover>(
         *over = older;
         return ask_once(endpoint, over, purpose);
     }
-    let told = D::iscsi(&session);
+    let described = D::iscsi(&session);
     match ran {
         // Only the logout failed.
-        Err(_) if told.unit().is_some() || told.refused().is_some() || told.function_response().is_some() => {
+        Err(_)
+            if described.unit().is_some()
+                || described.refused().is_some()
+                || described.function_response().is_some() =>
+        {
             Ok(session)
         }
         Err(broken) => Err(IscsiConnectError::broken(address, broken)),
@@ -334,7 +338,7 @@ pub struct IscsiDialer<D: Datamover = OverTcp> {
     paths: Paths,
     /// Host names in redirections, as resolved when the volume was opened.
     names: Vec<(TargetAddress, Address)>,
-    random: Randomness,
+    random: IscsiRandomness,
 }
 
 impl<D: Datamover> IscsiDialer<D> {
@@ -343,24 +347,27 @@ impl<D: Datamover> IscsiDialer<D> {
     /// # Errors
     /// As for [`connect`].
     pub fn new(endpoint: IscsiEndpoint, mut over: D) -> Result<IscsiDialer<D>, IscsiConnectError> {
-        let random = Randomness::new(&endpoint.address)?;
+        let random = IscsiRandomness::new(&endpoint.address)?;
         let (mut addresses, mut names) = (Vec::new(), Vec::new());
         let mut seen: Option<(UnitInfo, Option<Chap>, Address)> = None;
         let mut lost = None;
         for path in endpoint.paths() {
-            let told = Answer::to(&path, &over).and_then(|answer| Ok((answer.description()?.unit, answer)));
-            let (unit, answer) = match told {
-                Ok(told) => told,
+            let described =
+                LoginOutcome::to(&path, &over).and_then(|answer| Ok((answer.description()?.unit, answer)));
+            let (unit, answer) = match described {
+                Ok(described) => described,
                 // The portal may come up later, and others may be up now.
-                Err(error) if !endpoint.further.is_empty() && error.may_pass(IscsiRefused::may_pass) => {
-                    warn!("one path less: {error}");
+                Err(error)
+                    if !endpoint.further.is_empty() && error.is_retryable(IscsiRefused::is_retryable) =>
+                {
+                    warn!("a path cannot be used: {error}");
                     addresses.push(path.address);
                     lost = lost.or(Some(error));
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            let Answer { chap, moves, names: more, over: understood, .. } = answer;
+            let LoginOutcome { chap, moves, names: more, over: understood, .. } = answer;
             over = understood;
             if let Some((first, _, at)) = &seen {
                 is_same(first, &unit, at)
@@ -395,14 +402,14 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     fn session(&self, opening: &Opening<'_, NoControl>) -> D::Session {
         let config = self.endpoint.config(SessionPurpose::Use, self.random.isid(opening.link));
         let with = self.random.with(opening.pool.clone(), opening.now);
-        let with = With { segment_len: opening.segment_len, ..with };
+        let with = IscsiSetup { segment_len: opening.segment_len, ..with };
         self.over.session(config, self.paths.addresses.len() > 1, with)
     }
 
     fn check(&self, session: &D::Session) -> Result<(), String> {
         let now = D::iscsi(session).unit().ok_or("the unit was not described")?;
         if now.designator != self.first.designator || now.serial != self.first.serial {
-            return Err("another logical unit has its number now".to_owned());
+            return Err("its LUN leads to another logical unit now".to_owned());
         }
         let (first, mut info) = (self.first.volume_info(), now.volume_info());
         if !now.designator.is_empty() || !now.serial.is_empty() {
@@ -413,7 +420,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     }
 
     fn refusal(&self, session: &D::Session) -> Option<String> {
-        D::iscsi(session).refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        D::iscsi(session).refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 
     fn moved(&self, session: &D::Session) -> Option<Result<Move, String>> {
@@ -421,7 +428,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
         let Some(IscsiRefused::Moved { address: to, permanent }) = refused else { return None };
         let place: TargetAddress = match to.parse() {
             Ok(place) => place,
-            Err(problem) => return Some(Err(format!("target says that it has moved to {to}, {problem}"))),
+            Err(problem) => return Some(Err(format!("target redirects to {to}, {problem}"))),
         };
         let known =
             || self.names.iter().find(|(known, _)| (&known.host, known.port) == (&place.host, place.port));
@@ -429,8 +436,9 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
             Ok(ip) => Some(Address::Tcp((ip, place.port).into())),
             Err(_) => known().map(|(_, address)| address.clone()),
         };
-        let lost =
-            || format!("target says that it has moved to {to}, a host that was not known when it was opened");
+        let lost = || {
+            format!("target redirects to {to}, a host name that was not resolved when the volume was opened")
+        };
         Some(found.map(|address| Move { address, is_permanent: *permanent }).ok_or_else(lost))
     }
 }
@@ -457,7 +465,7 @@ pub(super) fn is_another(first: &UnitInfo, unit: &UnitInfo) -> Option<(String, S
 }
 
 /// Unpredictable numbers for sessions.
-struct Randomness {
+struct IscsiRandomness {
     seeds: Seeds,
     /// Seeds for memory region keys.
     region_seeds: Seeds,
@@ -465,16 +473,22 @@ struct Randomness {
     number: [u8; 3],
 }
 
-impl Randomness {
-    fn new(address: &Address) -> Result<Randomness, IscsiConnectError> {
+impl IscsiRandomness {
+    fn new(address: &Address) -> Result<IscsiRandomness, IscsiConnectError> {
         let broken = |error| IscsiConnectError::broken(address, Broken::Socket(error));
         let (seeds, region_seeds) = (Seeds::new().map_err(broken)?, Seeds::new().map_err(broken)?);
-        Ok(Randomness { seeds, region_seeds, number: sys::random_bytes().map_err(broken)? })
+        Ok(IscsiRandomness { seeds, region_seeds, number: sys::random_bytes().map_err(broken)? })
     }
 
     /// Parameters of one session.
-    fn with(&self, pool: Pool, now: Instant) -> With {
-        With { pool, seed: self.seeds.next(), region_seed: self.region_seeds.next(), segment_len: None, now }
+    fn with(&self, pool: Pool, now: Instant) -> IscsiSetup {
+        IscsiSetup {
+            pool,
+            seed: self.seeds.next(),
+            region_seed: self.region_seeds.next(),
+            segment_len: None,
+            now,
+        }
     }
 
     /// The ISID of a link: type "random", with the link number as qualifier.
@@ -507,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_recognised_by_its_name_and_one_without_never() {
+    fn a_unit_is_recognised_by_its_name_and_an_unnamed_unit_never_is() {
         let at = Address::Tcp(([192, 0, 2, 1], 3260).into());
         let said = |first, there| is_same(&first, &there, &at).map_err(|refused| refused.to_string());
         assert_eq!(said(unit("naa.1", "a"), unit("naa.1", "a")), Ok(()));

@@ -12,7 +12,7 @@ use super::moves::{Move, Moves};
 use super::overdue::Overdue;
 use super::retry::ReconnectTimer;
 use super::silence::Silence;
-use super::{Dialer, Known, Opening, PathGroup, RemoteVolume, TlsKeys};
+use super::{Dialer, Opening, PathGroup, RemoteVolume, TlsKeys, VolumeShared};
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
@@ -32,12 +32,12 @@ use tracing::warn;
 /// One session of a channel, over successive connections.
 pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
-    known: Arc<Known>,
+    known: Arc<VolumeShared>,
     /// The link's number, for the dialer.
     number: u32,
     /// The channel has other paths.
     has_other_paths: bool,
-    /// The rank that the channel was last told.
+    /// The rank that the channel was last notified of.
     rank: Option<PathRank>,
     /// The rank as the control session has reported it.
     reported_rank: PathRank,
@@ -277,7 +277,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 // Retrying does not help, and the user should learn why.
                 if error.kind() == ErrorKind::PermissionDenied && self.retry.on_denial() {
                     let target = self.moves.address();
-                    warn!(%target, "cannot connect: {error}; let this process open it, it is tried again meanwhile");
+                    warn!(%target, "cannot connect: {error}; grant this process access, it keeps trying");
                 }
                 self.lose(&error.to_string())
             }

@@ -62,7 +62,7 @@ pub use generated::GeneratedKeys;
 use link::Link;
 pub use missing::missing_connections;
 pub use moves::Move;
-use overdue::Late;
+use overdue::FailingRequests;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -200,14 +200,14 @@ pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -
         return Err(format!("the volume has {} bytes now, it had {}", now.size, first.size));
     }
     if now.write_cache && !first.write_cache {
-        return Err("the volume has a write cache now, and had none to be flushed".to_owned());
+        return Err("the volume has a write cache now, and had none".to_owned());
     }
     if now.logical_block > first.logical_block {
         let (now, first) = (now.logical_block, first.logical_block);
-        return Err(format!("the volume takes blocks of {now} bytes now, they were {first}"));
+        return Err(format!("the volume's blocks have {now} bytes now, they had {first}"));
     }
     if now.read_only && !first.read_only {
-        return Err("the volume is read-only now, and was not".to_owned());
+        return Err("the volume is read-only now, and was writable".to_owned());
     }
     if !now.shared_flush && first.shared_flush && connections > 1 {
         return Err("the target does not let several connections be used together any more".to_owned());
@@ -218,7 +218,7 @@ pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -
 /// A volume served by a remote target.
 pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
     dialer: Arc<D>,
-    known: Arc<Known>,
+    known: Arc<VolumeShared>,
     /// The target's identifier of the data, if it reports one.
     designator: Option<String>,
     connections: u32,
@@ -229,7 +229,7 @@ pub struct RemoteVolume<D: Dialer, H: Host = EngineCore> {
 }
 
 /// State shared by all channels of a volume.
-struct Known {
+struct VolumeShared {
     /// Properties at opening.
     first: VolumeInfo,
     /// Current size, in bytes.
@@ -240,7 +240,7 @@ struct Known {
     listeners: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
 
-impl Known {
+impl VolumeShared {
     fn info(&self) -> VolumeInfo {
         VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.first.clone() }
     }
@@ -271,7 +271,7 @@ impl<D: Dialer, H: Host> RemoteVolume<D, H> {
         reconnect_timeout: Duration,
     ) -> RemoteVolume<D, H> {
         let (dialer, links) = (Arc::new(dialer), AtomicU32::new(0));
-        let known = Arc::new(Known {
+        let known = Arc::new(VolumeShared {
             size: AtomicU64::new(info.size),
             reconnects: AtomicU64::new(0),
             first: info,
@@ -339,12 +339,12 @@ struct PathGroup {
     /// Requests may have to move to another link.
     is_changed: Cell<bool>,
     /// Requests that timed out, or failed on their path.
-    late: RefCell<Late>,
+    late: RefCell<FailingRequests>,
 }
 
 struct RemoteChannel<D: Dialer, H: Host> {
     info: VolumeInfo,
-    known: Arc<Known>,
+    known: Arc<VolumeShared>,
     links: Vec<Rc<RefCell<Link<D, H>>>>,
     group: Rc<PathGroup>,
     policy: Policy,
@@ -379,7 +379,7 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
     fn poll(&mut self, done: &mut Vec<Completion>) {
         if self.group.is_changed.take() {
             self.refresh_size();
-            self.share_out();
+            self.redistribute();
         }
         let before = done.len();
         done.append(&mut self.done);
@@ -432,7 +432,7 @@ impl<D: Dialer, H: Host> RemoteChannel<D, H> {
 
     /// Moves requests of links without a connection to other links, or fails them if all have given
     /// up.
-    fn share_out(&mut self) {
+    fn redistribute(&mut self) {
         let is_hopeless = self.group.alive.get() == 0;
         if !is_hopeless && !self.links.iter().any(|link| link.borrow().is_usable()) {
             return self.links.iter().for_each(|link| link.borrow_mut().retry_now());

@@ -47,10 +47,10 @@ impl Moves {
     pub(super) fn follow(&mut self, moved: Move) -> Result<(), Problem> {
         let is_known = moved.address == self.initial || self.visited.contains(&moved.address);
         if is_known {
-            return Err("which has sent us on already");
+            return Err("which was already visited: a redirection loop");
         }
         if self.visited.len() >= MAX_MOVES {
-            return Err("after more moves than are followed");
+            return Err("after 4 redirections, the limit");
         }
         self.is_permanent &= moved.is_permanent;
         self.visited.push(moved.address);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_for_now_is_asked_where_it_was_again() {
+    fn a_temporary_redirection_returns_to_the_initial_address() {
         let mut moves = Moves::from(at(1));
         moves.follow(to(2, false)).unwrap();
         assert_eq!(moves.address(), &at(2));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_for_good_is_asked_where_it_is() {
+    fn a_permanent_redirection_changes_the_initial_address() {
         let mut moves = Moves::from(at(1));
         moves.follow(to(2, true)).unwrap();
         moves.follow(to(3, true)).unwrap();
@@ -118,11 +118,11 @@ mod tests {
     }
 
     #[test]
-    fn circles_and_long_ways_are_left() {
+    fn redirection_loops_and_long_chains_are_refused() {
         let mut moves = Moves::from(at(1));
         assert!(moves.follow(to(1, true)).is_err());
         (2..=5).for_each(|port| moves.follow(to(port, true)).unwrap());
-        assert_eq!(moves.follow(to(3, false)), Err("which has sent us on already"));
-        assert_eq!(moves.follow(to(6, false)), Err("after more moves than are followed"));
+        assert_eq!(moves.follow(to(3, false)), Err("which was already visited: a redirection loop"));
+        assert_eq!(moves.follow(to(6, false)), Err("after 4 redirections, the limit"));
     }
 }

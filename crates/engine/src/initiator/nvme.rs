@@ -107,7 +107,7 @@ pub fn describe<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescri
 /// Queries the description by one path; also returns the transport variant that its controller
 /// supports.
 fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<(NvmeDescription, C), NvmeConnectError> {
-    let Answer { session, over } = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
+    let EndedAdminQueue { session, over } = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
     let answers = C::answers(&session);
     let told = answers.controller.cloned().zip(answers.namespaces.first().cloned());
     let silent = || NvmeConnectError::silent(&endpoint.address);
@@ -141,14 +141,14 @@ pub fn discover<C: NvmeCarrier>(
 }
 
 /// An admin queue that has ended.
-struct Answer<C: NvmeCarrier> {
+struct EndedAdminQueue<C: NvmeCarrier> {
     session: C::Admin,
     /// The transport variant that the controller supports.
     over: C,
 }
 
 /// Runs one admin queue; with concatenation, first another one if a TLS key must be generated.
-fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<Answer<C>, NvmeConnectError> {
+fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<EndedAdminQueue<C>, NvmeConnectError> {
     let mut attempts = 1;
     loop {
         let keys = endpoint.tls_keys();
@@ -175,7 +175,7 @@ fn ask_over<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
     ask: Ask,
     keys: Option<&Arc<[Psk]>>,
-) -> Result<Answer<C>, NvmeConnectError> {
+) -> Result<EndedAdminQueue<C>, NvmeConnectError> {
     let (address, over) = (&endpoint.address, endpoint.over.clone());
     let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(address, error))?;
     let config = endpoint.admin(ask, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
@@ -199,10 +199,10 @@ fn ask_over<C: NvmeCarrier>(
     }
     match ran {
         // Only the shutdown failed.
-        Err(_) if has_told => Ok(Answer { session, over }),
+        Err(_) if has_told => Ok(EndedAdminQueue { session, over }),
         Err(broken) => Err(NvmeConnectError::broken(address, broken)),
         Ok(()) if !has_told => Err(NvmeConnectError::silent(address)),
-        Ok(()) => Ok(Answer { session, over }),
+        Ok(()) => Ok(EndedAdminQueue { session, over }),
     }
 }
 
@@ -284,8 +284,10 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
                     seen = seen.or(Some((namespace, path.address)));
                 }
                 // The address may come up later, and others may be up now.
-                Err(error) if !endpoint.further.is_empty() && error.may_pass(NvmeRefused::may_pass) => {
-                    warn!("one path less: {error}");
+                Err(error)
+                    if !endpoint.further.is_empty() && error.is_retryable(NvmeRefused::is_retryable) =>
+                {
+                    warn!("a path cannot be used: {error}");
                     lost = lost.or(Some(error));
                 }
                 Err(error) => return Err(error),
@@ -318,7 +320,7 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
     fn check_namespace(&self, now: &NamespaceInfo) -> Result<(), String> {
         if now.identity != self.first.identity {
             let (now, first) = (&now.identity, &self.first.identity);
-            return Err(format!("another namespace has its number now: {now}, and not {first}"));
+            return Err(format!("its namespace ID leads to another namespace now: {now} instead of {first}"));
         }
         // The size may differ; resizes are handled elsewhere.
         let (first, now) = (self.first.volume_info(), now.volume_info());
@@ -404,13 +406,13 @@ impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
     }
 
     fn refusal(&self, session: &C::Queues) -> Option<String> {
-        C::refused(session).filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        C::refused(session).filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 
     fn control_refusal(&self, control: &C::Admin) -> Option<String> {
         let answers = C::answers(control);
         if let Some(refused) = answers.refused {
-            return (!refused.may_pass()).then(|| refused.to_string());
+            return (!refused.is_retryable()).then(|| refused.to_string());
         }
         let namespace = answers.controller.and_then(|_| answers.namespaces.first())?;
         self.check_namespace(namespace).err()
@@ -446,7 +448,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_is_recognised_by_its_name_and_one_without_never() {
+    fn a_namespace_is_recognised_by_its_name_and_an_unnamed_one_never_is() {
         let at = Address::Tcp(([192, 0, 2, 1], 4420).into());
         let named =
             |identity: &str| NamespaceInfo { identity: identity.to_owned(), ..NamespaceInfo::default() };

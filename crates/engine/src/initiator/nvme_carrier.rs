@@ -1,4 +1,4 @@
-//! What carries the queues of an NVMe host: TCP or RDMA.
+//! The transports of an NVMe host: TCP and RDMA.
 
 use crate::rdma::{OverIwarp, Setup};
 use blockmux_proto::fabrics::host::{AdminConfig, AdminResults, NvmeRefused, QueueConfig};
@@ -9,26 +9,28 @@ use blockmux_rdma::{Driven, Seed};
 use blockmux_volume::Pool;
 use std::time::Instant;
 
-/// What the connections of an NVMe host go over.
+/// The transport of an NVMe host's queues.
 pub trait NvmeCarrier: Clone + Send + Sync + 'static {
-    /// An admin queue.
+    /// A session with an admin queue.
     type Admin: Control + StreamSession + 'static;
-    /// I/O queues of one namespace.
+    /// A session with the I/O queues of one namespace.
     type Queues: Initiator + Overdue + StreamConnections + 'static;
 
-    /// An admin queue on a fresh connection.
+    /// Creates an admin queue for a new connection.
     fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin;
 
-    /// I/O queues, of which the first is on a fresh connection.
+    /// Creates the I/O queues; the first one is for a new connection.
     fn queues(&self, config: QueueConfig, has_other_paths: bool, with: QueueSetup) -> Self::Queues;
 
-    /// What the controller has told.
+    /// The results of the admin queue's commands.
     fn answers(admin: &Self::Admin) -> AdminResults<'_>;
 
-    /// As [`blockmux_proto::fabrics::host::HostQueues::set_path_rank`].
+    /// Sets the rank of the queues' path
+    /// ([`blockmux_proto::fabrics::host::HostQueues::set_path_rank`]).
     fn set_path_rank(queues: &mut Self::Queues, rank: PathRank);
 
-    /// As [`blockmux_proto::fabrics::host::HostQueues::refused`].
+    /// Why the controller refused the queues
+    /// ([`blockmux_proto::fabrics::host::HostQueues::refused`]).
     fn refused(queues: &Self::Queues) -> Option<&NvmeRefused>;
 
     /// The transport in its oldest variant, for controllers that support no other; `None`: this is
@@ -44,15 +46,15 @@ pub trait NvmeCarrier: Clone + Send + Sync + 'static {
     }
 }
 
-/// What queues are made with.
+/// Parameters of new queues.
 pub struct QueueSetup {
-    /// The core's.
+    /// The core's pool.
     pub pool: Pool,
-    /// For the names of memory: random, and no other session has it.
+    /// Seed for memory region keys: random and unique.
     pub seed: Seed,
-    /// How many bytes the connection's segments have, where that is known.
+    /// Maximum segment size of the connection in bytes, if known.
     pub segment_len: Option<usize>,
-    /// Now.
+    /// The current time.
     pub now: Instant,
 }
 
@@ -63,10 +65,10 @@ impl QueueSetup {
     }
 }
 
-/// Over TCP.
+/// NVMe/TCP.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NvmeOverTcp {
-    /// What to ask for.
+    /// The digests to request.
     pub digests: nvme_tcp::client::Digests,
 }
 

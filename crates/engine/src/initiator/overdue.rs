@@ -1,16 +1,16 @@
 //! Requests that get no reply in time.
 //!
 //! The timeout applies to the request that has waited the longest, counted from when it became the
-//! oldest: a slow link with a long queue delays all of its requests, and none is blamed for those
-//! before it. Bytes received for a request do not count, only its reply does. Requests that are
-//! overdue are aborted, where the protocol can, and sent again. If the abort is not done by the
+//! oldest: a slow link with a long queue delays all of its requests, and a request is not charged
+//! for those before it. Bytes received for a request do not count, only its reply does. An overdue
+//! request is aborted, if the protocol can, and sent again. If the abort has not completed by the
 //! next tick, or if there are other paths, the connection is closed and its requests are sent again
 //! over another one. A request without a reply for the volume's reconnect timeout fails.
 //!
-//! No time is stored per request. Four times in the span the session is asked which request is
-//! oldest ([`Initiator::look`](blockmux_proto::session::Overdue::look)); the same one five times in
-//! a row is overdue, by at most a quarter of the span. A core that did not run for a while counts
-//! one tick, however long that was.
+//! No time is stored per request. Four times in the timeout, a tick asks the session for the age of
+//! its oldest request ([`tick`](blockmux_proto::session::Overdue::tick)); a request that is the
+//! oldest in five ticks in a row is overdue, by at most a quarter of the timeout. A core that did
+//! not run for a while counts one tick, however long that was.
 
 use blockmux_volume::{Completion, Tag};
 use std::time::{Duration, Instant};
@@ -67,9 +67,9 @@ impl Overdue {
 /// Requests of a channel that are retried because they got no reply, or one that was not the
 /// volume's, and since when.
 #[derive(Default)]
-pub(super) struct Late(Vec<(Tag, Instant)>);
+pub(super) struct FailingRequests(Vec<(Tag, Instant)>);
 
-impl Late {
+impl FailingRequests {
     /// Records that a request failed, perhaps again; returns since when it has been failing.
     pub(super) fn add(&mut self, tag: Tag, now: Instant) -> Instant {
         match self.0.iter().find(|(late, _)| *late == tag) {
@@ -82,7 +82,7 @@ impl Late {
     }
 
     /// Records a request; returns whether it has been failing for longer than `timeout`.
-    pub(super) fn is_hopeless(&mut self, tag: Tag, now: Instant, timeout: Duration) -> bool {
+    pub(super) fn has_timed_out(&mut self, tag: Tag, now: Instant, timeout: Duration) -> bool {
         now.duration_since(self.add(tag, now)) >= timeout
     }
 
@@ -114,7 +114,7 @@ mod tests {
     const SPAN: Duration = Duration::from_secs(30);
 
     #[test]
-    fn looks_are_a_quarter_of_the_span_apart_and_only_while_answers_are_owed() {
+    fn ticks_are_a_quarter_of_the_timeout_apart_and_only_while_requests_are_pending() {
         let start = Instant::now();
         let mut overdue = Overdue::new(Some(SPAN));
         assert!(!overdue.is_due(|| start + SPAN * 9));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_seen_again_four_times_is_late_and_so_is_one_that_is_not_taken() {
+    fn a_request_pending_for_four_ticks_is_overdue_and_so_is_one_that_is_not_accepted() {
         let mut overdue = Overdue::new(Some(SPAN));
         assert_eq!((overdue.on_tick(3, false), overdue.on_tick(4, false)), (None, Some(SPAN)));
         let shut: Vec<_> = (0..5).map(|_| overdue.on_tick(0, true)).collect();
@@ -137,8 +137,8 @@ mod tests {
     }
 
     #[test]
-    fn a_late_request_is_late_since_the_first_time_until_it_completes() {
-        let (start, mut late) = (Instant::now(), Late::default());
+    fn a_failing_request_is_timed_from_its_first_failure_until_it_completes() {
+        let (start, mut late) = (Instant::now(), FailingRequests::default());
         assert_eq!(late.add(Tag(1), start), start);
         assert_eq!((late.add(Tag(2), start + SPAN), late.add(Tag(1), start + SPAN)), (start + SPAN, start));
         late.on_done(&[Completion { tag: Tag(1), result: Ok(blockmux_volume::Output::Nothing) }]);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_written_in_seconds_if_they_are_whole() {
+    fn whole_seconds_are_formatted_as_seconds() {
         assert_eq!((written(SPAN), written(SPAN / 1000)), ("30 s".to_owned(), "30 ms".to_owned()));
     }
 }

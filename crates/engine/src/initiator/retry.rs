@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_or_a_rest_begins_anew() {
+    fn a_completion_or_an_idle_period_restarts_the_timeout() {
         let now = Instant::now();
         let mut retry = ReconnectTimer::new(RECONNECT_TIMEOUT, now);
         retry.on_session();

@@ -126,7 +126,7 @@ fn describe_by(endpoint: &mut SrpEndpoint) -> Result<UnitInfo, SrpConnectError> 
 fn ask(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectError> {
     loop {
         let address = &endpoint.address;
-        let random = Randomness::new(address)?;
+        let random = SrpRandomness::new(address)?;
         let setup = random.setup(Pool::new(LOG_IN_POOL), None, Instant::now());
         let mut session = endpoint.session(endpoint.config(mode, random.port(endpoint, 0)), false, setup);
         let is_over = |session: &FirstOf<'_, Session>| session.0.session().is_over();
@@ -181,7 +181,7 @@ pub struct SrpDialer {
     /// The unit as it was when the volume was opened.
     first: UnitInfo,
     paths: Paths,
-    random: Randomness,
+    random: SrpRandomness,
 }
 
 impl SrpDialer {
@@ -203,8 +203,10 @@ impl SrpDialer {
                     seen = seen.or(Some((unit, path.address)));
                 }
                 // The address may come up later, and others may be up now.
-                Err(error) if !endpoint.further.is_empty() && error.may_pass(SrpRefused::may_pass) => {
-                    warn!("one path less: {error}");
+                Err(error)
+                    if !endpoint.further.is_empty() && error.is_retryable(SrpRefused::is_retryable) =>
+                {
+                    warn!("a path cannot be used: {error}");
                     lost = lost.or(Some(error));
                 }
                 Err(error) => return Err(error),
@@ -220,7 +222,7 @@ impl SrpDialer {
     /// # Errors
     /// If the system has no random numbers.
     pub fn of(endpoint: SrpEndpoint, first: UnitInfo) -> Result<SrpDialer, SrpConnectError> {
-        let random = Randomness::new(&endpoint.address)?;
+        let random = SrpRandomness::new(&endpoint.address)?;
         let addresses = endpoint.paths().map(|path| path.address).collect();
         let paths = Paths { addresses, policy: Policy::RoundRobin, timeout: endpoint.timeout };
         Ok(SrpDialer { endpoint, first, paths, random })
@@ -250,7 +252,7 @@ impl Dialer for SrpDialer {
     fn check(&self, session: &Session) -> Result<(), String> {
         let now = session.session().unit().ok_or("the unit was not described")?;
         if now.designator != self.first.designator || now.serial != self.first.serial {
-            return Err("another logical unit has its number now".to_owned());
+            return Err("its LUN leads to another logical unit now".to_owned());
         }
         let (first, mut info) = (self.first.volume_info(), now.volume_info());
         if !now.designator.is_empty() || !now.serial.is_empty() {
@@ -261,7 +263,7 @@ impl Dialer for SrpDialer {
     }
 
     fn refusal(&self, session: &Session) -> Option<String> {
-        session.session().refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        session.session().refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }
 
@@ -274,17 +276,20 @@ fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), SrpRef
 }
 
 /// Unpredictable numbers for sessions.
-struct Randomness {
+struct SrpRandomness {
     /// Of memory region keys.
     seeds: Seeds,
     /// The first half of the first half of our initiator ports' identifiers.
     number: [u8; 4],
 }
 
-impl Randomness {
-    fn new(address: &Address) -> Result<Randomness, SrpConnectError> {
+impl SrpRandomness {
+    fn new(address: &Address) -> Result<SrpRandomness, SrpConnectError> {
         let broken = |error| SrpConnectError::broken(address, Broken::Socket(error));
-        Ok(Randomness { seeds: Seeds::new().map_err(broken)?, number: sys::random_bytes().map_err(broken)? })
+        Ok(SrpRandomness {
+            seeds: Seeds::new().map_err(broken)?,
+            number: sys::random_bytes().map_err(broken)?,
+        })
     }
 
     fn setup(&self, pool: Pool, segment_len: Option<usize>, now: Instant) -> Setup {

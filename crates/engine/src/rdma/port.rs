@@ -9,7 +9,7 @@ use blockmux_proto::exports::VolumeId;
 use blockmux_proto::outbox::Outbox;
 use blockmux_proto::rdma::RdmaSession;
 use blockmux_proto::session::{
-    Demand, Home, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
+    CoreHandle, Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
 };
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, KEY_REQUEST};
@@ -91,8 +91,8 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
     /// The core that the session belongs to, if not this one, with the bytes to replay there.
     pub(crate) fn moves_to(
         &mut self,
-        of_tcp: impl FnOnce(&S) -> Option<Home>,
-        of_rdma: impl FnOnce(&R) -> Option<Home>,
+        of_tcp: impl FnOnce(&S) -> Option<CoreHandle>,
+        of_rdma: impl FnOnce(&R) -> Option<CoreHandle>,
     ) -> Option<Relocation> {
         match self {
             PortSession::Detecting(_) => None,

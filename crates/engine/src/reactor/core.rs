@@ -170,7 +170,7 @@ impl EngineCore {
         }
     }
 
-    /// Ends the loop, whatever still runs.
+    /// Ends the loop, even if tasks are still running.
     pub fn end(&self) {
         self.ended.set(true);
     }

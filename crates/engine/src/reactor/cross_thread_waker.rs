@@ -67,9 +67,9 @@ mod tests {
     use std::thread;
 
     /// Counts how often it runs.
-    struct Sleeper(Rc<Cell<u32>>);
+    struct RunCounter(Rc<Cell<u32>>);
 
-    impl Task for Sleeper {
+    impl Task for RunCounter {
         fn run(&mut self) -> Progress {
             self.0.set(self.0.get() + 1);
             Progress::Idle
@@ -77,12 +77,12 @@ mod tests {
     }
 
     #[test]
-    fn another_thread_wakes_a_task_each_time_it_rings() {
+    fn another_thread_wakes_a_task_with_each_call() {
         let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 1 << 20).unwrap();
         let (core, turns, ring) = (reactor.core().clone(), Rc::new(Cell::new(0)), Cell::new(None));
         core.spawn(|waker| {
             ring.set(Some(cross_thread_waker(&core, waker)));
-            Sleeper(turns.clone())
+            RunCounter(turns.clone())
         });
         let ring = ring.into_inner().unwrap();
         for turn in 1..4 {

@@ -125,7 +125,7 @@ impl Reactor {
             } else {
                 // Even right after activity: an entry that has completed ends the sleep at once.
                 self.sleep(now)?;
-                self.learn(|| now.elapsed());
+                self.adapt_spin(|| now.elapsed());
             }
         }
         Ok(())
@@ -134,7 +134,7 @@ impl Reactor {
     /// Spins longer if that would have avoided a sleep of this length. A peer that works on a long
     /// batch causes such sleeps: otherwise the two sides sleep alternately, and each batch also
     /// pays for a wake-up.
-    fn learn(&mut self, slept: impl FnOnce() -> Duration) {
+    fn adapt_spin(&mut self, slept: impl FnOnce() -> Duration) {
         // Other policies do not need the time, so the clock is not read.
         if let PollPolicy::Adaptive(shortest) = self.core.policy {
             self.spin = if slept() < LONGEST_SPIN { (self.spin * 2).min(LONGEST_SPIN) } else { shortest };
@@ -227,7 +227,7 @@ impl Reactor {
     /// check.
     fn trim_when_due(&mut self, now: Instant) -> Option<Instant> {
         let pool = self.core.pool();
-        if !pool.has_shed_much() {
+        if !pool.should_trim() {
             return None;
         }
         let due = *self.trim_at.get_or_insert(now + TRIM_AFTER);
@@ -287,7 +287,8 @@ fn shortest_spin(policy: PollPolicy) -> Duration {
 /// Longest spin of an adaptive core: somewhat more than a batch at depth 32 takes, and equal to
 /// KVM's default halt polling for a guest.
 const LONGEST_SPIN: Duration = Duration::from_micros(200);
-/// Interval of yields while an adaptive core spins; a yield costs a fiftieth of it if nobody waits.
+/// Interval of yields while an adaptive core spins; a yield costs a fiftieth of it if no
+/// thread is runnable.
 const YIELD_EVERY: Duration = Duration::from_micros(10);
 /// A yield that returns sooner than this has run no other thread.
 const SHORTEST_YIELD: Duration = Duration::from_micros(20);
@@ -370,20 +371,20 @@ mod tests {
     }
 
     #[test]
-    fn an_adaptive_core_spins_longer_as_long_as_that_would_have_saved_its_sleeps() {
+    fn an_adaptive_core_spins_longer_while_that_would_have_avoided_its_sleeps() {
         let us = Duration::from_micros;
         let (mut reactor, _inbox) = Reactor::new(PollPolicy::ADAPTIVE, 1 << 20).unwrap();
         let shortest = reactor.spin;
         let mut spins = Vec::new();
         for slept in [10, 10, 10, 10, 10_000] {
-            reactor.learn(|| us(slept));
+            reactor.adapt_spin(|| us(slept));
             spins.push(reactor.spin);
         }
         assert_eq!(spins, [2 * shortest, LONGEST_SPIN, LONGEST_SPIN, LONGEST_SPIN, shortest]);
         for policy in [PollPolicy::Never, PollPolicy::Always] {
             let (mut reactor, _inbox) = Reactor::new(policy, 1 << 20).unwrap();
             let before = reactor.spin;
-            reactor.learn(|| us(10));
+            reactor.adapt_spin(|| us(10));
             assert_eq!(reactor.spin, before);
         }
     }

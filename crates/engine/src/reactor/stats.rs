@@ -1,8 +1,9 @@
-//! What a core does, for monitoring: written by the core alone, read by other threads.
+//! Counters of a core for monitoring: the core writes them, other threads read them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one core. Nobody else's are in the same line of a CPU's cache.
+/// Counters of one core, aligned so that no other core's counters share a cache line (false
+/// sharing).
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct CoreStats {
@@ -20,25 +21,26 @@ impl CoreStats {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// Rounds in which it polled in vain.
+    /// Rounds in which it polled and found nothing.
     #[must_use]
     pub fn spins(&self) -> u64 {
         self.idle_turns.load(Ordering::Relaxed)
     }
 
-    /// How often it slept.
+    /// Number of times that it slept.
     #[must_use]
     pub fn sleeps(&self) -> u64 {
         self.sleeps.load(Ordering::Relaxed)
     }
 
-    /// Bytes of its buffers that are in use, as of its last sleep or of some thousand rounds ago.
+    /// Bytes of its buffers in use, as of its last sleep or, without sleep, of the last few
+    /// thousand rounds.
     #[must_use]
     pub fn buffer_bytes(&self) -> u64 {
         self.buffer_bytes.load(Ordering::Relaxed)
     }
 
-    /// Most bytes of buffers.
+    /// Limit of its buffers, in bytes.
     #[must_use]
     pub fn buffer_limit_bytes(&self) -> u64 {
         self.buffer_limit_bytes.load(Ordering::Relaxed)
@@ -59,7 +61,7 @@ impl CoreStats {
     }
 }
 
-/// Without a locked instruction: one core alone writes it.
+/// Without a locked instruction: only one core writes the counter.
 #[inline]
 fn add_one(count: &AtomicU64) {
     count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);

@@ -16,7 +16,7 @@ use blockmux_tls::{
 use std::io;
 
 /// State of a connection whose records the kernel makes.
-pub(super) struct ByKernel {
+pub(super) struct KernelTls {
     is_client: bool,
     sending: TrafficSecret,
     receiving: TrafficSecret,
@@ -36,7 +36,7 @@ pub(super) enum HandedOver {
     /// The kernel refused; the library goes on.
     Refused(io::Error),
     /// The kernel makes the records.
-    Done(Box<ByKernel>),
+    Done(Box<KernelTls>),
 }
 
 /// Passes the keys to the kernel, which is attached to the socket.
@@ -51,16 +51,14 @@ pub(super) fn hand_over<S: ByteStream>(tls: &mut Tls, stream: &mut S) -> Result<
     if stream.set_tls_keys(Direction::Receiving, &keys).is_err() {
         // This socket cannot go back to the library, but later connections use the library.
         stream.forgo_tls();
-        return Err(Broken::Keys(
-            "the kernel has taken a key of TLS for one direction and not for the other",
-        ));
+        return Err(Broken::Keys("the kernel accepted the TLS key of one direction only"));
     }
-    Ok(HandedOver::Done(Box::new(ByKernel::new(exported, tls.is_client()))))
+    Ok(HandedOver::Done(Box::new(KernelTls::new(exported, tls.is_client()))))
 }
 
-impl ByKernel {
-    fn new(exported: ExportedKeys, is_client: bool) -> ByKernel {
-        ByKernel {
+impl KernelTls {
+    fn new(exported: ExportedKeys, is_client: bool) -> KernelTls {
+        KernelTls {
             is_client,
             blocks: exported.next_sent.saturating_mul(MOST_BLOCKS_OF_RECORD),
             sending: exported.sending,
@@ -77,7 +75,7 @@ impl ByKernel {
         let bytes = bytes as u64;
         // The kernel makes as few records of a call as possible.
         let records = bytes / MAX_PLAINTEXT as u64 + 1;
-        self.blocks += bytes / BLOCK + 1 + records * BLOCKS_BESIDE;
+        self.blocks += bytes / BLOCK + 1 + records * OVERHEAD_BLOCKS;
         self.owes_update |= self.blocks >= MOST_BLOCKS;
     }
 
@@ -99,7 +97,9 @@ impl ByKernel {
             // The peer expects the next key, which the kernel does not accept, and the old key must
             // not be used.
             self.is_closed = true;
-            Broken::Keys("a key of TLS has protected as much as it may, and the kernel takes no other")
+            Broken::Keys(
+                "the TLS key has reached its limit, and the kernel accepts no other (Linux 6.14 does)",
+            )
         })
     }
 
@@ -130,7 +130,7 @@ impl ByKernel {
                 }
             }
             Err(broken) => {
-                self.complain(stream, &broken);
+                self.send_alert(stream, &broken);
                 Err(broken)
             }
         }
@@ -152,13 +152,15 @@ impl ByKernel {
 
     fn update_receiving<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), Broken> {
         self.receiving.update();
-        stream
-            .set_tls_keys(Direction::Receiving, &self.receiving.keys(0))
-            .map_err(|_| Broken::Keys("the peer has changed its key of TLS, and the kernel takes no other"))
+        stream.set_tls_keys(Direction::Receiving, &self.receiving.keys(0)).map_err(|_| {
+            Broken::Keys(
+                "the peer has updated its TLS key, and the kernel accepts no other (Linux 6.14 does)",
+            )
+        })
     }
 
     /// Sends an alert if the peer has violated TLS.
-    fn complain<S: ByteStream>(&mut self, stream: &mut S, broken: &Broken) {
+    fn send_alert<S: ByteStream>(&mut self, stream: &mut S, broken: &Broken) {
         let Broken::Tls(error) = broken else { return };
         // After close_notify nothing more is sent (RFC 8446 §6.2).
         if let Some(alert) = error.alert()
@@ -180,8 +182,8 @@ impl ByKernel {
 /// Block size of the cipher, in bytes.
 const BLOCK: u64 = 16;
 /// Blocks of each record beyond its data: content type and authentication tag.
-const BLOCKS_BESIDE: u64 = 2;
-const MOST_BLOCKS_OF_RECORD: u64 = MAX_PLAINTEXT as u64 / BLOCK + BLOCKS_BESIDE;
+const OVERHEAD_BLOCKS: u64 = 2;
+const MOST_BLOCKS_OF_RECORD: u64 = MAX_PLAINTEXT as u64 / BLOCK + OVERHEAD_BLOCKS;
 /// Limit of an AES-GCM key: 2^24.5 records of maximum length (RFC 8446 §5.5). It is counted in
 /// blocks, so that more short records are permitted.
 const MOST_BLOCKS: u64 = 23_726_566 * (MAX_PLAINTEXT as u64 / BLOCK);
@@ -210,16 +212,16 @@ mod tests {
     use blockmux_tls::{ClientCredentials, ServerCredentials};
 
     #[test]
-    fn what_a_key_may_protect_is_as_much_of_the_longest_records_as_the_specification_has() {
+    fn a_key_protects_as_many_records_of_maximum_length_as_the_specification_permits() {
         let most = 2f64.powf(24.5);
         assert!((most - 1.0..most).contains(&((MOST_BLOCKS / 1024) as f64)));
         // The bound is never below the true number: for records of 16 KiB, and for the shortest
         // ones.
         for (bytes, records) in [(MAX_PLAINTEXT, 1), (64 << 10, 4), (1, 1), (0, 1), (24, 1)] {
-            let mut kernel = ByKernel::new(exported(), true);
+            let mut kernel = KernelTls::new(exported(), true);
             kernel.on_sent(bytes);
             let least = (bytes as u64 + records).div_ceil(BLOCK) + records;
-            assert!(kernel.blocks >= least && kernel.blocks <= least + 2 * BLOCKS_BESIDE + 2, "{bytes}");
+            assert!(kernel.blocks >= least && kernel.blocks <= least + 2 * OVERHEAD_BLOCKS + 2, "{bytes}");
         }
     }
 

@@ -11,18 +11,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One end: what it has to say, and what it has heard.
+/// One end: bytes to send, and bytes received.
 struct End {
     stream: SimStream,
     secure: Option<Secure>,
     outbox: Outbox,
     chunk: Chunk,
-    heard: Vec<u8>,
+    received: Vec<u8>,
     failed: Option<String>,
 }
 
-/// A client's end and a server's, over a network that splits what is sent and holds little.
-struct Setting {
+/// A client and a server, over a network that splits messages and has a small window.
+struct TlsPair {
     world: World,
     client: End,
     server: End,
@@ -31,12 +31,12 @@ struct Setting {
 impl End {
     fn new(stream: SimStream, secure: Option<Secure>, room: usize) -> End {
         let chunk = Chunk::new(Memory::from_heap(room));
-        End { stream, secure, outbox: Outbox::default(), chunk, heard: Vec::new(), failed: None }
+        End { stream, secure, outbox: Outbox::default(), chunk, received: Vec::new(), failed: None }
     }
 
     fn turn(&mut self, pool: &Pool) {
         if self.failed.is_some() {
-            // What is to be said of that is said whole.
+            // Sends the alert.
             let _ = self.secure.as_mut().map(|secure| self.stream.send(secure.outgoing()));
         } else if let Err(error) = self.try_turn(pool) {
             self.failed = Some(error.to_string());
@@ -60,7 +60,7 @@ impl End {
             Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
-        self.heard.extend(self.chunk.unread());
+        self.received.extend(self.chunk.unread());
         self.chunk.take(self.chunk.unread().len());
         let result = match &mut self.secure {
             None => self.stream.send(&mut self.outbox),
@@ -79,8 +79,8 @@ impl End {
     }
 }
 
-impl Setting {
-    fn new(seed: u64, client: Option<Secure>, server: Secure) -> Setting {
+impl TlsPair {
+    fn new(seed: u64, client: Option<Secure>, server: Secure) -> TlsPair {
         let conditions = NetworkConditions { window: 5000, most_per_call: 700, ..NetworkConditions::FAIR };
         let mut world = World::new(SimNet::new(seed, conditions));
         let (clients, servers) = (world.add_core(1 << 20), world.add_core(1 << 20));
@@ -91,14 +91,14 @@ impl Setting {
         let stream = clients.connect(&address).unwrap();
         world.run_for(Duration::from_secs(1)).unwrap();
         let accepted = accepted.borrow_mut().take().unwrap();
-        Setting {
+        TlsPair {
             world,
             client: End::new(stream, client, 300),
             server: End::new(accepted, Some(server), 7000),
         }
     }
 
-    /// Goes on for a while.
+    /// Runs both ends for this many turns.
     fn run(&mut self, turns: usize) {
         let pool = Pool::new(1 << 20);
         for _ in 0..turns {
@@ -122,62 +122,62 @@ fn lookup() -> ServerCredentials {
 }
 
 #[test]
-fn sessions_on_both_ends_see_plain_bytes_and_their_outboxes_empty_when_all_is_sent() {
+fn sessions_see_plaintext_and_their_outboxes_are_empty_once_all_is_sent() {
     for seed in 0..8 {
         let client = Secure::client(&keys(7)).unwrap();
-        let mut setting = Setting::new(seed, Some(client), Secure::server(lookup()));
-        let said: Vec<u8> = (0..200_000u32).map(|at| (at / 251 + at) as u8).collect();
-        setting.client.outbox.push_head(b"head");
-        setting.client.outbox.push_seg(Seg::from_slice(&said));
-        setting.server.outbox.push_seg(Seg::from_slice(&said[..100_000]));
-        let len = setting.client.outbox.len();
-        setting.run(30);
-        assert!(setting.client.secure.as_ref().unwrap().is_open());
-        assert_eq!(setting.client.outbox.len(), len, "what is not sent whole is there still");
-        setting.run(4000);
-        assert_eq!((&setting.client.failed, &setting.server.failed), (&None, &None));
-        assert!(setting.server.heard == [&b"head"[..], &said].concat());
-        assert!(setting.client.heard == said[..100_000]);
-        assert!(setting.client.outbox.is_empty() && setting.server.outbox.is_empty());
-        let secure = setting.server.secure.as_mut().unwrap();
+        let mut pair = TlsPair::new(seed, Some(client), Secure::server(lookup()));
+        let data: Vec<u8> = (0..200_000u32).map(|at| (at / 251 + at) as u8).collect();
+        pair.client.outbox.push_head(b"head");
+        pair.client.outbox.push_seg(Seg::from_slice(&data));
+        pair.server.outbox.push_seg(Seg::from_slice(&data[..100_000]));
+        let len = pair.client.outbox.len();
+        pair.run(30);
+        assert!(pair.client.secure.as_ref().unwrap().is_open());
+        assert_eq!(pair.client.outbox.len(), len, "what is not sent whole is there still");
+        pair.run(4000);
+        assert_eq!((&pair.client.failed, &pair.server.failed), (&None, &None));
+        assert!(pair.server.received == [&b"head"[..], &data].concat());
+        assert!(pair.client.received == data[..100_000]);
+        assert!(pair.client.outbox.is_empty() && pair.server.outbox.is_empty());
+        let secure = pair.server.secure.as_mut().unwrap();
         assert_eq!(secure.take_peer(), Some(SecuredBy::Psk(b"key")));
-        assert_eq!(secure.take_peer(), None, "it is told once");
+        assert_eq!(secure.take_peer(), None, "it is reported once");
     }
 }
 
 #[test]
-fn who_comes_without_tls_is_taken_so_only_where_that_may_be() {
-    let said = Seg::from_slice(&[0; 128]);
-    let mut setting = Setting::new(1, None, Secure::if_asked(lookup()));
-    setting.client.outbox.push_seg(said.clone());
-    setting.server.outbox.push_head(b"hello");
-    setting.run(20);
-    assert_eq!((setting.server.heard.len(), setting.client.heard.as_slice()), (128, &b"hello"[..]));
-    let mut setting = Setting::new(1, None, Secure::server(lookup()));
-    setting.client.outbox.push_seg(said);
-    setting.run(20);
-    assert_eq!(setting.server.failed.unwrap(), "peer connected without TLS, which is required here");
-    assert!(setting.server.heard.is_empty());
+fn a_plaintext_client_is_accepted_only_if_tls_is_optional() {
+    let data = Seg::from_slice(&[0; 128]);
+    let mut pair = TlsPair::new(1, None, Secure::if_asked(lookup()));
+    pair.client.outbox.push_seg(data.clone());
+    pair.server.outbox.push_head(b"hello");
+    pair.run(20);
+    assert_eq!((pair.server.received.len(), pair.client.received.as_slice()), (128, &b"hello"[..]));
+    let mut pair = TlsPair::new(1, None, Secure::server(lookup()));
+    pair.client.outbox.push_seg(data);
+    pair.run(20);
+    assert_eq!(pair.server.failed.unwrap(), "peer connected without TLS, which is required here");
+    assert!(pair.server.received.is_empty());
 }
 
 #[test]
-fn both_ends_are_told_of_a_wrong_key() {
+fn both_ends_report_a_wrong_key() {
     let client = Secure::client(&keys(8)).unwrap();
-    let mut setting = Setting::new(1, Some(client), Secure::if_asked(lookup()));
-    setting.client.outbox.push_head(b"secret");
-    setting.run(50);
-    let [client, server] = [setting.client.failed, setting.server.failed].map(Option::unwrap);
+    let mut pair = TlsPair::new(1, Some(client), Secure::if_asked(lookup()));
+    pair.client.outbox.push_head(b"secret");
+    pair.run(50);
+    let [client, server] = [pair.client.failed, pair.server.failed].map(Option::unwrap);
     assert!(server.contains("has a TLS key different from ours named key"), "{server}");
     assert!(client.contains("decrypt_error"), "{client}");
 }
 
 #[test]
-fn a_peer_that_leaves_within_the_handshake_has_left() {
+fn a_peer_that_closes_during_the_handshake_fails_the_connection() {
     let client = Secure::client(&keys(7)).unwrap();
-    let mut setting = Setting::new(1, Some(client), Secure::server(lookup()));
-    setting.client.turn(&Pool::new(1 << 20));
-    setting.world.run_for(Duration::from_secs(1)).unwrap();
-    setting.server.stream.close();
-    setting.run(20);
-    assert!(setting.client.failed.is_some());
+    let mut pair = TlsPair::new(1, Some(client), Secure::server(lookup()));
+    pair.client.turn(&Pool::new(1 << 20));
+    pair.world.run_for(Duration::from_secs(1)).unwrap();
+    pair.server.stream.close();
+    pair.run(20);
+    assert!(pair.client.failed.is_some());
 }

@@ -216,7 +216,7 @@ impl Task for Client {
             return Progress::Done;
         }
         self.channel.kick();
-        // Completions within `submit` wake nobody.
+        // Completions within `submit` cause no wake-up.
         self.channel.poll(&mut self.done);
         if self.done.is_empty() { Progress::Idle } else { Progress::More }
     }
@@ -239,7 +239,7 @@ impl Request {
             (Op::Read, Ok(Output::Data(data))) => {
                 let bytes = data.to_vec();
                 if bytes.len() != (self.blocks.end - self.blocks.start) as usize * BLOCK {
-                    return ledger.fault(format!("a read brought {} bytes", bytes.len()));
+                    return ledger.fault(format!("a read returned {} bytes", bytes.len()));
                 }
                 for (block, bytes) in self.blocks.zip(bytes.chunks(BLOCK)) {
                     ledger.check("read", block, bytes);
@@ -251,15 +251,15 @@ impl Request {
                     let blocks = at..at + extent.len / BLOCK as u64;
                     at = blocks.end;
                     if blocks.is_empty() || blocks.end > self.blocks.end {
-                        return ledger.fault(format!("block status brought blocks {blocks:?}"));
+                        return ledger.fault(format!("block status returned blocks {blocks:?}"));
                     }
                     if extent.zero && !blocks.clone().all(|block| ledger.may_be_zero(block)) {
-                        ledger.fault(format!("block status calls blocks {blocks:?} zeroes"));
+                        ledger.fault(format!("block status reports blocks {blocks:?} as zeroes"));
                     }
                 }
             }
             (Op::Read | Op::BlockStatus, Ok(output)) => {
-                ledger.fault(format!("{:?} brought {output:?}", self.op));
+                ledger.fault(format!("{:?} returned {output:?}", self.op));
             }
             _ => {}
         }

@@ -18,7 +18,7 @@ pub struct SimCore {
     net: SimNet,
     pool: Pool,
     ready: Rc<ReadyList>,
-    tasks: RefCell<Vec<Slot>>,
+    tasks: RefCell<Vec<SimTaskSlot>>,
     stopping: Cell<bool>,
     /// It gets no CPU time.
     waits: Cell<bool>,
@@ -27,7 +27,7 @@ pub struct SimCore {
 }
 
 /// A task's entry. Entries are not reused, because tasks are few and short-lived.
-struct Slot {
+struct SimTaskSlot {
     waker: Waker,
     /// Absent while the task runs, and after it has ended.
     task: Option<Box<dyn Task>>,
@@ -68,7 +68,7 @@ impl SimCore {
 
     /// Ends the process at once: its tasks are dropped and its connections closed.
     pub fn kill(&self) {
-        let tasks: Vec<Slot> = self.tasks.borrow_mut().drain(..).collect();
+        let tasks: Vec<SimTaskSlot> = self.tasks.borrow_mut().drain(..).collect();
         drop(tasks);
     }
 
@@ -140,7 +140,7 @@ impl Host for SimCore {
     fn spawn<T: Task + 'static>(&self, make: impl FnOnce(&Waker) -> T) {
         let id = self.tasks.borrow().len();
         let waker = self.ready.waker(id as u64);
-        self.tasks.borrow_mut().push(Slot { waker: waker.clone(), task: None });
+        self.tasks.borrow_mut().push(SimTaskSlot { waker: waker.clone(), task: None });
         let task = make(&waker);
         self.tasks.borrow_mut()[id].task = Some(Box::new(task));
         waker.wake();
@@ -149,7 +149,7 @@ impl Host for SimCore {
     fn try_spawn<T: Task + 'static, E>(&self, make: impl FnOnce(&Waker) -> Result<T, E>) {
         let id = self.tasks.borrow().len();
         let waker = self.ready.waker(id as u64);
-        self.tasks.borrow_mut().push(Slot { waker: waker.clone(), task: None });
+        self.tasks.borrow_mut().push(SimTaskSlot { waker: waker.clone(), task: None });
         if let Ok(task) = make(&waker) {
             self.tasks.borrow_mut()[id].task = Some(Box::new(task));
             waker.wake();

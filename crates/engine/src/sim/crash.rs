@@ -35,7 +35,7 @@ struct Medium {
 
 impl CrashVolume {
     /// A volume of zeroes with `blocks` blocks of [`BLOCK`] bytes. Each request takes up to
-    /// `delay`; of a million, this many fail with a medium error and change nothing.
+    /// `delay`, and this many of a million fail with a medium error and change nothing.
     #[must_use]
     pub fn new(
         blocks: u64,
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_or_forced_outlives_a_crash() {
+    fn flushed_and_fua_writes_survive_a_crash() {
         for seed in 0..20 {
             let volume = volume(seed);
             done_at_once(&volume, write(0, 1, false));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_was_not_flushed_a_crash_keeps_a_part() {
+    fn a_crash_keeps_part_of_the_unflushed_writes() {
         let volume = volume(1);
         (0..64).for_each(|block| done_at_once(&volume, write(block, 7, false)));
         volume.crash();

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The only volume of a target, named `disk0`.
-pub(super) struct Disk {
+pub(super) struct SimDisk {
     pub(super) volume: Arc<CrashVolume>,
     pub(super) exports: Exports,
     ledger: Arc<Mutex<Ledger>>,
@@ -21,16 +21,16 @@ pub(super) struct Disk {
     seed: u64,
 }
 
-impl Disk {
+impl SimDisk {
     /// Everything random follows from `seed`; an I/O takes at most `delay`.
-    pub(super) fn new(seed: u64, blocks: u64, delay: Duration, medium_errors_per_million: u32) -> Disk {
+    pub(super) fn new(seed: u64, blocks: u64, delay: Duration, medium_errors_per_million: u32) -> SimDisk {
         let ledger = Arc::new(Mutex::new(Ledger::new(blocks)));
         let observed = ledger.clone();
         let observer = Box::new(move |block, bytes: &[u8]| lock(&observed).on_executed(block, bytes));
         let volume = Arc::new(CrashVolume::new(blocks, delay, medium_errors_per_million, seed ^ 1, observer));
         let (name, description) = ("disk0".to_owned(), String::new());
         let export = Export { name, description, read_only: false, volume: volume.clone() };
-        Disk { volume, exports: Exports::new(vec![export]), ledger, blocks, seed }
+        SimDisk { volume, exports: Exports::new(vec![export]), ledger, blocks, seed }
     }
 
     pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -52,7 +52,7 @@ impl Disk {
 
     /// Checks every block at the end: returns the first fault, or the number of writes done again
     /// after they were acknowledged.
-    pub(super) fn verdict(&self) -> Result<u64, String> {
+    pub(super) fn check_result(&self) -> Result<u64, String> {
         let mut ledger = self.ledger();
         for block in 0..self.blocks {
             let content = self.volume.content(block);

@@ -3,7 +3,7 @@
 use super::client::Plan;
 use super::conditions::NetworkConditions;
 use super::core::{SimCore, World};
-use super::disk::Disk;
+use super::disk::SimDisk;
 use super::lan::{LanConditions, SimLan};
 use super::net::SimNet;
 use crate::frames::Share;
@@ -37,19 +37,19 @@ pub struct FrameScenario {
     pub ports: usize,
     /// Longest delay of the volume.
     pub volume_delay: Duration,
-    /// Restarts of the target, or link failures, if any.
-    pub trouble: Option<FrameTrouble>,
+    /// Repeated faults, if any.
+    pub fault: Option<FrameFault>,
     /// Target and initiator share a CPU, alternating in time slices of this length.
     pub turns: Option<Duration>,
 }
 
-/// Repeated faults, each after at most this time.
+/// Repeated faults; the time between two of them is random, up to this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FrameTrouble {
+pub enum FrameFault {
     /// The target is stopped in order and restarted.
     TargetRestarts(Duration),
     /// All links go down and up.
-    CablesOut(Duration),
+    LinksDown(Duration),
 }
 
 /// Result of a simulation.
@@ -60,7 +60,7 @@ pub struct FrameOutcome {
     /// Frames sent.
     pub frames: u64,
     /// Number of faults.
-    pub troubles: u32,
+    pub faults: u32,
 }
 
 impl FrameScenario {
@@ -76,7 +76,7 @@ impl FrameScenario {
             most_blocks: 8,
             ports: 1,
             volume_delay: Duration::ZERO,
-            trouble: None,
+            fault: None,
             turns: None,
         }
     }
@@ -91,27 +91,27 @@ impl FrameScenario {
     }
 
     fn run_out(&self) -> Result<FrameOutcome, String> {
-        let mut run = Run::new(self);
+        let mut run = FrameRun::new(self);
         run.start_target();
         let finished = run.start_client();
-        let mut troubles = 0;
+        let mut faults = 0;
         while !finished.get()
             && let Some(turn) = self.turns
         {
             run.take_turns(turn)?;
         }
         while !finished.get() {
-            let Some(trouble) = self.trouble else {
+            let Some(fault) = self.fault else {
                 run.run_until(|| finished.get())?;
                 break;
             };
-            let (FrameTrouble::TargetRestarts(most) | FrameTrouble::CablesOut(most)) = trouble;
+            let (FrameFault::TargetRestarts(most) | FrameFault::LinksDown(most)) = fault;
             run.pass(most)?;
             if finished.get() {
                 break;
             }
-            troubles += 1;
-            if matches!(trouble, FrameTrouble::CablesOut(_)) {
+            faults += 1;
+            if matches!(fault, FrameFault::LinksDown(_)) {
                 run.lan.set_up(false);
                 run.pass(most)?;
                 run.lan.set_up(true);
@@ -124,34 +124,34 @@ impl FrameScenario {
         let initiator = run.initiator.clone();
         run.run_until(|| initiator.is_idle())?;
         run.stop_target()?;
-        run.verdict()?;
+        run.check_result()?;
         let took = run.world.net().now() - run.began;
-        Ok(FrameOutcome { took, frames: run.lan.sent(), troubles })
+        Ok(FrameOutcome { took, frames: run.lan.sent(), faults })
     }
 }
 
-struct Run {
+struct FrameRun {
     scenario: FrameScenario,
     world: World,
     lan: SimLan,
     began: Instant,
-    disk: Disk,
+    disk: SimDisk,
     initiator: Rc<SimCore>,
     targets: Vec<Rc<SimCore>>,
 }
 
-impl Run {
-    fn new(scenario: &FrameScenario) -> Run {
+impl FrameRun {
+    fn new(scenario: &FrameScenario) -> FrameRun {
         let mut world = World::new(SimNet::new(scenario.seed, NetworkConditions::FAIR));
         let lan = SimLan::new(scenario.conditions);
         let initiator = world.add_core(64 << 20);
         initiator.join(&lan);
-        Run {
+        FrameRun {
             scenario: *scenario,
             began: world.net().now(),
             world,
             lan,
-            disk: Disk::new(scenario.seed, scenario.blocks, scenario.volume_delay, 0),
+            disk: SimDisk::new(scenario.seed, scenario.blocks, scenario.volume_delay, 0),
             initiator,
             targets: Vec::new(),
         }
@@ -179,7 +179,8 @@ impl Run {
         let core = self.world.add_core(64 << 20);
         core.join(&self.lan);
         let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
-        let session = AoeTargetSession::new(self.disk.exports.clone(), vec![unit]).expect("it is one disk");
+        let session =
+            AoeTargetSession::new(self.disk.exports.clone(), vec![unit]).expect("there is one disk");
         FrameTargetTask::spawn(
             &core,
             &self.interfaces(),
@@ -215,13 +216,13 @@ impl Run {
         Ok(())
     }
 
-    fn verdict(&self) -> Result<(), String> {
+    fn check_result(&self) -> Result<(), String> {
         if self.initiator.pool().out_bytes() > 0 {
             return Err("the initiator has not given back its buffers".to_owned());
         }
-        match self.disk.verdict()? {
+        match self.disk.check_result()? {
             // A restarted target does not know what the one before has done.
-            stale if stale > 0 && self.scenario.trouble.is_none() => {
+            stale if stale > 0 && self.scenario.fault.is_none() => {
                 Err(format!("{stale} writes were done after they had been acknowledged"))
             }
             _ => Ok(()),

@@ -46,9 +46,9 @@ pub const LATEST: Duration = Duration::from_millis(200);
 
 /// The segment; a clone is another handle to it.
 #[derive(Clone)]
-pub struct SimLan(Rc<Segment>);
+pub struct SimLan(Rc<EthernetSegment>);
 
-struct Segment {
+struct EthernetSegment {
     conditions: LanConditions,
     ports: RefCell<Vec<Rc<Station>>>,
     made: Cell<u32>,
@@ -75,7 +75,7 @@ impl SimLan {
     #[must_use]
     pub fn new(conditions: LanConditions) -> SimLan {
         let (ports, made, sent) = (RefCell::default(), Cell::new(0), Cell::new(0));
-        SimLan(Rc::new(Segment { conditions, ports, made, sent }))
+        SimLan(Rc::new(EthernetSegment { conditions, ports, made, sent }))
     }
 
     /// Frames sent so far.

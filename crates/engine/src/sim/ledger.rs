@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_undoes_what_was_not_flushed() {
+    fn a_crash_may_undo_unflushed_writes() {
         let mut ledger = Ledger::new(1);
         write(&mut ledger, 1, FORCED);
         write(&mut ledger, 2, DONE);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_over_a_crash_covers_nothing() {
+    fn a_flush_in_flight_at_a_crash_covers_nothing() {
         let mut ledger = Ledger::new(1);
         write(&mut ledger, 1, DONE);
         let flush = ledger.on_flush();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_nobody_waits_for_is_stale() {
+    fn a_write_that_is_done_after_its_acknowledgement_is_stale() {
         let mut ledger = Ledger::new(1);
         write(&mut ledger, 1, DONE);
         write(&mut ledger, 2, DONE);

@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 /// The network with its clock and random numbers; a clone is another handle to it.
 #[derive(Clone)]
-pub struct SimNet(Rc<Shared>);
+pub struct SimNet(Rc<NetState>);
 
-struct Shared {
+struct NetState {
     now: Cell<Instant>,
     timers: Timers,
     random: RefCell<SplitMix>,
@@ -43,11 +43,11 @@ struct Backlog {
 /// One end of a connection.
 pub struct SimStream {
     net: SimNet,
-    wire: Rc<Wire>,
+    wire: Rc<SimLink>,
     /// 0: connected, 1: accepted; it sends into the pipe of that index.
     side: usize,
     peer: String,
-    /// Shared by all owners; the last one closes the stream.
+    /// NetState by all owners; the last one closes the stream.
     owners: Rc<()>,
     /// The stream has been closed.
     is_closed: Rc<Cell<bool>>,
@@ -64,10 +64,10 @@ impl SimWatch {
     }
 }
 
-struct Wire {
+struct SimLink {
     pipes: [RefCell<Pipe>; 2],
     opens_at: Instant,
-    /// Nobody listened at the address.
+    /// No listener was at the address.
     is_refused: bool,
     is_broken: Cell<bool>,
     /// Bytes until the connection breaks.
@@ -76,7 +76,7 @@ struct Wire {
 
 /// One direction.
 struct Pipe {
-    segments: VecDeque<Segment>,
+    segments: VecDeque<StreamSegment>,
     /// Bytes in all segments.
     len: usize,
     /// Later segments never arrive earlier.
@@ -91,7 +91,7 @@ struct Pipe {
     watcher: Option<Waker>,
 }
 
-struct Segment {
+struct StreamSegment {
     arrives: Instant,
     bytes: VecDeque<u8>,
 }
@@ -100,7 +100,7 @@ impl SimNet {
     /// A network in which everything follows from `seed`.
     #[must_use]
     pub fn new(seed: u64, conditions: NetworkConditions) -> SimNet {
-        SimNet(Rc::new(Shared {
+        SimNet(Rc::new(NetState {
             now: Cell::new(Instant::now()),
             timers: Timers::default(),
             random: RefCell::new(SplitMix::new(seed)),
@@ -197,7 +197,7 @@ impl SimNet {
                 watcher: None,
             })
         };
-        let wire = Rc::new(Wire {
+        let wire = Rc::new(SimLink {
             pipes: [pipe(), pipe()],
             opens_at,
             is_refused: backlog.is_none(),

@@ -3,7 +3,7 @@
 use super::client::Plan;
 use super::conditions::NetworkConditions;
 use super::core::{SimCore, World};
-use super::disk::Disk;
+use super::disk::SimDisk;
 use super::net::SimNet;
 use super::tls::SystemTls;
 use crate::initiator::{Dialer, RemoteVolume};
@@ -62,7 +62,7 @@ pub struct Scenario {
     /// Rate of injected medium errors.
     pub medium_errors_per_million: u32,
     /// Restarts or crashes of the target, if any.
-    pub trouble: Option<Trouble>,
+    pub outage: Option<Outage>,
     /// Reconnect timeout of the initiator; requests may fail only if the target is down for longer.
     pub reconnect_timeout: Duration,
     /// Buffers of each side, in bytes.
@@ -74,7 +74,7 @@ pub struct Scenario {
 
 /// Repeated outages of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct Outage {
     /// Longest time between two outages.
     pub every: Duration,
     /// Longest outage.
@@ -93,7 +93,7 @@ pub struct Outcome {
     /// Connections that broke at random.
     pub breaks: u64,
     /// Outages of the target.
-    pub troubles: u32,
+    pub outages: u32,
     /// See [`Scenario::allows_stale_writes`].
     pub stale_writes: u64,
     /// TLS keys that kernels have taken.
@@ -132,7 +132,7 @@ impl Scenario {
             connections: 1,
             volume_delay: Duration::ZERO,
             medium_errors_per_million: 0,
-            trouble: None,
+            outage: None,
             reconnect_timeout: Duration::from_secs(3600),
             pool_bytes: 64 << 20,
             allows_stale_writes: false,
@@ -146,44 +146,44 @@ impl Scenario {
     /// memory leaks, or the simulation does not end.
     pub fn run<P: Protocol + 'static>(&self, protocol: P) -> Result<Outcome, Box<Failure>> {
         let failed = |what: String| Box::new(Failure { scenario: *self, what });
-        let mut run = Run::new(self, Rc::new(protocol));
+        let mut run = ScenarioRun::new(self, Rc::new(protocol));
         run.run_out().map_err(failed)?;
-        let stale_writes = run.disk.verdict().map_err(failed)?;
+        let stale_writes = run.disk.check_result().map_err(failed)?;
         if stale_writes > 0 && !self.allows_stale_writes {
             return Err(failed(format!("{stale_writes} writes were done after they had been acknowledged")));
         }
         let (connections, breaks) = run.world.net().connections();
         let took = run.world.net().now() - run.began;
         let tls_keys = run.world.net().tls_keys();
-        Ok(Outcome { took, connections, breaks, troubles: run.troubles, stale_writes, tls_keys })
+        Ok(Outcome { took, connections, breaks, outages: run.outages, stale_writes, tls_keys })
     }
 }
 
 /// A running simulation.
-struct Run<P> {
+struct ScenarioRun<P> {
     scenario: Scenario,
     protocol: Rc<P>,
     world: World,
     began: Instant,
-    disk: Disk,
+    disk: SimDisk,
     address: Address,
     initiator: Rc<SimCore>,
     /// Successive instances of the target; the last one may be running.
     targets: Vec<Rc<SimCore>>,
-    troubles: u32,
+    outages: u32,
 }
 
-impl<P: Protocol + 'static> Run<P> {
-    fn new(scenario: &Scenario, protocol: Rc<P>) -> Run<P> {
+impl<P: Protocol + 'static> ScenarioRun<P> {
+    fn new(scenario: &Scenario, protocol: Rc<P>) -> ScenarioRun<P> {
         let mut world = World::new(SimNet::new(scenario.seed, scenario.conditions));
         world.net().set_system_tls(scenario.system_tls);
-        Run {
+        ScenarioRun {
             scenario: *scenario,
             protocol,
             began: world.net().now(),
             initiator: world.add_core(scenario.pool_bytes),
             world,
-            disk: Disk::new(
+            disk: SimDisk::new(
                 scenario.seed,
                 scenario.blocks,
                 scenario.volume_delay,
@@ -191,7 +191,7 @@ impl<P: Protocol + 'static> Run<P> {
             ),
             address: Address::Unix("simulated".into()),
             targets: Vec::new(),
-            troubles: 0,
+            outages: 0,
         }
     }
 
@@ -199,14 +199,14 @@ impl<P: Protocol + 'static> Run<P> {
         self.start_target();
         let finished = self.start_client();
         while !finished.get() {
-            let Some(trouble) = self.scenario.trouble else {
+            let Some(outage) = self.scenario.outage else {
                 self.run_until(|| finished.get())?;
                 break;
             };
-            let calm = self.world.net().up_to(trouble.every);
+            let calm = self.world.net().up_to(outage.every);
             self.run_until_or(calm, || finished.get())?;
             if !finished.get() {
-                self.bring_trouble(trouble)?;
+                self.run_outage(outage)?;
             }
         }
         let initiator = self.initiator.clone();
@@ -228,9 +228,7 @@ impl<P: Protocol + 'static> Run<P> {
             depth: scenario.depth,
             most_blocks: scenario.most_blocks,
             allows_medium_errors: scenario.medium_errors_per_million > 0,
-            allows_path_lost: scenario
-                .trouble
-                .is_some_and(|trouble| trouble.lasts > scenario.reconnect_timeout),
+            allows_path_lost: scenario.outage.is_some_and(|outage| outage.lasts > scenario.reconnect_timeout),
         };
         self.disk.start_client(&self.initiator, &remote, plan)
     }
@@ -249,18 +247,18 @@ impl<P: Protocol + 'static> Run<P> {
         self.targets.push(core);
     }
 
-    fn bring_trouble(&mut self, trouble: Trouble) -> Result<(), String> {
-        self.troubles += 1;
-        if trouble.is_crash {
+    fn run_outage(&mut self, outage: Outage) -> Result<(), String> {
+        self.outages += 1;
+        if outage.is_crash {
             self.targets.iter().for_each(|target| target.kill());
             self.disk.volume.crash();
             self.disk.ledger().on_crash();
         } else {
             self.stop_target()?;
         }
-        let away = self.world.net().up_to(trouble.lasts);
+        let away = self.world.net().up_to(outage.lasts);
         self.world.run_for(away).map_err(|hang| hang.to_string())?;
-        self.forget_the_dead();
+        self.drop_ended_targets();
         self.start_target();
         Ok(())
     }
@@ -271,7 +269,7 @@ impl<P: Protocol + 'static> Run<P> {
     }
 
     /// Drops instances that have ended without leaks; there may be thousands.
-    fn forget_the_dead(&mut self) {
+    fn drop_ended_targets(&mut self) {
         let world = &mut self.world;
         self.targets.retain(|target| {
             let is_dead = target.is_idle() && target.pool().out_bytes() == 0;

@@ -1,11 +1,12 @@
-//! A target that supports the first revision of MPA alone (RFC 5044).
+//! A target that supports only revision 1 of MPA (RFC 5044).
 
 use blockmux_engine::socket::Address;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 
-/// The address of a proxy that passes connections on to `target`, but closes those that begin by
-/// RFC 6581, as a target that does not support it has to (§10).
+/// Starts a proxy that passes connections to `target` and returns its address. It closes
+/// connections that begin with revision 2 (RFC 6581), as a target without support for it does
+/// (§10).
 pub(crate) fn before(target: SocketAddr) -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback works");
     let address = Address::Tcp(listener.local_addr().expect("loopback works"));

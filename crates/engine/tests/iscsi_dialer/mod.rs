@@ -1,4 +1,4 @@
-//! Who dials the targets of `iscsi_names` over TCP, for tests.
+//! A dialer for tests: connects to the targets of `iscsi_names` over TCP.
 
 use crate::iscsi_names::target_name;
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
@@ -12,12 +12,12 @@ use blockmux_volume::{Pool, VolumeInfo};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Dials the target that an export is.
+/// Connects to the target of one export.
 pub(crate) struct IscsiDialer {
     pub(crate) paths: Paths,
     pub(crate) export: &'static str,
     pub(crate) proposal: OperationalParameters,
-    /// What the first session has agreed on.
+    /// The parameters that the first session has negotiated.
     pub(crate) agreed: Arc<OnceLock<OperationalParameters>>,
 }
 
@@ -40,7 +40,7 @@ impl IscsiDialer {
             chap: None,
             proposal: self.proposal,
             isid: [0x80, 0, a, b, c, d],
-            // Few, so that short queues go by all connections.
+            // A low number, so that short queues use all connections.
             burst: BurstSize { commands: 2, ..BurstSize::default() },
         }
     }
@@ -76,6 +76,6 @@ impl Dialer for IscsiDialer {
     }
 
     fn refusal(&self, session: &IscsiInitiatorSession) -> Option<String> {
-        session.refused().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        session.refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }

@@ -1,4 +1,4 @@
-//! A node for tests that serves exports, each as a target of its name.
+//! An iSCSI node for tests, with a target for each export.
 
 use crate::iscsi_names::target_name;
 use blockmux_proto::exports::Exports;
@@ -6,7 +6,7 @@ use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, UnitIdentity};
 use std::sync::Arc;
 
-/// Each export as LUN 0 of a target of its name.
+/// Each export as LUN 0 of a target with its name.
 pub(crate) fn node(exports: &Exports) -> Arc<IscsiNode> {
     let targets = exports.iter().map(|(id, export)| {
         let name = target_name(&export.name);

@@ -1,4 +1,4 @@
-//! Both sides of iSER over iWARP, for tests.
+//! Target and initiator of iSER on iWARP, for tests.
 
 use crate::iscsi_dialer::IscsiDialer;
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
@@ -8,7 +8,7 @@ use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
-use blockmux_proto::session::{Home, NoControl};
+use blockmux_proto::session::{CoreHandle, NoControl};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Pool;
@@ -18,10 +18,10 @@ use std::time::Instant;
 
 /// The sessions of one core of a target.
 pub(crate) fn local_sessions() -> Rc<LocalSessions> {
-    LocalSessions::new(Home::new(()))
+    LocalSessions::new(CoreHandle::new(()))
 }
 
-/// A target's session on a fresh connection.
+/// A target's session on a new connection.
 pub(crate) fn target(
     local: &Rc<LocalSessions>,
     node: &Arc<IscsiNode>,
@@ -34,7 +34,7 @@ pub(crate) fn target(
     Driven::new(session, queue_pair, now)
 }
 
-/// Connects to the target that an export is.
+/// Connects to the target of one export.
 pub(crate) struct IserDialer {
     over_tcp: IscsiDialer,
     config: iwarp::IwarpConfig,

@@ -1,4 +1,4 @@
-//! Dials the export `disk0` in the form that features lead to.
+//! A dialer for tests: connects to the export `disk0` with these NBD features.
 
 use blockmux_engine::initiator::{Dialer, Opening, Paths, TlsKeys};
 use blockmux_engine::secure::ClientTls;
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub(crate) struct NbdDialer {
     pub(crate) paths: Paths,
     pub(crate) features: NbdFeatures,
-    /// TLS, if it is required.
+    /// TLS credentials, if TLS is required.
     pub(crate) tls: Option<ClientTls>,
 }
 
@@ -54,6 +54,6 @@ impl Dialer for NbdDialer {
     }
 
     fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {
-        session.refusal().filter(|refused| !refused.may_pass()).map(ToString::to_string)
+        session.refusal().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }

@@ -1,5 +1,5 @@
-//! Both sides of NVMe/TCP for tests: a node that serves an export as namespace 1, and what reaches
-//! that.
+//! Target and host of NVMe/TCP for tests: a node that serves an export as namespace 1, and
+//! endpoints and dialers for it.
 
 use blockmux_engine::initiator::Policy;
 use blockmux_engine::initiator::nvme::{NvmeCarrier, NvmeDialer, NvmeEndpoint, NvmeOverTcp};
@@ -23,25 +23,26 @@ use std::time::{Duration, Instant};
 /// The ANA group of the namespace.
 pub(crate) const GROUP: u32 = 1;
 
-/// The first export as namespace 1 of a subsystem that two ports lead to.
+/// The first export as namespace 1 of a subsystem with two ports.
 pub(crate) fn node(exports: &Exports) -> (Arc<NvmeNode>, Arc<Subsystem>) {
     let (id, export) = exports.iter().next().expect("there is an export");
-    let served = exports.served(id).expect("it is served").clone();
-    let namespace = Namespace::new(1, id, served, export.read_only, VolumeUuid::of_texts(&[&export.name]));
+    let volume_state = exports.volume_state(id).expect("it is served").clone();
+    let namespace =
+        Namespace::new(1, id, volume_state, export.read_only, VolumeUuid::of_texts(&[&export.name]));
     let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], Vec::new());
     let groups = vec![AnaGroup { id: GROUP, namespaces: vec![1], states: BTreeMap::new() }];
     let subsystem = Arc::new(subsystem.with_ana(groups, &[1, 2]));
     let ports =
-        [1, 2].map(|id| FabricsPort { id, address: "0.0.0.0:4420".parse().expect("it is an address") });
+        [1, 2].map(|id| FabricsPort { id, address: "0.0.0.0:4420".parse().expect("a valid address") });
     (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports.into(), "machine")), subsystem)
 }
 
-/// How to reach the namespace at one address or several.
+/// An endpoint of the namespace at one address or several.
 pub(crate) fn endpoint(addresses: &[Address]) -> NvmeEndpoint {
     endpoint_over(NvmeOverTcp::default(), addresses)
 }
 
-/// How to reach the namespace over TCP or RDMA.
+/// An endpoint of the namespace over TCP or RDMA.
 pub(crate) fn endpoint_over<C>(over: C, addresses: &[Address]) -> NvmeEndpoint<C> {
     let (address, further) = addresses.split_first().expect("there is a path");
     NvmeEndpoint {
@@ -64,8 +65,8 @@ pub(crate) fn endpoint_over<C>(over: C, addresses: &[Address]) -> NvmeEndpoint<C
     }
 }
 
-/// What dials it, and checks each time that it is the namespace of an export by the name of
-/// `disk0`.
+/// A dialer of the namespace, which checks at each connect that it is the namespace of an export
+/// named `disk0`.
 pub(crate) fn dialer<C: NvmeCarrier>(endpoint: NvmeEndpoint<C>) -> NvmeDialer<C> {
     let (name, description) = ("disk0".to_owned(), String::new());
     let volume = Arc::new(MemVolume::new(1 << 20));
@@ -74,7 +75,7 @@ pub(crate) fn dialer<C: NvmeCarrier>(endpoint: NvmeEndpoint<C>) -> NvmeDialer<C>
     NvmeDialer::of(endpoint, first).expect("the system has random numbers")
 }
 
-/// The namespace as a host sees it that asks, without any network.
+/// The namespace as a host sees it, queried without a network.
 fn described(node: &Arc<NvmeNode>) -> NamespaceInfo {
     let now = Instant::now();
     let config = AdminConfig {
@@ -90,13 +91,13 @@ fn described(node: &Arc<NvmeNode>) -> NamespaceInfo {
         let sent = host.outbox().take_bytes();
         show(&mut target, &sent);
         let answer = target.outbox().take_bytes();
-        assert!(!(sent.is_empty() && answer.is_empty()), "nobody says anything");
+        assert!(!(sent.is_empty() && answer.is_empty()), "neither side sends anything");
         show(&mut host, &answer);
     }
     host.namespaces()[0].clone()
 }
 
-/// Shows all of them.
+/// Passes all bytes to the session.
 fn show(session: &mut impl StreamSession, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match session.demand() {
@@ -122,7 +123,7 @@ pub(crate) fn names() -> Names {
 }
 
 fn nqn(name: &str) -> Nqn {
-    Nqn::new(name).expect("it is a name")
+    Nqn::new(name).expect("a valid NQN")
 }
 
 const SUBSYSTEM: &str = "nqn.2026-11.test:disk";

@@ -1,4 +1,4 @@
-//! Both sides of SRP over iWARP, for tests.
+//! Target and initiator of SRP on iWARP, for tests.
 
 use blockmux_engine::initiator::srp::{OverIwarp, SrpEndpoint};
 use blockmux_engine::socket::Address;

@@ -1,4 +1,4 @@
-//! A volume that two portals of a target lead to, and a client that uses it by both.
+//! A volume behind two portals of a target, and a client that uses both.
 
 use blockmux_engine::sim::World;
 use blockmux_engine::socket::Address;
@@ -12,27 +12,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Of the volume, in bytes.
+/// Size of the volume, in bytes.
 pub(crate) const SIZE: u64 = 1 << 20;
-/// How long requests wait for a path.
+/// Reconnect timeout of the client.
 pub(crate) const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a portal is.
+/// The address of a portal.
 pub(crate) fn address(path: usize) -> Address {
     Address::Unix(format!("/path{path}").into())
 }
 
-/// One slow volume as each portal serves it, by the name of `disk0`.
+/// One slow volume, as each portal exports it under the name `disk0`.
 pub(crate) struct Slow {
     pub(crate) volume: Arc<dyn Volume>,
     pub(crate) exports: [Exports; 2],
     pub(crate) counts: [Arc<AtomicUsize>; 2],
-    /// Whether what comes by each portal is lost behind it.
+    /// Whether requests over each portal fail with a lost path behind the target.
     pub(crate) loses: [Arc<AtomicBool>; 2],
 }
 
 impl Slow {
-    /// Everything takes 2 ms, and so much longer by the second portal.
+    /// Requests take 2 ms, and `longer` more over the second portal.
     pub(crate) fn new(longer: Duration) -> Slow {
         let slowed = |volume, read| -> Arc<dyn Volume> {
             Arc::new(DelayVolume::new(volume, Delays { read, write: read, ..Delays::default() }))
@@ -53,7 +53,7 @@ impl Slow {
     }
 }
 
-/// A volume as one portal sees it: counts what is read and written through it.
+/// The volume of one portal, which counts reads and writes.
 struct Counted {
     below: Arc<dyn Volume>,
     count: Arc<AtomicUsize>,
@@ -100,45 +100,44 @@ impl Channel for CountedChannel {
     }
 }
 
-/// The volume behind two portals, each on a core of its own that can be killed and started again,
-/// and its client.
+/// The volume behind two portals, each on a core of its own that can be killed and restarted, and
+/// its client.
 pub(crate) trait Paths {
     fn client(&mut self) -> &mut Client;
     fn start(&mut self, path: usize);
     fn kill(&mut self, path: usize);
 }
 
-/// What was under way by a lost path goes on by the other, and the lost one is used again when it
-/// is back.
-pub(crate) fn either_path_may_be_lost_for_a_while<P: Paths>(new: impl Fn(u64) -> P) {
+/// Requests of a lost path continue on the other path, and the lost one is used again when it is
+/// restored.
+pub(crate) fn check_loss_of_one_path<P: Paths>(new: impl Fn(u64) -> P) {
     for seed in 0..20 {
         let mut paths = new(seed);
         paths.client().write(1);
-        paths.client().all_end_well();
+        paths.client().expect_success();
         assert_eq!(paths.client().counts(), [16, 16], "in turn");
         paths.client().write(2);
         paths.client().run(seed % 3);
         paths.kill(0);
-        paths.client().all_end_well();
+        paths.client().expect_success();
         paths.client().holds(2);
         paths.client().counts();
         paths.client().write(3);
-        paths.client().all_end_well();
+        paths.client().expect_success();
         assert_eq!(paths.client().counts(), [0, 32]);
         paths.start(0);
         paths.client().run(10_000);
         paths.client().write(4);
         paths.client().run(1);
         paths.kill(1);
-        paths.client().all_end_well();
+        paths.client().expect_success();
         paths.client().holds(4);
         assert!(paths.client().counts()[0] > 0);
     }
 }
 
-/// When no path is left requests fail after the timeout, and later ones find the first that is
-/// back.
-pub(crate) fn both_paths_may_be_lost_for_a_while(mut paths: impl Paths) {
+/// Without a path requests fail after the timeout; later ones use the first path that is restored.
+pub(crate) fn check_loss_of_both_paths(mut paths: impl Paths) {
     paths.kill(0);
     paths.kill(1);
     paths.client().write(1);
@@ -148,11 +147,11 @@ pub(crate) fn both_paths_may_be_lost_for_a_while(mut paths: impl Paths) {
     paths.start(1);
     paths.client().write(2);
     paths.client().run(5000);
-    paths.client().all_end_well();
+    paths.client().expect_success();
     paths.client().holds(2);
 }
 
-/// What uses the volume.
+/// A user of the volume.
 pub(crate) struct Client {
     pub(crate) world: World,
     pub(crate) channel: Box<dyn Channel>,
@@ -174,17 +173,17 @@ impl Client {
         self.channel.kick();
     }
 
-    /// How many have completed by now.
+    /// Polls the channel; returns how many requests have completed.
     pub(crate) fn polled(&mut self) -> usize {
         let mut done = Vec::new();
         self.channel.poll(&mut done);
         done.len()
     }
 
-    /// How requests have ended since the last call; each tag once.
+    /// Results of requests that have completed since the last call; each tag at most once.
     pub(crate) fn ended(&mut self) -> Vec<Result<(), IoError>> {
         let mut done = Vec::new();
-        // What has to go by another path is sent there by whoever polls.
+        // A poll moves requests to another path.
         for _ in 0..20 {
             self.channel.poll(&mut done);
             self.channel.kick();
@@ -196,11 +195,11 @@ impl Client {
         done.into_iter().map(|done| done.result.map(|_| ())).collect()
     }
 
-    pub(crate) fn all_end_well(&mut self) {
+    pub(crate) fn expect_success(&mut self) {
         assert_eq!(self.ended(), vec![Ok(()); 32]);
     }
 
-    /// That every block has been written last with `value`.
+    /// Checks that every block holds the write of `value`.
     pub(crate) fn holds(&mut self, value: u8) {
         for block in 0..32 {
             self.channel.submit(Io::new(Tag(block), Op::Read, block * 4096, 4096));
@@ -218,7 +217,7 @@ impl Client {
         }
     }
 
-    /// What went through each portal since the last call.
+    /// Number of reads and writes over each portal since the last call.
     pub(crate) fn counts(&self) -> [usize; 2] {
         self.counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed))
     }

@@ -43,7 +43,7 @@ pub(super) fn ask(
             written,
             bs,
         ),
-        choice: Choice {
+        choice: RequestChooser {
             random: Random(SEED),
             percent_reads: job.percent_reads()?,
             bs,
@@ -84,7 +84,7 @@ struct Client<'a> {
     bs: u32,
     lengths: Lengths,
     requests: Messages<'a>,
-    choice: Choice,
+    choice: RequestChooser,
     buffer: Vec<u8>,
     reads: Histogram,
     writes: Histogram,
@@ -159,7 +159,7 @@ impl Client<'_> {
         };
         match connection.inflow.walk(&self.buffer[..bytes], self.lengths, whole) {
             Ok(()) if in_step => Ok(()),
-            _ => Err(CeilingError::OutOfStep("client")),
+            _ => Err(CeilingError::UnknownMessage("client")),
         }
     }
 
@@ -186,7 +186,7 @@ impl Client<'_> {
 }
 
 /// Chooses the next request.
-struct Choice {
+struct RequestChooser {
     random: Random,
     percent_reads: u64,
     bs: usize,
@@ -195,7 +195,7 @@ struct Choice {
     at: usize,
 }
 
-impl Choice {
+impl RequestChooser {
     #[inline]
     fn next(&mut self) -> (IoDirection, usize) {
         let is_read = match self.percent_reads {

@@ -32,11 +32,11 @@ pub(super) struct Inflow {
 
 /// The messages that one side sends, shared by its connections.
 pub(super) struct Messages<'a> {
-    /// The kind with data after its header.
-    laden: IoDirection,
-    /// Headers of each kind, as many as are ever sent at once, back to back.
-    laden_heads: &'a [u8],
-    laden_head: usize,
+    /// The direction whose messages have data after their header.
+    data_kind: IoDirection,
+    /// Headers of one kind, as many as are ever sent at once, back to back.
+    data_heads: &'a [u8],
+    data_head: usize,
     bare_heads: &'a [u8],
     bare_head: usize,
     data: &'a [u8],
@@ -69,7 +69,7 @@ pub(super) enum Received {
 
 /// A message began with an unknown kind.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct OutOfStep;
+pub(super) struct UnknownMessage;
 
 impl IoDirection {
     /// `count` headers or whole messages of `len` bytes, back to back.
@@ -108,13 +108,13 @@ impl Inflow {
         mut bytes: &[u8],
         lengths: Lengths,
         mut whole: impl FnMut(IoDirection),
-    ) -> Result<(), OutOfStep> {
+    ) -> Result<(), UnknownMessage> {
         while let Some(first) = bytes.first() {
             if self.missing == 0 {
                 self.kind = match first {
                     b'r' => IoDirection::Read,
                     b'w' => IoDirection::Write,
-                    _ => return Err(OutOfStep),
+                    _ => return Err(UnknownMessage),
                 };
                 self.missing = lengths.of(self.kind);
             }
@@ -130,20 +130,19 @@ impl Inflow {
 }
 
 impl<'a> Messages<'a> {
-    /// Messages of kind `laden` carry `bs` bytes of `data`. `laden_heads` and `bare_heads` are
-    /// [`Kind::heads`] of the headers' lengths, for as many messages as a connection ever has
-    /// queued.
+    /// Messages of the first kind carry `bs` bytes of `data`. The headers are made by
+    /// [`IoDirection::heads`], for as many messages as a connection ever has queued.
     pub(super) fn new(
-        laden: IoDirection,
-        laden_heads: (&'a [u8], usize),
+        data_kind: IoDirection,
+        data_heads: (&'a [u8], usize),
         bare_heads: (&'a [u8], usize),
         data: &'a [u8],
         bs: usize,
     ) -> Messages<'a> {
         Messages {
-            laden,
-            laden_heads: laden_heads.0,
-            laden_head: laden_heads.1,
+            data_kind,
+            data_heads: data_heads.0,
+            data_head: data_heads.1,
             bare_heads: bare_heads.0,
             bare_head: bare_heads.1,
             data,
@@ -180,9 +179,9 @@ impl<'a> Messages<'a> {
         let (mut offered, mut skip) = (0, outflow.sent);
         // Consecutive headers without data are sent as one segment: their range in `bare_heads`.
         let (mut from, mut to) = (0, 0);
-        let mut laden_heads = self.laden_heads.chunks_exact(self.laden_head);
+        let mut data_heads = self.data_heads.chunks_exact(self.data_head);
         for message in &outflow.queue {
-            if message.kind == self.laden {
+            if message.kind == self.data_kind {
                 let has_run = to > from;
                 if self.iovecs.len() + usize::from(has_run) + 2 > MAX_IOVECS {
                     break;
@@ -191,7 +190,7 @@ impl<'a> Messages<'a> {
                     self.iovecs.push(IoSlice::new(&self.bare_heads[from..to]));
                     from = to;
                 }
-                let head = laden_heads.next().unwrap_or(self.laden_heads);
+                let head = data_heads.next().unwrap_or(self.data_heads);
                 let data = &self.data[message.at..][..self.bs];
                 if skip < head.len() {
                     self.iovecs.push(IoSlice::new(&head[skip..]));
@@ -219,7 +218,7 @@ impl<'a> Messages<'a> {
 
     #[inline]
     fn length(&self, kind: IoDirection) -> usize {
-        if kind == self.laden { self.laden_head + self.bs } else { self.bare_head }
+        if kind == self.data_kind { self.data_head + self.bs } else { self.bare_head }
     }
 }
 

@@ -1,33 +1,33 @@
-//! The ceiling: what any protocol on plain sockets could reach at best on this machine.
+//! The ceiling: the raw-socket baseline, which is the best that any protocol on plain sockets could
+//! reach on this machine.
 //!
-//! Two threads exchange messages of a protocol's sizes and nothing else: no parsing beyond a
-//! message's first byte, no session, no volume. What a protocol's row reaches is shown as a share
-//! of it.
+//! Two threads exchange messages of a protocol's sizes and nothing else: there is no parsing beyond
+//! a message's first byte, no session and no volume. Reports show a protocol's result as a share of
+//! the ceiling.
 //!
 //! ```text
 //!   client: iodepth in flight a connection   ──requests──▶   server: recv once, count whole requests,
 //!   recv once, time, ask again, send once    ◀──replies───   send all replies with one sendmsg
 //! ```
-//! Reads are answered from random blocks of a region as large as a volume ([`Data`]), so that
-//! caches help neither less nor more than with a volume in RAM. Written data is received and
-//! dropped. There is no order of offsets that could matter beyond that, so sequential jobs do the
-//! same as random ones, which overstates no protocol's share.
+//! Reads are answered from random blocks of a region as large as a volume ([`Data`]), so caches
+//! help neither less nor more than with a volume in RAM. Written data is received and dropped. The
+//! order of offsets does not matter, so sequential jobs do the same as random ones, which
+//! overstates no protocol's share.
 //!
-//! # What was measured to be fastest
-//! Medians and maxima of 5 to 14 short alternating runs on two cores that other programs used as
-//! well, so differences under 10% were taken for ties:
-//! - A send is not capped. At 64 KiB and less it ties for 4 KiB replies at depth 32, costs 10% at
-//!   depth 128, and a quarter of the rate for 64 KiB replies.
-//! - A receive buffer of 256 KiB on both sides. 64 KiB at the server ties; at the client it costs
-//!   CPU with large replies.
+//! # Measured choices
+//! Medians and maxima of 5 to 14 short alternating runs on two cores that other programs used, too;
+//! differences under 10% count as ties:
+//! - A send is not limited in length. A limit of 64 KiB or less ties for 4 KiB replies at depth 32,
+//!   costs 10% at depth 128, and a quarter of the rate for 64 KiB replies.
+//! - The receive buffer has 256 KiB on both sides. 64 KiB at the server ties; at the client it
+//!   costs CPU time with large replies.
 //!
-//! Not settled by measuring here, as noise was larger than any difference:
-//! - TCP's send buffer is left to the system; that of Unix sockets is fixed, so it is made as large
-//!   as in the engine.
-//! - Data lies in huge pages because that of volumes in RAM does; the ceiling would hang too low
-//!   otherwise.
-//! - Room in a socket is asked of epoll only while output waits for it: Unix sockets wake for each
-//!   message taken.
+//! Other choices could not be measured here, because noise exceeded the differences:
+//! - TCP's send buffer is the system's default. That of Unix sockets is fixed, so it is as large as
+//!   in the engine.
+//! - Data is in huge pages, as in volumes in RAM; otherwise the ceiling would be too low.
+//! - EPOLLOUT is requested only while output waits for room: Unix sockets wake for each message
+//!   that the peer takes.
 
 use crate::job::{Job, MAX_BS, MAX_IODEPTH, MAX_NUMJOBS, Rw};
 use crate::result;
@@ -46,17 +46,17 @@ mod window;
 /// Bytes that a protocol adds to the data: one request and its reply, for each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MessageShape {
-    /// Length of a read request.
+    /// Length of a read request in bytes.
     pub read_request: usize,
-    /// Bytes before the data in its reply.
+    /// Bytes before the data in a read reply.
     pub read_reply_head: usize,
     /// Bytes before the data in a write request.
     pub write_request_head: usize,
-    /// Length of its reply.
+    /// Length of a write reply in bytes.
     pub write_reply: usize,
 }
 
-/// What both sides do when idle.
+/// Behaviour of both sides when idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Variant {
     /// Sleep in epoll.
@@ -79,7 +79,7 @@ pub enum Transport {
 pub struct CeilingJob {
     /// Message sizes.
     pub shape: MessageShape,
-    /// Reads, writes or both; there are no discards here.
+    /// Reads, writes or both; discards are not supported.
     pub rw: Rw,
     /// Per cent of reads in a mixed pattern.
     pub rwmixread: u8,
@@ -87,7 +87,7 @@ pub struct CeilingJob {
     pub bs: u32,
     /// Requests in flight for each connection.
     pub iodepth: u32,
-    /// Connections, all served by one thread and used by one other.
+    /// Number of connections; one thread serves all of them, and another one is the client of all.
     pub connections: u32,
     /// Time before measuring starts.
     pub ramp: Duration,
@@ -95,7 +95,7 @@ pub struct CeilingJob {
     pub runtime: Duration,
     /// Sleeping or spinning.
     pub variant: Variant,
-    /// Sockets.
+    /// The kind of sockets.
     pub transport: Transport,
     /// Congestion control of TCP; `None`: the system's.
     pub congestion: Option<Congestion>,
@@ -122,18 +122,18 @@ pub enum CeilingError {
         source: io::Error,
     },
     /// A thread cannot be pinned.
-    #[error("ceiling: cannot run on processor {cpu}: {source}")]
+    #[error("ceiling: cannot pin a thread to CPU {cpu}: {source}")]
     Pin {
         /// The CPU.
         cpu: usize,
         /// The error.
         source: io::Error,
     },
-    /// A message is malformed, or out of order.
-    #[error("ceiling: the {0} received something out of step")]
-    OutOfStep(&'static str),
+    /// A message begins with an unknown kind.
+    #[error("ceiling: the {0} received an unknown kind of message")]
+    UnknownMessage(&'static str),
     /// One side closed its connections before the measured time was over.
-    #[error("ceiling: the {0} ended before its time")]
+    #[error("ceiling: the {0} ended before the measured time was over")]
     Ended(&'static str),
 }
 
@@ -174,7 +174,7 @@ impl CeilingJob {
             Rw::Write | Rw::RandWrite => Ok(0),
             Rw::ReadWrite | Rw::RandRw => Ok(self.rwmixread.into()),
             Rw::Trim | Rw::RandTrim => {
-                Err(CeilingError::Job(format!("rw={} moves no data over a socket", self.rw.name())))
+                Err(CeilingError::Job(format!("rw={} transfers no data over a socket", self.rw.name())))
             }
         }
     }
@@ -215,7 +215,7 @@ impl Data {
         let mut map = MmapMut::map_anon(bytes.max(1)).map_err(|source| system("get memory", source))?;
         // A hint: without huge pages all works the same.
         let _ = map.advise(Advice::HugePage);
-        // Not zeroes: pages that were only read would all map the shared zero page.
+        // Not zeroes: pages that were only read would all map to the shared zero page.
         map.fill(FILLING);
         Ok(Data { map })
     }

@@ -61,7 +61,7 @@ pub(super) fn serve(
                     let outflow = &mut connection.outflow;
                     let whole = |kind| outflow.push(kind, blocks.next(kind));
                     let walked = connection.inflow.walk(&buffer[..bytes], lengths, whole);
-                    walked.map_err(|_| CeilingError::OutOfStep("server"))?;
+                    walked.map_err(|_| CeilingError::UnknownMessage("server"))?;
                     more
                 }
                 Received::Nothing => false,

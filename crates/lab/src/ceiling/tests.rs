@@ -1,6 +1,6 @@
-//! The ceiling, run for real and cut at every byte.
+//! Tests of the ceiling over real sockets, and of messages split at every byte.
 
-use super::flow::{Inflow, IoDirection, Lengths, Messages, OutOfStep, Outflow};
+use super::flow::{Inflow, IoDirection, Lengths, Messages, Outflow, UnknownMessage};
 use super::*;
 use crate::result::{Direction, Run};
 use std::io::Read;
@@ -22,8 +22,8 @@ fn job(rw: Rw, bs: u32, iodepth: u32, connections: u32) -> CeilingJob {
     }
 }
 
-/// Runs the job in all variants over all transports, for longer on a machine so busy that nothing
-/// came of it, and checks what must hold of every run.
+/// Runs the job in all variants over all transports, and checks what holds for every run. A run
+/// without any completion, on a busy machine, is repeated for longer.
 fn run_all(job: &CeilingJob, expected: &[IoDirection], check: impl Fn(&Run)) {
     let data = Data::new(job.data_bytes).unwrap();
     for variant in VARIANTS {
@@ -60,24 +60,24 @@ const WRITES: &[IoDirection] = &[IoDirection::Write];
 const BOTH: &[IoDirection] = &[IoDirection::Read, IoDirection::Write];
 
 #[test]
-fn reads_of_all_depths_come_back() {
+fn reads_of_all_depths_complete() {
     for iodepth in [1, 32, 300] {
         run_all(&job(Rw::RandRead, 4096, iodepth, 1), READS, |_| ());
     }
 }
 
 #[test]
-fn writes_of_all_depths_come_back() {
+fn writes_of_all_depths_complete() {
     for iodepth in [1, 32, 300] {
         run_all(&job(Rw::Write, 4096, iodepth, 1), WRITES, |_| ());
     }
 }
 
 #[test]
-fn a_mix_has_about_the_share_of_reads_that_was_asked_for() {
+fn a_mix_has_about_the_requested_share_of_reads() {
     run_all(&job(Rw::RandRw, 512, 64, 1), BOTH, |run| {
         let share = run.read.ios as f64 / run.ios() as f64;
-        // Ten standard deviations of so many draws.
+        // Ten standard deviations of this many draws.
         let margin = 10.0 * (0.7 * 0.3 / run.ios() as f64).sqrt();
         assert!((share - 0.7).abs() < margin, "{share} of {}", run.ios());
     });
@@ -89,14 +89,14 @@ fn several_connections_share_the_two_threads() {
 }
 
 #[test]
-fn messages_that_fit_into_no_socket_buffer_are_continued() {
+fn messages_larger_than_the_socket_buffer_are_continued() {
     run_all(&job(Rw::Read, 1 << 20, 32, 1), READS, |_| ());
     run_all(&job(Rw::Write, 1 << 20, 32, 1), WRITES, |_| ());
     run_all(&job(Rw::RandRw, 1 << 20, 32, 2), BOTH, |_| ());
 }
 
 #[test]
-fn both_ends_have_the_congestion_control_that_was_asked_for() {
+fn both_ends_have_the_requested_congestion_control() {
     let reno: Congestion = "reno".parse().unwrap();
     let job = CeilingJob { congestion: Some(reno.clone()), ..job(Rw::Read, 4096, 1, 2) };
     let (servers, clients) = sockets::connect(&job).unwrap();
@@ -106,7 +106,7 @@ fn both_ends_have_the_congestion_control_that_was_asked_for() {
 }
 
 #[test]
-fn where_segments_are_paced_the_ceiling_has_the_send_buffers_of_what_is_measured() {
+fn with_a_pacing_congestion_control_the_send_buffers_are_those_of_the_engine() {
     let bbr: Congestion = "bbr".parse().unwrap();
     let job = CeilingJob { congestion: Some(bbr), ..job(Rw::Read, 4096, 1, 2) };
     let Ok((servers, clients)) = sockets::connect(&job) else {
@@ -141,7 +141,7 @@ fn a_side_that_cannot_start_ends_the_other_one() {
 }
 
 #[test]
-fn jobs_that_make_no_sense_are_refused() {
+fn invalid_jobs_are_refused() {
     let good = job(Rw::Read, 4096, 1, 1);
     let refused = [
         CeilingJob { rw: Rw::RandTrim, ..good.clone() },
@@ -159,7 +159,7 @@ fn jobs_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn messages_are_counted_wherever_the_stream_is_cut() {
+fn messages_are_counted_for_any_split_of_the_stream() {
     let lengths = Lengths { read: 3, write: 8 };
     let stream = [&b"r.."[..], b"w.......", b"w.......", b"r..", b"r"].concat();
     for cut in 0..=stream.len() {
@@ -173,11 +173,11 @@ fn messages_are_counted_wherever_the_stream_is_cut() {
             "{cut}"
         );
     }
-    assert_eq!(Inflow::new().walk(b"r..x", lengths, |_| ()), Err(OutOfStep));
+    assert_eq!(Inflow::new().walk(b"r..x", lengths, |_| ()), Err(UnknownMessage));
 }
 
 #[test]
-fn what_a_slow_peer_gets_is_what_was_queued() {
+fn a_slow_peer_receives_exactly_the_queued_bytes() {
     let (server, mut client) = UnixStream::pair().unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(&server, 4096).unwrap();
     server.set_nonblocking(true).unwrap();
@@ -189,7 +189,7 @@ fn what_a_slow_peer_gets_is_what_was_queued() {
     let mut replies = Messages::new(IoDirection::Read, (&reads, 7), (&writes, 5), &data, bs);
     let (mut outflow, mut expected) = (Outflow::new(depth), Vec::new());
     for nth in 0..depth {
-        // Runs of heads alone, runs of heads with data, and more pieces than one call takes.
+        // Headers alone, headers with data, and more segments than one call takes.
         if nth % 7 < 3 {
             outflow.push(IoDirection::Write, 0);
             expected.extend_from_slice(b"w\0\0\0\0");
@@ -203,7 +203,8 @@ fn what_a_slow_peer_gets_is_what_was_queued() {
     let (mut got, mut buffer, mut rounds) = (Vec::new(), [0; 777], 0);
     while got.len() < expected.len() {
         replies.send(&server, &mut outflow).unwrap();
-        // One small piece a round: the socket is full nearly always, and cuts come at all places.
+        // Reads little in each round: the socket is nearly always full, and messages are split
+        // everywhere.
         let bytes = client.read(&mut buffer).unwrap();
         got.extend_from_slice(&buffer[..bytes]);
         rounds += 1;

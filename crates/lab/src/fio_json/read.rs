@@ -1,4 +1,4 @@
-//! Reading reports back, ours and fio's.
+//! Reads reports by blockmux and by fio.
 
 use super::{FORMAT, Header};
 use crate::figure::UNKNOWN;
@@ -8,26 +8,26 @@ use crate::units::{Size, parse_size};
 use crate::when;
 use serde_json::{Map, Value};
 
-/// Why a file is no report. The user's fault: says which part, and what was expected.
+/// Why a file is not a report: says which part, and what was expected.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// Not JSON at all.
+    /// The file is not JSON.
     #[error("not JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// JSON of something else.
+    /// The JSON is not a report.
     #[error("neither a report of blockmux nor of fio: it has no list named \"jobs\"")]
     Foreign,
-    /// Written by a later version.
+    /// The report was written by a later version.
     #[error("written in report format {0}, and this version reads up to {FORMAT}: use a newer blockmux")]
     Newer(u32),
-    /// A job that cannot be read.
+    /// A job cannot be read.
     #[error("job {index} ({name}): {reason}")]
     Job {
-        /// Its place in `jobs`, from 0.
+        /// Index in `jobs`, from 0.
         index: usize,
         /// Its `jobname`.
         name: String,
-        /// What is wrong.
+        /// What is wrong with it.
         reason: String,
     },
 }
@@ -35,7 +35,7 @@ pub enum ReportError {
 /// Reads a report that [`super::to_json`] wrote, or one that fio wrote with `--output-format=json`
 /// or `json+`.
 ///
-/// Of fio's file each job is a row whose subject is the job's name; its target's processor time is
+/// In fio's file each job is a row, whose configuration is the job's name; its target's CPU time is
 /// unknown.
 ///
 /// # Errors
@@ -59,10 +59,10 @@ pub fn from_json(text: &str) -> Result<Comparison, ReportError> {
     Ok(comparison)
 }
 
-/// Several reports as one, each with a name to tell it by; `None` if there are none.
+/// Merges several reports, each with a name; `None` if there are none.
 ///
-/// A report whose rows would be taken for those of another gets its name behind their subjects and
-/// protocols, so that its rows are still held against its own ceilings.
+/// If rows of one report could be confused with those of another, the report's name is appended to
+/// their configurations and protocols, so that they are still compared with their own ceilings.
 #[must_use]
 pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
     let clash = clashes(&reports);
@@ -85,7 +85,7 @@ pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
         append(&mut all.version, " and ", &report.version);
         all.machine.cores = all.machine.cores.max(report.machine.cores);
         all.machine.memory_bytes = all.machine.memory_bytes.max(report.machine.memory_bytes);
-        // The earliest: RFC 3339 in UTC sorts as text.
+        // The earliest time: RFC 3339 in UTC sorts as text.
         all.started = all.started.min(report.started);
         all.suite = all.suite.filter(|suite| Some(suite) == report.suite.as_ref());
         all.rows.extend(report.rows);
@@ -106,7 +106,7 @@ fn clashes(reports: &[(String, Comparison)]) -> Vec<bool> {
     reports.iter().enumerate().map(|(at, (_, report))| clash(at, report)).collect()
 }
 
-/// Appends what the text does not say already; what is not known gives way to what is.
+/// Appends text that is not contained yet; a known value replaces an unknown one.
 fn append(text: &mut String, separator: &str, more: &str) {
     if text == UNKNOWN {
         more.clone_into(text);
@@ -236,7 +236,7 @@ fn pattern(name: &str) -> Option<Rw> {
     serde_json::from_value(Value::String(name.to_owned())).ok()
 }
 
-/// A number with fio's binary suffixes; of several, one for each direction, the first.
+/// A number with fio's binary suffixes; of several numbers, one for each direction, the first.
 fn size(text: &str) -> Option<u64> {
     let first = text.split([',', '-']).next()?.trim().to_ascii_lowercase();
     let digits = first.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_report_says_why() {
+    fn an_error_says_why_a_file_is_not_a_report() {
         let reason = |text: &str| from_json(text).unwrap_err().to_string();
         assert!(reason("IOPS=12k").starts_with("not JSON"));
         assert!(reason("{}").contains("\"jobs\""));

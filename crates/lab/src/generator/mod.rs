@@ -1,9 +1,9 @@
-//! The load generator: one job, once, on any volume.
+//! The load generator: runs one job once, on any volume.
 //!
-//! Each worker is a task with a channel of its own, spread over the initiator's cores. It keeps
-//! `iodepth` requests in flight, submits in batches as completions come, and stamps each with the
-//! time: nothing is allocated or locked per I/O. The caller's thread only says when measuring
-//! begins and ends, and samples the processor time of both sides at those moments.
+//! Each worker is a task with a channel of its own; workers are distributed over the initiator's
+//! cores. A worker keeps `iodepth` requests in flight, submits in batches as completions arrive,
+//! and records the time of each: it allocates and locks nothing per I/O. The caller's thread only
+//! starts and ends the measurement, and samples the CPU time of both sides at these moments.
 
 mod worker;
 
@@ -29,9 +29,9 @@ pub struct Bench<'a> {
     pub job: &'a Job,
     /// The volume under load.
     pub volume: &'a Arc<dyn Volume>,
-    /// Whether reads bring their own buffers. A remote volume's payload is in memory once received,
-    /// so a buffer would only add a copy that other initiators do not make; a local volume would
-    /// lend its own memory, and no data would be transferred at all.
+    /// Whether reads have their own buffers. A remote volume's payload is in memory once it is
+    /// received, so a buffer would only add a copy that other initiators do not make. A local
+    /// volume would let reads borrow its memory, and no data would be transferred at all.
     pub own_buffers: bool,
     /// The cores of the workers, round-robin.
     pub initiator: &'a Cores,
@@ -50,7 +50,7 @@ pub enum RunError {
     /// The volume could not be opened.
     #[error("cannot open the volume: {0}")]
     Open(IoError),
-    /// This many I/O in flight did not complete.
+    /// I/O in flight did not complete within this many seconds.
     #[error("I/O did not complete within {0} s after the run")]
     Stuck(u64),
     /// This many I/O failed while the volume was filled.

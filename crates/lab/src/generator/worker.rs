@@ -273,7 +273,7 @@ impl Worker {
         self.slots[nth as usize].buffer.clone()
     }
 
-    /// Switches phases as the caller says.
+    /// Follows the caller's phase.
     #[inline]
     fn follow(&mut self) {
         let phase = self.control.phase();

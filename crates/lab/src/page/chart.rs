@@ -1,39 +1,40 @@
-//! Bar and line charts as inline SVG. Colours and dashes are classes; the style sheet gives them.
+//! Bar and line charts as inline SVG. Colours and dashes are classes, which the style sheet
+//! defines.
 
 use super::svg::{self, escaped, framed, line, linear_ticks, log_ticks, n, text};
 use crate::figure::{self, shortened};
 use crate::result::NOISY_SHARE;
 use std::fmt::Write as _;
 
-/// Horizontal bars on one axis, in groups with a heading each.
+/// Horizontal bars on one axis, in groups with headings.
 pub(super) struct Bars {
     pub(super) title: String,
     pub(super) groups: Vec<BarGroup>,
-    /// How a value is written at its bar.
+    /// Formats the value next to its bar.
     pub(super) shown: fn(f64) -> String,
 }
 
-/// Bars under one heading; an empty heading takes no room.
+/// Bars under one heading; an empty heading takes no space.
 pub(super) struct BarGroup {
     pub(super) heading: String,
     pub(super) bars: Vec<Bar>,
 }
 
-/// One bar. Its parts are laid end to end.
+/// One bar, with its parts end to end.
 #[derive(Default)]
 pub(super) struct Bar {
     pub(super) label: String,
     /// (length, class).
     pub(super) parts: Vec<(f64, String)>,
-    /// The value of each run: a dot each, and a whisker from the least to the most.
+    /// The value of each run: a dot each, and a whisker from the smallest to the largest.
     pub(super) runs: Vec<f64>,
-    /// May be truncated at the axis where it would dwarf every other bar.
+    /// Whether the bar may be truncated at the axis if it would dwarf every other bar.
     pub(super) may_break: bool,
     /// The ceiling's value: a tick across the bar.
     pub(super) ceiling: Option<f64>,
-    /// The bar's share of its ceiling, as a fraction, written behind its value.
+    /// The bar's share of its ceiling, as a fraction, shown after its value.
     pub(super) share: Option<f64>,
-    /// What is written in place of the value.
+    /// The text shown in place of the value.
     pub(super) text: Option<String>,
 }
 
@@ -46,7 +47,8 @@ impl Bar {
         self.runs.iter().copied().fold(self.value(), f64::max)
     }
 
-    /// Whether it is so far above its ceiling that the share means nothing: then it is hatched.
+    /// Whether the value is so far above its ceiling that the share is meaningless: the bar is then
+    /// hatched.
     pub(super) fn is_hatched(&self) -> bool {
         self.share.is_some_and(|share| share > NOISY_SHARE)
     }
@@ -64,8 +66,8 @@ impl Bars {
             some.map(|bar| bar.most().max(bar.ceiling.unwrap_or(0.0))).fold(0.0, f64::max)
         };
         let (whole, breakable) = (largest(false), largest(true));
-        // Bars are compared by length: one is broken only where the others could not be told apart
-        // beside it.
+        // Bars are compared by length, so a bar is truncated only if the others could not be
+        // distinguished beside it.
         let most = if whole > 0.0 && breakable > whole * BREAK_FROM { whole } else { whole.max(breakable) };
         let ticks = linear_ticks(most);
         let end = ticks[ticks.len() - 1];
@@ -85,14 +87,15 @@ impl Bars {
         framed(bottom + 20.0, &self.title, &self.description(), &out)
     }
 
-    /// Where bars begin: behind the longest label, so that charts with usual labels are alike.
+    /// The start of the bars: after the longest label, and aligned between charts with labels of
+    /// usual length.
     fn left(&self) -> f64 {
         let labels = self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.label.chars().count());
         let longest = labels.max().unwrap_or(0).clamp(LABEL_CHARS, MOST_LABEL_CHARS);
         LEFT + (longest - LABEL_CHARS) as f64 * CHAR
     }
 
-    /// Where the axis ends: there is room for the longest value behind it.
+    /// The end of the axis, which leaves room for the longest value after it.
     fn right(&self) -> f64 {
         let room = |bar: &Bar| {
             let share = bar.share.map_or(0, |share| figure::percent(share).chars().count() + 1);
@@ -102,7 +105,7 @@ impl Bars {
         (svg::WIDTH - 10.0 - longest).min(RIGHT)
     }
 
-    /// What is written at a bar.
+    /// The text next to a bar.
     fn text(&self, bar: &Bar) -> String {
         bar.text.clone().unwrap_or_else(|| (self.shown)(bar.value()))
     }
@@ -127,7 +130,7 @@ impl Bars {
     fn bar(&self, out: &mut String, bar: &Bar, y: f64, end: f64, x: &impl Fn(f64) -> f64) {
         let _ = write!(out, "<g><title>{}</title>", escaped(&self.hint(bar)));
         text(out, "label", x(0.0) - 6.0, y + 14.0, &shortened(&bar.label, MOST_LABEL_CHARS));
-        // It goes on beyond the axis, or one of its runs does.
+        // The bar or one of its runs exceeds the axis.
         let broken = bar.most() > end;
         let mut from = 0.0;
         for (length, class) in &bar.parts {
@@ -143,7 +146,7 @@ impl Bars {
         if bar.value() <= end && bar.runs.len() > 1 {
             let middle = y + 3.0 + BAR / 2.0;
             let least = bar.runs.iter().copied().fold(f64::INFINITY, f64::min);
-            // Once as a halo, since bars are light and dark.
+            // Drawn first as a halo, because bars are light or dark.
             for class in ["whisker under", "whisker"] {
                 line(out, class, (x(least), middle), (x(bar.most().min(end)), middle));
             }
@@ -204,15 +207,15 @@ impl Bars {
     }
 }
 
-/// Each how-manieth tick has its number, so that numbers do not run into each other.
+/// The interval of ticks with a number, so that numbers do not overlap.
 fn labelled_ticks(ticks: &[f64], apart: f64) -> usize {
     let longest = ticks.iter().map(|&tick| svg::tick(tick).chars().count()).max().unwrap_or(0);
-    // With a character's room between two.
+    // Leaves room for a character between two numbers.
     ((longest + 1) as f64 * TICK_CHAR / apart).ceil().max(1.0) as usize
 }
 
-/// Diagonals over a bar, each cut off where it leaves it. A fill pattern would need a URL that
-/// refers to it, and the page has none.
+/// Diagonals over a bar, clipped to it. A fill pattern would need a URL, and the page contains
+/// none.
 fn hatch(out: &mut String, (left, right): (f64, f64), top: f64) {
     let mut path = String::new();
     let mut foot = left - BAR + HATCH;
@@ -226,7 +229,7 @@ fn hatch(out: &mut String, (left, right): (f64, f64), top: f64) {
     let _ = write!(out, r#"<path class="hatch" d="{path}"/>"#);
 }
 
-/// Lines over depth, both axes logarithmic, in panels above each other that share the axis of
+/// Lines over queue depth, both axes logarithmic, in panels above each other that share the axis of
 /// depths.
 pub(super) struct Lines {
     pub(super) title: String,
@@ -251,7 +254,7 @@ pub(super) struct Point {
 }
 
 impl Lines {
-    /// The chart; empty if there are no two depths or no point above 0.
+    /// The chart; empty if there are fewer than two depths or no point above 0.
     pub(super) fn draw(&self) -> String {
         let (Some(&first), Some(&last)) = (self.depths.first(), self.depths.last()) else {
             return String::new();
@@ -282,7 +285,7 @@ impl Lines {
         framed(bottom + 34.0, &self.title, &self.description(), &out)
     }
 
-    /// Where the axis of depths ends: the longest name has to fit behind it.
+    /// The end of the axis of depths, which leaves room for the longest name after it.
     fn right(&self) -> f64 {
         let names = self.panels.iter().flat_map(|(_, lines)| lines).map(|line| line.label.chars().count());
         let longest = names.max().unwrap_or(0).clamp(LABEL_CHARS, MOST_END_CHARS);
@@ -303,7 +306,7 @@ impl Lines {
     }
 }
 
-/// Whether there was anything to draw.
+/// Draws a panel; returns whether there was anything to draw.
 fn panel(
     out: &mut String,
     lines: &[ChartLine],
@@ -362,14 +365,15 @@ fn curve(
     }
 }
 
-/// Each line's name at its end; names that would overlap are moved apart, and tied to their lines.
+/// Draws each line's name at its end. Names that would overlap are moved apart and connected to
+/// their lines.
 fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &ChartLine)>, (right, top): (f64, f64)) {
     ends.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut places: Vec<f64> = ends.iter().map(|end| end.0).collect();
     for at in 1..places.len() {
         places[at] = places[at].max(places[at - 1] + LABEL_GAP);
     }
-    // What was pushed below the panel goes up again, and pushes what is above it.
+    // Names below the panel are moved up, and push those above them.
     let mut limit = (top + PANEL + 4.0).max(top + LABEL_GAP * places.len() as f64 - LABEL_GAP);
     for place in places.iter_mut().rev() {
         *place = place.min(limit);
@@ -377,7 +381,7 @@ fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &ChartLine)>, (right, t
     }
     for ((from, end_x, series), place) in ends.into_iter().zip(places) {
         line(out, "tie", (end_x + 4.0, from), (right + 10.0, place));
-        // A piece of the line itself, since policies differ only in their dashes.
+        // A short piece of the line, because policies differ only in their dashes.
         let class = format!("curve {}", series.class);
         line(out, &class, (right + 10.0, place), (right + 27.0, place));
         let class = format!("end {}", series.class);
@@ -385,31 +389,31 @@ fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &ChartLine)>, (right, t
     }
 }
 
-/// How many times longer than the rest a breakable bar must be to be broken.
+/// A bar is truncated if it is this many times longer than all that may not be.
 const BREAK_FROM: f64 = 1.6;
 const TOP: f64 = 4.0;
 const ROW: f64 = 23.0;
 const BAR: f64 = 15.0;
-/// Between two diagonals of a hatched bar.
+/// Distance between two diagonals of a hatched bar.
 const HATCH: f64 = 6.0;
-/// Where bars begin: room for [`LABEL_CHARS`] before it.
+/// Start of the bars, which leaves room for [`LABEL_CHARS`] before it.
 const LEFT: f64 = 72.0;
-/// Where the axis ends if values are short.
+/// End of the axis if values are short.
 const RIGHT: f64 = 280.0;
 const LABEL_CHARS: usize = 9;
 const MOST_LABEL_CHARS: usize = 26;
-/// Behind the end of a line: half of the chart is for the lines.
+/// Longest name after the end of a line: half of the chart is for the lines.
 const MOST_END_CHARS: usize = 24;
-/// What one more character of a label takes at most, on average.
+/// Largest average width of a character of a label.
 const CHAR: f64 = 7.0;
-/// What a character of a number at the axis takes.
+/// Width of a character of a number at the axis.
 const TICK_CHAR: f64 = 6.5;
-/// What a digit of a value takes, in bold.
+/// Width of a digit of a value, in bold.
 const DIGIT: f64 = 7.6;
 const HEADING_CHARS: usize = 48;
 const PANEL: f64 = 150.0;
 const PLOT_LEFT: f64 = 44.0;
-/// Where the axis of depths ends: leaves room for [`LABEL_CHARS`] behind it.
+/// End of the axis of depths, which leaves room for [`LABEL_CHARS`] after it.
 const PLOT_RIGHT: f64 = 264.0;
 const LABEL_GAP: f64 = 14.5;
 
@@ -418,7 +422,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_dwarfs_all_others_ends_at_the_axis_and_is_drawn_broken() {
+    fn a_bar_that_dwarfs_all_others_is_truncated_at_the_axis() {
         let bar = |label: &str, runs: &[f64], may_break| Bar {
             label: label.to_owned(),
             parts: vec![(runs[0], "nbd".to_owned())],
@@ -443,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_behind_its_line_is_whole_where_half_of_the_chart_is_left() {
+    fn a_label_after_its_line_is_whole_if_half_of_the_chart_remains() {
         for (name, shown) in [("nvme-tcp ceiling sleeps", "nvme-tcp ceiling sleeps"), ("nbd", "nbd")] {
             let point = |depth| Point { depth, median: 10.0, min: 9.0, max: 11.0 };
             let points = vec![point(1), point(32)];
@@ -454,7 +458,7 @@ mod tests {
         }
     }
 
-    /// The numbers at the axis under one bar.
+    /// The numbers at the axis of a chart with this bar.
     fn numbers(value: f64, label: &str) -> Vec<String> {
         let parts = vec![(value, "nbd".to_owned())];
         let bar = Bar { label: label.to_owned(), parts, ..Bar::default() };
@@ -465,12 +469,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_at_the_axis_do_not_run_into_each_other() {
+    fn numbers_at_the_axis_do_not_overlap() {
         assert_eq!(numbers(450.0, "nbd"), ["0", "100", "200", "300", "400", "500"]);
         assert_eq!(numbers(450e3, &"n".repeat(32)), ["0", "200k", "400k"]);
     }
 
-    /// A bar of `share` of a ceiling of 100, drawn.
+    /// Draws a bar of `share` of a ceiling of 100.
     fn beside_its_ceiling(share: f64) -> String {
         let parts = vec![(share * 100.0, "nbd".to_owned())];
         let (ceiling, share) = (Some(100.0), Some(share));
@@ -483,7 +487,7 @@ mod tests {
     fn a_ceiling_is_a_tick_on_its_bar_that_the_axis_reaches() {
         let drawn = beside_its_ceiling(0.4);
         let tick = drawn.split(r#"class="ceiling" x1=""#).nth(1).unwrap();
-        // The axis goes from 0 to 100, and so the tick stands at its end.
+        // The axis reaches from 0 to 100, so the tick is at its end.
         let end = drawn.rsplit(r#"class="grid" x1=""#).next().unwrap();
         assert_eq!(tick.split('"').next(), end.split('"').next(), "{drawn}");
         assert!(drawn.contains(r#"class="share""#) && drawn.contains(">40%</tspan>"), "{drawn}");
@@ -491,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_well_above_its_ceiling_is_hatched_and_only_within_its_bar() {
+    fn only_bars_well_above_their_ceiling_are_hatched() {
         assert!(!beside_its_ceiling(1.09).contains("hatch"));
         let drawn = beside_its_ceiling(1.29);
         let path = drawn.split(r#"class="hatch" d=""#).nth(1).unwrap().split('"').next().unwrap();

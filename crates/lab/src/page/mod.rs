@@ -1,9 +1,9 @@
-//! The page: a comparison as one self-contained HTML file that needs no network, no script and no
-//! font of its own.
+//! The page: a comparison as one self-contained HTML file that needs no network, script or font of
+//! its own.
 //!
-//! What is drawn is decided in `sections`, how in `chart`, what is said in `summary`, and how it
-//! looks in the style sheet. Text from outside is escaped by the template, and by `svg` inside
-//! charts.
+//! `sections` chooses the charts, `chart` draws them, `summary` makes the sentences, and the style
+//! sheet defines the appearance. Foreign text is escaped by the template, and inside charts by
+//! `svg`.
 
 mod chart;
 mod ratio;
@@ -22,10 +22,10 @@ use askama::Template;
 use sections::{Absolute, Section};
 use summary::{Findings, Tile};
 
-/// The page of a comparison, with what a study found beside what was measured.
+/// The page of a comparison, with a study's figures beside the measured ones.
 ///
 /// # Errors
-/// Only if formatting a value fails, which none of ours does.
+/// Only if formatting a value fails, which none of our values does.
 pub fn render(comparison: &Comparison, study: Option<&Study>) -> Result<String, askama::Error> {
     let labels = Labels::of(comparison);
     let groups = comparison.groups();
@@ -36,7 +36,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>) -> Result<String, 
         machine: figure::machine(&comparison.machine),
         tiles,
         doubts,
-        troubles: troubles(comparison, &labels),
+        row_errors: row_errors(comparison, &labels),
         published: study.map(|study| Published::of(comparison, &labels, study)),
         sections: sections::measured(comparison, &labels),
         grids: study.map_or_else(Vec::new, |study| link::grids(comparison, study)),
@@ -53,12 +53,12 @@ struct Page<'a> {
     date: String,
     machine: String,
     tiles: Vec<Tile>,
-    /// Why no winner is named, for some jobs or for all.
+    /// Reasons why no winner is named, for some jobs or for all.
     doubts: Vec<String>,
-    troubles: Vec<String>,
+    row_errors: Vec<String>,
     published: Option<Published<'a>>,
     sections: Vec<Section>,
-    /// The study's tables, ours beside them.
+    /// The study's tables with our figures.
     grids: Vec<Grid>,
     /// (reason, jobs).
     skipped: Vec<(&'a str, Vec<&'a str>)>,
@@ -80,8 +80,8 @@ impl Published<'_> {
 }
 
 impl Page<'_> {
-    /// So many errors stand before the findings; the rest is folded away.
-    const FIRST_TROUBLES: usize = 6;
+    /// Number of errors before the findings; the others are folded away.
+    const FIRST_ERRORS: usize = 6;
 }
 
 /// All figures of one job: medians in one table, every run in another.
@@ -97,7 +97,7 @@ struct PageTable {
 struct PageLine {
     /// The protocol's colour.
     class: String,
-    /// First the configuration; of a single run, then its place in order.
+    /// The configuration first; in the table of single runs, then the run's number.
     cells: Vec<String>,
 }
 
@@ -159,13 +159,13 @@ fn run_cells(label: String, row: &Row, index: usize, run: &Run) -> PageLine {
     PageLine { class: line_class(row), cells }
 }
 
-/// A ceiling has the colour of its protocol, paler.
+/// A ceiling has a paler colour of its protocol.
 fn line_class(row: &Row) -> String {
     let pale = if row.kind.is_ceiling() { " pale" } else { "" };
     format!("{}{pale}", sections::class(row))
 }
 
-/// Every percentile that some run has, in hundredths of a per cent, ascending.
+/// All percentiles that a run has, in hundredths of a per cent, ascending.
 fn percentiles(group: &[&Row]) -> Vec<u16> {
     let directions = group.iter().flat_map(|row| &row.runs).flat_map(Run::active);
     let all = directions.flat_map(|direction| &direction.latency.percentiles);
@@ -175,10 +175,10 @@ fn percentiles(group: &[&Row]) -> Vec<u16> {
     all
 }
 
-fn troubles(comparison: &Comparison, labels: &Labels) -> Vec<String> {
+fn row_errors(comparison: &Comparison, labels: &Labels) -> Vec<String> {
     let of = |row: &Row| {
         let name = format!("{}, {}", labels.label(row), figure::title(&row.job));
-        table::troubles(row).into_iter().map(move |trouble| format!("{name}: {trouble}")).collect::<Vec<_>>()
+        table::row_errors(row).into_iter().map(move |error| format!("{name}: {error}")).collect::<Vec<_>>()
     };
     comparison.rows.iter().flat_map(of).collect()
 }

@@ -1,5 +1,5 @@
-//! A study's figures and those measured here, each relative to the same protocol's: dots on a
-//! logarithmic axis, on which twice as much and half as much are equally far from 1.
+//! A study's figures and those measured here, each relative to the same protocol: dots on a
+//! logarithmic axis, on which half and double are equally far from 1.
 
 use super::svg::{escaped, framed, line, n, text, tick};
 use crate::figure::shortened;
@@ -12,7 +12,7 @@ pub(super) struct Ratios {
     pub(super) groups: Vec<(String, Vec<Ratio>)>,
 }
 
-/// One row: a dot for what was measured here, and one for what was published.
+/// One row: a dot for the value measured here, and one for the published value.
 pub(super) struct Ratio {
     pub(super) label: String,
     pub(super) class: &'static str,
@@ -20,11 +20,11 @@ pub(super) struct Ratio {
     pub(super) there: Option<Value>,
 }
 
-/// A value, and what it is relative to the reference.
+/// A value, and its ratio to the reference.
 #[derive(Clone)]
 pub(super) struct Value {
     pub(super) ratio: f64,
-    /// The value itself with its unit.
+    /// The value with its unit.
     pub(super) shown: String,
 }
 
@@ -59,7 +59,7 @@ impl Ratios {
         framed(y + 20.0, &self.title, &self.description(), &(out + &body))
     }
 
-    /// Where the axis begins: behind the longest label.
+    /// The start of the axis, after the longest label.
     fn left(&self) -> f64 {
         let labels = self.groups.iter().flat_map(|(_, rows)| rows).map(|row| row.label.chars().count());
         labels.max().unwrap_or(0).clamp(4, LABEL_CHARS) as f64 * CHAR + 2.0 * DOT + 4.0
@@ -100,7 +100,7 @@ fn draw_row(out: &mut String, row: &Ratio, y: f64, axis: &Axis) {
     out.push_str("</g>");
 }
 
-/// A ratio with three digits at most: 0.66×, 3.09×, 24.1×, 131×.
+/// A ratio with at most three digits: 0.66×, 3.09×, 24.1×, 131×.
 fn times(ratio: f64) -> String {
     match ratio {
         ratio if ratio < 9.995 => format!("{ratio:.2}×"),
@@ -111,21 +111,21 @@ fn times(ratio: f64) -> String {
 
 /// A logarithmic axis around 1.
 struct Axis {
-    /// Powers of two, or of ten over a long range; 1 among them.
+    /// Powers of two, or of ten over a long range; 1 is among them.
     ticks: Vec<f64>,
-    /// Where it begins.
+    /// Start of the axis.
     left: f64,
 }
 
 impl Axis {
-    /// The axis from `left` on that all of `ratios` lie on; none if there are none.
+    /// An axis from `left` on that contains all of `ratios`; `None` if there are none.
     fn over(ratios: impl Iterator<Item = f64>, left: f64) -> Option<Axis> {
         let ratios: Vec<f64> = ratios.filter(|ratio| ratio.is_finite() && *ratio > 0.0).collect();
         let most = ratios.iter().copied().reduce(f64::max)?;
         let least = ratios.iter().copied().fold(1.0, f64::min);
         let most = most.max(1.0);
         let base: f64 = if most / least > 300.0 { 10.0 } else { 2.0 };
-        // A value that is a tick but for rounding ends the axis there.
+        // A value that equals a tick except for rounding ends the axis there.
         let low = (least.ln() / base.ln() + 0.01).floor().min(-1.0) as i32;
         let high = (most.ln() / base.ln() - 0.01).ceil().max(1.0) as i32;
         Some(Axis { ticks: (low..=high).map(|power| base.powi(power)).collect(), left })
@@ -137,7 +137,7 @@ impl Axis {
         self.left + along.clamp(0.0, 1.0) * (PLOT_RIGHT - self.left)
     }
 
-    /// The ticks that have their number: 1, and as many as there is room for.
+    /// The ticks with a number: 1, and as many as there is room for.
     fn labelled(&self) -> impl Iterator<Item = &f64> {
         let apart = (PLOT_RIGHT - self.left) / (self.ticks.len() - 1) as f64;
         let every = (LABEL_ROOM / apart).ceil().max(1.0) as usize;
@@ -155,14 +155,14 @@ const HEAD: f64 = 20.0;
 const ROW: f64 = 20.0;
 const DOT: f64 = 4.5;
 const PLOT_RIGHT: f64 = 228.0;
-/// Where the two columns of numbers end.
+/// Ends of the two columns of numbers.
 const HERE: f64 = 276.0;
 const THERE: f64 = 356.0;
 const LABEL_CHARS: usize = 20;
-/// What a character of a label takes at most, on average.
+/// Largest average width of a character of a label.
 const CHAR: f64 = 6.8;
 const HEADING_CHARS: usize = 48;
-/// What a number at the axis needs.
+/// Width of a number at the axis.
 const LABEL_ROOM: f64 = 34.0;
 
 #[cfg(test)]
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn half_and_twice_as_much_are_equally_far_from_one() {
+    fn half_and_double_are_equally_far_from_one() {
         let axis = Axis::over([0.5, 2.0].into_iter(), 100.0).unwrap();
         assert!((axis.x(1.0) - axis.x(0.5) - (axis.x(2.0) - axis.x(1.0))).abs() < 1e-9);
     }

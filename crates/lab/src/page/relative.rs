@@ -1,5 +1,5 @@
-//! The rows of a study's chart: published figures relative to the study's reference, and those
-//! measured here relative to the reference's protocol here.
+//! The rows of a study's chart: published figures relative to the study's reference, and measured
+//! ones relative to the reference's protocol here.
 
 use super::ratio::{Ratio, Value};
 use super::sections::protocol_class;
@@ -17,7 +17,7 @@ pub(super) fn groups(
 ) -> Vec<(String, Vec<Ratio>)> {
     let mut rows = measured(comparison, labels, chart);
     for (protocol, label, there) in published(study, chart) {
-        // Measured here over the same link: one row for both.
+        // Measured here over the same link: both values are in one row.
         match rows.iter_mut().find(|(known, row)| *known == protocol && row.label == label) {
             Some((_, row)) => row.there = Some(there),
             None => {
@@ -65,12 +65,12 @@ fn published(study: &Study, chart: &StudyChart) -> Vec<(String, String, Value)> 
     figures().map(|figure| (figure.protocol.clone(), label(figure), value(figure))).collect()
 }
 
-/// One configuration measured here, with its best of the chart's jobs.
+/// A configuration measured here, with its best result among the chart's jobs.
 struct BestDepth<'a> {
     row: &'a Row,
     value: f64,
     protocol: &'a str,
-    /// What tells it from the protocol's others.
+    /// The part of its name that distinguishes it from the protocol's other configurations.
     label: String,
 }
 
@@ -90,7 +90,7 @@ fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec
     }
     let ratio = |best: &BestDepth| {
         let reference = all.iter().find(|other| is_reference(other, best, chart))?;
-        // Which of the jobs was the best.
+        // The job with the best result.
         let job = &best.row.job;
         let label = match chart.jobs.len() {
             1 => best.label.clone(),
@@ -105,7 +105,7 @@ fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec
 }
 
 /// Whether `best` is divided by `other`: the reference's protocol, over its link if the study has
-/// links, with the polling policy and from the file of `best`.
+/// links, with the polling policy and from the report of `best`.
 fn is_reference(other: &BestDepth, best: &BestDepth, chart: &StudyChart) -> bool {
     let file = |best: &BestDepth| best.row.protocol.split_once(' ').map(|(_, file)| file.to_owned());
     let over_its_link = link::place(other.row).is_none_or(|place| chart.reference.label.ends_with(place));
@@ -115,7 +115,7 @@ fn is_reference(other: &BestDepth, best: &BestDepth, chart: &StudyChart) -> bool
         && file(other) == file(best)
 }
 
-/// The link, or "here" and whatever else the row is called beside its protocol.
+/// The link, or "here" and the part of the row's name after its protocol.
 fn label(row: &Row, protocol: &str, labels: &Labels) -> String {
     let label = labels.label(row);
     let rest = label.strip_prefix(protocol).unwrap_or(&label).trim_start_matches(", ").trim();

@@ -1,4 +1,4 @@
-//! Which charts the page has, made from a comparison's rows.
+//! Chooses the charts of the page from a comparison's rows.
 
 use super::chart::{Bar, BarGroup, Bars, ChartLine, Lines, Point};
 use super::ratio::{Ratio, Ratios, Value};
@@ -15,12 +15,12 @@ pub(super) struct Section {
     pub(super) note: String,
     /// Why some bars are hatched; empty if none is.
     pub(super) reason: &'static str,
-    /// (class, what that colour means), where the charts do not say so themselves.
+    /// (class, meaning of its colour), if the charts do not show it themselves.
     pub(super) legend: &'static [(&'static str, &'static str)],
     pub(super) blocks: Vec<Block>,
 }
 
-/// Charts that belong together within a section; an empty title takes no room.
+/// Charts that belong together within a section; an empty title takes no space.
 pub(super) struct Block {
     pub(super) title: String,
     pub(super) cards: Vec<Card>,
@@ -37,7 +37,7 @@ pub(super) struct Card {
 
 type Group<'a> = Vec<&'a Row>;
 
-/// The sections about what was measured; those without a chart are left out.
+/// The sections about measured results; sections without a chart are omitted.
 pub(super) fn measured(comparison: &Comparison, labels: &Labels) -> Vec<Section> {
     let groups = comparison.groups();
     let sections =
@@ -45,7 +45,7 @@ pub(super) fn measured(comparison: &Comparison, labels: &Labels) -> Vec<Section>
     sections.into_iter().map(without_empty).filter(|section| !section.blocks.is_empty()).collect()
 }
 
-/// A study's figures and those measured here, relative to their references, and the figures
+/// A study's figures and the measured ones, relative to their references, and the figures
 /// themselves.
 pub(super) fn published(comparison: &Comparison, labels: &Labels, study: &Study) -> (Section, Vec<Absolute>) {
     let mut absolute = Vec::new();
@@ -69,7 +69,7 @@ pub(super) fn published(comparison: &Comparison, labels: &Labels, study: &Study)
         || "The study gives no numbers to compare with.".to_owned(),
         |first| {
             let Reference { protocol, label } = &first.reference;
-            // Where the charts have several, each shows its own at 1.00.
+            // If the charts have different references, each chart shows its own at 1.00.
             let is_only = study.charts.iter().all(|chart| chart.reference.label == *label);
             let label = if is_only { format!(" ({label})") } else { String::new() };
             format!(
@@ -94,7 +94,7 @@ pub(super) fn published(comparison: &Comparison, labels: &Labels, study: &Study)
 pub(super) struct Absolute {
     pub(super) class: &'static str,
     pub(super) protocol: String,
-    /// The chart, the row's label, what was measured here, what was published.
+    /// The chart, the row's label, the measured value, the published value.
     pub(super) cells: [String; 4],
 }
 
@@ -162,7 +162,7 @@ fn latency(labels: &Labels, groups: &[Group]) -> Section {
         families(groups, |a, b| (a.rw, a.bs, figure::modifiers(a)) == (b.rw, b.bs, figure::modifiers(b)))
     {
         let mut depths: Vec<u32> = family.iter().map(|group| group[0].job.iodepth).collect();
-        // A report from elsewhere may say 0, which a logarithmic axis has no place for.
+        // A report by another program may have depth 0, which does not exist on a logarithmic axis.
         depths.retain(|&depth| depth > 0);
         depths.sort_unstable();
         depths.dedup();
@@ -201,7 +201,7 @@ fn latency(labels: &Labels, groups: &[Group]) -> Section {
     }
 }
 
-/// p50 and p99 of one job; the mean, of a report that has no percentiles.
+/// p50 and p99 of one job; the mean for a report without percentiles.
 fn latency_bars(labels: &Labels, group: &Group) -> Card {
     let only_local = group.iter().all(|row| row.kind == SubjectKind::Local);
     let shown = |row: &&Row| only_local || row.kind != SubjectKind::Local;
@@ -230,8 +230,7 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Char
     let mut groups: Vec<&&Group> = family.iter().collect();
     groups.sort_by_key(|group| group[0].job.iodepth);
     let only_local = family.iter().all(|group| group.iter().all(|row| row.kind == SubjectKind::Local));
-    // A local volume is so much faster that the axis would have no room left to tell the protocols
-    // apart.
+    // A local volume is so much faster that the axis could not distinguish the protocols.
     let shown = |row: &&&Row| {
         row.job.iodepth > 0 && !row.kind.is_ceiling() && (only_local || row.kind != SubjectKind::Local)
     };
@@ -247,8 +246,7 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Char
     lines
 }
 
-/// The CPU time of an I/O for small blocks, and of a Gbit/s for large ones. The target's part comes
-/// first.
+/// CPU time per I/O for small blocks, and per Gbit/s for large ones. The target's part is first.
 fn cpu(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
     let card = |group: &&Group| {
         let (figure, unit) = if group[0].job.bs <= SMALL {
@@ -303,7 +301,7 @@ enum Cpu {
 }
 
 impl Cpu {
-    /// That of one run; `None` where a side was not seen. A local volume has no target.
+    /// The CPU time of one run; `None` if a side was not measured. A local volume has no target.
     fn both(self, kind: SubjectKind, run: &Run) -> Option<f64> {
         match self {
             Cpu::PerGbit => Figure::CpuPerGbit.of(kind, run),
@@ -316,12 +314,12 @@ impl Cpu {
     }
 }
 
-/// Ceilings have no bars of their own: they are ticks on others'.
+/// Ceilings have no bars of their own: they are ticks on other bars.
 fn without_ceilings<'a>(group: &Group<'a>) -> impl Iterator<Item = &'a Row> {
     group.iter().copied().filter(|row| !row.kind.is_ceiling())
 }
 
-/// A block for each block size; few charts stand in one block, with the block size in their titles.
+/// A block for each block size; a few charts are in one block, with the block size in their titles.
 fn by_block_size(groups: &[Group], card: impl Fn(&&Group) -> Card) -> Vec<Block> {
     if groups.len() <= ONE_BLOCK {
         let whole = |group: &Group| Card { title: figure::title(&group[0].job), ..card(&group) };
@@ -335,7 +333,7 @@ fn by_block_size(groups: &[Group], card: impl Fn(&&Group) -> Card) -> Vec<Block>
     families.map(block).collect()
 }
 
-/// Groups whose jobs are alike in some way, families in the order in which they first appear.
+/// Groups whose jobs have the same key, in the order in which the keys first appear.
 fn families<'a, 'r>(
     groups: &'a [Group<'r>],
     alike: impl Fn(&crate::job::Job, &crate::job::Job) -> bool,
@@ -358,7 +356,7 @@ fn without_empty(mut section: Section) -> Section {
     section
 }
 
-/// The classes of a row: its colour, and its polling policy, which is told by shade and dash.
+/// The classes of a row: its colour, and its polling policy, which is shown by shade and dash.
 pub(super) fn class(row: &Row) -> String {
     let colour = match row.kind {
         SubjectKind::Local => "local",
@@ -373,8 +371,8 @@ pub(super) fn class(row: &Row) -> String {
     }
 }
 
-/// A protocol keeps its colour in every report, over whatever sockets. A merged report has the
-/// file's name behind the protocol's.
+/// A protocol has the same colour in every report and over any sockets. In a merged report the
+/// file's name follows the protocol's.
 pub(super) fn protocol_class(protocol: &str) -> &'static str {
     match protocol.split([' ', '+']).next().unwrap_or_default() {
         "nbd" => "nbd",
@@ -391,7 +389,7 @@ pub(super) fn protocol_class(protocol: &str) -> &'static str {
 
 /// The largest block whose rate is shown in I/O per second, in bytes.
 pub(super) const SMALL: u32 = 16 << 10;
-/// So many charts need no heading for each block size.
+/// Up to this many charts need no heading for each block size.
 const ONE_BLOCK: usize = 4;
 const CEILING: &str = " The tick on a bar is its ceiling, the raw-socket baseline: a request and response program without a \
 protocol on the same sockets, with the same message sizes, depth and connections. The percentage is the bar's share of \

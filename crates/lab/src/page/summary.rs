@@ -1,18 +1,18 @@
-//! What the numbers say, in a few sentences computed from them.
+//! The findings: a few sentences computed from the numbers.
 
 use super::sections::{SMALL, protocol_class};
 use crate::figure::{self, Figure, Labels};
 use crate::job::{Job, Rw};
 use crate::result::{Comparison, NOISY_SHARE, Row, SubjectKind};
 
-/// What was found: winners, and why there are none where there are none.
+/// The winners, and the reasons if no winner is named.
 pub(super) struct Findings {
     pub(super) tiles: Vec<Tile>,
-    /// Why no winner is named, for some jobs or for all.
+    /// Reasons why no winner is named, for some jobs or for all.
     pub(super) doubts: Vec<String>,
 }
 
-/// One finding: a large figure, whose it is, and where it holds.
+/// One finding: a large figure, its configuration, and its job.
 pub(super) struct Tile {
     pub(super) about: &'static str,
     /// The winner's protocol, as a colour.
@@ -23,8 +23,8 @@ pub(super) struct Tile {
     pub(super) sentence: String,
 }
 
-/// The findings that the comparison has the rows for. Only protocols are ranked, not the local
-/// volume and the ceilings. A winner is named only where there are enough runs and they agree.
+/// The findings of a comparison. Only protocols are ranked, not the local volume and the ceilings.
+/// A winner is named only if there are enough runs and they agree.
 pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
     let groups = comparison.groups();
     let with_protocols =
@@ -32,9 +32,9 @@ pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
     let groups: Vec<&Vec<&Row>> = with_protocols.collect();
     let smallest = groups.iter().map(|group| group[0].job.bs).min().unwrap_or(0);
     let small = |group: &&&Vec<&Row>| group[0].job.bs == smallest && smallest <= SMALL;
-    // At equal depth reads come before writes: they are what most people look for first.
+    // At equal depth reads come before writes, because most readers look for them first.
     let reads = |job: &Job| matches!(job.rw, Rw::RandRead);
-    // Depth 32 is the depth of the published studies; else whatever is deepest.
+    // Depth 32 is the depth of the published studies; without it, the greatest depth.
     let busy = groups.iter().filter(small).max_by_key(|group| {
         let job = &group[0].job;
         (job.iodepth == 32, reads(job), job.numjobs == 1, job.iodepth)
@@ -60,7 +60,7 @@ pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
     findings
 }
 
-/// A tile, or why no winner is named.
+/// A tile, or the reason why no winner is named.
 type Candidate = Result<Tile, String>;
 
 fn rate(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Option<Candidate> {
@@ -79,7 +79,7 @@ fn rate(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Option<Cand
     }))
 }
 
-/// The share of the ceiling as the end of a sentence; nothing where it means nothing.
+/// The share of the ceiling as the end of a sentence; empty if it is meaningless.
 fn share(comparison: &Comparison, row: &Row) -> String {
     let share = comparison.share_of_ceiling(row).filter(|&share| share <= NOISY_SHARE);
     share.map_or_else(String::new, |share| format!(", {} of its ceiling", figure::percent(share)))
@@ -101,7 +101,7 @@ fn latency(labels: &Labels, group: &[&Row]) -> Option<Candidate> {
     }))
 }
 
-/// Of large blocks only: of small ones the throughput is the I/O per second in another unit.
+/// Only of large blocks: the throughput of small blocks is the I/O per second in another unit.
 fn throughput(comparison: &Comparison, labels: &Labels, groups: &[&Vec<&Row>]) -> Option<Candidate> {
     let large = groups.iter().filter(|group| group[0].job.bs > SMALL);
     let all = large.filter_map(|group| BestResult::of(labels, group, Figure::MbPerSecond, true));
@@ -150,9 +150,10 @@ struct BestResult<'a> {
     row: &'a Row,
     value: f64,
     who: String,
-    /// A sentence that names those whose runs overlap with the best one's; empty if there are none.
+    /// A sentence that names configurations whose runs overlap with those of the best one; may be
+    /// empty.
     ties: String,
-    /// Why it is not to be called the winner.
+    /// The reason why it is not called the winner.
     doubt: Option<String>,
 }
 
@@ -178,8 +179,8 @@ impl<'a> BestResult<'a> {
     }
 }
 
-/// Why no winner is named for this job: too few runs, or runs that differ too much. Every protocol
-/// counts, because one whose runs differ could have won as well.
+/// The reason why no winner is named for this job: too few runs, or runs that differ too much.
+/// Every protocol counts, because one with differing runs could have won, too.
 fn doubt(labels: &Labels, group: &[&Row], figure: Figure) -> Option<String> {
     let rows = || group.iter().filter(|row| row.kind == SubjectKind::Protocol);
     let job = figure::title(&group[0].job);
@@ -211,5 +212,5 @@ fn name(figure: Figure) -> &'static str {
 
 /// Fewer runs name no winner.
 const LEAST_RUNS: usize = 3;
-/// Runs that differ by this share of their median name no winner.
+/// Runs that differ by more than this share of their median name no winner.
 const MOST_SPREAD: f64 = 0.15;

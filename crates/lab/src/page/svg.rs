@@ -1,13 +1,13 @@
-//! What all charts are drawn with: text that cannot break out of its element, round ticks, and the
-//! frame that names a chart to those who do not see it.
+//! Elements of all charts: escaped text, round ticks, and a frame with a description for screen
+//! readers.
 
 use std::fmt::Write as _;
 
-/// Width of every chart in user units. Charts are drawn for a narrow column, so that their text
-/// stays readable on a telephone, and wide screens show several side by side.
+/// Width of every chart in user units. Charts are as narrow as a column, so that their text stays
+/// readable on a telephone; wide screens show several side by side.
 pub(super) const WIDTH: f64 = 360.0;
 
-/// A number of user units without needless digits.
+/// A number of user units with few digits.
 pub(super) fn n(value: f64) -> String {
     let text = format!("{value:.1}");
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
@@ -30,7 +30,7 @@ pub(super) fn escaped(text: &str) -> String {
     out
 }
 
-/// A text element; `class` is ours, `text` may be anybody's.
+/// A text element; `class` is ours, `text` may be foreign.
 pub(super) fn text(out: &mut String, class: &str, x: f64, y: f64, text: &str) {
     let _ = write!(out, r#"<text class="{class}" x="{}" y="{}">{}</text>"#, n(x), n(y), escaped(text));
 }
@@ -41,8 +41,7 @@ pub(super) fn line(out: &mut String, class: &str, (x1, y1): (f64, f64), (x2, y2)
         write!(out, r#"<line class="{class}" x1="{}" y1="{}" x2="{}" y2="{}"/>"#, n(x1), n(y1), n(x2), n(y2));
 }
 
-/// The whole element around a drawing. `title` and `description` are what a screen reader says in
-/// its place.
+/// The `svg` element around a drawing. Screen readers speak `title` and `description` in its place.
 pub(super) fn framed(height: f64, title: &str, description: &str, body: &str) -> String {
     let (title, description, height) = (escaped(title), escaped(description), n(height));
     format!(
@@ -59,8 +58,8 @@ pub(super) fn tick(value: f64) -> String {
     format!("{}{suffix}", digits.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// Ticks of a linear axis from 0 to at least `most`, at 1, 2 or 5 times a power of ten, five at
-/// most beside 0.
+/// Ticks of a linear axis from 0 to at least `most`, at 1, 2 or 5 times a power of ten; at most
+/// five besides 0.
 pub(super) fn linear_ticks(most: f64) -> Vec<f64> {
     if !(most.is_finite() && most > 0.0) {
         return vec![0.0, 1.0];
@@ -74,7 +73,7 @@ pub(super) fn linear_ticks(most: f64) -> Vec<f64> {
     (0..=count).map(|tick| f64::from(tick) * step).collect()
 }
 
-/// Ticks of a logarithmic axis that covers both ends: 1, 2, 5 times powers of ten over a short
+/// Ticks of a logarithmic axis that includes both ends: 1, 2, 5 times powers of ten over a short
 /// range, powers of ten over a long one.
 pub(super) fn log_ticks(least: f64, most: f64) -> Vec<f64> {
     let (low, high) = (least.log10().floor() as i32, most.log10().ceil() as i32);

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, FromZeros};
 /// the volume has none.
 #[allow(
     clippy::arithmetic_side_effects,
-    reason = "the divisors are constants, the rest fits by what stands before it"
+    reason = "the divisors are constants, each other operation is checked before it"
 )]
 pub(super) fn describe(address: AoeAddress, uuid: Option<VolumeUuid>, info: &VolumeInfo) -> Identify {
     let sectors = info.size / SECTOR;
@@ -72,7 +72,7 @@ pub struct AtaDisk {
     pub trim_sectors: u16,
     /// Physical block size in bytes.
     pub physical_block: u32,
-    /// Whether the disk is rotational, or does not say.
+    /// False where the disk says that it does not rotate.
     pub rotational: bool,
     /// Model, for people.
     pub model: String,

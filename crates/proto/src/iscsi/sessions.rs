@@ -15,7 +15,7 @@
 //! here (§6.3.4).
 
 use super::name::Name;
-use crate::session::Home;
+use crate::session::CoreHandle;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -60,7 +60,7 @@ struct SessionMap {
 
 struct SessionEntry {
     tsih: u16,
-    home: Home,
+    core: CoreHandle,
     /// Handle of each connection, by its key.
     handles: Vec<(u32, ConnectionHandle)>,
     /// Another session with this name waits for the end of this one.
@@ -111,13 +111,13 @@ impl SessionTable {
         Some(LoginPermit(self.clone()))
     }
 
-    /// Registers a session on the core `home`. If a session with this name exists, closes its
+    /// Registers a session on `core`. If a session with this name exists, closes its
     /// connections and returns `None`; the caller retries. With `waits_for_closed`, also returns
     /// `None` while another session of this initiator with the target has a closed connection.
     pub(super) fn join(
         self: &Arc<SessionTable>,
         name: &SessionName,
-        home: &Home,
+        core: &CoreHandle,
         waits_for_closed: bool,
     ) -> Option<SessionRegistration> {
         let mut live = self.live();
@@ -135,7 +135,7 @@ impl SessionTable {
         let (tsih, is_replaced) = (live.next_tsih(), Arc::new(AtomicBool::new(false)));
         let entry = SessionEntry {
             tsih,
-            home: home.clone(),
+            core: core.clone(),
             handles: Vec::new(),
             is_replaced: is_replaced.clone(),
             is_over: false,
@@ -145,9 +145,9 @@ impl SessionTable {
     }
 
     /// The core of the session with this TSIH.
-    pub(super) fn home_of(&self, tsih: u16) -> Option<Home> {
+    pub(super) fn core_of(&self, tsih: u16) -> Option<CoreHandle> {
         let live = self.live();
-        live.sessions.values().find(|entry| entry.tsih == tsih).map(|entry| entry.home.clone())
+        live.sessions.values().find(|entry| entry.tsih == tsih).map(|entry| entry.core.clone())
     }
 
     /// A TSIH for a session that cannot be joined.
@@ -254,8 +254,8 @@ mod tests {
     fn session_reinstatement_waits_for_the_end_of_the_old_session() {
         let sessions = Arc::new(SessionTable::default());
         let cuts = Arc::new(AtomicUsize::new(0));
-        let (home, elsewhere) = (Home::new(()), Home::new(()));
-        let first = sessions.join(&name(1), &home, true).unwrap();
+        let (core, elsewhere) = (CoreHandle::new(()), CoreHandle::new(()));
+        let first = sessions.join(&name(1), &core, true).unwrap();
         for key in [0, 1, 2] {
             let cuts = cuts.clone();
             let hang_up = move || {
@@ -265,16 +265,16 @@ mod tests {
         }
         first.remove_connection(1);
         let other = sessions.join(&name(2), &elsewhere, true).unwrap();
-        let home_of = |registration: &SessionRegistration| sessions.home_of(registration.tsih()).unwrap();
-        assert!(home_of(&first).is(&home) && home_of(&other).is(&elsewhere));
+        let core_of = |registration: &SessionRegistration| sessions.core_of(registration.tsih()).unwrap();
+        assert!(core_of(&first).is_same(&core) && core_of(&other).is_same(&elsewhere));
         assert!(first.tsih() != 0 && first.tsih() != other.tsih());
-        assert!(sessions.join(&name(1), &home, true).is_none());
+        assert!(sessions.join(&name(1), &core, true).is_none());
         assert_eq!(cuts.load(Ordering::Relaxed), 2, "all connections of the session");
         assert!(first.is_replaced() && !other.is_replaced());
         let tsih = first.tsih();
         drop(first);
-        assert!(sessions.home_of(tsih).is_none());
-        assert!(sessions.join(&name(1), &home, true).is_some());
+        assert!(sessions.core_of(tsih).is_none());
+        assert!(sessions.join(&name(1), &core, true).is_some());
     }
 
     /// A connection whose peer may have closed it.
@@ -296,33 +296,33 @@ mod tests {
 
     #[test]
     fn a_session_with_closed_connections_ends_before_the_next_login() {
-        let (sessions, home) = (Arc::new(SessionTable::default()), Home::new(()));
-        let first = sessions.join(&name(1), &home, true).unwrap();
+        let (sessions, core) = (Arc::new(SessionTable::default()), CoreHandle::new(()));
+        let first = sessions.join(&name(1), &core, true).unwrap();
         let handle = Arc::new(Left::default());
         first.add_connection(0, handle.clone());
-        drop(sessions.join(&name(2), &home, true).expect("it goes on beside another"));
+        drop(sessions.join(&name(2), &core, true).expect("it goes on beside another"));
         handle.has_ended.store(true, Ordering::Relaxed);
         let elsewhere = SessionName { target: Name::new("iqn.u").unwrap(), ..name(2) };
         let other = SessionName { initiator: Name::new("iqn.b").unwrap(), ..name(2) };
-        assert!(sessions.join(&elsewhere, &home, true).is_some());
-        assert!(sessions.join(&other, &home, true).is_some());
+        assert!(sessions.join(&elsewhere, &core, true).is_some());
+        assert!(sessions.join(&other, &core, true).is_some());
         assert_eq!(handle.cuts.load(Ordering::Relaxed), 0);
-        assert!(sessions.join(&name(2), &home, true).is_none());
+        assert!(sessions.join(&name(2), &core, true).is_none());
         assert_eq!(handle.cuts.load(Ordering::Relaxed), 1);
-        assert!(sessions.join(&name(2), &home, false).is_some(), "the wait is limited");
+        assert!(sessions.join(&name(2), &core, false).is_some(), "the wait is limited");
         // The connection has ended; the session continues without it, or ends as well.
         first.remove_connection(0);
-        assert!(sessions.join(&name(2), &home, true).is_some());
+        assert!(sessions.join(&name(2), &core, true).is_some());
         first.end();
-        assert!(sessions.join(&name(2), &home, true).is_none());
+        assert!(sessions.join(&name(2), &core, true).is_none());
         drop(first);
-        assert!(sessions.join(&name(2), &home, true).is_some());
+        assert!(sessions.join(&name(2), &core, true).is_some());
     }
 
     #[test]
     fn a_tsih_is_never_that_of_another_session() {
         let sessions = Arc::new(SessionTable::default());
-        let first = sessions.join(&name(1), &Home::new(()), true).unwrap();
+        let first = sessions.join(&name(1), &CoreHandle::new(()), true).unwrap();
         for _ in 0..=u16::MAX {
             let tsih = sessions.next_tsih();
             assert!(tsih != 0 && tsih != first.tsih());

@@ -554,7 +554,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(uri in any_uri()) {
+        fn a_formatted_uri_is_parsed_back(uri in any_uri()) {
             prop_assert_eq!(uri.to_string().parse(), Ok(uri));
         }
 

@@ -244,7 +244,7 @@ impl AdminQueue {
         match self.set_persistence(sqe.nsid.get(), sqe.cdw11.get() & PTPL != 0) {
             Ok(waiting) => waiting.map_or_else(
                 || AdminResult::Done(NvmeOutcome::success(0)),
-                |(served, ticket)| self.wait(slot, AdminWait::Saving(served, ticket)),
+                |(volume_state, ticket)| self.wait(slot, AdminWait::Saving(volume_state, ticket)),
             ),
             Err(status) => AdminResult::Done(NvmeOutcome::refusal(status)),
         }
@@ -256,16 +256,16 @@ impl AdminQueue {
         nsid: u32,
         persists: bool,
     ) -> Result<Option<(Arc<VolumeState>, SaveTicket)>, NvmeStatus> {
-        let served = &self.of_one_namespace(nsid)?.served;
-        if persists && served.store().is_none() {
+        let volume_state = &self.of_one_namespace(nsid)?.volume_state;
+        if persists && volume_state.store().is_none() {
             return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
-        let changed = served.change::<Infallible>(false, |table| {
+        let changed = volume_state.change::<Infallible>(false, |table| {
             table.reservations.persists = persists;
             Ok(Notices::new())
         });
         let Ok(ticket) = changed;
-        Ok(ticket.map(|ticket| (served.clone(), ticket)))
+        Ok(ticket.map(|ticket| (volume_state.clone(), ticket)))
     }
 
     /// The namespace of a namespace-specific feature, if it is accessible through the port (Base
@@ -388,7 +388,7 @@ impl AdminQueue {
         let namespace = self.of_one_namespace(nsid)?;
         Ok(match feature {
             FeatureId::RESERVATION_NOTIFICATION_MASK => self.events.mask(nsid).into(),
-            _ => namespace.served.look(|table| table.reservations.persists).into(),
+            _ => namespace.volume_state.with_table(|table| table.reservations.persists).into(),
         })
     }
 
@@ -437,12 +437,12 @@ impl AdminWait {
     fn outcome(&self) -> Option<NvmeOutcome> {
         match self {
             AdminWait::Abort(reply, _) => reply.was_aborted().map(abort_outcome),
-            AdminWait::Saving(served, ticket) => {
-                let is_saved = served.store().map_or(Some(true), |store| store.is_saved(*ticket))?;
+            AdminWait::Saving(volume_state, ticket) => {
+                let is_saved = volume_state.store().map_or(Some(true), |store| store.is_saved(*ticket))?;
                 if is_saved {
                     return Some(NvmeOutcome::success(0));
                 }
-                served.take_back(*ticket);
+                volume_state.take_back(*ticket);
                 Some(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR))
             }
         }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The state of both commands.
 pub(super) struct CompareAndWrite {
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     volume: VolumeId,
     /// Offset, and below length, in bytes.
     offset: u64,
@@ -31,7 +31,7 @@ pub(super) struct CompareAndWrite {
 impl CompareAndWrite {
     pub(super) fn new(namespace: &Namespace, (offset, len): (u64, u64), fua: bool) -> CompareAndWrite {
         CompareAndWrite {
-            served: namespace.served.clone(),
+            volume_state: namespace.volume_state.clone(),
             volume: namespace.volume,
             offset,
             len,
@@ -51,7 +51,7 @@ impl CompareAndWrite {
 
     /// Retries to lock the range.
     pub(super) fn resume(&mut self) -> IoStep {
-        if !RangeGuard::take(&mut self.guard, &self.served, self.offset, self.len) {
+        if !RangeGuard::take(&mut self.guard, &self.volume_state, self.offset, self.len) {
             return IoStep::Wait;
         }
         self.io(Op::Read, None)

@@ -23,7 +23,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// An outstanding reservation command.
 pub(super) struct ReservationCommand {
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     who: Registrant,
     wanted: ReservationAction,
     /// The table was changed, and its image is being saved.
@@ -72,7 +72,7 @@ impl ReservationCommand {
                 let persists = match cdw10.wrapping_shr(CPTPL_SHIFT) {
                     0 => None,
                     2 => Some(false),
-                    3 if namespace.served.store().is_some() => Some(true),
+                    3 if namespace.volume_state.store().is_some() => Some(true),
                     _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
                 };
                 ReservationAction::Register { action, ignores_key, persists }
@@ -110,8 +110,8 @@ impl ReservationCommand {
                 _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
             },
         };
-        let (served, who) = (namespace.served.clone(), who.clone());
-        Ok(ReservationCommand { served, who, wanted, saving: None, barrier: None })
+        let (volume_state, who) = (namespace.volume_state.clone(), who.clone());
+        Ok(ReservationCommand { volume_state, who, wanted, saving: None, barrier: None })
     }
 
     /// Length of the host's data, in bytes.
@@ -139,14 +139,14 @@ impl ReservationCommand {
             data.slice(0, len).copy_to(field);
         }
         if let ReservationAction::Report { len } = self.wanted {
-            let mut report = self.served.look(|table| report(&table.reservations));
+            let mut report = self.volume_state.with_table(|table| report(&table.reservations));
             report.resize(len, 0);
             return IoStep::Done(NvmeOutcome::data(Seg::from_slice(&report).into(), 0));
         }
         let (wanted, who) = (self.wanted, &self.who);
         let aborts =
             matches!(wanted, ReservationAction::Acquire { action: AcquireAction::PREEMPT_AND_ABORT, .. });
-        let changed = self.served.change(aborts, |table| {
+        let changed = self.volume_state.change(aborts, |table| {
             // A RESERVE of SPC-2 excludes all others.
             if table.reserved_by.is_some() {
                 return Err(ReservationRefused::Conflict);
@@ -158,7 +158,7 @@ impl ReservationCommand {
             Ok(ticket) => self.saving = ticket,
         }
         if aborts {
-            self.barrier = Some(Drain::new(&self.served));
+            self.barrier = Some(Drain::new(&self.volume_state));
         }
         self.resume()
     }
@@ -166,11 +166,11 @@ impl ReservationCommand {
     /// Checks whether the change was saved and earlier I/O has ended.
     pub(super) fn resume(&mut self) -> IoStep {
         if let Some(ticket) = self.saving {
-            match self.served.store().and_then(|store| store.is_saved(ticket)) {
+            match self.volume_state.store().and_then(|store| store.is_saved(ticket)) {
                 None => return IoStep::Wait,
                 Some(true) => self.saving = None,
                 Some(false) => {
-                    self.served.take_back(ticket);
+                    self.volume_state.take_back(ticket);
                     return IoStep::Done(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR));
                 }
             }
@@ -207,8 +207,8 @@ impl ReservationAction {
                 if new_key == 0 && action != RegisterAction::UNREGISTER {
                     return Err(ReservationRefused::NoKey);
                 }
-                let whom = std::slice::from_ref(who);
-                all.register(who, &Register { key: None, new_key, whom, persists })
+                let registrants = std::slice::from_ref(who);
+                all.register(who, &Register { key: None, new_key, registrants, persists })
             }
             ReservationAction::Acquire { action: AcquireAction::ACQUIRE, kind } => {
                 all.reserve(who, key, kind).map(|()| Notices::new())

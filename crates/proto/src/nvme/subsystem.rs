@@ -92,7 +92,7 @@ pub struct Namespace {
     /// Index of the volume among the exports.
     pub volume: VolumeId,
     /// Volume state that all protocols share.
-    pub served: Arc<VolumeState>,
+    pub volume_state: Arc<VolumeState>,
     /// Whether writes are refused regardless of the volume.
     pub read_only: bool,
     /// Globally unique identifiers.
@@ -445,11 +445,11 @@ impl Namespace {
     pub fn new(
         nsid: u32,
         volume: VolumeId,
-        served: Arc<VolumeState>,
+        volume_state: Arc<VolumeState>,
         read_only: bool,
         uuid: VolumeUuid,
     ) -> Namespace {
-        let info = served.volume().info();
+        let info = volume_state.volume().info();
         Namespace {
             nsid,
             volume,
@@ -459,7 +459,7 @@ impl Namespace {
             zeroes_deallocated: info.fast_zeroes,
             has_cache: info.write_cache,
             ana_group: 0,
-            served,
+            volume_state,
         }
     }
 
@@ -470,7 +470,7 @@ impl Namespace {
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
-        self.served.volume().info()
+        self.volume_state.volume().info()
     }
 }
 
@@ -479,7 +479,7 @@ impl NamespaceWatch {
         let (nsid, volume) = (namespace.nsid, namespace.volume);
         let watch = Arc::new(NamespaceWatch { nsid, volume, associations: associations.clone() });
         let watcher: Weak<NamespaceWatch> = Arc::downgrade(&watch);
-        namespace.served.watch(watcher);
+        namespace.volume_state.watch(watcher);
         watch
     }
 }

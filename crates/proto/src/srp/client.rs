@@ -4,22 +4,23 @@
 //!   command ──▶ channel ──work──▶ register its memory ──▶ Send: SRP_CMD [, immediate data]
 //!   Received: SRP_RSP ──▶ invalidate the memory's key ──▶ done
 //! ```
-//! The login is the private data of the connection, so a channel whose queue pair is connected is
-//! logged in. Data goes straight from and into the caller's memory, which the target reaches from
-//! before the command is sent until its response, and no longer: an I/O completes only once its key
-//! is invalidated. [`crate::scsi::initiator`] has the commands and their meaning.
+//! The login is the private data of the connection request, so a channel is logged in as soon as
+//! its queue pair is connected. The target reads and writes the caller's memory directly. The
+//! memory is registered before the command is sent, and an I/O completes only once its key has been
+//! invalidated. [`crate::scsi::initiator`] builds the commands and interprets their results.
 //!
 //! # Channels
-//! The first channel logs in with single-channel operation: the target ends what an earlier session
-//! of this initiator port has left before it accepts, so that no write of that one comes late. The
-//! others join it once the unit is known. A target that accepts fewer channels is used by those
-//! that it accepts; if one is lost later, the session is over with all its channels, and the driver
-//! replays its I/O by another one.
+//! The first channel logs in with single-channel operation: before the target accepts it, it ends
+//! all channels of an earlier session of this initiator port, so that no late write of that session
+//! can follow. The other channels log in once the logical unit is known. If the target accepts
+//! fewer channels, the session uses those that it accepts. If a channel is lost later, the session
+//! ends with all its channels, and the driver replays its I/O in a new session.
 //!
 //! # Bounds
-//! 30 seconds for login and bring-up; 1024 I/O, four commands each; `MAX_COMMANDS` of a channel, or
-//! as many as the target grants, of which two are kept for task management (`abort`). There is a
-//! receive buffer for each command, and `UNASKED` for what the target asks by itself.
+//! Login and bring-up may take 30 seconds. A session has at most 1,024 I/O, of four commands each.
+//! A channel has at most `MAX_COMMANDS` commands in flight, or as many as the target grants; two of
+//! these credits are reserved for task management (`abort`). There is one receive buffer for each
+//! command, and `UNASKED` more for requests of the target.
 
 mod abort;
 mod channel;
@@ -47,31 +48,31 @@ pub use crate::scsi::initiator::{SenseCode, UnitInfo, UnitRefused};
 pub use blockmux_wire::srp::{LoginRejectReason, ResponseCode, TaskManagementFunction};
 pub use login::SrpRefused;
 
-/// What to reach, and how.
+/// The logical unit to connect to, and the options of the session.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The initiator port. Another session with the same ends this one.
+    /// The initiator port. A later session with the same initiator port ends this one.
     pub initiator: SrpPortId,
     /// The target port.
     pub target: SrpPortId,
-    /// Which of its logical units.
+    /// The logical unit of the target port.
     pub lun: Lun,
-    /// What for.
+    /// The purpose of the session.
     pub mode: Mode,
-    /// RDMA channels to have, at least one.
+    /// Number of RDMA channels to open, at least one.
     pub channels: u32,
     /// Whether to ask for immediate data (SRP2).
     pub immediate_data: bool,
 }
 
-/// What a session is for.
+/// The purpose of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// To read and write the unit.
+    /// Reads and writes the logical unit.
     Use,
-    /// To learn everything about the unit, and leave.
+    /// Reads all information about the logical unit, then logs out.
     Describe,
-    /// To have the target do this, and leave without a look at the unit.
+    /// Sends this task management function and logs out, without any command to the logical unit.
     Manage(TaskManagementFunction),
 }
 
@@ -79,39 +80,40 @@ pub enum Mode {
 pub struct InitiatorSession {
     config: Config,
     queue: ScsiQueue<CommandState>,
-    /// The first is the one that begins the session.
+    /// The first channel is the one that begins the session.
     channels: Vec<Channel>,
-    /// The channel of the latest command, and how many of a batch it still takes.
+    /// Index of the channel that got the latest command, and how many further commands of the
+    /// batch go to it.
     latest: (usize, u32),
     aborts: Aborts,
     timers: ScsiQueueTimers,
     ending: Ending,
     refused: Option<SrpRefused>,
-    /// When the unit has to be known.
+    /// Time by which the logical unit has to be known.
     deadline: Instant,
     now: Instant,
 }
 
-/// How far the session has come with ending.
+/// Progress of a session towards its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     No,
-    /// What was sent ends here, the rest is kept for another session.
+    /// Commands that were sent complete in this session; the others wait for the next session.
     Leaving,
-    /// Our side is stopping: what was submitted completes here.
+    /// The user stops the session: all submitted I/O completes in it.
     Stopping,
-    /// Nothing is sent any more, and the channels end.
+    /// No more commands are sent, and the channels close.
     Over,
 }
 
 impl InitiatorSession {
-    /// A session on a fresh connection. Reads without a buffer take memory from `pool`.
+    /// Creates a session for a new connection. Reads without a buffer take memory from `pool`.
     #[must_use]
     pub fn new(config: Config, pool: Pool, now: Instant) -> InitiatorSession {
         let deadline = now.checked_add(LOGIN_TIMEOUT).unwrap_or(now);
         let mut queue = ScsiQueue::new(config.lun, pool);
         if matches!(config.mode, Mode::Manage(_)) {
-            // Nothing is asked of the unit, which may owe answers to everybody.
+            // The logical unit may not respond at all, so it gets no commands.
             queue.drain();
         }
         InitiatorSession {
@@ -128,8 +130,9 @@ impl InitiatorSession {
         }
     }
 
-    /// Says that other sessions lead to the unit as well: what a target port does not do now is
-    /// handed back ([`Initiator::poll_returned`](crate::session::Initiator::poll_returned)).
+    /// Tells the session that other paths lead to the same logical unit. I/O that this target port
+    /// cannot execute at present (ALUA) is then returned by
+    /// [`Initiator::poll_returned`](crate::session::Initiator::poll_returned) instead of retried.
     #[must_use]
     pub fn with_other_paths(mut self) -> InitiatorSession {
         self.queue.set_other_paths();
@@ -148,33 +151,35 @@ impl InitiatorSession {
         self.unit().map(UnitInfo::volume_info)
     }
 
-    /// The logical units that the target port listed, at most 256; known even where the one that
-    /// was asked for is not there.
+    /// The logical units that the target port reports, at most 256. They are known even if the
+    /// requested one does not exist.
     #[must_use]
     pub fn luns(&self) -> &[Lun] {
         self.queue.luns()
     }
 
-    /// Why the session does not do what was asked, if it does not.
+    /// The reason for which the target refused the login or the logical unit cannot be used, if
+    /// that happened.
     #[must_use]
     pub fn refused(&self) -> Option<&SrpRefused> {
         self.refused.as_ref()
     }
 
-    /// Whether the session has come to its end: everything asked for was told, or refused, or it
-    /// was stopped.
+    /// Whether the session has ended: it has the requested information, was refused, or was
+    /// stopped.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.ending == Ending::Over
     }
 
-    /// How the target has answered what a session of [`Mode::Manage`] asks for, once it has.
+    /// The target's answer to the task management function of [`Mode::Manage`]; `None` until it
+    /// arrives.
     #[must_use]
     pub fn managed(&self) -> Option<ResponseCode> {
         self.aborts.answer()
     }
 
-    /// A channel is connected, and so logged in.
+    /// Handles the connection of a channel, which is then logged in.
     fn on_connected(&mut self, index: usize, private_data: &[u8]) -> Result<(), ProtocolError> {
         let terms = login::check_response(private_data, &self.config)?;
         if let Some(channel) = self.channels.get_mut(index) {
@@ -189,7 +194,8 @@ impl InitiatorSession {
         Ok(())
     }
 
-    /// A connection was refused. The session goes on without a further channel.
+    /// Handles a refused connection. Without its first channel the session ends; without another it
+    /// continues.
     fn on_refused(&mut self, index: usize, private_data: &[u8]) -> Result<(), ProtocolError> {
         if let Some(channel) = self.channels.get_mut(index) {
             channel.clear();
@@ -202,8 +208,8 @@ impl InitiatorSession {
         Ok(())
     }
 
-    /// A channel is gone. The target may end it while no command is under way, as one does that is
-    /// stopped; the driver knows whether that was asked for, and logs in again.
+    /// Handles the end of a channel. A target that is stopping ends it while no command is in
+    /// flight, which is no error: the driver logs in again unless the user stopped the session.
     fn on_disconnected(&mut self, index: usize) -> Result<(), ProtocolError> {
         let Some(channel) = self.channels.get_mut(index) else { return Ok(()) };
         let phase = std::mem::replace(&mut channel.phase, ChannelPhase::Over);
@@ -217,7 +223,7 @@ impl InitiatorSession {
         Err(violation("closed the connection in the middle of a login or of commands"))
     }
 
-    /// A message from the target.
+    /// Handles a message from the target.
     #[inline]
     fn on_message(
         &mut self,
@@ -228,7 +234,7 @@ impl InitiatorSession {
         let Some(channel) = self.channels.get_mut(index) else { return Ok(()) };
         channel.on_message();
         if self.ending == Ending::Over {
-            // What comes after the end is of no interest.
+            // Messages after the end are ignored.
             return Ok(());
         }
         let opcode: u8 = read(message, 0)?;
@@ -246,7 +252,7 @@ impl InitiatorSession {
         self.on_request(index, SrpOpcode(opcode), message)
     }
 
-    /// A request of the target.
+    /// Handles a request of the target.
     #[cold]
     fn on_request(&mut self, index: usize, opcode: SrpOpcode, message: &Seg) -> Result<(), ProtocolError> {
         let Some(channel) = self.channels.get_mut(index) else { return Ok(()) };
@@ -265,7 +271,7 @@ impl InitiatorSession {
                     return Err(response::TOO_SHORT);
                 }
                 let sense = message.slice(size_of_val(&event), len).to_vec();
-                // It says what a unit attention would say with the next command.
+                // The event reports what a unit attention would report with the next command.
                 if Lun(u64::from_be_bytes(event.lun)).names_same_unit(self.config.lun)
                     && let Some(code) = SenseCode::parse(&sense)
                 {
@@ -274,15 +280,15 @@ impl InitiatorSession {
             }
             SrpOpcode::TARGET_LOGOUT => {
                 let _: TargetNotice = read(message, 0)?;
-                // It answers nothing any more. What is under way is done again by another session.
+                // The target sends no more responses. A new session repeats the commands in flight.
                 self.ending = Ending::Over;
             }
-            _ => return Err(violation("sent an information unit of an unknown kind")),
+            _ => return Err(violation("sent an information unit with an unknown opcode")),
         }
         Ok(())
     }
 
-    /// A response to a command.
+    /// Handles a response to a command.
     #[inline]
     fn on_response(
         &mut self,
@@ -299,7 +305,7 @@ impl InitiatorSession {
                 channel.stale = channel.stale.saturating_sub(1);
                 return Ok(());
             }
-            return Err(violation("answered a command that is not there"));
+            return Err(violation("answered a command that does not exist"));
         };
         let outcome = CommandOutcome::read(response, message, transfer)?;
         match (state.exposure, invalidated) {
@@ -318,11 +324,11 @@ impl InitiatorSession {
         Ok(())
     }
 
-    /// Sends what may be sent, and logs out when it is time.
+    /// Sends the commands that may be sent, and logs out when the session is to end.
     #[inline]
     fn advance(&mut self) {
         if self.queue.has_unit_changed() && self.ending == Ending::No {
-            // A new session asks what the unit is now.
+            // A new session reads the changed information about the unit.
             self.ending = Ending::Leaving;
             self.queue.drain();
         }
@@ -341,7 +347,8 @@ impl InitiatorSession {
         }
     }
 
-    /// Notes what the bring-up has come to.
+    /// Stops a session that has the requested information or was refused, and opens further
+    /// channels once the logical unit is known.
     #[inline]
     fn look_at_unit(&mut self) {
         let has_told = match self.config.mode {
@@ -358,19 +365,19 @@ impl InitiatorSession {
         }
     }
 
-    /// Whether further channels are of use.
+    /// Whether the session needs further channels.
     fn is_used(&self) -> bool {
         self.config.mode == Mode::Use && self.ending == Ending::No && self.unit().is_some()
     }
 
-    /// Ends softly once everything is complete; before the unit is known, at once.
+    /// Ends the session once all I/O has completed, or at once while the logical unit is unknown.
     fn stop(&mut self) {
         if !matches!(self.ending, Ending::No | Ending::Leaving) {
             return;
         }
         self.ending = Ending::Stopping;
         self.queue.close();
-        // What was kept for another session has none to come.
+        // No later session will take the commands that waited for one.
         self.queue.undrain();
         if self.queue.unit().is_none() {
             self.queue.drain();
@@ -378,8 +385,8 @@ impl InitiatorSession {
         self.send_commands();
     }
 
-    /// Ends every channel in order. Linux's target does not answer a logout, so nothing waits for
-    /// that.
+    /// Logs out of every channel. Linux's target does not answer a logout, so the session does not
+    /// wait for an answer.
     fn log_out(&mut self) {
         self.ending = Ending::Over;
         let logout = SrpHeader { opcode: SrpOpcode::INITIATOR_LOGOUT.0, ..SrpHeader::default() };
@@ -388,7 +395,7 @@ impl InitiatorSession {
         }
     }
 
-    /// Sends commands as long as there are some and a channel has room.
+    /// Sends commands while there are any and a channel has room.
     #[inline]
     fn send_commands(&mut self) {
         while self.ending != Ending::Over
@@ -402,8 +409,8 @@ impl InitiatorSession {
         }
     }
 
-    /// The channel of the next command: that of the latest for a batch, then the one with the least
-    /// to do.
+    /// Index of the channel for the next command: the channel of the latest command for a batch,
+    /// then the one with the fewest commands in flight.
     #[inline]
     fn next_channel(&self) -> Option<usize> {
         let (latest, left) = self.latest;
@@ -415,7 +422,8 @@ impl InitiatorSession {
         able.min_by_key(|(_, channel)| channel.in_flight).map(|(index, _)| index)
     }
 
-    /// Queues a command; short data goes with it, the target fetches or brings all other.
+    /// Queues a command. Short data-out is sent with it as immediate data; the target transfers all
+    /// other data by RDMA.
     #[inline]
     fn send_command(&mut self, index: usize, request: &ScsiRequest) {
         let Some(channel) = self.channels.get_mut(index) else { return };
@@ -447,13 +455,13 @@ impl InitiatorSession {
         channel.push(request.key, command, data);
     }
 
-    /// Whether the unit has to be known by the deadline. A reset may take longer.
+    /// Whether the deadline for login and bring-up applies. A reset may take longer.
     fn is_bound(&self) -> bool {
         self.unit().is_none() && !self.aborts.holds_commands() && self.ending != Ending::Over
     }
 }
 
-/// One channel of a session, as its driver has it.
+/// The driver's view of one channel of a session.
 struct SessionChannel<'a> {
     session: &'a mut InitiatorSession,
     index: usize,
@@ -492,7 +500,7 @@ impl RdmaSession for SessionChannel<'_> {
             Event::Connected { private_data } => session.on_connected(*index, &private_data)?,
             Event::Refused { private_data } => session.on_refused(*index, &private_data)?,
             Event::Disconnected => session.on_disconnected(*index)?,
-            // Work that fails ends the connection, which is told by itself.
+            // Failed work ends the connection, and `Disconnected` reports that.
             Event::Requested { .. } | Event::Done { .. } => {}
         }
         Ok(())
@@ -536,7 +544,8 @@ impl RdmaSession for SessionChannel<'_> {
 }
 
 impl SessionChannel<'_> {
-    /// Closes memory whose command has ended, and ends those commands; whether there were any.
+    /// Invalidates the keys of commands that have ended, and completes these commands. Returns
+    /// whether there were any.
     #[inline]
     fn end_closed(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let SessionChannel { session, index } = self;
@@ -591,7 +600,7 @@ impl Timed for SessionChannel<'_> {
     }
 }
 
-/// A command has ended.
+/// Completes a command in the SCSI queue.
 #[inline]
 fn finish(
     queue: &mut ScsiQueue<CommandState>,
@@ -604,7 +613,7 @@ fn finish(
     }
 }
 
-/// The first `len` bytes of a command's data, which begins somewhere in a list.
+/// The first `len` bytes of a command's data, which begins at the given offset of a list.
 #[inline]
 fn part(data: Option<(&SgList, usize)>, len: u32) -> SgList {
     let len = len as usize;
@@ -615,7 +624,7 @@ fn part(data: Option<(&SgList, usize)>, len: u32) -> SgList {
     }
 }
 
-/// What a channel needs.
+/// The requirements of one channel for its queue pair.
 fn endpoint(private_data: Vec<u8>) -> Endpoint {
     Endpoint {
         receives: MAX_COMMANDS.saturating_add(UNASKED),
@@ -631,19 +640,19 @@ const fn violation(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "SRP r16a §6" }
 }
 
-const WRONG_KEY: ProtocolError = violation("invalidated a key that is not of the command that it answered");
+const WRONG_KEY: ProtocolError = violation("invalidated a key of another command than the one it answered");
 
 const LATE: ProtocolError = violation("did not finish login and bring-up within 30 seconds");
 
-/// Commands of one channel under way at a time.
+/// Most commands in flight on one channel.
 const MAX_COMMANDS: u32 = 256;
-/// Receive buffers for what the target asks by itself: SRP_CRED_REQ, SRP_AER_REQ, SRP_T_LOGOUT.
+/// Receive buffers for requests of the target: SRP_CRED_REQ, SRP_AER_REQ, SRP_T_LOGOUT.
 const UNASKED: u32 = 16;
-/// The longest message of a target, in bytes: a response with all its sense data.
+/// The longest message of a target, in bytes: a response with the longest sense data.
 const RECEIVE_LEN: u32 = 512;
-/// RDMA Reads that the target may have on their way.
+/// Most RDMA Reads that the target may have in flight (IRD).
 const READS: u32 = 32;
-/// Commands that go on one channel before another one is thought of.
+/// Commands that go to one channel before the session chooses a channel again.
 const BATCH: u32 = 8;
-/// How long login and bring-up may take.
+/// Time limit of login and bring-up.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Reads SRP_CMD: the command, and where its data is.
+//! Parses SRP_CMD: the SCSI command and the location of its data.
 
 use crate::rdma::{Remote, Stag};
 use crate::scsi::{Cdb, Command, Lun, Sense, TaskAttribute};
@@ -11,7 +11,7 @@ use blockmux_wire::srp::{
 use smallvec::SmallVec;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned, transmute};
 
-/// A command as it came.
+/// A command whose information unit passed all checks.
 #[derive(Debug)]
 pub(super) struct CheckedCommand {
     pub(super) tag: u64,
@@ -19,27 +19,28 @@ pub(super) struct CheckedCommand {
     pub(super) buffer: DataBuffer,
 }
 
-/// Where the data of a command is, or goes to.
+/// Location of a command's data-out or data-in.
 #[derive(Debug, Default)]
 pub(super) enum DataBuffer {
-    /// The command has none.
+    /// The command has no data.
     #[default]
     None,
-    /// In the initiator's memory, in this order.
+    /// The data is in these ranges of the initiator's memory, in this order.
     Remote(RemoteRanges),
-    /// In the initiator's memory, in ranges that a table there lists.
+    /// The data is in ranges of the initiator's memory. The table of the ranges is in the
+    /// initiator's memory too, and has to be read first.
     Table(Remote),
-    /// In the information unit.
+    /// The data is in the information unit.
     Immediate(Seg),
 }
 
-/// Most commands have one.
+/// Ranges of the initiator's memory. Most commands have one.
 pub(super) type RemoteRanges = SmallVec<[Remote; 1]>;
 
-/// Why a command cannot be carried out.
+/// Reason for which a command cannot be executed.
 #[derive(Debug)]
 pub(super) enum CommandError {
-    /// The channel cannot go on.
+    /// A protocol violation, which ends the channel.
     Violation(ProtocolError),
     /// The command with this tag fails.
     Refused(u64, Lun, Sense),
@@ -52,11 +53,11 @@ impl From<ProtocolError> for CommandError {
 }
 
 impl CheckedCommand {
-    /// Reads an information unit. `immediate_offset`: where immediate data begins, if the login
-    /// allows such.
+    /// Parses an information unit. `immediate_offset` is the offset of immediate data, if the login
+    /// negotiated immediate data.
     ///
     /// # Errors
-    /// If lengths do not match, or the command uses what is not supported.
+    /// If lengths do not match, or the command uses an unsupported feature.
     #[inline]
     pub(super) fn read(
         message: &Seg,
@@ -121,7 +122,8 @@ impl CheckedCommand {
     }
 }
 
-/// An indirect descriptor with `count` entries of its table behind it: the buffer, and its length.
+/// Parses an indirect descriptor that is followed by `count` entries of its table. Returns the
+/// location of the buffer and its length in bytes.
 fn indirect(bytes: &[u8], count: usize) -> Result<(DataBuffer, u32), ProtocolError> {
     let (descriptor, entries): (IndirectDescriptor, _) = read(bytes)?;
     let (table, len) = (remote(descriptor.table), descriptor.len.get());
@@ -136,7 +138,7 @@ fn indirect(bytes: &[u8], count: usize) -> Result<(DataBuffer, u32), ProtocolErr
     Ok((DataBuffer::Remote(ranges(listed, len)?), len))
 }
 
-/// The ranges of a table, which together have to be as long as the buffer.
+/// Parses the ranges of a table; together they have to be as long as the buffer.
 ///
 /// # Errors
 /// If they are shorter.
@@ -166,7 +168,7 @@ fn remote(descriptor: DirectDescriptor) -> Remote {
     Remote { stag: Stag(key.get()), address: va.get(), len: len.get() }
 }
 
-/// A descriptor, and what is behind it.
+/// Parses a descriptor; returns it and the bytes after it.
 fn read<T: FromBytes + KnownLayout + Immutable + Unaligned>(
     bytes: &[u8],
 ) -> Result<(T, &[u8]), ProtocolError> {
@@ -175,7 +177,7 @@ fn read<T: FromBytes + KnownLayout + Immutable + Unaligned>(
 
 const ENTRY_LEN: usize = size_of::<DirectDescriptor>();
 
-/// The longest table, in bytes: 4,096 entries, twice what Linux has at most.
+/// The longest table, in bytes: 4,096 entries, twice as many as Linux uses at most.
 const MAX_TABLE_LEN: u32 = 64 << 10;
 
 /// The task attribute's bits.

@@ -1,4 +1,5 @@
-//! SRP_LOGIN_REQ in the private data of a connection request, and the answers to it.
+//! The target's side of the login: checks SRP_LOGIN_REQ, which is the private data of a connection
+//! request, and answers with SRP_LOGIN_RSP or SRP_LOGIN_REJ.
 
 use super::node::{MAX_CHANNELS, NexusName, SrpNode, SrpPortId, SrpTarget};
 use crate::scsi::ScsiTarget;
@@ -10,40 +11,42 @@ use blockmux_wire::srp::{
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A login that may be accepted, once the channels that it ends are gone.
+/// A login request that passed all checks. The session accepts it once the channels that it ends
+/// are closed.
 pub(super) struct CheckedLogin {
     pub(super) nexus: NexusName,
     /// The target port.
     pub(super) target: Arc<SrpTarget>,
     /// The logical units that this initiator port sees.
     pub(super) units: Arc<ScsiTarget>,
-    /// The initiator's other channels are to end first.
+    /// Whether the initiator's other channels have to end first (single-channel operation).
     pub(super) is_single_channel: bool,
-    /// Where immediate data begins in an information unit, in bytes, if the initiator sends such.
+    /// Offset of immediate data in an information unit, in bytes; `None` if the initiator sends no
+    /// immediate data.
     pub(super) immediate_offset: Option<usize>,
     tag: u64,
 }
 
-/// Why a login is rejected.
+/// A login that the target rejects, with the reason.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LoginRefusal {
     tag: u64,
     pub(super) reason: LoginRejectReason,
-    /// For the log, as half a sentence after the initiator's name.
+    /// The reason for the log: a predicate that follows the initiator's name.
     pub(super) what: &'static str,
 }
 
-/// The initiator and target port that a login request names, which need not exist.
+/// The initiator port and target port of a login request. They are not checked.
 pub(super) fn named(private_data: &[u8]) -> Option<NexusName> {
     let (request, _) = LoginRequestRdma::read_from_prefix(private_data).ok()?;
     Some((SrpPortId(request.initiator_port_id), SrpPortId(request.target_port_id)))
 }
 
 impl CheckedLogin {
-    /// Reads a login request.
+    /// Parses and checks a login request.
     ///
     /// # Errors
-    /// Why it is rejected.
+    /// If the target has to reject the login.
     pub(super) fn read(private_data: &[u8], node: &SrpNode) -> Result<CheckedLogin, LoginRefusal> {
         let Ok((request, _)) = LoginRequestRdma::read_from_prefix(private_data) else {
             let what = "sent a login request that is too short";
@@ -103,7 +106,8 @@ impl CheckedLogin {
         })
     }
 
-    /// SRP_LOGIN_RSP. `has_ended_others`: channels of the initiator were ended for this one.
+    /// Builds SRP_LOGIN_RSP. `has_ended_others` says whether this login has ended other channels of
+    /// the initiator, `has_others` whether other channels stay open.
     pub(super) fn response(&self, has_ended_others: bool, has_others: bool) -> Vec<u8> {
         let channels = match (has_ended_others, has_others) {
             (true, _) => MULTICHANNEL_TERMINATED,
@@ -124,14 +128,14 @@ impl CheckedLogin {
         response.as_bytes().to_vec()
     }
 
-    /// The refusal of a login that was checked, for a reason that only the session knows.
+    /// Rejects a login that passed the checks, because the session lacks resources for it.
     pub(super) fn refuse(&self, what: &'static str) -> LoginRefusal {
         LoginRefusal { tag: self.tag, reason: LoginRejectReason::INSUFFICIENT_RESOURCES, what }
     }
 }
 
 impl LoginRefusal {
-    /// SRP_LOGIN_REJ.
+    /// Builds SRP_LOGIN_REJ.
     pub(super) fn reject(&self) -> Vec<u8> {
         let reject = LoginReject {
             opcode: SrpOpcode::LOGIN_REJECT.0,
@@ -146,14 +150,14 @@ impl LoginRefusal {
 
 const BUFFER_FORMATS: u16 = BUFFER_FORMAT_DIRECT | BUFFER_FORMAT_INDIRECT;
 
-/// Requests that an initiator may have outstanding on a channel.
+/// REQUEST LIMIT: requests that an initiator may have outstanding on a channel.
 pub(super) const REQUEST_LIMIT: u32 = 128;
 
-/// The longest information unit from an initiator, in bytes: Linux's with 8 KiB of immediate data,
-/// or with 1,000 memory descriptors.
+/// The longest information unit from an initiator, in bytes. Linux needs it for 8 KiB of immediate
+/// data or 1,000 memory descriptors.
 pub(super) const MAX_IU_LEN: u32 = 16 << 10;
 
-/// The longest information unit for an initiator, in bytes: a response with all its sense data.
+/// The longest information unit to an initiator, in bytes: a response with the longest sense data.
 pub(super) const MAX_RESPONSE_LEN: u32 = 256;
 
 /// The shortest limit of information units that a login may ask for, in bytes (SRP r16a §6.2).

@@ -8,14 +8,14 @@
 //!                                     ◀──────────── RDMA Write of data-in, then
 //!                                     ◀──────────── Send: SRP_RSP, which gives the credit back
 //! ```
-//! This is a thin transport. `scsi::task_set` knows what becomes of a command, and
-//! [`crate::rdma::QueuePair`] carries the messages over whatever provider. What is left is here:
-//! the login in the private data of a connection, descriptors of the initiator's memory, and
-//! credits. Decision 56 has the reasons.
+//! This is a thin transport. `scsi::task_set` executes the commands, and
+//! [`crate::rdma::QueuePair`] carries the messages over any provider. This module has the rest: the
+//! login in the private data of a connection, descriptors of the initiator's memory, and credits.
+//! Decision 56 has the reasons.
 //!
-//! SRP has no discovery over RDMA/CM: an initiator is told the 16 bytes of the target port's
-//! identifier. Each queue pair is one RDMA channel; an initiator port may have several to one
-//! target port, and each has a task set of its own, as in Linux's target.
+//! SRP has no discovery over RDMA/CM: the user gives the initiator the 16-byte identifier of the
+//! target port. Each queue pair is one RDMA channel. An initiator port may open several channels to
+//! one target port; each has its own task set, as in Linux's target.
 
 pub mod client;
 mod information_unit;

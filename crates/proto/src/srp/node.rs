@@ -1,8 +1,9 @@
-//! What is served over SRP: target ports, and who may see which logical units.
+//! The target ports that are served over SRP, and the initiators that may access their logical
+//! units.
 //!
-//! An [`SrpNode`] is shared by all cores. It also knows the channels of every I_T nexus: a login
-//! that asks for single-channel operation ends the initiator's other channels, and waits until they
-//! are gone, because a write of theirs that comes late would undo what the new channel has written.
+//! All cores share an [`SrpNode`]. It also has the channels of every I_T nexus. A login that asks
+//! for single-channel operation ends the initiator's other channels and waits until they are
+//! closed, because a late write of theirs could overwrite data that the new channel has written.
 
 use crate::exports::VolumeId;
 use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitChange, UnitSource, UnitWatcher};
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 pub struct SrpPortId(pub [u8; 16]);
 
 impl SrpPortId {
-    /// Reads 32 hexadecimal digits, with or without `0x` before them.
+    /// Parses 32 hexadecimal digits, with or without the prefix `0x`.
     #[must_use]
     pub fn parse(text: &str) -> Option<SrpPortId> {
         let digits = text.strip_prefix("0x").unwrap_or(text).to_ascii_lowercase();
@@ -47,25 +48,26 @@ impl fmt::Debug for SrpPortId {
 pub struct SrpTarget {
     /// Unique in its node.
     pub id: SrpPortId,
-    /// As reservations and VPD pages name it.
+    /// The port's name in reservations and VPD pages.
     pub port: TargetPort,
-    /// Who may log in; entries that name an initiator port come first.
+    /// Access list: the initiators that may log in. Entries that name one initiator port come
+    /// first.
     pub access: Vec<SrpAccess>,
 }
 
-/// Which initiator ports an access list means.
+/// The initiator ports of an entry of an access list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SrpInitiators {
     /// One port.
     Port(SrpPortId),
-    /// All ports with this GUID in the second half of their identifiers, which is that of a
+    /// All ports with this GUID in the second half of their identifiers. It is the GUID of a
     /// channel adapter.
     Guid([u8; 8]),
 }
 
 impl SrpInitiators {
-    /// Reads the 32 hexadecimal digits of a port or the 16 of a GUID, with or without `0x` before
-    /// them.
+    /// Parses the 32 hexadecimal digits of a port or the 16 of a GUID, with or without the prefix
+    /// `0x`.
     #[must_use]
     pub fn parse(text: &str) -> Option<SrpInitiators> {
         if let Some(port) = SrpPortId::parse(text) {
@@ -84,9 +86,9 @@ impl SrpInitiators {
     }
 }
 
-/// Who may log in to a target port, and what they see.
+/// Entry of a target port's access list: initiators that may log in, and their logical units.
 pub struct SrpAccess {
-    /// `None`: every initiator port.
+    /// The initiators; `None` stands for every initiator port.
     pub initiator: Option<SrpInitiators>,
     /// The logical units that these initiators see.
     pub target: Arc<ScsiTarget>,
@@ -97,19 +99,19 @@ pub struct SrpAccess {
 pub struct SrpNode {
     targets: RwLock<Vec<Arc<SrpTarget>>>,
     channels: Arc<Channels>,
-    /// Who is told of units that come and go.
+    /// Gets every change to the set of logical units.
     watcher: OnceLock<UnitWatcher>,
 }
 
 impl SrpNode {
-    /// A node with these target ports.
+    /// Creates a node with these target ports.
     #[must_use]
     pub fn new(targets: Vec<SrpTarget>) -> SrpNode {
         let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
         SrpNode { targets, ..SrpNode::default() }
     }
 
-    /// Serves one more target port; returns whether its identifier was free.
+    /// Adds a target port; returns `false` without a change if its identifier is taken.
     pub fn add(&self, target: SrpTarget) -> bool {
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
         let is_free = targets.iter().all(|other| other.id != target.id);
@@ -119,7 +121,7 @@ impl SrpNode {
         is_free
     }
 
-    /// Stops to serve a volume: takes its logical units away, and target ports that have none left.
+    /// Stops serving a volume: removes its logical units, and target ports that have none left.
     pub fn remove(&self, volume: VolumeId) {
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
         for access in targets.iter().flat_map(|target| &target.access) {
@@ -130,8 +132,8 @@ impl SrpNode {
         self.tell(UnitChange::Removed(volume));
     }
 
-    /// Serves a target port in the place of the one that has its identifier, if there is one.
-    /// Initiators that are logged in keep the units of the access that they were given.
+    /// Adds a target port, or replaces the one with the same identifier. Initiators that are logged
+    /// in keep the logical units of their old access list entry.
     pub fn replace(&self, target: SrpTarget) {
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
         match targets.iter_mut().find(|other| other.id == target.id) {
@@ -140,19 +142,19 @@ impl SrpNode {
         }
     }
 
-    /// Stops to serve a target port to initiators that log in.
+    /// Removes a target port for new logins.
     pub fn withdraw(&self, id: SrpPortId) {
         self.targets.write().unwrap_or_else(PoisonError::into_inner).retain(|target| target.id != id);
     }
 
-    /// Tells whoever watches that a unit has come or gone.
+    /// Reports to the watcher that a logical unit was added or removed.
     pub fn tell(&self, change: UnitChange<'_>) {
         if let Some(watcher) = self.watcher.get() {
             watcher(change);
         }
     }
 
-    /// Every target port, in order.
+    /// All target ports, in the order of their creation.
     #[must_use]
     pub fn targets(&self) -> Vec<Arc<SrpTarget>> {
         self.targets.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -169,7 +171,7 @@ impl SrpNode {
 
 impl UnitSource for SrpNode {
     fn watch_units(&self, watcher: UnitWatcher) {
-        // Every watcher would do the same.
+        // All watchers of a node do the same, so the first one is enough.
         let _ = self.watcher.set(watcher);
     }
 
@@ -197,14 +199,14 @@ pub(super) type NexusName = (SrpPortId, SrpPortId);
 #[derive(Default)]
 pub(super) struct Channels(Mutex<Vec<(NexusName, u64, HangUp)>>);
 
-/// A channel's place among the others of its nexus, as long as it lives.
+/// Membership of a channel in its nexus. Dropping it removes the channel.
 pub(super) struct ChannelMembership {
     channels: Arc<Channels>,
     id: u64,
 }
 
 impl Channels {
-    /// How many channels a nexus has.
+    /// Number of channels of a nexus.
     pub(super) fn count(&self, nexus: NexusName) -> usize {
         self.open().iter().filter(|(name, ..)| *name == nexus).count()
     }
@@ -233,7 +235,7 @@ impl Drop for ChannelMembership {
     }
 }
 
-/// The most channels of one initiator port to one target port; Linux opens one for each CPU.
+/// Most channels from one initiator port to one target port; Linux opens one for each CPU.
 pub(super) const MAX_CHANNELS: usize = 64;
 
 #[cfg(test)]

@@ -5,17 +5,17 @@
 //!   Received ──▶ task set ──fetch──▶ `reads` ──work──▶ RDMA Read ──Done──▶ task set
 //!                   └──────complete──▶ `answers` ──work──▶ RDMA Write, Receive, Send
 //! ```
-//! *Credits.* The initiator has `REQUEST_LIMIT` of them. Each request takes one, and a response
-//! gives it back, with those of requests that ended without a response. If there is none to come,
-//! SRP_CRED_REQ gives them back. An initiator that sends more than it was granted finds no receive
-//! buffer, and its queue pair ends.
+//! *Credits.* The initiator has `REQUEST_LIMIT` credits. Each request consumes one, and its
+//! response returns it, together with the credits of requests that ended without a response. If no
+//! response is due, SRP_CRED_REQ returns them. If an initiator sends more requests than it has
+//! credits, there is no receive buffer for them, and its queue pair ends.
 //!
-//! *Bounds.* Beside the credits: `PAYLOAD_IN_FLIGHT` of data-in, beyond which commands wait in
-//! `inbox`; memory for data-out from the core's pool; 16 task management functions; 64 channels of
-//! an I_T nexus.
+//! *Bounds.* In addition to the credits: `PAYLOAD_IN_FLIGHT` bytes of data-in, beyond which
+//! commands wait in `inbox`; memory for data-out from the core's pool; 16 task management
+//! functions; 64 channels of an I_T nexus.
 //!
-//! An initiator that lies about lengths or keys loses its own connection: its provider or ours
-//! refuses to touch that memory.
+//! An initiator that gives wrong lengths or keys loses its own connection: the provider on either
+//! side refuses the access.
 
 mod tasks;
 #[cfg(test)]
@@ -45,76 +45,77 @@ pub struct TargetSession {
     pool: Pool,
     hang_up: HangUp,
     phase: ChannelPhase,
-    /// Until when a login, or a wait for other channels, may take.
+    /// Time by which the login, or the wait for other channels to end, has to be over.
     deadline: Instant,
     now: Instant,
     tasks: TaskSet<SrpTransfer>,
     queue: TaskQueue,
-    /// Where immediate data begins in an information unit, if the login allows such.
+    /// Offset of immediate data in an information unit, if the login negotiated immediate data.
     immediate_offset: Option<usize>,
     membership: Option<ChannelMembership>,
-    /// The task set's tag of the latest request; SRP's own have 64 bits.
+    /// The task set's tag of the latest request. SRP's tags have 64 bits, the task set's 32.
     last_tag: u32,
-    /// SRP's tags of task management functions under way, by the task set's.
+    /// Task management functions in progress: the task set's tag and SRP's tag of each.
     functions: Vec<(u32, u64)>,
-    /// Requests that wait for room.
+    /// Requests that wait until less data-in is in flight.
     inbox: VecDeque<Seg>,
     /// Tasks that wait for memory, oldest first.
     grants: VecDeque<usize>,
     /// RDMA Reads to post.
     reads: VecDeque<RemoteRead>,
-    /// RDMA Reads that are posted.
+    /// Number of posted RDMA Reads.
     reading: u32,
     /// Responses to send, oldest first.
     answers: VecDeque<Answer>,
-    /// Data-in that commands under way may bring, in bytes.
+    /// Data-in that the commands in progress may produce, in bytes.
     expected: usize,
-    /// Data-in that waits here or is posted, in bytes.
+    /// Data-in that is queued here or posted, in bytes.
     unsent: usize,
-    /// What the queue pair holds beside that, in bytes.
+    /// Further data that the queue pair has not sent yet, in bytes.
     held: usize,
-    /// Receive buffers to post.
+    /// Number of receive buffers to post.
     receives: u32,
-    /// Requests that have ended, and that the initiator has not been told of.
+    /// Credits to return: requests that have ended and that no message has acknowledged yet.
     credits: u32,
-    /// An SRP_CRED_REQ has no answer yet.
+    /// Whether an SRP_CRED_REQ has no answer yet.
     is_credit_sent: bool,
-    /// What a request of `inbox` has violated; the next event returns it.
+    /// Protocol violation by a request of `inbox`; the next event returns it.
     violation: Option<ProtocolError>,
-    /// No request is taken any more; the connection ends when everything is over.
+    /// Whether the channel is closing: no further request is accepted, and the connection ends once
+    /// all tasks have ended and all answers are sent.
     is_ending: bool,
     events: AuditEvents,
 }
 
-/// How far the channel has come.
+/// State of the channel.
 enum ChannelPhase {
     Listening,
-    /// Channels of the same nexus are to end first.
+    /// The login waits for other channels of the nexus to end.
     Waiting(Box<CheckedLogin>),
-    /// To be accepted with this private data.
+    /// The connection has to be accepted with this private data.
     Accepting(Vec<u8>),
-    /// To be rejected with this private data.
+    /// The connection has to be rejected with this private data.
     Rejecting(Vec<u8>),
     Open,
-    /// Its end was asked for.
+    /// The session asked the queue pair to disconnect.
     Ending,
     Over,
 }
 
-/// A message for the initiator, and the data-in that goes before it.
+/// A message for the initiator, and the data-in to write before it.
 struct Answer {
     data: AnswerData,
-    /// How many of them are posted.
+    /// Number of posted entries of `data`.
     written: usize,
     message: SmallVec<[u8; 128]>,
 }
 
-/// Data-in and where it goes: mostly to one range.
+/// Data-in and its destinations in the initiator's memory: mostly one range.
 type AnswerData = SmallVec<[(SgList, Remote); 1]>;
 
 impl TargetSession {
-    /// A session for an initiator that has just connected; `hang_up` disconnects it. `pool` is the
-    /// core's, for data-out. The initiator has 30 seconds from `now` on to log in.
+    /// Creates a session for an initiator that has just connected; `hang_up` disconnects it. `pool`
+    /// is the core's pool, for data-out. The initiator has 30 seconds from `now` to log in.
     #[must_use]
     pub fn new(node: Arc<SrpNode>, pool: Pool, hang_up: HangUp, now: Instant) -> TargetSession {
         TargetSession {
@@ -147,7 +148,7 @@ impl TargetSession {
         }
     }
 
-    /// Decides about a connection request.
+    /// Decides whether to accept a connection request.
     fn on_requested(&mut self, private_data: &[u8]) -> Result<(), ProtocolError> {
         if let Some(other @ OtherProtocol::NvmeRdma) = OtherProtocol::of(private_data) {
             self.phase = ChannelPhase::Rejecting(other.rejection());
@@ -177,7 +178,7 @@ impl TargetSession {
         error
     }
 
-    /// Accepts a login, once channels that it ends are gone.
+    /// Accepts a login, or lets it wait until the channels that it ends are closed.
     fn wait_or_accept(&mut self, login: CheckedLogin, has_ended_others: bool) {
         let channels = self.node.channels();
         let has_others = channels.count(login.nexus) > 0;
@@ -199,7 +200,7 @@ impl TargetSession {
         self.phase = ChannelPhase::Accepting(login.response(has_ended_others, has_others));
     }
 
-    /// A message from the initiator.
+    /// Handles a message from the initiator.
     #[inline]
     fn on_message(&mut self, message: &Seg) -> Result<(), ProtocolError> {
         self.receives = self.receives.saturating_add(1);
@@ -224,13 +225,14 @@ impl TargetSession {
             SrpOpcode::AER_RESPONSE => {}
             _ => {
                 self.end(Some(LogoutReason::INVALID_OPCODE));
-                return Err(violation("sent an information unit of an unknown kind"));
+                return Err(violation("sent an information unit with an unknown opcode"));
             }
         }
         Ok(())
     }
 
-    /// Ends the channel: requests are taken no more, and tasks are aborted.
+    /// Begins to close the channel: accepts no further request and aborts all tasks. With a
+    /// `reason`, it sends SRP_T_LOGOUT.
     fn end(&mut self, reason: Option<LogoutReason>) {
         if std::mem::replace(&mut self.is_ending, true) {
             return;
@@ -255,7 +257,7 @@ impl TargetSession {
         drop(waiting);
     }
 
-    /// The connection is gone: nothing that was not posted ever will be.
+    /// Drops all work that was not posted, because the connection is lost.
     fn on_disconnected(&mut self) {
         self.phase = ChannelPhase::Over;
         self.answers.clear();
@@ -268,25 +270,25 @@ impl TargetSession {
         self.leave_if_idle();
     }
 
-    /// Whether nothing of any task is under way.
+    /// Whether no task has I/O or RDMA Reads in flight.
     fn is_idle(&self) -> bool {
         self.queue.is_idle() && self.reading == 0 && self.reads.is_empty()
     }
 
-    /// Leaves the nexus once nothing of this channel reaches the volume any more.
+    /// Leaves the nexus once the channel is closed and has no I/O in flight.
     fn leave_if_idle(&mut self) {
         if matches!(self.phase, ChannelPhase::Over) && self.is_idle() {
             self.membership = None;
         }
     }
 
-    /// Whether a request may be taken.
+    /// Whether a request may be handled now.
     fn has_room(&self) -> bool {
         let bytes = self.expected.saturating_add(self.unsent).saturating_add(self.held);
         !self.is_ending && bytes < PAYLOAD_IN_FLIGHT
     }
 
-    /// Takes requests that had to wait, as far as there is room; whether there were any.
+    /// Handles the waiting requests that can be handled now; returns whether there were any.
     fn take_inbox(&mut self) -> bool {
         let mut has_moved = false;
         while self.has_room()
@@ -301,11 +303,11 @@ impl TargetSession {
         has_moved
     }
 
-    /// Posts what there is room for; whether anything was.
+    /// Posts as much as the queue pair has room for; returns whether it posted anything.
     #[inline]
     fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let mut has_moved = false;
-        // More would wait in the queue pair, and the responses behind them.
+        // The queue pair would hold back further reads, and the responses posted behind them.
         while self.reading < READS
             && queue_pair.room() > 0
             && let Some(RemoteRead { slot, place, remote }) = self.reads.pop_front()
@@ -337,7 +339,8 @@ impl TargetSession {
                 continue;
             }
             let Some(Answer { message, .. }) = self.answers.pop_front() else { break };
-            // Before the response: the initiator may send its next request as soon as it has this.
+            // The buffers are posted first: the initiator may send its next request as soon as it
+            // has this response.
             let receives = std::mem::take(&mut self.receives);
             if receives > 0 {
                 queue_pair.receive(receives);
@@ -371,7 +374,7 @@ impl RdmaSession for TargetSession {
                 if self.inbox.is_empty() && self.has_room() {
                     self.on_message(&message)?;
                 } else {
-                    // It may lie in a buffer that others share.
+                    // The message is copied, because it may share its receive buffer with others.
                     self.inbox.push_back(Seg::from_slice(&message.to_vec()));
                 }
             }
@@ -466,7 +469,7 @@ impl Timed for TargetSession {
 }
 
 impl TargetSession {
-    /// Goes on with whatever waits for I/O, memory or time.
+    /// Continues the tasks that wait for I/O, memory or time.
     fn resume(&mut self) {
         if self.queue.is_waiting() {
             self.resume_waiting();
@@ -540,7 +543,7 @@ impl Target for TargetSession {
     }
 }
 
-/// An error of the login.
+/// A protocol error that cites the section on logins.
 fn login_error(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "SRP r16a §6.2" }
 }
@@ -550,21 +553,21 @@ fn violation(what: &'static str) -> ProtocolError {
 }
 
 const NAME: &str = "srp";
-/// The high half of a number: data-out or a descriptor table, by the slot of its command.
+/// High half of the `WorkId` of an RDMA Read; the low half is the slot of its command.
 const READ: u64 = 1;
-/// The high half of a number: data-in, by its length.
+/// High half of the `WorkId` of an RDMA Write; the low half is its length in bytes.
 const WRITE: u64 = 2;
-/// RDMA Reads on their way at a time.
+/// Most RDMA Reads in flight.
 const READS: u32 = 32;
-/// Sends, reads and writes that are posted at a time.
+/// Most sends, reads and writes that are posted at a time.
 const SENDS: u32 = 256;
-/// Receive buffers for what takes no credit: SRP_CRED_RSP and SRP_I_LOGOUT.
+/// Receive buffers for messages that consume no credit: SRP_CRED_RSP and SRP_I_LOGOUT.
 const UNCREDITED: u32 = 8;
-/// The most data-in of one channel, in bytes, what waits to be sent included.
+/// Most data-in of one channel in bytes, including data that waits to be sent.
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
-/// How long a login may take.
+/// Time limit of a login.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often to look whether other channels have ended.
+/// Interval at which a login checks whether the channels that it ends are closed.
 const CHANNEL_POLL: Duration = Duration::from_millis(10);
-/// How long a task waits for others before it is asked again.
+/// Interval at which a task that waits for other tasks is retried.
 const TASK_RETRY: Duration = Duration::from_millis(1);

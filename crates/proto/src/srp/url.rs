@@ -4,14 +4,16 @@
 //!   srp://host[:port][,host[:port]].../TARGET-PORT-ID[/lun][?PARAMETER[&PARAMETER]...]
 //! ```
 //! Several hosts are several paths to one logical unit. The target port's identifier is 32
-//! hexadecimal digits, with or without `0x` before them; without a number it is LUN 0.
+//! hexadecimal digits, with or without the prefix `0x`. The default of `lun` is 0.
 //!
-//! `rdma=iwarp` says which RDMA, of which there is one; `crc=on|off` (off) whether its frames have
-//! CRC32C. `initiator=GUID` is the GUID of our initiator ports, 16 hexadecimal digits, by which
-//! targets admit us; each session adds 8 bytes of its own. `connections=N` is how many RDMA
-//! channels each session has, of which the target may accept fewer; `immediate_data=on|off` (on)
-//! whether to ask for immediate data; `reconnect=DURATION` how long to try to reconnect before I/O
-//! fails, and `timeout=DURATION` how long an answer may take before the connection counts as lost.
+//! - `rdma=iwarp`: the RDMA transport; there is no other yet.
+//! - `crc=on|off` (off): whether iWARP frames have a CRC32C.
+//! - `initiator=GUID`: the GUID of our initiator ports, 16 hexadecimal digits. Targets list it to
+//!   admit us. Each session adds 8 bytes of its own.
+//! - `connections=N`: RDMA channels of each session. The target may accept fewer.
+//! - `immediate_data=on|off` (on): whether to ask for immediate data.
+//! - `reconnect=DURATION`: how long to try to reconnect before I/O fails.
+//! - `timeout=DURATION`: how long an answer may take before the connection counts as lost.
 
 use super::node::SrpPortId;
 use crate::uri::{
@@ -24,47 +26,48 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where a target listens unless told otherwise: the standard has no port, and this is the one of
-/// examples for Linux's target.
+/// Default TCP port of SRP targets. The standard assigns none; this is the port in examples for
+/// Linux's target.
 pub const SRP_DEFAULT_PORT: u16 = 5555;
 
-/// A logical unit, and where its target port is.
+/// A parsed SRP URL: a logical unit, and the addresses of its target port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SrpUrl {
-    /// Where the target port is.
+    /// Addresses of the target port.
     pub portals: Portals,
-    /// `None`: none is named.
+    /// The target port; `None` if the URL has none.
     pub target: Option<SrpPortId>,
-    /// The logical unit's number, below 16,384.
+    /// Logical unit number, below 16,384.
     pub lun: u16,
-    /// The RDMA that it goes over; `None` only where nothing is said of it.
+    /// The RDMA transport; `None` if the URL does not say.
     pub rdma: Option<Rdma>,
-    /// The GUID of our initiator ports; `None`: the engine's.
+    /// The GUID of our initiator ports; `None` stands for the engine's default.
     pub initiator: Option<[u8; 8]>,
-    /// RDMA channels of each session, 1 to [`MAX_CONNECTIONS`]; `None`: the engine decides.
+    /// RDMA channels of each session, 1 to [`MAX_CONNECTIONS`]; `None` stands for the engine's
+    /// default.
     pub connections: Option<u32>,
     /// Whether to ask for immediate data.
     pub immediate_data: bool,
-    /// How long to try to reconnect before I/O fails; whole milliseconds.
+    /// How long to try to reconnect before I/O fails, in whole milliseconds.
     pub reconnect: Duration,
-    /// How long an answer may take; whole milliseconds; 0: for ever.
+    /// How long an answer may take, in whole milliseconds; 0 means no limit.
     pub timeout: Duration,
 }
 
-/// What is wrong with a URL: the part, and what to do.
+/// An invalid part of an SRP URL. The message says what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SrpUrlError {
-    /// It does not begin with the scheme of SRP.
+    /// The URL does not begin with `srp:`.
     #[error("this is no SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun")]
     Scheme,
-    /// The part between `//` and the next `/`.
+    /// The hosts: the part between `//` and the next `/`.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The target port.
+    /// The identifier of the target port.
     #[error("target port {0:?}: write its identifier, 32 hexadecimal digits, as the target prints it")]
     Target(String),
-    /// The number behind the target port.
-    #[error("logical unit {0:?}: write a number from 0 to 16383 behind the target port")]
+    /// The logical unit number after the target port.
+    #[error("logical unit {0:?}: write a number from 0 to 16383 after the target port")]
     Lun(String),
     /// A query parameter.
     #[error(transparent)]
@@ -141,7 +144,7 @@ fn guid(text: &str) -> Result<[u8; 8], &'static str> {
     bytes.ok_or("write a GUID of 16 hexadecimal digits")
 }
 
-/// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
+/// The greatest logical unit number of the flat space addressing method (SAM-5 §4.7.7.4).
 const MAX_LUN: u16 = 0x3fff;
 
 #[cfg(test)]

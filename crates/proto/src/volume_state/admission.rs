@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Counts the I/O of one user on one volume, on one core.
 pub(crate) struct IoCounter {
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     counter: Arc<Counter>,
 }
 
@@ -28,8 +28,11 @@ pub(crate) struct IoGuard {
 
 impl IoCounter {
     /// A counter for another user of the volume.
-    pub(crate) fn new(served: &Arc<VolumeState>) -> Rc<IoCounter> {
-        Rc::new(IoCounter { served: served.clone(), counter: served.in_flight.add_counter() })
+    pub(crate) fn new(volume_state: &Arc<VolumeState>) -> Rc<IoCounter> {
+        Rc::new(IoCounter {
+            volume_state: volume_state.clone(),
+            counter: volume_state.in_flight.add_counter(),
+        })
     }
 
     /// Admits an I/O of this operation on a range in bytes, unless a byte of it is locked or
@@ -47,7 +50,7 @@ impl IoCounter {
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<IoGuard, NotAdmitted<E>> {
         let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock };
-        let place = self.served.in_flight.admit(&self.counter, wanted, check)?;
+        let place = self.volume_state.in_flight.admit(&self.counter, wanted, check)?;
         Ok(IoGuard { counter: self, place })
     }
 }
@@ -55,7 +58,7 @@ impl IoCounter {
 impl Drop for IoCounter {
     #[cold]
     fn drop(&mut self) {
-        self.served.in_flight.remove_counter(&self.counter);
+        self.volume_state.in_flight.remove_counter(&self.counter);
     }
 }
 
@@ -117,10 +120,11 @@ impl Needs {
 
 impl Admission {
     /// Access of `who`; `None` is a client without an identity, which every reservation excludes.
-    pub(crate) fn new(served: &Arc<VolumeState>, who: Option<Registrant>) -> Admission {
+    pub(crate) fn new(volume_state: &Arc<VolumeState>, who: Option<Registrant>) -> Admission {
         let seen = SeenReservations { generation: 0, access: BlockAccess::ALL };
         let reservations = Cell::new(seen);
-        let admission = Admission { counter: IoCounter::new(served), who, reservations, complained_of: None };
+        let admission =
+            Admission { counter: IoCounter::new(volume_state), who, reservations, complained_of: None };
         admission.refresh();
         admission
     }
@@ -150,7 +154,7 @@ impl Admission {
 
     #[inline]
     fn allows(&self, needs: Needs) -> bool {
-        if self.counter.served.generation() != self.reservations.get().generation {
+        if self.counter.volume_state.generation() != self.reservations.get().generation {
             self.refresh();
         }
         let access = self.reservations.get().access;
@@ -169,7 +173,7 @@ impl Admission {
         if self.complained_of.replace(seen) == Some(seen) {
             return None;
         }
-        Some(self.counter.served.look(|table| {
+        Some(self.counter.volume_state.with_table(|table| {
             if table.is_retired {
                 "the volume is not served any more"
             } else if table.is_closed {
@@ -182,10 +186,10 @@ impl Admission {
 
     #[cold]
     fn refresh(&self) {
-        let served = &self.counter.served;
+        let volume_state = &self.counter.volume_state;
         // Read first, so that a change in between is seen by the next call.
-        let generation = served.generation();
-        let access = served.look(|table| match table.reserved_by {
+        let generation = volume_state.generation();
+        let access = volume_state.with_table(|table| match table.reserved_by {
             Some(_) => BlockAccess::NONE,
             None if table.is_closed || table.is_retired => BlockAccess::NONE,
             None => table.reservations.access(self.who.as_ref()),
@@ -203,7 +207,11 @@ impl Admissions {
         volumes: impl Iterator<Item = (VolumeId, &'a Arc<VolumeState>)>,
         who: Option<&Registrant>,
     ) -> Admissions {
-        Admissions(volumes.map(|(volume, served)| (volume, Admission::new(served, who.cloned()))).collect())
+        Admissions(
+            volumes
+                .map(|(volume, volume_state)| (volume, Admission::new(volume_state, who.cloned())))
+                .collect(),
+        )
     }
 
     /// Replaces the set of volumes: removes the access to all others, and adds the new ones.
@@ -213,10 +221,10 @@ impl Admissions {
         who: Option<&Registrant>,
     ) {
         let mut before = std::mem::take(&mut self.0);
-        self.0.extend(volumes.map(|(volume, served)| {
+        self.0.extend(volumes.map(|(volume, volume_state)| {
             let known = before.iter().position(|(id, _)| *id == volume);
             known.map_or_else(
-                || (volume, Admission::new(served, who.cloned())),
+                || (volume, Admission::new(volume_state, who.cloned())),
                 |known| before.swap_remove(known),
             )
         }));

@@ -44,7 +44,7 @@ struct SharedExports {
 #[derive(Clone)]
 struct ExportEntry {
     export: Arc<Export>,
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
 }
 
 /// A volume that was removed from the list.
@@ -54,24 +54,24 @@ pub struct Removed {
     /// The removed export.
     pub export: Arc<Export>,
     /// Its shared volume state.
-    pub served: Arc<VolumeState>,
+    pub volume_state: Arc<VolumeState>,
 }
 
 impl Exports {
     /// A list in the order given; the first is the default where a protocol has one.
     #[must_use]
     pub fn new(exports: Vec<Export>) -> Exports {
-        let served = exports.into_iter().map(|export| {
-            let served = VolumeState::new(export.volume.clone());
-            (export, served)
+        let volume_state = exports.into_iter().map(|export| {
+            let volume_state = VolumeState::new(export.volume.clone());
+            (export, volume_state)
         });
-        Exports::of_served(served.collect())
+        Exports::with_states(volume_state.collect())
     }
 
     /// Exports of volumes with an existing shared state.
     #[must_use]
-    pub fn of_served(exports: Vec<(Export, Arc<VolumeState>)>) -> Exports {
-        let entry = |(export, served)| Some(ExportEntry { export: Arc::new(export), served });
+    pub fn with_states(exports: Vec<(Export, Arc<VolumeState>)>) -> Exports {
+        let entry = |(export, volume_state)| Some(ExportEntry { export: Arc::new(export), volume_state });
         let list = RwLock::new(exports.into_iter().map(entry).collect());
         Exports { shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }), offered: None }
     }
@@ -85,13 +85,13 @@ impl Exports {
 
     /// Adds a volume; `None` if the name is in use or the list is full ([`MAX_VOLUMES`]).
     #[must_use]
-    pub fn add(&self, export: Export, served: Arc<VolumeState>) -> Option<VolumeId> {
+    pub fn add(&self, export: Export, volume_state: Arc<VolumeState>) -> Option<VolumeId> {
         let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
         let is_taken = list.iter().flatten().any(|entry| entry.export.name == export.name);
         if is_taken || list.len() >= MAX_VOLUMES {
             return None;
         }
-        list.push(Some(ExportEntry { export: Arc::new(export), served }));
+        list.push(Some(ExportEntry { export: Arc::new(export), volume_state }));
         // Below MAX_VOLUMES, so it fits.
         Some(VolumeId(list.len().saturating_sub(1) as u32))
     }
@@ -101,11 +101,11 @@ impl Exports {
     pub fn remove(&self, name: &str) -> Option<Removed> {
         let (volume, _) = self.find(name)?;
         let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
-        let ExportEntry { export, served } = list.get_mut(volume.0 as usize)?.take()?;
+        let ExportEntry { export, volume_state } = list.get_mut(volume.0 as usize)?.take()?;
         drop(list);
-        served.retire();
+        volume_state.retire();
         self.shared.changes.fetch_add(1, Ordering::Release);
-        Some(Removed { volume, export, served })
+        Some(Removed { volume, export, volume_state })
     }
 
     /// Changes the description of an export; returns whether it exists.
@@ -119,8 +119,8 @@ impl Exports {
 
     /// The shared state of the volume with this id.
     #[must_use]
-    pub fn served(&self, id: VolumeId) -> Option<Arc<VolumeState>> {
-        self.entry(id).map(|entry| entry.served)
+    pub fn volume_state(&self, id: VolumeId) -> Option<Arc<VolumeState>> {
+        self.entry(id).map(|entry| entry.volume_state)
     }
 
     /// The export with this name.
@@ -181,33 +181,33 @@ mod tests {
 
     fn export(name: &str) -> (Export, Arc<VolumeState>) {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(1 << 20));
-        let served = VolumeState::new(volume.clone());
-        (Export { name: name.into(), description: String::new(), read_only: false, volume }, served)
+        let volume_state = VolumeState::new(volume.clone());
+        (Export { name: name.into(), description: String::new(), read_only: false, volume }, volume_state)
     }
 
     #[test]
     fn a_handle_that_offers_some_exports_finds_no_others() {
-        let exports = Exports::of_served(vec![export("a"), export("b")]);
+        let exports = Exports::with_states(vec![export("a"), export("b")]);
         let some = exports.offering(|name| name != "a");
         assert!(some.find("a").is_none() && exports.find("a").is_some());
         assert_eq!(some.default_export().map(|(id, _)| id), Some(VolumeId(1)));
         assert_eq!(some.iter().count(), 1);
-        let (later, served) = export("c");
-        assert!(exports.add(later, served).is_some() && some.find("c").is_some());
+        let (later, volume_state) = export("c");
+        assert!(exports.add(later, volume_state).is_some() && some.find("c").is_some());
     }
 
     #[test]
     fn volumes_come_and_go_and_no_id_names_two() {
-        let exports = Exports::of_served(vec![export("a"), export("b")]);
-        let (again, served) = export("b");
-        assert_eq!(exports.add(again, served), None, "the name is taken");
+        let exports = Exports::with_states(vec![export("a"), export("b")]);
+        let (again, volume_state) = export("b");
+        assert_eq!(exports.add(again, volume_state), None, "the name is taken");
         let removed = exports.remove("b").unwrap();
-        assert!(removed.volume == VolumeId(1) && removed.served.is_retired());
+        assert!(removed.volume == VolumeId(1) && removed.volume_state.is_retired());
         assert!(exports.remove("b").is_none() && exports.get(VolumeId(1)).is_none());
-        let (again, served) = export("b");
-        assert_eq!(exports.add(again, served), Some(VolumeId(2)));
+        let (again, volume_state) = export("b");
+        assert_eq!(exports.add(again, volume_state), Some(VolumeId(2)));
         let names: Vec<_> = exports.iter().map(|(id, export)| (id.0, export.name.clone())).collect();
         assert_eq!(names, [(0, "a".to_owned()), (2, "b".to_owned())]);
-        assert!(exports.served(VolumeId(2)).is_some_and(|served| !served.is_retired()));
+        assert!(exports.volume_state(VolumeId(2)).is_some_and(|volume_state| !volume_state.is_retired()));
     }
 }

@@ -163,8 +163,8 @@ mod tests {
         let mut all = Reservations::default();
         for (key, name) in [(1, &b"first"[..]), (u64::MAX, b"x")] {
             let who = Registrant { initiator: name.into(), port: "iqn.2026-11.t:t,t,0x0007".into() };
-            let whom = [who.clone()];
-            let what = Register { key: None, new_key: key, whom: &whom, persists: true };
+            let registrants = [who.clone()];
+            let what = Register { key: None, new_key: key, registrants: &registrants, persists: true };
             all.register(&who, &what).unwrap();
         }
         let holder = all.registrations[1].who.clone();

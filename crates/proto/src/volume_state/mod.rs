@@ -189,7 +189,7 @@ impl VolumeState {
         table: Table,
     ) -> Arc<VolumeState> {
         let size = volume.info().size;
-        let served = Arc::new(VolumeState {
+        let volume_state = Arc::new(VolumeState {
             volume,
             identity,
             generation: AtomicU64::new(0),
@@ -201,13 +201,13 @@ impl VolumeState {
             meters: Meters::default(),
             left: OrphanCount::default(),
         });
-        let weak = Arc::downgrade(&served);
-        served.volume.on_resize(Box::new(move || {
-            if let Some(served) = weak.upgrade() {
-                served.look_at_size();
+        let weak = Arc::downgrade(&volume_state);
+        volume_state.volume.on_resize(Box::new(move || {
+            if let Some(volume_state) = weak.upgrade() {
+                volume_state.check_size();
             }
         }));
-        served
+        volume_state
     }
 
     /// The volume.
@@ -244,7 +244,7 @@ impl VolumeState {
     /// Checks whether the size of the volume's file or device has changed, and notifies all users
     /// if it has. Returns whether it has. It may block, so a core calls it only when the volume has
     /// reported a change.
-    pub fn look_at_size(&self) -> bool {
+    pub fn check_size(&self) -> bool {
         let mut told = self.size.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.volume.refresh_size();
         self.tell_size(&mut told, size)
@@ -318,8 +318,8 @@ impl VolumeState {
     }
 
     /// Reads the table.
-    pub(crate) fn look<R>(&self, look: impl FnOnce(&Table) -> R) -> R {
-        look(&self.lock())
+    pub(crate) fn with_table<R>(&self, read: impl FnOnce(&Table) -> R) -> R {
+        read(&self.lock())
     }
 
     /// Changes the table, notifies the users, and starts to store persistent reservations. With

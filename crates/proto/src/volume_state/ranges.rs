@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Locks a range until it is dropped. Commands that lock a range wait for each other, and all other
 /// I/O in the range waits for them.
 pub(crate) struct RangeGuard {
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     range: ByteRange,
     since: u64,
 }
@@ -17,13 +17,13 @@ pub(crate) struct RangeGuard {
 /// Waits for all I/O that was in flight at its creation. I/O that was admitted before a reservation
 /// or an abort may still reach the volume until then.
 pub(crate) struct Drain {
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     since: u64,
 }
 
 /// Detects whether a byte of its ranges may have changed since its creation.
 pub(crate) struct Watch {
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     watched: Arc<Watched>,
     since: u64,
 }
@@ -31,21 +31,21 @@ pub(crate) struct Watch {
 impl RangeGuard {
     /// Locks the range; `None` if a byte of it is locked. The holder's I/O may start once
     /// [`RangeGuard::is_alone`] returns true.
-    pub(crate) fn lock(served: &Arc<VolumeState>, offset: u64, len: u64) -> Option<RangeGuard> {
-        let since = served.in_flight.lock((offset, len))?;
-        Some(RangeGuard { served: served.clone(), range: (offset, len), since })
+    pub(crate) fn lock(volume_state: &Arc<VolumeState>, offset: u64, len: u64) -> Option<RangeGuard> {
+        let since = volume_state.in_flight.lock((offset, len))?;
+        Some(RangeGuard { volume_state: volume_state.clone(), range: (offset, len), since })
     }
 
     /// Locks the range unless it is locked already; returns whether the holder's I/O may start.
     /// Call it until it returns true.
     pub(crate) fn take(
         guard: &mut Option<RangeGuard>,
-        served: &Arc<VolumeState>,
+        volume_state: &Arc<VolumeState>,
         offset: u64,
         len: u64,
     ) -> bool {
         if guard.is_none() {
-            *guard = RangeGuard::lock(served, offset, len);
+            *guard = RangeGuard::lock(volume_state, offset, len);
         }
         guard.as_ref().is_some_and(RangeGuard::is_alone)
     }
@@ -53,39 +53,39 @@ impl RangeGuard {
     /// Whether all I/O that was admitted without seeing the lock is complete; call it until it
     /// returns true.
     pub(crate) fn is_alone(&self) -> bool {
-        self.served.in_flight.is_over_since(self.since)
+        self.volume_state.in_flight.is_over_since(self.since)
     }
 }
 
 impl Drop for RangeGuard {
     fn drop(&mut self) {
-        self.served.in_flight.unlock(self.range);
+        self.volume_state.in_flight.unlock(self.range);
     }
 }
 
 impl Drain {
     /// Starts to wait; call it after the change that excludes further I/O.
-    pub(crate) fn new(served: &Arc<VolumeState>) -> Drain {
-        Drain { served: served.clone(), since: served.in_flight.now() }
+    pub(crate) fn new(volume_state: &Arc<VolumeState>) -> Drain {
+        Drain { volume_state: volume_state.clone(), since: volume_state.in_flight.now() }
     }
 
     /// Whether that I/O is complete, of all users; call it until it returns true.
     pub(crate) fn is_over(&self) -> bool {
-        self.served.in_flight.is_over_since(self.since)
+        self.volume_state.in_flight.is_over_since(self.since)
     }
 }
 
 impl Watch {
     /// Watches `ranges`, each an offset and a length in bytes.
-    pub(crate) fn new(served: &Arc<VolumeState>, ranges: Arc<[ByteRange]>) -> Watch {
-        let (watched, since) = served.in_flight.watch(ranges);
-        Watch { served: served.clone(), watched, since }
+    pub(crate) fn new(volume_state: &Arc<VolumeState>, ranges: Arc<[ByteRange]>) -> Watch {
+        let (watched, since) = volume_state.in_flight.watch(ranges);
+        Watch { volume_state: volume_state.clone(), watched, since }
     }
 
     /// Whether all I/O that was admitted without seeing the watch is complete; call it until it
     /// returns true.
     pub(crate) fn has_begun(&self) -> bool {
-        self.served.in_flight.is_over_since(self.since)
+        self.volume_state.in_flight.is_over_since(self.since)
     }
 
     /// Whether an I/O that changes a byte of the ranges has been admitted since.
@@ -96,7 +96,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.served.in_flight.unwatch(&self.watched);
+        self.volume_state.in_flight.unwatch(&self.watched);
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     use std::rc::Rc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    fn served() -> Arc<VolumeState> {
+    fn volume_state() -> Arc<VolumeState> {
         VolumeState::new(Arc::new(MemVolume::new(1 << 20)))
     }
 
@@ -128,12 +128,12 @@ mod tests {
 
     #[test]
     fn a_locked_range_keeps_others_out_until_it_is_dropped() {
-        let served = served();
-        let counter = IoCounter::new(&served);
-        let first = RangeGuard::lock(&served, 512, 512).unwrap();
+        let volume_state = volume_state();
+        let counter = IoCounter::new(&volume_state);
+        let first = RangeGuard::lock(&volume_state, 512, 512).unwrap();
         assert!(first.is_alone());
-        assert!(RangeGuard::lock(&served, 0, 513).is_none());
-        let second = RangeGuard::lock(&served, 1024, 512).unwrap();
+        assert!(RangeGuard::lock(&volume_state, 0, 513).is_none());
+        let second = RangeGuard::lock(&volume_state, 1024, 512).unwrap();
         assert!(pass(&counter, 1023, 1, false).is_none() && pass(&counter, 1535, 1, false).is_none());
         assert!(pass(&counter, 0, 512, false).is_some() && pass(&counter, 1536, 4096, false).is_some());
         drop(first);
@@ -144,10 +144,10 @@ mod tests {
 
     #[test]
     fn who_locks_waits_for_io_that_began_before_and_for_no_other() {
-        let served = served();
-        let (one, other) = (IoCounter::new(&served), IoCounter::new(&served));
+        let volume_state = volume_state();
+        let (one, other) = (IoCounter::new(&volume_state), IoCounter::new(&volume_state));
         let before = pass(&one, 0, 512, false).unwrap();
-        let guard = RangeGuard::lock(&served, 0, 512).unwrap();
+        let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
         assert!(!guard.is_alone());
         // Beside the range I/O goes on and on without a gap.
         let mut beside = pass(&other, 4096, 512, false).unwrap();
@@ -166,10 +166,10 @@ mod tests {
 
     #[test]
     fn who_watches_is_told_of_what_changes_and_of_nothing_else() {
-        let served = served();
-        let counter = IoCounter::new(&served);
+        let volume_state = volume_state();
+        let counter = IoCounter::new(&volume_state);
         let before = pass(&counter, 0, 512, true).unwrap();
-        let watch = Watch::new(&served, [(512, 512), (4096, 512)].into());
+        let watch = Watch::new(&volume_state, [(512, 512), (4096, 512)].into());
         assert!(!watch.has_begun());
         drop(before);
         assert!(watch.has_begun());
@@ -179,20 +179,20 @@ mod tests {
         }
         pass(&counter, 4607, 1, true).unwrap();
         assert!(watch.has_changed());
-        let other = Watch::new(&served, [(4096, 512)].into());
-        let guard = RangeGuard::lock(&served, 4096, 512).unwrap();
+        let other = Watch::new(&volume_state, [(4096, 512)].into());
+        let guard = RangeGuard::lock(&volume_state, 4096, 512).unwrap();
         assert!(pass(&counter, 4096, 1, true).is_none() && !other.has_changed(), "it has not begun");
         drop((guard, watch, other));
-        assert_eq!(served.in_flight.watches(), 0);
+        assert_eq!(volume_state.in_flight.watches(), 0);
     }
 
     #[test]
     fn a_drain_waits_for_what_was_in_flight_and_for_nothing_that_began_after_it() {
-        let served = served();
-        let (one, other) = (IoCounter::new(&served), IoCounter::new(&served));
-        assert!(Drain::new(&served).is_over());
+        let volume_state = volume_state();
+        let (one, other) = (IoCounter::new(&volume_state), IoCounter::new(&volume_state));
+        assert!(Drain::new(&volume_state).is_over());
         let before = [pass(&one, 0, 512, false).unwrap(), pass_locked(&other, 512, 512)];
-        let drain = Drain::new(&served);
+        let drain = Drain::new(&volume_state);
         let mut after = pass(&one, 4096, 512, true).unwrap();
         for guard in before {
             assert!(!drain.is_over());
@@ -209,31 +209,31 @@ mod tests {
 
     #[test]
     fn a_dropped_counter_blocks_nobody() {
-        let served = served();
-        let counter = IoCounter::new(&served);
+        let volume_state = volume_state();
+        let counter = IoCounter::new(&volume_state);
         let io = pass(&counter, 0, 1, false).unwrap();
         drop(counter);
-        let guard = RangeGuard::lock(&served, 0, 1).unwrap();
+        let guard = RangeGuard::lock(&volume_state, 0, 1).unwrap();
         assert!(!guard.is_alone(), "its I/O is still in flight");
         drop(io);
         assert!(guard.is_alone());
-        assert!(served.in_flight.has_no_counters());
+        assert!(volume_state.in_flight.has_no_counters());
     }
 
     #[test]
     fn increments_under_locks_and_plain_ones_on_other_threads_are_never_lost() {
         // A cell that is read and written in two steps, as a disk is; whoever passes or locks has
         // it for itself.
-        let (served, cell) = (served(), AtomicU64::new(0));
+        let (volume_state, cell) = (volume_state(), AtomicU64::new(0));
         let rounds = 2000;
         std::thread::scope(|scope| {
             for nth in 0..3 {
-                let (served, cell) = (&served, &cell);
+                let (volume_state, cell) = (&volume_state, &cell);
                 scope.spawn(move || {
-                    let counter = IoCounter::new(served);
+                    let counter = IoCounter::new(volume_state);
                     for _ in 0..rounds {
                         loop {
-                            let Some(guard) = RangeGuard::lock(served, 0, 512) else {
+                            let Some(guard) = RangeGuard::lock(volume_state, 0, 512) else {
                                 std::thread::yield_now();
                                 continue;
                             };

@@ -104,7 +104,7 @@ pub(crate) struct Register<'a> {
     pub(crate) key: Option<u64>,
     pub(crate) new_key: u64,
     /// The registrants: the nexus itself, and further ones with SPEC_I_PT or ALL_TG_PT.
-    pub(crate) whom: &'a [Registrant],
+    pub(crate) registrants: &'a [Registrant],
     pub(crate) persists: bool,
 }
 
@@ -166,12 +166,12 @@ impl Reservations {
             self.persists = what.persists;
             return Ok(self.unregister(who));
         }
-        let newcomers = what.whom.iter().filter(|who| self.key_of(who).is_none()).count();
+        let newcomers = what.registrants.iter().filter(|who| self.key_of(who).is_none()).count();
         if self.registrations.len().saturating_add(newcomers) > MAX_REGISTRATIONS {
             return Err(ReservationRefused::Full);
         }
-        for whom in what.whom {
-            self.set_key(whom, what.new_key);
+        for registrant in what.registrants {
+            self.set_key(registrant, what.new_key);
         }
         self.bump();
         self.persists = what.persists;
@@ -359,14 +359,14 @@ mod tests {
     fn three() -> Reservations {
         let mut all = Reservations::default();
         for (key, name) in [(1, "a"), (2, "b"), (3, "c")] {
-            let what = Register { key: Some(0), new_key: key, whom: &[who(name)], persists: false };
+            let what = Register { key: Some(0), new_key: key, registrants: &[who(name)], persists: false };
             assert_eq!(all.register(&who(name), &what), Ok(vec![]));
         }
         all
     }
 
     #[test]
-    fn each_type_lets_in_whom_it_should() {
+    fn each_reservation_type_grants_access_to_the_right_initiators() {
         // Holder, registered, not registered: each may read, may write.
         let table = [
             (Kind::WRITE_EXCLUSIVE, ["rw", "r", "r"]),
@@ -390,11 +390,11 @@ mod tests {
     #[test]
     fn only_the_right_key_registers_again() {
         let mut all = three();
-        let again = |key, new_key| Register { key, new_key, whom: &[], persists: false };
+        let again = |key, new_key| Register { key, new_key, registrants: &[], persists: false };
         assert_eq!(all.register(&who("a"), &again(Some(9), 5)), Err(ReservationRefused::Conflict));
         assert_eq!(all.register(&who("x"), &again(Some(9), 5)), Err(ReservationRefused::Conflict));
         assert_eq!(all.generation, 3);
-        let what = Register { key: None, new_key: 7, whom: &[who("a")], persists: true };
+        let what = Register { key: None, new_key: 7, registrants: &[who("a")], persists: true };
         all.register(&who("a"), &what).unwrap();
         assert_eq!((all.key_of(&who("a")), all.generation, all.persists), (Some(7), 4, true));
         all.register(&who("a"), &again(Some(7), 0)).unwrap();
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn a_reservation_goes_with_its_holder_or_with_the_last_of_all() {
-        let leave = Register { key: None, new_key: 0, whom: &[], persists: false };
+        let leave = Register { key: None, new_key: 0, registrants: &[], persists: false };
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE).unwrap();
         assert_eq!(all.register(&who("a"), &leave), Ok(vec![]));
@@ -510,8 +510,8 @@ mod tests {
     #[test]
     fn there_are_only_so_many_registrations() {
         let mut all = three();
-        let whom: Vec<Registrant> = (0..=MAX_REGISTRATIONS).map(|i| who(&i.to_string())).collect();
-        let what = Register { key: None, new_key: 4, whom: &whom, persists: false };
+        let registrants: Vec<Registrant> = (0..=MAX_REGISTRATIONS).map(|i| who(&i.to_string())).collect();
+        let what = Register { key: None, new_key: 4, registrants: &registrants, persists: false };
         assert_eq!(all.register(&who("0"), &what), Err(ReservationRefused::Full));
         assert_eq!(all.registrations.len(), 3);
     }

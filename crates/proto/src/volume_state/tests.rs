@@ -26,7 +26,7 @@ impl Both {
         let name = "a".to_owned();
         let export = Export { name, description: String::new(), read_only: false, volume: volume.clone() };
         let exports = Exports::new(vec![export]);
-        let unit = LogicalUnit::over(UnitIdentity::of("a"), &exports.served(VolumeId(0)).unwrap());
+        let unit = LogicalUnit::over(UnitIdentity::of("a"), &exports.volume_state(VolumeId(0)).unwrap());
         Both { exports, bench: DeviceBench::around(unit, volume) }
     }
 
@@ -242,7 +242,7 @@ fn who_keeps_others_out_is_answered_when_their_writes_have_left_the_volume() {
 fn a_write_that_was_admitted_and_has_not_begun_when_it_is_kept_out_never_begins() {
     let both = Both::new();
     let mut scsi = both.bench.client("a");
-    let nameless = super::Admission::new(&both.exports.served(VolumeId(0)).unwrap(), None);
+    let nameless = super::Admission::new(&both.exports.volume_state(VolumeId(0)).unwrap(), None);
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
     let write = || nameless.admit(Op::Write { fua: false }, (0, 512), super::Needs::Writing, false);
     drop(write().unwrap());
@@ -266,7 +266,7 @@ fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
     assert!(matches!(step, TaskStep::Io { .. }));
     assert_eq!((ask(&mut nbd, READ, &[]), ask(&mut nbd, WRITE, &[7; 512])), (EPERM, EPERM));
     // Nor does anybody get in by another unit over the volume.
-    let other = LogicalUnit::over(UnitIdentity::of("b"), &both.exports.served(VolumeId(0)).unwrap());
+    let other = LogicalUnit::over(UnitIdentity::of("b"), &both.exports.volume_state(VolumeId(0)).unwrap());
     let mut other = DeviceBench::around(other, both.bench.volume.clone()).client("b");
     for cdb in [&[0; 6][..], &WRITE_10, &ERASE] {
         let data_out = if cdb[0] == 0x2a { &[7; 512][..] } else { &[] };
@@ -294,11 +294,11 @@ fn client_of(unit: &Arc<LogicalUnit>, target: u16, volume: &Arc<dyn Volume>) -> 
 #[test]
 fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
     let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(8 << 20));
-    let served = VolumeState::new(volume.clone());
+    let volume_state = VolumeState::new(volume.clone());
     // One unit on two targets, and a unit of another name over the same volume.
     let units = [
-        LogicalUnit::over(UnitIdentity::of("a"), &served),
-        LogicalUnit::over(UnitIdentity::of("b"), &served),
+        LogicalUnit::over(UnitIdentity::of("a"), &volume_state),
+        LogicalUnit::over(UnitIdentity::of("b"), &volume_state),
     ];
     let mut first = client_of(&units[0], 1, &volume);
     let mut second = client_of(&units[0], 2, &volume);
@@ -324,17 +324,17 @@ fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
 #[test]
 fn a_resize_is_told_once_and_nbd_keeps_to_what_is_left() {
     let both = Both::new();
-    let served = both.exports.served(VolumeId(0)).unwrap().clone();
+    let volume_state = both.exports.volume_state(VolumeId(0)).unwrap().clone();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
-    assert_eq!(served.resize(Resize::Bytes(4 << 20)).unwrap(), 4 << 20);
+    assert_eq!(volume_state.resize(Resize::Bytes(4 << 20)).unwrap(), 4 << 20);
     assert_eq!(scsi.run(&[0; 6]).check(), (6, 0x2a09));
     scsi.run(&[0; 6]).good();
     // The same size is no news, whoever looks.
-    served.resize(Resize::Bytes(4 << 20)).unwrap();
-    assert!(!served.look_at_size());
+    volume_state.resize(Resize::Bytes(4 << 20)).unwrap();
+    assert!(!volume_state.check_size());
     scsi.run(&[0; 6]).good();
     // One that cannot be had is none, either.
-    assert!(served.resize(Resize::Bytes(1 << 40)).is_err());
+    assert!(volume_state.resize(Resize::Bytes(1 << 40)).is_err());
     scsi.run(&[0; 6]).good();
     let mut beyond = request(WRITE, &[1; 512]);
     beyond[16..24].copy_from_slice(&(6_u64 << 20).to_be_bytes());

@@ -54,7 +54,7 @@ pub struct OriginTraffic {
 
 /// Counters of one user on one core; the volume's sum includes them also after the drop.
 pub struct Meter {
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     origin: Origin,
     counts: Arc<CoreCounters>,
 }
@@ -157,10 +157,10 @@ impl CoreCounters {
 impl Meter {
     /// Counters for another user of the volume, which comes from `origin`.
     #[must_use]
-    pub fn new(served: &Arc<VolumeState>, origin: Origin) -> Meter {
+    pub fn new(volume_state: &Arc<VolumeState>, origin: Origin) -> Meter {
         let counts = Arc::new(CoreCounters::default());
-        served.meters.lock().users.push((origin.clone(), counts.clone()));
-        Meter { served: served.clone(), origin, counts }
+        volume_state.meters.lock().users.push((origin.clone(), counts.clone()));
+        Meter { volume_state: volume_state.clone(), origin, counts }
     }
 
     /// A handle to read these counters from another thread.
@@ -193,7 +193,7 @@ impl Drop for Meter {
     fn drop(&mut self) {
         let mut own = OriginTraffic::default();
         own.add(&self.counts);
-        let mut all = self.served.meters.lock();
+        let mut all = self.volume_state.meters.lock();
         all.users.retain(|(_, counts)| !Arc::ptr_eq(counts, &self.counts));
         let sum = all.of(&self.origin);
         sum.add(&self.counts);

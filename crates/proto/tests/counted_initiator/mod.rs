@@ -1,19 +1,19 @@
-//! An initiator session whose allocations are counted, driven by hand. The allocations of its peer
-//! are not.
+//! An initiator session whose allocations are counted, driven manually. Those of its peer are not
+//! counted.
 
 use crate::counting;
 use blockmux_proto::session::{Demand, Initiator, StreamConnections, StreamSession};
 use blockmux_volume::{Chunk, Io, Memory, Op, Output, SgList, Tag};
 use std::time::Instant;
 
-/// The session, and who answers: a function of what the session sends to what it receives.
+/// The session and its peer, which is a function from the bytes that the session sends to those
+/// that it receives.
 pub(crate) struct CountedInitiator<S, P> {
     session: S,
     peer: P,
-    /// What the session receives.
+    /// The session's receive buffer.
     chunk: Chunk,
-    /// What the session has allocated since the first turns of the last run, or since its
-    /// beginning.
+    /// Number of allocations since the end of the last run's warm-up, or since the start.
     pub(crate) allocations: u64,
 }
 
@@ -28,7 +28,7 @@ impl<S: StreamConnections + Initiator, P: FnMut(&[u8]) -> Vec<u8>> CountedInitia
         initiator
     }
 
-    /// Does reads, placed reads, writes, flushes and discards, none of which may allocate.
+    /// Executes reads, reads in place, writes, flushes and discards, none of which may allocate.
     pub(crate) fn assert_io_allocates_nothing(&mut self, name: &str) {
         let memory = SgList::one(Memory::from_heap(4096).seg(0, 4096));
         let lent = |tag| Io::new(Tag(tag), Op::Read, tag * 4096, 4096);
@@ -41,7 +41,7 @@ impl<S: StreamConnections + Initiator, P: FnMut(&[u8]) -> Vec<u8>> CountedInitia
         assert_eq!(self.run(discard), 0, "{name}, discards");
     }
 
-    /// What `f` does to the session counts.
+    /// Calls `f` on the session and counts its allocations.
     fn counted<R>(&mut self, f: impl FnOnce(&mut S, &Chunk) -> R) -> R {
         let before = counting::of_this_thread();
         let result = f(&mut self.session, &self.chunk);
@@ -49,7 +49,7 @@ impl<S: StreamConnections + Initiator, P: FnMut(&[u8]) -> Vec<u8>> CountedInitia
         result
     }
 
-    /// Bytes there, what they cause, and bytes back.
+    /// Passes the session's bytes to the peer, and the replies back.
     fn exchange(&mut self) {
         let back = (self.peer)(&self.session.connection(0).outbox().take_bytes());
         self.chunk.recycle();
@@ -65,7 +65,7 @@ impl<S: StreamConnections + Initiator, P: FnMut(&[u8]) -> Vec<u8>> CountedInitia
         }
     }
 
-    /// Turns of I/O at depth 16, after some to get used to it.
+    /// Executes turns of I/O at depth 16 after a warm-up.
     fn run(&mut self, io: impl Fn(u64) -> Io) -> u64 {
         for turn in 0..60 {
             if turn == 10 {

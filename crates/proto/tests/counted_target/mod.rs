@@ -1,20 +1,21 @@
-//! A target session whose allocations are counted, driven by hand. Its volume does all at once.
+//! A target session whose allocations are counted, driven manually. Its volume completes all I/O at
+//! once.
 
 use crate::counting;
 use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::{Chunk, Completion, Memory, Op, Output, Tag};
 use std::time::Instant;
 
-/// The session, and what lies around it.
+/// The session with its volume.
 pub(crate) struct CountedTarget<S> {
     session: S,
-    /// What the session receives.
+    /// The session's receive buffer.
     chunk: Chunk,
-    /// What its reads are lent.
+    /// The memory that reads borrow.
     lent: Memory,
-    /// I/O that it has submitted; empty between calls.
+    /// Submitted I/O; empty between calls.
     ios: Vec<(Tag, Op)>,
-    /// What the session has allocated since the first turns.
+    /// Number of allocations since the warm-up.
     allocations: u64,
 }
 
@@ -29,8 +30,8 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         }
     }
 
-    /// What the session allocates in turns of batches, after some to get used to them. `fill`
-    /// writes a batch, which causes so many I/Os.
+    /// Number of allocations in turns of batches after a warm-up. `fill` writes a batch, which
+    /// causes `ios` I/O.
     pub(crate) fn run_batches(&mut self, ios: usize, mut fill: impl FnMut(&mut Vec<u8>)) -> u64 {
         let mut batch = Vec::with_capacity(1 << 20);
         for turn in 0..200 {
@@ -43,8 +44,8 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations
     }
 
-    /// What the session allocates in turns of a write each, after some to get used to them.
-    /// `command` writes the command, and `data` what the target then asks for.
+    /// Number of allocations in turns of one solicited write each, after a warm-up. `command`
+    /// writes the command, and `data` the data that the target then requests.
     pub(crate) fn run_asked_for(
         &mut self,
         mut command: impl FnMut(&mut Vec<u8>),
@@ -65,7 +66,7 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations
     }
 
-    /// What the first turns have allocated does not count.
+    /// Resets the count after the warm-up turns.
     fn warm_up(&mut self, turn: usize) {
         if turn == 10 {
             self.allocations = 0;
@@ -81,7 +82,7 @@ impl<S: StreamSession + Target> CountedTarget<S> {
         self.allocations += counting::of_this_thread() - before;
     }
 
-    /// Does the I/Os, which are so many, and sends the answers.
+    /// Executes `count` I/O and sends the replies.
     fn complete(&mut self, count: usize) {
         let before = counting::of_this_thread();
         while let Some((_, io)) = self.session.poll_io() {

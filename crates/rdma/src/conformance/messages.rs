@@ -5,7 +5,7 @@ use super::{Connect, Outcome, Side, fail};
 use blockmux_proto::rdma::{Endpoint, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// One and many at a time, in both directions at once.
+/// Messages of every length arrive, one by one and many together, in both directions at once.
 pub(super) fn every_length_arrives(connect: &mut Connect) -> Outcome {
     for at_a_time in [1, 7, 32] {
         let endpoint = Endpoint { receives: at_a_time, receive_len: 300, sends: at_a_time, ..ample() };
@@ -48,7 +48,7 @@ pub(super) fn pieces_arrive_in_one(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// As many sends as the endpoint allows can be posted, and room is what has not completed.
+/// An endpoint takes as many sends as its depth, and each completion makes room for one more.
 pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> Outcome {
     for sends in [1, 2, 33] {
         let mut pair = ConformancePair::connected(connect, &Endpoint { sends, receives: 40, ..ample() })?;

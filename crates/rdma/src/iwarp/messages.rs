@@ -1,5 +1,4 @@
-//! Receives untagged messages: Sends, Read Requests and Terminate, each with a queue of its own
-//!.
+//! Receives untagged messages: Sends, Read Requests and Terminate. Each has its own queue.
 //!
 //! The session borrows a message of one FPDU from the receive buffer. A message of several FPDUs is
 //! reassembled in a buffer. One such buffer is enough, because messages arrive in order.

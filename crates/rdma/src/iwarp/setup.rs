@@ -309,8 +309,8 @@ mod tests {
         assert_eq!((there.ord, there.ird), (16, 16), "revision 1 does not negotiate it");
     }
 
-    /// As irdma sends it: the control flags A and B with ORD and IRD "not negotiated"; a request
-    /// offers C and D, and a reply has one of them.
+    /// The setup message that irdma sends has the control flags A and B, with ORD and IRD "not
+    /// negotiated". A request offers C and D, and a reply has one of them.
     #[test]
     fn read_limits_that_are_not_negotiated_stay_those_of_the_endpoint() {
         let unsaid = |ord: u16| Enhanced {

@@ -14,7 +14,7 @@ use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, Local
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkRequest};
 use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
-use blockmux_proto::session::{Home, Initiator, ProtocolError, SessionStage, Target, Timed};
+use blockmux_proto::session::{CoreHandle, Initiator, ProtocolError, SessionStage, Target, Timed};
 use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback, LoopbackAdapter};
 use blockmux_volume::conformance::TestCore;
@@ -65,7 +65,7 @@ impl ServedTarget {
         let mut target = TargetNode::new(Name::new(name).unwrap(), portals, vec![access]);
         target.offer = offer;
         let node = Arc::new(IscsiNode::new(vec![target]));
-        let local = LocalSessions::new(Home::new(()));
+        let local = LocalSessions::new(CoreHandle::new(()));
         ServedTarget { node, exports, local, pool: Pool::new(512 << 20) }
     }
 

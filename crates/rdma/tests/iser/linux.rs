@@ -39,7 +39,7 @@ fn lines() -> impl Iterator<Item = TraceLine<'static>> {
     })
 }
 
-/// Decodes and encodes these bytes by a wire structure.
+/// Decodes these bytes to a wire structure, and encodes them again.
 fn again<T: FromBytes + IntoBytes + Immutable>(bytes: &[u8]) -> Vec<u8> {
     T::read_from_bytes(bytes).unwrap().as_bytes().to_vec()
 }
@@ -87,7 +87,7 @@ fn remote(line: &TraceLine<'_>) -> Remote {
 }
 
 /// The transfers of Linux's target, by task tag.
-fn doings_of_linux() -> BTreeMap<u32, CommandTrace> {
+fn transfers_of_linux() -> BTreeMap<u32, CommandTrace> {
     let (mut doings, mut open) = (BTreeMap::new(), Vec::new());
     // The tag in a command's header assigns transfers to commands.
     let mut by_stag = BTreeMap::new();
@@ -105,16 +105,16 @@ fn doings_of_linux() -> BTreeMap<u32, CommandTrace> {
             }
             "<" => {
                 let bhs = Bhs::read_from_bytes(&bytes(line.words[1])).unwrap();
-                let doing = doings.get_mut(&bhs.initiator_task_tag.get()).unwrap();
+                let transfers = doings.get_mut(&bhs.initiator_task_tag.get()).unwrap();
                 let closes = line.text.strip_prefix("closes ");
-                doing.closed = closes.map(|stag| Stag(u32::from_str_radix(stag, 16).unwrap()));
+                transfers.closed = closes.map(|stag| Stag(u32::from_str_radix(stag, 16).unwrap()));
             }
             "w" | "r" => {
                 let remote = remote(&line);
-                let doing = doings.get_mut(&by_stag[&remote.stag.0]).unwrap();
+                let transfers = doings.get_mut(&by_stag[&remote.stag.0]).unwrap();
                 match line.kind {
-                    "w" => doing.written = Some((remote.stag, remote.address)),
-                    _ => doing.read = Some(remote),
+                    "w" => transfers.written = Some((remote.stag, remote.address)),
+                    _ => transfers.read = Some(remote),
                 }
             }
             _ => {}
@@ -127,7 +127,7 @@ fn doings_of_linux() -> BTreeMap<u32, CommandTrace> {
 /// Executes the target's transfers until it responds; returns them, the response, its data, and the
 /// read data.
 fn answer(server: &mut TargetEnd<ManualSession<IserTargetSession>>) -> (CommandTrace, Bhs, Vec<u8>, Vec<u8>) {
-    let (mut doing, mut data_in) = (CommandTrace::default(), Vec::new());
+    let (mut transfers, mut data_in) = (CommandTrace::default(), Vec::new());
     loop {
         server.run();
         match server.driven.works.front() {
@@ -138,12 +138,12 @@ fn answer(server: &mut TargetEnd<ManualSession<IserTargetSession>>) -> (CommandT
         match server.driven.works.pop_front() {
             Some(WorkRequest::Write { id, local, remote }) => {
                 assert!(local.len() <= remote.len as usize);
-                doing.written = Some((remote.stag, remote.address));
+                transfers.written = Some((remote.stag, remote.address));
                 data_in = local.to_vec();
                 server.driven.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
             }
             Some(WorkRequest::Read { id, local, remote }) => {
-                doing.read = Some(remote);
+                transfers.read = Some(remote);
                 let all = pattern(8192 + local.len());
                 local.copy_from(&all[8192..]);
                 server.driven.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
@@ -153,15 +153,15 @@ fn answer(server: &mut TargetEnd<ManualSession<IserTargetSession>>) -> (CommandT
     }
     let (closed, header, bhs, data) = server.driven.message();
     assert_eq!(header, ControlHeader::new());
-    doing.closed = closed;
-    (doing, bhs, data, data_in)
+    transfers.closed = closed;
+    (transfers, bhs, data, data_in)
 }
 
 #[test]
 fn this_target_responds_to_linux_as_linuxs_target_does() {
     let served = ServedTarget::named("iqn.2026-11.vmh:lio", offer(), None);
     let mut server = TargetEnd::new(&served, ManualSession::new(served.session()));
-    let linux = doings_of_linux();
+    let linux = transfers_of_linux();
     let mut commands = 0;
     for line in lines() {
         match line.kind {
@@ -190,14 +190,14 @@ fn this_target_responds_to_linux_as_linuxs_target_does() {
                 }
                 message.resize(message.len().next_multiple_of(4), 0);
                 server.driven.receive(&message, None).unwrap();
-                let (doing, response, data, data_in) = answer(&mut server);
+                let (transfers, response, data, data_in) = answer(&mut server);
                 let itt = bhs.initiator_task_tag.get();
                 assert_eq!(response.initiator_task_tag.get(), itt);
                 if bhs.opcode() == IscsiOpcode::LOGIN_REQUEST {
                     check_login(&response, &data);
                     continue;
                 }
-                check(&pdu, &response, &doing, &linux[&itt], &data_in);
+                check(&pdu, &response, &transfers, &linux[&itt], &data_in);
                 commands += 1;
             }
             _ => {}
@@ -226,7 +226,7 @@ fn check_login(response: &Bhs, data: &[u8]) {
 }
 
 /// Compares a response and its transfers with those of Linux's target.
-fn check(pdu: &[u8], response: &Bhs, doing: &CommandTrace, linux: &CommandTrace, data_in: &[u8]) {
+fn check(pdu: &[u8], response: &Bhs, transfers: &CommandTrace, linux: &CommandTrace, data_in: &[u8]) {
     let command = ScsiCommand::read_from_bytes(pdu).unwrap();
     let response = ScsiResponse::read_from_bytes(response.as_bytes()).unwrap();
     assert_eq!(response.opcode, IscsiOpcode::SCSI_RESPONSE.0);
@@ -234,13 +234,13 @@ fn check(pdu: &[u8], response: &Bhs, doing: &CommandTrace, linux: &CommandTrace,
     if response.status != 0 {
         // The first command gets the power-on unit attention, and Linux asks for pages that only
         // one of the targets has.
-        assert_eq!(doing.closed, linux.closed);
+        assert_eq!(transfers.closed, linux.closed);
         return;
     }
     if linux.written.is_some() {
-        assert_eq!(doing.written, linux.written);
+        assert_eq!(transfers.written, linux.written);
     }
-    assert_eq!((doing.read, doing.closed), (linux.read, linux.closed));
+    assert_eq!((transfers.read, transfers.closed), (linux.read, linux.closed));
     if command.cdb[0] == 0x28 && command.cmd_sn.get() >= 0x1d {
         let len = command.expected_data_transfer_length.get() as usize;
         assert!(data_in == pattern(len), "what was written before is read");

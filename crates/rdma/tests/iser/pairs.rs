@@ -125,7 +125,7 @@ fn requests_in_flight_may_end_in_any_order() {
 }
 
 #[test]
-fn a_whole_window_of_reads_and_writes_keeps_to_its_credits() {
+fn a_full_window_of_reads_and_writes_respects_the_credits() {
     for (name, proposal, offer) in transfer_modes() {
         let mut pair = InitiatorAndTarget::ready(proposal, offer);
         pair.server.holds_io = true;
@@ -289,7 +289,7 @@ fn a_session_continues_without_a_connection_that_failed() {
 }
 
 #[test]
-fn more_messages_than_there_are_buffers_for_end_the_connection() {
+fn more_messages_than_posted_buffers_end_the_connection() {
     let served = ServedTarget::new(offer(), None);
     for (count, fault) in [(560, None), (561, Some(Fault::Peer(Violation::NoReceive)))] {
         let endpoint = Endpoint { sends: 1000, ..initiator(default_proposal()).endpoint() };
@@ -325,7 +325,7 @@ fn discovery_finds_every_target() {
 }
 
 #[test]
-fn an_initiator_that_logs_in_again_takes_the_place_of_its_session() {
+fn an_initiator_that_logs_in_again_replaces_its_session() {
     let served = ServedTarget::new(offer(), None);
     let mut first = connect(initiator(default_proposal()), &served);
     first.run();

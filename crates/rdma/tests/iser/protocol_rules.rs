@@ -475,7 +475,7 @@ fn log_out(client: &mut TestInitiator) {
 }
 
 #[test]
-fn an_initiator_is_asked_to_log_out_by_a_target_that_stops() {
+fn a_stopping_target_asks_its_initiator_to_log_out() {
     let mut client = TestInitiator::log_in("");
     client.server.holds_io = true;
     let command = client.read(0, 8);

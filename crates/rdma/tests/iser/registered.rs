@@ -31,7 +31,7 @@ fn memory_is_registered_when_it_is_first_used_and_until_it_is_freed() {
 }
 
 #[test]
-fn memory_that_an_adapter_has_no_room_for_ends_the_connection_and_no_command_is_lost() {
+fn a_failed_memory_registration_ends_the_connection_and_loses_no_command() {
     for side in 0..2 {
         let mut has_refused = false;
         for room in 0..4 {

@@ -27,7 +27,7 @@ struct Interposed {
     open: BTreeMap<u32, (SgList, RemoteRights)>,
     next_stag: u32,
     /// Changes the target's messages.
-    mangle: fn(&mut Vec<u8>),
+    modify: fn(&mut Vec<u8>),
 }
 
 /// Base offset of registered memory.
@@ -42,7 +42,7 @@ impl Interposed {
         let served = ServedTarget::new(offer(), None);
         let server = TargetEnd::new(&served, ManualSession::new(served.session()));
         let client = ManualSession::new(initiator(proposal));
-        let mut wire = Interposed { client, server, open: BTreeMap::new(), next_stag: 7, mangle: |_| {} };
+        let mut wire = Interposed { client, server, open: BTreeMap::new(), next_stag: 7, modify: |_| {} };
         let requested = Event::Requested { private_data: private_data.to_vec() };
         wire.server.driven.session.on_event(requested, Instant::now()).unwrap();
         wire.server.run();
@@ -79,7 +79,7 @@ impl Interposed {
                     self.client.works = before;
                 }
                 WorkRequest::Invalidate { stag } => {
-                    assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
+                    assert!(self.open.remove(&stag.0).is_some(), "invalidates memory that is not registered");
                 }
                 other => self.client.works.push_back(other),
             }
@@ -109,9 +109,12 @@ impl Interposed {
                 }
                 WorkRequest::Send { head, payload, invalidate, .. } => {
                     let mut message = [&head[..], &payload.to_vec()].concat();
-                    (self.mangle)(&mut message);
+                    (self.modify)(&mut message);
                     if let Some(stag) = invalidate {
-                        assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
+                        assert!(
+                            self.open.remove(&stag.0).is_some(),
+                            "invalidates memory that is not registered"
+                        );
                     }
                     self.client.receive(&message, invalidate)?;
                 }
@@ -159,7 +162,7 @@ impl Interposed {
     }
 
     /// Sends a PDU in place of the target.
-    fn say(
+    fn send_pdu(
         &mut self,
         pdu: &(impl IntoBytes + Immutable),
         data: &[u8],
@@ -188,7 +191,7 @@ const WRITE: Op = Op::Write { fua: false };
 #[test]
 fn a_command_registers_only_the_memory_that_the_target_needs() {
     let mut wire = Interposed::ready();
-    assert!(wire.open.is_empty(), "the bring-up has left nothing open");
+    assert!(wire.open.is_empty(), "the bring-up left no memory registered");
     wire.submit(0, Op::Flush, 0, None);
     let (header, _, _) = wire.command();
     assert_eq!(header, ControlHeader::new());
@@ -241,7 +244,7 @@ fn a_command_completes_after_its_memory_was_invalidated() {
     assert!(wire.client.session.poll_done().is_none());
     let mut closed = false;
     while let Some(work) = wire.client.next_work(100) {
-        assert!(wire.client.session.poll_done().is_none(), "it is open still");
+        assert!(wire.client.session.poll_done().is_none(), "its memory is still registered");
         closed |= matches!(work, WorkRequest::Invalidate { stag: named } if named == stag);
     }
     assert!(closed);
@@ -257,18 +260,18 @@ fn a_target_that_invalidates_other_memory_ends_the_session() {
     wire.command();
     let other = Stag(wire.next_stag);
     assert_eq!(
-        wire.say(&response(&first, 0), &[], Some(other)).unwrap_err().what,
+        wire.send_pdu(&response(&first, 0), &[], Some(other)).unwrap_err().what,
         "invalidated memory of another command than it answered"
     );
     assert!(wire.done_tags().is_empty());
     let mut wire = Interposed::ready();
     wire.submit(0, WRITE, 512, Some(list(&pattern(512))));
     let (_, command, _) = wire.command();
-    assert!(wire.say(&response(&command, 0), &[], Some(Stag(3))).is_err(), "it had none open");
+    assert!(wire.send_pdu(&response(&command, 0), &[], Some(Stag(3))).is_err(), "it had none open");
     let mut wire = Interposed::ready();
     let mut ping = NopIn::new_zeroed();
     ping.opcode = IscsiOpcode::NOP_IN.0;
-    assert!(wire.say(&ping, &[], Some(Stag(3))).is_err(), "no response");
+    assert!(wire.send_pdu(&ping, &[], Some(Stag(3))).is_err(), "no response");
 }
 
 #[test]
@@ -280,7 +283,7 @@ fn pdus_that_rdma_replaces_end_the_session() {
         let mut pdu = DataIn::new_zeroed();
         (pdu.opcode, pdu.flags) = (opcode.0, FLAG_FINAL);
         pdu.initiator_task_tag = command.initiator_task_tag;
-        assert!(wire.say(&pdu, &[], None).is_err(), "{opcode:?}");
+        assert!(wire.send_pdu(&pdu, &[], None).is_err(), "{opcode:?}");
         assert!(wire.done_tags().is_empty());
     }
 }
@@ -305,9 +308,9 @@ fn a_response_without_a_command_ends_the_session() {
     let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     let (_, command, _) = wire.command();
-    wire.say(&response(&command, 0), &[], Some(Stag(wire.next_stag))).unwrap();
+    wire.send_pdu(&response(&command, 0), &[], Some(Stag(wire.next_stag))).unwrap();
     assert_eq!(wire.done_tags(), [0]);
-    assert!(wire.say(&response(&command, 0), &[], None).is_err(), "a second time");
+    assert!(wire.send_pdu(&response(&command, 0), &[], None).is_err(), "a second time");
 }
 
 #[test]
@@ -325,7 +328,7 @@ fn a_short_read_and_a_failed_one_are_errors() {
             (pdu.flags, pdu.residual_count) = (short.flags, short.residual_count);
         }
         let data = if is_short { &[][..] } else { &sense };
-        wire.say(&pdu, data, Some(Stag(wire.next_stag))).unwrap();
+        wire.send_pdu(&pdu, data, Some(Stag(wire.next_stag))).unwrap();
         let done = wire.client.session.poll_done().unwrap();
         assert_eq!(done.result.err(), Some(IoError::Medium), "{is_short}");
     }
@@ -338,7 +341,7 @@ fn a_capacity_change_leads_to_read_capacity() {
     wire.submit(0, Op::Read, 4096, None);
     let (_, command, _) = wire.command();
     let sense = [0, 18, 0x70, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x2a, 9, 0, 0, 0, 0];
-    wire.say(&response(&command, 2), &sense, Some(Stag(wire.next_stag))).unwrap();
+    wire.send_pdu(&response(&command, 2), &sense, Some(Stag(wire.next_stag))).unwrap();
     wire.serve_client();
     let mut is_asked = false;
     while !wire.client.works.is_empty() {
@@ -350,7 +353,7 @@ fn a_capacity_change_leads_to_read_capacity() {
             is_asked = true;
             room.slice(0, 12).copy_from(&[&0x7fff_u64.to_be_bytes()[..], &512_u32.to_be_bytes()].concat());
         }
-        wire.say(&response(&command, 0), &[], Some(Stag(stag))).unwrap();
+        wire.send_pdu(&response(&command, 0), &[], Some(Stag(stag))).unwrap();
         wire.serve_client();
     }
     assert!(is_asked && wire.done_tags() == [0]);
@@ -365,7 +368,7 @@ fn a_window_wider_than_our_receive_buffers_is_not_used() {
         message[28 + 32..28 + 36].copy_from_slice(&(max_cmd_sn + 1000).to_be_bytes());
     }
     let mut wire = Interposed::new(&[0x80, 0, 0, 0]);
-    wire.mangle = widen;
+    wire.modify = widen;
     wire.run().unwrap();
     for tag in 0..600 {
         assert!(wire.client.session.room() > 0);
@@ -379,7 +382,7 @@ fn a_window_wider_than_our_receive_buffers_is_not_used() {
     let stag = Stag(header.read().unwrap().0);
     wire.open.remove(&stag.0);
     let sent = wire.client.works.len();
-    wire.say(&response(&command, 0), &[], Some(stag)).unwrap();
+    wire.send_pdu(&response(&command, 0), &[], Some(stag)).unwrap();
     wire.serve_client();
     assert_eq!((wire.done_tags().len(), wire.client.works.len()), (1, sent + 1));
 }
@@ -394,7 +397,7 @@ fn a_target_without_iser_is_refused() {
         message[32..36].copy_from_slice(&(text.len() as u32).to_be_bytes());
     }
     let mut wire = Interposed::new(&[0x80, 0, 0, 0]);
-    wire.mangle = deny;
+    wire.modify = deny;
     let error = wire.run().unwrap_err();
     assert_eq!(error.what, "did not agree to iSER over RDMA");
     let mut nobody = ManualSession::new(initiator(default_proposal()));
@@ -468,7 +471,7 @@ fn unfinished_io_is_handed_back_without_references() {
     let data = list(&pattern(65_536));
     wire.submit(0, WRITE, 65_536, Some(data));
     wire.submit(1, Op::Read, 4096, None);
-    // One whose memory was not registered yet.
+    // This command's memory is not registered yet.
     wire.client.session.submit(Io::new(Tag(2), Op::Read, 0, 4096));
     assert!(wire.client.session.handle(Event::Disconnected).is_err(), "in the middle of commands");
     let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
@@ -479,8 +482,8 @@ fn unfinished_io_is_handed_back_without_references() {
 impl Interposed {
     /// Lets commands become overdue; returns the task management request that follows.
     fn escalate(&mut self, function: Function) -> TaskManagementFunctionRequest {
-        while self.client.session.look() < LOOKS {}
-        assert!(self.client.session.abort_overdue(LOOKS).is_some());
+        while self.client.session.tick() < TICKS {}
+        assert!(self.client.session.abort_overdue(TICKS).is_some());
         self.serve_client();
         let (_, header, bhs, _) = self.client.message();
         let request = TaskManagementFunctionRequest::read_from_bytes(bhs.as_bytes()).unwrap();
@@ -491,7 +494,7 @@ impl Interposed {
     }
 
     /// Delivers a message before the session's work is taken.
-    fn hear(
+    fn deliver(
         &mut self,
         pdu: &(impl IntoBytes + Immutable),
         closes: Option<Stag>,
@@ -508,12 +511,12 @@ impl Interposed {
         while let Some(work) = self.client.next_work(100) {
             if let WorkRequest::Invalidate { stag } = work {
                 let ended = self.client.session.poll_returned().is_some() || !self.done_tags().is_empty();
-                assert!(!ended, "its memory is open still");
-                assert!(self.open.remove(&stag.0).is_some(), "closes what is not open");
+                assert!(!ended, "its memory is still registered");
+                assert!(self.open.remove(&stag.0).is_some(), "invalidates memory that is not registered");
                 left.retain(|other| *other != stag.0);
             }
         }
-        assert!(left.is_empty(), "{left:?} stay open");
+        assert!(left.is_empty(), "{left:?} stay registered");
     }
 
     fn returned_tags(&mut self) -> Vec<u64> {
@@ -538,7 +541,7 @@ fn answer(
     answer
 }
 
-const LOOKS: u32 = 4;
+const TICKS: u32 = 4;
 const COMPLETE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
 const UNKNOWN: FunctionResponse = FunctionResponse::TASK_DOES_NOT_EXIST;
 
@@ -557,12 +560,12 @@ fn memory_of_an_overdue_command_stays_registered_until_its_abort_completes() {
             // The target may still access it.
             assert_eq!(wire.open[&stag].0.segs()[0].as_ptr(), data.segs()[0].as_ptr());
             assert!(wire.returned_tags().is_empty());
-            wire.hear(&answer(&request, response), None).unwrap();
-            assert!(wire.returned_tags().is_empty(), "its memory is open still");
+            wire.deliver(&answer(&request, response), None).unwrap();
+            assert!(wire.returned_tags().is_empty(), "its memory is still registered");
             wire.close(&[stag]);
             assert_eq!((wire.returned_tags(), wire.done_tags(), wire.open.len()), (vec![0], vec![], 0));
             // Its slot is free again, and its memory may be in use elsewhere.
-            let error = wire.say(&self::response(&command, 0), &[], None).unwrap_err();
+            let error = wire.send_pdu(&self::response(&command, 0), &[], None).unwrap_err();
             assert_eq!(error.what, "answered an unknown task");
         }
     }
@@ -578,7 +581,7 @@ fn a_command_that_completes_during_its_abort_completes_once() {
             let stag = wire.next_stag;
             let request = wire.escalate(Function::ABORT_TASK);
             let closes = closes_itself.then_some(Stag(stag));
-            wire.hear(&response(&command, 0), closes).unwrap();
+            wire.deliver(&response(&command, 0), closes).unwrap();
             let open = if closes_itself { &[][..] } else { &[stag] };
             if closes_itself {
                 wire.open.remove(&stag);
@@ -586,7 +589,7 @@ fn a_command_that_completes_during_its_abort_completes_once() {
             if is_asked_between {
                 wire.close(open);
             }
-            wire.hear(&answer(&request, UNKNOWN), None).unwrap();
+            wire.deliver(&answer(&request, UNKNOWN), None).unwrap();
             if !is_asked_between {
                 wire.close(open);
             }
@@ -604,13 +607,16 @@ fn a_second_response_or_one_after_an_abort_ends_the_session() {
         let (_, command, _) = wire.command();
         let request = wire.escalate(Function::ABORT_TASK);
         if is_aborted {
-            wire.hear(&answer(&request, COMPLETE), None).unwrap();
+            wire.deliver(&answer(&request, COMPLETE), None).unwrap();
         } else {
-            wire.hear(&response(&command, 0), None).unwrap();
+            wire.deliver(&response(&command, 0), None).unwrap();
         }
-        let error = wire.hear(&response(&command, 0), None).unwrap_err();
+        let error = wire.deliver(&response(&command, 0), None).unwrap_err();
         assert_eq!(error.what, "answered a command that has ended");
-        assert!(wire.done_tags().is_empty() && wire.returned_tags().is_empty(), "its memory is open still");
+        assert!(
+            wire.done_tags().is_empty() && wire.returned_tags().is_empty(),
+            "its memory is still registered"
+        );
     }
 }
 
@@ -623,10 +629,11 @@ fn a_reset_invalidates_all_memory_before_it_hands_commands_back() {
     wire.client.works.clear();
     let stags: Vec<_> = wire.open.keys().copied().collect();
     let request = wire.escalate(Function::ABORT_TASK);
-    wire.say(&answer(&request, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED), &[], None).unwrap();
+    wire.send_pdu(&answer(&request, FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED), &[], None)
+        .unwrap();
     assert_eq!((wire.open.len(), wire.returned_tags()), (2, vec![]), "a refusal ends nothing");
     let request = wire.escalate(Function::LOGICAL_UNIT_RESET);
-    wire.hear(&answer(&request, COMPLETE), None).unwrap();
+    wire.deliver(&answer(&request, COMPLETE), None).unwrap();
     // It had no registered memory.
     assert_eq!(wire.returned_tags(), [2]);
     wire.close(&stags);
@@ -643,17 +650,17 @@ fn a_command_that_was_not_sent_cannot_be_aborted() {
     let mut wire = Interposed::ready();
     wire.client.session.submit(Io::new(Tag(0), Op::Read, 0, 4096));
     let Some(WorkRequest::Register { id, local, access }) = wire.client.next_work(100) else { panic!() };
-    while wire.client.session.look() < LOOKS {}
-    assert!(wire.client.session.abort_overdue(LOOKS).is_some());
+    while wire.client.session.tick() < TICKS {}
+    assert!(wire.client.session.abort_overdue(TICKS).is_some());
     // A target that guesses the tag of a request that was not sent.
-    wire.hear(&answer(&request, COMPLETE), None).unwrap();
+    wire.deliver(&answer(&request, COMPLETE), None).unwrap();
     let remote = Remote { stag: Stag(99), address: BASE, len: local.len() as u32 };
     wire.open.insert(99, (local, access));
     wire.client.session.handle(Event::Registered { id, remote }).unwrap();
     wire.client.take();
     let (header, command, _) = wire.command();
     assert_eq!((header.read(), wire.returned_tags()), (Some((99, BASE)), vec![]));
-    wire.hear(&response(&command, 0), None).unwrap();
+    wire.deliver(&response(&command, 0), None).unwrap();
     wire.close(&[99]);
     assert_eq!((wire.done_tags(), wire.returned_tags()), (vec![0], vec![]));
 }
@@ -667,7 +674,7 @@ fn a_connection_lost_during_an_abort_hands_each_command_back_once() {
         wire.client.works.clear();
         let request = wire.escalate(Function::ABORT_TASK);
         if is_answered {
-            wire.hear(&answer(&request, COMPLETE), None).unwrap();
+            wire.deliver(&answer(&request, COMPLETE), None).unwrap();
         }
         assert!(wire.client.session.handle(Event::Disconnected).is_err(), "in the middle of commands");
         let tags: Vec<_> = wire.client.session.take_unfinished().into_iter().map(|io| io.tag.0).collect();
@@ -683,9 +690,9 @@ fn an_abort_is_sent_after_its_command() {
     let Some(WorkRequest::Register { id, local, .. }) = wire.client.next_work(100) else {
         panic!("nothing opened")
     };
-    while wire.client.session.look() < LOOKS {}
-    assert!(wire.client.session.abort_overdue(LOOKS).is_some());
-    assert!(wire.client.next_work(100).is_none(), "the command has no name for its memory yet");
+    while wire.client.session.tick() < TICKS {}
+    assert!(wire.client.session.abort_overdue(TICKS).is_some());
+    assert!(wire.client.next_work(100).is_none(), "the command has no STag yet");
     let remote = Remote { stag: Stag(99), address: BASE, len: local.len() as u32 };
     wire.client.session.handle(Event::Registered { id, remote }).unwrap();
     wire.client.take();

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_streamed_arrives_whatever_its_place_its_length_and_where_it_comes_from() {
+    fn streaming_copies_data_of_every_length_and_alignment() {
         let before: Vec<u8> = (0..2 * PAGE).map(|at| (at % 251) as u8).collect();
         for (from, to) in [(1, PAGE), (PAGE, 0), (0, 64), (64, 0), (0, 1), (7, 7)] {
             for len in [0, 1, 63, 64, 512, 513, 4032] {
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "len")]
-    fn what_does_not_fit_is_not_streamed() {
+    fn streaming_to_a_shorter_target_panics() {
         let memory = Memory::from_pages(&Pages::from_heap(PAGE)).seg(0, PAGE);
         Seg::from_slice(&[0; 128]).stream_to_seg(&memory.slice(0, 64));
     }

@@ -43,7 +43,7 @@ pub(super) fn scattered_lists_move_every_byte(harness: &mut Harness) -> Outcome 
     let info = harness.info();
     let block = u64::from(info.logical_block);
     let mut random = harness.random();
-    // 2000 pieces are more than one system call takes (IOV_MAX is 1024).
+    // 2000 segments are more than one system call takes (IOV_MAX is 1024).
     for (round, pieces) in [(0, 2), (1, 7), (2, 40), (3, 2000)] {
         let len = if pieces < 100 { 64 << 10 } else { 1 << 20 } + block;
         let offset = (1 << 20) - block;
@@ -60,8 +60,8 @@ pub(super) fn scattered_lists_move_every_byte(harness: &mut Harness) -> Outcome 
     Ok(())
 }
 
-/// A list of `len` bytes in so many pieces, cut anywhere, each in memory of its own at an odd
-/// address.
+/// A list of `len` bytes in this many segments of random lengths, each in memory of its own at an
+/// odd address.
 pub(super) fn scattered(random: &mut SplitMix, len: usize, pieces: usize) -> SgList {
     let mut cuts: Vec<_> = (1..pieces).map(|_| random.below(len as u64) as usize).collect();
     cuts.extend([0, len]);
@@ -126,7 +126,7 @@ pub(super) fn a_full_queue_completes_every_tag_once(harness: &mut Harness) -> Ou
                 return fail!("request {} of round {round}: {:?}", slots[&done.tag], done.result);
             }
         }
-        client.expect_silence()?;
+        client.expect_no_completion()?;
         for slot in 0..u64::from(DEPTH) {
             match (slot + round) % 8 {
                 1 if round != 0 => {
@@ -142,7 +142,7 @@ pub(super) fn a_full_queue_completes_every_tag_once(harness: &mut Harness) -> Ou
     Ok(())
 }
 
-pub(super) fn misfits_are_refused(harness: &mut Harness) -> Outcome {
+pub(super) fn invalid_requests_are_refused(harness: &mut Harness) -> Outcome {
     let mut client = harness.client(1)?;
     let info = harness.info();
     let edge = 64 << 10;
@@ -150,7 +150,7 @@ pub(super) fn misfits_are_refused(harness: &mut Harness) -> Outcome {
         (pattern(0, edge, harness.seed + 500), pattern(info.size - edge, edge, harness.seed + 501));
     client.write(0, &first)?;
     client.write(info.size - edge, &last)?;
-    for (op, offset, len, data_len, expected) in misfits(&info) {
+    for (op, offset, len, data_len, expected) in invalid_requests(&info) {
         let data = data_len.map(|len: u64| SgList::one(Memory::from_heap(len as usize).seg(0, len as usize)));
         let result = client.call(Io { tag: Tag(u64::MAX), op, offset, len, data })?;
         if result.as_ref().err() != Some(&expected) {
@@ -164,40 +164,40 @@ pub(super) fn misfits_are_refused(harness: &mut Harness) -> Outcome {
 }
 
 /// Operation, offset, length, bytes in the list, expected error.
-type Misfit = (Op, u64, u64, Option<u64>, IoError);
+type InvalidRequest = (Op, u64, u64, Option<u64>, IoError);
 
-fn misfits(info: &VolumeInfo) -> Vec<Misfit> {
+fn invalid_requests(info: &VolumeInfo) -> Vec<InvalidRequest> {
     let (size, block) = (info.size, u64::from(info.logical_block));
-    let mut misfits: Vec<Misfit> = Vec::new();
+    let mut invalid_requests: Vec<InvalidRequest> = Vec::new();
     for op in [Op::Read, WRITE, ZEROES, DISCARD, Op::Prefetch, Op::BlockStatus] {
         let list = |len| (op == WRITE).then_some(len);
         let last_block = u64::MAX - (block - 1);
         for (offset, len) in
             [(size, block), (size - block, 2 * block), (last_block, block), (last_block, 4 * block)]
         {
-            misfits.push((op, offset, len, list(len), IoError::OutOfRange));
+            invalid_requests.push((op, offset, len, list(len), IoError::OutOfRange));
         }
-        misfits.push((op, 0, size + block, list(block), IoError::OutOfRange));
+        invalid_requests.push((op, 0, size + block, list(block), IoError::OutOfRange));
         if block > 1 {
-            misfits.push((op, 1, block, list(block), IoError::Misaligned));
-            misfits.push((op, 0, block + block / 2, list(block + block / 2), IoError::Misaligned));
-            misfits.push((op, block - 1, 1, list(1), IoError::Misaligned));
+            invalid_requests.push((op, 1, block, list(block), IoError::Misaligned));
+            invalid_requests.push((op, 0, block + block / 2, list(block + block / 2), IoError::Misaligned));
+            invalid_requests.push((op, block - 1, 1, list(1), IoError::Misaligned));
         }
     }
-    misfits.push((WRITE, 0, block, None, IoError::BadLength));
+    invalid_requests.push((WRITE, 0, block, None, IoError::BadLength));
     for op in [Op::Read, WRITE] {
-        misfits.push((op, 0, 2 * block, Some(block), IoError::BadLength));
-        misfits.push((op, 0, block, Some(2 * block), IoError::BadLength));
-        misfits.push((op, 0, block, Some(0), IoError::BadLength));
+        invalid_requests.push((op, 0, 2 * block, Some(block), IoError::BadLength));
+        invalid_requests.push((op, 0, block, Some(2 * block), IoError::BadLength));
+        invalid_requests.push((op, 0, block, Some(0), IoError::BadLength));
         let too_much = u64::from(MAX_TRANSFER) + block;
         if too_much <= size {
-            misfits.push((op, 0, too_much, Some(too_much), IoError::BadLength));
+            invalid_requests.push((op, 0, too_much, Some(too_much), IoError::BadLength));
         }
     }
     if u64::from(MAX_TRANSFER) + block <= size {
-        misfits.push((Op::Read, 0, u64::from(MAX_TRANSFER) + block, None, IoError::BadLength));
+        invalid_requests.push((Op::Read, 0, u64::from(MAX_TRANSFER) + block, None, IoError::BadLength));
     }
-    misfits
+    invalid_requests
 }
 
 pub(super) fn a_read_only_volume_refuses_writes(harness: &mut Harness) -> Outcome {
@@ -226,7 +226,7 @@ pub(super) fn stable_writes_and_flushes_complete(harness: &mut Harness) -> Outco
         client.done(Op::Write { fua: true }, block, len, list)?;
         let output = client.done(Op::Flush, 0, 0, None)?;
         if !matches!(output, Output::Nothing) {
-            return fail!("a flush brought {output:?}");
+            return fail!("a flush returned {output:?}");
         }
         harness.expect_content(&mut client, block, &data)?;
     }
@@ -264,7 +264,7 @@ pub(super) fn a_cancelled_request_completes_once(harness: &mut Harness) -> Outco
             Err(error) => return fail!("a cancelled read failed otherwise: {error}"),
         }
     }
-    client.expect_silence()?;
+    client.expect_no_completion()?;
     client.read(0, len).map(drop)
 }
 

@@ -99,7 +99,10 @@ impl<'a> Client<'a> {
             }
             let goes_on = (self.turn.borrow_mut())();
             if (!goes_on && self.woken.is_empty()) || Instant::now() > deadline {
-                return fail!("these requests never complete, or nobody is woken: {:?}", self.in_flight);
+                return fail!(
+                    "these requests never complete, or the waker is not woken:  {:?}",
+                    self.in_flight
+                );
             }
         }
     }
@@ -165,15 +168,15 @@ impl<'a> Client<'a> {
     }
 
     /// Polls once more: nothing may complete when nothing is in flight.
-    pub(super) fn expect_silence(&mut self) -> Outcome {
+    pub(super) fn expect_no_completion(&mut self) -> Outcome {
         for _ in 0..4 {
             (self.turn.borrow_mut())();
             self.poll()?;
         }
-        if self.arrived.is_empty() { Ok(()) } else { fail!("more completions than requests") }
+        if self.arrived.is_empty() { Ok(()) } else { fail!("there are more completions than requests") }
     }
 
-    /// Starts what was submitted without waiting.
+    /// Starts submitted requests without waiting.
     pub(super) fn start(&mut self) {
         self.channel.kick();
     }
@@ -186,11 +189,11 @@ impl<'a> Client<'a> {
 
 /// The data that a read returned.
 pub(super) fn data_of(output: Output, len: u64) -> Outcome<Vec<u8>> {
-    let Output::Data(list) = output else { return fail!("a read brought {output:?}") };
+    let Output::Data(list) = output else { return fail!("a read returned {output:?}") };
     if list.len() as u64 == len {
         Ok(list.to_vec())
     } else {
-        fail!("a read of {len} bytes brought {}", list.len())
+        fail!("a read of {len} bytes returned {}", list.len())
     }
 }
 

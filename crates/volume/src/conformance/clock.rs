@@ -15,19 +15,19 @@ pub struct TestCore {
     now: Cell<Instant>,
     pool: Pool,
     ready: Rc<ReadyList>,
-    /// By time, then in the order of requests.
+    /// Ordered by time, then by the order of the calls.
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     asked: Cell<u64>,
 }
 
 impl TestCore {
-    /// A core at the start of its time.
+    /// A core at its initial time.
     #[must_use]
     pub fn new() -> Rc<TestCore> {
         TestCore::with_pool(&Pool::new(POOL_BYTES))
     }
 
-    /// A core with a pool that is also used elsewhere.
+    /// A core with a pool that others use, too.
     #[must_use]
     pub fn with_pool(pool: &Pool) -> Rc<TestCore> {
         let started = Instant::now();
@@ -59,8 +59,8 @@ impl TestCore {
         &self.ready
     }
 
-    /// Advances the clock to `when`, unless it is later already, and wakes those whose time has
-    /// come.
+    /// Advances the clock to `when`, unless it is later already, and wakes all wakers whose time
+    /// has passed.
     pub fn advance_to(&self, when: Instant) {
         self.now.set(self.now.get().max(when));
         let due =

@@ -6,9 +6,9 @@
 //! let volume = Arc::new(MemVolume::new(40 << 20));
 //! conformance::run(&mut Harness::on_test_core(volume));
 //! ```
-//! A volume that needs a core of its own kind comes with that core and with a closure that turns
-//! it: [`Harness::new`]. The suite polls a channel only after it submitted or was woken, so that a
-//! volume which forgets to wake is found, and it says which case failed, where and with which seed.
+//! A volume that needs its own kind of core brings that core, and a closure that runs its reactor:
+//! [`Harness::new`]. The suite polls a channel only after a submission or a wake-up, so it finds a
+//! volume that forgets to wake. It reports the failing case, the offset and the seed.
 
 mod cases;
 mod client;
@@ -25,30 +25,30 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A volume under test and what drives it.
+/// A volume under test, and its core.
 pub struct Harness<'a> {
     core: Rc<dyn Core>,
     volume: Arc<dyn Volume>,
     turn: Turn<'a>,
-    /// False for a volume that forgets what is written: contents are not compared then.
+    /// `false` for a volume that discards writes: contents are not compared then.
     pub keeps_data: bool,
-    /// The volume's storage, opened such that writes are refused.
+    /// The volume's storage, opened read-only.
     pub read_only: Option<Arc<dyn Volume>>,
-    /// Where random sequences begin.
+    /// Seed of all random sequences.
     pub seed: u64,
-    /// Requests in the random test.
+    /// Number of requests in the random test.
     pub random_ops: u32,
 }
 
-/// Lets time and I/O go on; `false` when nothing will ever happen any more.
+/// Runs the core; `false` when nothing will ever happen any more.
 type Turn<'a> = Rc<RefCell<dyn FnMut() -> bool + 'a>>;
 
 impl<'a> Harness<'a> {
-    /// A writable `volume` of at least [`LEAST_SIZE`] bytes with any content, all of which is
-    /// overwritten.
+    /// A writable `volume` of at least [`LEAST_SIZE`] bytes. The suite overwrites all of its
+    /// content.
     ///
-    /// `turn` turns the core's reactor once, without waiting for ever. It returns `false` if it
-    /// knows that nothing will happen any more, else `true`.
+    /// `turn` runs the core's reactor once, without waiting for ever. It returns `false` if it
+    /// knows that nothing will ever happen any more.
     pub fn new(core: Rc<dyn Core>, volume: Arc<dyn Volume>, turn: impl FnMut() -> bool + 'a) -> Harness<'a> {
         Harness {
             core,
@@ -61,20 +61,20 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// For a volume that needs nothing but time.
+    /// A harness for a volume that needs only a clock.
     #[must_use]
     pub fn on_test_core(volume: Arc<dyn Volume>) -> Harness<'static> {
         let core = TestCore::new();
         Harness::new(core.as_core(), volume, move || core.jump())
     }
 
-    /// What the volume is like.
+    /// The volume's properties.
     #[must_use]
     pub fn info(&self) -> VolumeInfo {
         self.volume.info()
     }
 
-    /// Opens a channel to the volume, for a test of one's own.
+    /// Opens a channel to the volume, for a test outside the suite.
     ///
     /// # Errors
     /// If the volume does not open.
@@ -87,7 +87,7 @@ impl<'a> Harness<'a> {
         Client::open(&self.core, volume, DEPTH, self.turn.clone()).map(Some)
     }
 
-    /// Compares, unless the volume forgets.
+    /// Compares the content, unless the volume discards writes.
     fn expect_content(&self, client: &mut Client, offset: u64, expected: &[u8]) -> Outcome {
         let found = client.read(offset, expected.len() as u64)?;
         self.compare(offset, &found, expected)
@@ -110,14 +110,14 @@ impl<'a> Harness<'a> {
     }
 }
 
-/// The least that a volume under test has, in bytes. For the largest transfers it needs
+/// Minimum size of a volume under test, in bytes. The largest transfers need
 /// [`crate::MAX_TRANSFER`].
 pub const LEAST_SIZE: u64 = 4 << 20;
 
 /// Runs all cases.
 ///
 /// # Panics
-/// If the volume fails one; the message names it.
+/// If the volume fails a case; the message names it.
 pub fn run(harness: &mut Harness) {
     let info = harness.info();
     assert!(info.size >= LEAST_SIZE, "a volume under test has at least {LEAST_SIZE} bytes: {info:?}");
@@ -135,12 +135,12 @@ type Outcome<T = ()> = Result<T, Failure>;
 type Case = fn(&mut Harness) -> Outcome;
 
 const CASES: &[(&str, Case)] = &[
-    ("what was written reads back", cases::written_data_reads_back),
+    ("written data reads back", cases::written_data_reads_back),
     ("scattered lists move every byte", cases::scattered_lists_move_every_byte),
     ("received memory can be written", cases::received_memory_can_be_written),
-    ("lent memory outlives its channel", cases::borrowed_memory_outlives_its_channel),
+    ("borrowed memory outlives its channel", cases::borrowed_memory_outlives_its_channel),
     ("a full queue completes every tag once", cases::a_full_queue_completes_every_tag_once),
-    ("requests that do not fit are refused and change nothing", cases::misfits_are_refused),
+    ("invalid requests are refused and change nothing", cases::invalid_requests_are_refused),
     ("a read-only volume refuses writes", cases::a_read_only_volume_refuses_writes),
     ("stable writes and flushes complete", cases::stable_writes_and_flushes_complete),
     ("channels see each other's writes", cases::channels_see_each_others_writes),
@@ -149,17 +149,17 @@ const CASES: &[(&str, Case)] = &[
     ("zeroed ranges read as zeroes and their neighbours stay", ranges::zeroes_leave_neighbours_alone),
     ("discards leave neighbours alone", ranges::discards_leave_neighbours_alone),
     ("ranges larger than a transfer can be zeroed", ranges::large_ranges_can_be_zeroed),
-    ("block status tells the truth", ranges::block_status_tells_the_truth),
+    ("block status is correct", ranges::block_status_is_correct),
     ("a prefetch changes nothing", ranges::a_prefetch_changes_nothing),
     ("requests of no length complete", ranges::requests_of_no_length_complete),
     ("random I/O agrees with a model", random_io::agrees_with_a_model),
 ];
 
-/// In flight in cases that want a queue.
+/// Requests in flight in cases that need a queue.
 const DEPTH: u32 = 64;
 
-/// Bytes that differ for each place and each `salt`, so that data at a wrong place or of a wrong
-/// time shows.
+/// Bytes that differ with each offset and each `salt`, so that misplaced and outdated data is
+/// detected.
 fn pattern(offset: u64, len: u64, salt: u64) -> Vec<u8> {
     let first = offset / 8 * 8;
     let mut bytes = vec![0; (offset + len).next_multiple_of(8).saturating_sub(first) as usize];

@@ -1,4 +1,4 @@
-//! Random I/O beside a model of what the volume must hold.
+//! Random I/O, compared with a model of the volume's content.
 
 use super::cases::scattered;
 use super::client::data_of;
@@ -10,19 +10,19 @@ use crate::random::SplitMix;
 use crate::sg_list::SgList;
 use std::collections::HashMap;
 
-/// A random walk, with up to [`WIDTH`] requests in flight on one of two channels that never touch
-/// the same blocks unless both only read.
+/// Submits random requests on two channels, up to [`WIDTH`] at a time on one of them. Requests in
+/// flight overlap only if they read.
 pub(super) fn agrees_with_a_model(harness: &mut Harness) -> Outcome {
     let mut clients = [harness.client(WIDTH)?, harness.client(WIDTH)?];
     let mut walk = Walk::new(harness, &mut clients[0])?;
     for step in 0..harness.random_ops {
-        // Now and then the other channel goes on, once all is quiet.
+        // Now and then the test switches to the other channel, once nothing is in flight.
         let which = (step / 257 % 2) as usize;
         let quiet = step % 257 == 0;
         walk.complete(harness, &mut clients[1 - which], if quiet { 0 } else { WIDTH })?;
         let allowed = walk.random.below(WIDTH.into()) as u32;
         walk.complete(harness, &mut clients[which], allowed)?;
-        let request = walk.invent(step);
+        let request = walk.random_request(step);
         while walk.collides(&request) {
             let left = clients[which].in_flight() - 1;
             walk.complete(harness, &mut clients[which], left)?;
@@ -41,7 +41,7 @@ struct Walk {
     block: u64,
     window: u64,
     content: Vec<u8>,
-    /// For each block: whether the volume must hold what the model holds.
+    /// For each block: whether the volume must hold the content of the model.
     known: Vec<bool>,
     in_flight: HashMap<Tag, Request>,
     seed: u64,
@@ -53,7 +53,7 @@ struct Request {
     op: Op,
     offset: u64,
     len: u64,
-    /// What a write's data is made from.
+    /// Seed of a write's data.
     salt: u64,
 }
 
@@ -68,7 +68,7 @@ impl Walk {
         Ok(Walk { random, block, window, content, known, in_flight: HashMap::new(), seed: harness.seed })
     }
 
-    fn invent(&mut self, step: u32) -> Request {
+    fn random_request(&mut self, step: u32) -> Request {
         let random = &mut self.random;
         let fua = random.below(8) == 0;
         let op = match random.below(100) {
@@ -80,8 +80,8 @@ impl Walk {
             95..97 => Op::Prefetch,
             _ => Op::Flush,
         };
-        // Mostly small, now and then large; mostly anywhere, now and then on a unit that volumes
-        // care for.
+        // Mostly small, sometimes large; mostly at any block, sometimes at a boundary of units that
+        // volumes use.
         let blocks = self.window / self.block;
         let large = if random.below(8) == 0 { 2048 } else { 256 };
         let most = [8, 32, 128, large][random.below(4) as usize].min(blocks);
@@ -125,7 +125,7 @@ impl Walk {
         client.submit(Io { tag, op, offset, len, data });
     }
 
-    /// Waits until at most `left` are in flight on `client`, and checks what comes.
+    /// Waits until at most `left` requests are in flight on `client`, and checks the completions.
     fn complete(&mut self, harness: &Harness, client: &mut Client, left: u32) -> Outcome {
         while client.in_flight() > left || client.has_arrived() {
             let done = client.wait()?;

@@ -1,4 +1,4 @@
-//! Cases about requests that name a range and carry no data.
+//! Cases for requests with a range and without data.
 
 use super::{Client, Failure, Harness, Outcome, fail, pattern};
 use crate::io::{Extent, Io, IoError, Op, Output, Tag};
@@ -14,7 +14,8 @@ pub(super) fn all_zeroes() -> impl Iterator<Item = Op> {
     })
 }
 
-/// Offsets and lengths of ranges in the first 3 MiB, on and off the units that volumes care for.
+/// Offsets and lengths of ranges in the first 3 MiB, aligned and unaligned to the units that
+/// volumes use.
 fn ranges(block: u64) -> [(u64, u64); 6] {
     [
         (MARGIN, block),
@@ -26,11 +27,11 @@ fn ranges(block: u64) -> [(u64, u64); 6] {
     ]
 }
 
-/// How much on both sides of a range is looked at.
+/// Bytes compared on each side of a range.
 const MARGIN: u64 = 128 << 10;
 
-/// Writes around and into a range, does `op` to the range, and compares what lies around. Returns
-/// whether the volume could do it, what the range held before, and what it holds now.
+/// Writes a range and its neighbours, applies `op` to the range, and compares the neighbours.
+/// Returns whether the volume supports `op`, and the range's content before and after.
 fn around(
     harness: &mut Harness,
     client: &mut Client,
@@ -72,7 +73,7 @@ pub(super) fn discards_leave_neighbours_alone(harness: &mut Harness) -> Outcome 
         for fua in [false, true] {
             around(harness, &mut client, Op::Discard { fua }, range)?;
         }
-        // What was discarded can be written again.
+        // A discarded range can be written again.
         let data = pattern(range.0, range.1, harness.seed + 1);
         client.write(range.0, &data)?;
         harness.expect_content(&mut client, range.0, &data)?;
@@ -99,9 +100,9 @@ pub(super) fn large_ranges_can_be_zeroed(harness: &mut Harness) -> Outcome {
     Ok(())
 }
 
-/// The extents of a range as one answer has them, checked against the rules.
+/// The extents in a reply, checked against the rules.
 pub(super) fn check_extents(output: Output, offset: u64, len: u64, block: u64) -> Outcome<Vec<Extent>> {
-    let Output::Extents(extents) = output else { return fail!("block status brought {output:?}") };
+    let Output::Extents(extents) = output else { return fail!("block status returned {output:?}") };
     if extents.is_empty() {
         return fail!("no extent at {offset}");
     }
@@ -115,7 +116,7 @@ pub(super) fn check_extents(output: Output, offset: u64, len: u64, block: u64) -
     Ok(extents)
 }
 
-pub(super) fn block_status_tells_the_truth(harness: &mut Harness) -> Outcome {
+pub(super) fn block_status_is_correct(harness: &mut Harness) -> Outcome {
     let mut client = harness.client(1)?;
     let (block, size) = (u64::from(harness.info().logical_block), harness.info().size);
     let unmap = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
@@ -156,13 +157,13 @@ pub(super) fn a_prefetch_changes_nothing(harness: &mut Harness) -> Outcome {
     for (offset, len) in [(0, 1 << 20), (512 << 10, 4096), (0, harness.info().size)] {
         let output = client.done(Op::Prefetch, offset, len, None)?;
         if !matches!(output, Output::Nothing) {
-            return fail!("a prefetch brought {output:?}");
+            return fail!("a prefetch returned {output:?}");
         }
     }
     harness.expect_content(&mut client, 0, &data)
 }
 
-/// No result is demanded, but one must come, and nothing may change.
+/// Any result is allowed, but there must be one, and no data may change.
 pub(super) fn requests_of_no_length_complete(harness: &mut Harness) -> Outcome {
     let mut client = harness.client(1)?;
     let size = harness.info().size;
@@ -187,6 +188,6 @@ pub(super) fn requests_of_no_length_complete(harness: &mut Harness) -> Outcome {
             }
         }
     }
-    client.expect_silence()?;
+    client.expect_no_completion()?;
     harness.expect_content(&mut client, 0, &data)
 }

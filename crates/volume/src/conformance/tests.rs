@@ -1,4 +1,4 @@
-//! The suite on volumes that are right, and on some that are wrong.
+//! Tests of the suite with correct volumes and with defective ones.
 
 use super::*;
 use crate::ready::Waker;
@@ -8,9 +8,9 @@ use crate::{
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// A RAM volume that is wrong in one way.
+/// The defect of a RAM volume.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Wrong {
+enum Defect {
     Nothing,
     ReadOnly,
     WritesElsewhere,
@@ -29,60 +29,60 @@ enum Wrong {
     StaleChannel,
 }
 
-struct WrongVolume(Arc<dyn Volume>, Wrong);
+struct DefectiveVolume(Arc<dyn Volume>, Defect);
 
-impl WrongVolume {
-    fn over_mem(wrong: Wrong) -> Arc<dyn Volume> {
-        Arc::new(WrongVolume(Arc::new(MemVolume::new(33 << 20)), wrong))
+impl DefectiveVolume {
+    fn over_mem(defect: Defect) -> Arc<dyn Volume> {
+        Arc::new(DefectiveVolume(Arc::new(MemVolume::new(33 << 20)), defect))
     }
 }
 
-impl Volume for WrongVolume {
+impl Volume for DefectiveVolume {
     fn info(&self) -> VolumeInfo {
-        VolumeInfo { read_only: self.1 == Wrong::ReadOnly, ..self.0.info() }
+        VolumeInfo { read_only: self.1 == Defect::ReadOnly, ..self.0.info() }
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let late =
             DelayVolume::new(self.0.clone(), Delays { read: Duration::from_millis(1), ..Delays::default() });
-        let waker = if self.1 == Wrong::NeverWakes { Waker::idle() } else { waker };
-        let inner = if self.1 == Wrong::NeverWakes { &late } else { &*self.0 as &dyn Volume };
+        let waker = if self.1 == Defect::NeverWakes { Waker::idle() } else { waker };
+        let inner = if self.1 == Defect::NeverWakes { &late } else { &*self.0 as &dyn Volume };
         let inner = inner.open(core, depth, waker)?;
-        Ok(Box::new(WrongChannel { inner, info: self.info(), wrong: self.1, count: 0, cached: None }))
+        Ok(Box::new(DefectiveChannel { inner, info: self.info(), defect: self.1, count: 0, cached: None }))
     }
 }
 
-struct WrongChannel {
+struct DefectiveChannel {
     inner: Box<dyn Channel>,
     info: VolumeInfo,
-    wrong: Wrong,
+    defect: Defect,
     count: u64,
     cached: Option<(Tag, u64)>,
 }
 
-impl Channel for WrongChannel {
+impl Channel for DefectiveChannel {
     fn submit(&mut self, mut io: Io) {
         self.count += 1;
         let block = 512;
         let fits = self.info.check(&io).is_ok() && io.len > block;
-        match (self.wrong, io.op) {
-            (Wrong::ReadOnly, op) if op.is_write() => io.offset = u64::MAX,
-            (Wrong::WritesElsewhere, Op::Write { fua: true }) if fits => io.offset ^= block,
-            (Wrong::LosesTheLastPiece, Op::Write { .. }) if fits => {
+        match (self.defect, io.op) {
+            (Defect::ReadOnly, op) if op.is_write() => io.offset = u64::MAX,
+            (Defect::WritesElsewhere, Op::Write { fua: true }) if fits => io.offset ^= block,
+            (Defect::LosesTheLastPiece, Op::Write { .. }) if fits => {
                 if let Some(data) = io.data.as_mut().filter(|data| data.segs().len() > 1) {
                     let keep = (data.len() as u64 - 1) / block * block;
                     *data = data.slice(0, keep as usize);
                     io.len = keep;
                 }
             }
-            (Wrong::ZeroesTooMuch, Op::WriteZeroes { .. }) if fits => {
+            (Defect::ZeroesTooMuch, Op::WriteZeroes { .. }) if fits => {
                 io.len = io.len.next_multiple_of(8192).min(self.info.size - io.offset);
             }
-            (Wrong::DiscardsANeighbour, Op::Discard { .. }) if fits => io.offset &= !4095,
-            (Wrong::AnswersPastTheEnd, Op::Prefetch) => (io.offset, io.len) = (0, 0),
-            (Wrong::ForgetsOne, _) if self.count == 50 => return,
-            (Wrong::ReadsAnotherBuffer, Op::Read) => io.data = None,
-            (Wrong::StaleChannel, Op::Read) if fits && self.cached.is_none() => {
+            (Defect::DiscardsANeighbour, Op::Discard { .. }) if fits => io.offset &= !4095,
+            (Defect::AnswersPastTheEnd, Op::Prefetch) => (io.offset, io.len) = (0, 0),
+            (Defect::ForgetsOne, _) if self.count == 50 => return,
+            (Defect::ReadsAnotherBuffer, Op::Read) => io.data = None,
+            (Defect::StaleChannel, Op::Read) if fits && self.cached.is_none() => {
                 self.cached = Some((io.tag, io.offset));
             }
             _ => {}
@@ -99,23 +99,23 @@ impl Channel for WrongChannel {
         self.inner.poll(done);
         for at in first..done.len() {
             let tag = done[at].tag;
-            match (self.wrong, &mut done[at].result) {
-                (Wrong::ReadOnly, result @ Err(IoError::OutOfRange)) => *result = Err(IoError::ReadOnly),
-                (Wrong::BrokenTag, _) => done[at].tag = Tag(tag.0 & 0xffff_ffff),
-                (Wrong::CompletesTwice, Ok(Output::Extents(_))) => {
+            match (self.defect, &mut done[at].result) {
+                (Defect::ReadOnly, result @ Err(IoError::OutOfRange)) => *result = Err(IoError::ReadOnly),
+                (Defect::BrokenTag, _) => done[at].tag = Tag(tag.0 & 0xffff_ffff),
+                (Defect::CompletesTwice, Ok(Output::Extents(_))) => {
                     done.push(Completion { tag, result: Ok(Output::Nothing) });
                 }
-                (Wrong::CallsDataZero, Ok(Output::Extents(extents))) => {
+                (Defect::CallsDataZero, Ok(Output::Extents(extents))) => {
                     extents.iter_mut().for_each(|extent| extent.zero = true);
                 }
-                (Wrong::StatusBeyondTheRange, Ok(Output::Extents(extents))) => {
+                (Defect::StatusBeyondTheRange, Ok(Output::Extents(extents))) => {
                     extents.push(Extent { len: 512, hole: false, zero: false });
                 }
-                (Wrong::EmptyStatus, Ok(Output::Extents(extents))) => extents.clear(),
-                (Wrong::StaleChannel, Ok(Output::Data(data)))
+                (Defect::EmptyStatus, Ok(Output::Extents(extents))) => extents.clear(),
+                (Defect::StaleChannel, Ok(Output::Data(data)))
                     if self.cached.is_some_and(|it| it.0 == tag) =>
                 {
-                    // The first read of each channel comes from a cache that nobody filled.
+                    // The first read of each channel returns the content of an empty cache.
                     *data = crate::Memory::from_heap(data.len()).seg(0, data.len()).into();
                 }
                 _ => {}
@@ -130,12 +130,12 @@ fn a_ram_volume_conforms() {
 }
 
 #[test]
-fn the_smallest_volume_will_do() {
+fn the_smallest_permitted_volume_passes() {
     run(&mut Harness::on_test_core(Arc::new(MemVolume::new(LEAST_SIZE))));
 }
 
 #[test]
-fn a_null_volume_conforms_but_for_its_content() {
+fn a_null_volume_conforms_except_for_its_content() {
     let mut harness = Harness::on_test_core(Arc::new(NullVolume::new(40 << 20)));
     harness.keeps_data = false;
     run(&mut harness);
@@ -145,7 +145,7 @@ fn a_null_volume_conforms_but_for_its_content() {
 fn a_read_only_volume_is_tested_too() {
     let below: Arc<dyn Volume> = Arc::new(MemVolume::new(LEAST_SIZE));
     let mut harness = Harness::on_test_core(below.clone());
-    harness.read_only = Some(Arc::new(WrongVolume(below.clone(), Wrong::ReadOnly)));
+    harness.read_only = Some(Arc::new(DefectiveVolume(below.clone(), Defect::ReadOnly)));
     run(&mut harness);
     harness.read_only = Some(below);
     let error = cases::a_read_only_volume_refuses_writes(&mut harness).unwrap_err();
@@ -153,29 +153,29 @@ fn a_read_only_volume_is_tested_too() {
 }
 
 #[test]
-fn a_volume_that_is_wrong_in_one_way_is_found_by_the_case_for_it() {
-    run(&mut Harness::on_test_core(WrongVolume::over_mem(Wrong::Nothing)));
+fn each_defect_is_found_by_its_case() {
+    run(&mut Harness::on_test_core(DefectiveVolume::over_mem(Defect::Nothing)));
     let expected = [
-        (Wrong::WritesElsewhere, "every tag once"),
-        (Wrong::LosesTheLastPiece, "scattered lists"),
-        (Wrong::ZeroesTooMuch, "neighbours stay"),
-        (Wrong::DiscardsANeighbour, "discards leave"),
-        (Wrong::CompletesTwice, "every tag once"),
-        (Wrong::ForgetsOne, "never complete"),
-        (Wrong::NeverWakes, "nobody is woken"),
-        (Wrong::BrokenTag, "not in flight"),
-        (Wrong::AnswersPastTheEnd, "do not fit"),
-        (Wrong::CallsDataZero, "tells the truth"),
-        (Wrong::StatusBeyondTheRange, "tells the truth"),
-        (Wrong::EmptyStatus, "tells the truth"),
-        (Wrong::ReadsAnotherBuffer, "reads as"),
-        (Wrong::StaleChannel, "reads as"),
+        (Defect::WritesElsewhere, "every tag once"),
+        (Defect::LosesTheLastPiece, "scattered lists"),
+        (Defect::ZeroesTooMuch, "neighbours stay"),
+        (Defect::DiscardsANeighbour, "discards leave"),
+        (Defect::CompletesTwice, "every tag once"),
+        (Defect::ForgetsOne, "never complete"),
+        (Defect::NeverWakes, "the waker is not woken"),
+        (Defect::BrokenTag, "not in flight"),
+        (Defect::AnswersPastTheEnd, "invalid requests"),
+        (Defect::CallsDataZero, "block status is correct"),
+        (Defect::StatusBeyondTheRange, "block status is correct"),
+        (Defect::EmptyStatus, "block status is correct"),
+        (Defect::ReadsAnotherBuffer, "reads as"),
+        (Defect::StaleChannel, "reads as"),
     ];
-    for (wrong, words) in expected {
-        let volume = WrongVolume::over_mem(wrong);
+    for (defect, words) in expected {
+        let volume = DefectiveVolume::over_mem(defect);
         let caught = catch_unwind(AssertUnwindSafe(|| run(&mut Harness::on_test_core(volume))));
-        let message = *caught.expect_err(&format!("{wrong:?} was not found")).downcast::<String>().unwrap();
-        assert!(message.contains(words) && message.contains("seed 1"), "{wrong:?}: {message}");
+        let message = *caught.expect_err(&format!("{defect:?} was not found")).downcast::<String>().unwrap();
+        assert!(message.contains(words) && message.contains("seed 1"), "{defect:?}: {message}");
     }
 }
 

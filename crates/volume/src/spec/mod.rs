@@ -56,24 +56,24 @@ pub enum Spec {
     File(FileSpec),
     /// `block:`
     Block(BlockSpec),
-    /// `slice:`
+    /// `slice:`, a part of a volume.
     Slice(SliceSpec, Box<Spec>),
-    /// `stripe:`
+    /// `stripe:`, a stripe of volumes.
     Stripe {
-        /// In bytes.
+        /// Size of a chunk, in bytes.
         chunk: u64,
-        /// At least one.
+        /// The striped volumes, at least one.
         members: Vec<Spec>,
     },
-    /// `delay:`
+    /// `delay:`, a volume with added latency.
     Delay(Delays, Box<Spec>),
-    /// `fault:`
+    /// `fault:`, a volume with injected errors.
     Fault(Fault, Box<Spec>),
-    /// `rate:`, at least one limit.
+    /// `rate:`, a volume with at least one rate limit.
     Rate(Limits, Box<Spec>),
-    /// `log:`
+    /// `log:`, a volume with a log of its requests.
     Log(LogTarget, Box<Spec>),
-    /// Anything with `://`, unchanged.
+    /// A URL: any text with `://`, unchanged.
     Url(Url),
 }
 
@@ -102,7 +102,7 @@ impl Spec {
         }
     }
 
-    /// The volumes at the bottom, without slices, stripes and decorators.
+    /// The innermost volumes, without slices, stripes and decorators.
     #[must_use]
     pub fn leaves(&self) -> Vec<&Spec> {
         match self {
@@ -177,9 +177,9 @@ impl Spec {
 /// A volume in RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemSpec {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Fault its memory in ahead of use.
+    /// Fault the memory in before use.
     pub populate: bool,
     /// Block sizes to present.
     pub blocks: BlockSizes,
@@ -224,7 +224,7 @@ pub struct SliceSpec {
 pub struct FileSpec {
     /// The file's path.
     pub path: PathBuf,
-    /// In bytes: creates the file if it is missing, and extends it to this length.
+    /// Size in bytes: creates the file if it is missing, and extends it to this length.
     pub size: Option<u64>,
     /// Direct I/O; `None`: where the file system supports it.
     pub direct: Option<bool>,
@@ -269,7 +269,7 @@ pub enum LogTarget {
     File(PathBuf),
 }
 
-/// Why a text is not a volume spec: one line that names the thing and says what to do.
+/// Why a text is not a volume spec: one line that names the spec and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// The text is empty.
@@ -332,7 +332,7 @@ pub enum SpecError {
         known: &'static str,
     },
     /// An option is given twice, or two exclude each other.
-    #[error("`{key}` in `{spec}` says again what was said before: leave one out")]
+    #[error("`{key}` in `{spec}` is given twice, or excludes another key: leave one out")]
     Twice {
         /// The key.
         key: String,
@@ -352,16 +352,14 @@ pub enum SpecError {
         expected: &'static str,
     },
     /// A per cent sign without two hexadecimal digits after it, or with those of the byte 0.
-    #[error(
-        "`{0}` has a `%` that no byte's two hexadecimal digits follow: write %25 for a per cent sign itself"
-    )]
+    #[error("`{0}` has a `%` without two hexadecimal digits after it: write %25 for a per cent sign")]
     Percent(String),
-    /// A control character.
+    /// The text contains a control character.
     #[error("`{0}` holds a control character: in a path write it with a per cent sign, as %0A")]
     Control(String),
     /// Unbalanced brackets, or text after them.
     #[error(
-        "brackets in `{0}` do not pair, or something follows them: put [ before and ] after a whole volume"
+        "brackets in `{0}` are unbalanced, or text follows them: put [ before and ] after a whole volume"
     )]
     Brackets(String),
     /// Too many nested decorators or stripes.

@@ -1,4 +1,4 @@
-//! Text as specs.
+//! Parses volume specs.
 
 use super::path::decode;
 use super::write::EFFECTS;
@@ -30,7 +30,7 @@ impl FromStr for Spec {
 
 type Parsed<T> = Result<T, SpecError>;
 
-/// One spec within others.
+/// A spec, perhaps inside another one.
 #[derive(Clone, Copy)]
 struct Parser<'a> {
     spec: &'a str,
@@ -50,7 +50,7 @@ impl<'a> Parser<'a> {
         }
         let Some((kind, rest)) = self.spec.split_once(':') else {
             return Err(if KINDS.contains(&self.spec) {
-                self.missing("colon and what follows it", "as in mem:1g, file:disk.img or delay:1ms:mem:1g")
+                self.missing("colon", "KIND:..., as in mem:1g, file:disk.img or delay:1ms:mem:1g")
             } else if parse_size(self.spec).is_ok() {
                 SpecError::SizeAlone(self.spec.to_owned())
             } else {
@@ -86,7 +86,7 @@ impl<'a> Parser<'a> {
         Parser { spec, depth: self.depth + 1 }
     }
 
-    /// What is between the brackets around all of it.
+    /// Removes brackets around the whole spec.
     fn unbracketed(self) -> Parsed<&'a str> {
         let brackets = || SpecError::Brackets(self.spec.to_owned());
         let end =
@@ -211,7 +211,7 @@ impl<'a> Parser<'a> {
     }
 
     fn stripe(self, rest: &'a str) -> Parsed<Spec> {
-        // No kind of volume begins with a digit, so this is a chunk or nothing that makes sense.
+        // No kind of volume begins with a digit, so this must be a chunk size.
         let has_chunk = rest.starts_with(|first: char| first.is_ascii_digit());
         let (chunk, members) = match rest.split_once(':') {
             Some((chunk, members)) if has_chunk => (self.size(chunk)?, members),
@@ -229,7 +229,7 @@ impl<'a> Parser<'a> {
         Ok(Spec::Stripe { chunk, members: members? })
     }
 
-    /// Cuts at the commas outside of brackets.
+    /// Splits at the commas outside of brackets.
     fn split_members(self, text: &'a str) -> Parsed<Vec<&'a str>> {
         let (mut members, mut depth, mut start) = (Vec::new(), 0, 0);
         for (at, byte) in text.bytes().enumerate() {
@@ -303,8 +303,8 @@ impl<'a> Parser<'a> {
         Ok(Spec::Log(target, volume.boxed()?))
     }
 
-    /// What stands before the volume, not empty, and the volume. That is read last: who forgot what
-    /// stands before it is to hear of that.
+    /// Splits a decorator's settings, which must not be empty, from its volume. The volume is
+    /// parsed last: if the settings are missing, that is the error to report.
     fn decorated(self, rest: &'a str, form: &'static str) -> Parsed<(&'a str, Parser<'a>)> {
         let (before, volume) = rest.split_once(':').unwrap_or((rest, ""));
         if before.is_empty() {
@@ -318,7 +318,7 @@ impl<'a> Parser<'a> {
         Ok((before, self.within(volume)))
     }
 
-    /// `key=value` pairs, each key once.
+    /// Parses `key=value` pairs; each key may occur once.
     fn pairs(self, text: &'a str, between: char) -> Parsed<Vec<(&'a str, &'a str)>> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         for pair in text.split(between).filter(|_| !text.is_empty()) {
@@ -419,13 +419,13 @@ impl Url {
     }
 }
 
-/// A scheme of a URL, RFC 3986 section 3.1.
+/// Whether the text is a URL scheme (RFC 3986 §3.1).
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphabetic())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
 }
 
-/// How deep in brackets the text is after `byte`.
+/// Depth of brackets after `byte`.
 fn nesting(depth: &mut i32, byte: u8) -> i32 {
     *depth += match byte {
         b'[' => 1,

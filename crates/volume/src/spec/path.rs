@@ -1,4 +1,4 @@
-//! Paths in specs: any bytes but NUL, with per cent signs for what the grammar uses.
+//! Paths in specs: any bytes except NUL, with per cent encoding of the grammar's characters.
 
 use super::SpecError;
 use std::ffi::OsString;
@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Reads the text of a path.
+/// Decodes a path.
 pub(super) fn decode(text: &str) -> Result<PathBuf, SpecError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -28,7 +28,7 @@ pub(super) fn decode(text: &str) -> Result<PathBuf, SpecError> {
     Ok(PathBuf::from(OsString::from_vec(bytes)))
 }
 
-/// Writes a path such that it can stand anywhere in a spec.
+/// Encodes a path, so that it can occur anywhere in a spec.
 pub(super) fn encode(path: &Path) -> String {
     let mut text = String::new();
     let escape = |text: &mut String, byte: u8| write!(text, "%{byte:02X}").expect("a string takes all");

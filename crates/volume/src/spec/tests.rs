@@ -1,4 +1,4 @@
-//! Specs as people write them.
+//! Tests with specs as people write them.
 
 use super::*;
 use crate::fault::{FaultEffect, FaultWhen};
@@ -25,7 +25,7 @@ fn null(size: u64) -> Spec {
 }
 
 #[test]
-fn each_kind_is_read() {
+fn each_kind_is_parsed() {
     let mem = || Box::new(Spec::Mem(MemSpec::new(1 << 30)));
     assert_eq!(parse("mem:1GiB"), *mem());
     assert_eq!(parse("mem:1g?populate=on"), *mem());
@@ -104,7 +104,7 @@ fn a_slice_has_an_offset_and_perhaps_a_length() {
 }
 
 #[test]
-fn a_fault_is_read() {
+fn a_fault_is_parsed() {
     let ops = OpSet::NONE.with(OpKind::Read).with(OpKind::WriteZeroes);
     let fault = Fault {
         ops,
@@ -131,7 +131,7 @@ fn members_of_a_stripe_may_be_anything() {
     let expected = ["delay:1ms,2ms:mem:1g", "log:-:mem:1g", "stripe:4k:null:1g,null:1g", "nbd://[::1]/a"];
     assert_eq!(members, expected.map(parse));
     assert_eq!(parse(mixed).to_string(), mixed);
-    // A decorator outside of all brackets holds for the whole stripe.
+    // A decorator outside of all brackets applies to the whole stripe.
     let Spec::Delay(_, whole) = parse("delay:1ms:stripe:mem:1g,mem:1g") else { panic!("not delayed") };
     assert_eq!(*whole, two(DEFAULT_CHUNK));
 }
@@ -146,12 +146,12 @@ fn any_path_can_be_written() {
 }
 
 #[test]
-fn what_is_wrong_is_named_in_one_line_that_says_what_to_do() {
+fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
     let errors = [
         ("", "a volume is missing: name one"),
         ("disk.img", "`disk.img` does not say what kind of volume it is: write file:disk.img"),
         ("/dev/a:b", "write file:/dev/a:b for a file"),
-        ("mem", "`mem` has no colon and what follows it: write as in mem:1g"),
+        ("mem", "`mem` has no colon: write KIND:..., as in mem:1g"),
         ("ram:1g", "`ram` in `ram:1g` is not a kind of volume: use mem, null"),
         ("mem:", "`mem:` has no size"),
         ("mem:0", "`0` is no value for size in `mem:0`"),
@@ -163,7 +163,7 @@ fn what_is_wrong_is_named_in_one_line_that_says_what_to_do() {
         ("file:a?direct=yes", "`yes` is no value for direct in `file:a?direct=yes`: write on or off"),
         ("file:a?direct", "`direct` in `file:a?direct` has no `=`: write KEY=VALUE"),
         ("fault:mem:1m", "`mem` in `fault:mem:1m` has no `=`: write KEY=VALUE"),
-        ("file:a?size=1g&size=2g", "`size` in `file:a?size=1g&size=2g` says again"),
+        ("file:a?size=1g&size=2g", "`size` in `file:a?size=1g&size=2g` is given twice"),
         ("file:50%", "write %25 for a per cent sign"),
         ("file:a\nb", "`file:a\\nb` holds a control character: in a path write it with a per cent sign"),
         ("file:a%00", "write %25 for a per cent sign"),
@@ -189,7 +189,7 @@ fn what_is_wrong_is_named_in_one_line_that_says_what_to_do() {
         ("stripe:0:mem:1g", "`0` is no value for the chunk"),
         ("stripe:6y:mem:1g", "`6y` is not a size"),
         ("stripe:mem:1g,", "a volume is missing"),
-        ("stripe:[mem:1g", "brackets in `stripe:[mem:1g` do not pair"),
+        ("stripe:[mem:1g", "brackets in `stripe:[mem:1g` are unbalanced"),
         ("stripe:mem:1g]", "brackets"),
         ("[mem:1g]x", "brackets in `[mem:1g]x`"),
         ("stripe:delay:1ms,2ms:mem:1g", "a stripe's member that contains a comma goes in brackets"),
@@ -300,7 +300,7 @@ fn spec() -> impl Strategy<Value = Spec> {
 
 proptest! {
     #[test]
-    fn every_spec_reads_back_from_its_text(spec in spec()) {
+    fn every_spec_is_parsed_back_from_its_text(spec in spec()) {
         prop_assert_eq!(spec.to_string().parse::<Spec>(), Ok(spec));
     }
 
@@ -313,7 +313,7 @@ proptest! {
 }
 
 #[test]
-fn ram_is_counted_wherever_it_is() {
+fn ram_is_counted_at_any_depth() {
     let bytes = |text: &str| parse(text).ram_bytes();
     assert_eq!(bytes("stripe:64k:mem:1g,[delay:1ms:mem:1g],null:1g"), 2 << 30);
     assert_eq!(bytes("log:-:null:1g"), 0);
@@ -321,7 +321,7 @@ fn ram_is_counted_wherever_it_is() {
 }
 
 #[test]
-fn relative_paths_are_taken_as_below_a_directory() {
+fn relative_paths_are_resolved_against_a_directory() {
     let below = |text: &str| parse(text).below(std::path::Path::new("/etc/b")).to_string();
     for (text, expected) in [
         ("file:a.img?size=1g", "file:/etc/b/a.img?size=1g"),

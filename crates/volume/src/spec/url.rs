@@ -1,4 +1,4 @@
-//! URLs as they were written, and as they may be shown.
+//! URLs of remote volumes, whose passwords are never printed.
 
 use crate::block_sizes::BlockSizes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
@@ -6,18 +6,18 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A URL, kept whole. It prints without a password that may stand before its host.
+/// A URL, kept unchanged. It prints without the password before its host, if any.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url(String);
 
 impl Url {
-    /// Keeps `text`, whatever it is.
+    /// Keeps `text`, without parsing it.
     #[must_use]
     pub fn new(text: &str) -> Url {
         Url(text.to_owned())
     }
 
-    /// All of it, for whoever connects; to be shown to nobody.
+    /// The whole URL with its password, for connecting. Never print it.
     #[must_use]
     pub fn as_written(&self) -> &str {
         &self.0
@@ -42,8 +42,8 @@ impl Url {
         Url(if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) })
     }
 
-    /// Takes relative paths among the parameters as below a directory: `socket` and whatever ends
-    /// in `_file`.
+    /// Resolves relative paths in parameters against `directory`: `socket`, and those that end in
+    /// `_file`.
     #[must_use]
     pub fn below(&self, directory: &Path) -> Url {
         let Some((place, query)) = self.0.split_once('?') else { return self.clone() };
@@ -57,10 +57,11 @@ impl Url {
         Url(format!("{place}?{}", query.join("&")))
     }
 
-    /// What stands before and behind a password.
+    /// The text before and after the password.
     fn shown(&self) -> (&str, &str) {
         let Some((scheme, rest)) = self.0.split_once("://") else { return (&self.0, "") };
-        // In iSCSI only a password can hold an @ or a slash there; elsewhere a path can hold an @.
+        // In an iSCSI URL only a password can contain an @ or a slash there; in others a path can
+        // contain an @.
         let is_iscsi = ["iscsi", "iser"].iter().any(|name| scheme.eq_ignore_ascii_case(name));
         let ends: &[char] = if is_iscsi { &['?'] } else { &['/', '?', '#'] };
         let authority = rest.split(ends).next().unwrap_or(rest);
@@ -83,13 +84,13 @@ fn is_absolute(path: &str) -> bool {
     path.starts_with('/') || path.get(..3).is_some_and(|begin| begin.eq_ignore_ascii_case("%2f"))
 }
 
-/// What is encoded in a path: all but letters, digits and these.
-const OF_A_PATH: &AsciiSet =
+/// Characters that are encoded in a path: all but letters, digits and these.
+const PATH_ENCODE_SET: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A directory with a slash behind it, as a URL has it; nothing for the current one.
+/// A directory with a trailing slash, encoded for a URL; empty for the current directory.
 fn encoded(directory: &Path) -> String {
-    let mut text = percent_encode(directory.as_os_str().as_bytes(), OF_A_PATH).to_string();
+    let mut text = percent_encode(directory.as_os_str().as_bytes(), PATH_ENCODE_SET).to_string();
     if !text.is_empty() && !text.ends_with('/') {
         text.push('/');
     }
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn relative_paths_are_taken_as_below_a_directory() {
+    fn relative_paths_are_resolved_against_a_directory() {
         let below = |url: &str| Url::new(url).below(Path::new("/etc/a b")).as_written().to_owned();
         assert_eq!(
             below("nbd+unix:///x?socket=s&timeout=1s"),

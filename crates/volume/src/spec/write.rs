@@ -1,4 +1,4 @@
-//! Specs as text.
+//! Formats volume specs.
 
 use super::path::encode;
 use super::{LogTarget, Spec};
@@ -63,7 +63,7 @@ impl fmt::Display for Spec {
             Spec::Fault(fault, volume) => write!(f, "fault{}:{volume}", fault_text(fault)),
             Spec::Rate(limits, volume) => write!(f, "rate{}:{volume}", rate_text(limits)),
             Spec::Log(LogTarget::Stderr, volume) => write!(f, "log:-:{volume}"),
-            // A file of that name, which alone would be standard error.
+            // A file with this name; without `./` it would mean standard error.
             Spec::Log(LogTarget::File(path), volume) if path.as_os_str() == "-" => {
                 write!(f, "log:%2D:{volume}")
             }
@@ -135,7 +135,7 @@ fn rate_text(limits: &Limits) -> String {
     joined(':', ',', names.into_iter().zip(values))
 }
 
-/// The options that have a value.
+/// Joins the options that have a value.
 fn joined<'a>(
     first: char,
     between: char,
@@ -160,7 +160,7 @@ fn effect_name(effect: FaultEffect) -> &'static str {
     named.map_or("stuck", |(name, _)| name)
 }
 
-/// Words for what happens to a request that fails; every effect has one.
+/// Names of the effects of a fault.
 pub(super) const EFFECTS: [(&str, FaultEffect); 13] = [
     ("medium", FaultEffect::Fail(IoError::Medium)),
     ("nospace", FaultEffect::Fail(IoError::NoSpace)),

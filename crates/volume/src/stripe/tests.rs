@@ -1,4 +1,4 @@
-//! Striping against its definition.
+//! Tests of striping against its definition.
 
 use super::*;
 use crate::conformance::{self, Harness, TestCore};
@@ -14,7 +14,7 @@ fn stripe(chunk: u64, members: impl IntoIterator<Item = Arc<dyn Volume>>) -> Arc
     Arc::new(StripeVolume::new(chunk, members.into_iter().collect()).unwrap())
 }
 
-/// A volume with a description of its own.
+/// A volume that reports other properties.
 struct Described(Arc<dyn Volume>, VolumeInfo);
 
 impl Volume for Described {
@@ -28,7 +28,7 @@ impl Volume for Described {
 }
 
 #[test]
-fn a_stripe_is_a_volume() {
+fn a_stripe_conforms() {
     for (chunk, members) in [(DEFAULT_CHUNK, 3), (4096, 2), (1536, 5), (64 << 10, 1)] {
         let volume = stripe(chunk, (0..members).map(|_| mem(9 << 20)));
         conformance::run(&mut Harness::on_test_core(volume));
@@ -36,7 +36,7 @@ fn a_stripe_is_a_volume() {
 }
 
 #[test]
-fn a_stripe_of_slow_and_striped_members_is_a_volume() {
+fn a_stripe_of_slow_and_striped_members_conforms() {
     let delays = Delays { read: Duration::from_millis(1), ..Delays::default() };
     let slow = Arc::new(DelayVolume::new(mem(8 << 20), delays));
     let members: [Arc<dyn Volume>; 2] = [slow, stripe(4096, [mem(4 << 20), mem(5 << 20)])];
@@ -44,7 +44,7 @@ fn a_stripe_of_slow_and_striped_members_is_a_volume() {
 }
 
 #[test]
-fn members_that_do_not_suit_are_refused() {
+fn unsuitable_members_are_refused() {
     let error = |chunk, members: Vec<Arc<dyn Volume>>| StripeVolume::new(chunk, members).err().unwrap();
     assert_eq!(error(4096, vec![]), StripeError::Members(0));
     assert_eq!(error(0, vec![mem(8192)]), StripeError::Chunk { chunk: 0, block: 512 });
@@ -80,7 +80,7 @@ fn the_members_properties_are_combined() {
 }
 
 #[test]
-fn chunks_are_dealt_out_in_turn() {
+fn chunks_are_distributed_round_robin() {
     let members = [mem(8192), mem(8192), mem(8192)];
     let mut whole = Harness::on_test_core(stripe(512, members.clone()));
     let content: Vec<u8> = (0..48).flat_map(|chunk| [chunk; 512]).collect();
@@ -93,7 +93,7 @@ fn chunks_are_dealt_out_in_turn() {
 }
 
 #[test]
-fn a_lent_read_over_chunks_is_the_members_own_memory() {
+fn a_zero_copy_read_over_chunks_returns_the_members_memory() {
     let mut harness = Harness::on_test_core(stripe(4096, [mem(1 << 20), mem(1 << 20)]));
     let mut client = harness.client(1).unwrap();
     let content: Vec<u8> = (0..16384u32).map(|at| (at / 512) as u8).collect();
@@ -151,7 +151,7 @@ fn cancelling_reaches_every_member() {
 }
 
 #[test]
-fn fast_zeroes_need_every_member_to_have_them() {
+fn fast_zeroes_need_the_support_of_every_member() {
     let slow = Described(mem(1 << 20), VolumeInfo::new(1 << 20));
     let mut harness = Harness::on_test_core(stripe(4096, [mem(1 << 20), Arc::new(slow)]));
     let mut client = harness.client(1).unwrap();

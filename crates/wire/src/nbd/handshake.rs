@@ -4,20 +4,20 @@
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// What the server sends first: `NBDMAGIC`, `IHAVEOPT`, handshake flags.
+/// The first message of the server: `NBDMAGIC`, `IHAVEOPT`, handshake flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Greeting {
     /// [`NBD_MAGIC`].
     pub magic: U64<BE>,
-    /// [`NBD_OPTS_MAGIC`]; an oldstyle server sends another number here.
+    /// [`NBD_OPTS_MAGIC`]; an oldstyle server sends [`NBD_CLISERV_MAGIC`] here.
     pub opts_magic: U64<BE>,
     /// `NBD_FLAG_FIXED_NEWSTYLE`, `NBD_FLAG_NO_ZEROES`.
     pub handshake_flags: U16<BE>,
 }
 const _: () = assert!(size_of::<Greeting>() == 18);
 
-/// What the client answers: `NBD_FLAG_C_*`.
+/// The client's answer to the greeting: client flags, `NBD_FLAG_C_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ClientFlags {
@@ -26,20 +26,20 @@ pub struct ClientFlags {
 }
 const _: () = assert!(size_of::<ClientFlags>() == 4);
 
-/// The head of an option; `length` bytes of data follow.
+/// The header of an option; `length` bytes of data follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OptionHead {
     /// [`NBD_OPTS_MAGIC`].
     pub magic: U64<BE>,
-    /// [`Opt`].
+    /// An [`Opt`].
     pub option: U32<BE>,
     /// Length of the data that follows, in bytes.
     pub length: U32<BE>,
 }
 const _: () = assert!(size_of::<OptionHead>() == 16);
 
-/// The head of a reply to an option; `length` bytes of data follow.
+/// The header of a reply to an option; `length` bytes of data follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OptionReplyHead {
@@ -47,14 +47,15 @@ pub struct OptionReplyHead {
     pub magic: U64<BE>,
     /// The [`Opt`] that this answers.
     pub option: U32<BE>,
-    /// [`Rep`].
+    /// A [`Rep`].
     pub reply_type: U32<BE>,
     /// Length of the data that follows, in bytes.
     pub length: U32<BE>,
 }
 const _: () = assert!(size_of::<OptionReplyHead>() == 20);
 
-/// The answer to `NBD_OPT_EXPORT_NAME`; 124 zeroes follow unless `NBD_FLAG_C_NO_ZEROES` was agreed.
+/// The reply to `NBD_OPT_EXPORT_NAME`; 124 zeroes follow unless the client set
+/// `NBD_FLAG_C_NO_ZEROES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExportNameReply {
@@ -84,7 +85,7 @@ const _: () = assert!(size_of::<InfoExport>() == 12);
 pub struct InfoBlockSize {
     /// [`Info::NBD_INFO_BLOCK_SIZE`].
     pub info_type: U16<BE>,
-    /// Offsets and lengths are multiples of this; a power of two, at most 65,536.
+    /// Offsets and lengths are multiples of this size; a power of two, at most 65,536.
     pub minimum: U32<BE>,
     /// Requests of this size and alignment are efficient.
     pub preferred: U32<BE>,
@@ -96,13 +97,13 @@ const _: () = assert!(size_of::<InfoBlockSize>() == 14);
 open_enum! {
     /// Option types, `NBD_OPT_*`.
     pub enum Opt(u32) {
-        /// Choose an export and enter transmission; cannot fail but by disconnecting.
+        /// Choose an export and enter transmission. The server can refuse only by disconnecting.
         NBD_OPT_EXPORT_NAME = 1,
-        /// End the session softly.
+        /// End the session regularly.
         NBD_OPT_ABORT = 2,
         /// List the exports.
         NBD_OPT_LIST = 3,
-        /// Withdrawn.
+        /// Was withdrawn.
         NBD_OPT_PEEK_EXPORT = 4,
         /// Upgrade to TLS.
         NBD_OPT_STARTTLS = 5,
@@ -124,9 +125,9 @@ open_enum! {
 open_enum! {
     /// Option reply types, `NBD_REP_*`. Errors have bit 31 set.
     pub enum Rep(u32) {
-        /// Done, successfully.
+        /// The option succeeded.
         NBD_REP_ACK = 1,
-        /// One export's name.
+        /// The name of one export.
         NBD_REP_SERVER = 2,
         /// One piece of information about an export.
         NBD_REP_INFO = 3,
@@ -134,29 +135,29 @@ open_enum! {
         NBD_REP_META_CONTEXT = 4,
         /// Unknown option.
         NBD_REP_ERR_UNSUP = (1 << 31) | 1,
-        /// Forbidden by policy.
+        /// The server's policy forbids the option.
         NBD_REP_ERR_POLICY = (1 << 31) | 2,
-        /// Malformed, or not allowed now.
+        /// The option is malformed, or not allowed at this point.
         NBD_REP_ERR_INVALID = (1 << 31) | 3,
-        /// Not supported on this platform.
+        /// The server's platform does not support the option.
         NBD_REP_ERR_PLATFORM = (1 << 31) | 4,
-        /// TLS is needed first.
+        /// The client has to negotiate TLS first.
         NBD_REP_ERR_TLS_REQD = (1 << 31) | 5,
-        /// No such export.
+        /// The export does not exist.
         NBD_REP_ERR_UNKNOWN = (1 << 31) | 6,
         /// The server is stopping.
         NBD_REP_ERR_SHUTDOWN = (1 << 31) | 7,
-        /// The client must ask for block sizes.
+        /// The client has to request the block size constraints.
         NBD_REP_ERR_BLOCK_SIZE_REQD = (1 << 31) | 8,
-        /// Too large to process.
+        /// The request or the reply is too large.
         NBD_REP_ERR_TOO_BIG = (1 << 31) | 9,
-        /// Extended headers are needed, or were agreed already.
+        /// The client has to negotiate extended headers first, or has negotiated them already.
         NBD_REP_ERR_EXT_HEADER_REQD = (1 << 31) | 10,
     }
 }
 
 impl Rep {
-    /// Whether this reply ends its option with an error (bit 31).
+    /// Whether this reply reports an error (bit 31).
     #[must_use]
     pub const fn is_error(self) -> bool {
         self.0 & (1 << 31) != 0
@@ -178,8 +179,7 @@ open_enum! {
 }
 
 bitflags::bitflags! {
-    /// What a server can do with an export: the transmission flags, `NBD_FLAG_*` without that
-    /// prefix.
+    /// Transmission flags: the capabilities of an export, `NBD_FLAG_*` without that prefix.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct TransmissionFlags: u16 {
         /// Always set.
@@ -190,7 +190,7 @@ bitflags::bitflags! {
         const SEND_FLUSH = 1 << 2;
         /// `NBD_CMD_FLAG_FUA` is supported.
         const SEND_FUA = 1 << 3;
-        /// A rotating medium.
+        /// The export is on a rotating medium.
         const ROTATIONAL = 1 << 4;
         /// `NBD_CMD_TRIM` is supported.
         const SEND_TRIM = 1 << 5;
@@ -206,29 +206,29 @@ bitflags::bitflags! {
         const SEND_CACHE = 1 << 10;
         /// `NBD_CMD_FLAG_FAST_ZERO` is supported.
         const SEND_FAST_ZERO = 1 << 11;
-        /// `NBD_CMD_BLOCK_STATUS` takes a payload that names contexts.
+        /// `NBD_CMD_BLOCK_STATUS` accepts a payload that selects metadata contexts.
         const BLOCK_STATUS_PAYLOAD = 1 << 12;
     }
 }
 
-/// `NBDMAGIC`.
+/// `NBDMAGIC`, the first magic number of the greeting.
 pub const NBD_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
-/// `IHAVEOPT`.
+/// `IHAVEOPT`, the magic number of newstyle negotiation and of options.
 pub const NBD_OPTS_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
-/// What an oldstyle server sends in place of `IHAVEOPT`.
+/// The magic number of oldstyle negotiation, which replaces `IHAVEOPT`.
 pub const NBD_CLISERV_MAGIC: u64 = 0x0000_4202_8186_1253;
-/// Starts every option reply.
+/// The magic number of option replies.
 pub const NBD_REP_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
 /// Handshake flag: fixed newstyle.
 pub const NBD_FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
-/// Handshake flag: the 124 zeroes can be left out.
+/// Handshake flag: the server can omit the 124 zeroes of the reply to `NBD_OPT_EXPORT_NAME`.
 pub const NBD_FLAG_NO_ZEROES: u16 = 1 << 1;
 
 /// Client flag: fixed newstyle.
 pub const NBD_FLAG_C_FIXED_NEWSTYLE: u32 = 1 << 0;
-/// Client flag: leave the 124 zeroes out.
+/// Client flag: the server has to omit the 124 zeroes of the reply to `NBD_OPT_EXPORT_NAME`.
 pub const NBD_FLAG_C_NO_ZEROES: u32 = 1 << 1;
 
-/// Zeroes after [`ExportNameReply`] when the client did not set `NBD_FLAG_C_NO_ZEROES`.
+/// Number of zeroes after [`ExportNameReply`] if the client did not set `NBD_FLAG_C_NO_ZEROES`.
 pub const NBD_EXPORT_NAME_ZEROES: usize = 124;

@@ -1,7 +1,7 @@
-//! NBD, the Network Block Device protocol, as `doc/proto.md` of the NetworkBlockDevice/nbd
-//! repository has it, with its `EXTENDED_HEADERS` extension (branch `extension-ext-header`).
+//! NBD, the Network Block Device protocol, as specified in `doc/proto.md` of the repository
+//! NetworkBlockDevice/nbd, with its `EXTENDED_HEADERS` extension (branch `extension-ext-header`).
 //!
-//! A connection has two phases, and so has this module: [`handshake`] (options and their replies)
+//! A connection has two phases, and each has its module: [`handshake`] (options and their replies)
 //! and [`transmission`] (requests and their replies). All numbers are big-endian. No structure here
 //! has padding.
 

@@ -4,7 +4,7 @@
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// The compact request; a write's `length` bytes of data follow ("Request message").
+/// A compact request ("Request message"); the `length` bytes of a write's data follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Request {
@@ -14,16 +14,16 @@ pub struct Request {
     pub flags: U16<BE>,
     /// [`Cmd`].
     pub command: U16<BE>,
-    /// Opaque to the server; comes back in the reply.
+    /// Opaque to the server; the reply returns it.
     pub cookie: U64<BE>,
-    /// In bytes.
+    /// Offset in the export, in bytes.
     pub offset: U64<BE>,
-    /// In bytes.
+    /// Length of the request's range, in bytes.
     pub length: U32<BE>,
 }
 const _: () = assert!(size_of::<Request>() == 28);
 
-/// The extended request; with `NBD_CMD_FLAG_PAYLOAD_LEN`, `length` bytes follow.
+/// An extended request; with `NBD_CMD_FLAG_PAYLOAD_LEN`, `length` bytes of payload follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtendedRequest {
@@ -33,16 +33,16 @@ pub struct ExtendedRequest {
     pub flags: U16<BE>,
     /// [`Cmd`].
     pub command: U16<BE>,
-    /// Opaque to the server; comes back in the reply.
+    /// Opaque to the server; the reply returns it.
     pub cookie: U64<BE>,
-    /// In bytes.
+    /// Offset in the export, in bytes.
     pub offset: U64<BE>,
-    /// Payload length with `NBD_CMD_FLAG_PAYLOAD_LEN`, else effect length; in bytes.
+    /// Payload length with `NBD_CMD_FLAG_PAYLOAD_LEN`, otherwise effect length; in bytes.
     pub length: U64<BE>,
 }
 const _: () = assert!(size_of::<ExtendedRequest>() == 32);
 
-/// The simple reply; a successful read's data follows ("Simple reply message").
+/// A simple reply ("Simple reply message"); the data of a successful read follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SimpleReply {
@@ -50,13 +50,13 @@ pub struct SimpleReply {
     pub magic: U32<BE>,
     /// [`Errno`], 0 for success.
     pub error: U32<BE>,
-    /// The request's.
+    /// Cookie of the request.
     pub cookie: U64<BE>,
 }
 const _: () = assert!(size_of::<SimpleReply>() == 16);
 
-/// The head of one chunk of a structured reply; `length` bytes follow ("Structured reply chunk
-/// message").
+/// The header of a chunk of a structured reply ("Structured reply chunk message"); `length` bytes
+/// follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct StructuredReply {
@@ -66,15 +66,15 @@ pub struct StructuredReply {
     pub flags: U16<BE>,
     /// [`ReplyType`].
     pub reply_type: U16<BE>,
-    /// The request's.
+    /// Cookie of the request.
     pub cookie: U64<BE>,
     /// Length of the payload that follows, in bytes.
     pub length: U32<BE>,
 }
 const _: () = assert!(size_of::<StructuredReply>() == 20);
 
-/// The head of one chunk of an extended reply; `length` bytes follow ("Extended reply chunk
-/// message").
+/// The header of a chunk of an extended reply ("Extended reply chunk message"); `length` bytes
+/// follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtendedReply {
@@ -84,9 +84,9 @@ pub struct ExtendedReply {
     pub flags: U16<BE>,
     /// [`ReplyType`].
     pub reply_type: U16<BE>,
-    /// The request's.
+    /// Cookie of the request.
     pub cookie: U64<BE>,
-    /// The request's.
+    /// Offset of the request.
     pub offset: U64<BE>,
     /// Length of the payload that follows, in bytes.
     pub length: U64<BE>,
@@ -97,9 +97,9 @@ const _: () = assert!(size_of::<ExtendedReply>() == 32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct OffsetHole {
-    /// In bytes.
+    /// Offset of the hole in the export, in bytes.
     pub offset: U64<BE>,
-    /// In bytes, not zero.
+    /// Length of the hole in bytes, not zero.
     pub length: U32<BE>,
 }
 const _: () = assert!(size_of::<OffsetHole>() == 12);
@@ -110,7 +110,7 @@ const _: () = assert!(size_of::<OffsetHole>() == 12);
 pub struct ErrorChunk {
     /// [`Errno`], not zero.
     pub error: U32<BE>,
-    /// In bytes.
+    /// Length of the text in bytes.
     pub message_length: U16<BE>,
 }
 const _: () = assert!(size_of::<ErrorChunk>() == 6);
@@ -121,7 +121,7 @@ const _: () = assert!(size_of::<ErrorChunk>() == 6);
 pub struct BlockDescriptor {
     /// Length of the extent in bytes, not zero.
     pub length: U32<BE>,
-    /// Meaning set by the context; `NBD_STATE_*` for `base:allocation`.
+    /// Status flags that the metadata context defines: `NBD_STATE_*` for `base:allocation`.
     pub status: U32<BE>,
 }
 const _: () = assert!(size_of::<BlockDescriptor>() == 8);
@@ -130,7 +130,7 @@ const _: () = assert!(size_of::<BlockDescriptor>() == 8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockStatusExt {
-    /// Metadata context id.
+    /// Identifier of the metadata context.
     pub context: U32<BE>,
     /// Number of [`ExtendedBlockDescriptor`]s that follow, not zero.
     pub count: U32<BE>,
@@ -143,7 +143,7 @@ const _: () = assert!(size_of::<BlockStatusExt>() == 8);
 pub struct ExtendedBlockDescriptor {
     /// Length of the extent in bytes, not zero.
     pub length: U64<BE>,
-    /// Meaning set by the context; `NBD_STATE_*` for `base:allocation`.
+    /// Status flags that the metadata context defines: `NBD_STATE_*` for `base:allocation`.
     pub status: U64<BE>,
 }
 const _: () = assert!(size_of::<ExtendedBlockDescriptor>() == 16);
@@ -155,17 +155,17 @@ open_enum! {
         NBD_CMD_READ = 0,
         /// Write.
         NBD_CMD_WRITE = 1,
-        /// Disconnect softly.
+        /// Disconnect regularly.
         NBD_CMD_DISC = 2,
-        /// Make completed writes stable.
+        /// Bring completed writes to stable storage.
         NBD_CMD_FLUSH = 3,
         /// The data is no longer needed.
         NBD_CMD_TRIM = 4,
-        /// Will be read soon.
+        /// Prefetch data that will be read soon.
         NBD_CMD_CACHE = 5,
         /// Write zeroes without payload.
         NBD_CMD_WRITE_ZEROES = 6,
-        /// Ask for metadata.
+        /// Query metadata of a range.
         NBD_CMD_BLOCK_STATUS = 7,
         /// Withdrawn extension.
         NBD_CMD_RESIZE = 8,
@@ -175,19 +175,19 @@ open_enum! {
 open_enum! {
     /// Types of structured and extended reply chunks, `NBD_REPLY_TYPE_*`. Errors have bit 15 set.
     pub enum ReplyType(u16) {
-        /// Nothing more; always the last chunk.
+        /// The chunk has no payload and is the last one.
         NBD_REPLY_TYPE_NONE = 0,
-        /// 64-bit offset, then data.
+        /// A 64-bit offset, then data.
         NBD_REPLY_TYPE_OFFSET_DATA = 1,
-        /// [`OffsetHole`].
+        /// An [`OffsetHole`].
         NBD_REPLY_TYPE_OFFSET_HOLE = 2,
-        /// 32-bit context id, then [`BlockDescriptor`]s.
+        /// A 32-bit context identifier, then [`BlockDescriptor`]s.
         NBD_REPLY_TYPE_BLOCK_STATUS = 5,
-        /// [`BlockStatusExt`], then [`ExtendedBlockDescriptor`]s.
+        /// A [`BlockStatusExt`], then [`ExtendedBlockDescriptor`]s.
         NBD_REPLY_TYPE_BLOCK_STATUS_EXT = 6,
-        /// [`ErrorChunk`], then text.
+        /// An [`ErrorChunk`], then text.
         NBD_REPLY_TYPE_ERROR = (1 << 15) | 1,
-        /// [`ErrorChunk`], text, then a 64-bit offset.
+        /// An [`ErrorChunk`], text, then a 64-bit offset.
         NBD_REPLY_TYPE_ERROR_OFFSET = (1 << 15) | 2,
     }
 }
@@ -201,7 +201,7 @@ impl ReplyType {
 }
 
 open_enum! {
-    /// Error values ("Error values"); they are the protocol's, not the host's.
+    /// Error values ("Error values"). The protocol defines their numbers, not the host's libc.
     pub enum Errno(u32) {
         /// Operation not permitted: the export is read-only.
         NBD_EPERM = 1,
@@ -211,7 +211,7 @@ open_enum! {
         NBD_ENOMEM = 12,
         /// Invalid argument.
         NBD_EINVAL = 22,
-        /// No space left, or a write beyond the end.
+        /// No space left on the device, or a write beyond the end of the export.
         NBD_ENOSPC = 28,
         /// Value too large.
         NBD_EOVERFLOW = 75,
@@ -223,41 +223,41 @@ open_enum! {
 }
 
 bitflags::bitflags! {
-    /// Flags of a request: the command flags, `NBD_CMD_FLAG_*` without that prefix.
+    /// Command flags of a request: `NBD_CMD_FLAG_*` without that prefix.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct CmdFlags: u16 {
         /// Reply only once the data is on stable storage.
         const FUA = 1 << 0;
-        /// Of `NBD_CMD_WRITE_ZEROES`: do not make a hole.
+        /// `NBD_CMD_WRITE_ZEROES`: do not create a hole.
         const NO_HOLE = 1 << 1;
-        /// Of `NBD_CMD_READ`: at most one content chunk.
+        /// `NBD_CMD_READ`: do not fragment; send at most one content chunk.
         const DF = 1 << 2;
-        /// Of `NBD_CMD_BLOCK_STATUS`: one extent per context.
+        /// `NBD_CMD_BLOCK_STATUS`: return one extent per context.
         const REQ_ONE = 1 << 3;
-        /// Of `NBD_CMD_WRITE_ZEROES`: fail rather than be slow.
+        /// `NBD_CMD_WRITE_ZEROES`: fail if it would be no faster than a write.
         const FAST_ZERO = 1 << 4;
-        /// With extended headers: `length` counts payload that follows.
+        /// With extended headers: `length` is the length of the payload that follows.
         const PAYLOAD_LEN = 1 << 5;
     }
 }
 
-/// Starts a compact request.
+/// The magic number of compact requests.
 pub const NBD_REQUEST_MAGIC: u32 = 0x2560_9513;
-/// Starts an extended request.
+/// The magic number of extended requests.
 pub const NBD_EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
-/// Starts a simple reply.
+/// The magic number of simple replies.
 pub const NBD_SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// Starts a chunk of a structured reply.
+/// The magic number of chunks of structured replies.
 pub const NBD_STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
-/// Starts a chunk of an extended reply.
+/// The magic number of chunks of extended replies.
 pub const NBD_EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Reply flag: the last chunk of this reply.
 pub const NBD_REPLY_FLAG_DONE: u16 = 1 << 0;
 
-/// `base:allocation`: not allocated.
+/// `base:allocation`: the extent is not allocated.
 pub const NBD_STATE_HOLE: u32 = 1 << 0;
-/// `base:allocation`: reads as zeroes.
+/// `base:allocation`: the extent reads as zeroes.
 pub const NBD_STATE_ZERO: u32 = 1 << 1;
 
 #[cfg(test)]

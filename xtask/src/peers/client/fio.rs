@@ -1,4 +1,4 @@
-//! fio, with the engine that a protocol has there.
+//! fio, with its I/O engine for the protocol.
 
 use super::{Client, Found, Turn};
 use crate::peers::figures::Sample;
@@ -37,13 +37,13 @@ impl Client for Fio {
     }
 }
 
-/// Reads the report of one group of jobs; lines before it are the engine's chatter.
+/// Parses the report of one group of jobs. Lines before it are messages of the engine.
 fn read(text: &str, is_write: bool) -> Result<Found> {
     let report = text.find('{').map(|start| &text[start..]).context("fio wrote no report")?;
     let report: Value = serde_json::from_str(report).context("fio's report is no JSON")?;
     let job = &report["jobs"][0];
     if job["error"].as_i64() != Some(0) {
-        bail!("fio met error {}", job["error"]);
+        bail!("fio reports error {}", job["error"]);
     }
     let side = &job[if is_write { "write" } else { "read" }];
     let us = |value: &Value| value.as_f64().map(|ns| ns / 1e3);
@@ -77,6 +77,6 @@ mod tests {
         let Err(error) = read(r#"{"jobs":[{"error":5,"read":{"iops":1,"total_ios":1}}]}"#, false) else {
             panic!("it failed");
         };
-        assert_eq!(error.to_string(), "fio met error 5");
+        assert_eq!(error.to_string(), "fio reports error 5");
     }
 }

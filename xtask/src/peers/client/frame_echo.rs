@@ -1,5 +1,5 @@
-//! The ceiling of raw frames: an example of the lab at both ends of the cable, polling and
-//! sleeping.
+//! The ceiling of raw frames: an example of the crate `lab` at both ends of the veth pair, polling
+//! and sleeping.
 
 use super::{SLEEPING, SPINNING, Turn};
 use crate::peers::figures::Sample;
@@ -9,8 +9,8 @@ use crate::peers::network::{CABLE, Network};
 use anyhow::{Context, Result};
 use std::process::Stdio;
 
-/// Both ceilings of a cell. The server of the turn is paused meanwhile: it would look at every
-/// frame.
+/// Measures both ceilings of a cell. The server of the turn is paused meanwhile, because it would
+/// receive every frame.
 ///
 /// # Errors
 /// If the example fails.
@@ -37,5 +37,5 @@ fn echo(turn: &Turn, network: &Network, spin: Option<&str>) -> Result<f64> {
     client.args(["--iodepth", &cell.iodepth.to_string()]);
     client.args(["--runtime_ms", &bench.runtime.as_millis().to_string()]);
     client.args(cell.rw.is_write().then_some("--write"));
-    bench.run(&mut client)?.trim().parse().context("frame_echo did not say what it reached")
+    bench.run(&mut client)?.trim().parse().context("frame_echo printed no result")
 }

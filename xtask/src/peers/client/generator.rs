@@ -23,12 +23,12 @@ impl Client for Generator {
 
     fn measure(&self, turn: &Turn) -> Result<Found> {
         let Turn { bench, server, cell, with_ceilings } = turn;
-        // It binds its own threads: the load to the client's side, the ceiling's two ends to
-        // either.
+        // It pins its own threads: the load to the client's CPU, the two ends of the ceiling to
+        // both CPUs.
         let mut command = bench.command(Side::Both, &bench.blockmux);
         command.arg("bench").arg(&server.url).args(["--rw", cell.rw.name(), "--bs", &fio_size(cell.bs)]);
         command.args(["--iodepth", &cell.iodepth.to_string(), "--numjobs", &cell.numjobs.to_string()]);
-        // No ramp, so that all I/O is counted when the server's processor time is divided among it.
+        // Without a ramp all I/O is counted, so the server's CPU time can be divided by it.
         command.args(["--runs", "1", "--ramp_time", "0", "--json"]);
         command.args(["--runtime", &format!("{:.3}", bench.runtime.as_secs_f64())]);
         command.args(["--poll", server.server.poll, "--report"]).arg(bench.dir_of("generator")?);
@@ -43,7 +43,7 @@ impl Client for Generator {
     }
 }
 
-/// Reads the report of one run: one job for the server, and one for each ceiling.
+/// Parses the report of one run: one job for the server, and one for each ceiling.
 fn read(text: &str) -> Result<Found> {
     let report: Value = serde_json::from_str(text).context("its report is no JSON")?;
     let jobs = report["jobs"].as_array().context("its report has no jobs")?;
@@ -73,7 +73,7 @@ fn read(text: &str) -> Result<Found> {
     Ok(Found { sample, ios, ceilings })
 }
 
-/// What the ceilings are called beside servers.
+/// Name of the sleeping ceiling in the tables of servers.
 pub(crate) const SLEEPING: &str = "ceiling, sleeping";
 pub(crate) const SPINNING: &str = "ceiling, spinning";
 

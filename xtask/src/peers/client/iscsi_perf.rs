@@ -1,8 +1,8 @@
 //! `iscsi-perf`, libiscsi's own load generator.
 //!
-//! It only reads, over one session, for whole seconds, and counts in the disk's blocks, which are
-//! of 512 bytes on every server here; what it says of them is checked. Its random offsets are
-//! multiples of that and not of an I/O's size.
+//! It only reads, over one session, for whole seconds. It counts in blocks of the disk, which have
+//! 512 bytes on every server here; this module checks that. Its random offsets are multiples of 512
+//! bytes and not of the I/O size.
 
 use super::{Client, Found, Turn};
 use crate::peers::figures::Sample;
@@ -46,18 +46,18 @@ impl Client for IscsiPerf {
     }
 }
 
-/// The average of the whole run, each I/O of `bs` bytes; its lines of progress overwrite each
-/// other.
+/// Parses the average IOPS of the whole run, with I/O of `bs` bytes. The lines of progress in the
+/// output overwrite each other.
 fn read(text: &str, bs: u32) -> Result<f64> {
     if !text.contains(&format!("({bs} byte)")) {
-        bail!("the disk's blocks are not of {BLOCK_BYTES} bytes");
+        bail!("the disk's blocks do not have {BLOCK_BYTES} bytes");
     }
     if !text.contains("finished.") {
-        bail!("iscsi-perf gave up");
+        bail!("iscsi-perf aborted the run");
     }
     let average = text.rsplit("iops average ").next().and_then(|rest| rest.split(' ').next());
     let iops = average.and_then(|number| number.parse::<f64>().ok()).filter(|iops| *iops > 0.0);
-    iops.context("iscsi-perf did not say what it reached")
+    iops.context("iscsi-perf printed no result")
 }
 
 const BLOCK_BYTES: u32 = 512;
@@ -79,9 +79,9 @@ mod tests {
     #[test]
     fn a_run_of_other_blocks_or_that_ended_early_is_no_measurement() {
         let why = |text: &str, bs| read(text, bs).unwrap_err().to_string();
-        assert_eq!(why(RUN, 512), "the disk's blocks are not of 512 bytes");
-        assert_eq!(why(&RUN.replace("finished.", "ABORTED!"), 4096), "iscsi-perf gave up");
-        assert!(why(&RUN.replace("average", "mean"), 4096).contains("did not say"));
+        assert_eq!(why(RUN, 512), "the disk's blocks do not have 512 bytes");
+        assert_eq!(why(&RUN.replace("finished.", "ABORTED!"), 4096), "iscsi-perf aborted the run");
+        assert!(why(&RUN.replace("average", "mean"), 4096).contains("printed no result"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) trait Client {
 
     fn program(&self) -> Program;
 
-    /// Why it cannot measure the cell, if so.
+    /// The reason why it cannot measure the cell; `None` if it can.
     fn refuses(&self, _cell: Cell) -> Option<&'static str> {
         None
     }
@@ -47,7 +47,7 @@ pub(crate) struct Turn<'a> {
 
 /// Result of a measurement.
 pub(crate) struct Found {
-    /// Without CPU times of the server and of others, which the client cannot see.
+    /// The run, without CPU times of the server and of others, which the client cannot measure.
     pub(crate) sample: Sample,
     /// All I/O sent to the server in this turn, measured or not.
     pub(crate) ios: f64,

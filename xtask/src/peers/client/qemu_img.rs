@@ -1,7 +1,7 @@
 //! `qemu-img bench`, QEMU's own client.
 //!
-//! It does a number of I/O and not a time, so a short run tells how many to ask for. It knows no
-//! random order; a stride that comes to every block of the volume stands for it.
+//! It runs for a number of I/O and not for a time, so a short run determines that number. It has no
+//! random order; a stride that accesses every block of the volume replaces it.
 
 use super::{Client, Found, Turn};
 use crate::peers::figures::Sample;
@@ -44,7 +44,7 @@ impl Client for QemuImg {
 }
 
 impl QemuImg {
-    /// Does `count` I/O; answers how many seconds that took.
+    /// Runs `count` I/O; returns the time in seconds.
     fn run(&self, turn: &Turn, count: u32) -> Result<f64> {
         let Turn { bench, server, cell, .. } = turn;
         let mut command = bench.command(Side::Client, &self.program().find(&bench.blockmux)?);
@@ -57,8 +57,8 @@ impl QemuImg {
     }
 }
 
-/// Bytes from one I/O to the next. For random patterns an odd number of blocks: of a volume of a
-/// power of two of them it comes to every one before it comes to any again.
+/// Distance from one I/O to the next, in bytes. For random patterns it is an odd number of blocks:
+/// in a volume of 2^n blocks it accesses each block once before it accesses any again.
 fn stride(cell: Cell, size: u64) -> u64 {
     let blocks = size / u64::from(cell.bs);
     let scattered = if cell.rw.is_random() { (blocks * 2 / 5) | 1 } else { 1 };
@@ -68,8 +68,8 @@ fn stride(cell: Cell, size: u64) -> u64 {
 fn read_seconds(text: &str) -> Result<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("Run completed in "));
     let seconds = line.and_then(|line| line.split(' ').next()?.parse::<f64>().ok());
-    // It counts milliseconds; less than one is none.
-    seconds.map(|seconds| seconds.max(0.001)).context("qemu-img bench did not say how long it took")
+    // qemu-img counts whole milliseconds, so a shorter time is 0.
+    seconds.map(|seconds| seconds.max(0.001)).context("qemu-img bench printed no time")
 }
 
 const LEAST_PROBE: u32 = 50;

@@ -1,15 +1,15 @@
-//! ATA over Ethernet, as the commands know it.
+//! ATA over Ethernet: its properties, its frontend for `serve`, and its URLs.
 //!
-//! It has no connections, so that nothing listens: interfaces are served, and a volume is a disk
-//! there by its place, or where its name says, as `e7.3`. Each core takes its share of the frames,
-//! all of one initiator for one disk, by a filter in the kernel. Nothing is served on raw frames
-//! unless an interface is named. That needs `CAP_NET_RAW`, and whoever is on the network of an
-//! interface can use the disks.
+//! AoE has no connections and no listeners: it is served on network interfaces. A volume is the
+//! disk with its name, as `e7.3`, or else with its position in the list of volumes. A kernel filter
+//! distributes frames to the cores, so that one core gets all frames of one initiator for one disk.
+//! AoE is served on configured interfaces only. It needs `CAP_NET_RAW`, and every station on the
+//! network can use the disks.
 
 mod remote;
 mod store;
 
-use super::frontend::{Frontend, Live, Portal, Service, VolumeNames, Way};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, VolumeNames};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
@@ -35,11 +35,11 @@ pub(crate) const AOE: Protocol = Protocol {
     name: "aoe",
     title: "ATA over Ethernet",
     carrier: Carrier::Frames,
-    is_unasked: false,
+    is_default: false,
     listener_help: ["IFACE", "Serve ATA over Ethernet at IFACE; repeatable"],
     port: 0,
     schemes: &[("aoe", Transport::Tcp)],
-    unspoken_schemes: &[],
+    unsupported_schemes: &[],
     url_forms: &["aoe://IFACE/eSHELF.SLOT"],
     max_description: usize::MAX,
     max_logical_block: blockmux_wire::ata::ATA_SECTOR as u32,
@@ -49,10 +49,10 @@ pub(crate) const AOE: Protocol = Protocol {
     served_with: None,
 };
 
-/// What is said of its disks, on the command line and by the same names in the config file.
+/// Settings of the command line; the config file has the same names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Said {
+struct AoeSettings {
     /// Shelf of the AoE disks [default: 0]
     #[arg(long, value_name = "N")]
     aoe_shelf: Option<u16>,
@@ -61,21 +61,21 @@ struct Said {
     aoe_state: Option<PathBuf>,
 }
 
-/// Disks in order, or where their names say.
+/// The frontend of AoE.
 #[derive(Clone, Debug, Default)]
 struct Aoe {
-    said: Said,
-    /// How many volumes there were at the start: those that come later are no disks.
+    settings: AoeSettings,
+    /// Number of volumes at the start; volumes that are added later are no disks.
     volumes: usize,
 }
 
 impl Frontend for Aoe {
     fn options(&self, command: Command) -> Command {
-        Said::augment_args(command)
+        AoeSettings::augment_args(command)
     }
 
     fn take_options(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.said = Said::from_arg_matches(matches)?;
+        self.settings = AoeSettings::from_arg_matches(matches)?;
         Ok(())
     }
 
@@ -84,36 +84,37 @@ impl Frontend for Aoe {
     }
 
     fn take_keys(&mut self, written: Deserializer<'_>, directory: &Path) -> Result<(), KeyError> {
-        let Said { aoe_shelf, aoe_state } = Said::deserialize(written)?;
-        self.said.aoe_shelf = self.said.aoe_shelf.or(aoe_shelf);
-        self.said.aoe_state = self.said.aoe_state.take().or(aoe_state.map(|path| directory.join(path)));
+        let AoeSettings { aoe_shelf, aoe_state } = AoeSettings::deserialize(written)?;
+        self.settings.aoe_shelf = self.settings.aoe_shelf.or(aoe_shelf);
+        self.settings.aoe_state =
+            self.settings.aoe_state.take().or(aoe_state.map(|path| directory.join(path)));
         Ok(())
     }
 
-    /// A shelf that is none is wrong even where nothing is served.
+    /// An invalid shelf must be refused even if AoE is not served.
     fn is_configured(&self) -> bool {
         self.shelf() == ANY_SHELF
     }
 
-    /// Whether the volumes have addresses, each its own.
+    /// Checks that every volume has a disk address and that addresses are unique.
     fn check(&mut self, volumes: &[&str]) -> Result<(), String> {
         if self.shelf() == ANY_SHELF {
-            return Err("shelf 65535 means every shelf; use 0 to 65534".to_owned());
+            return Err("aoe_shelf 65535 is the broadcast address; use 0 to 65534".to_owned());
         }
         self.volumes = volumes.len();
         let all = volumes.iter().enumerate();
         let mut disks =
             all.map(|(at, name)| self.disk(at, name)).collect::<Option<Vec<Disk>>>().ok_or_else(|| {
                 format!(
-                    "a shelf has {ANY_SLOT} slots, and there are more volumes; name the others as disks of another, \
-                     as e1.0"
+                    "there are more volumes than the {ANY_SLOT} slots of a shelf; name the others as disks of another \
+                     shelf, as e1.0"
                 )
             })?;
         disks.sort_unstable();
         match disks.iter().zip(disks.iter().skip(1)).find(|(disk, next)| disk == next) {
             Some((disk, _)) => Err(format!(
-                "two volumes are disk {disk}: one that is not named by its address is in the slot of its place; \
-                 name one of them as another disk"
+                "two volumes are disk {disk}: a volume whose name is no disk address has the slot of its position; \
+                 name one of them as another disk, as e1.0"
             )),
             None => Ok(()),
         }
@@ -127,17 +128,17 @@ impl Frontend for Aoe {
         self
     }
 
-    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {
         let Service { exports, places, policy, cores, sessions, .. } = service;
         let all = VolumeNames::all(exports).into_iter();
         let here = all.filter(|named| places.iter().any(|place| policy.serves(&AOE, place, &named.export)));
         let units = here.filter_map(|named| Some((self.disk_of(&named)?, named))).map(|(disk, named)| {
-            let (kept, store) = store::open(self.said.aoe_state.as_deref(), disk)?;
-            let unit = AoeUnit::new(disk, named.volume, kept, store);
+            let (disk_settings, store) = store::open(self.settings.aoe_state.as_deref(), disk)?;
+            let unit = AoeUnit::new(disk, named.volume, disk_settings, store);
             Ok((named.export, unit))
         });
         let units: Vec<(String, AoeUnit)> = units.collect::<Result<_, Failure>>()?;
-        // Interfaces with the same disks share what is known of recent writes.
+        // Interfaces with the same disks share their list of recent writes.
         let mut groups: BTreeMap<Vec<&str>, Vec<String>> = BTreeMap::new();
         for place in *places {
             let names = units.iter().map(|(name, _)| name.as_str());
@@ -152,9 +153,9 @@ impl Frontend for Aoe {
         Ok(None)
     }
 
-    fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
+    fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some(disk) = self.disk_of(named) else { return Vec::new() };
-        vec![Way {
+        vec![ConnectInfo {
             url: format!("aoe://{}/{disk}", portal.reached_at),
             commands: vec![
                 "modprobe aoe".to_owned(),
@@ -167,19 +168,19 @@ impl Frontend for Aoe {
 }
 
 impl Aoe {
-    /// Disks that are not named by their address are in this shelf.
+    /// The shelf of disks whose names are no addresses.
     fn shelf(&self) -> u16 {
-        self.said.aoe_shelf.unwrap_or(0)
+        self.settings.aoe_shelf.unwrap_or(0)
     }
 
-    /// Where a volume is; `None` if it came later.
+    /// The address of a volume's disk; `None` if the volume was added later.
     fn disk_of(&self, named: &VolumeNames) -> Option<Disk> {
         let at = named.volume.0 as usize;
         if at < self.volumes { self.disk(at, &named.export) } else { None }
     }
 
-    /// Where the volume at that place is; `None` if its name is no address, and its place is beyond
-    /// the shelf.
+    /// The address of the volume at position `at`; `None` if its name is no address and the shelf
+    /// has no such slot.
     fn disk(&self, at: usize, name: &str) -> Option<Disk> {
         let in_order = || {
             let slot = u8::try_from(at).ok().filter(|slot| *slot != ANY_SLOT)?;
@@ -189,7 +190,7 @@ impl Aoe {
     }
 }
 
-/// Serves these units at these interfaces, on all cores that there is work for.
+/// Serves units on interfaces, on up to [`MAX_CORES`] cores.
 fn start_at(
     cores: &Cores,
     exports: &Exports,
@@ -197,14 +198,14 @@ fn start_at(
     units: &[AoeUnit],
     sessions: &Sessions,
 ) -> Result<(), Failure> {
-    let of = cores.count().clamp(1, MOST_CORES);
+    let of = cores.count().clamp(1, MAX_CORES);
     for nth in 0..of {
         let share = Share { nth: nth as u8, of: of as u8 };
         let (interfaces, exports, units) = (interfaces.to_vec(), exports.clone(), units.to_vec());
         let sessions = sessions.clone();
         cores
             .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units, sessions))
-            .ok_or_else(|| Failure::run("a core has ended; start again with -v"))?
+            .ok_or_else(|| Failure::run("a core ended unexpectedly; start again with -v"))?
             .map_err(|error| cannot_serve(&error))?;
     }
     Ok(())
@@ -217,23 +218,23 @@ fn cannot_serve(error: &ServeError) -> Failure {
     }
 }
 
-/// Why an interface cannot be used, and what to do.
+/// The failure of an interface that cannot be opened, with advice.
 fn cannot_open(port: &blockmux_engine::frames::target::PortError) -> Failure {
     let advice = match port.error.kind() {
-        ErrorKind::PermissionDenied if privileges::has_given_up(CapabilitySet::NET_RAW) => {
+        ErrorKind::PermissionDenied if privileges::has_dropped(CapabilitySet::NET_RAW) => {
             START_WITH_PRIVILEGES
         }
         ErrorKind::PermissionDenied => {
-            "raw frames need CAP_NET_RAW; run as root, or give the program that capability"
+            "raw frames need CAP_NET_RAW; run as root, or grant that capability to the program"
         }
-        ErrorKind::NetworkDown => "bring it up, as with `ip link set IFACE up`",
-        _ => "`ip link` lists what there is",
+        ErrorKind::NetworkDown => "bring it up with `ip link set IFACE up`",
+        _ => "`ip link` lists the interfaces",
     };
     Failure::request(format!("{port}; {advice}"))
 }
 
-/// Each frame passes the filters of all.
-const MOST_CORES: usize = 8;
+/// Maximum number of cores that serve one interface. Each frame passes the filters of all of them.
+const MAX_CORES: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -242,22 +243,23 @@ mod tests {
     use blockmux_proto::exports::VolumeId;
 
     #[test]
-    fn volumes_are_the_slots_of_a_shelf_or_the_disks_that_they_are_named() {
-        let shelf = |shelf| Aoe { said: Said { aoe_shelf: Some(shelf), aoe_state: None }, volumes: 0 };
+    fn volumes_are_slots_of_a_shelf_or_the_disks_with_their_names() {
+        let shelf =
+            |shelf| Aoe { settings: AoeSettings { aoe_shelf: Some(shelf), aoe_state: None }, volumes: 0 };
         let mut aoe = shelf(7);
         assert_eq!(aoe.check(&["a", "b", "c", "d", "e1.200"]), Ok(()));
         let place = ListenerAddress::Interface("eth1".to_owned());
         let portal = Portal { listener: place.clone(), reached_at: place };
         let urls = |at, name: &str| {
             let named = VolumeNames { volume: VolumeId(at), ..VolumeNames::plainly(name) };
-            aoe.ways(&AOE, &portal, &named).into_iter().map(|way| way.url).collect::<Vec<_>>()
+            aoe.connect_info(&AOE, &portal, &named).into_iter().map(|way| way.url).collect::<Vec<_>>()
         };
         assert_eq!(urls(3, "d"), ["aoe://eth1/e7.3"]);
         assert_eq!(urls(4, "e1.200"), ["aoe://eth1/e1.200"], "where its name says");
         assert!(urls(5, "e1.201").is_empty(), "it came later");
         let mut check = |names: &[&str]| aoe.check(names);
         assert_eq!(check(&["a"; 255]), Ok(()));
-        assert!(check(&["a"; 256]).unwrap_err().contains("a shelf has 255 slots"));
+        assert!(check(&["a"; 256]).unwrap_err().contains("than the 255 slots of a shelf"));
         assert_eq!(check(&[&["a"; 255][..], &["e8.0", "e8.1"]].concat()), Ok(()));
         assert!(check(&["a", "e7.0"]).unwrap_err().contains("two volumes are disk e7.0"));
         let mut every = shelf(65_535);

@@ -1,9 +1,9 @@
-//! A URL of AoE: a disk on a network, what it tells of itself, and who else is there.
+//! AoE URLs: connecting to a disk, describing it, and discovering the disks of a network.
 
 use super::{AOE, cannot_open};
 use crate::failure::Failure;
 use crate::output::both_sizes;
-use crate::protocol::{Description, Found, FoundExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
 use blockmux_engine::aoe::{self, AoeConnectError, AoeEndpoint};
 use blockmux_proto::aoe::discovery;
@@ -13,13 +13,13 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Reads a URL.
+/// Parses a URL.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     Ok(Box::new(AoeRemote { text: text.to_owned(), url: reach::read(text)? }))
 }
 
 struct AoeRemote {
-    /// As it was given.
+    /// The URL as given.
     text: String,
     url: AoeUrl,
 }
@@ -28,7 +28,7 @@ impl AoeRemote {
     fn endpoint(&self) -> Result<AoeEndpoint, Failure> {
         let AoeRemote { text, url } = self;
         let address = url.address.ok_or_else(|| {
-            Failure::request(format!("{text}: names no disk; `blockmux discover '{text}'` lists those there"))
+            Failure::request(format!("{text}: names no disk; `blockmux discover '{text}'` lists the disks"))
         })?;
         Ok(AoeEndpoint { interfaces: url.interfaces.clone(), address, timeout: url.reconnect })
     }
@@ -40,7 +40,7 @@ impl AoeRemote {
             AoeConnectError::Silent { .. } => {
                 let all = format!("aoe://{}", self.url.interfaces.join(","));
                 Failure::request(format!(
-                    "{}: {error}; `blockmux discover {all}` lists those that do",
+                    "{}: {error}; `blockmux discover {all}` lists the disks that do",
                     self.text
                 ))
             }
@@ -54,7 +54,7 @@ impl Remote for AoeRemote {
         Ok(Arc::new(volume))
     }
 
-    fn place(&self) -> String {
+    fn volume_key(&self) -> String {
         let disk = self.url.address.map(|disk| disk.to_string()).unwrap_or_default();
         format!("aoe {} {disk}", self.url.interfaces.join(","))
     }
@@ -79,7 +79,7 @@ impl Remote for AoeRemote {
             "protocol": AOE.name,
             "disk": endpoint.address.to_string(),
             "size": size,
-            // ATA has no bit for it: writes are refused when they come.
+            // ATA does not report it; the target refuses writes.
             "read_only": false,
             "model": disk.model,
             "serial": disk.serial,
@@ -90,7 +90,7 @@ impl Remote for AoeRemote {
         Ok(Description { rows, json })
     }
 
-    fn discover(&self) -> Result<Found, Failure> {
+    fn discover(&self) -> Result<Discovery, Failure> {
         let interfaces = &self.url.interfaces;
         let (found, left_out) = aoe::discover(interfaces, DISCOVERY).map_err(|error| cannot_open(&error))?;
         let export = |found: discovery::FoundDisk| {
@@ -98,7 +98,7 @@ impl Remote for AoeRemote {
             let config = String::from_utf8_lossy(&found.config).into_owned();
             let model = found.disk.as_ref().map_or("", |disk| disk.model.as_str());
             let described = [format!("at {}", found.station.mac), model.to_owned(), config];
-            FoundExport {
+            DiscoveredExport {
                 name: found.address.to_string(),
                 url: format!("aoe://{interface}/{}", found.address),
                 description: described
@@ -110,9 +110,9 @@ impl Remote for AoeRemote {
             }
         };
         let exports = found.into_iter().map(export).collect();
-        Ok(Found { url: format!("aoe://{}", interfaces.join(",")), exports, left_out })
+        Ok(Discovery { url: format!("aoe://{}", interfaces.join(",")), exports, left_out })
     }
 }
 
-/// How long answers are waited for.
+/// Time for answers to a broadcast.
 const DISCOVERY: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! What initiators set on disks, in a file for each: `e7.3.aoe`.
+//! Persistent settings that initiators make on AoE disks, in one file per disk: `e7.3.aoe`.
 
 use crate::failure::Failure;
 use blockmux_engine::state::StateFile;
@@ -8,22 +8,25 @@ use blockmux_proto::volume_state::ReservationStore;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is kept of a disk, and what keeps it; nothing without a directory.
+/// Loads the settings of a disk and opens their store; defaults and no store without a directory.
+///
+/// # Errors
+/// If the file cannot be read or is invalid.
 pub(super) fn open(
     directory: Option<&Path>,
     disk: AoeAddress,
 ) -> Result<(DiskSettings, Option<Arc<dyn ReservationStore>>), Failure> {
     let Some(directory) = directory else { return Ok((DiskSettings::default(), None)) };
-    let wrong = |what: String| Failure::request(format!("what is kept of {disk}: {what}"));
+    let wrong = |what: String| Failure::request(format!("settings of {disk}: {what}"));
     let name = disk.to_string();
     let opened = StateFile::open_named(directory, &name, "aoe", &name);
     let (file, image) = opened.map_err(|error| wrong(error.to_string()))?;
-    let kept = match image.as_slice() {
+    let settings = match image.as_slice() {
         [] => DiskSettings::default(),
         image => DiskSettings::from_image(image)
             .map_err(|error| wrong(format!("{} is {error}; remove it", file.path().display())))?,
     };
-    Ok((kept, Some(file)))
+    Ok((settings, Some(file)))
 }
 
 #[cfg(test)]
@@ -31,20 +34,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_found_again_by_one_program_at_a_time() {
+    fn settings_are_loaded_again_and_by_one_program_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
         let disk = AoeAddress { shelf: 7, slot: 3 };
         let opened = || open(Some(directory.path()), disk);
-        let (kept, store) = opened().unwrap();
-        assert_eq!(kept, DiskSettings::default());
-        let (kept, store) = (DiskSettings { config: b"host:a".to_vec(), ..kept }, store.unwrap());
-        let ticket = store.save(&kept.to_image());
+        let (settings, store) = opened().unwrap();
+        assert_eq!(settings, DiskSettings::default());
+        let (settings, store) = (DiskSettings { config: b"host:a".to_vec(), ..settings }, store.unwrap());
+        let ticket = store.save(&settings.to_image());
         let saved = std::iter::repeat_with(|| store.is_saved(ticket)).flatten().next();
         assert_eq!(saved, Some(true));
         let error = opened().err().unwrap().to_string();
-        assert!(error.contains("what is kept of e7.3: ") && error.contains("another blockmux"), "{error}");
+        assert!(error.contains("settings of e7.3: ") && error.contains("another blockmux"), "{error}");
         drop(store);
-        assert_eq!(opened().unwrap().0, kept);
+        assert_eq!(opened().unwrap().0, settings);
         std::fs::write(directory.path().join("e7.3.aoe"), "nonsense").unwrap();
         let error = opened().err().unwrap().to_string();
         assert!(error.contains("e7.3.aoe: is not what was kept"), "{error}");

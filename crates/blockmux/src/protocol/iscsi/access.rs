@@ -1,8 +1,7 @@
-//! Asymmetric logical unit access (SPC-5): how well each portal group of a target leads to its
-//! units.
+//! Asymmetric logical unit access (SPC-5): the access state of each portal group of a target.
 //!
-//! A target whose states the config names has a portal group for each listener, for a session may
-//! use all portals of its group, and a state is a group's.
+//! A target with `access_states` has one portal group for each listener: a session may use all
+//! portals of its group, and the access state belongs to the group.
 
 use super::ISCSI;
 use crate::address::{means, tcp_address};
@@ -11,27 +10,27 @@ use blockmux_proto::scsi::AccessState;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// The states of listeners by their addresses, in any order.
+/// The access states of listeners by their addresses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ListenerStates(Vec<(SocketAddr, AccessState)>);
 
 impl ListenerStates {
-    /// Reads addresses as portals are written.
+    /// Parses the addresses, in the syntax of portals.
     pub(super) fn prepare(written: &BTreeMap<String, AluaStateName>) -> Result<ListenerStates, String> {
         let state = |(address, state): (&String, &AluaStateName)| {
             let address =
                 tcp_address(address, ISCSI.port).map_err(|error| format!("access_states: {error}"))?;
-            Ok((address, state.word()))
+            Ok((address, state.access_state()))
         };
         written.iter().map(state).collect::<Result<_, _>>().map(ListenerStates)
     }
 
-    /// The listeners that have one.
+    /// The listeners with a configured state.
     pub(super) fn listeners(&self) -> Vec<SocketAddr> {
         self.0.iter().map(|(address, _)| *address).collect()
     }
 
-    /// That of a listener.
+    /// The state of a listener; active/optimized if none is configured.
     pub(super) fn of(&self, listener: &SocketAddr) -> AccessState {
         let found = self.0.iter().find(|(address, _)| means(address, listener));
         found.map_or(AccessState::ACTIVE_OPTIMIZED, |(_, state)| *state)
@@ -43,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_has_the_state_that_is_named_or_is_the_best() {
+    fn a_listener_has_the_configured_state_or_is_optimized() {
         let written = [
             ("192.0.2.2".to_owned(), AluaStateName::Standby),
             ("[::1]:7".to_owned(), AluaStateName::Unavailable),

@@ -1,7 +1,6 @@
-//! Targets from the config file: which volumes are logical units of which target, and who may see
-//! them.
+//! iSCSI targets in the config file: their logical units and their access control.
 //!
-//! Keys that RFC 7143 has a name for have that name.
+//! Keys have the names of RFC 7143 where it has one.
 
 use super::access::ListenerStates;
 use super::{ISCSI, PREFIX};
@@ -19,7 +18,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// One `[[iscsi_target]]`, as it was written.
+/// One `[[iscsi_target]]` of the config file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TargetEntry {
@@ -27,19 +26,19 @@ pub(super) struct TargetEntry {
     target_name: String,
     #[serde(rename = "TargetAlias", default)]
     target_alias: String,
-    /// Those of the listeners that lead to it; none means all.
+    /// The listeners through which it is reached; empty for all.
     #[serde(default)]
     portals: Vec<String>,
-    /// How well listeners lead to its units, by their addresses; at others it is active/optimized.
+    /// Access states by address of the listener; other listeners are active/optimized.
     access_states: Option<BTreeMap<String, AluaStateName>>,
-    /// Volumes by LUN; none if the target is elsewhere.
+    /// Volumes by LUN; empty if the target redirects logins.
     #[serde(default)]
     luns: BTreeMap<String, String>,
-    /// Where initiators are sent that want to log in, as `host:port`.
+    /// The address to which logins are redirected, as `host:port`.
     redirect: Option<String>,
-    /// Whether they are to remember it.
+    /// Whether the redirection is permanent.
     redirect_kind: Option<RedirectKind>,
-    /// Their medium can be ejected and loaded (RMB of INQUIRY data).
+    /// The units have removable media (RMB of INQUIRY data).
     #[serde(default)]
     removable: bool,
     #[serde(rename = "HeaderDigest")]
@@ -66,23 +65,23 @@ pub(super) struct TargetEntry {
     default_time2_wait: Option<u32>,
     #[serde(rename = "DefaultTime2Retain")]
     default_time2_retain: Option<u32>,
-    /// The algorithms of CHAP that are accepted, where an acl entry does not say; left out: all.
+    /// Accepted CHAP algorithms, unless an acl entry has its own; without the key all.
     #[serde(rename = "CHAP_A")]
     chap_a: Option<Vec<ChapAlgorithmName>>,
-    /// Who may log in; none means everybody, without proof.
+    /// Access control list; if it is empty, every initiator may log in without authentication.
     #[serde(default)]
     acl: Vec<AclEntry>,
 }
 
-/// What is accepted of a digest.
+/// Configured use of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 enum Digest {
-    /// It stays off.
+    /// It is off.
     None,
-    /// It has to be on.
+    /// It is required.
     #[serde(rename = "CRC32C")]
     Crc32c,
-    /// As the initiator likes.
+    /// The initiator chooses.
     #[serde(rename = "None,CRC32C")]
     Either,
 }
@@ -96,12 +95,12 @@ impl TryFrom<String> for ChapAlgorithmName {
     type Error = String;
 
     fn try_from(name: String) -> Result<ChapAlgorithmName, String> {
-        let unknown = || format!("`{name}` is not a CHAP algorithm; write SHA3-256, SHA-256, SHA1 or MD5");
+        let unknown = || format!("`{name}` is not a CHAP algorithm; use SHA3-256, SHA-256, SHA1 or MD5");
         ChapAlgorithm::from_name(&name).map(ChapAlgorithmName).ok_or_else(unknown)
     }
 }
 
-/// In the words of RFC 7143 §11.13.5: target moved temporarily, target moved permanently.
+/// Kind of a redirection (RFC 7143 §11.13.5): target moved temporarily or permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum RedirectKind {
@@ -109,11 +108,11 @@ enum RedirectKind {
     Permanent,
 }
 
-/// `[iscsi_discovery]`: what discovery asks for; without it everybody may discover.
+/// `[iscsi_discovery]`: authentication of discovery sessions; without it everybody may discover.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct IscsiDiscoveryEntry {
-    /// The algorithms of CHAP that are accepted; left out: all.
+    /// Accepted CHAP algorithms; without the key all.
     #[serde(rename = "CHAP_A")]
     chap_a: Option<Vec<ChapAlgorithmName>>,
     #[serde(rename = "CHAP_N")]
@@ -128,69 +127,74 @@ pub(super) struct IscsiDiscoveryEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AclEntry {
-    /// Left out: every initiator that no other entry names.
+    /// Without the key, the entry applies to all initiators that no other entry names.
     #[serde(rename = "InitiatorName")]
     initiator_name: Option<String>,
-    /// What it sees; left out: every LUN.
+    /// The LUNs that it sees; without the key all.
     luns: Option<Vec<u16>>,
-    /// The algorithms of CHAP that are accepted; left out: those of the target.
+    /// Accepted CHAP algorithms; without the key those of the target.
     #[serde(rename = "CHAP_A")]
     chap_a: Option<Vec<ChapAlgorithmName>>,
-    /// What it has to call itself, and where the secret is that it has to know.
+    /// CHAP name and secret of the initiator.
     #[serde(rename = "CHAP_N")]
     chap_n: Option<String>,
     secret_file: Option<PathBuf>,
-    /// What the target calls itself when it is asked to prove itself, and where its secret is.
+    /// CHAP name and secret of the target, for mutual authentication.
     #[serde(rename = "target_CHAP_N")]
     target_chap_n: Option<String>,
     target_secret_file: Option<PathBuf>,
 }
 
-/// A target, its secrets read.
+/// A validated target with its secrets.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfiguredTarget {
     pub(super) name: Name,
     pub(super) alias: String,
-    /// Those of the listeners that lead to it; none means all.
+    /// The listeners through which it is reached; empty for all.
     portals: Vec<SocketAddr>,
-    /// How well they lead to its units; each is a portal group then.
+    /// Access states of the listeners. If set, each listener is its own portal group.
     pub(super) access_states: Option<ListenerStates>,
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
     pub(super) removable: bool,
     pub(super) offer: OperationalParameters,
-    /// Whether nobody comes in without CRC32C over headers, and over data.
+    /// Whether header digests and data digests are required.
     pub(super) needs_digests: [bool; 2],
     pub(super) redirect: Option<Redirect>,
-    /// Not empty; those that name an initiator come first.
+    /// Not empty; entries that name an initiator come first.
     pub(super) acl: Vec<Acl>,
 }
 
-/// Who may log in to a target, and what it sees.
+/// An initiator that may log in to a target, with its authentication and its LUNs.
 #[derive(Clone, Debug)]
 pub(super) struct Acl {
     pub(super) initiator: Option<Name>,
     pub(super) chap: Option<Chap>,
-    /// Its user, and the file of the secret.
+    /// CHAP name and file of the secret, for announced commands.
     pub(super) user: Option<(String, PathBuf)>,
-    /// `None`: every LUN.
+    /// `None` for all LUNs.
     pub(super) luns: Option<Vec<u16>>,
 }
 
 impl ConfiguredTarget {
-    /// Reads what an entry says, and the files that it names.
+    /// Validates an entry and reads the files that it names.
+    ///
+    /// # Errors
+    /// If a value or a file is invalid; the message names the target.
     pub(crate) fn prepare(entry: TargetEntry) -> Result<ConfiguredTarget, Failure> {
         let written = entry.target_name.clone();
         let wrong = |what: String| Failure::request(format!("iscsi_target `{written}`: {what}"));
         let name =
             Name::new(&written).map_err(|error| wrong(format!("{error}; write it as {PREFIX}NAME")))?;
         if entry.target_alias.len() > ISCSI.max_description || entry.target_alias.contains('\0') {
-            return Err(wrong("TargetAlias has more than 255 bytes, or a NUL; shorten it".to_owned()));
+            return Err(wrong(
+                "TargetAlias is longer than 255 bytes or contains a NUL; shorten it".to_owned(),
+            ));
         }
         let luns = entry.luns.iter().map(|(lun, volume)| {
             let number = lun.parse::<u16>().ok().filter(|lun| *lun <= MAX_LUN);
             let number = number.ok_or_else(|| wrong(format!("LUNs are numbers from 0 to {MAX_LUN}")))?;
-            // Else two keys could be one LUN.
+            // Otherwise two different keys could mean one LUN.
             if number.to_string() != *lun {
                 return Err(wrong(format!("write LUN `{lun}` as {number}")));
             }
@@ -201,7 +205,7 @@ impl ConfiguredTarget {
         let is_empty = luns.is_empty() && redirect.is_none();
         if is_empty || luns.len() > MAX_LUNS {
             return Err(wrong(format!(
-                "`luns` has to map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
+                "`luns` must map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
             )));
         }
         let portals = entry.portals.iter().map(|portal| tcp_address(portal, ISCSI.port));
@@ -213,12 +217,14 @@ impl ConfiguredTarget {
         let acl = entry.acl.iter().map(|acl| acl.prepare(&luns, entry.chap_a.as_deref(), &wrong));
         let mut acl = acl.collect::<Result<Vec<_>, _>>()?;
         if entry.chap_a.is_some() && acl.iter().all(|acl| acl.chap.is_none()) {
-            return Err(wrong("CHAP_A: no acl entry has CHAP_N and secret_file; add them".to_owned()));
+            return Err(wrong(
+                "CHAP_A has no effect without CHAP_N and secret_file in an acl entry; add them".to_owned(),
+            ));
         }
         let mut named = HashSet::new();
         if let Some(twice) = acl.iter().find(|acl| !named.insert(acl.initiator.clone())) {
             let who = twice.initiator.as_ref().map_or("every initiator", Name::as_str);
-            return Err(wrong(format!("two acl entries are for {who}; make one of them")));
+            return Err(wrong(format!("two acl entries are for {who}; merge them")));
         }
         if acl.is_empty() {
             acl.push(Acl { initiator: None, chap: None, user: None, luns: None });
@@ -241,17 +247,17 @@ impl ConfiguredTarget {
         })
     }
 
-    /// Whether that listener leads to it.
+    /// Whether the target is reached through the listener.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
         self.portals.is_empty() || self.portals.iter().any(|portal| means(portal, listener))
     }
 
-    /// Whether every initiator has to prove itself.
-    fn asks_everybody(&self) -> bool {
+    /// Whether every initiator must authenticate.
+    fn authenticates_all(&self) -> bool {
         self.acl.iter().all(|acl| acl.chap.is_some())
     }
 
-    /// Who may use its volumes.
+    /// Its access control, for the policy.
     pub(super) fn access(&self) -> TargetAccess {
         let is_open = |lun: &u16| {
             let sees = |acl: &Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(lun));
@@ -265,7 +271,7 @@ impl ConfiguredTarget {
             listeners: ("portals", self.portals.clone()),
             is_restricted: self.acl.iter().all(keeps_out) || volumes.iter().any(|(_, is_open)| !is_open),
             volumes,
-            asks_everybody: self.asks_everybody(),
+            authenticates_all: self.authenticates_all(),
             states: self
                 .access_states
                 .iter()
@@ -277,7 +283,7 @@ impl ConfiguredTarget {
 }
 
 impl IscsiDiscoveryEntry {
-    /// Takes relative paths as below a directory.
+    /// Makes relative paths absolute, below `directory`.
     pub(crate) fn anchor(&mut self, directory: &Path) {
         for path in [&mut self.secret_file, &mut self.target_secret_file].into_iter().flatten() {
             *path = directory.join(&*path);
@@ -285,17 +291,20 @@ impl IscsiDiscoveryEntry {
     }
 
     /// Reads the files that it names.
+    ///
+    /// # Errors
+    /// If a name or a file is missing or invalid.
     pub(crate) fn prepare(&self) -> Result<Chap, Failure> {
         let wrong = |what: String| Failure::request(format!("iscsi_discovery: {what}"));
         let own = (&self.chap_n, &self.secret_file);
         let target = (&self.target_chap_n, &self.target_secret_file);
         let chap = chap(own, target, self.chap_a.as_deref(), &wrong)?;
-        chap.ok_or_else(|| wrong("needs CHAP_N and secret_file; without them leave it out".to_owned()))
+        chap.ok_or_else(|| wrong("needs CHAP_N and secret_file; add them, or remove the table".to_owned()))
     }
 }
 
 impl TargetEntry {
-    /// Takes relative paths as below a directory.
+    /// Makes relative paths absolute, below `directory`.
     pub(crate) fn anchor(&mut self, directory: &Path) {
         let files = self.acl.iter_mut().flat_map(|acl| [&mut acl.secret_file, &mut acl.target_secret_file]);
         for path in files.flatten() {
@@ -306,11 +315,13 @@ impl TargetEntry {
     fn redirect(&self) -> Result<Option<Redirect>, String> {
         let kind = self.redirect_kind;
         let Some(address) = &self.redirect else {
-            let without = "redirect_kind is nothing without redirect; write redirect = \"host:port\"";
+            let without = "redirect_kind has no effect without redirect; add redirect = \"host:port\"";
             return if kind.is_none() { Ok(None) } else { Err(without.to_owned()) };
         };
         if !is_portal(address) {
-            return Err(format!("redirect: `{address}` is no host:port, as in storage2.example.com:3260"));
+            return Err(format!(
+                "redirect: `{address}` is not a host:port; write it as storage2.example.com:3260"
+            ));
         }
         Ok(Some(Redirect { address: address.clone(), permanent: kind == Some(RedirectKind::Permanent) }))
     }
@@ -348,12 +359,12 @@ impl TargetEntry {
             let Some(value) = value else { continue };
             if !bounds.contains(&value) {
                 let (name, least, most) = (key.name(), bounds.start(), bounds.end());
-                return Err(format!("{name} is a number from {least} to {most}"));
+                return Err(format!("{name} {value} is out of range; set a number from {least} to {most}"));
             }
             offer = offer.with(key, value);
         }
         if offer.get(OperationalKey::FirstBurstLength) > offer.get(OperationalKey::MaxBurstLength) {
-            return Err("FirstBurstLength is above MaxBurstLength; lower it".to_owned());
+            return Err("FirstBurstLength is larger than MaxBurstLength; reduce it".to_owned());
         }
         Ok(offer)
     }
@@ -369,23 +380,26 @@ impl AclEntry {
         let initiator = self.initiator_name.as_deref().map(Name::new).transpose();
         let initiator = initiator.map_err(|error| wrong(format!("InitiatorName: {error}")))?;
         if let Some(lun) = self.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
-            return Err(wrong(format!("an acl entry has LUN {lun}, which `luns` does not map")));
+            return Err(wrong(format!(
+                "an acl entry has LUN {lun}, which `luns` does not map; correct one of them"
+            )));
         }
         let own = (&self.chap_n, &self.secret_file);
         let target = (&self.target_chap_n, &self.target_secret_file);
         let chap = chap(own, target, self.chap_a.as_deref().or(chap_a), wrong)?;
         if chap.is_none() && self.chap_a.is_some() {
-            return Err(wrong("CHAP_A needs CHAP_N and secret_file, too".to_owned()));
+            return Err(wrong("CHAP_A also needs CHAP_N and secret_file; add them".to_owned()));
         }
         let user = self.chap_n.clone().zip(self.secret_file.clone());
         Ok(Acl { initiator, chap, user, luns: self.luns.clone() })
     }
 }
 
-/// A name and the file of a secret, as they were written.
+/// A CHAP name and the file of its secret, each optional.
 type NameAndSecret<'a> = (&'a Option<String>, &'a Option<PathBuf>);
 
-/// What is asked of initiators, and what the target proves of itself.
+/// CHAP of initiators (`own`) and, for mutual authentication, of the target. `None` without
+/// authentication.
 fn chap(
     own: NameAndSecret<'_>,
     target: NameAndSecret<'_>,
@@ -396,18 +410,18 @@ fn chap(
         (None, None) => Ok(None),
         (Some(name), Some(file)) => {
             let credentials = ChapCredentials::new(name, read_secret(file)?);
-            credentials.map(Some).ok_or_else(|| wrong(format!("{} has to have 1 to 255 bytes", keys[0])))
+            credentials.map(Some).ok_or_else(|| wrong(format!("{} must have 1 to 255 bytes", keys[0])))
         }
-        _ => Err(wrong(format!("{} and {} go together; write both", keys[0], keys[1]))),
+        _ => Err(wrong(format!("{} and {} belong together; set both", keys[0], keys[1]))),
     };
     let own = both(own, ["CHAP_N", "secret_file"])?;
     let target = both(target, ["target_CHAP_N", "target_secret_file"])?;
     match (own, target) {
         (None, None) => Ok(None),
-        (None, Some(_)) => Err(wrong("target_CHAP_N needs CHAP_N and secret_file, too".to_owned())),
-        // RFC 7143 §9.2.1.
+        (None, Some(_)) => Err(wrong("target_CHAP_N also needs CHAP_N and secret_file; add them".to_owned())),
+        // RFC 7143 §9.2.1 forbids equal secrets.
         (Some(own), Some(target)) if own.secret() == target.secret() => {
-            Err(wrong("initiator and target have the same secret; give them two".to_owned()))
+            Err(wrong("initiator and target have the same secret; use two different ones".to_owned()))
         }
         _ if algorithms.is_some_and(<[_]>::is_empty) => {
             Err(wrong("CHAP_A is empty; name algorithms, as [\"SHA3-256\", \"SHA-256\"]".to_owned()))
@@ -419,14 +433,14 @@ fn chap(
     }
 }
 
-/// Reads a secret of CHAP.
+/// Reads a CHAP secret from a file.
 pub(super) fn read_secret(path: &Path) -> Result<ChapSecret, Failure> {
     secret::read("secret file", path, |line| {
-        ChapSecret::new(line).ok_or("has a secret of more than 255 bytes; shorten it")
+        ChapSecret::new(line).ok_or("has a secret that is longer than 255 bytes; shorten it")
     })
 }
 
-/// Whether it is what TargetAddress has before the portal group (RFC 7143 §13.8), with a port.
+/// Whether the text is a TargetAddress with a port and without a portal group tag (RFC 7143 §13.8).
 fn is_portal(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let is_host = |host: &str| {
@@ -440,13 +454,13 @@ fn is_portal(text: &str) -> bool {
     is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
-/// The greatest number of the flat addressing method (SAM-5 §4.7.7.4).
+/// Maximum LUN of the flat space addressing method (SAM-5 §4.7.7.4).
 const MAX_LUN: u16 = 0x3fff;
-/// Of one session.
+/// Maximum number of connections of one session.
 const MAX_CONNECTIONS: u32 = 64;
-/// Of one target.
+/// Maximum number of logical units of one target.
 const MAX_LUNS: usize = 256;
-/// The longest name of a host.
+/// Maximum length of a host name.
 const MAX_HOST: usize = 253;
 
 #[cfg(test)]
@@ -459,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_has_what_its_table_says() {
+    fn a_target_has_the_values_of_its_table() {
         let target = prepare(
             "TargetName = 'iqn.2026-11.T:a'\nluns = { 0 = 'x', 16383 = 'y' }\nportals = ['192.0.2.1']\n\
              DataDigest = 'CRC32C'\nInitialR2T = true\nMaxBurstLength = 65536\nFirstBurstLength = 512\n\
@@ -476,7 +490,7 @@ mod tests {
         let limits = [OperationalKey::MaxConnections, OperationalKey::ErrorRecoveryLevel]
             .map(|key| target.offer.get(key));
         assert_eq!(limits, [2, 0]);
-        assert_eq!((target.acl.len(), target.asks_everybody()), (1, false));
+        assert_eq!((target.acl.len(), target.authenticates_all()), (1, false));
     }
 
     #[test]
@@ -487,11 +501,11 @@ mod tests {
             read_secret(file.path()).map_err(|failure| failure.to_string())
         };
         assert!(said(255).is_ok());
-        assert!(said(256).unwrap_err().ends_with("has a secret of more than 255 bytes; shorten it"));
+        assert!(said(256).unwrap_err().ends_with("has a secret that is longer than 255 bytes; shorten it"));
     }
 
     #[test]
-    fn algorithms_of_chap_are_those_of_the_acl_entry_then_those_of_the_target_then_all() {
+    fn chap_algorithms_are_those_of_the_acl_entry_or_of_the_target_or_all() {
         use std::os::unix::fs::PermissionsExt;
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "initiator-secret").unwrap();
@@ -515,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_moved_needs_no_volumes() {
+    fn a_target_that_redirects_needs_no_volumes() {
         let to = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\n{rest}"));
         let moved = to("redirect = 'storage2.example.com:3260'\nredirect_kind = 'permanent'").unwrap();
         let address = "storage2.example.com:3260".to_owned();
@@ -532,19 +546,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_target() {
+    fn an_error_names_its_target() {
         let with = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{rest}"));
         let wrong = "iscsi_target `iqn.a`: ";
         for (rest, expected) in [
-            ("MaxConnections = 65", "MaxConnections is a number from 1 to 64"),
+            ("MaxConnections = 65", "MaxConnections 65 is out of range; set a number from 1 to 64"),
             ("MaxBurstLength = 511", "MaxBurstLength is a number from 512 to 16777215"),
-            ("MaxBurstLength = 512", "FirstBurstLength is above MaxBurstLength; lower it"),
+            ("MaxBurstLength = 512", "FirstBurstLength is larger than MaxBurstLength; reduce it"),
             ("portals = ['unix:/s']", "portals: `unix:/s` is a Unix socket; write host:port"),
             ("[[acl]]\nluns = [1]", "an acl entry has LUN 1, which `luns` does not map"),
-            ("[[acl]]\nCHAP_N = 'u'", "CHAP_N and secret_file go together; write both"),
-            ("CHAP_A = ['MD5']", "CHAP_A: no acl entry has CHAP_N and secret_file; add them"),
-            ("[[acl]]\nCHAP_A = ['MD5']", "CHAP_A needs CHAP_N and secret_file, too"),
-            ("[[acl]]\n[[acl]]", "two acl entries are for every initiator; make one of them"),
+            ("[[acl]]\nCHAP_N = 'u'", "CHAP_N and secret_file belong together; set both"),
+            (
+                "CHAP_A = ['MD5']",
+                "CHAP_A has no effect without CHAP_N and secret_file in an acl entry; add them",
+            ),
+            ("[[acl]]\nCHAP_A = ['MD5']", "CHAP_A also needs CHAP_N and secret_file; add them"),
+            ("[[acl]]\n[[acl]]", "two acl entries are for every initiator; merge them"),
         ] {
             assert_eq!(with(rest).unwrap_err(), format!("{wrong}{expected}"));
         }

@@ -1,10 +1,10 @@
-//! Targets that are served, and logical units that come and go.
+//! The running iSCSI targets, and changes of their logical units at run time.
 
 use super::node::{Portals, of_volume, wanted};
-use super::{Alua, Iscsi, default_target, name};
-use crate::protocol::frontend::{Frontend, Live, Service, TargetPlace, VolumeNames};
+use super::{Iscsi, IscsiCtlCommand, default_target, name};
+use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess};
-use crate::protocol::units::Units;
+use crate::protocol::units::LogicalUnits;
 use blockmux_engine::iscsi;
 use blockmux_engine::listener::Serve;
 use blockmux_engine::sessions::SessionInfo;
@@ -18,45 +18,48 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Everything that initiators find.
+/// The running frontend of iSCSI.
 pub(super) struct LiveTargets {
     pub(super) exports: Exports,
     pub(super) node: Arc<IscsiNode>,
-    pub(super) units: Arc<Units>,
-    state: Mutex<State>,
+    pub(super) units: Arc<LogicalUnits>,
+    state: Mutex<IscsiState>,
 }
 
-/// What follows the config.
-struct State {
+/// The parts of the state that depend on the config.
+struct IscsiState {
     portals: Portals,
-    /// Each volume is a target of its own.
-    has_own: bool,
-    /// The targets before the config was followed.
+    /// No target is configured: each volume has its own target.
+    has_default_targets: bool,
+    /// The targets before the last change of the config.
     before: Vec<Arc<TargetNode>>,
 }
 
 impl LiveTargets {
-    /// Nothing yet: what a config wants comes with [`Live::follow`].
+    /// Creates it without targets; [`LiveFrontend::reconfigure`] adds those of a config.
     pub(super) fn new(service: &Service<'_>, node: IscsiNode) -> LiveTargets {
         let portals = Portals::new(service, &[], None);
         LiveTargets {
             exports: service.exports.clone(),
             node: Arc::new(node),
             units: service.units.clone(),
-            state: Mutex::new(State { portals, has_own: true, before: Vec::new() }),
+            state: Mutex::new(IscsiState { portals, has_default_targets: true, before: Vec::new() }),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, IscsiState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn target(&self, name: &str) -> Result<Arc<TargetNode>, String> {
         let found = self.node.targets().into_iter().find(|target| target.name.as_str() == name);
-        found.ok_or_else(|| format!("there is no target `{name}`"))
+        found.ok_or_else(|| format!("no target has the name `{name}`"))
     }
 
-    /// The portal groups of a target that a listener is in, or all.
+    /// The portal group of the listener `at`, or all portal groups of the target.
+    ///
+    /// # Errors
+    /// If `at` is not a listener of the target, or shares its portal group with other listeners.
     fn groups(&self, target: &TargetNode, at: Option<SocketAddr>) -> Result<BTreeSet<u16>, String> {
         let own = target.portals.iter().map(|portal| portal.group_tag);
         let Some(at) = at else { return Ok(own.collect()) };
@@ -64,31 +67,32 @@ impl LiveTargets {
         match portals.group_of(at) {
             Some((group_tag, true)) if target.is_in_group(group_tag) => Ok([group_tag].into()),
             Some((_, false)) => Err(format!(
-                "{at} is one portal group with other listeners; a config file with `access_states` gives each its own"
+                "{at} shares its portal group with other listeners; set `access_states` in the config file to give each \
+                 its own"
             )),
-            _ => Err(format!("no such listener; there is {}", portals.in_words())),
+            _ => Err(format!("{at} is not a listener; use one of {}", portals.list())),
         }
     }
 }
 
-/// Whether everybody may log in without proof.
+/// Whether every initiator may log in without authentication.
 fn admits_all(access: &IscsiAccess) -> bool {
     access.initiator.is_none() && access.chap.is_none()
 }
 
-impl Live for LiveTargets {
+impl LiveFrontend for LiveTargets {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let state = self.state();
         let group_tag = place.tcp().and_then(|tcp| state.portals.tag_of(tcp)).cloned().unwrap_or_default();
         iscsi::serve_in(&self.node, &self.exports, &group_tag)
     }
 
-    fn follow(&self, desired: &dyn Frontend, service: &Service<'_>) {
+    fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
         let Some(own) = desired.as_any().downcast_ref::<Iscsi>() else { return };
         let mut state = self.state();
-        let State { portals, has_own, before } = &mut *state;
+        let IscsiState { portals, has_default_targets, before } = &mut *state;
         *portals = Portals::new(service, &own.targets, Some(portals));
-        *has_own = own.targets.is_empty();
+        *has_default_targets = own.targets.is_empty();
         *before = self.node.targets();
         let removable = own.targets.iter().filter(|target| target.removable);
         self.units.set_removable(removable.flat_map(|target| target.luns.values().cloned()));
@@ -106,9 +110,9 @@ impl Live for LiveTargets {
         }
     }
 
-    /// A session goes on with the view of its target that it was given, if its initiator would get
-    /// that one again and had to prove no less.
-    fn keeps(&self, session: &SessionInfo) -> bool {
+    /// A session may continue if its initiator would get the same view of the target again and
+    /// authenticated at least as the new config requires.
+    fn may_continue(&self, session: &SessionInfo) -> bool {
         let state = self.state();
         let Ok(initiator) = Name::new(&session.login.initiator) else { return true };
         let is_meant = |target: &&Arc<TargetNode>| target.name.as_str() == session.login.target;
@@ -128,20 +132,24 @@ impl Live for LiveTargets {
 
     fn add(&self, volume: VolumeId) {
         let state = self.state();
-        let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| state.has_own) else { return };
+        let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| state.has_default_targets) else {
+            return;
+        };
         if let Some(target) = of_volume(&named, &self.exports, &self.units, &state.portals) {
             self.node.add(target.make(None, &self.node, &state.portals));
         }
     }
 
     fn remove(&self, volume: VolumeId) {
-        if let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_own) {
+        if let Some(named) =
+            VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_default_targets)
+        {
             self.node.remove(&name(&default_target(&named.target)));
         }
         for access in self.node.targets().iter().flat_map(|target| &target.access) {
             access.target.remove(|_, other| other == volume);
         }
-        self.units.forget(volume);
+        self.units.remove(volume);
         self.node.notify_units(UnitChange::Removed(volume));
     }
 
@@ -162,24 +170,24 @@ impl Live for LiveTargets {
 
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
         let found = self.target(target)?;
-        let (_, unit) = self.units.of(volume).ok_or("there is no such volume any more")?;
+        let (_, unit) = self.units.of(volume).ok_or("the volume has been removed")?;
         let views = || found.access.iter().map(|access| &access.target);
         let number = match place.number {
             Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
-            // A number that an `acl` names would show the volume to initiators that were promised
-            // another.
+            // A free LUN that an `acl` names is not used: the volume would be visible to its
+            // initiators, for which another volume was intended.
             None => {
                 (0..=MAX_LUN).find(|number| !views().any(|view| view.has(*number) || view.is_named(*number)))
             }
         };
-        let number = number.ok_or_else(|| format!("{target}: take a LUN from 0 to {MAX_LUN}"))?;
+        let number = number.ok_or_else(|| format!("{target}: use a LUN from 0 to {MAX_LUN}"))?;
         if views().any(|view| view.has(number)) {
-            return Err(format!("{target}: there is a LUN {number} already; take another number"));
+            return Err(format!("{target}: LUN {number} is in use; use another number"));
         }
         if !views().any(|view| view.shows(number)) {
             return Err(format!(
-                "{target}: nobody would see LUN {number}, for each `acl` names its `luns`; take one of those, or add \
-                 {number} in the config file and start again"
+                "{target}: no initiator would see LUN {number}, because every `acl` lists its `luns`; use one of those, \
+                 or add {number} in the config file and reload it"
             ));
         }
         views().for_each(|view| {
@@ -193,16 +201,17 @@ impl Live for LiveTargets {
         let found = self.target(target)?;
         let views = found.access.iter().map(|access| &access.target);
         let gone = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum::<usize>();
-        if gone == 0 { Err(format!("{target}: there is no LUN {number}")) } else { Ok(()) }
+        if gone == 0 { Err(format!("{target}: has no LUN {number}")) } else { Ok(()) }
     }
 
     fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {
-        let Alua::Alua { state, at, .. } = Alua::deserialize(what).map_err(|error| error.to_string())?;
+        let IscsiCtlCommand::Alua { state, at, .. } =
+            IscsiCtlCommand::deserialize(what).map_err(|error| error.to_string())?;
         let found = self.target(target)?;
         let group_tags = self.groups(&found, at).map_err(|error| format!("{target}: {error}"))?;
         for access in &found.access {
             for group_tag in &group_tags {
-                access.target.set_access_state(found.port(access, *group_tag).group, state.word());
+                access.target.set_access_state(found.port(access, *group_tag).group, state.access_state());
             }
         }
         Ok(None)

@@ -1,8 +1,8 @@
-//! iSCSI, as the commands know it, over TCP and over RDMA (iSER).
+//! iSCSI over TCP and over RDMA (iSER): its properties, its frontend for `serve`, and its URLs.
 //!
-//! Unless the config file has targets, each volume is a target of its own, named
-//! `iqn.2026-11.blockmux:NAME`, and in it the only logical unit, LUN 0. A part of its UUID follows
-//! the name of a volume to which nobody gave one.
+//! Without targets in the config file, each volume has its own target with the name
+//! `iqn.2026-11.blockmux:NAME`, in which it is LUN 0. If the volume's name is generated, a part of
+//! its UUID is appended.
 
 mod access;
 mod config;
@@ -13,7 +13,7 @@ mod remote;
 pub(super) use remote::provisioning;
 
 use super::alua::AluaStateName;
-use super::frontend::{Frontend, Live, Portal, Service, TargetTables, VolumeNames, Way};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
 use crate::address::tcp_address;
@@ -39,39 +39,39 @@ pub(crate) const ISCSI: Protocol = Protocol {
     name: "iscsi",
     title: "iSCSI",
     carrier: Carrier::Stream,
-    is_unasked: true,
+    is_default: true,
     listener_help: ["ADDR", "Serve iSCSI and iSER at ADDR; repeatable [default: 127.0.0.1:3260]"],
     port: 3260,
     schemes: &[("iscsi", Transport::Tcp)],
-    unspoken_schemes: &[],
+    unsupported_schemes: &[],
     url_forms: &["iscsi://host/target-name/lun"],
     max_description: MAX_ALIAS,
     max_logical_block: 64 << 10,
-    // A header each: SCSI Command; Data-In with the status; SCSI Command; SCSI Response.
+    // One header each: SCSI Command; Data-In with status; SCSI Command; SCSI Response.
     shape: MessageShape { read_request: 48, read_reply_head: 48, write_request_head: 48, write_reply: 48 },
     frontend: || Box::<Iscsi>::default(),
     remote: remote::of_url,
     served_with: None,
 };
 
-/// iSCSI over RDMA, which today is iWARP. Every listener of either serves both.
+/// iSCSI over RDMA (iWARP). Listeners of iSCSI and iSER serve both.
 pub(crate) const ISER: Protocol = Protocol {
     name: "iser",
     title: "iSER",
-    listener_help: ["ADDR", "The same, and print iSER URLs only; repeatable [default: every iSCSI port]"],
+    listener_help: ["ADDR", "Like --iscsi, but print iSER URLs only; repeatable [default: every iSCSI port]"],
     schemes: &[("iser", Transport::Tcp)],
     url_forms: &["iser://host/target-name/lun"],
-    // Each is a frame with iSER's header and the same header of iSCSI; an RDMA Write brings data,
-    // an RDMA Read asks for it and another frame brings that.
+    // One frame each with the headers of iSER and iSCSI; data is sent by an RDMA Write, or
+    // requested by an RDMA Read and sent in another frame.
     shape: MessageShape { read_request: 96, read_reply_head: 112, write_request_head: 112, write_reply: 144 },
     served_with: Some(ISCSI.name),
     ..ISCSI
 };
 
-/// What only iSCSI can be told by `ctl`.
+/// The `ctl` commands of iSCSI.
 #[derive(clap::Subcommand, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Alua {
+enum IscsiCtlCommand {
     /// Set the ALUA state of an iSCSI target's portals; notify initiators
     Alua {
         /// iSCSI name
@@ -83,16 +83,16 @@ enum Alua {
     },
 }
 
-/// What is said of iSCSI: by the config file's keys, and what was made of that.
+/// The frontend of iSCSI: the keys of the config file, and the validated settings.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Iscsi {
     iscsi_target: Vec<TargetEntry>,
     iscsi_discovery: Option<IscsiDiscoveryEntry>,
-    /// Without any, each volume is a target of its own.
+    /// The configured targets; if it is empty, each volume has its own target.
     #[serde(skip)]
     targets: Vec<ConfiguredTarget>,
-    /// What discovery asks for.
+    /// CHAP of discovery sessions.
     #[serde(skip)]
     discovery: Option<Chap>,
 }
@@ -116,12 +116,12 @@ impl Frontend for Iscsi {
     }
 
     fn commands(&self, command: Command) -> Command {
-        Alua::augment_subcommands(command)
+        IscsiCtlCommand::augment_subcommands(command)
     }
 
     fn read_command(&self, matches: &ArgMatches) -> Result<(String, Value), clap::Error> {
-        let own = Alua::from_arg_matches(matches)?;
-        let Alua::Alua { target, .. } = &own;
+        let own = IscsiCtlCommand::from_arg_matches(matches)?;
+        let IscsiCtlCommand::Alua { target, .. } = &own;
         Ok((target.clone(), json!(own)))
     }
 
@@ -134,10 +134,10 @@ impl Frontend for Iscsi {
         if self.targets.is_empty() {
             for volume in volumes {
                 let target = default_target(volume);
-                let advice = "rename it, as in NAME=mem:1g, or leave iSCSI out, as with --nbd :10809";
+                let advice = "rename it, as in NAME=mem:1g, or do not serve iSCSI, as with --nbd :10809";
                 if Name::new(&target).is_err() {
                     return Err(format!(
-                        "`{volume}` cannot be in an iSCSI name, which has only letters, digits, `-` and `.`; {advice}"
+                        "`{volume}` is not allowed in an iSCSI name, which has only letters, digits, `-` and `.`; {advice}"
                     ));
                 }
                 if !names.insert(target) {
@@ -149,11 +149,11 @@ impl Frontend for Iscsi {
         for target in &self.targets {
             let name = target.name.as_str();
             if !names.insert(name.to_owned()) {
-                return Err(format!("two iscsi_targets are called `{name}`; rename one"));
+                return Err(format!("two iscsi_targets have the name `{name}`; rename one"));
             }
             if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
                 return Err(format!(
-                    "iscsi_target `{name}`: there is no volume `{missing}`; add it, or correct `luns`"
+                    "iscsi_target `{name}`: no volume has the name `{missing}`; add it, or correct `luns`"
                 ));
             }
         }
@@ -164,7 +164,7 @@ impl Frontend for Iscsi {
         self.targets.iter().map(ConfiguredTarget::access).collect()
     }
 
-    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {
         Ok(Some(node::serve(self, service)))
     }
 
@@ -179,7 +179,9 @@ impl Frontend for Iscsi {
     }
 
     fn record(&self, what: &Value, target: &mut toml::Table) -> bool {
-        let Ok(Alua::Alua { state, at: Some(at), .. }) = Alua::deserialize(what) else { return false };
+        let Ok(IscsiCtlCommand::Alua { state, at: Some(at), .. }) = IscsiCtlCommand::deserialize(what) else {
+            return false;
+        };
         let states = target.get_mut("access_states").and_then(toml::Value::as_table_mut);
         let Some((states, state)) = states.zip(toml::Value::try_from(state).ok()) else { return false };
         let known =
@@ -192,31 +194,31 @@ impl Frontend for Iscsi {
         self
     }
 
-    /// One way for each logical unit that the volume is. Clients of iSER have an RDMA device over
-    /// the network card that leads there.
-    fn ways(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
+    /// One entry for each logical unit of the volume. The commands for iSER expect that the client
+    /// has an RDMA device over the network card that reaches the portal.
+    fn connect_info(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some((listener, address)) = portal.tcp() else { return Vec::new() };
         let PortalText { host, port, portal } = PortalText::of(&address);
         let place = format!("{}://{host}{port}", protocol.name);
-        let way = |unit: MappedUnit<'_>| {
+        let info = |unit: MappedUnit<'_>| {
             if protocol.name == ISER.name {
                 let commands = vec![unit.login(self, &portal, " -I iser")];
-                return Way { url: unit.url(&place, "?rdma=iwarp"), commands, variables: Vec::new() };
+                return ConnectInfo { url: unit.url(&place, "?rdma=iwarp"), commands, variables: Vec::new() };
             }
             let mut commands = unit.commands_of_libiscsi(&place);
             commands.push(unit.login(self, &portal, ""));
-            Way { url: unit.url(&place, ""), commands, variables: Vec::new() }
+            ConnectInfo { url: unit.url(&place, ""), commands, variables: Vec::new() }
         };
-        units(self, &listener, named).into_iter().map(way).collect()
+        units(self, &listener, named).into_iter().map(info).collect()
     }
 }
 
-/// A listener, as it is written.
+/// The parts of a portal's address in URLs and commands.
 struct PortalText {
     host: String,
-    /// With a colon; empty for the usual one.
+    /// With a colon; empty for the default port.
     port: String,
-    /// Both.
+    /// Host and port.
     portal: String,
 }
 
@@ -229,22 +231,22 @@ impl PortalText {
     }
 }
 
-/// A logical unit that a volume is, and who sees it.
+/// A logical unit of a volume, and an initiator that can log in to it.
 struct MappedUnit<'a> {
     target: String,
     lun: u16,
-    /// Who logs in, where not everybody may.
+    /// The initiator's name; `None` if every initiator may log in.
     initiator: Option<&'a Name>,
-    /// Its user, and the file of the secret as we have it.
+    /// CHAP name and file of the secret.
     user: Option<(String, PathBuf)>,
-    /// Of CHAP, that the target takes.
+    /// CHAP algorithms that the target accepts.
     algorithms: &'a [ChapAlgorithm],
-    /// Over headers, and over data: without them nobody comes in.
+    /// Whether header digests and data digests are required.
     digests: [bool; 2],
 }
 
 impl MappedUnit<'_> {
-    /// For our own initiator.
+    /// URL for the Blockmux initiator.
     fn url(&self, portal: &str, query: &str) -> String {
         let plain = format!("{portal}/{}/{}{query}", self.target, self.lun);
         let Ok(mut url) = plain.parse::<IscsiUrl>() else { return plain };
@@ -258,7 +260,7 @@ impl MappedUnit<'_> {
         url.to_string()
     }
 
-    /// What libiscsi's clients do. It speaks no CHAP but with MD5, and has no data digest.
+    /// Commands of libiscsi's clients. libiscsi supports CHAP with MD5 only and no data digests.
     fn commands_of_libiscsi(&self, portal: &str) -> Vec<String> {
         if self.digests[1] || self.user.is_some() && !self.algorithms.contains(&ChapAlgorithm::Md5) {
             return Vec::new();
@@ -266,7 +268,7 @@ impl MappedUnit<'_> {
         let url = self.url_of_libiscsi(portal);
         let (url, environment) = (shell_word(&url), self.environment_of_libiscsi());
         match self.initiator {
-            // QEMU cannot be told a name in the same way.
+            // QEMU has no such option for the initiator's name.
             Some(name) => vec![format!("{environment}iscsi-inq -i {} {url}", shell_word(name.as_str()))],
             None => {
                 vec![format!("{environment}iscsi-inq {url}"), format!("{environment}qemu-img info {url}")]
@@ -274,8 +276,8 @@ impl MappedUnit<'_> {
         }
     }
 
-    /// What libiscsi puts into the LUN field as it is: beyond 255 the number with the addressing
-    /// method before it.
+    /// URL for libiscsi, which copies the LUN to the wire unchanged: above 255 it must include the
+    /// addressing method.
     fn url_of_libiscsi(&self, portal: &str) -> String {
         let lun = if self.lun > MAX_PERIPHERAL_LUN { FLAT_SPACE | self.lun } else { self.lun };
         format!("{portal}/{}/{lun}", self.target)
@@ -288,7 +290,8 @@ impl MappedUnit<'_> {
         format!("LIBISCSI_CHAP_USERNAME={user} LIBISCSI_CHAP_PASSWORD=\"$(cat {file})\" ")
     }
 
-    /// How Linux logs in. Who may not discover names the target by hand.
+    /// Commands that log Linux's initiator in. If discovery requires authentication, the node is
+    /// created by hand.
     fn login(&self, own: &Iscsi, portal: &str, interface: &str) -> String {
         let (target, portal) = (shell_word(&self.target), shell_word(portal));
         let node = format!("iscsiadm -m node -T {target} -p {portal}{interface}");
@@ -303,7 +306,7 @@ impl MappedUnit<'_> {
             set("node.session.auth.authmethod", "CHAP");
             set("node.session.auth.username", &shell_word(user));
             set("node.session.auth.password", &format!("\"$(cat {})\"", shell_word(&file)));
-            // It proposes MD5 alone unless it is told.
+            // By default it proposes MD5 only.
             if !self.algorithms.contains(&ChapAlgorithm::Md5) {
                 let names: Vec<_> =
                     self.algorithms.iter().map(|one| one.name().replace("SHA-", "SHA")).collect();
@@ -321,7 +324,8 @@ impl MappedUnit<'_> {
     }
 }
 
-/// The logical units that a volume is by a listener. A target that has moved has none for anybody.
+/// The logical units of a volume that are reached through a listener. A target that redirects
+/// logins has none.
 fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &VolumeNames) -> Vec<MappedUnit<'a>> {
     if own.targets.is_empty() {
         let target = default_target(&named.target);
@@ -338,7 +342,7 @@ fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &VolumeNames) -> Vec<
     let mapped = targets.flat_map(|target| {
         let luns = target.luns.iter().filter(|(_, mapped)| **mapped == named.export).map(|(lun, _)| *lun);
         luns.filter_map(|lun| {
-            // One who may have any name, if there is one.
+            // The last entries apply to all initiators and need no name.
             let sees = |acl: &&Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(&lun));
             let acl = target.acl.iter().rev().find(sees)?;
             let (user, initiator) = (acl.user.clone(), acl.initiator.as_ref());
@@ -350,22 +354,22 @@ fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &VolumeNames) -> Vec<
     mapped.collect()
 }
 
-/// The name of the target that a volume is, whose own part is `name`.
+/// The name of a volume's own target; `name` is the part after the prefix.
 fn default_target(name: &str) -> String {
     format!("{PREFIX}{}", name.to_lowercase())
 }
 
-/// What the names of our own targets begin with.
+/// Prefix of the names of volumes' own targets.
 const PREFIX: &str = "iqn.2026-11.blockmux:";
-/// The longest TargetAlias, in bytes (RFC 7143 §13.6).
+/// Maximum length of TargetAlias, in bytes (RFC 7143 §13.6).
 const MAX_ALIAS: usize = 255;
 
-/// The greatest number of the peripheral device addressing method, and the flat space addressing
-/// method (SAM-5 §4.7.7).
+/// Maximum LUN of the peripheral device addressing method (SAM-5 §4.7.7).
 const MAX_PERIPHERAL_LUN: u16 = 255;
+/// Bits of the flat space addressing method in the LUN field (SAM-5 §4.7.7).
 const FLAT_SPACE: u16 = 1 << 14;
 
-/// Names of targets as they were checked before.
+/// Parses a name that [`Frontend::check`] has validated.
 fn name(text: &str) -> Name {
     Name::new(text).expect("checked before anything was opened")
 }
@@ -376,21 +380,22 @@ mod tests {
 
     fn urls(address: &str, volume: &str) -> Vec<String> {
         Iscsi::default()
-            .ways(&ISCSI, &Portal::at(address), &VolumeNames::plainly(volume))
+            .connect_info(&ISCSI, &Portal::at(address), &VolumeNames::plainly(volume))
             .into_iter()
             .map(|way| way.url)
             .collect()
     }
 
     #[test]
-    fn a_volume_is_lun_0_of_a_target_of_its_name() {
+    fn a_volume_is_lun_0_of_a_target_with_its_name() {
         assert_eq!(urls("127.0.0.1:3260", "Disk0"), ["iscsi://127.0.0.1/iqn.2026-11.blockmux:disk0/0"]);
         assert_eq!(urls("[::1]:7", "a"), ["iscsi://[::1]:7/iqn.2026-11.blockmux:a/0"]);
-        let over_rdma = &Iscsi::default().ways(&ISER, &Portal::at("[::1]:7"), &VolumeNames::plainly("a"))[0];
+        let over_rdma =
+            &Iscsi::default().connect_info(&ISER, &Portal::at("[::1]:7"), &VolumeNames::plainly("a"))[0];
         assert_eq!(over_rdma.url, "iser://[::1]:7/iqn.2026-11.blockmux:a/0?rdma=iwarp");
     }
 
-    /// A secret of CHAP in a folder.
+    /// Writes a CHAP secret to a file in a directory.
     fn secret_file() -> (tempfile::TempDir, String) {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
@@ -407,20 +412,20 @@ mod tests {
     }
 
     #[test]
-    fn commands_have_the_user_the_name_and_the_number_that_their_client_wants() {
+    fn commands_have_user_initiator_name_and_lun_in_the_syntax_of_their_client() {
         let (_folder, secret) = secret_file();
         let text = format!(
             "TargetName = 'iqn.a'\nHeaderDigest = 'CRC32C'\nluns = {{ 300 = 'x', 1 = 'y' }}\n[[acl]]\nInitiatorName = 'iqn.me'\nluns = [300]\n\
              [[acl]]\nluns = [1]\nCHAP_N = 'u'\nsecret_file = '{secret}'"
         );
         let (settings, address) = (configured(&text), Portal::at("127.0.0.1:3260"));
-        let [named] = &settings.ways(&ISCSI, &address, &VolumeNames::plainly("x"))[..] else {
+        let [named] = &settings.connect_info(&ISCSI, &address, &VolumeNames::plainly("x"))[..] else {
             panic!("one listener, one unit")
         };
         assert_eq!(named.url, "iscsi://127.0.0.1/iqn.a/300?initiator=iqn.me&header_digest=on");
         assert_eq!(named.commands[0], "iscsi-inq -i iqn.me iscsi://127.0.0.1/iqn.a/16684");
         assert!(named.commands[1].starts_with("iscsiadm "), "{}", named.commands[1]);
-        let [proved] = &settings.ways(&ISCSI, &address, &VolumeNames::plainly("y"))[..] else {
+        let [proved] = &settings.connect_info(&ISCSI, &address, &VolumeNames::plainly("y"))[..] else {
             panic!("one listener, one unit")
         };
         assert_eq!(proved.url, format!("iscsi://u@127.0.0.1/iqn.a/1?secret_file={secret}&header_digest=on"));
@@ -436,11 +441,11 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_cannot_come_have_no_command_and_linux_is_told_what_is_asked_for() {
+    fn clients_without_support_get_no_command_and_linux_gets_the_required_settings() {
         let commands = |more: &str| {
             let settings = configured(&format!("TargetName = 'iqn.a'\nluns = {{ 0 = 'x' }}\n{more}"));
             settings
-                .ways(&ISCSI, &Portal::at("127.0.0.1:3260"), &VolumeNames::plainly("x"))
+                .connect_info(&ISCSI, &Portal::at("127.0.0.1:3260"), &VolumeNames::plainly("x"))
                 .remove(0)
                 .commands
         };
@@ -455,21 +460,21 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_has_moved_is_named_with_its_place_and_has_no_commands() {
+    fn a_target_that_redirects_has_its_new_address_and_no_commands() {
         let settings = configured("TargetName = 'iqn.a'\nluns = { 0 = 'x' }\nredirect = 'h:1'");
         let address = Portal::at("127.0.0.1:3260");
-        assert!(settings.ways(&ISCSI, &address, &VolumeNames::plainly("x")).is_empty());
+        assert!(settings.connect_info(&ISCSI, &address, &VolumeNames::plainly("x")).is_empty());
         assert_eq!(settings.targets()[0].moved_to.as_deref(), Some("h:1"));
     }
 
     #[test]
-    fn names_and_volumes_must_fit_before_anything_is_opened() {
+    fn names_and_volumes_are_checked_before_anything_is_opened() {
         let check = |text: &[&str], names: &[&str]| {
             let targets = text.iter().flat_map(|text| configured(text).targets).collect();
             Iscsi { targets, ..Iscsi::default() }.check(names)
         };
         assert_eq!(check(&[], &["disk0", "b.c-1"]), Ok(()));
-        assert!(check(&[], &["a_b"]).unwrap_err().starts_with("`a_b` cannot be in an iSCSI name"));
+        assert!(check(&[], &["a_b"]).unwrap_err().starts_with("`a_b` is not allowed in an iSCSI name"));
         assert!(
             check(&[], &["a", "A"]).unwrap_err().starts_with("`A` and another volume differ only in case")
         );
@@ -477,11 +482,11 @@ mod tests {
         assert_eq!(check(&[target], &["x", "a_b"]), Ok(()));
         assert_eq!(
             check(&[target], &["y"]).unwrap_err(),
-            "iscsi_target `iqn.a`: there is no volume `x`; add it, or correct `luns`"
+            "iscsi_target `iqn.a`: no volume has the name `x`; add it, or correct `luns`"
         );
         assert_eq!(
             check(&[target, target], &["x"]).unwrap_err(),
-            "two iscsi_targets are called `iqn.a`; rename one"
+            "two iscsi_targets have the name `iqn.a`; rename one"
         );
     }
 }

@@ -1,12 +1,12 @@
-//! From volumes and settings to targets that are served, at the start and whenever the config
+//! Builds the running iSCSI targets from volumes and settings, at the start and when the config
 //! changes.
 
 use super::config::{Acl, ConfiguredTarget};
 use super::live::LiveTargets;
 use super::{ISCSI, Iscsi, default_target, name};
-use crate::protocol::frontend::{Live, Service, VolumeNames};
+use crate::protocol::frontend::{LiveFrontend, Service, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
-use crate::protocol::units::{Unit, Units};
+use crate::protocol::units::{LogicalUnits, VolumeUnit};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
@@ -18,15 +18,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Begins to serve.
-pub(super) fn serve(own: &Iscsi, service: &Service<'_>) -> Box<dyn Live> {
+/// Creates the running frontend.
+pub(super) fn serve(own: &Iscsi, service: &Service<'_>) -> Box<dyn LiveFrontend> {
     let node = IscsiNode::new(Vec::new());
     let live = LiveTargets::new(service, node);
-    live.follow(own, service);
+    live.reconfigure(own, service);
     Box::new(live)
 }
 
-/// A target as the config wants it.
+/// A target as the config describes it.
 pub(super) struct WantedTarget {
     pub(super) name: Name,
     alias: String,
@@ -34,35 +34,40 @@ pub(super) struct WantedTarget {
     redirect: Option<Redirect>,
     offer: OperationalParameters,
     access: Vec<WantedAccess>,
-    /// How well each portal group leads to its units; active/optimized where none is named.
+    /// Configured access states of portal groups; others are active/optimized.
     states: Vec<(u16, AccessState)>,
 }
 
-/// Who may log in, and what they see.
+/// Initiators that may log in, and the units that they see.
 struct WantedAccess {
     initiator: Option<Name>,
     chap: Option<Chap>,
-    /// `None`: every LUN.
+    /// Visible LUNs; `None` for all.
     mask: Option<BTreeSet<u16>>,
-    luns: BTreeMap<u16, Unit>,
+    luns: BTreeMap<u16, VolumeUnit>,
 }
 
-/// All targets of a config.
-pub(super) fn wanted(own: &Iscsi, exports: &Exports, units: &Units, portals: &Portals) -> Vec<WantedTarget> {
+/// All targets that a config describes.
+pub(super) fn wanted(
+    own: &Iscsi,
+    exports: &Exports,
+    units: &LogicalUnits,
+    portals: &Portals,
+) -> Vec<WantedTarget> {
     if own.targets.is_empty() {
         let all = VolumeNames::all(exports);
         return all.iter().filter_map(|named| of_volume(named, exports, units, portals)).collect();
     }
-    let all: BTreeMap<String, Unit> =
+    let all: BTreeMap<String, VolumeUnit> =
         exports.iter().filter_map(|(id, export)| Some((export.name.clone(), units.of(id)?))).collect();
     own.targets.iter().map(|target| configured(target, &all, portals)).collect()
 }
 
-/// The target that a volume is where none are configured; `None` if no listener may lead to it.
+/// A volume's own target, if no targets are configured; `None` if no listener exports the volume.
 pub(super) fn of_volume(
     named: &VolumeNames,
     exports: &Exports,
-    units: &Units,
+    units: &LogicalUnits,
     portals: &Portals,
 ) -> Option<WantedTarget> {
     let (export, unit) = exports.get(named.volume).zip(units.of(named.volume))?;
@@ -79,9 +84,13 @@ pub(super) fn of_volume(
     })
 }
 
-fn configured(target: &ConfiguredTarget, all: &BTreeMap<String, Unit>, portals: &Portals) -> WantedTarget {
+fn configured(
+    target: &ConfiguredTarget,
+    all: &BTreeMap<String, VolumeUnit>,
+    portals: &Portals,
+) -> WantedTarget {
     let luns = target.luns.iter().filter_map(|(lun, volume)| Some((*lun, all.get(volume)?.clone())));
-    let luns: BTreeMap<u16, Unit> = luns.collect();
+    let luns: BTreeMap<u16, VolumeUnit> = luns.collect();
     let access = target.acl.iter().map(|Acl { initiator, chap, luns: seen, .. }| WantedAccess {
         initiator: initiator.clone(),
         chap: chap.clone(),
@@ -100,8 +109,8 @@ fn configured(target: &ConfiguredTarget, all: &BTreeMap<String, Unit>, portals: 
 }
 
 impl WantedTarget {
-    /// The target itself. What `before` has of it that is the same stays: whoever is logged in
-    /// keeps the units and the ports that it uses.
+    /// Creates the running target. Equal parts of the previous target `before` are reused, so that
+    /// logged-in initiators keep their units and ports.
     pub(super) fn make(self, before: Option<&TargetNode>, node: &IscsiNode, portals: &Portals) -> TargetNode {
         let WantedTarget { name, alias, portals: own, redirect, offer, access, states } = self;
         let made = TargetNode::new(name, own, Vec::new());
@@ -139,13 +148,13 @@ impl WantedTarget {
     }
 }
 
-/// Has a view show these units through these ports, and no others.
+/// Makes a view show exactly these units through these ports.
 fn show(
     view: &ScsiTarget,
     node: &IscsiNode,
     ports: &[TargetPort],
     mask: Option<BTreeSet<u16>>,
-    luns: &BTreeMap<u16, Unit>,
+    luns: &BTreeMap<u16, VolumeUnit>,
 ) {
     if view.ports() != ports {
         view.set_ports(ports.to_vec());
@@ -159,20 +168,20 @@ fn show(
     }
 }
 
-/// The listeners as portals. They are one portal group, so that a session may use any of them,
-/// unless some lead to other targets than others, or less well.
+/// The listeners as portals. They form one portal group, so that a session can use all of them,
+/// unless they differ in their targets or access states.
 pub(super) struct Portals {
     portals: Vec<(SocketAddr, Portal)>,
-    /// The group of each, for connections that come.
+    /// The portal group tag of each listener, which new connections read.
     tags: Vec<Arc<AtomicU16>>,
     policy: Policy,
-    /// How many target ports have a number already.
+    /// The highest relative port identifier in use.
     numbered: Arc<AtomicU16>,
 }
 
 impl Portals {
-    /// The listeners of a service. One that was there before stays in its group as long as it is
-    /// alone there, or all are one group.
+    /// The portals of a service's listeners. A listener keeps its portal group from `before` as
+    /// long as it is alone in the group, or all listeners are in one group.
     pub(super) fn new(
         service: &Service<'_>,
         targets: &[ConfiguredTarget],
@@ -193,7 +202,8 @@ impl Portals {
         let mut free = (1..).filter(|tag| !taken.contains(tag));
         let portal = |tcp: SocketAddr| {
             let port = tcp.port();
-            // A listener on all addresses is reached at the one that the initiator has found.
+            // A listener on the unspecified address is announced with the address that the
+            // initiator has connected to.
             let address = if tcp.ip().is_unspecified() { format!(":{port}") } else { tcp.to_string() };
             let own = groups.get(&tcp).copied().or_else(|| free.next());
             (tcp, Portal { address, group_tag: own.filter(|_| !is_one_group).unwrap_or(1) })
@@ -209,13 +219,13 @@ impl Portals {
         Portals { portals, tags, policy: policy.clone(), numbered }
     }
 
-    /// The group that connections of a listener are in.
+    /// The portal group tag of a listener's connections.
     pub(super) fn tag_of(&self, listener: SocketAddr) -> Option<&Arc<AtomicU16>> {
         let at = self.portals.iter().position(|(tcp, _)| *tcp == listener)?;
         self.tags.get(at)
     }
 
-    /// Those that lead to the target that a volume is by itself.
+    /// The portals of a volume's own target.
     fn of_volume(&self, volume: &str) -> Vec<Portal> {
         let leads = |tcp: SocketAddr| {
             let place = ListenerAddress::Socket(Address::Tcp(tcp));
@@ -229,14 +239,14 @@ impl Portals {
         own.map(|(_, portal)| portal.clone()).collect()
     }
 
-    /// The group of each listener, in order.
+    /// The portal group tag of each listener, in order.
     fn group_tags(&self) -> impl Iterator<Item = u16> {
         self.portals.iter().map(|(_, portal)| portal.group_tag)
     }
 
-    /// The ports of a target, of which it has had `before`: each portal group is one, and a target
-    /// port group of its own. No two ports of this daemon have one number, for units may be shared
-    /// by targets.
+    /// The SCSI target ports of a target: each portal group is one port and its own target port
+    /// group. Ports in `before` keep their numbers. Numbers are unique in the daemon, because
+    /// targets may share units.
     fn ports(&self, target: &TargetNode, before: &[TargetPort]) -> Vec<TargetPort> {
         let tags: BTreeSet<u16> = target.portals.iter().map(|portal| portal.group_tag).collect();
         let port = |group_tag: u16| {
@@ -250,22 +260,22 @@ impl Portals {
         tags.into_iter().map(port).collect()
     }
 
-    /// How well each group leads to a target's units, where its config says so.
+    /// The configured access state of each portal group of a target.
     fn states(&self, target: &ConfiguredTarget) -> impl Iterator<Item = (u16, AccessState)> {
         let states = target.access_states.iter();
         states.flat_map(|states| self.portals.iter().map(|(tcp, portal)| (portal.group_tag, states.of(tcp))))
     }
 
-    /// The portal group that a listener is in, and whether it is alone there; `None` if it is no
-    /// listener.
+    /// The portal group of a listener, and whether the listener is alone in it; `None` if the
+    /// address is not a listener.
     pub(super) fn group_of(&self, listener: SocketAddr) -> Option<(u16, bool)> {
         let (_, own) = self.portals.iter().find(|(tcp, _)| *tcp == listener)?;
         let in_group = self.group_tags().filter(|tag| *tag == own.group_tag).count();
         Some((own.group_tag, in_group == 1))
     }
 
-    /// The addresses of all, for people.
-    pub(super) fn in_words(&self) -> String {
+    /// The addresses of all listeners, for messages.
+    pub(super) fn list(&self) -> String {
         let all: Vec<_> = self.portals.iter().map(|(tcp, _)| tcp.to_string()).collect();
         all.join(", ")
     }

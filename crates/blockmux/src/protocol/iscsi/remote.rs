@@ -1,11 +1,11 @@
-//! A URL of iSCSI or iSER, and what its target tells and has.
+//! iSCSI and iSER URLs: connecting to a logical unit, describing it, resets, and discovery.
 
 use super::config::read_secret;
 use crate::failure::Failure;
 use crate::output::both_sizes;
-use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
 use crate::reach;
-use crate::reset::What;
+use crate::reset::ResetFunction;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::iscsi::{
     self, Datamover, IscsiConnectError, IscsiEndpoint, OverIwarp, OverTcp,
@@ -27,7 +27,7 @@ use std::io::ErrorKind;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
-/// Reads a URL, and the files of secrets that it names.
+/// Parses a URL and reads the files of secrets that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let url: IscsiUrl = reach::read(text)?;
     let chap = chap(&url)?;
@@ -46,7 +46,7 @@ struct IscsiRemote<D> {
     url: IscsiUrl,
     initiator: Name,
     chap: Option<Chap>,
-    /// What discovery asks for, where it is another secret.
+    /// CHAP for discovery, if it differs from that of the target.
     discovery_chap: Option<Chap>,
     over: D,
 }
@@ -66,8 +66,8 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         Ok(Arc::new(volume))
     }
 
-    /// A target's name is unique in the world, and the portals are ways to it.
-    fn place(&self) -> String {
+    /// A target's name is globally unique; portals are paths to it.
+    fn volume_key(&self) -> String {
         let target = self.url.target.as_ref().map_or("", Name::as_str);
         format!("iscsi {target} {}", self.url.lun)
     }
@@ -85,30 +85,36 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         Ok(Description { rows: self.rows(&told), json: self.json(&told) })
     }
 
-    fn discover(&self) -> Result<Found, Failure> {
+    fn discover(&self) -> Result<Discovery, Failure> {
         self.ask(|address| self.list(address))
     }
 
-    fn reset(&self, what: What) -> Result<&'static str, Failure> {
+    fn reset(&self, function: ResetFunction) -> Result<&'static str, Failure> {
         let target = self.target()?;
-        let (function, done) = match what {
-            What::Lun => (Function::LOGICAL_UNIT_RESET, "the logical unit is reset"),
-            What::Target => (Function::TARGET_WARM_RESET, "the target is reset"),
-            What::Cold => (Function::TARGET_COLD_RESET, "the target is reset, and all its sessions are over"),
-            What::AbortTaskSet => (Function::ABORT_TASK_SET, "the session has no commands any more"),
-            What::ClearTaskSet => (Function::CLEAR_TASK_SET, "nobody has commands there any more"),
+        let (function, done) = match function {
+            ResetFunction::Lun => (Function::LOGICAL_UNIT_RESET, "the logical unit is reset"),
+            ResetFunction::Target => (Function::TARGET_WARM_RESET, "the target is reset"),
+            ResetFunction::Cold => {
+                (Function::TARGET_COLD_RESET, "the target is reset and all its sessions are closed")
+            }
+            ResetFunction::AbortTaskSet => {
+                (Function::ABORT_TASK_SET, "the commands of this session are aborted")
+            }
+            ResetFunction::ClearTaskSet => {
+                (Function::CLEAR_TASK_SET, "the commands of all sessions are aborted")
+            }
         };
         let response =
             self.ask(|address| iscsi::manage(&self.endpoint(address, target, 1), &self.over, function))?;
         let why = match response {
             FunctionResponse::FUNCTION_COMPLETE => return Ok(done),
             FunctionResponse::LUN_DOES_NOT_EXIST => "it has no such logical unit",
-            FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED => "it does not know how",
-            FunctionResponse::FUNCTION_AUTHORIZATION_FAILED => "it does not let us",
-            _ => "it rejects that",
+            FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED => "it does not support the function",
+            FunctionResponse::FUNCTION_AUTHORIZATION_FAILED => "this initiator is not authorized",
+            _ => "it rejects the function",
         };
         let url = &self.url;
-        Err(Failure::run(format!("{url}: the target does not do it: {why} ({function}: {response})")))
+        Err(Failure::run(format!("{url}: the target does not reset: {why} ({function}: {response})")))
     }
 }
 
@@ -132,7 +138,7 @@ impl<D: Datamover> IscsiRemote<D> {
         }
     }
 
-    /// Who asks for a digest does not go without.
+    /// The login parameters to propose. A digest that the URL requests is required.
     fn proposal(&self) -> OperationalParameters {
         let digests = [
             (OperationalKey::HeaderDigest, self.url.header_digest),
@@ -143,15 +149,14 @@ impl<D: Datamover> IscsiRemote<D> {
             .with(OperationalKey::MaxConnections, self.url.max_connections)
             .with(OperationalKey::ErrorRecoveryLevel, self.url.error_recovery_level);
         if self.url.error_recovery_level == 2 {
-            // A target that keeps the tasks of a lost connection for no time at all cannot move
-            // them.
+            // Tasks of a lost connection can only be reassigned while the target retains them.
             proposal = proposal.with(OperationalKey::DefaultTime2Retain, RETAIN_S);
         }
         wanted.fold(proposal, |proposal, (key, _)| proposal.with(key, CRC32C).requiring(key))
     }
 
-    /// The other portals, each by the first address that its name has; with `paths=all` also those
-    /// that the first one knows.
+    /// The further portals, each with the first address of its name; with `paths=all` also those
+    /// that discovery at the first portal reports.
     fn further(&self, target: &Name) -> Result<Vec<Address>, Failure> {
         let mut found = Vec::new();
         if self.url.all_paths {
@@ -160,13 +165,13 @@ impl<D: Datamover> IscsiRemote<D> {
         reach::further(&self.url, &self.url.portals, found)
     }
 
-    /// All targets of the portal at that address, and how many more it has.
+    /// Discovers the targets at a portal; also returns how many more there are than the list holds.
     fn targets_at(&self, address: &Address) -> Result<(Vec<FoundTarget>, u64), IscsiConnectError> {
         let chap = self.discovery_chap.as_ref().or(self.chap.as_ref()).cloned();
         iscsi::discover(address, &self.initiator, chap, &self.over)
     }
 
-    /// Every portal that leads to the target, as the portal at that address says.
+    /// Discovers all portals of the target.
     fn portals(&self, address: &Address, target: &Name) -> Result<Vec<Address>, IscsiConnectError> {
         let (targets, _) = self.targets_at(address)?;
         let own = targets.into_iter().filter(|found| found.name == target.as_str());
@@ -178,7 +183,7 @@ impl<D: Datamover> IscsiRemote<D> {
         Ok(found.collect())
     }
 
-    /// Asks every address of the portal in turn, until one can be spoken to.
+    /// Calls `ask` with each address of the portal in turn, until one can be reached.
     fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, IscsiConnectError>) -> Result<T, Failure> {
         let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
         reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
@@ -194,35 +199,37 @@ impl<D: Datamover> IscsiRemote<D> {
             IscsiConnectError::Refused { refused, .. } => match refused {
                 IscsiRefused::Login(LoginStatus::NOT_FOUND | LoginStatus::TARGET_REMOVED)
                 | IscsiRefused::Unit(_) => {
-                    format!("`blockmux discover '{}'` lists what it has", url.portal())
+                    format!("`blockmux discover '{}'` lists its targets", url.portal())
                 }
                 IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE)
                 | IscsiRefused::NoCommonAuthMethod
                     if url.user.is_none() =>
                 {
-                    "name a user, as user@host and ?secret_file=PATH".to_owned()
+                    "give a user, as user@host and ?secret_file=PATH".to_owned()
                 }
                 IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) if url.mutual_user.is_some() => {
-                    "check the user and the secret, and that the target has one of its own".to_owned()
+                    "check the user and the secret, and that the target is configured for mutual CHAP"
+                        .to_owned()
                 }
                 IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
                     "check the user and the secret".to_owned()
                 }
                 IscsiRefused::MutualAuthFailed => "check mutual_user and mutual_secret_file".to_owned(),
                 IscsiRefused::Login(LoginStatus::AUTHORIZATION_FAILURE) => {
-                    format!("it does not know {}; give ?initiator=NAME, or have it added", self.initiator)
+                    format!("add {} to the target's ACL, or give another ?initiator=NAME", self.initiator)
                 }
                 IscsiRefused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::MISSING_PARAMETER)
                     if url.rdma.is_none() =>
                 {
-                    "it may insist on digests, or on none: try ?header_digest=on&data_digest=on, or without"
+                    "the target may require digests or refuse them: try with or without \
+                     ?header_digest=on&data_digest=on"
                         .to_owned()
                 }
-                IscsiRefused::DifferentUnit { .. } => "name only portals of one target".to_owned(),
+                IscsiRefused::DifferentUnit { .. } => "give only portals of one target".to_owned(),
                 IscsiRefused::Moved { .. } | IscsiRefused::BadRedirect { .. } => {
-                    "ask whoever runs the target where it is".to_owned()
+                    "ask the target's administrator for its address".to_owned()
                 }
-                _ => "ask whoever runs the target".to_owned(),
+                _ => "ask the target's administrator".to_owned(),
             },
         };
         Failure::request(format!("{url}: {error}; {advice}"))
@@ -278,8 +285,8 @@ impl<D: Datamover> IscsiRemote<D> {
         })
     }
 
-    /// Every logical unit of every target of the portal.
-    fn list(&self, address: &Address) -> Result<Found, IscsiConnectError> {
+    /// Lists the logical units of all targets at the portal.
+    fn list(&self, address: &Address) -> Result<Discovery, IscsiConnectError> {
         let (targets, left_out) = self.targets_at(address)?;
         let mut exports = Vec::new();
         let mut is_silent = false;
@@ -288,10 +295,10 @@ impl<D: Datamover> IscsiRemote<D> {
             let portals = Portals::one(self.portal_of(address, target));
             let url = IscsiUrl { target: Some(name.clone()), lun: 0, portals, ..self.url.clone() };
             if url.portals.first != self.url.portals.first {
-                exports.push(FoundExport { description: ELSEWHERE.to_owned(), ..found(&url, None) });
+                exports.push(DiscoveredExport { description: NOT_QUERIED.to_owned(), ..found(&url, None) });
                 continue;
             }
-            // Where one does not answer, the others will not, and each would be waited for as long.
+            // After a timeout the others would time out as well.
             if is_silent {
                 exports.push(found(&url, None));
                 continue;
@@ -299,24 +306,25 @@ impl<D: Datamover> IscsiRemote<D> {
             match self.units(address, &name, &url) {
                 Ok(units) => exports.extend(units),
                 Err(error) => {
-                    let wants_chap = wants_chap(&error);
-                    if !wants_chap {
+                    let requires_chap = requires_chap(&error);
+                    if !requires_chap {
                         tracing::warn!("target {name}: {error}");
                     }
                     is_silent = is_no_answer(&error);
-                    let description = if wants_chap { self.wanted() } else { "" }.to_owned();
-                    exports.push(FoundExport { description, ..found(&url, None) });
+                    let description =
+                        if requires_chap { self.authentication_required() } else { "" }.to_owned();
+                    exports.push(DiscoveredExport { description, ..found(&url, None) });
                 }
             }
         }
-        Ok(Found { url: self.url.portal().to_string(), exports, left_out })
+        Ok(Discovery { url: self.url.portal().to_string(), exports, left_out })
     }
 
-    /// What a target wants that does not let us see its units.
-    fn wanted(&self) -> &'static str {
+    /// The description of a target that requires authentication.
+    fn authentication_required(&self) -> &'static str {
         match self.chap {
-            None => "wants a user and a secret",
-            Some(_) => "wants another user or secret",
+            None => "requires a user and a secret",
+            Some(_) => "requires another user or secret",
         }
     }
 
@@ -326,7 +334,7 @@ impl<D: Datamover> IscsiRemote<D> {
         address: &Address,
         name: &Name,
         url: &IscsiUrl,
-    ) -> Result<Vec<FoundExport>, IscsiConnectError> {
+    ) -> Result<Vec<DiscoveredExport>, IscsiConnectError> {
         let endpoint = self.endpoint(address, name, 1);
         let mut units = Vec::new();
         for lun in iscsi::luns(&IscsiEndpoint { lun: Lun::new(0), ..endpoint.clone() }, &self.over)? {
@@ -334,7 +342,7 @@ impl<D: Datamover> IscsiRemote<D> {
             let url = IscsiUrl { lun: number, ..url.clone() };
             match iscsi::describe(&IscsiEndpoint { lun, ..endpoint.clone() }, &self.over) {
                 Ok(told) => units.push(found(&url, Some(&told.unit))),
-                // A controller, as some targets have at LUN 0.
+                // Some targets have a storage controller at LUN 0.
                 Err(IscsiConnectError::Refused { refused: IscsiRefused::Unit(refused), .. }) => {
                     tracing::debug!("target {name}: {refused}");
                 }
@@ -344,7 +352,8 @@ impl<D: Datamover> IscsiRemote<D> {
         Ok(units)
     }
 
-    /// Where a target is reached: here, if that is among its addresses or it has none.
+    /// The portal of a discovered target: this portal, if it is among the target's addresses or the
+    /// target has none.
     fn portal_of(&self, address: &Address, target: &FoundTarget) -> HostPort {
         let places: Vec<&str> =
             target.addresses.iter().map(|place| place.split(',').next().unwrap_or(place)).collect();
@@ -357,9 +366,9 @@ impl<D: Datamover> IscsiRemote<D> {
     }
 }
 
-fn found(url: &IscsiUrl, unit: Option<&UnitInfo>) -> FoundExport {
+fn found(url: &IscsiUrl, unit: Option<&UnitInfo>) -> DiscoveredExport {
     let description = unit.map(|unit| format!("{} {}", unit.vendor, unit.product).trim().to_owned());
-    FoundExport {
+    DiscoveredExport {
         name: url.target.as_ref().map(|target| format!("{target}/{}", url.lun)).unwrap_or_default(),
         url: url.to_string(),
         description: description.unwrap_or_default(),
@@ -367,8 +376,8 @@ fn found(url: &IscsiUrl, unit: Option<&UnitInfo>) -> FoundExport {
     }
 }
 
-/// Whether the target lets nobody in who does not prove who it is, or not this one.
-fn wants_chap(error: &IscsiConnectError) -> bool {
+/// Whether the login failed because the target requires authentication, or another one.
+fn requires_chap(error: &IscsiConnectError) -> bool {
     let IscsiConnectError::Refused { refused, .. } = error else { return false };
     matches!(
         refused,
@@ -376,13 +385,13 @@ fn wants_chap(error: &IscsiConnectError) -> bool {
     )
 }
 
-/// Whether the target was waited for in vain.
+/// Whether the target did not answer in time.
 fn is_no_answer(error: &IscsiConnectError) -> bool {
     matches!(error, IscsiConnectError::Broken { broken: Broken::Socket(error), .. }
         if error.kind() == ErrorKind::TimedOut)
 }
 
-/// How a unit is provisioned, for people.
+/// The provisioning of a unit, for people.
 pub(crate) fn provisioning(unit: &UnitInfo) -> &'static str {
     match (unit.unmap.is_some(), unit.unmapped_is_zero) {
         (true, true) => "thin, unmapped blocks read as zeroes",
@@ -404,7 +413,7 @@ fn session(parameters: &OperationalParameters) -> String {
     )
 }
 
-/// What the URL says of CHAP.
+/// CHAP for the target, from the URL; `None` without a user.
 fn chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
     let Some(user) = &url.user else { return Ok(None) };
     let own = match (&url.password, &url.secret_file) {
@@ -416,9 +425,10 @@ fn chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
         (Some(name), Some(path)) => {
             let secret = read_secret(path)?;
             if secret == own {
-                // RFC 7143 §9.2.1: else either side could have the other compute its answer.
+                // RFC 7143 §9.2.1 forbids it: either side could make the other compute its
+                // response.
                 return Err(Failure::request(format!(
-                    "{url}: both secrets are the same; the target's own has to be another"
+                    "{url}: both secrets are the same; the target must have another secret"
                 )));
             }
             Some(credentials(url, name, secret)?)
@@ -429,7 +439,7 @@ fn chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
     Ok(Some(Chap { initiator, target, algorithms: url.chap_a.clone() }))
 }
 
-/// What the URL says of CHAP for discovery alone.
+/// CHAP for discovery only, from the URL.
 fn discovery_chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
     let Some((user, path)) = url.discovery_user.as_ref().zip(url.discovery_secret_file.as_ref()) else {
         return Ok(None);
@@ -440,19 +450,19 @@ fn discovery_chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
 
 fn credentials(url: &IscsiUrl, name: &str, secret: ChapSecret) -> Result<ChapCredentials, Failure> {
     ChapCredentials::new(name, secret)
-        .ok_or_else(|| Failure::request(format!("{url}: user `{name}`: a name has 1 to 255 bytes")))
+        .ok_or_else(|| Failure::request(format!("{url}: user `{name}`: must have 1 to 255 bytes")))
 }
 
-/// This machine's name as an initiator.
+/// The default initiator name of this machine.
 fn own_name() -> Name {
     let uname = rustix::system::uname();
     let host = uname.nodename().to_string_lossy().to_lowercase();
     let fits = |letter: char| letter.is_ascii_alphanumeric() || letter == '.';
     let host: String = host.chars().map(|letter| if fits(letter) { letter } else { '-' }).take(64).collect();
-    Name::new(&format!("{OWN_NAME}{host}")).expect("it is made of letters that names have")
+    Name::new(&format!("{OWN_NAME}{host}")).expect("only allowed characters are used")
 }
 
-/// How long a target should keep the tasks of a connection that was lost.
+/// Proposed DefaultTime2Retain, in seconds.
 const RETAIN_S: u32 = 20;
-/// What our own name begins with.
+/// Prefix of the default initiator name.
 const OWN_NAME: &str = "iqn.2026-11.blockmux.initiator:";

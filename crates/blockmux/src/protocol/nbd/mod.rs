@@ -1,9 +1,9 @@
-//! NBD, as the commands know it.
+//! NBD: its properties, its frontend for `serve`, and its URLs.
 
 mod remote;
 mod tls;
 
-use super::frontend::{Frontend, Live, Portal, Service, VolumeNames, Way};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, VolumeNames};
 use super::policy::{ListenerAddress, Policy};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -29,7 +29,7 @@ pub(crate) const NBD: Protocol = Protocol {
     name: "nbd",
     title: "NBD",
     carrier: Carrier::Stream,
-    is_unasked: true,
+    is_default: true,
     listener_help: ["ADDR|unix:PATH", "Serve NBD at ADDR; repeatable [default: 127.0.0.1:10809]"],
     port: NBD_DEFAULT_PORT,
     schemes: &[
@@ -38,7 +38,7 @@ pub(crate) const NBD: Protocol = Protocol {
         ("nbds", Transport::Tcp),
         ("nbds+unix", Transport::Unix),
     ],
-    unspoken_schemes: &[],
+    unsupported_schemes: &[],
     url_forms: &["nbd://host/export", "nbds://host/export", "nbd+unix:///export?socket=PATH"],
     max_description: NBD_MAX_STRING,
     max_logical_block: NBD_MAX_MINIMUM_BLOCK,
@@ -49,33 +49,33 @@ pub(crate) const NBD: Protocol = Protocol {
     served_with: None,
 };
 
-/// Every volume is an export.
+/// The frontend of NBD. Every volume is an export.
 #[derive(Default)]
 struct Nbd {
     settings: TlsSettings,
-    /// What the settings lead to, once the files are read.
+    /// TLS with the loaded credentials; `None` before [`Frontend::check`] and without TLS.
     tls: Option<NbdServerTls>,
 }
 
-/// A client finds what is there when it connects.
+/// The running frontend. Clients see the exports that exist when they connect.
 struct LiveNbd {
     exports: Exports,
     policy: Policy,
-    /// What new connections are asked for.
+    /// TLS of new connections.
     tls: Arc<RwLock<Option<NbdServerTls>>>,
-    state: Mutex<State>,
+    state: Mutex<NbdState>,
 }
 
-/// What follows the config.
+/// The parts of the state that depend on the config.
 #[derive(Default)]
-struct State {
-    /// Clients have to prove who they are.
+struct NbdState {
+    /// Clients must authenticate.
     is_restricted: bool,
-    /// They had not to before the config was followed.
-    asks_more: bool,
+    /// Clients did not have to authenticate before the last change of the config.
+    is_newly_restricted: bool,
 }
 
-impl Live for LiveNbd {
+impl LiveFrontend for LiveNbd {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let (policy, place) = (self.policy.clone(), place.clone());
         let exports = self.exports.offering(move |volume| policy.serves(&NBD, &place, volume));
@@ -86,16 +86,16 @@ impl Live for LiveNbd {
         })
     }
 
-    fn follow(&self, desired: &dyn Frontend, _service: &Service<'_>) {
+    fn reconfigure(&self, desired: &dyn Frontend, _service: &Service<'_>) {
         let Some(own) = desired.as_any().downcast_ref::<Nbd>() else { return };
         *self.tls.write().unwrap_or_else(PoisonError::into_inner) = own.tls.clone();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_restricted = own.restricts_exports();
-        *state = State { asks_more: is_restricted && !state.is_restricted, is_restricted };
+        *state = NbdState { is_newly_restricted: is_restricted && !state.is_restricted, is_restricted };
     }
 
-    fn keeps(&self, session: &SessionInfo) -> bool {
-        if self.state.lock().unwrap_or_else(PoisonError::into_inner).asks_more {
+    fn may_continue(&self, session: &SessionInfo) -> bool {
+        if self.state.lock().unwrap_or_else(PoisonError::into_inner).is_newly_restricted {
             return false;
         }
         let listeners = self.policy.listeners();
@@ -111,7 +111,7 @@ impl Frontend for Nbd {
 
     fn take_options(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         self.settings = TlsSettings::from_arg_matches(matches)?;
-        // Whoever copies a URL may be in another directory.
+        // An announced URL may be used in another directory.
         self.settings.make_absolute();
         Ok(())
     }
@@ -126,7 +126,7 @@ impl Frontend for Nbd {
     }
 
     fn is_configured(&self) -> bool {
-        self.settings.is_said()
+        self.settings.is_set()
     }
 
     fn check(&mut self, _: &[&str]) -> Result<(), String> {
@@ -142,23 +142,26 @@ impl Frontend for Nbd {
         self
     }
 
-    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {
         let (exports, policy) = (service.exports.clone(), service.policy.clone());
         let live = LiveNbd { exports, policy, tls: Arc::default(), state: Mutex::default() };
-        live.follow(self, service);
+        live.reconfigure(self, service);
         Ok(Some(Box::new(live)))
     }
 
-    fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
+    fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some(address) = portal.reached_at.socket() else { return Vec::new() };
-        let by_tls = self.tls.as_ref().map(|_| way(address, &named.export, Some(self.settings.of_client())));
+        let name = &named.export;
+        let with_tls =
+            self.tls.as_ref().map(|_| connect_info(address, name, Some(self.settings.of_client())));
         let is_required = self.tls.as_ref().is_some_and(|tls| tls.policy.mode == TlsMode::Required);
-        let plain = (!is_required).then(|| way(address, &named.export, None));
-        by_tls.into_iter().chain(plain).collect()
+        let plain = (!is_required).then(|| connect_info(address, name, None));
+        with_tls.into_iter().chain(plain).collect()
     }
 }
 
-fn way(address: &Address, name: &str, tls: Option<UriTls>) -> Way {
+/// URL and client commands for an export, with or without TLS.
+fn connect_info(address: &Address, name: &str, tls: Option<UriTls>) -> ConnectInfo {
     let server = match address {
         Address::Unix(path) => NbdServer::Unix(path.clone()),
         Address::Tcp(address) => NbdServer::Tcp((address.ip().to_string(), address.port())),
@@ -167,19 +170,21 @@ fn way(address: &Address, name: &str, tls: Option<UriTls>) -> Way {
     let (reconnect, timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);
     let uri = NbdUri { server, export, tls, connections: None, reconnect, timeout };
     match &uri.tls {
-        None => Way {
+        None => ConnectInfo {
             url: uri.to_string(),
             commands: commands(&uri).into(),
-            variables: vec![("nbd", old_qemu(&uri))],
+            variables: vec![("nbd", qemu_filename(&uri))],
         },
-        Some(tls) => Way { url: uri.to_string(), commands: tls_commands(&uri, tls), variables: Vec::new() },
+        Some(tls) => {
+            ConnectInfo { url: uri.to_string(), commands: tls_commands(&uri, tls), variables: Vec::new() }
+        }
     }
 }
 
-/// The commands of clients with TLS that have credentials in the same places.
+/// Commands of clients with TLS, with the client's credentials in the same directory or file.
 fn tls_commands(uri: &NbdUri, tls: &UriTls) -> Vec<String> {
     let mut commands = vec![format!("nbdinfo {}", shell_word(&uri.to_string()))];
-    // QEMU takes a directory, with the names of files that it expects.
+    // QEMU expects a directory with fixed file names.
     let object = match &tls.credentials {
         TlsFiles::Certificates(Some(directory)) => {
             Some(format!("tls-creds-x509,id=tls0,endpoint=client,dir={}", directory.display()))
@@ -218,8 +223,8 @@ fn commands(uri: &NbdUri) -> [String; 3] {
     ]
 }
 
-/// As QEMU wrote it before there were URLs, and as nbdkit hands it to its own commands.
-fn old_qemu(uri: &NbdUri) -> String {
+/// QEMU's file name syntax from before NBD URIs, which nbdkit passes to its `--run` command.
+fn qemu_filename(uri: &NbdUri) -> String {
     match &uri.server {
         NbdServer::Tcp((host, port)) if host.contains(':') => {
             format!("nbd:[{host}]:{port}:exportname={}", uri.export)
@@ -229,7 +234,7 @@ fn old_qemu(uri: &NbdUri) -> String {
     }
 }
 
-/// When a connection breaks, the kernel sends its requests again by another one, but only after the
-/// time-out, which is 30 s unless told otherwise. No option makes new connections after a restart:
-/// see docs/guides/nbd.md.
+/// Options that let the kernel survive a lost connection: it sends the requests again on another
+/// connection, but only after the timeout, which is 30 s by default. No option makes it reconnect
+/// after a restart of the server, see docs/guides/nbd.md.
 const FOR_LOST_CONNECTIONS: &str = "-connections 4 -timeout 10";

@@ -1,10 +1,10 @@
-//! A URL of NBD, and what its server tells and has.
+//! NBD URLs: connecting to an export, describing it, and listing the exports of a server.
 
 use super::{NBD, tls};
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
-use crate::protocol::{Description, Found, FoundExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::nbd::{self, NbdConnectError, NbdEndpoint};
@@ -21,14 +21,14 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
 
-/// Reads a URL.
+/// Parses a URL and reads the files of credentials that it names.
 pub(super) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     let uri = reach::read(url)?;
     Ok(Box::new(NbdRemote { url: url.to_owned(), tls: tls::of_uri(&uri)?, uri }))
 }
 
 struct NbdRemote {
-    /// As it was given.
+    /// The URL as given.
     url: String,
     uri: NbdUri,
     tls: Option<ClientTls>,
@@ -50,7 +50,7 @@ impl Remote for NbdRemote {
         Ok(Arc::new(volume))
     }
 
-    fn place(&self) -> String {
+    fn volume_key(&self) -> String {
         let NbdUri { server, export, .. } = &self.uri;
         match server {
             NbdServer::Unix(path) => {
@@ -67,13 +67,13 @@ impl Remote for NbdRemote {
         Ok(Description { rows: rows(&export), json: json(url, &export) })
     }
 
-    fn discover(&self) -> Result<Found, Failure> {
+    fn discover(&self) -> Result<Discovery, Failure> {
         let server = server_of(&self.uri);
         ask(&server, |address| list(&server, self.tls.as_ref(), address))
     }
 }
 
-/// Asks every address of the server in turn, until one can be spoken to.
+/// Calls `ask` with each address of the server in turn, until one can be reached.
 fn ask<T>(uri: &NbdUri, ask: impl FnMut(&Address) -> Result<T, NbdConnectError>) -> Result<T, Failure> {
     let addresses = match &uri.server {
         NbdServer::Unix(path) => vec![Address::Unix(path.clone())],
@@ -87,7 +87,7 @@ fn refused(uri: &NbdUri, error: &NbdConnectError) -> Failure {
         NbdConnectError::Broken { broken: Broken::Socket(socket), .. }
             if socket.kind() == ErrorKind::PermissionDenied =>
         {
-            match privileges::has_given_up(CapabilitySet::DAC_OVERRIDE) {
+            match privileges::has_dropped(CapabilitySet::DAC_OVERRIDE) {
                 true => START_WITH_PRIVILEGES.to_owned(),
                 false => "check the owner and the mode of the socket and of its directories".to_owned(),
             }
@@ -99,13 +99,13 @@ fn refused(uri: &NbdUri, error: &NbdConnectError) -> Failure {
             }
         }
         NbdConnectError::Refused { refused: NbdHandshakeRefusal::TlsRequired { .. }, .. } => {
-            "write nbds:// instead of nbd://, with tls-certificates=DIR or tls-psk-file=FILE".to_owned()
+            "use nbds:// instead of nbd://, with tls-certificates=DIR or tls-psk-file=FILE".to_owned()
         }
         NbdConnectError::Refused { refused: NbdHandshakeRefusal::NoTls { .. }, .. } => {
-            "nbd:// connects without TLS, in the clear".to_owned()
+            "use nbd:// to connect without TLS".to_owned()
         }
-        // With TLS 1.3 a server refuses a client's certificate after the client's handshake is
-        // done.
+        // With TLS 1.3 a server refuses a client's certificate after the client has finished its
+        // handshake.
         NbdConnectError::Broken { .. } | NbdConnectError::Silent { .. } if uri.tls.is_some() => {
             "check that an NBD server listens there, and accepts the client's certificate".to_owned()
         }
@@ -116,9 +116,9 @@ fn refused(uri: &NbdUri, error: &NbdConnectError) -> Failure {
             refused: NbdHandshakeRefusal::UnknownExport { .. } | NbdHandshakeRefusal::Closed { .. },
             ..
         } => {
-            format!("`blockmux discover '{}'` lists what it has", server_of(uri))
+            format!("`blockmux discover '{}'` lists its exports", server_of(uri))
         }
-        NbdConnectError::Refused { .. } => "ask whoever runs the server".to_owned(),
+        NbdConnectError::Refused { .. } => "ask the server's administrator".to_owned(),
     };
     Failure::request(format!("{uri}: {error}; {advice}"))
 }
@@ -138,7 +138,7 @@ fn rows(export: &ExportInfo) -> Vec<(&'static str, String)> {
         ("description", export.description.clone()),
         ("size", both_sizes(export.size)),
         ("access", access.to_owned()),
-        ("blocks", export.block_size.map_or_else(|| "no constraints told".to_owned(), constraints)),
+        ("blocks", export.block_size.map_or_else(|| "no constraints".to_owned(), constraints)),
         ("flags", flags(export).join(" ")),
         ("contexts", export.contexts.join(" ")),
         ("headers", headers(export.headers).to_owned()),
@@ -183,29 +183,29 @@ fn headers(headers: HeaderFormat) -> &'static str {
     }
 }
 
-fn list(uri: &NbdUri, tls: Option<&ClientTls>, address: &Address) -> Result<Found, NbdConnectError> {
+fn list(uri: &NbdUri, tls: Option<&ClientTls>, address: &Address) -> Result<Discovery, NbdConnectError> {
     let (listed, left_out) = nbd::list(address, tls)?;
-    // A server may open what it exports only when asked for it, which takes time.
+    // A server may open an export only when it is requested, which takes time.
     let mut exports = Vec::with_capacity(listed.len());
     for some in listed.chunks(AT_A_TIME) {
         let described = describe_all(address, tls, some);
         let is_silent = described.iter().any(is_no_answer);
         exports.extend(some.iter().zip(described).map(|(listed, answer)| found(uri, listed, answer.ok())));
         if is_silent {
-            // It would take as long again for each of the others.
+            // Each further export would take as long.
             break;
         }
     }
     let asked = exports.len();
     if asked < listed.len() {
-        tracing::warn!("{address}: does not answer; {} exports were not asked for", listed.len() - asked);
+        tracing::warn!("{address}: does not answer; {} exports were not queried", listed.len() - asked);
     }
     exports.extend(listed[asked..].iter().map(|listed| found(uri, listed, None)));
-    Ok(Found { url: uri.to_string(), exports, left_out })
+    Ok(Discovery { url: uri.to_string(), exports, left_out })
 }
 
-/// All at the same time, each over a connection of its own; those that got none, as servers limit
-/// them, one by one.
+/// Describes exports in parallel, each over its own connection. Exports for which the server closed
+/// the connection are described again one by one, because servers limit connections.
 fn describe_all(
     address: &Address,
     tls: Option<&ClientTls>,
@@ -214,7 +214,7 @@ fn describe_all(
     let described: Vec<_> = thread::scope(|scope| {
         let ask = |name| move || nbd::describe(address, tls, name);
         let asked: Vec<_> = listed.iter().map(|export| scope.spawn(ask(&export.name))).collect();
-        // A panic there is one here.
+        // Passes on a panic of the thread.
         asked.into_iter().map(|asked| asked.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     let all = listed.iter().zip(described);
@@ -230,14 +230,14 @@ fn describe_all(
     .collect()
 }
 
-/// Whether the server was waited for in vain.
+/// Whether the server did not answer in time.
 fn is_no_answer(described: &Result<ExportInfo, NbdConnectError>) -> bool {
     matches!(described, Err(NbdConnectError::Broken { broken: Broken::Socket(error), .. })
         if error.kind() == ErrorKind::TimedOut)
 }
 
-fn found(uri: &NbdUri, listed: &ListedExport, described: Option<ExportInfo>) -> FoundExport {
-    FoundExport {
+fn found(uri: &NbdUri, listed: &ListedExport, described: Option<ExportInfo>) -> DiscoveredExport {
+    DiscoveredExport {
         url: NbdUri { export: listed.name.clone(), ..uri.clone() }.to_string(),
         name: listed.name.clone(),
         description: listed.description.clone(),
@@ -245,5 +245,5 @@ fn found(uri: &NbdUri, listed: &ListedExport, described: Option<ExportInfo>) -> 
     }
 }
 
-/// Connections to the server at a time.
+/// Maximum number of connections to the server while it is queried.
 const AT_A_TIME: usize = 16;

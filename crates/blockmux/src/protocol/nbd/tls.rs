@@ -1,4 +1,4 @@
-//! TLS of NBD: the files of its credentials, and what `serve` is told of it.
+//! TLS of NBD: the settings of `serve`, and the files of credentials.
 //!
 //! Directories of certificates have the names that nbdkit, libnbd and QEMU use: `ca-cert.pem`, and
 //! `server-cert.pem` with `server-key.pem` or `client-cert.pem` with `client-key.pem`.
@@ -18,21 +18,21 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What is said of TLS, on the command line and by the same names in the config file.
+/// TLS settings of the command line; the config file has the same names.
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TlsSettings {
     /// Whether NBD clients use TLS: off, on (optional) or require [default: require with
     /// certificates or keys, else off]
     #[arg(long, value_name = "MODE", hide_possible_values = true)]
-    nbd_tls: Option<TlsWish>,
+    nbd_tls: Option<TlsUse>,
     /// Directory with ca-cert.pem, server-cert.pem and server-key.pem; repeatable, chosen by SNI
     #[arg(long = "nbd-tls-certs", alias = "nbd-tls-certificates", value_name = "DIR")]
     nbd_tls_certificates: Vec<PathBuf>,
     /// File of pre-shared keys, as psktool writes it
     #[arg(long, value_name = "FILE")]
     nbd_tls_psk: Option<PathBuf>,
-    // Hidden, because the page of the command line would become twice as long by its width.
+    // Hidden, because its width would double the length of the help page.
     /// Whether NBD clients must show a certificate that ca-cert.pem has signed
     #[arg(long, value_name = "BOOL", hide = true)]
     nbd_tls_verify_peer: Option<bool>,
@@ -43,21 +43,21 @@ pub(super) struct TlsSettings {
     nbd_ktls: Option<bool>,
 }
 
-/// Which NBD clients have to use TLS.
+/// Whether NBD clients use TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum TlsWish {
+enum TlsUse {
     Off,
     On,
     Require,
 }
 
-/// Keys of the config file.
+/// The keys in the config file.
 pub(super) const KEYS: [&str; 6] =
     ["nbd_tls", "nbd_tls_certificates", "nbd_tls_psk", "nbd_tls_verify_peer", "nbd_tls_subject", "nbd_ktls"];
 
 impl TlsSettings {
-    /// Adds what the config file says to what the command line has said, which stays. Relative
+    /// Adds the settings of the config file; those of the command line have priority. Relative
     /// paths are below `directory`.
     pub(super) fn add(&mut self, written: TlsSettings, directory: &Path) {
         self.nbd_tls = self.nbd_tls.or(written.nbd_tls);
@@ -73,8 +73,8 @@ impl TlsSettings {
         }
     }
 
-    /// Whether anything is said.
-    pub(super) fn is_said(&self) -> bool {
+    /// Whether any setting is given.
+    pub(super) fn is_set(&self) -> bool {
         let TlsSettings {
             nbd_tls,
             nbd_tls_certificates,
@@ -95,9 +95,9 @@ impl TlsSettings {
         let has_credentials = self.nbd_tls_psk.is_some() || !self.nbd_tls_certificates.is_empty();
         match self.nbd_tls {
             None if has_credentials => TlsMode::Required,
-            None | Some(TlsWish::Off) => TlsMode::Off,
-            Some(TlsWish::On) => TlsMode::Optional,
-            Some(TlsWish::Require) => TlsMode::Required,
+            None | Some(TlsUse::Off) => TlsMode::Off,
+            Some(TlsUse::On) => TlsMode::Optional,
+            Some(TlsUse::Require) => TlsMode::Required,
         }
     }
 
@@ -106,23 +106,23 @@ impl TlsSettings {
         self.nbd_tls_verify_peer.unwrap_or(true)
     }
 
-    /// Whether nobody uses an export who has not proved who it is.
+    /// Whether clients must authenticate.
     pub(super) fn is_restricted(&self) -> bool {
         self.mode() == TlsMode::Required && (self.nbd_tls_psk.is_some() || self.verifies_clients())
     }
 
-    /// Reads the files.
+    /// Reads the files of credentials; `None` without TLS.
     ///
     /// # Errors
-    /// What does not fit together, or which file is wrong; what to do.
+    /// If settings contradict each other or a file is invalid; the message says what to do.
     pub(super) fn load(&self) -> Result<Option<NbdServerTls>, Failure> {
         let wrong = |what: &str| Err(Failure::request(format!("TLS of NBD: {what}")));
         let mode = self.mode();
-        let is_by_psk = self.nbd_tls_psk.is_some();
+        let uses_psk = self.nbd_tls_psk.is_some();
         let has_subjects = !self.nbd_tls_subject.is_empty();
-        match (is_by_psk, self.nbd_tls_certificates.is_empty()) {
+        match (uses_psk, self.nbd_tls_certificates.is_empty()) {
             (true, false) => {
-                return wrong("nbd_tls_psk and nbd_tls_certificates exclude each other; remove one of them");
+                return wrong("nbd_tls_psk and nbd_tls_certificates exclude each other; remove one");
             }
             (false, true) if mode != TlsMode::Off || has_subjects || self.nbd_tls_verify_peer.is_some() => {
                 return wrong(
@@ -131,9 +131,9 @@ impl TlsSettings {
             }
             _ => {}
         }
-        if has_subjects && (is_by_psk || !self.verifies_clients()) {
+        if has_subjects && (uses_psk || !self.verifies_clients()) {
             return wrong(
-                "nbd_tls_subject is for clients that show certificates; remove it, or nbd_tls_psk or \
+                "nbd_tls_subject requires client certificates; remove it, or remove nbd_tls_psk or \
                  nbd_tls_verify_peer = false",
             );
         }
@@ -141,9 +141,7 @@ impl TlsSettings {
             return Ok(None);
         }
         if has_subjects && mode == TlsMode::Optional {
-            return wrong(
-                "nbd_tls_subject keeps nobody out with nbd_tls = \"on\"; write nbd_tls = \"require\"",
-            );
+            return wrong("nbd_tls_subject has no effect with nbd_tls = \"on\"; set nbd_tls = \"require\"");
         }
         let credentials = match &self.nbd_tls_psk {
             Some(file) => server_keys(file)?,
@@ -154,7 +152,7 @@ impl TlsSettings {
         Ok(Some(NbdServerTls { credentials, policy, ktls: self.nbd_ktls.unwrap_or(true) }))
     }
 
-    /// How a client on this machine uses TLS with this server.
+    /// The TLS part of URLs for clients on this machine.
     pub(super) fn of_client(&self) -> UriTls {
         let credentials = match &self.nbd_tls_psk {
             Some(file) => TlsFiles::Psk { file: file.clone(), username: first_user(file) },
@@ -163,7 +161,7 @@ impl TlsSettings {
         UriTls { credentials, hostname: None, verify_peer: true, ktls: true }
     }
 
-    /// Has the paths mean the same in another directory.
+    /// Makes all paths absolute.
     pub(super) fn make_absolute(&mut self) {
         for path in self.nbd_tls_certificates.iter_mut().chain(&mut self.nbd_tls_psk) {
             *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
@@ -171,7 +169,7 @@ impl TlsSettings {
     }
 }
 
-/// The first user of a file of keys.
+/// The first user in a file of pre-shared keys.
 fn first_user(file: &Path) -> Option<String> {
     let keys = read_keys(file).ok()?;
     let first = keys.iter().next()?;
@@ -201,7 +199,7 @@ fn server_certificates(
     Ok(ServerCredentials::Certificates(certificates))
 }
 
-/// TLS of the connections to the server of a URL; `None`: it asks for none.
+/// TLS for connections to the server of a URL; `None` if the URL requests none.
 pub(super) fn of_uri(uri: &NbdUri) -> Result<Option<ClientTls>, Failure> {
     let Some(tls) = &uri.tls else { return Ok(None) };
     let credentials = match &tls.credentials {
@@ -241,18 +239,20 @@ fn client_certificates(
     ClientCertificates::new(&trust, own.as_ref(), host).map_err(|error| in_directory(place, &error))
 }
 
-/// The key of a user in a file.
+/// The key of a user in a file of pre-shared keys.
 fn client_key(file: &Path, username: Option<&str>) -> Result<Psk, Failure> {
     let keys = read_keys(file)?;
     let wrong = |what: String| Failure::request(format!("TLS key file {}: {what}", file.display()));
     let user = match (username, keys.iter().len()) {
         (Some(user), _) => user.to_owned(),
         (None, 1) => return keys.iter().next().cloned().ok_or_else(|| wrong("has no key".to_owned())),
-        // The document of NBD URIs wants the user who runs this.
+        // The NBD URI specification defines the local user's name as the default.
         (None, _) => ["LOGNAME", "USER"].iter().find_map(|name| env::var(name).ok()).unwrap_or_default(),
     };
     let key = keys.find(user.as_bytes()).cloned();
-    key.ok_or_else(|| wrong(format!("has no key of {user:?}; write the user as nbds://USER@host/export")))
+    key.ok_or_else(|| {
+        wrong(format!("has no key for user {user:?}; give the user as nbds://USER@host/export"))
+    })
 }
 
 fn read_keys(file: &Path) -> Result<PskFile, Failure> {
@@ -261,7 +261,7 @@ fn read_keys(file: &Path) -> Result<PskFile, Failure> {
 
 fn read_authorities(directory: &Path) -> Result<Vec<u8>, Failure> {
     let mut pem = secret::read_public("TLS certificate", &directory.join("ca-cert.pem"))?;
-    // Another file may follow.
+    // Separates it from the next file.
     pem.push(b'\n');
     Ok(pem)
 }
@@ -274,14 +274,14 @@ fn certified_key(directory: &Path, side: &str) -> Result<CertifiedKey, Failure> 
     Ok(CertifiedKey { chain, key })
 }
 
-/// Whoever has put a list of revoked certificates there relies on it.
+/// Refuses a directory with a certificate revocation list, because it would be ignored.
 fn refuse_revocations(directory: &Path) -> Result<(), Failure> {
     let list = directory.join("ca-crl.pem");
     match list.exists() {
         false => Ok(()),
         true => Err(Failure::request(format!(
-            "{}: lists of revoked certificates are not supported; name the clients that are allowed by nbd_tls_subject, \
-             and remove the file",
+            "{}: certificate revocation lists are not supported; list the allowed clients in nbd_tls_subject, and \
+             remove the file",
             list.display()
         ))),
     }
@@ -291,7 +291,7 @@ fn in_directory(directory: &Path, error: &TlsError) -> Failure {
     Failure::request(format!("TLS certificates in {}: {error}", directory.display()))
 }
 
-/// The host that a server at a Unix socket has its certificate for.
+/// The host name in the certificate of a server at a Unix socket.
 const OF_UNIX_SOCKETS: &str = "localhost";
 
 #[cfg(test)]
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_require_tls_unless_it_is_said_otherwise() {
+    fn credentials_require_tls_by_default() {
         for (text, mode, is_restricted) in [
             ("", TlsMode::Off, false),
             ("nbd_tls_psk = 'k'", TlsMode::Required, true),
@@ -315,24 +315,24 @@ mod tests {
         ] {
             let settings = settings(text);
             assert_eq!((settings.mode(), settings.is_restricted()), (mode, is_restricted), "{text}");
-            assert_eq!(settings.is_said(), !text.is_empty());
+            assert_eq!(settings.is_set(), !text.is_empty());
         }
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused_with_advice() {
+    fn contradictory_settings_are_refused_with_advice() {
         for (text, expected) in [
             ("nbd_tls = 'require'", "there are no credentials; add nbd_tls_certificates"),
             ("nbd_tls_subject = ['CN=a']", "there are no credentials"),
             ("nbd_tls_psk = 'k'\nnbd_tls_certificates = ['d']", "exclude each other"),
-            ("nbd_tls_psk = 'k'\nnbd_tls_subject = ['CN=a']", "is for clients that show certificates"),
+            ("nbd_tls_psk = 'k'\nnbd_tls_subject = ['CN=a']", "requires client certificates"),
             (
                 "nbd_tls_certificates = ['d']\nnbd_tls_verify_peer = false\nnbd_tls_subject = ['CN=a']",
-                "is for clients that show certificates",
+                "requires client certificates",
             ),
             (
                 "nbd_tls = 'on'\nnbd_tls_certificates = ['d']\nnbd_tls_subject = ['CN=a']",
-                "keeps nobody out with nbd_tls = \"on\"",
+                "has no effect with nbd_tls = \"on\"",
             ),
             ("nbd_tls_psk = '/does/not/exist'", "TLS key file /does/not/exist: "),
             (
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_command_line_says_stays() {
+    fn the_command_line_has_priority() {
         let mut said = settings("nbd_tls = 'on'\nnbd_tls_psk = 'own'");
         let written = settings("nbd_tls = 'off'\nnbd_tls_certificates = ['d']\nnbd_ktls = false");
         said.add(written, Path::new("/etc"));

@@ -1,4 +1,4 @@
-//! `[[nvme_subsystem]]` of the config file.
+//! NVMe subsystems and discovery in the config file: their namespaces, hosts and ANA groups.
 
 use super::super::frontend::VolumeNames;
 use super::super::policy::TargetAccess;
@@ -23,12 +23,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl NvmeTcp {
-    /// Reads the files that it names; relative paths are below a directory.
+    /// Validates the entries and reads the files that they name; relative paths are below
+    /// `directory`.
+    ///
+    /// # Errors
+    /// If a value or a file is invalid.
     pub(super) fn prepare(&mut self, directory: &Path) -> Result<(), Failure> {
-        let most = MAX_IN_CAPSULE;
-        if let Some(bytes) = self.nvme_in_capsule_data_size.filter(|bytes| *bytes > most || bytes % 16 != 0) {
+        let max = MAX_IN_CAPSULE;
+        if let Some(bytes) = self.nvme_in_capsule_data_size.filter(|bytes| *bytes > max || bytes % 16 != 0) {
             return Err(Failure::request(format!(
-                "nvme_in_capsule_data_size {bytes}: take a multiple of 16 up to {most}"
+                "nvme_in_capsule_data_size {bytes}: set a multiple of 16 up to {max}"
             )));
         }
         for mut entry in self.nvme_subsystem.drain(..) {
@@ -40,83 +44,82 @@ impl NvmeTcp {
     }
 }
 
-/// A subsystem as it is written; keys are the specification's words.
+/// One `[[nvme_subsystem]]` of the config file. Keys have the names of the specification.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SubsystemEntry {
     nqn: String,
-    /// What Identify tells; without one, it is made of the subsystem's name and of its namespaces'
-    /// UUIDs.
+    /// Serial number; by default derived from the subsystem's name and its namespaces' UUIDs.
     serial_number: Option<String>,
-    /// What Identify tells; without one, `Blockmux`.
+    /// Model number; by default `Blockmux`.
     model_number: Option<String>,
-    /// Volumes by namespace identifiers, which TOML has as text.
+    /// Volumes by NSID; keys of TOML tables are strings.
     #[serde(default)]
     namespaces: BTreeMap<String, String>,
-    /// Addresses of those that lead to it; without any, all do.
+    /// The listeners through which it is reached; empty for all.
     #[serde(default)]
     listeners: Vec<String>,
-    /// More of them, and what they are called.
+    /// Further namespaces, with identifiers.
     #[serde(default)]
     namespace: Vec<NamespaceEntry>,
-    /// Who may connect; without a word of hosts, everybody.
+    /// Hosts that may connect. Without `hosts` and `host`, every host may connect.
     hosts: Option<Vec<String>>,
-    /// Who may connect, too, and what holds for it.
+    /// Further hosts that may connect, with keys and namespaces.
     #[serde(default)]
     host: Vec<HostEntry>,
-    /// Namespaces that listeners lead to unequally well.
+    /// Groups of namespaces with ANA states.
     #[serde(default)]
     ana_group: Vec<AnaGroupEntry>,
 }
 
-/// `[nvme_discovery]`: what is told to hosts that ask what there is.
+/// `[nvme_discovery]`: settings of the discovery subsystem.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NvmeDiscoveryEntry {
-    /// The discovery subsystem is called by a unique name; without it, by the well-known one.
+    /// The discovery subsystem has a unique name in addition to the well-known one.
     #[serde(default)]
     pub(crate) unique_subnqn: bool,
-    /// Where else they may ask.
+    /// Other discovery subsystems, reported to hosts.
     #[serde(default)]
     referral: Vec<ReferralEntry>,
 }
 
-/// Another discovery subsystem as it is written.
+/// One `[[nvme_discovery.referral]]`: another discovery subsystem.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReferralEntry {
     traddr: IpAddr,
     #[serde(default = "discovery_port")]
     trsvcid: u16,
-    /// Its own name; without one, that which is well known.
+    /// Its name; by default the well-known one.
     subnqn: Option<String>,
 }
 
-/// An ANA group as it is written.
+/// One `[[nvme_subsystem.ana_group]]`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AnaGroupEntry {
     #[serde(rename = "ANAGRPID")]
     id: u32,
     namespaces: Vec<u32>,
-    /// States by the listeners' addresses; at others it is optimized.
+    /// ANA states by address of the listener; other listeners are optimized.
     states: BTreeMap<String, AnaStateName>,
 }
 
-/// TREQ, by the specification's words: whether hosts have to come by TLS.
+/// TREQ of discovery log entries: whether hosts must use TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) enum Treq {
-    /// Those that have a key do, and others come without it.
+    /// Hosts with a key must use TLS, others must not.
     #[default]
     #[serde(rename = "not required")]
     NotRequired,
-    /// Nobody comes without it.
+    /// All hosts must use TLS.
     #[serde(rename = "required")]
     Required,
 }
 
 impl Treq {
-    /// What is so where there are keys, or none.
+    /// The value in discovery log entries, given whether any host has a key.
     pub(super) fn secure_channel(self, has_keys: bool) -> SecureChannel {
         match self {
             Treq::Required => SecureChannel::Required,
@@ -126,19 +129,19 @@ impl Treq {
     }
 }
 
-/// An ANA state, by the specification's word.
+/// Name of an ANA state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AnaStateName {
-    /// Preferred.
+    /// The preferred path.
     Optimized,
-    /// Works, but slower.
+    /// A slower path.
     NonOptimized,
-    /// Cannot be used now.
+    /// A path that cannot be used now.
     Inaccessible,
 }
 
-/// An ANA group whose numbers are right.
+/// A validated ANA group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfiguredGroup {
     id: u32,
@@ -146,36 +149,41 @@ pub(crate) struct ConfiguredGroup {
     states: Vec<(SocketAddr, AnaState)>,
 }
 
-/// A subsystem whose names and numbers are right.
+/// A validated subsystem, with the keys of its hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfiguredSubsystem {
     pub(super) nqn: Nqn,
     pub(super) serial_number: Option<String>,
     pub(super) model_number: Option<String>,
-    /// Those that lead to it; empty: all.
+    /// The listeners through which it is reached; empty for all.
     listeners: Vec<SocketAddr>,
-    /// By namespace identifiers.
+    /// Namespaces by NSID.
     pub(super) namespaces: BTreeMap<u32, ConfiguredNamespace>,
     /// Every host may connect.
     pub(super) is_open: bool,
     pub(super) hosts: Vec<Nqn>,
-    /// The namespaces that hosts see who do not see all.
+    /// Visible namespaces of hosts that do not see all.
     pub(super) masks: BTreeMap<Nqn, BTreeSet<u32>>,
-    /// Hosts of which more is said.
+    /// The `[[nvme_subsystem.host]]` entries.
     pub(super) entries: Vec<HostEntry>,
     pub(super) ana_groups: Vec<ConfiguredGroup>,
     pub(super) secrets: BTreeMap<Nqn, Arc<HostSecrets>>,
-    /// Keys of hosts that come by TLS.
+    /// TLS keys of hosts.
     pub(super) tls_keys: BTreeMap<Nqn, ConfiguredPsk>,
 }
 
 impl ConfiguredSubsystem {
-    /// Checks an entry.
+    /// Validates an entry and reads the files that it names.
+    ///
+    /// # Errors
+    /// If a value or a file is invalid; the message names the subsystem.
     pub(crate) fn prepare(entry: SubsystemEntry) -> Result<ConfiguredSubsystem, Failure> {
         let wrong = |what: String| Failure::request(format!("nvme_subsystem `{}`: {what}", entry.nqn));
         let name = |text: &str| {
             Nqn::new(text).ok_or_else(|| {
-                wrong(format!("`{text}` is no NVMe name; write one as nqn.2026-11.com.example:a"))
+                wrong(format!(
+                    "`{text}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a"
+                ))
             })
         };
         let nqn = name(&entry.nqn)?;
@@ -186,7 +194,7 @@ impl ConfiguredSubsystem {
         for host in &entry.host {
             let nqn = name(&host.hostnqn)?;
             if hosts.contains(&nqn) {
-                return Err(wrong(format!("host `{}` is there twice; remove one", host.hostnqn)));
+                return Err(wrong(format!("host `{}` is listed twice; remove one", host.hostnqn)));
             }
             hosts.push(nqn.clone());
             let HostKeys { access, tls_key } = host.read()?;
@@ -196,8 +204,8 @@ impl ConfiguredSubsystem {
         }
         let namespaces = namespaces::prepare(&entry.namespaces, &entry.namespace).map_err(wrong)?;
         let ana_groups = groups(&entry.ana_group, &namespaces).map_err(wrong)?;
-        let text = |key, text: &Option<String>, most| {
-            text.as_deref().map(|text| ascii(key, text, most).map_err(wrong)).transpose()
+        let text = |key, text: &Option<String>, max| {
+            text.as_deref().map(|text| ascii(key, text, max).map_err(wrong)).transpose()
         };
         let listeners = entry.listeners.iter().map(|address| tcp_address(address, NVME_TCP.port));
         let listeners =
@@ -220,10 +228,10 @@ impl ConfiguredSubsystem {
         })
     }
 
-    /// The subsystem that a volume is where none are configured.
+    /// A volume's own subsystem, if no subsystems are configured.
     pub(super) fn of_volume(named: &VolumeNames) -> ConfiguredSubsystem {
         ConfiguredSubsystem {
-            nqn: Nqn::new(&default_nqn(&named.target)).expect("a volume's name fits every protocol's"),
+            nqn: Nqn::new(&default_nqn(&named.target)).expect("volume names are valid in every protocol"),
             serial_number: None,
             model_number: None,
             listeners: Vec::new(),
@@ -240,15 +248,15 @@ impl ConfiguredSubsystem {
 }
 
 impl ConfiguredSubsystem {
-    /// Somebody who sees that namespace: one of whom more is said, if there is one; `None`:
-    /// everybody, or nobody.
-    pub(super) fn visitor(&self, nsid: u32) -> Option<HostEntry> {
+    /// A host that sees the namespace, for announced commands; preferably one with its own entry.
+    /// `None` if every host sees it or none.
+    pub(super) fn example_host(&self, nsid: u32) -> Option<HostEntry> {
         let named = self.entries.iter().find(|entry| entry.sees(nsid)).cloned();
         let is_plain = |host: &&Nqn| self.entries.iter().all(|entry| entry.hostnqn != host.as_str());
         named.or_else(|| self.hosts.iter().find(is_plain).map(HostEntry::plain))
     }
 
-    /// Who may use its volumes.
+    /// Its access control, for the policy.
     pub(super) fn access(&self) -> TargetAccess {
         let volumes = self.namespaces.values().map(|one| (one.volume.clone(), self.is_open));
         TargetAccess {
@@ -257,25 +265,25 @@ impl ConfiguredSubsystem {
             listeners: ("listeners", self.listeners.clone()),
             volumes: volumes.collect(),
             is_restricted: !self.is_open,
-            asks_everybody: !self.is_open,
+            authenticates_all: !self.is_open,
             states: self.ana_groups.iter().map(ConfiguredGroup::listeners).collect(),
             moved_to: None,
         }
     }
 
-    /// Moves the subsystem behind these listeners alone.
+    /// Makes the subsystem reachable through these listeners only.
     pub(super) fn at(self, listeners: Vec<SocketAddr>) -> ConfiguredSubsystem {
         ConfiguredSubsystem { listeners, ..self }
     }
 
-    /// Whether that listener leads to it: it is named, or is one of all addresses that are.
+    /// Whether the subsystem is reached through the listener.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
         self.listeners.is_empty() || self.listeners.iter().any(|named| means(named, listener))
     }
 
-    /// Whether another config of it needs no new subsystem: what its controllers have told hosts,
-    /// and cannot change meanwhile, is the same.
-    pub(super) fn is_same_at_heart(&self, other: &ConfiguredSubsystem) -> bool {
+    /// Whether two configs of a subsystem agree in what its controllers have reported to hosts and
+    /// cannot change while they are connected.
+    pub(super) fn has_same_identity(&self, other: &ConfiguredSubsystem) -> bool {
         let groups = |own: &ConfiguredSubsystem| {
             own.ana_groups.iter().map(|group| (group.id, group.namespaces.clone())).collect::<Vec<_>>()
         };
@@ -283,19 +291,19 @@ impl ConfiguredSubsystem {
         numbers(self) == numbers(other) && groups(self) == groups(other)
     }
 
-    /// The ANA group that a namespace is in; `None`: that of the rest, if there are any.
+    /// The configured ANA group of a namespace; `None` for the default group.
     pub(super) fn ana_group_of(&self, nsid: u32) -> Option<u32> {
         self.ana_groups.iter().find(|group| group.namespaces.contains(&nsid)).map(|group| group.id)
     }
 
-    /// What holds for a host that is listed.
+    /// The keys and visible namespaces of a listed host.
     pub(super) fn host_keys(&self, host: &Nqn) -> HostKeys {
         let (namespaces, secrets) = (self.masks.get(host).cloned(), self.secrets.get(host).cloned());
         let access = HostAccess { namespaces, secrets };
         HostKeys { access, tls_key: self.tls_keys.get(host).cloned() }
     }
 
-    /// The ports that lead to it, if not all do.
+    /// The ports through which it is reached; `None` for all.
     pub(super) fn ports(&self, ports: &[FabricsPort]) -> Option<BTreeSet<u16>> {
         let own = ports.iter().filter(|port| self.is_at(&port.address)).map(|port| port.id);
         (!self.listeners.is_empty()).then(|| own.collect())
@@ -303,12 +311,15 @@ impl ConfiguredSubsystem {
 }
 
 impl NvmeDiscoveryEntry {
-    /// Checks what is written.
+    /// Validates the referrals.
+    ///
+    /// # Errors
+    /// If a name is invalid.
     pub(crate) fn prepare(&self) -> Result<Vec<Referral>, Failure> {
         let referral = |entry: &ReferralEntry| {
             let name = entry.subnqn.as_deref().unwrap_or(DISCOVERY_NQN);
             let nqn = Nqn::new(name).ok_or_else(|| {
-                Failure::request(format!("nvme_discovery: the referral to `{name}` has no NVMe name"))
+                Failure::request(format!("nvme_discovery: referral: `{name}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a"))
             })?;
             Ok(Referral { address: SocketAddr::new(entry.traddr, entry.trsvcid), nqn })
         };
@@ -321,12 +332,12 @@ fn discovery_port() -> u16 {
 }
 
 impl ConfiguredGroup {
-    /// What it is called, and the listeners that it names.
+    /// Its name in messages, and the listeners that it names.
     fn listeners(&self) -> (String, Vec<SocketAddr>) {
         (format!("ana_group {}", self.id), self.states.iter().map(|(address, _)| *address).collect())
     }
 
-    /// With the identifiers of ports in the place of their addresses.
+    /// The group with port identifiers instead of addresses.
     pub(super) fn at(&self, ports: &[FabricsPort]) -> AnaGroup {
         let of_port = |port: &FabricsPort| {
             let (_, state) = self.states.iter().find(|(address, _)| means(address, &port.address))?;
@@ -342,24 +353,24 @@ fn groups(
     namespaces: &BTreeMap<u32, ConfiguredNamespace>,
 ) -> Result<Vec<ConfiguredGroup>, String> {
     if entries.len() > MAX_ANA_GROUPS {
-        return Err(format!("there are more than {MAX_ANA_GROUPS} ana_groups; leave some out"));
+        return Err(format!("there are more than {MAX_ANA_GROUPS} ana_groups; remove some"));
     }
     let (mut ids, mut members) = (HashSet::new(), HashSet::new());
     let group = |entry: &AnaGroupEntry| {
         let id = entry.id;
         if id == 0 || !ids.insert(id) {
-            return Err(format!("ANAGRPID {id}: give each ana_group a number of its own, from 1"));
+            return Err(format!("ANAGRPID {id}: give each ana_group its own number, from 1"));
         }
         if let Some(nsid) = entry.namespaces.iter().find(|nsid| !namespaces.contains_key(nsid)) {
-            return Err(format!("ana_group {id}: there is no namespace {nsid}"));
+            return Err(format!("ana_group {id}: no namespace has NSID {nsid}; correct `namespaces`"));
         }
         if let Some(nsid) = entry.namespaces.iter().find(|nsid| !members.insert(**nsid)) {
-            return Err(format!("ana_group {id}: namespace {nsid} is in two; take it out of one"));
+            return Err(format!("ana_group {id}: namespace {nsid} is in two groups; remove it from one"));
         }
         let states = entry.states.iter().map(|(address, state)| {
             let address =
                 tcp_address(address, NVME_TCP.port).map_err(|what| format!("ana_group {id}: {what}"))?;
-            Ok((address, state.word()))
+            Ok((address, state.ana_state()))
         });
         let states = states.collect::<Result<_, String>>()?;
         Ok(ConfiguredGroup { id, namespaces: entry.namespaces.clone(), states })
@@ -368,8 +379,8 @@ fn groups(
 }
 
 impl AnaStateName {
-    /// As it is on the wire.
-    pub(crate) fn word(self) -> AnaState {
+    /// The state's value on the wire.
+    pub(crate) fn ana_state(self) -> AnaState {
         match self {
             AnaStateName::Optimized => AnaState::OPTIMIZED,
             AnaStateName::NonOptimized => AnaState::NON_OPTIMIZED,
@@ -378,24 +389,31 @@ impl AnaStateName {
     }
 }
 
-/// Whether the settings fit these volumes.
+/// Checks the settings against the names of all volumes.
+///
+/// # Errors
+/// If names are not unique, a volume is missing, or required keys are missing.
 pub(super) fn check(own: &NvmeTcp, volumes: &[&str]) -> Result<(), String> {
     let has_keys = own.subsystems.iter().any(|subsystem| !subsystem.tls_keys.is_empty());
     if own.nvme_tcp_treq == Treq::Required && !has_keys {
-        return Err("nvme_tcp_treq is `required`, and no host has a key; give one a tls_key_file".to_owned());
+        return Err(
+            "nvme_tcp_treq is `required`, but no host has a key; add a tls_key_file to a host".to_owned()
+        );
     }
     let (mut names, mut serials) = (HashSet::new(), HashSet::new());
     for subsystem in &own.subsystems {
         let nqn = &subsystem.nqn;
         if !names.insert(nqn) {
-            return Err(format!("two nvme_subsystems are called `{nqn}`; rename one"));
+            return Err(format!("two nvme_subsystems have the NQN `{nqn}`; rename one"));
         }
         if let Some(twice) = subsystem.serial_number.as_ref().filter(|serial| !serials.insert(*serial)) {
             return Err(format!("two nvme_subsystems have the serial_number `{twice}`; change one"));
         }
         let mut names = subsystem.namespaces.values().map(|namespace| &namespace.volume);
         if let Some(missing) = names.find(|name| !volumes.contains(&name.as_str())) {
-            return Err(format!("nvme_subsystem `{nqn}`: there is no volume `{missing}`; add a [[volume]]"));
+            return Err(format!(
+                "nvme_subsystem `{nqn}`: no volume has the name `{missing}`; add a [[volume]]"
+            ));
         }
     }
     namespaces::refuse_duplicates(own.subsystems.iter().flat_map(|subsystem| subsystem.namespaces.values()))
@@ -412,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subsystem_has_what_its_table_says() {
+    fn a_subsystem_has_the_values_of_its_table() {
         let subsystem =
             prepare("nqn = 'nqn.a'\nnamespaces = { 1 = 'x', 256 = 'y' }\nhosts = ['nqn.h']").unwrap();
         assert_eq!(subsystem.nqn.as_str(), "nqn.a");
@@ -423,24 +441,24 @@ mod tests {
         assert!(subsystem.ana_groups.is_empty());
         let settings = NvmeTcp { subsystems: vec![subsystem.clone()], ..NvmeTcp::default() };
         assert_eq!(check(&settings, &["x", "y"]), Ok(()));
-        assert!(check(&settings, &["x"]).unwrap_err().contains("there is no volume `y`"));
+        assert!(check(&settings, &["x"]).unwrap_err().contains("no volume has the name `y`"));
         let settings = NvmeTcp { subsystems: vec![subsystem.clone(), subsystem], ..NvmeTcp::default() };
-        assert!(check(&settings, &["x", "y"]).unwrap_err().starts_with("two nvme_subsystems are called"));
+        assert!(check(&settings, &["x", "y"]).unwrap_err().starts_with("two nvme_subsystems have the NQN"));
     }
 
     #[test]
-    fn wrong_names_and_numbers_are_told() {
+    fn invalid_names_and_numbers_are_reported() {
         for (text, said) in [
             ("nqn = 'iqn.a'\nnamespaces = {}", "`iqn.a` is no NVMe name"),
-            ("nqn = 'nqn.a'\nnamespaces = { 0 = 'x' }", "namespace 0 is not from 1"),
+            ("nqn = 'nqn.a'\nnamespaces = { 0 = 'x' }", "namespace 0: use an NSID from 1"),
             ("nqn = 'nqn.a'\nnamespaces = { x = 'x' }", "namespace x is not from 1"),
             ("nqn = 'nqn.a'\nserial_number = '012345678901234567890'", "serial_number `0123"),
-            ("nqn = 'nqn.a'\nmodel_number = ''", "model_number `` is not 1 to 40"),
+            ("nqn = 'nqn.a'\nmodel_number = ''", "model_number `` is invalid; write 1 to 40"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhosts = ['h']", "`h` is no NVMe name"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhostname = []", "unknown field"),
             (&ana("0", "[1]", "{}"), "ANAGRPID 0: give each"),
             (&format!("{}\n{}", ana("2", "[]", "{}"), ANOTHER), "ANAGRPID 2: give each"),
-            (&ana("2", "[7]", "{}"), "there is no namespace 7"),
+            (&ana("2", "[7]", "{}"), "no namespace has NSID 7"),
             (&ana("2", "[1, 1]", "{}"), "namespace 1 is in two"),
             (
                 &ana("2", "[1]", "{ 'unix:here' = 'optimized' }"),
@@ -464,7 +482,7 @@ mod tests {
     const ANOTHER: &str = "[[ana_group]]\nANAGRPID = 2\nnamespaces = []\nstates = {}";
 
     #[test]
-    fn a_host_without_a_secret_may_see_some_of_the_namespaces() {
+    fn a_host_without_a_secret_may_see_a_part_of_the_namespaces() {
         let with = |more: &str| {
             prepare(&format!(
                 "nqn = 'nqn.a'\nnamespaces = {{ 1 = 'x', 2 = 'y' }}\n[[host]]\nhostnqn = 'nqn.h'\n{more}"
@@ -476,13 +494,13 @@ mod tests {
         assert!(subsystem.secrets.is_empty() && subsystem.hosts == [host]);
         assert!(with("").unwrap().masks.is_empty());
         let lonely = with("dhchap_hash = 'hmac(sha256)'").unwrap_err();
-        assert!(lonely.contains("proves nothing without a dhchap_secret_file"), "{lonely}");
+        assert!(lonely.contains("DH-HMAC-CHAP needs a dhchap_secret_file"), "{lonely}");
         let twice = with("[[host]]\nhostnqn = 'nqn.h'").unwrap_err();
         assert!(twice.contains("host `nqn.h` is there twice"), "{twice}");
     }
 
     #[test]
-    fn referrals_have_an_address_and_mostly_the_usual_port_and_name() {
+    fn referrals_have_an_address_and_default_port_and_name() {
         let prepare = |text: &str| {
             let entry: NvmeDiscoveryEntry =
                 toml::from_str(text).map_err(|error| error.message().to_owned())?;
@@ -495,17 +513,18 @@ mod tests {
             ("[2001:db8::1]:8009", DISCOVERY_NQN)
         );
         let wrong = prepare("[[referral]]\ntraddr = '::1'\nsubnqn = 'x'").unwrap_err();
-        assert!(wrong.contains("the referral to `x` has no NVMe name"), "{wrong}");
+        assert!(wrong.contains("referral: `x` is not an NVMe qualified name"), "{wrong}");
         assert!(prepare("[[referral]]\ntraddr = 'host'").is_err());
     }
 
     #[test]
-    fn the_unique_name_of_discovery_has_to_be_asked_for() {
+    fn the_unique_discovery_name_is_off_by_default() {
         let is_unique = |text: &str| toml::from_str::<NvmeDiscoveryEntry>(text).unwrap().unique_subnqn;
         assert!(!is_unique("") && is_unique("unique_subnqn = true"));
     }
 
-    /// A subsystem whose host has a file of that content and mode, which `key` names, and more.
+    /// A subsystem with a host whose key `key` names a file with this content and mode; `more` is
+    /// appended.
     fn with_file(key: &str, (content, mode): (&str, u32), more: &str) -> Result<ConfiguredSubsystem, String> {
         use std::os::unix::fs::PermissionsExt;
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -517,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_s_secrets_come_from_private_files() {
+    fn a_hosts_secrets_are_read_from_private_files() {
         const SECRET: &str = "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:\n";
         let with = |content: &str, mode, more: &str| with_file("dhchap_secret_file", (content, mode), more);
         let subsystem = with(SECRET, 0o600, "dhchap_hash = 'hmac(sha384)'\ndhchap_dhgroup = 'null'").unwrap();
@@ -527,7 +546,7 @@ mod tests {
         assert_eq!((secrets.hash, secrets.group), (Some(Hash::Sha384), Some(DhGroup::Null)));
         assert!(secrets.controller.is_none());
         for (content, mode, more, said) in [
-            (SECRET, 0o644, "", "others may read or write it"),
+            (SECRET, 0o644, "", "others can read or write it"),
             ("a secret of one's own", 0o600, "", "is not DHHC-1"),
             (SECRET, 0o600, "dhchap_hash = 'md5'", "dhchap_hash `md5`: there are"),
             (SECRET, 0o600, "dhchap_dhgroup = 'modp1024'", "dhchap_dhgroup `modp1024`: there are"),
@@ -539,20 +558,20 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_required_only_where_somebody_has_a_key() {
+    fn tls_is_required_only_if_a_host_has_a_key() {
         let settings = NvmeTcp { nvme_tcp_treq: Treq::Required, ..NvmeTcp::default() };
         assert!(check(&settings, &[]).unwrap_err().contains("tls_key_file"));
     }
 
     #[test]
-    fn a_host_s_tls_key_comes_from_a_private_file() {
+    fn a_hosts_tls_key_is_read_from_a_private_file() {
         const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
         let with = |content: &str, mode, more: &str| with_file("tls_key_file", (content, mode), more);
         let subsystem = with(KEY, 0o600, "").unwrap();
         assert_eq!(subsystem.tls_keys[&Nqn::new("nqn.h").unwrap()], ConfiguredPsk::parse(KEY).unwrap());
         assert!(subsystem.secrets.is_empty());
         for (content, mode, more, said) in [
-            (KEY, 0o640, "", "others may read or write it"),
+            (KEY, 0o640, "", "others can read or write it"),
             ("a key of one's own", 0o600, "", "is not NVMeTLSkey-1"),
             (&KEY.replace("VRLb", "VRLc"), 0o600, "", "has a wrong CRC"),
             (KEY, 0o600, "dhchap_hash = 'hmac(sha256)'", "proves nothing without a dhchap_secret_file"),
@@ -565,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subsystem_is_at_the_listeners_that_it_names() {
+    fn a_subsystem_is_reached_through_the_listeners_that_it_names() {
         let with = |listeners: &str| prepare(&format!("nqn = 'nqn.a'\nlisteners = {listeners}"));
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let all = ["127.0.0.1:4420", "[::1]:4420", "127.0.0.1:8009"].map(address);
@@ -582,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ana_group_has_a_state_at_each_listener_that_is_named() {
+    fn an_ana_group_has_a_state_at_each_named_listener() {
         let text = ana("3", "[1]", "{ '[::1]:1' = 'non-optimized', '192.0.2.1:2' = 'inaccessible' }");
         let subsystem = prepare(&text).unwrap();
         let port = |id, address: &str| FabricsPort { id, address: address.parse().unwrap() };

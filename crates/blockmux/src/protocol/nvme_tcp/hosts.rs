@@ -1,5 +1,5 @@
-//! Hosts of which more is said than that they may connect: in the config file, and while their
-//! subsystem is served.
+//! Hosts with keys or restricted namespaces: their entries in the config file and on the command
+//! line, and their state while the subsystem is served.
 
 use super::super::secret;
 use super::config::{ConfiguredSubsystem, Treq};
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A host as it is written, in the config file and on the command line.
+/// A host in the config file (`[[nvme_subsystem.host]]`) or in `ctl add-host`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HostEntry {
@@ -37,42 +37,43 @@ pub(crate) struct HostEntry {
     /// Secret of the controller, for hosts that authenticate it
     #[arg(long, value_name = "PATH")]
     dhchap_ctrl_secret_file: Option<PathBuf>,
-    /// The only hash function
+    /// Allow this hash function only
     #[arg(long, value_name = "NAME")]
     dhchap_hash: Option<String>,
-    /// The only group
+    /// Allow this DH group only
     #[arg(long, value_name = "NAME")]
     dhchap_dhgroup: Option<String>,
 }
 
-/// What is in a host's files, and what else is said of it.
+/// The contents of a host's files, and the namespaces that it sees.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct HostKeys {
     pub(super) access: HostAccess,
     pub(super) tls_key: Option<ConfiguredPsk>,
 }
 
-/// The hosts of a node by subsystem and name, with their files and keys of TLS.
+/// The hosts of all subsystems, with their entries and TLS keys.
 pub(super) struct LiveHosts {
     treq: Mutex<Treq>,
     machine: String,
-    known: Mutex<BTreeMap<(Nqn, Nqn), Known>>,
+    known: Mutex<BTreeMap<(Nqn, Nqn), KnownHost>>,
 }
 
-struct Known {
+/// A host's entry and its current TLS key.
+struct KnownHost {
     entry: HostEntry,
     tls_key: Option<ConfiguredPsk>,
 }
 
 impl HostEntry {
-    /// Has its paths mean the same in whatever directory.
+    /// Makes its paths absolute, below the current directory.
     pub(super) fn make_absolute(&mut self) {
         if let Ok(directory) = std::env::current_dir() {
             self.anchor(&directory);
         }
     }
 
-    /// Takes relative paths as below a directory.
+    /// Makes relative paths absolute, below `directory`.
     pub(super) fn anchor(&mut self, directory: &Path) {
         let files = [&mut self.tls_key_file, &mut self.dhchap_secret_file, &mut self.dhchap_ctrl_secret_file];
         for path in files.into_iter().flatten() {
@@ -81,6 +82,9 @@ impl HostEntry {
     }
 
     /// Reads its files.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or its content or an algorithm is invalid.
     pub(super) fn read(&self) -> Result<HostKeys, Failure> {
         let tls_key = self.tls_key_file.as_deref().map(read_tls_key).transpose()?;
         let namespaces = self.namespaces.as_ref().map(|all| all.iter().copied().collect());
@@ -88,22 +92,22 @@ impl HostEntry {
         Ok(HostKeys { access: HostAccess { namespaces, secrets }, tls_key })
     }
 
-    /// A host of which nothing but its name is said.
+    /// A host without keys that sees all namespaces.
     pub(super) fn plain(host: &Nqn) -> HostEntry {
         HostEntry { hostnqn: host.as_str().to_owned(), ..HostEntry::default() }
     }
 
-    /// Whether it sees that namespace.
+    /// Whether it sees the namespace.
     pub(super) fn sees(&self, nsid: u32) -> bool {
         self.namespaces.as_ref().is_none_or(|own| own.contains(&nsid))
     }
 
-    /// Whether it comes by TLS.
+    /// Whether it uses TLS.
     pub(super) fn has_tls_key(&self) -> bool {
         self.tls_key_file.is_some()
     }
 
-    /// The URL by which our own initiator comes as this host.
+    /// Adds the parameters with which the Blockmux initiator connects as this host.
     pub(super) fn add_to(&self, url: &mut NvmeUrl) {
         let host = self.clone();
         url.host_nqn = Nqn::new(&host.hostnqn);
@@ -112,13 +116,13 @@ impl HostEntry {
         url.tls_key_file = host.tls_key_file;
     }
 
-    /// What a shell runs so that Linux connects as this host, where `connect` does it for a host of
-    /// which nothing is asked.
+    /// Shell command with which Linux connects as this host; `connect` is the command without
+    /// authentication.
     pub(super) fn command(&self, subsystem: &Nqn, connect: &str) -> String {
         let content = |file: &Path| format!("\"$(cat {})\"", shell_word(&file.to_string_lossy()));
         let nqn = shell_word(&self.hostnqn);
         let mut command = format!("{connect} --hostnqn={nqn}");
-        // The kernel refuses a host that comes by several names with one identifier.
+        // The kernel refuses several host names with the same host identifier.
         match self.hostnqn.rsplit_once("uuid:").filter(|(_, id)| read_uuid(id).is_some()) {
             Some((_, id)) => command += &format!(" --hostid={id}"),
             None => command += " --hostid=\"$(uuidgen)\"",
@@ -155,7 +159,7 @@ impl HostEntry {
         let controller = self.dhchap_ctrl_secret_file.as_deref().map(read_secret).transpose()?;
         let Some(file) = &self.dhchap_secret_file else {
             if controller.is_some() || hash.is_some() || group.is_some() {
-                return Err(wrong("proves nothing without a dhchap_secret_file; add one".to_owned()));
+                return Err(wrong("DH-HMAC-CHAP needs a dhchap_secret_file; add one".to_owned()));
             }
             return Ok(None);
         };
@@ -164,12 +168,12 @@ impl HostEntry {
 }
 
 impl LiveHosts {
-    /// Those of the config file.
+    /// Creates an empty list.
     pub(super) fn new(treq: Treq, machine: &str) -> LiveHosts {
         LiveHosts { treq: Mutex::new(treq), machine: machine.to_owned(), known: Mutex::default() }
     }
 
-    /// The hosts of a subsystem that is served from now on: what is known of them, and their keys.
+    /// Adds the hosts of a new subsystem and their TLS keys.
     pub(super) fn insert_all(
         &self,
         node: &NvmeNode,
@@ -181,14 +185,14 @@ impl LiveHosts {
         for entry in &configured.entries {
             let Some(host) = Nqn::new(&entry.hostnqn) else { continue };
             let tls_key = configured.tls_keys.get(&host).cloned();
-            known.insert((subsystem.nqn.clone(), host), Known { entry: entry.clone(), tls_key });
+            known.insert((subsystem.nqn.clone(), host), KnownHost { entry: entry.clone(), tls_key });
         }
         for host in configured.tls_keys.keys() {
             self.set_tls_keys(&known, node, subsystem, host);
         }
     }
 
-    /// A subsystem is served no more: its hosts have no keys for it.
+    /// Removes the hosts of a removed subsystem and their TLS keys.
     pub(super) fn remove_all(&self, node: &NvmeNode, subsystem: &Subsystem) {
         let mut known = self.known();
         let of_it: Vec<Nqn> =
@@ -197,14 +201,14 @@ impl LiveHosts {
         of_it.iter().for_each(|host| self.set_tls_keys(&known, node, subsystem, host));
     }
 
-    /// Whether hosts have to come by TLS from now on.
+    /// Sets whether hosts must use TLS.
     pub(super) fn set_treq(&self, treq: Treq) {
         *self.treq.lock().unwrap_or_else(PoisonError::into_inner) = treq;
     }
 
-    /// Has the hosts of a subsystem be those of its config. `before` is the config that it had.
-    /// Answers those that may connect no more; their controllers are left.
-    pub(super) fn follow(
+    /// Applies the hosts of a subsystem's new config. Returns the hosts that may not connect any
+    /// more; their controllers are still connected.
+    pub(super) fn reconfigure(
         &self,
         node: &NvmeNode,
         subsystem: &Subsystem,
@@ -236,13 +240,16 @@ impl LiveHosts {
             if listed.contains(host) && is_same && is_same_entry {
                 continue;
             }
-            // It is closed to those that are not listed.
+            // It fails only for a subsystem that is open to all hosts.
             let _ = self.set(&mut known, node, subsystem, (host, &entry, keys));
         }
         gone
     }
 
-    /// Lets a host connect, or changes what holds for it.
+    /// Allows a host to connect, or changes its keys and namespaces.
+    ///
+    /// # Errors
+    /// If the entry is invalid, or the subsystem is open to all hosts.
     pub(super) fn add(
         &self,
         node: &NvmeNode,
@@ -250,33 +257,41 @@ impl LiveHosts {
         entry: &HostEntry,
     ) -> Result<(), String> {
         let host = Nqn::new(&entry.hostnqn).ok_or_else(|| {
-            format!("`{}` is no NVMe name; write one as nqn.2026-11.com.example:a", entry.hostnqn)
+            format!(
+                "`{}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a",
+                entry.hostnqn
+            )
         })?;
         let keys = entry.read().map_err(|failure| failure.to_string())?;
         let mut known = self.known();
         self.set(&mut known, node, subsystem, (&host, entry, keys))
     }
 
-    /// Lets a host connect no more.
+    /// Removes a host and disconnects it.
+    ///
+    /// # Errors
+    /// If the host is not listed.
     pub(super) fn remove(&self, node: &NvmeNode, subsystem: &Subsystem, host: &str) -> Result<(), String> {
         let mut known = self.known();
         let name = Nqn::new(host).filter(|name| node.remove_host(subsystem, name));
-        let name = name.ok_or_else(|| format!("{}: no host is called `{host}`", subsystem.nqn))?;
+        let name = name.ok_or_else(|| format!("{}: no host has the name `{host}`", subsystem.nqn))?;
         known.remove(&(subsystem.nqn.clone(), name.clone()));
         self.set_tls_keys(&known, node, subsystem, &name);
         Ok(())
     }
 
-    /// Reads the files of one host again, or of all; answers how many hosts have some. If one
-    /// cannot be read, nothing has changed.
-    pub(super) fn read_again(
+    /// Reads the files of one host or of all hosts again; returns the number of hosts with files.
+    ///
+    /// # Errors
+    /// If a file cannot be read; then nothing has changed.
+    pub(super) fn reload_files(
         &self,
         node: &NvmeNode,
         subsystem: &Subsystem,
         only: Option<&str>,
     ) -> Result<u32, String> {
         let mut known = self.known();
-        let is_meant = |(of, host): &(Nqn, Nqn), known: &Known| {
+        let is_meant = |(of, host): &(Nqn, Nqn), known: &KnownHost| {
             *of == subsystem.nqn && only.is_none_or(|only| host.as_str() == only) && known.entry.has_files()
         };
         let meant = known.iter().filter(|(key, known)| is_meant(key, known));
@@ -284,19 +299,20 @@ impl LiveHosts {
             meant.map(|((_, host), known)| Ok((host.clone(), known.entry.clone(), known.entry.read()?)));
         let all: Vec<_> = all.collect::<Result<_, Failure>>().map_err(|failure| failure.to_string())?;
         if let Some(host) = only.filter(|_| all.is_empty()) {
-            return Err(format!("{}: no host with files is called `{host}`", subsystem.nqn));
+            return Err(format!("{}: no host with key files has the name `{host}`", subsystem.nqn));
         }
-        let count = all.len() as u32; // of lines that somebody wrote
+        let count = all.len() as u32;
         for (host, entry, keys) in all {
             self.set(&mut known, node, subsystem, (&host, &entry, keys))?;
         }
         Ok(count)
     }
 
-    /// At no time the host may come without what is asked of it.
+    /// Sets a host's access. At no time can the host connect with less authentication than both
+    /// settings require.
     fn set(
         &self,
-        known: &mut BTreeMap<(Nqn, Nqn), Known>,
+        known: &mut BTreeMap<(Nqn, Nqn), KnownHost>,
         node: &NvmeNode,
         subsystem: &Subsystem,
         (host, entry, HostKeys { access, tls_key }): (&Nqn, &HostEntry, HostKeys),
@@ -306,11 +322,11 @@ impl LiveHosts {
             return Err(wrong(&blockmux_proto::nvme::hosts::OpenToAll));
         }
         let has_keys = tls_key.is_some() || access.secrets.is_some();
-        let place = (subsystem.nqn.clone(), host.clone());
-        let had_tls = known.get(&place).is_some_and(|known| known.tls_key.is_some());
-        let asks_more = tls_key.is_some() || !had_tls;
-        known.insert(place, Known { entry: entry.clone(), tls_key });
-        if asks_more {
+        let key = (subsystem.nqn.clone(), host.clone());
+        let had_tls = known.get(&key).is_some_and(|known| known.tls_key.is_some());
+        let keeps_tls = tls_key.is_some() || !had_tls;
+        known.insert(key, KnownHost { entry: entry.clone(), tls_key });
+        if keeps_tls {
             self.set_tls_keys(known, node, subsystem, host);
         }
         node.set_host(subsystem, host, access).map_err(|error| wrong(&error))?;
@@ -322,10 +338,11 @@ impl LiveHosts {
         Ok(())
     }
 
-    /// The keys of a host for a subsystem, and for discovery those that it has for any.
+    /// Updates a host's TLS keys in the keyring: its key for the subsystem, and for discovery its
+    /// keys for all subsystems.
     fn set_tls_keys(
         &self,
-        known: &BTreeMap<(Nqn, Nqn), Known>,
+        known: &BTreeMap<(Nqn, Nqn), KnownHost>,
         node: &NvmeNode,
         subsystem: &Subsystem,
         host: &Nqn,
@@ -342,19 +359,20 @@ impl LiveHosts {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<(Nqn, Nqn), Known>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<(Nqn, Nqn), KnownHost>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Reads a secret of DH-HMAC-CHAP.
+/// Reads a DH-HMAC-CHAP secret from a file.
 pub(super) fn read_secret(path: &Path) -> Result<DhChapSecret, Failure> {
     secret::read("secret file", path, |line| {
         DhChapSecret::parse(std::str::from_utf8(line).map_err(|_| SecretError::Format)?)
     })
 }
 
-/// Reads a key of TLS. Has the kernel load its TLS, too, as long as we may.
+/// Reads a TLS key from a file. Also loads the kernel's TLS module, while the process is permitted
+/// to.
 pub(super) fn read_tls_key(path: &Path) -> Result<ConfiguredPsk, Failure> {
     ktls::load();
     secret::read("TLS key file", path, |line| {

@@ -1,11 +1,11 @@
-//! Subsystems that are served, and namespaces that come and go.
+//! The running NVMe subsystems, and changes of their namespaces and hosts at run time.
 
 use super::config::{ConfiguredSubsystem, Treq};
 use super::hosts::LiveHosts;
 use super::namespaces::ConfiguredNamespace;
-use super::{NvmeTcp, Order, default_nqn, of_volume};
+use super::{NvmeCtlCommand, NvmeTcp, default_nqn, of_volume};
 use crate::address::means;
-use crate::protocol::frontend::{Frontend, Live, Service, TargetPlace, VolumeNames};
+use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
 use blockmux_engine::listener::Serve;
 use blockmux_engine::nvme_tcp;
@@ -24,76 +24,76 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Makes namespaces of volumes.
-pub(super) struct Volumes {
+/// Creates namespaces and subsystems from volumes.
+pub(super) struct NamespaceFactory {
     pub(super) exports: Exports,
-    /// What tells this daemon from others.
+    /// Identifier of this daemon.
     pub(super) node: String,
-    /// Each volume is a subsystem of its own.
-    pub(super) has_own: bool,
-    /// As the config file has them, by subsystem and number.
+    /// No subsystem is configured: each volume has its own subsystem.
+    pub(super) has_default_targets: bool,
+    /// The configured namespaces, by subsystem and NSID.
     pub(super) configured: BTreeMap<(Nqn, u32), ConfiguredNamespace>,
 }
 
-/// Everything that hosts find.
+/// The running frontend of NVMe.
 pub(super) struct LiveSubsystems {
     pub(super) node: Arc<NvmeNode>,
     pub(super) hosts: LiveHosts,
     pub(super) policy: Policy,
-    /// Whether the kernel makes the records of TLS where it can.
+    /// Whether to use kernel TLS where possible.
     pub(super) ktls: bool,
-    state: Mutex<State>,
+    state: Mutex<NvmeState>,
 }
 
-/// What follows the config.
-struct State {
-    volumes: Volumes,
+/// The parts of the state that depend on the config.
+struct NvmeState {
+    volumes: NamespaceFactory,
     ports: Vec<FabricsPort>,
-    /// What each subsystem was made of, or is as.
+    /// The current config of each subsystem.
     configured: BTreeMap<Nqn, ConfiguredSubsystem>,
-    /// What is not served any more, and may have controllers.
-    leaving: Vec<Leaving>,
-    /// Hosts that have to prove now who they are.
-    asked: BTreeSet<(Nqn, Nqn)>,
+    /// Removed subsystems and hosts that may still have controllers.
+    disconnecting: Vec<PendingDisconnect>,
+    /// Subsystem and name of hosts that must authenticate since the last change of the config.
+    newly_authenticated: BTreeSet<(Nqn, Nqn)>,
 }
 
-/// Whose controllers may not stay.
-enum Leaving {
-    Everybody(Arc<Subsystem>),
+/// Controllers that must be disconnected after their time to end.
+enum PendingDisconnect {
+    AllHosts(Arc<Subsystem>),
     Host(Arc<Subsystem>, Nqn),
 }
 
-impl Volumes {
-    /// A namespace is one subsystem's: a volume in two of them is two namespaces. One that comes
-    /// back is called as it was configured.
+impl NamespaceFactory {
+    /// Creates the namespace of a volume in a subsystem. A volume in two subsystems has two
+    /// namespaces. A volume that was removed and added again gets its configured identifiers.
     fn namespace(&self, nqn: &Nqn, nsid: u32, volume: VolumeId) -> Option<Namespace> {
-        let (export, served) = self.exports.get(volume).zip(self.exports.served(volume))?;
+        let (export, volume_state) = self.exports.get(volume).zip(self.exports.volume_state(volume))?;
         let configured = self.configured.get(&(nqn.clone(), nsid));
-        let uuid = served.uuid().unwrap_or_else(|| VolumeUuid::of_texts(&[&self.node, &export.name]));
-        let uuid = if self.is_home(nqn, volume) { uuid } else { uuid.within(nqn.as_str()) };
-        let namespace = Namespace::new(nsid, volume, served, export.read_only, uuid);
+        let uuid = volume_state.uuid().unwrap_or_else(|| VolumeUuid::of_texts(&[&self.node, &export.name]));
+        let uuid = if self.has_volume_uuid(nqn, volume) { uuid } else { uuid.within(nqn.as_str()) };
+        let namespace = Namespace::new(nsid, volume, volume_state, export.read_only, uuid);
         Some(match configured.filter(|configured| configured.volume == export.name) {
             Some(ConfiguredNamespace { identity, .. }) => namespace.with_identity(identity),
             None => namespace,
         })
     }
 
-    /// Whether the volume's namespace in that subsystem has the volume's UUID: it is the volume's
-    /// own subsystem, or the only one that the config file has the volume in. No two subsystems may
-    /// have namespaces of one UUID.
-    fn is_home(&self, nqn: &Nqn, volume: VolumeId) -> bool {
+    /// Whether the volume's namespace in this subsystem has the volume's UUID: the subsystem is the
+    /// volume's own, or the only configured one with the volume. Namespaces of different subsystems
+    /// must have different UUIDs.
+    fn has_volume_uuid(&self, nqn: &Nqn, volume: VolumeId) -> bool {
         let Some(named) = VolumeNames::of(&self.exports, volume) else { return false };
-        if self.has_own {
+        if self.has_default_targets {
             return nqn.as_str() == default_nqn(&named.target);
         }
         let all = self.configured.iter().filter(|(_, namespace)| namespace.volume == named.export);
-        let homes: BTreeSet<&Nqn> = all.map(|((own, _), _)| own).collect();
-        homes.len() == 1 && homes.contains(nqn)
+        let subsystems: BTreeSet<&Nqn> = all.map(|((own, _), _)| own).collect();
+        subsystems.len() == 1 && subsystems.contains(nqn)
     }
 
-    /// A subsystem as it is configured, with those of its volumes that there are.
+    /// Creates a configured subsystem with those of its volumes that exist.
     pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[FabricsPort]) -> Arc<Subsystem> {
-        // The keys of TLS are the node's.
+        // TLS keys belong to the node.
         let at = configured.ports(ports);
         let ConfiguredSubsystem { nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, .. } =
             configured;
@@ -106,65 +106,66 @@ impl Volumes {
             namespaces.iter().map(|namespace| VolumeUuid::from_bytes(namespace.identity.uuid)).collect();
         let serial = (!uuids.is_empty()).then(|| VolumeUuid::subsystem_serial(nqn.as_str(), &uuids));
         let groups = ana_groups.iter().map(|group| group.at(ports)).collect();
-        // Ports may come later.
+        // Listeners may be added later.
         let port_ids: Vec<u16> = (1..=MAX_PORTS).collect();
-        let mut made = Subsystem::new(nqn, &self.node, namespaces, hosts);
+        let mut subsystem = Subsystem::new(nqn, &self.node, namespaces, hosts);
         if let Ok([high, low]) = random_bytes() {
-            made = made.with_first_controller(u16::from_be_bytes([high, low]));
+            subsystem = subsystem.with_first_controller(u16::from_be_bytes([high, low]));
         }
         if !is_open {
-            made = made.closed();
+            subsystem = subsystem.closed();
         }
         if let Some(at) = at {
-            made = made.with_ports(at);
+            subsystem = subsystem.with_ports(at);
         }
         if let Some(serial) = configured.serial_number.or(serial) {
-            made = made.with_serial_number(serial);
+            subsystem = subsystem.with_serial_number(serial);
         }
         if let Some(model) = configured.model_number {
-            made = made.with_model_number(model);
+            subsystem = subsystem.with_model_number(model);
         }
-        Arc::new(made.with_ana(groups, &port_ids).with_masks(masks).with_secrets(secrets))
+        Arc::new(subsystem.with_ana(groups, &port_ids).with_masks(masks).with_secrets(secrets))
     }
 }
 
 impl LiveSubsystems {
-    /// Nothing yet: what a config wants comes with [`Live::follow`].
+    /// Creates it without subsystems; [`LiveFrontend::reconfigure`] adds those of a config.
     pub(super) fn new(
         node: NvmeNode,
         hosts: LiveHosts,
-        volumes: Volumes,
+        volumes: NamespaceFactory,
         policy: Policy,
         ktls: bool,
     ) -> Self {
-        let (ports, configured, leaving) = (Vec::new(), BTreeMap::new(), Vec::new());
-        let state = State { volumes, ports, configured, leaving, asked: BTreeSet::new() };
+        let (ports, configured, disconnecting) = (Vec::new(), BTreeMap::new(), Vec::new());
+        let state =
+            NvmeState { volumes, ports, configured, disconnecting, newly_authenticated: BTreeSet::new() };
         LiveSubsystems { node: Arc::new(node), hosts, policy, ktls, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NvmeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn subsystem(&self, name: &str) -> Result<Arc<Subsystem>, String> {
         let found = self.node.subsystems().into_iter().find(|subsystem| subsystem.nqn.as_str() == name);
-        found.ok_or_else(|| format!("there is no subsystem `{name}`"))
+        found.ok_or_else(|| format!("no subsystem has the NQN `{name}`"))
     }
 
-    /// Has a subsystem that is served be as it is wanted. Its controllers stay.
-    fn change_to(&self, state: &mut State, subsystem: &Arc<Subsystem>, wanted: &ConfiguredSubsystem) {
-        let State { volumes, ports, configured, leaving, asked } = state;
+    /// Applies a new config to a running subsystem; its controllers stay connected.
+    fn update(&self, state: &mut NvmeState, subsystem: &Arc<Subsystem>, wanted: &ConfiguredSubsystem) {
+        let NvmeState { volumes, ports, configured, disconnecting, newly_authenticated } = state;
         let nqn = &subsystem.nqn;
         let before = configured.get(nqn);
         for host in &wanted.hosts {
-            let asks =
+            let authenticates =
                 |own: &ConfiguredSubsystem| own.secrets.contains_key(host) || own.tls_keys.contains_key(host);
-            if asks(wanted) && before.is_some_and(|before| !asks(before)) {
-                asked.insert((nqn.clone(), host.clone()));
+            if authenticates(wanted) && before.is_some_and(|before| !authenticates(before)) {
+                newly_authenticated.insert((nqn.clone(), host.clone()));
             }
         }
-        let gone = self.hosts.follow(&self.node, subsystem, (before, wanted));
-        leaving.extend(gone.into_iter().map(|host| Leaving::Host(subsystem.clone(), host)));
+        let gone = self.hosts.reconfigure(&self.node, subsystem, (before, wanted));
+        disconnecting.extend(gone.into_iter().map(|host| PendingDisconnect::Host(subsystem.clone(), host)));
         self.node.set_ports_of(subsystem, wanted.ports(ports));
         let namespaces = wanted.namespaces.iter().filter_map(|(nsid, namespace)| {
             let (volume, _) = volumes.exports.find(&namespace.volume)?;
@@ -178,7 +179,7 @@ impl LiveSubsystems {
         let right: BTreeSet<u32> = there.iter().filter(|one| is_right(one)).map(|(nsid, ..)| *nsid).collect();
         subsystem.detach(|namespace| !right.contains(&namespace.nsid));
         for (nsid, namespace) in namespaces.into_iter().filter(|(nsid, _)| !right.contains(nsid)) {
-            // Its number and its group were checked, and no other has its identity.
+            // It cannot fail: NSID and group are validated, and the identity is unique.
             let _ = subsystem.attach(namespace, wanted.ana_group_of(nsid));
         }
         for group in wanted.ana_groups.iter().map(|group| group.at(ports)) {
@@ -190,7 +191,7 @@ impl LiveSubsystems {
     }
 }
 
-/// The ports of a service. One that was there before keeps its identifier.
+/// The ports of a service's listeners. Ports in `before` keep their identifiers.
 fn ports_of(places: &[ListenerAddress], before: &[FabricsPort]) -> Vec<FabricsPort> {
     let known = |address: SocketAddr| before.iter().find(|port| port.address == address).map(|port| port.id);
     let tcp: Vec<SocketAddr> = places.iter().filter_map(ListenerAddress::tcp).collect();
@@ -201,7 +202,7 @@ fn ports_of(places: &[ListenerAddress], before: &[FabricsPort]) -> Vec<FabricsPo
     tcp.into_iter().map(port).collect()
 }
 
-impl Live for LiveSubsystems {
+impl LiveFrontend for LiveSubsystems {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let state = self.state();
         let port =
@@ -209,14 +210,14 @@ impl Live for LiveSubsystems {
         nvme_tcp::serve(&self.node, port, &state.volumes.exports, self.ktls)
     }
 
-    fn follow(&self, desired: &dyn Frontend, service: &Service<'_>) {
+    fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
         let Some(own) = desired.as_any().downcast_ref::<NvmeTcp>() else { return };
         let mut state = self.state();
         let state = &mut *state;
         state.ports = ports_of(service.places, &state.ports);
-        state.asked.clear();
+        state.newly_authenticated.clear();
         self.node.set_places(state.ports.clone(), own.referrals.clone());
-        state.volumes.has_own = own.subsystems.is_empty();
+        state.volumes.has_default_targets = own.subsystems.is_empty();
         state.volumes.configured = own.namespaces();
         let wanted = if own.subsystems.is_empty() {
             let all = VolumeNames::all(&state.volumes.exports);
@@ -234,10 +235,10 @@ impl Live for LiveSubsystems {
         let served = self.node.subsystems();
         for subsystem in &served {
             let same = by_name.get(&subsystem.nqn).zip(state.configured.get(&subsystem.nqn));
-            if !same.is_some_and(|(wanted, before)| wanted.is_same_at_heart(before)) {
+            if !same.is_some_and(|(wanted, before)| wanted.has_same_identity(before)) {
                 self.node.withdraw(&subsystem.nqn);
                 self.hosts.remove_all(&self.node, subsystem);
-                state.leaving.push(Leaving::Everybody(subsystem.clone()));
+                state.disconnecting.push(PendingDisconnect::AllHosts(subsystem.clone()));
             }
         }
         let served: BTreeMap<Nqn, Arc<Subsystem>> =
@@ -245,15 +246,15 @@ impl Live for LiveSubsystems {
         state.configured.retain(|nqn, _| served.contains_key(nqn));
         for wanted in wanted {
             let nqn = wanted.nqn.clone();
-            let is_left = |leaving: &Leaving| matches!(leaving, Leaving::Everybody(own) if own.nqn == nqn);
+            let is_left = |disconnecting: &PendingDisconnect| matches!(disconnecting, PendingDisconnect::AllHosts(own) if own.nqn == nqn);
             match served.get(&nqn) {
-                Some(subsystem) => self.change_to(state, subsystem, &wanted),
-                // Not before the controllers of the one of that name are gone.
-                None if state.leaving.iter().any(is_left) => continue,
+                Some(subsystem) => self.update(state, subsystem, &wanted),
+                // A removed subsystem with this name still has controllers.
+                None if state.disconnecting.iter().any(is_left) => continue,
                 None => {
-                    let made = state.volumes.subsystem(wanted.clone(), &state.ports);
-                    self.hosts.insert_all(&self.node, &made, &wanted);
-                    self.node.add(made);
+                    let subsystem = state.volumes.subsystem(wanted.clone(), &state.ports);
+                    self.hosts.insert_all(&self.node, &subsystem, &wanted);
+                    self.node.add(subsystem);
                 }
             }
             state.configured.insert(nqn, wanted);
@@ -263,20 +264,22 @@ impl Live for LiveSubsystems {
         }
     }
 
-    fn keeps(&self, session: &SessionInfo) -> bool {
+    fn may_continue(&self, session: &SessionInfo) -> bool {
         let state = self.state();
         let login = &session.login;
         let (Some(nqn), Some(host)) = (Nqn::new(&login.target), Nqn::new(&login.initiator)) else {
             return true;
         };
-        let is_of = |leaving: &Leaving| match leaving {
-            Leaving::Everybody(own) => own.nqn == nqn,
-            Leaving::Host(own, gone) => own.nqn == nqn && *gone == host,
+        let is_of = |disconnecting: &PendingDisconnect| match disconnecting {
+            PendingDisconnect::AllHosts(own) => own.nqn == nqn,
+            PendingDisconnect::Host(own, gone) => own.nqn == nqn && *gone == host,
         };
-        if state.leaving.iter().any(is_of) || state.asked.contains(&(nqn.clone(), host.clone())) {
+        if state.disconnecting.iter().any(is_of)
+            || state.newly_authenticated.contains(&(nqn.clone(), host.clone()))
+        {
             return false;
         }
-        // Discovery is none of these.
+        // The discovery subsystem is not configured.
         let Some(configured) = state.configured.get(&nqn) else { return true };
         let is_listed = configured.is_open || configured.hosts.contains(&host);
         let leads = session.listener.parse().is_ok_and(|at| {
@@ -285,12 +288,12 @@ impl Live for LiveSubsystems {
         is_listed && (leads || session.listener.is_empty())
     }
 
-    fn settle(&self) {
-        for leaving in self.state().leaving.drain(..) {
-            match leaving {
-                Leaving::Everybody(subsystem) => subsystem.close(),
-                Leaving::Host(subsystem, host) if !subsystem.admits(&host) => subsystem.cut(&host),
-                Leaving::Host(..) => {}
+    fn disconnect_remaining(&self) {
+        for disconnecting in self.state().disconnecting.drain(..) {
+            match disconnecting {
+                PendingDisconnect::AllHosts(subsystem) => subsystem.close(),
+                PendingDisconnect::Host(subsystem, host) if !subsystem.admits(&host) => subsystem.cut(&host),
+                PendingDisconnect::Host(..) => {}
             }
         }
     }
@@ -298,7 +301,8 @@ impl Live for LiveSubsystems {
     fn add(&self, volume: VolumeId) {
         let mut state = self.state();
         let state = &mut *state;
-        let named = VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_own);
+        let named =
+            VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_default_targets);
         if let Some(named) = named {
             let Some(configured) = of_volume(&self.policy, &state.ports, &named) else { return };
             state.configured.insert(configured.nqn.clone(), configured.clone());
@@ -308,7 +312,8 @@ impl Live for LiveSubsystems {
 
     fn remove(&self, volume: VolumeId) {
         let state = self.state();
-        let own = VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_own);
+        let own =
+            VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_default_targets);
         if let Some(nqn) = own.and_then(|named| Nqn::new(&default_nqn(&named.target))) {
             self.node.remove(&nqn);
         }
@@ -334,47 +339,48 @@ impl Live for LiveSubsystems {
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
         let subsystem = self.subsystem(target)?;
         let nsid = place.number.or_else(|| subsystem.free_nsid());
-        let nsid = nsid.ok_or_else(|| format!("{target}: every number is taken"))?;
+        let nsid = nsid.ok_or_else(|| format!("{target}: every NSID is in use; detach a namespace"))?;
         let namespace = self.state().volumes.namespace(&subsystem.nqn, nsid, volume);
-        let namespace = namespace.ok_or("there is no such volume any more")?;
+        let namespace = namespace.ok_or("the volume has been removed")?;
         subsystem.attach(namespace, place.ana_group).map_err(|error| format!("{target}: {error}"))?;
         Ok(nsid)
     }
 
     fn detach(&self, target: &str, number: u32) -> Result<(), String> {
         let gone = self.subsystem(target)?.detach(|namespace| namespace.nsid == number);
-        if gone.is_empty() { Err(format!("{target}: there is no namespace {number}")) } else { Ok(()) }
+        if gone.is_empty() { Err(format!("{target}: has no namespace {number}")) } else { Ok(()) }
     }
 
     fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {
         let subsystem = &*self.subsystem(target)?;
-        match Order::deserialize(what).map_err(|error| error.to_string())? {
-            Order::AddHost { host, .. } => self.hosts.add(&self.node, subsystem, &host)?,
-            Order::RemoveHost { hostnqn, .. } => self.hosts.remove(&self.node, subsystem, &hostnqn)?,
-            Order::ReadKeys { hostnqn, .. } => {
-                let hosts = self.hosts.read_again(&self.node, subsystem, hostnqn.as_deref())?;
-                let hosts = if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
-                return Ok(Some(format!("read the files of {hosts}")));
+        match NvmeCtlCommand::deserialize(what).map_err(|error| error.to_string())? {
+            NvmeCtlCommand::AddHost { host, .. } => self.hosts.add(&self.node, subsystem, &host)?,
+            NvmeCtlCommand::RemoveHost { hostnqn, .. } => {
+                self.hosts.remove(&self.node, subsystem, &hostnqn)?
             }
-            Order::Ana { group, state, at, .. } => {
+            NvmeCtlCommand::ReadKeys { hostnqn, .. } => {
+                let hosts = self.hosts.reload_files(&self.node, subsystem, hostnqn.as_deref())?;
+                let hosts = if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
+                return Ok(Some(format!("reloaded the key files of {hosts}")));
+            }
+            NvmeCtlCommand::Ana { group, state, at, .. } => {
                 if !subsystem.has_ana_group(group) {
-                    return Err(format!(
-                        "{target}: there is no ana_group {group}; a config file can name it"
-                    ));
+                    return Err(format!("{target}: has no ana_group {group}; add it in the config file"));
                 }
                 let ports = self.state().ports.clone();
                 let own: Vec<&FabricsPort> =
                     ports.iter().filter(|port| at.is_none_or(|at| at == port.address)).collect();
                 if own.is_empty() {
                     let all: Vec<String> = ports.iter().map(|port| port.address.to_string()).collect();
-                    return Err(format!("no such listener; there is {}", all.join(", ")));
+                    let at = at.map(|at| at.to_string()).unwrap_or_default();
+                    return Err(format!("{target}: {at} is not a listener; use one of {}", all.join(", ")));
                 }
-                own.iter().for_each(|port| subsystem.set_ana_state(group, port.id, state.word()));
+                own.iter().for_each(|port| subsystem.set_ana_state(group, port.id, state.ana_state()));
             }
         }
         Ok(None)
     }
 }
 
-/// Ports that ANA states are kept of: as many as one daemon may listen at for NVMe.
+/// Maximum number of NVMe listeners with ANA states.
 pub(super) const MAX_PORTS: u16 = 64;

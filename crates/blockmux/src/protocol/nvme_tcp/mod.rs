@@ -1,8 +1,8 @@
-//! NVMe/TCP and NVMe/RDMA, as the commands know them.
+//! NVMe/TCP and NVMe/RDMA: their properties, their frontend for `serve`, and their URLs.
 //!
-//! Unless the config file has subsystems, each volume is a subsystem of its own, named
-//! `nqn.2026-11.blockmux:NAME`, and in it the only namespace, number 1. A part of its UUID follows
-//! the name of a volume to which nobody gave one.
+//! Without subsystems in the config file, each volume has its own subsystem with the name
+//! `nqn.2026-11.blockmux:NAME`, in which it is namespace 1. If the volume's name is generated, a
+//! part of its UUID is appended.
 
 mod config;
 mod hosts;
@@ -11,7 +11,7 @@ mod namespaces;
 mod referrals;
 mod remote;
 
-use super::frontend::{Frontend, Live, Portal, Service, TargetTables, VolumeNames, Way};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
 use super::policy::{ListenerAddress, Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::address::tcp_address;
@@ -29,7 +29,7 @@ use blockmux_proto::volume_uuid::VolumeUuid;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use config::{ConfiguredSubsystem, NvmeDiscoveryEntry, SubsystemEntry, Treq};
 use hosts::{HostEntry, LiveHosts};
-use live::{LiveSubsystems, Volumes};
+use live::{LiveSubsystems, NamespaceFactory};
 use namespaces::ConfiguredNamespace;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -44,13 +44,13 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     name: "nvme-tcp",
     title: "NVMe/TCP",
     carrier: Carrier::Stream,
-    is_unasked: true,
+    is_default: true,
     listener_help: ["ADDR", "Serve NVMe/TCP and NVMe/RDMA at ADDR; repeatable [default: 127.0.0.1:4420]"],
     port: 4420,
     schemes: &[("nvme+tcp", Transport::Tcp)],
-    unspoken_schemes: &[],
+    unsupported_schemes: &[],
     url_forms: &["nvme+tcp://host/subsystem-nqn/nsid"],
-    // There is no place for one.
+    // The protocol has no descriptions.
     max_description: usize::MAX,
     max_logical_block: 64 << 10,
     // A command capsule; the head of data and a response capsule; a command capsule; a response
@@ -61,27 +61,27 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     served_with: None,
 };
 
-/// NVMe over Fabrics over RDMA, at the ports of NVMe/TCP.
+/// NVMe over Fabrics over RDMA, on the listeners of NVMe/TCP.
 pub(crate) const NVME_RDMA: Protocol = Protocol {
     name: "nvme-rdma",
     title: "NVMe/RDMA",
     listener_help: [
         "ADDR",
-        "The same, and print NVMe/RDMA URLs only; repeatable [default: every NVMe/TCP port]",
+        "Like --nvme-tcp, but print NVMe/RDMA URLs only; repeatable [default: every NVMe/TCP port]",
     ],
     schemes: &[("nvme+rdma", Transport::Tcp)],
     url_forms: &["nvme+rdma://host/subsystem-nqn/nsid"],
     // A frame with a command; the head of an RDMA Write and a frame with a completion; a frame with
-    // a command and the RDMA Read that asks for its data; the answer's head and a completion.
+    // a command and the RDMA Read Request for its data; the response's head and a completion.
     shape: MessageShape { read_request: 88, read_reply_head: 60, write_request_head: 88, write_reply: 92 },
     served_with: Some(NVME_TCP.name),
     ..NVME_TCP
 };
 
-/// What only NVMe can be told by `ctl`.
+/// The `ctl` commands of NVMe.
 #[derive(clap::Subcommand, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Order {
+enum NvmeCtlCommand {
     /// Allow a host to use an NVMe subsystem, or change its keys
     AddHost {
         /// Subsystem NQN
@@ -116,22 +116,22 @@ enum Order {
     },
 }
 
-/// What is said of NVMe: by the config file's keys, and what was made of that.
+/// The frontend of NVMe: the keys of the config file, and the validated settings.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct NvmeTcp {
-    /// Whether hosts have to come by TLS.
+    /// Whether hosts must use TLS.
     nvme_tcp_treq: Treq,
-    /// Whether the kernel makes the records of TLS where it can; left out: it does.
+    /// Whether to use kernel TLS where possible; on by default.
     nvme_tcp_ktls: Option<bool>,
     nvme_subsystem: Vec<SubsystemEntry>,
     nvme_discovery: NvmeDiscoveryEntry,
-    /// Data in capsules, in bytes; left out: as usual.
+    /// Maximum in-capsule data size, in bytes.
     nvme_in_capsule_data_size: Option<usize>,
-    /// Without any, each volume is a subsystem of its own.
+    /// The configured subsystems; if it is empty, each volume has its own subsystem.
     #[serde(skip)]
     subsystems: Vec<ConfiguredSubsystem>,
-    /// Where else hosts may discover.
+    /// Referrals to other discovery subsystems.
     #[serde(skip)]
     referrals: Vec<Referral>,
 }
@@ -147,18 +147,18 @@ impl Frontend for NvmeTcp {
     }
 
     fn commands(&self, command: Command) -> Command {
-        Order::augment_subcommands(command)
+        NvmeCtlCommand::augment_subcommands(command)
     }
 
     fn read_command(&self, matches: &ArgMatches) -> Result<(String, Value), clap::Error> {
-        let mut own = Order::from_arg_matches(matches)?;
-        if let Order::AddHost { host, .. } = &mut own {
+        let mut own = NvmeCtlCommand::from_arg_matches(matches)?;
+        if let NvmeCtlCommand::AddHost { host, .. } = &mut own {
             host.make_absolute();
         }
-        let (Order::AddHost { target, .. }
-        | Order::RemoveHost { target, .. }
-        | Order::ReadKeys { target, .. }
-        | Order::Ana { target, .. }) = &own;
+        let (NvmeCtlCommand::AddHost { target, .. }
+        | NvmeCtlCommand::RemoveHost { target, .. }
+        | NvmeCtlCommand::ReadKeys { target, .. }
+        | NvmeCtlCommand::Ana { target, .. }) = &own;
         Ok((target.clone(), json!(own)))
     }
 
@@ -189,18 +189,23 @@ impl Frontend for NvmeTcp {
     }
 
     fn record(&self, what: &Value, target: &mut toml::Table) -> bool {
-        Order::deserialize(what).is_ok_and(|order| order.record(target))
+        NvmeCtlCommand::deserialize(what).is_ok_and(|command| command.record(target))
     }
 
     fn as_any(&self) -> &dyn Any {
         self
     }
 
-    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {
         let Service { exports, places, policy, .. } = *service;
         let machine = node_id(places);
-        let (has_own, configured) = (self.subsystems.is_empty(), self.namespaces());
-        let volumes = Volumes { exports: exports.clone(), node: machine.clone(), has_own, configured };
+        let (has_default_targets, configured) = (self.subsystems.is_empty(), self.namespaces());
+        let factory = NamespaceFactory {
+            exports: exports.clone(),
+            node: machine.clone(),
+            has_default_targets,
+            configured,
+        };
         let node = NvmeNode::new(Vec::new(), Vec::new(), &machine);
         let node = match self.nvme_discovery.unique_subnqn {
             true => node.with_unique_discovery_nqn(&machine),
@@ -212,27 +217,27 @@ impl Frontend for NvmeTcp {
         };
         let hosts = LiveHosts::new(self.nvme_tcp_treq, &machine);
         let ktls = self.nvme_tcp_ktls.unwrap_or(true);
-        let live = LiveSubsystems::new(node, hosts, volumes, policy.clone(), ktls);
-        live.follow(self, service);
+        let live = LiveSubsystems::new(node, hosts, factory, policy.clone(), ktls);
+        live.reconfigure(self, service);
         Ok(Some(Box::new(live)))
     }
 
-    fn ways(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
+    fn connect_info(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some((listener, tcp)) = portal.tcp() else { return Vec::new() };
         if protocol.name == NVME_RDMA.name && self.nvme_tcp_treq == Treq::Required {
             return Vec::new();
         }
         let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
         let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
-        let way = |subsystem: &ConfiguredSubsystem, nsid: u32| {
+        let info = |subsystem: &ConfiguredSubsystem, nsid: u32| {
             let nqn = &subsystem.nqn;
             let is_rdma = protocol.name == NVME_RDMA.name;
             let (transport, query) = if is_rdma { ("rdma", "?rdma=iwarp") } else { ("tcp", "") };
             let plain = format!("nvme+{transport}://{host}{port}/{nqn}/{nsid}{query}");
             let word = shell_word(nqn.as_str());
             let connect = format!("nvme connect -t {transport} -a {} -s {} -n {word}", tcp.ip(), tcp.port());
-            let (url, command) = match (subsystem.visitor(nsid), plain.parse::<NvmeUrl>()) {
-                // There is no TLS over RDMA.
+            let (url, command) = match (subsystem.example_host(nsid), plain.parse::<NvmeUrl>()) {
+                // TLS is not supported over RDMA.
                 (Some(host), Ok(_)) if is_rdma && host.has_tls_key() => return None,
                 (Some(host), Ok(mut url)) => {
                     host.add_to(&mut url);
@@ -240,7 +245,7 @@ impl Frontend for NvmeTcp {
                 }
                 _ => (plain, connect),
             };
-            Some(Way { url, commands: vec![command], variables: Vec::new() })
+            Some(ConnectInfo { url, commands: vec![command], variables: Vec::new() })
         };
         let subsystems = if self.subsystems.is_empty() {
             vec![ConfiguredSubsystem::of_volume(named)]
@@ -253,12 +258,12 @@ impl Frontend for NvmeTcp {
                 subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == named.export);
             of_volume.map(move |(nsid, _)| (subsystem, *nsid))
         });
-        namespaces.filter_map(|(subsystem, nsid)| way(subsystem, nsid)).collect()
+        namespaces.filter_map(|(subsystem, nsid)| info(subsystem, nsid)).collect()
     }
 }
 
 impl NvmeTcp {
-    /// The namespaces of all subsystems, by name and number.
+    /// The namespaces of all subsystems, by NQN and NSID.
     fn namespaces(&self) -> BTreeMap<(Nqn, u32), ConfiguredNamespace> {
         let of_each = self.subsystems.iter().flat_map(|subsystem| {
             let namespaces = subsystem.namespaces.iter();
@@ -268,33 +273,33 @@ impl NvmeTcp {
     }
 }
 
-impl Order {
-    /// Writes what it has changed into the subsystem's table; answers whether there are words for
-    /// it.
+impl NvmeCtlCommand {
+    /// Writes the change into the subsystem's table of the config; returns whether the config can
+    /// express it.
     fn record(&self, target: &mut toml::Table) -> bool {
         let is_of = |entry: &toml::Value, name: &str| {
             entry.as_str() == Some(name) || entry.get("hostnqn").and_then(toml::Value::as_str) == Some(name)
         };
-        let mut forget = |name: &str| {
+        let mut remove_host = |name: &str| {
             for key in ["hosts", "host"] {
                 let list = target.get_mut(key).and_then(toml::Value::as_array_mut);
                 list.into_iter().for_each(|list| list.retain(|entry| !is_of(entry, name)));
             }
         };
         match self {
-            Order::AddHost { host, .. } => {
-                forget(&host.hostnqn);
+            NvmeCtlCommand::AddHost { host, .. } => {
+                remove_host(&host.hostnqn);
                 let Ok(entry) = toml::Value::try_from(host) else { return false };
                 let list = target.entry("host").or_insert_with(|| toml::Value::Array(Vec::new()));
                 list.as_array_mut().into_iter().for_each(|list| list.push(entry.clone()));
             }
-            Order::RemoveHost { hostnqn, .. } => {
-                forget(hostnqn);
-                // Without a word of hosts it would be open to all.
+            NvmeCtlCommand::RemoveHost { hostnqn, .. } => {
+                remove_host(hostnqn);
+                // Without `hosts` and `host` the subsystem would be open to all hosts.
                 target.entry("hosts").or_insert_with(|| toml::Value::Array(Vec::new()));
             }
-            Order::ReadKeys { .. } => {}
-            Order::Ana { group, state, at, .. } => {
+            NvmeCtlCommand::ReadKeys { .. } => {}
+            NvmeCtlCommand::Ana { group, state, at, .. } => {
                 let is_it = |entry: &&mut toml::Value| {
                     entry.get("ANAGRPID").and_then(toml::Value::as_integer) == Some(i64::from(*group))
                 };
@@ -313,14 +318,14 @@ impl Order {
     }
 }
 
-/// The names of discovery: the one that is well known, and this daemon's own.
+/// The well-known and this daemon's unique NQN of the discovery subsystem.
 fn discovery_names(machine: &str) -> [Nqn; 2] {
     [well_known_discovery_nqn(), unique_discovery_nqn(machine)]
 }
 
-/// What tells this daemon from all others: no two of one machine listen at the same addresses.
-/// Hosts come back to the discovery subsystem by a name that follows from it, so it is the same
-/// after a restart, but on a machine without an id.
+/// An identifier of this daemon, from the machine ID and the addresses of its listeners, which no
+/// other daemon of the machine has. The unique NQN of discovery is derived from it, so it is the
+/// same after a restart, except on a machine without an ID.
 fn node_id(places: &[ListenerAddress]) -> String {
     let machine = machine_id();
     if machine.is_empty()
@@ -333,7 +338,7 @@ fn node_id(places: &[ListenerAddress]) -> String {
     format!("{machine} {}", addresses.join(" "))
 }
 
-/// The subsystem that a volume is by itself; `None` if no port may lead to it.
+/// A volume's own subsystem; `None` if no listener exports the volume.
 fn of_volume(policy: &Policy, ports: &[FabricsPort], named: &VolumeNames) -> Option<ConfiguredSubsystem> {
     let leads = |port: &&FabricsPort| {
         policy.serves(&NVME_TCP, &ListenerAddress::Socket(Address::Tcp(port.address)), &named.export)
@@ -342,7 +347,7 @@ fn of_volume(policy: &Policy, ports: &[FabricsPort], named: &VolumeNames) -> Opt
     (!own.is_empty()).then(|| ConfiguredSubsystem::of_volume(named).at(own))
 }
 
-/// The name of the subsystem that a volume is, whose own part is `name`.
+/// The NQN of a volume's own subsystem; `name` is the part after the prefix.
 fn default_nqn(name: &str) -> String {
     format!("nqn.2026-11.blockmux:{name}")
 }
@@ -352,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_s_key_of_tls_is_for_its_subsystem_and_for_discovery_by_both_names() {
+    fn a_hosts_tls_key_is_for_its_subsystem_and_for_both_names_of_discovery() {
         use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
         use blockmux_proto::nvme::subsystem::Subsystem;
         const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
@@ -376,14 +381,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_subsystem_asks_of_its_hosts_is_in_the_url_and_the_command() {
+    fn the_authentication_of_hosts_is_in_the_url_and_the_command() {
         const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d";
         let mut subsystem = ConfiguredSubsystem::of_volume(&VolumeNames::plainly("a"));
         let way = |subsystem: &ConfiguredSubsystem| {
             let settings = NvmeTcp { subsystems: vec![subsystem.clone()], ..NvmeTcp::default() };
             let address = Portal::at("127.0.0.1:4420");
-            let Way { url, commands, .. } =
-                settings.ways(&NVME_TCP, &address, &VolumeNames::plainly("a")).remove(0);
+            let ConnectInfo { url, commands, .. } =
+                settings.connect_info(&NVME_TCP, &address, &VolumeNames::plainly("a")).remove(0);
             (url, commands[0].clone())
         };
         let (open, connect) = way(&subsystem);
@@ -419,17 +424,20 @@ mod tests {
     }
 
     #[test]
-    fn daemons_at_other_addresses_have_another_discovery_subsystem() {
+    fn daemons_with_other_listeners_have_another_discovery_subsystem() {
         let id = |address: &str| node_id(&[ListenerAddress::of_tcp(address.parse().unwrap())]);
         let names = ["127.0.0.1:4420", "127.0.0.1:4421"].map(|address| unique_discovery_nqn(&id(address)));
         assert_ne!(names[0], names[1]);
     }
 
     #[test]
-    fn a_volume_is_namespace_1_of_a_subsystem_of_its_name() {
+    fn a_volume_is_namespace_1_of_a_subsystem_with_its_name() {
         let ways = |address: &str| {
-            let mut ways =
-                NvmeTcp::default().ways(&NVME_TCP, &Portal::at(address), &VolumeNames::plainly("disk0"));
+            let mut ways = NvmeTcp::default().connect_info(
+                &NVME_TCP,
+                &Portal::at(address),
+                &VolumeNames::plainly("disk0"),
+            );
             let way = ways.pop().unwrap();
             assert!(ways.is_empty());
             (way.url, way.commands.join("\n"))

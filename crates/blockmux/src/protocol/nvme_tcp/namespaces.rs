@@ -1,39 +1,43 @@
-//! Namespaces in the config file, and what subsystems and namespaces are called there.
+//! Namespaces in the config file: their identifiers, and the serial and model numbers of
+//! subsystems.
 
 use blockmux_proto::nvme::identity::GivenIdentity;
 use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// A namespace of which more is said than its volume, as it is written.
+/// One `[[nvme_subsystem.namespace]]`: a namespace with identifiers.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NamespaceEntry {
     nsid: u32,
     volume: String,
-    /// In hexadecimal digits, like those that follow.
+    /// NGUID, EUI64 and UUID in hexadecimal digits.
     nguid: Option<String>,
     eui64: Option<String>,
     uuid: Option<String>,
 }
 
-/// A namespace whose number and identifiers are right.
+/// A validated namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ConfiguredNamespace {
-    /// Its volume's name.
+    /// Name of its volume.
     pub(super) volume: String,
     pub(super) identity: GivenIdentity,
 }
 
 impl ConfiguredNamespace {
-    /// A volume with the identifiers that are made for it.
+    /// A namespace with the identifiers that are derived from its volume.
     pub(super) fn of_volume(volume: &str) -> ConfiguredNamespace {
         ConfiguredNamespace { volume: volume.to_owned(), identity: GivenIdentity::default() }
     }
 }
 
-/// The namespaces of one subsystem by their numbers: those that are a volume and no more, and those
-/// of which more is said.
+/// Validates the namespaces of one subsystem: `short` maps NSIDs to volumes, `long` has entries
+/// with identifiers. Returns them by NSID.
+///
+/// # Errors
+/// If an NSID or an identifier is invalid or not unique.
 pub(super) fn prepare(
     short: &BTreeMap<String, String>,
     long: &[NamespaceEntry],
@@ -41,8 +45,8 @@ pub(super) fn prepare(
     let mut all = BTreeMap::new();
     for (nsid, volume) in short {
         let number = nsid.parse::<u32>().ok().filter(|nsid| (1..=MAX_NSID).contains(nsid));
-        let number = number.ok_or_else(|| format!("namespace {nsid} is not from 1 to {MAX_NSID}"))?;
-        // Else two keys could be one namespace.
+        let number = number.ok_or_else(|| format!("namespace {nsid}: use an NSID from 1 to {MAX_NSID}"))?;
+        // Otherwise two different keys could mean one NSID.
         if number.to_string() != *nsid {
             return Err(format!("write namespace `{nsid}` as {number}"));
         }
@@ -51,38 +55,38 @@ pub(super) fn prepare(
     for entry in long {
         let nsid = entry.nsid;
         if !(1..=MAX_NSID).contains(&nsid) {
-            return Err(format!("namespace {nsid} is not from 1 to {MAX_NSID}"));
+            return Err(format!("namespace {nsid}: use an NSID from 1 to {MAX_NSID}"));
         }
         let wrong = |what: String| format!("namespace {nsid}: {what}");
         let identity = entry.identity().map_err(wrong)?;
         let namespace = ConfiguredNamespace { volume: entry.volume.clone(), identity };
         if all.insert(nsid, namespace).is_some() {
-            return Err(wrong("is there twice; remove one".to_owned()));
+            return Err(wrong("is listed twice; remove one".to_owned()));
         }
     }
-    refuse_twins(&all)?;
+    refuse_equal_identities(&all)?;
     Ok(all)
 }
 
-/// A volume makes its namespace's identifiers in a subsystem. Hosts take two namespaces with the
-/// same for one, or refuse them.
-fn refuse_twins(all: &BTreeMap<u32, ConfiguredNamespace>) -> Result<(), String> {
-    let mut made = HashMap::new();
+/// Refuses two namespaces of one volume without configured identifiers: both would be derived from
+/// the volume, and hosts would take the two for one namespace or refuse them.
+fn refuse_equal_identities(all: &BTreeMap<u32, ConfiguredNamespace>) -> Result<(), String> {
+    let mut volumes = HashMap::new();
     for (nsid, ConfiguredNamespace { volume, identity }) in all {
         if identity.nguid.is_some() || identity.uuid.is_some() {
             continue;
         }
-        if let Some(first) = made.insert(volume, nsid) {
+        if let Some(first) = volumes.insert(volume, nsid) {
             return Err(format!(
-                "volume `{volume}` is namespace {first} and {nsid}, which would have one identity; \
-                 give one of them a uuid in a [[nvme_subsystem.namespace]]"
+                "volume `{volume}` is namespace {first} and {nsid}, which would have the same identifiers; \
+                 set a uuid for one of them in a [[nvme_subsystem.namespace]]"
             ));
         }
     }
     Ok(())
 }
 
-/// Whether no identifier was given to two namespaces, of whatever subsystem.
+/// Refuses a configured identifier that two namespaces of any subsystems have.
 pub(super) fn refuse_duplicates<'a>(
     namespaces: impl Iterator<Item = &'a ConfiguredNamespace>,
 ) -> Result<(), String> {
@@ -96,7 +100,7 @@ pub(super) fn refuse_duplicates<'a>(
         ];
         for (key, text) in texts.into_iter().filter_map(|(key, text)| Some((key, text?))) {
             if !given.insert((key, text.clone())) {
-                return Err(format!("{key} `{text}` is given to two namespaces; change one"));
+                return Err(format!("two namespaces have the {key} `{text}`; change one"));
             }
         }
     }
@@ -113,38 +117,42 @@ impl NamespaceEntry {
     }
 }
 
-/// An identifier that is written as digits of hexadecimal numbers, with hyphens or without.
+/// Parses an identifier of `N` bytes in hexadecimal digits, with or without hyphens.
 fn identifier<const N: usize>(key: &str, text: Option<&str>) -> Result<Option<[u8; N]>, String> {
     let Some(text) = text else { return Ok(None) };
     let bytes = HEXLOWER_PERMISSIVE.decode(text.replace('-', "").as_bytes()).ok();
     match bytes.and_then(|bytes| <[u8; N]>::try_from(bytes).ok()) {
-        Some(bytes) if bytes == [0; N] => Err(format!("{key} `{text}` is none: it has zeroes alone")),
-        None => Err(format!("{key} `{text}` is not {} hexadecimal digits", 2 * N)),
+        Some(bytes) if bytes == [0; N] => {
+            Err(format!("{key} `{text}` has only zeroes, which means no identifier; change it"))
+        }
+        None => Err(format!("{key} `{text}` is invalid; write {} hexadecimal digits", 2 * N)),
         bytes => Ok(bytes),
     }
 }
 
-/// A serial number or model number, as Identify Controller tells it: at most so many characters of
-/// ASCII, filled with spaces.
-pub(super) fn ascii(key: &str, text: &str, most: usize) -> Result<String, String> {
-    let is_right = (1..=most).contains(&text.len())
+/// Validates a serial or model number of Identify Controller: at most `max` ASCII characters.
+///
+/// # Errors
+/// If the text is empty or too long, or has other characters.
+pub(super) fn ascii(key: &str, text: &str, max: usize) -> Result<String, String> {
+    let is_valid = (1..=max).contains(&text.len())
         && text.bytes().all(|byte| (b' '..=b'~').contains(&byte))
         && !text.starts_with(' ')
         && !text.ends_with(' ');
-    if is_right {
+    if is_valid {
         return Ok(text.to_owned());
     }
     Err(format!(
-        "{key} `{}` is not 1 to {most} characters of ASCII without spaces around",
+        "{key} `{}` is invalid; write 1 to {max} ASCII characters without spaces at the ends",
         text.escape_debug()
     ))
 }
 
-/// Of one subsystem.
+/// Maximum NSID of a subsystem.
 const MAX_NSID: u32 = 256;
-/// SN of Identify Controller.
+/// Length of SN in Identify Controller, in bytes.
 pub(super) const SERIAL_LEN: usize = 20;
-/// MN of Identify Controller.
+/// Length of MN in Identify Controller, in bytes.
 pub(super) const MODEL_LEN: usize = 40;
 
 #[cfg(test)]
@@ -164,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_are_as_many_digits_as_they_have() {
+    fn identifiers_have_the_right_number_of_digits() {
         let all = prepared(
             "namespaces = { 1 = 'a' }\n[[namespace]]\nnsid = 7\nvolume = 'b'\n\
              nguid = '0123456789abcdef0123456789ABCDEF'\neui64 = '00-11-22-33-44-55-66-77'\n\
@@ -179,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_by_its_key() {
+    fn an_error_names_its_key() {
         let with =
             |more: &str| prepared(&format!("[[namespace]]\nnsid = 7\nvolume = 'b'\n{more}")).unwrap_err();
         for (more, said) in [
@@ -193,7 +201,7 @@ mod tests {
             ("uuid = 'ä'", "is not 32 hexadecimal digits"),
             ("euid = ''", "unknown field `euid`"),
             ("[[namespace]]\nnsid = 7\nvolume = 'c'", "namespace 7: is there twice"),
-            ("[[namespace]]\nnsid = 0\nvolume = 'c'", "namespace 0 is not from 1"),
+            ("[[namespace]]\nnsid = 0\nvolume = 'c'", "namespace 0: use an NSID from 1"),
         ] {
             let failure = with(more);
             assert!(failure.contains(said), "{failure}");
@@ -202,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_two_namespaces_only_with_two_identities() {
+    fn a_volume_has_two_namespaces_only_with_different_identifiers() {
         let failure = prepared("namespaces = { 1 = 'a', 2 = 'a' }").unwrap_err();
         assert!(failure.starts_with("volume `a` is namespace 1 and 2"), "{failure}");
         let uuid = "uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'";
@@ -210,7 +218,10 @@ mod tests {
         assert_eq!(prepared(&two).unwrap().len(), 2);
         let three = prepared(&format!("{two}\n[[namespace]]\nnsid = 3\nvolume = 'b'\n{uuid}")).unwrap();
         let failure = refuse_duplicates(three.values()).unwrap_err();
-        assert!(failure.starts_with("uuid `6f9a4c2e1d3b4f5a8c7d9e0f1a2b3c4d` is given to two"), "{failure}");
+        assert!(
+            failure.starts_with("two namespaces have the uuid `6f9a4c2e1d3b4f5a8c7d9e0f1a2b3c4d`"),
+            "{failure}"
+        );
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! A URL of NVMe/TCP, and what its subsystem tells and has.
+//! NVMe/TCP and NVMe/RDMA URLs: connecting to a namespace, describing it, and discovery.
 
 use super::hosts::{read_secret, read_tls_key};
-use super::referrals::{self, Site, address_of};
+use super::referrals::{self, DiscoveryLog, address_of};
 use crate::failure::Failure;
 use crate::machine::machine_id;
 use crate::output::both_sizes;
-use crate::protocol::{Description, ELSEWHERE, Found, FoundExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
 use crate::reach;
 use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::nvme::{
@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Reads a URL, and the files of secrets and keys that it names.
+/// Parses a URL and reads the files of secrets and keys that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let url: NvmeUrl = reach::read(text)?;
     let secrets = secrets(&url)?;
@@ -49,12 +49,12 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
 
 struct NvmeRemote<C> {
     url: NvmeUrl,
-    /// What the connections go over.
+    /// The transport of the connections.
     over: C,
-    /// What we prove, and what the controller has to.
+    /// DH-HMAC-CHAP secrets of this host and, for mutual authentication, of the controller.
     secrets: Option<Arc<HostSecrets>>,
     tls_key: Option<ConfiguredPsk>,
-    /// What secure channel concatenation has made, where it is asked for.
+    /// TLS keys that secure channel concatenation has generated, if it is used.
     generated_keys: Option<Arc<GeneratedKeys>>,
 }
 
@@ -70,8 +70,8 @@ impl<C: NvmeCarrier> Remote for NvmeRemote<C> {
         Ok(Arc::new(volume))
     }
 
-    /// A subsystem's name is unique in the world, and its addresses are ways to it.
-    fn place(&self) -> String {
+    /// A subsystem's NQN is globally unique; addresses are paths to it.
+    fn volume_key(&self) -> String {
         let subsystem = self.url.subsystem.as_ref().map_or("", Nqn::as_str);
         format!("nvme {subsystem} {}", self.url.nsid)
     }
@@ -86,8 +86,9 @@ impl<C: NvmeCarrier> Remote for NvmeRemote<C> {
         Ok(Description { rows: self.rows(subsystem, &told), json: self.json(subsystem, &told) })
     }
 
-    /// Of a discovery controller every subsystem, and with a subsystem in the URL its namespaces.
-    fn discover(&self) -> Result<Found, Failure> {
+    /// Lists the namespaces of the URL's subsystem, or of all subsystems that the discovery
+    /// controller reports.
+    fn discover(&self) -> Result<Discovery, Failure> {
         self.ask(|address| self.list(address))
     }
 }
@@ -106,7 +107,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         connections: u32,
     ) -> NvmeEndpoint<C> {
         let host_id = url.host_id.or_else(|| url.host_nqn.as_ref().map(id_of_nqn)).unwrap_or_else(own_id);
-        let own = || Nqn::new(&host_nqn_of(&host_id)).expect("it is made of letters that names have");
+        let own = || Nqn::new(&host_nqn_of(&host_id)).expect("only allowed characters are used");
         let host = url.host_nqn.clone().unwrap_or_else(own);
         NvmeEndpoint {
             address: address.clone(),
@@ -121,7 +122,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
             over: self.over.clone(),
             entries: url.queue_size,
             keep_alive: url.keep_alive,
-            // At most MAX_CONNECTIONS.
+            // The URL parser limits it to MAX_CONNECTIONS.
             queues: connections as u16,
             reconnect_timeout: url.reconnect,
             timeout: reach::timeout(url.io_timeout),
@@ -132,34 +133,34 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         }
     }
 
-    /// Whether it is a subsystem with namespaces that the URL's transport leads to.
-    fn is_for_us(&self, found: &FoundSubsystem) -> bool {
+    /// Whether it is an NVM subsystem that is reached over the URL's transport.
+    fn is_reachable(&self, found: &FoundSubsystem) -> bool {
         let transport = if self.url.rdma.is_some() { TransportType::RDMA } else { TransportType::TCP };
         TransportType(found.transport) == transport && SubsystemType(found.kind) == SubsystemType::NVM
     }
 
-    /// The other places, each by the first address that its name has; with `paths=all` also those
-    /// that the discovery controller at the first one knows.
+    /// The further portals, each with the first address of its name; with `paths=all` also those
+    /// that the discovery controller at the first portal reports.
     fn further(&self, subsystem: &Nqn) -> Result<Vec<Address>, Failure> {
         let mut found = Vec::new();
         if self.url.all_paths {
             (found, _) = self.ask(|address| self.discovered(address, &discovery_nqn()))?;
         }
-        let own = found.iter().filter(|found| self.is_for_us(found) && found.nqn == subsystem.as_str());
+        let own = found.iter().filter(|found| self.is_reachable(found) && found.nqn == subsystem.as_str());
         reach::further(&self.url, &self.url.portals, own.filter_map(address_of))
     }
 
-    /// What the discovery controller of that name at that address has in its log page.
+    /// Reads the log page of a discovery controller; also returns how many more entries it has.
     fn discovered(
         &self,
         address: &Address,
         nqn: &Nqn,
     ) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
-        // Who asks what there is proves nothing, and so there is no key for that.
+        // Discovery uses no generated keys, because it does not authenticate.
         nvme::discover(&NvmeEndpoint { generated_keys: None, ..self.endpoint(&self.url, address, nqn, 1) })
     }
 
-    /// Asks every address of the host in turn, until one can be spoken to.
+    /// Calls `ask` with each address of the host in turn, until one can be reached.
     fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, NvmeConnectError>) -> Result<T, Failure> {
         let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
         reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
@@ -167,10 +168,10 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
 
     fn refused(&self, error: &NvmeConnectError) -> Failure {
         let url = &self.url;
-        let list = format!("`blockmux discover '{}'` lists what it has", url.discovery());
+        let list = format!("`blockmux discover '{}'` lists its subsystems", url.discovery());
         let advice = match error {
             NvmeConnectError::Broken { broken: Broken::Tls(_), .. } if url.concat => {
-                "have the target know this host's secret, or leave out concat".to_owned()
+                "configure this host's secret at the target, or remove concat".to_owned()
             }
             NvmeConnectError::Broken { broken: Broken::Tls(_), .. } => {
                 "check tls_key_file, hostnqn and the subsystem's name".to_owned()
@@ -182,28 +183,30 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
             NvmeConnectError::Refused { refused, .. } => match refused {
                 NvmeRefused::NoNamespace(_) => list,
                 NvmeRefused::Authentication => {
-                    "name the file of its secret for this host, as ?dhchap_secret_file=PATH".to_owned()
+                    "give the file of this host's secret, as ?dhchap_secret_file=PATH".to_owned()
                 }
                 NvmeRefused::AuthFailed(AuthFailure::Rejected(_)) => {
-                    "check dhchap_secret_file and hostnqn, and what the target allows".to_owned()
+                    "check dhchap_secret_file and hostnqn, and the algorithms that the target allows".to_owned()
                 }
                 NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse) => {
-                    "check dhchap_ctrl_secret_file, and what answers there".to_owned()
+                    "check dhchap_ctrl_secret_file and the address; the controller could not prove its identity"
+                        .to_owned()
                 }
                 NvmeRefused::AuthFailed(AuthFailure::NoSecureChannel) => {
-                    "have the target ask for it, or leave out concat".to_owned()
+                    "configure secure channel concatenation at the target, or remove concat".to_owned()
                 }
                 NvmeRefused::AuthFailed(AuthFailure::NotRequired) => {
-                    "have the target ask for it, or leave out dhchap_ctrl_secret_file".to_owned()
+                    "configure authentication at the target, or remove dhchap_ctrl_secret_file".to_owned()
                 }
                 NvmeRefused::Connect(status) => match ConnectStatus(status.status().0) {
                     ConnectStatus::CONNECT_INVALID_HOST => {
-                        "name a host that it lets in, as ?hostnqn=NQN, and its key, as ?tls_key_file=PATH, if it has one".to_owned()
+                        "give a host that it allows, as ?hostnqn=NQN, and its key, if it has one, as ?tls_key_file=PATH"
+                            .to_owned()
                     }
                     ConnectStatus::CONNECT_INVALID_PARAMETERS => list,
-                    _ => "ask whoever runs the target".to_owned(),
+                    _ => "ask the target's administrator".to_owned(),
                 },
-                _ => "ask whoever runs the target".to_owned(),
+                _ => "ask the target's administrator".to_owned(),
             },
         };
         Failure::request(format!("{url}: {error}; {advice}"))
@@ -234,7 +237,8 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         let digest = |is_on| if is_on { "CRC32C" } else { "none" };
         let (header, data) = (digest(self.url.header_digest), digest(self.url.data_digest));
         format!(
-            "{entries} entries, {} bytes a command, {} of them with it, header digest {header}, data digest {data}",
+            "{entries} entries, maximum transfer {} bytes, in-capsule data {} bytes, header digest {header}, \
+             data digest {data}",
             namespace.max_transfer, controller.in_capsule
         )
     }
@@ -267,40 +271,39 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         })
     }
 
-    fn list(&self, address: &Address) -> Result<Found, NvmeConnectError> {
+    fn list(&self, address: &Address) -> Result<Discovery, NvmeConnectError> {
         if let Some(subsystem) = &self.url.subsystem {
             let exports = self.namespaces(address, subsystem, &self.url)?;
-            return Ok(Found { url: self.url.to_string(), exports, left_out: 0 });
+            return Ok(Discovery { url: self.url.to_string(), exports, left_out: 0 });
         }
         let (found, left_out) = self.discovered(address, &discovery_nqn())?;
-        let first = Site { address: address.clone(), found, left_out };
-        let sites = referrals::follow(first, |address, nqn| self.discovered(address, nqn));
+        let first = DiscoveryLog { address: address.clone(), found, left_out };
+        let logs = referrals::follow(first, |address, nqn| self.discovered(address, nqn));
         let (mut exports, mut seen) = (Vec::new(), HashSet::new());
-        for found in sites.iter().flat_map(|site| &site.found).filter(|found| self.is_for_us(found)) {
+        for found in logs.iter().flat_map(|log| &log.found).filter(|found| self.is_reachable(found)) {
             let Some(nqn) = Nqn::new(&found.nqn) else { continue };
-            let Some(url) = self.place_of(address, found, &nqn) else { continue };
+            let Some(url) = self.url_of(address, found, &nqn) else { continue };
             if !seen.insert(url.to_string()) {
                 continue;
             }
             let is_here = url.portals.first == self.url.portals.first;
             let place = if is_here { Some(address.clone()) } else { address_of(found) };
-            // Others may be out of our reach, and each would be waited for.
-            let Some(place) =
-                place.filter(|place| sites.iter().any(|site| is_same_host(&site.address, place)))
+            // Other hosts may be unreachable, and each would take a timeout.
+            let Some(place) = place.filter(|place| logs.iter().any(|log| is_same_host(&log.address, place)))
             else {
-                exports.push(unseen(&url, ELSEWHERE));
+                exports.push(unlisted(&url, NOT_QUERIED));
                 continue;
             };
             match self.namespaces(&place, &nqn, &url) {
                 Ok(namespaces) => exports.extend(namespaces),
                 Err(error) => {
                     tracing::warn!("subsystem {nqn}: {error}");
-                    exports.push(unseen(&url, "does not tell its namespaces"));
+                    exports.push(unlisted(&url, "does not list its namespaces"));
                 }
             }
         }
-        let left_out = sites.iter().fold(0, |all: u64, site| all.saturating_add(site.left_out));
-        Ok(Found { url: self.url.discovery().to_string(), exports, left_out })
+        let left_out = logs.iter().fold(0, |all: u64, log| all.saturating_add(log.left_out));
+        Ok(Discovery { url: self.url.discovery().to_string(), exports, left_out })
     }
 
     fn namespaces(
@@ -308,7 +311,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         address: &Address,
         nqn: &Nqn,
         url: &NvmeUrl,
-    ) -> Result<Vec<FoundExport>, NvmeConnectError> {
+    ) -> Result<Vec<DiscoveredExport>, NvmeConnectError> {
         let (controller, namespaces) = nvme::namespaces(&self.endpoint(url, address, nqn, 1))?;
         let of_namespace = |namespace: &NamespaceInfo| {
             export(&NvmeUrl { nsid: namespace.nsid, ..url.clone() }, &controller, namespace)
@@ -316,8 +319,8 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         Ok(namespaces.iter().map(of_namespace).collect())
     }
 
-    /// Where a subsystem is reached: as the URL says where that is the same place.
-    fn place_of(&self, address: &Address, found: &FoundSubsystem, nqn: &Nqn) -> Option<NvmeUrl> {
+    /// The URL of a discovered subsystem; with the portal of this URL if the address is the same.
+    fn url_of(&self, address: &Address, found: &FoundSubsystem, nqn: &Nqn) -> Option<NvmeUrl> {
         let here = NvmeUrl { subsystem: Some(nqn.clone()), nsid: 1, ..self.url.clone() };
         if address_of(found).as_ref() == Some(address) {
             return Some(here);
@@ -327,13 +330,12 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
     }
 }
 
-/// The name by which every discovery controller is reached.
+/// The well-known NQN of discovery controllers.
 fn discovery_nqn() -> Nqn {
-    Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one")
+    Nqn::new(DISCOVERY_NQN).expect("a valid NQN")
 }
 
-/// Whether both addresses are of one host, whatever their ports: what answers at one is not out of
-/// reach at the other.
+/// Whether both addresses have the same IP address. If one is reachable, so is the other.
 fn is_same_host(one: &Address, other: &Address) -> bool {
     match (one, other) {
         (Address::Tcp(one), Address::Tcp(other)) => one.ip() == other.ip(),
@@ -341,14 +343,14 @@ fn is_same_host(one: &Address, other: &Address) -> bool {
     }
 }
 
-fn export(url: &NvmeUrl, controller: &ControllerInfo, namespace: &NamespaceInfo) -> FoundExport {
+fn export(url: &NvmeUrl, controller: &ControllerInfo, namespace: &NamespaceInfo) -> DiscoveredExport {
     let size = Some(namespace.size());
-    FoundExport { size, ..unseen(url, &controller.model) }
+    DiscoveredExport { size, ..unlisted(url, &controller.model) }
 }
 
-/// The namespace that most subsystems have, of one whose namespaces nobody has listed.
-fn unseen(url: &NvmeUrl, description: &str) -> FoundExport {
-    FoundExport {
+/// An entry for a subsystem whose namespaces are unknown: namespace 1, which most subsystems have.
+fn unlisted(url: &NvmeUrl, description: &str) -> DiscoveredExport {
+    DiscoveredExport {
         name: url.subsystem.as_ref().map(|nqn| format!("{nqn}/{}", url.nsid)).unwrap_or_default(),
         url: url.to_string(),
         description: description.to_owned(),
@@ -364,33 +366,33 @@ fn provisioning(namespace: &NamespaceInfo) -> &'static str {
     }
 }
 
-/// What the URL says of DH-HMAC-CHAP.
+/// DH-HMAC-CHAP secrets from the URL; `None` without a secret file.
 fn secrets(url: &NvmeUrl) -> Result<Option<Arc<HostSecrets>>, Failure> {
     let Some(path) = &url.secret_file else { return Ok(None) };
     let host = read_secret(path)?;
     let controller = url.ctrl_secret_file.as_deref().map(read_secret).transpose()?;
     if controller.as_ref() == Some(&host) {
         return Err(Failure::request(format!(
-            "{url}: both secrets are the same; the controller's own has to be another"
+            "{url}: both secrets are the same; the controller must have another secret"
         )));
     }
     let (hash, group) = (url.dhchap_hash, url.dhchap_dhgroup);
     Ok(Some(Arc::new(HostSecrets { host, controller, hash, group })))
 }
 
-/// The identifier in a host's name, as most have one, or one that is made from the name.
+/// The host identifier that the host's NQN contains, or else one that is derived from the NQN.
 fn id_of_nqn(nqn: &Nqn) -> HostId {
     let uuid = nqn.as_str().rsplit_once("uuid:").and_then(|(_, uuid)| read_uuid(uuid));
     uuid.unwrap_or_else(|| hash(nqn.as_str()))
 }
 
-/// This machine's identifier as a host.
+/// The default host identifier of this machine.
 fn own_id() -> HostId {
     let uname = rustix::system::uname();
     hash(&format!("{} {}", uname.nodename().to_string_lossy(), machine_id()))
 }
 
-/// An identifier that follows from a text.
+/// Derives a host identifier from a text.
 fn hash(text: &str) -> HostId {
     VolumeUuid::of_texts(&["host", text]).to_bytes()
 }
@@ -400,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hosts_identifier_is_that_in_its_name() {
+    fn a_host_identifier_is_taken_from_the_nqn() {
         let id = [0x11; 16];
         assert_eq!(id_of_nqn(&Nqn::new(&host_nqn_of(&id)).unwrap()), id);
         let other = id_of_nqn(&Nqn::new("nqn.2026-11.test:host").unwrap());

@@ -1,18 +1,17 @@
-//! SRP targets from the config file: which volumes are logical units of which target port, and who
-//! may see them.
+//! SRP targets in the config file: their logical units and their access control.
 
 use super::target_port;
 use crate::failure::Failure;
 use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
-use crate::protocol::units::Unit;
+use crate::protocol::units::VolumeUnit;
 use blockmux_proto::scsi::{AccessState, MAX_LUN, PortGroupStates, ScsiTarget, UnitChange};
 use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpNode, SrpPortId, SrpTarget};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-/// One `[[srp_target]]`, as it was written.
+/// One `[[srp_target]]` of the config file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SrpTargetEntry {
@@ -21,10 +20,10 @@ pub(super) struct SrpTargetEntry {
     /// Volumes by LUN.
     #[serde(default)]
     luns: BTreeMap<String, String>,
-    /// Who may log in; none means everybody.
+    /// Access control list; if it is empty, every initiator may log in.
     #[serde(default)]
     acl: Vec<SrpAclEntry>,
-    /// ALUA state of the target port at first; left out: active/optimized.
+    /// Initial ALUA state of the target port; without the key active/optimized.
     access_state: Option<AluaStateName>,
 }
 
@@ -34,29 +33,33 @@ pub(super) struct SrpTargetEntry {
 struct SrpAclEntry {
     /// Identifier of the initiator port, 32 hexadecimal digits, or the 16 of its GUID.
     initiator_port: String,
-    /// What it sees; left out: every LUN.
+    /// The LUNs that it sees; without the key all.
     luns: Option<Vec<u16>>,
 }
 
-/// A target port, checked.
+/// A validated target port.
 #[derive(Clone, Debug)]
 pub(super) struct ConfiguredSrpTarget {
     pub(super) id: SrpPortId,
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
-    /// Initiator ports that may log in, and the LUNs that they see; empty: everybody sees all.
+    /// Initiator ports that may log in, and the LUNs that they see; if it is empty, everybody sees
+    /// all LUNs.
     acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
     access_state: Option<AccessState>,
 }
 
 impl ConfiguredSrpTarget {
-    /// Reads what an entry says.
+    /// Validates an entry.
+    ///
+    /// # Errors
+    /// If a value is invalid; the message names the target.
     pub(super) fn prepare(entry: SrpTargetEntry) -> Result<ConfiguredSrpTarget, Failure> {
         let written = entry.port_id.clone();
         let wrong = |what: String| Failure::request(format!("srp_target `{written}`: {what}"));
         let advice = "write 32 hexadecimal digits, as 0x0000000000000000505400fffe770001";
         let id = SrpPortId::parse(&written)
-            .ok_or_else(|| wrong(format!("port_id `{written}` is no port identifier; {advice}")))?;
+            .ok_or_else(|| wrong(format!("port_id `{written}` is not a port identifier; {advice}")))?;
         let luns = entry.luns.iter().map(|(lun, volume)| {
             let number = lun.parse::<u16>().ok().filter(|number| *number <= MAX_LUN);
             let number = number.filter(|number| number.to_string() == *lun);
@@ -66,7 +69,7 @@ impl ConfiguredSrpTarget {
         let luns: BTreeMap<u16, String> = luns.collect::<Result<_, Failure>>()?;
         if luns.is_empty() || luns.len() > MAX_LUNS {
             return Err(wrong(format!(
-                "`luns` has to map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
+                "`luns` must map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
             )));
         }
         let mut named = HashSet::new();
@@ -76,20 +79,20 @@ impl ConfiguredSrpTarget {
             let initiator = SrpInitiators::parse(written)
                 .ok_or_else(|| wrong(format!("initiator_port `{written}`: {advice}")))?;
             if !named.insert(initiator) {
-                return Err(wrong(format!("two acl entries are for {written}; make one of them")));
+                return Err(wrong(format!("two acl entries are for {written}; merge them")));
             }
             if let Some(missing) = acl.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
-                return Err(wrong(format!("acl: there is no LUN {missing}; correct its `luns`")));
+                return Err(wrong(format!("acl: the target has no LUN {missing}; correct its `luns`")));
             }
             Ok((initiator, acl.luns.clone()))
         });
         let acl = acl.collect::<Result<_, Failure>>()?;
-        let access_state = entry.access_state.map(AluaStateName::word);
+        let access_state = entry.access_state.map(AluaStateName::access_state);
         Ok(ConfiguredSrpTarget { id, luns, acl, access_state })
     }
 
-    /// The target port as it is wanted, with its units, which `unit` finds by the names of volumes.
-    pub(super) fn wanted(&self, unit: impl Fn(&str) -> Option<Unit>) -> WantedSrpTarget {
+    /// The target port with its units; `unit` looks a unit up by the name of its volume.
+    pub(super) fn wanted(&self, unit: impl Fn(&str) -> Option<VolumeUnit>) -> WantedSrpTarget {
         let luns = self.luns.iter().filter_map(|(lun, volume)| Some((*lun, unit(volume)?)));
         let mask = |luns: &Option<Vec<u16>>| luns.as_ref().map(|luns| luns.iter().copied().collect());
         let mut access: Vec<_> =
@@ -101,8 +104,8 @@ impl ConfiguredSrpTarget {
         WantedSrpTarget { id: self.id, luns: luns.collect(), access, access_state }
     }
 
-    /// Who may use its volumes. A port identifier is no proof, but keeps others out as an iSCSI
-    /// name does.
+    /// Its access control, for the policy. A port identifier is no authentication, but it restricts
+    /// access as an iSCSI name does.
     pub(super) fn access(&self) -> TargetAccess {
         let is_open = self.acl.is_empty();
         TargetAccess {
@@ -111,25 +114,25 @@ impl ConfiguredSrpTarget {
             listeners: ("portals", Vec::new()),
             volumes: self.luns.values().map(|volume| (volume.clone(), is_open)).collect(),
             is_restricted: !is_open,
-            asks_everybody: false,
+            authenticates_all: false,
             states: Vec::new(),
             moved_to: None,
         }
     }
 }
 
-/// A target port as the config wants it.
+/// A target port as the config describes it.
 pub(super) struct WantedSrpTarget {
     pub(super) id: SrpPortId,
-    pub(super) luns: BTreeMap<u16, Unit>,
-    /// Who may log in, `None` for everybody, and the LUNs that it sees, `None` for all.
+    pub(super) luns: BTreeMap<u16, VolumeUnit>,
+    /// Initiators that may log in (`None` for all), and the LUNs that they see (`None` for all).
     pub(super) access: Vec<(Option<SrpInitiators>, Option<BTreeSet<u16>>)>,
     pub(super) access_state: AccessState,
 }
 
 impl WantedSrpTarget {
-    /// The target port itself. What `before` has of it that is the same stays, so that initiators
-    /// that are logged in go on with the units that they use.
+    /// Creates the running target port. Equal parts of the previous one, `before`, are reused, so
+    /// that logged-in initiators keep their units.
     pub(super) fn make(self, before: Option<&SrpTarget>, node: &SrpNode) -> SrpTarget {
         let port = target_port(self.id);
         let first = before.and_then(|before| before.access.first());
@@ -167,5 +170,5 @@ impl WantedSrpTarget {
     }
 }
 
-/// The most logical units of one target port.
+/// Maximum number of logical units of one target port.
 const MAX_LUNS: usize = 256;

@@ -1,10 +1,10 @@
-//! SRP target ports that are served, and logical units that come and go.
+//! The running SRP target ports, and changes of their logical units at run time.
 
 use super::config::WantedSrpTarget;
 use super::{SRP, Srp, own_target};
-use crate::protocol::frontend::{Frontend, Live, Service, TargetPlace, VolumeNames};
+use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
-use crate::protocol::units::Units;
+use crate::protocol::units::LogicalUnits;
 use blockmux_engine::listener::Serve;
 use blockmux_engine::sessions::SessionInfo;
 use blockmux_engine::srp;
@@ -15,27 +15,27 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Everything that initiators can log in to.
+/// The running frontend of SRP.
 pub(super) struct LiveSrpTargets {
     node: Arc<SrpNode>,
     exports: Exports,
-    units: Arc<Units>,
+    units: Arc<LogicalUnits>,
     policy: Policy,
-    state: Mutex<State>,
+    state: Mutex<SrpState>,
 }
 
-/// What follows the config.
+/// The parts of the state that depend on the config.
 #[derive(Default)]
-struct State {
+struct SrpState {
     places: Vec<ListenerAddress>,
-    /// Each volume is a target port of its own.
-    has_own: bool,
-    /// The target ports before the config was followed.
+    /// No target is configured: each volume has its own target port.
+    has_default_targets: bool,
+    /// The target ports before the last change of the config.
     before: Vec<Arc<SrpTarget>>,
 }
 
 impl LiveSrpTargets {
-    /// Nothing yet: what a config wants comes with [`Live::follow`].
+    /// Creates it without target ports; [`LiveFrontend::reconfigure`] adds those of a config.
     pub(super) fn new(service: &Service<'_>) -> LiveSrpTargets {
         LiveSrpTargets {
             node: Arc::default(),
@@ -46,11 +46,11 @@ impl LiveSrpTargets {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SrpState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The target ports of a config.
+    /// The target ports that a config describes.
     fn wanted(&self, own: &Srp, places: &[ListenerAddress]) -> Vec<WantedSrpTarget> {
         let named = VolumeNames::all(&self.exports);
         if own.targets.is_empty() {
@@ -68,10 +68,11 @@ impl LiveSrpTargets {
 
     fn target(&self, id: &str) -> Result<Arc<SrpTarget>, String> {
         let found = self.node.targets().into_iter().find(|target| target.id.to_string() == id);
-        found.ok_or_else(|| format!("there is no target `{id}`"))
+        found.ok_or_else(|| format!("no target has the port_id `{id}`"))
     }
 }
 
+/// The access control of the given ACL entries of a target.
 fn access(
     target: &SrpTarget,
     mut entries: impl Iterator<Item = impl std::ops::Deref<Target = SrpAccess>>,
@@ -80,17 +81,17 @@ fn access(
     LiveAccess { target: target.id.to_string(), is_open }
 }
 
-impl Live for LiveSrpTargets {
+impl LiveFrontend for LiveSrpTargets {
     fn serve(&self, _place: &ListenerAddress) -> Serve {
         srp::serve(&self.node, &self.exports)
     }
 
-    fn follow(&self, desired: &dyn Frontend, service: &Service<'_>) {
+    fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
         let Some(own) = desired.as_any().downcast_ref::<Srp>() else { return };
         let mut state = self.state();
-        *state = State {
+        *state = SrpState {
             places: service.places.to_vec(),
-            has_own: own.targets.is_empty(),
+            has_default_targets: own.targets.is_empty(),
             before: self.node.targets(),
         };
         let wanted = self.wanted(own, service.places);
@@ -104,9 +105,8 @@ impl Live for LiveSrpTargets {
         }
     }
 
-    /// A session goes on with the view of its target that it was given, if its initiator would get
-    /// that one again.
-    fn keeps(&self, session: &SessionInfo) -> bool {
+    /// A session may continue if its initiator would get the same view of the target again.
+    fn may_continue(&self, session: &SessionInfo) -> bool {
         let state = self.state();
         let Some(initiator) = SrpPortId::parse(&session.login.initiator) else { return true };
         let is_meant = |target: &&Arc<SrpTarget>| target.id.to_string() == session.login.target;
@@ -118,7 +118,7 @@ impl Live for LiveSrpTargets {
 
     fn add(&self, volume: VolumeId) {
         let state = self.state();
-        let Some(unit) = self.units.of(volume).filter(|_| state.has_own) else { return };
+        let Some(unit) = self.units.of(volume).filter(|_| state.has_default_targets) else { return };
         let Some(named) = VolumeNames::of(&self.exports, volume) else { return };
         if state.places.iter().any(|place| self.policy.serves(&SRP, place, &named.export)) {
             self.node.add(own_target(&named, unit).make(None, &self.node));
@@ -127,7 +127,7 @@ impl Live for LiveSrpTargets {
 
     fn remove(&self, volume: VolumeId) {
         self.node.remove(volume);
-        self.units.forget(volume);
+        self.units.remove(volume);
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
@@ -144,20 +144,21 @@ impl Live for LiveSrpTargets {
 
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
         let found = self.target(target)?;
-        let (_, unit) = self.units.of(volume).ok_or("there is no such volume any more")?;
+        let (_, unit) = self.units.of(volume).ok_or("the volume has been removed")?;
         let views = || found.access.iter().map(|access| &access.target);
         let is_free = |number: &u16| !views().any(|view| view.has(*number) || view.is_named(*number));
         let number = match place.number {
             Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
             None => (0..=MAX_LUN).find(is_free),
         };
-        let number = number.ok_or_else(|| format!("{target}: take a LUN from 0 to {MAX_LUN}"))?;
+        let number = number.ok_or_else(|| format!("{target}: use a LUN from 0 to {MAX_LUN}"))?;
         if views().any(|view| view.has(number)) {
-            return Err(format!("{target}: there is a LUN {number} already; take another number"));
+            return Err(format!("{target}: LUN {number} is in use; use another number"));
         }
         if !views().any(|view| view.shows(number)) {
             return Err(format!(
-                "{target}: nobody would see LUN {number}, for each `acl` names its `luns`; add {number} in the config file"
+                "{target}: no initiator would see LUN {number}, because every `acl` lists its `luns`; add {number} in the \
+                 config file"
             ));
         }
         for view in views() {
@@ -171,10 +172,10 @@ impl Live for LiveSrpTargets {
         let found = self.target(target)?;
         let views = found.access.iter().map(|access| &access.target);
         let gone: usize = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum();
-        if gone == 0 { Err(format!("{target}: there is no LUN {number}")) } else { Ok(()) }
+        if gone == 0 { Err(format!("{target}: has no LUN {number}")) } else { Ok(()) }
     }
 
     fn change(&self, target: &str, _what: &Value) -> Result<Option<String>, String> {
-        Err(format!("{target}: nothing else of an SRP target can be changed while it is served"))
+        Err(format!("{target}: SRP targets do not support this command"))
     }
 }

@@ -1,14 +1,14 @@
-//! SRP, as the commands know it: targets over RDMA, which today is iWARP.
+//! SRP over RDMA (iWARP): its properties, its frontend for `serve`, and its URLs.
 //!
-//! Unless the config file has `srp_target`s, each volume is a target port of its own, whose
-//! identifier is made of the volume's, and in it the only logical unit, LUN 0. SRP has no discovery
-//! over RDMA/CM, so `serve` prints the line that Linux's initiator is told.
+//! Without `srp_target` in the config file, each volume has its own target port, in which it is
+//! LUN 0; the port's identifier is derived from the volume's name. SRP has no discovery over
+//! RDMA/CM, so `serve` prints the line that Linux's initiator needs.
 
 mod config;
 mod live;
 mod remote;
 
-use super::frontend::{Frontend, Live, Portal, Service, TargetTables, VolumeNames, Way};
+use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -25,33 +25,33 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use toml::de::Deserializer;
 
-/// SRP over RDMA. It is served only where somebody names an address.
+/// SRP over RDMA. It is served at configured addresses only.
 pub(crate) const SRP: Protocol = Protocol {
     name: "srp",
     title: "SRP",
     carrier: Carrier::Stream,
-    is_unasked: false,
+    is_default: false,
     listener_help: ["ADDR", "Serve SRP at ADDR, port 5555 unless named; repeatable"],
     port: SRP_DEFAULT_PORT,
     schemes: &[("srp", Transport::Tcp)],
-    unspoken_schemes: &[],
+    unsupported_schemes: &[],
     url_forms: &["srp://host/TARGET-PORT-ID/lun"],
     max_description: usize::MAX,
     max_logical_block: 64 << 10,
     // A frame with a command; the head of an RDMA Write and a frame with a response; a frame with a
-    // command and the RDMA Read that asks for its data; the answer's head and a response.
+    // command and the RDMA Read Request for its data; the response's head and a response.
     shape: MessageShape { read_request: 88, read_reply_head: 80, write_request_head: 88, write_reply: 112 },
     frontend: || Box::<Srp>::default(),
     remote: remote::of_url,
     served_with: None,
 };
 
-/// What the config file says of SRP.
+/// The frontend of SRP: the keys of the config file, and the validated targets.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Srp {
     srp_target: Vec<SrpTargetEntry>,
-    /// Without any, each volume is a target port of its own.
+    /// The configured targets; if it is empty, each volume has its own target port.
     #[serde(skip)]
     targets: Vec<ConfiguredSrpTarget>,
 }
@@ -82,7 +82,7 @@ impl Frontend for Srp {
             }
             if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
                 return Err(format!(
-                    "srp_target `{id}`: there is no volume `{missing}`; add it, or correct `luns`"
+                    "srp_target `{id}`: no volume has the name `{missing}`; add it, or correct `luns`"
                 ));
             }
         }
@@ -93,9 +93,9 @@ impl Frontend for Srp {
         self.targets.iter().map(ConfiguredSrpTarget::access).collect()
     }
 
-    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn Live>>, Failure> {
+    fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {
         let live = LiveSrpTargets::new(service);
-        live.follow(self, service);
+        live.reconfigure(self, service);
         Ok(Some(Box::new(live)))
     }
 
@@ -113,14 +113,14 @@ impl Frontend for Srp {
         self
     }
 
-    fn ways(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<Way> {
+    fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some((_, address)) = portal.tcp() else { return Vec::new() };
         let way = |(id, lun): (SrpPortId, u16)| {
             let digits = id.to_string();
             let (extension, guid) = digits.trim_start_matches("0x").split_at(16);
             let host = "/sys/class/infiniband_srp/srp-*";
             let login = format!("id_ext={extension},ioc_guid={guid},dest={address}");
-            Way {
+            ConnectInfo {
                 url: format!("srp://{address}/{digits}/{lun}?rdma=iwarp"),
                 commands: vec![format!("echo {login} > \"$(echo {host})/add_target\"")],
                 variables: Vec::new(),
@@ -137,8 +137,8 @@ impl Frontend for Srp {
     }
 }
 
-/// The target port that a volume is where none are configured.
-fn own_target(named: &VolumeNames, unit: super::units::Unit) -> WantedSrpTarget {
+/// A volume's own target port, if no targets are configured.
+fn own_target(named: &VolumeNames, unit: super::units::VolumeUnit) -> WantedSrpTarget {
     let luns = BTreeMap::from([(0, unit)]);
     WantedSrpTarget {
         id: own_id(&named.target),
@@ -148,13 +148,13 @@ fn own_target(named: &VolumeNames, unit: super::units::Unit) -> WantedSrpTarget 
     }
 }
 
-/// The identifier of the target port that a volume of this name is: the same after each restart.
+/// The identifier of the target port of a volume with this name; it is the same after a restart.
 fn own_id(name: &str) -> SrpPortId {
     SrpPortId(VolumeUuid::of_texts(&["srp target port", name]).to_bytes())
 }
 
-/// A target port. Its number comes from its identifier, so that it differs from those of iSCSI's
-/// ports, which are counted from 1, and from other SRP ports' as well as can be.
+/// A target port. Its relative port identifier is derived from its identifier, so that it differs
+/// from those of iSCSI's ports, which count from 1, and most likely from those of other SRP ports.
 fn target_port(id: SrpPortId) -> TargetPort {
     let [.., high, low] = id.0;
     let number = 0x8000 | u16::from_be_bytes([high, low]);
@@ -173,30 +173,30 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_lun_0_of_a_port_of_its_own_or_where_targets_say() {
+    fn a_volume_is_lun_0_of_its_own_port_or_where_targets_map_it() {
         let portal = Portal::at("127.0.0.1:5555");
-        let [way] = &Srp::default().ways(&SRP, &portal, &VolumeNames::plainly("a"))[..] else {
+        let [way] = &Srp::default().connect_info(&SRP, &portal, &VolumeNames::plainly("a"))[..] else {
             panic!("one")
         };
         let id = own_id("a").to_string();
         assert_eq!(way.url, format!("srp://127.0.0.1:5555/{id}/0?rdma=iwarp"));
         assert_ne!(own_id("a"), own_id("b"));
-        // Initiators keep it, and so does `cargo xtask peers srp`.
+        // Initiators store the identifier, and `cargo xtask peers srp` contains it.
         assert_eq!(own_id("disk0").to_string(), "0x64a8329375c986408e2193b3fe2eb28d");
         let line = format!("id_ext={},ioc_guid={},dest=127.0.0.1:5555", &id[2..18], &id[18..]);
         assert!(way.commands[0].contains(&line), "{}", way.commands[0]);
         let srp = configured(&format!("port_id = '{ID}'\nluns = {{ 3 = 'a', 4 = 'b' }}")).unwrap();
-        let [way] = &srp.ways(&SRP, &portal, &VolumeNames::plainly("a"))[..] else { panic!("one") };
+        let [way] = &srp.connect_info(&SRP, &portal, &VolumeNames::plainly("a"))[..] else { panic!("one") };
         assert_eq!(way.url, format!("srp://127.0.0.1:5555/{ID}/3?rdma=iwarp"));
-        assert!(srp.ways(&SRP, &portal, &VolumeNames::plainly("c")).is_empty());
+        assert!(srp.connect_info(&SRP, &portal, &VolumeNames::plainly("c")).is_empty());
     }
 
     #[test]
-    fn what_is_wrong_with_a_target_is_said() {
+    fn an_invalid_target_is_refused() {
         let wrong = |text: &str| configured(text).err().unwrap();
         assert!(wrong("port_id = 'x'\nluns = { 0 = 'a' }").contains("32 hexadecimal digits"));
         assert!(wrong(&format!("port_id = '{ID}'\nluns = {{ x = 'a' }}")).contains("LUNs are numbers"));
-        assert!(wrong(&format!("port_id = '{ID}'")).contains("`luns` has to map"));
+        assert!(wrong(&format!("port_id = '{ID}'")).contains("`luns` must map"));
         let acl = format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\ninitiator_port = 'y'");
         assert!(wrong(&acl).contains("initiator_port"), "{}", wrong(&acl));
         let twice = format!(
@@ -204,12 +204,12 @@ mod tests {
         );
         assert!(wrong(&twice).contains("two acl entries"), "{}", wrong(&twice));
         let mut srp = configured(&format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}")).unwrap();
-        assert!(srp.check(&["b"]).unwrap_err().contains("there is no volume `a`"));
+        assert!(srp.check(&["b"]).unwrap_err().contains("no volume has the name `a`"));
         assert_eq!(srp.check(&["a"]), Ok(()));
     }
 
     #[test]
-    fn a_target_with_an_access_list_restricts_its_volumes() {
+    fn a_target_with_an_acl_restricts_its_volumes() {
         let open = configured(&format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}")).unwrap();
         assert!(!open.targets()[0].is_restricted && open.targets()[0].volumes[0].1);
         let text = format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\ninitiator_port = '{ID}'");

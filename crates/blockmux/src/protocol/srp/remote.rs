@@ -1,11 +1,11 @@
-//! A URL of SRP, and what its target port tells and has.
+//! SRP URLs: connecting to a logical unit, describing it, resets, and listing a port's units.
 
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::iscsi::provisioning;
-use crate::protocol::{Description, Found, FoundExport, Remote};
+use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
-use crate::reset::What;
+use crate::reset::ResetFunction;
 use blockmux_engine::initiator::srp::{self, OverIwarp, SrpConnectError, SrpEndpoint};
 use blockmux_engine::socket::Address;
 use blockmux_proto::scsi::Lun;
@@ -20,7 +20,7 @@ use data_encoding::HEXLOWER;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Reads a URL.
+/// Parses a URL.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let url: SrpUrl = reach::read(text)?;
     let initiator = url.initiator.unwrap_or_else(own_guid);
@@ -29,7 +29,7 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
 
 struct SrpRemote {
     url: SrpUrl,
-    /// The GUID of our initiator ports.
+    /// The GUID of this machine's initiator ports.
     initiator: [u8; 8],
 }
 
@@ -45,8 +45,8 @@ impl Remote for SrpRemote {
         Ok(Arc::new(volume))
     }
 
-    /// A target port's identifier is unique in the world, and the addresses are ways to it.
-    fn place(&self) -> String {
+    /// A target port's identifier is globally unique; addresses are paths to it.
+    fn volume_key(&self) -> String {
         let target = self.url.target.map_or_else(String::new, |target| target.to_string());
         format!("srp {target} {}", self.url.lun)
     }
@@ -62,34 +62,34 @@ impl Remote for SrpRemote {
     }
 
     /// The logical units of the target port that the URL names.
-    fn discover(&self) -> Result<Found, Failure> {
+    fn discover(&self) -> Result<Discovery, Failure> {
         let target = self.target()?;
         self.ask(|address| self.list(address, target))
     }
 
-    fn reset(&self, what: What) -> Result<&'static str, Failure> {
+    fn reset(&self, function: ResetFunction) -> Result<&'static str, Failure> {
         let (target, url) = (self.target()?, &self.url);
-        let (function, done) = match what {
-            What::Lun => (TaskManagementFunction::LOGICAL_UNIT_RESET, "the logical unit is reset"),
-            What::AbortTaskSet => {
-                (TaskManagementFunction::ABORT_TASK_SET, "the session has no commands any more")
+        let (function, done) = match function {
+            ResetFunction::Lun => (TaskManagementFunction::LOGICAL_UNIT_RESET, "the logical unit is reset"),
+            ResetFunction::AbortTaskSet => {
+                (TaskManagementFunction::ABORT_TASK_SET, "the commands of this session are aborted")
             }
-            What::ClearTaskSet => {
-                (TaskManagementFunction::CLEAR_TASK_SET, "nobody has commands there any more")
+            ResetFunction::ClearTaskSet => {
+                (TaskManagementFunction::CLEAR_TASK_SET, "the commands of all sessions are aborted")
             }
-            What::Target | What::Cold => {
-                let advice = "SRP can only reset a logical unit; leave the function out";
+            ResetFunction::Target | ResetFunction::Cold => {
+                let advice = "SRP can only reset a logical unit; use the function lun";
                 return Err(Failure::request(format!("{url}: {advice}")));
             }
         };
         let response = self.ask(|address| srp::manage(&self.endpoint(address, target, url.lun), function))?;
         let why = match response {
             ResponseCode::NO_FAILURE => return Ok(done),
-            ResponseCode::FUNCTION_NOT_SUPPORTED => "it does not know how",
+            ResponseCode::FUNCTION_NOT_SUPPORTED => "it does not support the function",
             ResponseCode::REQUEST_FIELDS_INVALID => "it has no such logical unit",
-            _ => "it fails",
+            _ => "the function failed",
         };
-        Err(Failure::run(format!("{url}: the target does not do it: {why} ({function}: {response})")))
+        Err(Failure::run(format!("{url}: the target does not reset: {why} ({function}: {response})")))
     }
 }
 
@@ -119,7 +119,7 @@ impl SrpRemote {
         }
     }
 
-    /// Asks every address of the host in turn, until one can be spoken to.
+    /// Calls `ask` with each address of the host in turn, until one can be reached.
     fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, SrpConnectError>) -> Result<T, Failure> {
         let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
         reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
@@ -134,14 +134,16 @@ impl SrpRemote {
             SrpConnectError::Refused { refused, .. } => match refused {
                 SrpRefused::Login(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL) => {
                     let guid = HEXLOWER.encode(&self.initiator);
-                    format!("check the identifier, and have GUID 0x{guid} admitted or give ?initiator=GUID")
+                    format!(
+                        "check the identifier; add GUID 0x{guid} to the target's access list, or give ?initiator=GUID"
+                    )
                 }
                 SrpRefused::Unit(_) => {
                     let target = SrpUrl { lun: 0, ..url.clone() };
-                    format!("`blockmux discover '{target}'` lists what it has")
+                    format!("`blockmux discover '{target}'` lists its logical units")
                 }
-                SrpRefused::AnotherUnit { .. } => "name only addresses of one target".to_owned(),
-                SrpRefused::Login(_) => "ask whoever runs the target".to_owned(),
+                SrpRefused::AnotherUnit { .. } => "give only addresses of one target".to_owned(),
+                SrpRefused::Login(_) => "ask the target's administrator".to_owned(),
             },
         };
         Failure::request(format!("{url}: {error}; {advice}"))
@@ -185,30 +187,30 @@ impl SrpRemote {
         })
     }
 
-    /// The disks among the target port's logical units.
-    fn list(&self, address: &Address, target: SrpPortId) -> Result<Found, SrpConnectError> {
+    /// Lists the logical units of the target port that are disks.
+    fn list(&self, address: &Address, target: SrpPortId) -> Result<Discovery, SrpConnectError> {
         let mut exports = Vec::new();
         for lun in srp::luns(&self.endpoint(address, target, 0))? {
             let Some(number) = lun.number() else { continue };
             match srp::describe(&self.endpoint(address, target, number)) {
-                Ok(unit) => exports.push(FoundExport {
+                Ok(unit) => exports.push(DiscoveredExport {
                     name: format!("{target}/{number}"),
                     url: SrpUrl { lun: number, ..self.url.clone() }.to_string(),
                     description: format!("{} {}", unit.vendor, unit.product).trim().to_owned(),
                     size: Some(unit.size()),
                 }),
-                // It is no disk.
+                // The unit is not a disk.
                 Err(SrpConnectError::Refused { refused: SrpRefused::Unit(refused), .. }) => {
                     tracing::debug!("target port {target}: {refused}");
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(Found { url: self.url.to_string(), exports, left_out: 0 })
+        Ok(Discovery { url: self.url.to_string(), exports, left_out: 0 })
     }
 }
 
-/// The GUID of this machine's initiator ports: the same in every process.
+/// The GUID of this machine's initiator ports; all processes have the same.
 fn own_guid() -> [u8; 8] {
     let uname = rustix::system::uname();
     let host = uname.nodename().to_string_lossy().to_lowercase();

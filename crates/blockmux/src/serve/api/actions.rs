@@ -1,5 +1,5 @@
-//! Requests that change something. Each is an action with an address of its own while it goes on
-//! and for some time after, and a thread of its own, as it may wait for a disk.
+//! Actions: API requests that change something. Each runs on its own thread, because it may wait
+//! for a disk, and has a URL while it runs and for some time after.
 
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{ActionState, ActionStatus, Answer};
@@ -7,19 +7,19 @@ use jiff::Timestamp;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The actions that go on, and the last that ended.
+/// The running actions and the most recent finished ones.
 #[derive(Clone, Default)]
-pub(super) struct Actions(Arc<Mutex<Table>>);
+pub(super) struct Actions(Arc<Mutex<ActionTable>>);
 
 #[derive(Default)]
-struct Table {
+struct ActionTable {
     last_id: u64,
     /// Oldest first.
     all: VecDeque<ActionStatus>,
     running: usize,
 }
 
-/// An action that goes on; where it is dropped without an answer, it has failed.
+/// A running action. If it is dropped without [`RunningAction::end`], the action has failed.
 pub(super) struct RunningAction {
     actions: Actions,
     id: u64,
@@ -30,17 +30,17 @@ impl Actions {
     /// Begins an action.
     ///
     /// # Errors
-    /// If too many go on.
+    /// If [`MAX_RUNNING`] actions are running.
     pub(super) fn begin(&self, action: String) -> Result<RunningAction, ApiError> {
         let mut table = self.lock();
-        if table.running >= MOST_RUNNING {
-            let text = format!("{MOST_RUNNING} actions are not over yet; try again when some are");
+        if table.running >= MAX_RUNNING {
+            let text = format!("{MAX_RUNNING} actions are already running; try again later");
             return Err(ApiError::new(ErrorCode::Busy, text));
         }
         table.running += 1;
         table.last_id += 1;
         let id = table.last_id;
-        if table.all.len() >= MOST_KEPT {
+        if table.all.len() >= MAX_KNOWN {
             let oldest = table.all.iter().position(|status| status.state != ActionState::Running);
             oldest.and_then(|oldest| table.all.remove(oldest));
         }
@@ -58,33 +58,33 @@ impl Actions {
         Ok(RunningAction { actions: self.clone(), id, is_over: false })
     }
 
-    /// All that are known, the oldest first.
+    /// All known actions, oldest first.
     pub(super) fn list(&self) -> Vec<ActionStatus> {
         self.lock().all.iter().cloned().collect()
     }
 
-    /// One of them, unless it has been forgotten.
+    /// The action with this number; `None` if there is none, or it has been discarded.
     pub(super) fn get(&self, id: u64) -> Option<ActionStatus> {
         self.lock().all.iter().find(|status| status.id == id).cloned()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, ActionTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl RunningAction {
-    /// Its number.
+    /// The number of the action.
     pub(super) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Says how far it is.
-    pub(super) fn say(&self, progress: String) {
+    /// Sets the progress text.
+    pub(super) fn set_progress(&self, progress: String) {
         self.update(|status| status.progress = Some(progress));
     }
 
-    /// Ends it.
+    /// Ends the action with its result.
     pub(super) fn end(mut self, answer: &Answer) {
         self.is_over = true;
         self.update(|status| match answer {
@@ -107,7 +107,8 @@ impl Drop for RunningAction {
     fn drop(&mut self) {
         if !self.is_over {
             self.update(|status| {
-                let error = ApiError::failed("it ended without an answer; the daemon's log says why");
+                let error =
+                    ApiError::failed("the action ended without a result; the daemon's log has the reason");
                 (status.state, status.error) = (ActionState::Failed, Some(error));
             });
         }
@@ -115,37 +116,38 @@ impl Drop for RunningAction {
     }
 }
 
-/// Below the number of threads, so that requests which only look are answered meanwhile.
-const MOST_RUNNING: usize = 32;
-/// Actions that are kept, those that go on among them.
-const MOST_KEPT: usize = 128;
+/// Maximum number of running actions. It is below the number of threads, so that requests which
+/// only read are still served.
+const MAX_RUNNING: usize = 32;
+/// Maximum number of known actions, including running ones.
+const MAX_KNOWN: usize = 128;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_last_actions_are_kept_and_those_that_go_on() {
+    fn running_and_recent_actions_are_kept() {
         let actions = Actions::default();
         let first = actions.begin("first".to_owned()).unwrap();
-        first.say("waiting".to_owned());
-        for number in 0..MOST_KEPT {
+        first.set_progress("waiting".to_owned());
+        for number in 0..MAX_KNOWN {
             actions.begin(number.to_string()).unwrap().end(&Answer::Attached { number: 7 });
         }
         let all = actions.list();
-        assert_eq!((all.len(), all[0].id, all[1].action.as_str()), (MOST_KEPT, first.id(), "1"));
+        assert_eq!((all.len(), all[0].id, all[1].action.as_str()), (MAX_KNOWN, first.id(), "1"));
         assert_eq!((all[0].state, all[0].progress.as_deref()), (ActionState::Running, Some("waiting")));
         assert_eq!(all[1].result, Some(serde_json::json!({ "number": 7 })));
-        assert_eq!(actions.get(2), None, "forgotten");
+        assert_eq!(actions.get(2), None, "discarded");
         let id = first.id();
         drop(first);
         assert_eq!(actions.get(id).unwrap().state, ActionState::Failed);
     }
 
     #[test]
-    fn only_so_many_go_on_at_a_time() {
+    fn the_number_of_running_actions_is_limited() {
         let actions = Actions::default();
-        let mut all: Vec<_> = (0..MOST_RUNNING).map(|_| actions.begin(String::new()).unwrap()).collect();
+        let mut all: Vec<_> = (0..MAX_RUNNING).map(|_| actions.begin(String::new()).unwrap()).collect();
         assert_eq!(actions.begin(String::new()).err().unwrap().code, ErrorCode::Busy);
         all.pop().unwrap().end(&Answer::Done);
         actions.begin(String::new()).unwrap().end(&Answer::Done);

@@ -1,4 +1,4 @@
-//! Where the API is served, and who may use it there.
+//! The listeners of the API, and the access check of each.
 
 use crate::address::{ListenAddress, is_local};
 use crate::api::{ControlPath, check_peer};
@@ -27,28 +27,28 @@ pub(in crate::serve) struct Endpoint {
     pub(super) guard: Guard,
 }
 
-/// Who may use the API at an endpoint.
+/// The access check of an endpoint.
 pub(super) enum Guard {
-    /// Processes of the daemon's user and of root.
+    /// Allows processes of the daemon's user and of root.
     Owner,
-    /// Clients that send this bearer token (RFC 6750).
+    /// Allows clients that send this bearer token (RFC 6750).
     Token(Zeroizing<String>),
 }
 
-/// A listener, as the API's runtime has it.
+/// A listener of the API's asynchronous runtime.
 pub(super) enum AnyListener {
     Unix(UnixListener),
     Tcp(TcpListener),
 }
 
-/// A connection of the API's clients.
+/// A connection of an API client.
 pub(super) enum AnyStream {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
 
 impl Endpoint {
-    /// Its URL, if it has one.
+    /// The URL of a TCP endpoint; `None` for a Unix socket.
     pub(in crate::serve) fn url(&self) -> Option<String> {
         match self.listener.address() {
             Address::Tcp(address) => Some(format!("http://{address}/")),
@@ -57,37 +57,37 @@ impl Endpoint {
     }
 }
 
-/// Listens in a directory where nobody else can put a socket in the place of this one.
+/// Listens on a Unix socket in a directory that no other user can write to.
 ///
 /// # Errors
-/// If others may write there, or the path cannot be had.
+/// If other users can write to the directory, or the socket cannot be bound.
 pub(in crate::serve) fn bind_control(path: &ControlPath) -> Result<Endpoint, Failure> {
     let path = &path.0;
     let cannot = |reason: &str| {
-        Failure::request(format!("cannot take commands at {}: {reason}; check --control", path.display()))
+        Failure::request(format!("cannot serve the API at {}: {reason}; check --control", path.display()))
     };
     let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
     let directory = fs::metadata(parent).map_err(|error| cannot(&format!("its directory: {error}")))?;
     let is_ours = directory.uid() == geteuid().as_raw() || directory.uid() == ROOT;
     if !is_ours || directory.mode() & OTHERS_WRITE != 0 {
-        return Err(cannot("others may write in its directory; make one for yourself, with chmod 700"));
+        return Err(cannot("other users can write to its directory; use a private one (chmod 700)"));
     }
-    // Nobody else gets as far as to connect, not even before the permissions are set.
+    // The umask keeps other users from connecting before the permissions are set.
     let before = umask(Mode::from_raw_mode(0o177));
     let bound = Listener::bind(&Address::Unix(path.clone()));
     umask(before);
     let listener = bound.map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => cannot("something is there already"),
+        io::ErrorKind::AddrInUse => cannot("the path is already in use"),
         _ => cannot(&error.to_string()),
     })?;
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| cannot(&error.to_string()))?;
     Ok(Endpoint { listener, guard: Guard::Owner })
 }
 
-/// Listens at a TCP address for clients that know the token of a file.
+/// Listens on a TCP address for clients that send the token in `token_file`.
 ///
 /// # Errors
-/// If there is no token, its file is not private, or the address cannot be had.
+/// If there is no token, its file is not private, or the address cannot be bound.
 pub(in crate::serve) fn bind_tcp(
     address: &ListenAddress,
     token_file: Option<&Path>,
@@ -97,14 +97,14 @@ pub(in crate::serve) fn bind_tcp(
     };
     let Some(file) = token_file else {
         return Err(Failure::request(format!(
-            "--api {address}: without a token everybody who can connect could change this daemon; run \
+            "--api {address}: without a token anybody who can connect could control this daemon; run \
              `(umask 077; openssl rand -hex 32 > api.token)` and add --api-token-file api.token"
         )));
     };
     let token = secret::read("--api-token-file", file, api_token)?;
     if !is_local(&address) {
         warn!(
-            "{address}: the API and its token are not encrypted; let only networks reach it that you trust"
+            "{address}: the API and its token are not encrypted; make it reachable from trusted networks only"
         );
     }
     let listener = Listener::bind(&address).map_err(|error| {
@@ -114,10 +114,10 @@ pub(in crate::serve) fn bind_tcp(
 }
 
 impl Guard {
-    /// Checks who connects, and describes the peer.
+    /// Checks the peer of a new connection; returns its description for the log.
     ///
     /// # Errors
-    /// If the peer may not connect.
+    /// If the peer is not allowed to connect.
     pub(super) fn check(&self, stream: &AnyStream) -> io::Result<String> {
         match (self, stream) {
             (Guard::Owner, AnyStream::Unix(stream)) => {
@@ -132,10 +132,10 @@ impl Guard {
 }
 
 impl AnyListener {
-    /// Another handle to a listener, for the API's runtime.
+    /// Duplicates a listener for the API's runtime.
     ///
     /// # Errors
-    /// If the system refuses one.
+    /// If the file descriptor cannot be duplicated.
     pub(super) fn of(listener: &Listener) -> io::Result<AnyListener> {
         let socket = listener.as_fd().try_clone_to_owned()?;
         Ok(match listener.address() {
@@ -147,7 +147,7 @@ impl AnyListener {
     /// Accepts a connection.
     ///
     /// # Errors
-    /// If none can be had now.
+    /// Those of accept(2).
     pub(super) async fn accept(&self) -> io::Result<AnyStream> {
         match self {
             AnyListener::Unix(listener) => Ok(AnyStream::Unix(listener.accept().await?.0)),
@@ -206,7 +206,7 @@ impl AsyncWrite for AnyStream {
 }
 
 const ROOT: u32 = 0;
-/// Group and others.
+/// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
-/// Port of `--api` where none is written.
+/// Default port of `--api`.
 const DEFAULT_PORT: u16 = 9810;

@@ -1,6 +1,6 @@
-//! What a request has to pass before it is routed: the token, and the bounds of its body.
+//! Checks of a request before it is routed: the token, and the length of the body.
 
-use super::REQUEST_TIME;
+use super::REQUEST_TIMEOUT;
 use super::endpoint::Guard;
 use super::reply::refusal;
 use crate::api::{ApiError, ErrorCode};
@@ -13,12 +13,12 @@ use blockmux_engine::audit::AUDIT;
 use tokio::time;
 use tracing::warn;
 
-/// Lets a request of that peer through, with its whole body.
+/// Checks a request and reads its whole body.
 ///
 /// # Errors
-/// The response, where it is refused.
+/// The response that refuses the request.
 pub(super) async fn admit(guard: &Guard, peer: &str, request: Request) -> Result<Request, Response> {
-    // The page itself tells nothing; what it shows it asks for with the token of who looks at it.
+    // The page contains no data. Its script sends the token with its own requests.
     let is_page = request.uri().path() == "/";
     if let Guard::Token(token) = guard
         && !is_page
@@ -32,21 +32,22 @@ pub(super) async fn admit(guard: &Guard, peer: &str, request: Request) -> Result
         return Err(response);
     }
     let (parts, body) = request.into_parts();
-    let body = match time::timeout(REQUEST_TIME, to_bytes(body, MAX_BODY)).await {
+    let body = match time::timeout(REQUEST_TIMEOUT, to_bytes(body, MAX_BODY)).await {
         Ok(Ok(body)) => body,
         Ok(Err(error)) => {
             let text = error.to_string();
             let (code, text) = match text.contains("length limit") {
                 true => (
                     ErrorCode::TooLarge,
-                    format!("the body has more than {MAX_BODY} bytes; send less at a time"),
+                    format!("the body is longer than {MAX_BODY} bytes; send less at a time"),
                 ),
                 false => (ErrorCode::Malformed, format!("the body cannot be read: {text}")),
             };
             return Err(refusal(ApiError::new(code, text)));
         }
         Err(_) => {
-            let text = format!("the body did not come within {} s; send it at once", REQUEST_TIME.as_secs());
+            let text =
+                format!("the body did not arrive within {} s; send it at once", REQUEST_TIMEOUT.as_secs());
             return Err(refusal(ApiError::new(ErrorCode::Timeout, text)));
         }
     };
@@ -64,7 +65,7 @@ fn check_token(headers: &HeaderMap, token: &[u8]) -> Result<(), &'static str> {
 }
 
 const BEARER: &[u8] = b"Bearer ";
-/// The longest body of a request, in bytes: a config file of tens of thousands of volumes.
+/// Maximum length of a request's body, in bytes: a config file of tens of thousands of volumes.
 const MAX_BODY: usize = 4 << 20;
 
 #[cfg(test)]
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_whole_token_lets_a_request_through() {
+    fn only_the_whole_token_is_accepted() {
         let check = |value: Option<&str>| {
             let value = value.map(|value| (header::AUTHORIZATION, HeaderValue::from_str(value).unwrap()));
             check_token(&value.into_iter().collect(), b"secret-token")

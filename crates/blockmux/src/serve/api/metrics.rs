@@ -1,10 +1,10 @@
-//! Figures for monitoring, in OpenMetrics.
+//! Metrics in the OpenMetrics text format.
 //!
-//! Cores count; here the counts are read and summed when somebody asks. How many series there are
-//! is bounded: by [`MOST_VOLUMES`] and [`MOST_SESSIONS`], beyond which only the number is told.
+//! Cores count; the counters are read and summed for each request. The number of series is bounded
+//! by [`MAX_VOLUMES`] and [`MAX_SESSIONS`]; beyond them only a count is exported.
 
 use super::process::Process;
-use crate::serve::control::{ControlServer, Figures, VolumeFigures};
+use crate::serve::control::{ControlServer, Snapshot, VolumeCounters};
 use blockmux_engine::sessions::SessionInfo;
 use blockmux_proto::volume_state::{ERROR_KINDS, LATENCY_BUCKETS, LatencyHistogram, VolumeTraffic};
 use prometheus_client::collector::Collector;
@@ -18,10 +18,10 @@ use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The media type of what [`render`] makes.
+/// The media type of the text that [`render`] returns.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All figures of a daemon.
+/// DaemonCollector metrics of a daemon, as text.
 pub(super) fn render(control: &ControlServer) -> String {
     let mut registry = Registry::default();
     registry.register(
@@ -29,27 +29,31 @@ pub(super) fn render(control: &ControlServer) -> String {
         "Version of the daemon",
         Info::new([("version", env!("CARGO_PKG_VERSION"))]),
     );
-    registry.register_collector(Box::new(All { figures: control.figures(), process: Process::read() }));
+    registry.register_collector(Box::new(DaemonCollector {
+        snapshot: control.snapshot(),
+        process: Process::read(),
+    }));
     let mut text = String::new();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
     text
 }
 
-struct All {
-    figures: Figures,
+/// The metrics of one request.
+struct DaemonCollector {
+    snapshot: Snapshot,
     process: Process,
 }
 
-impl fmt::Debug for All {
+impl fmt::Debug for DaemonCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("All")
+        f.write_str("DaemonCollector")
     }
 }
 
 type Labels<'a> = Vec<(&'static str, &'a str)>;
 
-impl Collector for All {
+impl Collector for DaemonCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Output(encoder);
         self.connections(&mut out)?;
@@ -61,9 +65,9 @@ impl Collector for All {
     }
 }
 
-impl All {
+impl DaemonCollector {
     fn connections(&self, out: &mut Output<'_>) -> fmt::Result {
-        let Figures { status, listeners, .. } = &self.figures;
+        let Snapshot { status, listeners, .. } = &self.snapshot;
         out.single(
             "blockmux_connections",
             "Open connections",
@@ -71,9 +75,14 @@ impl All {
             ConstGauge::new(status.connections as f64),
         )?;
         let limit = status.max_connections as f64;
-        out.single("blockmux_connections_limit", "Most connections at a time", None, ConstGauge::new(limit))?;
+        out.single(
+            "blockmux_connections_limit",
+            "Maximum number of open connections",
+            None,
+            ConstGauge::new(limit),
+        )?;
         let help = "Closed connections whose I/O has not ended";
-        out.single("blockmux_orphaned_connections", help, None, ConstGauge::new(status.gone as f64))?;
+        out.single("blockmux_orphaned_connections", help, None, ConstGauge::new(status.orphaned as f64))?;
         let of = |value: fn(&blockmux_engine::listener::ListenerCounters) -> u64| {
             listeners.iter().map(move |(protocol, listener)| {
                 (vec![("protocol", *protocol), ("listener", listener.address())], value(listener))
@@ -83,14 +92,14 @@ impl All {
         out.gauge("blockmux_listener_connections", "Open connections of a listener", None, open)?;
         let help = "Connections that a listener has accepted";
         out.counter("blockmux_listener_accepted", help, None, of(|listener| listener.accepted()))?;
-        let help = "Connections refused for lack of a share or of memory";
+        let help = "Connections refused because of a limit or for lack of memory";
         out.counter("blockmux_listener_refused", help, None, of(|listener| listener.refused()))
     }
 
-    /// The volumes that have series of their own.
-    fn shown(&self) -> &[VolumeFigures] {
-        let all = &self.figures.volumes;
-        &all[..all.len().min(MOST_VOLUMES)]
+    /// The volumes that have their own series.
+    fn shown(&self) -> &[VolumeCounters] {
+        let all = &self.snapshot.volumes;
+        &all[..all.len().min(MAX_VOLUMES)]
     }
 
     fn volumes(&self, out: &mut Output<'_>) -> fmt::Result {
@@ -98,12 +107,12 @@ impl All {
             "blockmux_volumes",
             "Exported volumes",
             None,
-            ConstGauge::new(self.figures.volumes.len() as f64),
+            ConstGauge::new(self.snapshot.volumes.len() as f64),
         )?;
-        let help = "Exported volumes without series of their own";
-        let left_out = (self.figures.volumes.len() - self.shown().len()) as f64;
+        let help = "Exported volumes without their own series";
+        let left_out = (self.snapshot.volumes.len() - self.shown().len()) as f64;
         out.single("blockmux_volumes_not_shown", help, None, ConstGauge::new(left_out))?;
-        let gauge = |value: fn(&VolumeFigures) -> Option<f64>| {
+        let gauge = |value: fn(&VolumeCounters) -> Option<f64>| {
             self.shown()
                 .iter()
                 .filter_map(move |one| Some((vec![("volume", one.name.as_str())], value(one)?)))
@@ -119,7 +128,12 @@ impl All {
         let help = "Connections that use a volume";
         out.gauge("blockmux_volume_users", help, None, gauge(|one| Some(one.users() as f64)))?;
         let help = "Closed connections whose I/O on a volume has not ended";
-        out.gauge("blockmux_volume_orphaned_connections", help, None, gauge(|one| Some(one.gone as f64)))?;
+        out.gauge(
+            "blockmux_volume_orphaned_connections",
+            help,
+            None,
+            gauge(|one| Some(one.orphaned as f64)),
+        )?;
         let help = "Registrations of persistent reservations";
         let registrants = gauge(|one| Some(one.reservation.registrants as f64));
         out.gauge("blockmux_volume_registrants", help, None, registrants)?;
@@ -133,7 +147,7 @@ impl All {
             .shown()
             .iter()
             .filter_map(|one| Some((vec![("volume", one.name.as_str())], one.reconnects?)));
-        let help = "Sessions with a remote volume that were opened after another was lost";
+        let help = "Reconnects to the server of a remote volume";
         out.counter("blockmux_volume_reconnects", help, None, links)?;
         let help = "Requests of a volume";
         out.counter(
@@ -144,7 +158,7 @@ impl All {
                 vec![("read", traffic.reads), ("write", traffic.writes), ("other", traffic.others)]
             }),
         )?;
-        let help = "Bytes that requests of a volume asked for and brought";
+        let help = "Bytes read and written by requests of a volume";
         out.counter(
             "blockmux_volume_data",
             help,
@@ -160,7 +174,7 @@ impl All {
         out.counter("blockmux_volume_failures", "Requests of a volume that failed", None, failures)
     }
 
-    /// A row for each volume, listener and value.
+    /// A row for each volume, listener and value of `label`.
     fn by_origin<'a>(
         &'a self,
         label: &'static str,
@@ -187,28 +201,28 @@ impl All {
                 (vec![("volume", one.name.as_str()), ("kind", kind)], histogram)
             })
         });
-        out.histogram("blockmux_volume_latency", "How long requests of a volume took", rows)
+        out.histogram("blockmux_volume_latency", "Latency of requests of a volume", rows)
     }
 
     fn sessions(&self, out: &mut Output<'_>) -> fmt::Result {
-        let all = &self.figures.sessions;
+        let all = &self.snapshot.sessions;
         let mut by_protocol: BTreeMap<&str, u64> = BTreeMap::new();
         all.iter().for_each(|session| *by_protocol.entry(session.login.protocol).or_default() += 1);
         let counts =
             by_protocol.iter().map(|(protocol, count)| (vec![("protocol", *protocol)], *count as f64));
-        out.gauge("blockmux_sessions", "Sessions that are logged in", None, counts)?;
-        // Connections of one Unix process have the same name.
+        out.gauge("blockmux_sessions", "Logged-in sessions", None, counts)?;
+        // Connections of one process over a Unix socket have the same labels and are summed.
         let mut sums: BTreeMap<[&str; 4], VolumeTraffic> = BTreeMap::new();
         for SessionInfo { login, peer, traffic, .. } in all {
             let key = [login.protocol, login.initiator.as_str(), login.target.as_str(), peer.as_str()];
             let sum = sums.entry(key).or_default();
             *sum = sum.plus(*traffic);
         }
-        let left_out = sums.len().saturating_sub(MOST_SESSIONS) as f64;
-        let help = "Sessions without series of their own";
+        let left_out = sums.len().saturating_sub(MAX_SESSIONS) as f64;
+        let help = "Sessions without their own series";
         out.single("blockmux_sessions_not_shown", help, None, ConstGauge::new(left_out))?;
         let rows = |label: &'static str, values: fn(&VolumeTraffic) -> Vec<(&'static str, u64)>| {
-            let shown = sums.iter().take(MOST_SESSIONS);
+            let shown = sums.iter().take(MAX_SESSIONS);
             shown.flat_map(move |([protocol, initiator, target, address], traffic)| {
                 let names = ["protocol", "initiator", "target", "address"];
                 let labels: Labels<'_> =
@@ -224,20 +238,20 @@ impl All {
         let bytes = rows("direction", |traffic| {
             vec![("read", traffic.read_bytes), ("written", traffic.written_bytes)]
         });
-        out.counter("blockmux_session_data", "Bytes that a session has moved", Some(Unit::Bytes), bytes)
+        out.counter("blockmux_session_data", "Bytes read and written by a session", Some(Unit::Bytes), bytes)
     }
 
     fn cores(&self, out: &mut Output<'_>) -> fmt::Result {
-        let names: Vec<String> = (0..self.figures.cores.len()).map(|nth| nth.to_string()).collect();
+        let names: Vec<String> = (0..self.snapshot.cores.len()).map(|nth| nth.to_string()).collect();
         let rows = |value: fn(&blockmux_engine::reactor::CoreStats) -> u64| {
-            let all = names.iter().zip(&self.figures.cores);
+            let all = names.iter().zip(&self.snapshot.cores);
             all.map(move |(name, core)| (vec![("core", name.as_str())], value(core)))
         };
-        let help = "Rounds of a core's loop in which something happened";
+        let help = "Rounds of a core's event loop that did work";
         out.counter("blockmux_core_turns", help, None, rows(|core| core.turns()))?;
         out.counter(
             "blockmux_core_spins",
-            "Rounds in which a core polled in vain",
+            "Rounds of a core's event loop that found no work",
             None,
             rows(|core| core.spins()),
         )?;
@@ -245,29 +259,34 @@ impl All {
         let bytes = in_floats(rows(|core| core.buffer_bytes()));
         out.gauge("blockmux_core_buffers", "Buffers of a core in use", Some(Unit::Bytes), bytes)?;
         let limits = in_floats(rows(|core| core.buffer_limit_bytes()));
-        out.gauge("blockmux_core_buffers_limit", "Most buffers of a core", Some(Unit::Bytes), limits)
+        out.gauge(
+            "blockmux_core_buffers_limit",
+            "Maximum size of a core's buffers",
+            Some(Unit::Bytes),
+            limits,
+        )
     }
 
     fn process(&self, out: &mut Output<'_>) -> fmt::Result {
-        let Process { cpu_seconds, resident, virtual_memory, open_files, most_files, threads, started } =
+        let Process { cpu_seconds, resident, virtual_memory, open_files, max_files, threads, started } =
             self.process;
         let (bytes, seconds, gauge) = (Some(Unit::Bytes), Some(Unit::Seconds), ConstGauge::<f64>::new);
         out.single("process_cpu", "CPU time of the daemon", seconds.clone(), ConstCounter::new(cpu_seconds))?;
         out.single("process_resident_memory", "Resident memory", bytes.clone(), gauge(resident))?;
         out.single("process_virtual_memory", "Address space", bytes, gauge(virtual_memory))?;
         out.single("process_open_fds", "Open file descriptors", None, gauge(open_files))?;
-        out.single("process_max_fds", "Most file descriptors", None, gauge(most_files))?;
+        out.single("process_max_fds", "Limit of open file descriptors", None, gauge(max_files))?;
         out.single("process_threads", "Threads", None, gauge(threads))?;
-        out.single("process_start_time", "Start, since the Unix epoch", seconds, gauge(started))
+        out.single("process_start_time", "Start time since the Unix epoch", seconds, gauge(started))
     }
 }
 
-/// Rows as gauges have them.
+/// Converts the values of rows for gauges.
 fn in_floats<'a>(rows: impl Iterator<Item = (Labels<'a>, u64)>) -> impl Iterator<Item = (Labels<'a>, f64)> {
     rows.map(|(labels, value)| (labels, value as f64))
 }
 
-/// Writes families of one type.
+/// Writes metric families.
 struct Output<'a>(DescriptorEncoder<'a>);
 
 impl Output<'_> {
@@ -328,7 +347,7 @@ impl Output<'_> {
 }
 
 const NS_PER_SECOND: f64 = 1e9;
-/// Volumes with series of their own.
-const MOST_VOLUMES: usize = 1024;
-/// Sessions with series of their own.
-const MOST_SESSIONS: usize = 256;
+/// Maximum number of volumes with their own series.
+const MAX_VOLUMES: usize = 1024;
+/// Maximum number of sessions with their own series.
+const MAX_SESSIONS: usize = 256;

@@ -1,11 +1,11 @@
 //! The HTTP API of a daemon: on a Unix socket for its owner and root (`--control`), and over TCP
 //! for clients with a token (`--api`).
 //!
-//! One thread has all of it, with an asynchronous runtime that nothing else of the process uses: no
-//! core waits for what a client waits for. Each client has [`REQUEST_TIME`] for the head of a
-//! request, as much for its body, and as much to take a part of the answer; [`MOST_CLIENTS`] are
-//! served at a time, others wait. Requests that may wait for a disk or a lock run on threads beside
-//! it, see [`actions`].
+//! One thread serves the API with an asynchronous runtime that nothing else in the process uses, so
+//! that API clients never block a core. Each client has [`REQUEST_TIMEOUT`] for the head of a
+//! request, for its body, and for receiving a part of the response. At most [`MAX_CLIENTS`] are
+//! served at a time, others wait. Requests that may wait for a disk or a lock run on other threads,
+//! see [`actions`].
 
 mod actions;
 mod endpoint;
@@ -43,16 +43,16 @@ use tokio_io_timeout::TimeoutStream;
 use tower::Service;
 use tracing::{debug, warn};
 
-/// Serves the API until it is dropped; then the socket's file is gone.
+/// The running API. Dropping it stops the API and removes the file of its Unix socket.
 pub(super) struct Api {
     /// Dropped to stop.
     stop: Option<watch::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What all requests use.
+/// The state that all requests share.
 #[derive(Clone)]
-struct Shared {
+struct ApiState {
     control: Arc<ControlServer>,
     actions: Actions,
     samples: Arc<Mutex<Samples>>,
@@ -62,17 +62,17 @@ impl Api {
     /// Serves the API at these endpoints.
     ///
     /// # Errors
-    /// If the system has no thread for it.
+    /// If its thread cannot be started.
     pub(super) fn start(endpoints: Vec<Endpoint>, control: ControlServer) -> Result<Api, Failure> {
         let start = || {
             let runtime = Builder::new_current_thread()
                 .enable_all()
-                .max_blocking_threads(MOST_THREADS)
+                .max_blocking_threads(MAX_THREADS)
                 .thread_name("command")
                 .build()?;
             let (stop, stopped) = watch::channel(());
             let shared =
-                Shared { control: Arc::new(control), actions: Actions::default(), samples: Arc::default() };
+                ApiState { control: Arc::new(control), actions: Actions::default(), samples: Arc::default() };
             let run = move || run(&runtime, endpoints, shared, &stopped);
             let thread = thread::Builder::new().name("control".to_owned()).spawn(run)?;
             Ok(Api { stop: Some(stop), thread: Some(thread) })
@@ -90,9 +90,9 @@ impl Drop for Api {
     }
 }
 
-fn run(runtime: &Runtime, endpoints: Vec<Endpoint>, shared: Shared, stopped: &watch::Receiver<()>) {
+fn run(runtime: &Runtime, endpoints: Vec<Endpoint>, shared: ApiState, stopped: &watch::Receiver<()>) {
     let router = routes::router(shared.clone());
-    let clients = Arc::new(Semaphore::new(MOST_CLIENTS));
+    let clients = Arc::new(Semaphore::new(MAX_CLIENTS));
     runtime.block_on(async {
         let sampling = tokio::spawn(sample(shared));
         let mut accepting = JoinSet::new();
@@ -104,26 +104,25 @@ fn run(runtime: &Runtime, endpoints: Vec<Endpoint>, shared: Shared, stopped: &wa
     });
 }
 
-/// Takes a sample of what is done in each tick, for ever.
-async fn sample(shared: Shared) {
+/// Takes a sample of all counters in each tick, without end.
+async fn sample(shared: ApiState) {
     let mut ticks = time::interval(TICK);
     ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let Shared { control, samples, .. } = shared.clone();
-        // Volumes are asked, which may wait for a lock.
+        let ApiState { control, samples, .. } = shared.clone();
+        // Reading the counters may wait for a lock.
         let taken = tokio::task::spawn_blocking(move || {
-            let figures = control.figures();
-            samples.lock().unwrap_or_else(PoisonError::into_inner).take(&figures, Instant::now());
+            let snapshot = control.snapshot();
+            samples.lock().unwrap_or_else(PoisonError::into_inner).add(&snapshot, Instant::now());
         });
         if let Err(error) = taken.await {
-            warn!("a sample for the page is missing: {error}");
+            warn!("cannot sample the I/O counters: {error}");
         }
     }
 }
 
-/// Serves clients of one endpoint until the daemon stops; then those that have a request are
-/// answered.
+/// Accepts clients at one endpoint until the daemon stops, then waits for pending responses.
 async fn accept_all(
     Endpoint { listener, guard }: Endpoint,
     router: Router,
@@ -142,8 +141,8 @@ async fn accept_all(
     };
     loop {
         let accepted = async {
-            let place = clients.clone().acquire_owned().await.map_err(io::Error::other)?;
-            io::Result::Ok((accepting.accept().await?, place))
+            let permit = clients.clone().acquire_owned().await.map_err(io::Error::other)?;
+            io::Result::Ok((accepting.accept().await?, permit))
         };
         let accepted = tokio::select! {
             accepted = accepted => accepted,
@@ -151,30 +150,30 @@ async fn accept_all(
             _ = stopped.changed() => break,
         };
         match accepted {
-            Ok((stream, place)) => {
+            Ok((stream, permit)) => {
                 let (guard, router, stopped) = (guard.clone(), router.clone(), stopped.clone());
                 open.spawn(async move {
                     if let Err(error) = serve(stream, guard, router, stopped).await {
-                        debug!("a client of the API is gone: {error}");
+                        debug!("connection of an API client failed: {error}");
                     }
-                    drop(place);
+                    drop(permit);
                 });
             }
-            // Out of files, as it may be: those that are open will be closed.
+            // For example too many open files; the accept is retried.
             Err(error) => {
-                debug!("cannot take a client of the API for now: {error}");
-                time::sleep(PAUSE).await;
+                debug!("cannot accept an API client: {error}");
+                time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
     drop((accepting, listener));
     let all = async { while open.join_next().await.is_some() {} };
     if time::timeout(GRACE, all).await.is_err() {
-        warn!("{address}: requests are not over after {} s", GRACE.as_secs());
+        warn!("{address}: API requests have not ended after {} s", GRACE.as_secs());
     }
 }
 
-/// Serves one client.
+/// Serves one client until it disconnects or the daemon stops.
 async fn serve(
     stream: AnyStream,
     guard: Arc<Guard>,
@@ -183,8 +182,8 @@ async fn serve(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let peer: Arc<str> = guard.check(&stream)?.into();
     let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(REQUEST_TIME));
-    let answer = service_fn(move |request: Request<Incoming>| {
+    stream.set_write_timeout(Some(REQUEST_TIMEOUT));
+    let service = service_fn(move |request: Request<Incoming>| {
         let (guard, peer, mut router) = (guard.clone(), peer.clone(), router.clone());
         async move {
             match guard::admit(&guard, &peer, request.map(Body::new)).await {
@@ -195,9 +194,9 @@ async fn serve(
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_TIME)
+        .header_read_timeout(REQUEST_TIMEOUT)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(Box::pin(stream)), answer);
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
     tokio::pin!(connection);
     tokio::select! {
         served = connection.as_mut() => return Ok(served?),
@@ -207,14 +206,15 @@ async fn serve(
     Ok(connection.await?)
 }
 
-/// Clients at a time; others wait.
-const MOST_CLIENTS: usize = 256;
-/// Time for the head of a request, for its body, and for the client to take a part of the answer.
-const REQUEST_TIME: Duration = Duration::from_secs(5);
-/// The longest head of a request, in bytes.
+/// Maximum number of connected clients; others wait.
+const MAX_CLIENTS: usize = 256;
+/// Timeout of the head of a request, of its body, and of each write of the response.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum length of a request's head, in bytes.
 const MAX_HEAD: usize = 32 << 10;
-/// Requests at a time that may wait for a disk or a lock.
-const MOST_THREADS: usize = 64;
-/// How long requests that were taken may go on when the daemon stops.
+/// Maximum number of threads for requests that may wait for a disk or a lock.
+const MAX_THREADS: usize = 64;
+/// Time for accepted requests when the daemon stops.
 const GRACE: Duration = Duration::from_secs(15);
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a failed accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
-//! The live page: one file without anything from elsewhere, which asks this API for what it shows.
+//! The live page: one HTML file without external resources, which requests its data from this API.
 //!
-//! The page has no data, so that it is served without a token; its script asks for one where the
-//! API requires it. Only its own script and style run in it.
+//! The page itself contains no data and is served without a token. Its script asks the user for the
+//! token if the API requires one. The Content-Security-Policy allows only its own script and style.
 
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -13,7 +13,7 @@ const SCRIPT: &str = include_str!("page/script.js");
 const STYLE: &str = include_str!("page/style.css");
 const BODY: &str = include_str!("page/body.html");
 
-/// The page.
+/// Responds with the page.
 pub(super) async fn show() -> Response {
     static POLICY: OnceLock<HeaderValue> = OnceLock::new();
     let policy = POLICY.get_or_init(|| {
@@ -51,9 +51,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_names_nothing_that_is_elsewhere() {
+    fn the_page_has_no_external_resources() {
         let html = html();
-        // The name space of SVG is no address.
+        // The XML namespace of SVG is an identifier and not fetched.
         let addresses = html.replace("http://www.w3.org/2000/svg", "");
         for part in ["http:", "https:", "src=", "@import", "url("] {
             assert!(!addresses.contains(part), "{part}");

@@ -1,4 +1,4 @@
-//! Responses, and what is read of requests: each error has the API's shape.
+//! Responses, and extractors for requests whose errors have the API's format.
 
 use crate::api::{ApiError, ErrorBody, ErrorCode};
 use axum::body::Bytes;
@@ -10,10 +10,10 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A body in JSON, of a request.
+/// Extracts the JSON body of a request.
 pub(super) struct Body<T>(pub(super) T);
 
-/// A parameter of the path.
+/// Extracts the parameters of the path.
 pub(super) struct Param<T>(pub(super) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
@@ -23,14 +23,14 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         let kind = kind.map(|kind| kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
         if kind.is_none_or(|kind| kind != "application/json") {
-            let text = "the body has to be JSON; send `Content-Type: application/json`";
+            let text = "the body must be JSON; send `Content-Type: application/json`";
             return Err(ApiError::new(ErrorCode::UnsupportedMediaType, text));
         }
         let malformed = |error: BytesRejection| ApiError::new(ErrorCode::Malformed, error);
         let bytes = Bytes::from_request(request, state).await.map_err(malformed)?;
         serde_json::from_slice(&bytes).map(Body).map_err(|error| {
             let code = if error.is_data() { ErrorCode::Invalid } else { ErrorCode::Malformed };
-            ApiError::new(code, format!("the body cannot be used: {error}"))
+            ApiError::new(code, format!("the body is invalid: {error}"))
         })
     }
 }
@@ -58,7 +58,7 @@ pub(super) fn refusal(error: ApiError) -> Response {
     json(status, &ErrorBody { error })
 }
 
-/// A response in JSON, which nothing on the way keeps.
+/// A JSON response that must not be cached.
 pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Response {
     let mut bytes = match serde_json::to_vec(body) {
         Ok(bytes) => bytes,

@@ -1,10 +1,10 @@
-//! The paths of the API. Each is one command of `blockmux ctl`, or a part of what one shows.
+//! The routes of the API. Each is one command of `blockmux ctl` or part of its output.
 
 use super::reply::{Body, Param, json, refusal};
-use super::{Shared, metrics, page};
+use super::{ApiState, metrics, page};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, ResizeVolume,
-    Resized, Said,
+    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, Message,
+    ResizeVolume, Resized,
 };
 use crate::api::{ApiError, ErrorBody, ErrorCode};
 use crate::ctl::{
@@ -24,8 +24,8 @@ use utoipa::openapi::OpenApi as Document;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// All paths.
-pub(super) fn router(shared: Shared) -> Router {
+/// The router of all paths.
+pub(super) fn router(shared: ApiState) -> Router {
     let (router, document) = described().split_for_parts();
     let document = Arc::new(document);
     router
@@ -40,7 +40,7 @@ pub(super) fn router(shared: Shared) -> Router {
 }
 
 /// The paths that [`document`] describes.
-fn described() -> OpenApiRouter<Shared> {
+fn described() -> OpenApiRouter<ApiState> {
     OpenApiRouter::with_openapi(document())
         .routes(routes!(status))
         .routes(routes!(sessions))
@@ -62,15 +62,15 @@ fn described() -> OpenApiRouter<Shared> {
         .routes(routes!(metrics))
 }
 
-/// What the OpenAPI document says beyond paths.
+/// The parts of the OpenAPI document that belong to no path.
 fn document() -> Document {
     #[derive(OpenApi)]
     #[openapi(
         info(
             title = "blockmux",
-            description = "Control of a running `blockmux serve`. Without `Prefer: respond-async` a request that \
-                           changes something is answered when it is done; with it, and with `wait=SECONDS`, it is \
-                           answered by 202 and the address of an action if it takes longer."
+            description = "Control of a running `blockmux serve`. The response to a request that changes something \
+                           is sent when the change is done. With `Prefer: respond-async, wait=SECONDS`, the response \
+                           is 202 with the URL of an action if the change takes longer."
         ),
         components(schemas(ErrorBody))
     )]
@@ -78,36 +78,43 @@ fn document() -> Document {
     Described::openapi()
 }
 
-impl Shared {
-    /// Answers a request that only looks.
-    async fn look(&self, request: Request) -> Result<Answer, ApiError> {
+impl ApiState {
+    /// Executes a request that changes nothing.
+    async fn query(&self, request: Request) -> Result<Answer, ApiError> {
         let control = self.control.clone();
         let answer = tokio::task::spawn_blocking(move || control.answer(&request, &|_| {})).await;
         match answer {
             Ok(Answer::Failed(error)) => Err(error),
             Ok(answer) => Ok(answer),
             Err(error) => {
-                Err(ApiError::failed(format!("it was not answered: {error}; the daemon's log says why")))
+                Err(ApiError::failed(format!("the request failed: {error}; the daemon's log has the reason")))
             }
         }
     }
 
     async fn status(&self) -> Result<Status, ApiError> {
-        match self.look(Request::Status).await? {
+        match self.query(Request::Status).await? {
             Answer::Status(status) => Ok(status),
-            _ => Err(ApiError::failed("the status is not known")),
+            _ => Err(ApiError::failed("internal error: the status is not available")),
         }
     }
 
-    /// Carries out a request that changes something; `done` is the status of success.
-    async fn act(&self, action: String, request: Request, headers: &HeaderMap, done: StatusCode) -> Response {
+    /// Executes a request that changes something as an action; `done` is the HTTP status of
+    /// success.
+    async fn run_action(
+        &self,
+        action: String,
+        request: Request,
+        headers: &HeaderMap,
+        done: StatusCode,
+    ) -> Response {
         let running = match self.actions.begin(action) {
             Ok(running) => running,
             Err(error) => return refusal(error),
         };
         let (id, control) = (running.id(), self.control.clone());
         let mut work = tokio::task::spawn_blocking(move || {
-            let answer = control.answer(&request, &|progress| running.say(progress));
+            let answer = control.answer(&request, &|progress| running.set_progress(progress));
             running.end(&answer);
             answer
         });
@@ -121,13 +128,13 @@ impl Shared {
         match answer {
             Ok(Answer::Failed(error)) => refusal(error),
             Ok(answer) => json(done, &answer.json()),
-            Err(error) => {
-                refusal(ApiError::failed(format!("it was not answered: {error}; the daemon's log says why")))
-            }
+            Err(error) => refusal(ApiError::failed(format!(
+                "the request failed: {error}; the daemon's log has the reason"
+            ))),
         }
     }
 
-    /// The response of an action that goes on.
+    /// The response for an action that is still running.
     fn accepted(&self, id: u64) -> Response {
         let mut response = json(StatusCode::ACCEPTED, &self.actions.get(id));
         if let Ok(location) = HeaderValue::from_str(&format!("/v1/actions/{id}")) {
@@ -137,8 +144,8 @@ impl Shared {
     }
 }
 
-/// How long a client waits for an answer before it would rather have the address of an action;
-/// `None`: until there is one (RFC 7240, sections 4.1 and 4.3).
+/// How long a client waits for the result before it wants the URL of the action instead (RFC 7240
+/// §4.1 and §4.3); `None` if it waits without limit.
 fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
     let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     let preferences: Vec<_> = preferences.flat_map(|value| value.split([',', ';'])).map(str::trim).collect();
@@ -146,24 +153,24 @@ fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
         return None;
     }
     let wait = preferences.iter().find_map(|preference| preference.strip_prefix("wait=")?.parse().ok());
-    Some(Duration::from_secs(wait.unwrap_or(0).min(LONGEST_WAIT)))
+    Some(Duration::from_secs(wait.unwrap_or(0).min(MAX_WAIT)))
 }
 
 /// Volumes, connections and I/O counters
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status)))]
-async fn status(State(shared): State<Shared>) -> Result<Response, ApiError> {
+async fn status(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     Ok(json(StatusCode::OK, &shared.status().await?))
 }
 
-/// Who is logged in, since when, with I/O counters
+/// Logged-in sessions with their start times and I/O counters
 #[utoipa::path(get, path = "/v1/sessions", responses((status = 200, body = [SessionStatus])))]
-async fn sessions(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &shared.look(Request::Sessions).await?.json()))
+async fn sessions(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Sessions).await?.json()))
 }
 
 /// All volumes
 #[utoipa::path(get, path = "/v1/volumes", responses((status = 200, body = [VolumeStatus])))]
-async fn volumes(State(shared): State<Shared>) -> Result<Response, ApiError> {
+async fn volumes(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     Ok(json(StatusCode::OK, &shared.status().await?.volumes))
 }
 
@@ -174,10 +181,10 @@ async fn volumes(State(shared): State<Shared>) -> Result<Response, ApiError> {
     params(("name" = String, Path, description = "Name of the volume")),
     responses((status = 200, body = VolumeStatus), (status = 404, body = ErrorBody))
 )]
-async fn volume(State(shared): State<Shared>, Param(name): Param<String>) -> Result<Response, ApiError> {
+async fn volume(State(shared): State<ApiState>, Param(name): Param<String>) -> Result<Response, ApiError> {
     let all = shared.status().await?.volumes;
     let found = all.iter().find(|volume| volume.name == name);
-    let found = found.ok_or_else(|| ApiError::not_found(format!("no volume is called `{name}`")))?;
+    let found = found.ok_or_else(|| ApiError::not_found(format!("no volume has the name `{name}`")))?;
     Ok(json(StatusCode::OK, found))
 }
 
@@ -196,31 +203,31 @@ async fn volume(State(shared): State<Shared>, Param(name): Param<String>) -> Res
         (status = 503, body = ErrorBody)
     )
 )]
-async fn add(State(shared): State<Shared>, headers: HeaderMap, Body(body): Body<AddVolume>) -> Response {
+async fn add(State(shared): State<ApiState>, headers: HeaderMap, Body(body): Body<AddVolume>) -> Response {
     let AddVolume { volume, read_only, description, protocols } = body;
     let action = format!("add {volume}");
     let request = Request::Add { volume, read_only, description, protocols };
-    shared.act(action, request, &headers, StatusCode::CREATED).await
+    shared.run_action(action, request, &headers, StatusCode::CREATED).await
 }
 
 /// Stop exporting a volume
 ///
-/// What is in flight ends, and what was written is flushed.
+/// Waits for I/O in flight and flushes the volume.
 #[utoipa::path(
     delete,
     path = "/v1/volumes/{name}",
     params(("name" = String, Path, description = "Name of the volume")),
     responses(
-        (status = 200, body = Said),
+        (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 404, body = ErrorBody),
-        (status = 500, body = ErrorBody, description = "It is removed, but could not be flushed"),
+        (status = 500, body = ErrorBody, description = "The volume was removed but could not be flushed"),
         (status = 503, body = ErrorBody)
     )
 )]
-async fn remove(State(shared): State<Shared>, headers: HeaderMap, Param(name): Param<String>) -> Response {
+async fn remove(State(shared): State<ApiState>, headers: HeaderMap, Param(name): Param<String>) -> Response {
     let action = format!("remove {name}");
-    shared.act(action, Request::Remove { name }, &headers, StatusCode::OK).await
+    shared.run_action(action, Request::Remove { name }, &headers, StatusCode::OK).await
 }
 
 /// Resize a volume and notify its clients
@@ -234,7 +241,7 @@ async fn remove(State(shared): State<Shared>, headers: HeaderMap, Param(name): P
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "The volume has one size for ever, or is read-only"),
+        (status = 409, body = ErrorBody, description = "The volume cannot be resized or is read-only"),
         (status = 415, body = ErrorBody),
         (status = 422, body = ErrorBody),
         (status = 500, body = ErrorBody),
@@ -242,13 +249,13 @@ async fn remove(State(shared): State<Shared>, headers: HeaderMap, Param(name): P
     )
 )]
 async fn resize(
-    State(shared): State<Shared>,
+    State(shared): State<ApiState>,
     headers: HeaderMap,
     Param(name): Param<String>,
     Body(ResizeVolume { size }): Body<ResizeVolume>,
 ) -> Response {
     let action = format!("resize {name}");
-    shared.act(action, Request::Resize { name, size }, &headers, StatusCode::OK).await
+    shared.run_action(action, Request::Resize { name, size }, &headers, StatusCode::OK).await
 }
 
 /// Add a volume to an NVMe subsystem or an iSCSI target
@@ -269,14 +276,14 @@ async fn resize(
     )
 )]
 async fn attach(
-    State(shared): State<Shared>,
+    State(shared): State<ApiState>,
     headers: HeaderMap,
     Param(target): Param<String>,
     Body(AttachVolume { volume: name, number, ana_group }): Body<AttachVolume>,
 ) -> Response {
     let action = format!("attach {name} to {target}");
     let request = Request::Attach { name, target, number, ana_group };
-    shared.act(action, request, &headers, StatusCode::CREATED).await
+    shared.run_action(action, request, &headers, StatusCode::CREATED).await
 }
 
 /// Remove a namespace or logical unit; keep exporting its volume elsewhere
@@ -288,22 +295,22 @@ async fn attach(
         ("number" = u32, Path, description = "NSID or LUN")
     ),
     responses(
-        (status = 200, body = Said),
+        (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 404, body = ErrorBody),
         (status = 503, body = ErrorBody)
     )
 )]
 async fn detach(
-    State(shared): State<Shared>,
+    State(shared): State<ApiState>,
     headers: HeaderMap,
     Param((target, number)): Param<(String, u32)>,
 ) -> Response {
     let action = format!("detach {number} from {target}");
-    shared.act(action, Request::Detach { target, number }, &headers, StatusCode::OK).await
+    shared.run_action(action, Request::Detach { target, number }, &headers, StatusCode::OK).await
 }
 
-/// Change what only the protocol of a target knows
+/// Change a protocol-specific setting of a target
 ///
 /// iSCSI: `{"alua": {"state": "standby", "at": "192.0.2.1:3260"}}`. NVMe: `{"ana": {"group": 1,
 /// "state": "inaccessible", "at": null}}`, `{"add_host": {"host": {...}}}`, `{"remove_host":
@@ -314,7 +321,7 @@ async fn detach(
     params(("target" = String, Path, description = "Subsystem NQN or iSCSI name")),
     request_body = ChangeTarget,
     responses(
-        (status = 200, body = Said),
+        (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody),
@@ -325,55 +332,55 @@ async fn detach(
     )
 )]
 async fn change(
-    State(shared): State<Shared>,
+    State(shared): State<ApiState>,
     headers: HeaderMap,
     Param(target): Param<String>,
     Body(ChangeTarget { protocol, what }): Body<ChangeTarget>,
 ) -> Response {
     let action = format!("change {target}");
     let request = Request::Change(Change { protocol, target, what });
-    shared.act(action, request, &headers, StatusCode::OK).await
+    shared.run_action(action, request, &headers, StatusCode::OK).await
 }
 
-/// What runs, as a config file
+/// The running config, as a config file
 #[utoipa::path(get, path = "/v1/config", responses((status = 200, body = ConfigText)))]
-async fn export(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &shared.look(Request::Export).await?.json()))
+async fn export(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Export).await?.json()))
 }
 
-/// What a reload of the config file would change, and whom it would affect
+/// The changes that a reload of the config file would make, and the sessions they would affect
 #[utoipa::path(
     get,
     path = "/v1/config/diff",
     responses(
         (status = 200, body = PlanReport),
-        (status = 422, body = ErrorBody, description = "There is no config file, or it is wrong")
+        (status = 422, body = ErrorBody, description = "There is no config file, or it is invalid")
     )
 )]
-async fn diff(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &shared.look(Request::Diff).await?.json()))
+async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Diff).await?.json()))
 }
 
-/// Load the daemon's config file again and apply what is different
+/// Load the daemon's config file again and apply its changes
 ///
-/// If anything is wrong, nothing has changed.
+/// After an error nothing has changed.
 #[utoipa::path(
     post,
     path = "/v1/config/reload",
     responses(
         (status = 200, body = PlanReport),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 422, body = ErrorBody, description = "There is no config file, or it is wrong"),
+        (status = 422, body = ErrorBody, description = "There is no config file, or it is invalid"),
         (status = 503, body = ErrorBody)
     )
 )]
-async fn reload(State(shared): State<Shared>, headers: HeaderMap) -> Response {
-    shared.act("reload".to_owned(), Request::Reload, &headers, StatusCode::OK).await
+async fn reload(State(shared): State<ApiState>, headers: HeaderMap) -> Response {
+    shared.run_action("reload".to_owned(), Request::Reload, &headers, StatusCode::OK).await
 }
 
-/// Add and change what a part of a config file names; keep everything else
+/// Apply a config fragment: add and change the entries that it names, keep everything else
 ///
-/// If anything is wrong, nothing has changed.
+/// After an error nothing has changed.
 #[utoipa::path(
     post,
     path = "/v1/config/apply",
@@ -387,35 +394,39 @@ async fn reload(State(shared): State<Shared>, headers: HeaderMap) -> Response {
         (status = 503, body = ErrorBody)
     )
 )]
-async fn apply(State(shared): State<Shared>, headers: HeaderMap, Body(body): Body<ApplyConfig>) -> Response {
+async fn apply(
+    State(shared): State<ApiState>,
+    headers: HeaderMap,
+    Body(body): Body<ApplyConfig>,
+) -> Response {
     let ApplyConfig { path, text } = body;
     let (action, path) = (format!("apply {path}"), path.into());
     let request = Request::Apply { fragment: Fragment { path, text } };
-    shared.act(action, request, &headers, StatusCode::OK).await
+    shared.run_action(action, request, &headers, StatusCode::OK).await
 }
 
-/// Write what runs into the daemon's config file; keep comments
+/// Write the running config into the daemon's config file; keep comments
 #[utoipa::path(
     post,
     path = "/v1/config/save",
     responses(
-        (status = 200, body = Said),
+        (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 409, body = ErrorBody, description = "There is no config file, or it was edited or cannot be written"),
         (status = 503, body = ErrorBody)
     )
 )]
-async fn save(State(shared): State<Shared>, headers: HeaderMap) -> Response {
-    shared.act("save".to_owned(), Request::Save, &headers, StatusCode::OK).await
+async fn save(State(shared): State<ApiState>, headers: HeaderMap) -> Response {
+    shared.run_action("save".to_owned(), Request::Save, &headers, StatusCode::OK).await
 }
 
-/// Level of each area of the log
+/// Log levels by area
 #[utoipa::path(get, path = "/v1/log", responses((status = 200, body = BTreeMap<String, String>)))]
-async fn log(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &shared.look(Request::Log { levels: None }).await?.json()))
+async fn log(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Log { levels: None }).await?.json()))
 }
 
-/// Change levels of the log until the daemon stops
+/// Change log levels until the daemon stops
 #[utoipa::path(
     post,
     path = "/v1/log",
@@ -430,65 +441,65 @@ async fn log(State(shared): State<Shared>) -> Result<Response, ApiError> {
     )
 )]
 async fn change_log(
-    State(shared): State<Shared>,
+    State(shared): State<ApiState>,
     headers: HeaderMap,
     Body(ChangeLog { levels }): Body<ChangeLog>,
 ) -> Response {
     let action = format!("log {levels}");
-    shared.act(action, Request::Log { levels: Some(levels) }, &headers, StatusCode::OK).await
+    shared.run_action(action, Request::Log { levels: Some(levels) }, &headers, StatusCode::OK).await
 }
 
-/// Requests that change something: those that go on, and the last that ended
+/// Running and recent actions: requests that change something
 #[utoipa::path(get, path = "/v1/actions", responses((status = 200, body = [ActionStatus])))]
-async fn actions(State(shared): State<Shared>) -> Response {
+async fn actions(State(shared): State<ApiState>) -> Response {
     json(StatusCode::OK, &shared.actions.list())
 }
 
-/// One of them
+/// One action
 #[utoipa::path(
     get,
     path = "/v1/actions/{id}",
     params(("id" = u64, Path, description = "Number of the action")),
     responses((status = 200, body = ActionStatus), (status = 404, body = ErrorBody))
 )]
-async fn action(State(shared): State<Shared>, Param(id): Param<u64>) -> Result<Response, ApiError> {
+async fn action(State(shared): State<ApiState>, Param(id): Param<u64>) -> Result<Response, ApiError> {
     let found = shared.actions.get(id);
-    let found =
-        found.ok_or_else(|| ApiError::not_found(format!("there is no action {id}, or none any more")))?;
+    let found = found
+        .ok_or_else(|| ApiError::not_found(format!("action {id} does not exist or has been discarded")))?;
     Ok(json(StatusCode::OK, &found))
 }
 
-/// What was done in the last second, and over the last hour
+/// I/O rates and latencies of the last second and the last hour
 #[utoipa::path(get, path = "/v1/history", responses((status = 200, body = History)))]
-async fn history(State(shared): State<Shared>) -> Response {
+async fn history(State(shared): State<ApiState>) -> Response {
     let history = shared.samples.lock().unwrap_or_else(PoisonError::into_inner).history();
     json(StatusCode::OK, &history)
 }
 
-/// Figures for monitoring, in OpenMetrics
+/// Metrics in the OpenMetrics text format
 #[utoipa::path(
     get,
     path = "/metrics",
     responses((status = 200, body = String, content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"))
 )]
-async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
+async fn metrics(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     let control = shared.control.clone();
     let text = tokio::task::spawn_blocking(move || metrics::render(&control)).await;
-    let text =
-        text.map_err(|error| ApiError::failed(format!("no figures: {error}; the daemon's log says why")))?;
+    let text = text
+        .map_err(|error| ApiError::failed(format!("no metrics: {error}; the daemon's log has the reason")))?;
     let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// The longest `wait` that a client gets, in seconds.
-const LONGEST_WAIT: u64 = 30;
+/// Maximum `wait` of a client, in seconds.
+const MAX_WAIT: u64 = 30;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_client_waits_for_as_long_as_it_says() {
+    fn a_client_waits_as_long_as_it_requests() {
         let wait = |value: &'static str| {
             let header = ("prefer".parse().unwrap(), HeaderValue::from_static(value));
             wait_limit(&[header].into_iter().collect()).map(|wait| wait.as_secs())
@@ -498,11 +509,11 @@ mod tests {
         assert_eq!(wait("respond-async"), Some(0));
         assert_eq!(wait("respond-async, wait=5"), Some(5));
         assert_eq!(wait("wait=5; respond-async"), Some(5));
-        assert_eq!(wait("respond-async, wait=1000"), Some(LONGEST_WAIT));
+        assert_eq!(wait("respond-async, wait=1000"), Some(MAX_WAIT));
     }
 
     #[test]
-    fn every_path_is_described_with_its_errors() {
+    fn every_path_documents_its_errors() {
         let (_, document) = described().split_for_parts();
         let document = serde_json::to_value(document).unwrap();
         let paths = document["paths"].as_object().unwrap();

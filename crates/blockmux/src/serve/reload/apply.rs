@@ -1,7 +1,8 @@
-//! From a plan to what runs: first all that can fail and be undone, then all that cannot fail.
+//! Executes a plan: first the steps that can fail, which are undone after an error, then the steps
+//! that cannot fail.
 
 use super::model::Model;
-use super::{Plan, Reloader, RunningListener, State, VolumeStep, live_of, other_size};
+use super::{Plan, ReloadState, Reloader, RunningListener, VolumeStep, live_of, other_size};
 use crate::ctl::PlanReport;
 use crate::data_part::DataPart;
 use crate::failure::Failure;
@@ -9,8 +10,8 @@ use crate::open::Populate;
 use crate::protocol::by_name;
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::serve::flush;
-use crate::serve::identity::{twins, warn_of_twins};
-use crate::serve::listen::{self, BoundPlace};
+use crate::serve::identity::{served_data, warn_of_same_data};
+use crate::serve::listen::{self, BoundListener};
 use crate::serve::setup::Setup;
 use blockmux_engine::sessions::SessionInfo;
 use blockmux_proto::exports::{Export, Removed};
@@ -21,34 +22,34 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is ready to be served.
+/// The result of the steps that can fail. Dropping it undoes them.
 struct Prepared {
-    /// Places in the order of the config: those that stay, and those that are new.
-    places: Vec<Place>,
+    /// Listeners in the order of the config.
+    places: Vec<PreparedListener>,
     opened: BTreeMap<String, (Export, Arc<VolumeState>)>,
     policy: Policy,
 }
 
-enum Place {
-    /// As it is, with what it may serve now.
+enum PreparedListener {
+    /// A listener that exists already, with its configured address and its new policy.
     Stays(ListenerAddress, PolicyListener),
-    New(Box<BoundPlace>),
+    New(Box<BoundListener>),
 }
 
-/// A volume that has another size, and the one that it had.
+/// A volume that was resized, and its previous size in bytes.
 struct Resized {
-    served: Arc<VolumeState>,
+    volume_state: Arc<VolumeState>,
     before: u64,
 }
 
 impl Reloader {
-    /// Applies a setup. If anything is wrong, nothing has changed.
+    /// Applies a setup. After an error nothing has changed.
     ///
     /// # Errors
-    /// What is wrong, and what to do.
+    /// If the setup cannot be applied; the message says what to do.
     pub(super) fn apply(
         &self,
-        state: &mut State,
+        state: &mut ReloadState,
         setup: Setup,
         desired: &Model,
     ) -> Result<PlanReport, String> {
@@ -61,10 +62,10 @@ impl Reloader {
         Ok(report)
     }
 
-    /// Does everything that can fail. What was done is undone by dropping it if something fails.
+    /// Executes the steps that can fail. After an error, those that were done are undone.
     fn prepare(
         &self,
-        state: &State,
+        state: &ReloadState,
         setup: &Setup,
         desired: &Model,
         plan: &Plan,
@@ -76,35 +77,35 @@ impl Reloader {
                 own.listener.protocol.name == listener.protocol.name && own.listener.place == listener.place
             });
             places.push(if is_there {
-                Place::Stays(asked, listener)
+                PreparedListener::Stays(asked, listener)
             } else {
-                Place::New(Box::new(self.bind(state, setup, listener)?))
+                PreparedListener::New(Box::new(self.bind(state, setup, listener)?))
             });
         }
         let listeners = places.iter().map(|place| match place {
-            Place::Stays(_, listener) => listener.clone(),
-            Place::New(bound) => bound.listener.clone(),
+            PreparedListener::Stays(_, listener) => listener.clone(),
+            PreparedListener::New(bound) => bound.listener.clone(),
         });
         let policy = setup.policy.clone().at(listeners.collect(), setup.has_api()).map_err(failure)?;
-        let opening = setup.opening();
+        let opener = setup.opener();
         for (id, export) in self.exports.iter() {
             let stays = desired.volume(&export.name);
             let is_new = plan.steps.iter().any(|(name, step)| {
                 *name == export.name && matches!(step, VolumeStep::Replace | VolumeStep::Remove)
             });
             if let Some(named) = stays.filter(|_| !is_new) {
-                let info = self.exports.served(id).map(|served| served.volume().info());
-                info.map_or(Ok(()), |info| opening.check_blocks(named, &info))?;
+                let info = self.exports.volume_state(id).map(|state| state.volume().info());
+                info.map_or(Ok(()), |info| opener.check_blocks(named, &info))?;
             }
         }
         let mut opened = BTreeMap::new();
         for (name, step) in &plan.steps {
             let is_opened = matches!(step, VolumeStep::Add | VolumeStep::Replace);
             let Some(named) = desired.volume(name).filter(|_| is_opened) else { continue };
-            let volume = opening.open(named, Populate::Behind).map_err(|error| {
+            let volume = opener.open(named, Populate::Behind).map_err(|error| {
                 let advice = match step {
                     VolumeStep::Replace => {
-                        "; to open the same data in another way, remove the volume, reload, and add it again"
+                        "; to open the same data with other options, remove the volume, reload, and add it again"
                     }
                     _ => "",
                 };
@@ -116,49 +117,54 @@ impl Reloader {
             policy.set_data(&named.name, DataPart::of_spec(&named.entry.spec));
         }
         for named in &desired.volumes {
-            policy.check_twins(&named.name, |_| false).map_err(failure)?;
+            policy.check_same_data(&named.name, |_| false).map_err(failure)?;
         }
         self.resize(state, desired, plan).map_err(failure)?;
         Ok(Prepared { places, opened, policy })
     }
 
-    /// Listens at a place where nobody of this daemon does.
-    fn bind(&self, state: &State, setup: &Setup, listener: PolicyListener) -> Result<BoundPlace, Failure> {
+    /// Binds a listener at an address at which this daemon does not listen yet.
+    fn bind(
+        &self,
+        state: &ReloadState,
+        setup: &Setup,
+        listener: PolicyListener,
+    ) -> Result<BoundListener, Failure> {
         if matches!(listener.place, ListenerAddress::Interface(_)) {
-            // It is served from the next start on.
-            return Ok(BoundPlace { asked: listener.place.clone(), listener, socket: None });
+            // Network interfaces take effect at the next start.
+            return Ok(BoundListener { asked: listener.place.clone(), listener, socket: None });
         }
-        let is_in_the_way = |own: &&RunningListener| {
+        let conflicts = |own: &&RunningListener| {
             let tcp = own.listener.place.tcp().zip(listener.place.tcp());
             tcp.is_some_and(|(own, new)| {
                 own.port() == new.port() && (own.ip().is_unspecified() || new.ip().is_unspecified())
             })
         };
-        let own = state.listeners.iter().find(is_in_the_way).map(|own| own.listener.place.to_string());
+        let own = state.listeners.iter().find(conflicts).map(|own| own.listener.place.to_string());
         let place = listener.place.to_string();
         listen::bind(listener, setup.congestion.as_ref(), &mut self.inherited()).map_err(|error| match own {
             Some(own) => Failure::request(format!(
-                "cannot listen on {place} while this daemon listens on {own}; take that one away, reload, then add this"
+                "cannot listen on {place} while this daemon listens on {own}; remove that listener, reload, then add this one"
             )),
             None => error,
         })
     }
 
-    /// Resizes volumes; if one cannot be resized, those before it have their size again.
-    fn resize(&self, state: &State, desired: &Model, plan: &Plan) -> Result<(), String> {
+    /// Resizes volumes. If one cannot be resized, the others get their previous size back.
+    fn resize(&self, state: &ReloadState, desired: &Model, plan: &Plan) -> Result<(), String> {
         let mut resized: Vec<Resized> = Vec::new();
         for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
             let specs = state.running.volume(name).zip(desired.volume(name));
             let size = specs.and_then(|(before, after)| other_size(&before.entry.spec, &after.entry.spec));
-            let served = self.exports.find(name).and_then(|(id, _)| self.exports.served(id));
-            let Some((size, served)) = size.zip(served) else { continue };
-            let before = served.volume().info().size;
-            match served.resize(Resize::Bytes(size)) {
-                Ok(_) => resized.push(Resized { served, before }),
+            let volume_state = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
+            let Some((size, volume_state)) = size.zip(volume_state) else { continue };
+            let before = volume_state.volume().info().size;
+            match volume_state.resize(Resize::Bytes(size)) {
+                Ok(_) => resized.push(Resized { volume_state, before }),
                 Err(error) => {
-                    for Resized { served, before } in resized {
-                        // It had that size a moment ago.
-                        let _ = served.resize(Resize::Bytes(before));
+                    for Resized { volume_state, before } in resized {
+                        // The volume had this size before.
+                        let _ = volume_state.resize(Resize::Bytes(before));
                     }
                     return Err(format!("volume `{name}`: {error}"));
                 }
@@ -167,11 +173,12 @@ impl Reloader {
         Ok(())
     }
 
-    /// Does what cannot fail; answers with what went wrong nevertheless, such as a flush.
+    /// Executes the steps that cannot fail. Failures that remain possible, such as that of a flush,
+    /// become warnings of the report.
     #[expect(clippy::too_many_lines, reason = "the order of the steps is what matters")]
     fn commit(
         &self,
-        state: &mut State,
+        state: &mut ReloadState,
         setup: Setup,
         desired: &Model,
         plan: &Plan,
@@ -179,17 +186,19 @@ impl Reloader {
     ) -> PlanReport {
         let Prepared { places, mut opened, policy } = prepared;
         let mut warnings = Vec::new();
-        let mut lives = self.lives();
-        let before: Vec<_> = lives.iter().map(|(protocol, _)| protocol.name).collect();
+        let mut live_protocols = self.live_protocols();
+        let before: Vec<_> = live_protocols.iter().map(|(protocol, _)| protocol.name).collect();
         self.policy.replace(&policy);
         self.frontends.set(setup.frontends.clone());
-        self.opening.set(Arc::new(setup.opening()));
-        // Nobody new comes by a listener that goes, or to a target that goes.
+        self.opener.set(Arc::new(setup.opener()));
+        // Removed listeners and targets accept no new connections from here on.
         let stay: BTreeSet<_> = places
             .iter()
             .filter_map(|place| match place {
-                Place::Stays(_, listener) => Some((listener.protocol.name, listener.place.to_string())),
-                Place::New(_) => None,
+                PreparedListener::Stays(_, listener) => {
+                    Some((listener.protocol.name, listener.place.to_string()))
+                }
+                PreparedListener::New(_) => None,
             })
             .collect();
         let is_kept = |own: &RunningListener| {
@@ -199,18 +208,18 @@ impl Reloader {
             std::mem::take(&mut state.listeners).into_iter().partition(is_kept);
         for own in &gone {
             own.end.end();
-            self.parts.forget(own.listener.protocol, &own.listener.place.to_string());
+            self.connection_limits.remove_listener(own.listener.protocol, &own.listener.place.to_string());
         }
-        let follow = |lives: &[(_, Box<dyn crate::protocol::frontend::Live>)]| {
+        let reconfigure = |live_protocols: &[(_, Box<dyn crate::protocol::frontend::LiveFrontend>)]| {
             for (protocol, frontend) in setup.frontends.iter() {
                 let places = self.policy.places_of(protocol);
-                if let Some(live) = live_of(lives, protocol) {
-                    live.follow(frontend, &self.service(&places));
+                if let Some(live) = live_of(live_protocols, protocol) {
+                    live.reconfigure(frontend, &self.service(&places));
                 }
             }
         };
-        follow(&lives);
-        // Sessions that may not go on have time to end.
+        reconfigure(&live_protocols);
+        // Sessions that are no longer allowed get time to end.
         let gone: BTreeSet<String> = gone.iter().map(|own| own.listener.place.to_string()).collect();
         let replaced: BTreeSet<&str> = plan
             .steps
@@ -219,14 +228,15 @@ impl Reloader {
             .map(|(name, _)| name.as_str())
             .collect();
         let must_go = |session: &SessionInfo| {
-            let live = by_name(session.login.protocol).and_then(|protocol| live_of(&lives, protocol));
+            let live =
+                by_name(session.login.protocol).and_then(|protocol| live_of(&live_protocols, protocol));
             gone.contains(&session.listener)
                 || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
-                || live.is_some_and(|live| !live.keeps(session))
+                || live.is_some_and(|live| !live.may_continue(session))
         };
-        let draining = self.parts.sessions().drain(must_go);
+        let draining = self.connection_limits.sessions().drain(must_go);
         self.cores.wake_all();
-        wait(DRAIN, || draining.left().is_empty());
+        wait(DRAIN_TIMEOUT, || draining.left().is_empty());
         let late = draining.left();
         if !late.is_empty() {
             draining.cut();
@@ -234,23 +244,23 @@ impl Reloader {
             warnings.extend(late.iter().map(|session| {
                 let (peer, target) = (&session.peer, &session.login.target);
                 format!(
-                    "{peer} did not end its session with {target} within {} s and was cut off",
-                    DRAIN.as_secs()
+                    "{peer} did not end its session with {target} within {} s and was disconnected",
+                    DRAIN_TIMEOUT.as_secs()
                 )
             }));
         }
-        lives.iter().for_each(|(_, live)| live.settle());
-        // Volumes go, then others come.
+        live_protocols.iter().for_each(|(_, live)| live.disconnect_remaining());
+        // Removes volumes, then adds the new ones.
         let mut removed = Vec::new();
         for name in &replaced {
             let Some((id, _)) = self.exports.find(name) else { continue };
-            lives.iter().for_each(|(_, live)| live.remove(id));
+            live_protocols.iter().for_each(|(_, live)| live.remove(id));
             removed.extend(self.exports.remove(name));
         }
-        warnings.extend(end_of(&removed));
+        warnings.extend(finish_removal(&removed));
         for named in &desired.volumes {
-            let Some((export, served)) = opened.remove(&named.name) else { continue };
-            if self.exports.add(export, served).is_none() {
+            let Some((export, volume_state)) = opened.remove(&named.name) else { continue };
+            if self.exports.add(export, volume_state).is_none() {
                 warnings
                     .push(format!("volume `{}`: there are too many volumes; restart the daemon", named.name));
             }
@@ -262,17 +272,17 @@ impl Reloader {
             }
         }
         let all: Vec<_> = self.exports.iter().collect();
-        warn_of_twins(&twins(&all, &self.exports, &self.policy), |_| true);
-        if let Err(failure) = self.begin_protocols(&mut lives) {
+        warn_of_same_data(&served_data(&all, &self.exports, &self.policy), |_| true);
+        if let Err(failure) = self.begin_protocols(&mut live_protocols) {
             warnings.push(failure.to_string());
         }
-        follow(&lives);
-        self.parts.set_most(setup.max_connections);
-        // Last, so that who connects finds everything.
+        reconfigure(&live_protocols);
+        self.connection_limits.set_max(setup.max_connections);
+        // New listeners come last, so that their clients find all volumes.
         let mut kept = kept.into_iter().map(|own| (own.listener.place.to_string(), own)).collect::<Vec<_>>();
         for place in places {
             match place {
-                Place::Stays(asked, listener) => {
+                PreparedListener::Stays(asked, listener) => {
                     let text = listener.place.to_string();
                     let at = kept.iter().position(|(own, running)| {
                         *own == text && running.listener.protocol.name == listener.protocol.name
@@ -282,31 +292,30 @@ impl Reloader {
                         state.listeners.push(RunningListener { asked, listener, end: own.end });
                     }
                 }
-                Place::New(bound) => {
-                    let BoundPlace { asked, listener, socket } = *bound;
-                    match self.accept(&lives, &listener, socket) {
+                PreparedListener::New(bound) => {
+                    let BoundListener { asked, listener, socket } = *bound;
+                    match self.accept(&live_protocols, &listener, socket) {
                         Ok(end) => state.listeners.push(RunningListener { asked, listener, end }),
                         Err(failure) => warnings.push(failure.to_string()),
                     }
                 }
             }
         }
-        debug_assert!(before.iter().all(|name| lives.iter().any(|(own, _)| own.name == *name)));
-        state.running = desired.kept_back(&state.running, plan);
+        debug_assert!(before.iter().all(|name| live_protocols.iter().any(|(own, _)| own.name == *name)));
+        state.running = desired.without_pending(&state.running, plan);
         PlanReport { warnings, ..PlanReport::default() }
     }
 }
 
-/// Waits until what was in flight on removed volumes is over, and flushes them; answers what went
-/// wrong.
-fn end_of(removed: &[Removed]) -> Vec<String> {
-    let settling: Vec<_> = removed.iter().map(|removed| removed.served.settling()).collect();
-    wait(DRAIN, || settling.iter().all(|settling| settling.is_over()));
+/// Waits for I/O in flight on removed volumes and flushes them; returns warnings.
+fn finish_removal(removed: &[Removed]) -> Vec<String> {
+    let settling: Vec<_> = removed.iter().map(|removed| removed.volume_state.settling()).collect();
+    wait(DRAIN_TIMEOUT, || settling.iter().all(|settling| settling.is_over()));
     let late = removed.iter().zip(&settling).filter(|(_, settling)| !settling.is_over());
     let mut wrong: Vec<String> = late
         .map(|(removed, _)| {
-            let (name, seconds) = (&removed.export.name, DRAIN.as_secs());
-            format!("{name}: what was in flight when it was removed is not over after {seconds} s")
+            let (name, seconds) = (&removed.export.name, DRAIN_TIMEOUT.as_secs());
+            format!("{name}: I/O that was in flight when it was removed has not ended after {seconds} s")
         })
         .collect();
     let exports: Vec<_> = removed.iter().map(|removed| removed.export.clone()).collect();
@@ -314,12 +323,13 @@ fn end_of(removed: &[Removed]) -> Vec<String> {
     wrong
 }
 
-fn wait(most: Duration, is_over: impl Fn() -> bool) {
+/// Waits until `is_over` is true, at most for `timeout`.
+fn wait(timeout: Duration, is_over: impl Fn() -> bool) {
     let begun = Instant::now();
-    while !is_over() && begun.elapsed() < most {
+    while !is_over() && begun.elapsed() < timeout {
         thread::park_timeout(Duration::from_millis(1));
     }
 }
 
-/// How long sessions that may not go on, and I/O on volumes that go, have to end.
-const DRAIN: Duration = Duration::from_secs(10);
+/// Time for sessions that are no longer allowed, and for I/O on removed volumes.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! A part of a config that is put into what runs: entries that it names are changed or added, and
-//! everything else stays.
+//! Applies a config fragment: entries that it names are changed or added, everything else stays as
+//! it runs.
 
 use super::Reloader;
 use super::model::Model;
@@ -18,10 +18,10 @@ use toml::de::Deserializer;
 use toml::{Table, Value};
 
 impl Reloader {
-    /// Applies a fragment. If anything is wrong, nothing has changed.
+    /// Applies a fragment. After an error nothing has changed.
     ///
     /// # Errors
-    /// What is wrong, where in the fragment, and what to do.
+    /// The message names the line of the fragment and what to do.
     pub(in crate::serve) fn apply_fragment(&self, fragment: &Fragment) -> Result<PlanReport, String> {
         let named = Setup::named_lists(&self.frontends.get());
         let sources = Sources::of_text(&fragment.path, fragment.text.clone()).with_named(named);
@@ -43,9 +43,10 @@ impl Reloader {
             merge(&schema, &mut vec![key.clone()], &mut table, key, value);
         }
         let text = toml::to_string(&table).map_err(|error| error.to_string())?;
-        let merged = Sources::of_text(self.args.config.as_deref().unwrap_or(Path::new("")), text).unplaced();
-        let mut setup = Setup::of(self.args.values(), Some(merged), &self.inherited()).map_err(located)?;
-        // What the texts do not show.
+        let merged = Sources::of_text(self.args.config.as_deref().unwrap_or(Path::new("")), text).generated();
+        let args = self.args.without_volumes_and_listeners();
+        let mut setup = Setup::of(args, Some(merged), &self.inherited()).map_err(located)?;
+        // Passwords and generated names are not part of the text.
         for named in &mut setup.volumes {
             let running = state.running.volume(&named.name);
             match (specs.get(&named.name), running) {
@@ -62,7 +63,8 @@ impl Reloader {
     }
 }
 
-/// A fragment with paths that are not below a directory any more, and the specs of its volumes.
+/// The fragment with its relative paths made absolute below `directory`, and the specs of its
+/// volumes.
 fn with_absolute_paths(
     mut fragment: Table,
     directory: &Path,
@@ -71,7 +73,7 @@ fn with_absolute_paths(
     let volumes = fragment.get_mut(VOLUMES.0).and_then(Value::as_array_mut);
     for volume in volumes.into_iter().flatten().filter_map(Value::as_table_mut) {
         let name = volume.get(VOLUMES.1).and_then(Value::as_str).map(str::to_owned);
-        let name = name.ok_or("volume: a fragment has to name its volumes; add `name` to each")?;
+        let name = name.ok_or("volume: volumes of a fragment need names; add `name` to each")?;
         let Some(spec) = volume.get("spec").and_then(Value::as_str) else { continue };
         let spec: Spec =
             spec.parse().map_err(|error: SpecError| format!("volume `{name}`: spec: {error}"))?;
@@ -93,8 +95,8 @@ fn with_absolute_paths(
     Ok((fragment, specs))
 }
 
-/// Puts a value into a table. Entries of named lists and keys of tables are merged, lists of plain
-/// values at the top level put together; anything else takes the place of what was there.
+/// Merges a value into a table. Entries of named lists and keys of tables are merged, lists of
+/// plain values at the top level are united; any other value replaces the previous one.
 fn merge(schema: &Schema, path: &mut Vec<String>, table: &mut Table, key: String, value: Value) {
     let name_key = schema.name_key(path);
     match (table.get_mut(&key), value, name_key) {

@@ -1,10 +1,10 @@
-//! One declarative config, applied to a daemon that runs.
+//! Applies a config to a running daemon.
 //!
-//! The config is read and checked as at a start. Its difference from what runs is a plan
-//! ([`plan`]). Everything that can fail comes first: volumes are opened, listeners bound, volumes
-//! resized. If one of these fails, the others are undone and nothing has changed. What follows
-//! cannot fail: each protocol follows its part of the config, sessions that may not go on drain,
-//! volumes go and come. See docs/decisions/0057-one-config-applied-live.md.
+//! The config is read and validated as at a start. Its difference from the running config is a plan
+//! ([`plan`]). Steps that can fail come first: opening volumes, binding listeners, resizing
+//! volumes. If one fails, the others are undone and nothing has changed. The remaining steps cannot
+//! fail: each protocol applies its part of the config, sessions that are no longer allowed drain,
+//! volumes are removed and added. See docs/decisions/0057-one-config-applied-live.md.
 
 mod apply;
 mod fragment;
@@ -16,16 +16,16 @@ mod save;
 use self::model::Model;
 use self::plan::{Change, Schema, VolumeStep, diff, report, volume_steps, waits_for_start};
 use super::ServeArgs;
-use super::control::Parts;
+use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
-use super::listen::{self, BoundPlace};
-use super::opening::Opening;
+use super::listen::{self, BoundListener};
+use super::opening::VolumeOpener;
 use super::setup::Setup;
 use crate::ctl::PlanReport;
 use crate::failure::Failure;
-use crate::protocol::frontend::{Live, LiveProtocol, Service};
+use crate::protocol::frontend::{LiveFrontend, LiveProtocol, Service};
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
-use crate::protocol::{Frontends, Protocol, Units};
+use crate::protocol::{Frontends, LogicalUnits, Protocol};
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ListenerEnd, ListenerTask};
 use blockmux_engine::socket::Listener;
@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tempfile::TempDir;
 use tracing::{info, warn};
 
-/// A value that is replaced as a whole; a clone is another handle to it.
+/// A shared value that a reload replaces as a whole. Clones refer to the same value.
 pub(super) struct Current<T>(Arc<RwLock<Arc<T>>>);
 
 impl<T> Clone for Current<T> {
@@ -50,7 +50,7 @@ impl<T> Current<T> {
         Current(Arc::new(RwLock::new(value)))
     }
 
-    /// The value as it is now.
+    /// The current value.
     pub(super) fn get(&self) -> Arc<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -60,101 +60,105 @@ impl<T> Current<T> {
     }
 }
 
-/// What runs, and the config that it follows.
+/// The running state of the daemon, and the config that it was made from.
 pub(super) struct Reloader {
     /// The command line.
     args: ServeArgs,
-    /// Listeners of the service manager, which are served after each reload as at the start.
+    /// Listeners that the service manager passed; every reload keeps them.
     inherited: Mutex<InheritedListeners>,
     pub(super) exports: Exports,
     pub(super) policy: Policy,
-    pub(super) parts: Arc<Parts>,
-    pub(super) lives: Arc<Mutex<Vec<LiveProtocol>>>,
+    pub(super) connection_limits: Arc<ConnectionLimits>,
+    pub(super) live_protocols: Arc<Mutex<Vec<LiveProtocol>>>,
     pub(super) frontends: Current<Frontends>,
-    pub(super) opening: Current<Opening>,
-    units: Arc<Units>,
+    pub(super) opener: Current<VolumeOpener>,
+    units: Arc<LogicalUnits>,
     cores: Arc<Cores>,
-    /// The core of the next listener.
+    /// The core that accepts for the next new listener.
     next_core: AtomicUsize,
-    /// Where sockets are that nobody asked for.
+    /// The directory of the Unix sockets of `--run`.
     private: Option<TempDir>,
-    state: Mutex<State>,
+    state: Mutex<ReloadState>,
 }
 
-/// What is compared with the next config.
-struct State {
+/// The configs and listeners that a reload compares with the new config.
+struct ReloadState {
+    /// The config that runs.
     running: Model,
     /// The config file as it was last loaded.
     loaded: Model,
     listeners: Vec<RunningListener>,
 }
 
-/// A listener that accepts, or an interface that is served.
+/// A listener that accepts connections, or a network interface that is served.
 struct RunningListener {
-    /// The place as it was asked for: its port may be 0.
+    /// The configured address; its port may be 0.
     asked: ListenerAddress,
     listener: PolicyListener,
     end: ListenerEnd,
 }
 
 impl Reloader {
-    /// Begins to serve what a setup says at places that are bound.
+    /// Starts to serve a setup on listeners that are bound.
+    ///
+    /// # Errors
+    /// If a protocol cannot be served, or a core has ended.
     pub(super) fn start(
         (args, inherited): (ServeArgs, InheritedListeners),
         setup: &Setup,
         exports: &Exports,
-        parts: &Arc<Parts>,
+        connection_limits: &Arc<ConnectionLimits>,
         cores: Cores,
-        (bound, private): (Vec<BoundPlace>, Option<TempDir>),
+        (bound, private): (Vec<BoundListener>, Option<TempDir>),
     ) -> Result<Reloader, Failure> {
         let running = Model::of(setup);
-        let state = State { loaded: running.clone(), running, listeners: Vec::new() };
+        let state = ReloadState { loaded: running.clone(), running, listeners: Vec::new() };
         let reloader = Reloader {
             args,
             inherited: Mutex::new(inherited),
             exports: exports.clone(),
             policy: setup.policy.clone(),
-            parts: parts.clone(),
-            lives: Arc::default(),
+            connection_limits: connection_limits.clone(),
+            live_protocols: Arc::default(),
             frontends: Current::new(setup.frontends.clone()),
-            opening: Current::new(Arc::new(setup.opening())),
-            units: Units::new(exports),
+            opener: Current::new(Arc::new(setup.opener())),
+            units: LogicalUnits::new(exports),
             cores: Arc::new(cores),
             next_core: AtomicUsize::new(0),
             private,
             state: Mutex::new(state),
         };
         {
-            let mut lives = reloader.lives();
-            reloader.begin_protocols(&mut lives)?;
+            let mut live_protocols = reloader.live_protocols();
+            reloader.begin_protocols(&mut live_protocols)?;
             let mut state = reloader.state();
-            for BoundPlace { asked, listener, socket } in bound {
-                let end = reloader.accept(&lives, &listener, socket)?;
+            for BoundListener { asked, listener, socket } in bound {
+                let end = reloader.accept(&live_protocols, &listener, socket)?;
                 state.listeners.push(RunningListener { asked, listener, end });
             }
         }
         Ok(reloader)
     }
 
-    /// The cores, once nothing else uses them.
+    /// The cores; `None` while something else refers to them.
     pub(super) fn into_cores(self) -> Option<Cores> {
         Arc::into_inner(self.cores)
     }
 
-    /// The cores that serve.
+    /// The cores that serve connections.
     pub(super) fn cores(&self) -> &Cores {
         &self.cores
     }
 
-    /// Begins to serve each protocol that has places and was not served before.
-    fn begin_protocols(&self, lives: &mut Vec<LiveProtocol>) -> Result<(), Failure> {
+    /// Starts each protocol that has listeners and is not served yet.
+    fn begin_protocols(&self, live_protocols: &mut Vec<LiveProtocol>) -> Result<(), Failure> {
         for (protocol, frontend) in self.frontends.get().iter() {
             let places = self.policy.places_of(protocol);
-            if places.is_empty() || lives.iter().any(|(own, _)| own.name == protocol.name) {
+            if places.is_empty() || live_protocols.iter().any(|(own, _)| own.name == protocol.name) {
                 continue;
             }
             let live = frontend.serve(&self.service(&places))?;
-            lives.extend(live.map(|live| (protocol, live)));
+            live_protocols.extend(live.map(|live| (protocol, live)));
         }
         Ok(())
     }
@@ -166,50 +170,55 @@ impl Reloader {
             places,
             policy: &self.policy,
             cores: &self.cores,
-            sessions: self.parts.sessions(),
+            sessions: self.connection_limits.sessions(),
         }
     }
 
-    /// Accepts connections at a place that is bound; an interface is served already.
+    /// Starts to accept connections on a bound socket. Network interfaces are served by
+    /// [`Reloader::begin_protocols`].
     fn accept(
         &self,
-        lives: &[LiveProtocol],
+        live_protocols: &[LiveProtocol],
         listener: &PolicyListener,
         socket: Option<Listener>,
     ) -> Result<ListenerEnd, Failure> {
         let end = ListenerEnd::default();
-        let Some((socket, live)) = socket.zip(live_of(lives, listener.protocol)) else { return Ok(end) };
-        let limit = self.parts.limit_of(listener.protocol, &listener.place.to_string());
+        let Some((socket, live)) = socket.zip(live_of(live_protocols, listener.protocol)) else {
+            return Ok(end);
+        };
+        let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
         let (serve, inboxes, asked) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
         let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
         let begin = move |core: &std::rc::Rc<_>| {
             ListenerTask::spawn_until(core, (socket, asked), inboxes, serve, limit);
         };
-        self.cores.ask(nth, begin).ok_or_else(|| Failure::run("a core has ended; start again with -v"))?;
+        self.cores
+            .ask(nth, begin)
+            .ok_or_else(|| Failure::run("a core ended unexpectedly; start again with -v"))?;
         Ok(end)
     }
 
-    fn lives(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
-        self.lives.lock().unwrap_or_else(PoisonError::into_inner)
+    fn live_protocols(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
+        self.live_protocols.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn inherited(&self) -> MutexGuard<'_, InheritedListeners> {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ReloadState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is a config file that can be loaded again.
+    /// Whether the daemon has a config file to reload.
     pub(super) fn has_file(&self) -> bool {
         self.args.config.is_some()
     }
 
-    /// Loads the config file again and applies it. If anything is wrong, nothing has changed.
+    /// Loads the config file again and applies it. After an error nothing has changed.
     ///
     /// # Errors
-    /// What is wrong, where, and what to do.
+    /// The message names the file, the line and what to do.
     pub(super) fn reload(&self) -> Result<PlanReport, String> {
         let setup = self.read_file()?;
         let mut state = self.state();
@@ -219,10 +228,10 @@ impl Reloader {
         Ok(report)
     }
 
-    /// What [`Reloader::reload`] would do, and the sessions that it would affect.
+    /// The changes that [`Reloader::reload`] would make, and the sessions that they would affect.
     ///
     /// # Errors
-    /// As for [`Reloader::reload`], as far as that is known without opening anything.
+    /// The errors of [`Reloader::reload`] that do not depend on opening or binding anything.
     pub(super) fn diff(&self) -> Result<PlanReport, String> {
         let mut setup = self.read_file()?;
         let state = self.state();
@@ -233,23 +242,28 @@ impl Reloader {
         Ok(plan.report)
     }
 
-    /// What runs, as a config file.
+    /// The running config, as the text of a config file.
     pub(super) fn export(&self) -> String {
         self.state().running.text()
     }
 
-    /// What the config file says now.
+    /// Reads the config file as it is now.
     fn read_file(&self) -> Result<Setup, String> {
         if !self.has_file() {
             return Err(
                 "the daemon has no config file; start it with --config, or use 'ctl apply'".to_owned()
             );
         }
-        Setup::gather(self.args.again(), &self.inherited()).map_err(|failure| failure.to_string())
+        Setup::gather(self.args.duplicate(), &self.inherited()).map_err(|failure| failure.to_string())
     }
 
-    /// Where a setup listens: as it asks for it, and as it is where that is known.
-    fn places(&self, state: &State, setup: &Setup) -> Result<Vec<(ListenerAddress, PolicyListener)>, String> {
+    /// The listeners of a setup, each with its configured address. A listener that is bound already
+    /// has its actual address.
+    fn places(
+        &self,
+        state: &ReloadState,
+        setup: &Setup,
+    ) -> Result<Vec<(ListenerAddress, PolicyListener)>, String> {
         let wanted = listen::places(setup, self.private.as_ref());
         let wanted = wanted.map_err(|failure| setup.located(failure).to_string())?;
         let mut taken = Vec::new();
@@ -270,7 +284,7 @@ impl Reloader {
         Ok(wanted.into_iter().map(place).collect())
     }
 
-    fn plan(&self, state: &State, setup: &Setup, desired: &Model) -> Plan {
+    fn plan(&self, state: &ReloadState, setup: &Setup, desired: &Model) -> Plan {
         let schema = Schema::new(&setup.frontends);
         let changes = diff(&schema, &state.running.table, &desired.table);
         let is_resize = |name: &str| {
@@ -280,7 +294,7 @@ impl Reloader {
                 .is_some_and(|(before, after)| other_size(&before.entry.spec, &after.entry.spec).is_some())
         };
         let mut steps = volume_steps(&changes, is_resize);
-        // A password does not show.
+        // A changed password is not part of the tables.
         for after in &desired.volumes {
             let before = state.running.volume(&after.name);
             let is_hidden = before.is_some_and(|before| before.entry.spec != after.entry.spec)
@@ -289,20 +303,21 @@ impl Reloader {
                 steps.push((after.name.clone(), VolumeStep::Replace));
             }
         }
-        let lives = self.lives();
+        let live_protocols = self.live_protocols();
         let targets_of = |volume: &str| {
             let id = self.exports.find(volume).map(|(id, _)| id);
-            let all =
-                id.into_iter().flat_map(|id| lives.iter().flat_map(move |(_, live)| live.targets_of(id)));
+            let all = id
+                .into_iter()
+                .flat_map(|id| live_protocols.iter().flat_map(move |(_, live)| live.targets_of(id)));
             all.map(|access| access.target).collect()
         };
-        let sessions = self.parts.sessions().list();
+        let sessions = self.connection_limits.sessions().list();
         let report = report(&schema, &changes, &steps, &sessions, targets_of);
         Plan { schema, changes, steps, report }
     }
 }
 
-/// A difference, and what follows from it.
+/// The difference between two configs, and the steps that apply it.
 struct Plan {
     schema: Schema,
     changes: Vec<Change>,
@@ -311,28 +326,28 @@ struct Plan {
 }
 
 impl Plan {
-    /// Whether a change waits for the next start.
+    /// Whether a change takes effect at the next start only.
     fn waits(&self, change: &Change) -> bool {
         self.schema.is_fixed(change) || waits_for_start(change, &self.steps)
     }
 }
 
-/// What serves a protocol.
-fn live_of<'a>(lives: &'a [LiveProtocol], protocol: &Protocol) -> Option<&'a dyn Live> {
-    lives.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
+/// The running frontend that serves a protocol.
+fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Option<&'a dyn LiveFrontend> {
+    live_protocols.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
 }
 
-/// The size that a volume is to have, if its spec says another one and nothing else.
+/// The new size of a volume whose spec changes in its size only; `None` otherwise.
 fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
     let size = after.size().filter(|size| before.size() != Some(*size))?;
     before.with_size(size).filter(|resized| resized == after).map(|_| size)
 }
 
-/// Says in the log what a reload at a signal has done.
+/// Logs the result of a reload that a signal requested.
 pub(super) fn log(outcome: &Result<PlanReport, String>) {
     match outcome {
-        Err(reason) => warn!("the config was not reloaded, nothing has changed: {reason}"),
-        Ok(report) if report.is_empty() => info!("the config was reloaded; nothing is different"),
+        Err(reason) => warn!("the config was not reloaded and nothing has changed: {reason}"),
+        Ok(report) if report.is_empty() => info!("the config was reloaded; it has no changes"),
         Ok(report) => {
             for change in &report.changes {
                 info!("reloaded: {}", change.change);

@@ -1,4 +1,4 @@
-//! A config as it is compared, exported and saved.
+//! The form of a config that is compared, exported and saved.
 
 use super::Plan;
 use super::plan::Schema;
@@ -8,16 +8,16 @@ use crate::serve::setup::{Setup, VOLUMES};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
-/// A config: what is served, with absolute paths, and every volume with its name.
+/// A config with absolute paths in which every volume has a name.
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) table: Table,
-    /// The volumes with what the table does not show: passwords, and whether somebody named them.
+    /// The volumes with what is not part of the table: passwords, and whether names are generated.
     pub(super) volumes: Vec<NamedVolume>,
 }
 
 impl Model {
-    /// That of a setup.
+    /// The model of a setup.
     pub(super) fn of(setup: &Setup) -> Model {
         let mut table = setup.frontends.written().clone();
         let volumes = setup.volumes.iter().map(|named| Value::Table(named.entry.table(&named.name)));
@@ -42,20 +42,20 @@ impl Model {
         Model { table, volumes: setup.volumes.clone() }
     }
 
-    /// The volume of that name.
+    /// The volume with this name.
     pub(super) fn volume(&self, name: &str) -> Option<&NamedVolume> {
         self.volumes.iter().find(|volume| volume.name == name)
     }
 
-    /// The entry of that name in a list of targets.
+    /// The entry with this name in a list of targets.
     pub(super) fn target(&mut self, tables: &TargetTables, name: &str) -> Option<&mut Table> {
         let list = self.table.get_mut(tables.key)?.as_array_mut()?;
         let is_it = |entry: &&mut Value| entry.get(tables.name).and_then(Value::as_str) == Some(name);
         list.iter_mut().find(is_it)?.as_table_mut()
     }
 
-    /// As a config file. Volumes that nobody named have no name there, so that their targets are
-    /// called as they are.
+    /// The text of a config file with this config. Generated names of volumes are left out, so that
+    /// the names of their targets do not change.
     pub(super) fn text(&self) -> String {
         let mut table = self.table.clone();
         let volumes = table.get_mut(VOLUMES.0).and_then(Value::as_array_mut);
@@ -72,8 +72,8 @@ impl Model {
 }
 
 impl Model {
-    /// This config as it runs now: what waits for the next start is as it was.
-    pub(super) fn kept_back(&self, before: &Model, plan: &Plan) -> Model {
+    /// This config with the previous values of all changes that take effect at the next start only.
+    pub(super) fn without_pending(&self, before: &Model, plan: &Plan) -> Model {
         let mut model = self.clone();
         for change in plan.changes.iter().filter(|change| plan.waits(change)) {
             put(&mut model.table, &plan.schema, &change.path, change.before.as_ref());
@@ -96,7 +96,7 @@ impl Model {
     }
 }
 
-/// Puts a value at a path, or takes it away.
+/// Sets the value at a path, or removes it if it is `None`.
 fn put(table: &mut Table, schema: &Schema, path: &[String], value: Option<&Value>) {
     put_below(table, schema, &mut Vec::new(), path, value);
 }
@@ -134,7 +134,7 @@ fn put_below(
             }
             above.pop();
         }
-        // One of a list of plain values.
+        // An element of a list of plain values.
         (Value::Array(list), None, [_]) => match value {
             Some(value) => list.push(value.clone()),
             None => list.retain(|own| own.as_str() != Some(rest[0].as_str())),

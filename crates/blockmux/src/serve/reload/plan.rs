@@ -1,8 +1,8 @@
-//! What is different between two configs, and what that means for a daemon that runs: a pure
-//! function of the two, without sockets and files.
+//! Computes the difference between two configs and the steps that it requires of a running daemon,
+//! without sockets and files.
 //!
-//! A config is compared as a table of TOML whose paths are absolute and whose volumes all have
-//! names. Entries of named lists are compared by their names, lists of plain values as sets.
+//! Configs are compared as TOML tables with absolute paths in which all volumes have names. Entries
+//! of named lists are compared by name, lists of plain values as sets.
 
 use crate::ctl::{PlanReport, PlannedChange};
 use crate::protocol::Frontends;
@@ -12,42 +12,42 @@ use blockmux_engine::sessions::SessionInfo;
 use std::collections::BTreeSet;
 use toml::{Table, Value};
 
-/// How configs are built: their named lists, and keys that cannot change while a daemon runs.
+/// The structure of configs: named lists, and keys that take effect at the next start only.
 pub(in crate::serve) struct Schema {
     /// Lists of targets.
     targets: Vec<&'static TargetTables>,
-    /// Keys from the top level, with dots.
+    /// Keys that take effect at the next start only, from the top level, joined by dots.
     fixed: Vec<&'static str>,
-    /// Keys of listeners.
+    /// Keys of the lists of listeners.
     listeners: Vec<String>,
 }
 
-/// One difference.
+/// One difference between two configs.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::serve) struct Change {
-    /// Keys from the top level; an entry of a list is its name.
+    /// Keys from the top level; the name stands for an entry of a named list.
     pub(in crate::serve) path: Vec<String>,
     pub(in crate::serve) before: Option<Value>,
     pub(in crate::serve) after: Option<Value>,
 }
 
-/// What has to be done with a volume.
+/// The step that a change of a volume requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::serve) enum VolumeStep {
     /// Open it.
     Add,
-    /// Serve it no more.
+    /// Stop exporting it.
     Remove,
-    /// Open what it is now, and serve that under its name.
+    /// Open the new spec and export it under the same name.
     Replace,
-    /// Give it another size.
+    /// Resize it.
     Resize,
-    /// Tell others of it, or serve it elsewhere.
+    /// Change its description or its protocols.
     Describe,
 }
 
 impl Schema {
-    /// That of these frontends.
+    /// The schema of configs for these frontends.
     pub(in crate::serve) fn new(frontends: &Frontends) -> Schema {
         let own = ["cores", "poll", "congestion", "state", "control", "api", "api_token_file"];
         let theirs = frontends.iter().flat_map(|(_, frontend)| frontend.fixed_keys());
@@ -62,7 +62,7 @@ impl Schema {
         self.targets.iter().find(|tables| tables.key == key).copied()
     }
 
-    /// The key that names entries of the list at this path, if they have names.
+    /// The key of the entries' names in the list at this path; `None` if they have no names.
     pub(in crate::serve) fn name_key(&self, path: &[String]) -> Option<&'static str> {
         match path {
             [list] if list == VOLUMES.0 => Some(VOLUMES.1),
@@ -76,7 +76,7 @@ impl Schema {
         }
     }
 
-    /// Whether a key is that of a list of plain values.
+    /// Whether the key has a list of plain values.
     pub(in crate::serve) fn is_list(&self, key: &str) -> bool {
         let peers = self.targets.iter().flat_map(|tables| tables.peers);
         self.listeners.iter().any(|own| own == key)
@@ -93,7 +93,7 @@ impl Schema {
     }
 }
 
-/// What is in one config and not in the other, in the order of their keys.
+/// All differences between two configs, in the order of their keys.
 pub(in crate::serve) fn diff(schema: &Schema, before: &Table, after: &Table) -> Vec<Change> {
     let mut changes = Vec::new();
     diff_tables(schema, &mut Vec::new(), before, after, &mut changes);
@@ -122,7 +122,7 @@ fn diff_values(
     after: Option<&Value>,
     found: &mut Vec<Change>,
 ) {
-    // No listeners are an empty list of them.
+    // A missing list of listeners is equal to an empty one.
     let empty_list = Value::Array(Vec::new());
     let is_listeners = path.len() == 1 && schema.listeners.contains(&path[0]);
     let [before, after] = [before, after].map(|value| value.or(is_listeners.then_some(&empty_list)));
@@ -159,7 +159,8 @@ fn diff_values(
     }
 }
 
-/// The entries of a list by their names. One without a name is everybody's, as in an `acl`.
+/// The entries of a list by name. An entry without a name, as in an `acl`, applies to all
+/// initiators.
 fn by_name(list: &[Value], name: &str) -> Table {
     let named = list.iter().map(|entry| {
         let own = entry.get(name).map(text).unwrap_or_default();
@@ -178,7 +179,8 @@ fn text(value: &Value) -> String {
 }
 
 impl Change {
-    /// The volume that it is of, and the key that has changed; `None`: all of it.
+    /// The volume that has changed, and its changed key; the key is `None` if the volume was added
+    /// or removed.
     pub(in crate::serve) fn of_volume(&self) -> Option<(&str, Option<&str>)> {
         match &self.path[..] {
             [list, name, rest @ ..] if list == VOLUMES.0 => Some((name, rest.first().map(String::as_str))),
@@ -186,15 +188,14 @@ impl Change {
         }
     }
 
-    /// One line for people.
-    fn in_words(&self) -> String {
+    /// A one-line description for people.
+    fn describe(&self) -> String {
         let (sign, what) = match (&self.before, &self.after) {
             (None, _) => ('+', "added"),
             (_, None) => ('-', "removed"),
             _ => ('~', "changed"),
         };
-        let path: Vec<_> =
-            self.path.iter().map(|key| if key.is_empty() { "(everybody)" } else { key }).collect();
+        let path: Vec<_> = self.path.iter().map(|key| if key.is_empty() { "(all)" } else { key }).collect();
         let [place @ .., key] = &path[..] else { return String::new() };
         let short = |value: &Value| match value {
             Value::Table(table) => table.get("spec").map(text),
@@ -215,7 +216,7 @@ impl Change {
     }
 }
 
-/// As `iscsi_target iqn.a: luns`.
+/// Joins the path of a key, as in `iscsi_target iqn.a: luns`.
 fn join_place(place: &[&str]) -> String {
     match place {
         [list, name, rest @ ..] if !rest.is_empty() => format!("{list} {name}: {}", rest.join(" ")),
@@ -223,8 +224,8 @@ fn join_place(place: &[&str]) -> String {
     }
 }
 
-/// What is to be done with each volume. `is_resize` says whether the data of a volume is the same
-/// and has another size alone.
+/// The step of each changed volume. `is_resize` tells whether only the size of a volume's spec has
+/// changed.
 pub(in crate::serve) fn volume_steps(
     changes: &[Change],
     is_resize: impl Fn(&str) -> bool,
@@ -250,8 +251,8 @@ pub(in crate::serve) fn volume_steps(
     steps
 }
 
-/// Whether a change of a volume takes effect at the next start only: how its data is opened, as
-/// long as it is the same data.
+/// Whether a change of a volume takes effect at the next start only: the volume stays open, and the
+/// key applies when it is opened.
 pub(in crate::serve) fn waits_for_start(change: &Change, steps: &[(String, VolumeStep)]) -> bool {
     match change.of_volume() {
         Some((name, Some("read_only" | "shared" | "uuid"))) => {
@@ -261,8 +262,8 @@ pub(in crate::serve) fn waits_for_start(change: &Change, steps: &[(String, Volum
     }
 }
 
-/// What a daemon is asked to do, in words, and the sessions that each change affects. `targets_of`
-/// names the targets that have a volume.
+/// Describes all changes and the sessions that each of them affects. `targets_of` returns the names
+/// of the targets that have a volume.
 pub(in crate::serve) fn report(
     schema: &Schema,
     changes: &[Change],
@@ -277,19 +278,19 @@ pub(in crate::serve) fn report(
             Some((name, Some("spec"))) if is_replaced(name) => "; removed and added as another disk",
             _ => "",
         };
-        let line = change.in_words() + note;
+        let line = change.describe() + note;
         if schema.is_fixed(change) || waits_for_start(change, steps) {
             report.next_start.push(line);
             continue;
         }
         let affected = sessions.iter().filter(|session| affects(schema, change, steps, session, &targets_of));
-        let affected = affected.map(in_words).collect();
+        let affected = affected.map(describe_session).collect();
         report.changes.push(PlannedChange { change: line, affected });
     }
     report
 }
 
-fn in_words(session: &SessionInfo) -> String {
+fn describe_session(session: &SessionInfo) -> String {
     let SessionInfo { login, peer, .. } = session;
     match login.initiator.as_str() {
         "" => format!("{} client {peer} of {}", login.protocol, login.target),
@@ -297,7 +298,7 @@ fn in_words(session: &SessionInfo) -> String {
     }
 }
 
-/// Whether a session loses something by a change.
+/// Whether a change takes something from a session that it uses.
 fn affects(
     schema: &Schema,
     change: &Change,
@@ -324,7 +325,7 @@ fn affects(
         return is_loss;
     }
     if tables.peers.iter().any(|(key, _)| key == part) {
-        // A whole list that comes or goes opens or closes the target.
+        // Adding or removing a whole list changes who has access to the target.
         return match rest.split_first() {
             Some((peer, _)) => is_loss && (login.initiator == *peer || peer.is_empty()),
             None => true,
@@ -350,18 +351,18 @@ mod tests {
     }
 
     fn lines(before: &str, after: &str) -> Vec<String> {
-        changes(before, after).iter().map(Change::in_words).collect()
+        changes(before, after).iter().map(Change::describe).collect()
     }
 
     #[test]
-    fn the_same_config_in_another_order_has_no_changes() {
+    fn a_config_in_another_order_has_no_changes() {
         let before = "nbd = [':1', ':2']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[volume]]\nname = 'b'\nspec = 'mem:2m'";
         let after = "nbd = [':2', ':1']\n[[volume]]\nspec = 'mem:2m'\nname = 'b'\n[[volume]]\nname = 'a'\nspec = 'mem:1m'";
         assert_eq!(changes(before, after), []);
     }
 
     #[test]
-    fn what_comes_goes_and_changes_is_a_line_each() {
+    fn each_addition_removal_and_change_is_a_line() {
         let before = "cores = 1\nnbd = ['127.0.0.1:1', '127.0.0.1:2']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n\
                       [[volume]]\nname = 'b'\nspec = 'mem:2m'\ndescription = 'x'\n\
                       [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a', 1 = 'b' }\n\
@@ -374,7 +375,7 @@ mod tests {
             lines(before, after),
             [
                 "~ cores: 1 -> 2",
-                "- iscsi_target iqn.a: acl: (everybody) removed",
+                "- iscsi_target iqn.a: acl: (all) removed",
                 "+ iscsi_target iqn.a: acl iqn.i luns: 2 added",
                 "~ iscsi_target iqn.a: luns: 0: \"a\" -> \"c\"",
                 "- iscsi_target iqn.a: luns: 1 removed",
@@ -390,14 +391,14 @@ mod tests {
     }
 
     #[test]
-    fn each_listener_of_a_protocol_that_comes_or_goes_is_a_line() {
+    fn each_added_or_removed_listener_is_a_line() {
         assert_eq!(lines("", "nbd = [':1', ':2']"), ["+ nbd :1", "+ nbd :2"]);
         assert_eq!(lines("nbd = [':1']", "iscsi = [':2']"), ["+ iscsi :2", "- nbd :1"]);
         assert!(lines("nbd = []", "").is_empty());
     }
 
     #[test]
-    fn a_volume_is_resized_where_its_data_stays_and_replaced_else() {
+    fn a_volume_is_resized_if_only_its_size_changes_and_replaced_otherwise() {
         let volume = |rest: &str| format!("[[volume]]\nname = 'a'\n{rest}");
         let steps = |before: &str, after: &str, is_resize| {
             volume_steps(&changes(&volume(before), &volume(after)), |_| is_resize)
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_names_the_sessions_that_lose_by_it_and_no_others() {
+    fn a_change_names_exactly_the_sessions_that_it_affects() {
         let sessions = [
             session("nbd", "", "a", "127.0.0.1:1"),
             session("iscsi", "iqn.i", "iqn.a", "127.0.0.1:3260"),
@@ -459,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_change_while_it_runs_waits_for_the_next_start() {
+    fn keys_that_cannot_change_at_run_time_wait_for_the_next_start() {
         let next = |before: &str, after: &str| {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);

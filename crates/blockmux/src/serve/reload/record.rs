@@ -1,4 +1,5 @@
-//! What `blockmux ctl` has changed, as the config says it.
+//! Records the changes of `blockmux ctl` in the running config, so that `ctl save` writes them to
+//! the config file and a reload compares with them.
 
 use super::Reloader;
 use super::model::Model;
@@ -11,8 +12,8 @@ use blockmux_volume::Spec;
 use toml::{Table, Value};
 
 impl Reloader {
-    /// Keeps what a request has changed; answers what there is to say about the config file.
-    /// `opened` is the volume that it has added.
+    /// Records the change that a request has made; returns a note about the config file for the
+    /// user. `opened` is the volume that the request has added.
     pub(in crate::serve) fn record(
         &self,
         request: &Request,
@@ -21,12 +22,12 @@ impl Reloader {
     ) -> Option<String> {
         let mut state = self.state();
         let frontends = self.frontends.get();
-        let has_words = write_down(&mut state.running, &frontends, request, answer, opened)?;
-        Some(match (self.has_file(), has_words) {
+        let is_expressible = write_down(&mut state.running, &frontends, request, answer, opened)?;
+        Some(match (self.has_file(), is_expressible) {
             (false, _) => return None,
-            (true, true) => "this is not in the config file; 'ctl save' puts it there".to_owned(),
+            (true, true) => "this change is not in the config file; 'ctl save' writes it there".to_owned(),
             (true, false) => {
-                "this is not in the config file, which has no words for it: the next reload undoes it"
+                "this change is not in the config file, which has no key for it: the next reload undoes it"
                     .to_owned()
             }
         })
@@ -38,8 +39,8 @@ impl Reloader {
     }
 }
 
-/// Writes a change into a config; answers whether the config has words for it, `None` if nothing
-/// has changed.
+/// Writes a change into a config; returns whether a config file can express it, or `None` if
+/// nothing has changed.
 fn write_down(
     model: &mut Model,
     frontends: &Frontends,
@@ -62,7 +63,7 @@ fn write_down(
             for (_, tables) in frontends.target_tables() {
                 let targets = model.table.get_mut(tables.key).and_then(Value::as_array_mut);
                 for target in targets.into_iter().flatten().filter_map(Value::as_table_mut) {
-                    forget(target, tables.units, |_, volume| volume == name);
+                    remove_units(target, tables.units, |_, volume| volume == name);
                 }
             }
             Some(true)
@@ -70,7 +71,7 @@ fn write_down(
         (Request::Resize { name, .. }, Answer::Resized { size }) => {
             let named = model.volumes.iter_mut().find(|volume| volume.name == *name)?;
             let spec = &mut named.entry.spec;
-            // A file without a size is as large as it is.
+            // Without `size` in the spec the file itself has the size.
             spec.size()?;
             *spec = spec.with_size(*size)?;
             let text = named.entry.spec.to_string();
@@ -102,7 +103,7 @@ fn write_down(
             for tables in tables {
                 let Some(entry) = model.target(tables, target) else { continue };
                 let number = number.to_string();
-                forget(entry, tables.units, |own, _| own == number);
+                remove_units(entry, tables.units, |own, _| own == number);
                 return Some(true);
             }
             Some(false)
@@ -121,17 +122,17 @@ fn write_down(
     }
 }
 
-/// Takes units away that are meant, by number and volume.
-fn forget(target: &mut Table, units: &[&str], is_meant: impl Fn(&str, &str) -> bool) {
+/// Removes the units of a target for which `is_removed` is true, given number and volume.
+fn remove_units(target: &mut Table, units: &[&str], is_removed: impl Fn(&str, &str) -> bool) {
     for key in units {
         match target.get_mut(*key) {
             Some(Value::Table(units)) => {
-                units.retain(|number, volume| !is_meant(number, volume.as_str().unwrap_or_default()));
+                units.retain(|number, volume| !is_removed(number, volume.as_str().unwrap_or_default()));
             }
             Some(Value::Array(entries)) => entries.retain(|entry| {
                 let number = entry.get("nsid").and_then(Value::as_integer).unwrap_or_default().to_string();
                 let volume = entry.get("volume").and_then(Value::as_str).unwrap_or_default();
-                !is_meant(&number, volume)
+                !is_removed(&number, volume)
             }),
             _ => {}
         }

@@ -1,5 +1,5 @@
-//! Puts what runs into the config file. Comments and layout of the file stay; new entries come at
-//! the end of the main file, changed ones where they are.
+//! Writes the running config into the config file. Comments and layout of the file stay; new
+//! entries are appended to the main file, changed entries are changed in place.
 
 use super::Reloader;
 use super::model::Model;
@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 use toml::Value;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike};
 
-/// A file of the config, and whether it has changed.
-struct Page {
+/// A config file that is being edited.
+struct ConfigDocument {
     path: PathBuf,
     document: DocumentMut,
     is_changed: bool,
 }
 
 impl Reloader {
-    /// Writes what runs and is not in the config file into it; answers what was written, in words.
+    /// Writes the changes that are not in the config file into it; returns a summary for the user.
     ///
     /// # Errors
-    /// If there is no such file, it was changed since it was loaded, or it cannot be written.
+    /// If there is no config file, it was changed since it was loaded, or it cannot be written.
     pub(in crate::serve) fn save(&self) -> Result<String, String> {
         let setup = self.read_file()?;
         let mut state = self.state();
@@ -37,50 +37,50 @@ impl Reloader {
         let changes = diff(&schema, &file.table, &state.running.table);
         let changes: Vec<Change> = changes.into_iter().filter(|change| !schema.is_fixed(change)).collect();
         if changes.is_empty() {
-            return Ok("nothing to save: the config file says what runs".to_owned());
+            return Ok("nothing to save: the config file is up to date".to_owned());
         }
         let sources = setup.sources.as_ref().ok_or("the daemon has no config file")?;
-        let page = |(path, text): (&Path, &str)| {
+        let open = |(path, text): (&Path, &str)| {
             let document = text.parse::<DocumentMut>().map_err(|error| error.to_string())?;
-            Ok(Page { path: path.to_owned(), document, is_changed: false })
+            Ok(ConfigDocument { path: path.to_owned(), document, is_changed: false })
         };
-        let mut pages = sources.files().map(page).collect::<Result<Vec<_>, String>>()?;
-        let mut strays = Vec::new();
+        let mut documents = sources.files().map(open).collect::<Result<Vec<_>, String>>()?;
+        let mut not_saved = Vec::new();
         for change in &changes {
-            if !put_into(&schema, &mut pages, change) {
-                strays.push(change.path.join(" "));
+            if !write_change(&schema, &mut documents, change) {
+                not_saved.push(change.path.join(" "));
             }
         }
-        let changed: Vec<_> = pages.iter().filter(|page| page.is_changed).collect();
-        for page in &changed {
-            write(&page.path, &page.document.to_string())
-                .map_err(|error| format!("{}: cannot be written: {error}", page.path.display()))?;
+        let changed: Vec<_> = documents.iter().filter(|document| document.is_changed).collect();
+        for ConfigDocument { path, document, .. } in &changed {
+            write(path, &document.to_string())
+                .map_err(|error| format!("{}: cannot be written: {error}", path.display()))?;
         }
         let saved = Model::of(&self.read_file()?);
         state.loaded = saved;
-        let mut said = format!("{} changes saved", changes.len() - strays.len());
-        if !strays.is_empty() {
-            said += &format!("; not saved, as the command line says it: {}", strays.join(", "));
+        let mut summary = format!("{} changes saved", changes.len() - not_saved.len());
+        if !not_saved.is_empty() {
+            summary += &format!("; not saved, because the command line gives them: {}", not_saved.join(", "));
         }
-        Ok(said)
+        Ok(summary)
     }
 }
 
-/// Writes a change into the file that has its entry, or the main one; answers whether it has a
-/// place.
-fn put_into(schema: &Schema, pages: &mut [Page], change: &Change) -> bool {
+/// Writes a change into the file that has its entry, or into the main file. Returns `false` if no
+/// file has the entry, because the command line gives it.
+fn write_change(schema: &Schema, documents: &mut [ConfigDocument], change: &Change) -> bool {
     let [key, rest @ ..] = &change.path[..] else { return false };
     let name_key = schema.name_key(std::slice::from_ref(key));
     let at = match (name_key, rest) {
-        (Some(name_key), [name, ..]) => position_of(pages, key, name_key, name),
+        (Some(name_key), [name, ..]) => position_of(documents, key, name_key, name),
         (_, [value]) if change.after.is_none() => {
-            let has = |page: &Page| {
-                let list = page.document.get(key).and_then(Item::as_array);
+            let has = |file: &ConfigDocument| {
+                let list = file.document.get(key).and_then(Item::as_array);
                 list.is_some_and(|list| list.iter().any(|own| is_same_text(own, value)))
             };
-            pages.iter().position(has).map(|page| (page, None))
+            documents.iter().position(has).map(|at| (at, None))
         }
-        _ => pages.iter().position(|page| page.document.contains_key(key)).map(|page| (page, None)),
+        _ => documents.iter().position(|file| file.document.contains_key(key)).map(|at| (at, None)),
     };
     let is_new_entry = name_key.is_some() && rest.len() == 1 && change.before.is_none();
     let (at, entry) = match at {
@@ -88,12 +88,12 @@ fn put_into(schema: &Schema, pages: &mut [Page], change: &Change) -> bool {
         None if is_new_entry || name_key.is_none() && change.after.is_some() => (0, None),
         None => return false,
     };
-    let Some(page) = pages.get_mut(at) else { return false };
-    page.is_changed = true;
-    let directory = page.path.parent().unwrap_or(Path::new("")).to_owned();
-    let root = page.document.as_table_mut();
+    let Some(file) = documents.get_mut(at) else { return false };
+    file.is_changed = true;
+    let directory = file.path.parent().unwrap_or(Path::new("")).to_owned();
+    let root = file.document.as_table_mut();
     match (name_key, rest, entry) {
-        // A whole entry comes or goes.
+        // A whole entry is added or removed.
         (Some(_), [_], None) => {
             let Some(Value::Table(table)) = &change.after else { return false };
             push_entry(root, key, table)
@@ -108,14 +108,19 @@ fn put_into(schema: &Schema, pages: &mut [Page], change: &Change) -> bool {
     }
 }
 
-/// The page that has an entry of that name, and its place in that page's list.
-fn position_of(pages: &[Page], key: &str, name_key: &str, name: &str) -> Option<(usize, Option<usize>)> {
+/// The file that has the entry with this name, and the entry's index in that file's list.
+fn position_of(
+    documents: &[ConfigDocument],
+    key: &str,
+    name_key: &str,
+    name: &str,
+) -> Option<(usize, Option<usize>)> {
     let mut unnamed = 0_usize;
-    for (at, page) in pages.iter().enumerate() {
-        for (nth, entry) in entries(page.document.get(key)).into_iter().enumerate() {
+    for (at, file) in documents.iter().enumerate() {
+        for (nth, entry) in entries(file.document.get(key)).into_iter().enumerate() {
             match entry.get(name_key).and_then(Item::as_str) {
                 Some(own) if own == name => return Some((at, Some(nth))),
-                // Volumes without a name are numbered.
+                // Unnamed volumes are numbered.
                 None if key == VOLUMES.0 => {
                     if name == format!("disk{unnamed}") {
                         return Some((at, Some(nth)));
@@ -178,7 +183,8 @@ fn push_entry(table: &mut dyn TableLike, key: &str, entry: &toml::Table) -> bool
     }
 }
 
-/// Puts a value at a path below a table, or takes it away; answers whether the path is there.
+/// Sets the value at a path below a table, or removes it if it is `None`; returns whether the path
+/// exists.
 fn put(
     schema: &Schema,
     table: &mut dyn TableLike,
@@ -229,8 +235,8 @@ fn put(
     put(schema, next, above, rest, value, directory)
 }
 
-/// Adds a value at the end of a list. In a list with a line for each value, it gets its own, and
-/// the comment behind the last value stays there.
+/// Appends a value to a list. In a list with one value per line it gets its own line, and the
+/// comment behind the previous value stays with that value.
 fn push_value(list: &mut Array, mut value: toml_edit::Value) {
     let trailing = list.trailing().as_str().unwrap_or_default().to_owned();
     let last = list.iter().last().and_then(|last| last.decor().prefix()?.as_str()).unwrap_or_default();
@@ -245,12 +251,13 @@ fn push_value(list: &mut Array, mut value: toml_edit::Value) {
     }
 }
 
-/// Sets a key, and keeps the comments around its value.
+/// Sets a key and keeps the comments around its value. A relative path stays relative to
+/// `directory`.
 fn set(table: &mut dyn TableLike, key: &str, value: &Value, directory: &Path) {
     let mut new = item_of(value);
     if let (Some(old), Some(new)) = (table.get(key).and_then(Item::as_value), new.as_value_mut()) {
         if let (Some(before), Some(text)) = (old.as_str(), new.as_str()) {
-            // A relative path stays one.
+            // The model has absolute paths.
             let prefix = format!("{}/", directory.display());
             if !before.contains(&prefix) && text.contains(&prefix) {
                 *new = text.replace(&prefix, "").into();
@@ -265,7 +272,7 @@ fn is_same_text(own: &toml_edit::Value, text: &str) -> bool {
     own.as_str() == Some(text) || own.to_string().trim() == text
 }
 
-/// A table of its own, with lists of tables as tables.
+/// A `[[table]]`, with lists of tables in it as `[[table.list]]`.
 fn table_of(entry: &toml::Table) -> Table {
     let mut table = Table::new();
     let (lists, values): (Vec<_>, Vec<_>) = entry.iter().partition(|(_, value)| is_list_of_tables(value));
@@ -304,9 +311,9 @@ fn value_of(value: &Value) -> toml_edit::Value {
     }
 }
 
-/// Writes a file so that it is there whole, before or after, with the permissions that it had.
+/// Replaces a file atomically and keeps its permissions.
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
-    // A link leads to the file.
+    // Replaces the file that a symbolic link refers to, not the link.
     let path = fs::canonicalize(path)?;
     let permissions = fs::metadata(&path)?.permissions();
     let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
@@ -324,19 +331,19 @@ mod tests {
 
     fn saved(text: &str, after: &str) -> String {
         let schema = Schema::new(&Frontends::default());
-        let mut pages =
-            [Page { path: "/etc/b/b.toml".into(), document: text.parse().unwrap(), is_changed: false }];
+        let (path, document) = ("/etc/b/b.toml".into(), text.parse().unwrap());
+        let mut documents = [ConfigDocument { path, document, is_changed: false }];
         let [before, desired] = [text, after].map(|text| text.parse::<toml::Table>().unwrap());
         for change in diff(&schema, &before, &desired) {
-            assert!(put_into(&schema, &mut pages, &change), "{change:?}");
+            assert!(write_change(&schema, &mut documents, &change), "{change:?}");
         }
-        let text = pages[0].document.to_string();
+        let text = documents[0].document.to_string();
         assert_eq!(diff(&schema, &text.parse().unwrap(), &desired), [], "{text}");
         text
     }
 
     #[test]
-    fn comments_and_layout_stay_and_changes_are_where_their_entries_are() {
+    fn comments_and_layout_stay_and_entries_are_changed_in_place() {
         let text = "# Our disks.\nnbd = [\n  ':1', # inside\n]\n\n[[volume]]\nname = 'a' # the first\nspec = 'mem:1m'\n\n\
                     # The second.\n[[volume]]\nname = 'b'\nspec = 'mem:2m'\n\n[[iscsi_target]]\nTargetName = 'iqn.a'\n\
                     luns = { 0 = 'a' } # units\n";
@@ -355,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_below_a_subsystem_is_written_there() {
+    fn additions_and_removals_below_a_subsystem_are_written_there() {
         let text = "[[nvme_subsystem]]\nnqn = 'nqn.a'\nnamespaces = { 1 = 'a' }\nhosts = ['nqn.h']\n\
                     [[nvme_subsystem.host]]\nhostnqn = 'nqn.i'\n[[nvme_subsystem.ana_group]]\nANAGRPID = 1\n\
                     namespaces = [1]\nstates = { '127.0.0.1:1' = 'optimized' }\n";

@@ -24,13 +24,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let (from, to) = (self.moves.address().clone(), moved.address.clone());
         match self.moves.follow(moved) {
             Ok(()) => {
-                info!(%from, %to, "target has moved");
+                info!(%from, %to, "target redirects");
                 self.state = LinkState::Pausing { until: self.core.now() };
                 Progress::More
             }
-            Err(problem) => {
-                self.give_up(&format!("target at {from} says that it has moved to {to}, {problem}"))
-            }
+            Err(problem) => self.give_up(&format!("target at {from} redirects to {to}, {problem}")),
         }
     }
 
@@ -65,12 +63,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.lose_after(reason, |_| {})
     }
 
-    /// Loses the session; `sort_out` handles uncompleted requests before the link reconnects.
-    fn lose_after(&mut self, reason: &str, sort_out: impl FnOnce(&mut Link<D, H>)) -> Progress {
+    /// Loses the session; `handle_unfinished` handles uncompleted requests before the link
+    /// reconnects.
+    fn lose_after(&mut self, reason: &str, handle_unfinished: impl FnOnce(&mut Link<D, H>)) -> Progress {
         let was_logged_in = matches!(self.state, LinkState::Open { is_checked: true, .. });
         let done_before = self.done.len();
         self.take_back();
-        sort_out(self);
+        handle_unfinished(self);
         if self.is_closing {
             return Progress::Idle;
         }
@@ -83,7 +82,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         if was_logged_in && self.queue.is_empty() && !self.has_other_paths {
             // Servers close idle connections; the next request dials.
-            self.rest();
+            self.become_idle();
             return Progress::Drained;
         }
         let has_completed = self.done.len() > done_before;
@@ -134,11 +133,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let (now, reconnect_timeout) = (self.core.now(), self.retry.reconnect_timeout());
         let (mut late, done_before) = (self.group.late.borrow_mut(), self.done.len());
         self.queue.retain(|io| {
-            let has_had_all = late.is_hopeless(io.tag, now, reconnect_timeout);
-            if has_had_all {
+            let has_timed_out = late.has_timed_out(io.tag, now, reconnect_timeout);
+            if has_timed_out {
                 self.done.push(lost(io.tag));
             }
-            !has_had_all
+            !has_timed_out
         });
         let failed = self.done.len() - done_before;
         if failed > 0 {
@@ -148,7 +147,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     }
 
     /// Becomes idle until the next request; returns how many other links still try.
-    fn rest(&mut self) -> usize {
+    fn become_idle(&mut self) -> usize {
         self.was_open = false;
         self.moves.restart();
         let alive = self.group.alive.get().saturating_sub(1);
@@ -160,9 +159,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
     pub(super) fn give_up(&mut self, reason: &str) -> Progress {
         self.take_back();
         let target = self.moves.address().clone();
-        match self.rest() {
+        match self.become_idle() {
             0 => warn!(%target, "volume is out of reach: {reason}"),
-            alive => info!(%target, "one connection less, {alive} are left: {reason}"),
+            alive => info!(%target, "gave up one connection, {alive} remain: {reason}"),
         }
         self.group.is_changed.set(true);
         self.consumer.wake();

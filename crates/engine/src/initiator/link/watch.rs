@@ -41,7 +41,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let LinkState::Open { session, is_checked: true, .. } = &mut self.state else { return None };
         let is_none = is_shut(session.path_rank(), self.has_other_paths);
         let is_shut = self.in_flight == 0 && !self.queue.is_empty() && !is_none;
-        let span = self.overdue.on_tick(session.look(), is_shut)?;
+        let span = self.overdue.on_tick(session.tick(), is_shut)?;
         // If there are other paths, using one of them is faster than an abort.
         let asked = if self.has_other_paths { None } else { session.abort_overdue(TICKS) };
         if let Some(asked) = asked {
@@ -62,7 +62,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let (now, reconnect_timeout, mut failed) = (self.core.now(), self.retry.reconnect_timeout(), 0);
         while let Some(io) = next {
             self.in_flight -= 1;
-            if self.group.late.borrow_mut().is_hopeless(io.tag, now, reconnect_timeout) {
+            if self.group.late.borrow_mut().has_timed_out(io.tag, now, reconnect_timeout) {
                 self.done.push(lost(io.tag));
                 failed += 1;
             } else {
@@ -72,7 +72,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         if failed > 0 {
             let (target, reconnect_timeout) = (self.moves.address(), overdue::written(reconnect_timeout));
-            warn!(%target, "{failed} requests fail: sent again and again for {reconnect_timeout}, they got nowhere");
+            warn!(%target, "{failed} requests fail: retried for {reconnect_timeout} without success");
         }
         Some(Progress::More)
     }

@@ -1,6 +1,6 @@
 //! Data transfer over a simulated stream, including kTLS.
 
-use super::{Segment, SimStream, SimTls, SimWatch, SystemTls};
+use super::{SimStream, SimTls, SimWatch, StreamSegment, SystemTls};
 use crate::host::{ByteStream, Direction, StreamEnd};
 use crate::sim::conditions::LONGEST_STALL;
 use blockmux_proto::outbox::{Outbox, OutboxPiece};
@@ -80,7 +80,7 @@ impl SimStream {
         arrives = arrives.max(pipe.last_arrival) + Duration::from_nanos(wire_time);
         pipe.last_arrival = arrives;
         pipe.len += fits;
-        pipe.segments.push_back(Segment { arrives, bytes });
+        pipe.segments.push_back(StreamSegment { arrives, bytes });
         if let Some(reader) = pipe.reader.take() {
             self.net.wake_at(arrives, &reader);
         }

@@ -17,7 +17,7 @@ use blockmux_volume::{SgList, Slab};
 use std::time::Instant;
 
 /// The table of outstanding commands.
-pub(super) struct CommandTable {
+pub(super) struct AoeCommandTable {
     id: u8,
     commands: Slab<OutstandingCommand>,
     /// Number of uses of each slot; it wraps around.
@@ -77,11 +77,11 @@ impl AoeCommandKind {
     }
 }
 
-impl CommandTable {
+impl AoeCommandTable {
     /// An empty table, whose tags begin with `id` and whose slots start with `first` uses.
-    pub(super) fn new(id: u8, first: u32) -> CommandTable {
+    pub(super) fn new(id: u8, first: u32) -> AoeCommandTable {
         let taken = vec![first & MOST_TAKEN; MAX_COMMANDS as usize];
-        CommandTable { id, commands: Slab::with_capacity(MAX_COMMANDS), taken, request_commands: 0 }
+        AoeCommandTable { id, commands: Slab::with_capacity(MAX_COMMANDS), taken, request_commands: 0 }
     }
 
     /// Removes all commands.
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_tag_is_good_for_one_command_only() {
-        let mut commands = CommandTable::new(0xab, 0);
+        let mut commands = AoeCommandTable::new(0xab, 0);
         let first = commands.insert(command(1)).unwrap();
         assert_eq!(first >> 24, 0xab);
         assert_eq!(commands.get_mut(first).unwrap().block, 1);
@@ -194,18 +194,18 @@ mod tests {
 
     #[test]
     fn tags_go_on_where_they_were_and_begin_where_they_are_told_to() {
-        let mut commands = CommandTable::new(1, u32::MAX);
+        let mut commands = AoeCommandTable::new(1, u32::MAX);
         let tags = [commands.insert(command(1)).unwrap(), commands.insert(command(2)).unwrap()];
         assert_eq!(tags, [0x0100_0000, 0x0100_0001], "the count goes round");
         commands.clear();
         assert!(tags.iter().all(|tag| commands.get_mut(*tag).is_none()) && commands.request_commands() == 0);
         assert_eq!(commands.insert(command(3)), Some(0x0100_0080), "and not from the begin again");
-        assert_eq!(CommandTable::new(1, 0x1234).insert(command(1)), Some(0x0100_0000 | 0x1235 << 7));
+        assert_eq!(AoeCommandTable::new(1, 0x1234).insert(command(1)), Some(0x0100_0000 | 0x1235 << 7));
     }
 
     #[test]
     fn there_is_room_for_so_many() {
-        let mut commands = CommandTable::new(0, 0);
+        let mut commands = AoeCommandTable::new(0, 0);
         assert!((0..MAX_COMMANDS).all(|n| commands.insert(command(n.into())).is_some()));
         assert!(commands.insert(command(0)).is_none());
         assert_eq!(commands.iter().count(), MAX_COMMANDS as usize);

@@ -246,7 +246,7 @@ mod tests {
         }
         assert_eq!([congestion.timeout(), congestion.overtaken_after()], [LONGEST_TIMEOUT, MIN_TIMEOUT]);
         congestion.on_answer(None);
-        assert_eq!(congestion.timeout(), LONGEST_TIMEOUT, "nobody knows which of them was answered");
+        assert_eq!(congestion.timeout(), LONGEST_TIMEOUT, "the answer may belong to either copy");
         congestion.on_answer(Some(Duration::from_micros(50)));
         assert_eq!(congestion.timeout(), STALL);
     }
@@ -277,7 +277,7 @@ mod tests {
         congestion.on_needless_retry(Duration::from_secs(1));
         assert_eq!(congestion.overtaken_after(), STALL, "at most");
         (0..50).for_each(|_| congestion.on_needed_retry());
-        assert_eq!(congestion.overtaken_after(), MIN_TIMEOUT, "what is lost is not waited for");
+        assert_eq!(congestion.overtaken_after(), MIN_TIMEOUT, "the wait stays at its minimum");
     }
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(congestion.window(), 33, "slowly from where frames were lost");
         congestion.on_sent(5);
         (0..100).for_each(|_| congestion.on_answer(None));
-        assert_eq!(congestion.window(), 33, "what is not used does not grow");
+        assert_eq!(congestion.window(), 33, "an unused window does not grow");
         for loss in 1..20u64 {
             let at = now + Duration::from_secs(loss);
             congestion.on_loss(at, at);

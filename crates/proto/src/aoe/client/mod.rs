@@ -23,7 +23,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 
-use self::commands::CommandTable;
+use self::commands::AoeCommandTable;
 use self::congestion::CongestionControl;
 use self::path::AoePaths;
 use self::request::{AoeRequest, MAX_FRAME_DATA};
@@ -63,7 +63,7 @@ pub struct AoeInitiatorSession {
     waiting: VecDeque<SlotKey>,
     /// I/O that was submitted since the last call with the current time.
     fresh: VecDeque<Io>,
-    commands: CommandTable,
+    commands: AoeCommandTable,
     /// Buffer of tags, reused by each `retransmit_due`.
     due: Vec<u32>,
     done: VecDeque<Completion>,
@@ -87,7 +87,7 @@ impl AoeInitiatorSession {
     #[must_use]
     pub fn new(config: AoeInitiatorConfig, pool: Pool, now: Instant) -> AoeInitiatorSession {
         AoeInitiatorSession {
-            commands: CommandTable::new(config.id, config.first),
+            commands: AoeCommandTable::new(config.id, config.first),
             config,
             pool,
             ports: Vec::new(),

@@ -214,7 +214,7 @@ impl AoeInitiatorSession {
         if self.disk.as_ref().is_none_or(|disk| disk.sectors < MAX_PROBE_SECTORS) {
             return;
         }
-        let is_tried = |at: usize, commands: &super::CommandTable| {
+        let is_tried = |at: usize, commands: &super::AoeCommandTable| {
             commands.iter().any(|(_, command)| command.what == AoeCommandKind::Probe && command.path == at)
         };
         let wanted: Vec<(usize, u8)> =

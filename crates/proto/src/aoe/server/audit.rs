@@ -84,7 +84,7 @@ impl StationAudit {
             return;
         }
         while let Some(at) = self.stations.iter().position(|station| expires_at(station) <= now) {
-            self.remove(at, "nothing was heard of it for five minutes");
+            self.remove(at, "the station sent nothing for five minutes");
         }
         self.next_expiry = self.stations.iter().map(expires_at).min();
     }
@@ -122,7 +122,7 @@ impl StationAudit {
             && let Some((at, _)) =
                 self.stations.iter().enumerate().min_by_key(|(_, station)| station.last_heard)
         {
-            self.remove(at, "more stations came than are listed, and this one was silent the longest");
+            self.remove(at, "the list of stations is full, and this one sent nothing for the longest time");
         }
         let meter = UserMeter::default();
         self.events.push(AuditEvent::StationCame { login: login(mac, disk), meter: meter.reader() });

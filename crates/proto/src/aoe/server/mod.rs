@@ -92,12 +92,13 @@ impl AoeTargetSession {
                 return Err(DuplicateAddress(first.address));
             }
         }
-        let served: Vec<_> =
-            units.iter().filter_map(|unit| Some((unit.volume, exports.served(unit.volume)?))).collect();
-        let admissions = Admissions::new(served.iter().map(|(volume, served)| (*volume, served)), None);
+        let volume_state: Vec<_> =
+            units.iter().filter_map(|unit| Some((unit.volume, exports.volume_state(unit.volume)?))).collect();
+        let admissions =
+            Admissions::new(volume_state.iter().map(|(volume, volume_state)| (*volume, volume_state)), None);
         let disk = |unit: AoeUnit| {
             let export = exports.get(unit.volume)?;
-            let uuid = exports.served(unit.volume)?.uuid();
+            let uuid = exports.volume_state(unit.volume)?.uuid();
             Some(ServedDisk { version: unit.version(), settings: unit.settings(), export, uuid, unit })
         };
         Ok(AoeTargetSession {

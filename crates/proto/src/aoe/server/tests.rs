@@ -1,4 +1,4 @@
-//! The target driven by hand, with RAM volumes behind it.
+//! Tests that hand frames to a target with RAM volumes.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
@@ -99,7 +99,8 @@ impl AoeTargetBench {
         count
     }
 
-    /// Sends under a new tag; the only answer's header and the rest, if there is one.
+    /// Sends a command with a new tag. Returns the header and the payload of the answer, of which
+    /// there is at most one.
     fn ask(
         &mut self,
         from: Mac,
@@ -293,7 +294,7 @@ fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
     assert_eq!(code((1, 9), ata, &registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[])), None, "no such disk");
     for all in [(0xffff, 0xff), (1, 0xff), (0xffff, 0)] {
         let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
-        assert_eq!(code(all, ata, &write), None, "nobody writes to all disks");
+        assert_eq!(code(all, ata, &write), None, "a broadcast write gets no answer");
     }
     let write = request((1, 0), ata, 77, &registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]));
     for len in 0..22 {
@@ -305,7 +306,7 @@ fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
     let response = [&[0x18], &write[1..]].concat();
     assert!(bench.frame(WHO, &response, bench.now).is_empty());
     for group in [Mac::BROADCAST, Mac([1, 0, 0x5e, 0, 0, 1])] {
-        assert!(bench.frame(group, &write, bench.now).is_empty(), "nobody is a group");
+        assert!(bench.frame(group, &write, bench.now).is_empty(), "a group address is no sender");
     }
     assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS, 0, 1, &[]).2, [9; 512]);
 }
@@ -324,7 +325,7 @@ fn a_late_write_that_linux_has_repeated_under_a_new_tag_does_not_undo_a_newer_on
         send(2 * count, ata::AtaCommand::WRITE_SECTORS, &[9; 512]);
         send(2 * count + 1, ata::AtaCommand::READ_SECTORS, &[]);
     }
-    // The first copy, 100, is on its way.
+    // The answer to the first copy, which has tag 100, has been sent.
     send(101, ata::AtaCommand::WRITE_SECTORS, &[1; 512]);
     send(102, ata::AtaCommand::WRITE_SECTORS, &[2; 512]);
     send(100, ata::AtaCommand::WRITE_SECTORS, &[1; 512]);
@@ -350,7 +351,7 @@ fn a_late_duplicate_does_not_undo_a_newer_write() {
     bench.holds_io = true;
     assert!(bench.frame(WHO, &write(0x1003, 5), bench.now).is_empty());
     assert!(bench.frame(WHO, &write(0x1003, 5), bench.now).is_empty());
-    assert_eq!(bench.let_go(), 1, "what is being done is not done twice");
+    assert_eq!(bench.let_go(), 1, "the copy is not executed");
     assert_eq!(bench.replies(bench.now).len(), 1);
 }
 
@@ -378,7 +379,7 @@ fn no_more_commands_than_the_limits_are_in_flight() {
 #[test]
 fn config_strings_are_read_tested_and_set() {
     use ConfigCommand as C;
-    /// What is asked, and what is answered if anything: an error's code, and the string.
+    /// A command with its string, and the expected answer: error code and string.
     type Case = (C, &'static [u8], Option<(u8, &'static [u8])>);
     let mut bench = AoeTargetBench::new();
     let present = ErrorCode::CONFIG_STRING_PRESENT.0;
@@ -426,7 +427,7 @@ fn only_those_of_a_mask_list_are_listened_to() {
     let both = edit(&[(1, WHO), (1, OTHER), (1, WHO), (0, OTHER)]);
     assert_eq!(mask(WHO, &both), Some((0, 0, 2, list(&[WHO, OTHER]))));
     assert_eq!(mask(WHO, &edit(&[(2, OTHER)])), Some((0, 0, 1, list(&[WHO]))));
-    assert_eq!(mask(OTHER, &[0, 0, 0, 0]), None, "it is not listened to");
+    assert_eq!(mask(OTHER, &[0, 0, 0, 0]), None, "a station that the mask leaves out gets no answer");
     let cut = &edit(&[(1, WHO), (1, OTHER)])[..12];
     assert_eq!(mask(WHO, cut).map(|answer| answer.0), Some(ErrorCode::BAD_ARGUMENT_PARAMETER.0));
     let many: Vec<_> = (0..MAX_MASKS_AND_ONE).map(|n| (1, Mac([4, 0, 0, 0, 0, n]))).collect();
@@ -444,20 +445,20 @@ fn what_other_protocols_reserve_or_lock_is_kept() {
     use crate::volume_state::{Notices, RangeGuard, Table};
     let (exports, units) = units();
     let mut bench = AoeTargetBench::with(&exports, units);
-    let served = exports.served(VolumeId(0)).unwrap();
+    let volume_state = exports.volume_state(VolumeId(0)).unwrap();
     let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
     let mut ask =
         || bench.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
-    let holder = served.new_holder();
+    let holder = volume_state.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
         Ok(Notices::new())
     };
-    served.change(false, reserve).unwrap();
+    volume_state.change(false, reserve).unwrap();
     assert_eq!(ask(), Some(ErrorCode::TARGET_IS_RESERVED.0));
-    served.release(Some(holder));
+    volume_state.release(Some(holder));
     assert_eq!(ask(), Some(0));
-    let guard = RangeGuard::lock(&served, 0, 512).unwrap();
+    let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
     assert!(guard.is_alone(), "nothing is in flight any more");
     assert_eq!(ask(), None);
     drop(guard);
@@ -502,7 +503,7 @@ fn a_reserved_disk_refuses_others() {
     assert_eq!(code(WHO, AoeCommand::ISSUE_ATA_COMMAND, &write), 0);
 }
 
-/// Keeps an image, and says so when a test wants it to.
+/// Keeps an image, and reports it as saved when a test says so.
 #[derive(Default)]
 struct Store(Mutex<(Vec<u8>, Option<bool>)>);
 
@@ -552,7 +553,7 @@ fn what_is_set_is_answered_once_it_is_kept_and_counts_from_then_on() {
         let replies = bench.replies(due);
         let [(to, frame)] = replies.as_slice() else { panic!("one answer: {replies:?}") };
         assert_eq!((to.mac, Header::read_from_prefix(frame).unwrap().0.error), (WHO, code));
-        assert_eq!(bench.target.poll_timeout(), None, "nobody waits any more");
+        assert_eq!(bench.target.poll_timeout(), None, "no station waits for an image");
         assert_eq!(bench.config(OTHER, ConfigCommand::READ, b"").unwrap().1, config);
     }
 }

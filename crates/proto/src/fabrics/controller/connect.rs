@@ -226,7 +226,7 @@ fn io(
         subsystem: subsystem.clone(),
         place,
     };
-    queue.look();
+    queue.refresh_view();
     Ok(queue)
 }
 
@@ -238,16 +238,16 @@ impl IoQueue {
 
     /// Refreshes the view of the namespaces if they have changed.
     #[inline]
-    pub(super) fn look_again(&mut self) {
+    pub(super) fn refresh_view_if_changed(&mut self) {
         if !self.subsystem.is_current(&self.view) {
-            self.look();
+            self.refresh_view();
         }
     }
 
     #[cold]
-    fn look(&mut self) {
+    fn refresh_view(&mut self) {
         self.view = self.subsystem.view(&self.host);
-        let volumes = self.view.iter().map(|namespace| (namespace.volume, &namespace.served));
+        let volumes = self.view.iter().map(|namespace| (namespace.volume, &namespace.volume_state));
         self.admissions.set_volumes(volumes, Some(&self.origin.who));
     }
 }

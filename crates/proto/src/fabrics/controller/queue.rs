@@ -315,7 +315,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let fuse = sqe.fuse();
         match &mut self.queue {
             Some(ConnectedQueue::Io(queue)) if !is_fabrics => {
-                queue.look_again();
+                queue.refresh_view_if_changed();
                 let mut command = IoCommand::parse(&queue.subsystem, &queue.view, &queue.origin, sqe)?;
                 if fuse != Fuse::NORMAL {
                     let first = first.and_then(|first| self.commands.get_mut(first));
@@ -485,7 +485,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         match queue.admissions.admit(volume, op, (offset, len), needs, is_alone) {
             Ok(guard) => entry.io_guard = guard,
             Err(why) => {
-                queue.look_again();
+                queue.refresh_view_if_changed();
                 if !queue.admissions.has(volume) {
                     // The namespace was detached while the command was in progress.
                     return self.finish(slot, &NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));

@@ -34,8 +34,9 @@ pub(crate) fn node() -> (Arc<NvmeNode>, Exports) {
 
 pub(crate) fn serve(exports: Exports) -> (Arc<NvmeNode>, Exports) {
     let namespace = |nsid: u32| {
-        let (id, served) = (VolumeId(nsid - 1), exports.served(VolumeId(nsid - 1)).unwrap().clone());
-        Namespace::new(nsid, id, served, nsid == 2, VolumeUuid::of_texts(&[&format!("volume {nsid}")]))
+        let (id, volume_state) =
+            (VolumeId(nsid - 1), exports.volume_state(VolumeId(nsid - 1)).unwrap().clone());
+        Namespace::new(nsid, id, volume_state, nsid == 2, VolumeUuid::of_texts(&[&format!("volume {nsid}")]))
     };
     let nqn = |name| Nqn::new(name).unwrap();
     let open = Subsystem::new(nqn(NQN), "machine", vec![namespace(1), namespace(2)], Vec::new());

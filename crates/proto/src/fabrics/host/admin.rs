@@ -209,7 +209,7 @@ impl<T: HostTransport> Control for HostAdmin<T> {
         self.admin.changes.as_mut()?.poll_rank()
     }
 
-    fn look_at_path(&mut self) {
+    fn query_path_rank(&mut self) {
         self.admin.changes.iter_mut().for_each(NamespaceChanges::ask_for_access);
         self.advance();
     }
@@ -247,7 +247,7 @@ struct AdminTimers {
     /// Time of the next retry.
     ask_again: Option<Instant>,
     /// Next time to read the ANA log page without an event.
-    look_again: Option<Instant>,
+    next_access_query: Option<Instant>,
     /// Deadline of an ANA transition.
     changed_by: Option<Instant>,
 }
@@ -293,7 +293,7 @@ impl AdminCommands {
                 next_keep_alive: if kato_ms > 0 { half(now, keep_alive) } else { None },
                 unready: None,
                 ask_again: None,
-                look_again: None,
+                next_access_query: None,
                 changed_by: None,
             },
         }
@@ -358,10 +358,10 @@ impl AdminCommands {
         // The wait for CSTS.RDY is checked at each poll of it.
         let is_due = !self.is_ready() && timers.unready.is_none();
         let bring_up = is_due.then_some(timers.deadline);
-        let looks = self.changes.as_ref().is_some_and(NamespaceChanges::is_to_ask_again);
-        let look = looks.then(|| timers.look_again.unwrap_or(timers.now));
+        let queries = self.changes.as_ref().is_some_and(NamespaceChanges::is_to_ask_again);
+        let access = queries.then(|| timers.next_access_query.unwrap_or(timers.now));
         let others = [timers.changed_by, timers.ask_again, timers.next_keep_alive];
-        others.into_iter().chain([bring_up, look]).flatten().min()
+        others.into_iter().chain([bring_up, access]).flatten().min()
     }
 
     /// # Errors
@@ -371,7 +371,7 @@ impl AdminCommands {
         if self.timers.ask_again.is_some_and(|at| now >= at) {
             self.on_pause_over(now);
         }
-        self.look_again(now);
+        self.query_access_if_due(now);
         self.wait_for_change(now)?;
         let is_late = now >= self.timers.deadline && self.timers.unready.is_none() && !self.is_ready();
         if is_late && self.refused.is_none() {
@@ -398,16 +398,16 @@ impl AdminCommands {
     }
 
     /// Reads the ANA log page from time to time if no events announce changes.
-    fn look_again(&mut self, now: Instant) {
+    fn query_access_if_due(&mut self, now: Instant) {
         let Some(changes) = self.changes.as_mut().filter(|changes| changes.is_to_ask_again()) else {
-            self.timers.look_again = None;
+            self.timers.next_access_query = None;
             return;
         };
-        if self.timers.look_again.is_none_or(|at| now >= at) {
-            if self.timers.look_again.is_some() {
+        if self.timers.next_access_query.is_none_or(|at| now >= at) {
+            if self.timers.next_access_query.is_some() {
                 changes.ask_for_access();
             }
-            self.timers.look_again = now.checked_add(ACCESS_EVERY);
+            self.timers.next_access_query = now.checked_add(ACCESS_EVERY);
         }
     }
 

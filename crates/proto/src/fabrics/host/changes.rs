@@ -155,10 +155,10 @@ impl NamespaceChanges {
     /// Handles the ANA log page; `None` if it could not be read, and is read again later.
     pub(super) fn on_access(&mut self, page: Option<&[u8]>) {
         (self.access, self.knows_access) = (AnaLogState::Done, true);
-        self.look_at_page(page);
+        self.set_rank_from(page);
     }
 
-    fn look_at_page(&mut self, page: Option<&[u8]>) {
+    fn set_rank_from(&mut self, page: Option<&[u8]>) {
         let state = page.zip(self.group).and_then(|(page, group)| access::state_of(page, group));
         if let Some(state) = state {
             self.last_rank = access::rank(state);
@@ -211,7 +211,7 @@ impl NamespaceChanges {
             (ListenStep::Configure | ListenStep::Listen, None) => ListenStep::Unsupported,
             (ListenStep::Read(page), _) => {
                 if page == LogPage::ASYMMETRIC_NAMESPACE_ACCESS {
-                    self.look_at_page(data);
+                    self.set_rank_from(data);
                 }
                 ListenStep::Identify
             }

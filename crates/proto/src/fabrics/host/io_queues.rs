@@ -222,8 +222,8 @@ impl<T: HostTransport> Initiator for HostQueues<T> {
 }
 
 impl<T: HostTransport> Overdue for HostQueues<T> {
-    fn look(&mut self) -> u32 {
-        self.queues_mut().map(|queue| queue.queue.look()).max().unwrap_or(0)
+    fn tick(&mut self) -> u32 {
+        self.queues_mut().map(|queue| queue.queue.tick()).max().unwrap_or(0)
     }
 
     /// Always `None`: Abort is an admin command, and a controller may ignore it (Base 2.0 §5.1).

@@ -133,9 +133,9 @@ impl NamespaceQueue {
         self.set.retry_delays = delays;
     }
 
-    /// [`Overdue::look`](crate::session::Overdue::look) for this queue.
-    pub(crate) fn look(&mut self) -> u32 {
-        self.commands.look(NvmeQueuedCommand::is_long)
+    /// [`Overdue::tick`](crate::session::Overdue::tick) for this queue.
+    pub(crate) fn tick(&mut self) -> u32 {
+        self.commands.tick(NvmeQueuedCommand::is_long)
     }
 
     /// Sets the size of the namespace, in bytes.

@@ -70,7 +70,7 @@ impl NvmeRefused {
     /// Whether a new connection may succeed: the refusal can be temporary, for example while a
     /// controller restarts.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             NvmeRefused::Connect(status) => !matches!(
                 ConnectStatus(status.status().0),
@@ -116,19 +116,21 @@ mod tests {
         let refused =
             NvmeRefused::Connect(StatusField::final_one(ConnectStatus::CONNECT_INVALID_HOST.into()));
         assert_eq!(refused.to_string(), "controller refused to connect: connect invalid host");
-        assert!(!refused.may_pass());
+        assert!(!refused.is_retryable());
         let status = StatusField::new(NvmeStatus(0x7ff));
         let refused = NvmeRefused::Command { what: "Identify Controller", status };
         assert_eq!(refused.to_string(), "controller failed Identify Controller: status 0x7ff");
-        assert!(refused.may_pass());
+        assert!(refused.is_retryable());
     }
 
     #[test]
     fn a_restarted_controller_may_accept_the_host_later() {
         let not_there = ConnectStatus::CONNECT_INVALID_PARAMETERS.into();
-        assert!(NvmeRefused::Connect(StatusField::final_one(not_there)).may_pass());
-        assert!(NvmeRefused::NoNamespace(1).may_pass() && NvmeRefused::UnstableDiscoveryLog.may_pass());
-        assert!(!NvmeRefused::Authentication.may_pass());
-        assert!(!NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse).may_pass());
+        assert!(NvmeRefused::Connect(StatusField::final_one(not_there)).is_retryable());
+        assert!(
+            NvmeRefused::NoNamespace(1).is_retryable() && NvmeRefused::UnstableDiscoveryLog.is_retryable()
+        );
+        assert!(!NvmeRefused::Authentication.is_retryable());
+        assert!(!NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse).is_retryable());
     }
 }

@@ -70,10 +70,10 @@ impl AbortQueue {
 }
 
 impl FullFeatureSession {
-    /// Implements [`Overdue::look`](crate::session::Overdue::look). A function that is unanswered
+    /// Implements [`Overdue::tick`](crate::session::Overdue::tick). A function that is unanswered
     /// at the second tick is overdue regardless of the limit.
-    pub(super) fn look(&mut self) -> u32 {
-        let seen = self.queue.look();
+    pub(super) fn tick(&mut self) -> u32 {
+        let seen = self.queue.tick();
         let Some(pending) = &mut self.aborts.pending else { return seen };
         let was_seen = std::mem::replace(&mut pending.has_ticked, true);
         if was_seen || pending.is_refused { u32::MAX } else { seen }
@@ -99,7 +99,7 @@ impl FullFeatureSession {
         let pending = self.aborts.pending.as_mut()?;
         pending.has_ticked = true;
         Some(match pending.function {
-            Function::ABORT_TASK => "to give up what it owes",
+            Function::ABORT_TASK => "to abort pending commands",
             Function::LOGICAL_UNIT_RESET => "to reset the logical unit",
             _ => "to reset itself",
         })

@@ -88,8 +88,8 @@ impl Initiator for IscsiInitiatorSession {
 }
 
 impl Overdue for IscsiInitiatorSession {
-    fn look(&mut self) -> u32 {
-        self.full.as_mut().map_or(0, |full| full.look())
+    fn tick(&mut self) -> u32 {
+        self.full.as_mut().map_or(0, |full| full.tick())
     }
 
     fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str> {

@@ -11,7 +11,7 @@ pub enum IscsiRefused {
     #[error("target refused the login: {}", status_text(*.0))]
     Login(LoginStatus),
     /// The target has moved.
-    #[error("target has moved to {address}{}", if *permanent { " for good" } else { "" })]
+    #[error("target redirects to {address}{}", if *permanent { " permanently" } else { "" })]
     Moved {
         /// `TargetAddress` value: `HOST:PORT`, optionally with a portal group tag.
         address: String,
@@ -19,7 +19,7 @@ pub enum IscsiRefused {
         permanent: bool,
     },
     /// The target has moved, but the new address cannot be used.
-    #[error("target at {from} says that it has moved to {to}, {problem}")]
+    #[error("target at {from} redirects to {to}, {problem}")]
     BadRedirect {
         /// Address of the redirecting target.
         from: String,
@@ -53,7 +53,7 @@ impl IscsiRefused {
     /// Whether a later attempt may succeed with a target that accepted logins before: it has a
     /// temporary problem or was just started. Many targets listen before they are configured.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             IscsiRefused::Login(status) => matches!(
                 *status,
@@ -64,7 +64,7 @@ impl IscsiRefused {
                     | LoginStatus::OUT_OF_RESOURCES
                     | LoginStatus::TOO_MANY_CONNECTIONS
             ),
-            IscsiRefused::Unit(refused) => refused.may_pass(),
+            IscsiRefused::Unit(refused) => refused.is_retryable(),
             IscsiRefused::Moved { .. }
             | IscsiRefused::BadRedirect { .. }
             | IscsiRefused::DifferentUnit { .. }
@@ -94,16 +94,16 @@ mod tests {
         let unknown = IscsiRefused::Login(LoginStatus(0x02ff)).to_string();
         assert_eq!(unknown, "target refused the login: login status 0x02ff");
         let moved = IscsiRefused::Moved { address: "192.0.2.1:3260".into(), permanent: true };
-        assert_eq!(moved.to_string(), "target has moved to 192.0.2.1:3260 for good");
+        assert_eq!(moved.to_string(), "target redirects to 192.0.2.1:3260 permanently");
     }
 
     #[test]
     fn a_target_in_trouble_or_just_started_may_take_us_later() {
-        assert!(IscsiRefused::Login(LoginStatus::SERVICE_UNAVAILABLE).may_pass());
-        assert!(IscsiRefused::Login(LoginStatus::NOT_FOUND).may_pass());
-        assert!(IscsiRefused::Unit(UnitRefused::NoSuchUnit(crate::scsi::Lun::new(1))).may_pass());
-        assert!(!IscsiRefused::Login(LoginStatus::TARGET_REMOVED).may_pass());
-        assert!(!IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE).may_pass());
-        assert!(!IscsiRefused::MutualAuthFailed.may_pass());
+        assert!(IscsiRefused::Login(LoginStatus::SERVICE_UNAVAILABLE).is_retryable());
+        assert!(IscsiRefused::Login(LoginStatus::NOT_FOUND).is_retryable());
+        assert!(IscsiRefused::Unit(UnitRefused::NoSuchUnit(crate::scsi::Lun::new(1))).is_retryable());
+        assert!(!IscsiRefused::Login(LoginStatus::TARGET_REMOVED).is_retryable());
+        assert!(!IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE).is_retryable());
+        assert!(!IscsiRefused::MutualAuthFailed.is_retryable());
     }
 }

@@ -23,7 +23,7 @@ use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, TargetNode, offer};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::{ConnectionHandle, SessionName, SessionRegistration};
 use crate::iscsi::text::{self, TextBuilder};
-use crate::session::Home;
+use crate::session::CoreHandle;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, IscsiOpcode, U24};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(in crate::iscsi) struct TargetLogin {
     pub(super) is_over_rdma: bool,
     stat_sn: u32,
     /// The core that the session will live on.
-    home: Home,
+    core: CoreHandle,
     /// Closes the connection of this login.
     hang_up: Option<ConnectionHandle>,
     /// The session to join; `None` creates a new one.
@@ -110,13 +110,13 @@ pub(in crate::iscsi) enum TargetLoginProgress {
 }
 
 impl TargetLogin {
-    /// Creates a login on the core `home`, for a connection to a portal of this group. `seed` must
+    /// Creates a login on `core`, for a connection to a portal of this group. `seed` must
     /// be random.
     pub(in crate::iscsi) fn new(
         node: Arc<IscsiNode>,
         group_tag: u16,
         seed: [u8; SEED_LEN],
-        home: Home,
+        core: CoreHandle,
     ) -> TargetLogin {
         TargetLogin {
             node,
@@ -135,7 +135,7 @@ impl TargetLogin {
             operational: OperationalNegotiation::new(offer()),
             is_over_rdma: false,
             stat_sn: 0,
-            home,
+            core,
             hang_up: None,
             joinable: None,
             final_response: None,
@@ -194,7 +194,7 @@ impl TargetLogin {
                 Err(failure) => return TargetLoginProgress::Failed(failure),
             },
             (Some(name), None) => {
-                match self.node.sessions.join(name, &self.home, self.wait_count < MAX_WAITS) {
+                match self.node.sessions.join(name, &self.core, self.wait_count < MAX_WAITS) {
                     Some(registration) => (registration.tsih(), Some(registration)),
                     None => {
                         self.wait_count = self.wait_count.saturating_add(1);

@@ -27,7 +27,7 @@ use crate::iscsi::sender::Sender;
 use crate::iscsi::unexpected::TargetUnexpectedPdus;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
-use crate::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use crate::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::{Completion, Io, Seg, Tag, Waker};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
 use std::collections::VecDeque;
@@ -99,7 +99,7 @@ impl IserTargetSession {
     /// The core that this connection must move to: see [`IscsiTargetSession::moves_to`]. A queue
     /// pair cannot move, so the initiator's messages are replayed there.
     #[must_use]
-    pub fn moves_to(&self) -> Option<Home> {
+    pub fn moves_to(&self) -> Option<CoreHandle> {
         self.session.moves_to()
     }
 
@@ -279,7 +279,7 @@ impl IserTargetSession {
         if self.is_reading() && done == self.reads_done && full.waits_for_reads() {
             return Err(ProtocolError {
                 what: "did not complete an RDMA Read within a minute while its tasks were ending",
-                reference: "the server's own bound",
+                reference: "this server's limit",
             });
         }
         Ok(())

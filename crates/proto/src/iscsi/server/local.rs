@@ -2,7 +2,7 @@
 
 use super::shared::SharedSession;
 use crate::iscsi::node::IscsiNode;
-use crate::session::Home;
+use crate::session::CoreHandle;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// The sessions of one core. All connections of a session run on its core.
 pub struct LocalSessions {
-    home: Home,
+    core: CoreHandle,
     live: RefCell<HashMap<Handle, Weak<RefCell<SharedSession>>>>,
 }
 
@@ -20,19 +20,19 @@ type Handle = (usize, u16);
 /// The core that a session lives on.
 pub(super) enum SessionCore {
     Here(Rc<RefCell<SharedSession>>),
-    Elsewhere(Home),
+    Elsewhere(CoreHandle),
     Nowhere,
 }
 
 impl LocalSessions {
-    /// An empty table for the core `home`.
+    /// An empty table for the core `core`.
     #[must_use]
-    pub fn new(home: Home) -> Rc<LocalSessions> {
-        Rc::new(LocalSessions { home, live: RefCell::default() })
+    pub fn new(core: CoreHandle) -> Rc<LocalSessions> {
+        Rc::new(LocalSessions { core, live: RefCell::default() })
     }
 
-    pub(super) fn home(&self) -> &Home {
-        &self.home
+    pub(super) fn core(&self) -> &CoreHandle {
+        &self.core
     }
 
     pub(super) fn add(&self, node: &Arc<IscsiNode>, tsih: u16, session: &Rc<RefCell<SharedSession>>) {
@@ -43,12 +43,12 @@ impl LocalSessions {
 
     /// Looks up the session with this TSIH.
     pub(super) fn find(&self, node: &Arc<IscsiNode>, tsih: u16) -> SessionCore {
-        match node.sessions.home_of(tsih) {
-            Some(home) if home.is(&self.home) => {
+        match node.sessions.core_of(tsih) {
+            Some(core) if core.is_same(&self.core) => {
                 let session = self.live.borrow().get(&(address(node), tsih)).and_then(Weak::upgrade);
                 session.map_or(SessionCore::Nowhere, SessionCore::Here)
             }
-            Some(home) => SessionCore::Elsewhere(home),
+            Some(core) => SessionCore::Elsewhere(core),
             None => SessionCore::Nowhere,
         }
     }

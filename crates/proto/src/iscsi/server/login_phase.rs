@@ -10,7 +10,7 @@ use crate::iscsi::node::IscsiNode;
 use crate::iscsi::pdu::{self, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::{ConnectionHandle, LoginPermit};
-use crate::session::{Demand, Home, ProtocolError};
+use crate::session::{CoreHandle, Demand, ProtocolError};
 use blockmux_wire::iscsi::session::{IscsiLoginRequest, LoginStatus};
 use blockmux_wire::iscsi::{BHS_LEN, IscsiOpcode};
 use std::cell::RefCell;
@@ -34,7 +34,7 @@ pub(super) struct ConnectionLogin {
     /// The session that the connection joins. It may end meanwhile.
     joining: Option<Weak<RefCell<SharedSession>>>,
     /// The core of that session, if it is not this one.
-    moves_to: Option<Home>,
+    moves_to: Option<CoreHandle>,
     /// Released when the login is over.
     _permit: Option<LoginPermit>,
 }
@@ -95,7 +95,7 @@ impl ConnectionLogin {
     }
 
     /// The core of the session to join, if it is not this one; no bytes were consumed then.
-    pub(super) fn moves_to(&self) -> Option<&Home> {
+    pub(super) fn moves_to(&self) -> Option<&CoreHandle> {
         self.moves_to.as_ref()
     }
 
@@ -204,7 +204,7 @@ impl ConnectionLogin {
                     self.joining = Some(Rc::downgrade(&session));
                 }
             }
-            SessionCore::Elsewhere(home) => self.moves_to = Some(home),
+            SessionCore::Elsewhere(core) => self.moves_to = Some(core),
             // The login is refused.
             SessionCore::Nowhere => {}
         }

@@ -70,7 +70,7 @@ use super::sessions::{ConnectionHandle, LoginPermit};
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
-use crate::session::{Demand, Home, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use crate::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
 use datamover::TargetDatamover;
 use full::{ConnectionResources, FullFeatureConnection};
@@ -122,7 +122,7 @@ impl IscsiTargetSession {
         seed: [u8; SEED_LEN],
         now: Instant,
     ) -> IscsiTargetSession {
-        let local = LocalSessions::new(Home::new(()));
+        let local = LocalSessions::new(CoreHandle::new(()));
         IscsiTargetSession::among(&local, node, group_tag, pool, seed, now)
     }
 
@@ -137,7 +137,7 @@ impl IscsiTargetSession {
         seed: [u8; SEED_LEN],
         now: Instant,
     ) -> IscsiTargetSession {
-        let login = TargetLogin::new(node.clone(), group_tag, seed, local.home().clone());
+        let login = TargetLogin::new(node.clone(), group_tag, seed, local.core().clone());
         let login = ConnectionLogin::new(login, node.clone(), local.clone(), now);
         IscsiTargetSession {
             phase: IscsiPhase::Login(Box::new(login)),
@@ -175,7 +175,7 @@ impl IscsiTargetSession {
     /// session has then consumed nothing, and the driver hands over the stream with its unread
     /// bytes.
     #[must_use]
-    pub fn moves_to(&self) -> Option<Home> {
+    pub fn moves_to(&self) -> Option<CoreHandle> {
         match &self.phase {
             IscsiPhase::Login(login) => login.moves_to().cloned(),
             IscsiPhase::Full(_) | IscsiPhase::Closing => None,

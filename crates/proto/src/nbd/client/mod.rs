@@ -364,9 +364,9 @@ impl Initiator for NbdInitiatorSession {
 }
 
 impl Overdue for NbdInitiatorSession {
-    fn look(&mut self) -> u32 {
+    fn tick(&mut self) -> u32 {
         match &mut self.phase {
-            NbdInitiatorPhase::Transmission(transmission) => transmission.look(),
+            NbdInitiatorPhase::Transmission(transmission) => transmission.tick(),
             NbdInitiatorPhase::Handshake(_) | NbdInitiatorPhase::Over => 0,
         }
     }

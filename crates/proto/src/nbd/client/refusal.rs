@@ -74,7 +74,7 @@ impl NbdHandshakeRefusal {
     /// Whether a retry may succeed: the server is shutting down, or it closed the connection
     /// without a reply, as a server does that shuts down.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         matches!(self, NbdHandshakeRefusal::Closed { .. }) || self.reply() == Some(Rep::NBD_REP_ERR_SHUTDOWN)
     }
 
@@ -129,8 +129,11 @@ mod tests {
     #[test]
     fn only_a_server_that_is_going_may_come_back() {
         let refusal = |reply| NbdHandshakeRefusal::from_reply("x", Opt::NBD_OPT_GO, reply, b"");
-        assert!(refusal(Rep::NBD_REP_ERR_SHUTDOWN).may_pass());
-        assert!(NbdHandshakeRefusal::Closed { export: "x".into() }.may_pass());
-        assert!(!refusal(Rep::NBD_REP_ERR_UNKNOWN).may_pass() && !NbdHandshakeRefusal::Oldstyle.may_pass());
+        assert!(refusal(Rep::NBD_REP_ERR_SHUTDOWN).is_retryable());
+        assert!(NbdHandshakeRefusal::Closed { export: "x".into() }.is_retryable());
+        assert!(
+            !refusal(Rep::NBD_REP_ERR_UNKNOWN).is_retryable()
+                && !NbdHandshakeRefusal::Oldstyle.is_retryable()
+        );
     }
 }

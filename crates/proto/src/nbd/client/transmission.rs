@@ -192,8 +192,8 @@ impl ClientTransmission {
     }
 
     /// Ages the requests in flight; see [`Overdue`](crate::session::Overdue).
-    pub(super) fn look(&mut self) -> u32 {
-        self.requests.look(|request| !matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE))
+    pub(super) fn tick(&mut self) -> u32 {
+        self.requests.tick(|request| !matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE))
     }
 
     /// Removes and returns all I/O that has not completed, oldest first.

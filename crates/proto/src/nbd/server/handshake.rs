@@ -477,8 +477,8 @@ impl ServerHandshake {
     }
 
     /// The volume state, shared by all protocols, of the export that the client chose.
-    pub(super) fn served(&self, params: &ServerParams) -> Option<Arc<VolumeState>> {
-        self.exports.served(params.volume)
+    pub(super) fn volume_state(&self, params: &ServerParams) -> Option<Arc<VolumeState>> {
+        self.exports.volume_state(params.volume)
     }
 
     fn params(&self, id: VolumeId, export: &Export) -> ServerParams {

@@ -133,7 +133,7 @@ impl StreamSession for NbdTargetSession {
             (taken, next) = step?;
             match next {
                 Some(AfterHandshake::Transmit(params)) => {
-                    let Some(served) = handshake.served(&params) else {
+                    let Some(volume_state) = handshake.volume_state(&params) else {
                         self.phase = NbdTargetPhase::Closing;
                         return Ok(taken);
                     };
@@ -141,7 +141,7 @@ impl StreamSession for NbdTargetSession {
                         .push(AuditEvent::Login(login(handshake.client(), handshake.name_of(&params))));
                     let transmission = ServerTransmission::new(
                         params,
-                        Admission::new(&served, None),
+                        Admission::new(&volume_state, None),
                         self.pool.clone(),
                         now,
                     );
@@ -187,7 +187,7 @@ impl StreamSession for NbdTargetSession {
             return Ok(());
         }
         Err(ProtocolError {
-            what: "left in the middle of an option",
+            what: "closed the connection in the middle of an option",
             reference: "proto.md, \"Newstyle negotiation\"",
         })
     }

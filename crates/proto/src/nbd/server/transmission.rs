@@ -147,7 +147,7 @@ impl ServerTransmission {
         match std::mem::replace(&mut self.awaiting, AwaitedRequest::Over) {
             AwaitedRequest::Head | AwaitedRequest::Over => Ok(()),
             _ => Err(ProtocolError {
-                what: "left in the middle of a request's payload",
+                what: "closed the connection in the middle of a request's payload",
                 reference: "proto.md, \"Terminating the transmission phase\"",
             }),
         }

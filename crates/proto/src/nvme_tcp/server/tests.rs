@@ -24,13 +24,13 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A PDU of the target.
 #[derive(Debug, Clone)]
-struct TargetPdu {
+struct ControllerPdu {
     common: CommonHeader,
     header: Vec<u8>,
     data: Vec<u8>,
 }
 
-impl TargetPdu {
+impl ControllerPdu {
     fn kind(&self) -> PduType {
         PduType(self.common.pdu_type)
     }
@@ -146,7 +146,7 @@ impl TcpTestHost {
     }
 
     /// Decodes the PDUs that the target has sent, and checks their digests.
-    fn received(&mut self) -> Vec<TargetPdu> {
+    fn received(&mut self) -> Vec<ControllerPdu> {
         let bytes = self.pump.sent();
         let (mut rest, mut pdus) = (&bytes[..], Vec::new());
         while !rest.is_empty() {
@@ -160,7 +160,7 @@ impl TcpTestHost {
                 let sent = data.split_off(data.len() - 4);
                 assert_eq!(digest::of(&data)[..], sent);
             }
-            pdus.push(TargetPdu { common, header: rest[..hlen].to_vec(), data });
+            pdus.push(ControllerPdu { common, header: rest[..hlen].to_vec(), data });
             rest = &rest[plen..];
         }
         pdus

@@ -48,7 +48,7 @@ impl MultiStepCommand for ReserveDrain {
 pub(super) fn release(cx: &mut CommandContext<'_>) -> TaskOutcome {
     check(cx)?;
     // SPC-2, "Reservations": with registrations these commands conflict for every nexus.
-    if cx.unit.unit.volume_state.look(|table| !table.reservations.registrations.is_empty()) {
+    if cx.unit.unit.volume_state.with_table(|table| !table.reservations.registrations.is_empty()) {
         return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
     }
     cx.unit.unit.volume_state.release(Some(cx.unit.key));

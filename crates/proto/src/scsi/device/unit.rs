@@ -236,7 +236,7 @@ impl LogicalUnit {
         let asked = self.generation();
         let info = self.info();
         let registrant = self.read_state(|state| state.registrant(key));
-        let (access, is_reserved_by_other, closed) = self.volume_state.look(|table| {
+        let (access, is_reserved_by_other, closed) = self.volume_state.with_table(|table| {
             let is_reserved_by_other = table.reserved_by.is_some_and(|holder| holder != key);
             let access = registrant
                 .as_ref()

@@ -88,7 +88,7 @@ impl std::fmt::Display for UnitSense {
 impl UnitRefused {
     /// Whether a later attempt may succeed with a unit that was usable before.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         matches!(self, UnitRefused::NotReady { .. } | UnitRefused::NoSuchUnit(_) | UnitRefused::Reserved(_))
     }
 }

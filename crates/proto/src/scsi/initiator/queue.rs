@@ -107,14 +107,14 @@ impl<T: Default> ScsiQueue<T> {
         self.again.append(&mut self.set.delayed);
     }
 
-    /// Ages pending commands: see [`Overdue::look`](crate::session::Overdue::look).
-    pub(crate) fn look(&mut self) -> u32 {
+    /// Ages pending commands: see [`Overdue::tick`](crate::session::Overdue::tick).
+    pub(crate) fn tick(&mut self) -> u32 {
         if self.commands.is_empty() && self.set.delayed.is_empty() {
             // The target accepts no command, so only whole I/O requests can age.
-            return self.jobs.look(|_| false);
+            return self.jobs.tick(|_| false);
         }
-        self.jobs.look_away();
-        self.commands.look(ScsiQueuedCommand::is_long)
+        self.jobs.reset_ticks();
+        self.commands.tick(ScsiQueuedCommand::is_long)
     }
 
     /// Stops sending: commands in flight end, the rest is left for [`ScsiQueue::take_unfinished`].
@@ -240,10 +240,10 @@ impl<T: Default> ScsiQueue<T> {
         job.extents = extents::parse(&data, blocks.lba, block_count, block_len, is_zero);
     }
 
-    /// Commands that have been in flight for more than `looks` ticks, oldest first. Empty if one of
+    /// Commands that have been in flight for more than `ticks` ticks, oldest first. Empty if one of
     /// them is an internal command, because that belongs to no I/O that could be repeated.
-    pub(crate) fn overdue(&mut self, looks: u32) -> Vec<SlotKey> {
-        let overdue = self.commands.overdue(looks, ScsiQueuedCommand::is_long);
+    pub(crate) fn overdue(&mut self, ticks: u32) -> Vec<SlotKey> {
+        let overdue = self.commands.overdue(ticks, ScsiQueuedCommand::is_long);
         let is_internal =
             |key: &SlotKey| self.commands.get_mut(*key).is_none_or(|command| command.piece.job.is_none());
         if overdue.iter().any(is_internal) { Vec::new() } else { overdue }

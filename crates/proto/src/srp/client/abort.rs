@@ -3,13 +3,13 @@
 //! ```text
 //!   ABORT TASK ──▶ LOGICAL UNIT RESET ──▶ another session
 //! ```
-//! Such commands are aborted one after the other, oldest first, each on its channel. Until the
-//! target has answered, a command keeps its tag and its memory, and its response is taken: it may
-//! still end by itself. With the answer the target has done with it; its memory is closed, and its
-//! I/O is handed back. A target that refuses, or does not answer this either, is asked to reset the
-//! logical unit. A reset ends whatever it finds, also what others have under way (SAM-5 §6.3.3): no
-//! command is sent until it is answered, and all that were under way come back then. After that the
-//! driver gives the session up.
+//! The session aborts overdue commands one after the other, oldest first, each on its own channel.
+//! Until the target answers the abort, a command keeps its tag and its memory, and its response is
+//! accepted, because it may still complete. After the answer the session invalidates the key of the
+//! memory and returns the I/O to the driver. If the target refuses or does not answer, the session
+//! sends LOGICAL UNIT RESET. A reset ends all commands of the unit, including those of other
+//! initiators (SAM-5 §6.3.3), so the session sends no command until the reset is answered, and then
+//! returns all I/O that was in flight. If the reset fails as well, the driver ends the session.
 
 use super::channel::{AfterClose, Channel, Exposure};
 use super::response::function_code;
@@ -23,60 +23,61 @@ use blockmux_wire::srp::{
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
-/// What the target is asked to give up.
+/// Task management of a session: the commands to abort, and the function in progress.
 #[derive(Default)]
 pub(super) struct Aborts {
-    /// Commands to be aborted, oldest first; not more than there are commands.
+    /// Commands to abort, oldest first; at most as many as there are commands.
     tasks: VecDeque<SlotKey>,
-    /// What the target was asked for last.
+    /// The function that was sent last and has no answer yet.
     asked: Option<PendingFunction>,
-    /// Channels and tags of functions that were given up on; at most [`MAX_GIVEN_UP`].
+    /// Channels and tags of abandoned functions, whose answers may still come; at most
+    /// [`MAX_GIVEN_UP`].
     given_up: VecDeque<(usize, u64)>,
-    /// How many functions there were.
+    /// Number of functions sent so far; the tags of functions derive from it.
     count: u64,
-    /// The channel by which a reset was answered: all commands are to come back.
+    /// Index of the channel on which a reset was answered; all commands have to be returned.
     reset_by: Option<usize>,
-    /// How the only function of a session was answered.
+    /// The answer to the only function of a [`Mode::Manage`](super::Mode::Manage) session.
     answer: Option<ResponseCode>,
 }
 
-/// A function under way.
+/// A task management function without an answer yet.
 struct PendingFunction {
     function: TaskManagementFunction,
-    /// The command to be aborted.
+    /// The command to abort; `None` for functions that name no task.
     task: Option<SlotKey>,
     tag: u64,
-    /// The number of its channel.
+    /// Index of the channel that it was sent on.
     channel: usize,
-    /// A look has found it under way.
+    /// Whether a tick has found it pending already.
     is_seen: bool,
     is_refused: bool,
 }
 
 impl Aborts {
-    /// No command is sent that a reset might find or not.
+    /// Whether no commands may be sent, because a reset is pending and may or may not end them.
     #[inline]
     pub(super) fn holds_commands(&self) -> bool {
         self.asked.as_ref().is_some_and(|asked| asked.task.is_none())
     }
 
-    /// How the only function of a session was answered, once it is.
+    /// The answer to the only function of a session; `None` until it arrives.
     pub(super) fn answer(&self) -> Option<ResponseCode> {
         self.answer
     }
 }
 
 impl InitiatorSession {
-    /// As [`Overdue::look`](crate::session::Overdue::look). A function that a second look finds
-    /// unanswered is overdue beyond doubt.
+    /// Implements [`Overdue::tick`](crate::session::Overdue::tick). A task management function that
+    /// is still unanswered at its second tick is overdue.
     pub(super) fn look_for_overdue(&mut self) -> u32 {
-        let seen = self.queue.look();
+        let seen = self.queue.tick();
         let Some(asked) = &mut self.aborts.asked else { return seen };
         let was_seen = std::mem::replace(&mut asked.is_seen, true);
         if was_seen || asked.is_refused { u32::MAX } else { seen }
     }
 
-    /// As [`Overdue::abort_overdue`](crate::session::Overdue::abort_overdue), just after a look.
+    /// Implements [`Overdue::abort_overdue`](crate::session::Overdue::abort_overdue).
     pub(super) fn ask_to_abort(&mut self, looks: u32) -> Option<&'static str> {
         if self.ending == Ending::Over {
             return None;
@@ -91,14 +92,14 @@ impl InitiatorSession {
         let asked = self.aborts.asked.as_mut()?;
         asked.is_seen = true;
         Some(match asked.function {
-            TaskManagementFunction::ABORT_TASK => "to abort what it owes",
+            TaskManagementFunction::ABORT_TASK => "to abort pending commands",
             _ => "to reset the logical unit",
         })
     }
 
-    /// Takes the next step after a function that was refused or not answered. A command of the
-    /// queue's own belongs to no I/O that could be done again, so that none of those may be under
-    /// way.
+    /// Escalates from ABORT TASK to LOGICAL UNIT RESET, after a function that was refused or not
+    /// answered. There is no reset while the queue's own commands are in flight, because they
+    /// belong to no I/O that could be repeated.
     fn escalate(&mut self, unanswered: &PendingFunction) {
         self.aborts.tasks.clear();
         if !unanswered.is_refused {
@@ -112,7 +113,7 @@ impl InitiatorSession {
         }
     }
 
-    /// Asks for a function that is about no single task.
+    /// Sends a function that names no single task.
     pub(super) fn manage(&mut self, function: TaskManagementFunction) {
         if let Some(index) = self.channels.iter().position(Channel::has_credit) {
             self.ask(index, function, None);
@@ -137,7 +138,7 @@ impl InitiatorSession {
         self.aborts.asked = Some(asked);
     }
 
-    /// Goes on with a reset that was answered, and with commands that are to be aborted.
+    /// Continues with an answered reset, and with the commands that still have to be aborted.
     #[inline]
     pub(super) fn advance_aborts(&mut self) {
         if let Some(by) = self.aborts.reset_by.take() {
@@ -150,7 +151,7 @@ impl InitiatorSession {
         }
     }
 
-    /// Has the next command aborted that was sent and has not ended by itself.
+    /// Sends ABORT TASK for the next command that was sent and has not completed meanwhile.
     #[cold]
     fn abort_next(&mut self) {
         while let Some(key) = self.aborts.tasks.pop_front() {
@@ -162,7 +163,7 @@ impl InitiatorSession {
         }
     }
 
-    /// The target has answered a function.
+    /// Handles the target's answer to a function.
     pub(super) fn on_managed(
         &mut self,
         index: usize,
@@ -175,7 +176,7 @@ impl InitiatorSession {
         else {
             let place = self.aborts.given_up.iter().position(|given_up| *given_up == (index, tag));
             let found = place.and_then(|place| self.aborts.given_up.remove(place));
-            let error = violation("answered a task management function that is not there");
+            let error = violation("answered a task management function that does not exist");
             return found.map(|_| ()).ok_or(error);
         };
         if matches!(self.config.mode, Mode::Manage(_)) {
@@ -183,7 +184,7 @@ impl InitiatorSession {
             self.aborts.asked = None;
             return Ok(());
         }
-        // Linux's target answers that it has failed where a task has ended by itself.
+        // Linux's target answers FUNCTION FAILED if the task has already completed.
         let has_ended = asked.task.is_some_and(|task| self.queue.transport(task).is_none());
         if code != ResponseCode::NO_FAILURE && !has_ended {
             asked.is_refused = true;
@@ -197,17 +198,17 @@ impl InitiatorSession {
         Ok(())
     }
 
-    /// The target has given up a command, as it said on channel `by`: its I/O is handed back once
-    /// the target cannot reach its memory any more.
+    /// Ends a command that the target has aborted, as it reported on channel `by`. Its I/O is
+    /// returned once the key of its memory has been invalidated.
     fn end_aborted(&mut self, key: SlotKey, by: usize) {
         let Some((state, _)) = self.queue.transport(key) else { return };
         let Some(channel) = self.channels.get_mut(state.channel) else { return };
         let Exposure::Sent(stag) = state.exposure else {
-            // It was not sent and goes its way, or its response has come and ends it.
+            // The command was not sent yet, or its response has arrived and completes it.
             return;
         };
         if state.channel != by {
-            // Its response may be on its way by its own channel.
+            // Its response may still arrive on its own channel.
             channel.stale = channel.stale.saturating_add(1);
         }
         match stag {
@@ -223,14 +224,14 @@ impl InitiatorSession {
     }
 }
 
-/// Whether this is the tag of a function.
+/// Whether this is the tag of a task management function.
 #[inline]
 pub(super) fn is_function(tag: u64) -> bool {
     tag & FUNCTION_TAG != 0
 }
 
-/// In the tag of each function; those of commands are below.
+/// Bit in the tag of each task management function. Tags of commands are below it.
 const FUNCTION_TAG: u64 = 1 << 32;
 
-/// The most functions that were given up on and may still be answered.
+/// Most abandoned functions whose answers are still accepted.
 const MAX_GIVEN_UP: usize = 16;

@@ -1,9 +1,9 @@
-//! One RDMA channel of a session: what it has on its way to the target, and its credits.
+//! One RDMA channel of a session: its unsent messages, its registrations and its credits.
 //!
-//! A command's memory is open to the target from before the command is sent until its response has
-//! come, or the target has answered that it has aborted the command. Commands are sent in order, so
-//! one whose memory is not registered yet holds up those behind it; the queue pair registers it in
-//! the same turn.
+//! The target may access a command's memory from before the command is sent until its response
+//! arrives, or until the target reports that it has aborted the command. Commands are sent in
+//! order, so one that waits for its registration delays the commands behind it; the queue pair
+//! completes registrations in the same turn.
 
 use super::login::{ChannelTerms, IMMEDIATE_OFFSET};
 use super::response::CommandOutcome;
@@ -23,34 +23,35 @@ use zerocopy::IntoBytes;
 /// One RDMA channel.
 pub(super) struct Channel {
     pub(super) phase: ChannelPhase,
-    /// When its login has to be over.
+    /// Time by which its login has to be complete.
     pub(super) deadline: Instant,
     terms: ChannelTerms,
-    /// Requests that the target takes now.
+    /// Requests that the target accepts at present (its request limit).
     credits: i64,
-    /// Commands under way that belong to it.
+    /// Number of its commands in flight.
     pub(super) in_flight: u32,
-    /// Commands that a reset on another channel has ended, and whose responses may still come.
+    /// Number of commands that a reset on another channel has ended; their responses may still
+    /// arrive.
     pub(super) stale: u32,
-    /// Commands that were not sent, oldest first.
+    /// Commands that have not been sent, oldest first.
     outgoing: VecDeque<Outgoing>,
-    /// Memory to close, with what is then to be done.
+    /// Keys to invalidate, and how the command of each ends afterwards.
     closing: VecDeque<(Stag, AfterClose)>,
-    /// Other messages, oldest first. They follow the commands before them.
+    /// Messages other than commands, oldest first. They are sent after all unsent commands.
     messages: VecDeque<SmallVec<[u8; 64]>>,
-    /// Receive buffers to give back.
+    /// Number of consumed receive buffers that have to be posted again.
     receives: u32,
 }
 
-/// How far a channel has come.
+/// State of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChannelPhase {
-    /// The driver is to connect.
+    /// The driver has to connect it.
     Wanted,
-    /// It connects, or the login is under way.
+    /// It is connecting, with the login in the connection request.
     Connecting,
     Open,
-    /// Its end was asked for, or it is over.
+    /// It is closing or closed.
     Over,
 }
 
@@ -64,40 +65,40 @@ struct Outgoing {
 /// The data of a command.
 pub(super) enum CommandData {
     None,
-    /// It goes with the command.
+    /// The data is sent with the command.
     Immediate(SgList),
-    /// The target reaches it in this memory, which is to be registered.
+    /// The target transfers the data by RDMA. This memory still has to be registered.
     Closed(SgList, RemoteRights),
-    /// The queue pair registers it.
+    /// The registration was posted and has not completed.
     Asked,
     Registered(Remote),
 }
 
-/// Whether the target has a command, and reaches its memory.
+/// Whether the target has a command and can access its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Exposure {
-    /// It was not sent.
+    /// The command was not sent.
     #[default]
     No,
-    /// It was sent, with this key if the target is to reach memory.
+    /// The command was sent, with this key if the target has to access memory.
     Sent(Option<Stag>),
-    /// It has ended, and the key is still to be invalidated.
+    /// The command has ended, and its key still has to be invalidated.
     Closing,
 }
 
-/// What the transport keeps beside a command.
+/// The transport's state of a command.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CommandState {
-    /// The number of its channel.
+    /// Index of its channel.
     pub(super) channel: usize,
     pub(super) exposure: Exposure,
 }
 
-/// How a command ends once its memory is closed.
+/// How a command ends once the key of its memory is invalidated.
 pub(super) enum AfterClose {
-    /// As its response has said.
+    /// With the result of its response.
     Finish(SlotKey, CommandOutcome),
-    /// The target has aborted it.
+    /// Aborted: its I/O is returned to the driver.
     Abort(SlotKey),
 }
 
@@ -117,14 +118,14 @@ impl Channel {
         }
     }
 
-    /// The login is over.
+    /// Opens the channel after a successful login.
     pub(super) fn open(&mut self, terms: ChannelTerms) {
         self.phase = ChannelPhase::Open;
         self.terms = terms;
         self.credits = terms.request_limit;
     }
 
-    /// Whether it has ever been logged in.
+    /// Whether the channel has ever been logged in.
     pub(super) fn was_open(&self) -> bool {
         self.terms.request_limit > 0
     }
@@ -134,7 +135,8 @@ impl Channel {
         self.phase == ChannelPhase::Open
     }
 
-    /// How many more commands may be sent now. Some credits are kept for task management.
+    /// Number of further commands that may be sent now. Some credits are reserved for task
+    /// management.
     #[inline]
     pub(super) fn room(&self) -> u32 {
         if !self.is_open() {
@@ -145,15 +147,15 @@ impl Channel {
         credits.min(MAX_COMMANDS.saturating_sub(self.in_flight))
     }
 
-    /// Whether another request may be sent beside commands.
+    /// Whether a request other than a command may be sent.
     pub(super) fn has_credit(&self) -> bool {
         self.is_open() && self.credits > 0
     }
 
-    /// REQUEST LIMIT DELTA, a signed number.
+    /// Adds REQUEST LIMIT DELTA, a signed number, to the credits.
     ///
     /// # Errors
-    /// If no target can mean that many.
+    /// If the credits exceed the range of a request limit.
     #[inline]
     pub(super) fn grant(&mut self, delta: u32) -> Result<(), ProtocolError> {
         self.credits = self.credits.saturating_add(delta.cast_signed().into());
@@ -163,13 +165,13 @@ impl Channel {
         Ok(())
     }
 
-    /// The most data that goes with a command, in bytes.
+    /// Longest data that is sent with a command as immediate data, in bytes.
     #[inline]
     pub(super) fn most_immediate(&self) -> u32 {
         self.terms.most_immediate
     }
 
-    /// Queues a command. It takes a credit.
+    /// Queues a command, which consumes a credit.
     #[inline]
     pub(super) fn push(&mut self, key: SlotKey, command: SrpCommand, data: CommandData) {
         self.in_flight = self.in_flight.saturating_add(1);
@@ -177,36 +179,37 @@ impl Channel {
         self.outgoing.push_back(Outgoing { key, command, data });
     }
 
-    /// Queues a request that is no command. It takes a credit.
+    /// Queues a request other than a command, which consumes a credit.
     pub(super) fn push_request(&mut self, request: &[u8]) {
         self.credits = self.credits.saturating_sub(1);
         self.messages.push_back(SmallVec::from_slice(request));
     }
 
-    /// Answers SRP_CRED_REQ or SRP_AER_REQ.
+    /// Queues the answer to SRP_CRED_REQ or SRP_AER_REQ.
     pub(super) fn push_answer(&mut self, opcode: SrpOpcode, tag: u64) {
         let answer = SrpHeader { opcode: opcode.0, tag: tag.into(), ..SrpHeader::default() };
         self.messages.push_back(SmallVec::from_slice(answer.as_bytes()));
     }
 
-    /// A message has come, and taken a receive buffer.
+    /// Counts a received message, which has consumed a receive buffer.
     #[inline]
     pub(super) fn on_message(&mut self) {
         self.receives = self.receives.saturating_add(1);
     }
 
-    /// A command is over.
+    /// Counts a completed command.
     #[inline]
     pub(super) fn end_command(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// Closes memory whose command has ended; then the rest is done.
+    /// Queues the invalidation of an ended command's key; `then` says how the command ends
+    /// afterwards.
     pub(super) fn close(&mut self, stag: Stag, then: AfterClose) {
         self.closing.push_back((stag, then));
     }
 
-    /// Closes the next memory. Returns what is to be done then.
+    /// Invalidates the next key. Returns how its command ends.
     #[inline]
     pub(super) fn close_next(&mut self, queue_pair: &mut impl QueuePair) -> Option<AfterClose> {
         let (stag, then) = self.closing.pop_front()?;
@@ -214,7 +217,7 @@ impl Channel {
         Some(then)
     }
 
-    /// Memory is registered. What nobody waits for any more is nothing to anybody.
+    /// Completes a registration. One whose command no longer waits for it is ignored.
     pub(super) fn on_registered(&mut self, id: WorkId, remote: Remote) {
         let is_it =
             |next: &&mut Outgoing| matches!(next.data, CommandData::Asked) && registration(next.key) == id;
@@ -223,8 +226,9 @@ impl Channel {
         }
     }
 
-    /// Gives receive buffers back; whether there were any. A target that does not wait for answers
-    /// to what it asks gets none.
+    /// Posts consumed receive buffers again; returns whether there were any. It posts none while
+    /// many answers to the target's requests are unsent, so a target cannot queue requests without
+    /// limit.
     #[inline]
     pub(super) fn give_receives(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         if self.receives == 0 || self.messages.len() > MAX_MESSAGES {
@@ -234,8 +238,8 @@ impl Channel {
         true
     }
 
-    /// Sends the next command, or has its memory registered. Returns whether anything moved, and
-    /// which command was sent, with its key.
+    /// Sends the next command, or posts the registration of its memory. Returns whether there was
+    /// progress, and the command that was sent with its key.
     #[inline]
     pub(super) fn send_next(
         &mut self,
@@ -271,7 +275,8 @@ impl Channel {
         (true, Some((key, stag)))
     }
 
-    /// Sends what is no command, once every command before it is sent; whether anything was sent.
+    /// Sends the messages other than commands, once all commands are sent; returns whether there
+    /// were any.
     #[inline]
     pub(super) fn send_messages(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let before = self.messages.len();
@@ -284,13 +289,13 @@ impl Channel {
         self.messages.len() < before
     }
 
-    /// Whether everything was sent, and all memory whose command has ended is closed.
+    /// Whether everything was sent, and the keys of all ended commands are invalidated.
     #[inline]
     pub(super) fn is_settled(&self) -> bool {
         self.outgoing.is_empty() && self.messages.is_empty() && self.closing.is_empty()
     }
 
-    /// The queue pair is gone, and with it every way that the target had to our memory.
+    /// Drops everything unsent after the queue pair has ended, which has invalidated all keys.
     pub(super) fn clear(&mut self) {
         self.phase = ChannelPhase::Over;
         self.outgoing.clear();
@@ -300,7 +305,7 @@ impl Channel {
     }
 }
 
-/// A command with a descriptor, filled up with zeroes.
+/// A command with its descriptor, padded with zeroes to the offset of immediate data.
 #[inline]
 fn head(command: &SrpCommand, descriptor: &[u8]) -> [u8; IMMEDIATE_OFFSET] {
     let mut head = [0; IMMEDIATE_OFFSET];
@@ -310,7 +315,7 @@ fn head(command: &SrpCommand, descriptor: &[u8]) -> [u8; IMMEDIATE_OFFSET] {
     head
 }
 
-/// The byte of SRP_CMD that says how data is described.
+/// BUF_FMT of SRP_CMD: the formats of both data buffer descriptors.
 #[inline]
 pub(super) fn buffer_format(data: &CommandData) -> u8 {
     match data {
@@ -321,21 +326,21 @@ pub(super) fn buffer_format(data: &CommandData) -> u8 {
     }
 }
 
-/// The number of a registration.
+/// The work request identifier of a command's registration.
 fn registration(key: SlotKey) -> WorkId {
     WorkId(REGISTRATION | u64::from(key.short()))
 }
 
-/// In the number of each registration.
+/// Bit in the work request identifier of each registration.
 const REGISTRATION: u64 = 1 << 32;
 
 const DIRECT_LEN: usize = size_of::<SrpCommand>() + size_of::<DirectDescriptor>();
 
-/// Credits that commands leave for task management, if the target grants that many.
+/// Credits reserved for task management, if the target grants that many.
 const FUNCTION_CREDITS: i64 = 2;
 
-/// REQUEST LIMIT is a signed number of 32 bits.
+/// Largest request limit: a signed number of 32 bits.
 const MAX_CREDITS: u64 = 1 << 31;
 
-/// Answers that may wait to be sent before receive buffers are withheld.
+/// Most unsent answers to the target's requests before no receive buffers are posted.
 const MAX_MESSAGES: usize = 8;

@@ -1,4 +1,5 @@
-//! SRP_LOGIN_REQ as the private data of a connection request, and what the target answers.
+//! The initiator's side of the login: builds SRP_LOGIN_REQ, which is the private data of a
+//! connection request, and reads SRP_LOGIN_RSP or SRP_LOGIN_REJ.
 
 use super::{Config, MAX_COMMANDS};
 use crate::scsi::initiator::UnitRefused;
@@ -9,32 +10,32 @@ use blockmux_wire::srp::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Why a session ended without what was asked for, although nobody broke the protocol.
+/// Reason for which a session failed although the target followed the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SrpRefused {
     /// The target rejected the login.
     #[error("target rejected the login: {}", explained(*.0))]
     Login(LoginRejectReason),
-    /// Of several paths to one unit, this one leads to another.
+    /// Of several paths to one logical unit, this one leads to a different unit.
     #[error("leads to {unit}, not to {first} as {at} does")]
     AnotherUnit {
-        /// What it leads to.
+        /// The unit that this path leads to.
         unit: String,
-        /// What the first path leads to.
+        /// The unit that the first path leads to.
         first: String,
         /// The address of the first path.
         at: String,
     },
-    /// The logical unit is none for us.
+    /// The logical unit cannot be used.
     #[error(transparent)]
     Unit(#[from] UnitRefused),
 }
 
 impl SrpRefused {
-    /// Whether a target that took us before may do so a little later: it may have been started just
-    /// now, or be disabled for a while.
+    /// Whether the login may succeed later at a target that has accepted it before: the target may
+    /// be starting, or be disabled temporarily.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             SrpRefused::Login(reason) => matches!(
                 *reason,
@@ -43,7 +44,7 @@ impl SrpRefused {
                     | LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL
                     | LoginRejectReason::CHANNEL_LIMIT_REACHED
             ),
-            SrpRefused::Unit(refused) => refused.may_pass(),
+            SrpRefused::Unit(refused) => refused.is_retryable(),
             SrpRefused::AnotherUnit { .. } => false,
         }
     }
@@ -65,17 +66,17 @@ fn explained(reason: LoginRejectReason) -> String {
     known.to_owned()
 }
 
-/// What a login has agreed on.
+/// Parameters that a login has negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChannelTerms {
-    /// Requests that we may have outstanding.
+    /// Requests that the initiator may have outstanding.
     pub(super) request_limit: i64,
-    /// The most data that goes with a command, in bytes.
+    /// Longest immediate data of a command, in bytes.
     pub(super) most_immediate: u32,
 }
 
-/// SRP_LOGIN_REQ. The first channel of a session ends all those that a session before it has left
-/// (single-channel operation); the others join it.
+/// Builds SRP_LOGIN_REQ. The first channel of a session asks for single-channel operation, which
+/// ends all channels of an earlier session; the others ask to be added.
 pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
     let most_immediate = if config.immediate_data { MOST_IMMEDIATE } else { 0 };
     let request = LoginRequestRdma {
@@ -96,7 +97,7 @@ pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
 /// Reads SRP_LOGIN_RSP.
 ///
 /// # Errors
-/// If it is none, or offers less than every target has to.
+/// If the private data is no SRP_LOGIN_RSP, or offers less than SRP requires of every target.
 pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<ChannelTerms, ProtocolError> {
     let Ok((response, _)) = LoginResponse::read_from_prefix(private_data) else {
         return Err(error("accepted the connection without a whole SRP_LOGIN_RSP"));
@@ -123,14 +124,14 @@ pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<Cha
     Ok(ChannelTerms { request_limit, most_immediate: if is_agreed { most } else { 0 } })
 }
 
-/// Reads the private data of a refused connection.
+/// Reads SRP_LOGIN_REJ, the private data of a refused connection.
 ///
 /// # Errors
-/// If it is no SRP_LOGIN_REJ.
+/// If the private data is no SRP_LOGIN_REJ.
 pub(super) fn check_reject(private_data: &[u8]) -> Result<SrpRefused, ProtocolError> {
     let reject = LoginReject::read_from_prefix(private_data).ok().map(|(reject, _)| reject);
     let reject = reject.filter(|reject| SrpOpcode(reject.opcode) == SrpOpcode::LOGIN_REJECT);
-    let reject = reject.ok_or(error("refused the RDMA connection: nobody serves SRP there"))?;
+    let reject = reject.ok_or(error("refused the RDMA connection: no SRP target listens there"))?;
     Ok(SrpRefused::Login(LoginRejectReason(reject.reason.get())))
 }
 
@@ -138,17 +139,18 @@ fn error(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "SRP r16a §6.2 to §6.4" }
 }
 
-/// A tag that no request has.
+/// Tag of the login, which no later request has.
 const LOGIN_TAG: u64 = 1 << 62;
 
-/// The most immediate data of a command, in bytes: what Linux's target takes by default.
+/// Longest immediate data of a command, in bytes: the default limit of Linux's target.
 const MOST_IMMEDIATE: u32 = 8 << 10;
 
-/// Where immediate data begins: behind a command with 16 bytes of additional CDB, as with Linux's
-/// initiator.
+/// Offset of immediate data in an information unit, in bytes: after a command with 16 additional
+/// CDB bytes, as in Linux's initiator.
 pub(super) const IMMEDIATE_OFFSET: usize = size_of::<SrpCommand>() + 16 + size_of::<ImmediateDescriptor>();
 
-/// A command with a direct data buffer descriptor; the standard has no smaller limit either.
+/// Shortest limit of information units that a target may set, in bytes: a command with a direct
+/// data buffer descriptor fits it.
 const MIN_IU_LEN: usize = 64;
 
 const _: () = assert!(MAX_COMMANDS <= 1024);
@@ -206,7 +208,7 @@ mod tests {
         assert_eq!(told(short).most_immediate, 4096);
         let without = LoginResponse { rsp_flags: 0, ..response() };
         assert_eq!(told(without).most_immediate, 0);
-        // InfiniBand fills private data up with zeroes.
+        // InfiniBand pads private data with zeroes.
         let padded = [response().as_bytes(), &[0; 144]].concat();
         assert_eq!(check_response(&padded, &config()), Ok(told(response())));
     }
@@ -239,9 +241,9 @@ mod tests {
         let unknown = reject(0x0001_0003);
         let said = "target rejected the login: it has no such target port, or does not admit this initiator \
                     port there";
-        assert_eq!((unknown.to_string().as_str(), unknown.may_pass()), (said, true));
-        assert!(reject(0x0001_0001).may_pass() && !reject(0x0001_0004).may_pass());
+        assert_eq!((unknown.to_string().as_str(), unknown.is_retryable()), (said, true));
+        assert!(reject(0x0001_0001).is_retryable() && !reject(0x0001_0004).is_retryable());
         assert_eq!(reject(9).to_string(), "target rejected the login: reason 0x00000009");
-        assert!(check_reject(b"").unwrap_err().what.contains("nobody serves SRP"));
+        assert!(check_reject(b"").unwrap_err().what.contains("no SRP target listens"));
     }
 }

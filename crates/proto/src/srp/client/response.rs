@@ -1,4 +1,4 @@
-//! Reads what a target sends: SRP_RSP and the target's own requests.
+//! Parses the messages of a target: SRP_RSP and the target's own requests.
 
 use super::violation;
 use crate::scsi::ScsiStatus;
@@ -9,20 +9,20 @@ use blockmux_wire::srp::{ResponseCode, ResponseFlags, SrpResponse, TaskManagemen
 use smallvec::SmallVec;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// How a command ended.
+/// Result of a command.
 pub(super) struct CommandOutcome {
     status: ScsiStatus,
-    /// Empty after most commands.
+    /// Sense data; empty for most commands.
     sense: SenseData,
-    /// How much data moved, in bytes.
+    /// Length of the transferred data, in bytes.
     moved: u32,
 }
 
-/// As much as the initiator's queue reads fits without an allocation.
+/// Sense data. The part that the initiator's queue reads fits without an allocation.
 type SenseData = SmallVec<[u8; 32]>;
 
 impl CommandOutcome {
-    /// Reads the response to a command that moves `transfer`.
+    /// Parses the response to a command with this data transfer.
     ///
     /// # Errors
     /// If its lengths do not match.
@@ -35,7 +35,7 @@ impl CommandOutcome {
         let (code, sense) = data_of(response, message)?;
         let left_out = |flag: u8, count: u32, len: u32| {
             let residual = if response.flags & flag == 0 { 0 } else { count };
-            len.checked_sub(residual).ok_or(violation("left out more data than a command has"))
+            len.checked_sub(residual).ok_or(violation("reported a residual longer than the command's data"))
         };
         let moved = match transfer {
             DataTransfer::Nothing => 0,
@@ -43,7 +43,7 @@ impl CommandOutcome {
             DataTransfer::Out(len) => left_out(ResponseFlags::DOUNDER, response.data_out_res_cnt.get(), len)?,
         };
         if code.is_some_and(|code| code != ResponseCode::NO_FAILURE) {
-            // There is no status then, and nothing is known of the command.
+            // The response has no SCSI status then, so the result of the command is unknown.
             let (status, sense) = (ScsiStatus::CHECK_CONDITION, SenseData::new());
             return Ok(CommandOutcome { status, sense, moved: 0 });
         }
@@ -56,16 +56,16 @@ impl CommandOutcome {
     }
 }
 
-/// Reads the response to a task management function.
+/// Parses the response to a task management function.
 ///
 /// # Errors
-/// If it has no response data.
+/// If the response has no response data.
 pub(super) fn function_code(response: &SrpResponse, message: &Seg) -> Result<ResponseCode, ProtocolError> {
     let (code, _) = data_of(response, message)?;
     code.ok_or(violation("answered a task management function without response data"))
 }
 
-/// RSP_CODE, if there is one, and the sense data.
+/// RSP_CODE, if the response has response data, and the sense data.
 #[inline]
 fn data_of(
     response: &SrpResponse,
@@ -95,7 +95,7 @@ fn data_of(
     Ok((code, sense))
 }
 
-/// Reads a structure at an offset of a message.
+/// Parses a structure at an offset of a message.
 ///
 /// # Errors
 /// If the message is too short.
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(outcome(rest(0, 9, 12), &[], DataTransfer::Out(512)).2, 512);
         let over = rest(ResponseFlags::DIOVER, 0, 100);
         assert_eq!(outcome(over, &[], DataTransfer::In(512)).2, 512);
-        assert!(wrong(rest(under, 0, 513), &[], DataTransfer::In(512)).contains("left out more data"));
+        assert!(wrong(rest(under, 0, 513), &[], DataTransfer::In(512)).contains("residual longer"));
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         assert!(wrong(huge, &data, DataTransfer::Nothing).contains("shorter"));
         let none = SrpResponse { resp_data_len: 3.into(), ..both };
         assert!(wrong(none, &data, DataTransfer::Nothing).contains("shorter"));
-        // Without its flag a length says nothing.
+        // A length without its flag is ignored.
         let flagless = SrpResponse { flags: 0, ..huge };
         assert_eq!(outcome(flagless, &data, DataTransfer::Nothing), (2, vec![], 0));
     }

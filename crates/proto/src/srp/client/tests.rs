@@ -1,5 +1,4 @@
-//! The initiator and our own target in memory, with a wire between them that a test may tamper
-//! with.
+//! The initiator and our own target in memory, with a wire between them that tests can tamper with.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
 use super::*;
@@ -45,7 +44,7 @@ fn config() -> Config {
     }
 }
 
-/// Both sides.
+/// Both sides of a connection, and the messages between them.
 struct Wire {
     initiator: InitiatorSession,
     target: Pump<TargetSession>,
@@ -53,9 +52,9 @@ struct Wire {
     theirs: Recorder,
     memory: BTreeMap<u32, (SgList, RemoteRights)>,
     last_key: u32,
-    /// What the initiator has sent, from first to last.
+    /// Messages of the initiator, oldest first.
     sent: Vec<Vec<u8>>,
-    /// Messages of the target that were not delivered.
+    /// Messages of the target that were held back.
     held: VecDeque<Vec<u8>>,
     holds: bool,
     receives: i64,
@@ -93,7 +92,7 @@ impl Wire {
         wire
     }
 
-    /// Logged in, and the unit known.
+    /// A session that is logged in and knows its logical unit.
     fn open(config: Config) -> Wire {
         let mut wire = Wire::new(config);
         wire.run();
@@ -111,14 +110,14 @@ impl Wire {
         }
     }
 
-    /// A message of the target, or what a test puts in its place.
+    /// Delivers a message of the target, or a forged one.
     fn deliver(&mut self, message: &[u8], invalidated: Option<Stag>) {
         self.receives -= 1;
         assert!(self.receives >= 0, "no receive buffer");
         self.send_initiator(Event::Received { message: Seg::from_slice(message), invalidated });
     }
 
-    /// Carries what both sides post until neither has anything.
+    /// Executes the posted work of both sides until neither has any left.
     fn run(&mut self) {
         while self.wrong.is_none() && (self.step_initiator() | self.step_target()) {}
     }
@@ -201,7 +200,7 @@ impl Wire {
         result
     }
 
-    /// With a read under way whose response is held.
+    /// A session with one read in flight, and the response to it, which is held back.
     fn reading() -> (Wire, SrpResponse) {
         let mut wire = Wire::open(config());
         wire.holds = true;
@@ -211,13 +210,13 @@ impl Wire {
         (wire, SrpResponse::read_from_prefix(&message).unwrap().0)
     }
 
-    /// What is wrong with such a message of the target.
+    /// The protocol violation that the initiator finds in this message of the target.
     fn wrong(mut self, message: &[u8]) -> &'static str {
         self.deliver(message, None);
         self.wrong.expect("the target is wrong").what
     }
 
-    /// Functions that were asked for: each and its task.
+    /// The task management functions that were sent, and the task tag of each.
     fn functions(&self) -> Vec<(TaskManagementFunction, u64)> {
         let requests =
             self.sent.iter().filter_map(|message| TaskManagementRequest::read_from_bytes(message).ok());
@@ -225,11 +224,11 @@ impl Wire {
         asked.map(|request| (TaskManagementFunction(request.tsk_mgmt_func), request.task_tag.get())).collect()
     }
 
-    /// Has what is overdue aborted, as a driver does. The queue looks at what is oldest, so that it
-    /// has to see it before.
+    /// Aborts overdue commands as a driver does: the first tick notes the oldest command, the next
+    /// finds it again.
     fn abort(&mut self) -> Option<&'static str> {
         for _ in 0..3 {
-            self.initiator.look();
+            self.initiator.tick();
         }
         let asked = self.initiator.abort_overdue(1);
         self.run();
@@ -326,7 +325,7 @@ fn a_login_that_is_rejected_says_why() {
     assert!(wire.initiator.is_over() && wire.wrong.is_none());
     let mut wire = Wire::new(config());
     wire.send_initiator(Event::Refused { private_data: Vec::new() });
-    assert!(wire.wrong.unwrap().what.contains("nobody serves SRP"));
+    assert!(wire.wrong.unwrap().what.contains("no SRP target listens"));
     let mut wire = Wire::new(config());
     wire.send_initiator(Event::Connected { private_data: vec![0; 56] });
     assert!(wire.wrong.unwrap().what.contains("does not serve SRP"));
@@ -335,7 +334,7 @@ fn a_login_that_is_rejected_says_why() {
 #[test]
 fn no_more_commands_are_sent_than_the_target_grants() {
     let mut wire = Wire::open(config());
-    // Two credits are kept for task management.
+    // Two credits are reserved for task management.
     assert_eq!(wire.initiator.room(), 126);
     wire.holds = true;
     let before = wire.sent.len();
@@ -432,17 +431,17 @@ fn a_target_that_lies_is_told_what_it_did() {
         resp_data_len: 4.into(),
         ..response
     };
-    assert!(wire.wrong(&[function.as_bytes(), &[0; 4]].concat()).contains("function that is not there"));
+    assert!(wire.wrong(&[function.as_bytes(), &[0; 4]].concat()).contains("function that does not exist"));
     let (wire, response) = Wire::reading();
     let residual = SrpResponse { flags: ResponseFlags::DIUNDER, data_in_res_cnt: 4097.into(), ..response };
-    assert!(wire.wrong(residual.as_bytes()).contains("left out more data"));
+    assert!(wire.wrong(residual.as_bytes()).contains("residual longer"));
     let (wire, response) = Wire::reading();
     let sense = SrpResponse { flags: ResponseFlags::SNSVALID, sense_data_len: 1.into(), ..response };
     assert!(wire.wrong(sense.as_bytes()).contains("shorter"));
     let (mut wire, response) = Wire::reading();
     wire.deliver(response.as_bytes(), None);
     assert!(wire.wrong(response.as_bytes()).contains("twice"));
-    for (message, said) in [(&[][..], "shorter"), (&[0xc1; 35], "shorter"), (&[0x55; 48], "unknown kind")] {
+    for (message, said) in [(&[][..], "shorter"), (&[0xc1; 35], "shorter"), (&[0x55; 48], "unknown opcode")] {
         assert!(Wire::reading().0.wrong(message).contains(said));
     }
     let (mut wire, response) = Wire::reading();
@@ -473,7 +472,7 @@ fn a_short_read_is_an_error_of_the_medium_and_a_target_may_invalidate_the_key_it
 fn what_gets_no_response_is_aborted_and_handed_back() {
     let (mut wire, response) = Wire::reading();
     wire.target.holds_io = false;
-    assert_eq!(wire.abort(), Some("to abort what it owes"));
+    assert_eq!(wire.abort(), Some("to abort pending commands"));
     assert_eq!(wire.functions(), [(TaskManagementFunction::ABORT_TASK, response.tag.get())]);
     assert!(wire.initiator.poll_returned().is_none(), "the target has not answered");
     wire.answer_function(ResponseCode::NO_FAILURE);
@@ -489,7 +488,7 @@ fn a_command_that_ends_while_it_is_aborted_has_ended() {
     wire.deliver(response.as_bytes(), None);
     wire.run();
     assert!(wire.initiator.poll_done().unwrap().result.is_ok());
-    // Linux's target has then nothing to abort.
+    // Linux's target answers this if it has no task to abort.
     wire.answer_function(ResponseCode::FUNCTION_FAILED);
     assert!(wire.initiator.poll_returned().is_none() && wire.wrong.is_none());
     wire.holds = false;
@@ -502,7 +501,7 @@ fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
         let (mut wire, _) = Wire::reading();
         wire.submit(2, WRITE, 0, 512, Some(list(&[1; 512])));
         wire.run();
-        assert_eq!(wire.abort(), Some("to abort what it owes"));
+        assert_eq!(wire.abort(), Some("to abort pending commands"));
         if refuses {
             wire.answer_function(ResponseCode::FUNCTION_NOT_SUPPORTED);
         }
@@ -522,7 +521,7 @@ fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
         let back: Vec<Tag> = std::iter::from_fn(|| wire.initiator.poll_returned()).map(|io| io.tag).collect();
         assert!(back.len() == 2 && back.contains(&Tag(1)) && back.contains(&Tag(2)), "{back:?}");
         assert_eq!(wire.sent.len(), before + 1, "and then goes on");
-        // An answer that was given up on may still come.
+        // The answer to an abandoned function may still arrive.
         let late = SrpResponse {
             opcode: SrpOpcode::RESPONSE.0,
             tag: abort_tag.into(),
@@ -533,7 +532,7 @@ fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
         wire.deliver(&[late.as_bytes(), &[0; 4]].concat(), None);
         assert!(wire.wrong.is_none());
         wire.deliver(&[late.as_bytes(), &[0; 4]].concat(), None);
-        assert!(wire.wrong.unwrap().what.contains("function that is not there"), "but only once");
+        assert!(wire.wrong.unwrap().what.contains("function that does not exist"), "but only once");
     }
 }
 
@@ -577,7 +576,7 @@ fn a_further_channel_that_cannot_be_had_is_done_without() {
     assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(1));
     assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(2));
     assert_eq!(wire.initiator.poll_connect(), None);
-    // They join the first instead of ending it.
+    // Their logins do not end the first channel.
     let login = RdmaSession::endpoint(&wire.initiator.connection(1)).private_data;
     assert_eq!(LoginRequestRdma::read_from_bytes(&login).unwrap().req_flags & 3, MULTICHANNEL_MULTI);
     let reject = LoginReject {

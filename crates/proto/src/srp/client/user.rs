@@ -1,4 +1,4 @@
-//! The user's side of a session: requests and completions, and the channels that it has for them.
+//! The user's side of a session: I/O requests and completions, and the session's connections.
 
 use super::channel::{Channel, ChannelPhase};
 use super::{Ending, InitiatorSession, LOGIN_TIMEOUT, Mode};
@@ -11,7 +11,7 @@ impl Initiator for InitiatorSession {
         self.unit().is_some() && self.config.mode == Mode::Use
     }
 
-    /// Not more than the target grants requests for.
+    /// Number of further I/O, at most as many as the target grants requests for.
     #[inline]
     fn room(&self) -> usize {
         if self.ending != Ending::No || !self.is_ready() {
@@ -37,7 +37,8 @@ impl Initiator for InitiatorSession {
         self.queue.poll_returned()
     }
 
-    /// What has completed and was not polled yet is not among them.
+    /// Returns all I/O without a completion. I/O that has completed and was not polled yet is not
+    /// among them.
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.ending = Ending::Over;
         self.channels.iter_mut().for_each(Channel::clear);
@@ -64,7 +65,7 @@ impl Initiator for InitiatorSession {
 }
 
 impl Overdue for InitiatorSession {
-    fn look(&mut self) -> u32 {
+    fn tick(&mut self) -> u32 {
         self.look_for_overdue()
     }
 
@@ -87,7 +88,7 @@ impl Connections for InitiatorSession {
         Some((index, self.now))
     }
 
-    /// The queue pair brings the login by itself.
+    /// Sets the deadline of the login. Nothing is sent: the connection request carried the login.
     fn on_connected(&mut self, connection: usize, now: Instant) {
         self.now = now;
         if let Some(channel) = self.channels.get_mut(connection) {
@@ -95,7 +96,8 @@ impl Connections for InitiatorSession {
         }
     }
 
-    /// The session goes on without a further channel that it could not have.
+    /// Continues without a further channel that could not be opened; returns whether the session
+    /// goes on.
     fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
         self.now = now;
         let Some(channel) = self.channels.get_mut(connection) else { return false };

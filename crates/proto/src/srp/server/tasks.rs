@@ -1,5 +1,5 @@
-//! Commands and task management of a channel: from the information unit to the task set, and to the
-//! response.
+//! Commands and task management of a channel: passes information units to the task set, and sends
+//! the responses.
 
 use super::{Answer, AnswerData, TargetSession};
 use crate::event::AuditEvent;
@@ -18,26 +18,26 @@ use blockmux_wire::srp::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The transport's part of a command under way.
+/// The transport's state of a command in progress.
 #[derive(Default)]
 pub(crate) struct SrpTransfer {
     tag: u64,
     buffer: DataBuffer,
-    /// In bytes.
+    /// Length of the data-out buffer in bytes.
     data_out_len: u32,
-    /// In bytes.
+    /// Length of the data-in buffer in bytes.
     data_in_len: u32,
-    /// Data-out that was fetched, in bytes.
+    /// Data-out that was read from the initiator so far, in bytes.
     fetched: usize,
-    /// What the current round of data-out, or a descriptor table, is read into.
+    /// Destination of the current RDMA Reads: a part of data-out, or the descriptor table.
     memory: Option<Seg>,
-    /// How many bytes the task waits for.
+    /// Number of bytes that the task waits for.
     round: usize,
-    /// RDMA Reads of the round that are not done.
+    /// Number of RDMA Reads of this part that have not completed.
     reads: u32,
-    /// One of them has failed.
+    /// Whether one of these reads has failed.
     has_failed: bool,
-    /// To be started when its descriptor table is here.
+    /// The command to start once its descriptor table has been read.
     pending: Option<Box<Command>>,
 }
 
@@ -92,13 +92,13 @@ impl TargetSession {
         TaskRouter::refuse(self, slot, Response::failed(sense));
     }
 
-    /// Another tag for the task set, and never its reserved one.
+    /// Returns a new tag of the task set, never the reserved one.
     fn next_tag(&mut self) -> u32 {
         self.last_tag = self.last_tag.wrapping_add(1) & (u32::MAX >> 1);
         self.last_tag
     }
 
-    /// A task management function (SRP r16a §6.6).
+    /// Handles a task management request (SRP r16a §6.6).
     pub(super) fn on_management(&mut self, request: &TaskManagementRequest) {
         let (tag, lun) = (request.tag.get(), Lun(u64::from_be_bytes(request.lun)));
         if !self.tasks.has_room_for_function() {
@@ -116,7 +116,7 @@ impl TargetSession {
                 let task = found.and_then(|slot| self.tasks.get_mut(slot)).map(|entry| entry.tag);
                 return match task {
                     Some(task) => self.abort_task(own, task),
-                    // It has ended (SAM-5 §7.2).
+                    // The task has completed already (SAM-5 §7.2).
                     None => self.end_function(own, ResponseCode::NO_FAILURE),
                 };
             }
@@ -130,7 +130,7 @@ impl TargetSession {
         }
     }
 
-    /// Answers the function that the task set knows by `own`.
+    /// Answers the function that has the tag `own` in the task set.
     fn end_function(&mut self, own: u32, code: ResponseCode) {
         let Some(at) = self.functions.iter().position(|(tag, _)| *tag == own) else { return };
         let (_, tag) = self.functions.swap_remove(at);
@@ -148,7 +148,7 @@ impl TargetSession {
         self.send(&[response.as_bytes(), data.as_bytes()], AnswerData::new());
     }
 
-    /// A response with the credits that are due.
+    /// Creates a response that returns all credits that are due.
     fn response(&mut self, tag: u64) -> SrpResponse {
         SrpResponse {
             opcode: SrpOpcode::RESPONSE.0,
@@ -163,17 +163,19 @@ impl TargetSession {
         self.answers.push_back(Answer { data, written: 0, message });
     }
 
-    /// Has `len` bytes read into memory: of a task's data-out, or its descriptor table.
+    /// Requests `len` bytes of the task's data-out, or its descriptor table. The reads wait for
+    /// memory if there is none.
     fn ask(&mut self, slot: usize, len: usize) {
         let Some(entry) = self.tasks.get_mut(slot) else { return };
         entry.progress.round = len;
-        // Whoever came first gets memory first.
+        // Tasks get memory in the order of their requests.
         if !self.grants.is_empty() || !self.give_memory(slot) {
             self.grants.push_back(slot);
         }
     }
 
-    /// Takes memory for a task, and queues its reads; whether there was memory.
+    /// Takes memory for a task from the pool and queues its RDMA Reads; returns whether there was
+    /// memory.
     fn give_memory(&mut self, slot: usize) -> bool {
         let Some(entry) = self.tasks.get_mut(slot) else { return true };
         let SrpTransfer { buffer, fetched, round, memory, reads, .. } = &mut entry.progress;
@@ -195,7 +197,7 @@ impl TargetSession {
         true
     }
 
-    /// Gives memory to tasks that wait for it.
+    /// Gives memory to the tasks that wait for it, as long as there is any.
     pub(super) fn resume_grants(&mut self) {
         while let Some(&slot) = self.grants.front() {
             let round = self.tasks.get_mut(slot).map_or(0, |entry| entry.progress.round);
@@ -210,7 +212,7 @@ impl TargetSession {
         }
     }
 
-    /// An RDMA Read of the task in this slot is done, or will never be.
+    /// Handles the end of an RDMA Read of the task in this slot, successful or not.
     pub(super) fn on_read(&mut self, slot: usize, is_good: bool) {
         let Some(entry) = self.tasks.get_mut(slot) else { return };
         let progress = &mut entry.progress;
@@ -247,7 +249,8 @@ impl TargetSession {
         }
     }
 
-    /// The data of a task was not read: the connection is over, and nobody hears of its end.
+    /// Fails a task whose data could not be read. The connection has ended, so its response is not
+    /// sent.
     fn deliver_or_refuse(&mut self, slot: usize) {
         let is_pending = self.tasks.get_mut(slot).is_some_and(|entry| entry.progress.pending.is_some());
         if is_pending {
@@ -257,7 +260,7 @@ impl TargetSession {
         }
     }
 
-    /// SRP_RSP to a command, with its data-in.
+    /// Queues SRP_RSP to a command, with its data-in.
     #[inline]
     fn answer(&mut self, transfer: SrpTransfer, response: &mut Response) {
         let len = response.data_in.len().min(transfer.data_in_len as usize);
@@ -290,8 +293,8 @@ impl TargetSession {
     }
 }
 
-/// What a command moved less or more than its buffer has: flags, and the counts of data-out and
-/// data-in.
+/// Residuals of a command, whose transfer may be shorter or longer than its buffer: the flags, and
+/// DATA-OUT and DATA-IN RESIDUAL COUNT in bytes.
 fn residuals(transfer: &SrpTransfer, response: &Response) -> (u8, [u32; 2]) {
     let count = |len: u32| u32::try_from(response.transfer_len.abs_diff(len.into())).unwrap_or(u32::MAX);
     let (out, len) = (transfer.data_out_len, transfer.data_in_len);
@@ -366,7 +369,7 @@ impl ScsiTransport for TargetSession {
     #[inline]
     fn release(&mut self, slot: usize) {
         let Some(entry) = self.tasks.get_mut(slot) else { return };
-        // It is empty if the task was completed.
+        // `complete` has emptied it if the task was completed.
         self.expected = self.expected.saturating_sub(bounded(entry.progress.data_in_len));
         self.credits = self.credits.saturating_add(1);
         if !self.grants.is_empty() {
@@ -391,14 +394,14 @@ fn out_of_memory() -> Sense {
     Sense::new(SenseKey::ABORTED_COMMAND, INSUFFICIENT_RESOURCES)
 }
 
-/// What a length that an initiator names may make us hold, in bytes.
+/// The length of data in bytes that counts against the limits, for a length given by the initiator.
 fn bounded(len: u32) -> usize {
     len.min(MAX_TRANSFER) as usize
 }
 
-/// The task set has one driver.
+/// The owner of all tasks in the task set: this session.
 const OWNER: u32 = 1;
-/// NOT ENOUGH UNSOLICITED DATA.
+/// Additional sense code NOT ENOUGH UNSOLICITED DATA.
 const NOT_ENOUGH_DATA: Asc = Asc(0x0c0d);
-/// INSUFFICIENT RESOURCES.
+/// Additional sense code INSUFFICIENT RESOURCES.
 const INSUFFICIENT_RESOURCES: Asc = Asc(0x5503);

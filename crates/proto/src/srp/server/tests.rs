@@ -1,4 +1,4 @@
-//! An initiator by hand, at the other end of a queue pair that records what it is asked.
+//! A scripted initiator at the other end of a queue pair that records the posted work.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
 use super::*;
@@ -17,10 +17,10 @@ const SIZE: u64 = 8 << 20;
 const INITIATOR: SrpPortId = SrpPortId([1; 16]);
 const TARGET: SrpPortId = SrpPortId([2; 16]);
 const HIDDEN: SrpPortId = SrpPortId([3; 16]);
-/// A port in standby.
+/// A target port in the ALUA state standby.
 const STANDBY: SrpPortId = SrpPortId([4; 16]);
 const IMMEDIATE_OFFSET: usize = 68;
-/// Key of the initiator's memory, which is as long as an address space.
+/// Key of the initiator's memory, which spans the whole address space.
 const KEY: u32 = 77;
 
 fn node() -> (Arc<SrpNode>, Exports) {
@@ -68,13 +68,13 @@ struct Initiator {
     memory: BTreeMap<u64, u8>,
     tag: u64,
     receives: u32,
-    /// Credits that the initiator has.
+    /// Credits of the initiator.
     credits: i64,
     hang_ups: Arc<AtomicUsize>,
     events: Vec<AuditEvent>,
 }
 
-/// A response: its fields, and what follows them.
+/// A response: its fixed fields, and the bytes after them.
 type End = (SrpResponse, Vec<u8>);
 
 impl Initiator {
@@ -105,7 +105,7 @@ impl Initiator {
         initiator
     }
 
-    /// What the target answers: its response, or the reason of its rejection.
+    /// Logs in; returns the target's response, or the reason of its rejection.
     fn log_in(&mut self, request: LoginRequestRdma) -> Result<LoginResponse, LoginRejectReason> {
         let _ = self.event(Event::Requested { private_data: request.as_bytes().to_vec() });
         match self.next() {
@@ -144,7 +144,7 @@ impl Initiator {
         }
     }
 
-    /// Sends an information unit that takes a credit.
+    /// Sends an information unit that consumes a credit.
     fn send(&mut self, unit: &[u8]) -> Result<(), ProtocolError> {
         self.credits -= 1;
         self.receives -= 1;
@@ -152,7 +152,7 @@ impl Initiator {
         self.event(Event::Received { message: Seg::from_slice(unit), invalidated: None })
     }
 
-    /// A command with descriptors behind it; the target's work for it is left to the caller.
+    /// Sends a command with its descriptors. The caller executes the work that the target posts.
     fn command(
         &mut self,
         cdb: &[u8],
@@ -173,7 +173,7 @@ impl Initiator {
         self.send(&[unit.as_bytes(), rest].concat())
     }
 
-    /// Carries out what the target wants until a response has come.
+    /// Executes the work that the target posts until a response arrives.
     fn end(&mut self) -> End {
         loop {
             match self.next().expect("a response") {
@@ -210,7 +210,7 @@ impl Initiator {
         (0..len as u64).map(|at| self.memory[&(address + at)]).collect()
     }
 
-    /// Whether all credits and receive buffers are back.
+    /// Whether all credits and receive buffers were returned.
     fn is_settled(&self) -> bool {
         self.credits == i64::from(REQUEST_LIMIT) && self.receives == REQUEST_LIMIT + UNCREDITED
     }
@@ -245,7 +245,7 @@ fn direct(address: u64, len: u32) -> DirectDescriptor {
     DirectDescriptor { va: address.into(), key: KEY.into(), len: len.into() }
 }
 
-/// An indirect descriptor, and what is in the information unit of its table.
+/// An indirect descriptor, and the part of its table that is in the information unit.
 fn indirect(table: u64, ranges: &[DirectDescriptor], in_unit: usize) -> Vec<u8> {
     let len: u32 = ranges.iter().map(|range| range.len.get()).sum();
     let descriptor = IndirectDescriptor { table: direct(table, ranges.len() as u32 * 16), len: len.into() };
@@ -267,7 +267,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 512) as u8).collect()
 }
 
-/// Ends the unit attention that a new nexus gets.
+/// Clears the unit attention of a new nexus.
 fn ready(initiator: &mut Initiator) {
     initiator.command(&[0; 6], (BufferFormat::NONE, BufferFormat::NONE), &[]).unwrap();
     let (response, sense) = initiator.end();
@@ -355,7 +355,7 @@ fn a_long_cdb_has_its_end_behind_the_unit() {
     let rest = [&cdb[16..], direct(0, 512).as_bytes()].concat();
     initiator.command_with(unit, &cdb[..16], &rest).unwrap();
     let (response, sense) = initiator.end();
-    // It was read as a whole: the device server has no READ (32), or has read it.
+    // The CDB was parsed: the device server either lacks READ (32) or has executed it.
     assert!(response.status == 0 || sense[12] != 0x0e, "{sense:?}");
 }
 

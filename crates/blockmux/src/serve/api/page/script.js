@@ -126,7 +126,7 @@ function volumeRow(volume, series) {
     const text = volume.reservation.reserved ? "reserved" : volume.reservation.registrants + " registered";
     state.append(element("span", "badge", text));
   }
-  if (volume.gone) state.append(element("span", "badge bad", volume.gone + " gone with I/O in flight"));
+  if (volume.gone) state.append(element("span", "badge bad", volume.gone + " lost with I/O in flight"));
   if (volume.reconnects) state.append(element("span", "badge", volume.reconnects + " reconnects"));
   if (volume.populated && volume.populated.bytes < volume.populated.of) {
     state.append(element("span", "badge", "populated " + Math.floor(100 * volume.populated.bytes / volume.populated.of) + "%"));

@@ -12,8 +12,14 @@ use std::collections::BTreeMap;
 fn asymmetric() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
     let exports = Exports::new(vec![export("a"), export("b")]);
     let namespaces = [0, 1].map(|at: u32| {
-        let served = exports.served(VolumeId(at)).unwrap().clone();
-        Namespace::new(at + 1, VolumeId(at), served, false, VolumeUuid::of_texts(&[&format!("volume {at}")]))
+        let volume_state = exports.volume_state(VolumeId(at)).unwrap().clone();
+        Namespace::new(
+            at + 1,
+            VolumeId(at),
+            volume_state,
+            false,
+            VolumeUuid::of_texts(&[&format!("volume {at}")]),
+        )
     });
     let states = BTreeMap::from([(1, AnaState::NON_OPTIMIZED), (2, AnaState::INACCESSIBLE)]);
     let groups = vec![AnaGroup { id: 5, namespaces: vec![1], states }];

@@ -12,8 +12,8 @@ use std::time::Duration;
 /// A subsystem with one host, which has secrets.
 fn guarded() -> (Arc<NvmeNode>, Exports) {
     let exports = Exports::new(vec![export("a")]);
-    let served = exports.served(VolumeId(0)).unwrap().clone();
-    let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
+    let volume_state = exports.volume_state(VolumeId(0)).unwrap().clone();
+    let namespace = Namespace::new(1, VolumeId(0), volume_state, false, VolumeUuid::of_texts(&["a"]));
     let nqn = |name| Nqn::new(name).unwrap();
     let subsystem = Subsystem::new(nqn(NQN), "machine", vec![namespace], vec![nqn("nqn.h")]);
     let known = BTreeMap::from([(nqn("nqn.h"), secrets(None, Some(DhGroup::Ffdhe2048)))]);

@@ -207,7 +207,7 @@ fn the_data_fetched_at_a_time_is_bounded_and_reads_do_not_wait() {
         }
         assert_eq!(ended, 10);
     }
-    assert_eq!(reads, 2, "they wait for no data of writes");
+    assert_eq!(reads, 2, "reads do not wait for the data of writes");
 }
 
 #[test]

@@ -26,8 +26,8 @@ fn empty() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
 }
 
 fn namespace(exports: &Exports, nsid: u32, at: u32) -> Namespace {
-    let served = exports.served(VolumeId(at)).unwrap();
-    Namespace::new(nsid, VolumeId(at), served, false, VolumeUuid::of_texts(&[&format!("volume {at}")]))
+    let volume_state = exports.volume_state(VolumeId(at)).unwrap();
+    Namespace::new(nsid, VolumeId(at), volume_state, false, VolumeUuid::of_texts(&[&format!("volume {at}")]))
 }
 
 fn listens(host: &mut FabricsTestHost, notices: u32) {
@@ -97,8 +97,8 @@ fn commands_that_wait_for_a_detached_volume_end() {
     let (node, subsystem) = empty();
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
     let (mut io, _queue) = FabricsTestHost::io(&node);
-    let served = node.1.served(VolumeId(0)).unwrap();
-    let guard = RangeGuard::lock(&served, 0, 512).unwrap();
+    let volume_state = node.1.volume_state(VolumeId(0)).unwrap();
+    let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
     let mut reads = [nvm(NvmOpcode::READ, 1, 0, 1); 2];
     reads.iter_mut().for_each(|read| io.send(read, &[]));
     // The namespace is detached while the reads wait.

@@ -201,7 +201,7 @@ fn a_page_that_does_not_fit_is_not_marked_as_read() {
     let namespace = Namespace::new(
         3,
         VolumeId(0),
-        node.1.served(VolumeId(0)).unwrap(),
+        node.1.volume_state(VolumeId(0)).unwrap(),
         false,
         VolumeUuid::of_texts(&["a"]),
     );
@@ -226,7 +226,7 @@ fn configured_names_and_identifiers_are_reported() {
     let namespace = Namespace::new(
         1,
         VolumeId(0),
-        exports.served(VolumeId(0)).unwrap(),
+        exports.volume_state(VolumeId(0)).unwrap(),
         false,
         VolumeUuid::of_texts(&["a"]),
     );
@@ -389,13 +389,13 @@ fn a_reservation_of_another_protocol_excludes_the_host() {
     use crate::volume_state::{Notices, Table};
     let node = node();
     let (mut io, _admin) = FabricsTestHost::io(&node);
-    let served: std::sync::Arc<VolumeState> = node.1.served(VolumeId(0)).unwrap();
-    let holder = served.new_holder();
+    let volume_state: std::sync::Arc<VolumeState> = node.1.volume_state(VolumeId(0)).unwrap();
+    let holder = volume_state.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
         Ok(Notices::new())
     };
-    served.change(false, reserve).unwrap();
+    volume_state.change(false, reserve).unwrap();
     let (_, cqe) = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]);
     assert_eq!(refusal(&cqe), NvmeStatus::RESERVATION_CONFLICT);
     assert_eq!(
@@ -403,7 +403,7 @@ fn a_reservation_of_another_protocol_excludes_the_host() {
         NvmeStatus::RESERVATION_CONFLICT
     );
     assert_eq!(refusal(&io.run(nvm(NvmOpcode::FLUSH, 1, 0, 1), &[]).1), NvmeStatus::RESERVATION_CONFLICT);
-    served.release(Some(holder));
+    volume_state.release(Some(holder));
     assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
 }
 
@@ -412,7 +412,7 @@ fn a_command_waits_for_a_locked_range() {
     use crate::volume_state::RangeGuard;
     let node = node();
     let (mut io, _admin) = FabricsTestHost::io(&node);
-    let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
+    let guard = RangeGuard::lock(&node.1.volume_state(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut read = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut read, &[]);
     assert!(io.received().is_empty());

@@ -28,19 +28,19 @@ fn a_new_size_is_reported_once_until_the_list_is_read() {
     events.iter_mut().for_each(|event| host.send(event, &[]));
     deaf.send(&mut events[1].clone(), &[]);
     for _ in 0..2 {
-        node.1.served(VolumeId(0)).unwrap().on_resize();
+        node.1.volume_state(VolumeId(0)).unwrap().on_resize();
     }
     // Without a notifier the queue polls.
     let now = host.pump.session.poll_timeout().unwrap();
     host.pump.session.on_timeout(now).unwrap();
     assert_eq!(host.end_of(events[0]).1.result.get(), 0x04_0002);
-    node.1.served(VolumeId(1)).unwrap().on_resize();
+    node.1.volume_state(VolumeId(1)).unwrap().on_resize();
     host.pump.turn();
     assert!(host.received().is_empty());
     assert_eq!(changed(&mut host, RAE)[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(changed(&mut host, 0)[..5], [1, 0, 0, 0, 2]);
     assert_eq!(changed(&mut host, 0)[..5], [0; 5]);
-    node.1.served(VolumeId(1)).unwrap().on_resize();
+    node.1.volume_state(VolumeId(1)).unwrap().on_resize();
     host.pump.turn();
     assert_eq!(host.end_of(events[1]).1.result.get(), 0x04_0002);
     deaf.pump.turn();
@@ -59,7 +59,7 @@ fn a_command_may_reuse_the_cid_of_an_event_request_but_not_of_another_command() 
     host.cid = events[3].cid.get() - 1;
     assert_eq!(host.csts(), 1);
     // Three are left, and there is room for one more.
-    node.1.served(VolumeId(0)).unwrap().on_resize();
+    node.1.volume_state(VolumeId(0)).unwrap().on_resize();
     host.pump.session.on_timeout(host.now).unwrap();
     assert_eq!(host.end_of(events[0]).1.result.get(), 0x04_0002);
     let mut more = [admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0); 2];
@@ -115,7 +115,7 @@ fn a_waiting_command_is_aborted_immediately_or_with_its_data() {
     use crate::volume_state::RangeGuard;
     let node = node();
     let (mut io, mut queue) = FabricsTestHost::io(&node);
-    let guard = RangeGuard::lock(&node.1.served(VolumeId(0)).unwrap(), 0, 512).unwrap();
+    let guard = RangeGuard::lock(&node.1.volume_state(VolumeId(0)).unwrap(), 0, 512).unwrap();
     let mut held = nvm(NvmOpcode::READ, 1, 0, 1);
     io.send(&mut held, &[]);
     let mut write = nvm(NvmOpcode::WRITE, 1, 8, 1);

@@ -250,9 +250,9 @@ fn scsi_turn(client: &mut TestNexus, counter: &mut BlockCounter) {
 #[test]
 fn many_writers_over_nvme_and_scsi_never_lose_a_count() {
     let node = node();
-    let served = node.1.served(VolumeId(0)).unwrap();
-    let unit = LogicalUnit::over(UnitIdentity::of("a"), &served);
-    let bench = DeviceBench::around(unit, served.volume().clone());
+    let volume_state = node.1.volume_state(VolumeId(0)).unwrap();
+    let unit = LogicalUnit::over(UnitIdentity::of("a"), &volume_state);
+    let bench = DeviceBench::around(unit, volume_state.volume().clone());
     let mut hosts: Vec<_> = (1..=4).map(|id| FabricsTestHost::io_of(&node, id)).collect();
     let mut initiators: Vec<_> = ["x", "y", "z"].map(|name| bench.client(name)).into();
     let counter = || BlockCounter { seen: 0, left: 25 };

@@ -297,11 +297,11 @@ fn a_persistent_change_completes_once_it_is_saved_and_is_restored() {
     let store = Arc::new(MemoryStore::default());
     let serve_image = |image: &[u8]| {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
-        let served = VolumeState::with_store(volume.clone(), store.clone(), image).unwrap();
+        let volume_state = VolumeState::with_store(volume.clone(), store.clone(), image).unwrap();
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let other = super::export("b");
-        let other_served = VolumeState::new(other.volume.clone());
-        serve(Exports::of_served(vec![(export, served), (other, other_served)]))
+        let other_state = VolumeState::new(other.volume.clone());
+        serve(Exports::with_states(vec![(export, volume_state), (other, other_state)]))
     };
     let node = serve_image(&[]);
     let (mut io, mut admin_queue) = FabricsTestHost::io(&node);
@@ -345,9 +345,9 @@ fn a_persistent_change_completes_once_it_is_saved_and_is_restored() {
 
 /// A SCSI initiator of the volume of namespace 1.
 fn scsi(node: &(Arc<NvmeNode>, Exports)) -> TestNexus {
-    let served = node.1.served(VolumeId(0)).unwrap();
-    let unit = LogicalUnit::over(UnitIdentity::of("a"), &served);
-    DeviceBench::around(unit, served.volume().clone()).client("s")
+    let volume_state = node.1.volume_state(VolumeId(0)).unwrap();
+    let unit = LogicalUnit::over(UnitIdentity::of("a"), &volume_state);
+    DeviceBench::around(unit, volume_state.volume().clone()).client("s")
 }
 
 fn reserve_out(client: &mut TestNexus, action: u8, kind: u8, key: u64, other_key: u64) -> ScsiStatus {

@@ -71,7 +71,7 @@ fn io_continues_if_the_log_page_cannot_be_read() {
     assert!(driver.session.is_ready());
     assert_eq!(driver.session.poll_path_rank(), None);
     subsystem.fails = None;
-    driver.session.look_at_path();
+    driver.session.query_path_rank();
     bring_up(&mut driver, &mut subsystem);
     assert_eq!(driver.session.poll_path_rank(), Some(PathRank::Unusable));
 }

@@ -13,7 +13,7 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 const WHOLE: &str = "InitialR2T=No\0MaxRecvDataSegmentLength=262144\0FirstBurstLength=65536\0\
                      MaxBurstLength=65536\0";
 const LIMIT: u32 = 4;
-const GIVE_UP: Option<&str> = Some("to give up what it owes");
+const GIVE_UP: Option<&str> = Some("to abort pending commands");
 const RESET_UNIT: Option<&str> = Some("to reset the logical unit");
 const RESET_TARGET: Option<&str> = Some("to reset itself");
 const DONE: FunctionResponse = FunctionResponse::FUNCTION_COMPLETE;
@@ -26,9 +26,9 @@ fn ready() -> ScriptedClient {
 /// Ticks until a command is overdue.
 fn wait(client: &mut ScriptedClient) {
     for _ in 0..LIMIT {
-        assert!(client.session.look() < LIMIT && client.session.abort_overdue(LIMIT).is_none());
+        assert!(client.session.tick() < LIMIT && client.session.abort_overdue(LIMIT).is_none());
     }
-    assert_eq!(client.session.look(), LIMIT);
+    assert_eq!(client.session.tick(), LIMIT);
 }
 
 /// A session with an overdue command on each of two connections; the second connection is selected.
@@ -101,7 +101,7 @@ fn a_command_without_a_response_is_aborted_and_its_io_returned() {
             client.data(&next, &pattern(512));
             assert!(client.done().1.is_ok());
         }
-        assert_eq!(client.session.look(), 0);
+        assert_eq!(client.session.tick(), 0);
     }
 }
 
@@ -144,7 +144,7 @@ fn reset(client: &mut ScriptedClient, function: Function) -> TaskManagementFunct
 
 /// Expects this escalation at the next tick.
 fn takes_the_step(client: &mut ScriptedClient, step: Option<&str>) {
-    assert!(client.session.look() >= LIMIT);
+    assert!(client.session.tick() >= LIMIT);
     assert_eq!(client.session.abort_overdue(LIMIT), step);
 }
 
@@ -204,7 +204,7 @@ fn after_a_reset_io_in_flight_is_returned_once_and_queued_io_is_sent() {
         client.status(&third, ScsiStatus::CHECK_CONDITION, Some(reset));
         let again = client.command();
         client.status(&again, ScsiStatus::GOOD, None);
-        assert_eq!((client.done().0, client.session.look()), (3, 0));
+        assert_eq!((client.done().0, client.session.tick()), (3, 0));
         assert!(client.answer_task(&request, DONE).is_err(), "a second response to one request");
     }
 }
@@ -260,11 +260,11 @@ fn all_overdue_commands_are_aborted_one_after_the_other() {
         client.write(tag, 0, &pattern(512));
     }
     let commands = client.sent();
-    assert_eq!(client.session.look(), 0);
+    assert_eq!(client.session.tick(), 0);
     client.write(3, 0, &pattern(512));
     let young = client.command();
-    (1..LIMIT).for_each(|age| assert_eq!(client.session.look(), age));
-    assert_eq!(client.session.look(), LIMIT);
+    (1..LIMIT).for_each(|age| assert_eq!(client.session.tick(), age));
+    assert_eq!(client.session.tick(), LIMIT);
     assert_eq!(client.session.abort_overdue(LIMIT), GIVE_UP);
     let first = abort_of(&mut client, &commands[0]);
     // One of them completes normally meanwhile.
@@ -274,7 +274,7 @@ fn all_overdue_commands_are_aborted_one_after_the_other() {
     assert_eq!(aborted(&mut client).0, 0);
     let third = abort_of(&mut client, &commands[2]);
     // A tick may find the abort in progress, if it was sent after the previous tick.
-    assert!(client.session.look() < LIMIT);
+    assert!(client.session.tick() < LIMIT);
     client.answer_task(&third, DONE).unwrap();
     assert_eq!(aborted(&mut client).0, 2);
     assert!(client.sent().is_empty());
@@ -290,11 +290,11 @@ fn io_of_several_commands_is_returned_when_none_is_in_flight() {
         client.write(1, 0, &pattern(64 << 10));
         let commands = client.sent();
         assert_eq!(commands.len(), 4, "four of the sixteen pieces");
-        assert_eq!(client.session.look(), 0);
+        assert_eq!(client.session.tick(), 0);
         // The others are younger, because their slots were reused.
         client.status(&commands[1], ScsiStatus::GOOD, None);
         let fifth = client.command();
-        (1..=LIMIT).for_each(|age| assert_eq!(client.session.look(), age));
+        (1..=LIMIT).for_each(|age| assert_eq!(client.session.tick(), age));
         assert_eq!(client.session.abort_overdue(LIMIT), GIVE_UP);
         for command in [&commands[0], &commands[2], &commands[3]] {
             let request = abort_of(&mut client, command);
@@ -325,7 +325,7 @@ fn a_flush_has_four_times_the_timeout_and_is_aborted_alone() {
     let request = abort_of(&mut client, &write);
     client.answer_task(&request, DONE).unwrap();
     assert_eq!(aborted(&mut client).0, 2);
-    while client.session.look() < LIMIT {}
+    while client.session.tick() < LIMIT {}
     assert_eq!(client.session.abort_overdue(LIMIT), GIVE_UP);
     let request = abort_of(&mut client, &flush);
     client.answer_task(&request, DONE).unwrap();
@@ -353,7 +353,7 @@ fn a_command_is_aborted_on_its_own_connection_and_only_its_response_counts() {
     let [moved] = client.sent().try_into().unwrap();
     assert!(client.answer_task(&request, DONE).is_err());
     assert!(connections::answer_move(&mut client, &moved, &second, DONE));
-    while client.session.look() < LIMIT {}
+    while client.session.tick() < LIMIT {}
     assert_eq!(client.session.abort_overdue(LIMIT), GIVE_UP);
     let request = abort_of(&mut client, &second);
     client.answer_task(&request, UNKNOWN).unwrap();
@@ -376,6 +376,6 @@ fn internal_commands_are_not_aborted() {
     let request = abort_of(&mut client, &again);
     client.answer_task(&request, DONE).unwrap();
     assert_eq!(aborted(&mut client).0, 1);
-    while client.session.look() < LIMIT {}
+    while client.session.tick() < LIMIT {}
     assert!(client.session.abort_overdue(LIMIT).is_none() && client.sent().is_empty());
 }

@@ -166,7 +166,7 @@ fn a_reserved_unit_is_reported_as_reserved() {
         }
         if let Some(refused) = client.session.refused() {
             assert_eq!(refused.to_string(), "logical unit 0 is reserved by another initiator");
-            return assert!(refused.may_pass());
+            return assert!(refused.is_retryable());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Multiple connections per session.
 
 use super::*;
-use crate::session::{Home, Timed};
+use crate::session::{CoreHandle, Timed};
 use crate::testing::Pump;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ impl Scene {
     }
 
     fn with((node, exports): (Arc<IscsiNode>, Exports)) -> Scene {
-        Scene { node, exports, local: LocalSessions::new(Home::new(())), cmd_sn: Cell::new(1) }
+        Scene { node, exports, local: LocalSessions::new(CoreHandle::new(())), cmd_sn: Cell::new(1) }
     }
 
     /// A new connection to a portal of this group.
@@ -512,8 +512,8 @@ fn a_login_to_a_session_on_another_core_moves_to_that_core() {
     second.pump.client_sends(&bytes[..bytes.len() - 1]).unwrap();
     assert!(second.pump.session.moves_to().is_none(), "the first request is incomplete");
     second.pump.client_sends(&bytes[bytes.len() - 1..]).unwrap();
-    let home = second.pump.session.moves_to().unwrap();
-    assert!(home.is(scene.local.home()));
+    let core = second.pump.session.moves_to().unwrap();
+    assert!(core.is_same(scene.local.core()));
     assert_eq!((second.pump.untaken(), second.receive().len()), (bytes.len(), 0));
     assert!(matches!(second.pump.session.demand(), Demand::Nothing));
     elsewhere.local = scene.local.clone();

@@ -36,7 +36,7 @@ impl ServedSubsystem {
         let volume = Arc::new(MemVolume::new(SIZE));
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let exports = Exports::new(vec![export]);
-        let served = exports.served(VolumeId(0)).unwrap().clone();
+        let served = exports.volume_state(VolumeId(0)).unwrap().clone();
         let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
         let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], vec![nqn(HOST)]);
         let known = secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect::<BTreeMap<_, _>>();

@@ -236,7 +236,7 @@ fn a_host_that_reads_nothing_is_not_listened_to() {
 }
 
 #[test]
-fn a_write_that_ends_anywhere_does_nothing() {
+fn an_incomplete_write_changes_nothing() {
     let node = node();
     let (mut io, _admin) = TcpTestHost::io(&node, 0);
     let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };

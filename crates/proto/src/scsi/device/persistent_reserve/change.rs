@@ -156,7 +156,7 @@ impl ReserveOutAction {
                 }
                 all.register(
                     registrant,
-                    &Register { key: *key, new_key: *new_key, whom: registrants, persists: *persists },
+                    &Register { key: *key, new_key: *new_key, registrants, persists: *persists },
                 )
             }
             ReserveOutAction::Reserve { key, kind } => {

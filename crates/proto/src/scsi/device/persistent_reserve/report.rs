@@ -12,8 +12,11 @@ use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 pub(in crate::scsi) fn reserve_in(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
     let can_persist = cx.unit.unit.volume_state.store().is_some();
-    let (is_reserved, all) =
-        cx.unit.unit.volume_state.look(|table| (table.reserved_by.is_some(), table.reservations.clone()));
+    let (is_reserved, all) = cx
+        .unit
+        .unit
+        .volume_state
+        .with_table(|table| (table.reserved_by.is_some(), table.reservations.clone()));
     // SPC-2, the PERSISTENT RESERVE IN command: conflicts with any RESERVE, including that of the
     // nexus.
     if is_reserved {

@@ -4,7 +4,7 @@ use blockmux_tls::HEADER_LEN;
 
 /// The missing part of the last record.
 #[derive(Default)]
-pub(super) struct Border {
+pub(super) struct RecordBoundary {
     header: [u8; HEADER_LEN],
     /// Received bytes of the header.
     begun: usize,
@@ -12,7 +12,7 @@ pub(super) struct Border {
     missing: usize,
 }
 
-impl Border {
+impl RecordBoundary {
     /// Bytes to the end of the header, or after it, of the record; never 0.
     pub(super) fn missing(&self) -> usize {
         if self.missing > 0 { self.missing } else { HEADER_LEN - self.begun }
@@ -47,26 +47,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn borders_are_found_however_bytes_come() {
+    fn record_boundaries_are_found_for_any_split() {
         let records = [&[22, 3, 1, 0, 2, 7, 7][..], &[23, 3, 3, 0, 0], &[23, 3, 3, 1, 4], &[9; 260]].concat();
-        let borders = [7, 12, 277];
+        let boundaries = [7, 12, 277];
         for step in 1..=records.len() {
-            let mut border = Border::default();
+            let mut boundary = RecordBoundary::default();
             let mut at = 0;
             for part in records.chunks(step) {
-                border.pass(part);
+                boundary.pass(part);
                 at += part.len();
-                assert_eq!(border.is_between(), at == 0 || borders.contains(&at), "{step} {at}");
+                assert_eq!(boundary.is_between(), at == 0 || boundaries.contains(&at), "{step} {at}");
             }
         }
         // Receiving only the missing bytes stops at each boundary.
-        let (mut border, mut at, mut met) = (Border::default(), 0, Vec::new());
+        let (mut boundary, mut at, mut met) = (RecordBoundary::default(), 0, Vec::new());
         while at < records.len() {
-            let next = at + border.missing();
-            border.pass(&records[at..next]);
+            let next = at + boundary.missing();
+            boundary.pass(&records[at..next]);
             at = next;
-            met.extend(border.is_between().then_some(at));
+            met.extend(boundary.is_between().then_some(at));
         }
-        assert_eq!(met, borders);
+        assert_eq!(met, boundaries);
     }
 }

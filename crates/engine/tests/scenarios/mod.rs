@@ -1,14 +1,14 @@
-//! Troubles that every protocol over streams has to live with.
+//! Scenarios that every stream protocol runs, from a network without faults to all faults together.
 
 use crate::seeds::{self, ms};
-use blockmux_engine::sim::{NetworkConditions, Outcome, Scenario, Trouble};
+use blockmux_engine::sim::{NetworkConditions, Outage, Outcome, Scenario};
 
-/// Messages come in pieces.
+/// Splits every message.
 pub(crate) const FRAGMENTING: NetworkConditions =
     NetworkConditions { most_per_call: 300, ..NetworkConditions::FAIR };
 
-/// Slow, in pieces, with stalls, until the connection breaks.
-pub(crate) const STORM: NetworkConditions = NetworkConditions {
+/// Slow, with split messages and stalls, until the connection breaks.
+pub(crate) const STRESS: NetworkConditions = NetworkConditions {
     delay: ms(3),
     bytes_per_s: Some(50_000_000),
     window: 30_000,
@@ -18,13 +18,13 @@ pub(crate) const STORM: NetworkConditions = NetworkConditions {
     ..NetworkConditions::FAIR
 };
 
-/// Nothing goes wrong on one connection or a few.
-pub(crate) fn fair_day(seed: u64) -> Scenario {
+/// No faults, with one to four connections.
+pub(crate) fn without_faults(seed: u64) -> Scenario {
     Scenario { connections: 1 + seed as u32 % 4, ..Scenario::new(seed) }
 }
 
 /// A slow volume on a slow network.
-pub(crate) fn slow_day(seed: u64) -> Scenario {
+pub(crate) fn slow_network(seed: u64) -> Scenario {
     let slow = NetworkConditions {
         delay: ms(5),
         bytes_per_s: Some(10_000_000),
@@ -40,8 +40,8 @@ pub(crate) fn slow_day(seed: u64) -> Scenario {
     }
 }
 
-/// A network that cuts every message, some byte by byte.
-pub(crate) fn cut_everywhere(seed: u64) -> Scenario {
+/// Splits every message, sometimes at each byte.
+pub(crate) fn split_messages(seed: u64) -> Scenario {
     Scenario {
         conditions: NetworkConditions {
             most_per_call: 1 + (seed as usize % 7) * 100,
@@ -53,7 +53,7 @@ pub(crate) fn cut_everywhere(seed: u64) -> Scenario {
     }
 }
 
-/// Requests far longer than what is on its way at a time.
+/// Requests that are much longer than the window.
 pub(crate) fn long_requests(seed: u64) -> Scenario {
     Scenario {
         conditions: NetworkConditions { window: 20 << 10, most_per_call: 30_000, ..NetworkConditions::FAIR },
@@ -65,7 +65,7 @@ pub(crate) fn long_requests(seed: u64) -> Scenario {
     }
 }
 
-/// Connections that break again and again.
+/// Connections that break repeatedly.
 pub(crate) fn breaks(seed: u64) -> Scenario {
     Scenario {
         conditions: NetworkConditions { breaks_within: Some(60_000), ..FRAGMENTING },
@@ -76,34 +76,34 @@ pub(crate) fn breaks(seed: u64) -> Scenario {
     }
 }
 
-/// A target that stops again and again, or loses its power.
+/// A target that is restarted repeatedly, in order or by a crash.
 pub(crate) fn stops(seed: u64, is_crash: bool) -> Scenario {
     Scenario {
-        trouble: Some(Trouble { every: ms(20), lasts: ms(100), is_crash }),
+        outage: Some(Outage { every: ms(20), lasts: ms(100), is_crash }),
         volume_delay: ms(2),
         connections: 1 + seed as u32 % 3,
         ..Scenario::new(seed)
     }
 }
 
-/// A target that is away for longer than requests wait for it.
-pub(crate) fn long_absences(seed: u64) -> Scenario {
+/// A target that is down for longer than the reconnect timeout.
+pub(crate) fn long_outages(seed: u64) -> Scenario {
     Scenario {
-        trouble: Some(Trouble { every: ms(50), lasts: ms(400), is_crash: true }),
+        outage: Some(Outage { every: ms(50), lasts: ms(400), is_crash: true }),
         reconnect_timeout: ms(100),
         volume_delay: ms(2),
-        // What fails may have been done, and may still be.
+        // A request that failed may have been executed, or may still be.
         allows_stale_writes: true,
         ..Scenario::new(seed)
     }
 }
 
-/// One request in twenty meets an error of the medium.
+/// One request in twenty fails with a medium error.
 pub(crate) fn medium_errors(seed: u64) -> Scenario {
     Scenario { medium_errors_per_million: 50_000, ..Scenario::new(seed) }
 }
 
-/// Short, with a few connections that break.
+/// Short runs with a few connections that break.
 fn short(seed: u64) -> Scenario {
     Scenario {
         conditions: NetworkConditions { breaks_within: Some(40_000), ..FRAGMENTING },
@@ -113,33 +113,33 @@ fn short(seed: u64) -> Scenario {
     }
 }
 
-/// That what is `run` with a scenario comes out the same again, and otherwise with another seed.
-pub(crate) fn the_same_again(run: impl Fn(fn(u64) -> Scenario) -> Vec<Outcome>) {
+/// Checks that a run with the same seed has the same outcome, and another seed another one.
+pub(crate) fn check_determinism(run: impl Fn(fn(u64) -> Scenario) -> Vec<Outcome>) {
     let (first, again) = (run(short), run(short));
     assert_eq!(first, again);
     assert!(seeds::is_one() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
 }
 
-/// That more connections than that broke in all.
-pub(crate) fn more_broke_than(least: u64, outcomes: &[Outcome]) {
+/// Checks that more than `least` connections broke in all runs.
+pub(crate) fn check_breaks(least: u64, outcomes: &[Outcome]) {
     let breaks: u64 = outcomes.iter().map(|outcome| outcome.breaks).sum();
     assert!(seeds::is_one() || breaks > least, "only {breaks} connections broke");
 }
 
-/// That the target met trouble more often than that in all.
-pub(crate) fn more_troubles_than(least: u32, outcomes: &[Outcome]) {
-    let troubles: u32 = outcomes.iter().map(|outcome| outcome.troubles).sum();
-    assert!(seeds::is_one() || troubles > least, "only {troubles} stops and crashes");
+/// Checks that the target had more than `least` outages in all runs.
+pub(crate) fn check_outages(least: u32, outcomes: &[Outcome]) {
+    let outages: u32 = outcomes.iter().map(|outcome| outcome.outages).sum();
+    assert!(seeds::is_one() || outages > least, "only {outages} stops and crashes");
 }
 
-/// All of it, errors of the medium and a lack of memory.
-pub(crate) fn everything_at_once(seed: u64) -> Scenario {
+/// All faults, with medium errors and a small pool.
+pub(crate) fn all_faults(seed: u64) -> Scenario {
     Scenario {
-        conditions: STORM,
+        conditions: STRESS,
         volume_delay: ms(5),
         medium_errors_per_million: 10_000,
         connections: 1 + seed as u32 % 4,
-        trouble: Some(Trouble { every: ms(500), lasts: ms(300), is_crash: !seed.is_multiple_of(3) }),
+        outage: Some(Outage { every: ms(500), lasts: ms(300), is_crash: !seed.is_multiple_of(3) }),
         pool_bytes: 4 << 20,
         ..Scenario::new(seed)
     }
