@@ -13,6 +13,14 @@ host run 'umask 77
     name = 'file'
     spec = 'file:disk.img?size=384m'
     protocols = ['iscsi', 'iqn.2026-11.test:open']
+    [[volume]]
+    name = 'large'
+    spec = 'mem:384m?block_size=4096'
+    protocols = ['iqn.2026-11.test:blocks']
+    [[volume]]
+    name = 'part'
+    spec = 'slice:1m,384m:file:parts.img?size=400m&physical_block_size=4096'
+    protocols = ['iqn.2026-11.test:blocks']
     [[iscsi_target]]
     TargetName = 'iqn.2026-11.test:guarded'
     luns = { 0 = 'ram', 5 = 'file' }
@@ -27,12 +35,15 @@ host run 'umask 77
     [[iscsi_target]]
     TargetName = 'iqn.2026-11.test:open'
     luns = { 0 = 'file' }
+    [[iscsi_target]]
+    TargetName = 'iqn.2026-11.test:blocks'
+    luns = { 0 = 'large', 1 = 'part' }
 END"
 serve "--config blockmux.toml --iscsi $HOST:3260 --control unix:control"
 
 check discovery_names_the_targets
 iscsiadm -m discovery -t sendtargets -p "$HOST" | sort >found
-printf '%s\n' "$HOST:3260,1 iqn.2026-11.test:guarded" "$HOST:3260,1 iqn.2026-11.test:open" | diff - found
+for name in blocks guarded open; do echo "$HOST:3260,1 iqn.2026-11.test:$name"; done | diff - found
 
 check who_does_not_know_the_secrets_stays_out
 fails node guarded --login
@@ -109,6 +120,23 @@ dd if=/dev/urandom of=random bs=1M count=4
 dd if=random of="$(disk_of open 0 1)" bs=1M oflag=direct
 dd if="$(disk_of open 0 3)" bs=1M count=4 iflag=direct | cmp - random
 node open --logout
+
+check a_4kn_disk_and_a_512e_slice_hold_file_systems
+node blocks --login
+queue() { cat "/sys/block/${1#/dev/}/queue/$2"; }
+large=$(disk_of blocks 0)
+test "$(queue "$large" logical_block_size)" = 4096
+test "$(queue "$large" physical_block_size)" = 4096
+test "$(cat "/sys/block/${large#/dev/}/size")" = $((384 << 11))
+fails dd if="$large" of=/dev/null bs=512 count=1 iflag=direct
+file_system xfs "$large"
+verified_io "$large"
+part=$(disk_of blocks 1)
+test "$(queue "$part" logical_block_size)" = 512
+test "$(queue "$part" physical_block_size)" = 4096
+file_system ext4 "$part"
+host run 'test "$(head -c 1048576 parts.img | tr -d "\0" | wc -c)" = 0'
+node blocks --logout
 
 check the_daemon_stops_when_it_is_asked_to
 host stop target

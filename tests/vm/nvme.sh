@@ -17,9 +17,13 @@ host run "cat >blockmux.toml <<END
   name = 'file'
   spec = 'file:disk.img?size=384m'
   protocols = ['nvme_tcp', 'nbd', 'iscsi']
+  [[volume]]
+  name = 'large'
+  spec = 'mem:128m?block_size=4096'
+  protocols = ['nvme_tcp']
   [[nvme_subsystem]]
   nqn = '$NQN'
-  namespaces = { 1 = 'ram', 2 = 'file' }
+  namespaces = { 1 = 'ram', 2 = 'file', 3 = 'large' }
   [[nvme_subsystem]]
   nqn = 'nqn.2026-11.test:private'
   namespaces = { 7 = 'ram' }
@@ -87,6 +91,14 @@ file_system ext4 "$disk"
 
 check fio_finds_what_it_wrote
 verified_io "$disk"
+
+check a_namespace_with_blocks_of_4096_bytes_is_a_disk
+large=$(disk_of $controller 3)
+test "$(cat "/sys/block/${large#/dev/}/queue/logical_block_size")" = 4096
+nvme id-ns $large | grep 'lbads:12 .*(in use)'
+fails dd if="$large" of=/dev/null bs=512 count=1 iflag=direct
+file_system ext4 "$large"
+verified_io "$large"
 
 check blocks_are_compared_copied_zeroed_verified_and_flushed
 dd if=/dev/urandom of=random bs=4k count=2

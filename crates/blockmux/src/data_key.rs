@@ -5,8 +5,8 @@
 //! of a block device its WWID or the name in its volume manager; that of a remote volume the
 //! identifier that its server reports.
 
+use blockmux_volume::Volume;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
-use blockmux_volume::{Spec, Volume};
 use rustix::fs::{major, makedev, minor, statvfs};
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -38,16 +38,6 @@ impl DataKey {
         Some(of_device(Path::new(SYSFS), metadata.rdev(), 0).unwrap_or_else(by_path))
     }
 
-    /// The keys of all files and block devices of a volume.
-    pub(crate) fn local_texts(spec: &Spec) -> Vec<String> {
-        let keys = spec.leaves().into_iter().filter_map(|leaf| match leaf {
-            Spec::File(file) => DataKey::of_file(file),
-            Spec::Block(block) => DataKey::of_block(block),
-            _ => None,
-        });
-        keys.map(|key| key.text).collect()
-    }
-
     /// The key of a remote volume. `volume_key` distinguishes it from other volumes of its server,
     /// because carelessly configured servers report the same identifiers.
     pub(crate) fn of_remote(volume: &dyn Volume, volume_key: &str) -> DataKey {
@@ -55,6 +45,11 @@ impl DataKey {
         // Two gateways to one server share no reservations, so they are one disk only if their
         // configs say so.
         DataKey { text: format!("remote {designator} {volume_key}"), is_unique: false }
+    }
+
+    /// The key of a slice: another disk than the whole, and the same one when its length changes.
+    pub(crate) fn of_slice(offset: u64, whole: &DataKey) -> DataKey {
+        DataKey { text: format!("slice from {offset} of [{}]", whole.text), is_unique: whole.is_unique }
     }
 
     /// The key of a stripe; `None` if a member does not outlive the process.
@@ -137,9 +132,7 @@ mod tests {
     use std::process::Command;
 
     fn file(path: &Path) -> DataKey {
-        let spec =
-            FileSpec { path: path.to_owned(), size: None, direct: None, read_only: false, is_raw: false };
-        DataKey::of_file(&spec).unwrap()
+        DataKey::of_file(&FileSpec::new(path.to_owned())).unwrap()
     }
 
     #[test]
@@ -198,6 +191,14 @@ mod tests {
         let root = sysfs(&[("8:16/loop/backing_file", &backing), ("8:16/loop/offset", "512\n")]);
         let key = of_device(root.path(), makedev(8, 16), 0).unwrap();
         assert_eq!(key.text, format!("{}, from 512", file(image.path()).text));
+    }
+
+    #[test]
+    fn a_slice_is_known_by_where_it_begins() {
+        let whole = DataKey { text: "a".to_owned(), is_unique: true };
+        let slice = DataKey::of_slice(4096, &whole);
+        assert_eq!((slice.text.as_str(), slice.is_unique), ("slice from 4096 of [a]", true));
+        assert_ne!(DataKey::of_slice(0, &whole), whole);
     }
 
     #[test]

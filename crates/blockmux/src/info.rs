@@ -25,7 +25,16 @@ pub(crate) struct InfoArgs {
 pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
     match &args.volume {
         Spec::Url(url) => {
-            let described = reach::of_url(url.as_written())?.describe()?;
+            let mut described = reach::of_url(url.as_written())?.describe()?;
+            if !url.block_sizes().map_err(Failure::request)?.is_own() {
+                let info = open::open(&args.volume, Use::briefly(Access::Read))?.volume.info();
+                described.rows.push(("presented", blocks(&info)));
+                described.json["presented"] = json!({
+                    "size": info.size,
+                    "logical_block": info.logical_block,
+                    "physical_block": info.physical_block,
+                });
+            }
             if args.json { print(described.json) } else { print(table(&url.to_string(), &described.rows)) }
         }
         spec => {
@@ -46,10 +55,15 @@ fn volume_text(spec: &Spec, info: &VolumeInfo) -> String {
     let rows = [
         ("size", both_sizes(info.size)),
         ("access", access(info.read_only).to_owned()),
-        ("blocks", format!("logical {}, physical {}", info.logical_block, info.physical_block)),
+        ("blocks", blocks(info)),
         ("cache", cache.to_owned()),
     ];
     table(&spec.to_string(), &rows)
+}
+
+fn blocks(info: &VolumeInfo) -> String {
+    let VolumeInfo { logical_block, physical_block, preferred_block, .. } = info;
+    format!("logical {logical_block}, physical {physical_block}, preferred {preferred_block}")
 }
 
 fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
@@ -59,6 +73,7 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
         "read_only": info.read_only,
         "logical_block": info.logical_block,
         "physical_block": info.physical_block,
+        "preferred_block": info.preferred_block,
         "write_cache": info.write_cache,
         "volatile": info.volatile,
     })

@@ -11,6 +11,7 @@ mod command_docs;
 mod copy;
 mod ctl;
 mod data_key;
+mod data_part;
 mod discover;
 mod failure;
 mod image_format;
@@ -29,6 +30,7 @@ mod report;
 mod reset;
 mod retry;
 mod serve;
+mod shared_files;
 mod show;
 mod signals;
 mod top;
@@ -175,6 +177,7 @@ Volumes:
   null:1t                    discards writes, reads zeroes
   file:disk.img              a file; ?size=10g creates it
   block:/dev/sdb             a block device
+  slice:1m,10g:SPEC          a part of another volume: 10g from byte 1m on
   stripe:1m:SPEC,SPEC        RAID 0 of other volumes
   delay:5ms:SPEC             adds latency to a volume
   fault:every=100:SPEC       makes requests of a volume fail
@@ -189,6 +192,7 @@ Volumes:
     nvme+rdma://host/subsystem-nqn/nsid
     srp://host/TARGET-PORT-ID/lun
     aoe://IFACE/eSHELF.SLOT
+Each takes ?block_size=4096 (4Kn) and ?physical_block_size=4096 (512e).
 
 Examples:
   blockmux serve mem:1g

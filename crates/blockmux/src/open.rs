@@ -1,6 +1,7 @@
 //! Opening volumes by their specs.
 
 use crate::data_key::DataKey;
+use crate::data_part::{DataPart, Part};
 use crate::failure::Failure;
 use crate::image_format::format_of;
 use crate::machine::{available_memory_bytes, memory_bytes};
@@ -9,16 +10,17 @@ use crate::privileges;
 use crate::reach;
 use crate::records;
 use crate::retry::retry_while_held;
+use crate::shared_files;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
 use blockmux_engine::populate;
 use blockmux_engine::sys::address_space_left;
 use blockmux_proto::volume_uuid::VolumeUuid;
-use blockmux_volume::spec::{FileSpec, LogTarget, MemSpec};
+use blockmux_volume::spec::{FileSpec, LogTarget, MemSpec, NullSpec, Url};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
-    DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume, Spec,
-    StripeVolume, Volume,
+    BlockSizes, DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume,
+    SliceVolume, Spec, StripeVolume, Volume,
 };
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
@@ -37,8 +39,8 @@ pub(crate) struct Opened {
     pub(crate) is_fresh: bool,
     /// Key of its data; `None` if the data is lost with the process or has no stable key.
     pub(crate) data: Option<DataKey>,
-    /// Keys of its data on other servers.
-    pub(crate) remote: Vec<DataKey>,
+    /// The parts of volumes on other servers that it consists of.
+    pub(crate) remote: Vec<DataPart>,
 }
 
 /// Intended use of a volume.
@@ -56,6 +58,8 @@ pub(crate) struct Use<'a> {
     /// Directory in which files and devices are recorded that were exported as raw; `None`: they
     /// are not recorded.
     pub(crate) state: Option<&'a Path>,
+    /// The part of it that is used: of a volume below a slice only that.
+    pub(crate) part: Part,
 }
 
 /// When to populate the memory of a RAM volume.
@@ -85,7 +89,14 @@ pub(crate) enum Access {
 impl Use<'_> {
     /// For a short-lived command: one connection, without populating memory.
     pub(crate) fn briefly(access: Access) -> Use<'static> {
-        Use { access, connections: 1, may_grow: false, populate: Populate::Not, state: None }
+        Use {
+            access,
+            connections: 1,
+            may_grow: false,
+            populate: Populate::Not,
+            state: None,
+            part: Part::WHOLE,
+        }
     }
 
     fn is_read_only(self) -> bool {
@@ -106,28 +117,42 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
         open(inner, how).map(|inner| Opened { volume: wrap(inner.volume), ..inner })
     };
     match spec {
-        Spec::Mem(MemSpec { size, .. }) | Spec::Null(size) if *size < SECTOR => Err(no_block(spec)),
-        Spec::Mem(MemSpec { size, .. }) | Spec::Null(size) if !size.is_multiple_of(SECTOR) => {
-            Err(no_whole_block(spec, *size))
+        Spec::Mem(mem) => {
+            check_whole_blocks(spec, mem.size, mem.blocks)?;
+            open_mem(spec, *mem, how).map(|volume| local(volume, true, None))
         }
-        Spec::Mem(mem) => open_mem(spec, *mem, how).map(|volume| local(volume, true, None)),
-        Spec::Null(size) => Ok(local(Arc::new(NullVolume::new(*size)), false, None)),
+        Spec::Null(NullSpec { size, blocks }) => {
+            check_whole_blocks(spec, *size, *blocks)?;
+            Ok(local(Arc::new(NullVolume::with_blocks(*size, *blocks)), false, None))
+        }
         Spec::File(file) => {
             let format = check_format("file", &file.path, file.is_raw, DataKey::of_file(file), how)?;
-            let volume = open_file(file, how)?;
-            let (is_fresh, data) = (volume.is_new(), DataKey::of_file(file));
-            note_raw(format, &volume, data.as_ref(), how);
-            Ok(local(Arc::new(volume), is_fresh, data))
+            let read_only = file.read_only || how.is_read_only();
+            let volume = open_or_share(spec, read_only, how, || open_file(file, how))?;
+            // Another slice may have written to it.
+            let is_fresh = volume.is_new() && how.part.is_whole();
+            let data = DataKey::of_file(file);
+            note_raw(format, &*volume, data.as_ref(), how);
+            Ok(local(volume, is_fresh, data))
         }
         Spec::Block(block) => {
             let data = DataKey::of_block(block);
             let format = check_format("block", &block.path, block.is_raw, data.clone(), how)?;
-            let options =
-                BlockOptions { direct: block.direct, read_only: block.read_only || how.is_read_only() };
-            let volume = retry_while_held(|| FileVolume::open_block(&block.path, options), is_held);
-            let volume = volume.map_err(|error| cannot_open(error, how))?;
-            note_raw(format, &volume, data.as_ref(), how);
-            Ok(local(Arc::new(volume), false, data))
+            let read_only = block.read_only || how.is_read_only();
+            let options = BlockOptions { direct: block.direct, blocks: block.blocks, read_only };
+            let volume = open_or_share(spec, read_only, how, || {
+                let volume = retry_while_held(|| FileVolume::open_block(&block.path, options), is_held);
+                volume.map_err(|error| cannot_open(error, how))
+            })?;
+            note_raw(format, &*volume, data.as_ref(), how);
+            Ok(local(volume, false, data))
+        }
+        Spec::Slice(slice, inner) => {
+            let below = open(inner, Use { part: how.part.below_slice(*slice), ..how })?;
+            let data = below.data.map(|data| DataKey::of_slice(slice.offset, &data));
+            let volume = SliceVolume::new(below.volume, slice.offset, slice.len)
+                .map_err(|error| Failure::request(format!("{spec}: {error}")))?;
+            Ok(Opened { volume: Arc::new(volume), data, ..below })
         }
         Spec::Stripe { chunk, members } => open_stripe(spec, *chunk, members, how),
         Spec::Delay(delays, inner) => around(inner, &|volume| Arc::new(DelayVolume::new(volume, *delays))),
@@ -141,10 +166,38 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             let remote = reach::of_url(url.as_written())?;
             let volume = remote.open(how.connections)?;
             let data = DataKey::of_remote(&*volume, &remote.volume_key());
-            let remote = vec![data.clone()];
+            let volume = with_blocks(url, volume)?;
+            let remote = vec![DataPart { text: data.text.clone(), part: how.part }];
             Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
         }
     }
+}
+
+/// Opens a file or device for itself, or together with other slices of it.
+fn open_or_share(
+    spec: &Spec,
+    read_only: bool,
+    how: Use<'_>,
+    open: impl FnOnce() -> Result<FileVolume, Failure>,
+) -> Result<Arc<FileVolume>, Failure> {
+    if how.part.is_whole() { open().map(Arc::new) } else { shared_files::open(spec, read_only, open) }
+}
+
+/// A remote volume with the block sizes that its URL sets.
+fn with_blocks(url: &Url, volume: Arc<dyn Volume>) -> Result<Arc<dyn Volume>, Failure> {
+    let blocks = url.block_sizes().map_err(Failure::request)?;
+    if blocks.is_own() {
+        return Ok(volume);
+    }
+    let whole = volume.info().size;
+    let volume = SliceVolume::with_blocks(volume, blocks)
+        .map_err(|error| Failure::request(format!("{url}: {error}")))?;
+    let info = volume.info();
+    if info.size < whole {
+        let (size, block) = (info.size, info.logical_block);
+        warn!("{url}: has {whole} bytes, no whole blocks of {block}: the first {size} are used");
+    }
+    Ok(Arc::new(volume))
 }
 
 fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, Failure> {
@@ -168,7 +221,7 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, 
     // A read-only volume needs no memory: unwritten blocks are read without it.
     let populate = if mem.populate && !how.is_read_only() { how.populate } else { Populate::Not };
     populate_mem(spec, &pages, len, populate);
-    Ok(Arc::new(MemVolume::within(pages, size)))
+    Ok(Arc::new(MemVolume::within(pages, size, mem.blocks)))
 }
 
 /// Populates the first `len` bytes as far as memory allows; later page faults use small pages.
@@ -206,19 +259,26 @@ fn no_addresses(spec: &Spec, size: u64) -> Option<Failure> {
     )))
 }
 
-fn no_block(spec: &Spec) -> Failure {
-    Failure::request(format!("{spec}: is smaller than one block; use at least {SECTOR}"))
-}
-
-fn no_whole_block(spec: &Spec, size: u64) -> Failure {
-    let next = size.next_multiple_of(SECTOR);
-    Failure::request(format!("{spec}: is not a multiple of the block size, {SECTOR} bytes; use {next}"))
+/// Whether the size of a RAM or null volume is one or more whole blocks.
+fn check_whole_blocks(spec: &Spec, size: u64, blocks: BlockSizes) -> Result<(), Failure> {
+    let block = blocks.logical.map_or(SECTOR, u64::from);
+    if size < block {
+        return Err(Failure::request(format!("{spec}: is smaller than one block; use at least {block}")));
+    }
+    if !size.is_multiple_of(block) {
+        let next = size.next_multiple_of(block);
+        return Err(Failure::request(format!(
+            "{spec}: is not a multiple of the block size, {block} bytes; use {next}"
+        )));
+    }
+    Ok(())
 }
 
 fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
     let options = FileOptions {
         size: file.size,
         direct: file.direct,
+        blocks: file.blocks,
         read_only: file.read_only || how.is_read_only(),
         create: true,
     };
@@ -317,7 +377,9 @@ fn is_held(error: &OpenError) -> bool {
 }
 
 fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use<'_>) -> Result<Opened, Failure> {
-    let members = members.iter().map(|member| open(member, how)).collect::<Result<Vec<_>, _>>()?;
+    let members = how.part.of_members(chunk, members);
+    let members =
+        members.map(|(part, member)| open(member, Use { part, ..how })).collect::<Result<Vec<_>, _>>()?;
     let is_remote = members.iter().any(|member| member.is_remote);
     let is_fresh = members.iter().all(|member| member.is_fresh);
     let data: Vec<_> = members.iter().map(|member| member.data.clone()).collect();
@@ -344,7 +406,7 @@ fn no_log(path: &Path, error: &std::io::Error) -> Failure {
     Failure::request(format!("log:{}: cannot append to it: {error}; give another file", path.display()))
 }
 
-/// Block size of RAM and null volumes, in bytes.
+/// Default block size of RAM and null volumes, in bytes.
 const SECTOR: u64 = 512;
 /// Address space reserved for growth of a RAM volume, as a multiple of its size.
 const ROOM_TIMES: u64 = 4;

@@ -11,9 +11,11 @@ use std::net::ToSocketAddrs;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Parses the URL of a remote volume.
+/// Parses the URL of a remote volume, apart from its block sizes.
 pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(url);
+    let without = shown.without_block_sizes();
+    let url = without.as_written();
     let wrong = |what: String| Failure::request(format!("{shown}: {what}; {}", url_forms()));
     let Some((scheme, _)) = url.split_once("://") else { return Err(wrong("is not a URL".to_owned())) };
     let scheme = scheme.to_ascii_lowercase();

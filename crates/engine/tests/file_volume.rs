@@ -5,8 +5,8 @@ mod conforms;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::reactor::{PollPolicy, Reactor};
 use blockmux_volume::{
-    Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output, ReadyList,
-    Resize, Seg, SgList, Tag, Volume,
+    BlockSizes, Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output,
+    ReadyList, Resize, Seg, SgList, Tag, Volume,
 };
 use conforms::conforms;
 use std::fs::File;
@@ -109,7 +109,8 @@ impl Bench {
 }
 
 fn open(path: &Path, direct: bool) -> FileVolume {
-    let options = FileOptions { size: Some(SIZE), direct: Some(direct), create: true, read_only: false };
+    let options =
+        FileOptions { size: Some(SIZE), direct: Some(direct), create: true, ..FileOptions::default() };
     match FileVolume::open(path, options) {
         Err(OpenError::NoDirect(_)) => {
             skip("direct I/O", "the temporary folder's file system has none; buffered instead");
@@ -438,6 +439,15 @@ impl Mount {
         let output = mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder.path()).output();
         output.is_ok_and(|output| output.status.success()).then_some(Mount(folder))
     }
+
+    /// A new file system on a device.
+    fn ext4(device: &Path) -> Option<Mount> {
+        let folder = tempfile::tempdir().unwrap();
+        let made = Command::new("mkfs.ext4").arg("-q").arg(device).output();
+        let mounts = made.is_ok_and(|output| output.status.success());
+        let output = mounts.then(|| Command::new("mount").arg(device).arg(folder.path()).output())?;
+        output.is_ok_and(|output| output.status.success()).then_some(Mount(folder))
+    }
 }
 
 impl Drop for Mount {
@@ -482,9 +492,14 @@ struct LoopDevice(PathBuf);
 
 impl LoopDevice {
     fn new(folder: &Path) -> Option<LoopDevice> {
+        LoopDevice::with_blocks(folder, 512)
+    }
+
+    fn with_blocks(folder: &Path, block: u32) -> Option<LoopDevice> {
         let file = folder.join("disk");
         File::create(&file).unwrap().set_len(SIZE).unwrap();
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().ok()?;
+        let block = format!("--sector-size={block}");
+        let output = Command::new("losetup").args(["--find", "--show", &block]).arg(&file).output().ok()?;
         let name = String::from_utf8(output.stdout).ok()?;
         output.status.success().then(|| LoopDevice(PathBuf::from(name.trim())))
     }
@@ -504,7 +519,7 @@ fn a_block_device_works_as_a_volume() {
     };
     assert!(matches!(FileVolume::open(&device.0, FileOptions::default()), Err(OpenError::IsDevice(_))));
     for direct in [None, Some(false)] {
-        let options = BlockOptions { direct, read_only: false };
+        let options = BlockOptions { direct, ..BlockOptions::default() };
         let volume = FileVolume::open_block(&device.0, options).unwrap();
         assert!(matches!(
             FileVolume::open_block(&device.0, options),
@@ -535,7 +550,7 @@ fn once_writes_are_lost_every_flush_fails_until_the_volume_is_opened_again() {
     let Some((device, _mount)) = device else {
         return skip("a device that loses writes", "only root may make one");
     };
-    let options = BlockOptions { direct: Some(false), read_only: false };
+    let options = BlockOptions { direct: Some(false), ..BlockOptions::default() };
     let volume = FileVolume::open_block(&device.0, options).unwrap();
     let (mut bench, mut other) = (Bench::new(&volume), Bench::new(&volume));
     bench.run(Op::Flush, 0, 0, None).unwrap();
@@ -565,6 +580,62 @@ fn a_file_conforms_buffered_and_direct() {
     }
 }
 
+/// Blocks of 4096 bytes, as of a 4Kn disk.
+const LARGE: BlockSizes = BlockSizes { logical: Some(4096), physical: None };
+
+#[test]
+fn a_file_with_large_blocks_conforms_and_ends_with_a_whole_one() {
+    for direct in [Some(false), None] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        File::create(&path).unwrap().set_len(SIZE + 512).unwrap();
+        let options = FileOptions { direct, blocks: LARGE, ..FileOptions::default() };
+        let volume = FileVolume::open(&path, options).unwrap();
+        let info = volume.info();
+        assert_eq!((info.size, info.logical_block), (SIZE + 4096, 4096));
+        assert!(info.physical_block >= 4096 && info.discard_granularity.is_multiple_of(4096), "{info:?}");
+        conforms(Arc::new(volume), None);
+    }
+}
+
+#[test]
+fn a_file_presents_small_blocks_within_large_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let blocks = BlockSizes { logical: Some(512), physical: Some(16384) };
+    let options =
+        FileOptions { size: Some(SIZE), direct: Some(false), create: true, blocks, ..FileOptions::default() };
+    let volume = FileVolume::open(folder.path().join("disk"), options).unwrap();
+    let info = volume.info();
+    assert_eq!((info.logical_block, info.physical_block, info.preferred_block), (512, 16384, 16384));
+}
+
+#[test]
+fn a_4kn_device_has_no_smaller_blocks_and_a_file_on_it_has_direct_io_with_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(device) = LoopDevice::with_blocks(folder.path(), 4096) else {
+        return skip("a 4Kn device", "only root may make a loop device");
+    };
+    let open = |blocks| FileVolume::open_block(&device.0, BlockOptions { blocks, ..BlockOptions::default() });
+    for blocks in [BlockSizes::default(), LARGE] {
+        let volume = open(blocks).unwrap();
+        assert_eq!((volume.info().logical_block, volume.is_direct()), (4096, true));
+    }
+    let small = BlockSizes { logical: Some(512), physical: None };
+    let refused = open(small).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.ends_with("write block_size=4096, or leave it out"), "{refused}");
+    let Some(mount) = Mount::ext4(&device.0) else { return skip("a file on it", "only root may mount one") };
+    let path = mount.0.path().join("disk");
+    let open = |blocks, direct| {
+        let options =
+            FileOptions { size: Some(1 << 20), create: true, blocks, direct, ..FileOptions::default() };
+        FileVolume::open(&path, options)
+    };
+    assert!(!open(BlockSizes::default(), None).unwrap().is_direct(), "its clients may write 512 bytes");
+    assert!(open(LARGE, None).unwrap().is_direct());
+    let refused = open(small, Some(true)).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("block_size=512 is less than its own blocks of 4096 bytes"), "{refused}");
+}
+
 #[test]
 fn a_block_device_conforms_buffered_and_direct() {
     for direct in [false, true] {
@@ -574,7 +645,7 @@ fn a_block_device_conforms_buffered_and_direct() {
         let Some(device) = device else {
             return skip("a block device", "only root may make a loop device");
         };
-        let options = BlockOptions { direct: Some(direct), read_only: false };
+        let options = BlockOptions { direct: Some(direct), ..BlockOptions::default() };
         let volume = FileVolume::open_block(&device.0, options).unwrap();
         let frozen = BlockOptions { read_only: true, ..options };
         let read_only = FileVolume::open_block(&device.0, frozen).unwrap();

@@ -7,6 +7,7 @@
 //! This crate makes no operating-system calls; unsafe code is in [`buf`] alone.
 
 mod account;
+mod block_sizes;
 pub mod buf;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
@@ -27,12 +28,14 @@ mod ready;
 mod registration;
 mod sg_list;
 mod slab;
+mod slice;
 pub mod spec;
 mod stripe;
 pub mod units;
 mod volume;
 
 pub use account::PeerAccount;
+pub use block_sizes::{BlockSizes, SmallBlock};
 pub use buf::{Chunk, Memory, Pages, Seg};
 pub use crc32c::Crc32c;
 pub use delay::{DelayVolume, Delays};
@@ -48,8 +51,9 @@ pub use ready::{ReadyList, Waker};
 pub use registration::{LocalKey, ProtectionDomain, RegistrationError};
 pub use sg_list::SgList;
 pub use slab::Slab;
+pub use slice::{SliceError, SliceVolume};
 pub use spec::{Spec, SpecError};
-pub use stripe::{DEFAULT_CHUNK, MAX_MEMBERS, StripeError, StripeVolume};
+pub use stripe::{DEFAULT_CHUNK, MAX_MEMBERS, StripeError, StripeVolume, range_on_member};
 pub use volume::{
     Channel, Core, LinkCounts, MAX_TRANSFER, Populated, Resize, ResizeError, Volume, VolumeInfo,
 };

@@ -11,6 +11,7 @@
 //! A request to zero a long range is done in parts, so that other requests of the core are executed
 //! in between.
 
+use crate::block_sizes::BlockSizes;
 use crate::buf::{Memory, Pages, Seg, settle_streams};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
 use crate::ready::Waker;
@@ -47,24 +48,26 @@ impl MemVolume {
     #[must_use]
     pub fn from_pages(pages: Arc<Pages>) -> MemVolume {
         let size = pages.len() as u64;
-        MemVolume::within(pages, size)
+        MemVolume::within(pages, size, BlockSizes::default())
     }
 
-    /// A volume of `size` bytes, rounded down to a whole block, that can grow up to the size of the
-    /// zeroed `pages`.
+    /// A volume of `size` bytes with these block sizes, rounded down to a whole block, that can
+    /// grow up to the size of the zeroed `pages`.
     #[must_use]
-    pub fn within(pages: Arc<Pages>, size: u64) -> MemVolume {
-        let room = (pages.len() as u64) / BLOCK * BLOCK;
-        let size = size.min(room) / BLOCK * BLOCK;
-        let info = VolumeInfo {
+    pub fn within(pages: Arc<Pages>, size: u64, blocks: BlockSizes) -> MemVolume {
+        let room = pages.len() as u64;
+        let info = blocks.shape(VolumeInfo {
+            // Single sectors are written and unmapped; libiscsi's GetLBAStatus.UnmapSingle fails
+            // if several share a physical block.
+            physical_block: SECTOR,
             volatile: true,
             discard_granularity: UNIT as u32,
             fast_zeroes: true,
             lends_reads: true,
-            ..VolumeInfo::new(size)
-        };
+            ..VolumeInfo::new(size.min(room) / u64::from(SECTOR) * u64::from(SECTOR))
+        });
         let states = (0..room.div_ceil(UNIT)).map(|_| AtomicU8::new(HOLE)).collect();
-        MemVolume { shared: Arc::new(Shared { info, size: AtomicU64::new(size), pages, states }) }
+        MemVolume { shared: Arc::new(Shared { size: AtomicU64::new(info.size), info, pages, states }) }
     }
 }
 
@@ -79,8 +82,9 @@ impl Volume for MemVolume {
 
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
         let Resize::Bytes(size) = to else { return Ok(self.shared.size()) };
-        let (block, most) = (BLOCK as u32, (self.shared.pages.len() as u64) / BLOCK * BLOCK);
-        if size == 0 || !size.is_multiple_of(BLOCK) {
+        let block = self.shared.info.logical_block;
+        let most = (self.shared.pages.len() as u64) / u64::from(block) * u64::from(block);
+        if size == 0 || !size.is_multiple_of(block.into()) {
             return Err(ResizeError::BadSize { size, block });
         }
         if size > most {
@@ -274,8 +278,8 @@ impl Shared {
     }
 }
 
-/// Size of a block, in bytes.
-const BLOCK: u64 = 512;
+/// Smallest block, in bytes.
+const SECTOR: u32 = 512;
 /// Granularity of holes, in bytes.
 const UNIT: u64 = 64 << 10;
 /// Bytes zeroed at once: a fraction of a millisecond, and one huge page.
@@ -294,7 +298,7 @@ mod tests {
     use crate::io::Tag;
 
     fn resized(sizes: &[u64]) -> Arc<dyn Volume> {
-        let volume = MemVolume::within(Pages::from_heap(48 << 20), 40 << 20);
+        let volume = MemVolume::within(Pages::from_heap(48 << 20), 40 << 20, BlockSizes::default());
         for &size in sizes {
             assert_eq!(volume.resize(Resize::Bytes(size)).unwrap(), size);
             assert_eq!((volume.info().size, volume.refresh_size()), (size, size));

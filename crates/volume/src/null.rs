@@ -1,5 +1,6 @@
 //! A volume that reads as zeroes and discards writes: the lower bound of every measurement.
 
+use crate::block_sizes::BlockSizes;
 use crate::buf::{Memory, Pages};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output};
 use crate::ready::Waker;
@@ -18,14 +19,21 @@ impl NullVolume {
     /// A volume of `size` bytes, rounded down to a whole block.
     #[must_use]
     pub fn new(size: u64) -> NullVolume {
+        NullVolume::with_blocks(size, BlockSizes::default())
+    }
+
+    /// A volume of `size` bytes with these block sizes, rounded down to a whole block.
+    #[must_use]
+    pub fn with_blocks(size: u64, blocks: BlockSizes) -> NullVolume {
         let info = VolumeInfo {
+            physical_block: 512,
             volatile: true,
             discard_granularity: 512,
             fast_zeroes: true,
             lends_reads: true,
             ..VolumeInfo::new(size / 512 * 512)
         };
-        NullVolume { info, zeroes: Pages::from_heap(MAX_TRANSFER as usize) }
+        NullVolume { info: blocks.shape(info), zeroes: Pages::from_heap(MAX_TRANSFER as usize) }
     }
 }
 

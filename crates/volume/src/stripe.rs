@@ -15,6 +15,7 @@ use crate::ready::Waker;
 use crate::sg_list::SgList;
 use crate::slab::Slab;
 use crate::volume::{Channel, Core, LinkCounts, Populated, Volume, VolumeInfo};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -93,6 +94,7 @@ fn combine(infos: &[VolumeInfo], layout: Layout) -> Option<VolumeInfo> {
         size: (smallest / layout.chunk * layout.chunk).checked_mul(layout.members)?,
         logical_block: infos.iter().map(|info| info.logical_block).max()?,
         physical_block: infos.iter().map(|info| info.physical_block).max()?,
+        preferred_block: infos.iter().map(|info| info.preferred_block).max()?,
         discard_granularity: infos.iter().map(|info| info.discard_granularity).max()?,
         read_only: any(|info| info.read_only),
         write_cache: any(|info| info.write_cache),
@@ -102,6 +104,17 @@ fn combine(infos: &[VolumeInfo], layout: Layout) -> Option<VolumeInfo> {
         shared_flush: all(|info| info.shared_flush),
         lends_reads: all(|info| info.lends_reads),
     })
+}
+
+/// Where the bytes of `range` of a stripe lie on one of its members; nothing of the member between
+/// them is another range's.
+#[must_use]
+pub fn range_on_member(chunk_bytes: u64, members: usize, member: usize, range: Range<u64>) -> Range<u64> {
+    if chunk_bytes == 0 || chunk_bytes.checked_mul(members as u64).is_none_or(|row| row == 0) {
+        return range;
+    }
+    let layout = Layout { chunk: chunk_bytes, members: members as u64 };
+    layout.on_member(member, range.start)..layout.on_member(member, range.end)
 }
 
 impl Volume for StripeVolume {

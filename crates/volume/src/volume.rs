@@ -19,9 +19,12 @@ pub struct VolumeInfo {
     pub size: u64,
     /// Logical block in bytes, a power of two. Offsets and lengths are multiples of it.
     pub logical_block: u32,
-    /// Physical block in bytes; a power of two, at least `logical_block`. Requests of this size and
-    /// alignment are efficient.
+    /// Physical block in bytes; a power of two, at least `logical_block`. The storage reads and
+    /// rewrites a whole physical block for a write to a part of it.
     pub physical_block: u32,
+    /// Preferred block in bytes; a power of two, at least `physical_block`. Requests of this size
+    /// and alignment are efficient.
+    pub preferred_block: u32,
     /// Writes are refused.
     pub read_only: bool,
     /// A power failure before a flush may lose completed writes. `false`: a flush does not make
@@ -49,6 +52,7 @@ impl VolumeInfo {
             size,
             logical_block: 512,
             physical_block: 4096,
+            preferred_block: 4096,
             read_only: false,
             write_cache: false,
             volatile: false,

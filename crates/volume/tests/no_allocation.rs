@@ -72,9 +72,10 @@ fn a_request_within_one_chunk_allocates_nothing() {
     let fault = Fault { when: FaultWhen::Every(7), ..Fault::default() };
     let delays = Delays { read: delay, write: delay, flush: delay };
     let sink = |record: &LogRecord| assert!(record.len <= 4096);
-    let volumes: [(&str, Arc<dyn Volume>); 7] = [
+    let volumes: [(&str, Arc<dyn Volume>); 8] = [
         ("mem", mem()),
         ("null", Arc::new(NullVolume::new(4 << 20))),
+        ("slice", Arc::new(SliceVolume::new(mem(), 4096, None).unwrap())),
         ("stripe", Arc::new(StripeVolume::new(64 << 10, vec![mem(), mem(), mem()]).unwrap())),
         ("delay", Arc::new(DelayVolume::new(mem(), delays))),
         ("fault", Arc::new(FaultVolume::new(mem(), fault))),

@@ -8,6 +8,7 @@ mod map;
 mod progress;
 mod task;
 
+use crate::data_part::DataPart;
 use crate::failure::{self, Failure, cores_cannot_start};
 use crate::open::{self, Access, Opened, Use};
 use crate::output::print;
@@ -16,8 +17,6 @@ use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_volume::units::{human_size, parse_size};
 use blockmux_volume::{MAX_TRANSFER, Spec, VolumeInfo};
 use progress::Progress;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -49,13 +48,7 @@ pub(crate) struct CopyArgs {
 
 /// Copies a volume.
 pub(crate) fn run(args: &CopyArgs) -> Result<ExitCode, Failure> {
-    let is_same = args.source == args.destination && is_persistent(&args.source);
-    if is_same || is_one_file(&args.source, &args.destination) {
-        return Err(Failure::request(format!(
-            "{}: source and destination are the same; give another destination",
-            args.source
-        )));
-    }
+    check_distinct(&args.source, &args.destination)?;
     let how = |access| Use { connections: CONNECTIONS, ..Use::briefly(access) };
     let source = open::open(&args.source, how(Access::Read))?;
     let from = source.volume.info();
@@ -92,11 +85,16 @@ fn is_persistent(spec: &Spec) -> bool {
     spec.leaves().into_iter().any(|leaf| !matches!(leaf, Spec::Mem(_) | Spec::Null(_)))
 }
 
-/// Whether both specs refer to the same file.
-fn is_one_file(source: &Spec, destination: &Spec) -> bool {
-    let (Spec::File(source), Spec::File(destination)) = (source, destination) else { return false };
-    let identity = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
-    identity(&source.path).is_some_and(|found| identity(&destination.path) == Some(found))
+/// Whether source and destination have no data in common.
+fn check_distinct(source: &Spec, destination: &Spec) -> Result<(), Failure> {
+    let [from, to] = [source, destination].map(DataPart::of_spec);
+    let is_same = source == destination && is_persistent(source) || from == to && !from.is_empty();
+    let how = match from.iter().any(|part| to.iter().any(|other| part.overlaps(other))) {
+        _ if is_same => "are the same",
+        true => "overlap",
+        false => return Ok(()),
+    };
+    Err(Failure::request(format!("{source}: source and destination {how}; give another destination")))
 }
 
 /// The destination with the size of the source, if it is a file that does not exist.
@@ -105,8 +103,9 @@ fn created_as_large(destination: &Spec, size: u64) -> Spec {
     match destination {
         Spec::File(file) if file.size.is_none() && !file.path.exists() => {
             let mut file = file.clone();
-            // A file volume has whole sectors, a source may not.
-            file.size = size.checked_next_multiple_of(SECTOR);
+            // A file volume has whole blocks, a source may not.
+            let block = file.blocks.logical.map_or(SECTOR, u64::from);
+            file.size = size.checked_next_multiple_of(block);
             Spec::File(file)
         }
         Spec::Delay(delays, inner) => Spec::Delay(*delays, inside(inner)),

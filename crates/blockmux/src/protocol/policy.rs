@@ -11,6 +11,7 @@
 
 use super::{Protocol, by_name, with_frontend};
 use crate::address::means;
+use crate::data_part::DataPart;
 use blockmux_engine::socket::Address;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -76,8 +77,8 @@ struct Shared {
     listeners: Vec<PolicyListener>,
     /// `protocols` of each volume; `None` if it has no such list.
     volumes: RwLock<BTreeMap<String, Option<Vec<String>>>>,
-    /// Data keys of the files and devices of each open volume.
-    data: RwLock<BTreeMap<String, Vec<String>>>,
+    /// Parts of the files and devices of each open volume.
+    data: RwLock<BTreeMap<String, Vec<DataPart>>>,
 }
 
 /// Access to a volume through a target or as a default export.
@@ -224,6 +225,13 @@ impl Policy {
         self.current().serves(protocol, place, volume)
     }
 
+    /// Whether a volume is exported by the protocol by default, or can be part of a target.
+    pub(crate) fn may_serve(&self, protocol: &Protocol, volume: &str) -> bool {
+        let shared = self.current();
+        let mut own = shared.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
+        own.any(|listener| shared.leads_to(protocol, &listener.place, volume))
+    }
+
     /// Whether the protocol's URLs of a volume are announced for a listener.
     pub(crate) fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
         self.current().leads_to(protocol, place, volume)
@@ -252,13 +260,20 @@ impl Policy {
         self.current().remove(volume);
     }
 
-    /// Sets the data keys of an open volume's files and devices.
-    pub(crate) fn set_data(&self, volume: &str, data: Vec<String>) {
+    /// Sets the parts of files and devices that an open volume consists of.
+    pub(crate) fn set_data(&self, volume: &str, data: Vec<DataPart>) {
         self.current().set_data(volume, data);
     }
 
-    /// Checks that a volume shares no file or device with another volume if either is restricted,
-    /// by the configuration or, for targets attached at run time, by `is_restricted`.
+    /// The parts of files and devices that an open volume consists of.
+    pub(crate) fn data_of(&self, volume: &str) -> Vec<DataPart> {
+        let shared = self.current();
+        let all = shared.data.read().unwrap_or_else(PoisonError::into_inner);
+        all.get(volume).cloned().unwrap_or_default()
+    }
+
+    /// Checks that a volume shares no part of a file or device with another volume if either is
+    /// restricted, by the configuration or, for targets attached at run time, by `is_restricted`.
     ///
     /// # Errors
     /// If it does; the message names the other volume and says what to do.
@@ -367,7 +382,7 @@ impl Shared {
         self.data.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
     }
 
-    fn set_data(&self, volume: &str, data: Vec<String>) {
+    fn set_data(&self, volume: &str, data: Vec<DataPart>) {
         self.data.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), data);
     }
 
@@ -375,8 +390,8 @@ impl Shared {
         let all = self.data.read().unwrap_or_else(PoisonError::into_inner);
         let Some(own) = all.get(volume) else { return Ok(()) };
         let is_restricted = |name: &str| self.is_restricted(name) || is_restricted(name);
-        let mut same =
-            all.iter().filter(|(name, data)| *name != volume && data.iter().any(|text| own.contains(text)));
+        let is_same = |data: &[DataPart]| data.iter().any(|part| own.iter().any(|own| own.overlaps(part)));
+        let mut same = all.iter().filter(|(name, data)| *name != volume && is_same(data));
         let Some((other, _)) = same.find(|(name, _)| is_restricted(volume) || is_restricted(name)) else {
             return Ok(());
         };

@@ -5,7 +5,7 @@
 //! process ends, processes of all users see it, and it needs no directory. It is not visible in
 //! other network namespaces.
 
-use crate::data_key::DataKey;
+use crate::data_part::DataPart;
 use crate::failure::Failure;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use rustix::fd::OwnedFd;
@@ -15,12 +15,24 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use rustix::process::{Pid, getpid, getuid};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tracing::warn;
 
 /// The exclusive right to export some data and a UUID; dropping it releases them.
 pub(super) struct Claim {
-    _sockets: Vec<OwnedFd>,
+    _uuid: Option<OwnedFd>,
+    _data: Vec<Arc<DataClaim>>,
 }
+
+/// A claimed part of data on another server.
+struct DataClaim {
+    data: DataPart,
+    /// Claims all of the data for this process: slices that do not overlap share it.
+    socket: Option<Arc<OwnedFd>>,
+}
+
+/// The data that this process has claimed; at most one for each part of a volume.
+static CLAIMED: Mutex<Vec<Weak<DataClaim>>> = Mutex::new(Vec::new());
 
 /// The current holder of a claim.
 enum ClaimHolder {
@@ -39,26 +51,44 @@ impl Claim {
     ///
     /// # Errors
     /// If a process of this user or of root has claimed one of them.
-    pub(super) fn take(name: &str, uuid: VolumeUuid, remote: &[DataKey]) -> Result<Claim, Failure> {
-        let mut sockets = Vec::new();
-        for DataKey { text, .. } in remote {
-            let id = VolumeUuid::of_texts(&["claim", text]);
-            sockets.extend(claim(name, &format!("blockmux data {id}"), |process| {
-                format!(
-                    "`{name}`: {process} already exports the same data ({text}), and the two would share neither \
-                     reservations nor locks; stop that one, export it read-only, or set `shared = true` in the \
-                     [[volume]] of a config file"
-                )
-            })?);
-        }
-        sockets.extend(claim(name, &format!("blockmux volume {uuid}"), |process| {
+    pub(super) fn take(name: &str, uuid: VolumeUuid, remote: &[DataPart]) -> Result<Claim, Failure> {
+        let data = remote.iter().map(|data| claim_data(name, data)).collect::<Result<_, _>>()?;
+        let of_uuid = claim(name, &format!("blockmux volume {uuid}"), |process| {
             format!(
                 "`{name}`: {process} already exports a volume with the UUID {uuid}, and hosts would take the two for \
                  one disk; set another `uuid` in the [[volume]] of a config file, or `shared = true` if they are one"
             )
-        })?);
-        Ok(Claim { _sockets: sockets })
+        })?;
+        Ok(Claim { _uuid: of_uuid, _data: data })
     }
+}
+
+fn claim_data(name: &str, data: &DataPart) -> Result<Arc<DataClaim>, Failure> {
+    let text = &data.text;
+    let refusal = |process: &str| {
+        format!(
+            "`{name}`: {process} already exports the same data ({text}), and the two would share neither \
+             reservations nor locks; stop that one, export it read-only, or set `shared = true` in the \
+             [[volume]] of a config file"
+        )
+    };
+    let mut claimed = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner);
+    claimed.retain(|own| own.strong_count() > 0);
+    let same: Vec<_> =
+        claimed.iter().filter_map(Weak::upgrade).filter(|own| own.data.text == *text).collect();
+    if same.iter().any(|own| own.data.overlaps(data)) {
+        return Err(Failure::request(refusal("this daemon")));
+    }
+    let socket = match same.first() {
+        Some(own) => own.socket.clone(),
+        None => {
+            let id = VolumeUuid::of_texts(&["claim", text]);
+            claim(name, &format!("blockmux data {id}"), refusal)?.map(Arc::new)
+        }
+    };
+    let own = Arc::new(DataClaim { data: data.clone(), socket });
+    claimed.push(Arc::downgrade(&own));
+    Ok(own)
 }
 
 fn claim(
@@ -134,9 +164,15 @@ const MAX_ATTEMPTS: usize = 100;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data_part::Part;
+    use blockmux_volume::spec::SliceSpec;
 
-    fn key(text: &str) -> DataKey {
-        DataKey { text: format!("{text} {}", getpid()), is_unique: false }
+    fn key(text: &str) -> DataPart {
+        DataPart { text: format!("{text} {}", getpid()), part: Part::WHOLE }
+    }
+
+    fn slice(text: &str, offset: u64, len: u64) -> DataPart {
+        DataPart { part: Part::WHOLE.below_slice(SliceSpec { offset, len: Some(len) }), ..key(text) }
     }
 
     fn uuid(text: &str) -> VolumeUuid {
@@ -152,6 +188,21 @@ mod tests {
         drop(first);
         let _second = Claim::take("y", uuid("y"), &b).unwrap();
         assert!(Claim::take("x", uuid("x"), &a).is_err());
+    }
+
+    #[test]
+    fn slices_of_the_same_data_are_claimed_unless_they_overlap() {
+        let take = |uuid_of: &str, data: DataPart| Claim::take("x", uuid(uuid_of), &[data]);
+        let first = take("slice 1", slice("c", 0, 100)).unwrap();
+        let second = take("slice 2", slice("c", 100, 100)).unwrap();
+        for overlapping in [slice("c", 99, 1), slice("c", 150, 100), key("c")] {
+            let refused = take("slice 3", overlapping).map(|_| ()).unwrap_err().to_string();
+            assert!(refused.starts_with("`x`: this daemon already exports the same data"), "{refused}");
+        }
+        drop(first);
+        let _third = take("slice 3", slice("c", 0, 50)).unwrap();
+        drop(second);
+        let _fourth = take("slice 4", slice("c", 50, 1000)).unwrap();
     }
 
     #[test]

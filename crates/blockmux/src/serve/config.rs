@@ -203,7 +203,7 @@ fn parsed<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_volume::spec::MemSpec;
+    use blockmux_volume::spec::{MemSpec, NullSpec};
     use std::collections::BTreeSet;
     use std::io::Write;
 
@@ -257,7 +257,7 @@ mod tests {
             ..VolumeEntry::from_str("a=mem:1g").unwrap()
         };
         assert_eq!(config.volume[0], first);
-        assert_eq!(config.volume[1].spec, Spec::Null(1 << 30));
+        assert_eq!(config.volume[1].spec, Spec::Null(NullSpec::new(1 << 30)));
         assert_eq!((frontends.listeners().len(), config.read_only), (2, true));
         assert_eq!((config.cores, config.poll), (NonZeroUsize::new(2), Some(Poll::Never)));
         assert_eq!(config.max_connections, NonZeroUsize::new(10));

@@ -6,7 +6,7 @@
 use super::announce::{Announcement, ClientLocation};
 use super::config::VolumeEntry;
 use super::flush;
-use super::identity::warn_of_same_data;
+use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::reload::{Current, Reloader};
 use super::setup::LARGEST;
@@ -14,7 +14,7 @@ use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
     Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus,
 };
-use crate::data_key::DataKey;
+use crate::data_part::DataPart;
 use crate::log::levels::{self, Levels};
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
@@ -242,14 +242,13 @@ impl ControlServer {
         self.policy.add(&name, named.entry.protocols.clone())?;
         let opened = opener.open(&named, Populate::Behind);
         let (export, volume_state) = opened.inspect_err(|_| self.policy.remove(&name))?;
-        self.policy.set_data(&name, DataKey::local_texts(&named.entry.spec));
+        self.policy.set_data(&name, DataPart::of_spec(&named.entry.spec));
         let is_restricted = |name: &str| self.is_restricted(name, &live_protocols);
         self.policy.check_same_data(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
-        let uuid = volume_state.uuid();
-        let has_uuid = |id| self.exports.volume_state(id)?.uuid().filter(|own| Some(*own) == uuid);
-        if let Some((_, other)) = self.exports.iter().find(|(id, _)| has_uuid(*id).is_some()) {
-            warn_of_same_data([&other.name, &name].map(|name| (&**name, uuid)).into_iter());
-        }
+        let all: Vec<_> = self.exports.iter().collect();
+        let mut all = served_data(&all, &self.exports, &self.policy);
+        all.push(ServedData { name: &name, uuid: volume_state.uuid(), parts: self.policy.data_of(&name) });
+        warn_of_same_data(&all, |pair| pair.contains(&name.as_str()));
         let Some(id) = self.exports.add(export, volume_state) else {
             self.policy.remove(&name);
             return Err("there are too many volumes; remove one".to_owned().into());
@@ -376,7 +375,17 @@ impl ControlServer {
             let text = format!("{name}: clients support at most 2^63 - 1 bytes; choose a smaller size");
             return Err(ApiError::invalid(text));
         }
+        // A longer slice may overlap others.
+        let parts_before = self.policy.data_of(name);
+        if let Some(resized) = size.and_then(|size| self.reloader.resized(name, size)) {
+            self.policy.set_data(name, DataPart::of_spec(&resized));
+        }
+        let live_protocols = self.live_protocols();
+        let checked = self.policy.check_same_data(name, |name| self.is_restricted(name, &live_protocols));
+        drop(live_protocols);
+        checked.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
         let size = volume_state.resize(size.map_or(Resize::Own, Resize::Bytes)).map_err(|error| {
+            self.policy.set_data(name, parts_before.clone());
             let code = match error {
                 ResizeError::Fixed | ResizeError::ReadOnly => ErrorCode::Conflict,
                 ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
@@ -385,6 +394,11 @@ impl ControlServer {
             ApiError::new(code, format!("{name}: {error}"))
         })?;
         info!("{name} has {size} bytes now");
+        if self.policy.data_of(name) != parts_before {
+            let all: Vec<_> = self.exports.iter().collect();
+            let all = served_data(&all, &self.exports, &self.policy);
+            warn_of_same_data(&all, |pair| pair.contains(&name));
+        }
         Ok(size)
     }
 

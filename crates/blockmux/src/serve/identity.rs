@@ -3,10 +3,14 @@
 
 use super::opening::NamedVolume;
 use crate::data_key::DataKey;
+use crate::data_part::{DataPart, overlaps};
 use crate::failure::Failure;
+use crate::protocol::policy::Policy;
 use blockmux_engine::sys::random_bytes;
+use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::volume_uuid::VolumeUuid;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tracing::warn;
 
 /// The identity of a volume.
@@ -51,17 +55,50 @@ pub(super) fn target_name(named: &NamedVolume, uuid: VolumeUuid) -> String {
     named.entry.name.clone().unwrap_or_else(|| format!("{}.{}", named.name, uuid.short()))
 }
 
-/// Warns of volumes with the same data: access control and reservations of one do not apply to the
-/// other.
-pub(super) fn warn_of_same_data<'a>(volumes: impl Iterator<Item = (&'a str, Option<VolumeUuid>)>) {
+/// The data of an exported volume.
+pub(super) struct ServedData<'a> {
+    pub(super) name: &'a str,
+    pub(super) uuid: Option<VolumeUuid>,
+    pub(super) parts: Vec<DataPart>,
+}
+
+/// The data of all exported volumes.
+pub(super) fn served_data<'a>(
+    all: &'a [(VolumeId, Arc<Export>)],
+    exports: &Exports,
+    policy: &Policy,
+) -> Vec<ServedData<'a>> {
+    let data = |(id, export): &'a (VolumeId, Arc<Export>)| {
+        let uuid = exports.volume_state(*id).and_then(|state| state.uuid());
+        ServedData { name: &export.name, uuid, parts: policy.data_of(&export.name) }
+    };
+    all.iter().map(data).collect()
+}
+
+/// Warns of volumes with the same data, and of volumes that overlap in a file or a device: access
+/// control and reservations of one do not apply to the other. `is_meant` selects the pairs.
+pub(super) fn warn_of_same_data(volumes: &[ServedData<'_>], is_meant: impl Fn([&str; 2]) -> bool) {
     let mut seen = BTreeMap::new();
-    for (name, uuid) in volumes.filter_map(|(name, uuid)| Some((name, uuid?))) {
-        if let Some(other) = seen.insert(uuid, name) {
-            warn!(
-                "`{name}` and `{other}` export the same data: reservations and access control of one do not apply to \
-                 the other"
-            );
+    let mut pairs = Vec::new();
+    for ServedData { name, uuid, .. } in volumes {
+        if let Some(other) = uuid.and_then(|uuid| seen.insert(uuid, *name)) {
+            pairs.push([*name, other]);
         }
+    }
+    for [name, other] in pairs.iter().copied().filter(|pair| is_meant(*pair)) {
+        warn!(
+            "`{name}` and `{other}` export the same data: reservations and access control of one do not apply to \
+             the other"
+        );
+    }
+    let overlapping = overlaps(volumes.iter().map(|data| (data.name, &*data.parts)));
+    let overlapping = overlapping.into_iter().filter(|[name, other]| {
+        !pairs.contains(&[name, other]) && !pairs.contains(&[other, name]) && is_meant([name, other])
+    });
+    for [name, other] in overlapping {
+        warn!(
+            "`{name}` and `{other}` overlap: reservations and access control of one do not apply to the other"
+        );
     }
 }
 

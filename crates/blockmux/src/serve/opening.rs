@@ -5,10 +5,12 @@ use super::config::VolumeEntry;
 use super::identity::{Identified, identify, target_name};
 use super::setup::LARGEST;
 use super::state;
+use crate::data_part::Part;
 use crate::failure::Failure;
 use crate::machine::{machine_id, memory_bytes};
 use crate::open::{self, Access, Opened, Populate, Use};
 use crate::protocol::Protocol;
+use crate::protocol::policy::Policy;
 use blockmux_proto::exports::Export;
 use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
 use blockmux_proto::volume_uuid::VolumeUuid;
@@ -34,6 +36,8 @@ pub(super) struct VolumeOpener {
     pub(super) read_only: bool,
     /// The volumes can be resized while the daemon runs.
     pub(super) may_grow: bool,
+    /// Decides which of the protocols export a volume.
+    pub(super) policy: Policy,
     /// State directory; `None` if there is none.
     pub(super) state: Option<PathBuf>,
     /// UUIDs of volumes in the process that served before, by name. They matter for data without a
@@ -68,8 +72,14 @@ impl VolumeOpener {
         let NamedVolume { name, entry: VolumeEntry { spec, shared, read_only, .. } } = named;
         let (read_only, shared) = (*read_only, *shared);
         let access = if read_only { Access::Read } else { Access::Either };
-        let how =
-            Use { access, connections: 1, may_grow: self.may_grow, populate, state: self.state.as_deref() };
+        let how = Use {
+            access,
+            connections: 1,
+            may_grow: self.may_grow,
+            populate,
+            state: self.state.as_deref(),
+            part: Part::WHOLE,
+        };
         // Read before opening, because a RAM volume takes memory.
         let memory = memory_bytes();
         let Opened { volume, data, remote, .. } = open::open(spec, how)?;
@@ -86,7 +96,7 @@ impl VolumeOpener {
                 info.size
             )));
         }
-        self.check_blocks(spec, &info)?;
+        self.check_blocks(named, &info)?;
         let Identified { mut uuid, is_lasting } = identify(named, data.as_ref(), &machine_id())?;
         if let Some(known) = self.uuids.get(name).filter(|_| !is_lasting) {
             uuid = *known;
@@ -109,9 +119,12 @@ impl VolumeOpener {
 }
 
 impl VolumeOpener {
-    /// Checks that every protocol supports the block size of a volume.
-    pub(super) fn check_blocks(&self, spec: &Spec, info: &VolumeInfo) -> Result<(), Failure> {
-        self.protocols.iter().try_for_each(|protocol| check_blocks(protocol, spec, info))
+    /// Checks that every protocol that exports a volume supports its block size.
+    pub(super) fn check_blocks(&self, named: &NamedVolume, info: &VolumeInfo) -> Result<(), Failure> {
+        let spec = &named.entry.spec;
+        let mut serving =
+            self.protocols.iter().filter(|protocol| self.policy.may_serve(protocol, &named.name));
+        serving.try_for_each(|protocol| check_blocks(protocol, spec, info))
     }
 }
 
@@ -130,7 +143,13 @@ fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(
 mod tests {
     use super::*;
     use crate::protocol::NBD;
+    use blockmux_volume::spec::NullSpec;
     use std::str::FromStr;
+
+    const NULL: Spec = Spec::Null(NullSpec {
+        size: 1,
+        blocks: blockmux_volume::BlockSizes { logical: None, physical: None },
+    });
 
     #[test]
     fn long_descriptions_and_large_blocks_are_refused() {
@@ -144,8 +163,8 @@ mod tests {
             assert!(failure.starts_with("the description of `a` is longer than 4096 bytes"), "{failure}");
         }
         let info = |logical_block| VolumeInfo { logical_block, ..VolumeInfo::new(1 << 30) };
-        assert!(check_blocks(&NBD, &Spec::Null(1), &info(1 << 16)).is_ok());
-        let failure = check_blocks(&NBD, &Spec::Null(1), &info(1 << 17)).unwrap_err().to_string();
+        assert!(check_blocks(&NBD, &NULL, &info(1 << 16)).is_ok());
+        let failure = check_blocks(&NBD, &NULL, &info(1 << 17)).unwrap_err().to_string();
         assert!(failure.starts_with("null:1: has blocks of 131072 bytes"), "{failure}");
     }
 }

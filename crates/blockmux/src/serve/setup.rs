@@ -5,14 +5,14 @@
 
 use super::ServeArgs;
 use super::config::{Config, VolumeEntry};
-use super::identity::warn_of_same_data;
+use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
 use super::opening::{NamedVolume, VolumeOpener};
 use super::sources::Sources;
 use super::state;
 use crate::address::ListenAddress;
 use crate::api::ControlPath;
-use crate::data_key::DataKey;
+use crate::data_part::DataPart;
 use crate::failure::Failure;
 use crate::open::Populate;
 use crate::poll::Poll;
@@ -248,6 +248,7 @@ impl Setup {
             protocols: protocols(&self.listeners).collect(),
             read_only: self.read_only,
             may_grow: self.may_change(),
+            policy: self.policy.clone(),
             state: self.state.clone(),
             uuids: BTreeMap::new(),
         }
@@ -283,15 +284,14 @@ impl Setup {
         let exports = self.volumes.iter().map(open);
         let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::with_states)?;
         for named in &self.volumes {
-            self.policy.set_data(&named.name, DataKey::local_texts(&named.entry.spec));
+            self.policy.set_data(&named.name, DataPart::of_spec(&named.entry.spec));
         }
         for named in &self.volumes {
             let checked = self.policy.check_same_data(&named.name, |_| false).map_err(Failure::request);
             checked.map_err(|failure| self.located(failure))?;
         }
         let all: Vec<_> = exports.iter().collect();
-        let uuid = |id| exports.volume_state(id).and_then(|volume_state| volume_state.uuid());
-        warn_of_same_data(all.iter().map(|(id, export)| (&*export.name, uuid(*id))));
+        warn_of_same_data(&served_data(&all, &exports, &self.policy), |_| true);
         Ok(exports)
     }
 }

@@ -230,6 +230,21 @@ fn volumes_with_disk_names_are_in_any_shelf() {
     server.stop();
     let refused = cable.blockmux(&["serve", "a=mem:1m", "e0.0=mem:1m", "--aoe", "cable"]);
     assert!(text(&refused.stderr).contains("two volumes are disk e0.0"), "{}", text(&refused.stderr));
+    let refused = cable.blockmux(&["serve", "mem:1m?block_size=4096", "--aoe", "cable"]);
+    let said = text(&refused.stderr);
+    assert!(
+        said.contains("has blocks of 4096 bytes, but AoE supports at max 512; leave `aoe` out"),
+        "{said}"
+    );
+    // One that AoE does not serve may have them.
+    let config = directory.path().join("blockmux.toml");
+    let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m?block_size=4096'\nprotocols = ['nbd']\n";
+    let small = "[[volume]]\nname = 'b'\nspec = 'mem:1m'\n";
+    let listeners = "aoe = ['cable']\nnbd = ['unix:nbd.sock']\n";
+    std::fs::write(&config, format!("{listeners}{volume}{small}")).unwrap();
+    let server = cable.serve(&["--config", &config.display().to_string()]);
+    assert_eq!(server.urls().iter().filter(|url| url.starts_with("aoe:")).count(), 1);
+    server.stop();
 }
 
 #[test]

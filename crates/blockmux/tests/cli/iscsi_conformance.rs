@@ -127,6 +127,32 @@ fn every_applicable_test_passes_on_a_block_device_with_4096_byte_blocks() {
     check("ALL", &[&daemon.urls_of("iscsi")[0]], LEAST, (&may_skip, MAY_FAIL_WITH_4096));
 }
 
+#[test]
+fn every_applicable_test_passes_on_ram_with_4096_byte_blocks_and_on_a_slice() {
+    if !has("iscsi-test-cu") {
+        return;
+    }
+    for (volume, may_fail) in
+        [("mem:1g?block_size=4096", MAY_FAIL_WITH_4096), ("slice:8m,1g:mem:2g", &[] as Reasons<'_>)]
+    {
+        let daemon = Daemon::serve(&[volume, "--iscsi", "127.0.0.1:0"]);
+        check("ALL", &[&daemon.urls_of("iscsi")[0]], LEAST, (MAY_SKIP, may_fail));
+    }
+}
+
+#[test]
+fn tests_of_larger_physical_blocks_pass_on_ram_that_has_them() {
+    if !has("iscsi-test-cu") {
+        return;
+    }
+    let daemon =
+        Daemon::serve(&["mem:64m?block_size=512&physical_block_size=4096", "--iscsi", "127.0.0.1:0"]);
+    let zero_blocks = &MAY_SKIP[MAY_SKIP.len() - 2..];
+    for (which, tests) in [("ALL.CompareAndWrite", 5), ("ALL.WriteSame10", 10), ("ALL.WriteSame16", 10)] {
+        check(which, &[&daemon.urls_of("iscsi")[0]], tests, (zero_blocks, &[]));
+    }
+}
+
 /// Runs the suite, and its tests of several paths again with two.
 fn run(url: &str) {
     check("ALL", &[url], LEAST, (MAY_SKIP, &[]));

@@ -144,6 +144,33 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
         succeed(&mut qemu_io(&url, &["write -P 7 0 64k", "read -P 7 0 64k"]));
     }
     assert_eq!(fs::metadata(served.files.path().join("disk.img")).unwrap().len(), 4 << 20);
+    // Other blocks are another disk.
+    let done = served.reload(&config("mem:4m"));
+    let replaced = served.reload(&config("mem:4m?block_size=4096"));
+    assert_eq!(
+        replaced,
+        "~ volume a: spec: \"mem:4m\" -> \"mem:4m?block_size=4k\"; removed and added as another disk\n",
+        "{done}"
+    );
+    assert!(served.said(&["export"]).contains("spec = \"mem:4m?block_size=4k\""));
+    served.reload(&config("file:disk.img?size=4m"));
+    let refused = served.refused(&config("file:disk.img?size=4m&block_size=4096"));
+    assert!(refused.contains("remove the volume, reload, and add it again"), "{refused}");
+    served.reload(&config("file:disk.img?size=4m"));
+    // The length of a slice is its size; elsewhere it is another disk.
+    served.reload(&config("slice:1m,1m:file:other.img?size=8m"));
+    let mut nbd = served.nbd("a.sock");
+    assert_eq!(nbd.write(0, 0, &[6; 512]), 0);
+    let done = served.reload(&config("slice:1m,2m:file:other.img?size=8m"));
+    assert!(!done.contains("another disk"), "{done}");
+    assert_eq!(
+        (nbd.read(0, 512), served.status()["volumes"][0]["size"].as_u64()),
+        (vec![6; 512], Some(2 << 20))
+    );
+    let done = served.reload(&config("slice:2m,2m:file:other.img?size=8m"));
+    assert!(done.contains("removed and added as another disk"), "{done}");
+    assert_eq!(served.nbd("a.sock").read(0, 512), [0; 512]);
+    served.reload(&config("file:disk.img?size=4m"));
     // Options for opening the same data take effect at the next start, which is reported.
     let read_only = config("file:disk.img?size=4m") + "read_only = true\n";
     let done = served.reload(&read_only);

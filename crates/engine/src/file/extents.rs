@@ -19,14 +19,15 @@ pub(super) fn extents(file: &File, offset: u64, len: u64, block: u64) -> io::Res
     // Each round adds at most a hole and the data after it. A round that adds nothing has raced
     // with a discard; the bound also ends that.
     for _ in 0..MAX_EXTENTS / 2 {
-        let data = kernel::seek_data(file, at)?.map_or(end, |data| (data / block * block).min(end));
+        let found = kernel::seek_data(file, at)?.map_or(end, |data| data.min(end));
+        let data = found / block * block;
         if data > at {
             extents.push(Extent { len: data - at, hole: true, zero: true });
         }
         if data == end {
             break;
         }
-        let hole = kernel::seek_hole(file, data)?.map_or(end, |hole| hole.next_multiple_of(block).min(end));
+        let hole = kernel::seek_hole(file, found)?.map_or(end, |hole| hole.next_multiple_of(block).min(end));
         if hole > data {
             extents.push(Extent::data(hole - data));
         }

@@ -8,13 +8,14 @@
 //! file itself, so each receives the error, and cores share no counter.
 //!
 //! **Direct I/O** bypasses the page cache: it saves a copy and leaves caching to the clients. It is
-//! the default for block devices, and for files where it works in units of at most 512 bytes. On
-//! file systems with larger units (4Kn disks, btrfs) files are buffered by default: most disk
-//! images and clients use 512-byte blocks, and read-modify-write in the volume would lose the
-//! atomicity of a block that the page cache preserves. With `direct: Some(true)`, the volume
-//! reports the file system's unit as its logical block. Before Linux 6.1, and on file systems that
-//! do not report the unit, it is that of the block device below, or else 4096. Transfers with
-//! unaligned memory use a bounce buffer of the pool.
+//! the default for block devices, and for files where it works in units of at most a logical block,
+//! 512 bytes by default. On file systems with larger units (4Kn disks, btrfs) files with such
+//! blocks are buffered by default: most disk images and clients use 512-byte blocks, and
+//! read-modify-write in the volume would lose the atomicity of a block that the page cache
+//! preserves. With `direct: Some(true)`, the volume reports the file system's unit as its logical
+//! block. Before Linux 6.1, and on file systems that do not report the unit, it is that of the
+//! block device below, or else 4096. Transfers with unaligned memory use a bounce buffer of the
+//! pool.
 //!
 //! **Registered files and buffers** are not used. With fio's io_uring engine, 4 KiB random reads at
 //! depth 32 cost 6.5 µs of CPU time each without them, 6.0 µs with registered files and 5.8 µs with

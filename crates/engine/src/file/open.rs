@@ -4,7 +4,7 @@
 use super::kernel;
 use super::probe::{Direct, QueueLimits, Zeroing, file_block};
 use super::qemu_locks;
-use blockmux_volume::VolumeInfo;
+use blockmux_volume::{BlockSizes, SmallBlock, VolumeInfo};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -17,8 +17,10 @@ pub struct FileOptions {
     /// served. `None`: the file's own size, rounded up to a whole block; the missing bytes of the
     /// last block read as zeroes, and a write extends the file.
     pub size: Option<u64>,
-    /// Direct I/O; `None`: where the file system supports it in units of at most 512 bytes.
+    /// Direct I/O; `None`: where the file system supports it in units of at most the logical block.
     pub direct: Option<bool>,
+    /// Block sizes to present.
+    pub blocks: BlockSizes,
     /// Read-only; other programs may write meanwhile.
     pub read_only: bool,
     /// Creates a file that does not exist, if `size` is given.
@@ -30,6 +32,8 @@ pub struct FileOptions {
 pub struct BlockOptions {
     /// Direct I/O; `None`: yes.
     pub direct: Option<bool>,
+    /// Block sizes to present.
+    pub blocks: BlockSizes,
     /// Read-only; other programs may use the device meanwhile.
     pub read_only: bool,
 }
@@ -102,6 +106,14 @@ pub enum OpenError {
         /// Requested size in bytes.
         size: u64,
     },
+    /// A requested block size is too small.
+    #[error("{path}: {reason}")]
+    SmallBlock {
+        /// The file or device.
+        path: PathBuf,
+        /// Which one, and what to write.
+        reason: SmallBlock,
+    },
     /// Direct I/O was requested and is not supported.
     #[error("{0}: its file system has no direct I/O that can be used; leave ?direct=on away")]
     NoDirect(PathBuf),
@@ -173,9 +185,12 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
     lock(path, &file, options.read_only)?;
     let metadata = file.metadata().map_err(failed("examine"))?;
     let queue = QueueLimits::of(metadata.dev());
-    let suits_all = |direct: &Direct| direct.offset <= SMALL_BLOCK;
+    let wanted = options.blocks.logical.unwrap_or(SMALL_BLOCK);
+    let suits_all = |direct: &Direct| direct.offset <= wanted;
     let direct = set_direct(path, &file, options.direct, Direct::of(&file, &queue), suits_all)?;
-    let block = direct.map_or(SMALL_BLOCK, |direct| direct.offset.max(SMALL_BLOCK));
+    let own = direct.map_or(SMALL_BLOCK, |direct| direct.offset.max(SMALL_BLOCK));
+    options.blocks.check(own).map_err(|reason| OpenError::SmallBlock { path: path.into(), reason })?;
+    let block = own.max(wanted);
     let size = match options.size {
         Some(size) if !size.is_multiple_of(block.into()) => {
             return Err(OpenError::BadSize { path: path.into(), size, block });
@@ -198,16 +213,17 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
         false => Zeroing::of_file(&file).map_err(failed("probe"))?,
     };
     let unit = file_block(&file).map_err(failed("examine"))?;
-    let info = VolumeInfo {
+    let info = options.blocks.shape(VolumeInfo {
         logical_block: block,
         physical_block: unit.max(block),
+        preferred_block: unit.max(block),
         read_only: options.read_only,
         write_cache: true,
         discard_granularity: if zeroing.punch { unit.max(block) } else { 0 },
         fast_zeroes: zeroing.punch,
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(size)
-    };
+    });
     let end = if extends { size } else { size.min(metadata.len()) };
     Ok(Opened { path: path.into(), file, info, end, is_device: false, is_new: false, direct, zeroing })
 }
@@ -234,27 +250,36 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
     lock(path, &file, options.read_only)?;
     let queue = QueueLimits::of(metadata.rdev());
     let (logical, physical) = kernel::block_sizes(&file).map_err(failed("query the block size of"))?;
+    options.blocks.check(logical).map_err(|reason| OpenError::SmallBlock { path: path.into(), reason })?;
     let told = Direct::of(&file, &queue).filter(|direct| direct.offset <= logical);
     let direct = set_direct(path, &file, options.direct, told, |_| true)?;
     let len = file.seek(SeekFrom::End(0)).map_err(failed("measure"))?;
-    // A device has whole blocks.
-    let size = len / u64::from(logical) * u64::from(logical);
-    if size == 0 {
-        return Err(OpenError::Empty(path.into()));
-    }
     let zeroing = if options.read_only { Zeroing::default() } else { Zeroing::of_device(&queue) };
     let granularity = queue.number("discard_granularity").map_or(0, |bytes| bytes as u32);
-    let info = VolumeInfo {
+    let info = options.blocks.shape(VolumeInfo {
         logical_block: logical,
         physical_block: physical.max(logical),
+        preferred_block: physical.max(logical),
         read_only: options.read_only,
         write_cache: direct.is_none() || !queue.writes_through(),
         discard_granularity: if zeroing.punch { granularity.max(logical) } else { 0 },
         fast_zeroes: zeroing.punch,
         rotational: queue.is_rotational(),
-        ..VolumeInfo::new(size)
-    };
-    Ok(Opened { path: path.into(), file, info, end: size, is_device: true, is_new: false, direct, zeroing })
+        ..VolumeInfo::new(len)
+    });
+    // The device's last blocks may be no whole block of the volume.
+    let end = info.size;
+    if end == 0 {
+        return Err(OpenError::Empty(path.into()));
+    }
+    if end < len {
+        let block = info.logical_block;
+        tracing::warn!(
+            "block:{}: has {len} bytes, no whole blocks of {block}: the first {end} are served",
+            path.display()
+        );
+    }
+    Ok(Opened { path: path.into(), file, info, end, is_device: true, is_new: false, direct, zeroing })
 }
 
 /// Opens an existing file or device without locking it.
@@ -317,7 +342,8 @@ mod tests {
     use super::*;
 
     const NEW: FileOptions =
-        FileOptions { size: Some(1 << 20), direct: None, read_only: false, create: true };
+        FileOptions { size: Some(1 << 20), direct: None, blocks: OWN, read_only: false, create: true };
+    const OWN: BlockSizes = BlockSizes { logical: None, physical: None };
 
     fn refusal(path: &Path, options: FileOptions) -> String {
         open_file(path, options).map(|_| ()).unwrap_err().to_string()

@@ -125,6 +125,7 @@ impl AtaDisk {
     pub fn volume_info(&self) -> VolumeInfo {
         VolumeInfo {
             physical_block: self.physical_block,
+            preferred_block: self.physical_block,
             write_cache: self.write_cache,
             discard_granularity: if self.trim_sectors > 0 { ATA_SECTOR as u32 } else { 0 },
             rotational: self.rotational,

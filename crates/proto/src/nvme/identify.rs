@@ -182,7 +182,7 @@ fn namespace(namespace: &Namespace) -> IdentifyNamespace {
     let largest = MAX_DATA.wrapping_shr(namespace.block_shift).saturating_sub(1);
     page.nacwu = u16::try_from(largest).unwrap_or(u16::MAX).into();
     page.rescap = rescap(namespace);
-    page.npwg = less_one(info.physical_block);
+    page.npwg = less_one(info.preferred_block);
     page.npwa = page.npwg;
     // A host that derives a stripe from the optimal write size finds none.
     page.nows = page.npwg;

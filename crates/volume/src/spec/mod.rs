@@ -1,17 +1,19 @@
 //! Volume specs: how a command line or a config file names a volume.
 //!
 //! ```text
-//! SPEC    = mem:SIZE[?populate=on|off]
-//!         | null:SIZE
-//!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  direct=on|off  readonly=on|off  format=raw
-//!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off  format=raw
+//! SPEC    = mem:SIZE[?OPTION[&OPTION]...]      populate=on|off  BLOCKS
+//!         | null:SIZE[?OPTION[&OPTION]...]     BLOCKS
+//!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  direct=on|off  readonly=on|off  format=raw  BLOCKS
+//!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off  format=raw  BLOCKS
+//!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN all the rest
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
 //!         | delay:READ[,WRITE]:SPEC            durations; WRITE, READ by default, holds for flushes too
 //!         | fault:KEY=VALUE[,KEY=VALUE]...:SPEC
 //!         | rate:KEY=VALUE[,KEY=VALUE]...:SPEC
 //!         | log:PATH:SPEC                      PATH may be `-`, standard error
-//!         | SCHEME://ANYTHING                  a URL, kept whole
+//!         | SCHEME://ANYTHING                  a URL, kept whole; BLOCKS among its parameters
 //!         | [SPEC]
+//! BLOCKS  = block_size=SIZE  physical_block_size=SIZE      powers of two from 512 to 64k
 //! ```
 //! A decorator reaches to the end of its spec. Brackets say where a spec ends: a member of a stripe
 //! that contains a comma itself stands in brackets, as in `stripe:[delay:1ms,2ms:mem:1g],mem:1g`.
@@ -35,6 +37,7 @@ mod write;
 
 pub use url::Url;
 
+use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
 use crate::fault::Fault;
 use crate::rate::Limits;
@@ -47,12 +50,14 @@ use std::path::{Path, PathBuf};
 pub enum Spec {
     /// `mem:`, a volume in RAM.
     Mem(MemSpec),
-    /// `null:`, a volume of this many bytes that discards writes and reads zeroes.
-    Null(u64),
+    /// `null:`, a volume that discards writes and reads zeroes.
+    Null(NullSpec),
     /// `file:`
     File(FileSpec),
     /// `block:`
     Block(BlockSpec),
+    /// `slice:`, a part of a volume.
+    Slice(SliceSpec, Box<Spec>),
     /// `stripe:`, a stripe of volumes.
     Stripe {
         /// Size of a chunk, in bytes.
@@ -84,6 +89,7 @@ impl Spec {
                 chunk,
                 members: members.into_iter().map(|spec| spec.below(directory)).collect(),
             },
+            Spec::Slice(slice, spec) => Spec::Slice(slice, inner(spec)),
             Spec::Delay(delays, spec) => Spec::Delay(delays, inner(spec)),
             Spec::Fault(fault, spec) => Spec::Fault(fault, inner(spec)),
             Spec::Rate(limits, spec) => Spec::Rate(limits, inner(spec)),
@@ -96,14 +102,16 @@ impl Spec {
         }
     }
 
-    /// The innermost volumes, without decorators and stripes.
+    /// The innermost volumes, without slices, stripes and decorators.
     #[must_use]
     pub fn leaves(&self) -> Vec<&Spec> {
         match self {
             Spec::Stripe { members, .. } => members.iter().flat_map(Spec::leaves).collect(),
-            Spec::Delay(_, spec) | Spec::Fault(_, spec) | Spec::Rate(_, spec) | Spec::Log(_, spec) => {
-                spec.leaves()
-            }
+            Spec::Slice(_, spec)
+            | Spec::Delay(_, spec)
+            | Spec::Fault(_, spec)
+            | Spec::Rate(_, spec)
+            | Spec::Log(_, spec) => spec.leaves(),
             Spec::Mem(_) | Spec::Null(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => vec![self],
         }
     }
@@ -114,6 +122,40 @@ impl Spec {
         self.leaves().into_iter().fold(0, |all: u64, leaf| match leaf {
             Spec::Mem(memory) => all.saturating_add(memory.size),
             _ => all,
+        })
+    }
+
+    /// The size of the volume as far as the spec sets it, in bytes.
+    #[must_use]
+    pub fn size(&self) -> Option<u64> {
+        match self {
+            Spec::Mem(mem) => Some(mem.size),
+            Spec::File(file) => file.size,
+            Spec::Slice(slice, inner) => slice.len.or_else(|| inner.size()?.checked_sub(slice.offset)),
+            Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
+                inner.size()
+            }
+            Spec::Null(_) | Spec::Block(_) | Spec::Stripe { .. } | Spec::Url(_) => None,
+        }
+    }
+
+    /// The spec of the volume after it was resized to `size` bytes; `None` if no spec sets its
+    /// size.
+    #[must_use]
+    pub fn with_size(&self, size: u64) -> Option<Spec> {
+        let inside = |inner: &Spec, size: u64| inner.with_size(size).map(Box::new);
+        Some(match self {
+            Spec::Mem(mem) => Spec::Mem(MemSpec { size, ..*mem }),
+            Spec::File(file) => Spec::File(FileSpec { size: Some(size), ..file.clone() }),
+            Spec::Slice(slice, inner) if slice.len.is_some() => {
+                Spec::Slice(SliceSpec { len: Some(size), ..*slice }, inner.clone())
+            }
+            Spec::Slice(slice, inner) => Spec::Slice(*slice, inside(inner, slice.offset.checked_add(size)?)?),
+            Spec::Delay(delays, inner) => Spec::Delay(*delays, inside(inner, size)?),
+            Spec::Fault(fault, inner) => Spec::Fault(*fault, inside(inner, size)?),
+            Spec::Rate(limits, inner) => Spec::Rate(*limits, inside(inner, size)?),
+            Spec::Log(target, inner) => Spec::Log(target.clone(), inside(inner, size)?),
+            Spec::Null(_) | Spec::Block(_) | Spec::Stripe { .. } | Spec::Url(_) => return None,
         })
     }
 
@@ -139,14 +181,42 @@ pub struct MemSpec {
     pub size: u64,
     /// Fault the memory in before use.
     pub populate: bool,
+    /// Block sizes to present.
+    pub blocks: BlockSizes,
 }
 
 impl MemSpec {
     /// A volume of `size` bytes, populated.
     #[must_use]
     pub fn new(size: u64) -> MemSpec {
-        MemSpec { size, populate: true }
+        MemSpec { size, populate: true, blocks: BlockSizes::default() }
     }
+}
+
+/// A volume without memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NullSpec {
+    /// In bytes.
+    pub size: u64,
+    /// Block sizes to present.
+    pub blocks: BlockSizes,
+}
+
+impl NullSpec {
+    /// A volume of `size` bytes.
+    #[must_use]
+    pub fn new(size: u64) -> NullSpec {
+        NullSpec { size, blocks: BlockSizes::default() }
+    }
+}
+
+/// A part of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceSpec {
+    /// Where it begins in the volume, in bytes.
+    pub offset: u64,
+    /// In bytes; `None`: up to the end of the volume.
+    pub len: Option<u64>,
 }
 
 /// A file that holds a volume.
@@ -162,6 +232,17 @@ pub struct FileSpec {
     pub read_only: bool,
     /// Serve the bytes as they are, even if they look like an image of another format.
     pub is_raw: bool,
+    /// Block sizes to present.
+    pub blocks: BlockSizes,
+}
+
+impl FileSpec {
+    /// A file that exists, without options.
+    #[must_use]
+    pub fn new(path: PathBuf) -> FileSpec {
+        let blocks = BlockSizes::default();
+        FileSpec { path, size: None, direct: None, read_only: false, is_raw: false, blocks }
+    }
 }
 
 /// A local block device.
@@ -175,6 +256,8 @@ pub struct BlockSpec {
     pub read_only: bool,
     /// Serve the bytes as they are, even if they look like an image of another format.
     pub is_raw: bool,
+    /// Block sizes to present.
+    pub blocks: BlockSizes,
 }
 
 /// Destination of a log.
@@ -202,7 +285,7 @@ pub enum SpecError {
     SizeAlone(String),
     /// The kind does not exist.
     #[error(
-        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, stripe, delay, fault, rate, log, or a URL as nbd://host/export"
+        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, slice, stripe, delay, fault, rate, log, or a URL as nbd://host/export"
     )]
     UnknownKind {
         /// The kind.

@@ -2,7 +2,10 @@
 
 use super::path::decode;
 use super::write::EFFECTS;
-use super::{BlockSpec, FileSpec, LogTarget, MAX_NESTING, MemSpec, Spec, SpecError, Url};
+use super::{
+    BlockSpec, FileSpec, LogTarget, MAX_NESTING, MemSpec, NullSpec, SliceSpec, Spec, SpecError, Url,
+};
+use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
 use crate::fault::{Fault, FaultEffect, FaultWhen};
 use crate::kind::{OpKind, OpSet};
@@ -56,12 +59,15 @@ impl<'a> Parser<'a> {
         };
         match kind {
             _ if is_scheme(kind) && rest.starts_with("//") && !KINDS.contains(&kind) => {
-                Ok(Spec::Url(Url::new(self.spec)))
+                let url = Url::new(self.spec);
+                url.block_sizes()?;
+                Ok(Spec::Url(url))
             }
             "mem" => self.mem(rest),
-            "null" => Ok(Spec::Null(self.volume_size(rest)?)),
+            "null" => self.null(rest),
             "file" => self.file(rest),
             "block" => self.block(rest),
+            "slice" => self.slice(rest),
             "stripe" => self.stripe(rest),
             "delay" => self.delay(rest),
             "fault" => self.fault(rest),
@@ -100,30 +106,46 @@ impl<'a> Parser<'a> {
     }
 
     fn mem(self, rest: &str) -> Parsed<Spec> {
-        let (size, options) =
-            rest.split_once('?').map_or((rest, None), |(size, options)| (size, Some(options)));
+        let (size, options) = rest.split_once('?').unwrap_or((rest, ""));
         let mut mem = MemSpec::new(self.volume_size(size)?);
-        if let Some(options) = options {
-            for (key, value) in self.pairs(options, '&')? {
-                match key {
-                    "populate" => mem.populate = self.on_off(key, value)?,
-                    _ => return Err(self.unknown(key, "a RAM volume", "populate")),
+        for (key, value) in self.pairs(options, '&')? {
+            match key {
+                "populate" => mem.populate = self.on_off(key, value)?,
+                _ if self.block_size(&mut mem.blocks, key, value)? => {}
+                _ => {
+                    let known = "populate, block_size and physical_block_size";
+                    return Err(self.unknown(key, "a RAM volume", known));
                 }
             }
         }
         Ok(Spec::Mem(mem))
     }
 
+    fn null(self, rest: &str) -> Parsed<Spec> {
+        let (size, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut null = NullSpec::new(self.volume_size(size)?);
+        for (key, value) in self.pairs(options, '&')? {
+            if !self.block_size(&mut null.blocks, key, value)? {
+                return Err(self.unknown(key, "a null volume", "block_size and physical_block_size"));
+            }
+        }
+        Ok(Spec::Null(null))
+    }
+
     fn file(self, rest: &str) -> Parsed<Spec> {
         let (path, options) = self.path_and_options(rest, "file:PATH, as in file:disk.img?size=1g")?;
-        let mut file = FileSpec { path, size: None, direct: None, read_only: false, is_raw: false };
+        let mut file = FileSpec::new(path);
         for (key, value) in self.pairs(options, '&')? {
             match key {
                 "size" => file.size = Some(self.volume_size(value)?),
                 "direct" => file.direct = Some(self.on_off(key, value)?),
                 "readonly" => file.read_only = self.on_off(key, value)?,
                 "format" => file.is_raw = self.raw(key, value)?,
-                _ => return Err(self.unknown(key, "a file", "size, direct, readonly and format")),
+                _ if self.block_size(&mut file.blocks, key, value)? => {}
+                _ => {
+                    let known = "size, direct, readonly, format, block_size and physical_block_size";
+                    return Err(self.unknown(key, "a file", known));
+                }
             }
         }
         Ok(Spec::File(file))
@@ -131,16 +153,39 @@ impl<'a> Parser<'a> {
 
     fn block(self, rest: &str) -> Parsed<Spec> {
         let (path, options) = self.path_and_options(rest, "block:PATH, as in block:/dev/nvme0n1")?;
-        let mut block = BlockSpec { path, direct: None, read_only: false, is_raw: false };
+        let blocks = BlockSizes::default();
+        let mut block = BlockSpec { path, direct: None, read_only: false, is_raw: false, blocks };
         for (key, value) in self.pairs(options, '&')? {
             match key {
                 "direct" => block.direct = Some(self.on_off(key, value)?),
                 "readonly" => block.read_only = self.on_off(key, value)?,
                 "format" => block.is_raw = self.raw(key, value)?,
-                _ => return Err(self.unknown(key, "a block device", "direct, readonly and format")),
+                _ if self.block_size(&mut block.blocks, key, value)? => {}
+                _ => {
+                    let known = "direct, readonly, format, block_size and physical_block_size";
+                    return Err(self.unknown(key, "a block device", known));
+                }
             }
         }
         Ok(Spec::Block(block))
+    }
+
+    /// Reads one of the two block sizes; `false` if the key is another option.
+    fn block_size(self, blocks: &mut BlockSizes, key: &str, value: &str) -> Parsed<bool> {
+        let size = match key {
+            BlockSizes::LOGICAL => &mut blocks.logical,
+            BlockSizes::PHYSICAL => &mut blocks.physical,
+            _ => return Ok(false),
+        };
+        let bytes = u32::try_from(self.size(value)?).ok();
+        let bytes = bytes.filter(|bytes| bytes.is_power_of_two() && BlockSizes::RANGE.contains(bytes));
+        *size = Some(bytes.ok_or_else(|| self.value(key, value, "write a power of two from 512 to 64k"))?);
+        if let (Some(logical), Some(physical)) = (blocks.logical, blocks.physical)
+            && physical < logical
+        {
+            return Err(self.value(key, value, "write a physical block at least as large as block_size"));
+        }
+        Ok(true)
     }
 
     fn raw(self, key: &str, value: &str) -> Parsed<bool> {
@@ -154,6 +199,15 @@ impl<'a> Parser<'a> {
     fn path_and_options(self, rest: &'a str, form: &'static str) -> Parsed<(PathBuf, &'a str)> {
         let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
         if path.is_empty() { Err(self.missing("path", form)) } else { Ok((decode(path)?, options)) }
+    }
+
+    fn slice(self, rest: &'a str) -> Parsed<Spec> {
+        let (range, volume) =
+            self.decorated(rest, "slice:OFFSET[,LEN]:VOLUME, as in slice:1m,10g:file:disk.img")?;
+        let (offset, len) = range.split_once(',').map_or((range, None), |(offset, len)| (offset, Some(len)));
+        let slice =
+            SliceSpec { offset: self.size(offset)?, len: len.map(|len| self.volume_size(len)).transpose()? };
+        Ok(Spec::Slice(slice, volume.boxed()?))
     }
 
     fn stripe(self, rest: &'a str) -> Parsed<Spec> {
@@ -342,6 +396,29 @@ impl<'a> Parser<'a> {
     }
 }
 
+impl Url {
+    /// The block sizes among its parameters.
+    ///
+    /// # Errors
+    /// If one is given twice or is not a block size.
+    pub fn block_sizes(&self) -> Result<BlockSizes, SpecError> {
+        let mut blocks = BlockSizes::default();
+        let shown = self.to_string();
+        let parser = Parser { spec: &shown, depth: 0 };
+        for (key, value) in self.block_parameters() {
+            let is_twice = match key {
+                BlockSizes::LOGICAL => blocks.logical.is_some(),
+                _ => blocks.physical.is_some(),
+            };
+            if is_twice {
+                return Err(parser.twice(key));
+            }
+            parser.block_size(&mut blocks, key, value)?;
+        }
+        Ok(blocks)
+    }
+}
+
 /// Whether the text is a URL scheme (RFC 3986 §3.1).
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphabetic())
@@ -358,7 +435,8 @@ fn nesting(depth: &mut i32, byte: u8) -> i32 {
     *depth
 }
 
-const KINDS: [&str; 9] = ["mem", "null", "file", "block", "stripe", "delay", "fault", "rate", "log"];
+const KINDS: [&str; 10] =
+    ["mem", "null", "file", "block", "slice", "stripe", "delay", "fault", "rate", "log"];
 const FAULT_KEYS: &str = "op, offset, size, every, probability, error and seed";
 const RATE_KEYS: &str = "iops, bw, read_iops, read_bw, write_iops and write_bw";
 const POSITIVE_SIZE: &str = "write a size above 0, as in 100m";

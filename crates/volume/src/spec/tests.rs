@@ -17,7 +17,11 @@ fn parse(text: &str) -> Spec {
 }
 
 fn file(path: &str) -> FileSpec {
-    FileSpec { path: path.into(), size: None, direct: None, read_only: false, is_raw: false }
+    FileSpec::new(path.into())
+}
+
+fn null(size: u64) -> Spec {
+    Spec::Null(NullSpec::new(size))
 }
 
 #[test]
@@ -25,12 +29,18 @@ fn each_kind_is_parsed() {
     let mem = || Box::new(Spec::Mem(MemSpec::new(1 << 30)));
     assert_eq!(parse("mem:1GiB"), *mem());
     assert_eq!(parse("mem:1g?populate=on"), *mem());
-    assert_eq!(parse("mem:1g?populate=off"), Spec::Mem(MemSpec { size: 1 << 30, populate: false }));
-    assert_eq!(parse("null:64k"), Spec::Null(65536));
+    assert_eq!(parse("mem:1g?populate=off"), Spec::Mem(MemSpec { populate: false, ..MemSpec::new(1 << 30) }));
+    assert_eq!(parse("null:64k"), null(65536));
     assert_eq!(parse("file:disk.img"), Spec::File(file("disk.img")));
     let whole = FileSpec { size: Some(1 << 30), direct: Some(false), read_only: true, ..file("/a b:c") };
     assert_eq!(parse("file:/a b:c?size=1g&direct=off&readonly=on"), Spec::File(whole));
-    let block = BlockSpec { path: "/dev/sda".into(), direct: Some(true), read_only: false, is_raw: true };
+    let block = BlockSpec {
+        path: "/dev/sda".into(),
+        direct: Some(true),
+        read_only: false,
+        is_raw: true,
+        blocks: BlockSizes::default(),
+    };
     assert_eq!(parse("block:/dev/sda?direct=on&readonly=off&format=raw"), Spec::Block(block));
     let delays = |read, write| {
         let (read, write) = (Duration::from_micros(read), Duration::from_micros(write));
@@ -53,6 +63,47 @@ fn each_kind_is_parsed() {
 }
 
 #[test]
+fn every_kind_takes_block_sizes() {
+    let blocks = |logical, physical| BlockSizes { logical, physical };
+    let large = blocks(Some(4096), None);
+    assert_eq!(
+        parse("mem:1g?block_size=4096"),
+        Spec::Mem(MemSpec { blocks: large, ..MemSpec::new(1 << 30) })
+    );
+    let both = NullSpec { size: 1 << 30, blocks: blocks(Some(512), Some(4096)) };
+    assert_eq!(parse("null:1g?physical_block_size=4k&block_size=512"), Spec::Null(both));
+    assert_eq!(
+        parse("file:a?size=1g&block_size=4k"),
+        Spec::File(FileSpec { size: Some(1 << 30), blocks: large, ..file("a") })
+    );
+    for text in [
+        "mem:1g?populate=off&block_size=4k",
+        "file:a?format=raw&block_size=512&physical_block_size=4k",
+        "block:/dev/sdb?direct=off&block_size=64k",
+        "stripe:mem:1g?block_size=4k,null:1g?physical_block_size=4k",
+        "delay:1ms:slice:0,1g:file:a?block_size=4k",
+    ] {
+        assert_eq!(parse(text).to_string(), text);
+    }
+    let Spec::Url(url) = parse("nbd://h/x?timeout=1s&block_size=4096") else { panic!("no URL") };
+    assert_eq!(url.block_sizes(), Ok(large));
+    assert_eq!(url.to_string(), "nbd://h/x?timeout=1s&block_size=4096");
+    assert_eq!(url.without_block_sizes(), Url::new("nbd://h/x?timeout=1s"));
+}
+
+#[test]
+fn a_slice_has_an_offset_and_perhaps_a_length() {
+    let slice = |offset, len| Spec::Slice(SliceSpec { offset, len }, Box::new(parse("file:a")));
+    assert_eq!(parse("slice:1m,10g:file:a"), slice(1 << 20, Some(10 << 30)));
+    assert_eq!(parse("slice:0:file:a"), slice(0, None));
+    assert_eq!(parse("slice:512:file:a").to_string(), "slice:512:file:a");
+    let members = "stripe:[slice:0,1g:file:a],[slice:1g,1g:file:a]";
+    assert_eq!(parse(members).to_string(), members);
+    let leaves: Vec<_> = parse("slice:1k:slice:1k:file:a").leaves().into_iter().cloned().collect();
+    assert_eq!(leaves, [parse("file:a")]);
+}
+
+#[test]
 fn a_fault_is_parsed() {
     let ops = OpSet::NONE.with(OpKind::Read).with(OpKind::WriteZeroes);
     let fault = Fault {
@@ -64,9 +115,9 @@ fn a_fault_is_parsed() {
         seed: 7,
     };
     let text = "fault:op=read+zeroes,offset=1m,size=4k,probability=0.0025,error=nospace,seed=7:null:1g";
-    assert_eq!(parse(text), Spec::Fault(fault, Box::new(Spec::Null(1 << 30))));
+    assert_eq!(parse(text), Spec::Fault(fault, Box::new(null(1 << 30))));
     let stuck = Fault { when: FaultWhen::Every(3), effect: FaultEffect::Stuck, ..Fault::default() };
-    assert_eq!(parse("fault:every=3,error=stuck:null:1g"), Spec::Fault(stuck, Box::new(Spec::Null(1 << 30))));
+    assert_eq!(parse("fault:every=3,error=stuck:null:1g"), Spec::Fault(stuck, Box::new(null(1 << 30))));
 }
 
 #[test]
@@ -117,6 +168,21 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
         ("file:a\nb", "`file:a\\nb` holds a control character: in a path write it with a per cent sign"),
         ("file:a%00", "write %25 for a per cent sign"),
         ("block:/dev/sda?size=1g", "not an option of a block device"),
+        (
+            "mem:1g?block_size=1000",
+            "`1000` is no value for block_size in `mem:1g?block_size=1000`: write a power",
+        ),
+        ("mem:1g?block_size=256", "write a power of two from 512 to 64k"),
+        ("null:1g?block_size=128k", "write a power of two from 512 to 64k"),
+        ("mem:1g?block_size=4k&physical_block_size=512", "a physical block at least as large as block_size"),
+        ("mem:1g?physical_block_size=512&block_size=4k", "a physical block at least as large as block_size"),
+        ("null:1g?populate=off", "`populate` in `null:1g?populate=off` is not an option of a null volume"),
+        ("nbd://h/x?block_size=5", "`5` is no value for block_size in `nbd://h/x?block_size=5`"),
+        ("nbd://h/x?block_size=4k&block_size=4k", "`block_size` in"),
+        ("slice:mem:1g", "in `slice:mem:1g`: `mem` is not a size"),
+        ("slice:1m,0:mem:1g", "`0` is no value for size"),
+        ("slice:1m,:mem:1g", "has no size"),
+        ("slice:1m", "`slice:1m` has no volume: write slice:OFFSET[,LEN]:VOLUME"),
         ("stripe:", "`stripe:` has no member: write stripe:VOLUME,VOLUME"),
         ("stripe:64k", "`stripe:64k` has no member"),
         ("stripe:64k:", "has no member"),
@@ -186,17 +252,32 @@ fn limits() -> impl Strategy<Value = Limits> {
         .prop_filter("a rate says something", some)
 }
 
+fn blocks() -> impl Strategy<Value = BlockSizes> {
+    let size = || prop::option::of((9u32..=16).prop_map(|shift| 1 << shift));
+    (size(), size()).prop_map(|(logical, physical)| BlockSizes {
+        logical,
+        physical: physical.map(|physical| physical.max(logical.unwrap_or(0))),
+    })
+}
+
 fn spec() -> impl Strategy<Value = Spec> {
     let leaf = prop_oneof![
-        ((1u64..), any::<bool>()).prop_map(|(size, populate)| Spec::Mem(MemSpec { size, populate })),
-        (1u64..).prop_map(Spec::Null),
-        (path(), any::<Option<u64>>(), any::<Option<bool>>(), any::<bool>(), any::<bool>()).prop_map(
-            |(path, size, direct, read_only, is_raw)| {
-                Spec::File(FileSpec { path, size: size.map(|size| size.max(1)), direct, read_only, is_raw })
+        ((1u64..), any::<bool>(), blocks()).prop_map(|(size, populate, blocks)| Spec::Mem(MemSpec {
+            size,
+            populate,
+            blocks
+        })),
+        ((1u64..), blocks()).prop_map(|(size, blocks)| Spec::Null(NullSpec { size, blocks })),
+        (path(), any::<Option<u64>>(), any::<Option<bool>>(), any::<[bool; 2]>(), blocks()).prop_map(
+            |(path, size, direct, [read_only, is_raw], blocks)| {
+                let size = size.map(|size| size.max(1));
+                Spec::File(FileSpec { path, size, direct, read_only, is_raw, blocks })
             }
         ),
-        (path(), any::<Option<bool>>(), any::<bool>(), any::<bool>()).prop_map(
-            |(path, direct, read_only, is_raw)| Spec::Block(BlockSpec { path, direct, read_only, is_raw })
+        (path(), any::<Option<bool>>(), any::<[bool; 2]>(), blocks()).prop_map(
+            |(path, direct, [read_only, is_raw], blocks)| {
+                Spec::Block(BlockSpec { path, direct, read_only, is_raw, blocks })
+            }
         ),
         "(nbd|iscsi|nvme\\+tcp)://(\\[::1\\])?[a-z0-9:,/%?=.&]{0,12}"
             .prop_map(|url| Spec::Url(Url::new(&url))),
@@ -207,6 +288,8 @@ fn spec() -> impl Strategy<Value = Spec> {
         prop_oneof![
             (prop_oneof![Just(DEFAULT_CHUNK), 1u64..], prop::collection::vec(inner, 1..4))
                 .prop_map(|(chunk, members)| Spec::Stripe { chunk, members }),
+            (any::<u64>(), prop::option::of(1u64..), boxed.clone())
+                .prop_map(|(offset, len, volume)| Spec::Slice(SliceSpec { offset, len }, volume)),
             (delays(), boxed.clone()).prop_map(|(delays, volume)| Spec::Delay(delays, volume)),
             (fault(), boxed.clone()).prop_map(|(fault, volume)| Spec::Fault(fault, volume)),
             (limits(), boxed.clone()).prop_map(|(limits, volume)| Spec::Rate(limits, volume)),
@@ -222,7 +305,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics(text in "(mem|file|stripe|delay|fault|rate|log|[:,=?%\\[\\]]|[0-9]k?|\\PC){0,12}") {
+    fn no_text_panics(text in "(mem|file|slice|stripe|delay|fault|rate|log|[:,=?%\\[\\]]|[0-9]k?|\\PC){0,12}") {
         if let Err(error) = text.parse::<Spec>() {
             prop_assert!(!error.to_string().is_empty());
         }
@@ -234,6 +317,7 @@ fn ram_is_counted_at_any_depth() {
     let bytes = |text: &str| parse(text).ram_bytes();
     assert_eq!(bytes("stripe:64k:mem:1g,[delay:1ms:mem:1g],null:1g"), 2 << 30);
     assert_eq!(bytes("log:-:null:1g"), 0);
+    assert_eq!(bytes("slice:1m,1m:mem:1g"), 1 << 30);
 }
 
 #[test]
@@ -247,8 +331,28 @@ fn relative_paths_are_resolved_against_a_directory() {
             "log:/etc/b/x.log:stripe:file:/etc/b/a,[delay:1ms:file:/b]",
         ),
         ("log:-:mem:1g", "log:-:mem:1g"),
+        ("slice:1m:file:a.img", "slice:1m:file:/etc/b/a.img"),
         ("nbd+unix:///x?socket=s", "nbd+unix:///x?socket=/etc/b/s"),
     ] {
         assert_eq!(below(text), parse(expected).to_string(), "{text}");
+    }
+}
+
+#[test]
+fn a_resized_volume_has_the_spec_of_its_new_size() {
+    let resized = |text: &str| {
+        let spec = parse(text);
+        (spec.size(), spec.with_size(4096).map(|spec| spec.to_string()).unwrap_or_default())
+    };
+    assert_eq!(resized("mem:1m?block_size=4k"), (Some(1 << 20), "mem:4k?block_size=4k".to_owned()));
+    assert_eq!(resized("file:a"), (None, "file:a?size=4k".to_owned()));
+    assert_eq!(
+        resized("delay:1ms:slice:8k,1m:block:/dev/sdb"),
+        (Some(1 << 20), "delay:1ms:slice:8k,4k:block:/dev/sdb".to_owned())
+    );
+    assert_eq!(resized("slice:4k:mem:1m"), (Some((1 << 20) - 4096), "slice:4k:mem:8k".to_owned()));
+    assert_eq!(resized("slice:2m:mem:1m").0, None);
+    for fixed in ["null:1m", "block:/dev/sdb", "stripe:mem:1m,mem:1m", "log:-:nbd://h/x"] {
+        assert_eq!(resized(fixed), (None, String::new()));
     }
 }

@@ -1,5 +1,6 @@
 //! URLs of remote volumes, whose passwords are never printed.
 
+use crate::block_sizes::BlockSizes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -20,6 +21,25 @@ impl Url {
     #[must_use]
     pub fn as_written(&self) -> &str {
         &self.0
+    }
+
+    /// Its parameters that set block sizes, as key and value: they are for this machine alone.
+    pub(super) fn block_parameters(&self) -> impl Iterator<Item = (&str, &str)> {
+        let query = self.0.split_once('?').map_or("", |(_, query)| query);
+        query.split('&').filter_map(|text| text.split_once('=')).filter(|(key, _)| is_block_size(key))
+    }
+
+    /// The URL without parameters that set block sizes, which no protocol has.
+    #[must_use]
+    pub fn without_block_sizes(&self) -> Url {
+        let Some((place, query)) =
+            self.0.split_once('?').filter(|_| self.block_parameters().next().is_some())
+        else {
+            return self.clone();
+        };
+        let is_other = |text: &&str| text.split_once('=').is_none_or(|(key, _)| !is_block_size(key));
+        let others: Vec<&str> = query.split('&').filter(is_other).collect();
+        Url(if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) })
     }
 
     /// Resolves relative paths in parameters against `directory`: `socket`, and those that end in
@@ -54,6 +74,10 @@ impl Url {
 
 fn is_path(key: &str) -> bool {
     ["socket", "tls-certificates", "tls-psk-file"].contains(&key) || key.ends_with("_file")
+}
+
+fn is_block_size(key: &str) -> bool {
+    [BlockSizes::LOGICAL, BlockSizes::PHYSICAL].contains(&key)
 }
 
 fn is_absolute(path: &str) -> bool {
@@ -106,6 +130,19 @@ mod tests {
             assert_eq!(below(same), same);
         }
         assert_eq!(Url::new("a://?socket=s").below(Path::new("")).as_written(), "a://?socket=s");
+    }
+
+    #[test]
+    fn block_sizes_are_not_for_the_server() {
+        let without = |url: &str| Url::new(url).without_block_sizes().as_written().to_owned();
+        assert_eq!(without("nbd://h/x?block_size=4k"), "nbd://h/x");
+        assert_eq!(
+            without("iscsi://u%p@h/iqn.a?timeout=1s&block_size=512&physical_block_size=4k&chap_a=MD5"),
+            "iscsi://u%p@h/iqn.a?timeout=1s&chap_a=MD5"
+        );
+        for same in ["nbd://h/x", "nbd://h/block_size=4k", "nbd+unix:///x?socket=/a", "no url"] {
+            assert_eq!(without(same), same);
+        }
     }
 
     #[test]

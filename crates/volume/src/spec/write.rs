@@ -2,6 +2,7 @@
 
 use super::path::encode;
 use super::{LogTarget, Spec};
+use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
 use crate::fault::{Fault, FaultEffect, FaultWhen};
 use crate::io::IoError;
@@ -15,27 +16,47 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Spec::Mem(mem) => {
-                let off = if mem.populate { "" } else { "?populate=off" };
-                write!(f, "mem:{}{off}", format_size(mem.size))
+                let [logical, physical] = block_texts(mem.blocks);
+                let options = [
+                    ("populate", (!mem.populate).then_some("off")),
+                    (BlockSizes::LOGICAL, logical.as_deref()),
+                    (BlockSizes::PHYSICAL, physical.as_deref()),
+                ];
+                write!(f, "mem:{}{}", format_size(mem.size), joined('?', '&', options))
             }
-            Spec::Null(size) => write!(f, "null:{}", format_size(*size)),
+            Spec::Null(null) => {
+                let [logical, physical] = block_texts(null.blocks);
+                let options =
+                    [(BlockSizes::LOGICAL, logical.as_deref()), (BlockSizes::PHYSICAL, physical.as_deref())];
+                write!(f, "null:{}{}", format_size(null.size), joined('?', '&', options))
+            }
             Spec::File(file) => {
                 let size = file.size.map(format_size);
+                let [logical, physical] = block_texts(file.blocks);
                 let options = [
                     ("size", size.as_deref()),
                     ("direct", file.direct.map(on_off)),
                     ("readonly", file.read_only.then_some("on")),
                     ("format", file.is_raw.then_some("raw")),
+                    (BlockSizes::LOGICAL, logical.as_deref()),
+                    (BlockSizes::PHYSICAL, physical.as_deref()),
                 ];
                 write!(f, "file:{}{}", encode(&file.path), joined('?', '&', options))
             }
             Spec::Block(block) => {
+                let [logical, physical] = block_texts(block.blocks);
                 let options = [
                     ("direct", block.direct.map(on_off)),
                     ("readonly", block.read_only.then_some("on")),
                     ("format", block.is_raw.then_some("raw")),
+                    (BlockSizes::LOGICAL, logical.as_deref()),
+                    (BlockSizes::PHYSICAL, physical.as_deref()),
                 ];
                 write!(f, "block:{}{}", encode(&block.path), joined('?', '&', options))
+            }
+            Spec::Slice(slice, volume) => {
+                let len = slice.len.map(|len| format!(",{}", format_size(len))).unwrap_or_default();
+                write!(f, "slice:{}{len}:{volume}", format_size(slice.offset))
             }
             Spec::Stripe { chunk, members } => write_stripe(f, *chunk, members),
             Spec::Delay(delays, volume) => write!(f, "delay:{}:{volume}", delay_text(*delays)),
@@ -64,6 +85,11 @@ fn write_stripe(f: &mut fmt::Formatter<'_>, chunk: u64, members: &[Spec]) -> fmt
         if ends_itself { f.write_str(&text) } else { write!(f, "[{text}]") }?;
     }
     Ok(())
+}
+
+/// Logical and physical block, as far as they are given.
+fn block_texts(blocks: BlockSizes) -> [Option<String>; 2] {
+    [blocks.logical, blocks.physical].map(|bytes| bytes.map(|bytes| format_size(bytes.into())))
 }
 
 fn delay_text(delays: Delays) -> String {

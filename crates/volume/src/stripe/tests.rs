@@ -62,6 +62,7 @@ fn the_members_properties_are_combined() {
         size: (7 << 20) + 512,
         logical_block: 4096,
         physical_block: 16384,
+        preferred_block: 16384,
         read_only: true,
         write_cache: true,
         volatile: true,
@@ -194,4 +195,17 @@ proptest! {
             prop_assert_eq!(part.0 + part.1, next);
         }
     }
+}
+
+#[test]
+fn ranges_of_a_stripe_that_do_not_overlap_do_not_on_its_members() {
+    let parts =
+        |range: std::ops::Range<u64>| [0, 1].map(|member| range_on_member(4096, 2, member, range.clone()));
+    assert_eq!(parts(0..8192), [0..4096, 0..4096]);
+    assert_eq!(parts(0..5000), [0..4096, 0..904]);
+    assert_eq!(parts(5000..9000), [4096..4904, 904..4096]);
+    let [first, second] = parts(9000..u64::MAX);
+    assert_eq!((first.start, second.start), (4904, 4096));
+    assert!(first.end > 1 << 62 && second.end > 1 << 62);
+    assert_eq!(range_on_member(1 << 63, 2, 1, 5..9), 5..9, "a chunk that no volume has");
 }

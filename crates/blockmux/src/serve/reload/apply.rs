@@ -4,13 +4,13 @@
 use super::model::Model;
 use super::{Plan, ReloadState, Reloader, RunningListener, VolumeStep, live_of, other_size};
 use crate::ctl::PlanReport;
-use crate::data_key::DataKey;
+use crate::data_part::DataPart;
 use crate::failure::Failure;
 use crate::open::Populate;
 use crate::protocol::by_name;
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::serve::flush;
-use crate::serve::identity::warn_of_same_data;
+use crate::serve::identity::{served_data, warn_of_same_data};
 use crate::serve::listen::{self, BoundListener};
 use crate::serve::setup::Setup;
 use blockmux_engine::sessions::SessionInfo;
@@ -95,7 +95,7 @@ impl Reloader {
             });
             if let Some(named) = stays.filter(|_| !is_new) {
                 let info = self.exports.volume_state(id).map(|state| state.volume().info());
-                info.map_or(Ok(()), |info| opener.check_blocks(&named.entry.spec, &info))?;
+                info.map_or(Ok(()), |info| opener.check_blocks(named, &info))?;
             }
         }
         let mut opened = BTreeMap::new();
@@ -114,7 +114,7 @@ impl Reloader {
             opened.insert(name.clone(), volume);
         }
         for named in &desired.volumes {
-            policy.set_data(&named.name, DataKey::local_texts(&named.entry.spec));
+            policy.set_data(&named.name, DataPart::of_spec(&named.entry.spec));
         }
         for named in &desired.volumes {
             policy.check_same_data(&named.name, |_| false).map_err(failure)?;
@@ -272,12 +272,8 @@ impl Reloader {
                 self.exports.describe(id, &named.entry.description);
             }
         }
-        let uuids: Vec<_> = self
-            .exports
-            .iter()
-            .map(|(id, export)| (export, self.exports.volume_state(id).and_then(|state| state.uuid())))
-            .collect();
-        warn_of_same_data(uuids.iter().map(|(export, uuid)| (&*export.name, *uuid)));
+        let all: Vec<_> = self.exports.iter().collect();
+        warn_of_same_data(&served_data(&all, &self.exports, &self.policy), |_| true);
         if let Err(failure) = self.begin_protocols(&mut live_protocols) {
             warnings.push(failure.to_string());
         }

@@ -33,7 +33,6 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
 use blockmux_engine::socket::{Listener, ListenerHandle};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::Spec;
-use blockmux_volume::spec::{FileSpec, MemSpec};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tempfile::TempDir;
@@ -429,17 +428,8 @@ fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Optio
 
 /// The new size of a volume whose spec changes in its size only; `None` otherwise.
 fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
-    match (before, after) {
-        (Spec::Mem(before), Spec::Mem(after)) => {
-            let same = MemSpec { size: after.size, ..*before } == *after;
-            (same && before.size != after.size).then_some(after.size)
-        }
-        (Spec::File(before), Spec::File(after)) => {
-            let same = FileSpec { size: after.size, ..before.clone() } == *after;
-            after.size.filter(|_| same && before.size != after.size)
-        }
-        _ => None,
-    }
+    let size = after.size().filter(|size| before.size() != Some(*size))?;
+    before.with_size(size).filter(|resized| resized == after).map(|_| size)
 }
 
 /// Logs the result of a reload that a signal requested.

@@ -273,7 +273,12 @@ pub(in crate::serve) fn report(
 ) -> PlanReport {
     let mut report = PlanReport::default();
     for change in changes {
-        let line = change.describe();
+        let is_replaced = |name| steps.iter().any(|(own, step)| own == name && *step == VolumeStep::Replace);
+        let note = match change.of_volume() {
+            Some((name, Some("spec"))) if is_replaced(name) => "; removed and added as another disk",
+            _ => "",
+        };
+        let line = change.describe() + note;
         if schema.is_fixed(change) || waits_for_start(change, steps) {
             report.next_start.push(line);
             continue;

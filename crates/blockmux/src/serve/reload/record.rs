@@ -33,6 +33,11 @@ impl Reloader {
             }
         })
     }
+
+    /// The spec that a volume has after it was resized; `None` if that is the same one.
+    pub(in crate::serve) fn resized(&self, name: &str, size: u64) -> Option<Spec> {
+        self.state().running.volume(name)?.entry.spec.with_size(size)
+    }
 }
 
 /// Writes a change into a config; returns whether a config file can express it, or `None` if
@@ -66,23 +71,15 @@ fn write_down(
         }
         (Request::Resize { name, .. }, Answer::Resized { size }) => {
             let named = model.volumes.iter_mut().find(|volume| volume.name == *name)?;
-            let is_expressible = match &mut named.entry.spec {
-                Spec::Mem(spec) => {
-                    spec.size = *size;
-                    true
-                }
-                Spec::File(spec) if spec.size.is_some() => {
-                    spec.size = Some(*size);
-                    true
-                }
-                // Without `size` in the spec the file itself has the size.
-                _ => return None,
-            };
+            let spec = &mut named.entry.spec;
+            // Without `size` in the spec the file itself has the size.
+            spec.size()?;
+            *spec = spec.with_size(*size)?;
             let text = named.entry.spec.to_string();
             let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
             let is_it = |entry: &&mut Value| entry.get(VOLUMES.1).and_then(Value::as_str) == Some(name);
             list.iter_mut().find(is_it)?.as_table_mut()?.insert("spec".to_owned(), text.into());
-            Some(is_expressible)
+            Some(true)
         }
         (Request::Attach { name, target, ana_group, .. }, Answer::Attached { number }) => {
             let tables = frontends.target_tables().map(|(_, tables)| tables);

@@ -231,6 +231,7 @@ impl NamespaceInfo {
         VolumeInfo {
             logical_block: self.block_len,
             physical_block: self.physical_block.max(self.block_len),
+            preferred_block: self.physical_block.max(self.block_len),
             read_only: self.read_only,
             write_cache: self.write_cache,
             discard_granularity: granularity,

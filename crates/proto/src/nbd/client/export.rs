@@ -94,6 +94,7 @@ impl ExportInfo {
             size: self.size & !u64::from(logical_block.wrapping_sub(1)),
             logical_block,
             physical_block,
+            preferred_block: physical_block,
             read_only: has(TransmissionFlags::READ_ONLY),
             // A server with a write cache must offer flushes.
             write_cache: has(TransmissionFlags::SEND_FLUSH),

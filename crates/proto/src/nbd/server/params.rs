@@ -73,7 +73,7 @@ impl ServerParams {
         InfoBlockSize {
             info_type: U16::new(Info::NBD_INFO_BLOCK_SIZE.0),
             minimum: U32::new(minimum),
-            preferred: U32::new(self.info.physical_block.max(minimum).clamp(512, MAX_TRANSFER)),
+            preferred: U32::new(self.info.preferred_block.max(minimum).clamp(512, MAX_TRANSFER)),
             maximum_payload: U32::new(MAX_TRANSFER),
         }
     }
@@ -133,11 +133,11 @@ mod tests {
 
     #[test]
     fn preferred_blocks_are_at_least_512_bytes_and_at_most_the_maximum() {
-        let info = VolumeInfo { logical_block: 1, physical_block: 1, ..VolumeInfo::new(100) };
+        let info = VolumeInfo { logical_block: 1, preferred_block: 1, ..VolumeInfo::new(100) };
         let sizes = params(info, HeaderFormat::Simple).info_block_size();
         assert_eq!((sizes.minimum.get(), sizes.preferred.get()), (1, 512));
         assert_eq!(sizes.maximum_payload.get(), 32 << 20);
-        let info = VolumeInfo { physical_block: 64 << 20, ..VolumeInfo::new(1 << 30) };
+        let info = VolumeInfo { preferred_block: 64 << 20, ..VolumeInfo::new(1 << 30) };
         assert_eq!(params(info, HeaderFormat::Simple).info_block_size().preferred.get(), 32 << 20);
     }
 }

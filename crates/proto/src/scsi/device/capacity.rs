@@ -19,10 +19,7 @@ pub(super) fn read_capacity_10(cx: &mut CommandContext<'_>) -> TaskOutcome {
 pub(super) fn read_capacity_16(cx: &mut CommandContext<'_>) -> TaskOutcome {
     cx.unit.refresh();
     let view = &cx.unit.view;
-    // RAM volumes unmap and write single logical blocks; their physical block is only a preferred
-    // size. libiscsi's GetLBAStatus.UnmapSingle fails if several blocks share a physical one.
-    let physical = if view.info.volatile { view.block_len } else { view.info.physical_block };
-    let per_physical = physical.checked_div(view.block_len).unwrap_or(1).max(1);
+    let per_physical = view.info.physical_block.checked_div(view.block_len).unwrap_or(1).max(1);
     let provisioning = match (view.is_thin(), view.unmaps_to_zeroes()) {
         (false, _) => 0,
         (true, false) => LBPME,

@@ -139,7 +139,7 @@ fn rod_token_limits(view: &NexusView) -> RodTokenLimits {
 }
 
 fn rod_token_features(view: &NexusView) -> RodTokenFeatures {
-    let granularity = view.info.physical_block.checked_div(view.block_len).unwrap_or(1).max(1);
+    let granularity = view.info.preferred_block.checked_div(view.block_len).unwrap_or(1).max(1);
     RodTokenFeatures {
         maximum_token_lifetime: U32::new(u32::MAX),
         maximum_token_inactivity_timeout: U32::new(MAX_TIMEOUT),
@@ -159,7 +159,7 @@ fn block_limits(view: &NexusView) -> BlockLimits {
     let mut limits = BlockLimits {
         flags: WSNZ,
         maximum_compare_and_write_length: MAX_COMPARE_BLOCKS,
-        optimal_transfer_length_granularity: U16::new(blocks(view.info.physical_block).max(1) as u16),
+        optimal_transfer_length_granularity: U16::new(blocks(view.info.preferred_block).max(1) as u16),
         maximum_transfer_length: U32::new(view.max_transfer_blocks()),
         optimal_transfer_length: U32::new(blocks(OPTIMAL_TRANSFER)),
         maximum_atomic_transfer_length: U32::new(view.max_atomic_blocks()),

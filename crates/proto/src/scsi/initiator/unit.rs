@@ -74,6 +74,7 @@ impl UnitInfo {
             size: self.size(),
             logical_block: block,
             physical_block: self.physical_block_len.max(block),
+            preferred_block: self.physical_block_len.max(block),
             read_only: self.read_only,
             write_cache: self.write_cache,
             volatile: false,

@@ -1,0 +1,161 @@
+//! Which parts of files, devices and remote volumes a volume is made of: two slices of one file are
+//! different data unless they overlap.
+
+use crate::data_key::DataKey;
+use blockmux_volume::spec::SliceSpec;
+use blockmux_volume::{Spec, range_on_member};
+
+/// A range of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    begin: u64,
+    end: u64,
+}
+
+impl Part {
+    /// All of a volume, whatever its size.
+    pub(crate) const WHOLE: Part = Part { begin: 0, end: u64::MAX };
+
+    pub(crate) fn is_whole(self) -> bool {
+        self == Part::WHOLE
+    }
+
+    /// Where this part of a slice is in the volume below.
+    pub(crate) fn below_slice(self, slice: SliceSpec) -> Part {
+        let end = slice.len.map_or(u64::MAX, |len| slice.offset.saturating_add(len));
+        Part {
+            begin: slice.offset.saturating_add(self.begin),
+            end: slice.offset.saturating_add(self.end).min(end),
+        }
+    }
+
+    /// Where this part of a stripe is on one of its members.
+    fn on_member(self, chunk: u64, members: usize, member: usize) -> Part {
+        if self.is_whole() {
+            return self;
+        }
+        let range = range_on_member(chunk, members, member, self.begin..self.end);
+        Part { begin: range.start, end: range.end }
+    }
+
+    fn overlaps(self, other: Part) -> bool {
+        self.begin < other.end && other.begin < self.end
+    }
+
+    /// The parts of the members of a stripe.
+    pub(crate) fn of_members(self, chunk: u64, members: &[Spec]) -> impl Iterator<Item = (Part, &Spec)> {
+        let count = members.len();
+        members.iter().enumerate().map(move |(nth, member)| (self.on_member(chunk, count, nth), member))
+    }
+}
+
+/// A part of data that outlives the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DataPart {
+    /// The text of the [`DataKey`] of the whole.
+    pub(crate) text: String,
+    pub(crate) part: Part,
+}
+
+impl DataPart {
+    /// The parts of files and block devices that a volume consists of.
+    pub(crate) fn of_spec(spec: &Spec) -> Vec<DataPart> {
+        let mut parts = Vec::new();
+        collect(spec, Part::WHOLE, &mut parts);
+        parts
+    }
+
+    pub(crate) fn overlaps(&self, other: &DataPart) -> bool {
+        self.text == other.text && self.part.overlaps(other.part)
+    }
+}
+
+fn collect(spec: &Spec, part: Part, parts: &mut Vec<DataPart>) {
+    let key = match spec {
+        Spec::File(file) => DataKey::of_file(file),
+        Spec::Block(block) => DataKey::of_block(block),
+        Spec::Slice(slice, inner) => return collect(inner, part.below_slice(*slice), parts),
+        Spec::Stripe { chunk, members } => {
+            return part.of_members(*chunk, members).for_each(|(part, member)| collect(member, part, parts));
+        }
+        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
+            return collect(inner, part, parts);
+        }
+        Spec::Mem(_) | Spec::Null(_) | Spec::Url(_) => None,
+    };
+    parts.extend(key.map(|key| DataPart { text: key.text, part }));
+}
+
+/// Pairs of volumes that have data in common. Each volume that shares data is in at least one pair.
+pub(crate) fn overlaps<'a>(
+    volumes: impl IntoIterator<Item = (&'a str, &'a [DataPart])>,
+) -> Vec<[&'a str; 2]> {
+    let volumes = volumes.into_iter();
+    let mut all: Vec<_> =
+        volumes.flat_map(|(name, parts)| parts.iter().map(move |part| (part, name))).collect();
+    all.sort_by(|(a, _), (b, _)| (&a.text, a.part.begin).cmp(&(&b.text, b.part.begin)));
+    let mut pairs: Vec<[&str; 2]> = Vec::new();
+    // Of the parts of the same data so far, the one that reaches the farthest.
+    let mut farthest: Option<(&DataPart, &str)> = None;
+    for (part, name) in all {
+        if let Some((before, twin)) = farthest.filter(|(before, _)| before.overlaps(part)) {
+            if twin != name && !pairs.contains(&[name, twin]) {
+                pairs.push([name, twin]);
+            }
+            if before.part.end >= part.part.end {
+                continue;
+            }
+        }
+        farthest = Some((part, name));
+    }
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn parts(text: &str, folder: &Path) -> Vec<(u64, u64)> {
+        let spec = text.parse::<Spec>().unwrap().below(folder);
+        DataPart::of_spec(&spec).into_iter().map(|own| (own.part.begin, own.part.end)).collect()
+    }
+
+    #[test]
+    fn a_volume_consists_of_parts_of_files() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b"] {
+            std::fs::write(folder.path().join(name), [1; 512]).unwrap();
+        }
+        let parts = |text| parts(text, folder.path());
+        assert_eq!(parts("file:a"), [(0, u64::MAX)]);
+        assert_eq!(parts("rate:iops=1:slice:1k,4k:file:a"), [(1024, 5120)]);
+        assert_eq!(parts("slice:512:slice:1k,4k:file:a"), [(1536, 5120)]);
+        assert_eq!(parts("slice:512,1k:slice:1k:file:a"), [(1536, 2560)]);
+        assert_eq!(parts("slice:8k,8k:stripe:4k:file:a,file:b"), [(4096, 8192); 2]);
+        assert_eq!(parts("stripe:4k:file:a,file:b"), [(0, u64::MAX); 2]);
+        assert_eq!(parts("slice:1k:mem:1m"), []);
+    }
+
+    #[test]
+    fn volumes_with_common_data_are_found() {
+        let part =
+            |text: &str, begin, end| vec![DataPart { text: text.to_owned(), part: Part { begin, end } }];
+        let all = [
+            ("first", part("x", 0, 100)),
+            ("second", part("x", 100, 200)),
+            ("other", part("y", 0, 1000)),
+            ("inside", part("x", 20, 30)),
+            ("across", part("x", 150, 300)),
+            ("beyond", part("x", 300, 400)),
+        ];
+        let found = overlaps(all.iter().map(|(name, parts)| (*name, &**parts)));
+        assert_eq!(found, [["inside", "first"], ["across", "second"]]);
+        let whole = [("whole", part("x", 0, u64::MAX))];
+        let found = overlaps(all.iter().chain(&whole).map(|(name, parts)| (*name, &**parts)));
+        for (name, _) in all.iter().filter(|(name, _)| *name != "other") {
+            assert!(found.iter().any(|pair| pair.contains(name)), "{name}: {found:?}");
+        }
+        assert!(!found.iter().any(|pair| pair.contains(&"other")));
+    }
+}

@@ -1,0 +1,244 @@
+//! Slices: several volumes in one file, device or remote volume.
+
+use crate::control::Controlled;
+use crate::daemon::Daemon;
+use crate::program::{PATTERNS, blockmux, has, qemu_io, succeed, text};
+use crate::raw_client::{FUA, RawClient, TRIM, WRITE_ZEROES};
+use crate::raw_iscsi::{GOOD, RawIscsi};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+const MIB: u64 = 1 << 20;
+const INITIATOR: &str = "iqn.2026-11.i:a";
+
+fn file_of(directory: &Path, mib: u64) -> String {
+    let path = directory.join("disk.img");
+    fs::File::create(&path).unwrap().set_len(mib * MIB).unwrap();
+    path.display().to_string()
+}
+
+/// What a daemon says that serves these volumes and ends at once.
+fn says(volumes: &[&str]) -> (Option<i32>, String) {
+    let args = [&["serve"], volumes, &["--nbd", "127.0.0.1:0", "--run", "true"]].concat();
+    let output = blockmux(args);
+    (output.status.code(), text(&output.stderr))
+}
+
+fn connect(daemon: &Daemon, export: &str) -> RawClient {
+    // The default export is the first volume; others are behind daemons of their own here.
+    assert_eq!(export, daemon.json["exports"][0]["name"]);
+    RawClient::connect(&daemon.socket())
+}
+
+#[test]
+fn two_slices_of_a_file_are_two_disks_in_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file_of(directory.path(), 8);
+    let volumes = [format!("a=slice:1m,2m:file:{file}"), format!("b=slice:3m:file:{file}")];
+    let daemon = Daemon::serve(&[volumes[0].as_str(), &volumes[1], "--iscsi", "127.0.0.1:0"]);
+    let mut a = connect(&daemon, "a");
+    assert_eq!(a.write(FUA, 0, &[1; 4096]), 0);
+    assert_eq!(a.write(0, 2 * MIB - 4096, &[2; 4096]), 0);
+    assert_eq!(a.simple(WRITE_ZEROES, 0, 2 * MIB - 512, 512), 0);
+    assert_eq!(a.simple(TRIM, 0, 64 << 10, 64 << 10), 0);
+    assert_ne!(a.write(0, 2 * MIB - 512, &[9; 1024]), 0, "it ends there");
+    let urls = daemon.urls_of("iscsi");
+    let mut b = RawIscsi::login(&urls[1], INITIATOR);
+    assert_eq!(b.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[3; 512], 0).0, GOOD);
+    let (status, capacity) = b.run(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8);
+    assert_eq!((status, &capacity[..4]), (GOOD, &((5 * MIB / 512 - 1) as u32).to_be_bytes()[..]));
+    let whole = fs::File::open(&file).unwrap();
+    let at = |offset: u64| {
+        let mut bytes = [0; 512];
+        whole.read_exact_at(&mut bytes, offset).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "at {offset}");
+        bytes[0]
+    };
+    assert_eq!([at(MIB - 512), at(MIB), at(3 * MIB - 1024), at(3 * MIB - 512), at(3 * MIB)], [0, 1, 2, 0, 3]);
+    // Hosts tell the two apart, and from the whole.
+    let serial = |url: &String| RawIscsi::login(url, INITIATOR).inquiry_page(0x80);
+    assert_ne!(serial(&urls[0]), serial(&urls[1]));
+    drop(daemon);
+    let whole = Daemon::serve(&[&format!("a=file:{file}"), "--iscsi", "127.0.0.1:0"]);
+    let third = serial(&whole.urls_of("iscsi")[0]);
+    drop(whole);
+    let slice = Daemon::serve(&[&format!("a=slice:0:file:{file}"), "--iscsi", "127.0.0.1:0"]);
+    assert_ne!(serial(&slice.urls_of("iscsi")[0]), third);
+}
+
+#[test]
+fn a_slice_is_the_same_disk_after_a_restart_and_with_another_length() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file_of(directory.path(), 8);
+    let serial = |slice: &str| {
+        let daemon = Daemon::serve(&[&format!("a={slice}:file:{file}"), "--iscsi", "127.0.0.1:0"]);
+        RawIscsi::login(&daemon.urls_of("iscsi")[0], INITIATOR).inquiry_page(0x80)
+    };
+    let first = serial("slice:1m,1m");
+    assert_eq!((serial("slice:1m,1m"), serial("slice:1m,4m")), (first.clone(), first.clone()));
+    assert_ne!(serial("slice:2m,1m"), first);
+}
+
+#[test]
+fn a_reservation_is_of_one_slice() {
+    const CONFLICT: u8 = 0x18;
+    let directory = tempfile::tempdir().unwrap();
+    let file = file_of(directory.path(), 8);
+    let volumes = [format!("a=slice:0,2m:file:{file}"), format!("b=slice:2m,2m:file:{file}")];
+    let daemon = Daemon::serve(&[volumes[0].as_str(), &volumes[1], "--iscsi", "127.0.0.1:0"]);
+    let urls = daemon.urls_of("iscsi");
+    let mut owner = RawIscsi::login(&urls[0], INITIATOR);
+    // REGISTER, then RESERVE for exclusive access.
+    assert_eq!(owner.reserve_out(0, 0, [0, 7], 0), GOOD);
+    assert_eq!(owner.reserve_out(1, 3, [7, 0], 0), GOOD);
+    let mut others = [0, 1].map(|nth: usize| RawIscsi::login(&urls[nth], "iqn.2026-11.i:b"));
+    assert_eq!(others[0].access(), [CONFLICT; 2]);
+    assert_eq!(others[1].access(), [GOOD; 2]);
+}
+
+#[test]
+fn slices_that_overlap_are_warned_of_and_others_are_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file_of(directory.path(), 8);
+    let overlap = |a: &str, b: &str| {
+        let (status, said) = says(&[&format!("a={a}:file:{file}"), &format!("b={b}:file:{file}")]);
+        assert_eq!(status, Some(0), "{said}");
+        said.contains("`b` and `a` overlap: reservations and access control of one do not apply")
+    };
+    assert!(!overlap("slice:0,1m", "slice:1m,1m"));
+    assert!(overlap("slice:0,1m", "slice:512k,1m"));
+    assert!(overlap("slice:0,8m", "slice:1m,1m"));
+    assert!(overlap("slice:0,2m", "slice:512:slice:1m,8k"));
+    let whole = format!("b=file:{file}?readonly=on");
+    let (status, said) = says(&[&format!("a=slice:1m,1m:file:{file}"), &whole]);
+    assert!(
+        status == Some(0) && (said.contains("`b` and `a` overlap") || said.contains("`a` and `b` overlap")),
+        "{said}"
+    );
+    // By another path and in stripes, it is the same file.
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let link = link.display();
+    let (status, said) = says(&[
+        &format!("a=slice:0,64k:stripe:64k:file:{file},mem:8m"),
+        &format!("b=slice:32k,1m:file:{link}"),
+    ]);
+    assert!(status == Some(0) && said.contains("overlap:"), "{said}");
+}
+
+#[test]
+fn slices_of_one_file_have_it_open_alike() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file_of(directory.path(), 8);
+    let (status, said) =
+        says(&[&format!("a=slice:0,1m:file:{file}"), &format!("b=slice:1m,1m:file:{file}?direct=off")]);
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("another slice has it open as file:") && said.contains("write it alike"), "{said}");
+    // A second program is kept out.
+    let _daemon = Daemon::serve(&[&format!("slice:0,1m:file:{file}")]);
+    let (status, said) = says(&[&format!("slice:1m,1m:file:{file}")]);
+    assert!(status == Some(2) && said.contains("is in use by another program"), "{said}");
+}
+
+#[test]
+fn a_slice_that_cannot_be_says_what_to_write() {
+    for (spec, expected) in [
+        (
+            "slice:1m:mem:1m",
+            "slice:1m:mem:1m: begins at byte 1048576, and its volume has 1048576; write a lower",
+        ),
+        ("slice:512k,1m:mem:1m", "write a length of at most 524288, or none for all the rest"),
+        ("slice:100:mem:1m", "offset 100 is not a multiple of its volume's blocks of 512 bytes; write 512"),
+        (
+            "slice:4k,5k:mem:1m?block_size=4096",
+            "length 5120 is not a multiple of its volume's blocks of 4096",
+        ),
+    ] {
+        let output = blockmux(["info", spec]);
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(expected), "{spec}: {said}");
+    }
+}
+
+#[test]
+fn a_slice_is_resized_within_its_file_and_the_last_one_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file_of(directory.path(), 8);
+    let volumes = [format!("a=slice:1m,1m:file:{file}"), format!("b=slice:4m:file:{file}")];
+    let controlled = Controlled::serve(&[&volumes[0], &volumes[1]]);
+    let sizes = || {
+        let status = controlled.status();
+        let volumes = status["volumes"].as_array().unwrap().iter();
+        volumes.map(|volume| volume["size"].as_u64().unwrap() / MIB).collect::<Vec<_>>()
+    };
+    controlled.said(&["resize", "a", "2m"]);
+    assert_eq!(sizes(), [2, 4]);
+    let mut nbd = RawClient::connect(&controlled.daemon.socket());
+    assert_eq!(nbd.write(0, 2 * MIB - 512, &[5; 512]), 0);
+    let exported = controlled.said(&["export"]);
+    assert!(exported.contains(&format!("spec = \"slice:1m,2m:file:{file}\"")), "{exported}");
+    let refused = controlled.ctl(&["resize", "a", "20m"]);
+    assert!(text(&refused.stderr).contains("it can have at most 7340032 bytes"), "{}", text(&refused.stderr));
+    // The rest of a file is resized with the file.
+    controlled.said(&["resize", "b", "8m"]);
+    assert_eq!((sizes(), fs::metadata(&file).unwrap().len()), (vec![2, 8], 12 * MIB));
+    fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(16 * MIB).unwrap();
+    controlled.said(&["resize", "b"]);
+    assert_eq!(sizes(), [2, 12]);
+    // One that grows into another is warned of.
+    controlled.said(&["resize", "a", "4m"]);
+    let mut daemon = controlled.daemon;
+    daemon.wait_for_line("`b` and `a` overlap");
+}
+
+#[test]
+fn slices_of_a_remote_volume_are_served_unless_they_overlap() {
+    let below = Daemon::serve(&["mem:16m"]);
+    let url = below.url();
+    let volumes = [format!("a=slice:0,8m:{url}"), format!("b=slice:8m:{url}")];
+    let daemon = Daemon::serve(&[&volumes[0], &volumes[1]]);
+    let mut nbd = connect(&daemon, "a");
+    assert_eq!(nbd.write(0, 8 * MIB - 512, &[5; 512]), 0);
+    assert_eq!(RawClient::connect(&below.socket()).read(8 * MIB - 512, 512), [5; 512]);
+    drop((nbd, daemon));
+    let (status, said) = says(&[&volumes[0], &format!("b=slice:4m:{url}")]);
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("`b`: this daemon already exports the same data"), "{said}");
+}
+
+#[test]
+fn programs_use_a_slice() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = file_of(directory.path(), 64);
+    let slice = format!("slice:4m,16m:file:{file}");
+    let daemon = Daemon::serve(&[&slice, "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
+    if has("qemu-io") {
+        succeed(&mut qemu_io(&daemon.url(), &PATTERNS));
+    }
+    if has("nbdinfo") {
+        let map = succeed(Command::new("nbdinfo").args(["--map", "--json", &daemon.url()]));
+        let map: Value = serde_json::from_str(&map).unwrap();
+        let lens = map.as_array().unwrap().iter().map(|extent| extent["length"].as_u64().unwrap());
+        assert_eq!(lens.sum::<u64>(), 16 * MIB, "{map}");
+    }
+    let source = directory.path().join("source");
+    fs::write(&source, (0..4_u32 << 20).flat_map(u32::to_le_bytes).collect::<Vec<_>>()).unwrap();
+    for scheme in ["nbd+unix", "iscsi", "nvme+tcp"] {
+        let (from, to) = (format!("file:{}", source.display()), daemon.urls_of(scheme).remove(0));
+        let copied = blockmux(["copy", "--verify", &from, &to]);
+        assert!(copied.status.success(), "{scheme}: {}", text(&copied.stderr));
+    }
+    drop(daemon);
+    let bytes = fs::read(&file).unwrap();
+    assert!(bytes[4 << 20..20 << 20] == fs::read(&source).unwrap());
+    assert!(bytes[..4 << 20].iter().chain(&bytes[20 << 20..]).all(|byte| *byte == 0), "nothing beside it");
+    // A copy within one file, of parts that do not overlap.
+    let [from, to] = ["slice:4m,16m", "slice:32m,16m"].map(|slice| format!("{slice}:file:{file}"));
+    let copied = blockmux(["copy", "--verify", &from, &to]);
+    assert!(copied.status.success(), "{}", text(&copied.stderr));
+    let refused = blockmux(["copy", &*from, &format!("slice:8m,16m:file:{file}")]);
+    assert!(text(&refused.stderr).contains("source and destination overlap"), "{}", text(&refused.stderr));
+}

@@ -1,0 +1,428 @@
+//! A part of another volume, as a partition is, or all of it with other block sizes.
+
+use crate::block_sizes::{BlockSizes, SmallBlock};
+use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
+use crate::ready::Waker;
+use crate::volume::{Channel, Core, LinkCounts, Populated, Resize, ResizeError, Volume, VolumeInfo};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A part of another volume, which may be resized meanwhile.
+pub struct SliceVolume {
+    inner: Arc<dyn Volume>,
+    /// Where it begins in `inner`, in bytes.
+    offset: u64,
+    /// In bytes; `None`: up to the end of `inner`.
+    len: Option<Arc<AtomicU64>>,
+    blocks: BlockSizes,
+}
+
+/// Why a volume does not have such a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SliceError {
+    /// The volume ends before the part begins.
+    #[error("begins at byte {offset}, and its volume has {size}; write a lower offset")]
+    Behind {
+        /// In bytes.
+        offset: u64,
+        /// Size of the volume below, in bytes.
+        size: u64,
+    },
+    /// The part ends behind the volume.
+    #[error(
+        "ends {excess} bytes behind its volume of {size} bytes; write a length of at most {most}, or none for all the rest"
+    )]
+    TooLong {
+        /// Bytes that are missing.
+        excess: u64,
+        /// Size of the volume below, in bytes.
+        size: u64,
+        /// The greatest length, in bytes.
+        most: u64,
+    },
+    /// An end of the part lies within a block.
+    #[error("{what} {bytes} is not a multiple of its volume's blocks of {block} bytes; write {next}")]
+    Misaligned {
+        /// The offset or the length.
+        what: &'static str,
+        /// Its value, in bytes.
+        bytes: u64,
+        /// Logical block of the volume below, in bytes.
+        block: u32,
+        /// The next multiple, or the last one.
+        next: u64,
+    },
+    /// The length is 0.
+    #[error("has no block; write a length, or none for all the rest")]
+    Empty,
+}
+
+impl SliceVolume {
+    /// The `len` bytes of `inner` from `offset` on; without `len` all the rest, which grows and
+    /// shrinks with `inner`.
+    ///
+    /// # Errors
+    /// If they do not lie within `inner`, or are not whole blocks of it.
+    pub fn new(inner: Arc<dyn Volume>, offset: u64, len: Option<u64>) -> Result<SliceVolume, SliceError> {
+        let VolumeInfo { size, logical_block: block, .. } = inner.info();
+        for (what, bytes) in [("offset", offset), ("length", len.unwrap_or(0))] {
+            if !bytes.is_multiple_of(block.into()) {
+                let next = bytes.checked_next_multiple_of(block.into());
+                let next = next.unwrap_or(u64::MAX / u64::from(block) * u64::from(block));
+                return Err(SliceError::Misaligned { what, bytes, block, next });
+            }
+        }
+        if offset >= size {
+            return Err(SliceError::Behind { offset, size });
+        }
+        let most = size - offset;
+        match len {
+            Some(0) => return Err(SliceError::Empty),
+            Some(len) if len > most => {
+                return Err(SliceError::TooLong { excess: len - most, size, most });
+            }
+            _ => {}
+        }
+        let len = len.map(|len| Arc::new(AtomicU64::new(len)));
+        Ok(SliceVolume { inner, offset, len, blocks: BlockSizes::default() })
+    }
+
+    /// All of `inner` with other block sizes. A last block that is not whole is cut off.
+    ///
+    /// # Errors
+    /// If the blocks of `inner` are larger.
+    pub fn with_blocks(inner: Arc<dyn Volume>, blocks: BlockSizes) -> Result<SliceVolume, SmallBlock> {
+        blocks.check(inner.info().logical_block)?;
+        Ok(SliceVolume { inner, offset: 0, len: None, blocks })
+    }
+}
+
+impl Volume for SliceVolume {
+    fn info(&self) -> VolumeInfo {
+        let whole = self.inner.info();
+        let left = whole.size.saturating_sub(self.offset);
+        let size = self.len.as_ref().map_or(left, |len| len.load(Ordering::Acquire).min(left));
+        let info = self.blocks.shape(VolumeInfo { size, ..whole });
+        // Only from a multiple of a block on are aligned requests aligned below, too.
+        let alignment = 1 << self.offset.trailing_zeros().min(31);
+        let aligned = |block: u32| block.min(alignment).max(info.logical_block);
+        VolumeInfo {
+            physical_block: aligned(info.physical_block),
+            preferred_block: aligned(info.preferred_block),
+            ..info
+        }
+    }
+
+    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
+        self.inner.on_resize(call);
+    }
+
+    fn populated(&self) -> Option<Populated> {
+        self.inner.populated()
+    }
+
+    fn links(&self) -> Option<LinkCounts> {
+        self.inner.links()
+    }
+
+    fn refresh_size(&self) -> u64 {
+        self.inner.refresh_size();
+        self.info().size
+    }
+
+    /// A part with a length of its own gets another one; for any other, `inner` is resized.
+    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
+        let VolumeInfo { logical_block: block, .. } = self.info();
+        let whole_blocks = |size: u64| size / u64::from(block) * u64::from(block);
+        match (to, &self.len) {
+            (Resize::Own, _) => {
+                self.inner.resize(Resize::Own)?;
+            }
+            (Resize::Bytes(size), _) if size == 0 || !size.is_multiple_of(block.into()) => {
+                return Err(ResizeError::BadSize { size, block });
+            }
+            (Resize::Bytes(size), Some(len)) => {
+                let most = whole_blocks(self.inner.info().size.saturating_sub(self.offset));
+                if size > most {
+                    return Err(ResizeError::TooLarge { most });
+                }
+                len.store(size, Ordering::Release);
+            }
+            (Resize::Bytes(size), None) => {
+                let most = whole_blocks(u64::MAX - self.offset);
+                let end = self.offset.checked_add(size).ok_or(ResizeError::TooLarge { most })?;
+                self.inner.resize(Resize::Bytes(end)).map_err(|error| match error {
+                    ResizeError::TooLarge { most } => {
+                        ResizeError::TooLarge { most: whole_blocks(most.saturating_sub(self.offset)) }
+                    }
+                    other => other,
+                })?;
+            }
+        }
+        Ok(self.info().size)
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let (info, own) = (self.info(), self.inner.info().logical_block);
+        Ok(Box::new(SliceChannel {
+            inner: self.inner.open(core, depth, waker)?,
+            offset: self.offset,
+            len: self.len.clone(),
+            merges: info.logical_block > own,
+            info,
+            refused: Vec::with_capacity(depth as usize),
+        }))
+    }
+}
+
+struct SliceChannel {
+    inner: Box<dyn Channel>,
+    offset: u64,
+    len: Option<Arc<AtomicU64>>,
+    /// Block sizes and access; the size is checked by `len` and by `inner`.
+    info: VolumeInfo,
+    /// Extents below may end within a block.
+    merges: bool,
+    /// Completions of requests that `inner` does not get.
+    refused: Vec<Completion>,
+}
+
+impl Channel for SliceChannel {
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        // Without a length of its own it ends where `inner` does, which checks that itself: it has
+        // no whole block behind the last one here.
+        let size = match &self.len {
+            Some(len) => len.load(Ordering::Acquire),
+            None => u64::MAX - self.offset,
+        };
+        match self.info.check_within(&io, size) {
+            Ok(()) if io.op == Op::Flush => self.inner.submit(io),
+            // The volume below finds that the length is wrong, or that it ends before.
+            Ok(()) | Err(IoError::BadLength) => {
+                self.inner.submit(Io { offset: io.offset + self.offset, ..io });
+            }
+            Err(error) => self.refused.push(Completion { tag: io.tag, result: Err(error) }),
+        }
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        self.inner.kick();
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.refused);
+        let first = done.len();
+        self.inner.poll(done);
+        if self.merges {
+            for done in &mut done[first..] {
+                if let Ok(Output::Extents(extents)) = &mut done.result {
+                    merge_to_blocks(extents, self.info.logical_block.into());
+                }
+            }
+        }
+    }
+
+    fn cancel(&mut self, tag: Tag) {
+        self.inner.cancel(tag);
+    }
+}
+
+/// Makes extents end where blocks do. A block with several extents is a hole, or reads as zeroes,
+/// only if all of them are or do. An incomplete block at the end is left out.
+fn merge_to_blocks(extents: &mut Vec<Extent>, block: u64) {
+    if extents.iter().all(|extent| extent.len.is_multiple_of(block)) {
+        return;
+    }
+    let mut merged: Vec<Extent> = Vec::with_capacity(extents.len());
+    let mut push = |extent: Extent| match merged.last_mut() {
+        Some(last) if (last.hole, last.zero) == (extent.hole, extent.zero) => last.len += extent.len,
+        _ => merged.push(extent),
+    };
+    // The block that is not complete yet.
+    let mut open: Option<Extent> = None;
+    for extent in extents.iter() {
+        let mut left = extent.len;
+        if let Some(begun) = &mut open {
+            let here = left.min(block - begun.len);
+            *begun = Extent {
+                len: begun.len + here,
+                hole: begun.hole && extent.hole,
+                zero: begun.zero && extent.zero,
+            };
+            left -= here;
+            if begun.len == block {
+                open.take().into_iter().for_each(&mut push);
+            }
+        }
+        let whole = left / block * block;
+        if whole > 0 {
+            push(Extent { len: whole, ..*extent });
+        }
+        if left > whole {
+            open = Some(Extent { len: left - whole, ..*extent });
+        }
+    }
+    // An answer has at least one extent; of the rest of this block nothing is known.
+    if merged.is_empty() {
+        merged.extend(open.map(|_| Extent::data(block)));
+    }
+    *extents = merged;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{self, Harness};
+    use crate::{DelayVolume, Delays, MemVolume, Pages, StripeVolume};
+    use std::time::Duration;
+
+    const MIB: u64 = 1 << 20;
+
+    fn mem(size: u64) -> Arc<dyn Volume> {
+        Arc::new(MemVolume::new(size))
+    }
+
+    fn slice(inner: &Arc<dyn Volume>, offset: u64, len: impl Into<Option<u64>>) -> Arc<dyn Volume> {
+        Arc::new(SliceVolume::new(inner.clone(), offset, len.into()).unwrap())
+    }
+
+    fn large_blocks(inner: Arc<dyn Volume>) -> Arc<dyn Volume> {
+        let blocks = BlockSizes { logical: Some(4096), physical: None };
+        Arc::new(SliceVolume::with_blocks(inner, blocks).unwrap())
+    }
+
+    #[test]
+    fn a_slice_is_a_volume() {
+        let whole = mem(64 * MIB);
+        conformance::run(&mut Harness::on_test_core(slice(&whole, 8 * MIB, 40 * MIB)));
+        conformance::run(&mut Harness::on_test_core(slice(&whole, 512, None)));
+    }
+
+    #[test]
+    fn a_slice_of_a_slow_volume_and_of_a_stripe_is_a_volume() {
+        let ms = Duration::from_millis(1);
+        let slow = DelayVolume::new(mem(64 * MIB), Delays { read: ms, write: 3 * ms, flush: 2 * ms });
+        let slow: Arc<dyn Volume> = Arc::new(slow);
+        conformance::run(&mut Harness::on_test_core(slice(&slow, 8 * MIB, 40 * MIB)));
+        let stripe: Arc<dyn Volume> =
+            Arc::new(StripeVolume::new(64 << 10, vec![mem(32 * MIB), mem(32 * MIB)]).unwrap());
+        conformance::run(&mut Harness::on_test_core(slice(&stripe, 3 * MIB + 512, 40 * MIB)));
+    }
+
+    #[test]
+    fn a_volume_with_larger_blocks_is_a_volume() {
+        let volume = large_blocks(mem(40 * MIB + 512));
+        assert_eq!((volume.info().size, volume.info().logical_block), (40 * MIB, 4096));
+        conformance::run(&mut Harness::on_test_core(volume));
+        // Extents of the stripe end at odd sectors.
+        let stripe = StripeVolume::new(512, vec![mem(8 * MIB), mem(8 * MIB)]).unwrap();
+        conformance::run(&mut Harness::on_test_core(large_blocks(Arc::new(stripe))));
+    }
+
+    #[test]
+    fn nothing_beside_a_slice_changes() {
+        let whole = mem(64 * MIB);
+        conformance::run(&mut Harness::on_test_core(slice(&whole, 8 * MIB, 40 * MIB)));
+        let mut client = Harness::on_test_core(whole).client(1).unwrap();
+        for (offset, len) in [(0, 8 * MIB), (48 * MIB, 16 * MIB)] {
+            assert!(client.read(offset, len).unwrap().iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn a_slice_lies_within_its_volume_on_whole_blocks() {
+        let refused = |offset, len| {
+            let made = SliceVolume::new(mem(MIB), offset, len);
+            made.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!((refused(0, None), refused(512, Some(MIB - 512))), (String::new(), String::new()));
+        assert_eq!(
+            refused(MIB, None),
+            "begins at byte 1048576, and its volume has 1048576; write a lower offset"
+        );
+        assert_eq!(
+            refused(512, Some(MIB)),
+            "ends 512 bytes behind its volume of 1048576 bytes; write a length of at most 1048064, or none for all the rest"
+        );
+        assert!(refused(512, Some(u64::MAX - 511)).contains("write a length of at most 1048064"));
+        assert_eq!(
+            refused(100, None),
+            "offset 100 is not a multiple of its volume's blocks of 512 bytes; write 512"
+        );
+        assert!(refused(0, Some(1000)).starts_with("length 1000 is not a multiple of"));
+        assert_eq!(refused(0, Some(0)), "has no block; write a length, or none for all the rest");
+    }
+
+    #[test]
+    fn a_slice_has_the_largest_blocks_that_lie_on_those_below() {
+        let whole = large_blocks(mem(MIB));
+        assert!(SliceVolume::new(whole, 512, None).is_err());
+        let whole = mem(MIB);
+        let blocks = |offset| {
+            let info = slice(&whole, offset, None).info();
+            (info.logical_block, info.physical_block, info.preferred_block)
+        };
+        assert_eq!((blocks(0), blocks(8192)), ((512, 512, 4096), (512, 512, 4096)));
+        assert_eq!((blocks(2048), blocks(512)), ((512, 512, 2048), (512, 512, 512)));
+    }
+
+    #[test]
+    fn a_slice_without_a_length_has_the_size_of_the_rest() {
+        let pages = Pages::from_heap(8 << 20);
+        let whole: Arc<dyn Volume> = Arc::new(MemVolume::within(pages, 4 * MIB, BlockSizes::default()));
+        let rest = slice(&whole, MIB, None);
+        whole.resize(Resize::Bytes(6 * MIB)).unwrap();
+        assert_eq!((rest.info().size, rest.refresh_size()), (5 * MIB, 5 * MIB));
+        assert_eq!(rest.resize(Resize::Bytes(2 * MIB)).unwrap(), 2 * MIB);
+        assert_eq!(whole.info().size, 3 * MIB);
+        assert!(matches!(
+            rest.resize(Resize::Bytes(8 * MIB)), Err(ResizeError::TooLarge { most }) if most == 7 * MIB
+        ));
+        assert!(rest.resize(Resize::Bytes(u64::MAX - 511)).is_err());
+    }
+
+    #[test]
+    fn a_slice_with_a_length_is_resized_within_its_volume() {
+        let whole = mem(4 * MIB);
+        let part = slice(&whole, MIB, MIB);
+        let mut client = Harness::on_test_core(part.clone()).client(1).unwrap();
+        assert!(client.read(MIB, 512).is_err());
+        assert_eq!(part.resize(Resize::Bytes(2 * MIB)).unwrap(), 2 * MIB);
+        assert_eq!((part.info().size, whole.info().size), (2 * MIB, 4 * MIB));
+        assert_eq!(client.read(MIB, 512).unwrap(), [0; 512], "channels see it at once");
+        assert!(matches!(
+            part.resize(Resize::Bytes(4 * MIB)), Err(ResizeError::TooLarge { most }) if most == 3 * MIB
+        ));
+        assert!(matches!(part.resize(Resize::Bytes(100)), Err(ResizeError::BadSize { .. })));
+        // What the volume below loses is lost here, too.
+        whole.resize(Resize::Bytes(2 * MIB)).unwrap();
+        assert_eq!((part.refresh_size(), part.resize(Resize::Own).unwrap()), (MIB, MIB));
+        assert!(client.read(MIB, 512).is_err());
+    }
+
+    #[test]
+    fn extents_end_where_blocks_do() {
+        let hole = |len| Extent { len, hole: true, zero: true };
+        let merged = |extents: &[Extent]| {
+            let mut extents = extents.to_vec();
+            merge_to_blocks(&mut extents, 4096);
+            extents
+        };
+        let data = Extent::data;
+        assert_eq!(merged(&[hole(4096), data(8192)]), [hole(4096), data(8192)]);
+        assert_eq!(merged(&[hole(4608), data(7680)]), [hole(4096), data(8192)]);
+        assert_eq!(
+            merged(&[hole(512), data(512), hole(3072), hole(4096)]),
+            [data(4096), hole(4096)],
+            "a block with some data is data"
+        );
+        assert_eq!(merged(&[data(4096), hole(512)]), [data(4096)], "what is not known is left out");
+        assert_eq!(merged(&[hole(512)]), [data(4096)], "but an answer has one extent");
+        let zero = Extent { len: 512, hole: false, zero: true };
+        assert_eq!(merged(&[zero, hole(3584)]), [Extent { len: 4096, ..zero }]);
+    }
+}
