@@ -18,6 +18,7 @@
 //! message consumes one, and [`QueuePair::receive`] posts more. A message without a buffer, or with
 //! a buffer that is too short, ends the connection; protocols prevent this with credits.
 
+pub(crate) mod read_watchdog;
 pub mod testing;
 
 use crate::session::{Connections, ProtocolError, Timed};
@@ -146,6 +147,9 @@ pub enum Event {
     Requested {
         /// Private data of the peer, not validated.
         private_data: Vec<u8>,
+        /// The RDMA Reads that this side may have in flight if it accepts: at most
+        /// [`Endpoint::reads`], or fewer if the peer supports fewer.
+        reads: u32,
     },
     /// The connection is established.
     Connected {

@@ -38,7 +38,9 @@ fn target() -> (IserTargetSession, Arc<MemVolume>) {
     let node = IscsiNode::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]);
     let session = IscsiTargetSession::new(Arc::new(node), 1, Pool::new(16 << 20), [1; 32], Instant::now());
     let mut session = IserTargetSession::new(session);
-    session.on_event(Event::Requested { private_data: vec![0x80, 0, 0, 0] }, Instant::now()).unwrap();
+    session
+        .on_event(Event::Requested { private_data: vec![0x80, 0, 0, 0], reads: 32 }, Instant::now())
+        .unwrap();
     (session, volume)
 }
 

@@ -64,7 +64,7 @@ impl Pair {
         };
         let mut initiator = InitiatorSession::new(config, Pool::new(16 << 20), now);
         let private_data = RdmaConnections::endpoint(&initiator).private_data;
-        target.on_event(Event::Requested { private_data }, now).unwrap();
+        target.on_event(Event::Requested { private_data, reads: 32 }, now).unwrap();
         let mut theirs = Recorder::default();
         let Some(WorkRequest::Accept { private_data }) = theirs.next(&mut target, 1000) else {
             panic!("the login is rejected")

@@ -406,7 +406,7 @@ impl LoopbackEnd {
         match packet {
             LoopbackPacket::Request(private_data) => {
                 self.state = LoopbackState::Requested;
-                self.events.push_back(Event::Requested { private_data });
+                self.events.push_back(Event::Requested { private_data, reads: self.max_reads });
             }
             LoopbackPacket::Accept(private_data) => {
                 self.state = LoopbackState::Connected;

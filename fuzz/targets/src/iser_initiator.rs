@@ -265,7 +265,9 @@ impl WellBehavedTarget {
         let session = IscsiTargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let mut session = IserTargetSession::new(session);
         let private_data = vec![closes, 0, 0, 0];
-        session.on_event(Event::Requested { private_data }, Instant::now()).expect("anybody may connect");
+        session
+            .on_event(Event::Requested { private_data, reads: 32 }, Instant::now())
+            .expect("anybody may connect");
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");

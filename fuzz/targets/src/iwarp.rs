@@ -279,7 +279,7 @@ impl Run<'_> {
             moved = true;
             assert!(!self.is_over || matches!(event, Event::Done { .. }), "{event:?} after the end");
             match event {
-                Event::Requested { private_data } => {
+                Event::Requested { private_data, .. } => {
                     assert!(private_data.len() <= 512);
                     let work = match self.choices.below(8) {
                         0 => WorkRequest::Reject { private_data: vec![1; 9] },

@@ -76,7 +76,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
             is_over: false,
             is_lost: false,
         };
-        run.event(Event::Requested { private_data });
+        run.event(Event::Requested { private_data, reads: 32 });
         for _ in 0..MAX_TURNS {
             if !run.turn() || run.choices.are_used_up() {
                 break;

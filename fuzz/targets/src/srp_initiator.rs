@@ -258,7 +258,7 @@ impl WellBehavedTarget {
     fn new(private_data: Vec<u8>, now: Instant) -> (WellBehavedTarget, Vec<u8>) {
         let exports = exports();
         let mut session = TargetSession::new(node(&exports), Pool::new(usize::MAX), Arc::new(|| {}), now);
-        session.on_event(Event::Requested { private_data }, now).expect("anybody may log in");
+        session.on_event(Event::Requested { private_data, reads: 32 }, now).expect("anybody may log in");
         let mut queue_pair = Recorder::default();
         let Some(WorkRequest::Accept { private_data }) = queue_pair.next(&mut session, 100) else {
             panic!("anybody may log in")

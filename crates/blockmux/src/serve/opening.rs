@@ -132,8 +132,10 @@ fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(
     let (title, max) = (protocol.title, protocol.max_logical_block);
     if info.logical_block > max {
         return Err(Failure::request(format!(
-            "{spec}: has blocks of {} bytes, but {title} supports at most {max}; serve another volume",
-            info.logical_block
+            "{spec}: has blocks of {} bytes, but {title} supports at most {max}; leave `{}` out of its `protocols`, or \
+             serve a volume with smaller blocks",
+            info.logical_block,
+            protocol.key()
         )));
     }
     Ok(())

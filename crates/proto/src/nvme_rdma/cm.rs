@@ -62,7 +62,7 @@ pub(super) fn rejection(private_data: &[u8]) -> ProtocolError {
         Ok(CmStatus::INVALID_HSQSIZE) => "rejected the connection: the send queue has an impossible size",
         Ok(CmStatus::INVALID_HRQSIZE) => "rejected the connection: the receive queue has an impossible size",
         Ok(CmStatus::NO_RESOURCES) => "rejected the connection: it has no resources for it",
-        Ok(CmStatus::INVALID_IRD) => "rejected the connection: too many RDMA Reads to answer",
+        Ok(CmStatus::INVALID_IRD) => "rejected the connection: it cannot use this number of RDMA Reads",
         Ok(CmStatus::INVALID_ORD) => "rejected the connection: too many RDMA Reads in flight",
         _ => "rejected the RDMA connection: check that an NVMe/RDMA target listens there",
     })

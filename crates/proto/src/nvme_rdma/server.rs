@@ -46,16 +46,14 @@ pub struct RdmaTargetLink {
     fetches: VecDeque<PostableRead>,
     /// Completions to post, oldest first.
     completions: VecDeque<PostableCompletion>,
-    /// Capsules received while a Connect is pending.
-    inbox: VecDeque<Seg>,
     /// Number of posted RDMA Reads.
     reading: u32,
+    /// Most RDMA Reads that may be posted: [`READS`], or fewer if the host supports fewer.
+    max_reads: u32,
     /// Data for the host that is queued here or posted, in bytes.
     unsent: usize,
     /// Further data that the queue pair has not sent yet, in bytes.
     queue_pair_unsent: usize,
-    /// Protocol violation by a capsule of `inbox`; the next event returns it.
-    inbox_error: Option<ProtocolError>,
 }
 
 /// State of the connection.
@@ -93,21 +91,28 @@ impl RdmaTargetLink {
             receive_len: SQE_LEN.saturating_add(in_capsule) as u32, // at most 32 KiB and a command
             fetches: VecDeque::new(),
             completions: VecDeque::new(),
-            inbox: VecDeque::new(),
             reading: 0,
+            max_reads: READS,
             unsent: 0,
             queue_pair_unsent: 0,
-            inbox_error: None,
         }
     }
 
-    /// Decides whether to accept a connection request.
-    fn on_requested(&mut self, private_data: &[u8], is_stopping: bool) -> Result<(), ProtocolError> {
+    /// Decides whether to accept a connection request. The host supports `reads` RDMA Reads of its
+    /// memory at a time.
+    fn on_requested(
+        &mut self,
+        private_data: &[u8],
+        reads: u32,
+        is_stopping: bool,
+    ) -> Result<(), ProtocolError> {
         if let Some(other @ OtherProtocol::Srp { .. }) = OtherProtocol::of(private_data) {
             self.phase = TargetLinkPhase::Rejecting(other.rejection());
             return Err(cm::refused("asked for SRP at a port that serves NVMe/RDMA"));
         }
+        self.max_reads = reads.min(READS);
         let status = match cm::check_request(private_data) {
+            Ok(_) if self.max_reads == 0 => CmStatus::INVALID_IRD,
             Ok(_) if is_stopping => CmStatus::NO_RESOURCES,
             Ok(receives) => {
                 self.phase = TargetLinkPhase::Accepting(receives);
@@ -122,6 +127,7 @@ impl RdmaTargetLink {
             CmStatus::INVALID_QID => "asked for a queue identifier above the controller's limit",
             CmStatus::INVALID_HSQSIZE => "asked for a queue with a send queue size out of range",
             CmStatus::INVALID_HRQSIZE => "asked for a queue without a receive queue",
+            CmStatus::INVALID_IRD => "does not support RDMA Reads, which transfer data to the controller",
             _ => "asked for a connection while the target is stopping",
         }))
     }
@@ -131,7 +137,7 @@ impl RdmaTargetLink {
     fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let mut has_moved = false;
         // The queue pair would hold back further reads, and the completions posted behind them.
-        while self.reading < READS
+        while self.reading < self.max_reads
             && queue_pair.room() > 0
             && let Some(PostableRead { slot, place, remote }) = self.fetches.pop_front()
         {
@@ -169,7 +175,6 @@ impl RdmaTargetLink {
         self.phase = TargetLinkPhase::Over;
         self.fetches.clear();
         self.completions.clear();
-        self.inbox.clear();
         (self.unsent, self.queue_pair_unsent) = (0, 0);
     }
 }
@@ -264,22 +269,6 @@ impl NvmeRdmaTargetSession {
         self.on_command(&sqe, data_len, || message.slice(SQE_LEN, data_len), true)
     }
 
-    /// Handles the capsules of `inbox` that can be handled now; returns whether there were any.
-    fn take_inbox(&mut self) -> bool {
-        let mut has_moved = false;
-        while self.takes_commands()
-            && !self.is_over()
-            && let Some(message) = self.transport.inbox.pop_front()
-        {
-            has_moved = true;
-            if let Err(error) = self.on_capsule(&message) {
-                self.transport.inbox_error = Some(error);
-                self.end();
-            }
-        }
-        has_moved
-    }
-
     #[inline]
     fn on_done(&mut self, id: WorkId, result: Result<(), WorkError>) {
         let low = (id.0 & u64::from(u32::MAX)) as usize;
@@ -312,20 +301,16 @@ impl RdmaSession for NvmeRdmaTargetSession {
 
     #[inline]
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
-        let inbox_error = self.transport.inbox_error.take();
         match event {
-            Event::Requested { private_data } => {
+            Event::Requested { private_data, reads } => {
                 let is_stopping = self.is_finished();
-                self.transport.on_requested(&private_data, is_stopping)?;
+                self.transport.on_requested(&private_data, reads, is_stopping)?;
             }
             Event::Received { message, .. } if !self.is_over() => {
                 self.on_traffic(now);
-                if self.takes_commands() && self.transport.inbox.is_empty() {
-                    self.on_capsule(&message)?;
-                } else {
-                    // The message is copied, because it may share its receive buffer with others.
-                    self.transport.inbox.push_back(Seg::from_slice(&message.to_vec()));
-                }
+                // A host sends no other command before Connect has completed: until then the queue
+                // has a depth of 1.
+                self.on_capsule(&message)?;
             }
             Event::Done { id, result } => {
                 self.on_traffic(now);
@@ -337,7 +322,7 @@ impl RdmaSession for NvmeRdmaTargetSession {
             }
             Event::Received { .. } | Event::Connected { .. } | Event::Registered { .. } => {}
         }
-        inbox_error.map_or(Ok(()), Err)
+        Ok(())
     }
 
     #[inline]
@@ -364,7 +349,7 @@ impl RdmaSession for NvmeRdmaTargetSession {
             }
             TargetLinkPhase::Open => self.transport.phase = TargetLinkPhase::Open,
         }
-        let has_moved = self.take_inbox() | self.transport.transmit(queue_pair);
+        let has_moved = self.transport.transmit(queue_pair);
         if self.is_finished() && self.transport.completions.is_empty() {
             queue_pair.disconnect();
             self.transport.phase = TargetLinkPhase::Ending;

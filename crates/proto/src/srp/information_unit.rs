@@ -177,8 +177,8 @@ fn read<T: FromBytes + KnownLayout + Immutable + Unaligned>(
 
 const ENTRY_LEN: usize = size_of::<DirectDescriptor>();
 
-/// The longest table, in bytes: 4,096 entries, twice as many as Linux uses at most.
-const MAX_TABLE_LEN: u32 = 64 << 10;
+/// The longest table, in bytes: 2,048 entries, as many as Linux uses at most.
+const MAX_TABLE_LEN: u32 = 32 << 10;
 
 /// The task attribute's bits.
 const ATTRIBUTE_MASK: u8 = 0x07;

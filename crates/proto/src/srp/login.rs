@@ -1,7 +1,7 @@
 //! The target's side of the login: checks SRP_LOGIN_REQ, which is the private data of a connection
 //! request, and answers with SRP_LOGIN_RSP or SRP_LOGIN_REJ.
 
-use super::node::{MAX_CHANNELS, NexusName, SrpNode, SrpPortId, SrpTarget};
+use super::node::{NexusName, SrpNode, SrpPortId, SrpTarget};
 use crate::scsi::ScsiTarget;
 use blockmux_wire::srp::{
     BUFFER_FORMAT_DIRECT, BUFFER_FORMAT_INDIRECT, IMMEDIATE_REQUESTED, IMMEDIATE_SUPPORTED, LoginReject,
@@ -89,10 +89,6 @@ impl CheckedLogin {
             let what = "is not in the target port's access list; add its port identifier there";
             return refuse(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL, what);
         };
-        let is_single_channel = multichannel == 0;
-        if !is_single_channel && node.channels().count(nexus) >= MAX_CHANNELS {
-            return refuse(LoginRejectReason::CHANNEL_LIMIT_REACHED, "has as many channels as it may have");
-        }
         let immediate_offset = usize::from(request.imm_data_offset.get());
         let sends_immediate = request.req_flags & IMMEDIATE_REQUESTED != 0
             && (size_of::<SrpCommand>()..MAX_IU_LEN as usize).contains(&immediate_offset);
@@ -100,7 +96,7 @@ impl CheckedLogin {
             nexus,
             target,
             units,
-            is_single_channel,
+            is_single_channel: multichannel == 0,
             immediate_offset: sends_immediate.then_some(immediate_offset),
             tag,
         })
@@ -128,9 +124,9 @@ impl CheckedLogin {
         response.as_bytes().to_vec()
     }
 
-    /// Rejects a login that passed the checks, because the session lacks resources for it.
-    pub(super) fn refuse(&self, what: &'static str) -> LoginRefusal {
-        LoginRefusal { tag: self.tag, reason: LoginRejectReason::INSUFFICIENT_RESOURCES, what }
+    /// Rejects a login that passed the checks.
+    pub(super) fn refuse(&self, reason: LoginRejectReason, what: &'static str) -> LoginRefusal {
+        LoginRefusal { tag: self.tag, reason, what }
     }
 }
 

@@ -121,14 +121,12 @@ impl SrpNode {
         is_free
     }
 
-    /// Stops serving a volume: removes its logical units, and target ports that have none left.
+    /// Stops serving a volume: removes its logical units. Target ports stay, so that logical units
+    /// can be added to them again.
     pub fn remove(&self, volume: VolumeId) {
-        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        for access in targets.iter().flat_map(|target| &target.access) {
+        for access in self.targets().iter().flat_map(|target| &target.access) {
             access.target.remove(|_, other| other == volume);
         }
-        targets.retain(|target| target.access.iter().any(|access| access.target.units().next().is_some()));
-        drop(targets);
         self.tell(UnitChange::Removed(volume));
     }
 
@@ -205,23 +203,39 @@ pub(super) struct ChannelMembership {
     id: u64,
 }
 
+/// Result of [`Channels::join`].
+pub(super) enum ChannelJoin {
+    /// The channel was added; whether the nexus has others.
+    Joined(ChannelMembership, bool),
+    /// Other channels of the nexus have to end first, and were disconnected.
+    Wait,
+    /// The nexus has [`MAX_CHANNELS`] channels.
+    Full,
+}
+
 impl Channels {
-    /// Number of channels of a nexus.
-    pub(super) fn count(&self, nexus: NexusName) -> usize {
-        self.open().iter().filter(|(name, ..)| *name == nexus).count()
-    }
-
-    /// Disconnects every channel of a nexus.
-    pub(super) fn end_all(&self, nexus: NexusName) {
-        self.open().iter().filter(|(name, ..)| *name == nexus).for_each(|(.., hang_up)| hang_up());
-    }
-
-    /// Adds a channel.
-    pub(super) fn join(self: &Arc<Channels>, nexus: NexusName, hang_up: HangUp) -> ChannelMembership {
+    /// Adds a channel to a nexus. A channel that has to be the only one is added once all others
+    /// have ended, and disconnects them. The check and the addition are one step, because logins
+    /// arrive on several cores.
+    pub(super) fn join(
+        self: &Arc<Channels>,
+        nexus: NexusName,
+        is_only: bool,
+        hang_up: HangUp,
+    ) -> ChannelJoin {
         let mut open = self.open();
+        let others = || open.iter().filter(|(name, ..)| *name == nexus);
+        let count = others().count();
+        if is_only && count > 0 {
+            others().for_each(|(.., hang_up)| hang_up());
+            return ChannelJoin::Wait;
+        }
+        if count >= MAX_CHANNELS {
+            return ChannelJoin::Full;
+        }
         let id = open.iter().map(|(_, id, _)| *id).max().unwrap_or(0).saturating_add(1);
         open.push((nexus, id, hang_up));
-        ChannelMembership { channels: self.clone(), id }
+        ChannelJoin::Joined(ChannelMembership { channels: self.clone(), id }, count > 0)
     }
 
     fn open(&self) -> MutexGuard<'_, Vec<(NexusName, u64, HangUp)>> {
@@ -271,12 +285,40 @@ mod tests {
         let channels = Arc::new(Channels::default());
         let (nexus, other) =
             ((SrpPortId([1; 16]), SrpPortId([2; 16])), (SrpPortId([3; 16]), SrpPortId([2; 16])));
-        let first = channels.join(nexus, Arc::new(|| {}));
-        let second = channels.join(nexus, Arc::new(|| {}));
-        let _third = channels.join(other, Arc::new(|| {}));
+        let join = |nexus, is_only| channels.join(nexus, is_only, Arc::new(|| {}));
+        let ChannelJoin::Joined(first, false) = join(nexus, true) else { panic!("it is the first") };
+        let ChannelJoin::Joined(second, true) = join(nexus, false) else { panic!("it is the second") };
+        assert!(matches!(join(other, true), ChannelJoin::Joined(_, false)));
         drop(first);
-        assert_eq!((channels.count(nexus), channels.count(other)), (1, 1));
+        assert!(matches!(join(nexus, true), ChannelJoin::Wait));
         drop(second);
-        assert_eq!((channels.count(nexus), channels.count(other)), (0, 1));
+        assert!(matches!(join(nexus, true), ChannelJoin::Joined(_, false)));
+    }
+
+    #[test]
+    fn a_nexus_has_a_maximum_of_channels() {
+        let channels = Arc::new(Channels::default());
+        let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
+        let join = || channels.join(nexus, false, Arc::new(|| {}));
+        let open: Vec<_> = (0..MAX_CHANNELS).map(|_| join()).collect();
+        assert!(open.iter().all(|join| matches!(join, ChannelJoin::Joined(..))));
+        assert!(matches!(join(), ChannelJoin::Full));
+        drop(open);
+        assert!(matches!(join(), ChannelJoin::Joined(..)));
+    }
+
+    #[test]
+    fn of_logins_on_several_cores_that_want_to_be_alone_one_joins() {
+        let channels = Arc::new(Channels::default());
+        let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
+        for _ in 0..100 {
+            let joins: Vec<ChannelJoin> = std::thread::scope(|scope| {
+                let join = || scope.spawn(|| channels.join(nexus, true, Arc::new(|| {})));
+                let threads = [join(), join()];
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let count = joins.iter().filter(|join| matches!(join, ChannelJoin::Joined(..))).count();
+            assert_eq!(count, 1);
+        }
     }
 }

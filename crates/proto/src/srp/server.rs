@@ -11,8 +11,8 @@
 //! credits, there is no receive buffer for them, and its queue pair ends.
 //!
 //! *Bounds.* In addition to the credits: `PAYLOAD_IN_FLIGHT` bytes of data-in, beyond which
-//! commands wait in `inbox`; memory for data-out from the core's pool; 16 task management
-//! functions; 64 channels of an I_T nexus.
+//! commands (but not task management) wait in `inbox`; memory for data-out from the core's pool;
+//! 16 task management functions; 64 channels of an I_T nexus.
 //!
 //! An initiator that gives wrong lengths or keys loses its own connection: the provider on either
 //! side refuses the access.
@@ -21,17 +21,19 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 
+use super::information_unit::RemoteRanges;
 use super::login::{self, CheckedLogin, LoginRefusal, MAX_IU_LEN, REQUEST_LIMIT};
-use super::node::{ChannelMembership, SrpNode};
+use super::node::{ChannelJoin, ChannelMembership, SrpNode};
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
+use crate::rdma::read_watchdog::{READ_STALLED, ReadWatchdog};
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
 use crate::scsi::{DeviceServer, ItNexus};
 use crate::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
 use blockmux_volume::{Completion, Io, Pool, Seg, SgList, Tag, Waker};
-use blockmux_wire::srp::{LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
+use blockmux_wire::srp::{LoginRejectReason, LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -45,7 +47,7 @@ pub struct TargetSession {
     pool: Pool,
     hang_up: HangUp,
     phase: ChannelPhase,
-    /// Time by which the login, or the wait for other channels to end, has to be over.
+    /// Time by which the login, or its wait for other channels to end, has to be over.
     deadline: Instant,
     now: Instant,
     tasks: TaskSet<SrpTransfer>,
@@ -57,7 +59,7 @@ pub struct TargetSession {
     last_tag: u32,
     /// Task management functions in progress: the task set's tag and SRP's tag of each.
     functions: Vec<(u32, u64)>,
-    /// Requests that wait until less data-in is in flight.
+    /// Commands that wait until less data-in is in flight.
     inbox: VecDeque<Seg>,
     /// Tasks that wait for memory, oldest first.
     grants: VecDeque<usize>,
@@ -65,6 +67,11 @@ pub struct TargetSession {
     reads: VecDeque<RemoteRead>,
     /// Number of posted RDMA Reads.
     reading: u32,
+    /// Most RDMA Reads that may be posted: [`READS`], or fewer if the initiator supports fewer.
+    max_reads: u32,
+    watchdog: ReadWatchdog,
+    /// Number of times that a task has got memory for data-out.
+    allocations: u64,
     /// Responses to send, oldest first.
     answers: VecDeque<Answer>,
     /// Data-in that the commands in progress may produce, in bytes.
@@ -91,7 +98,12 @@ pub struct TargetSession {
 enum ChannelPhase {
     Listening,
     /// The login waits for other channels of the nexus to end.
-    Waiting(Box<CheckedLogin>),
+    Waiting {
+        /// The login request; it is checked again each time, because the configuration may change.
+        private_data: Vec<u8>,
+        /// Time of the next attempt.
+        look_at: Instant,
+    },
     /// The connection has to be accepted with this private data.
     Accepting(Vec<u8>),
     /// The connection has to be rejected with this private data.
@@ -105,13 +117,37 @@ enum ChannelPhase {
 /// A message for the initiator, and the data-in to write before it.
 struct Answer {
     data: AnswerData,
-    /// Number of posted entries of `data`.
-    written: usize,
     message: SmallVec<[u8; 128]>,
 }
 
-/// Data-in and its destinations in the initiator's memory: mostly one range.
-type AnswerData = SmallVec<[(SgList, Remote); 1]>;
+/// Data-in and its destination in the initiator's memory. It is cut into the ranges of the
+/// destination as these are posted.
+#[derive(Default)]
+struct AnswerData {
+    data: SgList,
+    /// The destination, at least as long as the data.
+    ranges: RemoteRanges,
+    /// Number of ranges that were posted.
+    next: usize,
+    /// Number of bytes that were posted.
+    written: usize,
+}
+
+impl AnswerData {
+    /// The next RDMA Write to post: data, and the range for it.
+    #[inline]
+    fn next_write(&mut self) -> Option<(SgList, Remote)> {
+        let left = self.data.len().saturating_sub(self.written);
+        let range = self.ranges.get(self.next).filter(|_| left > 0)?;
+        let len = left.min(range.len as usize);
+        // Most data has one range, and a slice costs a reference count.
+        let is_all = self.written == 0 && len == left;
+        let local = if is_all { std::mem::take(&mut self.data) } else { self.data.slice(self.written, len) };
+        self.next = self.next.saturating_add(1);
+        self.written = self.written.saturating_add(len);
+        Some((local, Remote { len: len as u32, ..*range })) // at most `range.len`
+    }
+}
 
 impl TargetSession {
     /// Creates a session for an initiator that has just connected; `hang_up` disconnects it. `pool`
@@ -135,6 +171,9 @@ impl TargetSession {
             grants: VecDeque::new(),
             reads: VecDeque::new(),
             reading: 0,
+            max_reads: READS,
+            watchdog: ReadWatchdog::default(),
+            allocations: 0,
             answers: VecDeque::new(),
             expected: 0,
             unsent: 0,
@@ -148,23 +187,68 @@ impl TargetSession {
         }
     }
 
-    /// Decides whether to accept a connection request.
-    fn on_requested(&mut self, private_data: &[u8]) -> Result<(), ProtocolError> {
-        if let Some(other @ OtherProtocol::NvmeRdma) = OtherProtocol::of(private_data) {
+    /// Decides whether to accept a connection request. The initiator supports `reads` RDMA Reads
+    /// of its memory at a time.
+    fn on_requested(&mut self, private_data: Vec<u8>, reads: u32) -> Result<(), ProtocolError> {
+        if let Some(other @ OtherProtocol::NvmeRdma) = OtherProtocol::of(&private_data) {
             self.phase = ChannelPhase::Rejecting(other.rejection());
             return Err(login_error("asked for NVMe/RDMA at a port that serves SRP"));
         }
-        let checked = match CheckedLogin::read(private_data, &self.node) {
-            Ok(checked) if self.is_ending => Err(checked.refuse("asked to log in while the target stops")),
-            other => other,
-        };
-        match checked {
-            Ok(login) => {
-                self.wait_or_accept(login, false);
+        self.max_reads = reads.min(READS);
+        self.deadline = self.now.checked_add(CHANNEL_TIMEOUT).unwrap_or(self.now);
+        self.log_in(private_data, false)
+    }
+
+    /// Checks a login request, then accepts it, or makes it wait until the channels that it ends
+    /// are closed.
+    fn log_in(&mut self, private_data: Vec<u8>, has_ended_others: bool) -> Result<(), ProtocolError> {
+        match self.join(&private_data, has_ended_others) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let look_at = self.now.checked_add(CHANNEL_POLL).unwrap_or(self.now);
+                self.phase = ChannelPhase::Waiting { private_data, look_at };
                 Ok(())
             }
-            Err(refusal) => Err(self.refuse(&refusal, private_data)),
+            Err(refusal) => Err(self.refuse(&refusal, &private_data)),
         }
+    }
+
+    /// Checks a login request and adds the channel to its nexus. Returns `false` if other channels
+    /// have to end first.
+    fn join(&mut self, private_data: &[u8], has_ended_others: bool) -> Result<bool, LoginRefusal> {
+        let login = CheckedLogin::read(private_data, &self.node)?;
+        if self.is_ending {
+            let reason = LoginRejectReason::INSUFFICIENT_RESOURCES;
+            return Err(login.refuse(reason, "asked to log in while the target stops"));
+        }
+        if self.max_reads == 0 {
+            let reason = LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL;
+            return Err(login.refuse(reason, "does not support RDMA Reads, which transfer data-out"));
+        }
+        let channels = self.node.channels();
+        let (membership, has_others) =
+            match channels.join(login.nexus, login.is_single_channel, self.hang_up.clone()) {
+                ChannelJoin::Joined(membership, has_others) => (membership, has_others),
+                ChannelJoin::Wait if self.now < self.deadline => return Ok(false),
+                ChannelJoin::Wait => {
+                    let reason = LoginRejectReason::INSUFFICIENT_RESOURCES;
+                    let what = "logged in while I/O of its other channels did not end within 15 seconds";
+                    return Err(login.refuse(reason, what));
+                }
+                ChannelJoin::Full => {
+                    let reason = LoginRejectReason::CHANNEL_LIMIT_REACHED;
+                    return Err(login.refuse(reason, "has as many channels as it may have"));
+                }
+            };
+        self.membership = Some(membership);
+        self.immediate_offset = login.immediate_offset;
+        let (initiator, target) = login.nexus;
+        let nexus = ItNexus::srp(&initiator.0, login.target.port.clone());
+        self.tasks = TaskSet::new(Some(DeviceServer::new(login.units.clone(), nexus)));
+        let event = Login { protocol: NAME, initiator: initiator.to_string(), target: target.to_string() };
+        self.events.push(AuditEvent::Login(event));
+        self.phase = ChannelPhase::Accepting(login.response(has_ended_others, has_others));
+        Ok(true)
     }
 
     fn refuse(&mut self, refusal: &LoginRefusal, private_data: &[u8]) -> ProtocolError {
@@ -178,38 +262,14 @@ impl TargetSession {
         error
     }
 
-    /// Accepts a login, or lets it wait until the channels that it ends are closed.
-    fn wait_or_accept(&mut self, login: CheckedLogin, has_ended_others: bool) {
-        let channels = self.node.channels();
-        let has_others = channels.count(login.nexus) > 0;
-        if has_others && login.is_single_channel {
-            channels.end_all(login.nexus);
-            if !has_ended_others {
-                self.deadline = self.now.checked_add(LOGIN_TIMEOUT).unwrap_or(self.now);
-            }
-            self.phase = ChannelPhase::Waiting(Box::new(login));
-            return;
-        }
-        self.membership = Some(channels.join(login.nexus, self.hang_up.clone()));
-        self.immediate_offset = login.immediate_offset;
-        let (initiator, target) = login.nexus;
-        let nexus = ItNexus::srp(&initiator.0, login.target.port.clone());
-        self.tasks = TaskSet::new(Some(DeviceServer::new(login.units.clone(), nexus)));
-        let event = Login { protocol: NAME, initiator: initiator.to_string(), target: target.to_string() };
-        self.events.push(AuditEvent::Login(event));
-        self.phase = ChannelPhase::Accepting(login.response(has_ended_others, has_others));
-    }
-
     /// Handles a message from the initiator.
     #[inline]
     fn on_message(&mut self, message: &Seg) -> Result<(), ProtocolError> {
         self.receives = self.receives.saturating_add(1);
-        let mut opcode = [0];
         if message.is_empty() {
             return Err(violation("sent an empty message"));
         }
-        message.slice(0, 1).copy_to(&mut opcode);
-        match SrpOpcode(opcode[0]) {
+        match opcode(message) {
             SrpOpcode::COMMAND => self.on_command(message)?,
             SrpOpcode::TASK_MANAGEMENT => {
                 let bytes = message.to_vec();
@@ -243,7 +303,7 @@ impl TargetSession {
                 value: reason.0.into(),
                 ..TargetNotice::new_zeroed()
             };
-            self.send(&[logout.as_bytes()], AnswerData::new());
+            self.send(&[logout.as_bytes()], AnswerData::default());
         }
         self.abort_all();
     }
@@ -308,7 +368,7 @@ impl TargetSession {
     fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let mut has_moved = false;
         // The queue pair would hold back further reads, and the responses posted behind them.
-        while self.reading < READS
+        while self.reading < self.max_reads
             && queue_pair.room() > 0
             && let Some(RemoteRead { slot, place, remote }) = self.reads.pop_front()
         {
@@ -323,15 +383,13 @@ impl TargetSession {
                 value: std::mem::take(&mut self.credits).into(),
                 ..TargetNotice::new_zeroed()
             };
-            self.send(&[notice.as_bytes()], AnswerData::new());
+            self.send(&[notice.as_bytes()], AnswerData::default());
         }
         while queue_pair.room() > 0
             && let Some(answer) = self.answers.front_mut()
         {
             has_moved = true;
-            if let Some((local, remote)) = answer.data.get_mut(answer.written) {
-                answer.written = answer.written.saturating_add(1);
-                let (local, remote) = (std::mem::take(local), *remote);
+            if let Some((local, remote)) = answer.data.next_write() {
                 let id = WorkId(WRITE << u32::BITS | local.len() as u64);
                 if !queue_pair.write(id, &local, remote) {
                     self.unsent = self.unsent.saturating_sub(local.len());
@@ -368,10 +426,10 @@ impl RdmaSession for TargetSession {
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
         self.now = now;
         match event {
-            Event::Requested { private_data } => self.on_requested(&private_data)?,
+            Event::Requested { private_data, reads } => self.on_requested(private_data, reads)?,
             Event::Received { .. } if self.is_ending => {}
             Event::Received { message, .. } => {
-                if self.inbox.is_empty() && self.has_room() {
+                if (self.inbox.is_empty() && self.has_room()) || opcode(&message) != SrpOpcode::COMMAND {
                     self.on_message(&message)?;
                 } else {
                     // The message is copied, because it may share its receive buffer with others.
@@ -398,7 +456,7 @@ impl RdmaSession for TargetSession {
                 queue_pair.reject(private_data);
                 return true;
             }
-            ChannelPhase::Listening | ChannelPhase::Waiting(_) if self.is_ending => {
+            ChannelPhase::Listening | ChannelPhase::Waiting { .. } if self.is_ending => {
                 queue_pair.disconnect();
                 return true;
             }
@@ -426,6 +484,7 @@ impl TargetSession {
             WRITE => self.unsent = self.unsent.saturating_sub(low),
             READ => {
                 self.reading = self.reading.saturating_sub(1);
+                self.watchdog.on_read();
                 self.on_read(low, result.is_ok());
                 self.leave_if_idle();
             }
@@ -439,11 +498,12 @@ impl Timed for TargetSession {
         let again = |pause: Duration| self.now.checked_add(pause);
         match &self.phase {
             ChannelPhase::Listening => Some(self.deadline),
-            ChannelPhase::Waiting(_) => again(CHANNEL_POLL),
+            ChannelPhase::Waiting { look_at, .. } => Some(*look_at),
             _ if self.violation.is_some() || self.queue.has_io() => Some(self.now),
             _ => {
                 let retry = if self.queue.is_waiting() { again(TASK_RETRY) } else { None };
-                retry.into_iter().chain(self.queue.pause_ends()).min()
+                let check = (self.reading > 0).then(|| self.watchdog.check_at(self.now));
+                retry.into_iter().chain(self.queue.pause_ends()).chain(check).min()
             }
         }
     }
@@ -453,15 +513,18 @@ impl Timed for TargetSession {
         if matches!(self.phase, ChannelPhase::Listening) && now >= self.deadline {
             return Err(login_error("did not log in within 30 seconds"));
         }
-        if let ChannelPhase::Waiting(_) = self.phase
-            && let ChannelPhase::Waiting(login) = std::mem::replace(&mut self.phase, ChannelPhase::Listening)
+        if let ChannelPhase::Waiting { private_data, look_at } = &mut self.phase
+            && now >= *look_at
         {
-            if now >= self.deadline {
-                let what = "logged in while I/O of its other channels did not end within 30 seconds";
-                self.phase = ChannelPhase::Rejecting(login.refuse(what).reject());
-                return Err(login_error(what));
-            }
-            self.wait_or_accept(*login, true);
+            let private_data = std::mem::take(private_data);
+            self.log_in(private_data, true)?;
+        }
+        // Memory that the initiator's data is written to cannot be freed before the data has come.
+        if self.reading > 0
+            && self.watchdog.is_stuck(now)
+            && (self.is_ending || self.tasks.has_aborted_without_io(tasks::OWNER))
+        {
+            return Err(READ_STALLED);
         }
         self.resume();
         self.violation.take().map_or(Ok(()), Err)
@@ -483,7 +546,8 @@ impl TargetSession {
 
 impl Target for TargetSession {
     fn depth(&self) -> u32 {
-        REQUEST_LIMIT
+        // Each receive buffer may hold a command, even without a credit.
+        REQUEST_LIMIT.saturating_add(UNCREDITED)
     }
 
     #[inline]
@@ -517,16 +581,17 @@ impl Target for TargetSession {
     #[inline]
     fn stage(&self) -> SessionStage {
         match self.phase {
-            ChannelPhase::Listening
-            | ChannelPhase::Waiting(_)
-            | ChannelPhase::Accepting(_)
-            | ChannelPhase::Rejecting(_) => SessionStage::Handshake,
-            ChannelPhase::Open | ChannelPhase::Ending | ChannelPhase::Over => SessionStage::Established,
+            ChannelPhase::Open => SessionStage::Established,
+            // A login that was not accepted has no device server.
+            ChannelPhase::Ending | ChannelPhase::Over if self.tasks.server.is_some() => {
+                SessionStage::Established
+            }
+            _ => SessionStage::Handshake,
         }
     }
 
     fn owed(&self) -> Option<u64> {
-        None
+        self.oldest_fetch()
     }
 
     #[inline]
@@ -541,6 +606,16 @@ impl Target for TargetSession {
             _ => self.is_ending = true,
         }
     }
+}
+
+/// The opcode of a message, 0 if it is empty.
+#[inline]
+fn opcode(message: &Seg) -> SrpOpcode {
+    let mut opcode = [0];
+    if !message.is_empty() {
+        message.slice(0, 1).copy_to(&mut opcode);
+    }
+    SrpOpcode(opcode[0])
 }
 
 /// A protocol error that cites the section on logins.
@@ -565,8 +640,11 @@ const SENDS: u32 = 256;
 const UNCREDITED: u32 = 8;
 /// Most data-in of one channel in bytes, including data that waits to be sent.
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
-/// Time limit of a login.
+/// Time limit of a connection request.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit of the wait for other channels to end. It is shorter than the time after which iWARP
+/// ends a connection that is not accepted, so the initiator gets a reason.
+const CHANNEL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Interval at which a login checks whether the channels that it ends are closed.
 const CHANNEL_POLL: Duration = Duration::from_millis(10);
 /// Interval at which a task that waits for other tasks is retried.

@@ -207,7 +207,7 @@ impl ConformancePair {
 
 fn observed(event: Event) -> Observed {
     match event {
-        Event::Requested { private_data } => Observed::Requested(private_data),
+        Event::Requested { private_data, .. } => Observed::Requested(private_data),
         Event::Connected { private_data } => Observed::Connected(private_data),
         Event::Refused { private_data } => Observed::Refused(private_data),
         Event::Received { message, invalidated } => Observed::Received(message.to_vec(), invalidated),

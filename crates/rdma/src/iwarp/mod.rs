@@ -233,7 +233,8 @@ impl Iwarp {
         if self.phase == IwarpPhase::Listening {
             let (request, data) = MpaRequest::read(frame).inspect_err(|_| self.end(None))?;
             self.phase = IwarpPhase::Requested(request);
-            self.events.push_back(Event::Requested { private_data: data.to_vec() });
+            let reads = request.negotiated(&self.config, self.endpoint.reads).ord;
+            self.events.push_back(Event::Requested { private_data: data.to_vec(), reads });
             return Ok(len);
         }
         match setup::answer(frame, &self.config, self.endpoint.reads) {

@@ -167,7 +167,11 @@ fn this_target_responds_to_linux_as_linuxs_target_does() {
         match line.kind {
             "?" => {
                 let private_data = bytes(line.words[0]);
-                server.driven.session.on_event(Event::Requested { private_data }, Instant::now()).unwrap();
+                server
+                    .driven
+                    .session
+                    .on_event(Event::Requested { private_data, reads: 32 }, Instant::now())
+                    .unwrap();
                 server.run();
             }
             "!" => {

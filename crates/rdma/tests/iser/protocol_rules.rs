@@ -31,7 +31,7 @@ impl TestInitiator {
     fn connect(served: &ServedTarget, private_data: &[u8]) -> (TestInitiator, Vec<u8>) {
         let server = TargetEnd::new(served, ManualSession::new(served.session()));
         let mut client = TestInitiator { server, cmd_sn: 1 };
-        let requested = Event::Requested { private_data: private_data.to_vec() };
+        let requested = Event::Requested { private_data: private_data.to_vec(), reads: 32 };
         client.event(requested).unwrap();
         let Some(WorkRequest::Accept { private_data }) = client.works().pop_front() else {
             panic!("not accepted")
@@ -727,7 +727,7 @@ fn a_peer_of_another_protocol_is_rejected_in_its_own_format() {
     for (private_data, protocol, first) in [(nvme, "NVMe/RDMA", &[0, 0, 6, 0][..]), (srp, "SRP", &[0xc2])] {
         let mut session = ServedTarget::new(offer(), None).session();
         let error = session
-            .on_event(Event::Requested { private_data: private_data.to_vec() }, Instant::now())
+            .on_event(Event::Requested { private_data: private_data.to_vec(), reads: 32 }, Instant::now())
             .unwrap_err();
         assert!(error.what.contains(protocol), "{error}");
         let mut asked = Recorder::default();

@@ -43,7 +43,7 @@ impl Interposed {
         let server = TargetEnd::new(&served, ManualSession::new(served.session()));
         let client = ManualSession::new(initiator(proposal));
         let mut wire = Interposed { client, server, open: BTreeMap::new(), next_stag: 7, modify: |_| {} };
-        let requested = Event::Requested { private_data: private_data.to_vec() };
+        let requested = Event::Requested { private_data: private_data.to_vec(), reads: 32 };
         wire.server.driven.session.on_event(requested, Instant::now()).unwrap();
         wire.server.run();
         let Some(WorkRequest::Accept { private_data }) = wire.server.driven.works.pop_front() else {

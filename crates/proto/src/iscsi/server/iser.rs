@@ -25,13 +25,14 @@ use crate::iscsi::iser::{HEADERS_LEN, IserMessage, MAX_AHS};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::unexpected::TargetUnexpectedPdus;
+use crate::rdma::read_watchdog::{READ_STALLED, ReadWatchdog};
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::{Completion, Io, Seg, Tag, Waker};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// One connection of an initiator's session with an iSCSI target, over RDMA.
@@ -44,9 +45,7 @@ pub struct IserTargetSession {
     receives: u32,
     /// Receive buffers for all unsolicited data are posted.
     has_unsolicited_buffers: bool,
-    /// Deadline of the RDMA Read watchdog, and the number of completed reads when it was set.
-    read_deadline: Option<(Instant, u64)>,
-    reads_done: u64,
+    watchdog: ReadWatchdog,
     /// Counts unexpected PDUs (RFC 7145 §6.7.2).
     unexpected: TargetUnexpectedPdus,
     /// Error of a message that was processed late; returned by the next call.
@@ -83,8 +82,7 @@ impl IserTargetSession {
             inbox: VecDeque::new(),
             receives: 0,
             has_unsolicited_buffers: false,
-            read_deadline: None,
-            reads_done: 0,
+            watchdog: ReadWatchdog::default(),
             unexpected: TargetUnexpectedPdus::default(),
             broken: None,
         }
@@ -208,7 +206,7 @@ impl IserTargetSession {
             CompletedWork::Put(len) => full.mover().into_iter().for_each(|mover| mover.sent(len)),
             CompletedWork::Got(tag) => {
                 full.mover().into_iter().for_each(TargetDatamover::on_read);
-                self.reads_done = self.reads_done.wrapping_add(1);
+                self.watchdog.on_read();
                 full.turn(|turn| turn.on_fetched(tag));
             }
         }
@@ -271,18 +269,7 @@ impl IserTargetSession {
     /// end of the connection waits for one.
     fn check_reads(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let IscsiPhase::Full(full) = &self.session.phase else { return Ok(()) };
-        let (until, done) = self.read_deadline.unwrap_or((now, self.reads_done.wrapping_sub(1)));
-        if now < until {
-            return Ok(());
-        }
-        self.read_deadline = now.checked_add(READ_TIMEOUT).map(|until| (until, self.reads_done));
-        if self.is_reading() && done == self.reads_done && full.waits_for_reads() {
-            return Err(ProtocolError {
-                what: "did not complete an RDMA Read within a minute while its tasks were ending",
-                reference: "this server's limit",
-            });
-        }
-        Ok(())
+        if self.watchdog.is_stuck(now) && full.waits_for_reads() { Err(READ_STALLED) } else { Ok(()) }
     }
 }
 
@@ -307,7 +294,7 @@ impl RdmaSession for IserTargetSession {
             return Err(error);
         }
         match event {
-            Event::Requested { private_data } => self.on_requested(&private_data)?,
+            Event::Requested { private_data, .. } => self.on_requested(&private_data)?,
             Event::Received { message, .. } => {
                 self.take_messages()?;
                 if !self.inbox.is_empty() || !self.take(&message)? {
@@ -370,8 +357,7 @@ impl Timed for IserTargetSession {
         if self.broken.is_some() || has_io {
             return Some(self.session.now);
         }
-        let watched =
-            self.is_reading().then(|| self.read_deadline.map_or(self.session.now, |(until, _)| until));
+        let watched = self.is_reading().then(|| self.watchdog.check_at(self.session.now));
         watched.into_iter().chain(self.session.poll_timeout()).min()
     }
 
@@ -448,9 +434,6 @@ const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_L
 
 /// Depth of the send queue: a write and a response for each command, and as many other PDUs.
 const SENDS: u32 = 4 * WINDOW;
-
-/// Time limit of an RDMA Read that other work waits for.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum number of RDMA Reads in flight.
 const READS: u32 = 32;

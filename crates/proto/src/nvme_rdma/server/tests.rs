@@ -38,7 +38,7 @@ impl RdmaTestHost {
     /// A host that is connected and has sent no command.
     fn open(node: &(Arc<NvmeNode>, Exports), qid: u16) -> RdmaTestHost {
         let mut host = RdmaTestHost::new(node);
-        host.event(Event::Requested { private_data: asking(qid, 32, 31) }).unwrap();
+        host.event(Event::Requested { private_data: asking(qid, 32, 31), reads: READS }).unwrap();
         let Some(WorkRequest::Accept { private_data }) = host.next() else { panic!("not accepted") };
         assert_eq!(CmAccept::read_from_bytes(&private_data).unwrap().crqsize.get(), 32);
         assert_eq!(host.receives, 32);
@@ -162,7 +162,7 @@ fn a_request_that_cannot_be_is_rejected_with_its_status() {
     ];
     for (private_data, status) in cases {
         let mut host = RdmaTestHost::new(&node());
-        assert!(host.event(Event::Requested { private_data }).is_err());
+        assert!(host.event(Event::Requested { private_data, reads: READS }).is_err());
         let Some(WorkRequest::Reject { private_data }) = host.next() else { panic!("{status:?}") };
         let reject = CmReject::read_from_bytes(&private_data).unwrap();
         assert_eq!(CmStatus(reject.sts.get()), status);
@@ -171,10 +171,40 @@ fn a_request_that_cannot_be_is_rejected_with_its_status() {
 }
 
 #[test]
+fn no_more_rdma_reads_are_posted_than_the_host_supports() {
+    let mut host = RdmaTestHost::new(&node());
+    assert!(host.event(Event::Requested { private_data: asking(0, 32, 31), reads: 0 }).is_err());
+    let Some(WorkRequest::Reject { private_data }) = host.next() else { panic!("not rejected") };
+    assert_eq!(private_data, cm::reject(CmStatus::INVALID_IRD));
+    for (reads, limit) in [(4, 4), (100, READS)] {
+        let mut host = RdmaTestHost::new(&node());
+        host.event(Event::Requested { private_data: asking(0, 32, 31), reads }).unwrap();
+        assert_eq!(host.pump.session.transport.max_reads, limit);
+    }
+}
+
+#[test]
+fn a_command_before_connect_has_completed_ends_the_connection() {
+    let node = node();
+    let (io, admin) = RdmaTestHost::io(&node);
+    drop(admin);
+    // Connect waits until nothing of the host's old controller is left.
+    let mut host = RdmaTestHost::open(&node, 0);
+    let (mut sqe, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
+    sqe.dptr = host.keyed(data.as_bytes().len() as u32);
+    host.send(&mut sqe, &[]).unwrap();
+    let (id, _) = host.read(data.as_bytes());
+    host.event(Event::Done { id, result: Ok(()) }).unwrap();
+    assert!(host.next().is_none());
+    host.send(&mut set_cc(CC_ENABLED), &[]).unwrap_err();
+    drop(io);
+}
+
+#[test]
 fn a_target_that_stops_has_no_resources() {
     let mut host = RdmaTestHost::new(&node());
     host.pump.session.on_stop(Instant::now());
-    assert!(host.event(Event::Requested { private_data: asking(0, 32, 31) }).is_err());
+    assert!(host.event(Event::Requested { private_data: asking(0, 32, 31), reads: READS }).is_err());
     let Some(WorkRequest::Reject { private_data }) = host.next() else { panic!("not rejected") };
     assert_eq!(private_data, cm::reject(CmStatus::NO_RESOURCES));
 }

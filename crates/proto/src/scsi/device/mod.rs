@@ -141,12 +141,14 @@ pub struct Response {
     /// Length that the CDB requests, in bytes. The residual count is its difference to the
     /// initiator's expected length.
     pub transfer_len: u64,
+    /// The CDB requests data-out.
+    pub is_data_out: bool,
 }
 
 impl Response {
     /// A status without sense data or data-in.
     pub(crate) fn bare(status: ScsiStatus) -> Response {
-        Response { status, sense: None, data_in: SgList::default(), transfer_len: 0 }
+        Response { status, sense: None, data_in: SgList::default(), transfer_len: 0, is_data_out: false }
     }
 
     /// CHECK CONDITION without data-in.

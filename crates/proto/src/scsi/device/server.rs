@@ -238,6 +238,7 @@ impl DeviceServer {
             command: &task.command,
             state: &mut task.state,
             transfer_len: &mut task.transfer_len,
+            is_data_out: &mut task.is_data_out,
         })
     }
 
@@ -378,7 +379,8 @@ impl DeviceServer {
 #[inline]
 fn end(task: &mut Task, status: ScsiStatus, sense: Option<Sense>, data_in: SgList) -> TaskStep {
     task.state = DeviceTaskState::Ended;
-    TaskStep::Done(Response { status, sense, data_in, transfer_len: task.transfer_len })
+    let Task { transfer_len, is_data_out, .. } = *task;
+    TaskStep::Done(Response { status, sense, data_in, transfer_len, is_data_out })
 }
 
 /// Performs the checks that all commands share, then starts the command.
@@ -419,6 +421,7 @@ fn dispatch(target: &ScsiTarget, nexus: &ItNexus, unit: &mut AttachedUnit, task:
         command: &task.command,
         state: &mut task.state,
         transfer_len: &mut task.transfer_len,
+        is_data_out: &mut task.is_data_out,
     };
     (entry.begin)(&mut cx)
 }

@@ -24,6 +24,8 @@ pub struct Task {
     /// Operation of the I/O in flight.
     pub(super) op: Op,
     pub(super) transfer_len: u64,
+    /// `transfer_len` is a length of data-out.
+    pub(super) is_data_out: bool,
     /// Abort epoch of the nexus at the start of the task; a different value aborts the task.
     pub(super) abort_epoch: u32,
     /// Counts the I/O in flight.
@@ -43,6 +45,7 @@ impl Task {
             state: DeviceTaskState::Ended,
             op: Op::Flush,
             transfer_len: 0,
+            is_data_out: false,
             abort_epoch: 0,
             guard: None,
             delayed_io: None,
@@ -194,6 +197,7 @@ pub(super) struct CommandContext<'a> {
     pub(super) command: &'a Command,
     pub(super) state: &'a mut DeviceTaskState,
     pub(super) transfer_len: &'a mut u64,
+    pub(super) is_data_out: &'a mut bool,
 }
 
 /// A range of existing blocks.
@@ -277,7 +281,7 @@ impl CommandContext<'_> {
     /// Requests `len` bytes of data-out for the current state.
     #[inline]
     pub(super) fn data_out(&mut self, len: u64) -> TaskOutcome {
-        *self.transfer_len = len;
+        (*self.transfer_len, *self.is_data_out) = (len, true);
         // The initiator's buffer is shorter than the data of the CDB: nothing is written.
         if u64::from(self.command.data_out_len) < len {
             return Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into());
@@ -315,7 +319,7 @@ impl CommandContext<'_> {
         if range.len == 0 {
             return Ok(None);
         }
-        *self.transfer_len = range.len;
+        (*self.transfer_len, *self.is_data_out) = (range.len, true);
         let len = self.whole_blocks(range.len)?;
         Ok((len > 0).then_some(len))
     }
@@ -331,7 +335,7 @@ impl CommandContext<'_> {
 
     /// Requests exactly `len` bytes of data-out; more or fewer are rejected.
     pub(super) fn exact_data_out(&mut self, len: u64) -> TaskOutcome {
-        *self.transfer_len = len;
+        (*self.transfer_len, *self.is_data_out) = (len, true);
         if u64::from(self.command.data_out_len) != len {
             return Err(Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT).into());
         }

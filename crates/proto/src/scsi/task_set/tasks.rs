@@ -223,6 +223,12 @@ impl<P> TaskSet<P> {
         own.any(|(_, entry)| matches!(entry.state, TaskState::Aborted(_)) && entry.in_flight_at.is_none())
     }
 
+    /// Whether a task that satisfies `predicate` was aborted and waits for its I/O or its data.
+    pub(crate) fn is_aborting(&self, predicate: impl Fn(&TaskEntry<P>) -> bool) -> bool {
+        let mut entries = self.entries.iter().map(|(_, entry)| entry);
+        entries.any(|entry| matches!(entry.state, TaskState::Aborted(_)) && predicate(entry))
+    }
+
     /// Tasks of a driver that wait for data.
     pub(crate) fn fetching(&self, owner: u32) -> impl Iterator<Item = &TaskEntry<P>> {
         let entries = self.entries.iter().map(|(_, entry)| entry);

@@ -89,7 +89,7 @@ impl Wire {
             is_disconnected: false,
             wrong: None,
         };
-        let requested = Event::Requested { private_data: endpoint.private_data };
+        let requested = Event::Requested { private_data: endpoint.private_data, reads: 32 };
         // A target that rejects the login says so here, too.
         let _ = RdmaSession::on_event(&mut wire.target.session, requested, now);
         wire

@@ -13,10 +13,10 @@ use crate::srp::information_unit::{CheckedCommand, CommandError, DataBuffer, ran
 use blockmux_volume::{MAX_TRANSFER, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use blockmux_wire::srp::{
-    ResponseCode, ResponseFlags, SrpOpcode, SrpResponse, TaskManagementFunction, TaskManagementRequest,
-    TaskManagementResponseData,
+    ResponseCode, ResponseFlags, SrpCommand, SrpOpcode, SrpResponse, TaskManagementFunction,
+    TaskManagementRequest, TaskManagementResponseData,
 };
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes, transmute};
 
 /// The transport's state of a command in progress.
 #[derive(Default)]
@@ -37,6 +37,8 @@ pub(crate) struct SrpTransfer {
     reads: u32,
     /// Whether one of these reads has failed.
     has_failed: bool,
+    /// Orders the tasks by the time at which they got `memory`.
+    allocation: u64,
     /// The command to start once its descriptor table has been read.
     pending: Option<Box<Command>>,
 }
@@ -101,6 +103,7 @@ impl TargetSession {
     /// Handles a task management request (SRP r16a §6.6).
     pub(super) fn on_management(&mut self, request: &TaskManagementRequest) {
         let (tag, lun) = (request.tag.get(), Lun(u64::from_be_bytes(request.lun)));
+        let referenced = request.task_tag.get();
         if !self.tasks.has_room_for_function() {
             return self.answer_function(tag, ResponseCode::FUNCTION_FAILED);
         }
@@ -108,7 +111,7 @@ impl TargetSession {
         self.functions.push((own, tag));
         let function = match TaskManagementFunction(request.tsk_mgmt_func) {
             TaskManagementFunction::ABORT_TASK => {
-                let referenced = request.task_tag.get();
+                self.forget_waiting(|other, unit| other == referenced && unit.names_same_unit(lun));
                 let is_it = |entry: &TaskEntry<SrpTransfer>| {
                     entry.progress.tag == referenced && entry.lun.names_same_unit(lun)
                 };
@@ -116,6 +119,10 @@ impl TargetSession {
                 let task = found.and_then(|slot| self.tasks.get_mut(slot)).map(|entry| entry.tag);
                 return match task {
                     Some(task) => self.abort_task(own, task),
+                    // An earlier function has aborted it, but its I/O is still in flight.
+                    None if self.tasks.is_aborting(is_it) => {
+                        self.end_function(own, ResponseCode::FUNCTION_FAILED);
+                    }
                     // The task has completed already (SAM-5 §7.2).
                     None => self.end_function(own, ResponseCode::NO_FAILURE),
                 };
@@ -126,8 +133,27 @@ impl TargetSession {
             _ => return self.end_function(own, ResponseCode::FUNCTION_NOT_SUPPORTED),
         };
         if self.manage_unit(own, function, lun) == ManagementResponse::IncorrectLogicalUnitNumber {
-            self.end_function(own, ResponseCode::REQUEST_FIELDS_INVALID);
+            return self.end_function(own, ResponseCode::REQUEST_FIELDS_INVALID);
         }
+        self.forget_waiting(|_, unit| unit.names_same_unit(lun));
+    }
+
+    /// Drops the commands of `inbox` whose tag and logical unit satisfy `predicate`, and returns
+    /// their credits and receive buffers. They have not started, so an abort ends them at once.
+    fn forget_waiting(&mut self, predicate: impl Fn(u64, Lun) -> bool) {
+        let before = self.inbox.len();
+        self.inbox.retain(|message| {
+            let mut unit = [0; size_of::<SrpCommand>()];
+            if message.len() < unit.len() {
+                return true;
+            }
+            message.slice(0, unit.len()).copy_to(&mut unit);
+            let unit: SrpCommand = transmute!(unit);
+            !predicate(unit.tag.get(), Lun(u64::from_be_bytes(unit.lun)))
+        });
+        let count = before.saturating_sub(self.inbox.len()) as u32; // at most the receive buffers
+        self.credits = self.credits.saturating_add(count);
+        self.receives = self.receives.saturating_add(count);
     }
 
     /// Answers the function that has the tag `own` in the task set.
@@ -145,7 +171,7 @@ impl TargetSession {
             resp_data_len: (size_of_val(&data) as u32).into(),
             ..self.response(tag)
         };
-        self.send(&[response.as_bytes(), data.as_bytes()], AnswerData::new());
+        self.send(&[response.as_bytes(), data.as_bytes()], AnswerData::default());
     }
 
     /// Creates a response that returns all credits that are due.
@@ -160,7 +186,7 @@ impl TargetSession {
 
     pub(super) fn send(&mut self, parts: &[&[u8]], data: AnswerData) {
         let message = parts.iter().flat_map(|part| part.iter().copied()).collect();
-        self.answers.push_back(Answer { data, written: 0, message });
+        self.answers.push_back(Answer { data, message });
     }
 
     /// Requests `len` bytes of the task's data-out, or its descriptor table. The reads wait for
@@ -178,7 +204,7 @@ impl TargetSession {
     /// memory.
     fn give_memory(&mut self, slot: usize) -> bool {
         let Some(entry) = self.tasks.get_mut(slot) else { return true };
-        let SrpTransfer { buffer, fetched, round, memory, reads, .. } = &mut entry.progress;
+        let SrpTransfer { buffer, fetched, round, memory, reads, allocation, .. } = &mut entry.progress;
         let Some(taken) = self.pool.take_payload_or_wait(*round) else { return false };
         let place = taken.seg(0, *round);
         let mut at = 0_usize;
@@ -194,7 +220,15 @@ impl TargetSession {
             DataBuffer::None | DataBuffer::Immediate(_) => {}
         }
         *memory = Some(place);
+        self.allocations = self.allocations.wrapping_add(1);
+        *allocation = self.allocations;
         true
+    }
+
+    /// The oldest allocation of memory whose RDMA Reads have not completed.
+    pub(super) fn oldest_fetch(&self) -> Option<u64> {
+        let transfers = self.tasks.fetching(OWNER).map(|entry| &entry.progress);
+        transfers.filter(|transfer| transfer.memory.is_some()).map(|transfer| transfer.allocation).min()
     }
 
     /// Gives memory to the tasks that wait for it, as long as there is any.
@@ -203,7 +237,7 @@ impl TargetSession {
             let round = self.tasks.get_mut(slot).map_or(0, |entry| entry.progress.round);
             if !self.pool.could_hold(round) {
                 self.grants.pop_front();
-                self.deliver_data(slot, Err(out_of_memory()));
+                self.fail_transfer(slot, out_of_memory());
             } else if self.give_memory(slot) {
                 self.grants.pop_front();
             } else {
@@ -226,7 +260,8 @@ impl TargetSession {
             return self.drop_aborted(slot);
         }
         let Some(memory) = memory.filter(|_| !progress.has_failed) else {
-            return self.deliver_or_refuse(slot);
+            // The connection has ended, so the response is not sent.
+            return self.fail_transfer(slot, transport_failure());
         };
         match progress.pending.take() {
             Some(command) => {
@@ -249,33 +284,31 @@ impl TargetSession {
         }
     }
 
-    /// Fails a task whose data could not be read. The connection has ended, so its response is not
-    /// sent.
-    fn deliver_or_refuse(&mut self, slot: usize) {
+    /// Fails a task whose data-out or descriptor table cannot be read.
+    fn fail_transfer(&mut self, slot: usize, sense: Sense) {
         let is_pending = self.tasks.get_mut(slot).is_some_and(|entry| entry.progress.pending.is_some());
         if is_pending {
-            self.refuse_task(slot, transport_failure());
+            self.refuse_task(slot, sense);
         } else {
-            self.deliver_data(slot, Err(transport_failure()));
+            self.deliver_data(slot, Err(sense));
         }
     }
 
     /// Queues SRP_RSP to a command, with its data-in.
     #[inline]
     fn answer(&mut self, transfer: SrpTransfer, response: &mut Response) {
+        let (mut flags, [out_residual, in_residual]) = residuals(&transfer, response);
         let len = response.data_in.len().min(transfer.data_in_len as usize);
-        let mut data = AnswerData::new();
-        if let DataBuffer::Remote(ranges) = &transfer.buffer
+        let mut data = AnswerData::default();
+        if let DataBuffer::Remote(ranges) = transfer.buffer
             && len > 0
         {
-            let mut at = 0_usize;
-            for remote in slices(ranges, 0, len) {
-                data.push((response.data_in.slice(at, remote.len as usize), remote));
-                at = at.saturating_add(remote.len as usize);
-            }
-            self.unsent = self.unsent.saturating_add(at);
+            let is_whole = len == response.data_in.len();
+            data.data =
+                if is_whole { std::mem::take(&mut response.data_in) } else { response.data_in.slice(0, len) };
+            data.ranges = ranges;
+            self.unsent = self.unsent.saturating_add(len);
         }
-        let (mut flags, [out_residual, in_residual]) = residuals(&transfer, response);
         let sense = response.sense.as_ref().map(Sense::to_bytes);
         let sense = sense.as_deref().unwrap_or_default();
         if !sense.is_empty() {
@@ -294,24 +327,26 @@ impl TargetSession {
 }
 
 /// Residuals of a command, whose transfer may be shorter or longer than its buffer: the flags, and
-/// DATA-OUT and DATA-IN RESIDUAL COUNT in bytes.
+/// DATA-OUT and DATA-IN RESIDUAL COUNT in bytes. A buffer of the other direction stays untouched.
 fn residuals(transfer: &SrpTransfer, response: &Response) -> (u8, [u32; 2]) {
-    let count = |len: u32| u32::try_from(response.transfer_len.abs_diff(len.into())).unwrap_or(u32::MAX);
-    let (out, len) = (transfer.data_out_len, transfer.data_in_len);
-    if out > 0 {
-        let flags = match response.transfer_len.cmp(&out.into()) {
-            std::cmp::Ordering::Less => ResponseFlags::DOUNDER,
-            std::cmp::Ordering::Equal => 0,
-            std::cmp::Ordering::Greater => ResponseFlags::DOOVER,
-        };
-        return (flags, [count(out), 0]);
+    let len = response.transfer_len;
+    let (out, data_in) = if response.is_data_out { (len, 0) } else { (0, len) };
+    let (out_flags, out_count) =
+        residual(out, transfer.data_out_len, [ResponseFlags::DOUNDER, ResponseFlags::DOOVER]);
+    let (in_flags, in_count) =
+        residual(data_in, transfer.data_in_len, [ResponseFlags::DIUNDER, ResponseFlags::DIOVER]);
+    (out_flags | in_flags, [out_count, in_count])
+}
+
+/// Compares the length of a transfer with its buffer. Returns the flag that applies, if any, and
+/// the residual count in bytes.
+fn residual(len: u64, buffer: u32, [under, over]: [u8; 2]) -> (u8, u32) {
+    let count = u32::try_from(len.abs_diff(buffer.into())).unwrap_or(u32::MAX);
+    match len.cmp(&buffer.into()) {
+        std::cmp::Ordering::Less => (under, count),
+        std::cmp::Ordering::Equal => (0, 0),
+        std::cmp::Ordering::Greater => (over, count),
     }
-    let flags = match response.transfer_len.cmp(&len.into()) {
-        std::cmp::Ordering::Less => ResponseFlags::DIUNDER,
-        std::cmp::Ordering::Equal => 0,
-        std::cmp::Ordering::Greater => ResponseFlags::DIOVER,
-    };
-    (flags, [0, count(len)])
 }
 
 impl ScsiTransport for TargetSession {
@@ -400,7 +435,7 @@ fn bounded(len: u32) -> usize {
 }
 
 /// The owner of all tasks in the task set: this session.
-const OWNER: u32 = 1;
+pub(super) const OWNER: u32 = 1;
 /// Additional sense code NOT ENOUGH UNSOLICITED DATA.
 const NOT_ENOUGH_DATA: Asc = Asc(0x0c0d);
 /// Additional sense code INSUFFICIENT RESOURCES.

@@ -78,13 +78,18 @@ struct Initiator {
 type End = (SrpResponse, Vec<u8>);
 
 impl Initiator {
-    fn new((node, exports): &(Arc<SrpNode>, Exports)) -> Initiator {
+    fn new(node: &(Arc<SrpNode>, Exports)) -> Initiator {
+        Initiator::with_pool(node, Pool::new(usize::MAX))
+    }
+
+    /// An initiator of a target whose core has this pool.
+    fn with_pool((node, exports): &(Arc<SrpNode>, Exports), pool: Pool) -> Initiator {
         let hang_ups = Arc::new(AtomicUsize::new(0));
         let counter = hang_ups.clone();
         let hang_up: HangUp = Arc::new(move || {
             counter.fetch_add(1, Ordering::SeqCst);
         });
-        let session = TargetSession::new(node.clone(), Pool::new(usize::MAX), hang_up, Instant::now());
+        let session = TargetSession::new(node.clone(), pool, hang_up, Instant::now());
         Initiator {
             receives: session.endpoint().receives,
             pump: Pump::new(session, exports),
@@ -107,7 +112,7 @@ impl Initiator {
 
     /// Logs in; returns the target's response, or the reason of its rejection.
     fn log_in(&mut self, request: LoginRequestRdma) -> Result<LoginResponse, LoginRejectReason> {
-        let _ = self.event(Event::Requested { private_data: request.as_bytes().to_vec() });
+        let _ = self.event(Event::Requested { private_data: request.as_bytes().to_vec(), reads: READS });
         match self.next() {
             Some(WorkRequest::Accept { private_data }) => {
                 let response = LoginResponse::read_from_bytes(&private_data).unwrap();
@@ -122,6 +127,15 @@ impl Initiator {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Runs the start of a turn at `now`, as the driver does: first `on_turn`, then the timeout if
+    /// it is due.
+    fn turn_at(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        let session = &mut self.pump.session;
+        session.on_turn(now);
+        let is_due = session.poll_timeout().is_some_and(|due| due <= now);
+        if is_due { session.on_timeout(now) } else { Ok(()) }
     }
 
     fn event(&mut self, event: Event) -> Result<(), ProtocolError> {
@@ -372,6 +386,15 @@ fn residuals_tell_how_much_less_or_more_was_moved() {
     initiator.command(&write(1), OUT, direct(0, 2048).as_bytes()).unwrap();
     let (response, _) = initiator.end();
     assert_eq!((response.flags, response.data_out_res_cnt.get()), (ResponseFlags::DOUNDER, 1536));
+    // A write without a buffer.
+    initiator.command(&write(1), (BufferFormat::NONE, BufferFormat::NONE), &[]).unwrap();
+    let (response, _) = initiator.end();
+    assert_eq!((response.flags, response.data_out_res_cnt.get()), (ResponseFlags::DOOVER, 512));
+    // A read with a buffer for data-out: nothing has moved.
+    initiator.command(&read(1), OUT, direct(0, 512).as_bytes()).unwrap();
+    let (response, _) = initiator.end();
+    assert_eq!(response.flags, ResponseFlags::DOUNDER | ResponseFlags::DIOVER);
+    assert_eq!((response.data_out_res_cnt.get(), response.data_in_res_cnt.get()), (512, 512));
 }
 
 #[test]
@@ -483,6 +506,8 @@ fn each_refusal_has_its_reason() {
     let mut listed = Initiator::new(&node());
     let request = LoginRequestRdma { target_port_id: HIDDEN.0, initiator_port_id: [9; 16], ..login() };
     assert!(listed.log_in(request).is_ok());
+    // Each receive buffer may hold a command.
+    assert_eq!(listed.pump.session.depth(), listed.pump.session.endpoint().receives);
     let mut stopping = Initiator::new(&node());
     stopping.pump.session.on_stop(Instant::now());
     assert_eq!(stopping.log_in(login()).unwrap_err(), LoginRejectReason::INSUFFICIENT_RESOURCES);
@@ -497,15 +522,14 @@ fn several_channels_go_on_together_unless_a_login_wants_to_be_alone() {
     assert_eq!(response.rsp_flags, MULTICHANNEL_MAINTAINED | IMMEDIATE_SUPPORTED);
     let mut alone = Initiator::new(&node);
     let request = LoginRequestRdma { req_flags: 0, ..login() };
-    alone.event(Event::Requested { private_data: request.as_bytes().to_vec() }).unwrap();
+    alone.event(Event::Requested { private_data: request.as_bytes().to_vec(), reads: READS }).unwrap();
     assert!(alone.next().is_none(), "it waits");
     let cut = |initiator: &Initiator| initiator.hang_ups.load(Ordering::SeqCst);
     assert_eq!((cut(&first), cut(&second)), (1, 1));
     for mut ended in [first, second] {
         ended.event(Event::Disconnected).unwrap();
     }
-    let later = Instant::now() + Duration::from_secs(1);
-    alone.pump.session.on_timeout(later).unwrap();
+    alone.turn_at(Instant::now() + Duration::from_secs(1)).unwrap();
     let Some(WorkRequest::Accept { private_data }) = alone.next() else { panic!("not accepted") };
     let response = LoginResponse::read_from_bytes(&private_data).unwrap();
     assert_eq!(response.rsp_flags, MULTICHANNEL_TERMINATED);
@@ -522,18 +546,208 @@ fn a_login_waits_for_io_of_the_channel_that_it_ends_but_not_for_ever() {
     let request = LoginRequestRdma { req_flags: 0, ..login() };
     for ends in [false, true] {
         let mut alone = Initiator::new(&node);
-        alone.event(Event::Requested { private_data: request.as_bytes().to_vec() }).unwrap();
+        let begin = Instant::now();
+        let after = |seconds| begin + Duration::from_secs(seconds);
+        let requested = Event::Requested { private_data: request.as_bytes().to_vec(), reads: READS };
+        alone.event(requested).unwrap();
+        alone.turn_at(after(14)).unwrap();
+        assert!(alone.next().is_none());
         if ends {
             first.pump.finish_one();
-            alone.pump.session.on_timeout(Instant::now() + Duration::from_secs(1)).unwrap();
+            alone.turn_at(after(15)).unwrap();
             assert!(matches!(alone.next(), Some(WorkRequest::Accept { .. })));
         } else {
-            alone.pump.session.on_timeout(Instant::now() + Duration::from_secs(1)).unwrap();
-            assert!(alone.next().is_none());
-            alone.pump.session.on_timeout(Instant::now() + Duration::from_secs(60)).unwrap_err();
+            alone.turn_at(after(16)).unwrap_err();
             assert!(matches!(alone.next(), Some(WorkRequest::Reject { .. })));
+            assert_eq!(alone.pump.session.stage(), SessionStage::Handshake);
         }
     }
+}
+
+#[test]
+fn a_login_that_waits_is_checked_again() {
+    let node = node();
+    let first = Initiator::open(&node);
+    let mut alone = Initiator::new(&node);
+    let request = LoginRequestRdma { req_flags: 0, ..login() };
+    let requested = Event::Requested { private_data: request.as_bytes().to_vec(), reads: READS };
+    alone.event(requested).unwrap();
+    node.0.withdraw(TARGET);
+    drop(first);
+    alone.turn_at(Instant::now() + Duration::from_secs(1)).unwrap_err();
+    let Some(WorkRequest::Reject { private_data }) = alone.next() else { panic!("not rejected") };
+    let reject = LoginReject::read_from_bytes(&private_data).unwrap();
+    assert_eq!(LoginRejectReason(reject.reason.get()), LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL);
+    // The rejected login was no session.
+    alone.event(Event::Disconnected).unwrap();
+    assert_eq!(alone.pump.session.stage(), SessionStage::Handshake);
+}
+
+#[test]
+fn no_more_rdma_reads_are_posted_than_the_initiator_supports() {
+    let mut none = Initiator::new(&node());
+    none.event(Event::Requested { private_data: login().as_bytes().to_vec(), reads: 0 }).unwrap_err();
+    let Some(WorkRequest::Reject { private_data }) = none.next() else { panic!("not rejected") };
+    let reject = LoginReject::read_from_bytes(&private_data).unwrap();
+    assert_eq!(LoginRejectReason(reject.reason.get()), LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL);
+    let mut initiator = Initiator::new(&node());
+    initiator.event(Event::Requested { private_data: login().as_bytes().to_vec(), reads: 4 }).unwrap();
+    let Some(WorkRequest::Accept { .. }) = initiator.next() else { panic!("not accepted") };
+    initiator.credits = REQUEST_LIMIT.into();
+    ready(&mut initiator);
+    for nth in 0..6 {
+        initiator.command(&write(1), OUT, direct(nth * 512, 512).as_bytes()).unwrap();
+    }
+    let mut posted = Vec::new();
+    while let Some(WorkRequest::Read { id, .. }) = initiator.next() {
+        posted.push(id);
+    }
+    assert_eq!(posted.len(), 4);
+    initiator.event(Event::Done { id: posted[0], result: Ok(()) }).unwrap();
+    assert!(matches!(initiator.next(), Some(WorkRequest::Read { .. })));
+}
+
+#[test]
+fn memory_that_waits_for_data_of_the_initiator_is_owed() {
+    let mut initiator = open();
+    assert_eq!(initiator.pump.session.owed(), None);
+    let mut reads = Vec::new();
+    for address in [0, 512] {
+        initiator.command(&write(1), OUT, direct(address, 512).as_bytes()).unwrap();
+        let Some(WorkRequest::Read { id, .. }) = initiator.next() else { panic!("data-out") };
+        reads.push(id);
+    }
+    let oldest = initiator.pump.session.owed();
+    assert!(oldest.is_some());
+    initiator.event(Event::Done { id: reads[1], result: Ok(()) }).unwrap();
+    assert_eq!(initiator.pump.session.owed(), oldest, "the first is still outstanding");
+    initiator.event(Event::Done { id: reads[0], result: Ok(()) }).unwrap();
+    assert_eq!(initiator.pump.session.owed(), None);
+    // A descriptor table is data of the initiator, too.
+    let unit = SrpCommand { buf_fmt: 0x02, ..SrpCommand::default() };
+    let descriptor = indirect(90_000, &[direct(0, 512), direct(512, 512)], 0);
+    initiator.end();
+    initiator.end();
+    initiator.command_with(unit, &read(2), &descriptor).unwrap();
+    assert!(initiator.pump.session.owed() > oldest);
+}
+
+#[test]
+fn an_abort_waits_a_minute_for_rdma_reads_and_other_commands_longer() {
+    let begin = Instant::now();
+    let after = |seconds| begin + Duration::from_secs(seconds);
+    for ends in [None, Some(SrpOpcode::TASK_MANAGEMENT), Some(SrpOpcode::INITIATOR_LOGOUT)] {
+        let mut initiator = open();
+        initiator.command(&write(1), OUT, direct(0, 512).as_bytes()).unwrap();
+        let task = initiator.tag;
+        assert!(matches!(initiator.next(), Some(WorkRequest::Read { .. })));
+        match ends {
+            Some(SrpOpcode::TASK_MANAGEMENT) => {
+                initiator.manage(TaskManagementFunction::ABORT_TASK, 0, task).unwrap();
+            }
+            Some(opcode) => {
+                let logout = SrpHeader { opcode: opcode.0, ..SrpHeader::default() };
+                let message = Seg::from_slice(logout.as_bytes());
+                initiator.event(Event::Received { message, invalidated: None }).unwrap();
+            }
+            None => {}
+        }
+        initiator.turn_at(after(1)).unwrap();
+        initiator.turn_at(after(59)).unwrap();
+        assert_eq!(initiator.turn_at(after(62)).is_err(), ends.is_some(), "{ends:?}");
+    }
+}
+
+#[test]
+fn data_in_for_many_short_ranges_is_cut_when_it_is_posted() {
+    let mut initiator = open();
+    let data = pattern(1024);
+    write_direct(&mut initiator, &data);
+    // Every second byte of the initiator's memory, from the last one to the first.
+    let ranges: Vec<_> = (0..1024).map(|at| direct(50_000 - 2 * at, 1)).collect();
+    initiator.set(90_000, ranges.as_bytes());
+    let unit = SrpCommand { buf_fmt: 0x02, ..SrpCommand::default() };
+    initiator.command_with(unit, &read(2), &indirect(90_000, &ranges, 0)).unwrap();
+    assert_eq!(initiator.end().0.status, 0);
+    let found: Vec<u8> = (0..1024).map(|at| initiator.memory[&(50_000 - 2 * at)]).collect();
+    assert!(found == data && initiator.is_settled() && initiator.pump.session.unsent == 0);
+}
+
+#[test]
+fn a_table_is_as_long_as_linux_makes_it_at_most() {
+    for (entries, is_good) in [(2048, true), (2049, false)] {
+        let mut initiator = open();
+        let descriptor = IndirectDescriptor { table: direct(0, entries * 16), len: 512.into() };
+        let unit = SrpCommand { buf_fmt: 0x02, ..SrpCommand::default() };
+        assert_eq!(initiator.command_with(unit, &read(1), descriptor.as_bytes()).is_ok(), is_good);
+    }
+}
+
+#[test]
+fn task_management_does_not_wait_behind_commands() {
+    use TaskManagementFunction as F;
+    let blocks = 1_u16 << 11; // 1 MiB
+    let mut long = read(0);
+    long[2..6].copy_from_slice(&0_u32.to_be_bytes());
+    long[7..9].copy_from_slice(&blocks.to_be_bytes());
+    for function in [F::ABORT_TASK, F::LOGICAL_UNIT_RESET] {
+        let mut initiator = open();
+        initiator.pump.holds_io = true;
+        for _ in 0..100 {
+            initiator.command(&long, IN, direct(0, u32::from(blocks) * 512).as_bytes()).unwrap();
+        }
+        let waiting = initiator.pump.session.inbox.len();
+        assert_eq!(waiting, 100 - 64);
+        let last = initiator.tag;
+        if function == F::ABORT_TASK {
+            // The last command waits; it ends at once.
+            assert_eq!(initiator.managed(function, 0, last), ResponseCode::NO_FAILURE);
+            assert_eq!(initiator.pump.session.inbox.len(), waiting - 1);
+            assert_eq!(initiator.credits, i64::from(REQUEST_LIMIT) - 99);
+            // A running command ends when the volume has finished it.
+            initiator.manage(function, 0, last - 99).unwrap();
+            initiator.pump.finish_one();
+            assert_eq!(initiator.code(), ResponseCode::NO_FAILURE);
+        } else {
+            initiator.manage(function, 0, 0).unwrap();
+            assert!(initiator.pump.session.inbox.is_empty());
+            (0..64).for_each(|_| initiator.pump.finish_one());
+            assert_eq!(initiator.code(), ResponseCode::NO_FAILURE);
+            assert!(initiator.is_settled());
+        }
+    }
+}
+
+#[test]
+fn a_second_abort_of_a_task_in_flight_fails() {
+    let mut initiator = open();
+    initiator.pump.holds_io = true;
+    initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+    let task = initiator.tag;
+    initiator.manage(TaskManagementFunction::ABORT_TASK, 0, task).unwrap();
+    let first = initiator.tag;
+    assert_eq!(initiator.managed(TaskManagementFunction::ABORT_TASK, 0, task), ResponseCode::FUNCTION_FAILED);
+    initiator.pump.finish_one();
+    initiator.tag = first;
+    assert_eq!(initiator.code(), ResponseCode::NO_FAILURE);
+    initiator.tag += 1;
+    assert_eq!(initiator.managed(TaskManagementFunction::ABORT_TASK, 0, task), ResponseCode::NO_FAILURE);
+    assert!(initiator.is_settled());
+}
+
+#[test]
+fn a_table_for_which_there_is_no_memory_fails_the_command() {
+    let node = node();
+    let mut initiator = Initiator::with_pool(&node, Pool::new(4096));
+    initiator.log_in(login()).unwrap();
+    ready(&mut initiator);
+    let ranges: Vec<_> = (0..1024).map(|at| direct(at * 4, 4)).collect();
+    let unit = SrpCommand { buf_fmt: 0x02, ..SrpCommand::default() };
+    initiator.command_with(unit, &read(8), &indirect(90_000, &ranges, 0)).unwrap();
+    initiator.turn_at(Instant::now()).unwrap();
+    let (response, sense) = initiator.end();
+    assert_eq!((response.status, sense[2], sense[12], sense[13]), (2, 0x0b, 0x55, 0x03));
+    assert!(initiator.is_settled());
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn answer_the_kernel(capture: &[u8], mss: usize) -> (CaptureReplay, [Vec<u8>; 2]
     driver.push(&setup[0]);
     while driver.receive() {}
     assert!(
-        matches!(&driver.events()[..], [Event::Requested { private_data }] if setup[0].ends_with(private_data))
+        matches!(&driver.events()[..], [Event::Requested { private_data, .. }] if setup[0].ends_with(private_data))
     );
     driver.post(WorkRequest::Accept { private_data: setup[1][24..].to_vec() });
     let reply = driver.sent(usize::MAX);

@@ -58,7 +58,7 @@ fn private_data_of_any_length_and_content_reaches_the_session() {
         let data: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
         let mut driver = passive();
         let events = run(&mut driver, &setup_frame(b"q", 0, 1, &data));
-        assert!(matches!(&events[..], [Event::Requested { private_data }] if *private_data == data));
+        assert!(matches!(&events[..], [Event::Requested { private_data, .. }] if *private_data == data));
         let mut driver = active(IwarpConfig { is_enhanced: false, ..IwarpConfig::default() });
         let events = run(&mut driver, &setup_frame(b"p", 0, 1, &data));
         assert!(matches!(&events[..], [Event::Connected { private_data }] if *private_data == data));
@@ -67,6 +67,24 @@ fn private_data_of_any_length_and_content_reaches_the_session() {
         let events = run(&mut driver, &setup_frame(b"p", 0x20, 1, &data));
         assert!(matches!(&events[..], [Event::Refused { private_data }] if *private_data == data));
         assert!(driver.has_left());
+    }
+}
+
+#[test]
+fn a_session_may_post_as_many_reads_as_both_sides_support() {
+    // The IRD of a request is the number of reads that the peer answers at a time (RFC 6581).
+    let cases: [(u8, u8, &[u8], u32); 4] = [
+        (0x10, 2, &[0, 4, 0, 8], 4),
+        (0x10, 2, &[0, 0, 0, 8], 0),
+        (0x10, 2, &[0x3f, 0, 0, 8], ample().reads),
+        (0, 1, &[], ample().reads),
+    ];
+    for (flags, revision, data, expected) in cases {
+        let events = run(&mut passive(), &setup_frame(b"q", flags, revision, data));
+        assert!(
+            matches!(&events[..], [Event::Requested { reads, .. }] if *reads == expected),
+            "{data:?}: {events:?}"
+        );
     }
 }
 
