@@ -110,6 +110,7 @@ fn foreign(error: &clap::Error) -> Option<&'static str> {
 fn command_of(error: &clap::Error) -> String {
     let help = error.to_string();
     let usage = help.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("blockmux");
+    // An option that clap suggests is part of the usage.
     let words = usage.split(' ').take_while(|word| !word.starts_with(['[', '<', '-']));
     words.collect::<Vec<_>>().join(" ")
 }

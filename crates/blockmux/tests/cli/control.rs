@@ -453,7 +453,7 @@ fn namespaces_and_logical_units_are_attached_and_detached() {
     assert_eq!(info(&second).unwrap()["size"], 2 << 20);
     assert!(controlled.refusal(&["attach", "b", nqn, "2"]).contains("there is a namespace 2 already"));
     controlled.said(&["detach", nqn, "2"]);
-    assert!(info(&second).unwrap_err().contains("has no namespace 2"));
+    assert!(info(&second).unwrap_err().contains("there is no namespace 2"));
     assert!(controlled.refusal(&["detach", nqn, "2"]).contains("has no namespace 2"));
     // iSCSI initiators get a unit attention.
     let mut scsi = controlled.login();
@@ -487,10 +487,12 @@ fn an_ana_state_is_set_at_existing_listeners() {
     let listener = listener.split('/').nth(2).unwrap().to_owned();
     controlled.said(&["ana", nqn, "1", "inaccessible"]);
     controlled.said(&["ana", nqn, "1", "non-optimized", "--at", &listener]);
-    assert!(controlled.refusal(&["ana", nqn, "2", "optimized"]).contains("there is no ana_group 2"));
+    assert!(controlled.refusal(&["ana", nqn, "2", "optimized"]).contains("has no ana_group 2"));
     let elsewhere = controlled.refusal(&["ana", nqn, "1", "optimized", "--at", "192.0.2.1:4420"]);
     assert!(elsewhere.contains(&format!("is not a listener; use one of {listener}")), "{elsewhere}");
-    assert_eq!(controlled.ctl(&["ana", nqn, "1", "best"]).status.code(), Some(2));
+    let wrong = controlled.ctl(&["ana", nqn, "1", "best"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("STATE best: not one of optimized, non-optimized, inaccessible"));
 }
 
 /// A target with a portal group for each of two listeners, the second of which is in standby, over

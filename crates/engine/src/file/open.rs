@@ -75,7 +75,7 @@ pub enum OpenError {
     ReadOnly(PathBuf),
     /// Another process has locked the file.
     #[error(
-        "{0}: is in use by another program that locked it, such as QEMU, qemu-nbd or another blockmux, or named twice; stop that one, or give ?readonly=on"
+        "{0}: is locked by another program, such as QEMU, qemu-nbd or another blockmux, or given twice; stop that program, or give ?readonly=on"
     )]
     Locked(PathBuf),
     /// The device is mounted or part of another device.
