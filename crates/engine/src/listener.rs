@@ -6,6 +6,7 @@ use crate::ring::Registration;
 use crate::sessions::Sessions;
 use crate::socket::{Listener, Stream};
 use crate::sys;
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::{Core, Waker, bytes_from_system};
 use std::cmp::Reverse;
@@ -15,7 +16,7 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use tracing::warn;
 
@@ -41,20 +42,22 @@ pub struct ConnectionLimit {
     reserved_space_bytes: u64,
     /// The protocol of this handle.
     protocol: &'static str,
-    listener: Arc<ListenerCounters>,
+    listener: Arc<ListenerState>,
     sessions: Sessions,
 }
 
-/// Connections of one listener.
+/// State of one listener, which its connections and monitoring share.
 #[derive(Debug, Default)]
-pub struct ListenerCounters {
+pub struct ListenerState {
     address: Arc<str>,
+    /// Networks from which it accepts connections.
+    networks: RwLock<AllowedNetworks>,
     accepted: AtomicU64,
     refused: AtomicU64,
     open: AtomicUsize,
 }
 
-impl ListenerCounters {
+impl ListenerState {
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> &str {
@@ -67,7 +70,7 @@ impl ListenerCounters {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Connections that were refused for lack of a share or of memory.
+    /// Connections that were refused for their address, or for lack of a share or of memory.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
@@ -77,6 +80,16 @@ impl ListenerCounters {
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// Changes the networks from which connections are accepted. Open connections stay.
+    pub fn set_networks(&self, networks: AllowedNetworks) {
+        *self.networks.write().unwrap_or_else(PoisonError::into_inner) = networks;
+    }
+
+    /// Whether a peer with this address is accepted; `None` is a peer without an IP address.
+    fn admits(&self, peer: Option<IpAddr>) -> bool {
+        self.networks.read().unwrap_or_else(PoisonError::into_inner).admits(peer)
     }
 }
 
@@ -88,7 +101,9 @@ pub struct Permit {
     /// The peer has disconnected, and the share was given back.
     is_orphaned: bool,
     protocol: &'static str,
-    listener: Arc<ListenerCounters>,
+    /// The peer's address; `None` if it has no IP address.
+    peer: Option<IpAddr>,
+    listener: Arc<ListenerState>,
     sessions: Sessions,
     /// The list of replaceable connections that holds this one: during its handshake, or once it
     /// lingers.
@@ -189,13 +204,13 @@ impl ConnectionLimit {
     /// sessions are listed with it.
     #[must_use]
     pub fn for_listener(&self, address: &str) -> ConnectionLimit {
-        let listener = ListenerCounters { address: address.into(), ..ListenerCounters::default() };
+        let listener = ListenerState { address: address.into(), ..ListenerState::default() };
         ConnectionLimit { listener: Arc::new(listener), sessions: self.sessions.at(address), ..self.clone() }
     }
 
-    /// The counters of this handle's listener.
+    /// This handle's listener.
     #[must_use]
-    pub fn listener(&self) -> &Arc<ListenerCounters> {
+    pub fn listener(&self) -> &Arc<ListenerState> {
         &self.listener
     }
 
@@ -277,6 +292,7 @@ impl ConnectionLimit {
                 self.share()
             }
         };
+        permit.peer = peer;
         let entry = half_open.enter((self.protocol, peer), hang_up);
         permit.entered = Some((self.half_open.clone(), entry));
         Some(permit)
@@ -292,6 +308,7 @@ impl ConnectionLimit {
             left: self.left.clone(),
             is_orphaned: false,
             protocol: self.protocol,
+            peer: None,
             listener: self.listener.clone(),
             sessions: self.sessions.clone(),
             entered: None,
@@ -317,6 +334,13 @@ impl Permit {
     #[must_use]
     pub fn origin(&self) -> Origin {
         Origin { protocol: self.protocol, listener: self.listener.address.clone() }
+    }
+
+    /// Whether the listener still accepts the peer's address. A connection that was accepted before
+    /// the networks changed may complete its handshake afterwards.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.listener.admits(self.peer)
     }
 
     /// The handshake is complete: the connection is no longer replaceable.
@@ -437,6 +461,17 @@ impl ListenerTask {
     }
 
     fn hand_over(&mut self, stream: Stream) {
+        if !self.limit.listener.admits(stream.peer_ip()) {
+            self.limit.listener.refused.fetch_add(1, Ordering::Relaxed);
+            warn!(
+                target: AUDIT,
+                protocol = self.limit.protocol,
+                peer = stream.peer(),
+                "connection refused: the `allow` list of the listener {} does not have this address",
+                self.limit.listener.address
+            );
+            return;
+        }
         if let Some(left) = self.limit.lacks_space() {
             let (peer, left) = (stream.peer(), left >> 20);
             self.limit.listener.refused.fetch_add(1, Ordering::Relaxed);
@@ -590,6 +625,16 @@ mod tests {
         assert!(!cut.lock().unwrap().iter().any(|number| [1000, 2000].contains(number)));
         drop((slow, from_elsewhere, other));
         assert_eq!((limit.open(), limit.half_open.lock().unwrap().len()), (0, 0));
+    }
+
+    #[test]
+    fn a_connection_accepted_before_the_networks_changed_is_not_admitted_afterwards() {
+        let limit = ConnectionLimit::new(9).for_listener("192.0.2.1:10809");
+        let admit = |last| limit.admit(Some([192, 0, 2, last].into()), || {}).unwrap();
+        let (stays, goes, unix) = (admit(7), admit(8), limit.admit(None, || {}).unwrap());
+        assert!(stays.is_admitted() && goes.is_admitted() && unix.is_admitted());
+        limit.listener().set_networks(AllowedNetworks::only(&["192.0.2.7".parse().unwrap()]));
+        assert!(stays.is_admitted() && !goes.is_admitted() && unix.is_admitted());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use blockmux_proto::event::Login;
 use blockmux_proto::volume_state::{Meter, MeterReader, VolumeTraffic};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::SystemTime;
@@ -45,6 +46,14 @@ pub struct SessionInfo {
     pub since: SystemTime,
     /// Its I/O counters; `users` is the number of volumes that it has used.
     pub traffic: VolumeTraffic,
+}
+
+impl SessionInfo {
+    /// The peer's IP address; `None` if it has none.
+    #[must_use]
+    pub fn peer_ip(&self) -> Option<IpAddr> {
+        self.peer.parse::<SocketAddr>().ok().map(|address| address.ip())
+    }
 }
 
 impl Sessions {

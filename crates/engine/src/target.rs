@@ -420,11 +420,16 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
                 Err(broken) => self.on_broken(&broken),
             }
         }
-        if !self.is_established && self.session.stage() != SessionStage::Handshake {
+        let is_new = !self.is_established && self.session.stage() != SessionStage::Handshake;
+        if is_new {
             self.is_established = true;
             self.permit.iter().for_each(Permit::establish);
         }
         self.log_events();
+        // After the session was listed, so that a change of the networks finds it here or there.
+        if is_new && self.permit.as_ref().is_some_and(|permit| !permit.is_admitted()) {
+            self.on_broken(&Broken::Withdrawn);
+        }
         if self.move_to_owner_core() {
             return Progress::Done;
         }

@@ -2,12 +2,14 @@
 
 use super::setup::check_name;
 use super::sources::{INCLUDE, Sources};
-use crate::address::ListenAddress;
+use crate::address::ApiListener;
 use crate::api::ControlPath;
 use crate::failure::Failure;
+use crate::networks;
 use crate::poll::Poll;
 use crate::protocol::{Frontends, KeyError};
 use blockmux_engine::congestion::Congestion;
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Spec, SpecError};
 use serde::{Deserialize, Deserializer, de};
@@ -34,7 +36,7 @@ pub(super) struct Config {
     #[serde(deserialize_with = "parsed")]
     pub(super) control: Option<ControlPath>,
     #[serde(deserialize_with = "parsed")]
-    pub(super) api: Option<ListenAddress>,
+    pub(super) api: Option<ApiListener>,
     pub(super) api_token_file: Option<PathBuf>,
 }
 
@@ -72,6 +74,9 @@ pub(super) struct VolumeEntry {
     pub(super) description: String,
     /// Protocols that serve it; left out: all, unless a target restricts who may use a volume.
     pub(super) protocols: Option<Vec<String>>,
+    /// Networks from which clients may use it.
+    #[serde(default, rename = "allow", deserialize_with = "networks::read")]
+    pub(super) networks: AllowedNetworks,
 }
 
 impl VolumeEntry {
@@ -90,6 +95,7 @@ impl VolumeEntry {
         let words = self.protocols.clone().map(|words| words.into_iter().map(|word| word.replace('-', "_")));
         let words = words.map(|words| words.map(toml::Value::from).collect::<Vec<_>>());
         table.extend(words.map(|words| ("protocols".to_owned(), words.into())));
+        table.extend(networks::value(&self.networks).map(|list| ("allow".to_owned(), list)));
         table
     }
 }
@@ -113,6 +119,7 @@ impl FromStr for VolumeEntry {
             read_only: false,
             description: String::new(),
             protocols: None,
+            networks: AllowedNetworks::default(),
         })
     }
 }

@@ -16,14 +16,16 @@ use crate::ctl::{
 };
 use crate::data_key::DataKey;
 use crate::log::levels::{self, Levels};
+use crate::networks;
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, Live, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
-use blockmux_engine::listener::{ConnectionLimit, ListenerCounters};
+use blockmux_engine::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::reactor::CoreStats;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
     ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState,
 };
@@ -45,7 +47,7 @@ fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
 pub(super) struct Parts {
     limit: ConnectionLimit,
     parts: Mutex<Vec<(&'static str, ConnectionLimit)>>,
-    listeners: Mutex<Vec<(&'static str, Arc<ListenerCounters>)>>,
+    listeners: Mutex<Vec<(&'static str, Arc<ListenerState>)>>,
 }
 
 impl Parts {
@@ -82,6 +84,13 @@ impl Parts {
         part
     }
 
+    /// Changes the networks from which a listener accepts connections.
+    pub(super) fn set_networks(&self, protocol: &Protocol, address: &str, networks: &AllowedNetworks) {
+        let listeners = self.listeners();
+        let own = listeners.iter().filter(|(name, own)| *name == protocol.name && own.address() == address);
+        own.for_each(|(_, own)| own.set_networks(networks.clone()));
+    }
+
     /// Removes the counters of a listener that is closed.
     pub(super) fn forget(&self, protocol: &Protocol, address: &str) {
         self.listeners().retain(|(name, own)| *name != protocol.name || own.address() != address);
@@ -91,7 +100,7 @@ impl Parts {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listeners(&self) -> MutexGuard<'_, Vec<(&'static str, Arc<ListenerCounters>)>> {
+    fn listeners(&self) -> MutexGuard<'_, Vec<(&'static str, Arc<ListenerState>)>> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -100,7 +109,7 @@ impl Parts {
 #[derive(Default)]
 pub(super) struct Figures {
     pub(super) status: ConnectionFigures,
-    pub(super) listeners: Vec<(&'static str, Arc<ListenerCounters>)>,
+    pub(super) listeners: Vec<(&'static str, Arc<ListenerState>)>,
     pub(super) volumes: Vec<VolumeFigures>,
     pub(super) sessions: Vec<SessionInfo>,
     pub(super) cores: Vec<Arc<CoreStats>>,
@@ -180,11 +189,13 @@ impl ControlServer {
                 Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
             }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
-            Request::Add { volume, read_only, description, protocols } => {
-                volume.parse().map_err(ApiError::invalid).and_then(|entry: VolumeEntry| {
+            Request::Add { volume, read_only, description, protocols, allow } => {
+                let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid);
+                networks.and_then(|networks| {
+                    let entry: VolumeEntry = volume.parse().map_err(ApiError::invalid)?;
                     let read_only = *read_only || self.opening.get().read_only;
                     let (description, protocols) = (description.clone(), protocols.clone());
-                    self.add(VolumeEntry { read_only, description, protocols, ..entry }, &mut added)
+                    self.add(VolumeEntry { read_only, description, protocols, networks, ..entry }, &mut added)
                 })
             }
             Request::Remove { name } => self.remove(name, progress).map(|()| Answer::Done),
@@ -232,6 +243,7 @@ impl ControlServer {
         opening.protocols.iter().try_for_each(|one| named.check_description(one))?;
         // Before anything is opened, which may make a file, and before anybody finds it.
         self.policy.add(&name, named.entry.protocols.clone())?;
+        self.policy.set_networks(&name, named.entry.networks.clone());
         let opened = opening.open(&named, Populate::Behind);
         let (export, served) = opened.inspect_err(|_| self.policy.remove(&name))?;
         self.policy.set_data(&name, DataKey::local_texts(&named.entry.spec));
@@ -408,6 +420,7 @@ impl ControlServer {
                 name: export.name.clone(),
                 size: info.size,
                 read_only: export.read_only || info.read_only,
+                allow: self.policy.networks_of(&export.name).networks().map(|own| own.to_string()).collect(),
                 users: traffic.users.saturating_sub(gone as u64),
                 gone,
                 traffic: traffic.into(),

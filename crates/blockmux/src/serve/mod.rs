@@ -27,7 +27,7 @@ mod state;
 
 pub(crate) use self::check::{CheckArgs, run as check};
 
-use crate::address::ListenAddress;
+use crate::address::ApiListener;
 use crate::api::ControlPath;
 use crate::failure::{Failure, cores_cannot_start};
 use crate::machine::memory_bytes;
@@ -102,7 +102,7 @@ pub(crate) struct ServeArgs {
     user: Option<ServiceUser>,
     /// Serve the HTTP API over TCP; needs --api-token-file
     #[arg(long, value_name = "ADDR")]
-    api: Option<ListenAddress>,
+    api: Option<ApiListener>,
     /// File with the token of --api's clients
     #[arg(long, value_name = "FILE")]
     api_token_file: Option<PathBuf>,

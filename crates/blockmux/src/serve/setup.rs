@@ -10,7 +10,7 @@ use super::inherited::InheritedListeners;
 use super::opening::{NamedVolume, Opening};
 use super::sources::Sources;
 use super::state;
-use crate::address::ListenAddress;
+use crate::address::{ApiListener, ListenAddress};
 use crate::api::ControlPath;
 use crate::data_key::DataKey;
 use crate::failure::Failure;
@@ -59,7 +59,7 @@ pub(super) struct Setup {
     /// Where commands are taken while it runs.
     pub(super) control: Option<ControlPath>,
     /// Where they are taken over TCP, and the file of the token that this takes.
-    pub(super) api: Option<ListenAddress>,
+    pub(super) api: Option<ApiListener>,
     pub(super) api_token_file: Option<PathBuf>,
     /// The config file and those that it includes.
     pub(super) sources: Option<Sources>,
@@ -116,6 +116,8 @@ impl Setup {
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
         let policy = policy.restricting_exports(frontends.restricting_exports());
+        let networks = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.networks.clone()));
+        let policy = policy.allowing(networks);
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {

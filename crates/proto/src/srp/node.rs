@@ -5,6 +5,7 @@
 //! are gone, because a write of theirs that comes late would undo what the new channel has written.
 
 use crate::exports::VolumeId;
+use crate::networks::AllowedNetworks;
 use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitChange, UnitSource, UnitWatcher};
 use crate::session::HangUp;
 use data_encoding::HEXLOWER;
@@ -51,6 +52,8 @@ pub struct SrpTarget {
     pub port: TargetPort,
     /// Who may log in; entries that name an initiator port come first.
     pub access: Vec<SrpAccess>,
+    /// Networks from which initiators may log in.
+    pub networks: AllowedNetworks,
 }
 
 /// Which initiator ports an access list means.

@@ -95,7 +95,7 @@ impl Volumes {
     pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[FabricsPort]) -> Arc<Subsystem> {
         // The keys of TLS are the node's.
         let at = configured.ports(ports);
-        let ConfiguredSubsystem { nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, .. } =
+        let ConfiguredSubsystem { nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, networks, .. } =
             configured;
         let namespaces = namespaces.iter().filter_map(|(nsid, namespace)| {
             let (volume, _) = self.exports.find(&namespace.volume)?;
@@ -108,7 +108,7 @@ impl Volumes {
         let groups = ana_groups.iter().map(|group| group.at(ports)).collect();
         // Ports may come later.
         let port_ids: Vec<u16> = (1..=MAX_PORTS).collect();
-        let mut made = Subsystem::new(nqn, &self.node, namespaces, hosts);
+        let mut made = Subsystem::new(nqn, &self.node, namespaces, hosts).with_networks(networks);
         if let Ok([high, low]) = random_bytes() {
             made = made.with_first_controller(u16::from_be_bytes([high, low]));
         }
@@ -166,6 +166,7 @@ impl LiveSubsystems {
         let gone = self.hosts.follow(&self.node, subsystem, (before, wanted));
         leaving.extend(gone.into_iter().map(|host| Leaving::Host(subsystem.clone(), host)));
         self.node.set_ports_of(subsystem, wanted.ports(ports));
+        self.node.set_networks_of(subsystem, wanted.networks.clone());
         let namespaces = wanted.namespaces.iter().filter_map(|(nsid, namespace)| {
             let (volume, _) = volumes.exports.find(&namespace.volume)?;
             volumes.namespace(nqn, *nsid, volume)
@@ -201,6 +202,12 @@ fn ports_of(places: &[ListenerAddress], before: &[FabricsPort]) -> Vec<FabricsPo
     tcp.into_iter().map(port).collect()
 }
 
+fn live_access(subsystem: &Subsystem) -> LiveAccess {
+    let networks = subsystem.networks();
+    let is_open = subsystem.is_open() && networks.is_everyone();
+    LiveAccess { target: subsystem.nqn.as_str().to_owned(), is_open, networks }
+}
+
 impl Live for LiveSubsystems {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let state = self.state();
@@ -222,7 +229,7 @@ impl Live for LiveSubsystems {
             let all = VolumeNames::all(&state.volumes.exports);
             all.iter().filter_map(|named| of_volume(&self.policy, &state.ports, named)).collect()
         } else {
-            own.subsystems.clone()
+            own.subsystems.iter().cloned().map(|own| own.allowed_by(service.policy)).collect()
         };
         let has_keys = wanted.iter().any(|own| !own.tls_keys.is_empty() || !own.secrets.is_empty());
         self.hosts.set_treq(own.nvme_tcp_treq);
@@ -278,7 +285,8 @@ impl Live for LiveSubsystems {
         }
         // Discovery is none of these.
         let Some(configured) = state.configured.get(&nqn) else { return true };
-        let is_listed = configured.is_open || configured.hosts.contains(&host);
+        let is_listed = (configured.is_open || configured.hosts.contains(&host))
+            && configured.networks.admits(session.peer_ip());
         let leads = session.listener.parse().is_ok_and(|at| {
             state.ports.iter().any(|port| means(&port.address, &at)) && configured.is_at(&at)
         });
@@ -319,16 +327,12 @@ impl Live for LiveSubsystems {
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
         let found = self.subsystem(target).ok()?;
-        Some(LiveAccess { target: target.to_owned(), is_open: found.is_open() })
+        Some(live_access(&found))
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
         let subsystems = self.node.subsystems().into_iter().filter(|subsystem| subsystem.has_volume(volume));
-        let access = |subsystem: Arc<Subsystem>| LiveAccess {
-            target: subsystem.nqn.as_str().to_owned(),
-            is_open: subsystem.is_open(),
-        };
-        subsystems.map(access).collect()
+        subsystems.map(|subsystem| live_access(&subsystem)).collect()
     }
 
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {

@@ -4,8 +4,10 @@
 use super::target_port;
 use crate::failure::Failure;
 use crate::protocol::alua::AluaStateName;
-use crate::protocol::policy::TargetAccess;
+use crate::networks;
+use crate::protocol::policy::{Policy, TargetAccess};
 use crate::protocol::units::Unit;
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::scsi::{AccessState, MAX_LUN, PortGroupStates, ScsiTarget, UnitChange};
 use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpNode, SrpPortId, SrpTarget};
 use serde::Deserialize;
@@ -26,6 +28,9 @@ pub(super) struct SrpTargetEntry {
     acl: Vec<SrpAclEntry>,
     /// ALUA state of the target port at first; left out: active/optimized.
     access_state: Option<AluaStateName>,
+    /// Networks from which initiators may log in.
+    #[serde(default, rename = "allow", deserialize_with = "networks::read")]
+    networks: AllowedNetworks,
 }
 
 /// One `[[srp_target.acl]]`.
@@ -47,6 +52,8 @@ pub(super) struct ConfiguredSrpTarget {
     /// Initiator ports that may log in, and the LUNs that they see; empty: everybody sees all.
     acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
     access_state: Option<AccessState>,
+    /// Networks from which initiators may log in.
+    networks: AllowedNetworks,
 }
 
 impl ConfiguredSrpTarget {
@@ -85,11 +92,11 @@ impl ConfiguredSrpTarget {
         });
         let acl = acl.collect::<Result<_, Failure>>()?;
         let access_state = entry.access_state.map(AluaStateName::word);
-        Ok(ConfiguredSrpTarget { id, luns, acl, access_state })
+        Ok(ConfiguredSrpTarget { id, luns, acl, access_state, networks: entry.networks })
     }
 
     /// The target port as it is wanted, with its units, which `unit` finds by the names of volumes.
-    pub(super) fn wanted(&self, unit: impl Fn(&str) -> Option<Unit>) -> WantedSrpTarget {
+    pub(super) fn wanted(&self, unit: impl Fn(&str) -> Option<Unit>, policy: &Policy) -> WantedSrpTarget {
         let luns = self.luns.iter().filter_map(|(lun, volume)| Some((*lun, unit(volume)?)));
         let mask = |luns: &Option<Vec<u16>>| luns.as_ref().map(|luns| luns.iter().copied().collect());
         let mut access: Vec<_> =
@@ -98,13 +105,15 @@ impl ConfiguredSrpTarget {
             access.push((None, None));
         }
         let access_state = self.access_state.unwrap_or(AccessState::ACTIVE_OPTIMIZED);
-        WantedSrpTarget { id: self.id, luns: luns.collect(), access, access_state }
+        let of_volumes = self.luns.values().map(|volume| policy.networks_of(volume));
+        let networks = of_volumes.fold(self.networks.clone(), |networks, own| networks.and(&own));
+        WantedSrpTarget { id: self.id, luns: luns.collect(), access, access_state, networks }
     }
 
     /// Who may use its volumes. A port identifier is no proof, but keeps others out as an iSCSI
     /// name does.
     pub(super) fn access(&self) -> TargetAccess {
-        let is_open = self.acl.is_empty();
+        let is_open = self.acl.is_empty() && self.networks.is_everyone();
         TargetAccess {
             kind: "srp_target",
             name: self.id.to_string(),
@@ -125,6 +134,8 @@ pub(super) struct WantedSrpTarget {
     /// Who may log in, `None` for everybody, and the LUNs that it sees, `None` for all.
     pub(super) access: Vec<(Option<SrpInitiators>, Option<BTreeSet<u16>>)>,
     pub(super) access_state: AccessState,
+    /// Networks from which initiators may log in.
+    pub(super) networks: AllowedNetworks,
 }
 
 impl WantedSrpTarget {
@@ -163,7 +174,7 @@ impl WantedSrpTarget {
             SrpAccess { initiator, target }
         });
         let access = access.collect();
-        SrpTarget { id: self.id, port, access }
+        SrpTarget { id: self.id, port, access, networks: self.networks }
     }
 }
 

@@ -74,7 +74,7 @@ impl All {
         out.single("blockmux_connections_limit", "Most connections at a time", None, ConstGauge::new(limit))?;
         let help = "Closed connections whose I/O has not ended";
         out.single("blockmux_orphaned_connections", help, None, ConstGauge::new(status.gone as f64))?;
-        let of = |value: fn(&blockmux_engine::listener::ListenerCounters) -> u64| {
+        let of = |value: fn(&blockmux_engine::listener::ListenerState) -> u64| {
             listeners.iter().map(move |(protocol, listener)| {
                 (vec![("protocol", *protocol), ("listener", listener.address())], value(listener))
             })

@@ -197,9 +197,9 @@ async fn volume(State(shared): State<Shared>, Param(name): Param<String>) -> Res
     )
 )]
 async fn add(State(shared): State<Shared>, headers: HeaderMap, Body(body): Body<AddVolume>) -> Response {
-    let AddVolume { volume, read_only, description, protocols } = body;
+    let AddVolume { volume, read_only, description, protocols, allow } = body;
     let action = format!("add {volume}");
-    let request = Request::Add { volume, read_only, description, protocols };
+    let request = Request::Add { volume, read_only, description, protocols, allow };
     shared.act(action, request, &headers, StatusCode::CREATED).await
 }
 

@@ -209,6 +209,15 @@ impl Reloader {
                 }
             }
         };
+        for place in &places {
+            if let Place::Stays(_, listener) = place {
+                self.parts.set_networks(
+                    listener.protocol,
+                    &listener.place.to_string(),
+                    &listener.networks,
+                );
+            }
+        }
         follow(&lives);
         // Sessions that may not go on have time to end.
         let gone: BTreeSet<String> = gone.iter().map(|own| own.listener.place.to_string()).collect();
@@ -221,6 +230,7 @@ impl Reloader {
         let must_go = |session: &SessionInfo| {
             let live = by_name(session.login.protocol).and_then(|protocol| live_of(&lives, protocol));
             gone.contains(&session.listener)
+                || !self.policy.admits(&session.listener, session.peer_ip())
                 || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
                 || live.is_some_and(|live| !live.keeps(session))
         };
