@@ -149,9 +149,9 @@ impl ListenerEntry {
                     "`{text}`: clients of a Unix socket have no IP addresses; remove `allow`, and limit who may use the \
                      socket by the permissions of its directory"
                 ),
-                Carrier::Frames => format!(
-                    "`{text}`: AoE clients have no IP addresses; remove `allow`, and use MAC masks"
-                ),
+                Carrier::Frames => {
+                    format!("`{text}`: AoE clients have no IP addresses; remove `allow`, and use MAC masks")
+                }
             });
         }
         Ok(ListenerEntry { address, volumes, networks })
@@ -192,7 +192,9 @@ fn read_parameters(text: &str, parameters: &str) -> Result<(Option<Vec<String>>,
             let list = list.map_err(|error| format!("`{text}`: allow: {error}"))?;
             networks.replace(AllowedNetworks::only(&list)).is_some()
         } else {
-            return Err(format!("`{text}`: `{parameter}` is no parameter of a listener; write volumes=NAME,NAME or allow=NETWORK,NETWORK"));
+            return Err(format!(
+                "`{text}`: `{parameter}` is no parameter of a listener; write volumes=NAME,NAME or allow=NETWORK,NETWORK"
+            ));
         };
         if is_twice {
             return Err(format!("`{text}`: `{parameter}` is the second of its kind; remove one"));
@@ -369,7 +371,9 @@ mod tests {
             let error = read(text).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-        assert!(ListenerEntry::read(Carrier::Frames, "eth0?allow=::1").unwrap_err().contains("use MAC masks"));
+        assert!(
+            ListenerEntry::read(Carrier::Frames, "eth0?allow=::1").unwrap_err().contains("use MAC masks")
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// Starts serving a connection on the calling core. The permit is held as long as the connection
@@ -44,6 +44,8 @@ pub struct ConnectionLimit {
     protocol: &'static str,
     listener: Arc<ListenerState>,
     sessions: Sessions,
+    /// Seconds until a connection must have logged in; 0: as long as its protocol lets it.
+    login_timeout_s: Arc<AtomicU64>,
 }
 
 /// State of one listener, which its connections and monitoring share.
@@ -103,6 +105,9 @@ pub struct Permit {
     protocol: &'static str,
     /// The peer's address; `None` if it has no IP address.
     peer: Option<IpAddr>,
+    login_timeout: Option<Duration>,
+    /// When the connection must have logged in, on whatever core it is.
+    login_by: Option<Instant>,
     listener: Arc<ListenerState>,
     sessions: Sessions,
     /// The list of replaceable connections that holds this one: during its handshake, or once it
@@ -191,6 +196,7 @@ impl ConnectionLimit {
             protocol: "",
             listener: Arc::default(),
             sessions: Sessions::default(),
+            login_timeout_s: Arc::default(),
         }
     }
 
@@ -217,6 +223,13 @@ impl ConnectionLimit {
     /// Changes the limit. Connections beyond it stay; new ones are refused until there is room.
     pub fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
+    }
+
+    /// Changes the time in which a connection must log in, in whole seconds, from the next
+    /// connection on. `None`, and more than a protocol's own limit, leaves it to the protocol.
+    pub fn set_login_timeout(&self, timeout: Option<Duration>) {
+        let seconds = timeout.map_or(0, |timeout| timeout.as_secs().max(1));
+        self.login_timeout_s.store(seconds, Ordering::Relaxed);
     }
 
     /// The list of sessions of all protocols.
@@ -309,6 +322,11 @@ impl ConnectionLimit {
             is_orphaned: false,
             protocol: self.protocol,
             peer: None,
+            login_timeout: match self.login_timeout_s.load(Ordering::Relaxed) {
+                0 => None,
+                seconds => Some(Duration::from_secs(seconds)),
+            },
+            login_by: None,
             listener: self.listener.clone(),
             sessions: self.sessions.clone(),
             entered: None,
@@ -341,6 +359,12 @@ impl Permit {
     #[must_use]
     pub fn is_admitted(&self) -> bool {
         self.listener.admits(self.peer)
+    }
+
+    /// When the connection must have logged in, if that is limited; `now` is when it was accepted.
+    pub(crate) fn login_by(&mut self, now: Instant) -> Option<Instant> {
+        let timeout = self.login_timeout?;
+        Some(*self.login_by.get_or_insert_with(|| now.checked_add(timeout).unwrap_or(now)))
     }
 
     /// The handshake is complete: the connection is no longer replaceable.

@@ -62,11 +62,7 @@ fn canonical(network: IpNet) -> IpNet {
 impl fmt::Display for Network {
     /// Writes an address without a prefix.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.prefix_len() == self.0.max_prefix_len() {
-            self.0.addr().fmt(f)
-        } else {
-            self.0.fmt(f)
-        }
+        if self.0.prefix_len() == self.0.max_prefix_len() { self.0.addr().fmt(f) } else { self.0.fmt(f) }
     }
 }
 
@@ -165,8 +161,14 @@ mod tests {
         }
         for (text, expected) in [
             ("10.0.0.1/8", "`10.0.0.1/8` has bits beyond its prefix; write 10.0.0.0/8"),
-            ("10.0.0.0/33", "`10.0.0.0/33` is no network; write it as 10.0.0.0/8, 2001:db8::/32, or an address"),
-            ("example.com", "`example.com` is no network; write it as 10.0.0.0/8, 2001:db8::/32, or an address"),
+            (
+                "10.0.0.0/33",
+                "`10.0.0.0/33` is no network; write it as 10.0.0.0/8, 2001:db8::/32, or an address",
+            ),
+            (
+                "example.com",
+                "`example.com` is no network; write it as 10.0.0.0/8, 2001:db8::/32, or an address",
+            ),
             ("", "`` is no network; write it as 10.0.0.0/8, 2001:db8::/32, or an address"),
         ] {
             assert_eq!(text.parse::<Network>().unwrap_err().to_string(), expected);

@@ -54,7 +54,12 @@ impl Pair {
         let units =
             ScsiTarget::new(&TARGET.name_string(), vec![port.clone()]).with_unit(0, VolumeId(0), unit);
         let access = vec![SrpAccess { initiator: None, target: Arc::new(units) }];
-        let node = Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access, networks: AllowedNetworks::default() }]));
+        let node = Arc::new(SrpNode::new(vec![SrpTarget {
+            id: TARGET,
+            port,
+            access,
+            networks: AllowedNetworks::default(),
+        }]));
         let mut target = TargetSession::new(node, Pool::new(16 << 20), Arc::new(|| {}), now);
         let config = Config {
             initiator: SrpPortId([1; 16]),

@@ -40,7 +40,15 @@ impl Served {
         let units = ScsiTarget::new(&TARGET.name_string(), vec![port.clone()]);
         let target = Arc::new(units.with_unit(0, VolumeId(0), unit));
         let access = vec![SrpAccess { initiator: None, target }];
-        Served { node: Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access, networks: AllowedNetworks::default() }])), exports }
+        Served {
+            node: Arc::new(SrpNode::new(vec![SrpTarget {
+                id: TARGET,
+                port,
+                access,
+                networks: AllowedNetworks::default(),
+            }])),
+            exports,
+        }
     }
 
     /// The target's end of a connection that an initiator asks for, and the initiator's.

@@ -560,7 +560,9 @@ impl Shared {
                 || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
             // A volume that is restricted makes a better message, where this would open it.
             let is_of_some = !self.restricts(listener.protocol.served_as())
-                && volumes.keys().any(|volume| self.is_restricted(volume) && self.rule_of(volume).words.is_none());
+                && volumes
+                    .keys()
+                    .any(|volume| self.is_restricted(volume) && self.rule_of(volume).words.is_none());
             if !is_of_use && !is_of_some && !may_change {
                 let option = listener.protocol.key();
                 let why =
@@ -836,10 +838,13 @@ mod tests {
             let allowed = std::iter::once(("a".to_owned(), networks()));
             Policy::new(targets, volumes)?.allowing(allowed).at(listeners, false)
         };
-        let (nbd, aoe) = (|| listener(&NBD, None, true), || PolicyListener {
-            place: ListenerAddress::Interface("eth0".to_owned()),
-            ..listener(&AOE, None, true)
-        });
+        let (nbd, aoe) = (
+            || listener(&NBD, None, true),
+            || PolicyListener {
+                place: ListenerAddress::Interface("eth0".to_owned()),
+                ..listener(&AOE, None, true)
+            },
+        );
         let alone = with(Vec::new(), [None, None], vec![nbd()]).unwrap();
         assert!(alone.serves(&NBD, &place(&NBD), "a") && alone.networks_of("a") == networks());
         assert!(alone.networks_of("b").is_everyone());

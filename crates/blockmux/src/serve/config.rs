@@ -30,6 +30,9 @@ pub(super) struct Config {
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
     pub(super) max_connections: Option<NonZeroUsize>,
+    /// In seconds, as the next one.
+    pub(super) login_timeout: Option<u64>,
+    pub(super) idle_timeout: Option<u64>,
     #[serde(deserialize_with = "parsed")]
     pub(super) congestion: Option<Congestion>,
     pub(super) state: Option<PathBuf>,
@@ -41,12 +44,14 @@ pub(super) struct Config {
 }
 
 /// The keys of [`Config`].
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 12] = [
     "volume",
     "read_only",
     "cores",
     "poll",
     "max_connections",
+    "login_timeout",
+    "idle_timeout",
     "congestion",
     "state",
     "control",
@@ -233,6 +238,8 @@ mod tests {
             poll = 'never'
             congestion = 'cubic'
             max_connections = 10
+            login_timeout = 5
+            idle_timeout = 3600
             state = '/s'
             read_only = true
             [[volume]]
@@ -258,6 +265,7 @@ mod tests {
         assert_eq!((frontends.listeners().len(), config.read_only), (2, true));
         assert_eq!((config.cores, config.poll), (NonZeroUsize::new(2), Some(Poll::Never)));
         assert_eq!(config.max_connections, NonZeroUsize::new(10));
+        assert_eq!((config.login_timeout, config.idle_timeout), (Some(5), Some(3600)));
         assert_eq!(config.congestion, Some("cubic".parse().unwrap()));
         assert_eq!(config.state.as_deref(), Some(Path::new("/s")));
         assert_eq!(parse("").unwrap(), Config::default());

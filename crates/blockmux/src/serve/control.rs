@@ -31,6 +31,7 @@ use blockmux_proto::volume_state::{
 };
 use blockmux_volume::{Resize, ResizeError};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,12 +49,19 @@ pub(super) struct Parts {
     limit: ConnectionLimit,
     parts: Mutex<Vec<(&'static str, ConnectionLimit)>>,
     listeners: Mutex<Vec<(&'static str, Arc<ListenerState>)>>,
+    /// Seconds after which a client without requests is disconnected; 0: never.
+    idle_timeout_s: AtomicU64,
 }
 
 impl Parts {
     /// No protocol yet.
     pub(super) fn new(limit: ConnectionLimit) -> Parts {
-        Parts { limit, parts: Mutex::default(), listeners: Mutex::default() }
+        Parts {
+            limit,
+            parts: Mutex::default(),
+            listeners: Mutex::default(),
+            idle_timeout_s: AtomicU64::new(0),
+        }
     }
 
     /// Who is logged in, whatever the protocol.
@@ -64,6 +72,19 @@ impl Parts {
     /// Changes the bound.
     pub(super) fn set_most(&self, most: usize) {
         self.limit.set_most(most);
+    }
+
+    /// Changes the time in which connections must log in, and that after which clients without
+    /// requests are disconnected.
+    pub(super) fn set_timeouts(&self, login: Option<Duration>, idle: Option<Duration>) {
+        self.limit.set_login_timeout(login);
+        self.idle_timeout_s.store(idle.map_or(0, |idle| idle.as_secs()), Ordering::Relaxed);
+    }
+
+    /// How long a client may send no request, if that is limited.
+    pub(super) fn idle_timeout(&self) -> Option<Duration> {
+        let seconds = self.idle_timeout_s.load(Ordering::Relaxed);
+        (seconds > 0).then(|| Duration::from_secs(seconds))
     }
 
     /// What a new listener of a protocol asks for a share of each connection. Its counters are

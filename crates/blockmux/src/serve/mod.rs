@@ -14,6 +14,7 @@ mod config;
 mod control;
 mod flush;
 mod identity;
+mod idle;
 mod inherited;
 mod late;
 mod listen;
@@ -230,6 +231,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let kept_space = (setup.cores * buffers + SPACE_BESIDE_BUFFERS) as u64;
     let limit = ConnectionLimit::new(setup.max_connections).reserving_space(kept_space);
     let parts = Arc::new(Parts::new(limit.clone()));
+    parts.set_timeouts(setup.login_timeout, setup.idle_timeout);
     if let Some(user) = &user {
         let control = setup.control.as_ref().map(|ControlPath(path)| path.as_path());
         user.become_it(setup.state.as_deref(), control)?;
@@ -249,6 +251,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     }
     alive::watch(reloader.cores(), &sender);
     let sizes = sizes::watch(&setup, &exports)?;
+    let idle = idle::watch(&setup, &parts, reloader.cores().inboxes())?;
     let reloader = Arc::new(reloader);
     let control = ControlServer {
         exports: exports.clone(),
@@ -285,7 +288,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     };
     service_manager::stopping();
     // What is asked of it from here on concerns nobody any more.
-    drop((api, sizes, watchdog));
+    drop((api, sizes, idle, watchdog));
     info!("{}; another signal ends it at once", late::beginning(&limit, GRACE));
     let cores = Arc::into_inner(reloader).and_then(Reloader::into_cores);
     let cores = cores.ok_or_else(|| Failure::run("something still uses the cores"))?;

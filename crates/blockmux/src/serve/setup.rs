@@ -26,6 +26,7 @@ use blockmux_volume::Spec;
 use rustix::thread::CapabilitySet;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -52,6 +53,10 @@ pub(super) struct Setup {
     pub(super) asked_cores: Option<usize>,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
+    /// Time in which a connection must log in; `None`: that of its protocol.
+    pub(super) login_timeout: Option<Duration>,
+    /// Time after which a client without requests is disconnected.
+    pub(super) idle_timeout: Option<Duration>,
     /// Of every TCP connection; `None`: the system's.
     pub(super) congestion: Option<Congestion>,
     /// Where reservations are kept; `None` if there is no such place.
@@ -135,6 +140,8 @@ impl Setup {
         let cores = at_most(MAX_CORES, "cores", asked_cores, processors)?;
         let max_connections = args.max_connections.or(config.max_connections);
         let max_connections = at_most(MAX_CONNECTIONS, "connections", max_connections, DEFAULT_CONNECTIONS)?;
+        let login_timeout = seconds("login_timeout", config.login_timeout, LOGIN_TIMEOUTS)?;
+        let idle_timeout = seconds("idle_timeout", config.idle_timeout, IDLE_TIMEOUTS)?;
         let state = args.state.or(config.state);
         if let Some(directory) = &state {
             // Who relies on it should not learn of it from the first initiator that does.
@@ -156,6 +163,8 @@ impl Setup {
             asked_cores: asked_cores.map(NonZeroUsize::get),
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections,
+            login_timeout,
+            idle_timeout,
             congestion,
             control: args.control.or(config.control),
             api: args.api.or(config.api),
@@ -273,6 +282,23 @@ fn at_most(most: usize, what: &str, asked: Option<NonZeroUsize>, otherwise: usiz
     }
 }
 
+/// A timeout within these bounds.
+fn seconds(
+    key: &str,
+    written: Option<u64>,
+    bounds: RangeInclusive<u64>,
+) -> Result<Option<Duration>, Failure> {
+    match written {
+        Some(seconds) if !bounds.contains(&seconds) => {
+            let (least, most) = bounds.into_inner();
+            Err(Failure::request(format!(
+                "{key} = {seconds}: write {least} to {most} seconds, or leave it out"
+            )))
+        }
+        seconds => Ok(seconds.map(Duration::from_secs)),
+    }
+}
+
 /// Gives names to those without and sees to it that none comes twice.
 fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
     if entries.is_empty() {
@@ -335,6 +361,10 @@ pub(super) const LARGEST: u64 = i64::MAX as u64;
 /// How long the daemon populates RAM volumes before it is ready; it goes on in the background.
 const POPULATING: Duration = Duration::from_secs(1);
 const MAX_CORES: usize = 256;
+/// In seconds. Every protocol's own limit is at most 30 s.
+const LOGIN_TIMEOUTS: RangeInclusive<u64> = 1..=30;
+/// In seconds, up to a year. What is shorter would disconnect clients between two requests.
+const IDLE_TIMEOUTS: RangeInclusive<u64> = 5..=31_536_000;
 const DEFAULT_CONNECTIONS: usize = 4096;
 /// As many descriptors as the system gives a process unless it was told otherwise.
 const MAX_CONNECTIONS: usize = 1 << 20;

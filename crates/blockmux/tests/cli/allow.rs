@@ -79,7 +79,9 @@ fn an_nbd_export_is_refused_by_policy_and_not_listed_elsewhere() {
     assert!(url.ends_with("/a"), "{url}");
     let refusal = info(&url).unwrap_err();
     assert!(refusal.contains("the export's `allow` list does not have the client's address"), "{refusal}");
-    served.daemon.wait_for_line("login refused: the export's `allow` list does not have the client's address");
+    served
+        .daemon
+        .wait_for_line("login refused: the export's `allow` list does not have the client's address");
     let portal = url.strip_suffix('a').unwrap();
     // The default export is still the first, and not another one for other addresses.
     assert!(info(portal).unwrap_err().contains("`allow` list"));
@@ -98,7 +100,9 @@ fn an_nbd_export_is_refused_by_policy_and_not_listed_elsewhere() {
     served.write(&two_volumes("", "'127.0.0.0/31'"));
     let planned = served.said(&["diff"]);
     assert!(
-        planned.starts_with("~ volume a: allow: [\"127.0.0.2\"] -> [\"127.0.0.0/31\"]\n    affects nbd client 127.0.0.2:"),
+        planned.starts_with(
+            "~ volume a: allow: [\"127.0.0.2\"] -> [\"127.0.0.0/31\"]\n    affects nbd client 127.0.0.2:"
+        ),
         "{planned}"
     );
     assert_eq!(planned.matches("affects").count(), 1, "{planned}");
@@ -174,7 +178,8 @@ fn every_target_refuses_logins_from_elsewhere_and_discovery_does_not_name_it() {
         assert!(iscsi.is_closed());
     });
     let done = served.reload(&config("'127.0.0.2', '127.0.0.3'"));
-    for who in ["affected iscsi iqn.2026-11.i:one at 127.0.0.1:", &format!("affected nvme-tcp {HOST} at 127.0.0.1:")]
+    for who in
+        ["affected iscsi iqn.2026-11.i:one at 127.0.0.1:", &format!("affected nvme-tcp {HOST} at 127.0.0.1:")]
     {
         assert!(done.contains(who), "{done}");
     }
@@ -211,7 +216,10 @@ fn the_networks_of_a_volume_hold_for_the_targets_that_have_it() {
     assert!(!attached.status.success());
     let refused = served.ctl(&["attach", "a", "nqn.2026-11.blockmux:b"]);
     let said = text(&refused.stderr);
-    assert!(said.contains("volume `a`: its `allow` list is not that of target `nqn.2026-11.blockmux:b`"), "{said}");
+    assert!(
+        said.contains("volume `a`: its `allow` list is not that of target `nqn.2026-11.blockmux:b`"),
+        "{said}"
+    );
     served.reload(&config("'127.0.0.1'"));
     for url in [&own, &iscsi, &other] {
         info(url).unwrap();
@@ -241,13 +249,24 @@ fn what_networks_protect_in_one_protocol_is_not_open_in_another() {
         )
     };
     let said = check(&target("")).unwrap_err();
-    assert!(said.contains("restricts who may use it (iscsi)") && said.contains("[\"iscsi\", \"nbd\"]"), "{said}");
+    assert!(
+        said.contains("restricts who may use it (iscsi)") && said.contains("[\"iscsi\", \"nbd\"]"),
+        "{said}"
+    );
     check(&target("protocols = ['iscsi', 'nbd']")).unwrap();
     check(&target("allow = ['127.0.0.1']\nprotocols = ['iscsi', 'nbd']")).unwrap();
     for (config, line, what) in [
-        (two_volumes("?allow=10.0.0.1/8", ""), 1, "allow: `10.0.0.1/8` has bits beyond its prefix; write 10.0.0.0/8"),
+        (
+            two_volumes("?allow=10.0.0.1/8", ""),
+            1,
+            "allow: `10.0.0.1/8` has bits beyond its prefix; write 10.0.0.0/8",
+        ),
         (two_volumes("", "'10.0.0.0/33'"), 5, "`10.0.0.0/33` is no network; write it as 10.0.0.0/8"),
-        ("nbd = ['unix:s?allow=::1']\n[[volume]]\nspec = 'mem:1m'".to_owned(), 1, "have no IP addresses; remove `allow`"),
+        (
+            "nbd = ['unix:s?allow=::1']\n[[volume]]\nspec = 'mem:1m'".to_owned(),
+            1,
+            "have no IP addresses; remove `allow`",
+        ),
     ] {
         let said = check(&config).unwrap_err();
         assert!(said.contains(&format!("b.toml:{line}: ")) && said.contains(what), "{said}");
@@ -260,7 +279,8 @@ fn the_api_is_there_for_clients_in_its_networks_alone() {
     let token = files.path().join("token");
     fs::write(&token, "secret-token").unwrap();
     fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
-    let args = ["a=mem:1m", "--api", "127.0.0.1:0?allow=127.0.0.2", "--api-token-file", token.to_str().unwrap()];
+    let args =
+        ["a=mem:1m", "--api", "127.0.0.1:0?allow=127.0.0.2", "--api-token-file", token.to_str().unwrap()];
     let mut daemon = Daemon::serve(&args);
     let api = daemon.json["api"].as_str().unwrap().to_owned();
     let ask = |mut stream: TcpStream| {

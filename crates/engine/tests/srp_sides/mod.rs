@@ -17,7 +17,12 @@ pub(crate) fn node(exports: &Exports) -> Arc<SrpNode> {
         let identity = UnitIdentity { read_only: export.read_only, ..UnitIdentity::of(&export.name) };
         let unit = LogicalUnit::new(identity, export.volume.clone());
         let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_unit(0, volume, unit);
-        SrpTarget { id, port, access: vec![SrpAccess { initiator: None, target: Arc::new(units) }], networks: AllowedNetworks::default() }
+        SrpTarget {
+            id,
+            port,
+            access: vec![SrpAccess { initiator: None, target: Arc::new(units) }],
+            networks: AllowedNetworks::default(),
+        }
     });
     Arc::new(SrpNode::new(targets.collect()))
 }

@@ -99,7 +99,9 @@ impl Exports {
     #[must_use]
     pub fn is_refused(&self, name: &str) -> bool {
         if name.is_empty() {
-            return self.first().is_some_and(|(_, export)| self.access(&export.name) == ExportAccess::Refused);
+            return self
+                .first()
+                .is_some_and(|(_, export)| self.access(&export.name) == ExportAccess::Refused);
         }
         self.access(name) == ExportAccess::Refused && self.entries().any(|(_, export)| export.name == name)
     }
@@ -174,9 +176,8 @@ impl Exports {
     /// All exports that are currently offered, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (VolumeId, Arc<Export>)> + use<> {
         let offered = self.offered.clone();
-        let is_offered = move |name: &str| {
-            offered.as_ref().is_none_or(|access| access(name) == ExportAccess::Offered)
-        };
+        let is_offered =
+            move |name: &str| offered.as_ref().is_none_or(|access| access(name) == ExportAccess::Offered);
         self.entries().filter(move |(_, export)| is_offered(&export.name))
     }
 
@@ -247,7 +248,10 @@ mod tests {
             _ => ExportAccess::Offered,
         });
         assert!(some.find("b").is_none() && some.default_export().is_none());
-        assert_eq!(["", "a", "b", "c", "d"].map(|name| some.is_refused(name)), [true, false, true, false, false]);
+        assert_eq!(
+            ["", "a", "b", "c", "d"].map(|name| some.is_refused(name)),
+            [true, false, true, false, false]
+        );
         assert_eq!(some.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), [2]);
         assert!(!exports.is_refused("b") && exports.default_export().is_some());
     }

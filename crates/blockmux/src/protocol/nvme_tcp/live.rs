@@ -95,8 +95,9 @@ impl Volumes {
     pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[FabricsPort]) -> Arc<Subsystem> {
         // The keys of TLS are the node's.
         let at = configured.ports(ports);
-        let ConfiguredSubsystem { nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, networks, .. } =
-            configured;
+        let ConfiguredSubsystem {
+            nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, networks, ..
+        } = configured;
         let namespaces = namespaces.iter().filter_map(|(nsid, namespace)| {
             let (volume, _) = self.exports.find(&namespace.volume)?;
             self.namespace(&nqn, *nsid, volume)
@@ -225,7 +226,7 @@ impl Live for LiveSubsystems {
         self.node.set_places(state.ports.clone(), own.referrals.clone());
         state.volumes.has_own = own.subsystems.is_empty();
         state.volumes.configured = own.namespaces();
-        let wanted = if own.subsystems.is_empty() {
+        let wanted: Vec<ConfiguredSubsystem> = if own.subsystems.is_empty() {
             let all = VolumeNames::all(&state.volumes.exports);
             all.iter().filter_map(|named| of_volume(&self.policy, &state.ports, named)).collect()
         } else {

@@ -3,8 +3,8 @@
 
 use super::target_port;
 use crate::failure::Failure;
-use crate::protocol::alua::AluaStateName;
 use crate::networks;
+use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::{Policy, TargetAccess};
 use crate::protocol::units::Unit;
 use blockmux_proto::networks::AllowedNetworks;

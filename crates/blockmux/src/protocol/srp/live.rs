@@ -58,7 +58,9 @@ impl LiveSrpTargets {
                 places.iter().any(|place| self.policy.serves(&SRP, place, &named.export))
             };
             let all = named.iter().filter(is_served);
-            return all.filter_map(|named| Some(own_target(named, self.units.of(named.volume)?, &self.policy))).collect();
+            return all
+                .filter_map(|named| Some(own_target(named, self.units.of(named.volume)?, &self.policy)))
+                .collect();
         }
         let ids: BTreeMap<&str, VolumeId> =
             named.iter().map(|named| (named.export.as_str(), named.volume)).collect();

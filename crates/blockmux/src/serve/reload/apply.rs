@@ -12,7 +12,7 @@ use crate::serve::flush;
 use crate::serve::identity::warn_of_twins;
 use crate::serve::listen::{self, BoundPlace};
 use crate::serve::setup::Setup;
-use blockmux_engine::sessions::SessionInfo;
+use blockmux_engine::sessions::{SessionInfo, WITHDRAWN};
 use blockmux_proto::exports::{Export, Removed};
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Resize;
@@ -211,11 +211,7 @@ impl Reloader {
         };
         for place in &places {
             if let Place::Stays(_, listener) = place {
-                self.parts.set_networks(
-                    listener.protocol,
-                    &listener.place.to_string(),
-                    &listener.networks,
-                );
+                self.parts.set_networks(listener.protocol, &listener.place.to_string(), &listener.networks);
             }
         }
         follow(&lives);
@@ -234,7 +230,7 @@ impl Reloader {
                 || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
                 || live.is_some_and(|live| !live.keeps(session))
         };
-        let draining = self.parts.sessions().drain(must_go);
+        let draining = self.parts.sessions().drain(WITHDRAWN, must_go);
         self.cores.wake_all();
         wait(DRAIN, || draining.left().is_empty());
         let late = draining.left();
@@ -282,6 +278,7 @@ impl Reloader {
         }
         follow(&lives);
         self.parts.set_most(setup.max_connections);
+        self.parts.set_timeouts(setup.login_timeout, setup.idle_timeout);
         // Last, so that who connects finds everything.
         let mut kept = kept.into_iter().map(|own| (own.listener.place.to_string(), own)).collect::<Vec<_>>();
         for place in places {

@@ -7,8 +7,8 @@
 use crate::address::ListenerEntry;
 use crate::ctl::{PlanReport, PlannedChange};
 use crate::networks;
-use crate::protocol::{Carrier, Frontends};
 use crate::protocol::frontend::TargetTables;
+use crate::protocol::{Carrier, Frontends};
 use crate::serve::setup::VOLUMES;
 use blockmux_engine::sessions::SessionInfo;
 use std::collections::BTreeSet;
@@ -323,7 +323,8 @@ fn affects(
 ) -> bool {
     let login = &session.login;
     let is_loss = change.before.is_some();
-    let is_kept_out = is_networks(&change.path) && !networks::admits(change.after.as_ref(), session.peer_ip());
+    let is_kept_out =
+        is_networks(&change.path) && !networks::admits(change.after.as_ref(), session.peer_ip());
     if let Some((name, key)) = change.of_volume() {
         let is_gone = key.is_none() && change.after.is_none();
         let is_replaced = steps.iter().any(|(own, step)| own == name && *step == VolumeStep::Replace);

@@ -92,7 +92,8 @@ impl FullFeatureConnection {
         now: Instant,
     ) -> FullFeatureConnection {
         let key = shared.borrow_mut().add_connection(&mut established, &with.waker);
-        let connection = TargetConnection::new(key, &established, with.addresses, with.pool, with.sender, now);
+        let connection =
+            TargetConnection::new(key, &established, with.addresses, with.pool, with.sender, now);
         FullFeatureConnection { connection, shared: shared.clone() }
     }
 

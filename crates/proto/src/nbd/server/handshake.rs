@@ -480,7 +480,10 @@ impl ServerHandshake {
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<Export>), OptionError> {
         let found = if name.is_empty() { self.exports.default_export() } else { self.exports.find(name) };
         found.ok_or_else(|| match self.exports.is_refused(name) {
-            true => OptionError(Rep::NBD_REP_ERR_POLICY, "the export's `allow` list does not have the client's address"),
+            true => OptionError(
+                Rep::NBD_REP_ERR_POLICY,
+                "the export's `allow` list does not have the client's address",
+            ),
             false => OptionError(Rep::NBD_REP_ERR_UNKNOWN, "no such export"),
         })
     }

@@ -32,7 +32,15 @@ fn node() -> (Arc<SrpNode>, Exports) {
     let units = ScsiTarget::new(&TARGET.name_string(), vec![port.clone()]);
     let target = Arc::new(units.with_unit(0, VolumeId(0), unit));
     let access = vec![SrpAccess { initiator: None, target }];
-    (Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access, networks: AllowedNetworks::default() }])), exports)
+    (
+        Arc::new(SrpNode::new(vec![SrpTarget {
+            id: TARGET,
+            port,
+            access,
+            networks: AllowedNetworks::default(),
+        }])),
+        exports,
+    )
 }
 
 fn config() -> Config {

@@ -36,7 +36,12 @@ fn node() -> (Arc<SrpNode>, Exports) {
         let port = TargetPort { relative_id: group, group, name: id.name_string().into() };
         let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_states(&states);
         let target = Arc::new(units.with_unit(0, VolumeId(0), unit.clone()));
-        SrpTarget { id, port, access: vec![SrpAccess { initiator, target }], networks: AllowedNetworks::default() }
+        SrpTarget {
+            id,
+            port,
+            access: vec![SrpAccess { initiator, target }],
+            networks: AllowedNetworks::default(),
+        }
     };
     (
         Arc::new(SrpNode::new(vec![

@@ -234,7 +234,7 @@ fn a_subsystem_is_there_for_hosts_in_its_networks_alone() {
     let mut near = discoverer(inside);
     let mut far = discoverer(outside);
     listens(&mut far, AEC_DISCOVERY_CHANGE);
-    far.send(admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]);
+    far.send(&mut admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]);
     assert_eq!((names(&mut near), names(&mut far)), (vec![3, 2], vec![3, 2]));
     node.0.set_networks_of(&subsystem, AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]));
     far.pump.turn();
@@ -244,7 +244,7 @@ fn a_subsystem_is_there_for_hosts_in_its_networks_alone() {
     let mut stranger = from(outside);
     assert_eq!(refusal(&stranger.connect(0, CNTLID_DYNAMIC, 0)), refused);
     assert!(matches!(
-        stranger.pump.session.poll_event(),
+        stranger.pump.session.audit.pop(),
         Some(AuditEvent::Refused { ref reason, .. }) if reason.contains("its address is not in an allow-list")
     ));
     assert!(from(inside).connect(0, CNTLID_DYNAMIC, 0).status.is_success());

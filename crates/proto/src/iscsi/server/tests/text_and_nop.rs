@@ -67,7 +67,8 @@ fn a_target_is_there_for_initiators_in_its_networks_alone() {
     target.networks = AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]);
     node.replace(target);
     let connect = |client: [u8; 4]| {
-        let mut initiator = ScriptedInitiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+        let mut initiator =
+            ScriptedInitiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
         initiator.pump.session =
             IscsiTargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now())
                 .with_client(Some(client.into()));

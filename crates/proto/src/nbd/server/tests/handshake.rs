@@ -1,6 +1,8 @@
 //! The handshake, option by option.
 
 use super::*;
+use crate::event::AuditEvent;
+use crate::exports::ExportAccess;
 use std::time::Instant;
 
 #[test]
@@ -123,7 +125,9 @@ fn an_export_whose_networks_do_not_have_the_client_is_refused_and_not_listed() {
         let answer = session.exchange(&option(opt, &info_data(name, &[])));
         assert_eq!(answer, rep(opt, Rep::NBD_REP_ERR_POLICY, why), "{opt:?} {name}");
         let event = session.session.poll_event();
-        assert!(matches!(event, Some(AuditEvent::Refused { ref reason, .. }) if reason.contains("`allow` list")));
+        assert!(
+            matches!(event, Some(AuditEvent::Refused { ref reason, .. }) if reason.contains("`allow` list"))
+        );
     }
     let error = connect().client_sends(&option(Opt::NBD_OPT_EXPORT_NAME, b"disk0")).unwrap_err();
     assert_eq!(error.what, "chose an export whose `allow` list does not have its address");
