@@ -32,6 +32,7 @@ use crate::scsi::{DeviceServer, ItNexus};
 use crate::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
 use blockmux_volume::{Completion, Io, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::srp::{LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
+use core::net::IpAddr;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,6 +45,8 @@ pub struct TargetSession {
     node: Arc<SrpNode>,
     pool: Pool,
     hang_up: HangUp,
+    /// The initiator's IP address; `None` if it has none.
+    client: Option<IpAddr>,
     phase: ChannelPhase,
     /// Time by which the login, or the wait for other channels to end, has to be over.
     deadline: Instant,
@@ -122,6 +125,7 @@ impl TargetSession {
             node,
             pool,
             hang_up,
+            client: None,
             phase: ChannelPhase::Listening,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             now,
@@ -148,13 +152,20 @@ impl TargetSession {
         }
     }
 
-    /// Decides whether to accept a connection request.
+    /// Sets the initiator's IP address, which target ports check against their networks. Without
+    /// it, the initiator counts as one without an address, which all networks admit.
+    #[must_use]
+    pub fn with_client(self, client: Option<IpAddr>) -> TargetSession {
+        TargetSession { client, ..self }
+    }
+
+    /// Decides about a connection request.
     fn on_requested(&mut self, private_data: &[u8]) -> Result<(), ProtocolError> {
         if let Some(other @ OtherProtocol::NvmeRdma) = OtherProtocol::of(private_data) {
             self.phase = ChannelPhase::Rejecting(other.rejection());
             return Err(login_error("asked for NVMe/RDMA at a port that serves SRP"));
         }
-        let checked = match CheckedLogin::read(private_data, &self.node) {
+        let checked = match CheckedLogin::read(private_data, &self.node, self.client) {
             Ok(checked) if self.is_ending => Err(checked.refuse("asked to log in while the target stops")),
             other => other,
         };

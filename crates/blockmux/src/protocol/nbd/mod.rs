@@ -13,7 +13,7 @@ use blockmux_engine::nbd::{self, NbdServerTls};
 use blockmux_engine::sessions::SessionInfo;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{ExportAccess, Exports};
 use blockmux_proto::nbd::server::TlsMode;
 use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, NbdServer, NbdUri, TlsFiles, UriTls};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
@@ -78,11 +78,17 @@ struct NbdState {
 impl LiveFrontend for LiveNbd {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let (policy, place) = (self.policy.clone(), place.clone());
-        let exports = self.exports.offering(move |volume| policy.serves(&NBD, &place, volume));
-        let tls = self.tls.clone();
+        let (exports, tls) = (self.exports.clone(), self.tls.clone());
         Arc::new(move |core, stream, permit| {
+            let (policy, place, client) = (policy.clone(), place.clone(), stream.peer_ip());
+            let access = move |volume: &str| match policy.serves(&NBD, &place, volume) {
+                true if policy.networks_of(volume).admits(client) => ExportAccess::Offered,
+                true => ExportAccess::Refused,
+                false => ExportAccess::Hidden,
+            };
+            let exports = exports.offering(access);
             let tls = tls.read().unwrap_or_else(PoisonError::into_inner).clone();
-            nbd::serve(exports.clone(), tls)(core, stream, permit);
+            nbd::serve(exports, tls)(core, stream, permit);
         })
     }
 
@@ -100,7 +106,9 @@ impl LiveFrontend for LiveNbd {
         }
         let listeners = self.policy.listeners();
         let own = listeners.iter().find(|own| own.place.to_string() == session.listener);
-        own.is_some_and(|own| self.policy.serves(&NBD, &own.place, &session.login.target))
+        let networks = self.policy.networks_of(&session.login.target);
+        networks.admits(session.peer_ip())
+            && own.is_some_and(|own| self.policy.serves(&NBD, &own.place, &session.login.target))
     }
 }
 

@@ -188,6 +188,7 @@ impl Reloader {
             return Ok(end);
         };
         let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
+        limit.listener().set_networks(listener.networks.clone());
         let (serve, inboxes, asked) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
         let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
         let begin = move |core: &std::rc::Rc<_>| {
