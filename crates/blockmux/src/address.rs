@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! host:port   :port (loopback)   host (the protocol's port)   [::1]:port   unix:PATH
+//! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?volumes=NAME&allow=NETWORK
 //! ```
 //! Port 0 lets the system choose.
 
@@ -9,6 +10,7 @@ use crate::failure::Failure;
 use crate::protocol::Carrier;
 use crate::protocol::policy::ListenerAddress;
 use blockmux_engine::socket::Address;
+use blockmux_proto::networks::{AllowedNetworks, Network, NetworkError};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -117,27 +119,88 @@ impl FromStr for ListenAddress {
     }
 }
 
-/// A listener as written, `ADDR` or `ADDR?volumes=NAME,NAME`: its address and its volumes.
+/// A listener as written: its address, its volumes and the networks of its clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListenerEntry {
     pub(crate) address: ListenAddress,
     /// Names of the volumes that are served there; `None`: the default of `protocol/policy.rs`.
     pub(crate) volumes: Option<Vec<String>>,
+    /// Networks from which clients may connect.
+    pub(crate) networks: AllowedNetworks,
 }
 
 impl ListenerEntry {
     /// Parses a listener of a protocol over `carrier`.
     pub(crate) fn read(carrier: Carrier, text: &str) -> Result<ListenerEntry, String> {
-        let (address, volumes) = match text.rsplit_once(VOLUMES) {
-            Some((address, names)) => (address, Some(names.split(',').map(str::to_owned).collect())),
-            None => (text, None),
+        let (address, volumes, networks) = match split_parameters(text) {
+            Some((address, parameters)) => {
+                let (volumes, networks) = read_parameters(text, parameters)?;
+                (address, volumes, networks)
+            }
+            None => (text, None, AllowedNetworks::default()),
         };
         let address = match carrier {
             Carrier::Stream => address.parse()?,
             Carrier::Frames => ListenAddress::Interface(address.to_owned()),
         };
-        Ok(ListenerEntry { address, volumes })
+        if !networks.is_everyone() && !matches!(address, ListenAddress::Tcp { .. }) {
+            return Err(match carrier {
+                Carrier::Stream => format!(
+                    "`{text}`: clients of a Unix socket have no IP addresses; remove `allow`, and limit who may use the \
+                     socket by the permissions of its directory"
+                ),
+                Carrier::Frames => {
+                    format!("`{text}`: AoE clients have no IP addresses; remove `allow`, and use MAC masks")
+                }
+            });
+        }
+        Ok(ListenerEntry { address, volumes, networks })
     }
+
+    /// A listener of all volumes for clients from everywhere.
+    pub(crate) fn at(address: ListenAddress) -> ListenerEntry {
+        ListenerEntry { address, volumes: None, networks: AllowedNetworks::default() }
+    }
+
+    /// Whether a session with a volume of that name, from that address, can have come by it.
+    pub(crate) fn keeps(&self, volume: &str, client: Option<IpAddr>) -> bool {
+        self.networks.admits(client)
+            && self.volumes.as_ref().is_none_or(|names| names.iter().any(|name| name == volume))
+    }
+
+    /// The address of a listener as written, without its parameters.
+    pub(crate) fn address_of(text: &str) -> &str {
+        split_parameters(text).map_or(text, |(address, _)| address)
+    }
+}
+
+/// Splits the parameters of a listener off; a path may have a question mark, too.
+fn split_parameters(text: &str) -> Option<(&str, &str)> {
+    let (address, parameters) = text.rsplit_once('?')?;
+    let is_known = [VOLUMES, ALLOW].iter().any(|key| parameters.starts_with(key));
+    is_known.then_some((address, parameters))
+}
+
+/// Reads the volumes and the networks of a listener.
+fn read_parameters(text: &str, parameters: &str) -> Result<(Option<Vec<String>>, AllowedNetworks), String> {
+    let (mut volumes, mut networks) = (None, None);
+    for parameter in parameters.split('&') {
+        let is_twice = if let Some(names) = parameter.strip_prefix(VOLUMES) {
+            volumes.replace(names.split(',').map(str::to_owned).collect()).is_some()
+        } else if let Some(list) = parameter.strip_prefix(ALLOW) {
+            let list: Result<Vec<Network>, NetworkError> = list.split(',').map(str::parse).collect();
+            let list = list.map_err(|error| format!("`{text}`: allow: {error}"))?;
+            networks.replace(AllowedNetworks::only(&list)).is_some()
+        } else {
+            return Err(format!(
+                "`{text}`: `{parameter}` is no parameter of a listener; write volumes=NAME,NAME or allow=NETWORK,NETWORK"
+            ));
+        };
+        if is_twice {
+            return Err(format!("`{text}`: `{parameter}` is the second of its kind; remove one"));
+        }
+    }
+    Ok((volumes, networks.unwrap_or_default()))
 }
 
 impl fmt::Display for ListenAddress {
@@ -164,12 +227,50 @@ impl ListenerEntry {
             Ok(ListenerAddress::Socket(Address::Tcp(tcp))) => tcp.to_string(),
             _ => self.address.to_string(),
         };
+        format!("{address}{}", self.parameters())
+    }
+
+    /// The parameters, with a question mark before them if there are any.
+    fn parameters(&self) -> String {
         let volumes = self.volumes.as_ref().map(|names| format!("{VOLUMES}{}", names.join(",")));
-        format!("{address}{}", volumes.unwrap_or_default())
+        let networks: Vec<_> = self.networks.networks().map(|network| network.to_string()).collect();
+        let networks = (!self.networks.is_everyone()).then(|| format!("{ALLOW}{}", networks.join(",")));
+        let parameters: Vec<_> = volumes.into_iter().chain(networks).collect();
+        if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) }
     }
 }
 
-const VOLUMES: &str = "?volumes=";
+/// The TCP listener of the API as written, `ADDR` or `ADDR?allow=NETWORK,NETWORK`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiListener {
+    pub(crate) address: ListenAddress,
+    /// Networks from which clients may connect.
+    pub(crate) networks: AllowedNetworks,
+}
+
+impl FromStr for ApiListener {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ApiListener, String> {
+        let ListenerEntry { address, volumes, networks } = ListenerEntry::read(Carrier::Stream, text)?;
+        match (&address, volumes) {
+            (_, Some(_)) => Err(format!("`{text}`: the API is for all volumes; remove `volumes`")),
+            (ListenAddress::Tcp { .. }, None) => Ok(ApiListener { address, networks }),
+            _ => Err("--api: write host:port; --control takes unix:PATH".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for ApiListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ApiListener { address, networks } = self.clone();
+        let entry = ListenerEntry { address, volumes: None, networks };
+        write!(f, "{}{}", entry.address, entry.parameters())
+    }
+}
+
+const VOLUMES: &str = "volumes=";
+const ALLOW: &str = "allow=";
 
 /// Resolves the TCP address by which a config refers to a listener.
 ///
@@ -245,6 +346,34 @@ mod tests {
         let at_interface = entry(Carrier::Frames, "10809?volumes=a");
         assert_eq!(at_interface.address, ListenAddress::Interface("10809".to_owned()));
         assert_eq!(at_interface.volumes, Some(vec!["a".to_owned()]));
+    }
+
+    #[test]
+    fn a_listener_may_name_the_networks_of_its_clients() {
+        let read = |text: &str| ListenerEntry::read(Carrier::Stream, text);
+        let entry = read("0.0.0.0:7?allow=10.0.0.0/8,::1").unwrap();
+        assert!(entry.networks.admits(Some([10, 1, 2, 3].into())) && entry.volumes.is_none());
+        assert!(!entry.networks.admits(Some([11, 1, 2, 3].into())));
+        for text in ["127.0.0.1:7", "127.0.0.1:7?volumes=a,b", "127.0.0.1:7?volumes=a&allow=::1,10.0.0.0/8"] {
+            assert_eq!(read(text).unwrap().in_full(7), text);
+        }
+        let swapped = read("127.0.0.1:7?allow=::1&volumes=a").unwrap();
+        assert_eq!(swapped, read("127.0.0.1:7?volumes=a&allow=::1").unwrap());
+        assert_eq!(ListenerEntry::address_of("[::1]:7?allow=::1"), "[::1]:7");
+        assert_eq!(read("unix:/a?b").unwrap().address, ListenAddress::Unix("/a?b".into()));
+        for (text, expected) in [
+            (":7?allow=10.0.0.1/8", "allow: `10.0.0.1/8` has bits beyond its prefix; write 10.0.0.0/8"),
+            (":7?allow=", "allow: `` is no network"),
+            (":7?allow=::1&allow=::2", "`allow=::2` is the second of its kind"),
+            (":7?allow=::1&volume=a", "`volume=a` is no parameter of a listener"),
+            ("unix:/s?allow=::1", "clients of a Unix socket have no IP addresses"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert!(
+            ListenerEntry::read(Carrier::Frames, "eth0?allow=::1").unwrap_err().contains("use MAC masks")
+        );
     }
 
     #[test]

@@ -77,6 +77,9 @@ pub(crate) enum Request {
         /// Protocols that export it [default: all, or none if a target restricts it]
         #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
         protocols: Option<Vec<String>>,
+        /// Networks from which clients may use it, as 10.0.0.0/8 [default: all]
+        #[arg(long, value_name = "NETWORK,...", value_delimiter = ',')]
+        allow: Option<Vec<String>>,
     },
     /// Stop exporting a volume
     Remove {
@@ -221,7 +224,10 @@ pub(crate) struct VolumeStatus {
     /// In bytes.
     pub(crate) size: u64,
     pub(crate) read_only: bool,
-    /// Open connections that use the volume.
+    /// Networks from which clients may use it, if not all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) allow: Vec<String>,
+    /// Connections that have used it and are there.
     pub(crate) users: u64,
     /// Lost connections whose I/O on the volume has not ended.
     pub(crate) gone: usize,
@@ -399,6 +405,9 @@ fn status_text(status: &Status) -> String {
         let read_only = if volume.read_only { "  read-only" } else { "" };
         lines.push(format!("{}  {}{read_only}", printable(&volume.name), both_sizes(volume.size)));
         lines.push(format!("  connections  {}", volume.users));
+        if !volume.allow.is_empty() {
+            lines.push(format!("  allow        {}", printable(&volume.allow.join(", "))));
+        }
         lines.extend(lost_connections("  ", volume.gone));
         lines.extend(volume.traffic.lines(15));
         if let Some(ReservationStatus { registrants, reserved }) = &volume.reservation {

@@ -65,6 +65,11 @@ impl DataPart {
         parts
     }
 
+    /// The keys of the files and block devices that a volume consists of.
+    pub(crate) fn keys_of_spec(spec: &Spec) -> Vec<String> {
+        DataPart::of_spec(spec).into_iter().map(|part| part.text).collect()
+    }
+
     pub(crate) fn overlaps(&self, other: &DataPart) -> bool {
         self.text == other.text && self.part.overlaps(other.part)
     }

@@ -18,6 +18,7 @@ mod image_format;
 mod info;
 mod log;
 mod machine;
+mod networks;
 mod open;
 mod output;
 mod poll;

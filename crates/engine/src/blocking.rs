@@ -71,7 +71,7 @@ pub(crate) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
         Err(Broken::Socket(error)) => {
             matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
         }
-        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_) | Broken::Withdrawn) => false,
+        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_) | Broken::Withdrawn(_)) => false,
     }
 }
 

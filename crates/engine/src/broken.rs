@@ -23,9 +23,9 @@ pub enum Broken {
     /// The peer held this many bytes of buffers that others need.
     #[error("peer holds {} KiB of buffers and moves no data while others wait for memory", .0 >> 10)]
     Evicted(usize),
-    /// The session was asked to end, and did not end in time.
-    #[error("the config no longer includes it, and it did not end in time")]
-    Withdrawn,
+    /// The session may not go on for this reason, and did not end by itself.
+    #[error("{0}")]
+    Withdrawn(&'static str),
 }
 
 impl From<TlsError> for Broken {

@@ -81,7 +81,8 @@ impl Portal {
         let for_peer = pool.clone();
         let session =
             IscsiTargetSession::among(&sessions, node, self.group_tag, pool.clone(), seed, core.now())
-                .admitted(login, local_ip, hang_up);
+                .admitted(login, local_ip, hang_up)
+                .with_client(stream.peer_ip());
         let (segment_len, now) = (stream.segment_len(), core.now());
         let accept = move |session| {
             let setup = Setup { pool, seed: region_seed, segment_len, now };

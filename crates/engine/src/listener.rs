@@ -7,6 +7,7 @@ use crate::ring::Registration;
 use crate::sessions::Sessions;
 use crate::socket::{Listener, Stream};
 use crate::sys;
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::{Core, Waker, bytes_from_system};
 use std::cmp::Reverse;
@@ -16,8 +17,8 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// Starts serving a connection on the calling core. The permit is held as long as the connection
@@ -42,21 +43,25 @@ pub struct ConnectionLimit {
     reserved_space_bytes: u64,
     /// The protocol of this handle.
     protocol: &'static str,
-    listener: Arc<ListenerCounters>,
+    listener: Arc<ListenerState>,
     sessions: Sessions,
     departures: Arc<Departures>,
+    /// Seconds until a connection must have logged in; 0: as long as its protocol lets it.
+    login_timeout_s: Arc<AtomicU64>,
 }
 
-/// Connections of one listener.
+/// State of one listener, which its connections and monitoring share.
 #[derive(Debug, Default)]
-pub struct ListenerCounters {
+pub struct ListenerState {
     address: Arc<str>,
+    /// Networks from which it accepts connections.
+    networks: RwLock<AllowedNetworks>,
     accepted: AtomicU64,
     refused: AtomicU64,
     open: AtomicUsize,
 }
 
-impl ListenerCounters {
+impl ListenerState {
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> &str {
@@ -69,7 +74,7 @@ impl ListenerCounters {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Connections that were refused for lack of a share or of memory.
+    /// Connections that were refused for their address, or for lack of a share or of memory.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
@@ -79,6 +84,16 @@ impl ListenerCounters {
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// Changes the networks from which connections are accepted. Open connections stay.
+    pub fn set_networks(&self, networks: AllowedNetworks) {
+        *self.networks.write().unwrap_or_else(PoisonError::into_inner) = networks;
+    }
+
+    /// Whether a peer with this address is accepted; `None` is a peer without an IP address.
+    fn admits(&self, peer: Option<IpAddr>) -> bool {
+        self.networks.read().unwrap_or_else(PoisonError::into_inner).admits(peer)
     }
 }
 
@@ -90,7 +105,12 @@ pub struct Permit {
     /// The peer has disconnected, and the share was released.
     is_orphaned: bool,
     protocol: &'static str,
-    listener: Arc<ListenerCounters>,
+    /// The peer's address; `None` if it has no IP address.
+    peer: Option<IpAddr>,
+    login_timeout: Option<Duration>,
+    /// When the connection must have logged in, on whatever core it is.
+    login_by: Option<Instant>,
+    listener: Arc<ListenerState>,
     sessions: Sessions,
     departures: Arc<Departures>,
     /// The list of replaceable connections that holds this one: during its handshake, or once it
@@ -180,6 +200,7 @@ impl ConnectionLimit {
             listener: Arc::default(),
             sessions: Sessions::default(),
             departures: Arc::default(),
+            login_timeout_s: Arc::default(),
         }
     }
 
@@ -193,19 +214,26 @@ impl ConnectionLimit {
     /// sessions are listed with it.
     #[must_use]
     pub fn for_listener(&self, address: &str) -> ConnectionLimit {
-        let listener = ListenerCounters { address: address.into(), ..ListenerCounters::default() };
+        let listener = ListenerState { address: address.into(), ..ListenerState::default() };
         ConnectionLimit { listener: Arc::new(listener), sessions: self.sessions.at(address), ..self.clone() }
     }
 
-    /// The counters of this handle's listener.
+    /// This handle's listener.
     #[must_use]
-    pub fn listener(&self) -> &Arc<ListenerCounters> {
+    pub fn listener(&self) -> &Arc<ListenerState> {
         &self.listener
     }
 
     /// Changes the limit. Connections beyond it stay; new ones are refused until there is room.
     pub fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
+    }
+
+    /// Changes the time in which a connection must log in, in whole seconds, from the next
+    /// connection on. `None`, and more than a protocol's own limit, leaves it to the protocol.
+    pub fn set_login_timeout(&self, timeout: Option<Duration>) {
+        let seconds = timeout.map_or(0, |timeout| timeout.as_secs().max(1));
+        self.login_timeout_s.store(seconds, Ordering::Relaxed);
     }
 
     /// The list of sessions of all protocols.
@@ -287,6 +315,7 @@ impl ConnectionLimit {
                 self.share()
             }
         };
+        permit.peer = peer;
         let entry = half_open.enter((self.protocol, peer), hang_up);
         permit.entered = Some((self.half_open.clone(), entry));
         Some(permit)
@@ -302,6 +331,12 @@ impl ConnectionLimit {
             left: self.left.clone(),
             is_orphaned: false,
             protocol: self.protocol,
+            peer: None,
+            login_timeout: match self.login_timeout_s.load(Ordering::Relaxed) {
+                0 => None,
+                seconds => Some(Duration::from_secs(seconds)),
+            },
+            login_by: None,
             listener: self.listener.clone(),
             sessions: self.sessions.clone(),
             departures: self.departures.clone(),
@@ -334,6 +369,19 @@ impl Permit {
     #[must_use]
     pub fn origin(&self) -> Origin {
         Origin { protocol: self.protocol, listener: self.listener.address.clone() }
+    }
+
+    /// Whether the listener still accepts the peer's address. A connection that was accepted before
+    /// the networks changed may complete its handshake afterwards.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.listener.admits(self.peer)
+    }
+
+    /// When the connection must have logged in, if that is limited; `now` is when it was accepted.
+    pub(crate) fn login_by(&mut self, now: Instant) -> Option<Instant> {
+        let timeout = self.login_timeout?;
+        Some(*self.login_by.get_or_insert_with(|| now.checked_add(timeout).unwrap_or(now)))
     }
 
     /// The handshake is complete: the connection is no longer replaceable.
@@ -454,6 +502,17 @@ impl ListenerTask {
     }
 
     fn hand_over(&mut self, stream: Stream) {
+        if !self.limit.listener.admits(stream.peer_ip()) {
+            self.limit.listener.refused.fetch_add(1, Ordering::Relaxed);
+            warn!(
+                target: AUDIT,
+                protocol = self.limit.protocol,
+                peer = stream.peer(),
+                "connection refused: the `allow` list of the listener {} does not have this address",
+                self.limit.listener.address
+            );
+            return;
+        }
         if let Some(left) = self.limit.lacks_space() {
             let (peer, left) = (stream.peer(), left >> 20);
             self.limit.listener.refused.fetch_add(1, Ordering::Relaxed);
@@ -610,7 +669,17 @@ mod tests {
     }
 
     #[test]
-    fn connections_in_their_handshake_are_limited() {
+    fn a_connection_accepted_before_the_networks_changed_is_not_admitted_afterwards() {
+        let limit = ConnectionLimit::new(9).for_listener("192.0.2.1:10809");
+        let admit = |last| limit.admit(Some([192, 0, 2, last].into()), || {}).unwrap();
+        let (stays, goes, unix) = (admit(7), admit(8), limit.admit(None, || {}).unwrap());
+        assert!(stays.is_admitted() && goes.is_admitted() && unix.is_admitted());
+        limit.listener().set_networks(AllowedNetworks::only(&["192.0.2.7".parse().unwrap()]));
+        assert!(stays.is_admitted() && !goes.is_admitted() && unix.is_admitted());
+    }
+
+    #[test]
+    fn only_so_many_are_in_their_handshakes_at_a_time() {
         let (limit, cut) = (ConnectionLimit::new(usize::MAX), Cut::default());
         let permits: Vec<_> = (0..MOST_HALF_OPEN + 2).map(|number| admit(&limit, &cut, number)).collect();
         assert!(permits.iter().all(Option::is_some));

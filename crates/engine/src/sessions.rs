@@ -2,8 +2,9 @@
 
 use blockmux_proto::event::Login;
 use blockmux_proto::volume_state::{Meter, MeterReader, VolumeTraffic};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::SystemTime;
 
 /// The sessions of a process; a clone is another handle to the list.
@@ -28,6 +29,8 @@ pub struct Session {
     since: SystemTime,
     /// [`OPEN`], [`DRAINING`] or [`CUT`].
     end: AtomicU8,
+    /// Why it was asked to end.
+    end_reason: OnceLock<&'static str>,
     /// Counters of each volume that it uses or has used.
     readers: Mutex<Vec<MeterReader>>,
 }
@@ -47,6 +50,14 @@ pub struct SessionInfo {
     pub traffic: VolumeTraffic,
 }
 
+impl SessionInfo {
+    /// The peer's IP address; `None` if it has none.
+    #[must_use]
+    pub fn peer_ip(&self) -> Option<IpAddr> {
+        self.peer.parse::<SocketAddr>().ok().map(|address| address.ip())
+    }
+}
+
 impl Sessions {
     /// Adds a session to the list.
     #[must_use]
@@ -57,6 +68,7 @@ impl Sessions {
             listener: self.listener.clone(),
             since: SystemTime::now(),
             end: AtomicU8::new(OPEN),
+            end_reason: OnceLock::new(),
             readers: Mutex::default(),
         });
         let mut all = self.all();
@@ -80,14 +92,15 @@ impl Sessions {
         Sessions { all: self.all.clone(), listener: listener.into() }
     }
 
-    /// Asks the sessions selected by `is_meant` to end as they do when the process stops: I/O in
-    /// flight completes, new requests are refused, then the connection closes. Their tasks see it
-    /// when they run next, see [`crate::cores::Cores::wake_all`].
+    /// Asks the sessions that are meant to end as they do when the process stops: I/O in flight
+    /// completes, new requests are refused, then the connection closes. Their tasks see it when
+    /// they run next, see [`crate::cores::Cores::wake_all`]. `reason` is for the log.
     #[must_use]
-    pub fn drain(&self, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
+    pub fn drain(&self, reason: &'static str, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
         let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
         let meant = all.into_iter().filter(|session| is_meant(&session.info()));
         let ask = |session: Arc<Session>| {
+            let _ = session.end_reason.set(reason);
             session.end.fetch_max(DRAINING, Ordering::Relaxed);
             Arc::downgrade(&session)
         };
@@ -123,6 +136,11 @@ impl Session {
         self.end.load(Ordering::Relaxed) != OPEN
     }
 
+    /// Why the session was asked to end.
+    pub(crate) fn end_reason(&self) -> &'static str {
+        self.end_reason.get().copied().unwrap_or(WITHDRAWN)
+    }
+
     /// Whether the session did not end in time.
     #[inline]
     pub(crate) fn is_cut(&self) -> bool {
@@ -152,6 +170,9 @@ impl Session {
         }
     }
 }
+
+/// Reason for ending sessions that a changed config does not allow.
+pub const WITHDRAWN: &str = "the config no longer includes it";
 
 /// The session goes on.
 const OPEN: u8 = 0;
@@ -190,8 +211,10 @@ mod tests {
         let login = |target: &str| Login { target: target.to_owned(), ..Login::default() };
         let here = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");
         let there = sessions.begin(login("b"), "x:2");
-        let draining = sessions.drain(|info| info.login.target == "a" && info.listener == "127.0.0.1:1");
+        let draining =
+            sessions.drain("for a test", |info| info.login.target == "a" && info.listener == "127.0.0.1:1");
         assert!(here.is_draining() && !here.is_cut() && !there.is_draining());
+        assert_eq!(here.end_reason(), "for a test");
         assert_eq!(draining.left().len(), 1);
         draining.cut();
         assert!(here.is_cut() && !there.is_draining());

@@ -30,6 +30,7 @@ pub fn serve(node: &Arc<SrpNode>, exports: &Exports) -> Serve {
         let pool = core.pool().for_peer_at(stream.peer_ip());
         let (hang_up, now) = (Arc::new(stream.hang_up()), core.now());
         let session = TargetSession::new(node.clone(), pool.clone(), hang_up, now);
+        let session = session.with_client(stream.peer_ip());
         let setup = Setup { pool: pool.clone(), seed, segment_len: stream.segment_len(), now };
         let session = rdma::accept(session, setup);
         let arrival = ArrivedConnection::new(stream, permit);

@@ -18,6 +18,7 @@ use crate::listener::Permit;
 use crate::peer_core::PeerCore;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
+use crate::sessions::WITHDRAWN;
 use crate::stall::StallWatch;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target};
@@ -51,6 +52,8 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     is_stop_sent: bool,
     /// The handshake is complete, and the permit was notified.
     is_established: bool,
+    /// When the handshake must be complete, if that is limited beyond the session's own limit.
+    login_by: Option<Instant>,
     is_lingering: bool,
     /// Moves the connection to its session's core.
     relocate: Option<Relocate<S, H>>,
@@ -170,7 +173,8 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         exports: Exports,
         (relocate, departure): (Option<Relocate<S, H>>, Option<Departure<S, H>>),
     ) {
-        let ArrivedConnection { stream, unread, permit, .. } = arrival;
+        let ArrivedConnection { stream, unread, mut permit, .. } = arrival;
+        let login_by = permit.login_by(core.now());
         let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
         let audit = Audit::new(stream.peer(), permit.sessions().clone());
         let origin = permit.origin();
@@ -196,6 +200,10 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             left_as: None,
             is_stop_sent: false,
             is_established: false,
+            login_by: {
+                login_by.into_iter().for_each(|login_by| core.wake_at(login_by, waker));
+                login_by
+            },
             is_lingering: false,
             relocate,
             departure,
@@ -227,7 +235,11 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             self.session.on_stop(now);
         }
         if is_cut {
-            return Err(Broken::Withdrawn);
+            let session = self.audit.session();
+            return Err(Broken::Withdrawn(session.map_or(WITHDRAWN, |session| session.end_reason())));
+        }
+        if !self.is_established && self.login_by.is_some_and(|login_by| now >= login_by) {
+            return Err(LATE_LOGIN.into());
         }
         self.connection.check_deadline(&mut self.session)?;
         self.check_held_buffers()?;
@@ -323,7 +335,11 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     /// Logs an orderly end of the connection, unless the session has logged it.
     fn log_end(&mut self) {
         match (self.is_stop_sent, self.session.is_close_a_logout()) {
-            (true, _) if !self.core.is_stopping() => self.audit.on_end(true, WITHDRAWN),
+            (true, _) if !self.core.is_stopping() => {
+                let session = self.audit.session();
+                let reason = session.map_or(WITHDRAWN, |session| session.end_reason());
+                self.audit.on_end(true, reason);
+            }
             (true, _) => self.audit.on_end(true, "the target stops"),
             (false, true) => self.audit.on_end(true, "the client closed the connection"),
             (false, false) => self.audit.on_end(false, "the peer closed it without logging out"),
@@ -470,7 +486,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let reason = match broken {
             Broken::Protocol(error) => format!("peer {error}"),
             Broken::Tls(error) => format!("peer {error}"),
-            Broken::Keys(_) | Broken::Evicted(_) | Broken::Withdrawn => broken.to_string(),
+            Broken::Keys(_) | Broken::Evicted(_) | Broken::Withdrawn(_) => broken.to_string(),
             Broken::Socket(error) => error.to_string(),
         };
         match broken {
@@ -502,7 +518,8 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
                 Err(broken) => self.on_broken(&broken),
             }
         }
-        if !self.is_established && self.session.stage() != SessionStage::Handshake {
+        let is_new = !self.is_established && self.session.stage() != SessionStage::Handshake;
+        if is_new {
             self.is_established = true;
             self.permit.iter().for_each(Permit::establish);
             if self.departure.is_some() && self.connection.is_secured() {
@@ -510,6 +527,10 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             }
         }
         self.log_events();
+        // After the session was listed, so that a change of the networks finds it here or there.
+        if is_new && self.permit.as_ref().is_some_and(|permit| !permit.is_admitted()) {
+            self.on_broken(&Broken::Withdrawn(NOT_ALLOWED));
+        }
         if self.move_to_owner_core() || self.leave_process(now) {
             return Progress::Done;
         }
@@ -582,8 +603,10 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
 
 /// The reason for a session that another process continues.
 const TAKEN_OVER: &str = "another process continues the session";
-/// The reason for a session that was drained while the process continues.
-const WITHDRAWN: &str = "the config no longer includes it";
+/// Why a session ended whose listener has changed its networks.
+const NOT_ALLOWED: &str = "the listener's `allow` list does not have its address any more";
+const LATE_LOGIN: ProtocolError =
+    ProtocolError { what: "did not log in within `login_timeout`", reference: "the server's own bound" };
 /// How long a peer may hold buffers that others need.
 pub const HELD_BUFFERS_TIMEOUT: Duration = Duration::from_secs(60);
 /// A session that waits for more bytes than this waits for the rest of a message, not for a header.
@@ -612,6 +635,7 @@ mod tests {
         world: World,
         clients: Rc<SimCore>,
         target: Rc<SimCore>,
+        limit: ConnectionLimit,
     }
 
     /// A client that sends only given bytes.
@@ -626,13 +650,14 @@ mod tests {
             let export =
                 Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
             let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
+            let permits = limit.clone();
             world.net().listen(&target, &address(), move |core, stream| {
                 let pool = core.pool().for_peer();
                 let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
-                let permit = limit.permit().unwrap();
+                let permit = permits.permit().unwrap();
                 TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
             });
-            BufferTest { world, clients, target }
+            BufferTest { world, clients, target, limit }
         }
 
         /// A client in the transmission phase with simple replies, with a request of `len_mib` MiB
@@ -713,8 +738,25 @@ mod tests {
         assert_eq!(test.target.pool().out_bytes(), 0);
     }
 
-    /// A session that accepts no input; or, if the peer owes it data, answers every byte with one
-    /// byte.
+    #[test]
+    fn who_has_not_logged_in_within_the_login_timeout_is_cut_off_and_others_are_not() {
+        let setting = BufferTest::new();
+        let mut before = Peer(setting.clients.connect(&address()).unwrap());
+        setting.pass(Duration::from_secs(1));
+        setting.limit.set_login_timeout(Some(Duration::from_secs(5)));
+        let mut late = Peer(setting.clients.connect(&address()).unwrap());
+        late.send(b"\0\0\0\x03");
+        let mut idle = setting.client(READ, 0, b"");
+        setting.pass(Duration::from_secs(3));
+        assert!(!late.is_closed());
+        setting.pass(Duration::from_secs(3));
+        assert!(late.is_closed() && !idle.is_closed());
+        assert!(!before.is_closed(), "it has the time that its protocol gives");
+        setting.pass(Duration::from_secs(30));
+        assert!(before.is_closed() && !idle.is_closed());
+    }
+
+    /// A session that accepts no input; or, if the peer owes it data, answers every byte with one.
     #[derive(Default)]
     struct BlockedSession {
         outbox: Outbox,

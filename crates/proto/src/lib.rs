@@ -17,6 +17,7 @@ mod io_queue;
 pub mod iscsi;
 mod job;
 pub mod nbd;
+pub mod networks;
 pub mod nvme;
 pub mod nvme_rdma;
 pub mod nvme_tcp;

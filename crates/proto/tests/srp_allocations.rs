@@ -5,6 +5,7 @@
 mod counting;
 
 use blockmux_proto::exports::VolumeId;
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, WorkId, WorkRequest};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
@@ -52,7 +53,12 @@ impl Pair {
         let units =
             ScsiTarget::new(&TARGET.name_string(), vec![port.clone()]).with_unit(0, VolumeId(0), unit);
         let access = vec![SrpAccess { initiator: None, target: Arc::new(units) }];
-        let node = Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access }]));
+        let node = Arc::new(SrpNode::new(vec![SrpTarget {
+            id: TARGET,
+            port,
+            access,
+            networks: AllowedNetworks::default(),
+        }]));
         let mut target = TargetSession::new(node, Pool::new(16 << 20), Arc::new(|| {}), now);
         let config = Config {
             initiator: SrpPortId([1; 16]),

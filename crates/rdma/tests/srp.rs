@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::session::{Connections, Initiator, Target};
@@ -39,7 +40,15 @@ impl Served {
         let units = ScsiTarget::new(&TARGET.name_string(), vec![port.clone()]);
         let target = Arc::new(units.with_unit(0, VolumeId(0), unit));
         let access = vec![SrpAccess { initiator: None, target }];
-        Served { node: Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access }])), exports }
+        Served {
+            node: Arc::new(SrpNode::new(vec![SrpTarget {
+                id: TARGET,
+                port,
+                access,
+                networks: AllowedNetworks::default(),
+            }])),
+            exports,
+        }
     }
 
     /// Creates a connection for an initiator's endpoint: the target's end, and the initiator's.

@@ -8,6 +8,7 @@ use crate::iscsi_target::exports;
 use crate::rdma_target_side::{RdmaJudge, RdmaRun};
 use crate::records::Records;
 use blockmux_proto::exports::Exports;
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use blockmux_proto::srp::server::TargetSession;
@@ -60,7 +61,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<SrpNode> {
         units.add(volume.0 as u16, volume, unit);
     }
     let access = vec![SrpAccess { initiator: None, target: Arc::new(units) }];
-    Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access }]))
+    Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access, networks: AllowedNetworks::default() }]))
 }
 
 struct Srp {

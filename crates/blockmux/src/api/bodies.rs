@@ -20,6 +20,9 @@ pub(crate) struct AddVolume {
     /// Protocols that export it; by default all, or none if a target restricts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) protocols: Option<Vec<String>>,
+    /// Networks from which clients may use it, in CIDR notation; left out: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) allow: Option<Vec<String>>,
 }
 
 /// A new size of a volume.

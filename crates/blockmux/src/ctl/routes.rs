@@ -17,12 +17,13 @@ pub(super) fn call(request: &Request) -> Call {
             let body = json!(ResizeVolume { size: *size });
             with_body("POST", format!("/v1/volumes/{}/resize", segment(name)), body)
         }
-        Request::Add { volume, read_only, description, protocols } => {
+        Request::Add { volume, read_only, description, protocols, allow } => {
             let body = json!(AddVolume {
                 volume: volume.clone(),
                 read_only: *read_only,
                 description: description.clone(),
                 protocols: protocols.clone(),
+                allow: allow.clone(),
             });
             with_body("POST", "/v1/volumes".to_owned(), body)
         }

@@ -17,7 +17,7 @@ mod srp;
 mod units;
 
 #[cfg(test)]
-pub(crate) use {iscsi::ISCSI, nbd::NBD, nvme_tcp::NVME_TCP};
+pub(crate) use {aoe::AOE, iscsi::ISCSI, nbd::NBD, nvme_tcp::NVME_TCP};
 
 pub(crate) use frontends::{ConfiguredListener, Frontends, KeyError, anchor};
 pub(crate) use units::LogicalUnits;

@@ -9,14 +9,15 @@
 //! Without configured targets, a protocol exports each volume by default: as an NBD export, an AoE
 //! disk, or an own target or subsystem with the volume alone. These are the *default exports*.
 
-use super::{Protocol, by_name, with_frontend};
+use super::{Carrier, Protocol, by_name, with_frontend};
 use crate::address::means;
 use crate::data_part::DataPart;
 use blockmux_engine::socket::Address;
+use blockmux_proto::networks::AllowedNetworks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::iter;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// The access control of a configured target or subsystem.
@@ -44,6 +45,8 @@ pub(crate) struct LiveAccess {
     pub(crate) target: String,
     /// Whether everybody can use the volume there without authentication.
     pub(crate) is_open: bool,
+    /// Networks from which clients may log in to it.
+    pub(crate) networks: AllowedNetworks,
 }
 
 /// A listener of a protocol.
@@ -53,7 +56,9 @@ pub(crate) struct PolicyListener {
     pub(crate) place: ListenerAddress,
     /// Its list of volumes; `None` if it has no list.
     pub(crate) volumes: Option<Vec<String>>,
-    /// It is configured; otherwise it is the protocol's default address.
+    /// Networks from which clients may connect.
+    pub(crate) networks: AllowedNetworks,
+    /// Somebody said to listen there; else it is a protocol's usual place.
     pub(crate) is_asked: bool,
 }
 
@@ -75,13 +80,21 @@ struct Shared {
     /// Protocols whose default exports require authentication.
     restricting: Vec<&'static str>,
     listeners: Vec<PolicyListener>,
-    /// `protocols` of each volume; `None` if it has no such list.
-    volumes: RwLock<BTreeMap<String, Option<Vec<String>>>>,
+    volumes: RwLock<BTreeMap<String, VolumeRule>>,
     /// Parts of the files and devices of each open volume.
     data: RwLock<BTreeMap<String, Vec<DataPart>>>,
 }
 
-/// Access to a volume through a target or as a default export.
+/// What the configuration says of the clients of a volume.
+#[derive(Clone, Debug, Default)]
+struct VolumeRule {
+    /// Its `protocols`; `None`: it has no such list.
+    words: Option<Vec<String>>,
+    /// Networks from which clients may use it.
+    networks: AllowedNetworks,
+}
+
+/// One way to a volume.
 struct VolumeAccess<'a> {
     protocol: &'static str,
     /// `None` for a default export.
@@ -172,7 +185,21 @@ impl Policy {
         Policy(Arc::new(RwLock::new(Arc::new(shared))))
     }
 
-    /// Sets the protocols whose default exports require authentication, as NBD with TLS does.
+    /// Adds the networks from which clients may use volumes.
+    pub(crate) fn allowing(self, networks: impl Iterator<Item = (String, AllowedNetworks)>) -> Policy {
+        networks.for_each(|(volume, networks)| self.set_networks(&volume, networks));
+        self
+    }
+
+    /// Changes the networks from which clients may use a volume that was added.
+    pub(crate) fn set_networks(&self, volume: &str, networks: AllowedNetworks) {
+        let shared = self.current();
+        let mut volumes = shared.volumes.write().unwrap_or_else(PoisonError::into_inner);
+        volumes.entry(volume.to_owned()).or_default().networks = networks;
+    }
+
+    /// Adds the protocols whose clients must prove who they are before they use the exports that
+    /// volumes are by themselves, as NBD's by TLS.
     pub(crate) fn restricting_exports(self, restricting: Vec<&'static str>) -> Policy {
         let before = self.current();
         let volumes = RwLock::new(before.volumes.read().unwrap_or_else(PoisonError::into_inner).clone());
@@ -181,8 +208,9 @@ impl Policy {
 
     /// The policy of one volume at one listener, for a program that serves itself.
     pub(crate) fn of_one_volume(protocol: &'static Protocol, place: ListenerAddress, volume: &str) -> Policy {
-        let listener = PolicyListener { protocol, place, volumes: None, is_asked: true };
-        let volumes = RwLock::new(BTreeMap::from([(volume.to_owned(), None)]));
+        let networks = AllowedNetworks::default();
+        let listener = PolicyListener { protocol, place, volumes: None, networks, is_asked: true };
+        let volumes = RwLock::new(BTreeMap::from([(volume.to_owned(), VolumeRule::default())]));
         Policy::of(Shared { listeners: vec![listener], volumes, ..Shared::default() })
     }
 
@@ -198,8 +226,8 @@ impl Policy {
         let own = RwLock::new(volumes.clone());
         let shared = Shared { targets, restricting, listeners, volumes: own, ..Shared::default() };
         shared.check_listeners(may_change)?;
-        for (volume, words) in &volumes {
-            shared.check_volume(volume, words.as_deref())?;
+        for (volume, rule) in &volumes {
+            shared.check_volume(volume, rule)?;
         }
         Ok(Policy::of(shared))
     }
@@ -233,6 +261,20 @@ impl Policy {
     }
 
     /// Whether the protocol's URLs of a volume are announced for a listener.
+    /// The networks from which clients may use a volume.
+    pub(crate) fn networks_of(&self, volume: &str) -> AllowedNetworks {
+        self.current().rule_of(volume).networks
+    }
+
+    /// Whether a listener at this place accepts a client's address. A place without a listener
+    /// refuses nobody.
+    pub(crate) fn admits(&self, place: &str, client: Option<IpAddr>) -> bool {
+        let shared = self.current();
+        let listener = shared.listeners.iter().find(|own| own.place.to_string() == place);
+        listener.is_none_or(|own| own.networks.admits(client))
+    }
+
+    /// Whether a way that the protocol tells of may be announced at a listener.
     pub(crate) fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
         self.current().leads_to(protocol, place, volume)
     }
@@ -322,7 +364,7 @@ impl Shared {
     fn has_use_for(&self, protocol: &Protocol) -> bool {
         let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
         self.has_targets(protocol.served_as())
-            || volumes.values().any(|words| self.is_default(protocol.served_as(), words.as_deref()))
+            || volumes.values().any(|rule| self.is_default(protocol.served_as(), rule))
     }
 
     fn serves(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
@@ -333,10 +375,7 @@ impl Shared {
         let listener = self.listeners.iter().find(|own| own.is_of(name) && own.place == *place);
         match listener.map(|listener| &listener.volumes) {
             Some(Some(named)) => named.iter().any(|named| named == volume),
-            Some(None) => {
-                let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
-                self.is_default(name, volumes.get(volume).and_then(Option::as_deref))
-            }
+            Some(None) => self.is_default(name, &self.rule_of(volume)),
             None => false,
         }
     }
@@ -373,7 +412,8 @@ impl Shared {
             ))
         };
         let words = protocols.map(|words| words.into_iter().map(word).collect()).transpose()?;
-        self.volumes.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), words);
+        let rule = VolumeRule { words, networks: AllowedNetworks::default() };
+        self.volumes.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), rule);
         Ok(())
     }
 
@@ -409,14 +449,21 @@ impl Shared {
         (protocol, new): (&'static str, &LiveAccess),
         others: &[(&'static str, LiveAccess)],
     ) -> Result<(), String> {
-        let words = self.words_of(volume);
+        let rule = self.rule_of(volume);
+        if !new.networks.includes(&rule.networks) {
+            return Err(format!(
+                "volume `{volume}`: its `allow` list is not that of target `{}`, whose clients may be connected from elsewhere; \
+                 name the volume in the target in the config file and reload it",
+                new.target
+            ));
+        }
         let all = others.iter().map(|(protocol, access)| (*protocol, access)).chain([(protocol, new)]);
         let mut accesses: Vec<_> =
             all.map(|(protocol, access)| self.live_access(volume, protocol, access)).collect();
         accesses.extend(
             self.default_exports(volume, |listener| self.serves(listener.protocol, &listener.place, volume)),
         );
-        check_accesses(volume, words.as_deref(), &accesses)
+        check_accesses(volume, rule.words.as_deref(), &accesses)
     }
 
     fn live_access<'a>(
@@ -434,16 +481,20 @@ impl Shared {
             protocol,
             target: Some(&access.target),
             title: configured.map_or_else(|| format!("target `{}`", access.target), TargetAccess::title),
-            is_open: access.is_open,
+            is_open: access.is_open && self.rule_of(volume).networks.is_everyone(),
             is_named: all_name(listeners.iter().filter(leads), volume),
         }
     }
 
-    /// Whether a volume with these `protocols` is exported at a listener without a list of volumes.
-    fn is_default(&self, protocol: &str, words: Option<&[String]>) -> bool {
-        match words {
+    /// Whether it is exported where nobody names it.
+    fn is_default(&self, protocol: &str, rule: &VolumeRule) -> bool {
+        match &rule.words {
             Some(words) => words.iter().any(|word| word == protocol),
-            None => self.restricting().is_none() && self.restricting.iter().all(|own| *own == protocol),
+            None => {
+                self.restricting().is_none()
+                    && self.restricting.iter().all(|own| *own == protocol)
+                    && (rule.networks.is_everyone() || checks_networks(protocol))
+            }
         }
     }
 
@@ -462,8 +513,9 @@ impl Shared {
         self.targets.iter().any(|(own, _)| *own == protocol)
     }
 
-    fn words_of(&self, volume: &str) -> Option<Vec<String>> {
-        self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(volume).cloned().flatten()
+    fn rule_of(&self, volume: &str) -> VolumeRule {
+        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
+        volumes.get(volume).cloned().unwrap_or_default()
     }
 
     /// The default exports of a volume at the listeners for which `is_meant` is true.
@@ -474,11 +526,13 @@ impl Shared {
     ) -> impl Iterator<Item = VolumeAccess<'_>> {
         let own = self.listeners.iter().filter(|listener| !self.has_targets(listener.protocol.served_as()));
         let meant: Vec<_> = own.filter(|listener| is_meant(listener)).collect();
+        let has_networks = !self.rule_of(volume).networks.is_everyone();
         let accesses = meant.into_iter().map(|listener| VolumeAccess {
             protocol: listener.protocol.served_as(),
             target: None,
             title: listener.title(),
-            is_open: !self.restricts(listener.protocol.served_as()),
+            is_open: !self.restricts(listener.protocol.served_as())
+                && !(has_networks && checks_networks(listener.protocol.served_as())),
             is_named: listener.names(volume),
         });
         accesses.collect::<Vec<_>>().into_iter()
@@ -534,7 +588,9 @@ impl Shared {
                 || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
             // If this listener would open a restricted volume, `check_volume` has a better message.
             let would_open = !self.restricts(listener.protocol.served_as())
-                && volumes.keys().any(|volume| self.is_restricted(volume) && self.words_of(volume).is_none());
+                && volumes
+                    .keys()
+                    .any(|volume| self.is_restricted(volume) && self.rule_of(volume).words.is_none());
             if !exports_any && !would_open && !may_change {
                 let option = listener.protocol.key();
                 let why = self
@@ -553,16 +609,16 @@ impl Shared {
     fn is_restricted(&self, volume: &str) -> bool {
         let volumes = self.targets.iter().flat_map(|(_, target)| &target.volumes);
         volumes.into_iter().any(|(name, is_open)| name == volume && !is_open)
+            || !self.rule_of(volume).networks.is_everyone()
             || self.listeners.iter().any(|own| {
                 self.restricts(own.protocol.served_as()) && self.serves(own.protocol, &own.place, volume)
             })
     }
 
-    /// Checks the rule for a volume at the start. A configured listener without a list is meant to
-    /// export every volume without `protocols`, so such a default export is checked even if a
-    /// restriction elsewhere prevents it.
-    fn check_volume(&self, volume: &str, words: Option<&[String]>) -> Result<(), String> {
-        let Shared { targets, listeners, .. } = self;
+    /// The rule at the start. Somebody who says to listen wants every volume served there that has
+    /// no list: that is a way, too, although it is not taken once something is restricted.
+    fn check_volume(&self, volume: &str, rule: &VolumeRule) -> Result<(), String> {
+        let (Shared { targets, listeners, .. }, words) = (self, rule.words.as_deref());
         let mut accesses = Vec::new();
         for (protocol, target) in targets {
             let mapped = target.volumes.iter().filter(|(name, _)| name == volume);
@@ -572,7 +628,7 @@ impl Shared {
                     protocol,
                     target: Some(&target.name),
                     title: target.title(),
-                    is_open: *is_open,
+                    is_open: *is_open && rule.networks.is_everyone(),
                     is_named: all_name(here, volume),
                 });
             }
@@ -585,7 +641,12 @@ impl Shared {
     }
 }
 
-/// Whether `listeners` is not empty and each of them names the volume.
+/// Whether a protocol checks the networks of its clients: those of AoE have no IP addresses.
+fn checks_networks(protocol: &str) -> bool {
+    by_name(protocol).is_none_or(|protocol| protocol.carrier == Carrier::Stream)
+}
+
+/// Whether there are listeners, and each of them names the volume.
 fn all_name<'a>(listeners: impl Iterator<Item = &'a PolicyListener>, volume: &str) -> bool {
     let mut listeners = listeners.peekable();
     listeners.peek().is_some() && listeners.all(|listener| listener.names(volume))
@@ -657,7 +718,7 @@ fn protocol_names() -> impl Iterator<Item = &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ISCSI, NBD, NVME_TCP};
+    use super::super::{AOE, ISCSI, NBD, NVME_TCP};
     use super::*;
 
     fn target(
@@ -681,7 +742,8 @@ mod tests {
 
     fn listener(protocol: &'static Protocol, volumes: Option<&[&str]>, is_asked: bool) -> PolicyListener {
         let volumes = volumes.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
-        PolicyListener { protocol, place: place(protocol), volumes, is_asked }
+        let networks = AllowedNetworks::default();
+        PolicyListener { protocol, place: place(protocol), volumes, networks, is_asked }
     }
 
     fn place(protocol: &Protocol) -> ListenerAddress {
@@ -800,10 +862,56 @@ mod tests {
     }
 
     #[test]
-    fn an_attachment_is_checked_by_the_rule() {
+    fn the_networks_of_a_volume_restrict_it_in_every_protocol_but_aoe() {
+        let networks = || AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]);
+        let with = |targets, words: [Option<&[&str]>; 2], listeners| {
+            let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+            let volumes = ["a", "b"].into_iter().zip(words);
+            let volumes = volumes.map(|(name, words)| (name.to_owned(), words.map(owned)));
+            let allowed = std::iter::once(("a".to_owned(), networks()));
+            Policy::new(targets, volumes)?.allowing(allowed).at(listeners, false)
+        };
+        let (nbd, aoe) = (
+            || listener(&NBD, None, true),
+            || PolicyListener {
+                place: ListenerAddress::Interface("eth0".to_owned()),
+                ..listener(&AOE, None, true)
+            },
+        );
+        let alone = with(Vec::new(), [None, None], vec![nbd()]).unwrap();
+        assert!(alone.serves(&NBD, &place(&NBD), "a") && alone.networks_of("a") == networks());
+        assert!(alone.networks_of("b").is_everyone());
+        let said = with(Vec::new(), [None, None], vec![nbd(), aoe()]).unwrap_err();
+        assert!(said.contains("volume `a`: nbd at ") && said.contains("[\"aoe\", \"nbd\"]"), "{said}");
+        let both: [Option<&[&str]>; 2] = [Some(&["aoe", "nbd"]), None];
+        assert!(with(Vec::new(), both, vec![nbd(), aoe()]).unwrap().serves(&AOE, &aoe().place, "a"));
+        // An open target checks the networks of its volumes, too.
+        let open = vec![target("iscsi", "iqn.a", "a", true)];
+        let policy = with(open, [None, None], vec![nbd(), listener(&ISCSI, None, true)]).unwrap();
+        let access = |networks| LiveAccess { target: "iqn.x".to_owned(), is_open: true, networks };
+        let said = policy.check_attach("a", ("iscsi", &access(AllowedNetworks::default())), &[]).unwrap_err();
+        assert!(said.contains("`allow` list is not that of target `iqn.x`"), "{said}");
+        assert!(policy.check_attach("a", ("iscsi", &access(networks())), &[]).is_ok());
+        assert!(policy.check_attach("b", ("iscsi", &access(AllowedNetworks::default())), &[]).is_ok());
+    }
+
+    #[test]
+    fn the_networks_of_a_listener_concern_its_clients_alone() {
+        let mut own = listener(&NBD, None, true);
+        own.networks = AllowedNetworks::only(&["::1".parse().unwrap()]);
+        let policy = policy(Vec::new(), [None, None], vec![own, listener(&ISCSI, None, true)]).unwrap();
+        let admits = |place: &str| policy.admits(place, Some([127, 0, 0, 1].into()));
+        assert!(!admits("127.0.0.1:10809") && admits("127.0.0.1:3260") && admits("127.0.0.1:1"));
+        assert!(policy.admits("127.0.0.1:10809", None));
+    }
+
+    #[test]
+    fn an_attachment_obeys_the_rule() {
         let here = vec![listener(&ISCSI, None, true), listener(&NBD, Some(&["a"]), true)];
         let policy = policy(guarded(), [None, None], here).unwrap();
-        let access = |target: &str, is_open| LiveAccess { target: target.to_owned(), is_open };
+        let networks = AllowedNetworks::default;
+        let access =
+            |target: &str, is_open| LiveAccess { target: target.to_owned(), is_open, networks: networks() };
         let restricted = [("iscsi", access("iqn.a", false))];
         assert!(policy.check_attach("a", ("iscsi", &access("iqn.x", true)), &restricted).is_err());
         assert!(policy.check_attach("a", ("iscsi", &access("iqn.x", false)), &restricted).is_ok());

@@ -252,6 +252,7 @@ mod tests {
     use crate::protocol::NBD;
     use crate::protocol::policy::PolicyListener;
     use blockmux_proto::exports::Export;
+    use blockmux_proto::networks::AllowedNetworks;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
 
@@ -267,6 +268,7 @@ mod tests {
             protocol: &NBD,
             place: ListenerAddress::Socket(address.clone()),
             volumes: None,
+            networks: AllowedNetworks::default(),
             is_asked: true,
         });
         let volumes = names.iter().map(|name| ((*name).to_owned(), None));

@@ -2,12 +2,14 @@
 
 use super::setup::check_name;
 use super::sources::{INCLUDE, Sources};
-use crate::address::ListenAddress;
+use crate::address::ApiListener;
 use crate::api::ControlPath;
 use crate::failure::Failure;
+use crate::networks;
 use crate::poll::Poll;
 use crate::protocol::{Frontends, KeyError};
 use blockmux_engine::congestion::Congestion;
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Spec, SpecError};
 use serde::{Deserialize, Deserializer, de};
@@ -28,23 +30,28 @@ pub(super) struct Config {
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
     pub(super) max_connections: Option<NonZeroUsize>,
+    /// In seconds, as the next one.
+    pub(super) login_timeout: Option<u64>,
+    pub(super) idle_timeout: Option<u64>,
     #[serde(deserialize_with = "parsed")]
     pub(super) congestion: Option<Congestion>,
     pub(super) state: Option<PathBuf>,
     #[serde(deserialize_with = "parsed")]
     pub(super) control: Option<ControlPath>,
     #[serde(deserialize_with = "parsed")]
-    pub(super) api: Option<ListenAddress>,
+    pub(super) api: Option<ApiListener>,
     pub(super) api_token_file: Option<PathBuf>,
 }
 
 /// The keys of [`Config`].
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 12] = [
     "volume",
     "read_only",
     "cores",
     "poll",
     "max_connections",
+    "login_timeout",
+    "idle_timeout",
     "congestion",
     "state",
     "control",
@@ -73,6 +80,9 @@ pub(super) struct VolumeEntry {
     pub(super) description: String,
     /// Protocols that export it; without the key all, unless a target restricts access to it.
     pub(super) protocols: Option<Vec<String>>,
+    /// Networks from which clients may use it.
+    #[serde(default, rename = "allow", deserialize_with = "networks::read")]
+    pub(super) networks: AllowedNetworks,
 }
 
 impl VolumeEntry {
@@ -91,6 +101,7 @@ impl VolumeEntry {
         let words = self.protocols.clone().map(|words| words.into_iter().map(|word| word.replace('-', "_")));
         let words = words.map(|words| words.map(toml::Value::from).collect::<Vec<_>>());
         table.extend(words.map(|words| ("protocols".to_owned(), words.into())));
+        table.extend(networks::value(&self.networks).map(|list| ("allow".to_owned(), list)));
         table
     }
 }
@@ -114,6 +125,7 @@ impl FromStr for VolumeEntry {
             read_only: false,
             description: String::new(),
             protocols: None,
+            networks: AllowedNetworks::default(),
         })
     }
 }
@@ -236,6 +248,8 @@ mod tests {
             poll = 'never'
             congestion = 'cubic'
             max_connections = 10
+            login_timeout = 5
+            idle_timeout = 3600
             state = '/s'
             read_only = true
             [[volume]]
@@ -261,6 +275,7 @@ mod tests {
         assert_eq!((frontends.listeners().len(), config.read_only), (2, true));
         assert_eq!((config.cores, config.poll), (NonZeroUsize::new(2), Some(Poll::Never)));
         assert_eq!(config.max_connections, NonZeroUsize::new(10));
+        assert_eq!((config.login_timeout, config.idle_timeout), (Some(5), Some(3600)));
         assert_eq!(config.congestion, Some("cubic".parse().unwrap()));
         assert_eq!(config.state.as_deref(), Some(Path::new("/s")));
         assert_eq!(parse("").unwrap(), Config::default());

@@ -16,20 +16,23 @@ use crate::ctl::{
 };
 use crate::data_part::DataPart;
 use crate::log::levels::{self, Levels};
+use crate::networks;
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
 use blockmux_engine::departures::Departures;
-use blockmux_engine::listener::{ConnectionLimit, ListenerCounters};
+use blockmux_engine::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::reactor::CoreStats;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
     ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState,
 };
 use blockmux_volume::{Resize, ResizeError};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,13 +49,20 @@ fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
 pub(super) struct ConnectionLimits {
     limit: ConnectionLimit,
     protocols: Mutex<Vec<(&'static str, ConnectionLimit)>>,
-    listeners: Mutex<Vec<(&'static str, Arc<ListenerCounters>)>>,
+    listeners: Mutex<Vec<(&'static str, Arc<ListenerState>)>>,
+    /// Seconds after which a client without requests is disconnected; 0: never.
+    idle_timeout_s: AtomicU64,
 }
 
 impl ConnectionLimits {
-    /// Creates it without protocols and listeners.
+    /// No protocol yet.
     pub(super) fn new(limit: ConnectionLimit) -> ConnectionLimits {
-        ConnectionLimits { limit, protocols: Mutex::default(), listeners: Mutex::default() }
+        ConnectionLimits {
+            limit,
+            protocols: Mutex::default(),
+            listeners: Mutex::default(),
+            idle_timeout_s: AtomicU64::new(0),
+        }
     }
 
     /// The logged-in sessions of all protocols.
@@ -70,8 +80,21 @@ impl ConnectionLimits {
         self.limit.set_most(max);
     }
 
-    /// Creates the limit that a new listener of a protocol acquires its permits from. Metrics
-    /// include its counters until [`ConnectionLimits::remove_listener`].
+    /// Changes the time in which connections must log in, and that after which clients without
+    /// requests are disconnected.
+    pub(super) fn set_timeouts(&self, login: Option<Duration>, idle: Option<Duration>) {
+        self.limit.set_login_timeout(login);
+        self.idle_timeout_s.store(idle.map_or(0, |idle| idle.as_secs()), Ordering::Relaxed);
+    }
+
+    /// How long a client may send no request, if that is limited.
+    pub(super) fn idle_timeout(&self) -> Option<Duration> {
+        let seconds = self.idle_timeout_s.load(Ordering::Relaxed);
+        (seconds > 0).then(|| Duration::from_secs(seconds))
+    }
+
+    /// What a new listener of a protocol asks for a share of each connection. Its counters are
+    /// among those of monitoring until [`ConnectionLimits::forget`].
     pub(super) fn limit_of(&self, protocol: &Protocol, address: &str) -> ConnectionLimit {
         let limit = self.limit_of_protocol(protocol).for_listener(address);
         self.listeners().push((protocol.name, limit.listener().clone()));
@@ -88,6 +111,13 @@ impl ConnectionLimits {
         limit
     }
 
+    /// Changes the networks from which a listener accepts connections.
+    pub(super) fn set_networks(&self, protocol: &Protocol, address: &str, networks: &AllowedNetworks) {
+        let listeners = self.listeners();
+        let own = listeners.iter().filter(|(name, own)| *name == protocol.name && own.address() == address);
+        own.for_each(|(_, own)| own.set_networks(networks.clone()));
+    }
+
     /// Removes the counters of a listener that is closed.
     pub(super) fn remove_listener(&self, protocol: &Protocol, address: &str) {
         self.listeners().retain(|(name, own)| *name != protocol.name || own.address() != address);
@@ -97,7 +127,7 @@ impl ConnectionLimits {
         self.protocols.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listeners(&self) -> MutexGuard<'_, Vec<(&'static str, Arc<ListenerCounters>)>> {
+    fn listeners(&self) -> MutexGuard<'_, Vec<(&'static str, Arc<ListenerState>)>> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -106,7 +136,7 @@ impl ConnectionLimits {
 #[derive(Default)]
 pub(super) struct Snapshot {
     pub(super) status: ConnectionCounts,
-    pub(super) listeners: Vec<(&'static str, Arc<ListenerCounters>)>,
+    pub(super) listeners: Vec<(&'static str, Arc<ListenerState>)>,
     pub(super) volumes: Vec<VolumeCounters>,
     pub(super) sessions: Vec<SessionInfo>,
     pub(super) cores: Vec<Arc<CoreStats>>,
@@ -188,11 +218,13 @@ impl ControlServer {
                 Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
             }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
-            Request::Add { volume, read_only, description, protocols } => {
-                volume.parse().map_err(ApiError::invalid).and_then(|entry: VolumeEntry| {
+            Request::Add { volume, read_only, description, protocols, allow } => {
+                let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid);
+                networks.and_then(|networks| {
+                    let entry: VolumeEntry = volume.parse().map_err(ApiError::invalid)?;
                     let read_only = *read_only || self.opener.get().read_only;
                     let (description, protocols) = (description.clone(), protocols.clone());
-                    self.add(VolumeEntry { read_only, description, protocols, ..entry }, &mut added)
+                    self.add(VolumeEntry { read_only, description, protocols, networks, ..entry }, &mut added)
                 })
             }
             Request::Remove { name } => self.remove(name, progress).map(|()| Answer::Done),
@@ -240,6 +272,7 @@ impl ControlServer {
         opener.protocols.iter().try_for_each(|one| named.check_description(one))?;
         // Checked before the volume is opened, which may create a file.
         self.policy.add(&name, named.entry.protocols.clone())?;
+        self.policy.set_networks(&name, named.entry.networks.clone());
         let opened = opener.open(&named, Populate::Behind);
         let (export, volume_state) = opened.inspect_err(|_| self.policy.remove(&name))?;
         self.policy.set_data(&name, DataPart::of_spec(&named.entry.spec));
@@ -439,6 +472,7 @@ impl ControlServer {
                 name: export.name.clone(),
                 size: info.size,
                 read_only: export.read_only || info.read_only,
+                allow: self.policy.networks_of(&export.name).networks().map(|own| own.to_string()).collect(),
                 users: traffic.users.saturating_sub(orphaned as u64),
                 gone: orphaned,
                 traffic: traffic.into(),

@@ -138,7 +138,7 @@ impl InheritedListeners {
                 }
                 Address::Unix(path) => ListenAddress::Unix(path.clone()),
             };
-            Ok((protocol, ListenerEntry { address, volumes: None }))
+            Ok((protocol, ListenerEntry::at(address)))
         });
         listening.collect()
     }

@@ -56,7 +56,7 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
     if !is_asked {
         let unasked = PROTOCOLS.iter().filter(|protocol| protocol.is_served_by_default());
         let of_use = unasked.filter(|protocol| setup.policy.has_use_for(protocol));
-        let entry = |protocol| ListenerEntry { address: usual(protocol), volumes: None };
+        let entry = |protocol| ListenerEntry::at(usual(protocol));
         wanted = of_use.map(|&protocol| (protocol, entry(protocol))).collect();
         if wanted.is_empty() {
             return Err(Failure::request(
@@ -64,8 +64,9 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
             ));
         }
     }
-    let places = wanted.into_iter().map(|(protocol, ListenerEntry { address, volumes })| {
-        Ok(PolicyListener { protocol, place: address.resolve(protocol.port)?, volumes, is_asked })
+    let places = wanted.into_iter().map(|(protocol, ListenerEntry { address, volumes, networks })| {
+        let place = address.resolve(protocol.port)?;
+        Ok(PolicyListener { protocol, place, volumes, networks, is_asked })
     });
     let places = places.collect::<Result<Vec<_>, Failure>>()?;
     refuse_twice(&places)?;
@@ -98,8 +99,8 @@ pub(super) fn bind(
 
 /// Warns of each listener that other machines can reach without authentication.
 pub(super) fn warn_of_open(policy: &Policy) {
-    for PolicyListener { protocol, place, .. } in &policy.listeners() {
-        let reached = place.socket().filter(|address| !is_local(address));
+    for PolicyListener { protocol, place, networks, .. } in &policy.listeners() {
+        let reached = place.socket().filter(|address| !is_local(address) && networks.is_everyone());
         if let Some(address) = reached.filter(|_| policy.is_open(protocol)) {
             warn!("{address} can be reached from other machines without authentication");
         }

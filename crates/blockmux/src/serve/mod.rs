@@ -14,6 +14,7 @@ mod config;
 mod control;
 mod flush;
 mod identity;
+mod idle;
 mod inherited;
 mod listen;
 mod offer;
@@ -29,7 +30,7 @@ mod takeover;
 
 pub(crate) use self::check::{CheckArgs, run as check};
 
-use crate::address::ListenAddress;
+use crate::address::ApiListener;
 use crate::api::ControlPath;
 use crate::failure::{Failure, cores_cannot_start};
 use crate::machine::memory_bytes;
@@ -112,7 +113,7 @@ pub(crate) struct ServeArgs {
     user: Option<ServiceUser>,
     /// Serve the HTTP API over TCP; needs --api-token-file
     #[arg(long, value_name = "ADDR")]
-    api: Option<ListenAddress>,
+    api: Option<ApiListener>,
     /// File with the token of --api's clients
     #[arg(long, value_name = "FILE")]
     api_token_file: Option<PathBuf>,
@@ -269,6 +270,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let reserved_space = (setup.cores * buffers + SESSION_ADDRESS_SPACE) as u64;
     let limit = ConnectionLimit::new(setup.max_connections).reserving_space(reserved_space);
     let connection_limits = Arc::new(ConnectionLimits::new(limit.clone()));
+    connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
     if let Some(user) = &user {
         let control = setup.control.as_ref().map(|ControlPath(path)| path.as_path());
         user.switch(setup.state.as_deref(), control)?;
@@ -290,6 +292,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     }
     alive::watch(reloader.cores(), &sender);
     let sizes = sizes::watch(&setup, &exports)?;
+    let idle = idle::watch(&setup, &connection_limits, reloader.cores().inboxes())?;
     let reloader = Arc::new(reloader);
     let offers = endpoints.iter().map(Endpoint::offer).collect::<Result<Vec<_>, _>>()?;
     let successors = Successors::new(reloader.clone(), offers, setup.state.clone(), sender.clone());
@@ -337,8 +340,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         }
         _ => false,
     };
-    // The API, the size watch and the watchdog end before the cores that they use.
-    drop((api, sizes, watchdog));
+    // The API, the size watch, the idle watch and the watchdog end before the cores that they use.
+    drop((api, sizes, idle, watchdog));
     info!("{}; send another signal to stop at once", shutdown::started(&limit, GRACE));
     let cores = Arc::into_inner(reloader).and_then(Reloader::into_cores);
     let cores = cores.ok_or_else(|| Failure::run("internal error: the cores are still in use"))?;

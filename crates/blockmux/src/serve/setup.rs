@@ -10,7 +10,7 @@ use super::inherited::InheritedListeners;
 use super::opening::{NamedVolume, VolumeOpener};
 use super::sources::Sources;
 use super::state;
-use crate::address::ListenAddress;
+use crate::address::{ApiListener, ListenAddress};
 use crate::api::ControlPath;
 use crate::data_part::DataPart;
 use crate::failure::Failure;
@@ -28,6 +28,7 @@ use blockmux_volume::Spec;
 use rustix::thread::CapabilitySet;
 use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -56,14 +57,18 @@ pub(super) struct Setup {
     pub(super) asked_cores: Option<usize>,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
-    /// Congestion control of TCP connections; `None` for the system's default.
+    /// Time in which a connection must log in; `None`: that of its protocol.
+    pub(super) login_timeout: Option<Duration>,
+    /// Time after which a client without requests is disconnected.
+    pub(super) idle_timeout: Option<Duration>,
+    /// Of every TCP connection; `None`: the system's.
     pub(super) congestion: Option<Congestion>,
     /// State directory, configured or the default; `None` if there is no default.
     pub(super) state: Option<PathBuf>,
     /// Unix socket of the control API.
     pub(super) control: Option<ControlPath>,
-    /// TCP address of the control API, and the file of its token.
-    pub(super) api: Option<ListenAddress>,
+    /// Where they are taken over TCP, and the file of the token that this takes.
+    pub(super) api: Option<ApiListener>,
     pub(super) api_token_file: Option<PathBuf>,
     /// The config file and those that it includes.
     pub(super) sources: Option<Sources>,
@@ -126,6 +131,8 @@ impl Setup {
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
         let policy = policy.restricting_exports(frontends.restricting_exports());
+        let networks = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.networks.clone()));
+        let policy = policy.allowing(networks);
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {
@@ -143,6 +150,8 @@ impl Setup {
         let cores = at_most(MAX_CORES, "cores", asked_cores, cpus)?;
         let max_connections = args.max_connections.or(config.max_connections);
         let max_connections = at_most(MAX_CONNECTIONS, "connections", max_connections, DEFAULT_CONNECTIONS)?;
+        let login_timeout = seconds("login_timeout", config.login_timeout, LOGIN_TIMEOUTS)?;
+        let idle_timeout = seconds("idle_timeout", config.idle_timeout, IDLE_TIMEOUTS)?;
         let state = args.state.or(config.state);
         if let Some(directory) = &state {
             // An unusable directory is an error now, not at the first reservation.
@@ -164,6 +173,8 @@ impl Setup {
             asked_cores: asked_cores.map(NonZeroUsize::get),
             poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
             max_connections,
+            login_timeout,
+            idle_timeout,
             congestion,
             control: args.control.or(config.control),
             api: args.api.or(config.api),
@@ -306,7 +317,24 @@ fn at_most(max: usize, what: &str, asked: Option<NonZeroUsize>, default: usize) 
     }
 }
 
-/// Names the unnamed volumes, and checks that names and UUIDs are unique.
+/// A timeout within these bounds.
+fn seconds(
+    key: &str,
+    written: Option<u64>,
+    bounds: RangeInclusive<u64>,
+) -> Result<Option<Duration>, Failure> {
+    match written {
+        Some(seconds) if !bounds.contains(&seconds) => {
+            let (least, most) = bounds.into_inner();
+            Err(Failure::request(format!(
+                "{key} = {seconds}: write {least} to {most} seconds, or leave it out"
+            )))
+        }
+        seconds => Ok(seconds.map(Duration::from_secs)),
+    }
+}
+
+/// Gives names to those without and sees to it that none comes twice.
 fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
     if entries.is_empty() {
         return Err(Failure::request("no volume to serve; give one, such as mem:1g or file:disk.img"));
@@ -376,6 +404,10 @@ pub(super) const LARGEST: u64 = i64::MAX as u64;
 /// background.
 const POPULATING: Duration = Duration::from_secs(1);
 const MAX_CORES: usize = 256;
+/// In seconds. Every protocol's own limit is at most 30 s.
+const LOGIN_TIMEOUTS: RangeInclusive<u64> = 1..=30;
+/// In seconds, up to a year. What is shorter would disconnect clients between two requests.
+const IDLE_TIMEOUTS: RangeInclusive<u64> = 5..=31_536_000;
 const DEFAULT_CONNECTIONS: usize = 4096;
 /// The kernel's default maximum of file descriptors of a process (`fs.nr_open`).
 const MAX_CONNECTIONS: usize = 1 << 20;

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod allow;
 mod aoe_interop;
 mod api;
 mod audit;

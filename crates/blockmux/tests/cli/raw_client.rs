@@ -24,15 +24,29 @@ impl RawClient {
         RawClient::over(UnixStream::connect(path).unwrap())
     }
 
-    /// A client over a socket that has just been connected, after the handshake.
+    /// A client of the default export over a socket that has just been connected, after the
+    /// handshake.
     pub(crate) fn over(socket: impl ReadWrite + 'static) -> RawClient {
+        RawClient::with_export(socket, "")
+    }
+
+    /// A client of an export over a socket that has just been connected, after the handshake.
+    pub(crate) fn with_export(socket: impl ReadWrite + 'static, name: &str) -> RawClient {
         let mut socket: Box<dyn ReadWrite> = Box::new(socket);
         let mut greeting = [0; 18];
         socket.read_exact(&mut greeting).unwrap();
-        // NBD_FLAG_C_FIXED_NEWSTYLE and NBD_FLAG_C_NO_ZEROES, then the option with an empty name.
+        // NBD_FLAG_C_FIXED_NEWSTYLE and NBD_FLAG_C_NO_ZEROES, then the option with the name.
         socket.write_all(&3u32.to_be_bytes()).unwrap();
         socket
-            .write_all(&[b"IHAVEOPT".as_slice(), &1u32.to_be_bytes(), &0u32.to_be_bytes()].concat())
+            .write_all(
+                &[
+                    b"IHAVEOPT".as_slice(),
+                    &1u32.to_be_bytes(),
+                    &(name.len() as u32).to_be_bytes(),
+                    name.as_bytes(),
+                ]
+                .concat(),
+            )
             .unwrap();
         let mut export = [0; 10];
         socket.read_exact(&mut export).unwrap();

@@ -21,13 +21,13 @@ const HOST: &str = "nqn.2026-11.test:host.of.ours";
 const OTHER: &str = "nqn.2026-11.test:host.of.others";
 
 /// A daemon with a config file.
-struct Configured {
-    daemon: Daemon,
+pub(crate) struct Configured {
+    pub(crate) daemon: Daemon,
     files: TempDir,
 }
 
 impl Configured {
-    fn serve(config: &str) -> Configured {
+    pub(crate) fn serve(config: &str) -> Configured {
         let files = tempfile::tempdir().unwrap();
         fs::write(files.path().join("b.toml"), config).unwrap();
         let control = format!("unix:{}", files.path().join("control").display());
@@ -40,24 +40,24 @@ impl Configured {
         self.files.path().join("b.toml")
     }
 
-    fn write(&self, config: &str) {
+    pub(crate) fn write(&self, config: &str) {
         fs::write(self.config(), config).unwrap();
     }
 
-    fn ctl(&self, args: &[&str]) -> Output {
+    pub(crate) fn ctl(&self, args: &[&str]) -> Output {
         let control = format!("unix:{}", self.files.path().join("control").display());
         blockmux([&["ctl", &control], args].concat())
     }
 
-    /// Output of a command that succeeds.
-    fn said(&self, args: &[&str]) -> String {
+    /// What it says when it succeeds.
+    pub(crate) fn said(&self, args: &[&str]) -> String {
         let output = self.ctl(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
 
-    /// Writes a new config and reloads it.
-    fn reload(&self, config: &str) -> String {
+    /// Writes another config and loads it.
+    pub(crate) fn reload(&self, config: &str) -> String {
         self.write(config);
         self.said(&["reload"])
     }
@@ -70,7 +70,7 @@ impl Configured {
         text(&output.stderr)
     }
 
-    fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         serde_json::from_str(&self.said(&["status", "--json"])).unwrap()
     }
 

@@ -3,6 +3,7 @@
 use blockmux_engine::initiator::srp::{OverIwarp, SrpEndpoint};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use std::sync::Arc;
@@ -16,7 +17,12 @@ pub(crate) fn node(exports: &Exports) -> Arc<SrpNode> {
         let identity = UnitIdentity { read_only: export.read_only, ..UnitIdentity::of(&export.name) };
         let unit = LogicalUnit::new(identity, export.volume.clone());
         let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_unit(0, volume, unit);
-        SrpTarget { id, port, access: vec![SrpAccess { initiator: None, target: Arc::new(units) }] }
+        SrpTarget {
+            id,
+            port,
+            access: vec![SrpAccess { initiator: None, target: Arc::new(units) }],
+            networks: AllowedNetworks::default(),
+        }
     });
     Arc::new(SrpNode::new(targets.collect()))
 }

@@ -8,6 +8,7 @@ use super::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use super::name::Name;
 use super::sessions::{LoginPermit, SessionTable};
 use crate::exports::VolumeId;
+use crate::networks::AllowedNetworks;
 use crate::scsi::{self, LogicalUnit, TargetPort, UnitChange, UnitSource, UnitWatcher};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
@@ -31,6 +32,8 @@ pub struct TargetNode {
     pub portals: Vec<Portal>,
     /// Access rules; the first one that matches the initiator applies.
     pub access: Vec<IscsiAccess>,
+    /// Networks from which initiators may log in and discover the target.
+    pub networks: AllowedNetworks,
     /// Redirection of logins, if the target has moved.
     pub redirect: Option<Redirect>,
     /// Operational parameters that the target offers.
@@ -181,7 +184,8 @@ impl TargetNode {
     /// A target with the parameters of [`offer`].
     #[must_use]
     pub fn new(name: Name, portals: Vec<Portal>, access: Vec<IscsiAccess>) -> TargetNode {
-        TargetNode { name, alias: String::new(), portals, access, redirect: None, offer: offer() }
+        let networks = AllowedNetworks::default();
+        TargetNode { name, alias: String::new(), portals, access, networks, redirect: None, offer: offer() }
     }
 
     /// The access rule of an initiator; `None` if it may not log in.

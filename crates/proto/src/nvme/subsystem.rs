@@ -9,12 +9,14 @@ use super::nqn::Nqn;
 use super::reservation::notification;
 use super::traffic::SubsystemTraffic;
 use crate::exports::VolumeId;
+use crate::networks::AllowedNetworks;
 use crate::nvme::auth::HostSecrets;
 use crate::volume_state::{Change, Notice, VolumeState, Watcher};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
+use core::net::IpAddr;
 use data_encoding::HEXLOWER;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +32,8 @@ pub struct Subsystem {
     pub(super) model: String,
     /// Ports on which the subsystem is available; `None` for all.
     ports: RwLock<Option<BTreeSet<u16>>>,
+    /// Networks from which hosts may connect.
+    networks: RwLock<AllowedNetworks>,
     /// Sorted by namespace identifier.
     namespaces: RwLock<Vec<AttachedNamespace>>,
     /// Incremented by each change of the namespaces.
@@ -120,6 +124,7 @@ impl Subsystem {
             serial,
             model: MODEL.to_owned(),
             ports: RwLock::default(),
+            networks: RwLock::default(),
             namespaces: RwLock::default(),
             generation: AtomicU64::new(0),
             hosts: SubsystemHosts::new(hosts),
@@ -149,6 +154,29 @@ impl Subsystem {
     #[must_use]
     pub fn with_ports(self, ports: BTreeSet<u16>) -> Subsystem {
         Subsystem { ports: RwLock::new(Some(ports)), ..self }
+    }
+
+    /// Limits the subsystem to hosts in these networks.
+    #[must_use]
+    pub fn with_networks(self, networks: AllowedNetworks) -> Subsystem {
+        Subsystem { networks: RwLock::new(networks), ..self }
+    }
+
+    /// Whether a host with this address may connect; `None` is a host without an IP address.
+    pub(crate) fn admits_address(&self, host: Option<IpAddr>) -> bool {
+        self.networks.read().unwrap_or_else(PoisonError::into_inner).admits(host)
+    }
+
+    /// The networks from which hosts may connect.
+    #[must_use]
+    pub fn networks(&self) -> AllowedNetworks {
+        self.networks.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes the networks from which hosts may connect; returns whether they differ.
+    pub(crate) fn set_networks(&self, networks: AllowedNetworks) -> bool {
+        let mut own = self.networks.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *own, networks.clone()) != networks
     }
 
     /// Whether the subsystem is available on all ports.

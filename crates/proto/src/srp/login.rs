@@ -8,6 +8,7 @@ use blockmux_wire::srp::{
     LoginRejectReason, LoginRequestRdma, LoginResponse, MULTICHANNEL_MAINTAINED, MULTICHANNEL_MASK,
     MULTICHANNEL_MULTI, MULTICHANNEL_TERMINATED, SrpCommand, SrpOpcode,
 };
+use core::net::IpAddr;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -43,11 +44,15 @@ pub(super) fn named(private_data: &[u8]) -> Option<NexusName> {
 }
 
 impl CheckedLogin {
-    /// Parses and checks a login request.
+    /// Reads a login request of an initiator with that address.
     ///
     /// # Errors
-    /// If the target has to reject the login.
-    pub(super) fn read(private_data: &[u8], node: &SrpNode) -> Result<CheckedLogin, LoginRefusal> {
+    /// Why it is rejected.
+    pub(super) fn read(
+        private_data: &[u8],
+        node: &SrpNode,
+        client: Option<IpAddr>,
+    ) -> Result<CheckedLogin, LoginRefusal> {
         let Ok((request, _)) = LoginRequestRdma::read_from_prefix(private_data) else {
             let what = "sent a login request that is too short";
             return Err(LoginRefusal {
@@ -85,6 +90,10 @@ impl CheckedLogin {
             let what = "named a target port that does not exist";
             return refuse(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL, what);
         };
+        if !target.networks.admits(client) {
+            let what = "has an address that is not in the target port's `allow` list";
+            return refuse(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL, what);
+        }
         let Some(units) = target.units_for(nexus.0).cloned() else {
             let what = "is not in the target port's access list; add its port identifier there";
             return refuse(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL, what);

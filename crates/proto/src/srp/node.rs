@@ -6,6 +6,7 @@
 //! closed, because a late write of theirs could overwrite data that the new channel has written.
 
 use crate::exports::VolumeId;
+use crate::networks::AllowedNetworks;
 use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitChange, UnitSource, UnitWatcher};
 use crate::session::HangUp;
 use data_encoding::HEXLOWER;
@@ -53,6 +54,8 @@ pub struct SrpTarget {
     /// Access list: the initiators that may log in. Entries that name one initiator port come
     /// first.
     pub access: Vec<SrpAccess>,
+    /// Networks from which initiators may log in.
+    pub networks: AllowedNetworks,
 }
 
 /// The initiator ports of an entry of an access list.

@@ -34,6 +34,7 @@ use crate::scsi::{DeviceServer, ItNexus};
 use crate::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
 use blockmux_volume::{Completion, Io, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::srp::{LoginRejectReason, LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
+use core::net::IpAddr;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub struct TargetSession {
     node: Arc<SrpNode>,
     pool: Pool,
     hang_up: HangUp,
+    /// The initiator's IP address; `None` if it has none.
+    client: Option<IpAddr>,
     phase: ChannelPhase,
     /// Time by which the login, or its wait for other channels to end, has to be over.
     deadline: Instant,
@@ -158,6 +161,7 @@ impl TargetSession {
             node,
             pool,
             hang_up,
+            client: None,
             phase: ChannelPhase::Listening,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             now,
@@ -185,6 +189,13 @@ impl TargetSession {
             is_ending: false,
             events: AuditEvents::default(),
         }
+    }
+
+    /// Sets the initiator's IP address, which target ports check against their networks. Without
+    /// it, the initiator counts as one without an address, which all networks admit.
+    #[must_use]
+    pub fn with_client(self, client: Option<IpAddr>) -> TargetSession {
+        TargetSession { client, ..self }
     }
 
     /// Decides whether to accept a connection request. The initiator supports `reads` RDMA Reads
@@ -216,7 +227,7 @@ impl TargetSession {
     /// Checks a login request and adds the channel to its nexus. Returns `false` if other channels
     /// have to end first.
     fn join(&mut self, private_data: &[u8], has_ended_others: bool) -> Result<bool, LoginRefusal> {
-        let login = CheckedLogin::read(private_data, &self.node)?;
+        let login = CheckedLogin::read(private_data, &self.node, self.client)?;
         if self.is_ending {
             let reason = LoginRejectReason::INSUFFICIENT_RESOURCES;
             return Err(login.refuse(reason, "asked to log in while the target stops"));

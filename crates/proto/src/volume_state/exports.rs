@@ -32,8 +32,19 @@ pub struct Exports {
     offered: Option<Offered>,
 }
 
-/// Predicate: whether an export with this name is offered.
-type Offered = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+/// The access that a handle gives to the export with this name.
+type Offered = Arc<dyn Fn(&str) -> ExportAccess + Send + Sync>;
+
+/// Access of clients to an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportAccess {
+    /// It is listed and can be used.
+    Offered,
+    /// It is not listed, and its use is refused for the client's address.
+    Refused,
+    /// It does not exist for the client.
+    Hidden,
+}
 
 struct SharedExports {
     list: RwLock<Vec<Option<ExportEntry>>>,
@@ -76,11 +87,32 @@ impl Exports {
         Exports { shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }), offered: None }
     }
 
-    /// Another handle to this list, which finds only exports for which `is_offered` currently
-    /// returns true. Ids are valid with every handle.
+    /// Another handle to this list, which finds only exports for which `access` currently returns
+    /// [`ExportAccess::Offered`]. Ids are valid with every handle.
     #[must_use]
-    pub fn offering(&self, is_offered: impl Fn(&str) -> bool + Send + Sync + 'static) -> Exports {
-        Exports { shared: self.shared.clone(), offered: Some(Arc::new(is_offered)) }
+    pub fn offering(&self, access: impl Fn(&str) -> ExportAccess + Send + Sync + 'static) -> Exports {
+        Exports { shared: self.shared.clone(), offered: Some(Arc::new(access)) }
+    }
+
+    /// Whether the export with this name exists and is refused for the client's address. The empty
+    /// name stands for the first export.
+    #[must_use]
+    pub fn is_refused(&self, name: &str) -> bool {
+        if name.is_empty() {
+            return self
+                .first()
+                .is_some_and(|(_, export)| self.access(&export.name) == ExportAccess::Refused);
+        }
+        self.access(name) == ExportAccess::Refused && self.entries().any(|(_, export)| export.name == name)
+    }
+
+    fn access(&self, name: &str) -> ExportAccess {
+        self.offered.as_ref().map_or(ExportAccess::Offered, |access| access(name))
+    }
+
+    /// The first export that is not hidden.
+    fn first(&self) -> Option<(VolumeId, Arc<Export>)> {
+        self.entries().find(|(_, export)| self.access(&export.name) != ExportAccess::Hidden)
     }
 
     /// Adds a volume; `None` if the name is in use or the list is full ([`MAX_VOLUMES`]).
@@ -126,7 +158,7 @@ impl Exports {
     /// The export with this name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<(VolumeId, Arc<Export>)> {
-        if self.offered.as_ref().is_some_and(|is_offered| !is_offered(name)) {
+        if self.access(name) != ExportAccess::Offered {
             return None;
         }
         let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
@@ -143,19 +175,27 @@ impl Exports {
 
     /// All exports that are currently offered, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (VolumeId, Arc<Export>)> + use<> {
+        let offered = self.offered.clone();
+        let is_offered =
+            move |name: &str| offered.as_ref().is_none_or(|access| access(name) == ExportAccess::Offered);
+        self.entries().filter(move |(_, export)| is_offered(&export.name))
+    }
+
+    /// All exports, in order.
+    fn entries(&self) -> impl DoubleEndedIterator<Item = (VolumeId, Arc<Export>)> + use<> {
         let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
         let entries = (0..).map(VolumeId).zip(list.iter());
         let there: Vec<_> =
             entries.filter_map(|(id, entry)| Some((id, entry.as_ref()?.export.clone()))).collect();
         drop(list);
-        let offered = self.offered.clone();
-        there.into_iter().filter(move |(_, export)| offered.as_ref().is_none_or(|of| of(&export.name)))
+        there.into_iter()
     }
 
-    /// The first export.
+    /// The first export; `None` if there is none, or it is refused: a client must not get another
+    /// volume because of its address.
     #[must_use]
     pub fn default_export(&self) -> Option<(VolumeId, Arc<Export>)> {
-        self.iter().next()
+        self.first().filter(|(_, export)| self.access(&export.name) == ExportAccess::Offered)
     }
 
     /// Changes with each removal, so that a session can close its access to removed volumes.
@@ -188,12 +228,32 @@ mod tests {
     #[test]
     fn a_handle_that_offers_some_exports_finds_no_others() {
         let exports = Exports::with_states(vec![export("a"), export("b")]);
-        let some = exports.offering(|name| name != "a");
+        let some = exports.offering(|name| match name {
+            "a" => ExportAccess::Hidden,
+            _ => ExportAccess::Offered,
+        });
         assert!(some.find("a").is_none() && exports.find("a").is_some());
         assert_eq!(some.default_export().map(|(id, _)| id), Some(VolumeId(1)));
         assert_eq!(some.iter().count(), 1);
         let (later, volume_state) = export("c");
         assert!(exports.add(later, volume_state).is_some() && some.find("c").is_some());
+    }
+
+    #[test]
+    fn a_refused_export_is_neither_found_nor_replaced_by_another_as_the_default() {
+        let exports = Exports::with_states(vec![export("a"), export("b"), export("c")]);
+        let some = exports.offering(|name| match name {
+            "a" => ExportAccess::Hidden,
+            "b" => ExportAccess::Refused,
+            _ => ExportAccess::Offered,
+        });
+        assert!(some.find("b").is_none() && some.default_export().is_none());
+        assert_eq!(
+            ["", "a", "b", "c", "d"].map(|name| some.is_refused(name)),
+            [true, false, true, false, false]
+        );
+        assert_eq!(some.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), [2]);
+        assert!(!exports.is_refused("b") && exports.default_export().is_some());
     }
 
     #[test]

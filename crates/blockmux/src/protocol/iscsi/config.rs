@@ -6,6 +6,7 @@ use super::access::ListenerStates;
 use super::{ISCSI, PREFIX};
 use crate::address::{means, tcp_address};
 use crate::failure::Failure;
+use crate::networks;
 use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::secret;
@@ -13,6 +14,7 @@ use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSec
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, Redirect, offer};
+use blockmux_proto::networks::AllowedNetworks;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};
@@ -71,6 +73,9 @@ pub(super) struct TargetEntry {
     /// Access control list; if it is empty, every initiator may log in without authentication.
     #[serde(default)]
     acl: Vec<AclEntry>,
+    /// Networks from which initiators may log in.
+    #[serde(default, rename = "allow", deserialize_with = "networks::read")]
+    networks: AllowedNetworks,
 }
 
 /// Configured use of a digest.
@@ -163,6 +168,8 @@ pub(crate) struct ConfiguredTarget {
     pub(super) redirect: Option<Redirect>,
     /// Not empty; entries that name an initiator come first.
     pub(super) acl: Vec<Acl>,
+    /// Networks from which initiators may log in.
+    pub(super) networks: AllowedNetworks,
 }
 
 /// An initiator that may log in to a target, with its authentication and its LUNs.
@@ -232,7 +239,7 @@ impl ConfiguredTarget {
         acl.sort_by_key(|acl| acl.initiator.is_none());
         let needs_digests =
             [entry.header_digest, entry.data_digest].map(|digest| digest == Some(Digest::Crc32c));
-        let TargetEntry { target_alias: alias, removable, .. } = entry;
+        let TargetEntry { target_alias: alias, removable, networks, .. } = entry;
         Ok(ConfiguredTarget {
             name,
             alias,
@@ -244,6 +251,7 @@ impl ConfiguredTarget {
             needs_digests,
             redirect,
             acl,
+            networks,
         })
     }
 
@@ -261,7 +269,8 @@ impl ConfiguredTarget {
     pub(super) fn access(&self) -> TargetAccess {
         let is_open = |lun: &u16| {
             let sees = |acl: &Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(lun));
-            self.acl.iter().any(|acl| acl.initiator.is_none() && acl.chap.is_none() && sees(acl))
+            let is_anybody = |acl: &Acl| acl.initiator.is_none() && acl.chap.is_none() && sees(acl);
+            self.networks.is_everyone() && self.acl.iter().any(is_anybody)
         };
         let volumes: Vec<_> = self.luns.iter().map(|(lun, volume)| (volume.clone(), is_open(lun))).collect();
         let keeps_out = |acl: &Acl| acl.initiator.is_some() || acl.chap.is_some();

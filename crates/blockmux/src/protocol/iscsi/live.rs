@@ -80,6 +80,12 @@ fn admits_all(access: &IscsiAccess) -> bool {
     access.initiator.is_none() && access.chap.is_none()
 }
 
+fn live_access(target: &TargetNode, admits_all: bool) -> LiveAccess {
+    let networks = target.networks.clone();
+    let is_open = admits_all && networks.is_everyone();
+    LiveAccess { target: target.name.as_str().to_owned(), is_open, networks }
+}
+
 impl LiveFrontend for LiveTargets {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let state = self.state();
@@ -121,10 +127,11 @@ impl LiveFrontend for LiveTargets {
         let Some(now) = now.iter().find(is_meant).filter(|now| now.redirect.is_none()) else { return false };
         let tag = session.listener.parse().ok().and_then(|tcp| state.portals.group_of(tcp));
         let leads = tag.is_none_or(|(group_tag, _)| now.is_in_group(group_tag));
+        let is_allowed = now.networks.admits(session.peer_ip());
         match before.access_of(&initiator).zip(now.access_of(&initiator)) {
             Some((before, now)) => {
                 let asks_more = before.chap.is_none() && now.chap.is_some();
-                leads && !asks_more && Arc::ptr_eq(&before.target, &now.target)
+                leads && !asks_more && is_allowed && Arc::ptr_eq(&before.target, &now.target)
             }
             None => false,
         }
@@ -155,7 +162,7 @@ impl LiveFrontend for LiveTargets {
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
         let found = self.target(target).ok()?;
-        Some(LiveAccess { target: target.to_owned(), is_open: found.access.iter().any(admits_all) })
+        Some(live_access(&found, found.access.iter().any(admits_all)))
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
@@ -163,7 +170,7 @@ impl LiveFrontend for LiveTargets {
         let of_target = |target: Arc<TargetNode>| {
             let mut own = target.access.iter().filter(has).peekable();
             own.peek()?;
-            Some(LiveAccess { target: target.name.as_str().to_owned(), is_open: own.any(admits_all) })
+            Some(live_access(&target, own.any(admits_all)))
         };
         self.node.targets().into_iter().filter_map(of_target).collect()
     }

@@ -12,6 +12,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, Redirect, TargetNode, offer};
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::scsi::{AccessState, PortGroupStates, ScsiTarget, TargetPort, UnitChange};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -34,7 +35,9 @@ pub(super) struct WantedTarget {
     redirect: Option<Redirect>,
     offer: OperationalParameters,
     access: Vec<WantedAccess>,
-    /// Configured access states of portal groups; others are active/optimized.
+    /// Networks from which initiators may log in.
+    networks: AllowedNetworks,
+    /// How well each portal group leads to its units; active/optimized where none is named.
     states: Vec<(u16, AccessState)>,
 }
 
@@ -80,6 +83,7 @@ pub(super) fn of_volume(
         redirect: None,
         offer: offer(),
         access: vec![WantedAccess { initiator: None, chap: None, mask: None, luns }],
+        networks: portals.policy.networks_of(&named.export),
         states: Vec::new(),
     })
 }
@@ -104,6 +108,9 @@ fn configured(
         redirect: target.redirect.clone(),
         offer: target.offer,
         access: access.collect(),
+        networks: target.luns.values().fold(target.networks.clone(), |networks, volume| {
+            networks.and(&portals.policy.networks_of(volume))
+        }),
         states: portals.states(target).collect(),
     }
 }
@@ -112,7 +119,7 @@ impl WantedTarget {
     /// Creates the running target. Equal parts of the previous target `before` are reused, so that
     /// logged-in initiators keep their units and ports.
     pub(super) fn make(self, before: Option<&TargetNode>, node: &IscsiNode, portals: &Portals) -> TargetNode {
-        let WantedTarget { name, alias, portals: own, redirect, offer, access, states } = self;
+        let WantedTarget { name, alias, portals: own, redirect, offer, access, networks, states } = self;
         let made = TargetNode::new(name, own, Vec::new());
         let first = before.and_then(|before| before.access.first()).map(|access| &access.target);
         let ports = portals.ports(&made, &first.map(|view| view.ports()).unwrap_or_default());
@@ -144,7 +151,7 @@ impl WantedTarget {
             IscsiAccess { initiator, chap, target: view }
         });
         let access = access.collect();
-        TargetNode { alias, redirect, access, offer, ..made }
+        TargetNode { alias, redirect, access, networks, offer, ..made }
     }
 }
 

@@ -15,13 +15,14 @@ use blockmux_engine::nbd::{self, NbdServerTls};
 use blockmux_engine::sessions::SessionInfo;
 use blockmux_engine::socket::Address;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{ExportAccess, Exports};
 use blockmux_proto::nbd::server::TlsMode;
 use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, NbdServer, NbdUri, TlsFiles, UriTls};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use serde::Deserialize;
 use std::any::Any;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use tls::TlsSettings;
@@ -77,31 +78,41 @@ struct NbdState {
     is_newly_restricted: bool,
 }
 
-impl LiveNbd {
-    /// The exports that clients at a place find.
-    fn exports_at(&self, place: &ListenerAddress) -> Exports {
-        let (policy, place) = (self.policy.clone(), place.clone());
-        self.exports.offering(move |volume| policy.serves(&NBD, &place, volume))
-    }
+/// The exports of a listener for a client with that IP address.
+fn exports_for(
+    exports: &Exports,
+    policy: &Policy,
+    place: &ListenerAddress,
+    client: Option<IpAddr>,
+) -> Exports {
+    let (policy, place) = (policy.clone(), place.clone());
+    exports.offering(move |volume| match policy.serves(&NBD, &place, volume) {
+        true if policy.networks_of(volume).admits(client) => ExportAccess::Offered,
+        true => ExportAccess::Refused,
+        false => ExportAccess::Hidden,
+    })
 }
 
 impl LiveFrontend for LiveNbd {
     fn serve(&self, place: &ListenerAddress) -> Serve {
-        let (exports, tls) = (self.exports_at(place), self.tls.clone());
+        let (exports, policy, place) = (self.exports.clone(), self.policy.clone(), place.clone());
+        let tls = self.tls.clone();
         Arc::new(move |core, stream, permit| {
+            let exports = exports_for(&exports, &policy, &place, stream.peer_ip());
             let tls = tls.read().unwrap_or_else(PoisonError::into_inner).clone();
-            nbd::serve(exports.clone(), tls)(core, stream, permit);
+            nbd::serve(exports, tls)(core, stream, permit);
         })
     }
 
     fn resume(&self, place: &ListenerAddress) -> Option<Resume> {
-        let exports = self.exports_at(place);
+        let (exports, policy, place) = (self.exports.clone(), self.policy.clone(), place.clone());
         let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner);
         // A client that has no TLS may not go on where it has to have it.
         if tls.as_ref().is_some_and(|tls| tls.policy.mode == TlsMode::Required) {
             return None;
         }
         Some(Box::new(move |core, HandedSession { stream, unread, state, .. }, permit| {
+            let exports = exports_for(&exports, &policy, &place, stream.peer_ip());
             nbd::resume(core, &exports, (stream, unread, &state), permit);
         }))
     }
@@ -120,7 +131,9 @@ impl LiveFrontend for LiveNbd {
         }
         let listeners = self.policy.listeners();
         let own = listeners.iter().find(|own| own.place.to_string() == session.listener);
-        own.is_some_and(|own| self.policy.serves(&NBD, &own.place, &session.login.target))
+        let networks = self.policy.networks_of(&session.login.target);
+        networks.admits(session.peer_ip())
+            && own.is_some_and(|own| self.policy.serves(&NBD, &own.place, &session.login.target))
     }
 }
 

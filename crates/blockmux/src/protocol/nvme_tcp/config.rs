@@ -1,13 +1,15 @@
 //! NVMe subsystems and discovery in the config file: their namespaces, hosts and ANA groups.
 
 use super::super::frontend::VolumeNames;
-use super::super::policy::TargetAccess;
+use super::super::policy::{Policy, TargetAccess};
 use super::hosts::{HostEntry, HostKeys};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use super::{NVME_TCP, NvmeTcp, default_nqn};
 use crate::address::{means, tcp_address};
 use crate::failure::Failure;
+use crate::networks;
 use blockmux_proto::fabrics::controller::node::{FabricsPort, MAX_IN_CAPSULE, Referral, SecureChannel};
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
 use blockmux_proto::nvme::auth::HostSecrets;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
@@ -70,6 +72,9 @@ pub(crate) struct SubsystemEntry {
     /// Groups of namespaces with ANA states.
     #[serde(default)]
     ana_group: Vec<AnaGroupEntry>,
+    /// Networks from which hosts may connect.
+    #[serde(default, rename = "allow", deserialize_with = "networks::read")]
+    networks: AllowedNetworks,
 }
 
 /// `[nvme_discovery]`: settings of the discovery subsystem.
@@ -167,6 +172,8 @@ pub(crate) struct ConfiguredSubsystem {
     /// The `[[nvme_subsystem.host]]` entries.
     pub(super) entries: Vec<HostEntry>,
     pub(super) ana_groups: Vec<ConfiguredGroup>,
+    /// Networks from which hosts may connect.
+    pub(super) networks: AllowedNetworks,
     pub(super) secrets: BTreeMap<Nqn, Arc<HostSecrets>>,
     /// TLS keys of hosts.
     pub(super) tls_keys: BTreeMap<Nqn, ConfiguredPsk>,
@@ -223,6 +230,7 @@ impl ConfiguredSubsystem {
             masks,
             entries: entry.host,
             ana_groups,
+            networks: entry.networks,
             secrets,
             tls_keys,
         })
@@ -241,6 +249,7 @@ impl ConfiguredSubsystem {
             masks: BTreeMap::new(),
             entries: Vec::new(),
             ana_groups: Vec::new(),
+            networks: AllowedNetworks::default(),
             secrets: BTreeMap::new(),
             tls_keys: BTreeMap::new(),
         }
@@ -258,20 +267,28 @@ impl ConfiguredSubsystem {
 
     /// Its access control, for the policy.
     pub(super) fn access(&self) -> TargetAccess {
-        let volumes = self.namespaces.values().map(|one| (one.volume.clone(), self.is_open));
+        let is_open = self.is_open && self.networks.is_everyone();
+        let volumes = self.namespaces.values().map(|one| (one.volume.clone(), is_open));
         TargetAccess {
             kind: "nvme_subsystem",
             name: self.nqn.as_str().to_owned(),
             listeners: ("listeners", self.listeners.clone()),
             volumes: volumes.collect(),
-            is_restricted: !self.is_open,
+            is_restricted: !is_open,
             authenticates_all: !self.is_open,
             states: self.ana_groups.iter().map(ConfiguredGroup::listeners).collect(),
             moved_to: None,
         }
     }
 
-    /// Makes the subsystem reachable through these listeners only.
+    /// Limits the subsystem to networks that the policy allows for each of its volumes.
+    pub(super) fn allowed_by(self, policy: &Policy) -> ConfiguredSubsystem {
+        let volumes = self.namespaces.values().map(|one| policy.networks_of(&one.volume));
+        let networks = volumes.fold(self.networks.clone(), |networks, own| networks.and(&own));
+        ConfiguredSubsystem { networks, ..self }
+    }
+
+    /// Moves the subsystem behind these listeners alone.
     pub(super) fn at(self, listeners: Vec<SocketAddr>) -> ConfiguredSubsystem {
         ConfiguredSubsystem { listeners, ..self }
     }

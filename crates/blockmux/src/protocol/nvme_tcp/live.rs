@@ -95,8 +95,9 @@ impl NamespaceFactory {
     pub(super) fn subsystem(&self, configured: ConfiguredSubsystem, ports: &[FabricsPort]) -> Arc<Subsystem> {
         // TLS keys belong to the node.
         let at = configured.ports(ports);
-        let ConfiguredSubsystem { nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, .. } =
-            configured;
+        let ConfiguredSubsystem {
+            nqn, namespaces, is_open, hosts, masks, ana_groups, secrets, networks, ..
+        } = configured;
         let namespaces = namespaces.iter().filter_map(|(nsid, namespace)| {
             let (volume, _) = self.exports.find(&namespace.volume)?;
             self.namespace(&nqn, *nsid, volume)
@@ -108,7 +109,7 @@ impl NamespaceFactory {
         let groups = ana_groups.iter().map(|group| group.at(ports)).collect();
         // Listeners may be added later.
         let port_ids: Vec<u16> = (1..=MAX_PORTS).collect();
-        let mut subsystem = Subsystem::new(nqn, &self.node, namespaces, hosts);
+        let mut subsystem = Subsystem::new(nqn, &self.node, namespaces, hosts).with_networks(networks);
         if let Ok([high, low]) = random_bytes() {
             subsystem = subsystem.with_first_controller(u16::from_be_bytes([high, low]));
         }
@@ -167,6 +168,7 @@ impl LiveSubsystems {
         let gone = self.hosts.reconfigure(&self.node, subsystem, (before, wanted));
         disconnecting.extend(gone.into_iter().map(|host| PendingDisconnect::Host(subsystem.clone(), host)));
         self.node.set_ports_of(subsystem, wanted.ports(ports));
+        self.node.set_networks_of(subsystem, wanted.networks.clone());
         let namespaces = wanted.namespaces.iter().filter_map(|(nsid, namespace)| {
             let (volume, _) = volumes.exports.find(&namespace.volume)?;
             volumes.namespace(nqn, *nsid, volume)
@@ -202,6 +204,12 @@ fn ports_of(places: &[ListenerAddress], before: &[FabricsPort]) -> Vec<FabricsPo
     tcp.into_iter().map(port).collect()
 }
 
+fn live_access(subsystem: &Subsystem) -> LiveAccess {
+    let networks = subsystem.networks();
+    let is_open = subsystem.is_open() && networks.is_everyone();
+    LiveAccess { target: subsystem.nqn.as_str().to_owned(), is_open, networks }
+}
+
 impl LiveFrontend for LiveSubsystems {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let state = self.state();
@@ -219,11 +227,11 @@ impl LiveFrontend for LiveSubsystems {
         self.node.set_places(state.ports.clone(), own.referrals.clone());
         state.volumes.has_default_targets = own.subsystems.is_empty();
         state.volumes.configured = own.namespaces();
-        let wanted = if own.subsystems.is_empty() {
+        let wanted: Vec<ConfiguredSubsystem> = if own.subsystems.is_empty() {
             let all = VolumeNames::all(&state.volumes.exports);
             all.iter().filter_map(|named| of_volume(&self.policy, &state.ports, named)).collect()
         } else {
-            own.subsystems.clone()
+            own.subsystems.iter().cloned().map(|own| own.allowed_by(service.policy)).collect()
         };
         let has_keys = wanted.iter().any(|own| !own.tls_keys.is_empty() || !own.secrets.is_empty());
         self.hosts.set_treq(own.nvme_tcp_treq);
@@ -281,7 +289,8 @@ impl LiveFrontend for LiveSubsystems {
         }
         // The discovery subsystem is not configured.
         let Some(configured) = state.configured.get(&nqn) else { return true };
-        let is_listed = configured.is_open || configured.hosts.contains(&host);
+        let is_listed = (configured.is_open || configured.hosts.contains(&host))
+            && configured.networks.admits(session.peer_ip());
         let leads = session.listener.parse().is_ok_and(|at| {
             state.ports.iter().any(|port| means(&port.address, &at)) && configured.is_at(&at)
         });
@@ -324,16 +333,12 @@ impl LiveFrontend for LiveSubsystems {
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
         let found = self.subsystem(target).ok()?;
-        Some(LiveAccess { target: target.to_owned(), is_open: found.is_open() })
+        Some(live_access(&found))
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
         let subsystems = self.node.subsystems().into_iter().filter(|subsystem| subsystem.has_volume(volume));
-        let access = |subsystem: Arc<Subsystem>| LiveAccess {
-            target: subsystem.nqn.as_str().to_owned(),
-            is_open: subsystem.is_open(),
-        };
-        subsystems.map(access).collect()
+        subsystems.map(|subsystem| live_access(&subsystem)).collect()
     }
 
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {

@@ -344,7 +344,7 @@ fn of_volume(policy: &Policy, ports: &[FabricsPort], named: &VolumeNames) -> Opt
         policy.serves(&NVME_TCP, &ListenerAddress::Socket(Address::Tcp(port.address)), &named.export)
     };
     let own: Vec<_> = ports.iter().filter(leads).map(|port| port.address).collect();
-    (!own.is_empty()).then(|| ConfiguredSubsystem::of_volume(named).at(own))
+    (!own.is_empty()).then(|| ConfiguredSubsystem::of_volume(named).at(own).allowed_by(policy))
 }
 
 /// The NQN of a volume's own subsystem; `name` is the part after the prefix.

@@ -2,9 +2,11 @@
 
 use super::target_port;
 use crate::failure::Failure;
+use crate::networks;
 use crate::protocol::alua::AluaStateName;
-use crate::protocol::policy::TargetAccess;
+use crate::protocol::policy::{Policy, TargetAccess};
 use crate::protocol::units::VolumeUnit;
+use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::scsi::{AccessState, MAX_LUN, PortGroupStates, ScsiTarget, UnitChange};
 use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpNode, SrpPortId, SrpTarget};
 use serde::Deserialize;
@@ -25,6 +27,9 @@ pub(super) struct SrpTargetEntry {
     acl: Vec<SrpAclEntry>,
     /// Initial ALUA state of the target port; without the key active/optimized.
     access_state: Option<AluaStateName>,
+    /// Networks from which initiators may log in.
+    #[serde(default, rename = "allow", deserialize_with = "networks::read")]
+    networks: AllowedNetworks,
 }
 
 /// One `[[srp_target.acl]]`.
@@ -47,6 +52,8 @@ pub(super) struct ConfiguredSrpTarget {
     /// all LUNs.
     acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
     access_state: Option<AccessState>,
+    /// Networks from which initiators may log in.
+    networks: AllowedNetworks,
 }
 
 impl ConfiguredSrpTarget {
@@ -88,11 +95,15 @@ impl ConfiguredSrpTarget {
         });
         let acl = acl.collect::<Result<_, Failure>>()?;
         let access_state = entry.access_state.map(AluaStateName::access_state);
-        Ok(ConfiguredSrpTarget { id, luns, acl, access_state })
+        Ok(ConfiguredSrpTarget { id, luns, acl, access_state, networks: entry.networks })
     }
 
-    /// The target port with its units; `unit` looks a unit up by the name of its volume.
-    pub(super) fn wanted(&self, unit: impl Fn(&str) -> Option<VolumeUnit>) -> WantedSrpTarget {
+    /// The target port as it is wanted, with its units, which `unit` finds by the names of volumes.
+    pub(super) fn wanted(
+        &self,
+        unit: impl Fn(&str) -> Option<VolumeUnit>,
+        policy: &Policy,
+    ) -> WantedSrpTarget {
         let luns = self.luns.iter().filter_map(|(lun, volume)| Some((*lun, unit(volume)?)));
         let mask = |luns: &Option<Vec<u16>>| luns.as_ref().map(|luns| luns.iter().copied().collect());
         let mut access: Vec<_> =
@@ -101,13 +112,15 @@ impl ConfiguredSrpTarget {
             access.push((None, None));
         }
         let access_state = self.access_state.unwrap_or(AccessState::ACTIVE_OPTIMIZED);
-        WantedSrpTarget { id: self.id, luns: luns.collect(), access, access_state }
+        let of_volumes = self.luns.values().map(|volume| policy.networks_of(volume));
+        let networks = of_volumes.fold(self.networks.clone(), |networks, own| networks.and(&own));
+        WantedSrpTarget { id: self.id, luns: luns.collect(), access, access_state, networks }
     }
 
     /// Its access control, for the policy. A port identifier is no authentication, but it restricts
     /// access as an iSCSI name does.
     pub(super) fn access(&self) -> TargetAccess {
-        let is_open = self.acl.is_empty();
+        let is_open = self.acl.is_empty() && self.networks.is_everyone();
         TargetAccess {
             kind: "srp_target",
             name: self.id.to_string(),
@@ -128,6 +141,8 @@ pub(super) struct WantedSrpTarget {
     /// Initiators that may log in (`None` for all), and the LUNs that they see (`None` for all).
     pub(super) access: Vec<(Option<SrpInitiators>, Option<BTreeSet<u16>>)>,
     pub(super) access_state: AccessState,
+    /// Networks from which initiators may log in.
+    pub(super) networks: AllowedNetworks,
 }
 
 impl WantedSrpTarget {
@@ -166,7 +181,7 @@ impl WantedSrpTarget {
             SrpAccess { initiator, target }
         });
         let access = access.collect();
-        SrpTarget { id: self.id, port, access }
+        SrpTarget { id: self.id, port, access, networks: self.networks }
     }
 }
 

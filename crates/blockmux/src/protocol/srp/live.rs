@@ -58,12 +58,14 @@ impl LiveSrpTargets {
                 places.iter().any(|place| self.policy.serves(&SRP, place, &named.export))
             };
             let all = named.iter().filter(is_served);
-            return all.filter_map(|named| Some(own_target(named, self.units.of(named.volume)?))).collect();
+            return all
+                .filter_map(|named| Some(own_target(named, self.units.of(named.volume)?, &self.policy)))
+                .collect();
         }
         let ids: BTreeMap<&str, VolumeId> =
             named.iter().map(|named| (named.export.as_str(), named.volume)).collect();
         let unit = |volume: &str| self.units.of(*ids.get(volume)?);
-        own.targets.iter().map(|target| target.wanted(unit)).collect()
+        own.targets.iter().map(|target| target.wanted(unit, &self.policy)).collect()
     }
 
     fn target(&self, id: &str) -> Result<Arc<SrpTarget>, String> {
@@ -77,8 +79,9 @@ fn access(
     target: &SrpTarget,
     mut entries: impl Iterator<Item = impl std::ops::Deref<Target = SrpAccess>>,
 ) -> LiveAccess {
-    let is_open = entries.any(|access| access.initiator.is_none());
-    LiveAccess { target: target.id.to_string(), is_open }
+    let networks = target.networks.clone();
+    let is_open = entries.any(|access| access.initiator.is_none()) && networks.is_everyone();
+    LiveAccess { target: target.id.to_string(), is_open, networks }
 }
 
 impl LiveFrontend for LiveSrpTargets {
@@ -112,7 +115,8 @@ impl LiveFrontend for LiveSrpTargets {
         let is_meant = |target: &&Arc<SrpTarget>| target.id.to_string() == session.login.target;
         let Some(before) = state.before.iter().find(is_meant) else { return true };
         let now = self.node.targets();
-        let now = now.iter().find(is_meant).and_then(|now| now.units_for(initiator));
+        let now = now.iter().find(is_meant).filter(|now| now.networks.admits(session.peer_ip()));
+        let now = now.and_then(|now| now.units_for(initiator));
         before.units_for(initiator).zip(now).is_some_and(|(before, now)| Arc::ptr_eq(before, now))
     }
 
@@ -121,7 +125,7 @@ impl LiveFrontend for LiveSrpTargets {
         let Some(unit) = self.units.of(volume).filter(|_| state.has_default_targets) else { return };
         let Some(named) = VolumeNames::of(&self.exports, volume) else { return };
         if state.places.iter().any(|place| self.policy.serves(&SRP, place, &named.export)) {
-            self.node.add(own_target(&named, unit).make(None, &self.node));
+            self.node.add(own_target(&named, unit, &self.policy).make(None, &self.node));
         }
     }
 

@@ -9,7 +9,7 @@ mod live;
 mod remote;
 
 use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
-use super::policy::TargetAccess;
+use super::policy::{Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use blockmux_lab::ceiling::{MessageShape, Transport};
@@ -137,14 +137,15 @@ impl Frontend for Srp {
     }
 }
 
-/// A volume's own target port, if no targets are configured.
-fn own_target(named: &VolumeNames, unit: super::units::VolumeUnit) -> WantedSrpTarget {
+/// The target port that a volume is where none are configured.
+fn own_target(named: &VolumeNames, unit: super::units::VolumeUnit, policy: &Policy) -> WantedSrpTarget {
     let luns = BTreeMap::from([(0, unit)]);
     WantedSrpTarget {
         id: own_id(&named.target),
         luns,
         access: vec![(None, None)],
         access_state: AccessState::ACTIVE_OPTIMIZED,
+        networks: policy.networks_of(&named.export),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The listeners of the API, and the access check of each.
 
-use crate::address::{ListenAddress, is_local};
+use crate::address::{ApiListener, is_local};
 use crate::api::{ControlPath, check_peer};
 use crate::ctl::api_token;
 use crate::failure::Failure;
@@ -8,7 +8,9 @@ use crate::protocol::policy::ListenerAddress;
 use crate::protocol::secret;
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
+use blockmux_engine::audit::AUDIT;
 use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::networks::AllowedNetworks;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::Mode;
 use rustix::process::{geteuid, umask};
@@ -36,8 +38,8 @@ pub(in crate::serve) struct Endpoint {
 pub(super) enum Guard {
     /// Allows processes of the daemon's user and of root.
     Owner,
-    /// Allows clients that send this bearer token (RFC 6750).
-    Token(Zeroizing<String>),
+    /// Clients in these networks that send this bearer token (RFC 6750).
+    Token(Zeroizing<String>, AllowedNetworks),
 }
 
 /// A listener of the API's asynchronous runtime.
@@ -71,7 +73,7 @@ impl Endpoint {
         })?;
         let kind = match self.guard {
             Guard::Owner => CONTROL,
-            Guard::Token(_) => API,
+            Guard::Token(..) => API,
         };
         let (asked, owns_file) = (self.asked.clone(), handle.owns_file());
         let offer = ListenerOffer { kind: kind.to_owned(), asked, owns_file, manager_name: None };
@@ -118,7 +120,7 @@ pub(in crate::serve) fn bind_control(
 /// # Errors
 /// If there is no token, its file is not private, or the address cannot be bound.
 pub(in crate::serve) fn bind_tcp(
-    address: &ListenAddress,
+    ApiListener { address, networks }: &ApiListener,
     token_file: Option<&Path>,
     inherited: &mut InheritedListeners,
 ) -> Result<Endpoint, Failure> {
@@ -132,7 +134,7 @@ pub(in crate::serve) fn bind_tcp(
         )));
     };
     let token = secret::read("--api-token-file", file, api_token)?;
-    if !is_local(&address) {
+    if !is_local(&address) && networks.is_everyone() {
         warn!(
             "{address}: the API and its token are not encrypted; make it reachable from trusted networks only"
         );
@@ -145,7 +147,7 @@ pub(in crate::serve) fn bind_tcp(
     let listener = bound.map_err(|error| {
         Failure::request(format!("cannot serve the API at {address}: {error}; check --api"))
     })?;
-    Ok(Endpoint { listener, asked, guard: Guard::Token(token) })
+    Ok(Endpoint { listener, asked, guard: Guard::Token(token, networks.clone()) })
 }
 
 impl Guard {
@@ -160,7 +162,15 @@ impl Guard {
                 let process = stream.peer_cred().ok().and_then(|peer| peer.pid());
                 Ok(process.map_or_else(|| "unix".to_owned(), |process| format!("process {process}")))
             }
-            (Guard::Token(_), AnyStream::Tcp(stream)) => Ok(stream.peer_addr()?.to_string()),
+            (Guard::Token(_, networks), AnyStream::Tcp(stream)) => {
+                let peer = stream.peer_addr()?;
+                if networks.admits(Some(peer.ip())) {
+                    return Ok(peer.to_string());
+                }
+                let reason = "the `allow` list of the API does not have this address";
+                warn!(target: AUDIT, protocol = "api", %peer, "connection refused: {reason}");
+                Err(io::ErrorKind::PermissionDenied.into())
+            }
             _ => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }

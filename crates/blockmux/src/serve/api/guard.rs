@@ -20,7 +20,7 @@ use tracing::warn;
 pub(super) async fn admit(guard: &Guard, peer: &str, request: Request) -> Result<Request, Response> {
     // The page contains no data. Its script sends the token with its own requests.
     let is_page = request.uri().path() == "/";
-    if let Guard::Token(token) = guard
+    if let Guard::Token(token, _) = guard
         && !is_page
         && let Err(reason) = check_token(request.headers(), token.as_bytes())
     {

@@ -83,7 +83,7 @@ impl DaemonCollector {
         )?;
         let help = "Closed connections whose I/O has not ended";
         out.single("blockmux_orphaned_connections", help, None, ConstGauge::new(status.orphaned as f64))?;
-        let of = |value: fn(&blockmux_engine::listener::ListenerCounters) -> u64| {
+        let of = |value: fn(&blockmux_engine::listener::ListenerState) -> u64| {
             listeners.iter().map(move |(protocol, listener)| {
                 (vec![("protocol", *protocol), ("listener", listener.address())], value(listener))
             })

@@ -206,9 +206,9 @@ async fn volume(State(shared): State<ApiState>, Param(name): Param<String>) -> R
     )
 )]
 async fn add(State(shared): State<ApiState>, headers: HeaderMap, Body(body): Body<AddVolume>) -> Response {
-    let AddVolume { volume, read_only, description, protocols } = body;
+    let AddVolume { volume, read_only, description, protocols, allow } = body;
     let action = format!("add {volume}");
-    let request = Request::Add { volume, read_only, description, protocols };
+    let request = Request::Add { volume, read_only, description, protocols, allow };
     shared.run_action(action, request, &headers, StatusCode::CREATED).await
 }
 

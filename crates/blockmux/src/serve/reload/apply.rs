@@ -13,7 +13,7 @@ use crate::serve::flush;
 use crate::serve::identity::{served_data, warn_of_same_data};
 use crate::serve::listen::{self, BoundListener};
 use crate::serve::setup::Setup;
-use blockmux_engine::sessions::SessionInfo;
+use blockmux_engine::sessions::{SessionInfo, WITHDRAWN};
 use blockmux_proto::exports::{Export, Removed};
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Resize;
@@ -218,6 +218,15 @@ impl Reloader {
                 }
             }
         };
+        for place in &places {
+            if let PreparedListener::Stays(_, listener) = place {
+                self.connection_limits.set_networks(
+                    listener.protocol,
+                    &listener.place.to_string(),
+                    &listener.networks,
+                );
+            }
+        }
         reconfigure(&live_protocols);
         // Sessions that are no longer allowed get time to end.
         // The handles of their sockets are dropped here, too.
@@ -232,10 +241,11 @@ impl Reloader {
             let live =
                 by_name(session.login.protocol).and_then(|protocol| live_of(&live_protocols, protocol));
             gone.contains(&session.listener)
+                || !self.policy.admits(&session.listener, session.peer_ip())
                 || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
                 || live.is_some_and(|live| !live.may_continue(session))
         };
-        let draining = self.connection_limits.sessions().drain(must_go);
+        let draining = self.connection_limits.sessions().drain(WITHDRAWN, must_go);
         self.cores.wake_all();
         wait(DRAIN_TIMEOUT, || draining.left().is_empty());
         let late = draining.left();
@@ -279,7 +289,8 @@ impl Reloader {
         }
         reconfigure(&live_protocols);
         self.connection_limits.set_max(setup.max_connections);
-        // New listeners come last, so that their clients find all volumes.
+        self.connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
+        // Last, so that who connects finds everything.
         let mut kept = kept.into_iter().map(|own| (own.listener.place.to_string(), own)).collect::<Vec<_>>();
         for place in places {
             match place {

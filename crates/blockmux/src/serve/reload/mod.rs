@@ -23,7 +23,7 @@ use super::offer::{ListenerOffer, Offered, VolumeOffer};
 use super::opening::VolumeOpener;
 use super::setup::Setup;
 use crate::ctl::PlanReport;
-use crate::data_key::DataKey;
+use crate::data_part::DataPart;
 use crate::failure::Failure;
 use crate::protocol::frontend::{HandedSession, LiveFrontend, LiveProtocol, Service};
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
@@ -204,6 +204,7 @@ impl Reloader {
             Failure::run(format!("{}: {error}; raise the limit of open files", listener.place))
         })?;
         let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
+        limit.listener().set_networks(listener.networks.clone());
         let accepting = Some(Accepting { handle: Arc::new(handle), limit: limit.clone() });
         let (serve, inboxes, until) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
         let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
@@ -254,7 +255,7 @@ impl Reloader {
             VolumeOffer {
                 name: named.name.clone(),
                 spec: named.entry.spec.to_string(),
-                data: DataKey::local_texts(&named.entry.spec),
+                data: DataPart::keys_of_spec(&named.entry.spec),
                 uuid: served.and_then(|served| served.uuid()).map(|uuid| uuid.to_string()),
             }
         });

@@ -6,6 +6,7 @@ use crate::protocol::frontend::TargetTables;
 use crate::serve::opening::NamedVolume;
 use crate::serve::setup::{Setup, VOLUMES};
 use std::collections::BTreeMap;
+use std::time::Duration;
 use toml::{Table, Value};
 
 /// A config with absolute paths in which every volume has a name.
@@ -27,9 +28,13 @@ impl Model {
             listeners.entry(protocol.key()).or_default().push(entry.in_full(protocol.port).into());
         }
         table.extend(listeners.into_iter().map(|(key, list)| (key, Value::Array(list))));
+        let seconds =
+            |timeout: Option<Duration>| timeout.map(|timeout| Value::from(timeout.as_secs() as i64));
         let path = |path: &std::path::Path| path.display().to_string();
         let single = [
             ("cores", setup.asked_cores.map(|cores| Value::from(cores as i64))),
+            ("login_timeout", seconds(setup.login_timeout)),
+            ("idle_timeout", seconds(setup.idle_timeout)),
             ("max_connections", Some(Value::from(setup.max_connections as i64))),
             ("poll", Value::try_from(setup.poll).ok()),
             ("congestion", setup.congestion.as_ref().map(|name| name.to_string().into())),

@@ -4,9 +4,11 @@
 //! Configs are compared as TOML tables with absolute paths in which all volumes have names. Entries
 //! of named lists are compared by name, lists of plain values as sets.
 
+use crate::address::ListenerEntry;
 use crate::ctl::{PlanReport, PlannedChange};
-use crate::protocol::Frontends;
+use crate::networks;
 use crate::protocol::frontend::TargetTables;
+use crate::protocol::{Carrier, Frontends};
 use crate::serve::setup::VOLUMES;
 use blockmux_engine::sessions::SessionInfo;
 use std::collections::BTreeSet;
@@ -126,7 +128,7 @@ fn diff_values(
     let empty_list = Value::Array(Vec::new());
     let is_listeners = path.len() == 1 && schema.listeners.contains(&path[0]);
     let [before, after] = [before, after].map(|value| value.or(is_listeners.then_some(&empty_list)));
-    if before == after {
+    if before == after || is_networks(path) && is_same_set(before, after) {
         return;
     }
     let none = Vec::new();
@@ -143,7 +145,9 @@ fn diff_values(
         }
         (None, Some(Value::Table(after))) if !is_entry => diff_tables(schema, path, &empty, after, found),
         (Some(Value::Table(before)), None) if !is_entry => diff_tables(schema, path, before, &empty, found),
-        (Some(Value::Array(before)), Some(Value::Array(after))) if is_plain(before) && is_plain(after) => {
+        (Some(Value::Array(before)), Some(Value::Array(after)))
+            if is_plain(before) && is_plain(after) && !is_networks(path) =>
+        {
             let mut each = |from: &[Value], to: &[Value], is_removal: bool| {
                 for value in from.iter().filter(|value| !to.contains(value)) {
                     let path = path.iter().cloned().chain([text(value)]).collect();
@@ -167,6 +171,18 @@ fn by_name(list: &[Value], name: &str) -> Table {
         (own, entry.clone())
     });
     named.collect()
+}
+
+/// Whether a path ends in a list of networks: whom it keeps out follows from the whole list.
+fn is_networks(path: &[String]) -> bool {
+    path.last().is_some_and(|key| key == NETWORKS)
+}
+
+fn is_same_set(before: Option<&Value>, after: Option<&Value>) -> bool {
+    let lists = before.and_then(Value::as_array).zip(after.and_then(Value::as_array));
+    lists.is_some_and(|(before, after)| {
+        before.iter().all(|value| after.contains(value)) && after.iter().all(|value| before.contains(value))
+    })
 }
 
 fn is_plain(list: &[Value]) -> bool {
@@ -224,8 +240,11 @@ fn join_place(place: &[&str]) -> String {
     }
 }
 
-/// The step of each changed volume. `is_resize` tells whether only the size of a volume's spec has
-/// changed.
+/// The key of the networks from which clients may connect.
+const NETWORKS: &str = "allow";
+
+/// What is to be done with each volume. `is_resize` says whether the data of a volume is the same
+/// and has another size alone.
 pub(in crate::serve) fn volume_steps(
     changes: &[Change],
     is_resize: impl Fn(&str) -> bool,
@@ -283,7 +302,9 @@ pub(in crate::serve) fn report(
             report.next_start.push(line);
             continue;
         }
-        let affected = sessions.iter().filter(|session| affects(schema, change, steps, session, &targets_of));
+        let affected = sessions.iter().filter(|session| {
+            affects(schema, change, steps, session, &targets_of) && !stays(schema, changes, change, session)
+        });
         let affected = affected.map(describe_session).collect();
         report.changes.push(PlannedChange { change: line, affected });
     }
@@ -308,16 +329,17 @@ fn affects(
 ) -> bool {
     let login = &session.login;
     let is_loss = change.before.is_some();
+    let is_kept_out =
+        is_networks(&change.path) && !networks::admits(change.after.as_ref(), session.peer_ip());
     if let Some((name, key)) = change.of_volume() {
         let is_gone = key.is_none() && change.after.is_none();
         let is_replaced = steps.iter().any(|(own, step)| own == name && *step == VolumeStep::Replace);
         let is_its = || login.target == name || targets_of(name).contains(&login.target);
-        return is_loss && (is_gone || key == Some("spec") && is_replaced) && is_its();
+        return (is_loss && (is_gone || key == Some("spec") && is_replaced) || is_kept_out) && is_its();
     }
     let [list, name, rest @ ..] = &change.path[..] else { return false };
     if schema.listeners.contains(list) {
-        let (address, _) = name.split_once("?volumes=").unwrap_or((name, ""));
-        return is_loss && session.listener == address;
+        return is_loss && session.listener == ListenerEntry::address_of(name);
     }
     let Some(tables) = schema.target(list).filter(|_| login.target == *name) else { return false };
     let Some((part, rest)) = rest.split_first() else { return is_loss && change.after.is_none() };
@@ -331,7 +353,23 @@ fn affects(
             None => true,
         };
     }
-    part == "redirect" && change.after.is_some()
+    part == "redirect" && change.after.is_some() || is_kept_out
+}
+
+/// Whether a listener that goes comes again with other parameters, which keep the session.
+fn stays(schema: &Schema, changes: &[Change], change: &Change, session: &SessionInfo) -> bool {
+    let [list, _] = &change.path[..] else { return false };
+    if !schema.listeners.contains(list) {
+        return false;
+    }
+    changes.iter().any(|other| match &other.path[..] {
+        [own, text] if own == list && other.after.is_some() => {
+            let entry = ListenerEntry::read(Carrier::Stream, text);
+            ListenerEntry::address_of(text) == session.listener
+                && entry.is_ok_and(|entry| entry.keeps(&session.login.target, session.peer_ip()))
+        }
+        _ => false,
+    })
 }
 
 #[cfg(test)]
@@ -460,7 +498,38 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_cannot_change_at_run_time_wait_for_the_next_start() {
+    fn changed_networks_affect_sessions_that_they_keep_out_and_no_others() {
+        let at = |ip: &str, session: SessionInfo| SessionInfo { peer: format!("{ip}:5"), ..session };
+        let sessions = [
+            at("192.0.2.9", session("nbd", "", "a", "127.0.0.1:1")),
+            at("198.51.100.9", session("nbd", "", "b", "127.0.0.1:1")),
+            at("192.0.2.9", session("iscsi", "iqn.i", "iqn.a", "127.0.0.1:3260")),
+            at("198.51.100.9", session("iscsi", "iqn.j", "iqn.a", "127.0.0.1:3260")),
+        ];
+        let affected = |before: &str, after: &str| {
+            let all = changes(before, after);
+            let report = report(&schema(), &all, &[], &sessions, |_| vec!["iqn.a".to_owned()]);
+            let all = report.changes.iter().flat_map(|change| change.affected.clone());
+            let short = |who: String| who.split(['.', ' ']).next_back().unwrap_or_default().to_owned();
+            all.map(short).collect::<Vec<_>>()
+        };
+        let listener = |rest: &str| format!("nbd = ['127.0.0.1:1{rest}']");
+        assert_eq!(affected(&listener(""), &listener("?allow=198.51.100.0/24")), ["a"]);
+        assert_eq!(affected(&listener("?allow=::1"), &listener("?volumes=a")), ["b"]);
+        assert!(affected(&listener("?allow=10.0.0.0/8"), &listener("")).is_empty());
+        let target = |rest: &str| format!("[[iscsi_target]]\nTargetName = 'iqn.a'\n{rest}");
+        assert_eq!(affected(&target(""), &target("allow = ['192.0.2.0/24']")), ["a"]);
+        assert_eq!(affected(&target("allow = ['::/0']"), &target("allow = []")), ["a", "a"]);
+        assert!(affected(&target("allow = ['::/0']"), &target("")).is_empty());
+        let volume = |rest: &str| format!("[[volume]]\nname = 'a'\nspec = 'mem:1m'\n{rest}");
+        assert_eq!(affected(&volume(""), &volume("allow = ['198.51.100.9']")), ["a", "a"]);
+        let both = "allow = ['192.0.2.9', '198.51.100.9']";
+        assert!(affected(&volume(""), &volume(both)).is_empty());
+        assert!(changes(&volume(both), &volume("allow = ['198.51.100.9', '192.0.2.9']")).is_empty());
+    }
+
+    #[test]
+    fn what_cannot_change_while_it_runs_waits_for_the_next_start() {
         let next = |before: &str, after: &str| {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);

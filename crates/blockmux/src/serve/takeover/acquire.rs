@@ -3,7 +3,7 @@
 use super::wire::{Channel, Message, Offer, PATH, Received, SessionOffer, UPGRADE};
 use crate::api::client::{CallError, Client};
 use crate::api::{ApiAddress, ControlPath};
-use crate::data_key::DataKey;
+use crate::data_part::DataPart;
 use crate::failure::Failure;
 use crate::privileges::ServiceUser;
 use crate::protocol::frontend::HandedSession;
@@ -108,7 +108,7 @@ impl Takeover {
                 )));
             };
             let spec = named.entry.spec.to_string();
-            if spec != offered.spec || DataKey::local_texts(&named.entry.spec) != offered.data {
+            if spec != offered.spec || DataPart::keys_of_spec(&named.entry.spec) != offered.data {
                 return Err(Failure::request(format!(
                     "--takeover: `{name}` is {} for the daemon, and {spec} here; make both the same, or restart the \
                      daemon instead",

@@ -39,7 +39,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let is = |status: ConnectStatus| outcome.status.status() == NvmeStatus::from(status);
         let reason = match outcome.status {
             _ if is(ConnectStatus::CONNECT_INVALID_HOST) => {
-                "the subsystem refuses this host: it is not in its allow-list, or it connected without the required TLS"
+                "the subsystem refuses this host: its name or its address is not in an allow-list, or it connected without the required TLS"
             }
             _ if is(ConnectStatus::CONNECT_INVALID_PARAMETERS) => {
                 "Connect names no subsystem of this port, or another field is invalid"

@@ -52,6 +52,8 @@ pub(super) struct HostConnection {
     pub(super) permit: Option<ConnectPermit>,
     /// The local address that the host connected to.
     pub(super) local_ip: Option<IpAddr>,
+    /// The host's address; `None` if it has none.
+    pub(super) peer_ip: Option<IpAddr>,
     /// Closes the connection, from any core.
     pub(super) hang_up: Option<HangUp>,
     /// The identifier of the port.
@@ -122,7 +124,8 @@ pub(super) fn connect(
     if connect_data.hostid == [0; 16] {
         return Err(invalid(offset_of!(ConnectData, hostid), true));
     }
-    if !subsystem.admits(&host) || !is_secured_enough(node, &host, (asked, &subsystem.nqn), secured) {
+    let is_allowed = subsystem.admits(&host) && subsystem.admits_address(connection.peer_ip);
+    if !is_allowed || !is_secured_enough(node, &host, (asked, &subsystem.nqn), secured) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
     // A generated PSK proves that the host was authenticated when it was generated.

@@ -25,8 +25,9 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Executes an admin command.
     pub(super) fn administer(&mut self, slot: usize, sqe: &Sqe, data: &SgList) {
         let Some(ConnectedQueue::Admin(admin)) = &mut self.queue else { return };
-        let (node, local_ip, host) = (&self.node, self.connection.local_ip, admin.host.nqn.clone());
-        let log = || discovery::page(node, &host, local_ip, T::TRTYPE);
+        let (node, connection, host) = (&self.node, &self.connection, admin.host.nqn.clone());
+        let ends = (connection.local_ip, connection.peer_ip);
+        let log = || discovery::page(node, &host, ends, T::TRTYPE);
         let commands = &self.commands;
         let executed = admin.execute(sqe, data, slot, &|cid| commands.find(cid), &log);
         KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.now);

@@ -4,6 +4,7 @@
 use super::node::{FabricsPort, NvmeNode, Referral, SecureChannel};
 use crate::nvme::MQES;
 use crate::nvme::nqn::Nqn;
+use crate::nvme::subsystem::Subsystem;
 use blockmux_wire::nvmeof::fabrics::{
     AddressFamily, CNTLID_DYNAMIC, DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPRETINFO, EFLAGS_EPCSD,
     SubsystemType, TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TREQ_REQUIRED, TransportType,
@@ -11,18 +12,26 @@ use blockmux_wire::nvmeof::fabrics::{
 use blockmux_wire::nvmeof::rdma::{ConnectionService, ProviderType, QpType};
 use blockmux_wire::nvmeof::tcp::SecurityType;
 use core::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The whole page for a host that connected to address `local` over this transport. It lists
-/// entries of that transport only, as Linux's target does: few hosts support another.
-pub(crate) fn page(node: &NvmeNode, host: &Nqn, local: Option<IpAddr>, transport: TransportType) -> Vec<u8> {
+/// The whole page for a host that connected from address `peer` to address `local` over this
+/// transport. It lists entries of that transport only, as Linux's target does: few hosts support
+/// another.
+pub(crate) fn page(
+    node: &NvmeNode,
+    host: &Nqn,
+    (local, peer): (Option<IpAddr>, Option<IpAddr>),
+    transport: TransportType,
+) -> Vec<u8> {
     // Read before the list: a host that reads the page in parts detects by the header that it has
     // changed.
     let genctr = node.generation();
     let all = node.subsystems();
     let ports = node.ports();
     let discovery = ports.iter().map(|port| (*port, &node.discovery, SubsystemType::CURRENT_DISCOVERY));
-    let admitted = all.iter().filter(|subsystem| subsystem.admits(host));
+    let is_admitted = |subsystem: &&Arc<Subsystem>| subsystem.admits(host) && subsystem.admits_address(peer);
+    let admitted = all.iter().filter(is_admitted);
     let subsystems = admitted.flat_map(|subsystem| {
         node.ports_of(subsystem).into_iter().map(move |port| (port, subsystem, SubsystemType::NVM))
     });
@@ -122,7 +131,7 @@ mod tests {
         let node = NvmeNode::new(Vec::new(), vec![port], "machine");
         let host = Nqn::new("nqn.2026-11.test:host").unwrap();
         let entry = |transport| {
-            let page = page(&node, &host, None, transport);
+            let page = page(&node, &host, (None, None), transport);
             DiscoveryEntry::read_from_bytes(&page[1024..]).unwrap()
         };
         let (tcp, rdma) = (entry(TransportType::TCP), entry(TransportType::RDMA));

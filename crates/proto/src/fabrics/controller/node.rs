@@ -2,6 +2,7 @@
 
 use super::unconnected::{ConnectPermit, UnconnectedQueues};
 use crate::fabrics::keyring::Keyring;
+use crate::networks::AllowedNetworks;
 use crate::nvme::HangUp;
 use crate::nvme::event_queue::QueueEvent;
 use crate::nvme::hosts::{HostAccess, OpenToAll};
@@ -218,6 +219,14 @@ impl NvmeNode {
     /// Controllers stay connected through the ports on which they were created.
     pub fn set_ports_of(&self, subsystem: &Subsystem, ports: Option<BTreeSet<u16>>) {
         if subsystem.set_ports(ports) {
+            self.announce_change();
+        }
+    }
+
+    /// Changes the networks from which hosts may connect to a subsystem; discovery hosts are
+    /// notified of a change. Controllers stay connected.
+    pub fn set_networks_of(&self, subsystem: &Subsystem, networks: AllowedNetworks) {
+        if subsystem.set_networks(networks) {
             self.announce_change();
         }
     }

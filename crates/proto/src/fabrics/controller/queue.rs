@@ -126,6 +126,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// queue together with its controller.
     #[must_use]
     pub fn admitted(mut self, permit: ConnectPermit, local_ip: Option<IpAddr>, hang_up: HangUp) -> Self {
+        self.connection.peer_ip = permit.peer();
         self.connection.permit = Some(permit);
         self.connection.local_ip = local_ip;
         self.connection.hang_up = Some(hang_up);

@@ -32,6 +32,14 @@ struct UnconnectedQueue {
 pub struct ConnectPermit {
     all: Arc<UnconnectedQueues>,
     number: u64,
+    peer: Option<IpAddr>,
+}
+
+impl ConnectPermit {
+    /// The address of the connection's peer; `None` if it has no IP address.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        self.peer
+    }
 }
 
 impl UnconnectedQueues {
@@ -52,7 +60,7 @@ impl UnconnectedQueues {
         if let Some(cut) = cut {
             cut();
         }
-        (ConnectPermit { all: self.clone(), number }, is_crowded)
+        (ConnectPermit { all: self.clone(), number, peer }, is_crowded)
     }
 
     fn all(&self) -> MutexGuard<'_, UnconnectedList> {

@@ -26,6 +26,7 @@ use crate::iscsi::text::{self, TextBuilder};
 use crate::session::CoreHandle;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, IscsiOpcode, U24};
+use core::net::IpAddr;
 use std::sync::Arc;
 use zerocopy::{FromZeros, transmute_ref};
 
@@ -55,6 +56,8 @@ pub(in crate::iscsi) struct TargetLogin {
     core: CoreHandle,
     /// Closes the connection of this login.
     hang_up: Option<ConnectionHandle>,
+    /// The initiator's IP address; `None` if it has none.
+    client: Option<IpAddr>,
     /// The session to join; `None` creates a new one.
     joinable: Option<JoinableSession>,
     /// The final response, which waits for the end of another session.
@@ -137,6 +140,7 @@ impl TargetLogin {
             stat_sn: 0,
             core,
             hang_up: None,
+            client: None,
             joinable: None,
             final_response: None,
             wait_count: 0,
@@ -146,6 +150,11 @@ impl TargetLogin {
     /// Sets the handle that closes this connection.
     pub(in crate::iscsi) fn set_hang_up(&mut self, hang_up: ConnectionHandle) {
         self.hang_up = Some(hang_up);
+    }
+
+    /// Sets the initiator's IP address.
+    pub(in crate::iscsi) fn set_client(&mut self, client: Option<IpAddr>) {
+        self.client = client;
     }
 
     /// The initiator and target names, as far as they were received.
@@ -412,6 +421,10 @@ impl TargetLogin {
         let not_found = || failure(LoginStatus::NOT_FOUND, "requested an unknown target");
         let name = Name::new(name).map_err(|_| not_found())?;
         let target = self.node.find(&name, self.group_tag).ok_or_else(not_found)?;
+        if !target.networks.admits(self.client) {
+            let what = "has an address that is not in the target's `allow` list";
+            return Err(failure(LoginStatus::AUTHORIZATION_FAILURE, what));
+        }
         let Some(access) = target.access_of(initiator) else {
             let what = "may not log in to this target";
             return Err(failure(LoginStatus::AUTHORIZATION_FAILURE, what));

@@ -15,6 +15,7 @@ use crate::scsi::task_set::TaskQueue;
 use crate::session::Demand;
 use blockmux_volume::{Memory, Pool, SHORT_PAYLOAD, Seg};
 use blockmux_wire::iscsi::BHS_LEN;
+use core::net::IpAddr;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -70,8 +71,16 @@ pub(super) struct TargetConnection {
     pub(super) retry: Backoff,
     /// Time of the latest call.
     pub(super) now: Instant,
-    /// IP address that the initiator connected to.
-    pub(super) local_ip: String,
+    pub(super) addresses: ConnectionAddresses,
+}
+
+/// Both ends of a connection.
+#[derive(Default)]
+pub(super) struct ConnectionAddresses {
+    /// IP address that the initiator connected to, in brackets for IPv6; empty if unknown.
+    pub(super) local: String,
+    /// IP address of the initiator; `None` if it has none.
+    pub(super) client: Option<IpAddr>,
 }
 
 /// Pings an initiator that sends nothing (RFC 7143 §11.19).
@@ -88,7 +97,7 @@ impl TargetConnection {
     pub(super) fn new(
         key: u32,
         established: &TargetLoginResult,
-        local_ip: String,
+        addresses: ConnectionAddresses,
         pool: Pool,
         sender: Sender,
         now: Instant,
@@ -127,7 +136,7 @@ impl TargetConnection {
             },
             retry: Backoff::new(now),
             now,
-            local_ip,
+            addresses,
         }
     }
 

@@ -6,7 +6,7 @@
 //! here. Requests ahead of ExpCmdSN wait in `early`; the connection that received them delivers
 //! them once the gap is filled. `connection_table` describes how a connection ends.
 
-use super::connection::TargetConnection;
+use super::connection::{ConnectionAddresses, TargetConnection};
 use super::datamover::TargetDatamover;
 use super::early::{NextRequest, WholePdu};
 use super::local::LocalSessions;
@@ -60,8 +60,7 @@ impl Drop for FullFeatureConnection {
 pub(super) struct ConnectionResources {
     pub(super) node: Arc<IscsiNode>,
     pub(super) group_tag: u16,
-    /// IP address that the initiator connected to.
-    pub(super) local_ip: String,
+    pub(super) addresses: ConnectionAddresses,
     pub(super) local: Rc<LocalSessions>,
     pub(super) pool: Pool,
     /// Wakes the driver of this connection.
@@ -93,7 +92,8 @@ impl FullFeatureConnection {
         now: Instant,
     ) -> FullFeatureConnection {
         let key = shared.borrow_mut().add_connection(&mut established, &with.waker);
-        let connection = TargetConnection::new(key, &established, with.local_ip, with.pool, with.sender, now);
+        let connection =
+            TargetConnection::new(key, &established, with.addresses, with.pool, with.sender, now);
         FullFeatureConnection { connection, shared: shared.clone() }
     }
 
@@ -495,8 +495,8 @@ impl ConnectionTurn<'_> {
 
     fn on_text(&mut self, bhs: &Bhs, data: &[u8]) {
         let request: &TextRequest = transmute_ref!(bhs);
-        let TargetConnection { negotiation, replies, local_ip, .. } = &mut *self.connection;
-        match negotiation.answer(request, data, self.session, local_ip) {
+        let TargetConnection { negotiation, replies, addresses, .. } = &mut *self.connection;
+        match negotiation.answer(request, data, self.session, addresses) {
             Ok(answer) => {
                 replies.set_max_segment(negotiation.max_segment());
                 replies.text(self.session.window, request.initiator_task_tag.get(), &answer);

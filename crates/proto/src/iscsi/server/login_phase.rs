@@ -13,6 +13,7 @@ use crate::iscsi::sessions::{ConnectionHandle, LoginPermit};
 use crate::session::{CoreHandle, Demand, ProtocolError};
 use blockmux_wire::iscsi::session::{IscsiLoginRequest, LoginStatus};
 use blockmux_wire::iscsi::{BHS_LEN, IscsiOpcode};
+use core::net::IpAddr;
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -65,6 +66,11 @@ impl ConnectionLogin {
     pub(super) fn admit(&mut self, permit: LoginPermit, hang_up: ConnectionHandle) {
         self._permit = Some(permit);
         self.login.set_hang_up(hang_up);
+    }
+
+    /// Sets the initiator's IP address.
+    pub(super) fn set_client(&mut self, client: Option<IpAddr>) {
+        self.login.set_client(client);
     }
 
     /// Marks the connection as one over RDMA.

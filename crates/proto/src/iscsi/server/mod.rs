@@ -72,6 +72,8 @@ use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
+use connection::ConnectionAddresses;
+use core::net::IpAddr;
 use datamover::TargetDatamover;
 use full::{ConnectionResources, FullFeatureConnection};
 pub use iser::IserTargetSession;
@@ -92,8 +94,7 @@ pub struct IscsiTargetSession {
     pool: Pool,
     /// Time of the latest call.
     now: Instant,
-    /// IP address that the initiator connected to; empty if unknown.
-    local_ip: String,
+    addresses: ConnectionAddresses,
     /// Sessions of this core.
     local: Rc<LocalSessions>,
     waker: Waker,
@@ -147,7 +148,7 @@ impl IscsiTargetSession {
             group_tag,
             pool,
             now,
-            local_ip: String::new(),
+            addresses: ConnectionAddresses::default(),
             local: local.clone(),
             waker: Waker::idle(),
             over_rdma: None,
@@ -167,7 +168,18 @@ impl IscsiTargetSession {
         if let IscsiPhase::Login(login) = &mut self.phase {
             login.admit(permit, hang_up);
         }
-        self.local_ip = local_ip;
+        self.addresses.local = local_ip;
+        self
+    }
+
+    /// Sets the initiator's IP address, which targets and discovery check against their networks.
+    /// Without it, the initiator counts as one without an address, which all networks admit.
+    #[must_use]
+    pub fn with_client(mut self, client: Option<IpAddr>) -> IscsiTargetSession {
+        if let IscsiPhase::Login(login) = &mut self.phase {
+            login.set_client(client);
+        }
+        self.addresses.client = client;
         self
     }
 
@@ -222,7 +234,7 @@ impl IscsiTargetSession {
         let resources = ConnectionResources {
             node: self.node.clone(),
             group_tag: self.group_tag,
-            local_ip: std::mem::take(&mut self.local_ip),
+            addresses: std::mem::take(&mut self.addresses),
             local: self.local.clone(),
             pool: self.pool.clone(),
             waker: self.waker.clone(),

@@ -1,6 +1,7 @@
 //! Text requests in full feature phase, including SendTargets (RFC 7143 §11.10, §11.11, Appendix
 //! C).
 
+use super::connection::ConnectionAddresses;
 use super::shared::SharedSession;
 use crate::iscsi::login::operational::OperationalNegotiation;
 use crate::iscsi::login::target::TargetSessionKind;
@@ -52,7 +53,7 @@ impl TextNegotiation {
         request: &TextRequest,
         text: &[u8],
         session: &SharedSession,
-        local_ip: &str,
+        addresses: &ConnectionAddresses,
     ) -> Result<TextReply, RejectReason> {
         let ttt = request.target_transfer_tag.get();
         if ttt == RESERVED_TAG {
@@ -74,7 +75,7 @@ impl TextNegotiation {
         }
         if self.output.is_empty() {
             let input = std::mem::take(&mut self.input);
-            match self.negotiate(&input, session, local_ip) {
+            match self.negotiate(&input, session, addresses) {
                 Some(answer) => self.output = answer,
                 None => {
                     self.reset();
@@ -99,13 +100,18 @@ impl TextNegotiation {
     }
 
     /// Answers a complete text; `None` on a violation; then no key takes effect.
-    fn negotiate(&mut self, input: &[u8], session: &SharedSession, local_ip: &str) -> Option<Vec<u8>> {
+    fn negotiate(
+        &mut self,
+        input: &[u8],
+        session: &SharedSession,
+        addresses: &ConnectionAddresses,
+    ) -> Option<Vec<u8>> {
         let mut operational = self.operational.clone();
         let mut out = TextBuilder::default();
         for pair in text::pairs(input) {
             let pair = pair.ok()?;
             match pair.key {
-                "SendTargets" => send_targets(pair, session, local_ip, &mut out),
+                "SendTargets" => send_targets(pair, session, addresses, &mut out),
                 "InitiatorAlias" => {}
                 _ => operational.on_later_pair(pair, &mut out).ok()?,
             }
@@ -130,9 +136,16 @@ impl TextNegotiation {
 }
 
 /// Lists targets with their addresses, only those that this initiator may log in to.
-fn send_targets(pair: KeyValue<'_>, session: &SharedSession, local_ip: &str, out: &mut TextBuilder) {
+fn send_targets(
+    pair: KeyValue<'_>,
+    session: &SharedSession,
+    ConnectionAddresses { local: local_ip, client }: &ConnectionAddresses,
+    out: &mut TextBuilder,
+) {
     let targets = session.node.targets();
-    let may_see = |target: &&Arc<TargetNode>| target.access_of(&session.initiator).is_some();
+    let may_see = |target: &&Arc<TargetNode>| {
+        target.networks.admits(*client) && target.access_of(&session.initiator).is_some()
+    };
     let named = |target: &TargetNode| Name::new(pair.value).is_ok_and(|name| name == target.name);
     match &session.kind {
         TargetSessionKind::Discovery => targets

@@ -399,7 +399,13 @@ impl ServerHandshake {
             return refuse("chose an export while the server is stopping");
         }
         let Ok(name) = string(name) else { return refuse("chose an export by a malformed name") };
-        let Ok((id, export)) = self.find(name) else { return refuse("chose an export that does not exist") };
+        let (id, export) = match self.find(name) {
+            Ok(found) => found,
+            Err(OptionError(Rep::NBD_REP_ERR_POLICY, _)) => {
+                return refuse("chose an export whose `allow` list does not have its address");
+            }
+            Err(_) => return refuse("chose an export that does not exist"),
+        };
         let params = self.params(id, &export);
         let reply = ExportNameReply {
             size: params.info.size.into(),
@@ -473,7 +479,13 @@ impl ServerHandshake {
     /// Finds an export by name; the empty name means the default export.
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<Export>), OptionError> {
         let found = if name.is_empty() { self.exports.default_export() } else { self.exports.find(name) };
-        found.ok_or(OptionError(Rep::NBD_REP_ERR_UNKNOWN, "no such export"))
+        found.ok_or_else(|| match self.exports.is_refused(name) {
+            true => OptionError(
+                Rep::NBD_REP_ERR_POLICY,
+                "the export's `allow` list does not have the client's address",
+            ),
+            false => OptionError(Rep::NBD_REP_ERR_UNKNOWN, "no such export"),
+        })
     }
 
     /// The volume state, shared by all protocols, of the export that the client chose.

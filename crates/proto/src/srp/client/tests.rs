@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::exports::{Export, Exports, VolumeId};
+use crate::networks::AllowedNetworks;
 use crate::rdma::testing::Recorder;
 use crate::rdma::{MessageHead, Remote, WorkRequest};
 use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
@@ -30,7 +31,15 @@ fn node() -> (Arc<SrpNode>, Exports) {
     let units = ScsiTarget::new(&TARGET.name_string(), vec![port.clone()]);
     let target = Arc::new(units.with_unit(0, VolumeId(0), unit));
     let access = vec![SrpAccess { initiator: None, target }];
-    (Arc::new(SrpNode::new(vec![SrpTarget { id: TARGET, port, access }])), exports)
+    (
+        Arc::new(SrpNode::new(vec![SrpTarget {
+            id: TARGET,
+            port,
+            access,
+            networks: AllowedNetworks::default(),
+        }])),
+        exports,
+    )
 }
 
 fn config() -> Config {

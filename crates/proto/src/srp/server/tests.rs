@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::exports::{Export, Exports};
+use crate::networks::AllowedNetworks;
 use crate::rdma::testing::Recorder;
 use crate::rdma::{Stag, WorkRequest};
 use crate::scsi::{AccessState, LogicalUnit, Lun, PortGroupStates, ScsiTarget, TargetPort, UnitIdentity};
@@ -35,7 +36,12 @@ fn node() -> (Arc<SrpNode>, Exports) {
         let port = TargetPort { relative_id: group, group, name: id.name_string().into() };
         let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_states(&states);
         let target = Arc::new(units.with_unit(0, VolumeId(0), unit.clone()));
-        SrpTarget { id, port, access: vec![SrpAccess { initiator, target }] }
+        SrpTarget {
+            id,
+            port,
+            access: vec![SrpAccess { initiator, target }],
+            networks: AllowedNetworks::default(),
+        }
     };
     (
         Arc::new(SrpNode::new(vec![
@@ -511,6 +517,25 @@ fn each_refusal_has_its_reason() {
     let mut stopping = Initiator::new(&node());
     stopping.pump.session.on_stop(Instant::now());
     assert_eq!(stopping.log_in(login()).unwrap_err(), LoginRejectReason::INSUFFICIENT_RESOURCES);
+}
+
+#[test]
+fn a_target_port_is_there_for_initiators_in_its_networks_alone() {
+    let (node, exports) = node();
+    let target = node.find(TARGET).unwrap();
+    let (id, port, access) = (target.id, target.port.clone(), &target.access[0]);
+    let access = vec![SrpAccess { initiator: None, target: access.target.clone() }];
+    let networks = AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]);
+    node.replace(SrpTarget { id, port, access, networks });
+    let log_in = |client: [u8; 4]| {
+        let mut initiator = Initiator::new(&(node.clone(), exports.clone()));
+        let hang_up: HangUp = Arc::new(|| {});
+        let session = TargetSession::new(node.clone(), Pool::new(usize::MAX), hang_up, Instant::now());
+        initiator.pump.session = session.with_client(Some(client.into()));
+        initiator.log_in(login()).map(drop)
+    };
+    assert_eq!(log_in([192, 0, 2, 7]), Ok(()));
+    assert_eq!(log_in([192, 0, 3, 7]), Err(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL));
 }
 
 #[test]

@@ -2,7 +2,9 @@
 //! discovery log.
 
 use super::*;
+use crate::event::AuditEvent;
 use crate::fabrics::controller::node::Referral;
+use crate::networks::AllowedNetworks;
 use crate::nvme::HangUp;
 use crate::nvme::hosts::HostAccess;
 use crate::nvme::identity::GivenIdentity;
@@ -205,6 +207,47 @@ fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, Arc<Atomic
     let session = queue(node, Pool::new(usize::MAX), host.now);
     host.pump.session = session.admitted(permit, None, hang_up);
     (host, cuts)
+}
+
+#[test]
+fn a_subsystem_is_there_for_hosts_in_its_networks_alone() {
+    let (node, subsystem) = empty();
+    let from = |client: [u8; 4]| {
+        let mut host = FabricsTestHost::new(&node);
+        let hang_up: HangUp = Arc::new(|| {});
+        let (permit, _) = node.0.begin_connect(Some(client.into()), hang_up.clone());
+        let session = queue(&node, Pool::new(usize::MAX), host.now);
+        host.pump.session = session.admitted(permit, None, hang_up);
+        host
+    };
+    let discoverer = |client| {
+        let mut host = from(client);
+        let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
+        assert!(host.run(command, data.as_bytes()).1.status.is_success());
+        host.enable();
+        host
+    };
+    let names = |host: &mut FabricsTestHost| {
+        discovered(host).2.into_iter().map(|(subtype, _)| subtype).collect::<Vec<_>>()
+    };
+    let (inside, outside) = ([192, 0, 2, 7], [192, 0, 3, 7]);
+    let mut near = discoverer(inside);
+    let mut far = discoverer(outside);
+    listens(&mut far, AEC_DISCOVERY_CHANGE);
+    far.send(&mut admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]);
+    assert_eq!((names(&mut near), names(&mut far)), (vec![3, 2], vec![3, 2]));
+    node.0.set_networks_of(&subsystem, AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]));
+    far.pump.turn();
+    assert_eq!(far.received().len(), 1, "the log has changed");
+    assert_eq!((names(&mut near), names(&mut far)), (vec![3, 2], vec![3]));
+    let refused = NvmeStatus::from(ConnectStatus::CONNECT_INVALID_HOST);
+    let mut stranger = from(outside);
+    assert_eq!(refusal(&stranger.connect(0, CNTLID_DYNAMIC, 0)), refused);
+    assert!(matches!(
+        stranger.pump.session.audit.pop(),
+        Some(AuditEvent::Refused { ref reason, .. }) if reason.contains("its address is not in an allow-list")
+    ));
+    assert!(from(inside).connect(0, CNTLID_DYNAMIC, 0).status.is_success());
 }
 
 #[test]

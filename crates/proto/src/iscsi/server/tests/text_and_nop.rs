@@ -1,6 +1,7 @@
 //! NOP, text, logout and task management requests.
 
 use super::*;
+use crate::networks::AllowedNetworks;
 use crate::session::Timed;
 use std::time::Instant;
 
@@ -30,7 +31,10 @@ fn function_response(pdu: &TargetPdu) -> FunctionResponse {
 }
 
 fn discover(keys: &str) -> ScriptedInitiator {
-    let mut initiator = ScriptedInitiator::connect();
+    discover_with(ScriptedInitiator::connect(), keys)
+}
+
+fn discover_with(mut initiator: ScriptedInitiator, keys: &str) -> ScriptedInitiator {
     let text = format!("InitiatorName={INITIATOR}\0SessionType=Discovery\0{keys}");
     let response = initiator.login(0x87, text.as_bytes());
     assert_eq!(response.as_a::<IscsiLoginResponse>().status.get(), 0);
@@ -54,6 +58,35 @@ fn discovery_names_what_the_initiator_may_log_in_to() {
     let command = initiator.request(0, &[0; 6], None, None);
     let [refusal] = initiator.exchange(&command, b"").try_into().unwrap();
     assert_eq!(reject_reason(&refusal), RejectReason::PROTOCOL_ERROR);
+}
+
+#[test]
+fn a_target_is_there_for_initiators_in_its_networks_alone() {
+    let (node, exports) = node(None);
+    let mut target = (*node.targets()[0]).clone();
+    target.networks = AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]);
+    node.replace(target);
+    let connect = |client: [u8; 4]| {
+        let mut initiator =
+            ScriptedInitiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+        initiator.pump.session =
+            IscsiTargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now())
+                .with_client(Some(client.into()));
+        initiator
+    };
+    for (client, expected) in [([192, 0, 2, 7], BOTH_PORTALS), ([192, 0, 3, 7], b"")] {
+        let mut initiator = discover_with(connect(client), "");
+        let request = text_request(RESERVED_TAG, FLAG_FINAL, 1);
+        let [answer] = initiator.exchange(&request, b"SendTargets=All\0").try_into().unwrap();
+        assert_eq!(answer.data, expected, "{client:?}");
+    }
+    let text = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0");
+    let response = connect([192, 0, 2, 7]).login(0x87, text.as_bytes());
+    assert_eq!(response.as_a::<IscsiLoginResponse>().status.get(), 0);
+    let mut elsewhere = connect([192, 0, 3, 7]);
+    let (status, error) = elsewhere.login_error(&login_request(0x87), text.as_bytes());
+    assert_eq!(status, LoginStatus::AUTHORIZATION_FAILURE);
+    assert_eq!(error.what, "has an address that is not in the target's `allow` list");
 }
 
 #[test]

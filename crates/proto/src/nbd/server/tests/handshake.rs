@@ -1,6 +1,8 @@
 //! The handshake, option by option.
 
 use super::*;
+use crate::event::AuditEvent;
+use crate::exports::ExportAccess;
 use std::time::Instant;
 
 #[test]
@@ -98,6 +100,39 @@ fn list_names_every_export() {
             &rep(Opt::NBD_OPT_LIST, Rep::NBD_REP_ACK, b""),
         ])
     );
+}
+
+#[test]
+fn an_export_whose_networks_do_not_have_the_client_is_refused_and_not_listed() {
+    let exports = exports();
+    let offered = exports.offering(|name| match name {
+        "disk0" => ExportAccess::Refused,
+        _ => ExportAccess::Offered,
+    });
+    let connect = || {
+        let session = NbdTargetSession::new(offered.clone(), Pool::new(usize::MAX), Instant::now());
+        let mut session = Pump::new(session, &exports);
+        assert_eq!(session.sent(), GREETING);
+        session.exchange(&FLAGS);
+        session
+    };
+    let mut session = connect();
+    let listed = session.exchange(&option(Opt::NBD_OPT_LIST, b""));
+    let server = rep(Opt::NBD_OPT_LIST, Rep::NBD_REP_SERVER, b"\0\0\0\x06frozen");
+    assert_eq!(listed, join(&[&server, &rep(Opt::NBD_OPT_LIST, Rep::NBD_REP_ACK, b"")]));
+    let why = b"the export's `allow` list does not have the client's address";
+    for (opt, name) in [(Opt::NBD_OPT_GO, "disk0"), (Opt::NBD_OPT_INFO, "disk0"), (Opt::NBD_OPT_GO, "")] {
+        let answer = session.exchange(&option(opt, &info_data(name, &[])));
+        assert_eq!(answer, rep(opt, Rep::NBD_REP_ERR_POLICY, why), "{opt:?} {name}");
+        let event = session.session.poll_event();
+        assert!(
+            matches!(event, Some(AuditEvent::Refused { ref reason, .. }) if reason.contains("`allow` list"))
+        );
+    }
+    let error = connect().client_sends(&option(Opt::NBD_OPT_EXPORT_NAME, b"disk0")).unwrap_err();
+    assert_eq!(error.what, "chose an export whose `allow` list does not have its address");
+    let granted = session.exchange(&option(Opt::NBD_OPT_GO, &info_data("frozen", &[])));
+    assert_eq!(granted[20..32], *b"\0\0\0\0\0\0\x04\0\0\0\x05\x0f");
 }
 
 #[test]

@@ -1,0 +1,210 @@
+//! Disconnects clients without requests for `idle_timeout`.
+//!
+//! The sessions of one client are judged together: a host's NVMe queues and the connections of an
+//! iSCSI initiator are in use if one of them is. Requests are those that reach a volume; keep-alives
+//! and commands about the device are none.
+
+use super::control::ConnectionLimits;
+use super::setup::Setup;
+use crate::failure::Failure;
+use blockmux_engine::reactor::Inbox;
+use blockmux_engine::sessions::SessionInfo;
+use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Watches until it is dropped.
+pub(super) struct IdleWatch {
+    _end: Sender<()>,
+}
+
+/// Watches the sessions of a daemon whose cores are woken through `inboxes`; `None` if there is no
+/// timeout, and none can come.
+pub(super) fn watch(
+    setup: &Setup,
+    connection_limits: &Arc<ConnectionLimits>,
+    inboxes: Vec<Inbox>,
+) -> Result<Option<IdleWatch>, Failure> {
+    if setup.idle_timeout.is_none() && !setup.may_change() {
+        return Ok(None);
+    }
+    let connection_limits = connection_limits.clone();
+    let (sender, end) = mpsc::channel::<()>();
+    let watch = move || {
+        let mut clients = Clients::default();
+        while end.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+            let Some(timeout) = connection_limits.idle_timeout() else {
+                clients = Clients::default();
+                continue;
+            };
+            let sessions = connection_limits.sessions().list();
+            let idle = clients.look(Instant::now(), timeout, &sessions);
+            if idle.is_empty() {
+                continue;
+            }
+            let draining = connection_limits.sessions().drain(IDLE, |info| idle.contains(&Client::of(info)));
+            wake_all(&inboxes);
+            let begun = Instant::now();
+            while !draining.left().is_empty() && begun.elapsed() < DRAIN {
+                if end.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+            draining.cut();
+            wake_all(&inboxes);
+        }
+    };
+    let started = thread::Builder::new().name("idle".to_owned()).spawn(watch);
+    started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    Ok(Some(IdleWatch { _end: sender }))
+}
+
+/// Has every session see what it is asked for.
+fn wake_all(inboxes: &[Inbox]) {
+    inboxes.iter().for_each(|inbox| inbox.send(|core| core.wake_all()));
+}
+
+/// A client: the sessions of one initiator with one target, or of one address where the protocol has
+/// no names for initiators.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Client {
+    protocol: &'static str,
+    target: String,
+    initiator: String,
+}
+
+impl Client {
+    fn of(info: &SessionInfo) -> Client {
+        let login = &info.login;
+        let initiator = match login.initiator.as_str() {
+            "" => info.peer_ip().map_or_else(|| info.peer.clone(), |address| address.to_string()),
+            name => name.to_owned(),
+        };
+        Client { protocol: login.protocol, target: login.target.clone(), initiator }
+    }
+
+    /// Whether its sessions may be ended: discovery controllers are connected to be notified, and
+    /// AoE has no connections.
+    fn is_watched(&self) -> bool {
+        let is_discovery = self.target == DISCOVERY_NQN || self.target.starts_with(OWN_DISCOVERY);
+        self.protocol != "aoe" && !is_discovery
+    }
+}
+
+/// The clients that are logged in.
+#[derive(Default)]
+struct Clients(BTreeMap<Client, Activity>);
+
+/// What was last seen of a client.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Activity {
+    /// When its requests or sessions last changed.
+    since: Instant,
+    requests: u64,
+    sessions: usize,
+}
+
+impl Clients {
+    /// Compares the sessions with the last look; returns the clients that have been idle for
+    /// `timeout`.
+    fn look(&mut self, now: Instant, timeout: Duration, sessions: &[SessionInfo]) -> Vec<Client> {
+        let mut seen: BTreeMap<Client, Activity> = BTreeMap::new();
+        for session in sessions {
+            let client = Client::of(session);
+            let traffic = &session.traffic;
+            let requests = traffic.reads + traffic.writes + traffic.others;
+            let own = seen.entry(client).or_insert(Activity { since: now, requests: 0, sessions: 0 });
+            own.requests += requests;
+            own.sessions += 1;
+        }
+        for (client, own) in &mut seen {
+            let before = self.0.get(client).copied();
+            let is_same =
+                |before: &Activity| (before.requests, before.sessions) == (own.requests, own.sessions);
+            if let Some(before) = before.filter(is_same) {
+                own.since = before.since;
+            }
+        }
+        self.0 = seen;
+        let is_idle = |own: &Activity| now.saturating_duration_since(own.since) >= timeout;
+        let idle = self.0.iter().filter(|(client, own)| client.is_watched() && is_idle(own));
+        idle.map(|(client, _)| client.clone()).collect()
+    }
+}
+
+/// Why such a session ends, for the log.
+const IDLE: &str = "it was idle for `idle_timeout`";
+/// How the name of this daemon's own discovery subsystem begins.
+const OWN_DISCOVERY: &str = "nqn.2026-11.blockmux:discovery.";
+const PERIOD: Duration = Duration::from_secs(1);
+/// How long sessions have to end.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Interval of checks whether they have ended.
+const LOOK: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_proto::event::Login;
+    use blockmux_proto::volume_state::VolumeTraffic;
+    use std::time::SystemTime;
+
+    fn session(protocol: &'static str, initiator: &str, target: &str, peer: &str, reads: u64) -> SessionInfo {
+        SessionInfo {
+            login: Login { protocol, initiator: initiator.to_owned(), target: target.to_owned() },
+            peer: peer.to_owned(),
+            listener: "127.0.0.1:1".to_owned(),
+            since: SystemTime::UNIX_EPOCH,
+            traffic: VolumeTraffic { reads, ..VolumeTraffic::default() },
+        }
+    }
+
+    /// Who is idle at each second, with a timeout of 10 s.
+    fn idle_at(seconds: u64, sessions: impl Fn(u64) -> Vec<SessionInfo>) -> Vec<(u64, String)> {
+        let (mut clients, begun, timeout) = (Clients::default(), Instant::now(), Duration::from_secs(10));
+        let mut found = Vec::new();
+        for second in 0..seconds {
+            let now = begun + Duration::from_secs(second);
+            let idle = clients.look(now, timeout, &sessions(second));
+            found.extend(idle.into_iter().map(|client| (second, client.initiator)));
+        }
+        found
+    }
+
+    #[test]
+    fn a_client_is_idle_when_the_timeout_has_passed_since_its_last_request() {
+        let sessions = |second: u64| {
+            // The first asks once a second for 5 s, the second always.
+            let one = session("nbd", "", "a", "192.0.2.1:9", second.min(5));
+            vec![one, session("nbd", "", "a", "192.0.2.2:9", second)]
+        };
+        assert_eq!(idle_at(16, sessions), [(15, "192.0.2.1".to_owned())]);
+    }
+
+    #[test]
+    fn the_sessions_of_one_initiator_are_idle_together() {
+        let sessions = |second: u64| {
+            let queue = |port: u16, reads| session("nvme-tcp", "nqn.h", "nqn.a", &format!("x:{port}"), reads);
+            vec![queue(1, 0), queue(2, second.min(3)), queue(3, 0)]
+        };
+        assert_eq!(idle_at(14, sessions), [(13, "nqn.h".to_owned())]);
+    }
+
+    #[test]
+    fn a_login_is_activity_and_discovery_controllers_and_stations_are_not_watched() {
+        let sessions = |second: u64| {
+            let mut all = vec![
+                session("nvme-tcp", "nqn.h", DISCOVERY_NQN, "x:1", 0),
+                session("nvme-tcp", "nqn.h", "nqn.2026-11.blockmux:discovery.77", "x:1", 0),
+                session("aoe", "00:00:5e:00:53:01", "e0.0", "00:00:5e:00:53:01", 0),
+                session("nbd", "", "a", "192.0.2.1:9", 0),
+            ];
+            all.extend((second >= 8).then(|| session("nbd", "", "a", "192.0.2.1:10", 0)));
+            all
+        };
+        assert_eq!(idle_at(19, sessions), [(18, "192.0.2.1".to_owned())]);
+    }
+}
