@@ -207,7 +207,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["copy", "mem:513", "null:1m"], "mem:513: is not a multiple of the block size, 512 bytes; use 1024"),
     (
         &["copy", "mem:1m?block_size=4096", "mem:1m", "--bs", "512"],
-        "--bs 512: take a multiple of 4096 up to 32 MiB",
+        "--bs 512: set a multiple of 4096 up to 32 MiB",
     ),
     (&["copy", "file:/nowhere/disk.img", "mem:1m"], "file:/nowhere/disk.img: does not exist; check its path"),
     (
