@@ -1,7 +1,11 @@
-//! The SCSI logical units of volumes, shared by iSCSI, iSER and SRP.
+//! The SCSI logical units of volumes and of remote targets, shared by iSCSI, iSER and SRP.
 
+use crate::output::both_sizes;
+use crate::protocol::frontend::TargetPlace;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::scsi::{LogicalUnit, UnitIdentity};
+use blockmux_proto::scsi::initiator::UnitInfo;
+use blockmux_proto::scsi::{LogicalUnit, MAX_LUN, ScsiTarget, UnitIdentity};
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -51,6 +55,106 @@ impl LogicalUnits {
     /// Removes the unit of a removed volume.
     pub(super) fn remove(&self, volume: VolumeId) {
         self.created.lock().unwrap_or_else(PoisonError::into_inner).units.remove(&volume);
+    }
+}
+
+/// Adds the unit to all `views` of a target, at the requested LUN or the first free one. Returns the
+/// LUN.
+///
+/// # Errors
+/// If the LUN does not exist, is in use, or no initiator would see it.
+pub(super) fn attach<'a, V: Iterator<Item = &'a Arc<ScsiTarget>>>(
+    views: impl Fn() -> V,
+    target: &str,
+    (volume, unit): &VolumeUnit,
+    place: &TargetPlace,
+) -> Result<u32, String> {
+    let number = match place.number {
+        Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
+        // A free LUN that an `acl` names is not used: the volume would be visible to its
+        // initiators, for which another volume was intended.
+        None => (0..=MAX_LUN).find(|number| !views().any(|view| view.has(*number) || view.is_named(*number))),
+    };
+    let number = number.ok_or_else(|| format!("{target}: use a LUN from 0 to {MAX_LUN}"))?;
+    if views().any(|view| view.has(number)) {
+        return Err(format!("{target}: LUN {number} is in use; use another number"));
+    }
+    if !views().any(|view| view.shows(number)) {
+        return Err(format!(
+            "{target}: no initiator would see LUN {number}, because every `acl` lists its `luns`; use one of those, \
+             or add {number} in the config file and reload it"
+        ));
+    }
+    views().for_each(|view| {
+        view.add(number, *volume, unit.clone());
+    });
+    Ok(number.into())
+}
+
+/// Removes the unit with this LUN from all `views` of a target.
+///
+/// # Errors
+/// If there is none.
+pub(super) fn detach<'a>(
+    views: impl Iterator<Item = &'a Arc<ScsiTarget>>,
+    target: &str,
+    number: u32,
+) -> Result<(), String> {
+    let gone = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum::<usize>();
+    if gone == 0 { Err(format!("{target}: has no LUN {number}")) } else { Ok(()) }
+}
+
+/// The description of a remote unit as rows of a table.
+pub(super) fn unit_rows(target: String, lun: u16, unit: &UnitInfo) -> Vec<(&'static str, String)> {
+    let access = if unit.read_only { "read-only" } else { "read-write" };
+    let cache = if unit.write_cache { "writes are stable after a flush" } else { "none" };
+    let name = [&unit.vendor, &unit.product, &unit.revision].map(String::as_str).join(" ");
+    vec![
+        ("target", target),
+        ("lun", lun.to_string()),
+        ("device", name.trim().to_owned()),
+        ("serial", unit.serial.clone()),
+        ("identity", unit.designator.clone()),
+        ("size", both_sizes(unit.size())),
+        ("access", access.to_owned()),
+        ("blocks", format!("logical {}, physical {}", unit.block_len, unit.physical_block_len)),
+        ("cache", cache.to_owned()),
+        ("provisioning", provisioning(unit).to_owned()),
+    ]
+}
+
+/// The description of a remote unit as JSON.
+pub(super) fn unit_json(
+    (url, protocol): (String, &str),
+    target: Option<&str>,
+    lun: u16,
+    unit: &UnitInfo,
+) -> Value {
+    json!({
+        "url": url,
+        "protocol": protocol,
+        "target": target,
+        "lun": lun,
+        "vendor": unit.vendor,
+        "product": unit.product,
+        "revision": unit.revision,
+        "serial": unit.serial,
+        "designator": unit.designator,
+        "size": unit.size(),
+        "read_only": unit.read_only,
+        "logical_block": unit.block_len,
+        "physical_block": unit.physical_block_len,
+        "write_cache": unit.write_cache,
+        "provisioning": provisioning(unit),
+    })
+}
+
+/// The provisioning of a unit, for people.
+fn provisioning(unit: &UnitInfo) -> &'static str {
+    match (unit.unmap.is_some(), unit.unmapped_is_zero) {
+        (true, true) => "thin, unmapped blocks read as zeroes",
+        (true, false) => "thin",
+        (false, _) => "full",
     }
 }
 

@@ -25,7 +25,8 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
 }
 
-/// Two logical units of one target port, and a second port that admits one GUID alone.
+/// Two logical units of one target port, a second port that admits one GUID alone, and a third that
+/// shows one of two units to it.
 const CONFIG: &str = "
 srp = ['127.0.0.1:0']
 [[volume]]
@@ -37,6 +38,12 @@ spec = 'mem:4m'
 [[volume]]
 name = 'c'
 spec = 'mem:2m'
+[[volume]]
+name = 'd'
+spec = 'mem:8m'
+[[volume]]
+name = 'e'
+spec = 'mem:4m'
 [[srp_target]]
 port_id = '0x0123456789abcdef0123456789abcdef'
 luns = { 0 = 'a', 300 = 'b' }
@@ -44,6 +51,10 @@ luns = { 0 = 'a', 300 = 'b' }
 port_id = '0x0123456789abcdef0123456789abcdee'
 luns = { 1 = 'c' }
 acl = [{ initiator_port = '0x00000000000000aa' }]
+[[srp_target]]
+port_id = '0x0123456789abcdef0123456789abcded'
+luns = { 0 = 'd', 300 = 'e' }
+acl = [{ initiator_port = '0x00000000000000aa', luns = [300] }, { initiator_port = '0x00000000000000bb' }]
 ";
 
 fn serve_config() -> (tempfile::TempDir, Daemon) {
@@ -83,6 +94,26 @@ fn a_target_port_admits_only_the_listed_guid() {
     let refused = fails(&["info", url]);
     assert!(refused.contains("does not admit this initiator port"), "{refused}");
     succeeds(&["info", &format!("{url}&initiator=00000000000000aa")]);
+}
+
+#[test]
+fn an_initiator_port_sees_only_the_luns_of_its_acl() {
+    let (_directory, daemon) = serve_config();
+    let urls = daemon.urls_of("srp");
+    let url = urls.iter().find(|url| url.contains("cded/")).unwrap();
+    let place = &url[..url.find("cded/").unwrap() + "cded/".len()];
+    let with = |lun: u16, guid: &str| format!("{place}{lun}?rdma=iwarp&initiator={guid}");
+    let sizes = |guid: &str| -> Vec<u64> {
+        let found = told(&["discover", "--json", &with(0, guid)]);
+        found["exports"].as_array().unwrap().iter().map(|export| export["size"].as_u64().unwrap()).collect()
+    };
+    let (masked, other) = ("00000000000000aa", "00000000000000bb");
+    assert_eq!(sizes(other), [8 << 20, 4 << 20]);
+    assert_eq!(sizes(masked), [4 << 20]);
+    assert_eq!(told(&["info", "--json", &with(300, masked)])["size"], json!(4 << 20));
+    let hidden = fails(&["info", &with(0, masked)]);
+    assert!(hidden.contains("no logical unit 0"), "{hidden}");
+    succeeds(&["info", &with(0, other)]);
 }
 
 #[test]

@@ -15,7 +15,8 @@ use super::datamover::IscsiSetup;
 pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::moves::Moves;
 use super::seeds::Seeds;
-use super::{Dialer, Move, Opening, Paths, Policy, RemoteVolume, check_unchanged};
+use super::unit::{LOG_IN_POOL, LOG_IN_TIMEOUT, MANAGE_TIMEOUT, check_unit, first_unit};
+use super::{Dialer, Move, Opening, Paths, Policy, RemoteVolume};
 use crate::blocking::{self, FirstOf, has_hung_up, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
@@ -33,7 +34,6 @@ use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::net::{IpAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
-use tracing::warn;
 
 /// Address and login parameters of one logical unit.
 #[derive(Clone, Debug)]
@@ -310,8 +310,11 @@ fn is_about_chap(refused: &IscsiRefused) -> bool {
 impl IscsiEndpoint {
     /// One endpoint for each portal, with that portal alone.
     fn paths(&self) -> impl Iterator<Item = IscsiEndpoint> {
-        let portals = std::iter::once(&self.address).chain(&self.further);
-        portals.map(|address| IscsiEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
+        std::iter::once(&self.address).chain(&self.further).map(|address| self.with_address(address))
+    }
+
+    fn with_address(&self, address: &Address) -> IscsiEndpoint {
+        IscsiEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() }
     }
 
     fn config(&self, purpose: SessionPurpose, isid: [u8; 6]) -> IscsiInitiatorConfig {
@@ -348,38 +351,24 @@ impl<D: Datamover> IscsiDialer<D> {
     /// As for [`connect`].
     pub fn new(endpoint: IscsiEndpoint, mut over: D) -> Result<IscsiDialer<D>, IscsiConnectError> {
         let random = IscsiRandomness::new(&endpoint.address)?;
-        let (mut addresses, mut names) = (Vec::new(), Vec::new());
-        let mut seen: Option<(UnitInfo, Option<Chap>, Address)> = None;
-        let mut lost = None;
-        for path in endpoint.paths() {
-            let described =
-                LoginOutcome::to(&path, &over).and_then(|answer| Ok((answer.description()?.unit, answer)));
-            let (unit, answer) = match described {
-                Ok(described) => described,
-                // The portal may come up later, and others may be up now.
-                Err(error)
-                    if !endpoint.further.is_empty() && error.is_retryable(IscsiRefused::is_retryable) =>
-                {
-                    warn!("a path cannot be used: {error}");
-                    addresses.push(path.address);
-                    lost = lost.or(Some(error));
-                    continue;
-                }
-                Err(error) => return Err(error),
+        let places = (&endpoint.address, &endpoint.further[..]);
+        let (first, found) = first_unit(places, IscsiRefused::is_retryable, |address| {
+            let answer = LoginOutcome::to(&endpoint.with_address(address), &over)?;
+            let unit = answer.description()?.unit;
+            over = answer.over;
+            Ok((unit, (answer.chap, answer.moves.initial().clone(), answer.names)))
+        })?;
+        let (mut addresses, mut names, mut chap) = (Vec::new(), Vec::new(), None);
+        for (path, found) in endpoint.paths().zip(found) {
+            let Some((used, initial, more)) = found else {
+                addresses.push(path.address);
+                continue;
             };
-            let LoginOutcome { chap, moves, names: more, over: understood, .. } = answer;
-            over = understood;
-            if let Some((first, _, at)) = &seen {
-                is_same(first, &unit, at)
-                    .map_err(|refused| IscsiConnectError::refused(&path.address, refused))?;
-            }
+            addresses.push(initial);
             names.extend(more);
-            addresses.push(moves.initial().clone());
-            seen = seen.or(Some((unit, chap, path.address)));
+            chap = chap.or(Some(used));
         }
-        let Some((first, chap, _)) = seen else {
-            return Err(lost.unwrap_or_else(|| IscsiConnectError::silent(&endpoint.address)));
-        };
+        let chap = chap.flatten();
         let paths = Paths { addresses, policy: Policy::RoundRobin, timeout: endpoint.timeout };
         Ok(IscsiDialer { endpoint: IscsiEndpoint { chap, ..endpoint }, over, first, paths, names, random })
     }
@@ -407,16 +396,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     }
 
     fn check(&self, session: &D::Session) -> Result<(), String> {
-        let now = D::iscsi(session).unit().ok_or("the unit was not described")?;
-        if now.designator != self.first.designator || now.serial != self.first.serial {
-            return Err("its LUN leads to another logical unit now".to_owned());
-        }
-        let (first, mut info) = (self.first.volume_info(), now.volume_info());
-        if !now.designator.is_empty() || !now.serial.is_empty() {
-            // It is the same unit, and may have been resized.
-            info.size = first.size;
-        }
-        check_unchanged(&first, &info, self.endpoint.connections)
+        check_unit(&self.first, D::iscsi(session).unit(), self.endpoint.connections)
     }
 
     fn refusal(&self, session: &D::Session) -> Option<String> {
@@ -441,27 +421,6 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
         };
         Some(found.map(|address| Move { address, is_permanent: *permanent }).ok_or_else(lost))
     }
-}
-
-/// Checks that the unit at the end of a path is `first`, which was seen at the address `at`.
-fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), IscsiRefused> {
-    if let Some((unit, first)) = is_another(first, unit) {
-        return Err(IscsiRefused::DifferentUnit { unit, first, at: at.to_string() });
-    }
-    Ok(())
-}
-
-/// Names for people of the unit at the end of a path and of the first one, unless they are the
-/// same.
-pub(super) fn is_another(first: &UnitInfo, unit: &UnitInfo) -> Option<(String, String)> {
-    let name = |unit: &UnitInfo| match (unit.designator.as_str(), unit.serial.as_str()) {
-        ("", "") => "a unit without any name".to_owned(),
-        ("", serial) => format!("{} {} with serial number {serial}", unit.vendor, unit.product),
-        (designator, _) => designator.to_owned(),
-    };
-    let has_name = !unit.designator.is_empty() || !unit.serial.is_empty();
-    let is_same = has_name && (&first.designator, &first.serial) == (&unit.designator, &unit.serial);
-    (!is_same).then(|| (name(unit), name(first)))
 }
 
 /// Unpredictable numbers for sessions.
@@ -499,43 +458,3 @@ impl IscsiRandomness {
 }
 
 const ISID_RANDOM: u8 = 0b10 << 6;
-const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of task management: a reset waits for commands that cannot be aborted.
-const MANAGE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pool of a login session, in bytes.
-const LOG_IN_POOL: usize = 4 << 20;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn unit(designator: &str, serial: &str) -> UnitInfo {
-        let (vendor, product) = ("MAKER".to_owned(), "DISK".to_owned());
-        UnitInfo {
-            vendor,
-            product,
-            designator: designator.into(),
-            serial: serial.into(),
-            ..UnitInfo::default()
-        }
-    }
-
-    #[test]
-    fn a_unit_is_recognised_by_its_name_and_an_unnamed_unit_never_is() {
-        let at = Address::Tcp(([192, 0, 2, 1], 3260).into());
-        let said = |first, there| is_same(&first, &there, &at).map_err(|refused| refused.to_string());
-        assert_eq!(said(unit("naa.1", "a"), unit("naa.1", "a")), Ok(()));
-        assert_eq!(said(unit("", "a"), unit("", "a")), Ok(()));
-        assert_eq!(
-            said(unit("naa.1", "a"), unit("naa.2", "a")).unwrap_err(),
-            "leads to naa.2, not to naa.1 as 192.0.2.1:3260 does"
-        );
-        assert_eq!(
-            said(unit("", "a"), unit("", "b")).unwrap_err(),
-            "leads to MAKER DISK with serial number b, not to MAKER DISK with serial number a as 192.0.2.1:3260 does"
-        );
-        assert!(
-            said(unit("", ""), unit("", "")).unwrap_err().starts_with("leads to a unit without any name")
-        );
-    }
-}

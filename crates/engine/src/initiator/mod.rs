@@ -48,6 +48,7 @@ mod retry;
 mod seeds;
 mod silence;
 pub mod srp;
+mod unit;
 
 use crate::host::Host;
 use crate::reactor::EngineCore;

@@ -8,9 +8,9 @@
 //! One that leads to another unit is refused; one that is down when the volume is opened may come
 //! up later.
 
-use super::iscsi::is_another;
 use super::seeds::Seeds;
-use super::{Dialer, Opening, Paths, Policy, RemoteVolume, check_unchanged};
+use super::unit::{LOG_IN_POOL, LOG_IN_TIMEOUT, MANAGE_TIMEOUT, check_unit, first_unit};
+use super::{Dialer, Opening, Paths, Policy, RemoteVolume};
 use crate::blocking::{self, FirstOf, has_hung_up, run_session};
 use crate::connection::Broken;
 pub use crate::rdma::OverIwarp;
@@ -28,7 +28,6 @@ use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::Iwarp;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::time::{Duration, Instant};
-use tracing::warn;
 
 /// Address and login parameters of one logical unit.
 #[derive(Clone, Debug)]
@@ -87,7 +86,7 @@ pub fn describe(endpoint: &SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
 /// # Errors
 /// If the target cannot be reached or rejects the login.
 pub fn luns(endpoint: &SrpEndpoint) -> Result<Vec<Lun>, SrpConnectError> {
-    let session = ask(&mut endpoint.clone(), Mode::Describe)?;
+    let session = run_blocking(&mut endpoint.clone(), Mode::Describe)?;
     match session.session().refused() {
         Some(refused) if !matches!(refused, SrpRefused::Unit(_)) => {
             Err(SrpConnectError::refused(&endpoint.address, refused.clone()))
@@ -104,9 +103,9 @@ pub fn manage(
     endpoint: &SrpEndpoint,
     function: TaskManagementFunction,
 ) -> Result<ResponseCode, SrpConnectError> {
-    let session = ask(&mut endpoint.clone(), Mode::Manage(function))?;
-    let told = session.session();
-    told.managed().ok_or_else(|| match told.refused() {
+    let session = run_blocking(&mut endpoint.clone(), Mode::Manage(function))?;
+    let described = session.session();
+    described.managed().ok_or_else(|| match described.refused() {
         Some(refused) => SrpConnectError::refused(&endpoint.address, refused.clone()),
         None => SrpConnectError::silent(&endpoint.address),
     })
@@ -114,16 +113,16 @@ pub fn manage(
 
 /// Queries the description by one path. Sets in `endpoint` what the target supports.
 fn describe_by(endpoint: &mut SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
-    let session = ask(endpoint, Mode::Describe)?;
-    let told = session.session();
-    match told.refused() {
+    let session = run_blocking(endpoint, Mode::Describe)?;
+    let described = session.session();
+    match described.refused() {
         Some(refused) => Err(SrpConnectError::refused(&endpoint.address, refused.clone())),
-        None => told.unit().cloned().ok_or_else(|| SrpConnectError::silent(&endpoint.address)),
+        None => described.unit().cloned().ok_or_else(|| SrpConnectError::silent(&endpoint.address)),
     }
 }
 
 /// Runs one blocking session. Sets in `endpoint` what the target supports.
-fn ask(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectError> {
+fn run_blocking(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectError> {
     loop {
         let address = &endpoint.address;
         let random = SrpRandomness::new(address)?;
@@ -132,9 +131,9 @@ fn ask(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectErro
         let is_over = |session: &FirstOf<'_, Session>| session.0.session().is_over();
         let timeout = if mode == Mode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
         let ran = run_session(address, &mut FirstOf(&mut session), timeout, is_over);
-        let told = session.session();
+        let described = session.session();
         let too_large = Some(&SrpRefused::Login(LoginRejectReason::IU_LENGTH_TOO_LARGE));
-        if told.refused() == too_large && endpoint.immediate_data {
+        if described.refused() == too_large && endpoint.immediate_data {
             endpoint.immediate_data = false;
             continue;
         }
@@ -147,7 +146,11 @@ fn ask(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectErro
         }
         return match ran {
             // Only the logout failed.
-            Err(_) if told.unit().is_some() || told.refused().is_some() || told.managed().is_some() => {
+            Err(_)
+                if described.unit().is_some()
+                    || described.refused().is_some()
+                    || described.managed().is_some() =>
+            {
                 Ok(session)
             }
             Err(broken) => Err(SrpConnectError::broken(address, broken)),
@@ -159,8 +162,11 @@ fn ask(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectErro
 impl SrpEndpoint {
     /// One endpoint for each address, with that alone.
     fn paths(&self) -> impl Iterator<Item = SrpEndpoint> {
-        let places = std::iter::once(&self.address).chain(&self.further);
-        places.map(|address| SrpEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
+        std::iter::once(&self.address).chain(&self.further).map(|address| self.with_address(address))
+    }
+
+    fn with_address(&self, address: &Address) -> SrpEndpoint {
+        SrpEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() }
     }
 
     fn config(&self, mode: Mode, initiator: SrpPortId) -> Config {
@@ -190,30 +196,13 @@ impl SrpDialer {
     /// # Errors
     /// As for [`connect`].
     pub fn new(mut endpoint: SrpEndpoint) -> Result<SrpDialer, SrpConnectError> {
-        let mut seen: Option<(UnitInfo, Address)> = None;
-        let mut lost = None;
-        for mut path in endpoint.paths().collect::<Vec<_>>() {
-            match describe_by(&mut path) {
-                Ok(unit) => {
-                    if let Some((first, at)) = &seen {
-                        is_same(first, &unit, at)
-                            .map_err(|refused| SrpConnectError::refused(&path.address, refused))?;
-                    }
-                    (endpoint.immediate_data, endpoint.over) = (path.immediate_data, path.over);
-                    seen = seen.or(Some((unit, path.address)));
-                }
-                // The address may come up later, and others may be up now.
-                Err(error)
-                    if !endpoint.further.is_empty() && error.is_retryable(SrpRefused::is_retryable) =>
-                {
-                    warn!("a path cannot be used: {error}");
-                    lost = lost.or(Some(error));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        let silent = || SrpConnectError::silent(&endpoint.address);
-        let (first, _) = seen.ok_or_else(|| lost.unwrap_or_else(silent))?;
+        let places = (endpoint.address.clone(), endpoint.further.clone());
+        let (first, _) = first_unit((&places.0, &places.1), SrpRefused::is_retryable, |address| {
+            let mut path = endpoint.with_address(address);
+            let unit = describe_by(&mut path)?;
+            (endpoint.immediate_data, endpoint.over) = (path.immediate_data, path.over);
+            Ok((unit, ()))
+        })?;
         SrpDialer::of(endpoint, first)
     }
 
@@ -250,29 +239,12 @@ impl Dialer for SrpDialer {
     }
 
     fn check(&self, session: &Session) -> Result<(), String> {
-        let now = session.session().unit().ok_or("the unit was not described")?;
-        if now.designator != self.first.designator || now.serial != self.first.serial {
-            return Err("its LUN leads to another logical unit now".to_owned());
-        }
-        let (first, mut info) = (self.first.volume_info(), now.volume_info());
-        if !now.designator.is_empty() || !now.serial.is_empty() {
-            // It is the same unit, and may have been resized.
-            info.size = first.size;
-        }
-        check_unchanged(&first, &info, 1)
+        check_unit(&self.first, session.session().unit(), 1)
     }
 
     fn refusal(&self, session: &Session) -> Option<String> {
         session.session().refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
-}
-
-/// Checks that the unit at the end of a path is `first`, which was seen at the address `at`.
-fn is_same(first: &UnitInfo, unit: &UnitInfo, at: &Address) -> Result<(), SrpRefused> {
-    if let Some((unit, first)) = is_another(first, unit) {
-        return Err(SrpRefused::AnotherUnit { unit, first, at: at.to_string() });
-    }
-    Ok(())
 }
 
 /// Unpredictable numbers for sessions.
@@ -305,9 +277,3 @@ impl SrpRandomness {
         SrpPortId(id)
     }
 }
-
-const LOG_IN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of task management: a reset waits for commands that cannot be aborted.
-const MANAGE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pool of a login session, in bytes.
-const LOG_IN_POOL: usize = 4 << 20;

@@ -4,14 +4,14 @@ use super::node::{Portals, of_volume, wanted};
 use super::{Iscsi, IscsiCtlCommand, default_target, name};
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess};
-use crate::protocol::units::LogicalUnits;
+use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::iscsi;
 use blockmux_engine::listener::Serve;
 use blockmux_engine::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, TargetNode};
-use blockmux_proto::scsi::{MAX_LUN, UnitChange};
+use blockmux_proto::scsi::UnitChange;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -177,38 +177,16 @@ impl LiveFrontend for LiveTargets {
 
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
         let found = self.target(target)?;
-        let (_, unit) = self.units.of(volume).ok_or("the volume has been removed")?;
+        let unit = self.units.of(volume).ok_or("the volume has been removed")?;
         let views = || found.access.iter().map(|access| &access.target);
-        let number = match place.number {
-            Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
-            // A free LUN that an `acl` names is not used: the volume would be visible to its
-            // initiators, for which another volume was intended.
-            None => {
-                (0..=MAX_LUN).find(|number| !views().any(|view| view.has(*number) || view.is_named(*number)))
-            }
-        };
-        let number = number.ok_or_else(|| format!("{target}: use a LUN from 0 to {MAX_LUN}"))?;
-        if views().any(|view| view.has(number)) {
-            return Err(format!("{target}: LUN {number} is in use; use another number"));
-        }
-        if !views().any(|view| view.shows(number)) {
-            return Err(format!(
-                "{target}: no initiator would see LUN {number}, because every `acl` lists its `luns`; use one of those, \
-                 or add {number} in the config file and reload it"
-            ));
-        }
-        views().for_each(|view| {
-            view.add(number, volume, unit.clone());
-        });
-        self.node.notify_units(UnitChange::Added(volume, &unit));
-        Ok(number.into())
+        let number = units::attach(views, target, &unit, place)?;
+        self.node.notify_units(UnitChange::Added(volume, &unit.1));
+        Ok(number)
     }
 
     fn detach(&self, target: &str, number: u32) -> Result<(), String> {
         let found = self.target(target)?;
-        let views = found.access.iter().map(|access| &access.target);
-        let gone = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum::<usize>();
-        if gone == 0 { Err(format!("{target}: has no LUN {number}")) } else { Ok(()) }
+        units::detach(found.access.iter().map(|access| &access.target), target, number)
     }
 
     fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {

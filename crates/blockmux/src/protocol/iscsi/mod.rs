@@ -10,8 +10,6 @@ mod live;
 mod node;
 mod remote;
 
-pub(super) use remote::provisioning;
-
 use super::alua::AluaStateName;
 use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
 use super::policy::TargetAccess;

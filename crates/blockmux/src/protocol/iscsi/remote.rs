@@ -2,7 +2,7 @@
 
 use super::config::read_secret;
 use crate::failure::Failure;
-use crate::output::both_sizes;
+use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
 use crate::reach;
 use crate::reset::ResetFunction;
@@ -12,7 +12,8 @@ use blockmux_engine::initiator::iscsi::{
 };
 use blockmux_engine::socket::Address;
 use blockmux_proto::iscsi::client::{
-    FoundTarget, Function, FunctionResponse, IscsiRefused, TargetAddress, UnitInfo, default_proposal,
+    FoundTarget, Function, FunctionResponse, IscsiRefused, TargetAddress, UnitInfo, UnitRefused,
+    default_proposal,
 };
 use blockmux_proto::iscsi::login::chap::{ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
@@ -197,6 +198,9 @@ impl<D: Datamover> IscsiRemote<D> {
                 format!("check that an {what} target listens there")
             }
             IscsiConnectError::Refused { refused, .. } => match refused {
+                IscsiRefused::Unit(UnitRefused::DifferentUnit { .. }) => {
+                    "give only portals of one target".to_owned()
+                }
                 IscsiRefused::Login(LoginStatus::NOT_FOUND | LoginStatus::TARGET_REMOVED)
                 | IscsiRefused::Unit(_) => {
                     format!("`blockmux discover '{}'` lists its targets", url.portal())
@@ -225,7 +229,6 @@ impl<D: Datamover> IscsiRemote<D> {
                      ?header_digest=on&data_digest=on"
                         .to_owned()
                 }
-                IscsiRefused::DifferentUnit { .. } => "give only portals of one target".to_owned(),
                 IscsiRefused::Moved { .. } | IscsiRefused::BadRedirect { .. } => {
                     "ask the target's administrator for its address".to_owned()
                 }
@@ -235,44 +238,19 @@ impl<D: Datamover> IscsiRemote<D> {
         Failure::request(format!("{url}: {error}; {advice}"))
     }
 
-    fn rows(&self, told: &iscsi::IscsiDescription) -> Vec<(&'static str, String)> {
-        let iscsi::IscsiDescription { unit, parameters } = told;
-        let access = if unit.read_only { "read-only" } else { "read-write" };
-        let cache = if unit.write_cache { "writes are stable after a flush" } else { "none" };
-        let name = [&unit.vendor, &unit.product, &unit.revision].map(String::as_str).join(" ");
-        vec![
-            ("target", self.url.target.as_ref().map(Name::to_string).unwrap_or_default()),
-            ("lun", self.url.lun.to_string()),
-            ("device", name.trim().to_owned()),
-            ("serial", unit.serial.clone()),
-            ("identity", unit.designator.clone()),
-            ("size", both_sizes(unit.size())),
-            ("access", access.to_owned()),
-            ("blocks", format!("logical {}, physical {}", unit.block_len, unit.physical_block_len)),
-            ("cache", cache.to_owned()),
-            ("provisioning", provisioning(unit).to_owned()),
-            ("session", session(parameters)),
-        ]
+    fn rows(&self, described: &iscsi::IscsiDescription) -> Vec<(&'static str, String)> {
+        let target = self.url.target.as_ref().map(Name::to_string).unwrap_or_default();
+        let mut rows = unit_rows(target, self.url.lun, &described.unit);
+        rows.push(("session", session(&described.parameters)));
+        rows
     }
 
-    fn json(&self, told: &iscsi::IscsiDescription) -> Value {
-        let iscsi::IscsiDescription { unit, parameters } = told;
-        json!({
-            "url": self.url.to_string(),
-            "protocol": if self.url.rdma.is_some() { "iser" } else { "iscsi" },
-            "target": self.url.target.as_ref().map(Name::as_str),
-            "lun": self.url.lun,
-            "vendor": unit.vendor,
-            "product": unit.product,
-            "revision": unit.revision,
-            "serial": unit.serial,
-            "designator": unit.designator,
-            "size": unit.size(),
-            "read_only": unit.read_only,
-            "logical_block": unit.block_len,
-            "physical_block": unit.physical_block_len,
-            "write_cache": unit.write_cache,
-            "provisioning": provisioning(unit),
+    fn json(&self, described: &iscsi::IscsiDescription) -> Value {
+        let iscsi::IscsiDescription { unit, parameters } = described;
+        let protocol = if self.url.rdma.is_some() { "iser" } else { "iscsi" };
+        let target = self.url.target.as_ref().map(Name::as_str);
+        let mut json = unit_json((self.url.to_string(), protocol), target, self.url.lun, unit);
+        let session = json!({
             "header_digest": parameters.is_on(OperationalKey::HeaderDigest),
             "data_digest": parameters.is_on(OperationalKey::DataDigest),
             "immediate_data": parameters.is_on(OperationalKey::ImmediateData),
@@ -282,7 +260,11 @@ impl<D: Datamover> IscsiRemote<D> {
             "max_send_segment": parameters.max_send_data_segment_length(),
             "max_connections": parameters.get(OperationalKey::MaxConnections),
             "error_recovery_level": parameters.get(OperationalKey::ErrorRecoveryLevel),
-        })
+        });
+        for (key, value) in session.as_object().into_iter().flatten() {
+            json[key] = value.clone();
+        }
+        json
     }
 
     /// Lists the logical units of all targets at the portal.
@@ -389,15 +371,6 @@ fn requires_chap(error: &IscsiConnectError) -> bool {
 fn is_no_answer(error: &IscsiConnectError) -> bool {
     matches!(error, IscsiConnectError::Broken { broken: Broken::Socket(error), .. }
         if error.kind() == ErrorKind::TimedOut)
-}
-
-/// The provisioning of a unit, for people.
-pub(crate) fn provisioning(unit: &UnitInfo) -> &'static str {
-    match (unit.unmap.is_some(), unit.unmapped_is_zero) {
-        (true, true) => "thin, unmapped blocks read as zeroes",
-        (true, false) => "thin",
-        (false, _) => "full",
-    }
 }
 
 fn session(parameters: &OperationalParameters) -> String {

@@ -4,12 +4,12 @@ use super::config::WantedSrpTarget;
 use super::{SRP, Srp, own_target};
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
-use crate::protocol::units::LogicalUnits;
+use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::listener::Serve;
 use blockmux_engine::sessions::SessionInfo;
 use blockmux_engine::srp;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::scsi::{MAX_LUN, UnitChange};
+use blockmux_proto::scsi::UnitChange;
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -148,35 +148,16 @@ impl LiveFrontend for LiveSrpTargets {
 
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
         let found = self.target(target)?;
-        let (_, unit) = self.units.of(volume).ok_or("the volume has been removed")?;
+        let unit = self.units.of(volume).ok_or("the volume has been removed")?;
         let views = || found.access.iter().map(|access| &access.target);
-        let is_free = |number: &u16| !views().any(|view| view.has(*number) || view.is_named(*number));
-        let number = match place.number {
-            Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
-            None => (0..=MAX_LUN).find(is_free),
-        };
-        let number = number.ok_or_else(|| format!("{target}: use a LUN from 0 to {MAX_LUN}"))?;
-        if views().any(|view| view.has(number)) {
-            return Err(format!("{target}: LUN {number} is in use; use another number"));
-        }
-        if !views().any(|view| view.shows(number)) {
-            return Err(format!(
-                "{target}: no initiator would see LUN {number}, because every `acl` lists its `luns`; add {number} in the \
-                 config file"
-            ));
-        }
-        for view in views() {
-            view.add(number, volume, unit.clone());
-        }
-        self.node.tell(UnitChange::Added(volume, &unit));
-        Ok(number.into())
+        let number = units::attach(views, target, &unit, place)?;
+        self.node.tell(UnitChange::Added(volume, &unit.1));
+        Ok(number)
     }
 
     fn detach(&self, target: &str, number: u32) -> Result<(), String> {
         let found = self.target(target)?;
-        let views = found.access.iter().map(|access| &access.target);
-        let gone: usize = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum();
-        if gone == 0 { Err(format!("{target}: has no LUN {number}")) } else { Ok(()) }
+        units::detach(found.access.iter().map(|access| &access.target), target, number)
     }
 
     fn change(&self, target: &str, _what: &Value) -> Result<Option<String>, String> {

@@ -1,8 +1,7 @@
 //! SRP URLs: connecting to a logical unit, describing it, resets, and listing a port's units.
 
 use crate::failure::Failure;
-use crate::output::both_sizes;
-use crate::protocol::iscsi::provisioning;
+use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
 use crate::reset::ResetFunction;
@@ -10,14 +9,13 @@ use blockmux_engine::initiator::srp::{self, OverIwarp, SrpConnectError, SrpEndpo
 use blockmux_engine::socket::Address;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::srp::client::{
-    LoginRejectReason, ResponseCode, SrpRefused, TaskManagementFunction, UnitInfo,
+    LoginRejectReason, ResponseCode, SrpRefused, TaskManagementFunction, UnitRefused,
 };
 use blockmux_proto::srp::node::SrpPortId;
 use blockmux_proto::srp::url::{Rdma, SrpUrl};
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Volume;
 use data_encoding::HEXLOWER;
-use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Parses a URL.
@@ -58,7 +56,9 @@ impl Remote for SrpRemote {
             let endpoint = self.endpoint(address, target, self.url.lun);
             srp::describe(&SrpEndpoint { further: reach::beside(address, &further), ..endpoint })
         })?;
-        Ok(Description { rows: self.rows(target, &unit), json: self.json(target, &unit) })
+        let (name, lun) = (target.to_string(), self.url.lun);
+        let json = unit_json((self.url.to_string(), "srp"), Some(&name), lun, &unit);
+        Ok(Description { rows: unit_rows(name, lun, &unit), json })
     }
 
     /// The logical units of the target port that the URL names.
@@ -138,53 +138,17 @@ impl SrpRemote {
                         "check the identifier; add GUID 0x{guid} to the target's access list, or give ?initiator=GUID"
                     )
                 }
+                SrpRefused::Unit(UnitRefused::DifferentUnit { .. }) => {
+                    "give only addresses of one target".to_owned()
+                }
                 SrpRefused::Unit(_) => {
                     let target = SrpUrl { lun: 0, ..url.clone() };
                     format!("`blockmux discover '{target}'` lists its logical units")
                 }
-                SrpRefused::AnotherUnit { .. } => "give only addresses of one target".to_owned(),
                 SrpRefused::Login(_) => "ask the target's administrator".to_owned(),
             },
         };
         Failure::request(format!("{url}: {error}; {advice}"))
-    }
-
-    fn rows(&self, target: SrpPortId, unit: &UnitInfo) -> Vec<(&'static str, String)> {
-        let access = if unit.read_only { "read-only" } else { "read-write" };
-        let cache = if unit.write_cache { "writes are stable after a flush" } else { "none" };
-        let name = [&unit.vendor, &unit.product, &unit.revision].map(String::as_str).join(" ");
-        vec![
-            ("target", target.to_string()),
-            ("lun", self.url.lun.to_string()),
-            ("device", name.trim().to_owned()),
-            ("serial", unit.serial.clone()),
-            ("identity", unit.designator.clone()),
-            ("size", both_sizes(unit.size())),
-            ("access", access.to_owned()),
-            ("blocks", format!("logical {}, physical {}", unit.block_len, unit.physical_block_len)),
-            ("cache", cache.to_owned()),
-            ("provisioning", provisioning(unit).to_owned()),
-        ]
-    }
-
-    fn json(&self, target: SrpPortId, unit: &UnitInfo) -> Value {
-        json!({
-            "url": self.url.to_string(),
-            "protocol": "srp",
-            "target": target.to_string(),
-            "lun": self.url.lun,
-            "vendor": unit.vendor,
-            "product": unit.product,
-            "revision": unit.revision,
-            "serial": unit.serial,
-            "designator": unit.designator,
-            "size": unit.size(),
-            "read_only": unit.read_only,
-            "logical_block": unit.block_len,
-            "physical_block": unit.physical_block_len,
-            "write_cache": unit.write_cache,
-            "provisioning": provisioning(unit),
-        })
     }
 
     /// Lists the logical units of the target port that are disks.

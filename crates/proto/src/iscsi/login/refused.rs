@@ -28,16 +28,6 @@ pub enum IscsiRefused {
         /// Why the address is not used, as a clause.
         problem: &'static str,
     },
-    /// One of several paths leads to a different unit than the first one.
-    #[error("leads to {unit}, not to {first} as {at} does")]
-    DifferentUnit {
-        /// The unit of this path.
-        unit: String,
-        /// The unit of the first path.
-        first: String,
-        /// Address of the first path.
-        at: String,
-    },
     /// Both sides have no authentication method in common.
     #[error("target accepts none of the offered authentication methods")]
     NoCommonAuthMethod,
@@ -67,7 +57,6 @@ impl IscsiRefused {
             IscsiRefused::Unit(refused) => refused.is_retryable(),
             IscsiRefused::Moved { .. }
             | IscsiRefused::BadRedirect { .. }
-            | IscsiRefused::DifferentUnit { .. }
             | IscsiRefused::NoCommonAuthMethod
             | IscsiRefused::MutualAuthFailed => false,
         }

@@ -70,6 +70,16 @@ pub enum UnitRefused {
         /// Length of a block, in bytes.
         block_len: u32,
     },
+    /// One of several paths leads to a different unit than the first one.
+    #[error("leads to {unit}, not to {first} as {at} does")]
+    DifferentUnit {
+        /// The unit of this path.
+        unit: String,
+        /// The unit of the first path.
+        first: String,
+        /// Address of the first path.
+        at: String,
+    },
 }
 
 /// Sense data for a message, or its absence.

@@ -17,16 +17,6 @@ pub enum SrpRefused {
     /// The target rejected the login.
     #[error("target rejected the login: {}", reason_text(*.0))]
     Login(LoginRejectReason),
-    /// Of several paths to one logical unit, this one leads to a different unit.
-    #[error("leads to {unit}, not to {first} as {at} does")]
-    AnotherUnit {
-        /// The unit that this path leads to.
-        unit: String,
-        /// The unit that the first path leads to.
-        first: String,
-        /// The address of the first path.
-        at: String,
-    },
     /// The logical unit cannot be used.
     #[error(transparent)]
     Unit(#[from] UnitRefused),
@@ -46,7 +36,6 @@ impl SrpRefused {
                     | LoginRejectReason::CHANNEL_LIMIT_REACHED
             ),
             SrpRefused::Unit(refused) => refused.is_retryable(),
-            SrpRefused::AnotherUnit { .. } => false,
         }
     }
 }
