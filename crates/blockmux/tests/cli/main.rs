@@ -50,5 +50,6 @@ mod remote_servers;
 mod serve;
 mod service;
 mod srp;
+mod timeouts;
 mod token_copy;
 mod trouble;
