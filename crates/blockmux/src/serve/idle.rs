@@ -1,8 +1,8 @@
 //! Disconnects clients without requests for `idle_timeout`.
 //!
 //! The sessions of one client are judged together: a host's NVMe queues and the connections of an
-//! iSCSI initiator are in use if one of them is. Requests are those that reach a volume; keep-alives
-//! and commands about the device are none.
+//! iSCSI initiator are in use if one of them is. Requests are those that reach a volume;
+//! keep-alives and commands about the device are none.
 
 use super::control::ConnectionLimits;
 use super::setup::Setup;
@@ -67,8 +67,8 @@ fn wake_all(inboxes: &[Inbox]) {
     inboxes.iter().for_each(|inbox| inbox.send(|core| core.wake_all()));
 }
 
-/// A client: the sessions of one initiator with one target, or of one address where the protocol has
-/// no names for initiators.
+/// A client: the sessions of one initiator with one target, or of one address where the protocol
+/// has no names for initiators.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Client {
     protocol: &'static str,

@@ -463,7 +463,8 @@ const SETTLE: Duration = Duration::from_secs(60);
 const EXAMPLES: &str = "\
 ADDR is host:port, :port for loopback, or host for the default port; port 0
 lets the system choose. [::] is every IPv6 address and no IPv4 one. ADDR and
-IFACE may end in ?volumes=a,b to export only these volumes there. NBD and AoE
+IFACE may end in ?volumes=a,b to export only these volumes there, and ADDR in
+?allow=10.0.0.0/8,::1 to accept only clients in these networks. NBD and AoE
 have no authentication; iSCSI and NVMe/TCP have it with a config file only.
 Every iSCSI port serves iSER, too.
 

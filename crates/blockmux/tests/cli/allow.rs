@@ -59,7 +59,9 @@ fn a_listener_closes_connections_from_elsewhere_before_any_byte_and_follows_the_
     assert!(!url.contains("allow"), "{url}");
     let mut outside = TcpStream::connect(address).unwrap();
     assert!(matches!(outside.read(&mut [0]), Ok(0) | Err(_)), "nothing was said");
-    served.daemon.wait_for_line(&format!("peer={}", outside.local_addr().unwrap()));
+    served
+        .daemon
+        .wait_for_line(&format!("this address protocol=\"nbd\" peer=\"{}\"", outside.local_addr().unwrap()));
     assert!(info(&url).is_err());
     let mut inside = RawClient::over(connect_from([127, 0, 0, 2], address));
     assert_eq!(inside.write(0, 0, &[7; 512]), 0);

@@ -52,5 +52,6 @@ mod service;
 mod slices;
 mod srp;
 mod takeover;
+mod timeouts;
 mod token_copy;
 mod trouble;

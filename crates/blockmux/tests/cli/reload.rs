@@ -80,8 +80,13 @@ impl Configured {
         volumes.map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
     }
 
-    fn nbd(&self, socket: &str) -> RawClient {
-        RawClient::connect(&self.files.path().join(socket))
+    pub(crate) fn nbd(&self, socket: &str) -> RawClient {
+        RawClient::connect(&self.socket(socket))
+    }
+
+    /// The path of a socket beside the config file.
+    pub(crate) fn socket(&self, name: &str) -> PathBuf {
+        self.files.path().join(name)
     }
 }
 
