@@ -48,8 +48,8 @@ pub(super) struct ConfiguredSrpTarget {
     pub(super) id: SrpPortId,
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
-    /// Initiator ports that may log in, and the LUNs that they see; if it is empty, everybody sees
-    /// all LUNs.
+    /// Initiator ports that may log in, and the LUNs that they see; entries of one port come before
+    /// entries of a GUID. If it is empty, everybody sees all LUNs.
     acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
     access_state: Option<AccessState>,
     /// Networks from which initiators may log in.
@@ -93,7 +93,9 @@ impl ConfiguredSrpTarget {
             }
             Ok((initiator, acl.luns.clone()))
         });
-        let acl = acl.collect::<Result<_, Failure>>()?;
+        let mut acl = acl.collect::<Result<Vec<_>, Failure>>()?;
+        // The first entry that fits an initiator port counts, and one port is the closer fit.
+        acl.sort_by_key(|(initiator, _)| matches!(initiator, SrpInitiators::Guid(_)));
         let access_state = entry.access_state.map(AluaStateName::access_state);
         Ok(ConfiguredSrpTarget { id, luns, acl, access_state, networks: entry.networks })
     }

@@ -1,7 +1,7 @@
 //! The running SRP target ports, and changes of their logical units at run time.
 
 use super::config::WantedSrpTarget;
-use super::{SRP, Srp, own_target};
+use super::{SRP, Srp, own_id, own_target};
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
 use crate::protocol::units::{self, LogicalUnits};
@@ -130,7 +130,11 @@ impl LiveFrontend for LiveSrpTargets {
     }
 
     fn remove(&self, volume: VolumeId) {
+        let own = VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_default_targets);
         self.node.remove(volume);
+        if let Some(named) = own {
+            self.node.withdraw(own_id(&named.target));
+        }
         self.units.remove(volume);
     }
 

@@ -21,7 +21,7 @@ use config::{ConfiguredSrpTarget, SrpTargetEntry, WantedSrpTarget};
 use live::LiveSrpTargets;
 use serde::Deserialize;
 use std::any::Any;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use toml::de::Deserializer;
 
@@ -74,11 +74,21 @@ impl Frontend for Srp {
     }
 
     fn check(&mut self, volumes: &[&str]) -> Result<(), String> {
-        let mut ids = HashSet::new();
+        let mut numbers = BTreeMap::new();
         for target in &self.targets {
             let id = target.id;
-            if !ids.insert(id) {
-                return Err(format!("two srp_targets have port_id {id}; change one"));
+            match numbers.insert(port_number(id), id) {
+                Some(other) if other == id => {
+                    return Err(format!("two srp_targets have port_id {id}; change one"));
+                }
+                Some(other) => {
+                    return Err(format!(
+                        "srp_targets `{other}` and `{id}`: both port_ids result in relative target port \
+                         identifier {}; change one",
+                        port_number(id)
+                    ));
+                }
+                None => {}
             }
             if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
                 return Err(format!(
@@ -118,11 +128,18 @@ impl Frontend for Srp {
         let way = |(id, lun): (SrpPortId, u16)| {
             let digits = id.to_string();
             let (extension, guid) = digits.trim_start_matches("0x").split_at(16);
+            let port = format!("id_ext={extension},ioc_guid={guid}");
+            // A software iWARP device has its MAC address in the first half of its GID and zeros in
+            // the second. Linux takes the second for the initiator port's GUID, so without an
+            // extension all machines would be one initiator port.
+            let own = "initiator_ext=$(cat /sys/class/infiniband/*/ports/1/gids/0 | head -1 | tr -d : | cut -c1-16)";
             let host = "/sys/class/infiniband_srp/srp-*";
-            let login = format!("id_ext={extension},ioc_guid={guid},dest={address}");
             ConnectInfo {
                 url: format!("srp://{address}/{digits}/{lun}?rdma=iwarp"),
-                commands: vec![format!("echo {login} > \"$(echo {host})/add_target\"")],
+                commands: vec![
+                    format!("echo {port},{own},dest={address} > \"$(echo {host})/add_target\""),
+                    format!("# /etc/srp_daemon.conf: a {port}"),
+                ],
                 variables: Vec::new(),
             }
         };
@@ -154,17 +171,24 @@ fn own_id(name: &str) -> SrpPortId {
     SrpPortId(VolumeUuid::of_texts(&["srp target port", name]).to_bytes())
 }
 
-/// A target port. Its relative port identifier is derived from its identifier, so that it differs
-/// from those of iSCSI's ports, which count from 1, and most likely from those of other SRP ports.
+/// A target port. Its relative target port identifier is also the number of its target port group.
 fn target_port(id: SrpPortId) -> TargetPort {
-    let [.., high, low] = id.0;
-    let number = 0x8000 | u16::from_be_bytes([high, low]);
+    let number = port_number(id);
     TargetPort { relative_id: number, group: number, name: id.name_string().into() }
+}
+
+/// The relative target port identifier of a target port. It is derived from all bytes of the port's
+/// identifier, so that it differs from those of iSCSI's ports, which count from 1, and most likely
+/// from those of other SRP ports.
+fn port_number(id: SrpPortId) -> u16 {
+    let (pairs, _) = id.0.as_chunks::<2>();
+    0x8000 | pairs.iter().fold(0, |number: u16, pair| number.rotate_left(3) ^ u16::from_be_bytes(*pair))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_proto::srp::node::{SrpInitiators, SrpNode};
 
     fn configured(text: &str) -> Result<Srp, String> {
         let mut srp = Srp::default();
@@ -184,8 +208,12 @@ mod tests {
         assert_ne!(own_id("a"), own_id("b"));
         // Initiators store the identifier, and `cargo xtask peers srp` contains it.
         assert_eq!(own_id("disk0").to_string(), "0x64a8329375c986408e2193b3fe2eb28d");
-        let line = format!("id_ext={},ioc_guid={},dest=127.0.0.1:5555", &id[2..18], &id[18..]);
-        assert!(way.commands[0].contains(&line), "{}", way.commands[0]);
+        let port = format!("id_ext={},ioc_guid={}", &id[2..18], &id[18..]);
+        let own =
+            "initiator_ext=$(cat /sys/class/infiniband/*/ports/1/gids/0 | head -1 | tr -d : | cut -c1-16)";
+        let line = format!("echo {port},{own},dest=127.0.0.1:5555 > ");
+        assert!(way.commands[0].starts_with(&line), "{}", way.commands[0]);
+        assert_eq!(way.commands[1], format!("# /etc/srp_daemon.conf: a {port}"));
         let srp = configured(&format!("port_id = '{ID}'\nluns = {{ 3 = 'a', 4 = 'b' }}")).unwrap();
         let [way] = &srp.connect_info(&SRP, &portal, &VolumeNames::plainly("a"))[..] else { panic!("one") };
         assert_eq!(way.url, format!("srp://127.0.0.1:5555/{ID}/3?rdma=iwarp"));
@@ -207,6 +235,48 @@ mod tests {
         let mut srp = configured(&format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}")).unwrap();
         assert!(srp.check(&["b"]).unwrap_err().contains("no volume has the name `a`"));
         assert_eq!(srp.check(&["a"]), Ok(()));
+    }
+
+    #[test]
+    fn target_ports_that_differ_in_any_half_have_other_numbers() {
+        let port = |extension: &str, guid: &str| {
+            target_port(SrpPortId::parse(&format!("{extension}{guid}")).unwrap())
+        };
+        let first = port("1111111111111111", "2222222222222222");
+        for other in
+            [port("1111111111111112", "2222222222222222"), port("1111111111111111", "2222222222222223")]
+        {
+            assert_ne!(first.relative_id, other.relative_id);
+            assert_eq!(other.relative_id, other.group);
+            assert!(other.relative_id >= 0x8000);
+        }
+    }
+
+    #[test]
+    fn two_targets_whose_ports_have_one_number_are_refused() {
+        // They differ only in the bit that every relative identifier has set.
+        let mut srp = configured(&format!("port_id = '{}'\nluns = {{ 0 = 'a' }}", "0".repeat(32))).unwrap();
+        let text = format!("port_id = '{}8000'\nluns = {{ 0 = 'a' }}", "0".repeat(28));
+        srp.targets.extend(configured(&text).unwrap().targets);
+        let error = srp.check(&["a"]).unwrap_err();
+        assert!(error.contains("relative target port identifier 32768; change one"), "{error}");
+        let twice = srp.targets[0].clone();
+        srp.targets = vec![twice.clone(), twice];
+        assert!(srp.check(&["a"]).unwrap_err().contains("two srp_targets have port_id"));
+    }
+
+    #[test]
+    fn an_acl_entry_of_one_port_comes_before_those_of_its_guid() {
+        let text = format!(
+            "port_id = '{ID}'\nluns = {{ 0 = 'a', 1 = 'b' }}\n[[acl]]\ninitiator_port = '0123456789abcdef'\nluns = [0]\n\
+             [[acl]]\ninitiator_port = '{ID}'\nluns = [1]"
+        );
+        let target = configured(&text).unwrap().targets.remove(0);
+        let node = SrpNode::default();
+        let made = target.wanted(|_| None).make(None, &node);
+        let initiators: Vec<_> = made.access.iter().map(|access| access.initiator).collect();
+        let guid = SrpInitiators::parse("0123456789abcdef");
+        assert_eq!(initiators, [SrpInitiators::parse(ID), guid]);
     }
 
     #[test]
