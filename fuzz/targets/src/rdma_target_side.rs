@@ -87,6 +87,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
 
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
+        self.session.on_turn(Instant::now());
         let mut moved = self.receive();
         moved |= self.served.poll_io(&mut self.session);
         moved |= self.served.complete_some(&mut self.session, &mut self.choices);
@@ -209,6 +210,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
     /// Completes everything in flight.
     fn finish(mut self) {
         for _ in 0..MAX_TURNS {
+            self.session.on_turn(Instant::now());
             let mut moved = self.receive() | self.served.poll_io(&mut self.session);
             self.served.complete_all(&mut self.session, &mut self.choices);
             moved |= !self.is_lost && self.post() | self.complete_work();

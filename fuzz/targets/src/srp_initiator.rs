@@ -8,19 +8,21 @@
 //! Bits of a kind: 1, replace the tag by that of a recent command, which the high four bits select;
 //! 2, invalidate the memory of this command; 4, replace the tag by that of a task management
 //! function. Bits of the third choice: 1, the first record is the private data of the accepted
-//! login; 2, of the rejected login.
+//! login; 2, of the rejected login. The fourth choice is the number of channels; a choice selects
+//! the channel of each record, and how the target answers the login of each further channel.
 
 use crate::choices::Choices;
 use crate::iscsi_target::exports;
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests, take_turns};
 use crate::srp_target::{TARGET, node};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::{Initiator, Overdue, ProtocolError, Target, Timed};
+use blockmux_proto::session::{Connections, Initiator, Overdue, ProtocolError, Target, Timed};
 use blockmux_proto::srp::client::{Config, InitiatorSession, Mode};
-use blockmux_proto::srp::node::SrpPortId;
+use blockmux_proto::srp::node::{SrpNode, SrpPortId};
 use blockmux_proto::srp::server::TargetSession;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Pool, Seg, SgList, Waker};
@@ -35,43 +37,47 @@ pub(crate) fn srp_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let now = Instant::now();
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
+    let mode = choices.of(&[Mode::Use, Mode::Use, Mode::Use, Mode::Describe]);
+    let login = choices.byte();
     let config = Config {
         initiator: SrpPortId([1; 16]),
         target: TARGET,
         lun: Lun::new(0),
-        mode: choices.of(&[Mode::Use, Mode::Use, Mode::Use, Mode::Describe]),
-        channels: 1,
+        mode,
+        channels: choices.of(&[1, 2, 3, 4]),
         immediate_data: true,
     };
-    let login = choices.byte();
     let session = InitiatorSession::new(config, pool.clone(), now);
     let private_data = RdmaConnections::endpoint(&session).private_data;
-    let (good, accepted) = WellBehavedTarget::new(private_data, now);
+    let exports = exports();
+    let node = node(&exports);
+    let (good, mut private_data) = WellBehavedTarget::new(&node, &exports, private_data, now);
     let mut run = Run {
         session,
-        queue_pair: Recorder::default(),
-        good,
+        channels: vec![FuzzChannel { good, ..FuzzChannel::default() }],
+        target: (node, exports),
         choices,
         records: Records(&stream),
         pool,
         now,
         requests: Requests::default(),
-        unseen: VecDeque::new(),
         commands: Vec::new(),
         function: 0,
         open: BTreeMap::new(),
         last_stag: 0,
         is_over: false,
     };
-    let mut private_data = accepted;
     if login & 3 != 0 {
         run.records.kind();
         private_data = run.records.bytes();
     }
-    run.event(match login & 2 {
-        0 => Event::Connected { private_data },
-        _ => Event::Refused { private_data },
-    });
+    run.event(
+        0,
+        match login & 2 {
+            0 => Event::Connected { private_data },
+            _ => Event::Refused { private_data },
+        },
+    );
     take_turns(|| run.turn());
     run.finish();
 }
@@ -79,14 +85,13 @@ pub(crate) fn srp_initiator(data: &[u8]) {
 struct Run<'a> {
     choices: Choices<'a>,
     session: InitiatorSession,
-    queue_pair: Recorder,
-    good: WellBehavedTarget,
+    channels: Vec<FuzzChannel>,
+    /// What the well-behaved target serves.
+    target: (Arc<SrpNode>, Exports),
     records: Records<'a>,
     pool: Pool,
     now: Instant,
     requests: Requests,
-    /// Messages that the well-behaved target has not received.
-    unseen: VecDeque<Vec<u8>>,
     /// The tag and the key of each command, the latest last.
     commands: Vec<(u64, Option<u32>)>,
     /// The tag of the latest task management function.
@@ -94,6 +99,16 @@ struct Run<'a> {
     open: Open,
     last_stag: u32,
     is_over: bool,
+}
+
+/// One channel of the session.
+#[derive(Default)]
+struct FuzzChannel {
+    queue_pair: Recorder,
+    /// The well-behaved target's side; `None` if the login was not accepted.
+    good: Option<WellBehavedTarget>,
+    /// Messages that the well-behaved target has not received.
+    unseen: VecDeque<Vec<u8>>,
 }
 
 /// Memory that is registered for the target, by key.
@@ -104,6 +119,7 @@ impl Run<'_> {
     fn turn(&mut self) -> bool {
         let info = self.session.volume_info();
         let mut moved = !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices);
+        moved |= !self.is_over && self.connect();
         moved |= self.post();
         moved |= !self.is_over && self.next_record();
         moved |= self.post();
@@ -120,8 +136,40 @@ impl Run<'_> {
         moved
     }
 
-    fn event(&mut self, event: Event) {
-        let taken = self.session.connection(0).on_event(event, Instant::now());
+    /// Connects the next channel that the session wants.
+    fn connect(&mut self) -> bool {
+        let Some((at, _)) = self.session.poll_connect() else { return false };
+        assert_eq!(at, self.channels.len());
+        let mut channel = FuzzChannel::default();
+        let answer = self.choices.byte();
+        if answer == 255 {
+            self.channels.push(channel);
+            assert!(self.session.on_lost(at, self.now), "a further channel is not needed");
+            return true;
+        }
+        let private_data = self.session.connection(at).endpoint().private_data;
+        let (node, exports) = &self.target;
+        let (good, mut private_data) = WellBehavedTarget::new(node, exports, private_data, self.now);
+        let is_accepted = good.is_some() && answer < 253;
+        channel.good = good.filter(|_| is_accepted);
+        self.channels.push(channel);
+        if answer >= 252 {
+            self.records.kind();
+            private_data = self.records.bytes();
+        }
+        self.session.on_connected(at, self.now);
+        self.event(
+            at,
+            match is_accepted {
+                true => Event::Connected { private_data },
+                false => Event::Refused { private_data },
+            },
+        );
+        true
+    }
+
+    fn event(&mut self, at: usize, event: Event) {
+        let taken = self.session.connection(at).on_event(event, Instant::now());
         taken.unwrap_or_else(|error| self.on_error(error));
     }
 
@@ -133,10 +181,15 @@ impl Run<'_> {
 
     /// Takes the session's work requests as far as there is room.
     fn post(&mut self) -> bool {
+        (0..self.channels.len()).fold(false, |moved, at| self.post_channel(at) | moved)
+    }
+
+    fn post_channel(&mut self, at: usize) -> bool {
         let mut moved = false;
         for _ in 0..MAX_TURNS {
             let room = self.choices.below(4);
-            let Some(work) = self.queue_pair.next(&mut self.session.connection(0), room) else { break };
+            let queue_pair = &mut self.channels[at].queue_pair;
+            let Some(work) = queue_pair.next(&mut self.session.connection(at), room) else { break };
             moved = true;
             match work {
                 WorkRequest::Receive | WorkRequest::Disconnect => {}
@@ -147,14 +200,14 @@ impl Run<'_> {
                         Remote { stag: Stag(self.last_stag), address: BASE, len: local.len() as u32 };
                     self.open.insert(self.last_stag, (local, access));
                     let endpoint = RdmaConnections::endpoint(&self.session);
-                    assert!(self.open.len() <= endpoint.regions as usize);
-                    self.event(Event::Registered { id, remote });
+                    assert!(self.open.len() <= endpoint.regions as usize * self.channels.len());
+                    self.event(at, Event::Registered { id, remote });
                 }
                 WorkRequest::Invalidate { stag } => drop(self.open.remove(&stag.0)),
                 WorkRequest::Send { head, payload, invalidate: None, .. } => {
                     let message = [&head[..], &payload.to_vec()].concat();
                     self.on_sent(&message);
-                    self.unseen.push_back(message);
+                    self.channels[at].unseen.push_back(message);
                 }
                 other => panic!("an initiator does not post {other:?}"),
             }
@@ -190,13 +243,16 @@ impl Run<'_> {
     /// Delivers the target's next message.
     fn next_record(&mut self) -> bool {
         let Some(kind) = self.records.kind() else { return false };
+        let at = if self.channels.len() > 1 { self.choices.below(self.channels.len()) } else { 0 };
+        let FuzzChannel { good, unseen, .. } = &mut self.channels[at];
         if kind == 0 {
-            let Some(message) = self.unseen.pop_front() else { return true };
-            for message in self.good.answer(&message, &self.open) {
-                self.receive(&message, None);
+            let Some((good, message)) = good.as_mut().zip(unseen.pop_front()) else { return true };
+            for message in good.answer(&message, &self.open) {
+                self.receive(at, &message, None);
             }
             return true;
         }
+        let is_connected = at == 0 || good.is_some();
         let (mut bytes, mut key) = (self.records.bytes(), None);
         let meant = self.commands.iter().rev().nth(usize::from(kind >> 4)).copied();
         if let Some((tag, own)) = meant.filter(|_| bytes.len() >= 16) {
@@ -209,22 +265,26 @@ impl Run<'_> {
             bytes[8..16].copy_from_slice(&self.function.to_be_bytes());
         }
         bytes.truncate(RdmaConnections::endpoint(&self.session).receive_len as usize);
-        self.receive(&bytes, key.map(Stag));
+        if is_connected {
+            self.receive(at, &bytes, key.map(Stag));
+        }
         true
     }
 
-    fn receive(&mut self, message: &[u8], invalidated: Option<Stag>) {
+    fn receive(&mut self, at: usize, message: &[u8], invalidated: Option<Stag>) {
         if !self.is_over {
-            self.event(Event::Received { message: Seg::from_slice(message), invalidated });
+            self.event(at, Event::Received { message: Seg::from_slice(message), invalidated });
         }
     }
 
     fn pass_time(&mut self) {
-        let due = self.session.connection(0).poll_timeout();
-        if let Some(when) = due.filter(|_| !self.is_over) {
-            self.now = self.now.max(when);
-            let passed = self.session.connection(0).on_timeout(self.now);
-            passed.unwrap_or_else(|error| self.on_error(error));
+        for at in 0..self.channels.len() {
+            let due = self.session.connection(at).poll_timeout();
+            if let Some(when) = due.filter(|_| !self.is_over) {
+                self.now = self.now.max(when);
+                let passed = self.session.connection(at).on_timeout(self.now);
+                passed.unwrap_or_else(|error| self.on_error(error));
+            }
         }
     }
 
@@ -232,15 +292,19 @@ impl Run<'_> {
     fn finish(mut self) {
         self.requests.poll_done(&mut self.session);
         self.open.clear();
-        self.queue_pair.works.clear();
-        let _ = self.session.connection(0).on_event(Event::Disconnected, Instant::now());
+        for (at, channel) in self.channels.iter_mut().enumerate() {
+            channel.queue_pair.works.clear();
+            let _ = self.session.connection(at).on_event(Event::Disconnected, Instant::now());
+        }
         self.requests.poll_done(&mut self.session);
         self.requests.poll_returned(&mut self.session);
         if let Some(refused) = self.session.refused() {
             assert!(!refused.to_string().contains('\n'));
         }
         self.requests.take_back(&mut self.session);
-        assert!(self.queue_pair.next(&mut self.session.connection(0), 100).is_none());
+        for (at, channel) in self.channels.iter_mut().enumerate() {
+            assert!(channel.queue_pair.next(&mut self.session.connection(at), 100).is_none());
+        }
         drop(self.session);
         assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
     }
@@ -254,19 +318,25 @@ struct WellBehavedTarget {
 }
 
 impl WellBehavedTarget {
-    /// Creates a target that accepts this login, and returns the private data of the accept.
-    fn new(private_data: Vec<u8>, now: Instant) -> (WellBehavedTarget, Vec<u8>) {
-        let exports = exports();
-        let mut session = TargetSession::new(node(&exports), Pool::new(usize::MAX), Arc::new(|| {}), now);
-        session.on_event(Event::Requested { private_data, reads: 32 }, now).expect("anybody may log in");
+    /// Answers a login with private data. Returns no target if it rejects the login.
+    fn new(
+        node: &Arc<SrpNode>,
+        exports: &Exports,
+        private_data: Vec<u8>,
+        now: Instant,
+    ) -> (Option<WellBehavedTarget>, Vec<u8>) {
+        let mut session = TargetSession::new(node.clone(), Pool::new(usize::MAX), Arc::new(|| {}), now);
+        session.on_event(Event::Requested { private_data, reads: 32 }, now).expect("the login is well-formed");
         let mut queue_pair = Recorder::default();
-        let Some(WorkRequest::Accept { private_data }) = queue_pair.next(&mut session, 100) else {
-            panic!("anybody may log in")
+        let private_data = match queue_pair.next(&mut session, 100) {
+            Some(WorkRequest::Accept { private_data }) => private_data,
+            Some(WorkRequest::Reject { private_data }) => return (None, private_data),
+            other => panic!("a target does not post {other:?} before a login"),
         };
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
-        (WellBehavedTarget { session, queue_pair, channel }, private_data)
+        (Some(WellBehavedTarget { session, queue_pair, channel }), private_data)
     }
 
     /// The target's answers to a message; it accesses registered memory.

@@ -273,7 +273,7 @@ mod tests {
         );
         let target = configured(&text).unwrap().targets.remove(0);
         let node = SrpNode::default();
-        let made = target.wanted(|_| None).make(None, &node);
+        let made = target.wanted(|_| None, &Policy::default()).make(None, &node);
         let initiators: Vec<_> = made.access.iter().map(|access| access.initiator).collect();
         let guid = SrpInitiators::parse("0123456789abcdef");
         assert_eq!(initiators, [SrpInitiators::parse(ID), guid]);
