@@ -1,9 +1,9 @@
 //! Connections that leave this process for the one that takes over from it.
 //!
-//! Once [`Departures::ask`] was called, a session whose peer would not connect again by itself takes
-//! no further request, and leaves as soon as every request that it took is answered: its socket, the
-//! bytes that were received and not parsed, and its state. Other sessions end as they do when the
-//! process stops.
+//! Once [`Departures::ask`] was called, a session whose peer would not connect again by itself
+//! takes no further request, and leaves as soon as every request that it took is answered: its
+//! socket, the bytes that were received and not parsed, and its state. Other sessions end as they
+//! do when the process stops.
 
 use crate::socket::Stream;
 use std::io;

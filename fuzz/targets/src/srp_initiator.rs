@@ -326,7 +326,9 @@ impl WellBehavedTarget {
         now: Instant,
     ) -> (Option<WellBehavedTarget>, Vec<u8>) {
         let mut session = TargetSession::new(node.clone(), Pool::new(usize::MAX), Arc::new(|| {}), now);
-        session.on_event(Event::Requested { private_data, reads: 32 }, now).expect("the login is well-formed");
+        session
+            .on_event(Event::Requested { private_data, reads: 32 }, now)
+            .expect("the login is well-formed");
         let mut queue_pair = Recorder::default();
         let private_data = match queue_pair.next(&mut session, 100) {
             Some(WorkRequest::Accept { private_data }) => private_data,

@@ -79,7 +79,8 @@ impl Client {
         Ok(Reply { status, location, body })
     }
 
-    /// Asks a daemon with a control socket for a connection that speaks `protocol` (RFC 9110, section
+    /// Asks a daemon with a control socket for a connection that speaks `protocol` (RFC 9110,
+    /// section
     /// 7.8); `None` if no daemon listens there.
     ///
     /// # Errors

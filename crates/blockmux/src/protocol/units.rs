@@ -58,8 +58,8 @@ impl LogicalUnits {
     }
 }
 
-/// Adds the unit to all `views` of a target, at the requested LUN or the first free one. Returns the
-/// LUN.
+/// Adds the unit to all `views` of a target, at the requested LUN or the first free one. Returns
+/// the LUN.
 ///
 /// # Errors
 /// If the LUN does not exist, is in use, or no initiator would see it.

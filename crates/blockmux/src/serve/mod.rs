@@ -362,8 +362,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     }
 }
 
-/// Waits until nothing is in flight on any volume, while the cores run: no write of this process may
-/// come after one of another.
+/// Waits until nothing is in flight on any volume, while the cores run: no write of this process
+/// may come after one of another.
 fn settle(exports: &Exports) -> Result<(), Failure> {
     let all = exports.iter().filter_map(|(id, export)| Some((export, exports.volume_state(id)?.settling())));
     let mut left: Vec<_> = all.collect();

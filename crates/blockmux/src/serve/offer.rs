@@ -34,8 +34,8 @@ pub(super) struct VolumeOffer {
     pub(super) name: String,
     /// As people may see it: without passwords.
     pub(super) spec: String,
-    /// What its files and devices are known by: another path may lead to the same file, and the same
-    /// relative path to another one.
+    /// What its files and devices are known by: another path may lead to the same file, and the
+    /// same relative path to another one.
     pub(super) data: Vec<String>,
     /// By which initiators know it.
     pub(super) uuid: Option<String>,

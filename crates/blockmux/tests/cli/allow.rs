@@ -252,7 +252,7 @@ fn what_networks_protect_in_one_protocol_is_not_open_in_another() {
     };
     let said = check(&target("")).unwrap_err();
     assert!(
-        said.contains("restricts who may use it (iscsi)") && said.contains("[\"iscsi\", \"nbd\"]"),
+        said.contains("restricts access to it (iscsi)") && said.contains("[\"iscsi\", \"nbd\"]"),
         "{said}"
     );
     check(&target("protocols = ['iscsi', 'nbd']")).unwrap();

@@ -140,7 +140,7 @@ fn slices_of_one_file_have_it_open_alike() {
     // A second program is kept out.
     let _daemon = Daemon::serve(&[&format!("slice:0,1m:file:{file}")]);
     let (status, said) = says(&[&format!("slice:1m,1m:file:{file}")]);
-    assert!(status == Some(2) && said.contains("is in use by another program"), "{said}");
+    assert!(status == Some(2) && said.contains("is locked by another program"), "{said}");
 }
 
 #[test]

@@ -409,7 +409,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         let writer = open_file(&path, NEW).unwrap();
-        assert!(refusal(&path, NEW).contains("is in use by another program"));
+        assert!(refusal(&path, NEW).contains("is locked by another program"));
         open_file(&path, FileOptions { read_only: true, ..FileOptions::default() }).unwrap();
         drop(writer);
         open_file(&path, NEW).unwrap();

@@ -1,5 +1,5 @@
-//! `POST /v1/takeover`: a process that wants to take over from the daemon gets the connection itself.
-//! What follows the answer is no HTTP, see `serve/takeover/`.
+//! `POST /v1/takeover`: a process that wants to take over from the daemon gets the connection
+//! itself. What follows the answer is no HTTP, see `serve/takeover/`.
 
 use super::endpoint::AnyStream;
 use super::reply::refusal;

@@ -11,8 +11,8 @@ pub trait HostTransport {
     /// Options to negotiate for each connection.
     type Options: Copy;
 
-    /// Whether commands describe data in host memory by keyed SGLs and in-capsule data by an offset,
-    /// which the controller has to support (SGLS).
+    /// Whether commands describe data in host memory by keyed SGLs and in-capsule data by an
+    /// offset, which the controller has to support (SGLS).
     const USES_KEYED_SGLS: bool = false;
 
     /// Creates the transport of a queue without a connection. `in_capsule` is the longest

@@ -7,15 +7,15 @@
 //! Until the target answers the abort, a command keeps its tag and its memory, and its response is
 //! accepted, because it may still complete. After the answer the session invalidates the key of the
 //! memory and returns the I/O to the driver. If the target refuses or does not answer, a session
-//! with one channel sends LOGICAL UNIT RESET. A reset ends all commands of the unit, including those
-//! of other initiators (SAM-5 §6.3.3), so the session sends no command until the reset is answered,
-//! and then returns all I/O that was in flight. If the reset fails as well, the driver ends the
-//! session.
+//! with one channel sends LOGICAL UNIT RESET. A reset ends all commands of the unit, including
+//! those of other initiators (SAM-5 §6.3.3), so the session sends no command until the reset is
+//! answered, and then returns all I/O that was in flight. If the reset fails as well, the driver
+//! ends the session.
 //!
 //! A session with several channels sends no reset, because channels are not ordered: a command that
-//! still waits in the socket of another channel could arrive after the reset, and its immediate data
-//! would overwrite what the replayed command and its successors have written. The login of the next
-//! session closes all channels instead.
+//! still waits in the socket of another channel could arrive after the reset, and its immediate
+//! data would overwrite what the replayed command and its successors have written. The login of the
+//! next session closes all channels instead.
 
 use super::channel::{AfterClose, Channel, Exposure};
 use super::response::function_code;
