@@ -136,6 +136,12 @@ enum Ending {
     Gone,
 }
 
+/// How a connection may leave: for another core, or for another process.
+struct Moves<S, H: Host> {
+    relocate: Option<Relocate<S, H>>,
+    departure: Option<Departure<S, H>>,
+}
+
 impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
     /// Serves `stream` on `core` with `session`, whose volume ids are indices of `exports`. `pool`
     /// must be the handle that the session uses: it charges memory to this peer's account.
@@ -152,7 +158,13 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         exports: Exports,
         relocate: Option<Relocate<S, H>>,
     ) {
-        TargetTask::start(core, (arrival, secure), (session, pool), exports, (relocate, None));
+        TargetTask::start(
+            core,
+            (arrival, secure),
+            (session, pool),
+            exports,
+            Moves { relocate, departure: None },
+        );
     }
 
     /// Serves a connection that may use TLS (`secure`), and that may leave for another process.
@@ -163,7 +175,8 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         exports: Exports,
         departure: Departure<S, H>,
     ) {
-        TargetTask::start(core, arrival, session, exports, (None, Some(departure)));
+        let moves = Moves { relocate: None, departure: Some(departure) };
+        TargetTask::start(core, arrival, session, exports, moves);
     }
 
     fn start(
@@ -171,7 +184,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         (arrival, secure): (ArrivedConnection<H::Stream>, Option<Secure>),
         (mut session, pool): (S, Pool),
         exports: Exports,
-        (relocate, departure): (Option<Relocate<S, H>>, Option<Departure<S, H>>),
+        Moves { relocate, departure }: Moves<S, H>,
     ) {
         let ArrivedConnection { stream, unread, mut permit, .. } = arrival;
         let login_by = permit.login_by(core.now());

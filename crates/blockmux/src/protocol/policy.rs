@@ -531,8 +531,8 @@ impl Shared {
             protocol: listener.protocol.served_as(),
             target: None,
             title: listener.title(),
-            is_open: !self.restricts(listener.protocol.served_as())
-                && !(has_networks && checks_networks(listener.protocol.served_as())),
+            is_open: !(self.restricts(listener.protocol.served_as())
+                || has_networks && checks_networks(listener.protocol.served_as())),
             is_named: listener.names(volume),
         });
         accesses.collect::<Vec<_>>().into_iter()
