@@ -205,15 +205,12 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, 
     // Unwritten blocks need no memory but their states, so a volume may be larger than memory to a
     // limit.
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
-    let refuse = || {
-        no_addresses(spec, size).unwrap_or_else(|| {
-            let most = human_size(most);
-            Failure::request(format!(
-                "{spec}: is larger than this machine's memory allows; use at most {most}"
-            ))
-        })
+    let too_large = || {
+        let most = human_size(most);
+        Failure::request(format!("{spec}: is larger than this machine's memory allows; use at most {most}"))
     };
-    let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(refuse)?;
+    let refuse = || no_addresses(spec).unwrap_or_else(too_large);
+    let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(too_large)?;
     let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(MIN_ROOM).min(most) } else { size };
     // A limit of address space may leave less than that.
     let pages = usize::try_from(room).ok().and_then(|room| map_pages(room).ok());
@@ -249,10 +246,10 @@ fn populate_mem(spec: &Spec, pages: &Arc<Pages>, len: usize, populate: Populate)
     populate::populate_in_background(pages, done, wanted, privileges::drop_all_capabilities);
 }
 
-/// The error for a RAM volume of `size` bytes that exceeds the limit of address space; `None` if it
-/// fits.
-fn no_addresses(spec: &Spec, size: u64) -> Option<Failure> {
-    let left = address_space_left().filter(|left| *left < size)?;
+/// The error for a RAM volume that cannot be mapped within the limit of address space; `None` if
+/// there is no limit.
+fn no_addresses(spec: &Spec) -> Option<Failure> {
+    let left = address_space_left()?;
     Some(Failure::request(format!(
         "{spec}: the limit of address space (RLIMIT_AS, `ulimit -v`) leaves {}; raise the limit or use a smaller volume",
         human_size(left)

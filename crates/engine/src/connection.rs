@@ -147,8 +147,9 @@ impl<H: Host> Connection<H> {
     }
 
     /// Feeds the session what is buffered, receiving once. A stream that mostly carries placed
-    /// payload receives again while the socket is not empty, up to [`CHUNK`] bytes: each place ends
-    /// a receive, and a turn that sends one reply for each would cost its peer a turn, too.
+    /// payload receives again while the socket is not empty, up to a whole receive buffer: each
+    /// place ends a receive, and a turn that sends one reply for each would cost its peer a turn,
+    /// too.
     ///
     /// # Errors
     /// If the socket failed or the peer broke the protocol. The outbox should still be sent then:

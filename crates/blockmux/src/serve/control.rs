@@ -94,7 +94,7 @@ impl ConnectionLimits {
     }
 
     /// What a new listener of a protocol asks for a share of each connection. Its counters are
-    /// among those of monitoring until [`ConnectionLimits::forget`].
+    /// among those of monitoring until [`ConnectionLimits::remove_listener`].
     pub(super) fn limit_of(&self, protocol: &Protocol, address: &str) -> ConnectionLimit {
         let limit = self.limit_of_protocol(protocol).for_listener(address);
         self.listeners().push((protocol.name, limit.listener().clone()));

@@ -183,7 +183,7 @@ fn an_endless_config_file_is_refused() {
     let long = directory.path().join("long");
     std::fs::File::create(&long).unwrap().set_len(1 << 40).unwrap();
     for (path, reason) in [
-        (long.to_str().unwrap(), "are longer than 4 MiB"),
+        (long.to_str().unwrap(), "all files together are longer than 4 MiB"),
         ("/dev/zero", "is not a regular file; give a regular file"),
     ] {
         let output = blockmux(["serve", "--config", path]);
