@@ -320,7 +320,7 @@ fn readable_key_files_and_revocation_lists_are_refused() {
     assert!(start(&["--nbd-tls-certificates", &directory]).contains("server-key.pem: others can read"));
     credentials.certify("server", "storage", Flaw::None);
     fs::set_permissions(credentials.path("ca-cert.pem"), fs::Permissions::from_mode(0o666)).unwrap();
-    assert!(start(&["--nbd-tls-certificates", &directory]).contains("ca-cert.pem: others may write it"));
+    assert!(start(&["--nbd-tls-certificates", &directory]).contains("ca-cert.pem: others can write to it"));
     fs::set_permissions(credentials.path("ca-cert.pem"), fs::Permissions::from_mode(0o644)).unwrap();
     fs::write(credentials.path("ca-crl.pem"), "").unwrap();
     assert!(
