@@ -171,13 +171,13 @@ fn requests_of_an_nbd_client_are_answered_by_the_process_that_took_them_or_the_n
     place.daemon.wait_for_line(" write ");
     let next = command(place.files.path(), &place.args).spawn().unwrap();
     place.daemon.wait_for_line("another process takes over");
-    // Half of a request is in the first process, or in the socket, when the second one gets both.
+    // The first process either takes this request, and then answers it, or leaves it to the second.
     client.request(WRITE, 0, 8192, 4096);
+    client.send(&[3; 2048]);
     client.send(&[3; 2048]);
     let mut before = std::mem::replace(&mut place.daemon, Daemon::of_child(next));
     assert_eq!(before.wait().code(), Some(0));
     assert_eq!(client.reply(), 0);
-    client.send(&[3; 2048]);
     assert_eq!(client.reply(), 0);
     let content = client.read(0, 16384);
     assert!(
