@@ -190,9 +190,8 @@ fn a_redirection_loop_is_refused_and_names_both_targets() {
     let (_, address) = redirector(LoginStatus::TARGET_MOVED_TEMPORARILY, move || place.clone());
     first.set(address.clone()).unwrap();
     let error = connect(endpoint_at(&address), OverTcp).err().unwrap().to_string();
-    let expected = format!(
-        "target at {second} redirects to {address},1, which was already visited: a redirection loop"
-    );
+    let expected =
+        format!("target at {second} redirects to {address},1, which was already visited: a redirection loop");
     assert!(error.ends_with(&expected), "{error}");
 }
 

@@ -233,7 +233,9 @@ fn volumes_with_disk_names_are_in_any_shelf() {
     let refused = cable.blockmux(&["serve", "mem:1m?block_size=4096", "--aoe", "cable"]);
     let said = text(&refused.stderr);
     assert!(
-        said.contains("has blocks of 4096 bytes, but ATA over Ethernet supports at most 512; leave `aoe` out"),
+        said.contains(
+            "has blocks of 4096 bytes, but ATA over Ethernet supports at most 512; leave `aoe` out"
+        ),
         "{said}"
     );
     // One that AoE does not serve may have them.
