@@ -48,13 +48,13 @@ measured() {
   shift 2
   fio --name=io --filename="$device" --direct=1 --ioengine=libaio --iodepth=4 --rw=randwrite --bs=4k --size=16m \
     --rate=,400k --clocksource=clock_gettime --verify=crc32c --verify_fatal=1 --output-format=terse --terse-version=3 \
-    --output="$name.fio" --eta=never &
+    --output=measured.fio --eta=never &
   io=$!
   sees_writes "$device"
   "$@"
   sees_writes "$device"
   wait $io
-  echo "longest write of $name: $(cut -d ';' -f 56 "$name.fio") us"
+  echo "longest write of $name: $(cut -d ';' -f 56 measured.fio) us"
 }
 nothing() { :; }
 
@@ -74,6 +74,8 @@ sg_persist --out --reserve --param-rk=1 --prout-type=3 "$disk"
 sg_persist --in --read-reservation "$disk" >before
 take_over
 within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
+# The first command of the new session gets its unit attention.
+sg_persist --in --read-reservation "$disk" || true
 sg_persist --in --read-reservation "$disk" >after
 cmp before after
 sg_persist --out --clear --param-rk=1 "$disk"
