@@ -227,7 +227,7 @@ pub(crate) struct VolumeStatus {
     /// Networks from which clients may use it, if not all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow: Vec<String>,
-    /// Connections that have used it and are there.
+    /// Open connections that use the volume.
     pub(crate) users: u64,
     /// Lost connections whose I/O on the volume has not ended.
     pub(crate) gone: usize,

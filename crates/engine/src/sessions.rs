@@ -92,9 +92,9 @@ impl Sessions {
         Sessions { all: self.all.clone(), listener: listener.into() }
     }
 
-    /// Asks the sessions that are meant to end as they do when the process stops: I/O in flight
-    /// completes, new requests are refused, then the connection closes. Their tasks see it when
-    /// they run next, see [`crate::cores::Cores::wake_all`]. `reason` is for the log.
+    /// Asks the sessions selected by `is_meant` to end as they do when the process stops: I/O in
+    /// flight completes, new requests are refused, then the connection closes. Their tasks see it
+    /// when they run next, see [`crate::cores::Cores::wake_all`]. `reason` is for the log.
     #[must_use]
     pub fn drain(&self, reason: &'static str, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
         let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();

@@ -769,7 +769,8 @@ mod tests {
         assert!(before.is_closed() && !idle.is_closed());
     }
 
-    /// A session that accepts no input; or, if the peer owes it data, answers every byte with one.
+    /// A session that accepts no input; or, if the peer owes it data, answers every byte with one
+    /// byte.
     #[derive(Default)]
     struct BlockedSession {
         outbox: Outbox,

@@ -58,7 +58,7 @@ pub(crate) struct PolicyListener {
     pub(crate) volumes: Option<Vec<String>>,
     /// Networks from which clients may connect.
     pub(crate) networks: AllowedNetworks,
-    /// Somebody said to listen there; else it is a protocol's usual place.
+    /// It is configured; otherwise it is the protocol's default address.
     pub(crate) is_asked: bool,
 }
 
@@ -198,8 +198,7 @@ impl Policy {
         volumes.entry(volume.to_owned()).or_default().networks = networks;
     }
 
-    /// Adds the protocols whose clients must prove who they are before they use the exports that
-    /// volumes are by themselves, as NBD's by TLS.
+    /// Sets the protocols whose default exports require authentication, as NBD with TLS does.
     pub(crate) fn restricting_exports(self, restricting: Vec<&'static str>) -> Policy {
         let before = self.current();
         let volumes = RwLock::new(before.volumes.read().unwrap_or_else(PoisonError::into_inner).clone());
@@ -260,7 +259,6 @@ impl Policy {
         own.any(|listener| shared.leads_to(protocol, &listener.place, volume))
     }
 
-    /// Whether the protocol's URLs of a volume are announced for a listener.
     /// The networks from which clients may use a volume.
     pub(crate) fn networks_of(&self, volume: &str) -> AllowedNetworks {
         self.current().rule_of(volume).networks
@@ -274,7 +272,7 @@ impl Policy {
         listener.is_none_or(|own| own.networks.admits(client))
     }
 
-    /// Whether a way that the protocol tells of may be announced at a listener.
+    /// Whether the protocol's URLs of a volume are announced for a listener.
     pub(crate) fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
         self.current().leads_to(protocol, place, volume)
     }
@@ -486,7 +484,7 @@ impl Shared {
         }
     }
 
-    /// Whether it is exported where nobody names it.
+    /// Whether a volume with this rule is exported at a listener without a list of volumes.
     fn is_default(&self, protocol: &str, rule: &VolumeRule) -> bool {
         match &rule.words {
             Some(words) => words.iter().any(|word| word == protocol),
@@ -615,8 +613,9 @@ impl Shared {
             })
     }
 
-    /// The rule at the start. Somebody who says to listen wants every volume served there that has
-    /// no list: that is a way, too, although it is not taken once something is restricted.
+    /// Checks the rule for a volume at the start. A configured listener without a list is meant to
+    /// export every volume without `protocols`, so such a default export is checked even if a
+    /// restriction elsewhere prevents it.
     fn check_volume(&self, volume: &str, rule: &VolumeRule) -> Result<(), String> {
         let (Shared { targets, listeners, .. }, words) = (self, rule.words.as_deref());
         let mut accesses = Vec::new();
@@ -646,7 +645,7 @@ fn checks_networks(protocol: &str) -> bool {
     by_name(protocol).is_none_or(|protocol| protocol.carrier == Carrier::Stream)
 }
 
-/// Whether there are listeners, and each of them names the volume.
+/// Whether `listeners` is not empty and each of them names the volume.
 fn all_name<'a>(listeners: impl Iterator<Item = &'a PolicyListener>, volume: &str) -> bool {
     let mut listeners = listeners.peekable();
     listeners.peek().is_some() && listeners.all(|listener| listener.names(volume))

@@ -93,8 +93,8 @@ impl ConnectionLimits {
         (seconds > 0).then(|| Duration::from_secs(seconds))
     }
 
-    /// What a new listener of a protocol asks for a share of each connection. Its counters are
-    /// among those of monitoring until [`ConnectionLimits::remove_listener`].
+    /// Creates the limit that a new listener of a protocol acquires its permits from. Metrics
+    /// include its counters until [`ConnectionLimits::remove_listener`].
     pub(super) fn limit_of(&self, protocol: &Protocol, address: &str) -> ConnectionLimit {
         let limit = self.limit_of_protocol(protocol).for_listener(address);
         self.listeners().push((protocol.name, limit.listener().clone()));

@@ -9,7 +9,7 @@ use super::setup::Setup;
 use crate::failure::Failure;
 use blockmux_engine::reactor::Inbox;
 use blockmux_engine::sessions::SessionInfo;
-use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
+use blockmux_proto::nvme::subsystem::is_discovery_nqn;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -89,8 +89,7 @@ impl Client {
     /// Whether its sessions may be ended: discovery controllers are connected to be notified, and
     /// AoE has no connections.
     fn is_watched(&self) -> bool {
-        let is_discovery = self.target == DISCOVERY_NQN || self.target.starts_with(OWN_DISCOVERY);
-        self.protocol != "aoe" && !is_discovery
+        self.protocol != "aoe" && !is_discovery_nqn(&self.target)
     }
 }
 
@@ -137,8 +136,6 @@ impl Clients {
 
 /// Why such a session ends, for the log.
 const IDLE: &str = "it was idle for `idle_timeout`";
-/// How the name of this daemon's own discovery subsystem begins.
-const OWN_DISCOVERY: &str = "nqn.2026-11.blockmux:discovery.";
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long sessions have to end.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -150,6 +147,7 @@ mod tests {
     use super::*;
     use blockmux_proto::event::Login;
     use blockmux_proto::volume_state::VolumeTraffic;
+    use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
     use std::time::SystemTime;
 
     fn session(protocol: &'static str, initiator: &str, target: &str, peer: &str, reads: u64) -> SessionInfo {

@@ -61,13 +61,13 @@ pub(super) struct Setup {
     pub(super) login_timeout: Option<Duration>,
     /// Time after which a client without requests is disconnected.
     pub(super) idle_timeout: Option<Duration>,
-    /// Of every TCP connection; `None`: the system's.
+    /// Congestion control of TCP connections; `None` for the system's default.
     pub(super) congestion: Option<Congestion>,
     /// State directory, configured or the default; `None` if there is no default.
     pub(super) state: Option<PathBuf>,
     /// Unix socket of the control API.
     pub(super) control: Option<ControlPath>,
-    /// Where they are taken over TCP, and the file of the token that this takes.
+    /// TCP address of the control API with its networks, and the file of its token.
     pub(super) api: Option<ApiListener>,
     pub(super) api_token_file: Option<PathBuf>,
     /// The config file and those that it includes.
@@ -334,7 +334,7 @@ fn seconds(
     }
 }
 
-/// Gives names to those without and sees to it that none comes twice.
+/// Names the unnamed volumes, and checks that names and UUIDs are unique.
 fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
     if entries.is_empty() {
         return Err(Failure::request("no volume to serve; give one, such as mem:1g or file:disk.img"));

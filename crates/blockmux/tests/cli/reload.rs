@@ -49,14 +49,14 @@ impl Configured {
         blockmux([&["ctl", &control], args].concat())
     }
 
-    /// What it says when it succeeds.
+    /// Output of a command that succeeds.
     pub(crate) fn said(&self, args: &[&str]) -> String {
         let output = self.ctl(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
 
-    /// Writes another config and loads it.
+    /// Writes a new config and reloads it.
     pub(crate) fn reload(&self, config: &str) -> String {
         self.write(config);
         self.said(&["reload"])

@@ -539,11 +539,21 @@ pub fn well_known_discovery_nqn() -> Nqn {
     Nqn::new(DISCOVERY_NQN).expect("the specification's own name is one")
 }
 
+/// Whether a subsystem of this daemon's with that NQN is a discovery subsystem, by its well-known
+/// or its unique name.
+#[must_use]
+pub fn is_discovery_nqn(nqn: &str) -> bool {
+    nqn == DISCOVERY_NQN || nqn.starts_with(UNIQUE_DISCOVERY)
+}
+
+/// How the unique NQN of a discovery subsystem begins.
+const UNIQUE_DISCOVERY: &str = "nqn.2026-11.blockmux:discovery.";
+
 /// The unique NQN of a machine's discovery subsystem.
 #[must_use]
 pub fn unique_discovery_nqn(machine: &str) -> Nqn {
     let id = HEXLOWER.encode(&unique(&format!("discovery\n{machine}")));
-    Nqn::new(&format!("nqn.2026-11.blockmux:discovery.{id}")).expect("this is a name")
+    Nqn::new(&format!("{UNIQUE_DISCOVERY}{id}")).expect("this is a name")
 }
 
 /// The default model number.

@@ -37,7 +37,7 @@ pub(super) struct WantedTarget {
     access: Vec<WantedAccess>,
     /// Networks from which initiators may log in.
     networks: AllowedNetworks,
-    /// How well each portal group leads to its units; active/optimized where none is named.
+    /// Configured access states of portal groups; others are active/optimized.
     states: Vec<(u16, AccessState)>,
 }
 

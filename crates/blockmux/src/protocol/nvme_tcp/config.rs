@@ -288,7 +288,7 @@ impl ConfiguredSubsystem {
         ConfiguredSubsystem { networks, ..self }
     }
 
-    /// Moves the subsystem behind these listeners alone.
+    /// Makes the subsystem reachable through these listeners only.
     pub(super) fn at(self, listeners: Vec<SocketAddr>) -> ConfiguredSubsystem {
         ConfiguredSubsystem { listeners, ..self }
     }

@@ -100,7 +100,7 @@ impl ConfiguredSrpTarget {
         Ok(ConfiguredSrpTarget { id, luns, acl, access_state, networks: entry.networks })
     }
 
-    /// The target port as it is wanted, with its units, which `unit` finds by the names of volumes.
+    /// The target port with its units; `unit` looks a unit up by the name of its volume.
     pub(super) fn wanted(
         &self,
         unit: impl Fn(&str) -> Option<VolumeUnit>,

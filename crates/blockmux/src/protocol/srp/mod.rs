@@ -154,7 +154,7 @@ impl Frontend for Srp {
     }
 }
 
-/// The target port that a volume is where none are configured.
+/// A volume's own target port, if no targets are configured.
 fn own_target(named: &VolumeNames, unit: super::units::VolumeUnit, policy: &Policy) -> WantedSrpTarget {
     let luns = BTreeMap::from([(0, unit)]);
     WantedSrpTarget {

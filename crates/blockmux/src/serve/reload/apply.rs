@@ -290,7 +290,7 @@ impl Reloader {
         reconfigure(&live_protocols);
         self.connection_limits.set_max(setup.max_connections);
         self.connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
-        // Last, so that who connects finds everything.
+        // New listeners come last, so that their clients find all volumes.
         let mut kept = kept.into_iter().map(|own| (own.listener.place.to_string(), own)).collect::<Vec<_>>();
         for place in places {
             match place {

@@ -226,7 +226,7 @@ impl Reloader {
         if state.is_unsaved {
             return Err(
                 "the daemon has changes by 'ctl' that its config file does not have; write them there with \
-                        'ctl save', or drop them with 'ctl reload'"
+                 'ctl save', or drop them with 'ctl reload'"
                     .to_owned(),
             );
         }

@@ -243,8 +243,8 @@ fn join_place(place: &[&str]) -> String {
 /// The key of the networks from which clients may connect.
 const NETWORKS: &str = "allow";
 
-/// What is to be done with each volume. `is_resize` says whether the data of a volume is the same
-/// and has another size alone.
+/// The step of each changed volume. `is_resize` tells whether only the size of a volume's spec has
+/// changed.
 pub(in crate::serve) fn volume_steps(
     changes: &[Change],
     is_resize: impl Fn(&str) -> bool,
