@@ -27,10 +27,10 @@ impl Window {
         if start.checked_add(size).is_none_or(|end| end > whole.size) {
             return Err(IoError::OutOfRange);
         }
-        // Aligned requests are aligned in `inner` only if the start is a multiple of the physical
-        // block.
-        let (logical, physical) = (whole.logical_block.into(), whole.physical_block.into());
-        if !start.is_multiple_of(physical) || !size.is_multiple_of(logical) {
+        // Aligned requests are aligned in `inner` only if the start is a multiple of the preferred
+        // block, which is a multiple of the physical block.
+        let (logical, preferred) = (whole.logical_block.into(), whole.preferred_block.into());
+        if !start.is_multiple_of(preferred) || !size.is_multiple_of(logical) {
             return Err(IoError::Misaligned);
         }
         Ok(Window { inner, start, info: VolumeInfo { size, ..whole } })
