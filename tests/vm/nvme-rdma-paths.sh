@@ -14,8 +14,12 @@ serve_disk() {
     [[nvme_subsystem]]
     nqn = '$NQN'
     namespaces = { 1 = 'disk' }
+    [[nvme_subsystem.ana_group]]
+    ANAGRPID = 1
+    namespaces = [1]
+    states = {}
 END"
-  serve "--config blockmux.toml --nvme-tcp $HOST:3260 --nvme-tcp $HOST:3261"
+  serve "--config blockmux.toml --control unix:control --nvme-tcp $HOST:3260 --nvme-tcp $HOST:3261"
 }
 # add_path TRANSPORT ADDRESS
 add_path() {
@@ -27,6 +31,12 @@ state_of() { cat "$(dirname "$(grep -l "traddr=$1," /sys/class/nvme/nvme*/addres
 has_state() { [ "$(state_of "$1")" = "$2" ]; }
 # has_paths COUNT: succeeds if the namespace has COUNT live paths.
 has_paths() { [ "$(ls -d /sys/class/nvme/nvme*/nvme*c*n* | wc -l)" = "$1" ]; }
+ctl() { host run "blockmux ctl unix:control $*"; }
+# has_ana_state ADDRESS STATE: succeeds if the kernel has this ANA state for the path to namespace 1 by this address.
+has_ana_state() {
+  path=$(dirname "$(grep -l "traddr=$1," /sys/class/nvme/nvme*/address)")
+  grep -x "$2" "$path"/nvme*c*n1/ana_state
+}
 serve_disk
 
 check two_paths_over_rdma_lead_to_one_namespace
@@ -37,6 +47,34 @@ disk=/dev/$(ls /sys/block | grep -x 'nvme[0-9]*n1')
 test -b "$disk"
 verified_io "$disk" --size=4m
 kernel_is_content
+
+check io_follows_ana_states_that_change_under_it
+within 30 has_ana_state $target optimized
+begin_io "$disk"
+sees_writes "$disk"
+ctl ana $NQN 1 inaccessible --at "$HOST:3260"
+within 30 has_ana_state $target inaccessible
+sees_writes "$disk"
+ctl ana $NQN 1 optimized --at "$HOST:3260"
+within 30 has_ana_state $target optimized
+ctl ana $NQN 1 inaccessible --at "$HOST:3261"
+within 30 has_ana_state $other_target inaccessible
+sees_writes "$disk"
+ctl ana $NQN 1 optimized --at "$HOST:3261"
+within 30 has_ana_state $other_target optimized
+end_io
+
+check a_namespace_that_is_attached_is_seen_and_used_until_it_is_detached
+ctl add two=mem:32m
+ctl attach two $NQN 2
+within 30 test -b "${disk%1}2"
+verified_io "${disk%1}2" --size=4m
+ctl detach $NQN 2
+is_gone() { ! test -b "${disk%1}2"; }
+within 30 is_gone
+ctl remove two
+verified_io "$disk" --size=4m
+kernel_is_content 'nvme.*: rescanning|nvme'
 
 check io_goes_on_by_the_other_path_when_one_is_lost
 begin_io "$disk"

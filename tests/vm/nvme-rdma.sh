@@ -132,6 +132,18 @@ fails can_write "$disk"
 nvme resv-release "$other" --crkey=0x22 --rtype=1 --rrela=0
 can_write "$disk"
 nvme resv-register "$other" --crkey=0x22 --rrega=1
+kernel_is_content 'reservation conflict|sc 0x83|[Mm]ultipath|MULTIPATH'
+
+check commands_of_a_preempted_host_are_aborted
+nvme resv-register "$disk" --nrkey=0x11 --rrega=0
+nvme resv-register "$other" --nrkey=0x22 --rrega=0
+nvme resv-acquire "$disk" --crkey=0x11 --rtype=1 --racqa=0
+(while can_write "$disk"; do :; done) &
+preempted=$!
+nvme resv-acquire "$other" --crkey=0x22 --prkey=0x11 --rtype=1 --racqa=2
+wait $preempted
+can_write "$other"
+nvme resv-register "$other" --crkey=0x22 --rrega=1
 disconnect $second
 kernel_is_content 'reservation conflict|sc 0x83|[Mm]ultipath|MULTIPATH'
 

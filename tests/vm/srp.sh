@@ -44,9 +44,6 @@ file_system ext4 "$disk"
 check fio_finds_what_it_wrote
 verified_io "$disk"
 
-check a_long_request_has_a_table_of_its_ranges
-fio --name=long --filename="$disk" --rw=write --bs=4m --size=64m --direct=1 --verify=crc32c --ioengine=libaio --iodepth=4 --output-format=terse >/dev/null
-
 check a_unit_is_reset_under_io
 # Commands that a reset has aborted get no response; the kernel aborts them after their timeout.
 echo 5 >"/sys/block/${disk#/dev/}/device/timeout"
@@ -71,9 +68,27 @@ fails dd if=/dev/zero of="$other" bs=4096 count=1 oflag=direct
 dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 sg_persist --out --preempt --param-rk=2 --param-sark=1 --prout-type=1 "$other"
 fails dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
+kernel_is_content 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
+
+check commands_of_a_preempted_initiator_are_aborted
 sg_persist --out --clear --param-rk=2 "$other"
+sg_persist --out --register --param-sark=1 "$disk"
+sg_persist --out --register --param-sark=2 "$other"
+sg_persist --out --reserve --param-rk=1 --prout-type=1 "$disk"
+(while dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct; do :; done) &
+preempted=$!
+sg_persist --out --preempt-abort --param-rk=2 --param-sark=1 --prout-type=1 "$other"
+wait $preempted
+dd if=/dev/zero of="$other" bs=4096 count=1 oflag=direct
+sg_persist --out --clear --param-rk=2 "$other"
+dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 log_out "$second"
 kernel_is_content 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
+
+check a_target_port_reports_its_alua_state
+sg_rtpg --decode "$disk" >groups
+cat groups
+grep -i 'active/optimized' groups
 
 check io_goes_on_after_the_target_was_killed_and_started_again
 port=/sys/class/srp_remote_ports/port-$first:1
@@ -88,6 +103,33 @@ within 60 grep running "$port/state"
 sees_writes "$disk"
 end_io
 kernel_is_content .     # Linux logs every lost connection
+
+check long_requests_have_a_table_of_their_ranges
+log_out "$first"
+long=,max_sect=8192,sg_tablesize=1024,allow_ext_sg=1
+# One registration covers 2 MiB, so a request of 4 MiB has two ranges.
+log_in 2222222222222222 $target $long
+first=$(hosts | head -1)
+disk=$(disk_of "$first")
+long_io() {
+  echo 4096 >"/sys/block/${1#/dev/}/queue/max_sectors_kb"
+  verified_io "$1" --bsrange=4m-4m --size=32m --iodepth=2
+}
+long_io "$disk"
+log_out "$first"
+kernel_is_content 'ib_srp|scsi host|sd .*: '
+
+check a_table_that_is_longer_than_the_command_is_read_from_the_initiator
+# Without registrations every page is a range; a command holds one descriptor of the table.
+rmmod ib_srp
+modprobe ib_srp never_register=Y
+kernel_is_content 'unsafe|UNSAFE|siw: '
+log_in 2222222222222222 $target $long,cmd_sg_entries=1
+first=$(hosts | head -1)
+disk=$(disk_of "$first")
+verified_io "$disk"
+long_io "$disk"
+kernel_is_content 'ib_srp|scsi host|sd .*: '
 
 log_out "$first"
 host stop target

@@ -4,8 +4,9 @@
 modprobe -a ib_srpt target_core_file
 mount -t configfs none /sys/kernel/config
 lio=/sys/kernel/config/target
-# LIO warns about missing modules and the missing GET LBA STATUS; siw and ib_srpt log connects and disconnects.
-unimportant='db_root: cannot open|Unable to load target_core_|Unsupported SA: 0x12|siw: |ib_srpt|rejected SRP_LOGIN_REQ'
+# LIO warns about missing modules, the missing GET LBA STATUS, and WRITE SAME beyond a limit that its Block Limits page
+# leaves out; siw and ib_srpt log connects and disconnects.
+unimportant='RDMA CMA: cma_listen_on_dev|callbacks suppressed|WRITE_SAME sectors|db_root: cannot open|Unable to load target_core_|Unsupported SA: 0x12|siw: |ib_srpt|rejected SRP_LOGIN_REQ'
 
 # A disk of 32 MiB in memory.
 truncate -s 32M disk
@@ -15,17 +16,15 @@ echo lio0 >$lio/core/fileio_0/disk/wwn/vpd_unit_serial
 echo 1 >$lio/core/fileio_0/disk/enable
 mkdir $lio/srpt
 echo 3260 >$lio/srpt/discovery_auth/rdma_cm_port
-# ib_srpt names a port by its GID. The target port identifier of a login is the GUID of the first device, twice.
-gid=0x$(tr -d : </sys/class/infiniband/siw0/ports/1/gids/0)
+# ib_srpt names a port by the last half of its GID, and then identifies initiators by addresses, of which it takes its own.
+# The target port identifier of a login is the GUID of the first device, twice.
+gid=$(cut -d : -f 5-8 /sys/class/infiniband/siw0/ports/1/gids/0)
 guid=$(sed 's/^0x//' /sys/module/ib_srpt/parameters/srpt_service_guid)
 tpg=$lio/srpt/$gid/$gid
 mkdir -p "$tpg/lun/lun_0"
 ln -s $lio/core/fileio_0/disk "$tpg/lun/lun_0/disk"
-# ib_srpt identifies initiators by their addresses; our initiator has the gateway's.
-for address in 10.88.0.2 10.88.0.15; do
-  mkdir "$tpg/acls/$address" "$tpg/acls/$address/lun_0"
-  ln -s "$tpg/lun/lun_0" "$tpg/acls/$address/lun_0/lun"
-done
+mkdir "$tpg/acls/10.88.0.15" "$tpg/acls/10.88.0.15/lun_0"
+ln -s "$tpg/lun/lun_0" "$tpg/acls/10.88.0.15/lun_0/lun"
 echo 1 >"$tpg/enable"
 place="srp://$GUEST:3261"
 url="$place/$guid$guid/0?rdma=iwarp"
@@ -55,15 +54,17 @@ check a_unit_is_reset
 host run "blockmux reset '$url'"
 kernel_is_content 'reset|LUN_RESET|TARGET_CORE'
 
-check a_copy_goes_on_after_the_target_port_was_disabled
+check a_copy_goes_on_after_the_target_was_away
 : >disk
 truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
 host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$url'"
 within 60 has_data
-echo 0 >"$tpg/enable"
+# Disabling the port under I/O never ends in Linux 6.12 over siw, so its listener goes and its connections are closed.
+echo 0 >$lio/srpt/discovery_auth/rdma_cm_port
+ss -K sport = :3260
 fails host run "blockmux info '$url&reconnect=0s'"
-echo 1 >"$tpg/enable"
+echo 3260 >$lio/srpt/discovery_auth/rdma_cm_port
 host wait copy
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
-kernel_is_content .     # Linux logs the disabling of a target port
+kernel_is_content .     # Linux logs every lost connection

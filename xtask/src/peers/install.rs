@@ -140,17 +140,19 @@ fn install_packages(packages: &[&str]) -> Result<()> {
     if apt_get(&[&["install"], packages].concat()).is_ok() {
         return Ok(());
     }
-    let mut refused = Vec::new();
+    let (mut refused, mut reason) = (Vec::new(), String::new());
     for package in packages {
-        if apt_get(&["install", package]).is_err() {
+        if let Err(error) = apt_get(&["install", package]) {
             refused.push(*package);
+            // apt-get's last line says why it gave up.
+            reason = error.to_string().lines().last().unwrap_or_default().to_owned();
         }
     }
     if refused.is_empty() {
         return Ok(());
     }
     updated.context("apt-get update")?;
-    anyhow::bail!("apt-get install failed for {}", refused.join(" "))
+    anyhow::bail!("apt-get install failed for {}: {reason}", refused.join(" "))
 }
 
 fn apt_get(arguments: &[&str]) -> Result<()> {
@@ -164,7 +166,7 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
                 "-o",
                 "Acquire::http::Timeout=30",
                 "-o",
-                "DPkg::Lock::Timeout=60",
+                "DPkg::Lock::Timeout=300",
             ])
             .args(arguments),
     )?;

@@ -86,9 +86,11 @@ impl Guest<'_> {
         // On a busy machine Linux measures a wrong TSC frequency and reports soft lockups.
         // Parameters unknown to the kernel are passed to the environment of its first process.
         let environment = addresses.environment().map(|(name, value)| format!("{name}={value}")).join(" ");
+        // ib_srpt listens at IPv6's wildcard address if there is one; over siw that refuses IPv4.
+        let ipv6 = if script.starts_with("srpt") { "ipv6.disable=1 " } else { "" };
         command.arg("-append").arg(format!(
             "console=ttyS0 quiet panic=-1 mitigations=off tsc=unstable clocksource=hpet no_timer_check \
-             rcupdate.rcu_cpu_stall_suppress=1 nowatchdog random.trust_cpu=on audit=0 apparmor=0 GATEWAY={} \
+             rcupdate.rcu_cpu_stall_suppress=1 nowatchdog random.trust_cpu=on audit=0 apparmor=0 {ipv6}GATEWAY={} \
              SCRIPT={script} {environment}",
             addresses.gateway()
         ));

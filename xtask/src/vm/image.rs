@@ -30,6 +30,7 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "fio",
     "sg_reset",
     "sg_persist",
+    "sg_rtpg",
     "sg_inq",
     "multipathd",
     "ss",
