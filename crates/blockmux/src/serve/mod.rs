@@ -104,8 +104,8 @@ pub(crate) struct ServeArgs {
     /// Accept commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
-    /// Take over from the daemon that has this control socket, without an outage; serve if there is
-    /// none
+    /// Take over from the daemon with this control socket, without an outage; start normally if
+    /// there is none
     #[arg(long, value_name = "unix:PATH", conflicts_with = "run")]
     takeover: Option<ControlPath>,
     /// Run as this user once everything is open
@@ -114,7 +114,7 @@ pub(crate) struct ServeArgs {
     /// Serve the HTTP API over TCP; needs --api-token-file
     #[arg(long, value_name = "ADDR")]
     api: Option<ApiListener>,
-    /// File with the token of --api's clients
+    /// File with the token that API clients must send
     #[arg(long, value_name = "FILE")]
     api_token_file: Option<PathBuf>,
     /// Do not drop root's capabilities once everything is open
@@ -136,7 +136,7 @@ impl ServeArgs {
         }
     }
 
-    /// Whether it serves until it is stopped, rather than for the command of `--run`.
+    /// Whether the daemon serves until it is stopped. With `--run` it serves until the command ends.
     pub(crate) fn is_daemon(&self) -> bool {
         self.run.is_none()
     }
@@ -165,7 +165,7 @@ impl ServeArgs {
         }
     }
 
-    /// A copy of this command line whose frontends have read no config file.
+    /// A copy of this command line; its frontends have not read the config file.
     fn duplicate(&self) -> ServeArgs {
         ServeArgs {
             volumes: self.volumes.clone(),
@@ -362,8 +362,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     }
 }
 
-/// Waits until nothing is in flight on any volume, while the cores run: no write of this process
-/// may come after one of another.
+/// Waits until no I/O is in flight on any volume. The cores must run meanwhile. Otherwise a late
+/// write of this process could overwrite one of the new process.
 fn settle(exports: &Exports) -> Result<(), Failure> {
     let all = exports.iter().filter_map(|(id, export)| Some((export, exports.volume_state(id)?.settling())));
     let mut left: Vec<_> = all.collect();
@@ -375,8 +375,8 @@ fn settle(exports: &Exports) -> Result<(), Failure> {
             Some((export, _)) if Instant::now() >= end => {
                 let (name, seconds) = (&export.name, SETTLE.as_secs());
                 return Err(Failure::run(format!(
-                    "{name}: I/O is still in flight after {seconds} s, and nothing is served; see why the volume hangs, \
-                     then start it again"
+                    "{name}: I/O is still in flight after {seconds} s, and nothing is served; find out why the volume \
+                     hangs, then start the daemon again"
                 )));
             }
             Some(_) => thread::park_timeout(Duration::from_millis(1)),
@@ -414,7 +414,7 @@ fn pool_limit_bytes(cores: usize, memory_bytes: u64) -> usize {
     (share / cores).clamp(min, CoresConfig::default().pool_limit_bytes)
 }
 
-/// Handles events until one ends the daemon; returns the exit status.
+/// Handles events until one ends the daemon; returns how it ends.
 fn wait(
     events: &Receiver<DaemonEvent>,
     running: Option<&RunningCommand>,
@@ -436,7 +436,7 @@ fn wait(
                     running.terminate();
                 }
                 return Err(Failure::run(
-                    "a core ended unexpectedly, and its connections with it; start again with -v",
+                    "a core and its connections ended unexpectedly; start the daemon again with -v",
                 ));
             }
         }
@@ -457,7 +457,7 @@ const SESSION_ADDRESS_SPACE: usize = 32 << 20;
 /// client that has stopped reading, for example because its network failed, must not keep the
 /// daemon from stopping; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long I/O of a volume may take that was in flight when its clients were gone.
+/// Time for I/O that is still in flight after [`GRACE`], when another process takes over.
 const SETTLE: Duration = Duration::from_secs(60);
 
 const EXAMPLES: &str = "\
@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(pool_limit_bytes(2, 4 * gib), 512 * mib);
         assert_eq!(pool_limit_bytes(2, 64 * gib), 1024 * mib);
         assert_eq!(pool_limit_bytes(256, 128 * gib), 128 * mib);
-        assert_eq!(pool_limit_bytes(2, 256 * mib as u64), 64 * mib, "half of what a container has");
+        assert_eq!(pool_limit_bytes(2, 256 * mib as u64), 64 * mib, "half of the memory of a container");
         assert_eq!(pool_limit_bytes(8, 128 * mib as u64), 16 * mib);
     }
 }

@@ -260,7 +260,10 @@ fn the_api_is_served_over_tcp_only_with_a_private_token() {
         text(&output.stderr)
     };
     let said = serve(&["--api", "127.0.0.1:0"]);
-    assert!(said.contains("without a token anybody who can connect could control this daemon"), "{said}");
+    assert!(
+        said.contains("without a token, every client that can connect could control this daemon"),
+        "{said}"
+    );
     assert!(said.contains("openssl rand -hex 32"), "{said}");
     let said = serve(&["--api", "127.0.0.1:0", "--api-token-file", token]);
     assert!(said.contains("others can read or write it; run chmod 600 on it"), "{said}");
