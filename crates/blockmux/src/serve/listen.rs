@@ -145,7 +145,7 @@ fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> F
             "the port is in use, but no program listens there; use another port, or try again in a minute"
         }
         (io::ErrorKind::AddrInUse, Address::Unix(path)) if !is_socket(path) => {
-            "a file that is no socket has this path; name another path"
+            "a file that is not a socket has this path; name another path"
         }
         (io::ErrorKind::AddrInUse, Address::Tcp(_)) => {
             let option = protocol.name;

@@ -219,7 +219,7 @@ fn the_networks_of_a_volume_hold_for_the_targets_that_have_it() {
     let refused = served.ctl(&["attach", "a", "nqn.2026-11.blockmux:b"]);
     let said = text(&refused.stderr);
     assert!(
-        said.contains("volume `a`: its `allow` list is not that of target `nqn.2026-11.blockmux:b`"),
+        said.contains("volume `a`: its `allow` list differs from that of target `nqn.2026-11.blockmux:b`"),
         "{said}"
     );
     served.reload(&config("'127.0.0.1'"));

@@ -213,7 +213,7 @@ impl Reloader {
         };
         self.cores
             .ask(nth, begin)
-            .ok_or_else(|| Failure::run("a core ended unexpectedly; start again with -v"))?;
+            .ok_or_else(|| Failure::run("a core ended unexpectedly; start the daemon again with -v"))?;
         Ok(RunningListener { asked, listener, end, accepting })
     }
 
