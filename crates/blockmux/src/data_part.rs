@@ -1,5 +1,5 @@
-//! The parts of files, block devices and remote volumes that a volume consists of. Two slices of one file are
-//! different data unless they overlap.
+//! The parts of files, block devices and remote volumes that a volume consists of. Two slices of
+//! one file are different data unless they overlap.
 
 use crate::data_key::DataKey;
 use blockmux_volume::spec::SliceSpec;

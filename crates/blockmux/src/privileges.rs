@@ -26,7 +26,7 @@ use tracing::debug;
 /// If the system does not permit it.
 pub(crate) fn drop_capabilities(needed: CapabilitySet) -> Result<(), Failure> {
     let dropped = keep(needed).map_err(|error| {
-        Failure::run(format!("cannot drop capabilities: {error}; start it with --keep-privileges"))
+        Failure::run(format!("cannot drop capabilities: {error}; start the daemon with --keep-privileges"))
     })?;
     DROPPED.get_or_init(|| dropped);
     Ok(())
@@ -81,7 +81,10 @@ impl ServiceUser {
     /// If the process does not run as root, or the owner of a file cannot be changed.
     pub(crate) fn switch(&self, state: Option<&Path>, control: Option<&Path>) -> Result<(), Failure> {
         let cannot = |what: &str, error: io::Errno| {
-            Failure::request(format!("--user {}: cannot {what}: {error}; start it as root", self.name))
+            Failure::request(format!(
+                "--user {}: cannot {what}: {error}; start the daemon as root",
+                self.name
+            ))
         };
         for path in state.into_iter().chain(control) {
             self.own(path)
@@ -118,8 +121,8 @@ pub(crate) fn drop_all_capabilities() {
     }
 }
 
-/// Whether the process will change its user, which ends all remaining capabilities of these
-/// threads.
+/// Whether the process will change its user. Until then, the threads of [`drop_all_capabilities`]
+/// keep CAP_SETUID and CAP_SETGID.
 static USER_CHANGES: AtomicBool = AtomicBool::new(false);
 
 /// Drops all of this thread's capabilities except `kept`; returns the dropped ones.
@@ -143,4 +146,4 @@ pub(crate) fn hide_memory() {
 static DROPPED: OnceLock<CapabilitySet> = OnceLock::new();
 
 /// The advice for errors that a dropped capability causes.
-pub(crate) const START_WITH_PRIVILEGES: &str = "the daemon dropped the required capability when it started; start it with --keep-privileges, or with this volume";
+pub(crate) const START_WITH_PRIVILEGES: &str = "the daemon dropped the required capability when it started; restart it with --keep-privileges, or with this volume in its config";

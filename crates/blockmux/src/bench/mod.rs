@@ -2,10 +2,10 @@
 //! ceiling.
 //!
 //! ```text
-//!   arguments, job files, suites ──▶ plan: cases × jobs ──▶ every case in turn, again and again ──▶ table, JSON, page
+//!   arguments, job files, suites ──▶ plan: cases × jobs ──▶ runs of all cases, interleaved ──▶ table, JSON, page
 //! ```
 //! A case is one configuration under one job. Runs are interleaved: each case runs once before any
-//! case runs twice, so that a change of the machine's speed affects all of them; and the order is
+//! case runs twice, so that a change of the machine's speed affects all of them. The order is
 //! shuffled, because a case affects the next one.
 
 mod case;
@@ -59,7 +59,7 @@ pub(crate) struct BenchArgs {
     /// Part of the volume to use, as 1g or 50%; size of the default RAM volume
     #[arg(long)]
     size: Option<String>,
-    /// Start of that part [default: 0]
+    /// Start of the used part of the volume [default: 0]
     #[arg(long)]
     offset: Option<String>,
     /// Per cent of reads in a mix [default: 50]

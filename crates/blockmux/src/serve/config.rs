@@ -389,7 +389,7 @@ mod tests {
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
             ("[[volume]]\nspec = 'mem:1g'\nuuid = '1'", "b.toml:3: `1` is not a UUID: write 32 "),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
-            ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
+            ("nbd = ['10809']", "b.toml:1: `10809` is not a host"),
             ("congestion = ''", "b.toml:1: name a TCP congestion control, such as cubic"),
             ("poll = 'often'", "b.toml:1: poll: unknown value `often`, expected one of `adaptive`"),
             (

@@ -90,7 +90,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes are named `a`; rename one, as in NAME=mem:1g"),
     (
         &["serve", "mem:1m", "--nbd", "10809"],
-        "--nbd 10809: `10809` is no host; write :10809 for a port on loopback",
+        "--nbd 10809: `10809` is not a host; write :10809 for a port on loopback",
     ),
     (
         &["serve", "mem:1m", "--nbd", "/run/nbd.sock"],

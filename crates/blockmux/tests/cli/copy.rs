@@ -179,7 +179,7 @@ fn a_large_hole_is_copied_as_a_hole() {
 fn a_local_volume_is_described() {
     let output = blockmux(["info", "mem:1m"]);
     let expected = "mem:1m\n  size         1048576 (1 MiB)\n  access       read-write\n  blocks       logical 512, \
-                    physical 512, preferred 4096\n  cache        none; the content goes with the process\n";
+                    physical 512, preferred 4096\n  cache        none; the content is lost when the process ends\n";
     assert_eq!(text(&output.stdout), expected);
 }
 

@@ -325,10 +325,7 @@ fn reset_functions_work_with_tgtd() {
     assert_eq!(reset(&url, "abort-task-set").unwrap(), "the commands of this session are aborted\n");
     for what in ["target", "clear-task-set", "cold"] {
         let said = reset(&url, what).unwrap_err();
-        assert!(
-            said.contains("the target did not reset: it does not support the function"),
-            "{said}"
-        );
+        assert!(said.contains("the target did not reset: it does not support the function"), "{said}");
     }
     copies_there_and_back(&server, &url);
 }

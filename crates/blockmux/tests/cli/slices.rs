@@ -136,7 +136,10 @@ fn slices_of_one_file_have_it_open_alike() {
     let (status, said) =
         says(&[&format!("a=slice:0,1m:file:{file}"), &format!("b=slice:1m,1m:file:{file}?direct=off")]);
     assert_eq!(status, Some(2), "{said}");
-    assert!(said.contains("another slice has it open as file:") && said.contains("write it alike"), "{said}");
+    assert!(
+        said.contains("another slice has it open as file:") && said.contains("use the same options"),
+        "{said}"
+    );
     // A second program is kept out.
     let _daemon = Daemon::serve(&[&format!("slice:0,1m:file:{file}")]);
     let (status, said) = says(&[&format!("slice:1m,1m:file:{file}")]);

@@ -110,9 +110,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         let why = match response {
             FunctionResponse::FUNCTION_COMPLETE => return Ok(done),
             FunctionResponse::LUN_DOES_NOT_EXIST => "it has no such logical unit",
-            FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED => {
-                "it does not support the function"
-            }
+            FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED => "it does not support the function",
             FunctionResponse::FUNCTION_AUTHORIZATION_FAILED => "this initiator is not authorized",
             _ => "it rejected the function",
         };
