@@ -268,7 +268,7 @@ fn an_error_in_a_config_file_is_reported_with_file_and_line() {
             ":3: unknown key `siez`, expected one of `name`, `spec`, ",
         ),
         ("[[volume]]\nspec = 'disk.img'\n", ":2: `disk.img` does not say what kind of volume it is: "),
-        ("nbd = 5\n", ":1: nbd: invalid type: integer `5`, expected a list, as nbd = "),
+        ("nbd = 5\n", ":1: nbd: invalid type: integer `5`, expected a list, such as nbd = "),
         ("[[volume]\n", ":1: "),
     ] {
         std::fs::write(&path, content).unwrap();

@@ -402,7 +402,7 @@ fn an_added_volume_is_exported_over_every_protocol_until_it_is_removed() {
     }
     let server = of("nvme+tcp").split('/').take(3).collect::<Vec<_>>().join("/");
     assert!(discovered(&server).contains("blockmux:b"));
-    assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume has the name `b` already"));
+    assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume with the name `b` exists already"));
     let added = controlled.ctl(&["add", "c=mem:1m", "--protocols", "nbd,aoe"]);
     assert!(added.status.success() && text(&added.stdout).contains("nbd"), "{added:?}");
     assert!(text(&added.stderr).contains("not exported over aoe: the daemon has no listener"), "{added:?}");

@@ -104,7 +104,7 @@ fn a_host_with_a_key_must_use_tls() {
         succeed(&mut command(&["copy", &format!("file:{}", source.display()), &url]));
         succeed(&mut command(&["copy", &url, &format!("file:{}", back.display())]));
         assert!(fs::read(source).unwrap() == fs::read(back).unwrap());
-        assert!(complaint(&guarded.url(HOST, None)).contains("if it has one, as ?tls_key_file=PATH"));
+        assert!(complaint(&guarded.url(HOST, None)).contains("and its TLS key, if any, as ?tls_key_file=PATH"));
         // A host without a key connects without TLS, and cannot use the key of another host.
         succeed(&mut command(&["info", &guarded.url(OTHER, None)]));
         assert!(complaint(&guarded.url(OTHER, Some(key))).contains("unknown_psk_identity"));
