@@ -492,7 +492,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pools_take_at_most_a_quarter_of_memory_and_never_too_little_to_work() {
+    fn pools_take_at_most_a_quarter_of_memory_but_not_less_than_the_minimum() {
         let (gib, mib) = (1_u64 << 30, 1_usize << 20);
         assert_eq!(pool_limit_bytes(2, 4 * gib), 512 * mib);
         assert_eq!(pool_limit_bytes(2, 64 * gib), 1024 * mib);

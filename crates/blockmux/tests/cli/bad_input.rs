@@ -29,7 +29,7 @@ fn the_version_is_that_of_the_package() {
     assert_eq!(text(&output.stdout), concat!("blockmux ", env!("CARGO_PKG_VERSION"), "\n"));
 }
 
-/// Arguments, and what is said about them.
+/// Invalid arguments, and the message about them.
 const WRONG: &[(&[&str], &str)] = &[
     (&[], "no command given; `blockmux --help` lists them"),
     (&["ctl"], "no command given; `blockmux ctl --help` lists them"),

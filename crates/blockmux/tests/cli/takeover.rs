@@ -125,17 +125,17 @@ fn writes_go_on(listener: &str, scheme: &str) {
 }
 
 #[test]
-fn an_iscsi_initiator_goes_on_when_another_process_has_taken_over() {
+fn an_iscsi_initiator_continues_after_a_takeover() {
     writes_go_on("--iscsi", "iscsi");
 }
 
 #[test]
-fn an_nvme_host_goes_on_when_another_process_has_taken_over() {
+fn an_nvme_host_continues_after_a_takeover() {
     writes_go_on("--nvme-tcp", "nvme+tcp");
 }
 
 #[test]
-fn an_nbd_client_that_does_not_connect_again_goes_on_when_another_process_has_taken_over() {
+fn an_nbd_client_that_does_not_reconnect_continues_after_a_takeover() {
     if !has("nbdcopy") {
         return;
     }
@@ -161,7 +161,7 @@ fn an_nbd_client_that_does_not_connect_again_goes_on_when_another_process_has_ta
 }
 
 #[test]
-fn requests_of_an_nbd_client_are_answered_by_the_process_that_took_them_or_the_next_one() {
+fn nbd_requests_are_answered_by_one_of_the_processes_during_a_takeover() {
     let mut place = Place::serve(&["a=log:-:delay:0s,300ms:file:DIR/disk.img?size=1m"]);
     let mut client = place.nbd();
     assert_eq!(client.write(0, 0, &[1; 4096]), 0);
@@ -195,7 +195,7 @@ fn requests_of_an_nbd_client_are_answered_by_the_process_that_took_them_or_the_n
 }
 
 #[test]
-fn reservations_and_identities_are_the_same_afterwards_without_aptpl() {
+fn reservations_and_identities_survive_a_takeover_without_aptpl() {
     let volumes = ["--iscsi", "127.0.0.1:0", "a=file:DIR/disk.img?size=8m", "b=null:1g"];
     let mut place = Place::serve(&volumes);
     let holder = "iqn.2026-11.i:a";
@@ -225,7 +225,7 @@ fn reservations_and_identities_are_the_same_afterwards_without_aptpl() {
 }
 
 #[test]
-fn what_cannot_be_taken_over_is_said_and_the_daemon_goes_on() {
+fn a_refused_takeover_names_the_reason_and_the_daemon_continues() {
     let a = "a=file:DIR/a.img?size=1m";
     let place = Place::serve(&[a]);
     let mut client = place.nbd();
@@ -260,7 +260,7 @@ fn what_cannot_be_taken_over_is_said_and_the_daemon_goes_on() {
 }
 
 #[test]
-fn a_daemon_with_nbd_clients_by_tls_is_taken_over_once_they_are_gone() {
+fn a_takeover_is_refused_while_nbd_clients_use_tls() {
     let files = tempfile::tempdir().unwrap();
     let keys = files.path().join("keys.psk");
     fs::write(&keys, format!("alice:{}\n", "5a".repeat(32))).unwrap();
@@ -323,7 +323,7 @@ fn request(headers: &str) -> String {
 }
 
 #[test]
-fn a_process_that_ends_before_it_is_ready_takes_nothing_over() {
+fn a_new_process_that_ends_before_ready_takes_nothing_over() {
     let mut place = Place::serve(&["a=file:DIR/a.img?size=1m"]);
     let mut client = place.nbd();
     for nth in 0..3 {
@@ -351,7 +351,7 @@ fn a_process_that_ends_before_it_is_ready_takes_nothing_over() {
 }
 
 #[test]
-fn a_process_that_ends_after_it_was_ready_leaves_nothing_served_and_nothing_lost() {
+fn a_new_process_that_ends_after_ready_leaves_nothing_served_and_nothing_lost() {
     let mut place = Place::serve(&["a=file:DIR/a.img?size=1m"]);
     let mut client = place.nbd();
     assert_eq!(client.write(0, 0, &[1; 512]), 0);
@@ -385,7 +385,7 @@ fn a_daemon_that_is_killed_before_it_has_released_its_volumes_is_not_taken_over(
 }
 
 #[test]
-fn sockets_are_handed_over_to_the_owner_by_the_control_socket_alone() {
+fn a_takeover_is_possible_only_at_the_control_socket() {
     let files = tempfile::tempdir().unwrap();
     let token = files.path().join("token");
     fs::write(&token, "secret-token-of-a-test-0123456789").unwrap();
