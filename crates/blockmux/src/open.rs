@@ -204,8 +204,8 @@ fn with_blocks(url: &Url, volume: Arc<dyn Volume>) -> Result<Arc<dyn Volume>, Fa
 
 fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, Failure> {
     let size = mem.size;
-    // Unwritten blocks need memory only for their states, so a volume may be larger than the memory,
-    // up to a limit.
+    // Unwritten blocks need memory only for their states, so a volume may be larger than the
+    // memory, up to a limit.
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let too_large = || {
         let most = human_size(most);

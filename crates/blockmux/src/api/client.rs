@@ -79,8 +79,8 @@ impl Client {
         Ok(Reply { status, location, body })
     }
 
-    /// Connects to a control socket and upgrades the connection to `protocol` (RFC 9110 §7.8); `None`
-    /// if no daemon listens there.
+    /// Connects to a control socket and upgrades the connection to `protocol` (RFC 9110 §7.8);
+    /// `None` if no daemon listens there.
     ///
     /// # Errors
     /// If the daemon does not answer or refuses.

@@ -44,8 +44,8 @@ pub(crate) trait Frontend: Send + Sync {
         &[]
     }
 
-    /// Takes the values of [`Frontend::keys`] and reads the files that they name; relative paths are
-    /// below `directory`. Options of the command line have priority.
+    /// Takes the values of [`Frontend::keys`] and reads the files that they name; relative paths
+    /// are below `directory`. Options of the command line have priority.
     ///
     /// # Errors
     /// If a value or a file is invalid.
@@ -58,14 +58,14 @@ pub(crate) trait Frontend: Send + Sync {
         &[]
     }
 
-    /// The protocol's keys that take effect only at the next start, from the top level and joined by
-    /// dots.
+    /// The protocol's keys that take effect only at the next start, from the top level and joined
+    /// by dots.
     fn fixed_keys(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Writes the change of a command of [`Frontend::commands`] into the target's table of a config;
-    /// returns whether a config can express the change.
+    /// Writes the change of a command of [`Frontend::commands`] into the target's table of a
+    /// config; returns whether a config can express the change.
     fn record(&self, _what: &Value, _target: &mut toml::Table) -> bool {
         false
     }
@@ -111,7 +111,8 @@ pub(crate) trait Frontend: Send + Sync {
         false
     }
 
-    /// Starts to serve; `None` if there are no listeners, and so nothing that can change at run time.
+    /// Starts to serve; `None` if there are no listeners, and so nothing that can change at run
+    /// time.
     ///
     /// # Errors
     /// If a network interface cannot be opened.
@@ -180,8 +181,8 @@ pub(crate) trait LiveFrontend: Send {
     /// The function that serves the connections of a listener.
     fn serve(&self, place: &ListenerAddress) -> Serve;
 
-    /// The function that continues sessions of a listener which another process hands over; `None` if
-    /// the clients reconnect instead.
+    /// The function that continues sessions of a listener which another process hands over; `None`
+    /// if the clients reconnect instead.
     fn resume(&self, _place: &ListenerAddress) -> Option<Resume> {
         None
     }

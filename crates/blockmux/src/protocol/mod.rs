@@ -179,14 +179,15 @@ impl Protocol {
         self.served_with.unwrap_or(self.name)
     }
 
-    /// The protocols that this protocol's listeners serve: itself, and those that are served with it.
+    /// The protocols that this protocol's listeners serve: itself, and those that are served with
+    /// it.
     pub(crate) fn served_protocols(&self) -> impl Iterator<Item = &'static Protocol> {
         let name = self.name;
         PROTOCOLS.iter().copied().filter(move |other| other.name == name || other.served_with == Some(name))
     }
 
-    /// The protocol's name in rows of the bench. Unix sockets have their own name, because they have
-    /// their own ceiling.
+    /// The protocol's name in rows of the bench. Unix sockets have their own name, because they
+    /// have their own ceiling.
     pub(crate) fn name_over(&self, transport: Transport) -> String {
         match transport {
             Transport::Tcp => self.name.to_owned(),

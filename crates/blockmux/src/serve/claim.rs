@@ -27,7 +27,8 @@ pub(super) struct Claim {
 /// A claimed part of data on another server.
 struct DataClaim {
     data: DataPart,
-    /// Claims the whole data for this process. Claims of slices that do not overlap share the socket.
+    /// Claims the whole data for this process. Claims of slices that do not overlap share the
+    /// socket.
     socket: Option<Arc<OwnedFd>>,
 }
 

@@ -80,8 +80,8 @@ impl ConnectionLimits {
         self.limit.set_most(max);
     }
 
-    /// Changes the login timeout (`None`: the default of each protocol) and the idle timeout (`None`:
-    /// no limit).
+    /// Changes the login timeout (`None`: the default of each protocol) and the idle timeout
+    /// (`None`: no limit).
     pub(super) fn set_timeouts(&self, login: Option<Duration>, idle: Option<Duration>) {
         self.limit.set_login_timeout(login);
         self.idle_timeout_s.store(idle.map_or(0, |idle| idle.as_secs()), Ordering::Relaxed);

@@ -67,8 +67,8 @@ fn wake_all(inboxes: &[Inbox]) {
     inboxes.iter().for_each(|inbox| inbox.send(|core| core.wake_all()));
 }
 
-/// A client: the sessions of one initiator with one target. The initiator is identified by its name,
-/// or by its address if it has no name.
+/// A client: the sessions of one initiator with one target. The initiator is identified by its
+/// name, or by its address if it has no name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Client {
     protocol: &'static str,
@@ -176,7 +176,8 @@ mod tests {
     #[test]
     fn a_client_is_idle_when_the_timeout_has_passed_since_its_last_request() {
         let sessions = |second: u64| {
-            // The first client sends a request each second for 5 s, the second does so all the time.
+            // The first client sends a request each second for 5 s, the second does so all the
+            // time.
             let one = session("nbd", "", "a", "192.0.2.1:9", second.min(5));
             vec![one, session("nbd", "", "a", "192.0.2.2:9", second)]
         };

@@ -76,8 +76,8 @@ impl InheritedListeners {
         Ok(InheritedListeners { passed: all, offered: Vec::new() })
     }
 
-    /// Adds a listener that a daemon offers in a takeover. With a `manager_name`, the service manager
-    /// had passed the socket to the daemon, and it counts as passed to this process.
+    /// Adds a listener that a daemon offers in a takeover. With a `manager_name`, the service
+    /// manager had passed the socket to the daemon, and it counts as passed to this process.
     pub(super) fn offer(
         &mut self,
         kind: String,

@@ -136,7 +136,8 @@ impl ServeArgs {
         }
     }
 
-    /// Whether the daemon serves until it is stopped. With `--run` it serves until the command ends.
+    /// Whether the daemon serves until it is stopped. With `--run` it serves until the command
+    /// ends.
     pub(crate) fn is_daemon(&self) -> bool {
         self.run.is_none()
     }

@@ -1,5 +1,5 @@
-//! The access rule: a volume that one protocol protects is not open over another protocol unless the
-//! config says so.
+//! The access rule: a volume that one protocol protects is not open over another protocol unless
+//! the config says so.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text, without_notes};
@@ -19,8 +19,8 @@ fn in_place(directory: &Path, name: &str, content: &str) -> String {
     path.display().to_string()
 }
 
-/// A config with the volume `vault`, which needs CHAP over iSCSI, and the volume `other`. `listeners`
-/// are lines before the first table.
+/// A config with the volume `vault`, which needs CHAP over iSCSI, and the volume `other`.
+/// `listeners` are lines before the first table.
 fn config(directory: &Path, listeners: &str, of_vault: &str, of_other: &str) -> String {
     let secret = in_place(directory, "secret", "a secret of twelve");
     let content = format!(

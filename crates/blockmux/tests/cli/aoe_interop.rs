@@ -115,8 +115,8 @@ fn within(namespace: &str, program: &str) -> Command {
     command
 }
 
-/// A program in a namespace, killed when dropped. `ip netns exec` is replaced by the program, so the
-/// child process is the program.
+/// A program in a namespace, killed when dropped. `ip netns exec` is replaced by the program, so
+/// the child process is the program.
 struct Server {
     child: Child,
     ready: String,

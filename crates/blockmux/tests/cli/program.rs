@@ -14,9 +14,9 @@ pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item =
     Command::new(BLOCKMUX).args(args).output().unwrap()
 }
 
-/// Programs that are started from now on begin with default signal dispositions. `nohup`, and shells
-/// for background jobs, start the tests with ignored signals. An ignored signal is inherited, a
-/// signal with a handler is not.
+/// Programs that are started from now on begin with default signal dispositions. `nohup`, and
+/// shells for background jobs, start the tests with ignored signals. An ignored signal is
+/// inherited, a signal with a handler is not.
 pub(crate) fn unignore_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

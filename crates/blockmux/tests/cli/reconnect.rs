@@ -167,6 +167,6 @@ fn an_abstract_unix_socket_is_reached() {
 }
 
 const SIZE: usize = 8 << 20;
-/// Numbers of bytes after which a connection is cut: in the greeting, between and in the options, at
-/// the edges of a request, and in the middle of a payload.
+/// Numbers of bytes after which a connection is cut: in the greeting, between and in the options,
+/// at the edges of a request, and in the middle of a payload.
 const PLACES: [usize; 14] = [0, 1, 4, 17, 18, 40, 100, 200, 1000, 65_536, 65_600, 200_000, 500_001, 1 << 20];

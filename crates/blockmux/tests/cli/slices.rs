@@ -28,7 +28,8 @@ fn says(volumes: &[&str]) -> (Option<i32>, String) {
 }
 
 fn connect(daemon: &Daemon, export: &str) -> RawClient {
-    // The default export is the first volume. For other volumes the daemon needs a separate listener.
+    // The default export is the first volume. For other volumes the daemon needs a separate
+    // listener.
     assert_eq!(export, daemon.json["exports"][0]["name"]);
     RawClient::connect(&daemon.socket())
 }

@@ -179,8 +179,8 @@ impl Aoe {
         if at < self.volumes { self.disk(at, &named.export) } else { None }
     }
 
-    /// The disk address of the volume at position `at`; `None` if its name is not a disk address and
-    /// the shelf has no slot `at`.
+    /// The disk address of the volume at position `at`; `None` if its name is not a disk address
+    /// and the shelf has no slot `at`.
     fn disk(&self, at: usize, name: &str) -> Option<Disk> {
         let in_order = || {
             let slot = u8::try_from(at).ok().filter(|slot| *slot != ANY_SLOT)?;

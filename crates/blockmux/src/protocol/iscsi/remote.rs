@@ -398,8 +398,8 @@ fn chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
         (Some(name), Some(path)) => {
             let secret = read_secret(path)?;
             if secret == own {
-                // RFC 7143 §9.2.1 forbids equal secrets: either side could make the other compute its
-                // response.
+                // RFC 7143 §9.2.1 forbids equal secrets: either side could make the other compute
+                // its response.
                 return Err(Failure::request(format!(
                     "{url}: both secrets are the same; the target must have another secret"
                 )));

@@ -298,8 +298,8 @@ impl ConfiguredSubsystem {
         self.listeners.is_empty() || self.listeners.iter().any(|named| means(named, listener))
     }
 
-    /// Whether two configs of a subsystem agree in the values that its controllers report to hosts and
-    /// that cannot change while a host is connected.
+    /// Whether two configs of a subsystem agree in the values that its controllers report to hosts
+    /// and that cannot change while a host is connected.
     pub(super) fn has_same_identity(&self, other: &ConfiguredSubsystem) -> bool {
         let groups = |own: &ConfiguredSubsystem| {
             own.ana_groups.iter().map(|group| (group.id, group.namespaces.clone())).collect::<Vec<_>>()

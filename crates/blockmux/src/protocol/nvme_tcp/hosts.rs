@@ -308,8 +308,8 @@ impl LiveHosts {
         Ok(count)
     }
 
-    /// Sets a host's access. During the change, the host must authenticate at least as the old or the
-    /// new setting requires.
+    /// Sets a host's access. During the change, the host must authenticate at least as the old or
+    /// the new setting requires.
     fn set(
         &self,
         known: &mut BTreeMap<(Nqn, Nqn), KnownHost>,

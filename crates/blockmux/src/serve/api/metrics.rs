@@ -1,7 +1,7 @@
 //! Metrics in the OpenMetrics text format.
 //!
-//! Each core has its own counters; they are read and summed for each request. The number of series is bounded
-//! by [`MAX_VOLUMES`] and [`MAX_SESSIONS`]; beyond them only a count is exported.
+//! Each core has its own counters; they are read and summed for each request. The number of series
+//! is bounded by [`MAX_VOLUMES`] and [`MAX_SESSIONS`]; beyond them only a count is exported.
 
 use super::process::Process;
 use crate::serve::control::{ControlServer, Snapshot, VolumeCounters};

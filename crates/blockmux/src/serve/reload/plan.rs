@@ -271,8 +271,8 @@ pub(in crate::serve) fn volume_steps(
     steps
 }
 
-/// Whether a change of a volume takes effect only at the next start, because the key applies when the
-/// volume is opened and the volume stays open.
+/// Whether a change of a volume takes effect only at the next start, because the key applies when
+/// the volume is opened and the volume stays open.
 pub(in crate::serve) fn waits_for_start(change: &Change, steps: &[(String, VolumeStep)]) -> bool {
     match change.of_volume() {
         Some((name, Some("read_only" | "shared" | "uuid"))) => {

@@ -99,8 +99,8 @@ impl Takeover {
         self.offer.volumes.iter().any(|volume| volume.name == name)
     }
 
-    /// Checks that this process would serve every volume of the daemon, with the same spec and data,
-    /// and use the same directory of reservations.
+    /// Checks that this process would serve every volume of the daemon, with the same spec and
+    /// data, and use the same directory of reservations.
     ///
     /// # Errors
     /// Names the first difference and what to change.
