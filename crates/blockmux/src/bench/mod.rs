@@ -50,19 +50,19 @@ pub(crate) struct BenchArgs {
     /// Workers, each with its own connection, as 1,4 [default: 1]
     #[arg(long)]
     numjobs: Vec<String>,
-    /// Measured seconds of each run, or as 500ms [default: 0.4 for the short list, else 1]
+    /// Measured time of each run in seconds, or as 500ms [default: 0.4 for the short list, else 1]
     #[arg(long)]
     runtime: Option<String>,
-    /// Seconds before measuring [default: 0.1 for the short list, else 0.2]
+    /// Warm-up time before measuring, in seconds [default: 0.1 for the short list, else 0.2]
     #[arg(long)]
     ramp_time: Option<String>,
-    /// Part of the volume to use, as 1g or 50%; size of the default RAM volume
+    /// Length of the used part of the volume, as 1g or 50%; size of the default RAM volume
     #[arg(long)]
     size: Option<String>,
     /// Start of the used part of the volume [default: 0]
     #[arg(long)]
     offset: Option<String>,
-    /// Per cent of reads in a mix [default: 50]
+    /// Percentage of reads in a mix [default: 50]
     #[arg(long)]
     rwmixread: Option<String>,
     /// Verify data: crc32c or pattern; reads need a verifying write before them

@@ -74,7 +74,7 @@ pub(crate) struct ServeArgs {
     /// Volumes to export; those without NAME are disk0, disk1 ...
     #[arg(value_name = "[NAME=]VOLUME")]
     volumes: Vec<VolumeEntry>,
-    /// Config file; listeners and volumes here are added, others override
+    /// Config file; volumes and listeners of the command line are added, other options override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -465,20 +465,23 @@ const EXAMPLES: &str = "\
 ADDR is host:port, :port for loopback, or host for the default port; port 0
 lets the system choose. [::] is every IPv6 address and no IPv4 one. ADDR and
 IFACE may end in ?volumes=a,b to export only these volumes there, and ADDR in
-?allow=10.0.0.0/8,::1 to accept only clients in these networks. NBD and AoE
-have no authentication; iSCSI and NVMe/TCP have it with a config file only.
-Every iSCSI port serves iSER, too.
+?allow=10.0.0.0/8,::1 to accept only clients in these networks. Every iSCSI
+port serves iSER, too.
+
+NBD clients can authenticate with TLS, iSCSI initiators and NVMe hosts with
+secrets or keys of a config file. AoE and SRP have no authentication.
 
 Volume NAME is NBD export NAME, LUN 0 of iSCSI target
 iqn.2026-11.blockmux:NAME, and namespace 1 of NVMe subsystem
 nqn.2026-11.blockmux:NAME. AoE disks are eSHELF.0, eSHELF.1 ... in order; a
-NAME like e7.3 is that disk.
+volume that is named e7.3 is disk e7.3.
 
 --run: URLs are in $uri (the first), $BLOCKMUX_URLS (all) and
 $BLOCKMUX_NBD_URL; the exit status is the command's.
 
-SIGTERM or SIGINT: I/O in flight completes, volumes are flushed. SIGHUP loads
-the config file again; without --config or with --run it stops, too.
+SIGTERM or SIGINT stops the daemon: I/O in flight completes, and volumes are
+flushed. SIGHUP loads the config file again; without --config, or with --run, it
+stops the daemon.
 
 Examples:
   blockmux serve mem:1g
