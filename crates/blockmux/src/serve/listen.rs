@@ -102,7 +102,10 @@ pub(super) fn warn_of_open(policy: &Policy) {
     for PolicyListener { protocol, place, networks, .. } in &policy.listeners() {
         let reached = place.socket().filter(|address| !is_local(address) && networks.is_everyone());
         if let Some(address) = reached.filter(|_| policy.is_open(protocol)) {
-            warn!("{address} can be reached from other machines without authentication");
+            warn!(
+                "{address} can be reached from other machines without authentication; limit its clients with ?allow= or \
+                 configure authentication"
+            );
         }
     }
 }

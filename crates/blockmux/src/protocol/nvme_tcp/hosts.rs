@@ -274,7 +274,9 @@ impl LiveHosts {
     pub(super) fn remove(&self, node: &NvmeNode, subsystem: &Subsystem, host: &str) -> Result<(), String> {
         let mut known = self.known();
         let name = Nqn::new(host).filter(|name| node.remove_host(subsystem, name));
-        let name = name.ok_or_else(|| format!("{}: no host has the name `{host}`", subsystem.nqn))?;
+        let name = name.ok_or_else(|| {
+            format!("{}: no host has the name `{host}`; 'ctl export' lists the hosts", subsystem.nqn)
+        })?;
         known.remove(&(subsystem.nqn.clone(), name.clone()));
         self.set_tls_keys(&known, node, subsystem, &name);
         Ok(())
@@ -299,7 +301,10 @@ impl LiveHosts {
             meant.map(|((_, host), known)| Ok((host.clone(), known.entry.clone(), known.entry.read()?)));
         let all: Vec<_> = all.collect::<Result<_, Failure>>().map_err(|failure| failure.to_string())?;
         if let Some(host) = only.filter(|_| all.is_empty()) {
-            return Err(format!("{}: no host with key files has the name `{host}`", subsystem.nqn));
+            return Err(format!(
+                "{}: no host with key files has the name `{host}`; 'ctl export' lists the hosts",
+                subsystem.nqn
+            ));
         }
         let count = all.len() as u32;
         for (host, entry, keys) in all {

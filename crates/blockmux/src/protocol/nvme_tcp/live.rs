@@ -353,7 +353,10 @@ impl LiveFrontend for LiveSubsystems {
 
     fn detach(&self, target: &str, number: u32) -> Result<(), String> {
         let gone = self.subsystem(target)?.detach(|namespace| namespace.nsid == number);
-        if gone.is_empty() { Err(format!("{target}: has no namespace {number}")) } else { Ok(()) }
+        match gone.is_empty() {
+            true => Err(format!("{target}: has no namespace {number}; 'ctl export' lists its namespaces")),
+            false => Ok(()),
+        }
     }
 
     fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {
