@@ -173,7 +173,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
     }
 }
 
-/// Opens a file or device for itself, or together with other slices of it.
+/// Opens a file or device, or shares it with other slices that have opened it.
 fn open_or_share(
     spec: &Spec,
     read_only: bool,
@@ -214,7 +214,7 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, 
     let refuse = || no_addresses(spec).unwrap_or_else(too_large);
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(too_large)?;
     let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(MIN_ROOM).min(most) } else { size };
-    // A limit of address space may leave less than that.
+    // A limit of address space may leave less than `room`.
     let pages = usize::try_from(room).ok().and_then(|room| map_pages(room).ok());
     let pages = pages.map_or_else(|| map_pages(len).map_err(|_| refuse()), Ok)?;
     // A read-only volume needs no memory: unwritten blocks are read without it.
@@ -258,7 +258,7 @@ fn no_addresses(spec: &Spec) -> Option<Failure> {
     )))
 }
 
-/// Whether the size of a RAM or null volume is one or more whole blocks.
+/// Checks that the size of a RAM or null volume is one or more whole blocks.
 fn check_whole_blocks(spec: &Spec, size: u64, blocks: BlockSizes) -> Result<(), Failure> {
     let block = blocks.logical.map_or(SECTOR, u64::from);
     if size < block {

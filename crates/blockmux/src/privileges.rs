@@ -1,8 +1,9 @@
-//! Dropping privileges once everything is open: capabilities, and new ones through execve.
+//! Drops privileges once everything is open: capabilities, and the ability to gain new ones through
+//! execve(2).
 //!
-//! Capabilities belong to a thread, and a new thread inherits those of its parent. So a thread
-//! drops them before it starts others; the threads that exist by then, for logs, signals and
-//! populating memory, have dropped theirs when they started.
+//! Capabilities belong to a thread, and a new thread inherits those of its parent. So the main
+//! thread drops its capabilities before it starts the cores. The threads that exist by then, for
+//! logs, signals and populating memory, drop theirs when they start.
 
 use crate::failure::Failure;
 use blockmux_engine::{state, sys};
@@ -61,7 +62,7 @@ impl FromStr for ServiceUser {
 }
 
 impl ServiceUser {
-    /// The user's number.
+    /// The user ID.
     pub(crate) fn uid(&self) -> u32 {
         self.uid
     }

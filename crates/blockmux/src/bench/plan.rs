@@ -282,7 +282,7 @@ impl BenchPlan {
         for volume in &self.fresh {
             bar.set_message("writing the new volume once");
             let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
-            // In blocks that divide the size.
+            // The block size must divide the size of the volume.
             let bs = 1 << volume.info().size.trailing_zeros().min(MAX_FILL_BITS);
             let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs, iodepth: 8, ..Job::default() };
             let bench = Bench {

@@ -21,7 +21,7 @@ pub(super) struct Identified {
 }
 
 /// The configured UUID, or one that is derived from `data` and `machine`, or a random one if the
-/// data do not outlive the process.
+/// data does not outlive the process.
 ///
 /// # Errors
 /// If the system provides no random bytes.

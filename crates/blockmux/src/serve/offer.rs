@@ -22,7 +22,7 @@ pub(super) struct ListenerOffer {
     pub(super) kind: String,
     /// The configured address; its port may be 0.
     pub(super) asked: String,
-    /// It is a Unix socket, and the daemon removes its file at its end.
+    /// Whether the listener is a Unix socket whose file the daemon removes when it ends.
     pub(super) owns_file: bool,
     /// The name by which the service manager passed the socket (`LISTEN_FDNAMES`).
     pub(super) manager_name: Option<String>,

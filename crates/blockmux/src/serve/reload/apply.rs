@@ -228,7 +228,7 @@ impl Reloader {
             }
         }
         reconfigure(&live_protocols);
-        // This closes the sockets of removed listeners.
+        // Dropping the removed listeners closes their sockets.
         let gone: BTreeSet<String> = gone.into_iter().map(|own| own.listener.place.to_string()).collect();
         let replaced: BTreeSet<&str> = plan
             .steps

@@ -93,7 +93,7 @@ impl Channel {
     /// Sends a message with an attachment, a socket or both.
     ///
     /// # Errors
-    /// As for [`Channel::send`].
+    /// The errors of [`Channel::send`].
     pub(super) fn send_with(
         &self,
         message: &Message,
