@@ -32,7 +32,7 @@ impl Server {
         self.process.wait().unwrap();
     }
 
-    /// Restarts it on the same port with the same disk.
+    /// Restarts tgtd on the same port with the same disk.
     fn restart_tgtd(&mut self) {
         self.process = start_tgtd(self.directory.path(), self.port);
         self.set_up_tgtd();

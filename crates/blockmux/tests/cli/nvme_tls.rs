@@ -44,7 +44,7 @@ impl Guarded {
         Guarded { daemon: Daemon::serve_only(&["--config", path.to_str().unwrap()]), files }
     }
 
-    /// Config for a host, optionally with a key.
+    /// URL of the subsystem for a host, optionally with a TLS key.
     fn url(&self, host: &str, key: Option<&str>) -> String {
         let url = format!("{}?hostnqn={host}", self.daemon.nvme_place());
         match key {
