@@ -89,14 +89,14 @@ impl FromStr for ListenAddress {
             return Err(format!("`{text}` is a path; write unix:{text} for a Unix socket"));
         }
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(format!("`{text}` is no host; write :{text} for a port on loopback"));
+            return Err(format!("`{text}` is not a host; write :{text} for a port on loopback"));
         }
         if text.parse::<Ipv6Addr>().is_ok() {
             return Ok(ListenAddress::Tcp { host: text.to_owned(), port: None });
         }
         // Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no
         // brackets.
-        let brackets = || format!("`{text}` is no IPv6 address with a port; write it as [::1]:PORT");
+        let brackets = || format!("`{text}` is not an IPv6 address with a port; write it as [::1]:PORT");
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let (host, port) = rest.split_once(']').ok_or_else(brackets)?;
             if host.parse::<Ipv6Addr>().is_err() || !(port.is_empty() || port.starts_with(':')) {
@@ -111,8 +111,9 @@ impl FromStr for ListenAddress {
             }
         };
         let number = |port: &str| {
-            let wrong =
-                || format!("`{port}` is no port; write a number from 0 to 65535, 0 to let the system choose");
+            let wrong = || {
+                format!("`{port}` is not a port; write a number from 0 to 65535, 0 to let the system choose")
+            };
             port.parse().map_err(|_| wrong())
         };
         Ok(ListenAddress::Tcp { host: host.to_owned(), port: port.map(number).transpose()? })
@@ -123,7 +124,8 @@ impl FromStr for ListenAddress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListenerEntry {
     pub(crate) address: ListenAddress,
-    /// Names of the volumes that are served there; `None`: the default of `protocol/policy.rs`.
+    /// Names of the volumes that the listener exports; `None` for the default of
+    /// `protocol/policy.rs`.
     pub(crate) volumes: Option<Vec<String>>,
     /// Networks from which clients may connect.
     pub(crate) networks: AllowedNetworks,
@@ -157,12 +159,12 @@ impl ListenerEntry {
         Ok(ListenerEntry { address, volumes, networks })
     }
 
-    /// A listener of all volumes for clients from everywhere.
+    /// A listener for all volumes and all clients.
     pub(crate) fn at(address: ListenAddress) -> ListenerEntry {
         ListenerEntry { address, volumes: None, networks: AllowedNetworks::default() }
     }
 
-    /// Whether a session with a volume of that name, from that address, can have come by it.
+    /// Whether the listener accepts a session with this volume from this address.
     pub(crate) fn keeps(&self, volume: &str, client: Option<IpAddr>) -> bool {
         self.networks.admits(client)
             && self.volumes.as_ref().is_none_or(|names| names.iter().any(|name| name == volume))
@@ -174,7 +176,7 @@ impl ListenerEntry {
     }
 }
 
-/// Splits the parameters of a listener off; a path may have a question mark, too.
+/// Splits off the parameters of a listener. A question mark can also be part of a path.
 fn split_parameters(text: &str) -> Option<(&str, &str)> {
     let (address, parameters) = text.rsplit_once('?')?;
     let is_known = [VOLUMES, ALLOW].iter().any(|key| parameters.starts_with(key));
@@ -193,11 +195,11 @@ fn read_parameters(text: &str, parameters: &str) -> Result<(Option<Vec<String>>,
             networks.replace(AllowedNetworks::only(&list)).is_some()
         } else {
             return Err(format!(
-                "`{text}`: `{parameter}` is no parameter of a listener; write volumes=NAME,NAME or allow=NETWORK,NETWORK"
+                "`{text}`: `{parameter}` is not a parameter of a listener; write volumes=NAME,NAME or allow=NETWORK,NETWORK"
             ));
         };
         if is_twice {
-            return Err(format!("`{text}`: `{parameter}` is the second of its kind; remove one"));
+            return Err(format!("`{text}`: `{parameter}` repeats a parameter; remove one"));
         }
     }
     Ok((volumes, networks.unwrap_or_default()))
@@ -323,13 +325,13 @@ mod tests {
             ("unix:", "`unix:` has no path"),
             ("nbd://a", "`nbd://a` is a URL"),
             ("/run/nbd.sock", "`/run/nbd.sock` is a path; write unix:/run"),
-            ("10809", "`10809` is no host"),
-            ("a:70000", "`70000` is no port"),
-            ("a:", "`` is no port"),
-            ("::1:x", "`::1:x` is no IPv6 address"),
-            ("[::1", "`[::1` is no IPv6 address"),
-            ("[a]:1", "`[a]:1` is no IPv6 address"),
-            ("[::1]1", "`[::1]1` is no IPv6 address"),
+            ("10809", "`10809` is not a host"),
+            ("a:70000", "`70000` is not a port"),
+            ("a:", "`` is not a port"),
+            ("::1:x", "`::1:x` is not an IPv6 address"),
+            ("[::1", "`[::1` is not an IPv6 address"),
+            ("[a]:1", "`[a]:1` is not an IPv6 address"),
+            ("[::1]1", "`[::1]1` is not an IPv6 address"),
         ] {
             let error = text.parse::<ListenAddress>().unwrap_err();
             assert!(error.starts_with(expected), "{error}");
@@ -364,8 +366,8 @@ mod tests {
         for (text, expected) in [
             (":7?allow=10.0.0.1/8", "allow: `10.0.0.1/8` has bits beyond its prefix; write 10.0.0.0/8"),
             (":7?allow=", "allow: `` is no network"),
-            (":7?allow=::1&allow=::2", "`allow=::2` is the second of its kind"),
-            (":7?allow=::1&volume=a", "`volume=a` is no parameter of a listener"),
+            (":7?allow=::1&allow=::2", "`allow=::2` repeats a parameter"),
+            (":7?allow=::1&volume=a", "`volume=a` is not a parameter of a listener"),
             ("unix:/s?allow=::1", "clients of a Unix socket have no IP addresses"),
         ] {
             let error = read(text).unwrap_err();

@@ -365,14 +365,14 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         (Answer::Done, _) => Ok(()),
         (Answer::Status(status), Request::Status) => print(status_text(&status)),
         (Answer::Sessions(sessions), Request::Sessions) => print(sessions::text(sessions)),
-        _ => Err(Failure::run("unexpected answer of the daemon; it may have another version")),
+        _ => Err(Failure::run("unexpected answer from the daemon; it may have another version")),
     }
 }
 
 /// A client of the daemon at this address.
 ///
 /// # Errors
-/// If the token file cannot be read, others can read it, or a token is missing.
+/// If the token file cannot be read, other users can read it, or a token is missing.
 pub(crate) fn client(address: &ApiAddress, token_file: Option<&Path>) -> Result<Client, Failure> {
     let token = token_file.map(|path| secret::read("--token-file", path, api_token)).transpose()?;
     if token.is_none() && matches!(address, ApiAddress::Tcp(_)) {
@@ -390,9 +390,8 @@ pub(crate) fn client(address: &ApiAddress, token_file: Option<&Path>) -> Result<
 pub(crate) fn api_token(line: &[u8]) -> Result<Zeroizing<String>, &'static str> {
     let is_plain = line.iter().all(u8::is_ascii_graphic);
     let text = std::str::from_utf8(line).ok().filter(|_| is_plain);
-    text.map(|text| Zeroizing::new(text.to_owned())).ok_or(
-        "is not a token, which has ASCII characters without spaces; create one with `openssl rand -hex 32`",
-    )
+    text.map(|text| Zeroizing::new(text.to_owned()))
+        .ok_or("is not a token of ASCII characters without spaces; create one with `openssl rand -hex 32`")
 }
 
 fn status_text(status: &Status) -> String {

@@ -1,9 +1,9 @@
 //! The key of a volume's data: a text from which its UUID is derived, so that the volume has the
 //! same identity after a restart, and a copy has another one (docs/decisions, number 34).
 //!
-//! Nothing is stored for that. The key of a file is its file system, inode and creation time; that
-//! of a block device its WWID or the name in its volume manager; that of a remote volume the
-//! identifier that its server reports.
+//! Nothing is stored for that. The key of a file is its file system, inode and creation time. The
+//! key of a block device is its WWID or its name in the volume manager. The key of a remote volume
+//! is the identifier that its server reports.
 
 use blockmux_volume::Volume;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
@@ -47,7 +47,8 @@ impl DataKey {
         DataKey { text: format!("remote {designator} {volume_key}"), is_unique: false }
     }
 
-    /// The key of a slice: another disk than the whole, and the same one when its length changes.
+    /// The key of a slice. It differs from the key of the whole volume and does not depend on the
+    /// slice's length.
     pub(crate) fn of_slice(offset: u64, whole: &DataKey) -> DataKey {
         DataKey { text: format!("slice from {offset} of [{}]", whole.text), is_unique: whole.is_unique }
     }
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_known_by_where_it_begins() {
+    fn the_key_of_a_slice_depends_on_its_offset() {
         let whole = DataKey { text: "a".to_owned(), is_unique: true };
         let slice = DataKey::of_slice(4096, &whole);
         assert_eq!((slice.text.as_str(), slice.is_unique), ("slice from 4096 of [a]", true));

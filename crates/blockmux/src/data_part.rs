@@ -1,5 +1,5 @@
-//! Which parts of files, devices and remote volumes a volume is made of: two slices of one file are
-//! different data unless they overlap.
+//! The parts of files, block devices and remote volumes that a volume consists of. Two slices of
+//! one file are different data unless they overlap.
 
 use crate::data_key::DataKey;
 use blockmux_volume::spec::SliceSpec;
@@ -13,14 +13,14 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// All of a volume, whatever its size.
+    /// The whole volume, of any size.
     pub(crate) const WHOLE: Part = Part { begin: 0, end: u64::MAX };
 
     pub(crate) fn is_whole(self) -> bool {
         self == Part::WHOLE
     }
 
-    /// Where this part of a slice is in the volume below.
+    /// Converts a part of a slice to the part of the sliced volume.
     pub(crate) fn below_slice(self, slice: SliceSpec) -> Part {
         let end = slice.len.map_or(u64::MAX, |len| slice.offset.saturating_add(len));
         Part {
@@ -29,7 +29,7 @@ impl Part {
         }
     }
 
-    /// Where this part of a stripe is on one of its members.
+    /// Converts a part of a stripe to the part of its member with this number.
     fn on_member(self, chunk: u64, members: usize, member: usize) -> Part {
         if self.is_whole() {
             return self;
@@ -42,7 +42,7 @@ impl Part {
         self.begin < other.end && other.begin < self.end
     }
 
-    /// The parts of the members of a stripe.
+    /// Converts a part of a stripe to the parts of its members.
     pub(crate) fn of_members(self, chunk: u64, members: &[Spec]) -> impl Iterator<Item = (Part, &Spec)> {
         let count = members.len();
         members.iter().enumerate().map(move |(nth, member)| (self.on_member(chunk, count, nth), member))
@@ -52,7 +52,7 @@ impl Part {
 /// A part of data that outlives the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DataPart {
-    /// The text of the [`DataKey`] of the whole.
+    /// The text of the [`DataKey`] of the whole file, device or remote volume.
     pub(crate) text: String,
     pub(crate) part: Part,
 }
@@ -100,7 +100,7 @@ pub(crate) fn overlaps<'a>(
         volumes.flat_map(|(name, parts)| parts.iter().map(move |part| (part, name))).collect();
     all.sort_by(|(a, _), (b, _)| (&a.text, a.part.begin).cmp(&(&b.text, b.part.begin)));
     let mut pairs: Vec<[&str; 2]> = Vec::new();
-    // Of the parts of the same data so far, the one that reaches the farthest.
+    // The part with the greatest end so far among those of the same data.
     let mut farthest: Option<(&DataPart, &str)> = None;
     for (part, name) in all {
         if let Some((before, twin)) = farthest.filter(|(before, _)| before.overlaps(part)) {

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
         return print(serde_json::to_string(&found).map_err(Failure::run)?);
     }
     if found.exports.is_empty() && found.left_out == 0 {
-        warn!("{} exports nothing, or nothing that it shows to us", printable(&found.url));
+        warn!("{}: the server lists no exports; it may hide them from this host", printable(&found.url));
     }
     for export in &found.exports {
         print(printable(&line(export)))?;

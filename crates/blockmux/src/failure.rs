@@ -44,7 +44,7 @@ impl Failure {
     }
 }
 
-/// Says why the cores of a command cannot start and what to do; `error` is that of the start.
+/// The message that the cores of a command cannot start because of `error`, with advice.
 pub(crate) fn cores_cannot_start(error: &io::Error) -> String {
     let what_to_do = match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => {

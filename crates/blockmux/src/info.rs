@@ -39,7 +39,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
         }
         spec => {
             let opened = open::open(spec, Use::briefly(Access::Read))?;
-            // It is opened read-only here, even if it is writable.
+            // The volume is opened read-only here, even if it is writable.
             let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
             if args.json { print(volume_json(spec, &info)) } else { print(volume_text(spec, &info)) }
         }
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
 
 fn volume_text(spec: &Spec, info: &VolumeInfo) -> String {
     let cache = match (info.volatile, info.write_cache) {
-        (true, _) => "none; the content goes with the process",
+        (true, _) => "none; the content is lost when the process ends",
         (false, true) => "writes are stable after a flush",
         (false, false) => "none; completed writes are stable",
     };
@@ -79,7 +79,7 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
     })
 }
 
-/// Whether the volume is writable. It writes nothing, and ignores locks of other programs.
+/// Whether the volume is writable. The check writes nothing and ignores locks of other programs.
 fn is_writable(spec: &Spec) -> Result<bool, Failure> {
     let opens = |path: &Path| File::options().write(true).open(path).is_ok();
     for leaf in spec.leaves() {

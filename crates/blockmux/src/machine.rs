@@ -5,8 +5,8 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 
-/// The main memory that this process may use, in bytes, given the limits of its container and its
-/// own.
+/// The main memory that this process may use, in bytes: that of the machine, or the lowest limit of
+/// its control groups or of the process.
 pub(crate) fn memory_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     let installed = (system.totalram as u64).saturating_mul(system.mem_unit.into());
@@ -51,7 +51,7 @@ fn cached_of(stat: &str) -> u64 {
 }
 
 /// The least limit of the control groups in `membership`, the text of `/proc/PID/cgroup`, and of
-/// their parents. In a container its own group may be the topmost visible one.
+/// their parents. In a container, the process's own group may be the topmost visible one.
 fn group_limit(root: &Path, membership: &str) -> Option<u64> {
     limit_files(root, membership).filter_map(|file| read(&file).trim().parse().ok()).min()
 }
@@ -90,7 +90,7 @@ pub(crate) fn own_addresses(is_v4: bool) -> Vec<IpAddr> {
     all
 }
 
-/// The source address of packets to other networks; it sends none.
+/// The source address of packets to other networks. No packet is sent.
 fn towards_others(is_v4: bool) -> Option<IpAddr> {
     // Addresses for documentation (RFC 5737, RFC 3849).
     let (any, other) = if is_v4 { ("0.0.0.0:0", "203.0.113.1:9") } else { ("[::]:0", "[2001:db8::1]:9") };
@@ -185,7 +185,7 @@ mod tests {
         fs::write(root.join("a/memory.current"), "3000\n").unwrap();
         assert_eq!(groups_left(root, "0::/a\n"), Some(2000));
         fs::write(root.join("a/memory.stat"), "anon 5\ninactive_file 700\nactive_file 300\n").unwrap();
-        assert_eq!(groups_left(root, "0::/a\n"), Some(3000), "the page cache is given back");
+        assert_eq!(groups_left(root, "0::/a\n"), Some(3000), "the page cache is reclaimable");
         assert_eq!(cached_of("active_file 1\ntotal_inactive_file 20\ntotal_active_file 5\n"), 25);
         fs::write(root.join("a/memory.current"), "7000\n").unwrap();
         assert_eq!(groups_left(root, "0::/a\n"), Some(0));

@@ -96,7 +96,7 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Show or compare finished measurements
     Report(report::ReportArgs),
-    /// Print a shell's completions of this command
+    /// Print the completion script for a shell
     Completions(command_docs::CompletionsArgs),
     /// Write the manual pages into a directory
     #[command(hide = true)]

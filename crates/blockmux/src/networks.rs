@@ -13,17 +13,17 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Allowed
     Ok(AllowedNetworks::only(&networks))
 }
 
-/// Networks as they are written; all if they are left out.
+/// Parses a list of networks; `None` allows all clients.
 ///
 /// # Errors
-/// What is wrong, and what to write.
+/// Names the invalid network and says what to write.
 pub(crate) fn parse(written: Option<&[String]>) -> Result<AllowedNetworks, String> {
     let Some(written) = written else { return Ok(AllowedNetworks::default()) };
     let networks: Result<Vec<Network>, NetworkError> = written.iter().map(|text| text.parse()).collect();
     networks.map(|networks| AllowedNetworks::only(&networks)).map_err(|error| format!("allow: {error}"))
 }
 
-/// The value of `allow`; `None` if the key is left out.
+/// The value of the key `allow`; `None` if all clients are allowed.
 pub(crate) fn value(networks: &AllowedNetworks) -> Option<Value> {
     let texts = networks.networks().map(|network| Value::from(network.to_string()));
     (!networks.is_everyone()).then(|| Value::Array(texts.collect()))
@@ -36,7 +36,7 @@ pub(crate) fn admits(value: Option<&Value>, client: Option<IpAddr>) -> bool {
     AllowedNetworks::only(&networks.collect::<Vec<_>>()).admits(client)
 }
 
-/// A network whose error has the place of its text.
+/// A network in a config file. Its parse error has the line and column of its text.
 struct WrittenNetwork(Network);
 
 impl<'de> Deserialize<'de> for WrittenNetwork {

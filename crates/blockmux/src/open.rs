@@ -33,13 +33,13 @@ use tracing::{debug, warn};
 pub(crate) struct Opened {
     /// The volume.
     pub(crate) volume: Arc<dyn Volume>,
-    /// Whether it or a member of it is on another server.
+    /// Whether the volume or one of its members is on another server.
     pub(crate) is_remote: bool,
-    /// Whether it was just created and reads as zeroes.
+    /// Whether the volume was just created and reads as zeroes.
     pub(crate) is_fresh: bool,
-    /// Key of its data; `None` if the data is lost with the process or has no stable key.
+    /// Key of the data; `None` if the data is lost when the process ends or has no stable key.
     pub(crate) data: Option<DataKey>,
-    /// The parts of volumes on other servers that it consists of.
+    /// The parts of volumes on other servers that the volume consists of.
     pub(crate) remote: Vec<DataPart>,
 }
 
@@ -51,14 +51,14 @@ pub(crate) struct Use<'a> {
     /// Connections of each core to a remote volume, if its URL does not set them and its server
     /// supports several.
     pub(crate) connections: u32,
-    /// Whether it may be enlarged later, so that a RAM volume reserves address space for that.
+    /// Whether the volume may be enlarged later. A RAM volume reserves address space for that.
     pub(crate) may_grow: bool,
     /// When to populate RAM volumes.
     pub(crate) populate: Populate,
     /// Directory in which files and devices are recorded that were exported as raw; `None`: they
     /// are not recorded.
     pub(crate) state: Option<&'a Path>,
-    /// The part of it that is used: of a volume below a slice only that.
+    /// The part of the volume that is used. It is smaller than the volume below a slice.
     pub(crate) part: Part,
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
     }
 }
 
-/// Opens a file or device for itself, or together with other slices of it.
+/// Opens a file or device, or shares it with other slices that have opened it.
 fn open_or_share(
     spec: &Spec,
     read_only: bool,
@@ -195,15 +195,17 @@ fn with_blocks(url: &Url, volume: Arc<dyn Volume>) -> Result<Arc<dyn Volume>, Fa
     let info = volume.info();
     if info.size < whole {
         let (size, block) = (info.size, info.logical_block);
-        warn!("{url}: has {whole} bytes, no whole blocks of {block}: the first {size} are used");
+        warn!(
+            "{url}: has {whole} bytes, not a multiple of the block size {block}; only the first {size} are used"
+        );
     }
     Ok(Arc::new(volume))
 }
 
 fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, Failure> {
     let size = mem.size;
-    // Unwritten blocks need no memory but their states, so a volume may be larger than memory to a
-    // limit.
+    // Unwritten blocks need memory only for their states, so a volume may be larger than the
+    // memory, up to a limit.
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let too_large = || {
         let most = human_size(most);
@@ -212,7 +214,7 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, 
     let refuse = || no_addresses(spec).unwrap_or_else(too_large);
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(too_large)?;
     let room = if how.may_grow { size.saturating_mul(ROOM_TIMES).max(MIN_ROOM).min(most) } else { size };
-    // A limit of address space may leave less than that.
+    // A limit of address space may leave less than `room`.
     let pages = usize::try_from(room).ok().and_then(|room| map_pages(room).ok());
     let pages = pages.map_or_else(|| map_pages(len).map_err(|_| refuse()), Ok)?;
     // A read-only volume needs no memory: unwritten blocks are read without it.
@@ -256,7 +258,7 @@ fn no_addresses(spec: &Spec) -> Option<Failure> {
     )))
 }
 
-/// Whether the size of a RAM or null volume is one or more whole blocks.
+/// Checks that the size of a RAM or null volume is one or more whole blocks.
 fn check_whole_blocks(spec: &Spec, size: u64, blocks: BlockSizes) -> Result<(), Failure> {
     let block = blocks.logical.map_or(SECTOR, u64::from);
     if size < block {

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_left_out_wherever_its_url_stands() {
+    fn a_password_is_left_out_of_a_url_in_any_position() {
         let url = "iscsi://user%secret@host/iqn.a/0";
         for (written, shown) in [
             (url, "iscsi://user@host/iqn.a/0"),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_quotes_no_password_of_what_is_no_url() {
+    fn a_message_quotes_no_password_of_an_invalid_url() {
         for (said, shown) in [
             ("nbd://a@h/x: host \"a%se/cr@et@h:1\": no user", "nbd://a@h/x: host \"a%...@h:1\": no user"),
             ("`iscsi` in `iscsi:/a%secret@h` is none", "`iscsi` in `iscsi:/a%...@h` is none"),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_reads_a_word_back() {
+    fn a_shell_reads_a_quoted_word_unchanged() {
         for (word, quoted) in [
             ("nbd://127.0.0.1:10/a", "nbd://127.0.0.1:10/a"),
             ("nbd+unix:///a?socket=/s", "'nbd+unix:///a?socket=/s'"),

@@ -1,8 +1,9 @@
-//! Dropping privileges once everything is open: capabilities, and new ones through execve.
+//! Drops privileges once everything is open: capabilities, and the ability to gain new ones through
+//! execve(2).
 //!
-//! Capabilities belong to a thread, and a new thread inherits those of its parent. So a thread
-//! drops them before it starts others; the threads that exist by then, for logs, signals and
-//! populating memory, have dropped theirs when they started.
+//! Capabilities belong to a thread, and a new thread inherits those of its parent. So the main
+//! thread drops its capabilities before it starts the cores. The threads that exist by then, for
+//! logs, signals and populating memory, drop theirs when they start.
 
 use crate::failure::Failure;
 use blockmux_engine::{state, sys};
@@ -26,7 +27,7 @@ use tracing::debug;
 /// If the system does not permit it.
 pub(crate) fn drop_capabilities(needed: CapabilitySet) -> Result<(), Failure> {
     let dropped = keep(needed).map_err(|error| {
-        Failure::run(format!("cannot drop capabilities: {error}; start it with --keep-privileges"))
+        Failure::run(format!("cannot drop capabilities: {error}; start the daemon with --keep-privileges"))
     })?;
     DROPPED.get_or_init(|| dropped);
     Ok(())
@@ -61,7 +62,7 @@ impl FromStr for ServiceUser {
 }
 
 impl ServiceUser {
-    /// The user's number.
+    /// The user ID.
     pub(crate) fn uid(&self) -> u32 {
         self.uid
     }
@@ -81,7 +82,10 @@ impl ServiceUser {
     /// If the process does not run as root, or the owner of a file cannot be changed.
     pub(crate) fn switch(&self, state: Option<&Path>, control: Option<&Path>) -> Result<(), Failure> {
         let cannot = |what: &str, error: io::Errno| {
-            Failure::request(format!("--user {}: cannot {what}: {error}; start it as root", self.name))
+            Failure::request(format!(
+                "--user {}: cannot {what}: {error}; start the daemon as root",
+                self.name
+            ))
         };
         for path in state.into_iter().chain(control) {
             self.own(path)
@@ -118,8 +122,8 @@ pub(crate) fn drop_all_capabilities() {
     }
 }
 
-/// Whether the process will change its user, which ends all remaining capabilities of these
-/// threads.
+/// Whether the process will change its user. Until then, the threads of [`drop_all_capabilities`]
+/// keep CAP_SETUID and CAP_SETGID.
 static USER_CHANGES: AtomicBool = AtomicBool::new(false);
 
 /// Drops all of this thread's capabilities except `kept`; returns the dropped ones.
@@ -143,4 +147,4 @@ pub(crate) fn hide_memory() {
 static DROPPED: OnceLock<CapabilitySet> = OnceLock::new();
 
 /// The advice for errors that a dropped capability causes.
-pub(crate) const START_WITH_PRIVILEGES: &str = "the daemon dropped the required capability when it started; start it with --keep-privileges, or with this volume";
+pub(crate) const START_WITH_PRIVILEGES: &str = "the daemon dropped the required capability when it started; restart it with --keep-privileges, or with this volume in its config";

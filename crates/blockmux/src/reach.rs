@@ -43,7 +43,7 @@ pub(crate) fn addresses(url: impl Display, (host, port): &HostPort) -> Result<Ve
     Ok(found.map(Address::Tcp).collect())
 }
 
-/// The further paths: the first address of each further portal, and those that were `found`, up to
+/// The other paths: the first address of each other portal, then the addresses in `found`, up to
 /// the maximum.
 pub(crate) fn further(
     url: impl Display,

@@ -15,7 +15,7 @@ pub(crate) struct ReportArgs {
     /// bench.json of one or more runs, or fio --output-format=json
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Write bench.json and bench.html of all of them to this directory
+    /// Write bench.json and bench.html of all files to this directory
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Print JSON instead of the table
@@ -69,4 +69,4 @@ Examples:
   blockmux report bench-results/bench.json
   blockmux report monday/bench.json tuesday/bench.json --report both
 
-What was measured in both is shown with the directory it comes from.";
+Cases that are in several files are shown with the directory of their file.";

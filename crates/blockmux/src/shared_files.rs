@@ -1,5 +1,5 @@
-//! Files and devices that are opened once for all slices of them, since the lock of one writer
-//! keeps out every other one.
+//! Opens a file or device once for all of its slices, because the lock of one writer excludes every
+//! other writer.
 
 use crate::failure::Failure;
 use blockmux_engine::file::FileVolume;
@@ -8,21 +8,21 @@ use blockmux_volume::spec::{BlockSpec, FileSpec};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// One open file, and what it was opened with.
+/// An open file or device, with the spec that opened it.
 struct OpenFile {
     spec: Spec,
     read_only: bool,
     volume: Weak<FileVolume>,
 }
 
-/// At most one for each volume.
+/// The open files and devices; at most one for each volume.
 static OPEN: Mutex<Vec<OpenFile>> = Mutex::new(Vec::new());
 
-/// The file or device of a `file:` or `block:` spec: the one that is open for other slices, or else
-/// a new one by `open`.
+/// The file or device of a `file:` or `block:` spec. If no other slice has opened it, `open` opens
+/// it.
 ///
 /// # Errors
-/// Those of `open`.
+/// The errors of `open`.
 pub(crate) fn open(
     spec: &Spec,
     read_only: bool,
@@ -39,19 +39,19 @@ pub(crate) fn open(
         let other = all.iter().find(|own| !own.read_only && path_of(&own.spec) == path_of(&wanted));
         match other.filter(|_| !read_only) {
             Some(own) => Failure::request(format!(
-                "{spec}: another slice has it open as {}; write it alike in both",
+                "{spec}: another slice has it open as {}; use the same options in both",
                 own.spec
             )),
             None => failure,
         }
     })?;
     let volume = Arc::new(volume);
-    // A file that was just created has a path to resolve only now.
+    // The path of a file that was just created can be resolved only now.
     all.push(OpenFile { spec: resolved(spec), read_only, volume: Arc::downgrade(&volume) });
     Ok(volume)
 }
 
-/// The spec with the file's own path, however links lead to it.
+/// The spec with the canonical path of the file, without symbolic links.
 fn resolved(spec: &Spec) -> Spec {
     let own = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     match spec {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// minutes.
 ///
 /// # Errors
-/// If it cannot be created.
+/// If the directory cannot be created.
 pub(crate) fn make_directory(report: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(report).map_err(|error| {
         let dir = report.display();

@@ -17,10 +17,10 @@ pub(crate) struct AddVolume {
     /// Description that discovery shows.
     #[serde(default)]
     pub(crate) description: String,
-    /// Protocols that export it; by default all, or none if a target restricts it.
+    /// Protocols that export the volume; by default all, or none if a target restricts the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) protocols: Option<Vec<String>>,
-    /// Networks from which clients may use it, in CIDR notation; left out: all.
+    /// Networks in CIDR notation from which clients may use the volume; by default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) allow: Option<Vec<String>>,
 }
@@ -93,7 +93,7 @@ pub(crate) struct ChangeLog {
 pub(crate) struct Added {
     pub(crate) name: String,
     pub(crate) urls: Vec<String>,
-    /// Protocols of its `protocols` that have no listener.
+    /// Protocols in the volume's `protocols` that have no listener.
     pub(crate) protocols_without_listener: Vec<String>,
 }
 

@@ -79,12 +79,11 @@ impl Client {
         Ok(Reply { status, location, body })
     }
 
-    /// Asks a daemon with a control socket for a connection that speaks `protocol` (RFC 9110,
-    /// section
-    /// 7.8); `None` if no daemon listens there.
+    /// Connects to a control socket and upgrades the connection to `protocol` (RFC 9110 §7.8);
+    /// `None` if no daemon listens there.
     ///
     /// # Errors
-    /// If the daemon cannot be asked or refuses.
+    /// If the daemon does not answer or refuses.
     pub(crate) fn upgrade(&self, path: &str, protocol: &str) -> Result<Option<UnixStream>, CallError> {
         let ApiAddress::Unix(ControlPath(socket)) = &self.address else {
             return Err(self.no_answer(&io::ErrorKind::Unsupported.into()));
@@ -97,7 +96,7 @@ impl Client {
                  Content-Length: 0\r\n\r\n"
             );
             stream.write_all(head.as_bytes())?;
-            // Byte by byte: what follows the head is no HTTP.
+            // Byte by byte, because the bytes after the head are not HTTP.
             let head = read_head(&mut BufReader::with_capacity(1, &stream))?;
             if head.starts_with(b"HTTP/1.1 101 ") {
                 return Ok(Ok(stream));

@@ -33,7 +33,7 @@ pub(crate) enum ErrorCode {
     Unauthorized,
     /// 404: there is no such path, volume, target, unit or action.
     NotFound,
-    /// 405: the path has no such method.
+    /// 405: the path does not support the method.
     MethodNotAllowed,
     /// 408: the request took too long to arrive.
     Timeout,

@@ -55,7 +55,7 @@ impl BenchCase {
         BenchCase { kind, job: job.clone(), target: target.to_owned(), place: String::new() }
     }
 
-    /// Its name in the table.
+    /// Name of the configuration in the table.
     pub(super) fn subject(&self) -> String {
         let of = match &self.kind {
             CaseKind::Local(_) => "local",
@@ -66,7 +66,7 @@ impl BenchCase {
         if self.place.is_empty() { of.to_owned() } else { link::subject(of, &self.place) }
     }
 
-    /// Its row, without runs.
+    /// The row of the case, without runs.
     pub(super) fn row(&self) -> Row {
         let (kind, protocol, poll) = match &self.kind {
             CaseKind::Local(_) => (SubjectKind::Local, String::new(), ""),
@@ -94,7 +94,7 @@ impl BenchCase {
         }
     }
 
-    /// Runs it once.
+    /// Runs the case once.
     pub(super) fn run(&self, plan: &BenchPlan, progress: &dyn Fn(f64)) -> Result<Run, Failure> {
         match &self.kind {
             CaseKind::Local(volume) => {

@@ -25,7 +25,7 @@ pub(super) fn jobs(args: &BenchArgs, files: &[&String]) -> Result<Jobs, Failure>
     if let (Some(_), Some(file)) = (&args.suite, files.first()) {
         return Err(Failure::request(format!("{file}: a suite has its own jobs; remove one of the two")));
     }
-    // Read before options are checked, because a file that is no job file has none.
+    // Files are read before options are checked: a file that is not a job file sets no options.
     let mut jobs = jobs_of_files(files)?;
     let others =
         if args.suite.is_some() { Some("the suite") } else { files.first().map(|file| file.as_str()) };

@@ -2,10 +2,10 @@
 //! ceiling.
 //!
 //! ```text
-//!   arguments, job files, suites ──▶ plan: cases × jobs ──▶ every case in turn, again and again ──▶ table, JSON, page
+//!   arguments, job files, suites ──▶ plan: cases × jobs ──▶ runs of all cases, interleaved ──▶ table, JSON, page
 //! ```
 //! A case is one configuration under one job. Runs are interleaved: each case runs once before any
-//! case runs twice, so that a change of the machine's speed affects all of them; and the order is
+//! case runs twice, so that a change of the machine's speed affects all of them. The order is
 //! shuffled, because a case affects the next one.
 
 mod case;
@@ -50,19 +50,19 @@ pub(crate) struct BenchArgs {
     /// Workers, each with its own connection, as 1,4 [default: 1]
     #[arg(long)]
     numjobs: Vec<String>,
-    /// Measured seconds of each run, or as 500ms [default: 0.4 for the short list, else 1]
+    /// Measured time of each run in seconds, or as 500ms [default: 0.4 for the short list, else 1]
     #[arg(long)]
     runtime: Option<String>,
-    /// Seconds before measuring [default: 0.1 for the short list, else 0.2]
+    /// Warm-up time before measuring, in seconds [default: 0.1 for the short list, else 0.2]
     #[arg(long)]
     ramp_time: Option<String>,
-    /// Part of the volume to use, as 1g or 50%; size of the default RAM volume
+    /// Length of the used part of the volume, as 1g or 50%; size of the default RAM volume
     #[arg(long)]
     size: Option<String>,
-    /// Start of that part [default: 0]
+    /// Start of the used part of the volume [default: 0]
     #[arg(long)]
     offset: Option<String>,
-    /// Per cent of reads in a mix [default: 50]
+    /// Percentage of reads in a mix [default: 50]
     #[arg(long)]
     rwmixread: Option<String>,
     /// Verify data: crc32c or pattern; reads need a verifying write before them

@@ -49,13 +49,13 @@ pub(super) struct Subject {
     name: String,
     /// The argument without passwords.
     pub(super) shown: String,
-    /// Name that distinguishes it from other local volumes of the suite; empty if there is only
-    /// one.
+    /// Name that distinguishes the volume from other local volumes of the suite; empty if there is
+    /// only one.
     pub(super) place: String,
     pub(super) volume: Arc<dyn Volume>,
     /// Protocol and transport of a URL.
     remote: Option<(&'static Protocol, Transport)>,
-    /// Whether it existed before, so that its content must not be overwritten without request.
+    /// Whether the volume existed before. Its content is overwritten only on request.
     holds_data: bool,
 }
 
@@ -185,9 +185,9 @@ impl BenchPlan {
         }
     }
 
-    /// The ceilings that are measured. The short list has only the one that a policy's rows are
-    /// compared with; for adaptive polling that is the spinning one, the faster where both sides
-    /// have a CPU.
+    /// The ceilings to measure. The short list has only the ceiling that the rows of a policy are
+    /// compared with. For adaptive polling it is the spinning ceiling, which is faster if each side
+    /// has a CPU.
     fn ceilings(&self, args: &BenchArgs) -> Vec<Variant> {
         let variant = |poll: &Poll| match poll {
             Poll::Never => Variant::Sleeping,
@@ -282,7 +282,7 @@ impl BenchPlan {
         for volume in &self.fresh {
             bar.set_message("writing the new volume once");
             let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
-            // In blocks that divide the size.
+            // The block size must divide the size of the volume.
             let bs = 1 << volume.info().size.trailing_zeros().min(MAX_FILL_BITS);
             let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs, iodepth: 8, ..Job::default() };
             let bench = Bench {

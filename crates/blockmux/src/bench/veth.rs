@@ -34,19 +34,19 @@ impl VethPair {
                 _ => Failure::request(format!("{NEEDS}: {error}")),
             })
         };
-        let cable = VethPair([network()?, network()?]);
-        let there = cable.0[INITIATOR].path();
+        let veth = VethPair([network()?, network()?]);
+        let there = veth.0[INITIATOR].path();
         let there = there.to_string_lossy();
         let pair = ["link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", &there];
-        cable.run(TARGET, "ip", &pair).map_err(|why| Failure::request(format!("{NEEDS}: {why}")))?;
+        veth.run(TARGET, "ip", &pair).map_err(|why| Failure::request(format!("{NEEDS}: {why}")))?;
         for end in [TARGET, INITIATOR] {
-            let address = format!("{}/30", cable.address(end));
+            let address = format!("{}/30", veth.address(end));
             for words in [&["addr", "add", &address, "dev", INTERFACE][..], &["link", "set", INTERFACE, "up"]]
             {
-                cable.run(end, "ip", words).map_err(Failure::run)?;
+                veth.run(end, "ip", words).map_err(Failure::run)?;
             }
         }
-        Ok(cable)
+        Ok(veth)
     }
 
     /// Sets MTU and speed.
@@ -120,5 +120,5 @@ impl VethPair {
 const NEEDS: &str = "this suite measures over virtual links, which needs root and the program `ip`";
 /// Burst of the token bucket filter: more than 10 Gbit/s transfer in a tick of the slowest clock.
 const BURST: &str = "1mb";
-/// Queue length of the token bucket filter, as of an adapter and a switch.
+/// Queue length of the token bucket filter: about that of a network adapter and a switch.
 const LIMIT: &str = "4mb";

@@ -221,9 +221,9 @@ const LOGOUT_TIMEOUT: Duration = Duration::from_secs(1);
 const RECEIVE_POOL: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
-Holes of the source become holes of the destination. What the destination has
-beyond the source's size stays. After Ctrl-C the destination is incomplete and
-the exit status 130.
+Holes of the source become holes of the destination. Data of the destination
+beyond the source's size stays. After Ctrl-C the destination is incomplete, and
+the exit status is 130.
 
 Examples:
   blockmux copy nbd://192.0.2.7/disk0 file:disk.img

@@ -62,7 +62,7 @@ impl Progress {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if bar.is_hidden() && Instant::now() >= shown_from {
-                // Without a terminal it stays hidden.
+                // Without a terminal the bar stays hidden.
                 bar.set_draw_target(ProgressDrawTarget::stderr());
             }
             self.update(&bar);

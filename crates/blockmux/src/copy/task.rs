@@ -1,7 +1,7 @@
 //! The copy itself, as a task on one core.
 //!
 //! ```text
-//!   Copy    read source ──▶ write destination     zeroes: write zeroes, or nothing where the destination is new
+//!   Copy    read source ──▶ write destination     zeroes: write zeroes, or nothing if the destination is new
 //!   Flush   one flush of the destination
 //!   Verify  read source ──▶ read destination ──▶ compare     zeroes: ask block status, else read and compare
 //! ```
@@ -186,7 +186,7 @@ impl CopyTask {
                 self.write_zeroes_as_data(nth);
                 return Ok(());
             }
-            // Without block status it must be read.
+            // Without block status the range must be read.
             Err(_) if step == SlotStep::QueryZeroes => Output::Nothing,
             Err(error) if step == SlotStep::Flush => return Err(CopyError::Flush(error)),
             Err(error) => {
@@ -218,7 +218,7 @@ impl CopyTask {
         Ok(())
     }
 
-    /// Writes or compares the data that was read.
+    /// Writes the data that was read from the source.
     fn write(&mut self, nth: u32, mut data: SgList) {
         // A source may end within the last block of a new file.
         let padding = data.len().next_multiple_of(self.plan.block as usize) - data.len();
@@ -264,7 +264,7 @@ impl CopyTask {
         }
     }
 
-    /// Compares data; `None`: with zeroes.
+    /// Compares `found` with `expected`, or with zeroes if `expected` is `None`.
     fn compare(
         &mut self,
         segment: Segment,
@@ -286,7 +286,7 @@ impl CopyTask {
         Ok(())
     }
 
-    /// Starts segments in free slots; returns whether there was any.
+    /// Starts segments in free slots; returns whether any was started.
     fn refill(&mut self) -> bool {
         let mut any = false;
         if self.stage != CopyStage::Flush
@@ -393,7 +393,7 @@ impl Task for CopyTask {
             Ok(progress) => return progress,
             Err(error) => Err(error),
         };
-        // The main thread waits for this only.
+        // The main thread waits only for this result.
         let _ = self.result.send(outcome);
         Progress::Done
     }

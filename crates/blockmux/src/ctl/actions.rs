@@ -12,7 +12,7 @@ use std::time::Duration;
 use tracing::info;
 use utoipa::ToSchema;
 
-/// A request that changes something, while it runs and for some time after.
+/// A request that changes something: running, or recently finished.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ActionStatus {
     pub(crate) id: u64,
@@ -49,7 +49,7 @@ pub(crate) enum ActionState {
 /// If there is no answer, or it cannot be parsed.
 pub(super) fn ask(client: &Client, request: &Request) -> Result<Answer, Failure> {
     let unreadable = |error: serde_json::Error| {
-        Failure::run(format!("unexpected answer of the daemon ({error}); it may have another version"))
+        Failure::run(format!("unexpected answer from the daemon ({error}); it may have another version"))
     };
     let reply = match client.call(&routes::call(request)) {
         Ok(reply) => reply,

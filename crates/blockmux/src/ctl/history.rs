@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 pub(crate) struct History {
     /// Time of the answer in UTC, as RFC 3339.
     pub(crate) at: String,
-    /// Interval of points.
+    /// Interval of points, in seconds.
     pub(crate) interval_seconds: u32,
     /// All volumes together.
     pub(crate) total: Series,

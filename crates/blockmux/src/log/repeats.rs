@@ -85,7 +85,7 @@ const LEVEL_LEN: usize = 24;
 /// The maximum number of similar lines about sessions within [`WINDOW`]: enough for all logins
 /// after a restart.
 const MAX_SESSIONS: u32 = 1000;
-/// The line for those beyond [`MAX_KINDS`].
+/// The line that counts all kinds of lines beyond [`MAX_KINDS`].
 const OTHERS: &[u8] = b" WARN lines of other kinds are left out";
 
 /// The field of a line with the peer.
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_lines_that_differ_in_the_port_alone_a_few_are_written_and_the_rest_counted() {
+    fn a_few_lines_that_differ_only_in_the_port_are_written_and_the_rest_is_counted() {
         let (mut repeats, now) = (Repeats::default(), Instant::now());
         let line = |port: u32| format!(" WARN closing: peer did: wrong peer=\"127.0.0.1:{port}\"\n");
         let written = (0..1000).filter(|&port| repeats.admits(line(port).as_bytes(), now)).count();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn logins_are_written_where_refusals_of_one_address_are_counted_whatever_it_calls_itself() {
+    fn logins_are_written_but_refusals_of_one_address_are_counted() {
         let (mut repeats, now) = (Repeats::default(), Instant::now());
         let mut written = |what: &str| {
             let line = |nth: u32| {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_write_no_more_than_so_many_lines() {
+    fn the_number_of_lines_is_limited_for_many_addresses() {
         let (mut repeats, now) = (Repeats::default(), Instant::now());
         let line = |nth: usize| format!(" WARN login refused peer=\"10.{}.{}.1:1\"\n", nth >> 8, nth & 255);
         let written = (0..10_000).filter(|&nth| repeats.admits(line(nth).as_bytes(), now)).count();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_differ_in_the_place_on_a_volume_are_alike_if_nothing_else_is_other() {
+    fn lines_that_differ_only_in_the_offset_are_repeats() {
         let (mut repeats, now) = (Repeats::default(), Instant::now());
         let line =
             |what: &str, at: u32| format!(" WARN /a: {what} has failed: why offset={at} length={at}\n");

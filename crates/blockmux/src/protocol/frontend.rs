@@ -26,12 +26,12 @@ use toml::de::Deserializer;
 /// A protocol with its settings from the command line and the config file. The default methods are
 /// those of a protocol that has listeners only.
 pub(crate) trait Frontend: Send + Sync {
-    /// Adds its options to `serve`, except those for listeners.
+    /// Adds the protocol's options to `serve`, except those for listeners.
     fn options(&self, command: Command) -> Command {
         command
     }
 
-    /// Takes the values of these options.
+    /// Takes the values of the options that [`Frontend::options`] has added.
     ///
     /// # Errors
     /// If a value is invalid.
@@ -39,13 +39,13 @@ pub(crate) trait Frontend: Send + Sync {
         Ok(())
     }
 
-    /// Its keys in the config file, except that for listeners.
+    /// The protocol's keys in the config file, except that for listeners.
     fn keys(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Takes the values of these keys and reads the files that they name; relative paths are below
-    /// `directory`. Options of the command line have priority.
+    /// Takes the values of [`Frontend::keys`] and reads the files that they name; relative paths
+    /// are below `directory`. Options of the command line have priority.
     ///
     /// # Errors
     /// If a value or a file is invalid.
@@ -53,18 +53,19 @@ pub(crate) trait Frontend: Send + Sync {
         Ok(())
     }
 
-    /// Its lists of targets in the config file.
+    /// The protocol's lists of targets in the config file.
     fn target_tables(&self) -> &'static [TargetTables] {
         &[]
     }
 
-    /// Its keys that take effect at the next start only, from the top level and joined by dots.
+    /// The protocol's keys that take effect only at the next start, from the top level and joined
+    /// by dots.
     fn fixed_keys(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Writes the change that one of its `ctl` commands made into a target's table of the config;
-    /// returns whether the config can express it.
+    /// Writes the change of a command of [`Frontend::commands`] into the target's table of a
+    /// config; returns whether a config can express the change.
     fn record(&self, _what: &Value, _target: &mut toml::Table) -> bool {
         false
     }
@@ -72,12 +73,12 @@ pub(crate) trait Frontend: Send + Sync {
     /// The frontend itself, for downcasts by the [`LiveFrontend`] of its protocol.
     fn as_any(&self) -> &dyn Any;
 
-    /// Adds its own commands to `ctl`.
+    /// Adds the protocol's own commands to `ctl`.
     fn commands(&self, command: Command) -> Command {
         command
     }
 
-    /// Reads one of its own `ctl` commands: the target, and the change for
+    /// Reads a command of [`Frontend::commands`]: the target, and the change for
     /// [`LiveFrontend::change`].
     ///
     /// # Errors
@@ -86,31 +87,32 @@ pub(crate) trait Frontend: Send + Sync {
         Err(clap::Error::new(ErrorKind::InvalidSubcommand))
     }
 
-    /// Whether it has settings that must be checked even without a listener.
+    /// Whether the frontend has settings that must be checked even without a listener.
     fn is_configured(&self) -> bool {
         false
     }
 
-    /// Checks its settings against the names of all volumes at the start, in order.
+    /// Checks the settings against the names of all volumes, in order.
     ///
     /// # Errors
-    /// If it cannot serve these volumes; the message says what to do.
+    /// If the frontend cannot serve these volumes; the message says what to do.
     fn check(&mut self, _volumes: &[&str]) -> Result<(), String> {
         Ok(())
     }
 
-    /// Its configured targets with their access control. Without any, each volume is exported by
+    /// The configured targets with their access control. Without any, each volume is exported by
     /// default.
     fn targets(&self) -> Vec<TargetAccess> {
         Vec::new()
     }
 
-    /// Whether its default exports require authentication.
+    /// Whether the protocol's default exports require authentication.
     fn restricts_exports(&self) -> bool {
         false
     }
 
-    /// Starts to serve; `None` if it has no listeners, and so nothing that can change at run time.
+    /// Starts to serve; `None` if there are no listeners, and so nothing that can change at run
+    /// time.
     ///
     /// # Errors
     /// If a network interface cannot be opened.
@@ -156,16 +158,16 @@ pub(crate) struct TargetTables {
 /// A protocol that is served, with its running frontend.
 pub(crate) type LiveProtocol = (&'static Protocol, Box<dyn LiveFrontend>);
 
-/// A session of the process that served before, between two requests.
+/// A session between two requests that another process hands over.
 pub(crate) struct HandedSession {
     /// Name of its protocol.
     pub(crate) protocol: String,
-    /// The address of the listener that its connection came by.
+    /// Address of the listener that accepted the connection.
     pub(crate) listener: String,
     pub(crate) stream: Stream,
     /// Bytes that were received and not parsed.
     pub(crate) unread: Vec<u8>,
-    /// In its protocol's own form.
+    /// State of the session, in the format of its protocol.
     pub(crate) state: Vec<u8>,
 }
 
@@ -179,8 +181,8 @@ pub(crate) trait LiveFrontend: Send {
     /// The function that serves the connections of a listener.
     fn serve(&self, place: &ListenerAddress) -> Serve;
 
-    /// What continues sessions whose connections came to one of its places in the process that
-    /// served before; `None` if its peers connect again by themselves.
+    /// The function that continues sessions of a listener which another process hands over; `None`
+    /// if the clients reconnect instead.
     fn resume(&self, _place: &ListenerAddress) -> Option<Resume> {
         None
     }

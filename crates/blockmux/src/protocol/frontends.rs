@@ -52,17 +52,18 @@ impl Default for Frontends {
 }
 
 impl Frontends {
-    /// New frontends with the options of the command line and without a config file.
+    /// New frontends with the options of the command line, without a config file.
     pub(crate) fn duplicate(&self) -> Frontends {
         let mut duplicate = Frontends { by_options: self.by_options.clone(), ..Frontends::default() };
         if let Some(matches) = &self.matches {
-            // These options were accepted before.
+            // The options were valid when the command line was parsed.
             let _ = duplicate.take_options(matches);
         }
         duplicate
     }
 
-    /// New frontends with the options of the command line, without listeners and a config file.
+    /// New frontends with the options of the command line, without listeners and without a config
+    /// file.
     pub(crate) fn without_listeners(&self) -> Frontends {
         Frontends { by_options: Vec::new(), ..self.duplicate() }
     }

@@ -60,17 +60,17 @@ pub(crate) struct Protocol {
     pub(crate) schemes: &'static [(&'static str, Transport)],
     /// URL schemes of the protocol that are not supported; [`Protocol::remote`] returns the reason.
     pub(crate) unsupported_schemes: &'static [&'static str],
-    /// The forms of its URLs, for error messages.
+    /// The forms of the protocol's URLs, for error messages.
     pub(crate) url_forms: &'static [&'static str],
     /// Maximum length of an export's description, in bytes.
     pub(crate) max_description: usize,
     /// Maximum logical block size of a volume, in bytes.
     pub(crate) max_logical_block: u32,
-    /// Sizes of its messages between a Blockmux target and a Blockmux initiator.
+    /// Message sizes between a Blockmux target and a Blockmux initiator.
     pub(crate) shape: MessageShape,
     /// Creates the frontend without settings.
     pub(crate) frontend: fn() -> Box<dyn Frontend>,
-    /// Parses a URL with one of its schemes.
+    /// Parses a URL with one of the protocol's schemes.
     pub(crate) remote: fn(&str) -> Result<Box<dyn Remote>, Failure>,
     /// Name of the protocol whose listeners and frontend also serve this one.
     pub(crate) served_with: Option<&'static str>,
@@ -101,7 +101,7 @@ pub(crate) trait Remote {
     /// Queries the description of the volume.
     ///
     /// # Errors
-    /// As for [`Remote::open`].
+    /// If the server cannot be reached or does not have the volume.
     fn describe(&self) -> Result<Description, Failure>;
 
     /// Lists the exports of the server.
@@ -145,7 +145,7 @@ pub(crate) struct Discovery {
 pub(crate) struct DiscoveredExport {
     pub(crate) name: String,
     pub(crate) url: String,
-    /// Its description, or the reason why it could not be queried.
+    /// Description of the export, or the reason why it could not be queried.
     pub(crate) description: String,
     /// In bytes; `None` if the server did not report it, or it was not queried.
     pub(crate) size: Option<u64>,
@@ -163,29 +163,31 @@ impl Protocol {
         self.name.replace('-', "_")
     }
 
-    /// Whether it supports Unix sockets.
+    /// Whether the protocol supports Unix sockets.
     pub(crate) fn has_unix_sockets(&self) -> bool {
         self.schemes.iter().any(|(_, transport)| *transport == Transport::Unix)
     }
 
-    /// Whether it is served without a configured listener, at its default port or at a socket in
-    /// the private directory of `--run`.
+    /// Whether the protocol is served without a configured listener: at its default port, or at a
+    /// socket in the private directory of `--run`.
     pub(crate) fn is_served_by_default(&self) -> bool {
         self.served_with.is_none() && self.is_default
     }
 
-    /// Name of the protocol whose frontend serves its listeners.
+    /// Name of the protocol whose frontend serves the listeners of this one.
     pub(crate) fn served_as(&self) -> &'static str {
         self.served_with.unwrap_or(self.name)
     }
 
-    /// The protocols that its listeners serve: itself, and those that are served with it.
+    /// The protocols that this protocol's listeners serve: itself, and those that are served with
+    /// it.
     pub(crate) fn served_protocols(&self) -> impl Iterator<Item = &'static Protocol> {
         let name = self.name;
         PROTOCOLS.iter().copied().filter(move |other| other.name == name || other.served_with == Some(name))
     }
 
-    /// Its name in rows of the bench; Unix sockets have their own ceiling.
+    /// The protocol's name in rows of the bench. Unix sockets have their own name, because they
+    /// have their own ceiling.
     pub(crate) fn name_over(&self, transport: Transport) -> String {
         match transport {
             Transport::Tcp => self.name.to_owned(),

@@ -1,13 +1,14 @@
 //! Decides which volumes are exported by which protocol: one access rule, for the start and for
 //! changes by `ctl`.
 //!
-//! A target or a subsystem *restricts* a volume if not everybody can use it without authentication.
+//! A target or a subsystem *restricts* a volume unless everybody can use it there without
+//! authentication.
 //! A volume that is restricted in one place is exported without restriction in another only if the
 //! config says so explicitly: `protocols` of the volume names the protocol or the target, or a
 //! listener names the volume. See docs/decisions/0032-a-volume-is-open-nowhere-by-accident.md.
 //!
 //! Without configured targets, a protocol exports each volume by default: as an NBD export, an AoE
-//! disk, or an own target or subsystem with the volume alone. These are the *default exports*.
+//! disk, or a separate target or subsystem for each volume. These are the *default exports*.
 
 use super::{Carrier, Protocol, by_name, with_frontend};
 use crate::address::means;
@@ -23,20 +24,20 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// The access control of a configured target or subsystem.
 #[derive(Clone, Debug)]
 pub(crate) struct TargetAccess {
-    /// Key of its table in the config file.
+    /// Key of the target's table in the config file.
     pub(crate) kind: &'static str,
     pub(crate) name: String,
-    /// The key of its list of listeners, and the list; empty for all listeners.
+    /// The key of the target's list of listeners, and the list; empty for all listeners.
     pub(crate) listeners: (&'static str, Vec<SocketAddr>),
-    /// Its volumes, and whether everybody can use them without authentication.
+    /// The target's volumes, and whether everybody can use each without authentication.
     pub(crate) volumes: Vec<(String, bool)>,
-    /// Whether access to it or to a part of it is restricted.
+    /// Whether access to any volume of the target is restricted.
     pub(crate) is_restricted: bool,
     /// Whether every client must authenticate.
     pub(crate) authenticates_all: bool,
     /// The keys of ALUA or ANA states, and the listeners that each names.
     pub(crate) states: Vec<(String, Vec<SocketAddr>)>,
-    /// The address to which it redirects logins.
+    /// The address to which the target redirects logins.
     pub(crate) moved_to: Option<String>,
 }
 
@@ -45,7 +46,7 @@ pub(crate) struct LiveAccess {
     pub(crate) target: String,
     /// Whether everybody can use the volume there without authentication.
     pub(crate) is_open: bool,
-    /// Networks from which clients may log in to it.
+    /// Networks from which clients may log in to the target.
     pub(crate) networks: AllowedNetworks,
 }
 
@@ -54,11 +55,11 @@ pub(crate) struct LiveAccess {
 pub(crate) struct PolicyListener {
     pub(crate) protocol: &'static Protocol,
     pub(crate) place: ListenerAddress,
-    /// Its list of volumes; `None` if it has no list.
+    /// The listener's list of volumes (`?volumes=`); `None` without a list.
     pub(crate) volumes: Option<Vec<String>>,
     /// Networks from which clients may connect.
     pub(crate) networks: AllowedNetworks,
-    /// It is configured; otherwise it is the protocol's default address.
+    /// Whether the listener is configured; otherwise it is the default listener of its protocol.
     pub(crate) is_asked: bool,
 }
 
@@ -69,7 +70,7 @@ pub(crate) enum ListenerAddress {
     Interface(String),
 }
 
-/// The access rule with the running configuration. Clones share it.
+/// The access rule with the running configuration. Clones share the configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Policy(Arc<RwLock<Arc<Shared>>>);
 
@@ -85,25 +86,25 @@ struct Shared {
     data: RwLock<BTreeMap<String, Vec<DataPart>>>,
 }
 
-/// What the configuration says of the clients of a volume.
+/// A volume's own access settings in the configuration.
 #[derive(Clone, Debug, Default)]
 struct VolumeRule {
-    /// Its `protocols`; `None`: it has no such list.
+    /// `protocols` of the volume; `None` without the key.
     words: Option<Vec<String>>,
     /// Networks from which clients may use it.
     networks: AllowedNetworks,
 }
 
-/// One way to a volume.
+/// A target or a default export through which clients reach a volume.
 struct VolumeAccess<'a> {
     protocol: &'static str,
     /// `None` for a default export.
     target: Option<&'a str>,
-    /// Its name in messages.
+    /// Name of the target or the listener in messages.
     title: String,
     /// Everybody can use the volume there without authentication.
     is_open: bool,
-    /// Every listener through which it is reached names the volume.
+    /// Every listener of the target or export names the volume.
     is_named: bool,
 }
 
@@ -139,7 +140,7 @@ impl fmt::Display for ListenerAddress {
 }
 
 impl TargetAccess {
-    /// Whether it is reached through a listener.
+    /// Whether the target is reached through this listener.
     fn is_at(&self, place: &ListenerAddress) -> bool {
         let (_, named) = &self.listeners;
         place.tcp().is_some_and(|tcp| named.is_empty() || named.iter().any(|named| means(named, &tcp)))
@@ -450,8 +451,8 @@ impl Shared {
         let rule = self.rule_of(volume);
         if !new.networks.includes(&rule.networks) {
             return Err(format!(
-                "volume `{volume}`: its `allow` list is not that of target `{}`, whose clients may be connected from elsewhere; \
-                 name the volume in the target in the config file and reload it",
+                "volume `{volume}`: its `allow` list differs from that of target `{}`, where clients from other networks may \
+                 be logged in; add the volume to the target in the config file and reload it",
                 new.target
             ));
         }
@@ -536,7 +537,7 @@ impl Shared {
         accesses.collect::<Vec<_>>().into_iter()
     }
 
-    /// Checks that the volumes which listeners name exist, and that every target has a listener.
+    /// Checks that all volumes in lists of listeners exist, and that every target has a listener.
     fn check_listeners(&self, may_change: bool) -> Result<(), String> {
         let Shared { targets, listeners, volumes, .. } = self;
         for (protocol, target) in targets {
@@ -565,8 +566,8 @@ impl Shared {
             for listener in here {
                 if let Some((volume, _)) = target.volumes.iter().find(|(volume, _)| !listener.names(volume)) {
                     return Err(format!(
-                        "{}: its list of volumes lacks `{volume}`, which {title} has; add it, or set other {list} in the \
-                         {}",
+                        "{}: its list of volumes lacks `{volume}`, which {title} has; add `{volume}` to the list, or \
+                         change `{list}` of the {}",
                         listener.title(),
                         target.kind
                     ));
@@ -591,9 +592,8 @@ impl Shared {
                     .any(|volume| self.is_restricted(volume) && self.rule_of(volume).words.is_none());
             if !exports_any && !would_open && !may_change {
                 let option = listener.protocol.key();
-                let why = self
-                    .restricting()
-                    .map(|target| format!(", because {} restricts its hosts", target.title()));
+                let why =
+                    self.restricting().map(|target| format!(", because {} restricts access", target.title()));
                 return Err(format!(
                     "{title}: exports no volume{}; remove it, or write protocols = [\"{option}\"] in the [[volume]] to \
                      export there",
@@ -640,7 +640,8 @@ impl Shared {
     }
 }
 
-/// Whether a protocol checks the networks of its clients: those of AoE have no IP addresses.
+/// Whether a protocol checks the networks of its clients. AoE does not, because its clients have no
+/// IP addresses.
 fn checks_networks(protocol: &str) -> bool {
     by_name(protocol).is_none_or(|protocol| protocol.carrier == Carrier::Stream)
 }
@@ -889,13 +890,13 @@ mod tests {
         let policy = with(open, [None, None], vec![nbd(), listener(&ISCSI, None, true)]).unwrap();
         let access = |networks| LiveAccess { target: "iqn.x".to_owned(), is_open: true, networks };
         let said = policy.check_attach("a", ("iscsi", &access(AllowedNetworks::default())), &[]).unwrap_err();
-        assert!(said.contains("`allow` list is not that of target `iqn.x`"), "{said}");
+        assert!(said.contains("`allow` list differs from that of target `iqn.x`"), "{said}");
         assert!(policy.check_attach("a", ("iscsi", &access(networks())), &[]).is_ok());
         assert!(policy.check_attach("b", ("iscsi", &access(AllowedNetworks::default())), &[]).is_ok());
     }
 
     #[test]
-    fn the_networks_of_a_listener_concern_its_clients_alone() {
+    fn the_networks_of_a_listener_apply_only_to_its_clients() {
         let mut own = listener(&NBD, None, true);
         own.networks = AllowedNetworks::only(&["::1".parse().unwrap()]);
         let policy = policy(Vec::new(), [None, None], vec![own, listener(&ISCSI, None, true)]).unwrap();
@@ -920,7 +921,7 @@ mod tests {
         assert!(policy.check_attach("b", ("nvme-tcp", &access("nqn.x", true)), &[]).is_err());
         assert!(
             policy.check_attach("a", ("iscsi", &access("iqn.a", false)), &[]).is_ok(),
-            "NBD's list has it"
+            "the NBD listener names the volume"
         );
     }
 }

@@ -63,7 +63,7 @@ fn bytes(path: &Path, max: u64, (forbidden, problem): Forbidden) -> Result<Zeroi
         return Err(problem.to_owned());
     }
     if metadata.len() > max {
-        return Err(format!("is longer than {max} bytes"));
+        return Err(format!("is longer than {max} bytes; check its path"));
     }
     // The buffer never grows, so that no copy of the secret is left in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(metadata.len() as usize + 32));

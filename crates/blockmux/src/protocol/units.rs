@@ -101,7 +101,10 @@ pub(super) fn detach<'a>(
     number: u32,
 ) -> Result<(), String> {
     let gone = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum::<usize>();
-    if gone == 0 { Err(format!("{target}: has no LUN {number}")) } else { Ok(()) }
+    match gone {
+        0 => Err(format!("{target}: has no LUN {number}; 'ctl export' lists its LUNs")),
+        _ => Ok(()),
+    }
 }
 
 /// The description of a remote unit as rows of a table.

@@ -1,5 +1,5 @@
-//! Prevents two processes of a machine from exporting the same data. Reservations and locks are not
-//! shared between processes.
+//! Prevents two processes of a machine from exporting the same data, because reservations and locks
+//! are not shared between processes.
 //!
 //! A claim is a listening Unix socket in the abstract namespace. The kernel releases it when the
 //! process ends, processes of all users see it, and it needs no directory. It is not visible in
@@ -27,11 +27,12 @@ pub(super) struct Claim {
 /// A claimed part of data on another server.
 struct DataClaim {
     data: DataPart,
-    /// Claims all of the data for this process: slices that do not overlap share it.
+    /// Claims the whole data for this process. Claims of slices that do not overlap share the
+    /// socket.
     socket: Option<Arc<OwnedFd>>,
 }
 
-/// The data that this process has claimed; at most one for each part of a volume.
+/// The claims of this process; none of them overlap.
 static CLAIMED: Mutex<Vec<Weak<DataClaim>>> = Mutex::new(Vec::new());
 
 /// The current holder of a claim.
@@ -55,8 +56,8 @@ impl Claim {
         let data = remote.iter().map(|data| claim_data(name, data)).collect::<Result<_, _>>()?;
         let of_uuid = claim(name, &format!("blockmux volume {uuid}"), |process| {
             format!(
-                "`{name}`: {process} already exports a volume with the UUID {uuid}, and hosts would take the two for \
-                 one disk; set another `uuid` in the [[volume]] of a config file, or `shared = true` if they are one"
+                "`{name}`: {process} already exports a volume with the UUID {uuid}, and hosts would treat the two as \
+                 one disk; set another `uuid` in the [[volume]] of a config file, or `shared = true` if they are one disk"
             )
         })?;
         Ok(Claim { _uuid: of_uuid, _data: data })
@@ -68,7 +69,7 @@ fn claim_data(name: &str, data: &DataPart) -> Result<Arc<DataClaim>, Failure> {
     let refusal = |process: &str| {
         format!(
             "`{name}`: {process} already exports the same data ({text}), and the two would share neither \
-             reservations nor locks; stop that one, export it read-only, or set `shared = true` in the \
+             reservations nor locks; stop that export, export the data read-only, or set `shared = true` in the \
              [[volume]] of a config file"
         )
     };
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn data_are_claimed_once_until_the_claim_is_dropped() {
+    fn data_is_claimed_once_until_the_claim_is_dropped() {
         let (a, b) = ([key("a")], [key("a"), key("b")]);
         let first = Claim::take("x", uuid("x"), &a).unwrap();
         let refused = Claim::take("y", uuid("y"), &b).map(|_| ()).unwrap_err().to_string();

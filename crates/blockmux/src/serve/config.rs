@@ -30,8 +30,9 @@ pub(super) struct Config {
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
     pub(super) max_connections: Option<NonZeroUsize>,
-    /// In seconds, as the next one.
+    /// In seconds.
     pub(super) login_timeout: Option<u64>,
+    /// In seconds.
     pub(super) idle_timeout: Option<u64>,
     #[serde(deserialize_with = "parsed")]
     pub(super) congestion: Option<Congestion>,
@@ -78,9 +79,10 @@ pub(super) struct VolumeEntry {
     pub(super) read_only: bool,
     #[serde(default)]
     pub(super) description: String,
-    /// Protocols that export it; without the key all, unless a target restricts access to it.
+    /// Protocols that export the volume; without the key all, unless a target restricts access to
+    /// it.
     pub(super) protocols: Option<Vec<String>>,
-    /// Networks from which clients may use it.
+    /// Networks from which clients may use the volume.
     #[serde(default, rename = "allow", deserialize_with = "networks::read")]
     pub(super) networks: AllowedNetworks,
 }
@@ -387,14 +389,14 @@ mod tests {
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
             ("[[volume]]\nspec = 'mem:1g'\nuuid = '1'", "b.toml:3: `1` is not a UUID: write 32 "),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
-            ("nbd = ['10809']", "b.toml:1: `10809` is no host"),
+            ("nbd = ['10809']", "b.toml:1: `10809` is not a host"),
             ("congestion = ''", "b.toml:1: name a TCP congestion control, such as cubic"),
             ("poll = 'often'", "b.toml:1: poll: unknown value `often`, expected one of `adaptive`"),
             (
                 "nbd = ':10809'",
-                "b.toml:1: nbd: invalid type: string \":10809\", expected a list, as nbd = [\":10809\"] or [[volume]] ",
+                "b.toml:1: nbd: invalid type: string \":10809\", expected a list, such as nbd = [\":10809\"] or [[volume]]",
             ),
-            ("[volume]", "b.toml:1: invalid type: map, expected a list, as nbd = "),
+            ("[volume]", "b.toml:1: invalid type: map, expected a list, such as nbd = "),
             ("nbd = [\n':1',\n7]", "b.toml:3: nbd: invalid type: integer `7`, expected a string"),
             (
                 "[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'x', 1 = 2 }",

@@ -55,7 +55,7 @@ pub(super) struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// No protocol yet.
+    /// Creates the counters; protocols are added with their listeners.
     pub(super) fn new(limit: ConnectionLimit) -> ConnectionLimits {
         ConnectionLimits {
             limit,
@@ -70,7 +70,7 @@ impl ConnectionLimits {
         self.limit.sessions()
     }
 
-    /// Connections that leave for another process.
+    /// The connections that can be handed over to another process.
     pub(super) fn departures(&self) -> &Arc<Departures> {
         self.limit.departures()
     }
@@ -80,14 +80,14 @@ impl ConnectionLimits {
         self.limit.set_most(max);
     }
 
-    /// Changes the time in which connections must log in, and that after which clients without
-    /// requests are disconnected.
+    /// Changes the login timeout (`None`: the default of each protocol) and the idle timeout
+    /// (`None`: no limit).
     pub(super) fn set_timeouts(&self, login: Option<Duration>, idle: Option<Duration>) {
         self.limit.set_login_timeout(login);
         self.idle_timeout_s.store(idle.map_or(0, |idle| idle.as_secs()), Ordering::Relaxed);
     }
 
-    /// How long a client may send no request, if that is limited.
+    /// Time after which a client without requests is disconnected; `None` for never.
     pub(super) fn idle_timeout(&self) -> Option<Duration> {
         let seconds = self.idle_timeout_s.load(Ordering::Relaxed);
         (seconds > 0).then(|| Duration::from_secs(seconds))
@@ -261,7 +261,7 @@ impl ControlServer {
         let opener = self.opener.get();
         let name = entry.name.clone().unwrap_or_else(|| self.free_name());
         if self.exports.find(&name).is_some() {
-            return Err(format!("a volume has the name `{name}` already; choose another name").into());
+            return Err(format!("a volume with the name `{name}` exists already; choose another name").into());
         }
         let named = NamedVolume { name: name.clone(), entry };
         let without_listener = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
@@ -284,7 +284,7 @@ impl ControlServer {
         warn_of_same_data(&all, |pair| pair.contains(&name.as_str()));
         let Some(id) = self.exports.add(export, volume_state) else {
             self.policy.remove(&name);
-            return Err("there are too many volumes; remove one".to_owned().into());
+            return Err("too many volumes; remove one".to_owned().into());
         };
         live_protocols.iter().for_each(|(_, live)| live.add(id));
         info!("{name} is exported");
@@ -363,7 +363,7 @@ impl ControlServer {
             let more = if known.len() > shown.len() { ", ..." } else { "" };
             ApiError::not_found(match shown.join(", ") {
                 none if none.is_empty() => {
-                    format!("no target or subsystem `{target}`; none is configured for a volume")
+                    format!("no target or subsystem `{target}`; no volume has one")
                 }
                 shown => format!("no target or subsystem `{target}`; choose one of {shown}{more}"),
             })

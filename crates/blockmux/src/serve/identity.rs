@@ -21,7 +21,7 @@ pub(super) struct Identified {
 }
 
 /// The configured UUID, or one that is derived from `data` and `machine`, or a random one if the
-/// data do not outlive the process.
+/// data does not outlive the process.
 ///
 /// # Errors
 /// If the system provides no random bytes.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_data_have_the_same_uuid_on_one_machine_and_different_ones_on_others() {
+    fn persistent_data_has_one_uuid_on_one_machine_and_others_on_other_machines() {
         let own = identified(None, Some(("a", false)), "m");
         assert_eq!((own.1, identified(None, Some(("a", false)), "m")), (true, own));
         assert_ne!(identified(None, Some(("b", false)), "m").0, own.0);

@@ -1,8 +1,8 @@
-//! Disconnects clients without requests for `idle_timeout`.
+//! Disconnects clients that have sent no request to a volume for `idle_timeout`.
 //!
-//! The sessions of one client are judged together: a host's NVMe queues and the connections of an
-//! iSCSI initiator are in use if one of them is. Requests are those that reach a volume;
-//! keep-alives and commands about the device are none.
+//! All sessions of a client count together: the queues of an NVMe host, or the connections of an
+//! iSCSI initiator, are in use if one of them is. Keep-alives and commands that do not reach a
+//! volume, such as TEST UNIT READY, are not requests.
 
 use super::control::ConnectionLimits;
 use super::setup::Setup;
@@ -16,13 +16,13 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Watches until it is dropped.
+/// The watch of idle clients. Dropping it ends the watch.
 pub(super) struct IdleWatch {
     _end: Sender<()>,
 }
 
-/// Watches the sessions of a daemon whose cores are woken through `inboxes`; `None` if there is no
-/// timeout, and none can come.
+/// Starts a thread that disconnects idle clients and wakes the cores through `inboxes`; `None` if
+/// there is no timeout and the config cannot change.
 pub(super) fn watch(
     setup: &Setup,
     connection_limits: &Arc<ConnectionLimits>,
@@ -62,13 +62,13 @@ pub(super) fn watch(
     Ok(Some(IdleWatch { _end: sender }))
 }
 
-/// Has every session see what it is asked for.
+/// Wakes all tasks of all cores, so that sessions notice that they are to end.
 fn wake_all(inboxes: &[Inbox]) {
     inboxes.iter().for_each(|inbox| inbox.send(|core| core.wake_all()));
 }
 
-/// A client: the sessions of one initiator with one target, or of one address where the protocol
-/// has no names for initiators.
+/// A client: the sessions of one initiator with one target. The initiator is identified by its
+/// name, or by its address if it has no name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Client {
     protocol: &'static str,
@@ -86,28 +86,28 @@ impl Client {
         Client { protocol: login.protocol, target: login.target.clone(), initiator }
     }
 
-    /// Whether its sessions may be ended: discovery controllers are connected to be notified, and
-    /// AoE has no connections.
+    /// Whether the client is disconnected when it is idle. A host stays connected to a discovery
+    /// controller to receive notifications, and AoE has no connections.
     fn is_watched(&self) -> bool {
         self.protocol != "aoe" && !is_discovery_nqn(&self.target)
     }
 }
 
-/// The clients that are logged in.
+/// The logged-in clients.
 #[derive(Default)]
 struct Clients(BTreeMap<Client, Activity>);
 
-/// What was last seen of a client.
+/// The activity of a client at the last check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Activity {
-    /// When its requests or sessions last changed.
+    /// Time of the last change of `requests` or `sessions`.
     since: Instant,
     requests: u64,
     sessions: usize,
 }
 
 impl Clients {
-    /// Compares the sessions with the last look; returns the clients that have been idle for
+    /// Compares the sessions with the previous check; returns the clients that have been idle for
     /// `timeout`.
     fn look(&mut self, now: Instant, timeout: Duration, sessions: &[SessionInfo]) -> Vec<Client> {
         let mut seen: BTreeMap<Client, Activity> = BTreeMap::new();
@@ -134,12 +134,13 @@ impl Clients {
     }
 }
 
-/// Why such a session ends, for the log.
+/// The reason in the log when an idle client's session ends.
 const IDLE: &str = "it was idle for `idle_timeout`";
+/// Interval of checks for idle clients.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long sessions have to end.
+/// Time for sessions to end before they are disconnected.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Interval of checks whether they have ended.
+/// Interval of checks whether the sessions have ended.
 const LOOK: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
@@ -160,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Who is idle at each second, with a timeout of 10 s.
+    /// The clients that become idle, each with the second, at a timeout of 10 s.
     fn idle_at(seconds: u64, sessions: impl Fn(u64) -> Vec<SessionInfo>) -> Vec<(u64, String)> {
         let (mut clients, begun, timeout) = (Clients::default(), Instant::now(), Duration::from_secs(10));
         let mut found = Vec::new();
@@ -175,7 +176,8 @@ mod tests {
     #[test]
     fn a_client_is_idle_when_the_timeout_has_passed_since_its_last_request() {
         let sessions = |second: u64| {
-            // The first asks once a second for 5 s, the second always.
+            // The first client sends a request each second for 5 s, the second does so all the
+            // time.
             let one = session("nbd", "", "a", "192.0.2.1:9", second.min(5));
             vec![one, session("nbd", "", "a", "192.0.2.2:9", second)]
         };
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_is_activity_and_discovery_controllers_and_stations_are_not_watched() {
+    fn a_login_is_activity_and_discovery_controllers_and_aoe_are_not_watched() {
         let sessions = |second: u64| {
             let mut all = vec![
                 session("nvme-tcp", "nqn.h", DISCOVERY_NQN, "x:1", 0),

@@ -1,8 +1,8 @@
 //! Listening sockets that the service manager passes (socket activation, sd_listen_fds(3)), and
-//! those of the process that this one takes over from.
+//! those of a daemon from which this process takes over.
 //!
-//! A listener of the command line or the config file uses the passed socket with its address. A
-//! passed socket with any other address becomes a listener of the protocol that its name gives
+//! A listener of the command line or the config file uses the passed socket that is bound to its
+//! address. A passed socket with any other address becomes a listener of the protocol in its name
 //! (`FileDescriptorName=nbd`).
 
 use crate::address::{ListenAddress, ListenerEntry};
@@ -12,21 +12,21 @@ use blockmux_engine::socket::{Address, Listener};
 use listenfd::ListenFd;
 use std::env;
 
-/// Inherited listeners. Taken ones stay in the list without their socket, so that a reload finds
-/// the same listeners.
+/// The inherited listeners. A listener stays in the list when its socket is taken, so that a reload
+/// finds the same listeners.
 #[derive(Default)]
 pub(super) struct InheritedListeners {
-    /// From the service manager.
+    /// Passed by the service manager.
     passed: Vec<InheritedListener>,
-    /// From the process that served before.
+    /// Offered by the daemon from which this process takes over.
     offered: Vec<Offered>,
 }
 
-/// A listener of the process that served before.
+/// A listener that a daemon offers in a takeover.
 struct Offered {
-    /// Its protocol's name, or which listener of the API it is.
+    /// Name of its protocol, or [`CONTROL`](super::offer::CONTROL) or [`API`](super::offer::API).
     kind: String,
-    /// The address as it was asked for.
+    /// The configured address; its port may be 0.
     asked: String,
     listener: Listener,
 }
@@ -35,7 +35,7 @@ struct InheritedListener {
     /// `FileDescriptorName=` of the socket unit.
     name: String,
     address: Address,
-    /// `None` once it is taken.
+    /// `None` after [`InheritedListeners::take`].
     listener: Option<Listener>,
 }
 
@@ -76,8 +76,8 @@ impl InheritedListeners {
         Ok(InheritedListeners { passed: all, offered: Vec::new() })
     }
 
-    /// Adds a listener of the process that served before. One that the service manager had passed
-    /// to that process by a name is as if it were passed to this one.
+    /// Adds a listener that a daemon offers in a takeover. With a `manager_name`, the service
+    /// manager had passed the socket to the daemon, and it counts as passed to this process.
     pub(super) fn offer(
         &mut self,
         kind: String,
@@ -95,24 +95,24 @@ impl InheritedListeners {
         }
     }
 
-    /// Takes the listener of the process that served before which that process was asked for by the
-    /// same words, if there is one.
+    /// Takes the offered listener of this kind with the same configured address; `None` if there is
+    /// none.
     pub(super) fn take_offered(&mut self, kind: &str, asked: &str) -> Option<Listener> {
         let at = self.offered.iter().position(|offered| offered.kind == kind && offered.asked == asked)?;
         Some(self.offered.remove(at).listener)
     }
 
-    /// Closes the listeners of the process that served before which this one does not have.
+    /// Closes the offered listeners that were not taken, because this process's config lacks them.
     pub(super) fn close_offered(&mut self) {
         self.offered.clear();
     }
 
-    /// The name by which the service manager has passed the socket at an address.
+    /// The name of the passed socket with this address.
     pub(super) fn name_of(&self, address: &Address) -> Option<&str> {
         self.passed.iter().find(|passed| passed.address == *address).map(|passed| passed.name.as_str())
     }
 
-    /// The inherited listeners at addresses that no listener of `named` has.
+    /// The listeners for passed sockets whose addresses no listener of `named` has.
     ///
     /// # Errors
     /// If the name of one of them is not the name of a protocol.
@@ -143,7 +143,7 @@ impl InheritedListeners {
         listening.collect()
     }
 
-    /// Takes the socket with this address, if one was passed.
+    /// Takes the passed socket with this address; `None` if there is none.
     pub(super) fn take(&mut self, address: &Address) -> Option<Listener> {
         self.passed.iter_mut().find(|inherited| inherited.address == *address)?.listener.take()
     }

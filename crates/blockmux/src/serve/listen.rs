@@ -102,7 +102,10 @@ pub(super) fn warn_of_open(policy: &Policy) {
     for PolicyListener { protocol, place, networks, .. } in &policy.listeners() {
         let reached = place.socket().filter(|address| !is_local(address) && networks.is_everyone());
         if let Some(address) = reached.filter(|_| policy.is_open(protocol)) {
-            warn!("{address} can be reached from other machines without authentication");
+            warn!(
+                "{address} can be reached from other machines without authentication; limit its clients with ?allow= or \
+                 configure authentication"
+            );
         }
     }
 }
@@ -145,7 +148,7 @@ fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> F
             "the port is in use, but no program listens there; use another port, or try again in a minute"
         }
         (io::ErrorKind::AddrInUse, Address::Unix(path)) if !is_socket(path) => {
-            "a file that is no socket has this path; name another path"
+            "a file that is not a socket has this path; name another path"
         }
         (io::ErrorKind::AddrInUse, Address::Tcp(_)) => {
             let option = protocol.name;

@@ -74,7 +74,7 @@ pub(crate) struct ServeArgs {
     /// Volumes to export; those without NAME are disk0, disk1 ...
     #[arg(value_name = "[NAME=]VOLUME")]
     volumes: Vec<VolumeEntry>,
-    /// Config file; listeners and volumes here are added, others override
+    /// Config file; volumes and listeners of the command line are added, other options override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -104,8 +104,8 @@ pub(crate) struct ServeArgs {
     /// Accept commands of `blockmux ctl` at this Unix socket
     #[arg(long, value_name = "unix:PATH")]
     control: Option<ControlPath>,
-    /// Take over from the daemon that has this control socket, without an outage; serve if there is
-    /// none
+    /// Take over from the daemon with this control socket, without an outage; start normally if
+    /// there is none
     #[arg(long, value_name = "unix:PATH", conflicts_with = "run")]
     takeover: Option<ControlPath>,
     /// Run as this user once everything is open
@@ -114,7 +114,7 @@ pub(crate) struct ServeArgs {
     /// Serve the HTTP API over TCP; needs --api-token-file
     #[arg(long, value_name = "ADDR")]
     api: Option<ApiListener>,
-    /// File with the token of --api's clients
+    /// File with the token that API clients must send
     #[arg(long, value_name = "FILE")]
     api_token_file: Option<PathBuf>,
     /// Do not drop root's capabilities once everything is open
@@ -136,7 +136,8 @@ impl ServeArgs {
         }
     }
 
-    /// Whether it serves until it is stopped, rather than for the command of `--run`.
+    /// Whether the daemon serves until it is stopped. With `--run` it serves until the command
+    /// ends.
     pub(crate) fn is_daemon(&self) -> bool {
         self.run.is_none()
     }
@@ -165,7 +166,7 @@ impl ServeArgs {
         }
     }
 
-    /// A copy of this command line whose frontends have read no config file.
+    /// A copy of this command line; its frontends have not read the config file.
     fn duplicate(&self) -> ServeArgs {
         ServeArgs {
             volumes: self.volumes.clone(),
@@ -362,8 +363,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     }
 }
 
-/// Waits until nothing is in flight on any volume, while the cores run: no write of this process
-/// may come after one of another.
+/// Waits until no I/O is in flight on any volume. The cores must run meanwhile. Otherwise a late
+/// write of this process could overwrite one of the new process.
 fn settle(exports: &Exports) -> Result<(), Failure> {
     let all = exports.iter().filter_map(|(id, export)| Some((export, exports.volume_state(id)?.settling())));
     let mut left: Vec<_> = all.collect();
@@ -375,8 +376,8 @@ fn settle(exports: &Exports) -> Result<(), Failure> {
             Some((export, _)) if Instant::now() >= end => {
                 let (name, seconds) = (&export.name, SETTLE.as_secs());
                 return Err(Failure::run(format!(
-                    "{name}: I/O is still in flight after {seconds} s, and nothing is served; see why the volume hangs, \
-                     then start it again"
+                    "{name}: I/O is still in flight after {seconds} s, and nothing is served; find out why the volume \
+                     hangs, then start the daemon again"
                 )));
             }
             Some(_) => thread::park_timeout(Duration::from_millis(1)),
@@ -414,7 +415,7 @@ fn pool_limit_bytes(cores: usize, memory_bytes: u64) -> usize {
     (share / cores).clamp(min, CoresConfig::default().pool_limit_bytes)
 }
 
-/// Handles events until one ends the daemon; returns the exit status.
+/// Handles events until one ends the daemon; returns how it ends.
 fn wait(
     events: &Receiver<DaemonEvent>,
     running: Option<&RunningCommand>,
@@ -436,7 +437,7 @@ fn wait(
                     running.terminate();
                 }
                 return Err(Failure::run(
-                    "a core ended unexpectedly, and its connections with it; start again with -v",
+                    "a core and its connections ended unexpectedly; start the daemon again with -v",
                 ));
             }
         }
@@ -457,27 +458,30 @@ const SESSION_ADDRESS_SPACE: usize = 32 << 20;
 /// client that has stopped reading, for example because its network failed, must not keep the
 /// daemon from stopping; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long I/O of a volume may take that was in flight when its clients were gone.
+/// Time for I/O that is still in flight after [`GRACE`], when another process takes over.
 const SETTLE: Duration = Duration::from_secs(60);
 
 const EXAMPLES: &str = "\
 ADDR is host:port, :port for loopback, or host for the default port; port 0
 lets the system choose. [::] is every IPv6 address and no IPv4 one. ADDR and
 IFACE may end in ?volumes=a,b to export only these volumes there, and ADDR in
-?allow=10.0.0.0/8,::1 to accept only clients in these networks. NBD and AoE
-have no authentication; iSCSI and NVMe/TCP have it with a config file only.
-Every iSCSI port serves iSER, too.
+?allow=10.0.0.0/8,::1 to accept only clients in these networks. Every iSCSI
+port serves iSER, too.
+
+NBD clients can authenticate with TLS, iSCSI initiators and NVMe hosts with
+secrets or keys of a config file. AoE and SRP have no authentication.
 
 Volume NAME is NBD export NAME, LUN 0 of iSCSI target
 iqn.2026-11.blockmux:NAME, and namespace 1 of NVMe subsystem
 nqn.2026-11.blockmux:NAME. AoE disks are eSHELF.0, eSHELF.1 ... in order; a
-NAME like e7.3 is that disk.
+volume that is named e7.3 is disk e7.3.
 
 --run: URLs are in $uri (the first), $BLOCKMUX_URLS (all) and
 $BLOCKMUX_NBD_URL; the exit status is the command's.
 
-SIGTERM or SIGINT: I/O in flight completes, volumes are flushed. SIGHUP loads
-the config file again; without --config or with --run it stops, too.
+SIGTERM or SIGINT stops the daemon: I/O in flight completes, and volumes are
+flushed. SIGHUP loads the config file again; without --config, or with --run, it
+stops the daemon.
 
 Examples:
   blockmux serve mem:1g
@@ -492,12 +496,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pools_take_at_most_a_quarter_of_memory_and_never_too_little_to_work() {
+    fn pools_take_at_most_a_quarter_of_memory_but_not_less_than_the_minimum() {
         let (gib, mib) = (1_u64 << 30, 1_usize << 20);
         assert_eq!(pool_limit_bytes(2, 4 * gib), 512 * mib);
         assert_eq!(pool_limit_bytes(2, 64 * gib), 1024 * mib);
         assert_eq!(pool_limit_bytes(256, 128 * gib), 128 * mib);
-        assert_eq!(pool_limit_bytes(2, 256 * mib as u64), 64 * mib, "half of what a container has");
+        assert_eq!(pool_limit_bytes(2, 256 * mib as u64), 64 * mib, "half of the memory of a container");
         assert_eq!(pool_limit_bytes(8, 128 * mib as u64), 16 * mib);
     }
 }

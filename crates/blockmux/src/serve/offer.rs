@@ -1,43 +1,43 @@
-//! What a daemon offers to a process that takes over from it.
+//! The offer of a daemon to a process that takes over from it: its listeners and volumes.
 
 use blockmux_engine::socket::ListenerHandle;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Everything that can be handed over.
+/// The listeners and volumes that can be handed over.
 pub(super) struct Offered {
     pub(super) listeners: Vec<OfferedListener>,
     pub(super) volumes: Vec<VolumeOffer>,
-    /// What runs, as a config file.
+    /// The running config, as the text of a config file.
     pub(super) text: String,
 }
 
-/// A listener with its socket.
+/// A listener and its socket.
 pub(super) type OfferedListener = (ListenerOffer, Arc<ListenerHandle>);
 
-/// A listener of the process that serves.
+/// A listener of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ListenerOffer {
     /// Name of its protocol, [`CONTROL`] or [`API`].
     pub(super) kind: String,
-    /// The address as it was asked for; its port may be 0.
+    /// The configured address; its port may be 0.
     pub(super) asked: String,
-    /// The process removes the file of this Unix socket.
+    /// Whether the listener is a Unix socket whose file the daemon removes when it ends.
     pub(super) owns_file: bool,
-    /// The service manager has passed it by this name.
+    /// The name by which the service manager passed the socket (`LISTEN_FDNAMES`).
     pub(super) manager_name: Option<String>,
 }
 
-/// A volume of the process that serves.
+/// A volume of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VolumeOffer {
     pub(super) name: String,
-    /// As people may see it: without passwords.
+    /// The spec without passwords.
     pub(super) spec: String,
-    /// What its files and devices are known by: another path may lead to the same file, and the
-    /// same relative path to another one.
+    /// Keys of the files and block devices that the volume consists of. Paths do not identify them:
+    /// one file can have several paths, and a relative path depends on the working directory.
     pub(super) data: Vec<String>,
-    /// By which initiators know it.
+    /// The UUID from which initiators get the volume's identifiers.
     pub(super) uuid: Option<String>,
 }
 

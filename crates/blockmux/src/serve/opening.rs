@@ -40,8 +40,8 @@ pub(super) struct VolumeOpener {
     pub(super) policy: Policy,
     /// State directory; `None` if there is none.
     pub(super) state: Option<PathBuf>,
-    /// UUIDs of volumes in the process that served before, by name. They matter for data without a
-    /// UUID that lasts.
+    /// UUIDs that the volumes had in the daemon from which this process takes over, by name. They
+    /// are used for data from which no UUID can be derived.
     pub(super) uuids: BTreeMap<String, VolumeUuid>,
 }
 

@@ -1,7 +1,7 @@
 //! The settings of a daemon, from the command line, the config file and inherited sockets.
 //!
-//! Volumes and listeners of both are exported, those of the file first. For single values the
-//! command line has priority.
+//! Volumes and listeners of the command line are added to those of the config file. Other values of
+//! the command line override those of the file.
 
 use super::ServeArgs;
 use super::config::{Config, VolumeEntry};
@@ -57,9 +57,9 @@ pub(super) struct Setup {
     pub(super) asked_cores: Option<usize>,
     pub(super) poll: Poll,
     pub(super) max_connections: usize,
-    /// Time in which a connection must log in; `None`: that of its protocol.
+    /// Time in which a connection must log in; `None` for the default of its protocol.
     pub(super) login_timeout: Option<Duration>,
-    /// Time after which a client without requests is disconnected.
+    /// Time after which a client without requests is disconnected; `None` for never.
     pub(super) idle_timeout: Option<Duration>,
     /// Congestion control of TCP connections; `None` for the system's default.
     pub(super) congestion: Option<Congestion>,
@@ -201,7 +201,7 @@ impl Setup {
         Ok(())
     }
 
-    /// The failure with the file and line of the config that it is about.
+    /// Prefixes the failure with the config file and line that it is about.
     pub(super) fn located(&self, failure: Failure) -> Failure {
         match &self.sources {
             Some(sources) => sources.located(failure),
@@ -265,7 +265,7 @@ impl Setup {
         }
     }
 
-    /// Opens the volumes that `is_meant` names.
+    /// Opens the volumes for whose names `is_meant` returns true.
     pub(super) fn open_some(&self, is_meant: impl Fn(&str) -> bool) -> Result<OpenedVolumes, Failure> {
         let opener = self.opener();
         let meant = self.volumes.iter().filter(|named| is_meant(&named.name));
@@ -276,8 +276,8 @@ impl Setup {
         meant.map(open).collect()
     }
 
-    /// Opens all volumes but those that are `opened`; `uuids` are those of the process that served
-    /// before.
+    /// Opens all volumes that are not in `opened`. `uuids` are those of the daemon from which this
+    /// process takes over, by name.
     ///
     /// # Errors
     /// If one cannot be opened or exported.
@@ -317,7 +317,7 @@ fn at_most(max: usize, what: &str, asked: Option<NonZeroUsize>, default: usize) 
     }
 }
 
-/// A timeout within these bounds.
+/// Parses a timeout in seconds, which must be within `bounds`.
 fn seconds(
     key: &str,
     written: Option<u64>,
@@ -353,7 +353,7 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
         }
         if let Some(twice) = entry.uuid.filter(|uuid| !uuids.insert(*uuid)) {
             return Err(Failure::request(format!(
-                "`{name}` has the UUID {twice} of another volume; hosts would take both for one disk; change one"
+                "`{name}` has the UUID {twice} of another volume; hosts would treat both as one disk; change one UUID"
             )));
         }
         entry.read_only |= read_only;
@@ -404,9 +404,10 @@ pub(super) const LARGEST: u64 = i64::MAX as u64;
 /// background.
 const POPULATING: Duration = Duration::from_secs(1);
 const MAX_CORES: usize = 256;
-/// In seconds. Every protocol's own limit is at most 30 s.
+/// Allowed values of `login_timeout`, in seconds. No protocol's default is longer than 30 s.
 const LOGIN_TIMEOUTS: RangeInclusive<u64> = 1..=30;
-/// In seconds, up to a year. What is shorter would disconnect clients between two requests.
+/// Allowed values of `idle_timeout`, in seconds, up to a year. A shorter timeout would disconnect
+/// clients between two requests.
 const IDLE_TIMEOUTS: RangeInclusive<u64> = 5..=31_536_000;
 const DEFAULT_CONNECTIONS: usize = 4096;
 /// The kernel's default maximum of file descriptors of a process (`fs.nr_open`).

@@ -1,4 +1,5 @@
-//! Log messages of a daemon that stops: what it waits for, and what had not ended at the timeout.
+//! Log messages of a daemon that stops: the connections that it waits for, and those that have not
+//! ended at the timeout.
 
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_proto::exports::Exports;

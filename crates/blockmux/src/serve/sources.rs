@@ -408,8 +408,8 @@ const MAX_LISTED_KEYS: usize = 10;
 pub(super) const REFERENCE_PAGE: &str = "docs/reference/config.md";
 /// Replacements of serde's "map" and "sequence", with examples: the usual cause is a missing pair
 /// of brackets.
-const A_TABLE: &str = "expected a table, as { 0 = \"disk0\" }";
-const A_LIST: &str = "expected a list, as nbd = [\":10809\"] or [[volume]] make one";
+const A_TABLE: &str = "expected a table, such as { 0 = \"disk0\" }";
+const A_LIST: &str = "expected a list, such as nbd = [\":10809\"] or [[volume]]";
 
 #[cfg(test)]
 mod tests {

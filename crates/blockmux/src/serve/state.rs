@@ -44,7 +44,7 @@ fn home_directory() -> Option<PathBuf> {
 }
 
 /// Creates the shared state of a volume and loads its reservations from the state file of its UUID.
-/// A volume whose data do not outlive the process (`is_lasting` is false) has no state file.
+/// A volume whose data does not outlive the process (`is_lasting` is false) has no state file.
 ///
 /// # Errors
 /// If the reservations cannot be read. The volume is not exported then: it would be open to

@@ -167,7 +167,7 @@ impl View {
             let mut state = Vec::new();
             state.extend(volume.read_only.then(|| "read-only".to_owned()));
             state.extend(reserved.then(|| "reserved".to_owned()));
-            state.extend((volume.gone > 0).then(|| format!("{} gone", volume.gone)));
+            state.extend((volume.gone > 0).then(|| format!("{} lost", volume.gone)));
             let failed = volume.traffic.failed();
             Row::new(vec![
                 Cell::from(printable(&volume.name).to_string()).style(BOLD),
@@ -265,7 +265,7 @@ fn done(session: &SessionStatus) -> (u64, u64) {
     (session.traffic.requests(), session.traffic.bytes())
 }
 
-/// The colour of a protocol in reports and on the live page, as far as terminals have it.
+/// The colour of a protocol: the terminal colour that is closest to that of reports.
 fn colour(protocol: &str) -> Color {
     match protocol {
         "nbd" => Color::LightBlue,

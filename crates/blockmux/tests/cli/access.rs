@@ -1,4 +1,5 @@
-//! The access rule: a volume that one protocol protects is open over no other, unless configured.
+//! The access rule: a volume that one protocol protects is not open over another protocol unless
+//! the config says so.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text, without_notes};
@@ -18,8 +19,8 @@ fn in_place(directory: &Path, name: &str, content: &str) -> String {
     path.display().to_string()
 }
 
-/// A volume, `vault`, that needs CHAP over iSCSI, another one, and more lines before the first
-/// table.
+/// A config with the volume `vault`, which needs CHAP over iSCSI, and the volume `other`.
+/// `listeners` are lines before the first table.
 fn config(directory: &Path, listeners: &str, of_vault: &str, of_other: &str) -> String {
     let secret = in_place(directory, "secret", "a secret of twelve");
     let content = format!(
@@ -31,7 +32,7 @@ fn config(directory: &Path, listeners: &str, of_vault: &str, of_other: &str) -> 
     in_place(directory, "blockmux.toml", &content)
 }
 
-/// What a daemon says that does not start, in one line.
+/// The error line of a daemon that does not start.
 fn refusal(config: &str, more: &[&str]) -> String {
     let output = blockmux([&["serve", "--config", config, "--run", "true"], more].concat());
     let said = text(&output.stderr);
@@ -202,7 +203,7 @@ fn changes_at_run_time_obey_the_access_rule() {
     let file = files.path().join("never");
     let volume = format!("bad=file:{}?size=1m", file.display());
     refused(&["add", &volume, "--protocols", "smb"], "`smb` is neither a protocol");
-    assert!(!file.exists(), "it was made before its protocols were looked at");
+    assert!(!file.exists(), "the file was created before the protocols were checked");
 
     // An added volume is not exported until it is attached to a target.
     assert!(ctl(&["add", "late=mem:1m"]).0);

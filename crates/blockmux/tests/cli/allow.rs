@@ -1,4 +1,4 @@
-//! Access by network: clients at 127.0.0.1, as programs are, and at 127.0.0.2.
+//! Access by network: programs connect from 127.0.0.1, raw clients from 127.0.0.2.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, has, succeed, text};
@@ -19,7 +19,7 @@ const HOST: &str = "nqn.2026-11.test:host.of.ours";
 /// Connect Invalid Host, a command specific status.
 const INVALID_HOST: u16 = 0x184;
 
-/// Connects from this address of loopback.
+/// Connects from a loopback address.
 fn connect_from(client: [u8; 4], server: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((client, 0)).into()).unwrap();
@@ -33,13 +33,13 @@ fn server(url: &str) -> SocketAddr {
     rest.split('/').next().unwrap().parse().unwrap()
 }
 
-/// Whether a program of ours reaches what a URL names, and what it says.
+/// Output of `blockmux info` for a URL; `Err` if it fails.
 fn info(url: &str) -> Result<String, String> {
     let output = blockmux(["info", url]);
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// Volume `a` for these networks, and `b` for all.
+/// A config with volume `a` for these networks and volume `b` for all.
 fn two_volumes(listener: &str, networks: &str) -> String {
     format!(
         "nbd = ['127.0.0.1:0{listener}']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\nallow = [{networks}]\n\
@@ -48,14 +48,14 @@ fn two_volumes(listener: &str, networks: &str) -> String {
 }
 
 #[test]
-fn a_listener_closes_connections_from_elsewhere_before_any_byte_and_follows_the_config() {
+fn a_listener_closes_connections_from_other_networks_before_any_byte() {
     let config = |networks: &str| {
         format!("nbd = ['127.0.0.1:0?allow={networks}']\n[[volume]]\nname = 'a'\nspec = 'mem:8m'\n")
     };
     let mut served = Configured::serve(&config("127.0.0.2,192.0.2.0/24"));
     let url = served.daemon.url();
     let address = server(&url);
-    // Announced with the address of the listener alone.
+    // The announcement has only the address of the listener.
     assert!(!url.contains("allow"), "{url}");
     let mut outside = TcpStream::connect(address).unwrap();
     assert!(matches!(outside.read(&mut [0]), Ok(0) | Err(_)), "nothing was said");
@@ -75,7 +75,7 @@ fn a_listener_closes_connections_from_elsewhere_before_any_byte_and_follows_the_
 }
 
 #[test]
-fn an_nbd_export_is_refused_by_policy_and_not_listed_elsewhere() {
+fn an_nbd_export_is_refused_by_policy_and_not_listed_in_other_networks() {
     let mut served = Configured::serve(&two_volumes("", "'127.0.0.2'"));
     let url = served.daemon.url();
     assert!(url.ends_with("/a"), "{url}");
@@ -122,7 +122,7 @@ fn blockmux_nbd_session(url: &str) -> RawClient {
 }
 
 #[test]
-fn every_target_refuses_logins_from_elsewhere_and_discovery_does_not_name_it() {
+fn every_target_refuses_logins_from_other_networks_and_discovery_hides_it() {
     let config = |networks: &str| {
         format!(
             "iscsi = ['127.0.0.1:0']\nnvme_tcp = ['127.0.0.1:0']\nsrp = ['127.0.0.1:0']\n\
@@ -168,7 +168,7 @@ fn every_target_refuses_logins_from_elsewhere_and_discovery_does_not_name_it() {
     if has("iscsi-ls") {
         assert!(succeed(Command::new("iscsi-ls").arg(portal_of(&urls[0]))).contains(TARGET));
     }
-    // Sessions from an address that goes are ended as those of an initiator that goes.
+    // A removed address ends its sessions, as a removed initiator does.
     let mut iscsi = RawIscsi::login(urls[0].split('?').next().unwrap(), "iqn.2026-11.i:one");
     assert_eq!(iscsi.access(), [GOOD, GOOD]);
     let [_admin, mut queue] = RawNvme::controller(&place, HOST);
@@ -193,7 +193,7 @@ fn every_target_refuses_logins_from_elsewhere_and_discovery_does_not_name_it() {
 }
 
 #[test]
-fn the_networks_of_a_volume_hold_for_the_targets_that_have_it() {
+fn the_networks_of_a_volume_apply_to_the_targets_that_have_it() {
     let config = |networks: &str| {
         format!(
             "iscsi = ['127.0.0.1:0']\nnvme_tcp = ['127.0.0.1:0']\nsrp = ['127.0.0.1:0']\n\
@@ -213,20 +213,20 @@ fn the_networks_of_a_volume_hold_for_the_targets_that_have_it() {
     info(&other).unwrap();
     let srp = served.daemon.urls_of("srp");
     assert_eq!(srp.iter().filter(|url| info(url).is_ok()).count(), 1, "that of b: {srp:?}");
-    // A volume with a list does not come into an open target.
+    // A volume with a list cannot be attached to an open target.
     let attached = served.ctl(&["attach", "b", &format!("{SUBSYSTEM}x")]);
     assert!(!attached.status.success());
     let refused = served.ctl(&["attach", "a", "nqn.2026-11.blockmux:b"]);
     let said = text(&refused.stderr);
     assert!(
-        said.contains("volume `a`: its `allow` list is not that of target `nqn.2026-11.blockmux:b`"),
+        said.contains("volume `a`: its `allow` list differs from that of target `nqn.2026-11.blockmux:b`"),
         "{said}"
     );
     served.reload(&config("'127.0.0.1'"));
     for url in [&own, &iscsi, &other] {
         info(url).unwrap();
     }
-    // One that is added has its list from the beginning.
+    // An added volume has its list from the beginning.
     served.said(&["add", "c=mem:1m", "--allow", "127.0.0.2,::1"]);
     let added = own.replace(":a/", ":c/");
     assert!(info(&added).is_err());
@@ -236,7 +236,7 @@ fn the_networks_of_a_volume_hold_for_the_targets_that_have_it() {
 }
 
 #[test]
-fn what_networks_protect_in_one_protocol_is_not_open_in_another() {
+fn a_volume_with_networks_is_not_open_over_another_protocol() {
     let files = tempfile::tempdir().unwrap();
     let path = files.path().join("b.toml");
     let check = |config: &str| {
@@ -276,7 +276,7 @@ fn what_networks_protect_in_one_protocol_is_not_open_in_another() {
 }
 
 #[test]
-fn the_api_is_there_for_clients_in_its_networks_alone() {
+fn the_api_serves_only_clients_in_its_networks() {
     let files = tempfile::tempdir().unwrap();
     let token = files.path().join("token");
     fs::write(&token, "secret-token").unwrap();

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Two namespaces and a cable between them; the interface is called `cable` in both.
+/// Two network namespaces and a veth pair between them; the interface is called `cable` in both.
 struct Cable {
     target: String,
     initiator: String,
@@ -34,7 +34,7 @@ impl Cable {
         for name in [&target, &initiator] {
             let made = Command::new("ip").args(["netns", "add", name]).output().unwrap();
             if !made.status.success() {
-                skip(&format!("network namespaces cannot be made here: {}", text(&made.stderr)));
+                skip(&format!("cannot create network namespaces here: {}", text(&made.stderr)));
                 return None;
             }
         }
@@ -115,8 +115,8 @@ fn within(namespace: &str, program: &str) -> Command {
     command
 }
 
-/// Ended by force when dropped, if it still runs. `ip netns exec` becomes the program, so that the
-/// child is it.
+/// A program in a namespace, killed when dropped. `ip netns exec` is replaced by the program, so
+/// the child process is the program.
 struct Server {
     child: Child,
     ready: String,
@@ -159,7 +159,7 @@ impl Drop for Server {
     }
 }
 
-/// Copies a file to the disk and back; both are the same then.
+/// Copies a file to the disk and back, and compares both.
 fn copies_there_and_back(cable: &Cable, url: &str, directory: &Path, len: usize) {
     let source = half_empty_file(directory, len);
     let spec = format!("file:{}", source.display());
@@ -238,7 +238,7 @@ fn volumes_with_disk_names_are_in_any_shelf() {
         ),
         "{said}"
     );
-    // One that AoE does not serve may have them.
+    // A volume that AoE does not serve may have larger blocks.
     let config = directory.path().join("blockmux.toml");
     let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m?block_size=4096'\nprotocols = ['nbd']\n";
     let small = "[[volume]]\nname = 'b'\nspec = 'mem:1m'\n";

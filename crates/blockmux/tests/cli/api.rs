@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Sends what is to be a request, and reads status and body of the answer.
+/// Sends the bytes of a request; returns status and body of the response.
 fn exchange(mut stream: impl Read + Write, request: &[u8]) -> (u16, String) {
     // A request may be refused by its head or its length before all of it is sent.
     let _ = stream.write_all(request);
@@ -111,7 +111,7 @@ fn a_long_request_becomes_an_action_with_progress() {
     assert_eq!((status, &action["state"], &action["action"]), (202, &json!("running"), &json!("remove a")));
     let path = format!("/v1/actions/{}", action["id"]);
     let look = || ask(&socket, "GET", &path, "", "").1;
-    eventually("it says what it waits for", || look()["progress"] == "waiting for I/O in flight");
+    eventually("the action reports what it waits for", || look()["progress"] == "waiting for I/O in flight");
     // Other clients are served meanwhile.
     assert_eq!(controlled.said(&["resize", "b", "2m"]), "b  2097152 (2 MiB)\n");
     eventually("it is over", || look()["state"] == "done");
@@ -260,7 +260,10 @@ fn the_api_is_served_over_tcp_only_with_a_private_token() {
         text(&output.stderr)
     };
     let said = serve(&["--api", "127.0.0.1:0"]);
-    assert!(said.contains("without a token anybody who can connect could control this daemon"), "{said}");
+    assert!(
+        said.contains("without a token, every client that can connect could control this daemon"),
+        "{said}"
+    );
     assert!(said.contains("openssl rand -hex 32"), "{said}");
     let said = serve(&["--api", "127.0.0.1:0", "--api-token-file", token]);
     assert!(said.contains("others can read or write it; run chmod 600 on it"), "{said}");
@@ -268,7 +271,7 @@ fn the_api_is_served_over_tcp_only_with_a_private_token() {
     assert!(said.contains("--api: write host:port; --control takes unix:PATH"), "{said}");
 }
 
-/// Where schemathesis may be: on the path, or in a virtual environment that is named.
+/// The path of schemathesis: in PATH, or in the virtual environment that a variable names.
 fn schemathesis() -> Option<String> {
     let named = std::env::var("BLOCKMUX_SCHEMATHESIS").ok();
     named.or_else(|| has("schemathesis").then(|| "schemathesis".to_owned()))

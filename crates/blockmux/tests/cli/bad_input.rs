@@ -29,7 +29,7 @@ fn the_version_is_that_of_the_package() {
     assert_eq!(text(&output.stdout), concat!("blockmux ", env!("CARGO_PKG_VERSION"), "\n"));
 }
 
-/// Arguments, and what is said about them.
+/// Invalid arguments, and the message about them.
 const WRONG: &[(&[&str], &str)] = &[
     (&[], "no command given; `blockmux --help` lists them"),
     (&["ctl"], "no command given; `blockmux ctl --help` lists them"),
@@ -90,7 +90,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["serve", "a=mem:1m", "a=mem:1m"], "two volumes are named `a`; rename one, as in NAME=mem:1g"),
     (
         &["serve", "mem:1m", "--nbd", "10809"],
-        "--nbd 10809: `10809` is no host; write :10809 for a port on loopback",
+        "--nbd 10809: `10809` is not a host; write :10809 for a port on loopback",
     ),
     (
         &["serve", "mem:1m", "--nbd", "/run/nbd.sock"],
@@ -268,7 +268,7 @@ fn an_error_in_a_config_file_is_reported_with_file_and_line() {
             ":3: unknown key `siez`, expected one of `name`, `spec`, ",
         ),
         ("[[volume]]\nspec = 'disk.img'\n", ":2: `disk.img` does not say what kind of volume it is: "),
-        ("nbd = 5\n", ":1: nbd: invalid type: integer `5`, expected a list, as nbd = "),
+        ("nbd = 5\n", ":1: nbd: invalid type: integer `5`, expected a list, such as nbd = "),
         ("[[volume]\n", ":1: "),
     ] {
         std::fs::write(&path, content).unwrap();

@@ -44,7 +44,7 @@ impl Bench {
     }
 }
 
-/// What a run that has to succeed has printed; on standard error it says nothing but its progress.
+/// Standard output of a successful run. Standard error must contain only progress lines.
 fn printed(output: &Output) -> String {
     let stderr = text(&output.stderr);
     let others: Vec<&str> = stderr.lines().filter(|line| !is_progress(line)).collect();
@@ -93,7 +93,7 @@ fn output_to_a_pipe_is_plain_text_of_80_columns() {
     assert_eq!(jobs(&bench.json()).len(), 152);
 }
 
-/// Milliseconds that a bench measures, by its own report: what its duration is made of.
+/// Total measured time of a bench, in milliseconds, from its report.
 fn measured_ms(report: &Value) -> f64 {
     let of = |job: &Value| {
         let ms = |name: &str| job["job options"][name].as_str().unwrap().parse::<f64>().unwrap() * 1e3;
@@ -173,7 +173,7 @@ fn every_access_pattern_runs_with_consistent_results() {
             assert!((number(&side["bw_bytes"]) - number(&side["iops"]) * 4096.0).abs() <= 1.0, "{name}");
             assert_eq!(side["clat_ns"]["N"], side["total_ios"], "{name}");
         }
-        // A busy machine may complete none in so short a time.
+        // On a busy machine no request may complete in so short a time.
         let did: Vec<_> = ["read", "write", "trim"]
             .into_iter()
             .filter(|side| number(&job[side]["total_ios"]) > 0.0)
@@ -187,7 +187,7 @@ fn every_access_pattern_runs_with_consistent_results() {
         assert!(did.iter().all(|side| allowed.contains(side)), "{name} did {did:?}");
         seen += did.len();
     }
-    assert!(seen > 0, "nothing was done at all");
+    assert!(seen > 0, "no request completed");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn an_image_given_as_a_job_file_is_not_printed() {
     let image = bench.path("disk.img");
     for content in [vec![0; 4096], vec![0xff; 4096], vec![b'a'; (1 << 20) + 1]] {
         std::fs::write(&image, content).unwrap();
-        // Nor in a message about an option that the file also sets.
+        // A message about an option that the file also sets does not print it either.
         for options in ["", "--rw randread"] {
             let output = bench.run(options, &[&image]);
             let expected = format!(
@@ -345,12 +345,12 @@ fn every_suite_runs_with_published_and_measured_values() {
     }
 }
 
-/// Whether networks can be made here; if not, that has been said.
+/// Whether network namespaces can be created here; if not, prints that the test is skipped.
 #[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
 fn makes_networks() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        println!("skipped: networks of our own need root");
+        println!("skipped: creating network namespaces needs root");
     }
     has("ip") && has("tc") && is_root
 }
@@ -396,7 +396,7 @@ fn the_mtu_study_reports_a_missing_capability_in_one_line() {
     assert!(said.contains("which needs root and the program `ip`"), "{said}");
 }
 
-/// The inodes of the networks that a process has beside ours.
+/// The inodes of the network namespaces of a process, except that of the tests.
 fn networks(process: u32) -> Vec<u64> {
     let inode = |path: &Path| Some(std::fs::metadata(path).ok()?.ino());
     let here = inode(Path::new("/proc/self/ns/net"));
@@ -405,7 +405,7 @@ fn networks(process: u32) -> Vec<u64> {
     found.filter(|network| Some(*network) != here).collect()
 }
 
-/// Whether any process of that group lives.
+/// Whether a process of this group is running.
 fn lives(group: u32) -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok()).any(|stat| {
@@ -434,7 +434,7 @@ fn a_killed_bench_leaves_no_processes_and_no_names_of_its_network_namespaces() {
                 break made;
             }
             assert!(child.try_wait().unwrap().is_none(), "it ended at once");
-            assert!(Instant::now() < deadline, "it has made no networks after a minute");
+            assert!(Instant::now() < deadline, "no network namespaces exist after a minute");
             std::thread::yield_now();
         };
         end_by(&mut child, signal);

@@ -11,7 +11,7 @@ use std::process::Command;
 
 const LISTENERS: [&str; 6] = ["--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0", "--srp", "127.0.0.1:0"];
 const SCHEMES: [&str; 6] = ["nbd+unix", "iscsi", "iser", "nvme+tcp", "nvme+rdma", "srp"];
-/// As SCSI, NVMe and NBD tell them: a logical block, and the least that is written efficiently.
+/// Parameters of a volume, its logical block size, and its physical block size, in bytes.
 const DISKS: [(&str, u64, u64); 4] = [
     ("block_size=4096", 4096, 4096),
     ("block_size=512&physical_block_size=4096", 512, 4096),
@@ -36,7 +36,7 @@ fn refusal(args: &[&str]) -> String {
 }
 
 #[test]
-fn every_protocol_tells_the_same() {
+fn every_protocol_reports_the_same_block_sizes() {
     for (options, logical, physical) in DISKS {
         let daemon = serve(&[&format!("mem:16m?{options}")]);
         for scheme in SCHEMES {
@@ -160,7 +160,7 @@ fn programs_write_and_read_large_blocks() {
         }
         if has("fio") {
             let mut fio = Command::new("fio");
-            // It leaves the state of its verification where it runs.
+            // fio writes the state of its verification to the current directory.
             fio.current_dir(directory.path()).args([
                 "--name=a",
                 "--ioengine=nbd",
@@ -194,7 +194,7 @@ fn a_part_of_a_block_is_refused() {
     assert_eq!(nbd.write(0, 512, &[1; 4096]), INVALID);
     assert_eq!(nbd.write(0, 4096, &[1; 4096]), 0);
     assert_eq!(nbd.read(4096, 4096), [1; 4096]);
-    // SCSI counts blocks; a buffer of half a block is no block.
+    // SCSI counts blocks, so half a block of data is not a block.
     let mut scsi = RawIscsi::login(&daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a");
     let (status, data) = scsi.run(&[0x28, 0, 0, 0, 0, 1, 0, 0, 1, 0], &[], 4096);
     assert_eq!((status, data.len(), data.iter().all(|&byte| byte == 1)), (GOOD, 4096, true));
@@ -215,7 +215,7 @@ fn a_volume_is_whole_blocks() {
     let info: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(info["size"], 8192);
     assert!(text(&output.stderr).contains("it reads as 8192 with zeroes at the end"));
-    // Of a remote volume nothing can be added at the end.
+    // A remote volume is not padded with zeroes at its end.
     let below = Daemon::serve(&["mem:9k"]);
     let output = blockmux(["info", "--json", &format!("{}&block_size=4096", below.url())]);
     let info: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -224,7 +224,7 @@ fn a_volume_is_whole_blocks() {
 }
 
 #[test]
-fn a_resize_is_by_whole_blocks() {
+fn a_resize_is_a_multiple_of_the_block_size() {
     let controlled = Controlled::serve(&["a=mem:8m?block_size=4096"]);
     let refused = controlled.ctl(&["resize", "a", "4608"]);
     assert!(text(&refused.stderr).contains("whole blocks of 4096"), "{}", text(&refused.stderr));

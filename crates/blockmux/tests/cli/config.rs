@@ -176,7 +176,7 @@ fn another_listening_program_is_reported_only_if_there_is_one() {
     assert!(of_bound.contains("the port is in use, but no program listens there"), "{of_bound}");
     let file = tempfile::NamedTempFile::new().unwrap();
     let of_file = said(&format!("unix:{}", file.path().display()));
-    assert!(of_file.contains("a file that is no socket has this path; name another path"), "{of_file}");
+    assert!(of_file.contains("a file that is not a socket has this path; name another path"), "{of_file}");
     let daemon = Daemon::serve(&["mem:1m"]);
     let of_daemon = said(&format!("unix:{}", daemon.socket().display()));
     assert!(of_daemon.contains("another program listens there"), "{of_daemon}");

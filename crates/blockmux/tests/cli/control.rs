@@ -76,7 +76,7 @@ fn can_read(scsi: &mut RawIscsi, block: u32) -> bool {
     scsi.run(&cdb, &[], 512).0 == GOOD
 }
 
-/// Waits for what happens within seconds.
+/// Waits up to some seconds until `is_so` is true.
 pub(crate) fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !is_so() {
@@ -104,7 +104,7 @@ fn a_resize_of_a_ram_volume_is_reported_to_iscsi_initiators_and_new_clients() {
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     assert_eq!(capacity(&mut scsi), 4 << 20);
     assert!(!can_read(&mut scsi, 4 << 11));
-    assert_ne!(nbd.write(0, 6 << 20, &[7; 512]), 0, "it is not there any more");
+    assert_ne!(nbd.write(0, 6 << 20, &[7; 512]), 0, "the block is beyond the new end");
     controlled.said(&["resize", "a", "8m"]);
     assert_eq!(nbd.read(6 << 20, 512), [0; 512]);
     assert_eq!(nbd.read(0, 512), [5; 512]);
@@ -370,7 +370,7 @@ fn all_portals_of_an_iscsi_target_are_paths_on_request() {
     }
 }
 
-/// What `info` says of a volume by that URL, or why not.
+/// JSON output of `blockmux info` for a URL, or its error.
 fn info(url: &str) -> Result<Value, String> {
     let output = blockmux(["info", "--json", url]);
     if !output.status.success() {
@@ -379,7 +379,7 @@ fn info(url: &str) -> Result<Value, String> {
     Ok(serde_json::from_str(&text(&output.stdout)).unwrap())
 }
 
-/// The URLs that `discover` finds.
+/// Output of `blockmux discover`.
 fn discovered(server: &str) -> String {
     let output = blockmux(["discover", "--json", server]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -402,7 +402,7 @@ fn an_added_volume_is_exported_over_every_protocol_until_it_is_removed() {
     }
     let server = of("nvme+tcp").split('/').take(3).collect::<Vec<_>>().join("/");
     assert!(discovered(&server).contains("blockmux:b"));
-    assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume has the name `b` already"));
+    assert!(controlled.refusal(&["add", "b=mem:1m"]).contains("a volume with the name `b` exists already"));
     let added = controlled.ctl(&["add", "c=mem:1m", "--protocols", "nbd,aoe"]);
     assert!(added.status.success() && text(&added.stdout).contains("nbd"), "{added:?}");
     assert!(text(&added.stderr).contains("not exported over aoe: the daemon has no listener"), "{added:?}");
@@ -412,7 +412,7 @@ fn an_added_volume_is_exported_over_every_protocol_until_it_is_removed() {
     let block = [3; 512];
     assert_eq!(scsi.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &block, 0).0, GOOD);
     controlled.said(&["remove", "b"]);
-    assert_eq!(fs::read(&image).unwrap()[..512], block, "it is on the disk");
+    assert_eq!(fs::read(&image).unwrap()[..512], block, "the write is in the file");
     assert!(!can_read(&mut scsi, 0));
     for scheme in ["nbd", "iscsi", "nvme+tcp"] {
         assert!(info(of(scheme)).is_err(), "{scheme}");
@@ -495,8 +495,8 @@ fn an_ana_state_is_set_at_existing_listeners() {
     assert!(text(&wrong.stderr).contains("STATE best: not one of optimized, non-optimized, inaccessible"));
 }
 
-/// A target with a portal group for each of two listeners, the second of which is in standby, over
-/// a slow file.
+/// A target over a slow file, with a portal group for each of two listeners. The second group is in
+/// standby.
 fn two_portal_groups(directory: &Path) -> (Controlled, [String; 2]) {
     let config = directory.join("b.toml");
     let image = directory.join("disk.img");
@@ -518,7 +518,7 @@ fn listener(url: &str) -> &str {
     url.split('/').nth(2).unwrap()
 }
 
-/// Each state that REPORT TARGET PORT GROUPS has of two groups with a port each.
+/// The access state of each of two port groups in REPORT TARGET PORT GROUPS.
 fn states(scsi: &mut RawIscsi) -> [u8; 2] {
     // Unit attentions are reported first.
     let answers = (0..8).map(|_| scsi.run(&[0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256));
@@ -610,7 +610,7 @@ fn the_initiator_follows_access_states_between_portals_without_data_loss() {
     let output = copy.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).starts_with("copied and verified 8 MiB"), "{}", text(&output.stdout));
-    assert!(swaps >= 3, "{swaps} changes are none that matter");
+    assert!(swaps >= 3, "only {swaps} changes of state during the copy");
     assert!(fs::read(directory.path().join("disk.img")).unwrap() == bytes);
 }
 

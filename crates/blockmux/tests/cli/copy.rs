@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Copies, with all else as said; answers what it printed.
+/// Runs `blockmux copy` with further arguments; returns its standard output.
 fn copy(from: &str, to: &str, more: &[&str]) -> String {
     let output = blockmux([&["copy", from, to], more].concat());
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{from} to {to}");
@@ -66,7 +66,7 @@ fn zeroes_of_the_source_overwrite_data_of_the_destination() {
     assert_eq!(client.write(0, 0, &[0xff; 5 << 20]), 0);
     copy(&file(&directory, "source.img"), &daemon.url(), &["--verify"]);
     assert_eq!(client.read(0, 4 << 20), content(&source));
-    assert_eq!(client.read(4 << 20, 1 << 20), [0xff; 1 << 20], "what is beyond the source stays");
+    assert_eq!(client.read(4 << 20, 1 << 20), [0xff; 1 << 20], "data beyond the end of the source stays");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn a_copy_that_cannot_be_verified_is_reported_as_complete() {
 
 #[test]
 fn a_difference_is_reported_with_its_offset() {
-    // It discards writes, which `--verify` must detect.
+    // A null volume discards writes, which `--verify` must detect.
     let directory = tempfile::tempdir().unwrap();
     let mut bytes = vec![0; 1 << 20];
     bytes[300_000] = 1;
@@ -179,7 +179,7 @@ fn a_large_hole_is_copied_as_a_hole() {
 fn a_local_volume_is_described() {
     let output = blockmux(["info", "mem:1m"]);
     let expected = "mem:1m\n  size         1048576 (1 MiB)\n  access       read-write\n  blocks       logical 512, \
-                    physical 512, preferred 4096\n  cache        none; the content goes with the process\n";
+                    physical 512, preferred 4096\n  cache        none; the content is lost when the process ends\n";
     assert_eq!(text(&output.stdout), expected);
 }
 

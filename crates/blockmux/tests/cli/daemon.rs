@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use tempfile::TempDir;
 
-/// Ended by force when dropped, if it still runs.
+/// A running daemon; killed when dropped.
 pub(crate) struct Daemon {
     child: Child,
     pub(crate) json: serde_json::Value,
@@ -50,7 +50,7 @@ impl Daemon {
         Daemon::wait_until_ready(directory, command.spawn().unwrap())
     }
 
-    /// A process that serves, its output piped, once it is ready.
+    /// Waits until a serving process with piped output is ready.
     pub(crate) fn of_child(child: Child) -> Daemon {
         Daemon::wait_until_ready(tempfile::tempdir().unwrap(), child)
     }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A loop device over a file in a RAM file system, so that the flushes counted are its own and no
-/// disk is worn.
+/// A loop device over a file in a RAM file system: no other program causes flushes, and no disk is
+/// worn.
 struct LoopDevice {
     path: PathBuf,
     /// Unmounted on drop.
@@ -99,7 +99,7 @@ fn flushes_reach(device: &LoopDevice, volume: &str) {
         assert_eq!(device.flushes(), before, "{volume}: plain writes flush nothing");
         assert_eq!(flusher.simple(FLUSH, 0, 0, 0), 0);
         let flushed = device.flushes();
-        assert!(flushed > before, "{volume}: a flush of what another connection wrote reaches the device");
+        assert!(flushed > before, "{volume}: a flush of another connection's writes reaches the device");
         assert_eq!(writer.write(FUA, 4096, &[round; 4096]), 0);
         let forced = device.flushes();
         assert!(forced > flushed, "{volume}: a write with FUA reaches the device");

@@ -1,4 +1,4 @@
-//! Durability of writes when a daemon or a client ends, in order or not.
+//! Durability of writes when a daemon or a client ends, gracefully or not.
 
 use crate::daemon::Daemon;
 use crate::raw_client::{FLUSH, FUA, RawClient, WRITE};

@@ -20,8 +20,8 @@ const READ_KEYS: u8 = 0;
 const READ_RESERVATION: u8 = 1;
 const NAMES: [&str; 2] = ["iqn.2026-11.i:a", "iqn.2026-11.i:b"];
 
-/// A daemon that serves a file of its own: what RAM had is gone with the process, and so are its
-/// reservations.
+/// A daemon that serves a file. A RAM volume would lose its data, and its reservations, when the
+/// daemon ends.
 struct Fenced {
     daemon: Daemon,
     spec: String,
@@ -72,7 +72,7 @@ fn a_reservation_of_an_initiator_excludes_nbd_clients_until_it_is_released() {
     let mut said = String::new();
     daemon.stderr.read_to_string(&mut said).unwrap();
     let lines: Vec<_> = said.lines().filter(|line| line.contains("refused")).collect();
-    let [line] = lines[..] else { panic!("one line for all of them: {said}") };
+    let [line] = lines[..] else { panic!("expected one line: {said}") };
     assert!(
         line.contains(
             "disk0: requests are refused: an initiator has reserved the volume protocol=\"nbd\" peer="
@@ -132,7 +132,7 @@ fn a_volume_with_unreadable_reservations_is_not_exported() {
     }
 }
 
-/// What follows the identity in the file.
+/// Length of the data after the identity in the state file.
 fn kept_image_len(content: &[u8]) -> usize {
     content.len() - 2 - usize::from(u16::from_be_bytes([content[0], content[1]]))
 }
@@ -148,7 +148,7 @@ fn aptpl_is_refused_without_a_state_directory() {
     fs::write(&state, "").unwrap();
     let mut a = login(daemon, NAMES[0]);
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], APTPL), CHECK_CONDITION);
-    assert_eq!(a.reserve_in(READ_KEYS).len(), 8, "what failed has changed nothing");
+    assert_eq!(a.reserve_in(READ_KEYS).len(), 8, "the failed command has changed nothing");
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);
 }
 

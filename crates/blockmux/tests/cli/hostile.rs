@@ -379,7 +379,7 @@ fn a_bench_reports_a_lost_connection() {
     assert!(said.contains("a connection was lost and could not be restored"), "{said}");
     assert!(said.contains("blockmux: a connection was lost in one run; the warnings above"), "{said}");
     assert_eq!(output.status.code(), Some(1));
-    assert!(report.join("bench.json").is_file(), "what was measured is shown all the same");
+    assert!(report.join("bench.json").is_file(), "the report has the measured values");
 }
 
 #[test]
@@ -398,7 +398,7 @@ fn an_endless_export_description_is_reported() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// A server of one export, which does to a request what the test says.
+/// A server of one export whose reaction to requests the test defines.
 struct Server {
     url: String,
     directory: TempDir,
@@ -459,8 +459,8 @@ impl Server {
     }
 }
 
-/// The handshake: `answer` gives the replies to an option, or `None` for silence. Ends with the
-/// answer to `NBD_OPT_GO`, and tells whether it came to that.
+/// Runs the handshake. `answer` returns the replies to an option, or `None` to send none. Returns
+/// whether `NBD_OPT_GO` was answered.
 fn converse<R>(socket: &mut UnixStream, answer: impl Fn(u8) -> Option<R>) -> bool
 where
     R: IntoIterator<Item = (u32, Vec<u8>)>,
@@ -487,13 +487,14 @@ where
     false
 }
 
-/// The simple reply to a read.
+/// A simple reply to a read, with the data 7, 7, ...
 fn reply_of_sevens(head: &[u8; 28]) -> Vec<u8> {
     let len = u32::from_be_bytes(head[24..].try_into().unwrap());
     [b"\x67\x44\x66\x98\0\0\0\0", &head[8..16], &vec![7; len as usize]].concat()
 }
 
-/// How a client says good-bye: as an option, and as a request, of which the cookie is its own.
+/// The end of a session by a client: `NBD_OPT_ABORT`, and the head of `NBD_CMD_DISC` up to the
+/// cookie.
 const OPT_ABORT: &[u8] = b"IHAVEOPT\0\0\0\x02\0\0\0\0";
 const CMD_DISC: &[u8] = b"\x25\x60\x95\x13\0\0\0\x02";
 

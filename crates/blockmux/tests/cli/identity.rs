@@ -1,5 +1,4 @@
-//! Identity of volumes: initiators never take two disks for one, and recognize a disk after a
-//! restart.
+//! Identity of volumes: initiators can tell two disks apart, and recognize a disk after a restart.
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, succeed, text};
@@ -11,7 +10,7 @@ use std::process::Command;
 
 const PORTS: [&str; 4] = ["--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"];
 
-/// A UUID that no other run of these tests claims meanwhile; each test has another number.
+/// A UUID that no concurrent run of these tests uses; each test has its own number.
 fn uuid(number: u16) -> String {
     format!("6f9a4c2e-1d3b-4f5a-{number:04x}-{:012x}", std::process::id())
 }
@@ -26,7 +25,7 @@ fn info(url: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What initiators know the first volume by, beside names.
+/// The identifiers of the first volume, except names.
 fn identifiers(daemon: &Daemon) -> Vec<(&'static str, String)> {
     let [iscsi, nvme] = ["iscsi", "nvme+tcp"].map(|scheme| info(&daemon.urls_of(scheme)[0]));
     let unit = RawIscsi::login(&daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a").inquiry_page(0x83);
@@ -61,7 +60,7 @@ fn two_daemons_have_no_identifiers_in_common() {
     for (own, others) in names(&one).iter().zip(&names(&other)) {
         assert!(own != others && own.contains(".blockmux:disk0."), "{own} {others}");
     }
-    assert!(one.url().starts_with("nbd+unix:///disk0?"), "NBD's clients find it by a server's address");
+    assert!(one.url().starts_with("nbd+unix:///disk0?"), "an NBD URL has no UUID in its name");
 }
 
 #[test]
@@ -104,7 +103,7 @@ fn a_copy_of_a_file_is_another_disk_and_a_moved_file_is_the_same() {
     assert!(before.iter().filter(is_the_volume_s).eq(after.iter().filter(is_the_volume_s)));
 }
 
-/// A config file with one volume, and what else its table has.
+/// A config file with one volume; `more` are further lines of its table.
 fn config(directory: &Path, spec: &str, more: &str) -> String {
     let path = directory.join("blockmux.toml");
     std::fs::write(&path, format!("[[volume]]\nname = 'a'\nspec = '{spec}'\n{more}")).unwrap();
@@ -131,11 +130,11 @@ fn the_configured_uuid_is_used_by_every_protocol() {
     let [one, other] = [(); 2].map(|()| serve(&["--config", &shared]));
     assert_eq!((identifiers(&one), identifiers(&other)), (before.clone(), before));
     let ids = [one, other].map(|daemon| info(&daemon.urls_of("nvme+tcp")[0])["cntlid"].clone());
-    assert_ne!(ids[0], ids[1], "hosts would take two controllers of one number for one");
+    assert_ne!(ids[0], ids[1], "hosts would treat two controllers with one number as one");
 }
 
 #[test]
-fn data_that_another_daemon_exports_are_exported_again_only_on_request() {
+fn data_that_another_daemon_exports_is_exported_again_only_on_request() {
     let origin = Daemon::serve(&["mem:1m"]);
     let url = origin.url();
     let gateway = serve(&[&url]);

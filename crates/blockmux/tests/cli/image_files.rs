@@ -52,11 +52,11 @@ fn qemu_cannot_write_an_exported_file_and_can_read_a_read_only_one() {
     let served = Daemon::serve(&[&spec]);
     refused(&write(), "Failed to get");
     let info = || Command::new("qemu-img").args(["info", &file]).output().unwrap();
-    assert!(info().status.success(), "who only looks is let in");
+    assert!(info().status.success(), "a reader may open the exported file");
     drop(served);
     let _reader = Daemon::serve(&[&spec, "--read-only"]);
     assert!(info().status.success());
-    assert!(write().status.success(), "what Blockmux only reads may be written, as by another Blockmux");
+    assert!(write().status.success(), "a file that Blockmux exports read-only may be written by others");
 }
 
 #[test]

@@ -96,7 +96,7 @@ assert refused(h.pwrite, bytes(511), 0) == errno.EINVAL
 assert h.pread(512, 0) == bytes(512), "it goes on after errors"
 "#;
     let mut nbdsh = Command::new("nbdsh");
-    // Its module is installed for the system's Python, which may not be the first in PATH.
+    // The nbd module is installed for the system's Python, which may not be the first in PATH.
     nbdsh.env("PATH", "/usr/bin:/bin");
     succeed(nbdsh.args(["--uri", &daemon.url(), "-c", script]));
 }

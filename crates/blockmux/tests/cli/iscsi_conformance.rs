@@ -1,16 +1,16 @@
 //! libiscsi's test suite against the iSCSI target: SCSI commands and the protocol.
 //!
-//! A test of the suite skips itself and passes if the target lacks a feature. The tests that may do
-//! so are listed here.
+//! A test of the suite skips itself, and passes, if the target lacks a feature. The tests that may
+//! skip are listed here.
 
 use crate::control::LoopDevice;
 use crate::daemon::Daemon;
 use crate::program::{has, text};
 use std::process::Command;
 
-/// Suites, or tests of them, that skip something here; and why.
+/// Suites and tests that may skip something here, with the reason.
 const MAY_SKIP: &[(&str, &str)] = &[
-    // These need other volumes; see `tests_for_other_volumes_than_ram_pass`.
+    // Tests that need other volumes; see `tests_for_other_volumes_than_ram_pass`.
     ("CompareAndWrite.InvalidDataOutSize", NO_LARGER_BLOCKS),
     ("WriteSame10.InvalidDataOutSize", NO_LARGER_BLOCKS),
     ("WriteSame16.InvalidDataOutSize", NO_LARGER_BLOCKS),
@@ -19,22 +19,21 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("PreventAllow", "RAM cannot be removed"),
     ("StartStopUnit.Simple", "RAM cannot be removed"),
     ("ReadOnly", "it is writable"),
-    // These run with two paths, in `check` below.
+    // Tests that `check` runs with two paths.
     ("MultipathIO", "it has one path"),
-    // Not supported: a cryptographic erase destroys the key of encrypted data. Data here are not
-    // encrypted, and the host expects copies such as those of a file system to be unreadable.
-    ("Sanitize.CryptoErase", "there is no key that could be forgotten"),
-    ("Sanitize.Readonly", "the same; the rest of it runs"),
-    ("Sanitize.Reservations", "the same; the rest of it runs"),
+    // Not supported: a cryptographic erase destroys the key of encrypted data, and our data is not
+    // encrypted. A host expects that copies, such as those of a file system, become unreadable.
+    ("Sanitize.CryptoErase", "no cryptographic erase"),
+    ("Sanitize.Readonly", "no cryptographic erase; the rest runs"),
+    ("Sanitize.Reservations", "no cryptographic erase; the rest runs"),
     // Without WSNZ, `UnmapUntilEnd` would send a block of FFh with UNMAP and 0 blocks, and expect
-    // zeroes: a target that did that would have lost the block that it was sent. So only one of the
-    // two can pass, and this one says it skips.
-    ("WriteSame10.ZeroBlocks", "VPD page B0h says WSNZ; that this is kept to is what runs"),
-    ("WriteSame16.ZeroBlocks", "VPD page B0h says WSNZ; that this is kept to is what runs"),
+    // zeroes, so that a correct target would fail it. With WSNZ, ZeroBlocks skips.
+    ("WriteSame10.ZeroBlocks", "VPD page B0h has WSNZ; only the refusal is tested"),
+    ("WriteSame16.ZeroBlocks", "VPD page B0h has WSNZ; only the refusal is tested"),
 ];
 const NO_LARGER_BLOCKS: &str = "its physical blocks are as large as its logical ones";
 
-/// Tests that fail with blocks of 4096 bytes by a mistake of their own; and which.
+/// Tests that fail with blocks of 4096 bytes because of a mistake in the test, with the mistake.
 const MAY_FAIL_WITH_4096: &[(&str, &str)] = &[
     ("ProutReserve.AccessEA", WRITES_512),
     ("ProutReserve.AccessWE", WRITES_512),
@@ -42,16 +41,16 @@ const MAY_FAIL_WITH_4096: &[(&str, &str)] = &[
     ("ProutReserve.AccessWERO", WRITES_512),
     ("ProutReserve.AccessEAAR", WRITES_512),
     ("ProutReserve.AccessWEAR", WRITES_512),
-    ("WriteSame16.Unmap", "it writes 65,536 blocks with one WRITE(16), whatever VPD page B0h says"),
-    ("Sanitize.Reset", "the disk is so small that SANITIZE is over before it looks"),
+    ("WriteSame16.Unmap", "it writes 65,536 blocks with one WRITE(16), more than VPD page B0h allows"),
+    ("Sanitize.Reset", "the disk is so small that SANITIZE ends before the test checks"),
 ];
 const WRITES_512: &str = "it sends 512 bytes with a WRITE(10) of one block";
 
-/// What is served, and suites with how many tests they have.
+/// Arguments of `serve`, and suites with their minimum number of tests.
 type Case<'a> = (&'a [&'a str], &'a [(&'a str, usize)]);
 
-/// Long enough that an overwriting SANITIZE is still under way when the suite looks, which is after
-/// 3 s and more.
+/// Large enough that an overwriting SANITIZE is still in progress when the suite checks, which is
+/// after 3 s or more.
 const VOLUME: &str = "mem:1g";
 
 #[test]
@@ -74,11 +73,11 @@ fn every_test_passes_with_digests() {
     let target = "[[iscsi_target]]\nTargetName = 'iqn.2026-11.com.example:digests'\nluns = { 3 = 'disk0' }\n\
                   HeaderDigest = 'CRC32C'\n";
     std::fs::write(&config, target).unwrap();
-    // A core that never polls shows missing wake-ups.
+    // Only a core that never polls shows missing wake-ups.
     let config = ["--config", config.to_str().unwrap(), "--poll", "never"];
     let daemon = Daemon::serve(&[&[VOLUME, "--iscsi", "127.0.0.1:0"][..], &config].concat());
     let url = daemon.urls_of("iscsi").remove(0);
-    // The rest applies to the Blockmux initiator.
+    // The rest of the test is for the Blockmux initiator.
     let (plain, _) = url.split_once("?header_digest=on").unwrap();
     run(&format!("{plain}?data_digest=crc32c"));
 }
@@ -101,7 +100,7 @@ fn tests_for_other_volumes_than_ram_pass() {
             &[("ALL.PreventAllow", 8), ("ALL.StartStopUnit", 3), ("ALL.NoMedia", 1)],
         ),
         (&["mem:64m", "--read-only"], &[("ALL.ReadOnly", 1)]),
-        // Blocks of 4 KiB in which blocks of 512 bytes lie.
+        // Logical blocks of 512 bytes in physical blocks of 4 KiB.
         (&[&file], &[("ALL.CompareAndWrite", 5), ("ALL.WriteSame10", 10), ("ALL.WriteSame16", 10)]),
     ];
     for (args, suites) in cases {
@@ -153,13 +152,13 @@ fn tests_of_larger_physical_blocks_pass_on_ram_that_has_them() {
     }
 }
 
-/// Runs the suite, and its tests of several paths again with two.
+/// Runs the suite, then its tests of several paths with two paths.
 fn run(url: &str) {
     check("ALL", &[url], LEAST, (MAY_SKIP, &[]));
     check("ALL.MultipathIO", &[url, url], 4, (&[], &[]));
 }
 
-/// Tests, and why.
+/// Tests, each with a reason.
 type Reasons<'a> = &'a [(&'a str, &'a str)];
 
 fn check(which: &str, urls: &[&str], least: usize, (may_skip, may_fail): (Reasons<'_>, Reasons<'_>)) {
@@ -194,7 +193,7 @@ struct Test {
     said: Vec<String>,
 }
 
-/// Every test in what the suite has said.
+/// Parses all tests from the suite's output.
 fn tests(said: &str) -> Vec<Test> {
     let (mut suite, mut tests) = ("", Vec::<Test>::new());
     for line in said.lines().take_while(|line| !line.starts_with("Run Summary:")) {
@@ -218,7 +217,7 @@ fn tests(said: &str) -> Vec<Test> {
     tests
 }
 
-/// How many tests ran and how many passed, by the suite's own count.
+/// Numbers of tests that ran and passed, as the suite counts them.
 fn summary(said: &str) -> Option<[usize; 2]> {
     let line = said.lines().find_map(|line| line.trim().strip_prefix("tests "))?;
     let mut counts = line.split_whitespace().map(str::parse);
@@ -226,5 +225,5 @@ fn summary(said: &str) -> Option<[usize; 2]> {
     Some([ran, passed])
 }
 
-/// Of Debian 12's libiscsi 1.19.
+/// Number of tests of libiscsi 1.19 in Debian 12.
 const LEAST: usize = 228;

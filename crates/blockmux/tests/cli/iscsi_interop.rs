@@ -203,8 +203,8 @@ fn secret(directory: &Path, name: &str, secret: &str) -> String {
     path.display().to_string()
 }
 
-/// A target with CHAP for one initiator, none for another, and nothing for all others; and its
-/// secrets.
+/// A config with a target that requires CHAP of one initiator, none of another, and refuses all
+/// others; writes the secret files.
 fn guarded(directory: &Path) -> std::path::PathBuf {
     let config = directory.join("blockmux.toml");
     let text = format!(
@@ -269,7 +269,7 @@ fn a_new_login_of_an_initiator_ends_its_old_connection() {
     let (_daemon, url) = serve(&["a=mem:1m", "--cores", "2"]);
     let address = portal(&url).replace("iscsi://", "");
     let text = b"InitiatorName=iqn.1993-08.org.debian:01:a\0TargetName=iqn.2026-11.blockmux:a\0";
-    // From operational negotiation to full feature phase, of the same port each time.
+    // Logins from operational negotiation to full feature phase, each from the same initiator port.
     let mut login = vec![0x43, 0x87, 0, 0, 0, 0, 0, text.len() as u8, 0x80, 1, 2, 3, 4, 5];
     login.resize(48, 0);
     login.extend(text);
@@ -298,7 +298,7 @@ fn a_new_login_of_an_initiator_ends_its_old_connection() {
     assert_eq!((pong[0], pong[19]), (0x20, 9));
 }
 
-/// Whether QEMU speaks iSCSI here: that is a package of its own.
+/// Whether QEMU's iSCSI module, a separate package, is installed; if not, prints a skip.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
 pub(crate) fn has_qemu_iscsi() -> bool {
     if !has("qemu-img") || !has("qemu-io") {
@@ -337,7 +337,7 @@ fn discovery_reports_that_a_target_requires_a_secret() {
     assert!(said(&user("user")).contains("  1 MiB  BLOCKMUX"));
 }
 
-/// libiscsi offers MD5 alone.
+/// libiscsi offers only MD5.
 #[test]
 fn a_target_refuses_chap_algorithms_that_are_not_configured() {
     let directory = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A target in the background; ended when dropped.
+/// A target that runs in the background; killed when dropped.
 struct Server {
     directory: TempDir,
     process: Child,
@@ -32,7 +32,7 @@ impl Server {
         self.process.wait().unwrap();
     }
 
-    /// Restarts it on the same port with the same disk.
+    /// Restarts tgtd on the same port with the same disk.
     fn restart_tgtd(&mut self) {
         self.process = start_tgtd(self.directory.path(), self.port);
         self.set_up_tgtd();
@@ -144,7 +144,7 @@ fn start_tgtd(directory: &Path, port: u16) -> Child {
     tgtd.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// A port that nobody had a moment ago; these targets cannot choose one themselves.
+/// A port that was free a moment ago. These targets cannot let the system choose one.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -156,8 +156,8 @@ fn private_file(directory: &Path, name: &str, content: &str) -> PathBuf {
     path
 }
 
-/// Standard error without the notice that a target is slow: istgt may take more than the two
-/// seconds after which we say so.
+/// Standard error without the warning about a slow target. istgt may take longer than the two
+/// seconds after which Blockmux warns.
 fn complaints(output: &Output) -> String {
     let said = text(&output.stderr);
     said.split_inclusive('\n').filter(|line| !line.contains("sends nothing; waiting")).collect()
@@ -169,7 +169,7 @@ fn described(url: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What is said about a URL that cannot be used.
+/// The message about a URL that cannot be used.
 fn refused(url: &str) -> String {
     let output = blockmux(["info", url]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
@@ -308,7 +308,7 @@ fn istgt_is_discovered_described_and_copied_to_and_from() {
     copies_there_and_back(&server, &with(&url, "header_digest=on&data_digest=on&connections=3"));
 }
 
-/// What we say when a target has done this, or why it has not.
+/// Output of `blockmux reset`; `Err` with the message if it fails.
 fn reset(url: &str, what: &str) -> Result<String, String> {
     let output = blockmux(["reset", url, what]);
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
@@ -325,7 +325,7 @@ fn reset_functions_work_with_tgtd() {
     assert_eq!(reset(&url, "abort-task-set").unwrap(), "the commands of this session are aborted\n");
     for what in ["target", "clear-task-set", "cold"] {
         let said = reset(&url, what).unwrap_err();
-        assert!(said.contains("the target does not reset: it does not support the function"), "{said}");
+        assert!(said.contains("the target did not reset: it does not support the function"), "{said}");
     }
     copies_there_and_back(&server, &url);
 }
@@ -355,7 +355,7 @@ fn several_connections_of_a_session_work_with_istgt() {
     assert_eq!(described(&url)["max_connections"], 3);
     copies_there_and_back(&server, &url);
     let url = with(&url, "error_recovery_level=2");
-    assert_eq!(described(&url)["error_recovery_level"], 0, "what it does not have is done without");
+    assert_eq!(described(&url)["error_recovery_level"], 0, "istgt has no error recovery");
     copies_there_and_back(&server, &url);
 }
 
@@ -402,7 +402,7 @@ fn a_copy_continues_after_the_target_was_killed_and_restarted() {
     }
     let mut server = Server::tgtd();
     let source = half_empty_file(server.directory.path(), SIZE);
-    // Slow enough that the target is away for a part of it.
+    // Slow enough that the copy is in progress while the target is down.
     let from = format!("rate:bw=512k:file:{}", source.display());
     let url = with(&server.url(1), "reconnect=30s");
     let mut copy = Command::new(BLOCKMUX);
@@ -411,9 +411,9 @@ fn a_copy_continues_after_the_target_was_killed_and_restarted() {
     let disk = server.path("disk.img");
     server.wait_for(|_| std::fs::read(&disk).is_ok_and(|disk| disk[0] != 0));
     server.kill();
-    assert!(copy.try_wait().unwrap().is_none(), "it has more to copy");
+    assert!(copy.try_wait().unwrap().is_none(), "the copy is still in progress");
     server.restart_tgtd();
-    assert!(copy.try_wait().unwrap().is_none(), "the copy was to be under way all the time");
+    assert!(copy.try_wait().unwrap().is_none(), "the copy must be in progress during the restart");
     let output = copy.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(std::fs::read(disk).unwrap() == std::fs::read(source).unwrap());
@@ -421,6 +421,6 @@ fn a_copy_continues_after_the_target_was_killed_and_restarted() {
 
 const TARGET: &str = "iqn.2026-11.t:disk";
 const SIZE: usize = 8 << 20;
-/// As long as istgt takes them.
+/// The maximum length for istgt.
 const SECRET: &str = "our-secret-1234";
 const TARGETS_SECRET: &str = "its-secret-5678";

@@ -38,12 +38,12 @@ fn an_initiator_that_does_not_log_out_is_notified_and_dropped() {
     assert_eq!(daemon.wait().code(), Some(0));
 }
 
-/// Whatever `begin` starts for a URL goes on and succeeds over a daemon that is stopped and started
-/// again at that URL; what the disk then holds.
+/// Starts the command of `begin` for a URL, stops the daemon of the URL and starts it again. The
+/// command must succeed. Returns the content of the disk.
 fn goes_on(begin: impl Fn(&str) -> Command) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let disk = directory.path().join("disk.img");
-    // Slow enough that not all is done before the signal, which the second wait proves.
+    // Slow enough that the command is not done at the signal, which the second wait proves.
     let volume = format!("log:-:delay:5ms:file:{}?size=8m", disk.display());
     let mut daemon = Daemon::serve(&[&volume, "--iscsi", "127.0.0.1:0"]);
     let url = daemon.urls_of("iscsi").remove(0);

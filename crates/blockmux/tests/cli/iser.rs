@@ -44,7 +44,7 @@ fn every_iscsi_listener_is_also_announced_for_iser() {
 }
 
 #[test]
-fn what_is_copied_there_comes_back_over_either_with_crcs_and_without() {
+fn data_copied_over_tcp_and_rdma_and_back_is_unchanged_with_and_without_crcs() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
     let content = pattern(16 << 20);
@@ -96,7 +96,7 @@ fn a_copy_survives_a_kill_and_restart_of_the_target() {
     let path = |name: &str| directory.path().join(name).display().to_string();
     let content = pattern(8 << 20);
     fs::write(path("from"), &content).unwrap();
-    // Slow enough that not all is done before the signal, which the second wait proves.
+    // Slow enough that the copy is not done at the signal, which the second wait proves.
     let volume = format!("log:-:delay:5ms:file:{}?size=8m", path("disk"));
     let mut daemon = Daemon::serve(&[&volume, "--iscsi", "127.0.0.1:0"]);
     let url = daemon.urls_of("iser").remove(0);
@@ -137,7 +137,7 @@ fn hostile_first_bytes_do_not_affect_other_connections() {
     assert!(Path::new(&daemon.socket()).exists());
 }
 
-/// What Linux's NVMe/RDMA host asks for; it prints the status of the rejection at once.
+/// The connect request of Linux's NVMe/RDMA host, which prints the status of a rejection.
 #[test]
 fn a_host_of_nvme_rdma_is_rejected_when_it_connects() {
     let mut daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0"]);

@@ -71,5 +71,5 @@ fn pause() {
 const CONNECTIONS: usize = 1000;
 const IDLE_LIMIT: u64 = 6 << 20;
 const CONNECTIONS_LIMIT: u64 = 64 << 20;
-/// What 64 clients with 1024 reads each make the daemon hold.
+/// Memory in the daemon after 1024 reads of each of 64 clients, in bytes.
 const BURST: u64 = 256 << 20;

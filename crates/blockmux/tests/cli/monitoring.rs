@@ -11,13 +11,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// The value of a series, which is 0 as long as it is not there.
+/// The value of a series; 0 if the series does not exist yet.
 fn value(metrics: &str, series: &str) -> f64 {
     let line = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.map_or(0.0, |value| value.parse().unwrap())
 }
 
-/// The sum of all series of a metric with that part.
+/// The sum of all series of a metric whose text contains `part`.
 fn sum(metrics: &str, metric: &str, part: &str) -> f64 {
     let own = metrics.lines().filter(|line| line.starts_with(&format!("{metric}{{")) && line.contains(part));
     own.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
@@ -98,7 +98,7 @@ fn the_queue_depth_is_the_number_of_requests_in_flight() {
     eventually("its client is gone", || orphaned() == 1.0);
 }
 
-/// Ended when dropped.
+/// A running Prometheus; killed when dropped.
 struct Prometheus(Child);
 
 impl Drop for Prometheus {
@@ -194,7 +194,7 @@ fn promtool_accepts_the_names_of_all_metrics() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // It reads the older text format, which has no end marker and counters with their suffix.
+    // promtool reads the older text format, which has no end marker and counters with their suffix.
     let metrics = tcp.get("/metrics").replace("# EOF\n", "");
     let counters: Vec<&str> =
         metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
@@ -240,7 +240,7 @@ fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_phone() {
     }
 }
 
-/// What a probe sees of the page with that data.
+/// The result of a probe script in the page with this data.
 fn seen(browser: &Path, name: &str, dark: bool, html: &str, told: &Value) -> Value {
     let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("live-page-{name}"));
     fs::create_dir_all(&directory).unwrap();

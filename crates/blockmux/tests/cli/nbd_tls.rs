@@ -21,7 +21,7 @@ struct Credentials {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// What is wrong with a certificate, if anything.
+/// A flaw of a certificate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
@@ -118,7 +118,7 @@ fn named(name: &str) -> DistinguishedName {
     names
 }
 
-/// Writes a file that nobody else may read.
+/// Writes a file that other users cannot read.
 fn private(path: &Path, content: &[u8]) {
     fs::write(path, content).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
@@ -155,7 +155,7 @@ fn copies_there_and_back(url: &str) {
     assert!(fs::read(back).unwrap() == fs::read(files.path().join("source.img")).unwrap());
 }
 
-/// What `blockmux info` says that fails.
+/// The message of `blockmux info`, which must fail.
 fn complaint(url: &str) -> String {
     let output = blockmux(["info", url]);
     assert!(!output.status.success(), "{url}");
@@ -383,7 +383,7 @@ fn the_certificate_is_chosen_by_sni() {
     ));
 }
 
-// Clients that nobody here wrote.
+// Clients of other projects.
 
 /// Python of the system, which has libnbd's module.
 fn nbdsh(script: &str) -> Command {
@@ -506,9 +506,9 @@ fn nbd_client_lists_exports_with_tls() {
     assert!(listed.contains("disk"), "{listed}");
 }
 
-// Servers that nobody here wrote.
+// Servers of other projects.
 
-/// A server that runs in the background at a Unix socket; ended when dropped.
+/// A server that runs in the background at a Unix socket; killed when dropped.
 struct Server {
     directory: TempDir,
 }
@@ -530,7 +530,7 @@ impl Server {
         fs::File::create(&disk).unwrap().set_len(SIZE as u64).unwrap();
         let mut qemu_nbd = program("qemu-nbd", &["--object", object, "--tls-creds", "tls0", "-x", "disk"]);
         qemu_nbd.args(["-f", "raw", "-t", "-e", "8", "--fork", "--pid-file"]).arg(path("pid"));
-        // It keeps its output open after the fork.
+        // qemu-nbd keeps its output open after the fork.
         let output = Stdio::from(fs::File::create(path("log")).unwrap());
         let status =
             qemu_nbd.arg("-k").arg(path("socket")).arg(disk).stderr(output).stdout(Stdio::null()).status();
@@ -593,7 +593,7 @@ fn qemu_nbd_is_copied_to_and_from_with_tls() {
     copies_there_and_back(&server.url("", &credentials.by_certificates()));
 }
 
-// Peers that mean harm.
+// Hostile peers.
 
 const FLAGS: [u8; 4] = [0, 0, 0, 3];
 
@@ -601,7 +601,7 @@ fn option(number: u32) -> Vec<u8> {
     [b"IHAVEOPT".as_slice(), &number.to_be_bytes(), &0u32.to_be_bytes()].concat()
 }
 
-/// A client in the clear that has sent `NBD_OPT_STARTTLS` with something behind it.
+/// A client that has sent `NBD_OPT_STARTTLS` and the bytes `behind` in plain text.
 fn starts_tls(daemon: &Daemon, behind: &[u8]) -> UnixStream {
     let mut socket = UnixStream::connect(daemon.socket()).unwrap();
     socket.read_exact(&mut [0; 18]).unwrap();
@@ -612,7 +612,7 @@ fn starts_tls(daemon: &Daemon, behind: &[u8]) -> UnixStream {
     socket
 }
 
-/// What is left to be heard until the server closes.
+/// Reads until the server closes the connection.
 fn rest(mut socket: UnixStream) -> Vec<u8> {
     let mut rest = Vec::new();
     let _ = socket.read_to_end(&mut rest);
@@ -651,7 +651,7 @@ fn aborted_and_endless_handshakes_do_not_block_other_clients() {
             silent.push(socket);
         }
     }
-    // A handshake without an end: a long message in records of one byte.
+    // A handshake that does not end: a long message in records of one byte.
     let mut socket = starts_tls(&daemon, &[]);
     let mut bytes = vec![0x16, 3, 1, 0, 4, 1, 0, 0xf0, 0];
     (0..100_000).for_each(|_| bytes.extend([0x16, 3, 3, 0, 1, 0]));

@@ -15,7 +15,7 @@ fn url(daemon: &Daemon) -> String {
     daemon.urls_of("nvme+tcp").remove(0)
 }
 
-/// Standard output of what succeeds.
+/// Standard output of a successful command.
 fn said(output: &Output) -> String {
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
     text(&output.stdout)
@@ -41,7 +41,7 @@ fn a_subsystem_is_described_and_discovered() {
     }
 }
 
-/// Serves a volume of that name, and refers to those addresses.
+/// Serves a volume with this name, and referrals to these addresses.
 fn refers(volume: &str, to: &[&str]) -> Daemon {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("referrals.toml");

@@ -42,7 +42,7 @@ fn every_nvme_tcp_listener_is_also_announced_for_nvme_rdma() {
 }
 
 #[test]
-fn what_is_copied_there_comes_back_over_either_with_crcs_and_without() {
+fn data_copied_over_tcp_and_rdma_and_back_is_unchanged_with_and_without_crcs() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
     let content = pattern(16 << 20);

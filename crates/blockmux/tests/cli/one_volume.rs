@@ -13,7 +13,7 @@ const SCHEMES: [&str; 3] = ["nbd+unix", "iscsi", "nvme+tcp"];
 const LISTENERS: [&str; 4] = ["--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"];
 const SIZE: usize = 4 << 20;
 
-/// The volume's URL by each protocol.
+/// The volume's URL over each protocol.
 fn urls(daemon: &Daemon) -> [String; 3] {
     SCHEMES.map(|scheme| daemon.urls_of(scheme).remove(0))
 }
@@ -22,7 +22,7 @@ fn blockmux(args: &[&str]) -> String {
     succeed(Command::new(BLOCKMUX).args(args))
 }
 
-/// Bytes that are others for each number.
+/// Data that differs for each number.
 fn content(number: usize) -> Vec<u8> {
     (0..SIZE).map(|at| (at / 512 * 7 + at + number * 31) as u8).collect()
 }

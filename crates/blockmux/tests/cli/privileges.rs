@@ -1,4 +1,4 @@
-//! Abilities of a daemon that was started by root and has dropped its capabilities.
+//! A daemon that was started by root and has dropped its capabilities.
 //!
 //! The tests need root. Without it, every test here prints a line that begins with `skipped: ` and
 //! ends.
@@ -9,7 +9,7 @@ use rustix::fs::{Mode, chmod};
 use std::os::unix::fs::chown;
 use std::process::{Command, Stdio};
 
-/// Whether root runs this; if not, says that the test is skipped.
+/// Whether root runs the tests; if not, prints that the test is skipped.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
@@ -19,14 +19,14 @@ fn is_root() -> bool {
     is_root
 }
 
-/// A server at a Unix socket, for now open to root without capabilities.
+/// A server at a Unix socket that root can connect to without capabilities.
 fn server() -> (Daemon, String) {
     let server = Daemon::serve(&["mem:1m"]);
     let url = format!("nbd+unix:///disk0?socket={}&reconnect=2s", server.socket().display());
     (server, url)
 }
 
-/// Leaves a server's socket to another user.
+/// Gives a server's socket to another user.
 fn leave_to_another(server: &Daemon) {
     chmod(server.socket(), Mode::RUSR | Mode::WUSR).unwrap();
     chown(server.socket(), Some(ANOTHER), Some(ANOTHER)).unwrap();
@@ -116,5 +116,5 @@ fn a_volume_that_needs_a_dropped_capability_is_refused_with_advice() {
     succeed(Command::new(crate::program::BLOCKMUX).args(["ctl", &format!("{control}2"), "add", &url]));
 }
 
-/// Nobody whom this machine knows.
+/// A user ID without a user.
 const ANOTHER: u32 = 4_000_017;

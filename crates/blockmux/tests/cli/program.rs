@@ -14,9 +14,9 @@ pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item =
     Command::new(BLOCKMUX).args(args).output().unwrap()
 }
 
-/// Has programs that are started from now on begin with default signal dispositions. `nohup`, and
-/// shells for what they run in the background, start the tests with signals ignored, and an ignored
-/// signal is inherited; one with a handler is not.
+/// Programs that are started from now on begin with default signal dispositions. `nohup`, and
+/// shells for background jobs, start the tests with ignored signals. An ignored signal is
+/// inherited, a signal with a handler is not.
 pub(crate) fn unignore_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -48,7 +48,7 @@ pub(crate) fn ended(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Standard output of a program that has to succeed.
+/// Standard output of a program, which must succeed.
 pub(crate) fn succeed(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -67,7 +67,7 @@ pub(crate) fn without_notes(bytes: &[u8]) -> String {
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Whether a program is installed; if not, says that the test is skipped.
+/// Whether a program is installed; if not, prints that the test is skipped.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
 pub(crate) fn has(program: &str) -> bool {
     let places = std::env::var_os("PATH").unwrap_or_default();
@@ -78,7 +78,7 @@ pub(crate) fn has(program: &str) -> bool {
     found
 }
 
-/// QEMU's client with these commands, not through its cache.
+/// A qemu-io command without QEMU's cache.
 pub(crate) fn qemu_io(url: &str, commands: &[&str]) -> Command {
     let mut qemu_io = Command::new("qemu-io");
     qemu_io.args(["-f", "raw", "-t", "none"]);
@@ -89,7 +89,7 @@ pub(crate) fn qemu_io(url: &str, commands: &[&str]) -> Command {
     qemu_io
 }
 
-/// Writes to a volume of 16 MiB in every form, and finds what was written.
+/// Commands of qemu-io that write to a volume of 16 MiB in every form and verify the data.
 pub(crate) const PATTERNS: [&str; 15] = [
     "write -P 0xab 64k 1m",
     "write -f -P 0xcd 1088k 4k",

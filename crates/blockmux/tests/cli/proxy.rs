@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// After how many bytes a connection ends, for each direction; `None`: it is left alone.
+/// Number of bytes after which a connection is cut, for each direction; `None` for no cut.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cut {
     pub(crate) to_server: Option<usize>,
     pub(crate) to_client: Option<usize>,
 }
 
-/// Ends with the test's process.
+/// A proxy. Its threads end with the test's process.
 pub(crate) struct Proxy {
     cuts_made: Arc<AtomicUsize>,
 }
@@ -60,7 +60,7 @@ fn forward(client: UnixStream, server: &Path, cut: Cut, cuts_made: &Arc<AtomicUs
     }
 }
 
-/// Forwards until an end; answers whether that was the limit.
+/// Forwards until the sender closes or `limit` is reached; returns whether it was the limit.
 fn pump(mut from: &UnixStream, mut to: &UnixStream, limit: Option<usize>) -> bool {
     let mut left = limit.unwrap_or(usize::MAX);
     let mut buffer = vec![0; 64 << 10];

@@ -13,8 +13,8 @@ pub(crate) struct RawIscsi {
 }
 
 impl RawIscsi {
-    /// Logs in to the target that `iscsi://HOST:PORT/TARGET/LUN` names, and hears of the power on
-    /// of LUN 0.
+    /// Logs in to the target of `iscsi://HOST:PORT/TARGET/LUN`, and receives the power-on unit
+    /// attention of LUN 0.
     pub(crate) fn login(url: &str, initiator: &str) -> RawIscsi {
         let (address, path) = url.strip_prefix("iscsi://").unwrap().split_once('/').unwrap();
         let target = path.split('/').next().unwrap();

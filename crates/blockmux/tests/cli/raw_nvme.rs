@@ -13,15 +13,14 @@ pub(crate) struct RawNvme {
     cntlid: u16,
 }
 
-/// Where a subsystem is.
+/// Address and name of a subsystem.
 #[derive(Clone)]
 struct Place {
     address: String,
     nqn: String,
 }
 
-/// What a controller says to a command: it is done, with a status, or its data is asked for, by a
-/// tag.
+/// A controller's answer to a command: a completion with a status, or an R2T with a transfer tag.
 enum Said {
     Done(u16),
     Ready(u16),
@@ -78,7 +77,7 @@ impl RawNvme {
         }
     }
 
-    /// Starts a write; data that is not in the capsule is sent after an R2T.
+    /// Starts a write. Data that does not fit into the capsule is sent after an R2T.
     pub(crate) fn begin_write(&mut self, offset: u64, len: usize, data: &[u8], is_fua: bool) {
         let mut write = self.sqe(1, 1);
         write[4] = 1;
@@ -106,7 +105,7 @@ impl RawNvme {
         }
         match said {
             Said::Done(status) => status,
-            Said::Ready(_) => panic!("data was asked for twice"),
+            Said::Ready(_) => panic!("the controller sent a second R2T"),
         }
     }
 
@@ -165,5 +164,5 @@ fn sgl(len: usize, kind: u8) -> [u8; 16] {
     sgl
 }
 
-/// Of a queue.
+/// Number of entries of a queue.
 pub(crate) const ENTRIES: u16 = 128;

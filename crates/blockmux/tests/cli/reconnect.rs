@@ -37,7 +37,7 @@ fn finish(copy: Child) {
 /// starts it again.
 fn ends_and_comes_back(disk: &Path, signal: Signal, kind: &str, begin: impl Fn(&str) -> Child) {
     for connections in [1, 3] {
-        // Slow enough that not all is done before the signal, which the second wait proves.
+        // Slow enough that the copy is not done at the signal, which the second wait proves.
         let volume = format!("a=log:-:delay:5ms:file:{}?size=8m", disk.display());
         let mut daemon = Daemon::serve(&[&volume]);
         let copy = begin(&format!("{}&connections={connections}", daemon.url()));
@@ -89,8 +89,7 @@ fn reads_continue_after_a_daemon_was_killed_and_restarted() {
     reads_survive(Signal::KILL);
 }
 
-/// A daemon, and a forwarder before it that leaves the first connection alone, as that is the one
-/// which asks what the export is like.
+/// A daemon and a proxy. The proxy does not cut the first connection, which queries the export.
 fn behind_a_proxy(volume: &str, cuts: impl Iterator<Item = Cut>) -> (Daemon, Proxy, String) {
     let daemon = Daemon::serve(&[volume]);
     let path = daemon.directory.path().join("proxy");
@@ -168,6 +167,6 @@ fn an_abstract_unix_socket_is_reached() {
 }
 
 const SIZE: usize = 8 << 20;
-/// In the greeting, between and in the options, at the edges of a request, and in the middle of
-/// payload.
+/// Numbers of bytes after which a connection is cut: in the greeting, between and in the options,
+/// at the edges of a request, and in the middle of a payload.
 const PLACES: [usize; 14] = [0, 1, 4, 17, 18, 40, 100, 200, 1000, 65_536, 65_600, 200_000, 500_001, 1 << 20];

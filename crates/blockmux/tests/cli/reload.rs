@@ -140,7 +140,7 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
     assert_eq!(served.reload(&config("mem:16m")), "~ volume a: spec: \"mem:8m\" -> \"mem:16m\"\n");
     assert_eq!(nbd.read(0, 512), [5; 512]);
     assert_eq!(served.status()["volumes"][0]["size"], 16 << 20);
-    // A file instead is other data, so the connection of the client ends.
+    // A file has other data than RAM, so the connection of the client ends.
     let done = served.reload(&config("file:disk.img?size=4m"));
     assert!(done.contains("    affected nbd client "), "{done}");
     assert!(nbd.is_closed());
@@ -149,7 +149,7 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
         succeed(&mut qemu_io(&url, &["write -P 7 0 64k", "read -P 7 0 64k"]));
     }
     assert_eq!(fs::metadata(served.files.path().join("disk.img")).unwrap().len(), 4 << 20);
-    // Other blocks are another disk.
+    // A volume with another block size is another disk.
     let done = served.reload(&config("mem:4m"));
     let replaced = served.reload(&config("mem:4m?block_size=4096"));
     assert_eq!(
@@ -162,7 +162,7 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
     let refused = served.refused(&config("file:disk.img?size=4m&block_size=4096"));
     assert!(refused.contains("remove the volume, reload, and add it again"), "{refused}");
     served.reload(&config("file:disk.img?size=4m"));
-    // The length of a slice is its size; elsewhere it is another disk.
+    // The length of a slice is its size. A slice with another offset is another disk.
     served.reload(&config("slice:1m,1m:file:other.img?size=8m"));
     let mut nbd = served.nbd("a.sock");
     assert_eq!(nbd.write(0, 0, &[6; 512]), 0);
@@ -359,7 +359,7 @@ fn hosts_namespaces_and_secrets_follow_the_config_while_other_hosts_continue() {
     served.reload(alone);
     assert!(!blockmux(["info", &with]).status.success());
     let own = url.replace(SUBSYSTEM, "nqn.2026-11.blockmux:a");
-    assert!(blockmux(["info", &own]).status.success(), "a volume is a subsystem of its own now");
+    assert!(blockmux(["info", &own]).status.success(), "each volume has its own subsystem now");
 }
 
 #[test]
@@ -511,8 +511,8 @@ fn a_fragment_adds_and_changes_only_its_own_entries() {
     );
     let done = served.said(&["apply", &fragment(&part)]);
     assert!(done.contains("+ volume b: file:") && done.contains("luns: 1 added: \"b\""), "{done}");
-    assert!(there.path().join("b.img").exists(), "its paths are relative to itself");
-    assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "it hears of the unit");
+    assert!(there.path().join("b.img").exists(), "paths in a fragment are relative to the fragment");
+    assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "the initiator gets a unit attention");
     assert_eq!(session.access(), [GOOD, GOOD]);
     assert_eq!(served.said(&["apply", &fragment(&part)]), "no changes\n");
     let wrong = fragment(&format!("[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 2 = 'x' }}\n"));

@@ -11,7 +11,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A server that runs in the background; ended when dropped.
+/// A server that runs in the background; killed when dropped.
 struct Server {
     directory: TempDir,
 }
@@ -136,7 +136,7 @@ fn a_failing_disk_of_a_server_is_reported_with_the_offset() {
     let place = tempfile::tempdir().unwrap();
     let trigger = place.path().join("fails");
     std::fs::write(&trigger, "").unwrap();
-    // While the file is there, everything fails.
+    // While this file exists, all requests fail.
     let when = format!("error-file={}", trigger.display());
     let server = Server::nbdkit(&["--filter=error", "error=EIO", "error-rate=100%", &when]);
     let output = copy(&server.url(), "null:8m");
@@ -191,7 +191,7 @@ fn qemu_nbd_is_described_and_copied_to_and_from() {
         "--format=raw",
     ]);
     qemu_nbd.arg("--socket").arg(server.path("socket")).arg("--pid-file").arg(server.path("pid"));
-    // It keeps its output open, so reading a pipe would not end.
+    // qemu-nbd keeps its output open, so reading a pipe would not end.
     assert!(qemu_nbd.arg(server.disk()).status().unwrap().success());
     let url = server.url();
     assert_eq!(described(&url)["size"], SIZE);
@@ -212,7 +212,8 @@ fn qemu_storage_daemon_is_described_and_copied_to_and_from() {
         .arg(format!("driver=file,node-name=file,discard=unmap,filename={}", server.disk().display()));
     daemon.arg("--nbd-server").arg(format!("addr.type=unix,addr.path={}", server.path("socket").display()));
     daemon.args(["--export", "type=nbd,id=export,node-name=file,name=a,writable=on"]);
-    // It returns when it listens, and keeps its output open, so reading a pipe would not end.
+    // The command returns when the daemon listens, and the daemon keeps its output open, so reading
+    // a pipe would not end.
     daemon.arg("--pidfile").arg(server.path("pid")).arg("--daemonize");
     assert!(daemon.status().unwrap().success());
     let info = described(&server.url());
@@ -238,7 +239,7 @@ fn nbd_server_is_described_and_copied_to_and_from() {
     let mut nbd_server = Command::new("nbd-server");
     nbd_server.arg("-C").arg(server.path("config")).arg("-p").arg(server.path("pid"));
     assert!(nbd_server.status().unwrap().success());
-    // It may start to listen after it returns.
+    // The daemon may start to listen after the command returns.
     let end = Instant::now() + Duration::from_secs(30);
     while UnixStream::connect(&socket).is_err() {
         assert!(Instant::now() < end, "nbd-server does not listen");
@@ -251,7 +252,7 @@ fn nbd_server_is_described_and_copied_to_and_from() {
     copies_there_and_back(&server);
 }
 
-/// A server of two exports that tells the size of neither before it was asked for both.
+/// A server of two exports that answers a query for one only when the other has been queried, too.
 fn answer_when_both_are_asked_for(mut socket: UnixStream, both: &Barrier) {
     socket.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
     socket.read_exact(&mut [0; 4]).unwrap();

@@ -20,7 +20,7 @@ fn file_of(directory: &Path, mib: u64) -> String {
     path.display().to_string()
 }
 
-/// What a daemon says that serves these volumes and ends at once.
+/// Exit status and messages of a daemon that serves these volumes and ends at once.
 fn says(volumes: &[&str]) -> (Option<i32>, String) {
     let args = [&["serve"], volumes, &["--nbd", "127.0.0.1:0", "--run", "true"]].concat();
     let output = blockmux(args);
@@ -28,7 +28,8 @@ fn says(volumes: &[&str]) -> (Option<i32>, String) {
 }
 
 fn connect(daemon: &Daemon, export: &str) -> RawClient {
-    // The default export is the first volume; others are behind daemons of their own here.
+    // The default export is the first volume. For other volumes the daemon needs a separate
+    // listener.
     assert_eq!(export, daemon.json["exports"][0]["name"]);
     RawClient::connect(&daemon.socket())
 }
@@ -58,7 +59,7 @@ fn two_slices_of_a_file_are_two_disks_in_it() {
         bytes[0]
     };
     assert_eq!([at(MIB - 512), at(MIB), at(3 * MIB - 1024), at(3 * MIB - 512), at(3 * MIB)], [0, 1, 2, 0, 3]);
-    // Hosts tell the two apart, and from the whole.
+    // Hosts can tell the two slices and the whole file apart.
     let serial = |url: &String| RawIscsi::login(url, INITIATOR).inquiry_page(0x80);
     assert_ne!(serial(&urls[0]), serial(&urls[1]));
     drop(daemon);
@@ -83,7 +84,7 @@ fn a_slice_is_the_same_disk_after_a_restart_and_with_another_length() {
 }
 
 #[test]
-fn a_reservation_is_of_one_slice() {
+fn a_reservation_applies_to_one_slice() {
     const CONFLICT: u8 = 0x18;
     let directory = tempfile::tempdir().unwrap();
     let file = file_of(directory.path(), 8);
@@ -118,7 +119,7 @@ fn slices_that_overlap_are_warned_of_and_others_are_not() {
         status == Some(0) && (said.contains("`b` and `a` overlap") || said.contains("`a` and `b` overlap")),
         "{said}"
     );
-    // By another path and in stripes, it is the same file.
+    // Another path, or a stripe, refers to the same file.
     let link = directory.path().join("link");
     std::os::unix::fs::symlink(&file, &link).unwrap();
     let link = link.display();
@@ -130,21 +131,24 @@ fn slices_that_overlap_are_warned_of_and_others_are_not() {
 }
 
 #[test]
-fn slices_of_one_file_have_it_open_alike() {
+fn slices_of_one_file_must_have_the_same_options() {
     let directory = tempfile::tempdir().unwrap();
     let file = file_of(directory.path(), 8);
     let (status, said) =
         says(&[&format!("a=slice:0,1m:file:{file}"), &format!("b=slice:1m,1m:file:{file}?direct=off")]);
     assert_eq!(status, Some(2), "{said}");
-    assert!(said.contains("another slice has it open as file:") && said.contains("write it alike"), "{said}");
-    // A second program is kept out.
+    assert!(
+        said.contains("another slice has it open as file:") && said.contains("use the same options"),
+        "{said}"
+    );
+    // The lock excludes a second program.
     let _daemon = Daemon::serve(&[&format!("slice:0,1m:file:{file}")]);
     let (status, said) = says(&[&format!("slice:1m,1m:file:{file}")]);
     assert!(status == Some(2) && said.contains("is locked by another program"), "{said}");
 }
 
 #[test]
-fn a_slice_that_cannot_be_says_what_to_write() {
+fn an_invalid_slice_is_refused_with_advice() {
     for (spec, expected) in [
         (
             "slice:1m:mem:1m",
@@ -188,7 +192,7 @@ fn a_slice_is_resized_within_its_file_and_the_last_one_with_it() {
     fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(16 * MIB).unwrap();
     controlled.said(&["resize", "b"]);
     assert_eq!(sizes(), [2, 12]);
-    // One that grows into another is warned of.
+    // A slice that grows into another one causes a warning.
     controlled.said(&["resize", "a", "4m"]);
     let mut daemon = controlled.daemon;
     daemon.wait_for_line("`b` and `a` overlap");

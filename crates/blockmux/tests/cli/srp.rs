@@ -25,8 +25,8 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
 }
 
-/// Two logical units of one target port, a second port that admits one GUID alone, and a third that
-/// shows one of two units to it.
+/// A target port with two logical units, a second port that admits only one GUID, and a third port
+/// that shows this GUID one of two units.
 const CONFIG: &str = "
 srp = ['127.0.0.1:0']
 [[volume]]

@@ -1,5 +1,5 @@
-//! `serve --takeover`: a new process takes over from the one that serves, and clients notice at
-//! most a pause.
+//! `serve --takeover`: a new process takes over from a running daemon, and clients notice no more
+//! than a pause.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, ended, has, text};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// A daemon at a place that the next one takes over.
+/// A running daemon and the directory with its sockets and files.
 struct Place {
     daemon: Daemon,
     files: TempDir,
@@ -23,7 +23,7 @@ struct Place {
 }
 
 impl Place {
-    /// Serves these volumes, in which `DIR` is a directory of this place.
+    /// Starts a daemon with these arguments; `DIR` in them stands for the place's directory.
     fn serve(args: &[&str]) -> Place {
         let files = tempfile::tempdir().unwrap();
         let args = at(files.path(), args);
@@ -31,13 +31,13 @@ impl Place {
         Place { daemon, files, args }
     }
 
-    /// Has another process take over, and answers the one that served before.
+    /// Starts a process that takes over; returns the daemon that served before.
     fn take_over(&mut self) -> Daemon {
         let next = start(self.files.path(), &self.args);
         std::mem::replace(&mut self.daemon, next)
     }
 
-    /// Has another process, with other arguments, try to take over.
+    /// Runs a process with other arguments that tries to take over; returns its output.
     fn try_to_take_over(&self, args: &[&str]) -> Output {
         command(self.files.path(), &at(self.files.path(), args)).output().unwrap()
     }
@@ -60,12 +60,12 @@ impl Place {
     }
 }
 
-/// These arguments with a directory in place of `DIR`.
+/// Replaces `DIR` in the arguments by the directory.
 fn at(directory: &Path, args: &[&str]) -> Vec<String> {
     args.iter().map(|arg| arg.replace("DIR", &directory.display().to_string())).collect()
 }
 
-/// A daemon that takes over from the one with the same control socket, if there is one.
+/// The command of a daemon that takes over from the daemon in this directory, if there is one.
 fn command(directory: &Path, args: &[String]) -> Command {
     let mut command = Command::new(BLOCKMUX);
     command.args(["serve", "--json", "--log", "control=info"]).args(at(
@@ -81,14 +81,14 @@ fn start(directory: &Path, args: &[String]) -> Daemon {
     Daemon::spawn_in(tempfile::tempdir().unwrap(), &mut command(directory, args))
 }
 
-/// What a daemon says until it has ended.
+/// The daemon's log from now until it ends.
 fn rest_of(daemon: &mut Daemon) -> String {
     let mut said = String::new();
     daemon.stderr.read_to_string(&mut said).unwrap();
     said
 }
 
-/// A file of so many MiB, different in each block.
+/// Creates a file of `mib` MiB in which all blocks differ; returns its content.
 fn full_file(path: &Path, mib: usize) -> Vec<u8> {
     let words = (1..=(mib as u64) << 17).map(|nth| nth.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
@@ -96,8 +96,8 @@ fn full_file(path: &Path, mib: usize) -> Vec<u8> {
     bytes
 }
 
-/// A volume whose writes are logged, and slow enough that a copy is not done before others have
-/// taken over, which the next line of the log proves.
+/// A volume that logs its writes and is so slow that a copy still runs after two takeovers. The
+/// next line of the log proves that.
 const SLOW: &str = "a=log:-:delay:0s,100ms:file:DIR/disk.img?size=24m";
 
 /// Copies to a volume while two other processes take over.
@@ -125,17 +125,17 @@ fn writes_go_on(listener: &str, scheme: &str) {
 }
 
 #[test]
-fn an_iscsi_initiator_goes_on_when_another_process_has_taken_over() {
+fn an_iscsi_initiator_continues_after_a_takeover() {
     writes_go_on("--iscsi", "iscsi");
 }
 
 #[test]
-fn an_nvme_host_goes_on_when_another_process_has_taken_over() {
+fn an_nvme_host_continues_after_a_takeover() {
     writes_go_on("--nvme-tcp", "nvme+tcp");
 }
 
 #[test]
-fn an_nbd_client_that_does_not_connect_again_goes_on_when_another_process_has_taken_over() {
+fn an_nbd_client_that_does_not_reconnect_continues_after_a_takeover() {
     if !has("nbdcopy") {
         return;
     }
@@ -161,7 +161,7 @@ fn an_nbd_client_that_does_not_connect_again_goes_on_when_another_process_has_ta
 }
 
 #[test]
-fn requests_of_an_nbd_client_are_answered_by_the_process_that_took_them_or_the_next_one() {
+fn nbd_requests_are_answered_by_one_of_the_processes_during_a_takeover() {
     let mut place = Place::serve(&["a=log:-:delay:0s,300ms:file:DIR/disk.img?size=1m"]);
     let mut client = place.nbd();
     assert_eq!(client.write(0, 0, &[1; 4096]), 0);
@@ -171,7 +171,7 @@ fn requests_of_an_nbd_client_are_answered_by_the_process_that_took_them_or_the_n
     place.daemon.wait_for_line(" write ");
     let next = command(place.files.path(), &place.args).spawn().unwrap();
     place.daemon.wait_for_line("another process takes over");
-    // The first process either takes this request, and then answers it, or leaves it to the second.
+    // Either the first process reads this request and answers it, or the second process does both.
     client.request(WRITE, 0, 8192, 4096);
     client.send(&[3; 2048]);
     client.send(&[3; 2048]);
@@ -190,12 +190,12 @@ fn requests_of_an_nbd_client_are_answered_by_the_process_that_took_them_or_the_n
     assert!(place.daemon.wait().success());
     assert!(
         !place.path("nbd").exists() && !place.path("control").exists(),
-        "the sockets go with the last process"
+        "the last process removes its sockets"
     );
 }
 
 #[test]
-fn reservations_and_identities_are_the_same_afterwards_without_aptpl() {
+fn reservations_and_identities_survive_a_takeover_without_aptpl() {
     let volumes = ["--iscsi", "127.0.0.1:0", "a=file:DIR/disk.img?size=8m", "b=null:1g"];
     let mut place = Place::serve(&volumes);
     let holder = "iqn.2026-11.i:a";
@@ -206,7 +206,7 @@ fn reservations_and_identities_are_the_same_afterwards_without_aptpl() {
     let keys = scsi.reserve_in(READ_KEYS);
     let mut nbd = place.nbd();
     assert_eq!(nbd.write(0, 0, &[1; 512]), EPERM);
-    // It logs out when it is asked to, as initiators do.
+    // The test logs out when the target requests it, as initiators do.
     let logs_out = std::thread::spawn(move || {
         scsi.event();
         scsi.log_out()
@@ -225,7 +225,7 @@ fn reservations_and_identities_are_the_same_afterwards_without_aptpl() {
 }
 
 #[test]
-fn what_cannot_be_taken_over_is_said_and_the_daemon_goes_on() {
+fn a_refused_takeover_names_the_reason_and_the_daemon_continues() {
     let a = "a=file:DIR/a.img?size=1m";
     let place = Place::serve(&[a]);
     let mut client = place.nbd();
@@ -244,23 +244,23 @@ fn what_cannot_be_taken_over_is_said_and_the_daemon_goes_on() {
         "the daemon serves `a`, and this config does not; add the volume",
     );
     goes_on(&["a=file:DIR/a.img"], 2, "/a.img?size=1m for the daemon, and file:");
-    goes_on(&[a, "--state", "DIR/elsewhere"], 2, "give both the same --state");
+    goes_on(&[a, "--state", "DIR/elsewhere"], 2, "use the same --state");
     goes_on(&[a, "b=file:DIR/nowhere/b.img"], 2, "/nowhere/b.img: does not exist");
     goes_on(&[a, "--iscsi", "192.0.2.77:3260"], 2, "cannot listen on 192.0.2.77:3260");
     goes_on(&[a, "--cores", "1000"], 2, "1000 cores are too many");
     let added = format!("c=file:{}?size=1m", place.path("c.img").display());
     assert!(place.ctl(&["add", &added]).status.success());
-    goes_on(&[a], 2, "the daemon has changes by 'ctl' that its config file does not have");
+    goes_on(&[a], 2, "the config file does not have the changes that 'ctl' has made");
 
     let place = Place::serve(&["a=mem:1m"]);
     let refused = place.try_to_take_over(&["a=mem:1m"]);
     let said = text(&refused.stderr);
-    assert!(said.contains("`a` (mem:1m) is in RAM, which goes with the process"), "{said}");
+    assert!(said.contains("`a` (mem:1m) is in RAM and would lose its data"), "{said}");
     assert_eq!(place.nbd().read(0, 512), [0; 512]);
 }
 
 #[test]
-fn a_daemon_with_nbd_clients_by_tls_is_taken_over_once_they_are_gone() {
+fn a_takeover_is_refused_while_nbd_clients_use_tls() {
     let files = tempfile::tempdir().unwrap();
     let keys = files.path().join("keys.psk");
     fs::write(&keys, format!("alice:{}\n", "5a".repeat(32))).unwrap();
@@ -285,11 +285,11 @@ fn a_daemon_with_nbd_clients_by_tls_is_taken_over_once_they_are_gone() {
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
-/// A process that wants to take over, as far as a test goes.
+/// The test's end of a takeover, in place of a new process.
 struct Successor(UnixStream);
 
 impl Successor {
-    /// Asks a daemon.
+    /// Requests a takeover from the daemon.
     fn ask(place: &Place) -> Successor {
         let mut stream = UnixStream::connect(place.path("control")).unwrap();
         stream
@@ -301,7 +301,7 @@ impl Successor {
         Successor(stream)
     }
 
-    /// Receives until everything is offered.
+    /// Receives messages up to and including the offer.
     fn sees_the_offer(&mut self) {
         let mut seen = Vec::new();
         while !seen.windows(b"\"message\":\"offer\"".len()).any(|part| part == b"\"message\":\"offer\"") {
@@ -311,7 +311,7 @@ impl Successor {
         }
     }
 
-    /// Says that it is ready.
+    /// Sends `Ready`.
     fn is_ready(&mut self) {
         let ready = br#"{"message":"ready"}"#;
         self.0.write_all(&[&(ready.len() as u32).to_be_bytes()[..], &[0; 4], ready].concat()).unwrap();
@@ -323,7 +323,7 @@ fn request(headers: &str) -> String {
 }
 
 #[test]
-fn a_process_that_ends_before_it_is_ready_takes_nothing_over() {
+fn a_new_process_that_ends_before_ready_takes_nothing_over() {
     let mut place = Place::serve(&["a=file:DIR/a.img?size=1m"]);
     let mut client = place.nbd();
     for nth in 0..3 {
@@ -341,7 +341,7 @@ fn a_process_that_ends_before_it_is_ready_takes_nothing_over() {
             }
         }
         drop(successor);
-        place.daemon.wait_for_line("this one goes on");
+        place.daemon.wait_for_line("this daemon continues to serve");
         assert_eq!(client.write(0, 0, &[1; 512]), 0);
         assert_eq!(place.nbd().read(0, 512), [1; 512]);
     }
@@ -351,7 +351,7 @@ fn a_process_that_ends_before_it_is_ready_takes_nothing_over() {
 }
 
 #[test]
-fn a_process_that_ends_after_it_was_ready_leaves_nothing_served_and_nothing_lost() {
+fn a_new_process_that_ends_after_ready_leaves_nothing_served_and_nothing_lost() {
     let mut place = Place::serve(&["a=file:DIR/a.img?size=1m"]);
     let mut client = place.nbd();
     assert_eq!(client.write(0, 0, &[1; 512]), 0);
@@ -385,7 +385,7 @@ fn a_daemon_that_is_killed_before_it_has_released_its_volumes_is_not_taken_over(
 }
 
 #[test]
-fn sockets_are_handed_over_to_the_owner_by_the_control_socket_alone() {
+fn a_takeover_is_possible_only_at_the_control_socket() {
     let files = tempfile::tempdir().unwrap();
     let token = files.path().join("token");
     fs::write(&token, "secret-token-of-a-test-0123456789").unwrap();

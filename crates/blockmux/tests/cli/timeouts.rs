@@ -26,11 +26,11 @@ fn a_connection_that_does_not_log_in_is_closed_and_the_log_says_why() {
     let mut nbd = UnixStream::connect(served.socket("a.sock")).unwrap();
     let mut greeting = Vec::new();
     let _ = nbd.read_to_end(&mut greeting);
-    assert_eq!(greeting.len(), 18, "it was greeted, and nothing more");
+    assert_eq!(greeting.len(), 18, "the server sent only the greeting");
     for _ in 0..2 {
         served.daemon.wait_for_line("login refused: peer did not log in within `login_timeout`");
     }
-    // Who has logged in stays.
+    // A client that has logged in stays connected.
     let mut client = served.nbd("a.sock");
     let mut silent = TcpStream::connect(address).unwrap();
     assert!(matches!(silent.read(&mut [0]), Ok(0) | Err(_)));
@@ -43,12 +43,12 @@ fn a_client_without_requests_is_disconnected_and_the_log_says_why() {
     let mut idle = served.nbd("a.sock");
     let [mut admin, mut queue] = RawNvme::controller(&served.daemon.nvme_place(), HOST);
     assert_eq!((idle.read(0, 512), queue.write(0, &[1; 4096], false)), (vec![0; 512], 0));
-    // It takes effect at once.
+    // The timeout takes effect at once.
     assert_eq!(served.reload(&config("idle_timeout = 5")), "+ idle_timeout: 5\n");
     assert!(idle.is_closed());
     assert_eq!((admin.status(), queue.status()), (None, None), "both queues of the host");
     served.daemon.wait_for_line("logout: it was idle for `idle_timeout`");
-    // One that asks now and then stays, while another one is disconnected.
+    // A client with requests stays connected while an idle one is disconnected.
     let (mut busy, url) = (served.nbd("a.sock"), served.daemon.urls_of("nbd").remove(0));
     let address = url.split('/').nth(2).unwrap().to_owned();
     let waits = std::thread::spawn(move || RawClient::over(TcpStream::connect(address).unwrap()).is_closed());

@@ -17,7 +17,7 @@ fn information(session: &mut RawIscsi) -> Vec<u8> {
     told
 }
 
-/// A block device range descriptor with the length of its list before it.
+/// A list of one block device range descriptor, after its length.
 fn range(lba: u64, blocks: u32) -> Vec<u8> {
     [&16_u16.to_be_bytes()[..], &lba.to_be_bytes(), &blocks.to_be_bytes(), &[0; 4]].concat()
 }

@@ -39,7 +39,7 @@ for _ in range(3):
     h.flush()
 "#;
     let mut nbdsh = Command::new("nbdsh");
-    // Its module is installed for the system's Python, which may not be the first in PATH.
+    // The nbd module is installed for the system's Python, which may not be the first in PATH.
     nbdsh.env("PATH", "/usr/bin:/bin");
     succeed(nbdsh.args(["--uri", &daemon.url(), "-c", script]));
     assert_eq!(other.read(0, 16384), [b'a'; 16384]);
@@ -86,7 +86,7 @@ fn a_device_error_is_logged_with_its_offset_and_repeats_are_counted() {
     assert_eq!(daemon.wait().code(), Some(0));
 }
 
-/// What a client sends after it has entered transmission, and what is said about it.
+/// Bytes that a client sends in the transmission phase, and the message about them.
 const BREACHES: [(&[u8], &str); 3] = [
     (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "wrong magic number"),
     // A write of 64 MiB.
@@ -120,7 +120,7 @@ fn a_malformed_request_is_logged_with_peer_and_rule_and_affects_no_other_connect
         assert_eq!(other.write(0, 0, &[1; 512]), 0);
         assert_eq!(other.read(0, 512), [1; 512]);
     }
-    // A peer that is no NBD client.
+    // A peer that is not an NBD client.
     let mut socket = TcpStream::connect(server).unwrap();
     socket.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let _ = socket.read_to_end(&mut Vec::new());

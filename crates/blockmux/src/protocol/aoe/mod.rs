@@ -65,7 +65,7 @@ struct AoeSettings {
 #[derive(Clone, Debug, Default)]
 struct Aoe {
     settings: AoeSettings,
-    /// Number of volumes at the start; volumes that are added later are no disks.
+    /// Number of volumes at the start. Volumes that are added later are not exported over AoE.
     volumes: usize,
 }
 
@@ -113,7 +113,7 @@ impl Frontend for Aoe {
         disks.sort_unstable();
         match disks.iter().zip(disks.iter().skip(1)).find(|(disk, next)| disk == next) {
             Some((disk, _)) => Err(format!(
-                "two volumes are disk {disk}: a volume whose name is no disk address has the slot of its position; \
+                "two volumes are disk {disk}: a volume whose name is not a disk address gets the slot of its position; \
                  name one of them as another disk, as e1.0"
             )),
             None => Ok(()),
@@ -168,7 +168,7 @@ impl Frontend for Aoe {
 }
 
 impl Aoe {
-    /// The shelf of disks whose names are no addresses.
+    /// The shelf of volumes whose names are not disk addresses.
     fn shelf(&self) -> u16 {
         self.settings.aoe_shelf.unwrap_or(0)
     }
@@ -179,8 +179,8 @@ impl Aoe {
         if at < self.volumes { self.disk(at, &named.export) } else { None }
     }
 
-    /// The address of the volume at position `at`; `None` if its name is no address and the shelf
-    /// has no such slot.
+    /// The disk address of the volume at position `at`; `None` if its name is not a disk address
+    /// and the shelf has no slot `at`.
     fn disk(&self, at: usize, name: &str) -> Option<Disk> {
         let in_order = || {
             let slot = u8::try_from(at).ok().filter(|slot| *slot != ANY_SLOT)?;
@@ -205,7 +205,7 @@ fn start_at(
         let sessions = sessions.clone();
         cores
             .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units, sessions))
-            .ok_or_else(|| Failure::run("a core ended unexpectedly; start again with -v"))?
+            .ok_or_else(|| Failure::run("a core ended unexpectedly; start the daemon again with -v"))?
             .map_err(|error| cannot_serve(&error))?;
     }
     Ok(())

@@ -8,7 +8,8 @@ use blockmux_proto::volume_state::ReservationStore;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Loads the settings of a disk and opens their store; defaults and no store without a directory.
+/// Loads the settings of a disk and opens their store. Without a directory, the settings are the
+/// defaults and there is no store.
 ///
 /// # Errors
 /// If the file cannot be read or is invalid.

@@ -56,6 +56,6 @@ mod tests {
             ListenerStates::prepare(&[(address.to_owned(), AluaStateName::Standby)].into()).unwrap_err()
         };
         assert!(wrong("unix:/s").starts_with("access_states: `unix:/s` is a Unix socket; write host:port"));
-        assert!(wrong("3260").starts_with("access_states: `3260` is no host"));
+        assert!(wrong("3260").starts_with("access_states: `3260` is not a host"));
     }
 }

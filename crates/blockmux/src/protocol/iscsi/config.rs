@@ -28,7 +28,7 @@ pub(super) struct TargetEntry {
     target_name: String,
     #[serde(rename = "TargetAlias", default)]
     target_alias: String,
-    /// The listeners through which it is reached; empty for all.
+    /// The listeners through which the target is reached; empty for all.
     #[serde(default)]
     portals: Vec<String>,
     /// Access states by address of the listener; other listeners are active/optimized.
@@ -81,9 +81,9 @@ pub(super) struct TargetEntry {
 /// Configured use of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 enum Digest {
-    /// It is off.
+    /// The digest is not used.
     None,
-    /// It is required.
+    /// The digest is required.
     #[serde(rename = "CRC32C")]
     Crc32c,
     /// The initiator chooses.
@@ -113,7 +113,8 @@ enum RedirectKind {
     Permanent,
 }
 
-/// `[iscsi_discovery]`: authentication of discovery sessions; without it everybody may discover.
+/// `[iscsi_discovery]`: authentication of discovery sessions. Without this table, every initiator
+/// may discover targets.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct IscsiDiscoveryEntry {
@@ -135,9 +136,9 @@ struct AclEntry {
     /// Without the key, the entry applies to all initiators that no other entry names.
     #[serde(rename = "InitiatorName")]
     initiator_name: Option<String>,
-    /// The LUNs that it sees; without the key all.
+    /// The LUNs that the initiator sees; without the key all.
     luns: Option<Vec<u16>>,
-    /// Accepted CHAP algorithms; without the key those of the target.
+    /// Accepted CHAP algorithms; without the key, those of the target.
     #[serde(rename = "CHAP_A")]
     chap_a: Option<Vec<ChapAlgorithmName>>,
     /// CHAP name and secret of the initiator.
@@ -155,7 +156,7 @@ struct AclEntry {
 pub(crate) struct ConfiguredTarget {
     pub(super) name: Name,
     pub(super) alias: String,
-    /// The listeners through which it is reached; empty for all.
+    /// The listeners through which the target is reached; empty for all.
     portals: Vec<SocketAddr>,
     /// Access states of the listeners. If set, each listener is its own portal group.
     pub(super) access_states: Option<ListenerStates>,
@@ -265,7 +266,7 @@ impl ConfiguredTarget {
         self.acl.iter().all(|acl| acl.chap.is_some())
     }
 
-    /// Its access control, for the policy.
+    /// The target's access control, for the policy.
     pub(super) fn access(&self) -> TargetAccess {
         let is_open = |lun: &u16| {
             let sees = |acl: &Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(lun));

@@ -36,7 +36,7 @@ struct IscsiState {
 }
 
 impl LiveTargets {
-    /// Creates it without targets; [`LiveFrontend::reconfigure`] adds those of a config.
+    /// Creates a frontend without targets; [`LiveFrontend::reconfigure`] adds those of a config.
     pub(super) fn new(service: &Service<'_>, node: IscsiNode) -> LiveTargets {
         let portals = Portals::new(service, &[], None);
         LiveTargets {

@@ -304,7 +304,7 @@ impl MappedUnit<'_> {
             set("node.session.auth.authmethod", "CHAP");
             set("node.session.auth.username", &shell_word(user));
             set("node.session.auth.password", &format!("\"$(cat {})\"", shell_word(&file)));
-            // By default it proposes MD5 only.
+            // By default open-iscsi proposes only MD5.
             if !self.algorithms.contains(&ChapAlgorithm::Md5) {
                 let names: Vec<_> =
                     self.algorithms.iter().map(|one| one.name().replace("SHA-", "SHA")).collect();

@@ -112,10 +112,10 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
             FunctionResponse::LUN_DOES_NOT_EXIST => "it has no such logical unit",
             FunctionResponse::TASK_MANAGEMENT_FUNCTION_NOT_SUPPORTED => "it does not support the function",
             FunctionResponse::FUNCTION_AUTHORIZATION_FAILED => "this initiator is not authorized",
-            _ => "it rejects the function",
+            _ => "it rejected the function",
         };
         let url = &self.url;
-        Err(Failure::run(format!("{url}: the target does not reset: {why} ({function}: {response})")))
+        Err(Failure::run(format!("{url}: the target did not reset: {why} ({function}: {response})")))
     }
 }
 
@@ -156,8 +156,8 @@ impl<D: Datamover> IscsiRemote<D> {
         wanted.fold(proposal, |proposal, (key, _)| proposal.with(key, CRC32C).requiring(key))
     }
 
-    /// The further portals, each with the first address of its name; with `paths=all` also those
-    /// that discovery at the first portal reports.
+    /// The other portals of the URL, each at the first address of its host name. With `paths=all`
+    /// also the portals that discovery at the first portal reports.
     fn further(&self, target: &Name) -> Result<Vec<Address>, Failure> {
         let mut found = Vec::new();
         if self.url.all_paths {
@@ -184,7 +184,7 @@ impl<D: Datamover> IscsiRemote<D> {
         Ok(found.collect())
     }
 
-    /// Calls `ask` with each address of the portal in turn, until one can be reached.
+    /// Calls `ask` with one address of the portal after another, until one can be reached.
     fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, IscsiConnectError>) -> Result<T, Failure> {
         let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
         reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
@@ -358,7 +358,7 @@ fn found(url: &IscsiUrl, unit: Option<&UnitInfo>) -> DiscoveredExport {
     }
 }
 
-/// Whether the login failed because the target requires authentication, or another one.
+/// Whether the login failed because the target requires authentication or other credentials.
 fn requires_chap(error: &IscsiConnectError) -> bool {
     let IscsiConnectError::Refused { refused, .. } = error else { return false };
     matches!(
@@ -398,8 +398,8 @@ fn chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
         (Some(name), Some(path)) => {
             let secret = read_secret(path)?;
             if secret == own {
-                // RFC 7143 §9.2.1 forbids it: either side could make the other compute its
-                // response.
+                // RFC 7143 §9.2.1 forbids equal secrets: either side could make the other compute
+                // its response.
                 return Err(Failure::request(format!(
                     "{url}: both secrets are the same; the target must have another secret"
                 )));

@@ -78,7 +78,7 @@ struct NbdState {
     is_newly_restricted: bool,
 }
 
-/// The exports of a listener for a client with that IP address.
+/// The exports of a listener for a client with this IP address.
 fn exports_for(
     exports: &Exports,
     policy: &Policy,
@@ -107,7 +107,7 @@ impl LiveFrontend for LiveNbd {
     fn resume(&self, place: &ListenerAddress) -> Option<Resume> {
         let (exports, policy, place) = (self.exports.clone(), self.policy.clone(), place.clone());
         let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner);
-        // A client that has no TLS may not go on where it has to have it.
+        // Handed-over sessions have no TLS, so they cannot continue if TLS is required now.
         if tls.as_ref().is_some_and(|tls| tls.policy.mode == TlsMode::Required) {
             return None;
         }

@@ -73,7 +73,7 @@ impl Remote for NbdRemote {
     }
 }
 
-/// Calls `ask` with each address of the server in turn, until one can be reached.
+/// Calls `ask` with one address of the server after another, until one can be reached.
 fn ask<T>(uri: &NbdUri, ask: impl FnMut(&Address) -> Result<T, NbdConnectError>) -> Result<T, Failure> {
     let addresses = match &uri.server {
         NbdServer::Unix(path) => vec![Address::Unix(path.clone())],
@@ -192,7 +192,7 @@ fn list(uri: &NbdUri, tls: Option<&ClientTls>, address: &Address) -> Result<Disc
         let is_silent = described.iter().any(is_no_answer);
         exports.extend(some.iter().zip(described).map(|(listed, answer)| found(uri, listed, answer.ok())));
         if is_silent {
-            // Each further export would take as long.
+            // The other exports would time out as well.
             break;
         }
     }

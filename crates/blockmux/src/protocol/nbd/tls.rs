@@ -32,7 +32,7 @@ pub(super) struct TlsSettings {
     /// File of pre-shared keys, as psktool writes it
     #[arg(long, value_name = "FILE")]
     nbd_tls_psk: Option<PathBuf>,
-    // Hidden, because its width would double the length of the help page.
+    // Hidden, because the long option name would double the length of the help page.
     /// Whether NBD clients must show a certificate that ca-cert.pem has signed
     #[arg(long, value_name = "BOOL", hide = true)]
     nbd_tls_verify_peer: Option<bool>,
@@ -261,7 +261,7 @@ fn read_keys(file: &Path) -> Result<PskFile, Failure> {
 
 fn read_authorities(directory: &Path) -> Result<Vec<u8>, Failure> {
     let mut pem = secret::read_public("TLS certificate", &directory.join("ca-cert.pem"))?;
-    // Separates it from the next file.
+    // Separates the certificates from those of the next file.
     pem.push(b'\n');
     Ok(pem)
 }

@@ -46,7 +46,7 @@ impl NvmeTcp {
     }
 }
 
-/// One `[[nvme_subsystem]]` of the config file. Keys have the names of the specification.
+/// One `[[nvme_subsystem]]` of the config file.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SubsystemEntry {
@@ -58,7 +58,7 @@ pub(crate) struct SubsystemEntry {
     /// Volumes by NSID; keys of TOML tables are strings.
     #[serde(default)]
     namespaces: BTreeMap<String, String>,
-    /// The listeners through which it is reached; empty for all.
+    /// The listeners through which the subsystem is reached; empty for all.
     #[serde(default)]
     listeners: Vec<String>,
     /// Further namespaces, with identifiers.
@@ -96,7 +96,7 @@ struct ReferralEntry {
     traddr: IpAddr,
     #[serde(default = "discovery_port")]
     trsvcid: u16,
-    /// Its name; by default the well-known one.
+    /// NQN of the subsystem; by default the well-known one.
     subnqn: Option<String>,
 }
 
@@ -114,7 +114,7 @@ struct AnaGroupEntry {
 /// TREQ of discovery log entries: whether hosts must use TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) enum Treq {
-    /// Hosts with a key must use TLS, others must not.
+    /// Hosts with a key must use TLS; other hosts cannot use TLS.
     #[default]
     #[serde(rename = "not required")]
     NotRequired,
@@ -160,7 +160,7 @@ pub(crate) struct ConfiguredSubsystem {
     pub(super) nqn: Nqn,
     pub(super) serial_number: Option<String>,
     pub(super) model_number: Option<String>,
-    /// The listeners through which it is reached; empty for all.
+    /// The listeners through which the subsystem is reached; empty for all.
     listeners: Vec<SocketAddr>,
     /// Namespaces by NSID.
     pub(super) namespaces: BTreeMap<u32, ConfiguredNamespace>,
@@ -265,7 +265,7 @@ impl ConfiguredSubsystem {
         named.or_else(|| self.hosts.iter().find(is_plain).map(HostEntry::plain))
     }
 
-    /// Its access control, for the policy.
+    /// The subsystem's access control, for the policy.
     pub(super) fn access(&self) -> TargetAccess {
         let is_open = self.is_open && self.networks.is_everyone();
         let volumes = self.namespaces.values().map(|one| (one.volume.clone(), is_open));
@@ -298,8 +298,8 @@ impl ConfiguredSubsystem {
         self.listeners.is_empty() || self.listeners.iter().any(|named| means(named, listener))
     }
 
-    /// Whether two configs of a subsystem agree in what its controllers have reported to hosts and
-    /// cannot change while they are connected.
+    /// Whether two configs of a subsystem agree in the values that its controllers report to hosts
+    /// and that cannot change while a host is connected.
     pub(super) fn has_same_identity(&self, other: &ConfiguredSubsystem) -> bool {
         let groups = |own: &ConfiguredSubsystem| {
             own.ana_groups.iter().map(|group| (group.id, group.namespaces.clone())).collect::<Vec<_>>()
@@ -320,7 +320,7 @@ impl ConfiguredSubsystem {
         HostKeys { access, tls_key: self.tls_keys.get(host).cloned() }
     }
 
-    /// The ports through which it is reached; `None` for all.
+    /// The ports through which the subsystem is reached; `None` for all.
     pub(super) fn ports(&self, ports: &[FabricsPort]) -> Option<BTreeSet<u16>> {
         let own = ports.iter().filter(|port| self.is_at(&port.address)).map(|port| port.id);
         (!self.listeners.is_empty()).then(|| own.collect())
@@ -349,12 +349,12 @@ fn discovery_port() -> u16 {
 }
 
 impl ConfiguredGroup {
-    /// Its name in messages, and the listeners that it names.
+    /// The group's name in messages, and the listeners with a configured state.
     fn listeners(&self) -> (String, Vec<SocketAddr>) {
         (format!("ana_group {}", self.id), self.states.iter().map(|(address, _)| *address).collect())
     }
 
-    /// The group with port identifiers instead of addresses.
+    /// The group with identifiers of ports instead of the addresses of listeners.
     pub(super) fn at(&self, ports: &[FabricsPort]) -> AnaGroup {
         let of_port = |port: &FabricsPort| {
             let (_, state) = self.states.iter().find(|(address, _)| means(address, &port.address))?;

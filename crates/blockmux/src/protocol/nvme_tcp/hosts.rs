@@ -66,7 +66,7 @@ struct KnownHost {
 }
 
 impl HostEntry {
-    /// Makes its paths absolute, below the current directory.
+    /// Makes the paths absolute, below the current directory.
     pub(super) fn make_absolute(&mut self) {
         if let Ok(directory) = std::env::current_dir() {
             self.anchor(&directory);
@@ -81,7 +81,7 @@ impl HostEntry {
         }
     }
 
-    /// Reads its files.
+    /// Reads the secret and key files.
     ///
     /// # Errors
     /// If a file cannot be read, or its content or an algorithm is invalid.
@@ -97,12 +97,12 @@ impl HostEntry {
         HostEntry { hostnqn: host.as_str().to_owned(), ..HostEntry::default() }
     }
 
-    /// Whether it sees the namespace.
+    /// Whether the host sees the namespace.
     pub(super) fn sees(&self, nsid: u32) -> bool {
         self.namespaces.as_ref().is_none_or(|own| own.contains(&nsid))
     }
 
-    /// Whether it uses TLS.
+    /// Whether the host uses TLS.
     pub(super) fn has_tls_key(&self) -> bool {
         self.tls_key_file.is_some()
     }
@@ -240,7 +240,7 @@ impl LiveHosts {
             if listed.contains(host) && is_same && is_same_entry {
                 continue;
             }
-            // It fails only for a subsystem that is open to all hosts.
+            // This fails only for a subsystem that is open to all hosts.
             let _ = self.set(&mut known, node, subsystem, (host, &entry, keys));
         }
         gone
@@ -274,7 +274,9 @@ impl LiveHosts {
     pub(super) fn remove(&self, node: &NvmeNode, subsystem: &Subsystem, host: &str) -> Result<(), String> {
         let mut known = self.known();
         let name = Nqn::new(host).filter(|name| node.remove_host(subsystem, name));
-        let name = name.ok_or_else(|| format!("{}: no host has the name `{host}`", subsystem.nqn))?;
+        let name = name.ok_or_else(|| {
+            format!("{}: no host has the name `{host}`; 'ctl export' lists the hosts", subsystem.nqn)
+        })?;
         known.remove(&(subsystem.nqn.clone(), name.clone()));
         self.set_tls_keys(&known, node, subsystem, &name);
         Ok(())
@@ -299,7 +301,10 @@ impl LiveHosts {
             meant.map(|((_, host), known)| Ok((host.clone(), known.entry.clone(), known.entry.read()?)));
         let all: Vec<_> = all.collect::<Result<_, Failure>>().map_err(|failure| failure.to_string())?;
         if let Some(host) = only.filter(|_| all.is_empty()) {
-            return Err(format!("{}: no host with key files has the name `{host}`", subsystem.nqn));
+            return Err(format!(
+                "{}: no host with key files has the name `{host}`; 'ctl export' lists the hosts",
+                subsystem.nqn
+            ));
         }
         let count = all.len() as u32;
         for (host, entry, keys) in all {
@@ -308,8 +313,8 @@ impl LiveHosts {
         Ok(count)
     }
 
-    /// Sets a host's access. At no time can the host connect with less authentication than both
-    /// settings require.
+    /// Sets a host's access. During the change, the host must authenticate at least as the old or
+    /// the new setting requires.
     fn set(
         &self,
         known: &mut BTreeMap<(Nqn, Nqn), KnownHost>,

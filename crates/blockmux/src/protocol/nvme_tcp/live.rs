@@ -53,11 +53,11 @@ struct NvmeState {
     configured: BTreeMap<Nqn, ConfiguredSubsystem>,
     /// Removed subsystems and hosts that may still have controllers.
     disconnecting: Vec<PendingDisconnect>,
-    /// Subsystem and name of hosts that must authenticate since the last change of the config.
+    /// NQNs of subsystem and host, for hosts that must authenticate since the last config change.
     newly_authenticated: BTreeSet<(Nqn, Nqn)>,
 }
 
-/// Controllers that must be disconnected after their time to end.
+/// Controllers that are disconnected if they do not end by themselves.
 enum PendingDisconnect {
     AllHosts(Arc<Subsystem>),
     Host(Arc<Subsystem>, Nqn),
@@ -130,7 +130,7 @@ impl NamespaceFactory {
 }
 
 impl LiveSubsystems {
-    /// Creates it without subsystems; [`LiveFrontend::reconfigure`] adds those of a config.
+    /// Creates a frontend without subsystems; [`LiveFrontend::reconfigure`] adds those of a config.
     pub(super) fn new(
         node: NvmeNode,
         hosts: LiveHosts,
@@ -181,7 +181,7 @@ impl LiveSubsystems {
         let right: BTreeSet<u32> = there.iter().filter(|one| is_right(one)).map(|(nsid, ..)| *nsid).collect();
         subsystem.detach(|namespace| !right.contains(&namespace.nsid));
         for (nsid, namespace) in namespaces.into_iter().filter(|(nsid, _)| !right.contains(nsid)) {
-            // It cannot fail: NSID and group are validated, and the identity is unique.
+            // This cannot fail: NSID and group are validated, and the identity is unique.
             let _ = subsystem.attach(namespace, wanted.ana_group_of(nsid));
         }
         for group in wanted.ana_groups.iter().map(|group| group.at(ports)) {
@@ -353,7 +353,10 @@ impl LiveFrontend for LiveSubsystems {
 
     fn detach(&self, target: &str, number: u32) -> Result<(), String> {
         let gone = self.subsystem(target)?.detach(|namespace| namespace.nsid == number);
-        if gone.is_empty() { Err(format!("{target}: has no namespace {number}")) } else { Ok(()) }
+        match gone.is_empty() {
+            true => Err(format!("{target}: has no namespace {number}; 'ctl export' lists its namespaces")),
+            false => Ok(()),
+        }
     }
 
     fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {

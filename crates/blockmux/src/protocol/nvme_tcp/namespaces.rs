@@ -68,8 +68,8 @@ pub(super) fn prepare(
     Ok(all)
 }
 
-/// Refuses two namespaces of one volume without configured identifiers: both would be derived from
-/// the volume, and hosts would take the two for one namespace or refuse them.
+/// Refuses two namespaces of one volume without configured identifiers. Both identifiers would be
+/// derived from the volume, and hosts would treat the two as one namespace or refuse them.
 fn refuse_equal_identities(all: &BTreeMap<u32, ConfiguredNamespace>) -> Result<(), String> {
     let mut volumes = HashMap::new();
     for (nsid, ConfiguredNamespace { volume, identity }) in all {

@@ -133,14 +133,14 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         }
     }
 
-    /// Whether it is an NVM subsystem that is reached over the URL's transport.
+    /// Whether the log entry is an NVM subsystem that is reached over the URL's transport.
     fn is_reachable(&self, found: &FoundSubsystem) -> bool {
         let transport = if self.url.rdma.is_some() { TransportType::RDMA } else { TransportType::TCP };
         TransportType(found.transport) == transport && SubsystemType(found.kind) == SubsystemType::NVM
     }
 
-    /// The further portals, each with the first address of its name; with `paths=all` also those
-    /// that the discovery controller at the first portal reports.
+    /// The other portals of the URL, each at the first address of its host name. With `paths=all`
+    /// also the portals that the discovery controller at the first portal reports.
     fn further(&self, subsystem: &Nqn) -> Result<Vec<Address>, Failure> {
         let mut found = Vec::new();
         if self.url.all_paths {
@@ -160,7 +160,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         nvme::discover(&NvmeEndpoint { generated_keys: None, ..self.endpoint(&self.url, address, nqn, 1) })
     }
 
-    /// Calls `ask` with each address of the host in turn, until one can be reached.
+    /// Calls `ask` with one address of the host after another, until one can be reached.
     fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, NvmeConnectError>) -> Result<T, Failure> {
         let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
         reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
@@ -200,7 +200,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
                 }
                 NvmeRefused::Connect(status) => match ConnectStatus(status.status().0) {
                     ConnectStatus::CONNECT_INVALID_HOST => {
-                        "give a host that it allows, as ?hostnqn=NQN, and its key, if it has one, as ?tls_key_file=PATH"
+                        "give the NQN of an allowed host as ?hostnqn=NQN, and its TLS key, if any, as ?tls_key_file=PATH"
                             .to_owned()
                     }
                     ConnectStatus::CONNECT_INVALID_PARAMETERS => list,
@@ -288,7 +288,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
             }
             let is_here = url.portals.first == self.url.portals.first;
             let place = if is_here { Some(address.clone()) } else { address_of(found) };
-            // Other hosts may be unreachable, and each would take a timeout.
+            // Other hosts may be unreachable, and each would cost a timeout.
             let Some(place) = place.filter(|place| logs.iter().any(|log| is_same_host(&log.address, place)))
             else {
                 exports.push(unlisted(&url, NOT_QUERIED));
@@ -380,7 +380,7 @@ fn secrets(url: &NvmeUrl) -> Result<Option<Arc<HostSecrets>>, Failure> {
     Ok(Some(Arc::new(HostSecrets { host, controller, hash, group })))
 }
 
-/// The host identifier that the host's NQN contains, or else one that is derived from the NQN.
+/// The host identifier in the host's NQN, or one that is derived from the NQN.
 fn id_of_nqn(nqn: &Nqn) -> HostId {
     let uuid = nqn.as_str().rsplit_once("uuid:").and_then(|(_, uuid)| read_uuid(uuid));
     uuid.unwrap_or_else(|| hash(nqn.as_str()))

@@ -25,7 +25,7 @@ pub(super) struct SrpTargetEntry {
     /// Access control list; if it is empty, every initiator may log in.
     #[serde(default)]
     acl: Vec<SrpAclEntry>,
-    /// Initial ALUA state of the target port; without the key active/optimized.
+    /// Initial ALUA state of the target port; active/optimized without the key.
     access_state: Option<AluaStateName>,
     /// Networks from which initiators may log in.
     #[serde(default, rename = "allow", deserialize_with = "networks::read")]
@@ -38,7 +38,7 @@ pub(super) struct SrpTargetEntry {
 struct SrpAclEntry {
     /// Identifier of the initiator port, 32 hexadecimal digits, or the 16 of its GUID.
     initiator_port: String,
-    /// The LUNs that it sees; without the key all.
+    /// The LUNs that the initiator sees; without the key all.
     luns: Option<Vec<u16>>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct ConfiguredSrpTarget {
     /// Names of volumes by LUN.
     pub(super) luns: BTreeMap<u16, String>,
     /// Initiator ports that may log in, and the LUNs that they see; entries of one port come before
-    /// entries of a GUID. If it is empty, everybody sees all LUNs.
+    /// entries of a GUID. If the list is empty, every initiator sees all LUNs.
     acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
     access_state: Option<AccessState>,
     /// Networks from which initiators may log in.
@@ -94,13 +94,13 @@ impl ConfiguredSrpTarget {
             Ok((initiator, acl.luns.clone()))
         });
         let mut acl = acl.collect::<Result<Vec<_>, Failure>>()?;
-        // The first entry that fits an initiator port counts, and one port is the closer fit.
+        // The first matching entry applies, so an entry of one port must precede those of GUIDs.
         acl.sort_by_key(|(initiator, _)| matches!(initiator, SrpInitiators::Guid(_)));
         let access_state = entry.access_state.map(AluaStateName::access_state);
         Ok(ConfiguredSrpTarget { id, luns, acl, access_state, networks: entry.networks })
     }
 
-    /// The target port with its units; `unit` looks a unit up by the name of its volume.
+    /// The target port with its units. `unit` returns the unit of a volume's name.
     pub(super) fn wanted(
         &self,
         unit: impl Fn(&str) -> Option<VolumeUnit>,
@@ -119,8 +119,8 @@ impl ConfiguredSrpTarget {
         WantedSrpTarget { id: self.id, luns: luns.collect(), access, access_state, networks }
     }
 
-    /// Its access control, for the policy. A port identifier is no authentication, but it restricts
-    /// access as an iSCSI name does.
+    /// The target's access control, for the policy. A port identifier does not authenticate an
+    /// initiator, but it restricts access as an iSCSI name does.
     pub(super) fn access(&self) -> TargetAccess {
         let is_open = self.acl.is_empty() && self.networks.is_everyone();
         TargetAccess {

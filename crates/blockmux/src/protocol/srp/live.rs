@@ -35,7 +35,8 @@ struct SrpState {
 }
 
 impl LiveSrpTargets {
-    /// Creates it without target ports; [`LiveFrontend::reconfigure`] adds those of a config.
+    /// Creates a frontend without target ports; [`LiveFrontend::reconfigure`] adds those of a
+    /// config.
     pub(super) fn new(service: &Service<'_>) -> LiveSrpTargets {
         LiveSrpTargets {
             node: Arc::default(),

@@ -31,7 +31,7 @@ pub(crate) const SRP: Protocol = Protocol {
     title: "SRP",
     carrier: Carrier::Stream,
     is_default: false,
-    listener_help: ["ADDR", "Serve SRP at ADDR, port 5555 unless named; repeatable"],
+    listener_help: ["ADDR", "Serve SRP at ADDR (default port 5555); repeatable"],
     port: SRP_DEFAULT_PORT,
     schemes: &[("srp", Transport::Tcp)],
     unsupported_schemes: &[],
@@ -130,8 +130,8 @@ impl Frontend for Srp {
             let (extension, guid) = digits.trim_start_matches("0x").split_at(16);
             let port = format!("id_ext={extension},ioc_guid={guid}");
             // A software iWARP device has its MAC address in the first half of its GID and zeros in
-            // the second. Linux takes the second for the initiator port's GUID, so without an
-            // extension all machines would be one initiator port.
+            // the second. Linux uses the second half as the initiator port's GUID, so without an
+            // extension all machines would have the same initiator port identifier.
             let own = "initiator_ext=$(cat /sys/class/infiniband/*/ports/1/gids/0 | head -1 | tr -d : | cut -c1-16)";
             let host = "/sys/class/infiniband_srp/srp-*";
             ConnectInfo {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn two_targets_whose_ports_have_one_number_are_refused() {
+    fn two_targets_whose_ports_have_the_same_number_are_refused() {
         // They differ only in the bit that every relative identifier has set.
         let mut srp = configured(&format!("port_id = '{}'\nluns = {{ 0 = 'a' }}", "0".repeat(32))).unwrap();
         let text = format!("port_id = '{}8000'\nluns = {{ 0 = 'a' }}", "0".repeat(28));

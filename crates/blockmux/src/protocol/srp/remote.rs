@@ -89,7 +89,7 @@ impl Remote for SrpRemote {
             ResponseCode::REQUEST_FIELDS_INVALID => "it has no such logical unit",
             _ => "the function failed",
         };
-        Err(Failure::run(format!("{url}: the target does not reset: {why} ({function}: {response})")))
+        Err(Failure::run(format!("{url}: the target did not reset: {why} ({function}: {response})")))
     }
 }
 
@@ -119,7 +119,7 @@ impl SrpRemote {
         }
     }
 
-    /// Calls `ask` with each address of the host in turn, until one can be reached.
+    /// Calls `ask` with one address of the host after another, until one can be reached.
     fn ask<T>(&self, ask: impl FnMut(&Address) -> Result<T, SrpConnectError>) -> Result<T, Failure> {
         let addresses = reach::addresses(&self.url, &self.url.portals.first)?;
         reach::ask_each(&self.url, &addresses, ask)?.map_err(|error| self.refused(&error))
@@ -174,7 +174,7 @@ impl SrpRemote {
     }
 }
 
-/// The GUID of this machine's initiator ports; all processes have the same.
+/// The GUID of this machine's initiator ports. It is the same in all processes.
 fn own_guid() -> [u8; 8] {
     let uname = rustix::system::uname();
     let host = uname.nodename().to_string_lossy().to_lowercase();

@@ -29,7 +29,7 @@ use zeroize::Zeroizing;
 /// A listener of the API.
 pub(in crate::serve) struct Endpoint {
     pub(super) listener: Listener,
-    /// The address as it was asked for.
+    /// The configured address; its port may be 0.
     asked: String,
     pub(super) guard: Guard,
 }
@@ -38,7 +38,7 @@ pub(in crate::serve) struct Endpoint {
 pub(super) enum Guard {
     /// Allows processes of the daemon's user and of root.
     Owner,
-    /// Clients in these networks that send this bearer token (RFC 6750).
+    /// Allows clients in these networks that send this bearer token (RFC 6750).
     Token(Zeroizing<String>, AllowedNetworks),
 }
 
@@ -63,10 +63,10 @@ impl Endpoint {
         }
     }
 
-    /// The listener, as a process that takes over gets it.
+    /// The listener and its socket, for a process that takes over.
     ///
     /// # Errors
-    /// If this process has no room for another file.
+    /// If the file descriptor cannot be duplicated.
     pub(in crate::serve) fn offer(&self) -> Result<OfferedListener, Failure> {
         let handle = self.listener.handle().map_err(|error| {
             Failure::run(format!("{}: {error}; raise the limit of open files", self.listener.address()))
@@ -129,14 +129,14 @@ pub(in crate::serve) fn bind_tcp(
     };
     let Some(file) = token_file else {
         return Err(Failure::request(format!(
-            "--api {address}: without a token anybody who can connect could control this daemon; run \
+            "--api {address}: without a token, every client that can connect could control this daemon; run \
              `(umask 077; openssl rand -hex 32 > api.token)` and add --api-token-file api.token"
         )));
     };
     let token = secret::read("--api-token-file", file, api_token)?;
     if !is_local(&address) && networks.is_everyone() {
         warn!(
-            "{address}: the API and its token are not encrypted; make it reachable from trusted networks only"
+            "{address}: the API and its token are not encrypted; make it reachable only from trusted networks"
         );
     }
     let asked = address.to_string();

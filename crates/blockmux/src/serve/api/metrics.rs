@@ -1,7 +1,7 @@
 //! Metrics in the OpenMetrics text format.
 //!
-//! Cores count; the counters are read and summed for each request. The number of series is bounded
-//! by [`MAX_VOLUMES`] and [`MAX_SESSIONS`]; beyond them only a count is exported.
+//! Each core has its own counters; they are read and summed for each request. The number of series
+//! is bounded by [`MAX_VOLUMES`] and [`MAX_SESSIONS`]; beyond them only a count is exported.
 
 use super::process::Process;
 use crate::serve::control::{ControlServer, Snapshot, VolumeCounters};
@@ -21,7 +21,7 @@ use std::fmt;
 /// The media type of the text that [`render`] returns.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// DaemonCollector metrics of a daemon, as text.
+/// The metrics of a daemon, as text.
 pub(super) fn render(control: &ControlServer) -> String {
     let mut registry = Registry::default();
     registry.register(

@@ -116,7 +116,7 @@ fn run(runtime: &Runtime, endpoints: Vec<Endpoint>, shared: ApiState, stopped: &
     });
 }
 
-/// Takes a sample of all counters in each tick, without end.
+/// Samples all counters in each [`TICK`]; never returns.
 async fn sample(shared: ApiState) {
     let mut ticks = time::interval(TICK);
     ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
@@ -223,7 +223,7 @@ async fn serve(
     Ok(connection.await?)
 }
 
-/// A connection, as it is served.
+/// The stream of an API client, with a timeout for each write.
 type Io = TokioIo<Pin<Box<TimeoutStream<AnyStream>>>>;
 
 /// Maximum number of connected clients; others wait.

@@ -33,9 +33,9 @@ pub(super) fn router(shared: ApiState) -> Router {
         .route("/openapi.json", get(move || async move { json(StatusCode::OK, &*document) }))
         .route("/", get(page::show))
         .route(TAKEOVER, post(takeover::take_over))
-        .fallback(|| async { ApiError::not_found("there is no such path; /openapi.json lists them") })
+        .fallback(|| async { ApiError::not_found("there is no such path; /openapi.json lists all paths") })
         .method_not_allowed_fallback(|| async {
-            let text = "the path has no such method; /openapi.json lists them";
+            let text = "this path does not support the method; /openapi.json lists its methods";
             ApiError::new(ErrorCode::MethodNotAllowed, text)
         })
         .with_state(shared)
@@ -146,8 +146,8 @@ impl ApiState {
     }
 }
 
-/// Time that a client waits for the result before it wants the URL of the action instead (RFC 7240
-/// §4.1 and §4.3); `None` if it waits without limit.
+/// Time after which a client wants the URL of the action instead of its result (RFC 7240 §4.1 and
+/// §4.3); `None` if the client waits for the result without limit.
 fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
     let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     let preferences: Vec<_> = preferences.flat_map(|value| value.split([',', ';'])).map(str::trim).collect();

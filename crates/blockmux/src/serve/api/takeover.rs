@@ -1,5 +1,5 @@
-//! `POST /v1/takeover`: a process that wants to take over from the daemon gets the connection
-//! itself. What follows the answer is no HTTP, see `serve/takeover/`.
+//! `POST /v1/takeover`: upgrades the connection for a process that takes over from the daemon (RFC
+//! 9110 §7.8). The messages after the response are described in `serve/takeover/`.
 
 use super::endpoint::AnyStream;
 use super::reply::refusal;
@@ -15,28 +15,28 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use tracing::warn;
 
-/// Marks requests that came by the control socket.
+/// Marks requests that arrived at the control socket.
 #[derive(Clone, Copy)]
 pub(super) struct ByOwner;
 
-/// Hands the connection over.
+/// Upgrades the connection and gives it to [`Successors`](crate::serve::takeover::Successors).
 pub(super) async fn take_over(State(shared): State<ApiState>, mut request: Request) -> Response {
     if request.extensions().get::<ByOwner>().is_none() {
-        let text = "sockets can be handed over by the control socket alone; use --takeover unix:PATH";
+        let text = "a takeover is possible only at the control socket; use --takeover unix:PATH";
         return refusal(ApiError::new(ErrorCode::Conflict, text));
     }
     if request.headers().get(header::UPGRADE).is_none_or(|asked| asked != UPGRADE) {
         let text = format!(
-            "a takeover is asked for with `Upgrade: {UPGRADE}`; it is what 'serve --takeover' of the same version does"
+            "this is for 'serve --takeover' of the same version; the request must have `Upgrade: {UPGRADE}`"
         );
         return refusal(ApiError::new(ErrorCode::Invalid, text));
     }
     let upgraded = upgrade::on(&mut request);
     tokio::spawn(async move {
         match connection(upgraded).await {
-            // Listing what is served takes locks.
+            // The offer takes locks, which may block.
             Ok(stream) => drop(tokio::task::spawn_blocking(move || shared.successors.offer(stream))),
-            Err(error) => warn!("a takeover has ended before it began: {error}"),
+            Err(error) => warn!("a takeover failed before it began: {error}; this daemon continues to serve"),
         }
     });
     let headers = [
@@ -46,12 +46,12 @@ pub(super) async fn take_over(State(shared): State<ApiState>, mut request: Reque
     (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
 }
 
-/// The connection, once the answer is sent.
+/// Waits until the response has been sent; returns the connection.
 async fn connection(upgraded: OnUpgrade) -> io::Result<UnixStream> {
     let upgraded = upgraded.await.map_err(io::Error::other)?;
     let parts = upgraded.downcast::<Io>().map_err(|_| io::ErrorKind::Unsupported)?;
     match parts.io.inner().as_ref().get_ref().get_ref() {
-        // Another handle: this one belongs to the runtime.
+        // The runtime owns this file descriptor, so the takeover gets a duplicate.
         AnyStream::Unix(stream) => Ok(stream.as_fd().try_clone_to_owned()?.into()),
         AnyStream::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
     }

@@ -191,7 +191,7 @@ impl Reloader {
         self.policy.replace(&policy);
         self.frontends.set(setup.frontends.clone());
         self.opener.set(Arc::new(setup.opener()));
-        // Removed listeners and targets accept no new connections from here on.
+        // From here on, removed listeners and targets accept no connections.
         let stay: BTreeSet<_> = places
             .iter()
             .filter_map(|place| match place {
@@ -228,8 +228,7 @@ impl Reloader {
             }
         }
         reconfigure(&live_protocols);
-        // Sessions that are no longer allowed get time to end.
-        // The handles of their sockets are dropped here, too.
+        // Dropping the removed listeners closes their sockets.
         let gone: BTreeSet<String> = gone.into_iter().map(|own| own.listener.place.to_string()).collect();
         let replaced: BTreeSet<&str> = plan
             .steps
@@ -272,8 +271,7 @@ impl Reloader {
         for named in &desired.volumes {
             let Some((export, volume_state)) = opened.remove(&named.name) else { continue };
             if self.exports.add(export, volume_state).is_none() {
-                warnings
-                    .push(format!("volume `{}`: there are too many volumes; restart the daemon", named.name));
+                warnings.push(format!("volume `{}`: too many volumes; restart the daemon", named.name));
             }
         }
         for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Describe) {

@@ -1,5 +1,5 @@
-//! Applies a config fragment: entries that it names are changed or added, everything else stays as
-//! it runs.
+//! Applies a config fragment: adds or changes the entries that the fragment names, and keeps the
+//! rest of the running config.
 
 use super::Reloader;
 use super::model::Model;
@@ -140,7 +140,7 @@ mod tests {
     use crate::protocol::Frontends;
 
     #[test]
-    fn a_fragment_changes_what_it_names_and_nothing_else() {
+    fn a_fragment_changes_only_the_entries_that_it_names() {
         let schema = Schema::new(&Frontends::default());
         let mut table: Table = "cores = 1\nnbd = [':1']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n\
             [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a' }\nMaxConnections = 2\n\

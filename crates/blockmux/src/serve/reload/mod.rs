@@ -76,7 +76,7 @@ pub(super) struct Reloader {
     pub(super) opener: Current<VolumeOpener>,
     units: Arc<LogicalUnits>,
     cores: Arc<Cores>,
-    /// The core that accepts for the next new listener.
+    /// Number of the core that the next new listener or resumed session gets.
     next_core: AtomicUsize,
     /// The directory of the Unix sockets of `--run`.
     private: Option<TempDir>,
@@ -89,7 +89,7 @@ struct ReloadState {
     running: Model,
     /// The config file as it was last loaded.
     loaded: Model,
-    /// `ctl` has changed what runs, and that is not saved.
+    /// `ctl` has changed the running config, and the config file does not have the changes.
     is_unsaved: bool,
     listeners: Vec<RunningListener>,
 }
@@ -100,18 +100,18 @@ struct RunningListener {
     asked: ListenerAddress,
     listener: PolicyListener,
     end: ListenerEnd,
-    /// What accepts; `None` if it is an interface.
+    /// The accepting socket; `None` for a network interface.
     accepting: Option<Accepting>,
 }
 
-/// A socket that accepts.
+/// The accepting socket of a listener.
 struct Accepting {
     handle: Arc<ListenerHandle>,
     limit: ConnectionLimit,
 }
 
 impl Reloader {
-    /// Starts to serve a setup on listeners that are bound.
+    /// Starts to serve a setup on bound listeners.
     ///
     /// # Errors
     /// If a protocol cannot be served, or a core has ended.
@@ -213,28 +213,28 @@ impl Reloader {
         };
         self.cores
             .ask(nth, begin)
-            .ok_or_else(|| Failure::run("a core ended unexpectedly; start again with -v"))?;
+            .ok_or_else(|| Failure::run("a core ended unexpectedly; start the daemon again with -v"))?;
         Ok(RunningListener { asked, listener, end, accepting })
     }
 
-    /// What a process that takes over gets.
+    /// The offer to a process that takes over.
     ///
     /// # Errors
-    /// Why nothing can be handed over, and what to do.
+    /// Says why nothing can be handed over, and what to do.
     pub(super) fn offer(&self) -> Result<Offered, String> {
         let state = self.state();
         if state.is_unsaved {
             return Err(
-                "the daemon has changes by 'ctl' that its config file does not have; write them there with \
-                 'ctl save', or drop them with 'ctl reload'"
+                "the config file does not have the changes that 'ctl' has made; save them with 'ctl save', or drop \
+                 them with 'ctl reload'"
                     .to_owned(),
             );
         }
         let in_ram = state.running.volumes.iter().find(|named| named.entry.spec.ram_bytes() > 0);
         if let Some(named) = in_ram {
             return Err(format!(
-                "`{}` ({}) is in RAM, which goes with the process; take it out of the config and reload, or restart \
-                 the daemon",
+                "`{}` ({}) is in RAM and would lose its data; remove it from the config and reload, or restart the \
+                 daemon",
                 named.name, named.entry.spec
             ));
         }
@@ -262,10 +262,10 @@ impl Reloader {
         Ok(Offered { listeners: listeners.collect(), volumes: volumes.collect(), text: state.running.text() })
     }
 
-    /// Continues a session of the process that served before.
+    /// Continues a session that the daemon before this one has handed over.
     ///
     /// # Errors
-    /// If it cannot be served.
+    /// Says why the session cannot continue.
     pub(super) fn resume(&self, session: HandedSession) -> Result<(), String> {
         let state = self.state();
         let own = state.listeners.iter().find(|own| {
@@ -274,14 +274,14 @@ impl Reloader {
         });
         let (own, accepting) = own
             .and_then(|own| Some((own, own.accepting.as_ref()?)))
-            .ok_or_else(|| format!("nobody listens at {} any more", session.listener))?;
+            .ok_or_else(|| format!("this daemon has no listener at {}", session.listener))?;
         let live_protocols = self.live_protocols();
         let resume =
             live_of(&live_protocols, own.listener.protocol).and_then(|live| live.resume(&own.listener.place));
-        let resume = resume.ok_or("its protocol does not continue sessions")?;
+        let resume = resume.ok_or("its protocol cannot continue sessions")?;
         let stream = &session.stream;
         let permit = accepting.limit.admit(stream.peer_ip(), stream.hang_up());
-        let permit = permit.ok_or("there are too many connections; raise --max-connections")?;
+        let permit = permit.ok_or("too many connections; raise --max-connections")?;
         let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
         self.cores
             .ask(nth, move |core| resume(core, session, permit))
@@ -416,18 +416,18 @@ struct Plan {
 }
 
 impl Plan {
-    /// Whether a change takes effect at the next start only.
+    /// Whether a change takes effect only at the next start.
     fn waits(&self, change: &Change) -> bool {
         self.schema.is_fixed(change) || waits_for_start(change, &self.steps)
     }
 }
 
-/// The running frontend that serves a protocol.
+/// The running frontend of a protocol.
 fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Option<&'a dyn LiveFrontend> {
     live_protocols.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
 }
 
-/// The new size of a volume whose spec changes in its size only; `None` otherwise.
+/// The new size, in bytes, if the specs differ only in the size; `None` otherwise.
 fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
     let size = after.size().filter(|size| before.size() != Some(*size))?;
     before.with_size(size).filter(|resized| resized == after).map(|_| size)

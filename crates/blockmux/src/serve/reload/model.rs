@@ -13,7 +13,7 @@ use toml::{Table, Value};
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) table: Table,
-    /// The volumes with what is not part of the table: passwords, and whether names are generated.
+    /// The volumes, with what the table does not have: passwords, and whether names are generated.
     pub(super) volumes: Vec<NamedVolume>,
 }
 
@@ -77,7 +77,8 @@ impl Model {
 }
 
 impl Model {
-    /// This config with the previous values of all changes that take effect at the next start only.
+    /// This config, but with the previous value of each change that takes effect only at the next
+    /// start.
     pub(super) fn without_pending(&self, before: &Model, plan: &Plan) -> Model {
         let mut model = self.clone();
         for change in plan.changes.iter().filter(|change| plan.waits(change)) {

@@ -14,11 +14,11 @@ use blockmux_engine::sessions::SessionInfo;
 use std::collections::BTreeSet;
 use toml::{Table, Value};
 
-/// The structure of configs: named lists, and keys that take effect at the next start only.
+/// The structure of configs: named lists, and keys that take effect only at the next start.
 pub(in crate::serve) struct Schema {
     /// Lists of targets.
     targets: Vec<&'static TargetTables>,
-    /// Keys that take effect at the next start only, from the top level, joined by dots.
+    /// Keys that take effect only at the next start, from the top level, joined by dots.
     fixed: Vec<&'static str>,
     /// Keys of the lists of listeners.
     listeners: Vec<String>,
@@ -86,7 +86,7 @@ impl Schema {
             || peers.into_iter().any(|(own, name)| *own == key && name.is_empty())
     }
 
-    /// Whether a change takes effect at the next start only.
+    /// Whether a change takes effect only at the next start.
     pub(in crate::serve) fn is_fixed(&self, change: &Change) -> bool {
         let keys = change.path.join(".");
         self.fixed
@@ -173,7 +173,8 @@ fn by_name(list: &[Value], name: &str) -> Table {
     named.collect()
 }
 
-/// Whether a path ends in a list of networks: whom it keeps out follows from the whole list.
+/// Whether a path ends in a list of networks. Such a list is compared as a whole, because its
+/// networks can overlap.
 fn is_networks(path: &[String]) -> bool {
     path.last().is_some_and(|key| key == NETWORKS)
 }
@@ -270,8 +271,8 @@ pub(in crate::serve) fn volume_steps(
     steps
 }
 
-/// Whether a change of a volume takes effect at the next start only: the volume stays open, and the
-/// key applies when it is opened.
+/// Whether a change of a volume takes effect only at the next start, because the key applies when
+/// the volume is opened and the volume stays open.
 pub(in crate::serve) fn waits_for_start(change: &Change, steps: &[(String, VolumeStep)]) -> bool {
     match change.of_volume() {
         Some((name, Some("read_only" | "shared" | "uuid"))) => {
@@ -319,7 +320,7 @@ fn describe_session(session: &SessionInfo) -> String {
     }
 }
 
-/// Whether a change takes something from a session that it uses.
+/// Whether a change removes something that a session uses.
 fn affects(
     schema: &Schema,
     change: &Change,
@@ -356,7 +357,7 @@ fn affects(
     part == "redirect" && change.after.is_some() || is_kept_out
 }
 
-/// Whether a listener that goes comes again with other parameters, which keep the session.
+/// Whether a removed listener is added again with other parameters that still admit the session.
 fn stays(schema: &Schema, changes: &[Change], change: &Change, session: &SessionInfo) -> bool {
     let [list, _] = &change.path[..] else { return false };
     if !schema.listeners.contains(list) {
@@ -529,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_change_while_it_runs_waits_for_the_next_start() {
+    fn fixed_keys_take_effect_at_the_next_start() {
         let next = |before: &str, after: &str| {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);
@@ -545,6 +546,9 @@ mod tests {
         let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
         let read_only = format!("{volume}read_only = true");
         assert_eq!(next(volume, &read_only), ["+ volume a: read_only added: true"]);
-        assert!(next(volume, &read_only.replace("mem:1m", "mem:2m")).is_empty(), "it is opened anew");
+        assert!(
+            next(volume, &read_only.replace("mem:1m", "mem:2m")).is_empty(),
+            "the volume is opened again"
+        );
     }
 }

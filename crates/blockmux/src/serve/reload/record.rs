@@ -34,7 +34,7 @@ impl Reloader {
         })
     }
 
-    /// The spec that a volume has after it was resized; `None` if that is the same one.
+    /// The spec of a volume with its new size; `None` if the spec stays the same.
     pub(in crate::serve) fn resized(&self, name: &str, size: u64) -> Option<Spec> {
         self.state().running.volume(name)?.entry.spec.with_size(size)
     }

@@ -1,4 +1,4 @@
-//! The new process: what it gets from the one that serves.
+//! The new process of a takeover: it receives listeners, sessions and reservations from the daemon.
 
 use super::wire::{Channel, Message, Offer, PATH, Received, SessionOffer, UPGRADE};
 use crate::api::client::{CallError, Client};
@@ -20,22 +20,24 @@ use std::io;
 use std::time::Duration;
 use tracing::{info, warn};
 
-/// A takeover from a process that serves.
+/// A takeover in progress, on the side of the new process.
 pub(in crate::serve) struct Takeover {
     channel: Channel,
     offer: Offer,
-    /// Listeners whose files are this process's once the other one has let go.
+    /// Unix listeners whose socket files this process removes at its end, once the daemon has
+    /// released its volumes.
     files: Vec<ListenerHandle>,
     reservations: BTreeMap<String, Vec<u8>>,
     sessions: Vec<HandedSession>,
 }
 
 impl Takeover {
-    /// Asks the daemon with that control socket for its listeners, which are added to `inherited`;
-    /// `None` if there is no daemon.
+    /// Requests the listeners of the daemon that has the control socket `path` and adds them to
+    /// `inherited`; `None` if no daemon listens there.
     ///
     /// # Errors
-    /// If it cannot be asked, is another user's, or refuses.
+    /// If the daemon does not answer, runs as a user other than this one, `user` or root, or
+    /// refuses.
     pub(in crate::serve) fn ask(
         path: &ControlPath,
         user: Option<&ServiceUser>,
@@ -45,7 +47,10 @@ impl Takeover {
         let stream = match client.upgrade(PATH, UPGRADE) {
             Ok(Some(stream)) => stream,
             Ok(None) => {
-                info!("--takeover {}: no daemon is there; nothing is taken over", path.0.display());
+                info!(
+                    "--takeover {}: no daemon listens there; starting without a takeover",
+                    path.0.display()
+                );
                 return Ok(None);
             }
             Err(CallError::NoAnswer(failure)) => return Err(failure),
@@ -58,11 +63,11 @@ impl Takeover {
         let is_ours = peer == geteuid() || peer.is_root();
         if !is_ours && user.is_none_or(|user| user.uid() != peer.as_raw()) {
             return Err(cannot(
-                "the daemon is another user's; run this as that user, or with --user".to_owned(),
+                "the daemon runs as another user; run this command as that user, or with --user".to_owned(),
             ));
         }
         let lost =
-            |error: io::Error| cannot(format!("the daemon has ended or is stuck ({error}); look at its log"));
+            |error: io::Error| cannot(format!("the daemon has ended or is stuck ({error}); see its log"));
         let channel = Channel::new(stream).map_err(lost)?;
         let mut files = Vec::new();
         loop {
@@ -89,28 +94,29 @@ impl Takeover {
         }
     }
 
-    /// Whether the other process serves a volume of that name.
+    /// Whether the daemon serves a volume with this name.
     pub(in crate::serve) fn has(&self, name: &str) -> bool {
         self.offer.volumes.iter().any(|volume| volume.name == name)
     }
 
-    /// Whether this process would serve what the other one serves.
+    /// Checks that this process would serve every volume of the daemon, with the same spec and
+    /// data, and use the same directory of reservations.
     ///
     /// # Errors
-    /// If a volume is missing, or is another one.
+    /// Names the first difference and what to change.
     pub(in crate::serve) fn check(&self, setup: &Setup) -> Result<(), Failure> {
         for offered in &self.offer.volumes {
             let name = &offered.name;
             let Some(named) = setup.volumes.iter().find(|named| named.name == *name) else {
                 return Err(Failure::request(format!(
-                    "--takeover: the daemon serves `{name}`, and this config does not; add the volume, or take it away \
-                     from the daemon first ('ctl remove', then 'ctl save')"
+                    "--takeover: the daemon serves `{name}`, and this config does not; add the volume here, or remove \
+                     it from the daemon first ('ctl remove', then 'ctl save')"
                 )));
             };
             let spec = named.entry.spec.to_string();
             if spec != offered.spec || DataPart::keys_of_spec(&named.entry.spec) != offered.data {
                 return Err(Failure::request(format!(
-                    "--takeover: `{name}` is {} for the daemon, and {spec} here; make both the same, or restart the \
+                    "--takeover: `{name}` is {} for the daemon, and {spec} here; use the same spec, or restart the \
                      daemon instead",
                     offered.spec
                 )));
@@ -122,7 +128,7 @@ impl Takeover {
                 None => "none".to_owned(),
             };
             return Err(Failure::request(format!(
-                "--takeover: the daemon keeps reservations in {}, and this config in {}; give both the same --state",
+                "--takeover: the daemon keeps reservations in {}, and this config in {}; use the same --state",
                 shown(&self.offer.state),
                 shown(&setup.state)
             )));
@@ -130,14 +136,17 @@ impl Takeover {
         Ok(())
     }
 
-    /// Tells the other process to let go, and waits until it has closed its volumes.
+    /// Tells the daemon to release its volumes and waits until it has closed them; receives its
+    /// sessions and reservations.
     ///
     /// # Errors
-    /// If it refuses or fails.
+    /// If the daemon refuses, fails or ends.
     pub(in crate::serve) fn wait_for_release(&mut self) -> Result<(), Failure> {
         let cannot = |what: String| Failure::request(format!("--takeover: {what}"));
         let lost = |error: io::Error| {
-            cannot(format!("the daemon has ended before it released its volumes ({error}); start this again"))
+            cannot(format!(
+                "the daemon has ended before it released its volumes ({error}); run this command again"
+            ))
         };
         self.channel.send(&Message::Ready).map_err(lost)?;
         loop {
@@ -154,8 +163,8 @@ impl Takeover {
                         Ok(stream) => {
                             self.sessions.push(HandedSession { protocol, listener, stream, unread, state });
                         }
-                        // The client has disconnected meanwhile.
-                        Err(error) => info!("{peer}: its session is over: {error}"),
+                        // For example because the client has disconnected.
+                        Err(error) => info!("{peer}: the session cannot continue: {error}"),
                     }
                 }
                 (Message::Released, _) => break,
@@ -167,50 +176,49 @@ impl Takeover {
         Ok(())
     }
 
-    /// The UUIDs of volumes by which initiators know them.
+    /// The daemon's volume UUIDs, by volume name. This process must report the same to initiators.
     pub(in crate::serve) fn uuids(&self) -> BTreeMap<String, VolumeUuid> {
         let known = self.offer.volumes.iter();
         known.filter_map(|volume| Some((volume.name.clone(), volume.uuid.as_ref()?.parse().ok()?))).collect()
     }
 
-    /// Continues with the reservations of the other process.
+    /// Restores the daemon's persistent reservations.
     ///
     /// # Errors
-    /// If they cannot be read: who was kept out would get in.
+    /// If they cannot be parsed. Without them, initiators that a reservation excludes would have
+    /// access.
     pub(in crate::serve) fn restore(&mut self, exports: &Exports) -> Result<(), Failure> {
         for (name, snapshot) in std::mem::take(&mut self.reservations) {
             let served = exports.find(&name).and_then(|(id, _)| exports.volume_state(id));
             served.map_or(Ok(()), |served| served.restore_reservations(&snapshot)).map_err(|error| {
-                Failure::request(format!(
-                    "--takeover: what the daemon says of reservations of `{name}` {error}"
-                ))
+                Failure::request(format!("--takeover: the daemon's reservation data of `{name}` {error}"))
             })?;
         }
         Ok(())
     }
 
-    /// Continues the sessions of the other process.
+    /// Continues the sessions that the daemon handed over.
     pub(in crate::serve) fn resume(&mut self, reloader: &Reloader) {
         for session in self.sessions.drain(..) {
             let peer = session.stream.peer().to_owned();
             if let Err(reason) = reloader.resume(session) {
-                warn!("{peer}: a session that was handed over is closed: {reason}");
+                warn!("{peer}: the session was handed over but cannot continue, and is closed: {reason}");
             }
         }
     }
 
-    /// Tells the other process to end.
+    /// Tells the daemon that this process serves, and waits until the daemon has ended.
     pub(in crate::serve) fn end(self) {
         if let Err(error) = self.channel.send(&Message::Serving) {
-            warn!("the process that served before is not told to end: {error}");
+            warn!("cannot tell the old daemon to end: {error}; if it still runs, stop it");
         }
         self.channel.wait_for_end(END_TIME);
     }
 }
 
-/// How long the other process has to send what it offers.
+/// Timeout of the daemon's offer.
 const OFFER_TIME: Duration = Duration::from_secs(60);
-/// How long it has to end its sessions, and to flush and close its volumes.
+/// Time for the daemon to end its sessions and to flush and close its volumes.
 const RELEASE_TIME: Duration = Duration::from_secs(300);
-/// How long it has to end.
+/// Time for the daemon to end after [`Message::Serving`].
 const END_TIME: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
-//! A new process takes over from the one that serves, without an outage (`serve --takeover`).
+//! A new process takes over from a running daemon without an outage (`serve --takeover`).
 //!
 //! ```text
-//!   new process                                            process that serves
+//!   new process                                            old process (the daemon)
 //!   config is read    ── POST /v1/takeover, Upgrade ────▶  still serves
 //!                     ◀── Listener..., Offer ────────────
 //!   config, listeners
@@ -10,12 +10,12 @@
 //!                                                          closed, locks are released
 //!                     ◀── Volume..., Session..., Released
 //!   volumes are opened,
-//!   connections taken ── Serving ──────────────────────▶   ends
+//!   sessions continue ── Serving ──────────────────────▶   ends
 //! ```
-//! Never do both processes have a volume open for writing. Listening sockets are never closed, so
-//! that who connects meanwhile waits in their queues. Until `Ready` each process can end or refuse,
-//! and the one that serves goes on. Afterwards the new one alone can serve: if it fails then, no
-//! process serves. See docs/decisions/0064-takeover.md.
+//! A volume is never open for writing in both processes. Listening sockets are never closed:
+//! clients that connect during the takeover wait in the accept queues. Until `Ready`, either
+//! process can end or refuse, and the old process continues to serve. After `Ready` only the new
+//! process can serve; if it fails then, nothing is served. See docs/decisions/0064-takeover.md.
 
 mod acquire;
 mod release;

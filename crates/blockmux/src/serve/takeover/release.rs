@@ -1,4 +1,5 @@
-//! The process that serves: what it offers to one that takes over, and how it lets go.
+//! The daemon's side of a takeover: it offers its listeners and volumes, and releases them when the
+//! new process is ready.
 
 use super::wire::{Channel, Message, Offer, SessionOffer};
 use crate::failure::Failure;
@@ -21,12 +22,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Listens to processes that want to take over, one at a time.
+/// Answers processes that want to take over, one at a time.
 pub(in crate::serve) struct Successors {
     reloader: Arc<Reloader>,
-    /// Those of the API.
+    /// The API's listeners.
     endpoints: Vec<OfferedListener>,
-    /// Directory of reservations.
+    /// Directory of persistent reservations.
     state: Option<PathBuf>,
     events: Sender<DaemonEvent>,
     is_busy: Arc<AtomicBool>,
@@ -35,14 +36,14 @@ pub(in crate::serve) struct Successors {
 /// A process that is ready to take over.
 pub(in crate::serve) struct Handover {
     channel: Channel,
-    /// Every listener that it has got.
+    /// The listeners that were sent to the new process.
     handles: Vec<Arc<ListenerHandle>>,
-    /// What ran when it got them.
+    /// The running config at the time of the offer, as a config file.
     offered: String,
     _busy: Busy,
 }
 
-/// One takeover goes on until it is dropped.
+/// Marks a takeover in progress; dropping it allows the next one.
 struct Busy(Arc<AtomicBool>);
 
 impl Drop for Busy {
@@ -52,7 +53,7 @@ impl Drop for Busy {
 }
 
 impl Successors {
-    /// What `reloader` runs can be taken over, with the listeners of the API.
+    /// Offers the volumes and listeners of `reloader`, and the API's listeners.
     pub(in crate::serve) fn new(
         reloader: Arc<Reloader>,
         endpoints: Vec<OfferedListener>,
@@ -62,12 +63,14 @@ impl Successors {
         Successors { reloader, endpoints, state, events, is_busy: Arc::default() }
     }
 
-    /// Offers everything to a process that asks by this connection. A thread waits until that
-    /// process is ready.
+    /// Sends the offer to the process at the other end of `stream`. A new thread waits until that
+    /// process is ready and then sends [`DaemonEvent::HandOver`].
     pub(in crate::serve) fn offer(&self, stream: UnixStream) {
         let channel = match Channel::new(stream) {
             Ok(channel) => channel,
-            Err(error) => return warn!("a takeover has ended before it began: {error}"),
+            Err(error) => {
+                return warn!("a takeover failed before it began: {error}; this daemon continues to serve");
+            }
         };
         if self.is_busy.swap(true, Ordering::AcqRel) {
             return refuse(&channel, "another process is taking over; try again when it has ended");
@@ -87,7 +90,7 @@ impl Successors {
                 // The daemon may be stopping.
                 let _ = events.send(DaemonEvent::HandOver(Box::new(handover)));
             }
-            Err(error) => warn!("the process that wanted to take over does not: {error}; this one goes on"),
+            Err(error) => warn!("the takeover failed: {error}; this daemon continues to serve"),
         };
         if let Err(error) = thread::Builder::new().name("takeover".to_owned()).spawn(negotiate) {
             warn!("cannot start a thread for a takeover: {error}");
@@ -95,7 +98,7 @@ impl Successors {
     }
 }
 
-/// Sends what is offered, and waits for the other process to be ready.
+/// Sends the offer and waits until the new process is ready.
 fn wait_until_ready(channel: &Channel, listeners: &[OfferedListener], offer: Offer) -> io::Result<()> {
     for (listener, handle) in listeners {
         channel.send_with(&Message::Listener(listener.clone()), &[], Some(handle.as_fd()))?;
@@ -103,25 +106,26 @@ fn wait_until_ready(channel: &Channel, listeners: &[OfferedListener], offer: Off
     channel.send(&Message::Offer(offer))?;
     match channel.receive(Some(PREPARE_TIME))?.message {
         Message::Ready => Ok(()),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it said something else than that it is ready")),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the new process sent an unexpected message")),
     }
 }
 
 fn refuse(channel: &Channel, reason: &str) {
     warn!("a takeover was refused: {reason}");
-    // The other process may be gone.
+    // The new process may have ended.
     let _ = channel.send(&Message::Refused { reason: reason.to_owned() });
 }
 
 impl Handover {
-    /// The handover, if nothing has changed since the other process began to prepare, and every
-    /// session can be handed over or comes back by itself; else the daemon goes on.
+    /// Checks that the config has not changed since the offer and that no NBD connection uses TLS:
+    /// such a client does not reconnect, and its session cannot be handed over. `None` if a check
+    /// fails: the new process is refused, and the daemon continues to serve.
     pub(in crate::serve) fn accepted(
         self: Box<Self>,
         reloader: &Reloader,
         has_command: bool,
     ) -> Option<Box<Handover>> {
-        // While clients are still served; the last flush has little to do then.
+        // A flush while clients are still served makes the last one short.
         let flushed = flush::all(&reloader.exports);
         let departures = reloader.connection_limits.departures();
         let reason = match (flushed, departures.secured()) {
@@ -131,7 +135,7 @@ impl Handover {
                 info!("another process takes over");
                 return Some(self);
             }
-            (Ok(()), 0) => "the daemon's config has changed meanwhile; try again".to_owned(),
+            (Ok(()), 0) => "the daemon's config has changed since the takeover began; try again".to_owned(),
             (Ok(()), number) => {
                 let connections = if number == 1 { "connection uses" } else { "connections use" };
                 format!(
@@ -144,23 +148,23 @@ impl Handover {
         None
     }
 
-    /// From here on only the other process can serve.
+    /// Starts the handover. From here on only the new process can serve.
     pub(in crate::serve) fn begin(&self, departures: &Departures) {
         departures.ask();
         self.handles.iter().for_each(|handle| handle.leave_file());
     }
 
-    /// Tells the other process that volumes cannot be released.
+    /// Tells the new process that the volumes cannot be released.
     pub(in crate::serve) fn fail(&self, failure: &Failure) {
-        // It may be gone.
+        // The new process may have ended.
         let _ = self.channel.send(&Message::Failed { reason: failure.to_string() });
     }
 
-    /// Closes the volumes, which nothing else uses any more, and hands over what the other process
-    /// needs. Returns when that serves.
+    /// Closes the volumes and sends reservations and sessions to the new process. Returns when the
+    /// new process serves.
     ///
     /// # Errors
-    /// If a volume is still in use, or the other process does not serve.
+    /// If a volume is still in use after `closed_within`, or the new process fails.
     pub(in crate::serve) fn release(
         &self,
         exports: Exports,
@@ -183,11 +187,13 @@ impl Handover {
             thread::park_timeout(Duration::from_millis(1));
         }
         if let Some((name, ..)) = is_open() {
-            return Err(Failure::run(format!("{name}: is still in use in this process; start it again")));
+            return Err(Failure::run(format!(
+                "{name}: still in use by this process; start the daemon again"
+            )));
         }
         let gone = |error: io::Error| {
             Failure::run(format!(
-                "the process that was to take over has ended or is stuck ({error}), and nothing is served; start it again"
+                "the new process has ended or is stuck ({error}), and nothing is served; start the daemon again"
             ))
         };
         for (name, snapshot, ..) in &all {
@@ -207,7 +213,7 @@ impl Handover {
         self.channel.send(&Message::Released).map_err(gone)?;
         match self.channel.receive(Some(START_TIME)).map_err(gone)?.message {
             Message::Serving => {
-                info!("the process that has taken over serves; this one ends");
+                info!("the new process serves; this one ends");
                 Ok(())
             }
             _ => Err(gone(io::ErrorKind::InvalidData.into())),
@@ -215,7 +221,7 @@ impl Handover {
     }
 }
 
-/// How long the other process has to check its config and to open its new volumes.
+/// Time for the new process to check its config and to open volumes that this one does not have.
 const PREPARE_TIME: Duration = Duration::from_secs(60);
-/// How long it has to open the volumes that were released.
+/// Time for the new process to open the released volumes.
 const START_TIME: Duration = Duration::from_secs(60);

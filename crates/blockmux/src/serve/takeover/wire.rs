@@ -1,7 +1,7 @@
 //! Messages between the two processes of a takeover, some with a socket.
 //!
-//! A message is its length, the length of its attachment, JSON, and the attachment. The socket
-//! travels with the first byte.
+//! A message is the length of its JSON and the length of its attachment, each a big-endian `u32`,
+//! then the JSON and the attachment. The socket (SCM_RIGHTS) travels with the first byte.
 
 use crate::serve::offer::{ListenerOffer, VolumeOffer};
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -17,51 +17,51 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the two processes tell each other.
+/// A message between the two processes of a takeover.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub(super) enum Message {
-    /// A listening socket, which comes with it.
+    /// A listener; its socket comes with the message.
     Listener(ListenerOffer),
-    /// All listeners were sent. What is served.
+    /// The volumes of the daemon. All listeners have been sent.
     Offer(Offer),
-    /// Nothing is handed over, and the daemon goes on.
+    /// Nothing is handed over; the daemon continues to serve.
     Refused { reason: String },
-    /// The config is right: the daemon may stop and release its volumes.
+    /// The new process has checked its config: the daemon may stop and release its volumes.
     Ready,
-    /// Reservations of a volume, which are attached.
+    /// A volume; its persistent reservations are attached.
     Volume { name: String },
-    /// A connection between two requests, which comes with it. The session's state and the bytes
-    /// that were received and not parsed are attached.
+    /// A session between two requests; its socket comes with the message. The session's state and
+    /// the bytes that were received and not parsed are attached.
     Session(SessionOffer),
     /// All volumes are released.
     Released,
-    /// Volumes could not be released, and the daemon has ended its sessions.
+    /// The volumes could not be released, although the daemon has ended its sessions.
     Failed { reason: String },
     /// The new process serves.
     Serving,
 }
 
-/// What the process that serves has.
+/// The daemon's volumes and its directory of reservations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Offer {
     pub(super) volumes: Vec<VolumeOffer>,
-    /// Directory of reservations.
+    /// Directory of persistent reservations.
     pub(super) state: Option<PathBuf>,
 }
 
-/// A connection of the process that served.
+/// A session of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SessionOffer {
     pub(super) protocol: String,
-    /// The address of the listener that it came by.
+    /// Address of the listener that accepted the connection.
     pub(super) listener: String,
     pub(super) peer: String,
     /// Length of the state in the attachment, in bytes.
     pub(super) state_len: usize,
 }
 
-/// A message as it came.
+/// A received message with its attachment and its socket.
 pub(super) struct Received {
     pub(super) message: Message,
     pub(super) attachment: Vec<u8>,
@@ -72,10 +72,10 @@ pub(super) struct Received {
 pub(super) struct Channel(UnixStream);
 
 impl Channel {
-    /// Takes a connection, which may be one that does not block.
+    /// Makes the connection blocking, with a timeout for writes.
     ///
     /// # Errors
-    /// If it is closed already.
+    /// The errors of fcntl(2) and setsockopt(2).
     pub(super) fn new(stream: UnixStream) -> io::Result<Channel> {
         stream.set_nonblocking(false)?;
         stream.set_write_timeout(Some(WRITE_TIME))?;
@@ -85,7 +85,7 @@ impl Channel {
     /// Sends a message.
     ///
     /// # Errors
-    /// If the other process is gone, or does not receive.
+    /// If the peer has closed the connection, or does not receive for [`WRITE_TIME`].
     pub(super) fn send(&self, message: &Message) -> io::Result<()> {
         self.send_with(message, &[], None)
     }
@@ -93,7 +93,7 @@ impl Channel {
     /// Sends a message with an attachment, a socket or both.
     ///
     /// # Errors
-    /// As for [`Channel::send`].
+    /// The errors of [`Channel::send`].
     pub(super) fn send_with(
         &self,
         message: &Message,
@@ -122,10 +122,10 @@ impl Channel {
         stream.write_all(attachment)
     }
 
-    /// Receives a message within that time; `None`: however long it takes.
+    /// Receives a message. Each read waits at most for `within`, or without limit if it is `None`.
     ///
     /// # Errors
-    /// If the other process is gone or silent, or what came is no message.
+    /// If the peer has closed the connection, the timeout expires, or the message is invalid.
     pub(super) fn receive(&self, within: Option<Duration>) -> io::Result<Received> {
         self.0.set_read_timeout(within)?;
         let mut sockets = Vec::new();
@@ -146,13 +146,13 @@ impl Channel {
         Ok(Received { message, attachment, socket: sockets.pop() })
     }
 
-    /// Waits until the other process has closed the connection.
+    /// Waits until the peer has closed the connection, at most for `within`.
     pub(super) fn wait_for_end(&self, within: Duration) {
-        // There is nothing more to be told.
+        // The peer sends nothing more; its end closes the connection.
         let _ = self.receive(Some(within));
     }
 
-    /// Receives so many bytes, and sockets that come with them.
+    /// Receives `len` bytes; adds the sockets that come with them to `sockets`.
     fn take(&self, len: usize, sockets: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         let mut at = 0;
@@ -183,17 +183,19 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// `Upgrade` of the request that begins a takeover; the number is the version of the messages.
+/// `Upgrade` field of the request that begins a takeover; the number is the version of the
+/// messages.
 pub(in crate::serve) const UPGRADE: &str = "blockmux-takeover/1";
-/// Path of that request.
+/// Path of the request that begins a takeover.
 pub(in crate::serve) const PATH: &str = "/v1/takeover";
-/// Two lengths.
+/// Length of the two length fields, in bytes.
 const HEAD: usize = 8;
-/// The longest message: names and specs of tens of thousands of volumes, in bytes.
+/// Maximum length of a message's JSON, in bytes: names and specs of tens of thousands of volumes.
 const MAX_JSON: usize = 16 << 20;
-/// The longest attachment: a volume's registrations, or what one connection has received.
+/// Maximum length of an attachment, in bytes: a volume's registrations, or the unparsed bytes of
+/// one connection.
 const MAX_ATTACHMENT: usize = 64 << 20;
-/// How long the other process may not receive.
+/// Timeout of a write to the peer.
 const WRITE_TIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_in_order_each_with_its_attachment_and_its_socket() {
+    fn messages_arrive_in_order_each_with_its_attachment_and_its_socket() {
         let (one, other) = pair();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let volume = Message::Volume { name: "a".to_owned() };
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_an_error() {
+    fn invalid_messages_are_refused() {
         for bytes in [
             &b"\0\0\0\x02\0\0\0\0{}"[..],
             b"\xff\xff\xff\xff\0\0\0\0",

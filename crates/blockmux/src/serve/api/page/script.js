@@ -172,7 +172,7 @@ function show(status, sessions, hour, actions) {
   $("connections-parts").textContent = parts.join(", ") || `of ${status.max_connections}`;
   const failed = points.reduce((sum, point) => sum + point.failed, 0);
   $("failed").textContent = count(failed);
-  const gone = status.gone ? `, ${status.gone} gone with I/O in flight` : "";
+  const gone = status.gone ? `, ${status.gone} lost with I/O in flight` : "";
   const ever = status.volumes.reduce((sum, volume) => sum + volume.failed, 0);
   $("failed-parts").textContent = `${count(ever)} since the start${gone}`;
   $("failed-tile").classList.toggle("alarm", failed > 0 || status.gone > 0);
@@ -185,7 +185,7 @@ function show(status, sessions, hour, actions) {
   const seconds = before ? (performance.now() - before.at) / 1000 : 0;
   const earlier = before ? before.sessions : new Map();
   const shown = sessions.slice(0, MOST_SESSIONS);
-  rows("sessions", shown.map(one => sessionRow(one, earlier.get(key(one)), seconds)), "nobody is connected");
+  rows("sessions", shown.map(one => sessionRow(one, earlier.get(key(one)), seconds)), "no client is connected");
   $("more-sessions").hidden = sessions.length <= MOST_SESSIONS;
   $("more-sessions").textContent = `and ${sessions.length - MOST_SESSIONS} more`;
   before = { at: performance.now(), sessions: new Map(sessions.map(one => [key(one), one])) };
@@ -217,7 +217,7 @@ async function look() {
       keep(null);
       $("login").hidden = false;
       $("main").hidden = true;
-      say("a token is needed", "");
+      say("a token is required", "");
       $("token").focus();
       return;
     }
