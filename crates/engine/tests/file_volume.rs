@@ -633,7 +633,10 @@ fn a_4kn_device_has_no_smaller_blocks_and_a_file_on_it_has_direct_io_with_its_ow
     assert!(!open(BlockSizes::default(), None).unwrap().is_direct(), "its clients may write 512 bytes");
     assert!(open(LARGE, None).unwrap().is_direct());
     let refused = open(small, Some(true)).map(|_| ()).unwrap_err().to_string();
-    assert!(refused.contains("block_size=512 is less than its own blocks of 4096 bytes"), "{refused}");
+    assert!(
+        refused.contains("block_size=512 is less than the volume's own block size of 4096 bytes"),
+        "{refused}"
+    );
 }
 
 #[test]

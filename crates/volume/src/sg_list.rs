@@ -103,7 +103,7 @@ impl SgList {
         self.each_to(target, Seg::stream_to_seg);
     }
 
-    /// Pairs the segments of both lists, split where either has a boundary.
+    /// Calls `copy` for each pair of segments of both lists, split at the boundaries of either.
     #[inline]
     fn each_to(&self, target: &SgList, copy: impl Fn(&Seg, &Seg)) {
         if let ([from], [to]) = (self.segs(), target.segs()) {
