@@ -64,7 +64,7 @@ impl<R> BlockingConnectError<R> {
     }
 }
 
-/// Whether the peer closed the connection, or may have, rather than stayed silent.
+/// Whether the peer closed the connection or may have closed it; `false` if it was silent.
 pub(crate) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
     match ran {
         Ok(()) | Err(Broken::Protocol(_)) => true,
@@ -81,7 +81,7 @@ pub(crate) fn first_answer<T, E>(mut answers: impl Iterator<Item = Result<T, E>>
     Some(first.or_else(|error| answers.find_map(Result::ok).ok_or(error)))
 }
 
-/// A session of which one stream is driven.
+/// A session that is driven over one stream.
 pub trait OneStream {
     /// The stream session.
     fn stream(&mut self) -> impl StreamSession;
@@ -240,7 +240,7 @@ fn run<S: OneStream>(
                 }
             }
             Demand::Close => return Ok(()),
-            Demand::Nothing => return Err(io::Error::other("a log-in has nothing else to wait for").into()),
+            Demand::Nothing => return Err(io::Error::other("the login session waits for nothing").into()),
         }
         if Instant::now() >= deadline {
             return Err(io::Error::from(ErrorKind::TimedOut).into());
@@ -251,11 +251,11 @@ fn run<S: OneStream>(
 /// Starts TLS, which the session demands; `false` if it has started already.
 fn start_tls(secure: Option<&mut Secure>, chunk: &Chunk) -> Result<bool, Broken> {
     let secure = secure.ok_or(TlsError::Internal("this connection has no TLS credentials"))?;
-    let is_news = secure.start();
-    if is_news && !chunk.unread().is_empty() {
+    let has_started = secure.start();
+    if has_started && !chunk.unread().is_empty() {
         return Err(BYTES_BEFORE_TLS.into());
     }
-    Ok(is_news)
+    Ok(has_started)
 }
 
 /// Sends the whole outbox, or with TLS as much as can be encrypted now.

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Nothing is created before the first save. A thread then writes each image to a new file, flushes
-//! it, renames it over the old one, and flushes the directory. Of several images that wait for the
-//! disk only the last is written.
+//! it, renames it over the old one, and flushes the directory. If several images wait to be
+//! written, only the last one is.
 
 use crate::file::lock_exclusive;
 use blockmux_proto::volume_state::{ReservationStore, SaveTicket};
@@ -38,14 +38,13 @@ pub enum StateError {
         /// The system's error.
         error: io::Error,
     },
-    /// Other users may write the file or directory, and could so change who is excluded from a
-    /// volume.
+    /// Other users may write the file or directory, and so could change reservations.
     #[error("{}: others may write it; run chmod go-w on it, or name another directory", path.display())]
     Exposed {
         /// The file or directory.
         path: PathBuf,
     },
-    /// Another user owns the file or directory, and could so change who is excluded from a volume.
+    /// Another user owns the file or directory, and so could change reservations.
     #[error("{}: belongs to another user; change its owner with chown, or name another directory", path.display())]
     NotOurs {
         /// The file or directory.
@@ -206,7 +205,7 @@ impl FileState {
                 match written {
                     Ok(()) => state.saved = ticket,
                     Err(error) => {
-                        warn!("not kept: {error}");
+                        warn!("not saved: {error}");
                         state.failed = ticket;
                     }
                 }
@@ -357,7 +356,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
 /// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 const ROOT: u32 = 0;
-/// More than the longest file, in bytes: 1,024 registrations with names of 600 bytes.
+/// Maximum length of a file, in bytes; 1,024 registrations with names of 600 bytes need less.
 const MAX_FILE: u64 = 2 << 20;
 
 #[cfg(test)]

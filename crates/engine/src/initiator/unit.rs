@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::time::Duration;
 use tracing::warn;
 
-/// Queries the unit by each path. Returns the unit of the first path that answers, and the result
+/// Queries the unit over each path. Returns the unit of the first path that answers, and the result
 /// of each path; `None` for a path that cannot be used now and may come up later.
 ///
 /// # Errors
@@ -46,7 +46,7 @@ pub(super) fn first_unit<T, R: From<UnitRefused> + Display>(
 
 /// Checks that the unit of a new session is `first`; it may have been resized.
 pub(super) fn check_unit(first: &UnitInfo, now: Option<&UnitInfo>, connections: u32) -> Result<(), String> {
-    let now = now.ok_or("the unit was not described")?;
+    let now = now.ok_or("the target has not described the unit")?;
     if now.designator != first.designator || now.serial != first.serial {
         return Err("its LUN leads to another logical unit now".to_owned());
     }
