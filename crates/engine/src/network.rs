@@ -72,7 +72,7 @@ mod tests {
         let here = own();
         let network = match Network::new() {
             Ok(network) => network,
-            Err(error) => return println!("skipped: no network of our own: {error}"),
+            Err(error) => return println!("skipped: cannot create a network namespace: {error}"),
         };
         let there = network.within(own).unwrap();
         assert_ne!(there, here);

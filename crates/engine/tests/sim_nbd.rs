@@ -68,8 +68,7 @@ fn alice() -> Psk {
     Psk { identity: b"alice".to_vec(), secret: vec![7; 32].into(), hash: Hash::Sha256 }
 }
 
-/// Runs the scenario with every seed over TLS, whose records are made by the kernel or by the
-/// library.
+/// Runs the scenario with every seed over TLS; the kernel or the library processes the records.
 fn run_seeds_by_tls(seeds: u64, kernel: SystemTls, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
         let features = NbdFeatures { extended_headers: seed.is_multiple_of(2), structured_replies: true };

@@ -98,7 +98,7 @@ fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     })
 }
 
-/// Runs every seed over TLS, whose records are made by the scenario's kernel.
+/// Runs every seed over TLS; the scenario's kernel processes the records.
 fn run_seeds_by_tls(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     let key = ConfiguredPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:");
     let key = key.expect("the key is valid");

@@ -22,7 +22,7 @@ pub enum Side {
 }
 
 /// The share of requests that one core serves. All requests of one initiator to one disk belong to
-/// the same core, which so sees retransmits.
+/// the same core, which therefore sees retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Index of the core.
@@ -140,7 +140,7 @@ impl AsRawFd for PacketPort {
     }
 }
 
-/// Room for one frame: on its own cache lines, and large enough for VLAN tags left in by a driver.
+/// Bytes for one frame: whole cache lines, with room for VLAN tags that a driver has left in.
 fn stride_of(mtu: u32) -> usize {
     (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_multiple_of(64) + 64
 }
@@ -201,7 +201,7 @@ const RETURN: u16 = 0x06;
 /// Size of the send buffer, in bytes: more than 64 jumbo frames.
 const BUFFER: usize = 4 << 20;
 const MIN_MTU: usize = 1500;
-/// Ethernet's own limit is far below.
+/// Upper bound; Ethernet's own limit is far lower.
 const MAX_MTU: usize = 65_535;
 
 #[cfg(test)]
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn each_request_reaches_one_core_the_same_for_one_initiator_and_disk() {
+    fn requests_of_one_initiator_to_one_disk_reach_only_one_core() {
         let programs: Vec<_> = (0..3).map(|nth| program(Side::Target(Share { nth, of: 3 }))).collect();
         let mut taken = [0; 3];
         for (sender, slot) in (0..16).flat_map(|sender| (0..8).map(move |slot| (sender, slot))) {
@@ -247,7 +247,7 @@ mod tests {
             };
             let cores = core(1, 0x10);
             assert_eq!((cores.len(), &core(200, 0x10)), (1, &cores), "{sender} {slot}");
-            assert!(core(1, 0x18).is_empty(), "an answer");
+            assert!(core(1, 0x18).is_empty(), "a response");
             taken[cores[0]] += 1;
         }
         assert!(taken.iter().all(|count| *count > 30), "{taken:?}");
@@ -281,7 +281,7 @@ mod tests {
             && ip("link add link cable name upper type macvlan mode bridge")
             && ["cable", "far", "upper"].iter().all(|name| ip(&format!("link set {name} up")));
         if !is_made {
-            return println!("skipped: no macvlan here");
+            return println!("skipped: the system has no macvlan");
         }
         let open = |name| PacketPort::open(name, Side::Target(Share::ALL)).unwrap();
         let [mut cable, mut upper, mut far] = ["cable", "upper", "far"].map(open);
@@ -318,7 +318,7 @@ mod tests {
     fn frames_for_a_stacked_interface_are_not_received() {
         match Network::new() {
             Ok(network) => network.within(receive_on_a_veth_interface).unwrap(),
-            Err(error) => println!("skipped: no network of our own: {error}"),
+            Err(error) => println!("skipped: cannot create a network namespace: {error}"),
         }
     }
 

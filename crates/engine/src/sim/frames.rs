@@ -209,7 +209,7 @@ impl FrameRun {
         self.run_until(|| self.targets.iter().all(|target| target.is_idle()))?;
         for target in self.targets.drain(..) {
             if target.pool().out_bytes() > 0 {
-                return Err("the target has not given back its buffers".to_owned());
+                return Err("the target has not freed its buffers".to_owned());
             }
             self.world.remove_core(&target);
         }
@@ -218,7 +218,7 @@ impl FrameRun {
 
     fn check_result(&self) -> Result<(), String> {
         if self.initiator.pool().out_bytes() > 0 {
-            return Err("the initiator has not given back its buffers".to_owned());
+            return Err("the initiator has not freed its buffers".to_owned());
         }
         match self.disk.check_result()? {
             // A restarted target does not know what the one before has done.
