@@ -78,7 +78,7 @@ fn crypto_info(keys: &RecordKeys) -> Vec<u8> {
 
 /// When the kernel was found to lack TLS. Only new connections read it, so a lock is cheap enough.
 static FORGONE: Mutex<Option<Instant>> = Mutex::new(None);
-/// How long kTLS is not tried after that.
+/// How long kTLS is not tried after it was found to be missing.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 /// `linux/tls.h`, since Linux 6.0.
 const TLS_RX_EXPECT_NO_PAD: libc::c_int = 4;

@@ -77,7 +77,7 @@ fn a_request_that_no_connection_answers_fails_and_others_do_not() {
     let said = scene.said();
     assert!(said.contains("connection lost (no answer within 30 s); trying again"), "{said}");
     assert!(
-        said.contains("1 requests fail: no answer within 30 s, nor by new connections for 60 s"),
+        said.contains("1 requests fail: no answer within 30 s, and none over new connections for 60 s"),
         "{said}"
     );
     // It has failed, and other requests succeed.

@@ -1,8 +1,8 @@
 //! When a link that lost its connection dials again, and when it gives up.
 //!
 //! It gives up when there has been no session for its reconnect timeout, or when every session in
-//! that time has ended without a completion: then a request may be what ends them. In between it
-//! dials after pauses that grow until something completes.
+//! that time has ended without a completion: then a request may be the cause. In between it dials
+//! after pauses that grow until something completes.
 
 use super::missing;
 use std::time::{Duration, Instant};
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_complete_nothing_do_not_prolong_it() {
+    fn sessions_that_complete_nothing_do_not_prolong_the_timeout() {
         let now = Instant::now();
         let mut retry = ReconnectTimer::new(RECONNECT_TIMEOUT, now);
         retry.on_session();

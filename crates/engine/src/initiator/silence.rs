@@ -28,8 +28,9 @@ impl Silence {
         self.watched = None;
     }
 
-    /// The target owes a reply: when to call [`Silence::is_report_due`], unless it is armed
-    /// already. Silence is not reported again until something was transferred.
+    /// Arms a check, because the target owes a reply: returns when to call
+    /// [`Silence::is_report_due`], unless it is armed already. Silence is not reported again until
+    /// something was transferred.
     #[inline]
     pub(super) fn watch(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         if self.watched.is_some() || self.reported_at == Some(self.moved) {

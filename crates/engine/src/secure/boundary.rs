@@ -2,7 +2,7 @@
 
 use blockmux_tls::HEADER_LEN;
 
-/// The missing part of the last record.
+/// The position within the current record.
 #[derive(Default)]
 pub(super) struct RecordBoundary {
     header: [u8; HEADER_LEN],
@@ -13,7 +13,8 @@ pub(super) struct RecordBoundary {
 }
 
 impl RecordBoundary {
-    /// Bytes to the end of the header, or after it, of the record; never 0.
+    /// Bytes to the end of the record's header or, if that is complete, to the end of the record;
+    /// never 0.
     pub(super) fn missing(&self) -> usize {
         if self.missing > 0 { self.missing } else { HEADER_LEN - self.begun }
     }

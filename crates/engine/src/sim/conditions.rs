@@ -13,12 +13,12 @@ pub struct NetworkConditions {
     pub window: usize,
     /// One call transfers 1 to this many bytes at random.
     pub most_per_call: usize,
-    /// Most bytes that a connection carries until it breaks; `None`: it never breaks.
+    /// Maximum number of bytes that a connection carries until it breaks; `None`: it never breaks.
     pub breaks_within: Option<u64>,
     /// Sends of a thousand that are delayed by up to [`LONGEST_STALL`].
     pub stalls_per_thousand: u32,
     /// Sends of a thousand with a flipped bit in their payload, for protocols that detect it.
-    /// Headers, and so short replies, are never damaged.
+    /// Headers are never damaged, and so neither are replies without payload.
     pub damaged_per_thousand: u32,
 }
 

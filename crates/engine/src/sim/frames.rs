@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Parameters of a simulation; equal scenarios run identically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameScenario {
-    /// Seed of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// The network.
     pub conditions: LanConditions,
@@ -43,10 +43,10 @@ pub struct FrameScenario {
     pub turns: Option<Duration>,
 }
 
-/// Repeated faults; the time between two of them is random, up to this.
+/// Repeated faults, with the longest time between two of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameFault {
-    /// The target is stopped in order and restarted.
+    /// The target is stopped in an orderly way and restarted.
     TargetRestarts(Duration),
     /// All links go down and up.
     LinksDown(Duration),
@@ -221,7 +221,7 @@ impl FrameRun {
             return Err("the initiator has not freed its buffers".to_owned());
         }
         match self.disk.check_result()? {
-            // A restarted target does not know what the one before has done.
+            // A restarted target does not know which writes its predecessor has executed.
             stale if stale > 0 && self.scenario.fault.is_none() => {
                 Err(format!("{stale} writes were done after they had been acknowledged"))
             }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Properties of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LanConditions {
-    /// Excludes the Ethernet header.
+    /// Maximum length of a frame without its Ethernet header, in bytes.
     pub mtu: u32,
     /// Longest one-way delay; each frame draws its own, so frames are reordered.
     pub delay: Duration,

@@ -8,16 +8,16 @@ use std::io;
 /// TLS support of a simulated kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SystemTls {
-    /// Nothing.
+    /// No kTLS.
     #[default]
     None,
-    /// It attaches, but takes no keys.
+    /// kTLS can be attached, but no keys are accepted.
     NoKeys,
-    /// It takes only the key for sending.
+    /// Only the key for sending is accepted.
     Half,
-    /// It takes keys once, as Linux before 6.14.
+    /// Keys are accepted once, as by Linux before 6.14.
     Once,
-    /// It also takes later keys.
+    /// Later keys are accepted, too.
     Rekeys,
 }
 
@@ -35,8 +35,10 @@ pub(super) struct SimTls {
 }
 
 impl SimTls {
+    /// Attaches kTLS to a stream.
+    ///
     /// # Errors
-    /// If the system has none.
+    /// If the simulated kernel has no kTLS.
     pub(super) fn attach(system: SystemTls) -> io::Result<SimTls> {
         if system == SystemTls::None {
             return Err(io::ErrorKind::NotFound.into());
@@ -45,8 +47,10 @@ impl SimTls {
         Ok(SimTls { system, sending: None, receiving: None, raw, opened, has_failed: false })
     }
 
+    /// Sets the keys of one direction.
+    ///
     /// # Errors
-    /// As [`SystemTls`] has it.
+    /// If the simulated kernel rejects them: see [`SystemTls`].
     pub(super) fn set_keys(&mut self, direction: Direction, keys: &RecordKeys) -> io::Result<()> {
         let place = match direction {
             Direction::Sending => &mut self.sending,

@@ -109,7 +109,7 @@ impl ByteStream for SimStream {
         }
     }
 
-    /// As TCP does: FIN, or RST if input was left unread.
+    /// Closes the stream as TCP does: by FIN, or by RST if input was left unread.
     fn close(&self) {
         if self.is_closed.replace(true) {
             return;
