@@ -21,11 +21,11 @@ use std::sync::Arc;
 
 /// Default chunk size, in bytes.
 pub const DEFAULT_CHUNK: u64 = 1 << 20;
-/// Most members of a stripe.
+/// Maximum number of members of a stripe.
 pub const MAX_MEMBERS: usize = 256;
 
-/// Several volumes as one, with the sum of their sizes and bandwidths. Its data is lost if that of
-/// any member is.
+/// Several volumes as one, with the sum of their sizes and bandwidths. All its data is lost if one
+/// member is lost.
 pub struct StripeVolume {
     info: VolumeInfo,
     layout: Layout,
@@ -106,8 +106,8 @@ fn combine(infos: &[VolumeInfo], layout: Layout) -> Option<VolumeInfo> {
     })
 }
 
-/// Where the bytes of `range` of a stripe lie on one of its members; nothing of the member between
-/// them is another range's.
+/// The range of one member that holds the bytes of `range` of a stripe. Ranges of a stripe that do
+/// not overlap do not overlap on a member either.
 #[must_use]
 pub fn range_on_member(chunk_bytes: u64, members: usize, member: usize, range: Range<u64>) -> Range<u64> {
     if chunk_bytes == 0 || chunk_bytes.checked_mul(members as u64).is_none_or(|row| row == 0) {
@@ -339,7 +339,7 @@ impl StripeChannel {
         }
     }
 
-    /// All members have completed their parts.
+    /// Completes a request of which all members have completed their parts.
     fn finish(&mut self, below: Tag) {
         let parent = self.parents.remove(below.0 as usize).expect("the tag is in flight");
         let first = below.0 as usize * self.members.len();

@@ -192,7 +192,7 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
         ("stripe:[mem:1g", "brackets in `stripe:[mem:1g` are unbalanced"),
         ("stripe:mem:1g]", "brackets"),
         ("[mem:1g]x", "brackets in `[mem:1g]x`"),
-        ("stripe:delay:1ms,2ms:mem:1g", "a stripe's member that contains a comma goes in brackets"),
+        ("stripe:delay:1ms,2ms:mem:1g", "put a stripe's member that contains a comma in brackets"),
         ("delay:5:mem:1g", "in `delay:5:mem:1g`: `5` is not a duration"),
         ("delay:mem:1g", "in `delay:mem:1g`: `mem` is not a duration"),
         ("delay::mem:1g", "`delay::mem:1g` has no setting: write delay:READ[,WRITE]:VOLUME"),
@@ -305,7 +305,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics(text in "(mem|file|slice|stripe|delay|fault|rate|log|[:,=?%\\[\\]]|[0-9]k?|\\PC){0,12}") {
+    fn no_text_makes_the_parser_panic(text in "(mem|file|slice|stripe|delay|fault|rate|log|[:,=?%\\[\\]]|[0-9]k?|\\PC){0,12}") {
         if let Err(error) = text.parse::<Spec>() {
             prop_assert!(!error.to_string().is_empty());
         }
