@@ -239,7 +239,7 @@ fn a_request_that_waits_for_memory_can_be_cancelled() {
 }
 
 #[test]
-fn cancelled_io_completes_once_all_the_same() {
+fn cancelled_io_still_completes_once() {
     let mut bench = Bench::on_new_file(true);
     let mut tags: Vec<Tag> = (0..8).map(|nth| bench.submit(READ, nth << 20, 1 << 20, None)).collect();
     tags.push(bench.submit(STABLE_ZERO, 0, SIZE, None));
@@ -278,7 +278,7 @@ fn holes_are_reported_and_punching_frees_space() {
 }
 
 #[test]
-fn zeroing_without_unmapping_keeps_the_neighbours_and_the_space() {
+fn zeroing_without_unmapping_keeps_the_bytes_around_it_and_the_space() {
     for direct in [false, true] {
         let mut bench = Bench::on_new_file(direct);
         bench.write(0, &[7; 1 << 20]);
@@ -610,7 +610,7 @@ fn a_file_presents_small_blocks_within_large_ones() {
 }
 
 #[test]
-fn a_4kn_device_has_no_smaller_blocks_and_a_file_on_it_has_direct_io_with_its_own() {
+fn a_4kn_device_refuses_smaller_blocks_and_a_file_on_it_uses_direct_io_with_equal_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let Some(device) = LoopDevice::with_blocks(folder.path(), 4096) else {
         return skip("a 4Kn device", "only root may make a loop device");

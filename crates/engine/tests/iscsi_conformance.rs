@@ -174,7 +174,8 @@ fn redirections_are_followed_and_only_permanent_ones_are_remembered() {
         let [volume, read_only] = [endpoint_at(&address), frozen]
             .map(|endpoint| -> Arc<dyn Volume> { Arc::new(connect(endpoint, OverTcp).unwrap()) });
         conforms(volume, Some(read_only));
-        // Each is queried once to describe the unit, and then by every session of every channel.
+        // Each of the two volumes logs in once to describe its unit, and then for every session of
+        // every channel.
         let asked = asked.load(Ordering::Relaxed);
         assert!(if expected == 2 { asked == 2 } else { asked >= expected }, "{status}: {asked}");
     }

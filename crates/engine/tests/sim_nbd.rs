@@ -144,7 +144,7 @@ fn all_faults_together_lose_nothing() {
 fn with_tls_everything_completes_and_nothing_is_lost() {
     for (kernel, keys) in [(SystemTls::None, 0), (SystemTls::Once, 4)] {
         let outcomes = run_seeds_by_tls(5, kernel, without_faults);
-        // Two keys at each end of each connection, if the kernel takes them.
+        // Two keys at each end of each connection, if the kernel accepts them.
         assert!(outcomes.iter().all(|outcome| outcome.tls_keys == keys * outcome.connections));
         run_seeds_by_tls(2, kernel, slow_network);
         run_seeds_by_tls(1, kernel, split_messages);

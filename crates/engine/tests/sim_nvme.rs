@@ -84,7 +84,7 @@ impl Protocol for Nvme {
     }
 }
 
-/// In turn the minimum; digests, several queues of a controller, and queues with very few entries.
+/// Varies the digests, the number of queues of a controller, and the number of entries of a queue.
 fn parameters_of(seed: u64) -> HostParameters {
     let digests = Digests { header: seed.is_multiple_of(2), data: seed.is_multiple_of(3) };
     HostParameters { digests, entries: if seed % 5 == 1 { 3 } else { 64 }, queues: 1 + seed as u16 / 2 % 3 }

@@ -80,7 +80,7 @@ fn a_request_that_no_connection_answers_fails_and_others_do_not() {
         said.contains("1 requests fail: no answer within 30 s, and none over new connections for 60 s"),
         "{said}"
     );
-    // It has failed, and other requests succeed.
+    // After that request has failed, other requests succeed.
     scene.submit(50, Op::Read);
     scene.run_for(1);
     assert!(matches!(scene.done()[..], [Completion { tag: Tag(50), result: Ok(_) }]));
@@ -224,8 +224,8 @@ fn requests_that_cannot_be_aborted_over_iser_are_ended_by_a_reset() {
 }
 
 fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
-    // The times are so long that the target is asked to reset the unit, then itself, and then the
-    // connection is closed.
+    // Each longer time needs one more step: the target is asked to reset the unit, then itself;
+    // then the connection is closed.
     let steps = [(43, 0, 1), (50, 1, 1), (56, 2, 1), (75, 2, 2)];
     for (seconds, resets, connections) in steps {
         let volume = Stubborn {
@@ -236,7 +236,7 @@ fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
         let mut scene = over(Arc::new(volume));
         (1..=4).for_each(|tag| scene.submit(tag, Op::Read));
         scene.run_for(31);
-        // A later request completes at once, unless a reset aborts it: then after the reset.
+        // A later request completes at once or, if a reset aborts it, after the reset.
         scene.submit(5, Op::Write { fua: false });
         scene.run_for(89);
         let mut done: Vec<_> =

@@ -50,7 +50,7 @@ impl StreamSession for TestSession {
     }
 
     fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
-        assert!(!self.identity.is_empty(), "what is received is secured");
+        assert!(!self.identity.is_empty(), "TLS is established before bytes are received");
         let bytes = &input.unread()[..input.unread().len().min(700)];
         self.received.extend(bytes);
         if self.received.len() + PLACED <= self.expected {
@@ -220,7 +220,7 @@ fn all_data_arrives_with_ktls_at_either_end_or_both() {
             (5, NetworkConditions { most_per_call: 7, ..NARROW }),
         ] {
             let hash = if seed % 2 == 0 { Hash::Sha256 } else { Hash::Sha384 };
-            // Then every record has one byte.
+            // With so few bytes per call, a record has only a few bytes.
             let len = if conditions.most_per_call < 10 { 400 } else { usize::MAX };
             let said = said.each_ref().map(|said| &said[..said.len().min(len)]);
             let mut pair = Pair::new(net(seed, conditions, SystemTls::Once), hash, by_kernel, said);

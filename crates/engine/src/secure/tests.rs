@@ -1,4 +1,4 @@
-//! Two ends over a simulated network.
+//! Tests of TLS between two ends of a simulated network.
 
 use super::*;
 use crate::host::Host;
@@ -133,7 +133,7 @@ fn sessions_see_plaintext_and_their_outboxes_are_empty_once_all_is_sent() {
         let len = pair.client.outbox.len();
         pair.run(30);
         assert!(pair.client.secure.as_ref().unwrap().is_open());
-        assert_eq!(pair.client.outbox.len(), len, "what is not sent whole is there still");
+        assert_eq!(pair.client.outbox.len(), len, "bytes stay in the outbox until they are sent completely");
         pair.run(4000);
         assert_eq!((&pair.client.failed, &pair.server.failed), (&None, &None));
         assert!(pair.server.received == [&b"head"[..], &data].concat());
