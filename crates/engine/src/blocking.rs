@@ -194,18 +194,18 @@ fn run<S: OneStream>(
         let mut stream = session.stream();
         match stream.demand() {
             Demand::Bytes(wanted) if chunk.unread().len() >= wanted => {
-                let taken = stream.on_bytes(&chunk, Instant::now())?;
-                chunk.take(taken);
+                let parsed = stream.on_bytes(&chunk, Instant::now())?;
+                chunk.take(parsed);
             }
             Demand::Place(list) if placed == list.len() => {
                 placed = 0;
                 stream.on_placed(Instant::now())?;
             }
             Demand::Place(list) if !chunk.unread().is_empty() => {
-                let here = chunk.unread().len().min(list.len() - placed);
-                list.slice(placed, here).copy_from(&chunk.unread()[..here]);
-                chunk.take(here);
-                placed += here;
+                let part_len = chunk.unread().len().min(list.len() - placed);
+                list.slice(placed, part_len).copy_from(&chunk.unread()[..part_len]);
+                chunk.take(part_len);
+                placed += part_len;
             }
             Demand::StartTls if start_tls(secure.as_mut(), &chunk)? => {}
             Demand::Bytes(_) | Demand::Place(_) | Demand::StartTls => {
@@ -300,9 +300,9 @@ fn receive(
         (Ok(0), Some(secure)) if !secure.is_open() => Err(TlsError::Disconnected.into()),
         (Ok(received), Some(secure)) => {
             let result = secure.take(&records[..received], chunk);
-            let told = socket.write_all(&secure.outgoing().take_bytes());
+            let sent = socket.write_all(&secure.outgoing().take_bytes());
             result?;
-            told?;
+            sent?;
             Ok(received > 0 && !secure.has_ended())
         }
         (Ok(received), None) => {

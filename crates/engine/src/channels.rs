@@ -167,7 +167,7 @@ impl Channels {
         self.exports.get(volume).map_or_else(String::new, |export| export.name.clone())
     }
 
-    /// The peer has disconnected: I/O in flight is orphaned until it completes.
+    /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected.
     pub(crate) fn leave(&mut self) {
         self.session = None;
         for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.orphan.is_none()) {
@@ -525,14 +525,14 @@ mod tests {
         let mut session = Endless { queue: VecDeque::new(), begun: 0, completed: 0, refused: 0 };
         session.queue.push_back(Io::new(Tag(3), Op::Read, 0, 512));
         session.queue.push_back(Io::new(Tag(7 << 32), Op::Read, 8 << 20, 512));
-        let begun = Instant::now();
-        channels.move_io(&mut session, begun);
+        let start = Instant::now();
+        channels.move_io(&mut session, start);
         let sums = volume_state.traffic_by_origin();
         assert_eq!((sums[0].traffic.reads, sums[0].latency.reads.count(), sums[0].traffic.users), (2, 0, 1));
         assert_eq!(sums[0].in_flight(), 2);
         is_released.store(true, Ordering::Relaxed);
         // The session submits another read, which completes in its own poll.
-        channels.move_io(&mut session, begun + Duration::from_millis(5));
+        channels.move_io(&mut session, start + Duration::from_millis(5));
         drop(channels);
         let [sum] = &volume_state.traffic_by_origin()[..] else { panic!("one origin") };
         assert_eq!((&sum.origin, sum.traffic.users, sum.traffic.failed), (&origin, 0, 1));

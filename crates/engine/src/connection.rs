@@ -327,16 +327,16 @@ impl<H: Host> Connection<H> {
                     if chunk.unread().len() < wanted {
                         return Ok(Feed::Wants(wanted));
                     }
-                    let taken = session.on_bytes(chunk, now)?;
-                    chunk.take(taken);
+                    let parsed = session.on_bytes(chunk, now)?;
+                    chunk.take(parsed);
                 }
                 Demand::Place(list) => {
                     let missing = list.len() - self.placed;
                     if let Some(chunk) = &mut self.chunk {
-                        let here = chunk.unread().len().min(missing);
-                        list.slice(self.placed, here).copy_from(&chunk.unread()[..here]);
-                        chunk.take(here);
-                        self.placed += here;
+                        let part_len = chunk.unread().len().min(missing);
+                        list.slice(self.placed, part_len).copy_from(&chunk.unread()[..part_len]);
+                        chunk.take(part_len);
+                        self.placed += part_len;
                     }
                     if self.placed < list.len() {
                         return Ok(Feed::WantsPlaced(list));

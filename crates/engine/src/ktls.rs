@@ -23,7 +23,7 @@ pub fn load() {
 /// Attaches kTLS to a connected socket, which changes nothing until keys are set.
 ///
 /// # Errors
-/// If the kernel lacks TLS, or the socket is no TCP socket.
+/// If the kernel lacks TLS, or the socket is not a TCP socket.
 pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
     let forgone = *FORGONE.lock().unwrap_or_else(PoisonError::into_inner);
     if forgone.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
@@ -39,7 +39,7 @@ pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
     attached
 }
 
-/// Does not try kTLS again for a while.
+/// Stops the use of kTLS on new connections for [`RETRY_AFTER`].
 pub(crate) fn forgo() {
     *FORGONE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
 }

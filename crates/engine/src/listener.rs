@@ -135,7 +135,7 @@ type Source = (&'static str, Option<IpAddr>);
 /// A connection that may be closed for a new one.
 struct ReplaceableConnection {
     source: Source,
-    /// Shuts it down.
+    /// Shuts the connection down.
     hang_up: Box<dyn Fn() + Send + Sync>,
     /// Sequence number of its entry.
     number: u64,
@@ -229,8 +229,8 @@ impl ConnectionLimit {
         self.most.store(most, Ordering::Relaxed);
     }
 
-    /// Sets the login timeout of later connections, in whole seconds. With `None` only the
-    /// protocol's own timeout applies, as with a longer one.
+    /// Sets the login timeout of later connections, in whole seconds. If it is `None`, or longer
+    /// than the protocol's own timeout, only the latter applies.
     pub fn set_login_timeout(&self, timeout: Option<Duration>) {
         let seconds = timeout.map_or(0, |timeout| timeout.as_secs().max(1));
         self.login_timeout_s.store(seconds, Ordering::Relaxed);
@@ -384,14 +384,14 @@ impl Permit {
         Some(*self.login_by.get_or_insert_with(|| now.checked_add(timeout).unwrap_or(now)))
     }
 
-    /// The handshake is complete: the connection is no longer replaceable.
+    /// Makes the connection no longer replaceable, because its handshake is complete.
     pub fn establish(&self) {
         if let Some((entries, entry)) = &self.entered {
             entries.lock().unwrap_or_else(PoisonError::into_inner).remove(entry);
         }
     }
 
-    /// The connection is closed, and its session waits for a new one: it becomes replaceable.
+    /// Makes the connection replaceable, because it is closed and its session waits for a new one.
     pub fn linger(&mut self) {
         self.establish();
         let Some((_, entry)) = self.entered.take() else { return };
@@ -406,8 +406,8 @@ impl Permit {
         self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed))
     }
 
-    /// The peer has disconnected with I/O in flight, which may never end. The share is released;
-    /// such connections are counted separately, and limited for each volume.
+    /// Releases the share of a connection whose peer has disconnected with I/O in flight, which may
+    /// never end. Such connections are counted separately, and limited for each volume.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.is_orphaned, true) {
             self.left.fetch_add(1, Ordering::Relaxed);
@@ -614,19 +614,19 @@ mod tests {
     #[test]
     fn at_the_limit_a_new_connection_replaces_a_lingering_session_before_a_handshake() {
         let (limit, cut) = (ConnectionLimit::new(3), Cut::default());
-        let mut kept: Vec<_> = (0..2).map(|number| admit(&limit, &cut, number).unwrap()).collect();
+        let mut lingering: Vec<_> = (0..2).map(|number| admit(&limit, &cut, number).unwrap()).collect();
         let handshake = admit(&limit, &cut, 2).unwrap();
-        for permit in &mut kept {
+        for permit in &mut lingering {
             permit.establish();
             permit.linger();
         }
         let new_one = admit(&limit, &cut, 3).unwrap();
         new_one.establish();
         assert_eq!(
-            (kept[0].is_replaced(), kept[1].is_replaced(), handshake.is_replaced()),
+            (lingering[0].is_replaced(), lingering[1].is_replaced(), handshake.is_replaced()),
             (true, false, false)
         );
-        drop(kept);
+        drop(lingering);
         assert_eq!(limit.open(), 2, "the new connection has one share");
         drop((new_one, handshake));
         assert_eq!((limit.open(), limit.lingering.lock().unwrap().len()), (0, 0));
@@ -635,14 +635,14 @@ mod tests {
     #[test]
     fn an_orphaned_connection_releases_its_share_of_the_limit() {
         let (limit, cut) = (ConnectionLimit::new(1), Cut::default());
-        let mut gone = admit(&limit, &cut, 0).unwrap();
-        gone.leave();
-        gone.leave();
+        let mut orphaned = admit(&limit, &cut, 0).unwrap();
+        orphaned.leave();
+        orphaned.leave();
         assert_eq!((limit.open(), limit.open_of_part(), limit.orphaned()), (0, 0, 1));
-        let here = admit(&limit, &cut, 1).unwrap();
-        here.establish();
+        let established = admit(&limit, &cut, 1).unwrap();
+        established.establish();
         assert!(admit(&limit, &cut, 2).is_none());
-        drop(gone);
+        drop(orphaned);
         assert_eq!((limit.open(), limit.open_of_part(), limit.orphaned()), (1, 1, 0));
         assert!(cut.lock().unwrap().is_empty(), "an orphaned connection is not shut down");
     }

@@ -206,9 +206,9 @@ impl Secure {
             }
             self.begin(chunk)?;
         }
-        let given = self.advance(chunk)?;
-        if given > 0 || self.has_ended() {
-            return Ok(Received::Bytes(given));
+        let plain_bytes = self.advance(chunk)?;
+        if plain_bytes > 0 || self.has_ended() {
+            return Ok(Received::Bytes(plain_bytes));
         }
         let parts = if self.wants_kernel { PARTS_PER_TURN } else { 1 };
         for _ in 0..parts {
@@ -216,9 +216,9 @@ impl Secure {
             if self.receive_records(stream, pool)? == 0 {
                 return if was_open { Ok(Received::Bytes(0)) } else { Err(TlsError::Disconnected.into()) };
             }
-            let given = self.advance(chunk)?;
-            if given > 0 || self.has_ended() {
-                return Ok(Received::Bytes(given));
+            let plain_bytes = self.advance(chunk)?;
+            if plain_bytes > 0 || self.has_ended() {
+                return Ok(Received::Bytes(plain_bytes));
             }
             // The kernel may be able to take over as soon as the output is sent.
             if self.is_open() && !was_open {

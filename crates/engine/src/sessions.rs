@@ -209,16 +209,16 @@ mod tests {
     fn only_a_selected_session_drains_and_is_cut() {
         let sessions = Sessions::default();
         let login = |target: &str| Login { target: target.to_owned(), ..Login::default() };
-        let here = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");
-        let there = sessions.begin(login("b"), "x:2");
+        let selected = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");
+        let other = sessions.begin(login("b"), "x:2");
         let draining =
             sessions.drain("for a test", |info| info.login.target == "a" && info.listener == "127.0.0.1:1");
-        assert!(here.is_draining() && !here.is_cut() && !there.is_draining());
-        assert_eq!(here.end_reason(), "for a test");
+        assert!(selected.is_draining() && !selected.is_cut() && !other.is_draining());
+        assert_eq!(selected.end_reason(), "for a test");
         assert_eq!(draining.left().len(), 1);
         draining.cut();
-        assert!(here.is_cut() && !there.is_draining());
-        drop(here);
+        assert!(selected.is_cut() && !other.is_draining());
+        drop(selected);
         assert!(draining.left().is_empty());
     }
 }

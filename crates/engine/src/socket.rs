@@ -390,7 +390,8 @@ fn file_at(path: &Path) -> Option<FileId> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// `tcp_peer` is the peer's address, `None` for a Unix socket.
+/// Sets the options of a connection's socket. `tcp_peer` is the peer's address, `None` for a Unix
+/// socket.
 fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
     if let Some(peer) = tcp_peer {
         // A reply must not wait for the next one (proto.md, "Protocol phases").

@@ -82,12 +82,12 @@ pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io
     let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_IOVECS];
     let (mut count, mut skip, mut placed) = (0, at, 0);
     for seg in list.segs() {
-        let here = seg.len().saturating_sub(skip);
-        if here > 0 && count < MAX_IOVECS - 1 {
-            let part = seg.slice(skip, here);
-            iovecs[count].write(libc::iovec { iov_base: part.as_ptr().cast(), iov_len: here });
+        let part_len = seg.len().saturating_sub(skip);
+        if part_len > 0 && count < MAX_IOVECS - 1 {
+            let part = seg.slice(skip, part_len);
+            iovecs[count].write(libc::iovec { iov_base: part.as_ptr().cast(), iov_len: part_len });
             count += 1;
-            placed += here;
+            placed += part_len;
         }
         skip = skip.saturating_sub(seg.len());
     }

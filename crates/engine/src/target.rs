@@ -320,7 +320,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
-    /// The peer has disconnected; its I/O in flight continues.
+    /// Releases the permit of a peer that has disconnected, whose I/O in flight continues.
     #[cold]
     fn leave(&mut self) {
         self.left_as = self.ending;
@@ -493,7 +493,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         Ok(())
     }
 
-    /// The connection failed: I/O in flight completes, and its replies are dropped.
+    /// Handles a failed connection: I/O in flight completes, and its replies are dropped.
     fn on_broken(&mut self, broken: &Broken) {
         self.log_events();
         let reason = match broken {
@@ -894,7 +894,7 @@ mod tests {
             peer
         };
         let mut stays = client("b", &[]);
-        let mut gone = Vec::new();
+        let mut disconnected = Vec::new();
         for left in 1..=20 {
             // Every second client logs out and keeps the socket open.
             let peer = client("a", if left % 2 == 0 { &[DISCONNECT] } else { &[] });
@@ -903,7 +903,7 @@ mod tests {
                 peer.0.close();
                 world.run_for(Duration::from_secs(1)).unwrap();
             }
-            gone.push(peer);
+            disconnected.push(peer);
             assert_eq!((limit.open(), limit.orphaned(), volume_state.orphans()), (1, left, left));
         }
         assert!(!stays.is_closed());

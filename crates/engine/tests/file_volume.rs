@@ -218,12 +218,12 @@ fn memory_freed_elsewhere_is_found_without_a_completion() {
     let folder = tempfile::tempdir().unwrap();
     let volume = open(&folder.path().join("disk"), false);
     let mut bench = Bench::with_pool(&volume, 2 * 65536);
-    let taken = bench.reactor.core().pool().take(65536).unwrap();
+    let held = bench.reactor.core().pool().take(65536).unwrap();
     bench.submit(READ, 0, 65536, None);
     let mut done = Vec::new();
     bench.channel.poll(&mut done);
     assert!(done.is_empty());
-    drop(taken);
+    drop(held);
     bench.wait().remove(0).result.unwrap();
 }
 

@@ -198,20 +198,20 @@ impl MemChannel {
     fn execute(&self, io: Io) -> Output {
         match io.op {
             Op::Read => {
-                let here = SgList::one(self.at(&io));
+                let content = SgList::one(self.at(&io));
                 match io.data {
-                    None => return Output::Data(here),
+                    None => return Output::Data(content),
                     Some(data) => {
-                        here.copy_to_list(&data);
+                        content.copy_to_list(&data);
                         return Output::Data(data);
                     }
                 }
             }
             Op::Write { .. } => {
                 self.shared.mark_data(io.offset, io.len);
-                let here = SgList::one(self.at(&io));
+                let content = SgList::one(self.at(&io));
                 if let Some(data) = io.data {
-                    data.stream_to_list(&here);
+                    data.stream_to_list(&content);
                 }
                 // Marked again, because a concurrent discard on another core may have replaced the
                 // first mark.
@@ -372,7 +372,7 @@ mod tests {
         assert!(matches!(volume.resize(Resize::Bytes(1 << 20 | 1)), Err(ResizeError::BadSize { .. })));
         let most = 48 << 20;
         assert!(
-            matches!(volume.resize(Resize::Bytes(most + 512)), Err(ResizeError::TooLarge { most: said }) if said == most)
+            matches!(volume.resize(Resize::Bytes(most + 512)), Err(ResizeError::TooLarge { most: reported }) if reported == most)
         );
         assert_eq!(volume.resize(Resize::Own).unwrap(), 40 << 20);
     }

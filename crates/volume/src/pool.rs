@@ -236,9 +236,9 @@ impl Pool {
         }
     }
 
-    /// Records that this handle's peer holds buffers without transferring data. It is disconnected
-    /// when others wait for that memory, the largest such peer first, and has no credit until it
-    /// transfers data again.
+    /// Records that this handle's peer holds buffers without transferring data. The peer is
+    /// disconnected when others wait for that memory, the largest such peer first, and has no
+    /// credit until it transfers data again.
     pub fn note_stalled(&self) {
         let Some(account) = &self.account else { return };
         let mut stalled = self.inner.stalled.borrow_mut();
@@ -490,9 +490,9 @@ impl Inner {
             account.remove(size);
             self.payload_out_bytes.set(self.payload_out_bytes.get() - size);
         }
-        let kept = self.cached_bytes.get() + size;
-        if kept <= KEEP_BYTES {
-            self.cached_bytes.set(kept);
+        let cached = self.cached_bytes.get() + size;
+        if cached <= KEEP_BYTES {
+            self.cached_bytes.set(cached);
             self.free[class].borrow_mut().push(memory);
         } else {
             self.shed_bytes.set(self.shed_bytes.get().saturating_add(size));
@@ -578,15 +578,15 @@ mod tests {
     fn payload_leaves_room_for_receive_buffers_and_long_payload_for_short() {
         let pool = Pool::new(8 << 20);
         assert!(!pool.is_short());
-        let mut taken = Vec::new();
+        let mut buffers = Vec::new();
         for (len, left) in [(4 << 20, 2048 << 10), (256 << 10, 768 << 10), (16 << 10, 48 << 10)] {
-            taken.extend(take_all(&pool, len));
+            buffers.extend(take_all(&pool, len));
             assert_eq!((6 << 20) - pool.out_bytes(), left, "after buffers of {len}");
         }
         assert!(pool.is_short());
         assert!(pool.take_payload(4096).is_some());
         assert!(pool.take(SHORT_PAYLOAD).is_some(), "a receive buffer");
-        drop(taken);
+        drop(buffers);
         assert!(pool.could_hold(4 << 20) && !pool.could_hold((4 << 20) + 1));
         assert_eq!(pool.peer_share(), 1 << 20);
         assert!(Pool::new(usize::MAX).take_payload(1 << 20).is_some());

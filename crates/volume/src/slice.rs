@@ -18,7 +18,7 @@ pub struct SliceVolume {
     blocks: BlockSizes,
 }
 
-/// Why a volume does not have such a part.
+/// Why a part does not fit its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SliceError {
     /// The volume ends before the part begins.
@@ -249,13 +249,13 @@ fn merge_to_blocks(extents: &mut Vec<Extent>, block: u64) {
     for extent in extents.iter() {
         let mut left = extent.len;
         if let Some(begun) = &mut open {
-            let here = left.min(block - begun.len);
+            let part_len = left.min(block - begun.len);
             *begun = Extent {
-                len: begun.len + here,
+                len: begun.len + part_len,
                 hole: begun.hole && extent.hole,
                 zero: begun.zero && extent.zero,
             };
-            left -= here;
+            left -= part_len;
             if begun.len == block {
                 open.take().into_iter().for_each(&mut push);
             }

@@ -66,7 +66,7 @@ impl StripeVolume {
     /// as the smallest one has; sizes are read once, now.
     ///
     /// # Errors
-    /// If the chunk does not suit the members, or there are none.
+    /// If there are no or too many members, or the chunk size does not fit them.
     pub fn new(chunk_bytes: u64, members: Vec<Arc<dyn Volume>>) -> Result<StripeVolume, StripeError> {
         if members.is_empty() || members.len() > MAX_MEMBERS {
             return Err(StripeError::Members(members.len()));
@@ -185,10 +185,10 @@ impl Layout {
         let end = offset + len;
         let mut at = offset;
         std::iter::from_fn(move || {
-            let here = (self.chunk - at % self.chunk).min(end - at);
-            let piece = Piece { member: self.member_of(at), len: here };
-            at += here;
-            (here > 0).then_some(piece)
+            let len = (self.chunk - at % self.chunk).min(end - at);
+            let piece = Piece { member: self.member_of(at), len };
+            at += len;
+            (len > 0).then_some(piece)
         })
     }
 }
@@ -276,12 +276,12 @@ impl StripeChannel {
 
     #[inline]
     fn begin(&mut self, parent: Parent) -> Tag {
-        let place = self.parents.insert(parent);
-        let parts = (place + 1) * self.members.len();
+        let index = self.parents.insert(parent);
+        let parts = (index + 1) * self.members.len();
         if self.parts.len() < parts {
             self.parts.resize_with(parts, Output::default);
         }
-        Tag(place as u64)
+        Tag(index as u64)
     }
 
     #[inline]
@@ -413,12 +413,12 @@ impl<'a> Cutter<'a> {
     fn take(&mut self, mut len: usize, to: &mut SgList) {
         while len > 0 {
             let Some((first, rest)) = self.segs.split_first() else { return };
-            let here = len.min(first.len() - self.done);
-            if here > 0 {
-                to.push(first.slice(self.done, here));
+            let part_len = len.min(first.len() - self.done);
+            if part_len > 0 {
+                to.push(first.slice(self.done, part_len));
             }
-            len -= here;
-            self.done += here;
+            len -= part_len;
+            self.done += part_len;
             if self.done == first.len() {
                 (self.segs, self.done) = (rest, 0);
             }
@@ -441,12 +441,12 @@ impl<'a> ExtentCursor<'a> {
     /// The next part of an extent, at most `len` bytes of it.
     fn take(&mut self, len: u64) -> Option<Extent> {
         let (first, rest) = self.extents.split_first()?;
-        let here = len.min(first.len - self.done);
-        self.done += here;
+        let part_len = len.min(first.len - self.done);
+        self.done += part_len;
         if self.done == first.len {
             (self.extents, self.done) = (rest, 0);
         }
-        Some(Extent { len: here, ..*first })
+        Some(Extent { len: part_len, ..*first })
     }
 }
 

@@ -101,13 +101,13 @@ pub fn human_size(bytes: u64) -> String {
     if power == 0 {
         return format!("{bytes} B");
     }
-    let places = match value {
+    let decimals = match value {
         _ if value.fract() == 0.0 => 0,
         ..9.995 => 2,
         ..99.95 => 1,
         _ => 0,
     };
-    format!("{value:.places$} {}iB", SIZE_UNITS[power - 1].to_ascii_uppercase())
+    format!("{value:.decimals$} {}iB", SIZE_UNITS[power - 1].to_ascii_uppercase())
 }
 
 /// Formats a duration exactly, in the shortest form that [`parse_duration`] reads: `100us`, `90s`,

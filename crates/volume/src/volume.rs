@@ -116,10 +116,10 @@ pub enum Resize {
 /// Why a volume cannot be resized, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
-    /// Its size is fixed.
+    /// The volume's size is fixed.
     #[error("cannot be resized: its size is that of the volumes below it, or fixed in its spec")]
     Fixed,
-    /// The size is 0, or no whole number of blocks.
+    /// The size is 0, or not a whole number of blocks.
     #[error("{size} bytes are not one or more whole blocks of {block}; round them")]
     BadSize {
         /// Requested size in bytes.
@@ -209,7 +209,7 @@ pub trait Volume: Send + Sync {
         None
     }
 
-    /// Counts of the volume's connections; `None` for a local volume.
+    /// Counters of the volume's connections; `None` for a local volume.
     fn links(&self) -> Option<LinkCounts> {
         None
     }

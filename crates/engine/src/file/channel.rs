@@ -424,8 +424,8 @@ impl Table {
             self.disk.note_lost_writes(errno);
         }
         if !matches!(error, IoError::Aborted | IoError::Unsupported) {
-            let why = std::io::Error::from_raw_os_error(errno);
-            self.disk.note_failure(pending.op, pending.offset, pending.len, &why);
+            let error_text = std::io::Error::from_raw_os_error(errno);
+            self.disk.note_failure(pending.op, pending.offset, pending.len, &error_text);
         }
         Next::Done(Err(error))
     }
@@ -447,10 +447,10 @@ impl Table {
             token.map(|token| token as u32)
         };
         let Some(token) = found else { return };
-        let place = self.waiting.borrow().iter().position(|&waiting| waiting == token);
-        match place {
-            Some(place) => {
-                self.waiting.borrow_mut().remove(place);
+        let position = self.waiting.borrow().iter().position(|&waiting| waiting == token);
+        match position {
+            Some(position) => {
+                self.waiting.borrow_mut().remove(position);
                 self.finish(token, Err(IoError::Aborted));
             }
             None => ring.cancel(token),

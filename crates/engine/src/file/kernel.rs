@@ -220,9 +220,9 @@ fn gather(memory: &SgList, mut skip: usize, iovecs: &mut Vec<libc::iovec>) {
 /// Alignment of direct I/O, in bytes; 0 for both: not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DirectAlignment {
-    /// Of addresses in memory.
+    /// Alignment of addresses in memory.
     pub(super) memory: u32,
-    /// Of offsets in the file, and of the length of each piece.
+    /// Alignment of offsets in the file and of the length of each piece.
     pub(super) offset: u32,
 }
 

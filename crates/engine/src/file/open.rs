@@ -160,11 +160,13 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
     if !options.create || options.read_only || options.size.is_none() {
         return Err(OpenError::Missing(path.into()));
     }
-    let mut how = OpenOptions::new();
+    let mut open_options = OpenOptions::new();
     let file =
-        how.read(true).write(true).create_new(true).open(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
-            _ => system_error(path, "create", error),
+        open_options.read(true).write(true).create_new(true).open(path).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
+                _ => system_error(path, "create", error),
+            }
         })?;
     let opened = prepare_file(path, file, options).and_then(|opened| {
         // The directory entry must be on stable storage, too.

@@ -84,9 +84,9 @@ impl QueueLimits {
     /// The queue of the device numbered `device`, or of the disk that it is a partition of. Empty
     /// for a file system that is not on one device.
     pub(super) fn of(device: u64) -> QueueLimits {
-        let here = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
-        let places = [format!("{here}/queue"), format!("{here}/../queue")];
-        QueueLimits(places.into_iter().map(PathBuf::from).find(|place| place.is_dir()))
+        let device_dir = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+        let queue_dirs = [format!("{device_dir}/queue"), format!("{device_dir}/../queue")];
+        QueueLimits(queue_dirs.into_iter().map(PathBuf::from).find(|dir| dir.is_dir()))
     }
 
     pub(super) fn number(&self, name: &str) -> Option<u64> {

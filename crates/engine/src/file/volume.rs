@@ -348,8 +348,8 @@ mod tests {
                 disk.resize(1 << 20).unwrap();
                 // A check that may have begun before the resize has ended, and another one after
                 // it.
-                let begun = checks.load(Ordering::Acquire);
-                while checks.load(Ordering::Acquire) < begun + 2 {
+                let started = checks.load(Ordering::Acquire);
+                while checks.load(Ordering::Acquire) < started + 2 {
                     std::thread::yield_now();
                 }
                 let is_cut = disk.extent.is_cut_before(1 << 20);

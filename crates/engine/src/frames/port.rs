@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn requests_of_one_initiator_to_one_disk_reach_only_one_core() {
         let programs: Vec<_> = (0..3).map(|nth| program(Side::Target(Share { nth, of: 3 }))).collect();
-        let mut taken = [0; 3];
+        let mut counts = [0; 3];
         for (sender, slot) in (0..16).flat_map(|sender| (0..8).map(move |slot| (sender, slot))) {
             let core = |tag: u8, flags: u8| -> Vec<usize> {
                 let frame = [flags, 0, 0, 1, slot, 0, tag, tag, 0, 0];
@@ -248,9 +248,9 @@ mod tests {
             let cores = core(1, 0x10);
             assert_eq!((cores.len(), &core(200, 0x10)), (1, &cores), "{sender} {slot}");
             assert!(core(1, 0x18).is_empty(), "a response");
-            taken[cores[0]] += 1;
+            counts[cores[0]] += 1;
         }
-        assert!(taken.iter().all(|count| *count > 30), "{taken:?}");
+        assert!(counts.iter().all(|count| *count > 30), "{counts:?}");
     }
 
     #[test]
@@ -296,21 +296,21 @@ mod tests {
             far.send(PortId(0), &mut outbox).unwrap();
         }
         for (port, expected, last) in [(&mut cable, vec![1, 3, 5], 5), (&mut upper, vec![2, 3], 3)] {
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for _ in 0..20 {
                 kernel::wait_readable(&[port.as_raw_fd()], Duration::from_secs(1)).unwrap();
                 let mut chunk = Chunk::new(Memory::from_heap(kernel::BATCH * port.stride()));
                 let mut arrivals = Vec::new();
                 let _ = port.receive(&mut chunk, &mut arrivals);
                 for arrival in arrivals {
-                    heard.extend((arrival.len > 0).then(|| chunk.unread()[9]));
+                    received.extend((arrival.len > 0).then(|| chunk.unread()[9]));
                     chunk.take(port.stride());
                 }
-                if heard.last() == Some(&last) {
+                if received.last() == Some(&last) {
                     break;
                 }
             }
-            assert_eq!(heard, expected);
+            assert_eq!(received, expected);
         }
     }
 

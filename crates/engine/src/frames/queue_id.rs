@@ -18,7 +18,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// A queue's part of the tags, claimed until this is dropped.
+/// A queue's range of tags, claimed until this is dropped.
 #[derive(Debug)]
 pub struct QueueId {
     /// Upper byte of the tags.

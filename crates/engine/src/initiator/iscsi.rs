@@ -353,8 +353,8 @@ impl<D: Datamover> IscsiDialer<D> {
     /// As for [`connect`].
     pub fn new(endpoint: IscsiEndpoint, mut over: D) -> Result<IscsiDialer<D>, IscsiConnectError> {
         let random = IscsiRandomness::new(&endpoint.address)?;
-        let places = (&endpoint.address, &endpoint.further[..]);
-        let (first, found) = first_unit(places, IscsiRefused::is_retryable, |address| {
+        let addresses = (&endpoint.address, &endpoint.further[..]);
+        let (first, found) = first_unit(addresses, IscsiRefused::is_retryable, |address| {
             let answer = LoginOutcome::to(&endpoint.with_address(address), &over)?;
             let unit = answer.description()?.unit;
             over = answer.over;

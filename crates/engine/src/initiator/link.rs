@@ -277,7 +277,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 // Retrying does not help, and the user should learn why.
                 if error.kind() == ErrorKind::PermissionDenied && self.retry.on_denial() {
                     let target = self.moves.address();
-                    warn!(%target, "cannot connect: {error}; grant this process access, it keeps trying");
+                    warn!(%target, "cannot connect: {error}; grant this process access; it keeps trying");
                 }
                 self.lose(&error.to_string())
             }

@@ -252,8 +252,8 @@ impl VolumeShared {
     fn take_size(&self, size: u64, target: &Address) -> bool {
         let was = self.size.swap(size, Ordering::Relaxed);
         if was != size {
-            let how = if size > was { "grown" } else { "shrunk" };
-            info!(%target, "volume has {how} from {was} to {size} bytes");
+            let change = if size > was { "grown" } else { "shrunk" };
+            info!(%target, "volume has {change} from {was} to {size} bytes");
             self.listeners().iter().for_each(|call| call());
         }
         was != size

@@ -57,8 +57,8 @@ impl Moves {
         Ok(())
     }
 
-    /// A session has logged in at the current address: permanent redirections become the initial
-    /// address.
+    /// Records that a session has logged in at the current address: permanent redirections become
+    /// the initial address.
     pub(super) fn settle(&mut self) {
         if self.is_permanent
             && let Some(last) = self.visited.pop()

@@ -210,8 +210,12 @@ fn ask_over<C: NvmeCarrier>(
 impl<C: NvmeCarrier> NvmeEndpoint<C> {
     /// One endpoint for each path, with that path alone.
     fn paths(&self) -> impl Iterator<Item = NvmeEndpoint<C>> {
-        let places = std::iter::once(&self.address).chain(&self.further);
-        places.map(|address| NvmeEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
+        let addresses = std::iter::once(&self.address).chain(&self.further);
+        addresses.map(|address| NvmeEndpoint {
+            address: address.clone(),
+            further: Vec::new(),
+            ..self.clone()
+        })
     }
 
     fn admin(&self, ask: Ask, keep_alive: Duration, credentials: Option<HostCredentials>) -> AdminConfig {
@@ -453,14 +457,14 @@ mod tests {
         let at = Address::Tcp(([192, 0, 2, 1], 4420).into());
         let named =
             |identity: &str| NamespaceInfo { identity: identity.to_owned(), ..NamespaceInfo::default() };
-        let said = |first: &str, there: &str| {
+        let check = |first: &str, there: &str| {
             is_same(&named(first), &named(there), &at).map_err(|refused| refused.to_string())
         };
-        assert_eq!(said("uuid.1", "uuid.1"), Ok(()));
+        assert_eq!(check("uuid.1", "uuid.1"), Ok(()));
         assert_eq!(
-            said("uuid.1", "uuid.2").unwrap_err(),
+            check("uuid.1", "uuid.2").unwrap_err(),
             "leads to uuid.2, not to uuid.1 as 192.0.2.1:4420 does"
         );
-        assert!(said("", "").unwrap_err().starts_with("leads to a namespace without any name"));
+        assert!(check("", "").unwrap_err().starts_with("leads to a namespace without any name"));
     }
 }

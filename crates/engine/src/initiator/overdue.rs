@@ -59,7 +59,7 @@ impl Overdue {
         self.span.filter(|_| seen.max(self.shut.saturating_sub(1)) >= TICKS)
     }
 
-    /// The connection was lost.
+    /// Stops the ticks, because the connection was lost.
     pub(super) fn on_loss(&mut self) {
         (self.next, self.shut) = (None, 0);
     }
@@ -87,7 +87,7 @@ impl FailingRequests {
         now.duration_since(self.add(tag, now)) >= timeout
     }
 
-    /// These requests have completed.
+    /// Removes requests that have completed.
     #[inline]
     pub(super) fn on_done(&mut self, done: &[Completion]) {
         if !self.0.is_empty() {

@@ -17,13 +17,13 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// Something was sent or received.
+    /// Records that something was sent or received.
     #[inline]
     pub(super) fn on_move(&mut self) {
         self.moved += 1;
     }
 
-    /// The connection was lost.
+    /// Ends the observation, because the connection was lost.
     pub(super) fn on_loss(&mut self) {
         self.watched = None;
     }

@@ -197,8 +197,8 @@ impl SrpDialer {
     /// # Errors
     /// As for [`connect`].
     pub fn new(mut endpoint: SrpEndpoint) -> Result<SrpDialer, SrpConnectError> {
-        let places = (endpoint.address.clone(), endpoint.further.clone());
-        let (first, _) = first_unit((&places.0, &places.1), SrpRefused::is_retryable, |address| {
+        let addresses = (endpoint.address.clone(), endpoint.further.clone());
+        let (first, _) = first_unit((&addresses.0, &addresses.1), SrpRefused::is_retryable, |address| {
             let mut path = endpoint.with_address(address);
             let unit = describe_by(&mut path)?;
             (endpoint.immediate_data, endpoint.over) = (path.immediate_data, path.over);

@@ -177,12 +177,12 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
             }
             PortSession::Tcp(session) => session.on_bytes(input, now),
             PortSession::Rdma(driven, replay) => {
-                let taken = driven.on_bytes(input, now);
+                let parsed = driven.on_bytes(input, now);
                 if replay.begun.is_some() {
-                    let took = taken.as_ref().map_or(0, |taken| *taken);
-                    replay.record(&input.unread()[..took], driven.stage());
+                    let len = parsed.as_ref().map_or(0, |parsed| *parsed);
+                    replay.record(&input.unread()[..len], driven.stage());
                 }
-                taken
+                parsed
             }
         }
     }

@@ -27,14 +27,14 @@ impl RecordBoundary {
     /// Processes received bytes.
     pub(super) fn pass(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let (here, rest) = bytes.split_at(self.missing().min(bytes.len()));
+            let (part, rest) = bytes.split_at(self.missing().min(bytes.len()));
             bytes = rest;
             if self.missing > 0 {
-                self.missing -= here.len();
+                self.missing -= part.len();
                 continue;
             }
-            self.header[self.begun..][..here.len()].copy_from_slice(here);
-            self.begun += here.len();
+            self.header[self.begun..][..part.len()].copy_from_slice(part);
+            self.begun += part.len();
             if self.begun == HEADER_LEN {
                 self.begun = 0;
                 self.missing = usize::from(u16::from_be_bytes([self.header[3], self.header[4]]));

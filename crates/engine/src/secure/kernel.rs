@@ -238,10 +238,10 @@ mod tests {
             Tls::server(&ServerCredentials::Psks(std::sync::Arc::new(move |_: &[u8]| Some(key.clone()))))
                 .unwrap();
         while !(client.is_open() && server.is_open()) {
-            let said = std::mem::take(server.output());
-            client.receive(&said, &mut []).unwrap();
-            let said = std::mem::take(client.output());
-            server.receive(&said, &mut []).unwrap();
+            let output = std::mem::take(server.output());
+            client.receive(&output, &mut []).unwrap();
+            let output = std::mem::take(client.output());
+            server.receive(&output, &mut []).unwrap();
         }
         client.export().unwrap()
     }

@@ -86,8 +86,8 @@ impl TlsPair {
         let (clients, servers) = (world.add_core(1 << 20), world.add_core(1 << 20));
         let address = Address::Tcp("127.0.0.1:1".parse().unwrap());
         let accepted = Rc::new(RefCell::new(None));
-        let place = accepted.clone();
-        world.net().listen(&servers, &address, move |_, stream| *place.borrow_mut() = Some(stream));
+        let accepted_cell = accepted.clone();
+        world.net().listen(&servers, &address, move |_, stream| *accepted_cell.borrow_mut() = Some(stream));
         let stream = clients.connect(&address).unwrap();
         world.run_for(Duration::from_secs(1)).unwrap();
         let accepted = accepted.borrow_mut().take().unwrap();

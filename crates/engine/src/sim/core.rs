@@ -98,8 +98,8 @@ impl SimCore {
             return false;
         }
         let Some(id) = self.ready.pop() else { return false };
-        let taken = self.tasks.borrow_mut().get_mut(id as usize).and_then(|slot| slot.task.take());
-        let Some(mut task) = taken else { return true };
+        let slot_task = self.tasks.borrow_mut().get_mut(id as usize).and_then(|slot| slot.task.take());
+        let Some(mut task) = slot_task else { return true };
         match task.run() {
             Progress::Done => return true,
             Progress::More => self.tasks.borrow()[id as usize].waker.wake(),

@@ -280,8 +280,8 @@ impl SimStream {
 
 impl Pipe {
     fn arrived(&self, now: Instant) -> usize {
-        let here = self.segments.iter().take_while(|segment| segment.arrives <= now);
-        here.map(|segment| segment.bytes.len()).sum()
+        let arrived = self.segments.iter().take_while(|segment| segment.arrives <= now);
+        arrived.map(|segment| segment.bytes.len()).sum()
     }
 
     /// When the next segment or the end of the stream arrives.

@@ -132,7 +132,7 @@ impl<'a> Client<'a> {
     /// Executes one request that must succeed.
     ///
     /// # Errors
-    /// If it does not.
+    /// If the request fails.
     pub fn done(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Result<Output, Failure> {
         let result = self.call(Io { tag: Tag(TAG), op, offset, len, data })?;
         result.map_err(|error| Failure(format!("{op:?} of {len} bytes at {offset} failed: {error}")))

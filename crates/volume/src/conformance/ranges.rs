@@ -85,16 +85,16 @@ pub(super) fn large_ranges_can_be_zeroed(harness: &mut Harness) -> Outcome {
     let mut client = harness.client(1)?;
     let info = harness.info();
     let len = (u64::from(MAX_TRANSFER) + u64::from(info.logical_block)).min(info.size);
-    let places = [0, len / 2 / 65536 * 65536, len - 65536];
+    let offsets = [0, len / 2 / 65536 * 65536, len - 65536];
     for op in [Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false }, Op::Discard { fua: false }]
     {
-        for offset in places {
+        for offset in offsets {
             client.write(offset, &pattern(offset, 65536, harness.seed + 2))?;
         }
         client.done(op, 0, len, None)?;
     }
     client.done(Op::WriteZeroes { fua: false, may_unmap: false, only_fast: false }, 0, len, None)?;
-    for offset in places {
+    for offset in offsets {
         harness.expect_content(&mut client, offset, &[0; 65536])?;
     }
     Ok(())

@@ -159,14 +159,14 @@ impl Spec {
         })
     }
 
-    /// The URLs of the remote volumes in it.
+    /// The URLs of the remote volumes in the spec.
     #[must_use]
     pub fn urls(&self) -> Vec<&Url> {
         let leaves = self.leaves().into_iter();
         leaves.filter_map(|leaf| if let Spec::Url(url) = leaf { Some(url) } else { None }).collect()
     }
 
-    /// The paths of the files in it.
+    /// The paths of the files in the spec.
     #[must_use]
     pub fn files(&self) -> Vec<&Path> {
         let leaves = self.leaves().into_iter();

@@ -397,7 +397,7 @@ impl<'a> Parser<'a> {
 }
 
 impl Url {
-    /// The block sizes among its parameters.
+    /// The block sizes among the URL's parameters.
     ///
     /// # Errors
     /// If one is given twice or is not a block size.

@@ -43,9 +43,9 @@ impl SimStream {
         while left > 0
             && let Some(segment) = pipe.segments.front_mut()
         {
-            let here = left.min(segment.bytes.len());
-            put(&segment.bytes.drain(..here).collect::<Vec<u8>>());
-            left -= here;
+            let part_len = left.min(segment.bytes.len());
+            put(&segment.bytes.drain(..part_len).collect::<Vec<u8>>());
+            left -= part_len;
             if segment.bytes.is_empty() {
                 pipe.segments.pop_front();
             }
