@@ -195,7 +195,7 @@ mod tests {
         let meter = Meter::new(&served, Origin::default());
         one.add(&meter);
         meter.count(&Io::new(Tag(0), Op::Read, 0, 4096));
-        let [first, second] = &sessions.list()[..] else { panic!("two are there") };
+        let [first, second] = &sessions.list()[..] else { panic!("there are two sessions") };
         assert_eq!((&first.login, &*first.peer, first.traffic.read_bytes), (&login, "x:1", 4096));
         assert_eq!((&*second.peer, second.traffic), ("x:2", VolumeTraffic::default()));
         drop(one);

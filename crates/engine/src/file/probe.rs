@@ -65,7 +65,7 @@ impl Zeroing {
         Ok(Zeroing { punch, zero_range_is_fast: true })
     }
 
-    /// A device zeroes by its own command, or the kernel writes zeroes to it.
+    /// Methods of a device: its own command, if it has one.
     pub(super) fn of_device(queue: &QueueLimits) -> Zeroing {
         let has_command = queue.number("write_zeroes_max_bytes").is_some_and(|most| most > 0);
         Zeroing { punch: has_command, zero_range_is_fast: has_command }

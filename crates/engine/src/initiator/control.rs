@@ -42,7 +42,7 @@ impl<C: Control + StreamSession, H: Host> ControlLink<C, H> {
         self.session.poll_path_rank()
     }
 
-    /// Queries the path's state again, because the session has found another one. Send errors
+    /// Queries the path's state again, because the session has found that it changed. Send errors
     /// appear in the next turn.
     pub(super) fn refresh_path(&mut self) {
         self.session.query_path_rank();

@@ -203,7 +203,9 @@ impl super::Secure {
         let super::Stage::Kernel(kernel) = &mut self.stage else { return };
         stream.send_record(HANDSHAKE, &[OUR_KEY_UPDATE[0], 0, 0, 1, 1]).expect("there is room");
         kernel.sending.update();
-        stream.set_tls_keys(Direction::Sending, &kernel.sending.keys(0)).expect("it takes others");
+        stream
+            .set_tls_keys(Direction::Sending, &kernel.sending.keys(0))
+            .expect("the kernel accepts later keys");
     }
 }
 

@@ -48,7 +48,7 @@ struct Request {
     blocks: Range<u64>,
     started: Started,
     covered: Option<Covered>,
-    /// It belongs to the final verification.
+    /// The request is part of the final verification.
     is_verification: bool,
 }
 

@@ -15,10 +15,10 @@ pub struct NetworkConditions {
     pub most_per_call: usize,
     /// Maximum number of bytes that a connection carries until it breaks; `None`: it never breaks.
     pub breaks_within: Option<u64>,
-    /// Sends of a thousand that are delayed by up to [`LONGEST_STALL`].
+    /// How many of a thousand sends are delayed by up to [`LONGEST_STALL`].
     pub stalls_per_thousand: u32,
-    /// Sends of a thousand with a flipped bit in their payload, for protocols that detect it.
-    /// Headers are never damaged, and so neither are replies without payload.
+    /// How many of a thousand sends have a bit of their payload flipped, for protocols that detect
+    /// it. Headers are never damaged, so replies without payload are not damaged either.
     pub damaged_per_thousand: u32,
 }
 
