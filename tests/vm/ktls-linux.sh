@@ -11,7 +11,7 @@ come_by_openssl() {
   timeout 60 openssl s_client -tls1_3 -connect 127.0.0.1:4420 -psk_identity "$(identity_of 1)" \
     -psk "$(psk_of 1)" >openssl.log 2>&1
 }
-is_by_kernel() { within 20 grep 'records are made by the kernel' target.log; }
+is_by_kernel() { within 20 grep 'records are processed by the kernel' target.log; }
 
 size=64m
 serve_by_tls "$KEY"
@@ -23,7 +23,7 @@ verified_io "$(disk_of $controller 1)"
 file_system ext4 "$(disk_of $controller 1)"
 # Three queues, at both ends.
 test "$(counted TlsTxSw)" = 6
-test "$(grep -c 'records are made by the kernel' target.log)" = 3
+test "$(grep -c 'records are processed by the kernel' target.log)" = 3
 disconnect $controller
 stop_serving
 kernel_is_content .
@@ -62,9 +62,9 @@ truncate -s 32M source.img
 url="nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&tls_key_file=key&tls_identity=0"
 before=$(counted TlsTxSw)
 blockmux -vv copy --verify file:source.img "$url" 2>copy.log
-grep 'records are made by the kernel' copy.log
+grep 'records are processed by the kernel' copy.log
 # More than the target's connections alone.
-test $(($(counted TlsTxSw) - before)) -gt "$(grep -c 'records are made by the kernel' copy.log)"
+test $(($(counted TlsTxSw) - before)) -gt "$(grep -c 'records are processed by the kernel' copy.log)"
 blockmux copy "$url" file:back.img
 cmp source.img back.img
 blockmux bench "$url" --rw randwrite --bs 16k --iodepth 16 --size 16m --verify crc32c --runs 1 --no_ceiling

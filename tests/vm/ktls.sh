@@ -20,7 +20,7 @@ check without_a_kernel_that_can_the_library_makes_all_records
 echo /bin/false >/proc/sys/kernel/modprobe
 serve_by_tls "$KEY"
 moved_by "$url"
-grep 'records are made here; the kernel has none' target.log
+grep 'records are processed in user space; the kernel does not support kTLS' target.log
 stop_serving
 fails test -e /proc/net/tls_stat
 echo /sbin/modprobe >/proc/sys/kernel/modprobe
@@ -32,7 +32,7 @@ moved_by "$url&hdr_digest=on&data_digest=on"
 # Both ends have the same number of connections.
 test "$(counted TlsTxSw)" -ge 8
 test "$(counted TlsTxSw)" = "$(counted TlsRxSw)"
-grep 'records are made by the kernel' target.log
+grep 'records are processed by the kernel' target.log
 stop_serving
 all_is_opened
 
@@ -77,6 +77,6 @@ before=$(counted TlsTxSw)
 moved_by "$url"
 test "$of_target" -gt 0
 test $(($(counted TlsTxSw) - before)) -gt "$of_target"
-grep 'records are made by the kernel' target.log
+grep 'records are processed by the kernel' target.log
 stop_serving
 all_is_opened

@@ -36,7 +36,7 @@ pub enum ServeError {
     /// An interface cannot be opened.
     #[error(transparent)]
     Port(#[from] PortError),
-    /// Two disks have one address.
+    /// Two disks have the same address.
     #[error(transparent)]
     Address(#[from] DuplicateAddress),
 }
@@ -52,7 +52,7 @@ pub enum AoeConnectError {
     Silent {
         /// The disk's address.
         address: AoeAddress,
-        /// Separated by commas.
+        /// The interfaces, separated by commas.
         interfaces: String,
     },
     /// All queue ids for the disk are in use on this machine.
@@ -72,16 +72,15 @@ pub enum AoeConnectError {
 pub struct Described {
     /// Identity and size of the disk.
     pub disk: AtaDisk,
-    /// Stations that serve the disk, each with the most sectors that fit a frame to it.
+    /// Stations that serve the disk, each with the maximum number of sectors in a frame to it.
     pub stations: Vec<(String, u8)>,
 }
 
-/// Serves disks at some interfaces on this core: those requests that belong to this core's share.
-/// Other cores serve the other shares, of the same units. `sessions` lists the stations that use
-/// them.
+/// Serves disks at some interfaces: on this core, the requests of this core's share. Other cores
+/// serve the other shares of the same units. `sessions` lists the stations that use the disks.
 ///
 /// # Errors
-/// If an interface cannot be opened, or two disks have one address.
+/// If an interface cannot be opened, or two disks have the same address.
 pub fn serve(
     core: &Rc<EngineCore>,
     interfaces: &[String],
@@ -131,8 +130,8 @@ pub fn describe(endpoint: &AoeEndpoint) -> Result<Described, AoeConnectError> {
     Ok(Described { disk, stations: stations.collect() })
 }
 
-/// Lists the disks that answer at some interfaces within `time`, and how many more answered than
-/// the list holds.
+/// Lists the disks that answer at some interfaces within `time`; also returns the number of disks
+/// that the list leaves out.
 ///
 /// # Errors
 /// If an interface cannot be opened.
@@ -145,6 +144,6 @@ pub fn discover(interfaces: &[String], time: Duration) -> Result<(Vec<FoundDisk>
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// After the first answer, how long to wait for answers at the other interfaces.
+/// How long to wait for answers at the other interfaces after the first answer.
 const OTHERS_TIMEOUT: Duration = Duration::from_millis(100);
 const POOL: usize = 4 << 20;

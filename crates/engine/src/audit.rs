@@ -17,13 +17,13 @@ pub const AUDIT: &str = "audit";
 
 /// Audit state of one connection.
 pub(crate) struct Audit {
-    /// Its address.
+    /// The peer's address.
     peer: String,
     /// The login, until the session ends.
     login: Option<Login>,
     /// The peer was refused, and that was logged.
     is_refused: bool,
-    /// A further connection of a session; the session's first connection logs its lines.
+    /// The connection is not the first of its session; the first one logs the session's lines.
     is_member: bool,
     sessions: Sessions,
     /// The entry in the list of sessions.
@@ -172,7 +172,7 @@ impl StationAudits {
     }
 }
 
-/// Most stations remembered, which is as many as a session lists.
+/// Maximum number of stations remembered: as many as a session lists.
 const MAX_STATIONS: usize = 256;
 
 fn or_dash(text: &str) -> &str {

@@ -45,7 +45,7 @@ impl Background {
     }
 }
 
-/// The units with callbacks, and what a callback does.
+/// The units that have a callback, and what the callback needs.
 #[derive(Clone)]
 struct Watched {
     /// Every unit once, by any of its LUNs.
@@ -61,7 +61,7 @@ impl Watched {
         let Some(number) = u16::try_from(volume.0).ok().filter(|number| *number <= MAX_LUN) else { return };
         self.units.add(number, volume, unit.clone());
         let Watched { exports, inbox, is_called, .. } = self.clone();
-        // A unit has this callback, so that it would keep itself alive.
+        // Weak, because the unit owns this callback and would keep itself alive.
         let units = Arc::downgrade(&self.units);
         unit.on_background(move || {
             if is_called.swap(true, Ordering::AcqRel) {

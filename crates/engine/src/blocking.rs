@@ -64,7 +64,7 @@ impl<R> BlockingConnectError<R> {
     }
 }
 
-/// Whether the peer closed the connection, or may have, rather than stayed silent.
+/// Whether the peer closed the connection or may have closed it; `false` if it was silent.
 pub(crate) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
     match ran {
         Ok(()) | Err(Broken::Protocol(_)) => true,
@@ -81,7 +81,7 @@ pub(crate) fn first_answer<T, E>(mut answers: impl Iterator<Item = Result<T, E>>
     Some(first.or_else(|error| answers.find_map(Result::ok).ok_or(error)))
 }
 
-/// A session of which one stream is driven.
+/// A session that is driven over one stream.
 pub trait OneStream {
     /// The stream session.
     fn stream(&mut self) -> impl StreamSession;
@@ -194,18 +194,18 @@ fn run<S: OneStream>(
         let mut stream = session.stream();
         match stream.demand() {
             Demand::Bytes(wanted) if chunk.unread().len() >= wanted => {
-                let taken = stream.on_bytes(&chunk, Instant::now())?;
-                chunk.take(taken);
+                let parsed = stream.on_bytes(&chunk, Instant::now())?;
+                chunk.take(parsed);
             }
             Demand::Place(list) if placed == list.len() => {
                 placed = 0;
                 stream.on_placed(Instant::now())?;
             }
             Demand::Place(list) if !chunk.unread().is_empty() => {
-                let here = chunk.unread().len().min(list.len() - placed);
-                list.slice(placed, here).copy_from(&chunk.unread()[..here]);
-                chunk.take(here);
-                placed += here;
+                let part_len = chunk.unread().len().min(list.len() - placed);
+                list.slice(placed, part_len).copy_from(&chunk.unread()[..part_len]);
+                chunk.take(part_len);
+                placed += part_len;
             }
             Demand::StartTls if start_tls(secure.as_mut(), &chunk)? => {}
             Demand::Bytes(_) | Demand::Place(_) | Demand::StartTls => {
@@ -240,7 +240,7 @@ fn run<S: OneStream>(
                 }
             }
             Demand::Close => return Ok(()),
-            Demand::Nothing => return Err(io::Error::other("a log-in has nothing else to wait for").into()),
+            Demand::Nothing => return Err(io::Error::other("the login session waits for nothing").into()),
         }
         if Instant::now() >= deadline {
             return Err(io::Error::from(ErrorKind::TimedOut).into());
@@ -251,11 +251,11 @@ fn run<S: OneStream>(
 /// Starts TLS, which the session demands; `false` if it has started already.
 fn start_tls(secure: Option<&mut Secure>, chunk: &Chunk) -> Result<bool, Broken> {
     let secure = secure.ok_or(TlsError::Internal("this connection has no TLS credentials"))?;
-    let is_news = secure.start();
-    if is_news && !chunk.unread().is_empty() {
+    let has_started = secure.start();
+    if has_started && !chunk.unread().is_empty() {
         return Err(BYTES_BEFORE_TLS.into());
     }
-    Ok(is_news)
+    Ok(has_started)
 }
 
 /// Sends the whole outbox, or with TLS as much as can be encrypted now.
@@ -300,9 +300,9 @@ fn receive(
         (Ok(0), Some(secure)) if !secure.is_open() => Err(TlsError::Disconnected.into()),
         (Ok(received), Some(secure)) => {
             let result = secure.take(&records[..received], chunk);
-            let told = socket.write_all(&secure.outgoing().take_bytes());
+            let sent = socket.write_all(&secure.outgoing().take_bytes());
             result?;
-            told?;
+            sent?;
             Ok(received > 0 && !secure.has_ended())
         }
         (Ok(received), None) => {

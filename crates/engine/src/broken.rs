@@ -4,7 +4,7 @@ use blockmux_proto::session::ProtocolError;
 use blockmux_tls::TlsError;
 use std::io;
 
-/// Why a connection cannot go on.
+/// Why a connection cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
     /// The socket failed.
@@ -23,7 +23,7 @@ pub enum Broken {
     /// The peer held this many bytes of buffers that others need.
     #[error("peer holds {} KiB of buffers and moves no data while others wait for memory", .0 >> 10)]
     Evicted(usize),
-    /// The session may not go on for this reason, and did not end by itself.
+    /// The target ends the session for this reason.
     #[error("{0}")]
     Withdrawn(&'static str),
 }
@@ -31,7 +31,7 @@ pub enum Broken {
 impl From<TlsError> for Broken {
     fn from(error: TlsError) -> Broken {
         match error {
-            // A socket without TLS reports a peer that has closed the connection this way.
+            // The error that a socket without TLS reports if the peer has closed the connection.
             TlsError::Closed => Broken::Socket(io::ErrorKind::BrokenPipe.into()),
             error => Broken::Tls(error),
         }

@@ -5,9 +5,9 @@
 //! SAME, VERIFY with one block for all, EXTENDED COPY. Unbounded, such a command on a volume in RAM
 //! would block all other sessions of the core until it ends.
 //!
-//! Latencies are counted by the time of the poll, which is read anyway. Only I/O that completes in
-//! the poll that submitted it needs another reading of the clock, which is made once in a
-//! [`SAMPLE_EVERY_NS`] and stands for such I/O until the next one.
+//! Latency is the time between two polls, which is read anyway. I/O that completes in the poll that
+//! submitted it would need another reading of the clock: one such request is timed every
+//! [`SAMPLE_EVERY_NS`], and its latency is counted for all others until the next one is timed.
 
 use crate::reactor::Progress;
 use crate::sessions::Session;
@@ -39,7 +39,7 @@ pub(crate) struct Channels {
     clock: PollClock,
 }
 
-/// Time as latencies need it.
+/// The clock for latencies: the time of each poll, and a sample of the time within a poll.
 #[derive(Default)]
 struct PollClock {
     /// The first poll.
@@ -48,7 +48,7 @@ struct PollClock {
     poll_ns: u64,
     /// When I/O that completes in its own poll was last timed.
     sampled_ns: Option<u64>,
-    /// How long it took then.
+    /// The latency of that I/O.
     sample_ns: u64,
 }
 
@@ -59,7 +59,7 @@ impl PollClock {
         self.poll_ns = now.saturating_duration_since(epoch).as_nanos() as u64;
     }
 
-    /// How long an I/O took that was submitted in the poll at `begun_ns`.
+    /// Latency of an I/O that was submitted in the poll at `begun_ns` and has completed now.
     #[inline]
     fn latency_ns(&mut self, begun_ns: u64, core: &dyn Core) -> u64 {
         if begun_ns != self.poll_ns {
@@ -92,14 +92,14 @@ struct OpenChannel {
     orphan: Option<OrphanedUser>,
 }
 
-/// When each I/O in flight was submitted, and its kind, by the slot that its tag names.
+/// Submission time and kind of each I/O in flight, indexed by the slot number in its tag.
 #[derive(Default)]
 struct BegunIo(Vec<(u64, RequestKind)>);
 
 impl BegunIo {
     #[inline]
     fn begin(&mut self, Tag(tag): Tag, poll_ns: u64, kind: RequestKind) {
-        // The slot is in the lower half, below a generation where there is one.
+        // The lower half of a tag is the slot; the upper half may be a generation.
         let slot = tag as u32 as usize;
         if let Some(begun) = self.0.get_mut(slot) {
             *begun = (poll_ns, kind);
@@ -156,7 +156,7 @@ impl Channels {
         self.in_flight == 0
     }
 
-    /// Number of I/O that the session has submitted.
+    /// Number of requests that the session has submitted.
     #[inline]
     pub(crate) fn submitted(&self) -> u64 {
         self.submitted
@@ -167,7 +167,7 @@ impl Channels {
         self.exports.get(volume).map_or_else(String::new, |export| export.name.clone())
     }
 
-    /// The peer has disconnected: I/O in flight is orphaned until it completes.
+    /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected.
     pub(crate) fn leave(&mut self) {
         self.session = None;
         for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.orphan.is_none()) {
@@ -318,7 +318,7 @@ const ROUNDS_PER_TURN: u32 = 16;
 const BYTES_PER_TURN: u64 = 2 << 20;
 /// Interval, in nanoseconds, at which I/O that completes in its own poll is timed.
 const SAMPLE_EVERY_NS: u64 = 1_000_000;
-/// Most I/O in flight of one channel whose latency is counted.
+/// Maximum number of requests in flight on one channel whose latency is counted.
 const MOST_SLOTS: usize = 1 << 16;
 
 #[cfg(test)]
@@ -481,7 +481,10 @@ mod tests {
             for _ in 0..50 {
                 let before = (session.begun, session.completed);
                 assert_eq!(channels.move_io(&mut session, Instant::now()), Progress::More);
-                assert!(session.begun > before.0 && session.completed > before.1, "every turn gets on");
+                assert!(
+                    session.begun > before.0 && session.completed > before.1,
+                    "every turn makes progress"
+                );
                 let most = BYTES_PER_TURN + len;
                 assert!(session.begun - before.0 < most, "{commands} commands of {len}");
                 assert!(session.completed - before.1 < most, "{commands} commands of {len}");
@@ -522,14 +525,14 @@ mod tests {
         let mut session = Endless { queue: VecDeque::new(), begun: 0, completed: 0, refused: 0 };
         session.queue.push_back(Io::new(Tag(3), Op::Read, 0, 512));
         session.queue.push_back(Io::new(Tag(7 << 32), Op::Read, 8 << 20, 512));
-        let begun = Instant::now();
-        channels.move_io(&mut session, begun);
+        let start = Instant::now();
+        channels.move_io(&mut session, start);
         let sums = volume_state.traffic_by_origin();
         assert_eq!((sums[0].traffic.reads, sums[0].latency.reads.count(), sums[0].traffic.users), (2, 0, 1));
         assert_eq!(sums[0].in_flight(), 2);
         is_released.store(true, Ordering::Relaxed);
         // The session submits another read, which completes in its own poll.
-        channels.move_io(&mut session, begun + Duration::from_millis(5));
+        channels.move_io(&mut session, start + Duration::from_millis(5));
         drop(channels);
         let [sum] = &volume_state.traffic_by_origin()[..] else { panic!("one origin") };
         assert_eq!((&sum.origin, sum.traffic.users, sum.traffic.failed), (&origin, 0, 1));

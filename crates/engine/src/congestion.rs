@@ -87,8 +87,8 @@ impl FromStr for Congestion {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Congestion, &'static str> {
-        let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        if text.is_empty() || text.len() > MAX_NAME || !text.chars().all(is_of_a_name) {
+        let is_name_char = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if text.is_empty() || text.len() > MAX_NAME || !text.chars().all(is_name_char) {
             return Err("name a TCP congestion control, such as cubic, reno or bbr");
         }
         Ok(Congestion(text.to_owned()))
@@ -137,8 +137,8 @@ mod tests {
     #[test]
     fn an_unusable_algorithm_is_refused_with_a_remedy() {
         let name: Congestion = "nosuch".parse().unwrap();
-        let said = name.check().unwrap_err();
-        assert!(said.starts_with("this kernel has no congestion control nosuch; it has "), "{said}");
+        let error = name.check().unwrap_err();
+        assert!(error.starts_with("this kernel has no congestion control nosuch; it has "), "{error}");
         let forbidden = io::Error::from_raw_os_error(libc::EPERM);
         assert_eq!(
             name.refusal(&forbidden, |_| "reno cubic".to_owned()),

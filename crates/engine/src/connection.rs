@@ -46,7 +46,7 @@ pub struct Connection<H: Host = EngineCore> {
     deadline: Option<Instant>,
     /// Bytes that the socket has received and sent.
     transferred_bytes: u64,
-    /// Most bytes of one receive on a core that sleeps when idle.
+    /// Maximum bytes of one receive on a core that sleeps when idle.
     at_once: usize,
 }
 
@@ -89,7 +89,7 @@ impl<H: Host> Connection<H> {
         }
     }
 
-    /// A connection over a stream of which `unread` was received before.
+    /// A connection over a stream from which `unread` was received earlier.
     #[must_use]
     pub fn resumed(stream: H::Stream, unread: &[u8], core: &Rc<H>, waker: &Waker) -> Connection<H> {
         let mut connection = Connection::new(stream, core, waker);
@@ -146,10 +146,10 @@ impl<H: Host> Connection<H> {
         &self.stream
     }
 
-    /// Feeds the session what is buffered, receiving once. A stream that mostly carries placed
-    /// payload receives again while the socket is not empty, up to a whole receive buffer: each
-    /// place ends a receive, and a turn that sends one reply for each would cost its peer a turn,
-    /// too.
+    /// Feeds the session what is buffered, receiving once. If the session mostly places payload,
+    /// receives again while the socket is not empty, up to the size of a receive buffer: each
+    /// placed payload ends a receive, and a turn for each reply would also cost the peer a turn for
+    /// each.
     ///
     /// # Errors
     /// If the socket failed or the peer broke the protocol. The outbox should still be sent then:
@@ -327,16 +327,16 @@ impl<H: Host> Connection<H> {
                     if chunk.unread().len() < wanted {
                         return Ok(Feed::Wants(wanted));
                     }
-                    let taken = session.on_bytes(chunk, now)?;
-                    chunk.take(taken);
+                    let parsed = session.on_bytes(chunk, now)?;
+                    chunk.take(parsed);
                 }
                 Demand::Place(list) => {
                     let missing = list.len() - self.placed;
                     if let Some(chunk) = &mut self.chunk {
-                        let here = chunk.unread().len().min(missing);
-                        list.slice(self.placed, here).copy_from(&chunk.unread()[..here]);
-                        chunk.take(here);
-                        self.placed += here;
+                        let part_len = chunk.unread().len().min(missing);
+                        list.slice(self.placed, part_len).copy_from(&chunk.unread()[..part_len]);
+                        chunk.take(part_len);
+                        self.placed += part_len;
                     }
                     if self.placed < list.len() {
                         return Ok(Feed::WantsPlaced(list));
@@ -472,13 +472,13 @@ const CUT: ProtocolError = ProtocolError {
 /// it at once.
 const CHUNK: usize = 256 << 10;
 const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);
-/// Most bytes received at once by a core that sleeps when idle. A whole deep queue has arrived when
-/// such a core wakes up. If it replied to all of it in one batch, the two sides would sleep
+/// Maximum bytes received at once by a core that sleeps when idle. A whole deep queue has arrived
+/// when such a core wakes up. If it replied to all of it in one batch, the two sides would sleep
 /// alternately; replies to the first part wake the peer early. Measured with 4 KiB writes: 1.3 to
 /// 1.4 times the IOPS at depth 32. At depth 128 a core that spins would be slower with this limit.
 const AT_ONCE_AFTER_SLEEP: usize = 64 << 10;
-/// A chunk of which less than 1/`ROOM` is free is replaced: short receives cost more than copying
-/// the rest.
+/// A chunk with less than 1/`ROOM` free is replaced: short receives cost more than copying the
+/// rest.
 const ROOM: usize = 4;
 /// Size of the receive buffer of a session that receives most payload in place: only headers pass
 /// through the buffer.

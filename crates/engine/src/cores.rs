@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 /// How cores are started.
 #[derive(Clone, Debug)]
 pub struct CoresConfig {
-    /// How many.
+    /// Number of cores.
     pub count: usize,
     /// Index, among the CPUs that the process may use, of the first core's CPU; the other cores use
     /// the CPUs that follow. `None`: threads are not pinned.
     pub pin_from: Option<usize>,
-    /// When they sleep.
+    /// When an idle core goes to sleep.
     pub policy: PollPolicy,
-    /// Most bytes of buffers allocated from each core's pool.
+    /// Limit of each core's buffers, in bytes.
     pub pool_limit_bytes: usize,
     /// Congestion control of outgoing TCP connections; `None`: the system's. Listeners set their
     /// own.
@@ -60,7 +60,7 @@ impl Cores {
         Ok(Cores { threads })
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     #[must_use]
     pub fn count(&self) -> usize {
         self.threads.len()
@@ -86,13 +86,13 @@ impl Cores {
     ) -> Option<T> {
         let (sender, receiver) = mpsc::channel();
         self.threads.get(nth)?.inbox.send(move |core| {
-            // The receiver may have timed out.
+            // The receiver may be gone.
             let _ = sender.send(ask(core));
         });
         receiver.recv().ok()
     }
 
-    /// Wakes every task of every core, so that each sees what other threads have asked of it.
+    /// Wakes every task of every core, so that each notices requests of other threads.
     pub fn wake_all(&self) {
         for thread in &self.threads {
             thread.inbox.send(|core| core.wake_all());

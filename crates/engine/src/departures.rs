@@ -1,9 +1,8 @@
-//! Connections that leave this process for the one that takes over from it.
+//! Connections that move to another process, which takes over from this one.
 //!
-//! Once [`Departures::ask`] was called, a session whose peer would not connect again by itself
-//! takes no further request, and leaves as soon as every request that it took is answered: its
-//! socket, the bytes that were received and not parsed, and its state. Other sessions end as they
-//! do when the process stops.
+//! After [`Departures::ask`], a session whose peer would not reconnect by itself accepts no further
+//! request. Once its requests are answered, its socket, its received but unparsed bytes and its
+//! state move to the other process. Other sessions end as they do when the process stops.
 
 use crate::socket::Stream;
 use std::io;
@@ -12,53 +11,53 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The connections of a process that leave it.
+/// The connections of this process that move to another one.
 #[derive(Default)]
 pub struct Departures {
     is_asked: AtomicBool,
-    /// Connections with TLS of sessions that would have to leave.
+    /// Number of connections that should move and cannot, because they use TLS.
     secured: AtomicUsize,
     departed: Mutex<Vec<DepartedConnection<OwnedFd>>>,
 }
 
-/// A connection that has left, between two requests of its session.
+/// A connection that is ready for the other process. None of its requests is in flight.
 pub struct DepartedConnection<S> {
     /// Name of its protocol.
     pub protocol: &'static str,
-    /// The listener that it came by.
+    /// Address of the listener that accepted it.
     pub listener: String,
     /// The peer's address, for messages.
     pub peer: String,
     /// The socket.
     pub stream: S,
-    /// Bytes that were received and not parsed.
+    /// Bytes received and not parsed.
     pub unread: Vec<u8>,
-    /// The session's state, in its protocol's own form.
+    /// The session's state, in its protocol's own format.
     pub state: Vec<u8>,
 }
 
 impl Departures {
-    /// Asks connections to leave. Their tasks see it when they run next, see
+    /// Asks connections to move. Their tasks do so when they run next; see
     /// [`crate::cores::Cores::wake_all`].
     pub fn ask(&self) {
         self.is_asked.store(true, Ordering::Relaxed);
     }
 
-    /// Whether connections are to leave.
+    /// Whether connections should move.
     #[inline]
     #[must_use]
     pub fn is_asked(&self) -> bool {
         self.is_asked.load(Ordering::Relaxed)
     }
 
-    /// How many connections cannot leave because they use TLS, whose keys and record numbers stay
-    /// in this process.
+    /// Number of connections that cannot move because they use TLS, whose keys and record numbers
+    /// stay in this process.
     #[must_use]
     pub fn secured(&self) -> usize {
         self.secured.load(Ordering::Relaxed)
     }
 
-    /// The connections that have left since the last call.
+    /// Takes the connections that have become ready since the last call.
     #[must_use]
     pub fn take(&self) -> Vec<DepartedConnection<OwnedFd>> {
         std::mem::take(&mut *self.departed.lock().unwrap_or_else(PoisonError::into_inner))
@@ -67,7 +66,7 @@ impl Departures {
     /// Keeps a connection for [`Departures::take`].
     ///
     /// # Errors
-    /// If the process has no room for another file; the connection is closed then.
+    /// If the process cannot open another file descriptor. The connection is then closed.
     pub(crate) fn add(&self, departed: DepartedConnection<Stream>) -> io::Result<()> {
         let DepartedConnection { protocol, listener, peer, stream, unread, state } = departed;
         let stream = stream.as_fd().try_clone_to_owned()?;
@@ -92,6 +91,6 @@ impl Drop for SecuredConnection {
     }
 }
 
-/// How long a handshake may take to end once connections are to leave. A client that is about to
-/// use a volume needs milliseconds.
+/// How long an unfinished handshake may continue after [`Departures::ask`]. A client that is about
+/// to use a volume needs milliseconds.
 pub(crate) const HANDSHAKE_TIME: Duration = Duration::from_secs(1);

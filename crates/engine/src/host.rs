@@ -1,8 +1,8 @@
-//! What connections need of their core, so that tasks run unchanged on sockets and in the
+//! What connections need from their core, so that tasks run unchanged on sockets and in the
 //! simulator.
 //!
-//! [`EngineCore`] with [`Stream`] is the real one; `crate::sim` has the simulated one. Both are
-//! generic parameters, so dispatch is static.
+//! [`EngineCore`] and [`Stream`] are the real core and stream; `crate::sim` has simulated ones.
+//! Tasks are generic over them, so dispatch is static.
 
 use crate::ktls;
 use crate::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent};
@@ -48,7 +48,7 @@ pub trait Host: Core + Sized + 'static {
     fn spins(&self) -> bool;
 }
 
-/// A non-blocking byte stream: what would block fails with [`io::ErrorKind::WouldBlock`].
+/// A non-blocking byte stream: a call that would block fails with [`io::ErrorKind::WouldBlock`].
 pub trait ByteStream: Sized {
     /// A handle by which a parked task is woken; dropping it cancels the wake-up.
     type Watch;
@@ -88,7 +88,7 @@ pub trait ByteStream: Sized {
     /// As for [`ByteStream::receive`].
     fn receive_placed(&mut self, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize>;
 
-    /// Sends once as much of `outbox` as fits, and removes it there.
+    /// Sends once as much of `outbox` as fits, and removes it from the outbox.
     ///
     /// # Errors
     /// If there is no room, or the connection is lost.
@@ -143,10 +143,11 @@ pub trait ByteStream: Sized {
     /// Wakes the task once when the stream is writable, or connecting has ended.
     fn wake_when_writable(&self, watch: &Self::Watch);
 
-    /// What has ended, as far as known without receiving.
+    /// Which directions have ended, as far as known without receiving.
     fn ended(&self) -> StreamEnd;
 
-    /// Wakes the task once when more has ended than `so_far`, even if input is unread.
+    /// Wakes the task once when more directions have ended than in `so_far`, even if input is
+    /// unread.
     fn wake_when_ended(&self, so_far: StreamEnd, watch: &Self::Watch);
 }
 

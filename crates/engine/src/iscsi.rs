@@ -33,8 +33,8 @@ pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, group_tag: u16) -> Serve 
     serve_in(node, exports, &Arc::new(AtomicU16::new(group_tag)))
 }
 
-/// Serves as [`serve`] does. `group_tag` may change: a new connection is in the group that it names
-/// then.
+/// Serves the node's targets as [`serve`] does. `group_tag` may change; each connection belongs to
+/// the group that it names when the connection is accepted.
 #[must_use]
 pub fn serve_in(node: &Arc<IscsiNode>, exports: &Exports, group_tag: &Arc<AtomicU16>) -> Serve {
     let group_tag = group_tag.clone();

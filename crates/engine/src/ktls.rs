@@ -23,7 +23,7 @@ pub fn load() {
 /// Attaches kTLS to a connected socket, which changes nothing until keys are set.
 ///
 /// # Errors
-/// If the kernel lacks TLS, or the socket is no TCP socket.
+/// If the kernel lacks TLS, or the socket is not a TCP socket.
 pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
     let forgone = *FORGONE.lock().unwrap_or_else(PoisonError::into_inner);
     if forgone.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
@@ -39,7 +39,7 @@ pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
     attached
 }
 
-/// Does not try kTLS again for a while.
+/// Stops the use of kTLS on new connections for [`RETRY_AFTER`].
 pub(crate) fn forgo() {
     *FORGONE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
 }
@@ -78,7 +78,7 @@ fn crypto_info(keys: &RecordKeys) -> Vec<u8> {
 
 /// When the kernel was found to lack TLS. Only new connections read it, so a lock is cheap enough.
 static FORGONE: Mutex<Option<Instant>> = Mutex::new(None);
-/// How long kTLS is not tried after that.
+/// How long kTLS is not tried after it was found to be missing.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 /// `linux/tls.h`, since Linux 6.0.
 const TLS_RX_EXPECT_NO_PAD: libc::c_int = 4;

@@ -30,7 +30,7 @@ pub type Serve = Arc<dyn Fn(&Rc<EngineCore>, Stream, Permit) + Send + Sync>;
 pub struct ConnectionLimit {
     open: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
-    /// Connections open by this handle and its clones.
+    /// Open connections of this handle and its clones.
     part: Arc<AtomicUsize>,
     /// Connections that are closed with I/O still in flight.
     left: Arc<AtomicUsize>,
@@ -46,7 +46,7 @@ pub struct ConnectionLimit {
     listener: Arc<ListenerState>,
     sessions: Sessions,
     departures: Arc<Departures>,
-    /// Seconds until a connection must have logged in; 0: as long as its protocol lets it.
+    /// Login timeout in seconds; 0: only the protocol's own timeout applies.
     login_timeout_s: Arc<AtomicU64>,
 }
 
@@ -62,7 +62,7 @@ pub struct ListenerState {
 }
 
 impl ListenerState {
-    /// Where it listens.
+    /// The address on which it listens.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
@@ -74,7 +74,7 @@ impl ListenerState {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Connections that were refused for their address, or for lack of a share or of memory.
+    /// Connections that were refused: not allowed, above the limit, or for lack of memory.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
@@ -108,7 +108,7 @@ pub struct Permit {
     /// The peer's address; `None` if it has no IP address.
     peer: Option<IpAddr>,
     login_timeout: Option<Duration>,
-    /// When the connection must have logged in, on whatever core it is.
+    /// Login deadline. It stays the same if the connection moves to another core.
     login_by: Option<Instant>,
     listener: Arc<ListenerState>,
     sessions: Sessions,
@@ -135,7 +135,7 @@ type Source = (&'static str, Option<IpAddr>);
 /// A connection that may be closed for a new one.
 struct ReplaceableConnection {
     source: Source,
-    /// Shuts it down.
+    /// Shuts the connection down.
     hang_up: Box<dyn Fn() + Send + Sync>,
     /// Sequence number of its entry.
     number: u64,
@@ -229,8 +229,8 @@ impl ConnectionLimit {
         self.most.store(most, Ordering::Relaxed);
     }
 
-    /// Changes the time in which a connection must log in, in whole seconds, from the next
-    /// connection on. `None`, and more than a protocol's own limit, leaves it to the protocol.
+    /// Sets the login timeout of later connections, in whole seconds. If it is `None`, or longer
+    /// than the protocol's own timeout, only the latter applies.
     pub fn set_login_timeout(&self, timeout: Option<Duration>) {
         let seconds = timeout.map_or(0, |timeout| timeout.as_secs().max(1));
         self.login_timeout_s.store(seconds, Ordering::Relaxed);
@@ -242,15 +242,15 @@ impl ConnectionLimit {
         &self.sessions
     }
 
-    /// The connections that leave for another process, of all protocols.
+    /// The connections of all protocols that move to another process.
     #[must_use]
     pub fn departures(&self) -> &Arc<Departures> {
         &self.departures
     }
 
     /// Also limits address space, under RLIMIT_AS: no connection is accepted while less than
-    /// `bytes` are free, counting what buffers have, so that existing connections do not run out of
-    /// memory.
+    /// `bytes` are free, so that existing connections do not run out of memory. Memory of the pools
+    /// counts as free.
     #[must_use]
     pub fn reserving_space(self, bytes: u64) -> ConnectionLimit {
         ConnectionLimit { reserved_space_bytes: bytes, ..self }
@@ -353,7 +353,7 @@ impl Permit {
         &self.sessions
     }
 
-    /// The connections that leave for another process.
+    /// The connections that move to another process.
     #[must_use]
     pub fn departures(&self) -> &Arc<Departures> {
         &self.departures
@@ -365,7 +365,7 @@ impl Permit {
         self.protocol
     }
 
-    /// The listener that the connection came to.
+    /// The listener that accepted the connection.
     #[must_use]
     pub fn origin(&self) -> Origin {
         Origin { protocol: self.protocol, listener: self.listener.address.clone() }
@@ -378,20 +378,20 @@ impl Permit {
         self.listener.admits(self.peer)
     }
 
-    /// When the connection must have logged in, if that is limited; `now` is when it was accepted.
+    /// Login deadline, if there is a login timeout; `now` is when the connection was accepted.
     pub(crate) fn login_by(&mut self, now: Instant) -> Option<Instant> {
         let timeout = self.login_timeout?;
         Some(*self.login_by.get_or_insert_with(|| now.checked_add(timeout).unwrap_or(now)))
     }
 
-    /// The handshake is complete: the connection is no longer replaceable.
+    /// Makes the connection no longer replaceable, because its handshake is complete.
     pub fn establish(&self) {
         if let Some((entries, entry)) = &self.entered {
             entries.lock().unwrap_or_else(PoisonError::into_inner).remove(entry);
         }
     }
 
-    /// The connection is closed, and its session waits for a new one: it becomes replaceable.
+    /// Makes the connection replaceable, because it is closed and its session waits for a new one.
     pub fn linger(&mut self) {
         self.establish();
         let Some((_, entry)) = self.entered.take() else { return };
@@ -406,8 +406,8 @@ impl Permit {
         self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed))
     }
 
-    /// The peer has disconnected with I/O in flight, which may never end. The share is released;
-    /// such connections are counted separately, and limited for each volume.
+    /// Releases the share of a connection whose peer has disconnected with I/O in flight, which may
+    /// never end. Such connections are counted separately, and limited for each volume.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.is_orphaned, true) {
             self.left.fetch_add(1, Ordering::Relaxed);
@@ -440,7 +440,7 @@ impl Drop for Permit {
 pub struct ListenerEnd(Arc<AtomicBool>);
 
 impl ListenerEnd {
-    /// Asks the listener to close its socket. It sees that when its task runs next, see
+    /// Asks the listener to close its socket. Its task does so when it runs next; see
     /// [`crate::cores::Cores::wake_all`].
     pub fn end(&self) {
         self.0.store(true, Ordering::Relaxed);
@@ -464,7 +464,7 @@ pub struct ListenerTask {
 }
 
 impl ListenerTask {
-    /// Accepts on `core` until it stops.
+    /// Accepts on `core` until the core stops.
     pub fn spawn(
         core: &Rc<EngineCore>,
         listener: Listener,
@@ -475,7 +475,7 @@ impl ListenerTask {
         ListenerTask::spawn_until(core, (listener, ListenerEnd::default()), cores, serve, limit);
     }
 
-    /// Accepts on `core` until it stops, or the listener's end is asked for.
+    /// Accepts on `core` until the core stops or [`ListenerEnd::end`] is called.
     pub fn spawn_until(
         core: &Rc<EngineCore>,
         (listener, end): (Listener, ListenerEnd),
@@ -577,9 +577,9 @@ fn is_lack_of_resources(error: &io::Error) -> bool {
 }
 
 const ACCEPTS_PER_TURN: usize = 64;
-/// Most connections in their handshake, of all protocols. Below each protocol's own limit of
-/// logins, so that a new connection is not refused for one that was closed for it and has not ended
-/// yet.
+/// Maximum number of connections in their handshake, of all protocols together. It is below each
+/// protocol's own limit of logins, because a connection that was closed for a new one takes a
+/// moment to end.
 pub(crate) const MOST_HALF_OPEN: usize = 256;
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -614,19 +614,19 @@ mod tests {
     #[test]
     fn at_the_limit_a_new_connection_replaces_a_lingering_session_before_a_handshake() {
         let (limit, cut) = (ConnectionLimit::new(3), Cut::default());
-        let mut kept: Vec<_> = (0..2).map(|number| admit(&limit, &cut, number).unwrap()).collect();
+        let mut lingering: Vec<_> = (0..2).map(|number| admit(&limit, &cut, number).unwrap()).collect();
         let handshake = admit(&limit, &cut, 2).unwrap();
-        for permit in &mut kept {
+        for permit in &mut lingering {
             permit.establish();
             permit.linger();
         }
         let new_one = admit(&limit, &cut, 3).unwrap();
         new_one.establish();
         assert_eq!(
-            (kept[0].is_replaced(), kept[1].is_replaced(), handshake.is_replaced()),
+            (lingering[0].is_replaced(), lingering[1].is_replaced(), handshake.is_replaced()),
             (true, false, false)
         );
-        drop(kept);
+        drop(lingering);
         assert_eq!(limit.open(), 2, "the new connection has one share");
         drop((new_one, handshake));
         assert_eq!((limit.open(), limit.lingering.lock().unwrap().len()), (0, 0));
@@ -635,14 +635,14 @@ mod tests {
     #[test]
     fn an_orphaned_connection_releases_its_share_of_the_limit() {
         let (limit, cut) = (ConnectionLimit::new(1), Cut::default());
-        let mut gone = admit(&limit, &cut, 0).unwrap();
-        gone.leave();
-        gone.leave();
+        let mut orphaned = admit(&limit, &cut, 0).unwrap();
+        orphaned.leave();
+        orphaned.leave();
         assert_eq!((limit.open(), limit.open_of_part(), limit.orphaned()), (0, 0, 1));
-        let here = admit(&limit, &cut, 1).unwrap();
-        here.establish();
+        let established = admit(&limit, &cut, 1).unwrap();
+        established.establish();
         assert!(admit(&limit, &cut, 2).is_none());
-        drop(gone);
+        drop(orphaned);
         assert_eq!((limit.open(), limit.open_of_part(), limit.orphaned()), (1, 1, 0));
         assert!(cut.lock().unwrap().is_empty(), "an orphaned connection is not shut down");
     }
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_in_their_handshakes_at_a_time() {
+    fn the_number_of_simultaneous_handshakes_is_limited() {
         let (limit, cut) = (ConnectionLimit::new(usize::MAX), Cut::default());
         let permits: Vec<_> = (0..MOST_HALF_OPEN + 2).map(|number| admit(&limit, &cut, number)).collect();
         assert!(permits.iter().all(Option::is_some));

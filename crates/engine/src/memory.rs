@@ -57,9 +57,9 @@ struct Mapping {
     /// Offset of the volume's first byte in the mapping.
     skip: usize,
 }
-// SAFETY: it is only an address and a length.
+// SAFETY: `Mapping` is only an address and a length.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: `Mapping` is only an address and a length.
 unsafe impl Sync for Mapping {}
 
 impl Backing for Mapping {
@@ -75,8 +75,8 @@ impl Backing for Mapping {
         }
     }
 
-    /// Touches each page. MADV_POPULATE_WRITE would hold the lock of the address space while a
-    /// thread of idle priority may not run for a second.
+    /// Touches each page. MADV_POPULATE_WRITE could hold the lock of the address space for a
+    /// second, because a thread of idle priority may not get the CPU for that long.
     fn populate(&self, offset: usize, len: usize) {
         for at in (offset..offset + len).step_by(SMALL_PAGE) {
             // SAFETY: the volume's range lies within the mapping, which `Pages` has checked; an
@@ -95,7 +95,7 @@ impl Backing for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map_pages`, and no piece of it is left.
+        // SAFETY: mapped by `map_pages`, and nothing refers to it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -30,7 +30,7 @@ pub struct NbdServerTls {
     pub credentials: ServerCredentials,
     /// Which clients have to use TLS, and which are allowed.
     pub policy: NbdTls,
-    /// Whether the kernel makes the records where possible.
+    /// Whether the kernel processes the records (kTLS) where possible.
     pub ktls: bool,
 }
 
@@ -53,8 +53,8 @@ pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
     })
 }
 
-/// Continues a session without TLS that another process has served with its `state`: `stream` is
-/// its connection, of which `unread` was received and not parsed.
+/// Continues a session of another process: `stream` is its connection, without TLS; `unread` are
+/// the bytes received and not parsed; `state` is the state of the session.
 pub fn resume(
     core: &Rc<EngineCore>,
     exports: &Exports,
@@ -71,7 +71,8 @@ pub fn resume(
     }
 }
 
-/// NBD clients do not connect again when their connection ends.
+/// How NBD sessions move to another process: NBD clients do not reconnect when their connection
+/// ends.
 const DEPARTURE: Departure<NbdTargetSession, EngineCore> =
     Departure { hand_over: NbdTargetSession::hand_over, leave: keep };
 
@@ -114,7 +115,7 @@ pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConn
     if rest > 0 {
         // No request can reach the bytes after the last whole block ("Size constraints").
         let (address, block) = (&endpoint.address, info.logical_block);
-        warn!("{address}: its last {rest} bytes are no whole block of {block} bytes and are left out");
+        warn!("{address}: its last {rest} bytes are not a whole block of {block} bytes and are left out");
     }
     let connections = if info.shared_flush { endpoint.connections } else { 1 };
     let timeout = endpoint.reconnect_timeout;
@@ -136,7 +137,7 @@ pub fn describe(
     session.export().cloned().ok_or_else(|| NbdConnectError::silent(address))
 }
 
-/// Lists the exports of a server, and how many more there are than the list holds.
+/// Lists the exports of a server; also returns the number of exports that the list leaves out.
 ///
 /// # Errors
 /// If the server cannot be reached or refuses to list.
@@ -202,7 +203,7 @@ impl Dialer for NbdDialer {
     }
 
     fn check(&self, session: &NbdInitiatorSession) -> Result<(), String> {
-        let now = session.volume_info().ok_or("the export was not described")?;
+        let now = session.volume_info().ok_or("the server has not described the export")?;
         check_unchanged(&self.first, &now, self.endpoint.connections)
     }
 
@@ -211,7 +212,7 @@ impl Dialer for NbdDialer {
     }
 }
 
-/// Timeouts of a handshake. The greeting of a server that is merely slow arrives well before.
+/// Timeouts of a handshake. The greeting of a slow server arrives well within its timeout.
 const LOG_IN_TIMEOUTS: LoginTimeouts = LoginTimeouts {
     total: Duration::from_secs(10),
     greeting: Some((

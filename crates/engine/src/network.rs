@@ -69,15 +69,15 @@ mod tests {
 
     #[test]
     fn only_the_given_work_runs_in_the_namespace() {
-        let here = own();
+        let original = own();
         let network = match Network::new() {
             Ok(network) => network,
-            Err(error) => return println!("skipped: no network of our own: {error}"),
+            Err(error) => return println!("skipped: cannot create a network namespace: {error}"),
         };
-        let there = network.within(own).unwrap();
-        assert_ne!(there, here);
-        assert_eq!(std::fs::read_link(network.path()).unwrap(), there);
-        assert_eq!(own(), here);
+        let new = network.within(own).unwrap();
+        assert_ne!(new, original);
+        assert_eq!(std::fs::read_link(network.path()).unwrap(), new);
+        assert_eq!(own(), original);
         // A new namespace's loopback interface is down.
         let listened = network.within(|| {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

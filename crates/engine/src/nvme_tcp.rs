@@ -22,7 +22,7 @@ use tracing::warn;
 
 /// Serves the node's subsystems to connections accepted at port `port`. Their namespaces map to
 /// indices of `exports`. The connections of one controller may be on different cores. With `ktls`,
-/// the kernel makes the TLS records where possible.
+/// the kernel processes the TLS records where possible.
 #[must_use]
 pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
@@ -34,7 +34,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
             let peer = stream.peer();
             warn!(
                 peer,
-                "{MAX_UNCONNECTED} connections have no queue yet; the oldest one of the address with the most is closed"
+                "{MAX_UNCONNECTED} connections have no queue yet; the oldest of the address that has most of them is closed"
             );
         }
         let (seed, region_seed) = match (sys::random_bytes(), sys::random_bytes()) {
@@ -74,8 +74,8 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
     })
 }
 
-/// On loopback, a host with a pacing congestion control is slower with more data in flight, in
-/// bytes; see decision 36.
+/// Maximum data in flight for a host on loopback whose congestion control paces, in bytes. More
+/// would be slower: see decision 36.
 const REQUESTED_OF_PACED: usize = 640 << 10;
 
 /// Converts a key to its TLS form.

@@ -3,8 +3,8 @@
 //!
 //! [`populate_at_once`] works before the volume is used, in huge pages. The rest is left to
 //! [`populate_in_background`]: in small pages, by threads of idle priority. A serving core may have
-//! to wait for a fault next to its own, and zeroing a huge page takes milliseconds. See decision
-//! 35.
+//! to wait until a page close to its own is populated, and zeroing a huge page takes milliseconds.
+//! See decision 35.
 
 use crate::sys;
 use blockmux_volume::Pages;
@@ -16,8 +16,8 @@ use std::thread;
 use std::time::Instant;
 use tracing::debug;
 
-/// Populates the first `len` bytes until `end`, with one thread for each CPU, then makes later
-/// faults use small pages. Returns the number of bytes populated.
+/// Populates the first `len` bytes, at most until the time `end`, with one thread for each CPU,
+/// then makes later faults use small pages. Returns the number of bytes populated.
 ///
 /// # Panics
 /// If `pages` has fewer than `len` bytes.
@@ -45,8 +45,8 @@ pub fn populate_at_once(pages: &Pages, len: usize, end: Option<Instant>) -> usiz
     next.into_inner().min(len)
 }
 
-/// Populates `from..to` in the background, after earlier calls; ends early when the pages are
-/// dropped. Each thread calls `on_start` first.
+/// Populates `from..to` in the background, after the ranges of earlier calls; ends early when the
+/// pages are dropped. Each thread calls `on_start` first.
 pub fn populate_in_background(pages: &Arc<Pages>, from: usize, to: usize, on_start: fn()) {
     if from >= to {
         return;
@@ -118,7 +118,7 @@ fn threads() -> usize {
 static QUEUE: Mutex<PopulateQueue> = Mutex::new(PopulateQueue { jobs: VecDeque::new(), threads: 0 });
 /// Bytes populated at a time: one huge page.
 const CHUNK: usize = 2 << 20;
-/// More threads would contend in the kernel's allocator.
+/// Maximum number of threads; more would contend in the kernel's allocator.
 const MOST_THREADS: usize = 16;
 
 #[cfg(test)]

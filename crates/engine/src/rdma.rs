@@ -43,8 +43,8 @@ pub(crate) fn accept<S: RdmaSession>(session: S, setup: Setup) -> Driven<Iwarp, 
 pub struct OverIwarp {
     /// Whether to request CRCs on FPDUs; the peer may require them, too.
     pub has_crc: bool,
-    /// Whether to connect by RFC 5044 alone. Otherwise that is tried only if the target does not
-    /// support RFC 6581.
+    /// Whether to connect by RFC 5044 alone. Otherwise RFC 6581 is tried first, and RFC 5044 only
+    /// if the target does not support that.
     pub is_plain: bool,
 }
 
@@ -53,7 +53,8 @@ impl OverIwarp {
         IwarpConfig { has_crc: self.has_crc, is_enhanced: !self.is_plain, ..IwarpConfig::default() }
     }
 
-    /// The oldest variant of connecting, for targets that support no other; `None`: this is it.
+    /// The oldest variant of connecting, for targets that support no other. `None` if this is the
+    /// oldest variant.
     pub(crate) fn older(self) -> Option<OverIwarp> {
         (!self.is_plain).then_some(OverIwarp { is_plain: true, ..self })
     }
@@ -75,8 +76,8 @@ impl OverIwarp {
         let (first_seed, pool, mut count) = (setup.seed, setup.pool.clone(), 0_u64);
         let further = move |first: &Iwarp, endpoint: &Endpoint, now| {
             let config = IwarpConfig { mss: first.mss(), ..self.config() };
-            // Sessions' seeds differ in the first eight bytes; those of a session's connections in
-            // the last.
+            // Seeds of different sessions differ in the first eight bytes; seeds of one session's
+            // connections differ in the last eight.
             count += 1;
             let (mut seed, count) = (first_seed, count.to_be_bytes());
             seed.iter_mut().rev().zip(count.iter().rev()).for_each(|(byte, add)| *byte ^= add);

@@ -17,8 +17,9 @@ use std::time::Duration;
 
 /// Receives the results of its entries, on the core's own thread.
 pub trait Completer {
-    /// The entry submitted with `token` has completed: `result` is that of the system call, errors
-    /// negative. Unknown tokens are to be ignored: cancellations have one, too.
+    /// Handles the completion of the entry submitted with `token`. `result` is the system call's,
+    /// negative for an error. Implementations ignore unknown tokens, such as those of
+    /// cancellations.
     fn complete(&self, token: u32, result: i32);
 }
 
@@ -161,16 +162,16 @@ impl Registration {
     /// Polls `fd` once for `events` (`POLLIN`, `POLLOUT`); completes as `token`.
     pub fn poll_once(&self, fd: RawFd, events: u32, token: u32) {
         let entry = io_uring::opcode::PollAdd::new(types::Fd(fd), events).build();
-        // SAFETY: the entry holds no address. A descriptor closed meanwhile is the caller's loss
-        // alone.
+        // SAFETY: the entry holds no address. Polling a descriptor that was closed meanwhile harms
+        // only the caller.
         unsafe { self.push_as(entry, token, false) }
     }
 
     /// Cancels `poll_once`, which then completes with or without an event.
     pub fn cancel_poll(&self, token: u32) {
         let target = pack(self.index, false, token);
-        // PollRemove would fail with EALREADY while the kernel handles an event, and the poll would
-        // stay, and keep a closed socket open, if the event is over by then.
+        // PollRemove would fail with EALREADY while the kernel handles an event. If that event is
+        // over by then, the poll would stay, and would keep a closed socket open.
         let entry = io_uring::opcode::AsyncCancel::new(target).build();
         // SAFETY: the entry holds no address.
         unsafe { self.push_as(entry, CANCEL_TOKEN, false) }
@@ -297,9 +298,9 @@ fn unpack(user_data: u64) -> (u32, bool, u32) {
 /// Token of a cancellation itself, which every completer ignores.
 const CANCEL_TOKEN: u32 = u32::MAX;
 
-/// Entries between two system calls; if there are more, they are submitted in between.
+/// Size of the submission queue. If it is full, its entries are submitted at once.
 const SQ_ENTRIES: u32 = 256;
-/// Entries in flight without the kernel's slower overflow list.
+/// Size of the completion queue. Beyond it the kernel uses a slower overflow list.
 const CQ_ENTRIES: u32 = 8192;
 /// `IORING_ENTER_GETEVENTS`.
 const ENTER_GETEVENTS: u32 = 1;

@@ -8,19 +8,20 @@
 //! their records are sent, so an empty outbox means that the socket has taken everything. Memory
 //! borrowed from a session is copied before it is encrypted, because it may change meanwhile.
 //!
-//! If TLS is optional, the peer's first byte decides: a handshake record begins with 16h, which no
-//! protocol served like that begins with (NVMe/TCP begins with 00h, the type of ICReq).
+//! If TLS is optional, the peer's first byte decides: a handshake record begins with 16h. No
+//! protocol that is served this way begins with that byte (NVMe/TCP begins with 00h, the type of
+//! ICReq).
 //!
-//! NBD upgrades a connection in the middle ([`Secure::on_demand`]): bytes pass in the clear until
+//! NBD upgrades an established connection ([`Secure::on_demand`]): bytes pass in the clear until
 //! the session demands TLS.
 //!
 //! If the kernel supports kTLS, it gets the keys as soon as the handshake is complete and both
 //! directions are at a record boundary (`kernel`). From then on plaintext is sent to and received
 //! from the socket directly. Until then, at most the rest of one record is received at a time
-//! (`boundary`). If the kernel cannot, the library goes on.
+//! (`boundary`). If the kernel cannot do that, the library continues.
 //!
-//! Timeouts are the session's: until the handshake is complete it receives nothing while its own
-//! timeout runs.
+//! There are no timeouts here: the session receives nothing until the handshake is complete, so its
+//! own timeout also limits the handshake.
 
 mod boundary;
 mod kernel;
@@ -55,7 +56,7 @@ pub struct Secure {
     is_reported: bool,
     /// The session has not demanded TLS yet, and bytes pass in the clear.
     is_dormant: bool,
-    /// Keys are to be passed to the kernel, if it takes them.
+    /// Pass the keys to the kernel, if it accepts them.
     wants_kernel: bool,
     /// kTLS is attached to the socket, without keys yet.
     is_attached: bool,
@@ -68,7 +69,7 @@ pub struct Secure {
 pub struct ClientTls {
     /// What both sides authenticate with.
     pub credentials: ClientCredentials,
-    /// Whether the kernel makes the records where possible.
+    /// Whether the kernel processes the records (kTLS) where possible.
     pub ktls: bool,
     /// Whether TLS begins when the session demands it, and not with the connection.
     pub is_on_demand: bool,
@@ -86,13 +87,13 @@ impl ClientTls {
 }
 
 enum Stage {
-    /// The peer's first byte was not received.
+    /// The peer's first byte has not arrived.
     Unknown {
         credentials: ServerCredentials,
         may_be_plain: bool,
     },
     Tls(Box<Tls>),
-    /// The kernel makes and decrypts the records.
+    /// The kernel encrypts and decrypts the records.
     Kernel(Box<KernelTls>),
 }
 
@@ -105,7 +106,7 @@ pub(crate) enum Received {
 }
 
 impl Secure {
-    /// For a connection to a server.
+    /// TLS state of a connection to a server.
     ///
     /// # Errors
     /// If the credentials cannot be used.
@@ -113,13 +114,13 @@ impl Secure {
         Ok(Secure::new(Stage::Tls(Box::new(Tls::client(credentials)?))))
     }
 
-    /// For a client's connection, which must use TLS.
+    /// TLS state of a client's connection, which must use TLS.
     #[must_use]
     pub fn server(credentials: ServerCredentials) -> Secure {
         Secure::new(Stage::Unknown { credentials, may_be_plain: false })
     }
 
-    /// For a client's connection, which may use TLS.
+    /// TLS state of a client's connection, which may use TLS.
     #[must_use]
     pub fn if_asked(credentials: ServerCredentials) -> Secure {
         Secure::new(Stage::Unknown { credentials, may_be_plain: true })
@@ -141,24 +142,25 @@ impl Secure {
         }
     }
 
-    /// Whether the kernel makes the records where possible; else the library does.
+    /// Lets the kernel process the records where possible if `is_wanted`; otherwise the library
+    /// does.
     #[must_use]
     pub fn by_kernel(self, is_wanted: bool) -> Secure {
         Secure { wants_kernel: is_wanted, ..self }
     }
 
-    /// TLS begins when the session demands it ([`blockmux_proto::session::Demand::StartTls`]).
+    /// Delays TLS until the session demands it ([`blockmux_proto::session::Demand::StartTls`]).
     #[must_use]
     pub fn on_demand(self) -> Secure {
         Secure { is_dormant: true, ..self }
     }
 
-    /// The session demands TLS; returns whether this is the first time.
+    /// Starts TLS because the session demands it; returns whether this is the first time.
     pub(crate) fn start(&mut self) -> bool {
         std::mem::replace(&mut self.is_dormant, false)
     }
 
-    /// Whether the handshake is complete and [`Secure::take_peer`] was not asked.
+    /// Whether the handshake is complete and [`Secure::take_peer`] was not called.
     pub(crate) fn is_unreported(&self) -> bool {
         self.is_open() && !self.is_reported
     }
@@ -186,8 +188,8 @@ impl Secure {
         }
     }
 
-    /// Adds plaintext to the chunk's spare part, which has room, receiving at most once; during the
-    /// handshake, a few records.
+    /// Receives once, during the handshake up to [`PARTS_PER_TURN`] times, and adds the plaintext
+    /// to the chunk's spare part, which must have room.
     pub(crate) fn receive<S: ByteStream>(
         &mut self,
         stream: &mut S,
@@ -204,9 +206,9 @@ impl Secure {
             }
             self.begin(chunk)?;
         }
-        let given = self.advance(chunk)?;
-        if given > 0 || self.has_ended() {
-            return Ok(Received::Bytes(given));
+        let plain_bytes = self.advance(chunk)?;
+        if plain_bytes > 0 || self.has_ended() {
+            return Ok(Received::Bytes(plain_bytes));
         }
         let parts = if self.wants_kernel { PARTS_PER_TURN } else { 1 };
         for _ in 0..parts {
@@ -214,11 +216,11 @@ impl Secure {
             if self.receive_records(stream, pool)? == 0 {
                 return if was_open { Ok(Received::Bytes(0)) } else { Err(TlsError::Disconnected.into()) };
             }
-            let given = self.advance(chunk)?;
-            if given > 0 || self.has_ended() {
-                return Ok(Received::Bytes(given));
+            let plain_bytes = self.advance(chunk)?;
+            if plain_bytes > 0 || self.has_ended() {
+                return Ok(Received::Bytes(plain_bytes));
             }
-            // Unsent output may be all that keeps the kernel from taking over.
+            // The kernel may be able to take over as soon as the output is sent.
             if self.is_open() && !was_open {
                 break;
             }
@@ -241,10 +243,10 @@ impl Secure {
     }
 
     /// Passes the keys to the kernel, if possible now; returns whether plain bytes pass the socket,
-    /// because the kernel makes the records or the session has not demanded TLS.
+    /// because the kernel processes the records or the session has not demanded TLS.
     ///
     /// # Errors
-    /// If the kernel took the key of only one direction.
+    /// If the kernel accepted the key of only one direction.
     pub(crate) fn hand_over<S: ByteStream>(&mut self, stream: &mut S) -> Result<bool, Broken> {
         let Stage::Tls(tls) = &mut self.stage else { return Ok(self.is_plain()) };
         if self.is_dormant {
@@ -261,7 +263,10 @@ impl Secure {
         }
         if !self.is_attached {
             if let Err(error) = stream.attach_tls() {
-                debug!(peer = stream.peer(), "TLS: records are made here; the kernel has none: {error}");
+                debug!(
+                    peer = stream.peer(),
+                    "TLS: records are processed in user space; the kernel does not support kTLS: {error}"
+                );
                 self.wants_kernel = false;
                 return Ok(false);
             }
@@ -270,12 +275,15 @@ impl Secure {
         match kernel::hand_over(tls, stream)? {
             HandedOver::NotYet => Ok(false),
             HandedOver::Refused(error) => {
-                debug!(peer = stream.peer(), "TLS: records are made here; the kernel took no key: {error}");
+                debug!(
+                    peer = stream.peer(),
+                    "TLS: records are processed in user space; the kernel rejected the keys: {error}"
+                );
                 self.wants_kernel = false;
                 Ok(false)
             }
             HandedOver::Done(kernel) => {
-                debug!(peer = stream.peer(), "TLS: records are made by the kernel");
+                debug!(peer = stream.peer(), "TLS: records are processed by the kernel");
                 self.stage = Stage::Kernel(kernel);
                 (self.incoming, self.scratch) = (None, Vec::new());
                 Ok(true)
@@ -283,8 +291,8 @@ impl Secure {
         }
     }
 
-    /// Whether plain bytes pass the socket: the kernel makes the records, or the session has not
-    /// demanded TLS.
+    /// Whether plain bytes pass the socket: the kernel processes the records, or the session has
+    /// not demanded TLS.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.is_dormant || matches!(self.stage, Stage::Kernel(_))
@@ -295,7 +303,7 @@ impl Secure {
         !self.is_dormant
     }
 
-    /// Whether the kernel makes the records.
+    /// Whether the kernel processes the records.
     #[cfg(test)]
     pub(crate) fn is_by_kernel(&self) -> bool {
         matches!(self.stage, Stage::Kernel(_))
@@ -435,7 +443,7 @@ impl Secure {
         matches!(&self.stage, Stage::Tls(tls) if tls.has_ended())
     }
 
-    /// The peer has started a handshake: its bytes are records.
+    /// Starts TLS with the bytes received so far, which are records of the peer's handshake.
     fn begin(&mut self, chunk: &mut Chunk) -> Result<(), TlsError> {
         let Stage::Unknown { credentials, .. } = &self.stage else { return Ok(()) };
         let tls = Tls::server(credentials)?;

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 #[derive(Clone)]
 pub struct Sessions {
     all: Arc<Mutex<Vec<Weak<Session>>>>,
-    /// The listener of sessions that begin by this handle; empty if it has none.
+    /// The listener of sessions that are added through this handle; empty if none was named.
     listener: Arc<str>,
 }
 
@@ -42,7 +42,7 @@ pub struct SessionInfo {
     pub login: Login,
     /// The peer's address.
     pub peer: String,
-    /// The listener that its connection came by; empty if none was named.
+    /// The listener that accepted its connection; empty if none was named.
     pub listener: String,
     /// When it logged in.
     pub since: SystemTime,
@@ -86,15 +86,15 @@ impl Sessions {
         all.iter().map(|session| session.info()).collect()
     }
 
-    /// Another handle to this list, for sessions whose connections come by that listener.
+    /// Another handle to this list, for sessions whose connections are accepted by that listener.
     #[must_use]
     pub fn at(&self, listener: &str) -> Sessions {
         Sessions { all: self.all.clone(), listener: listener.into() }
     }
 
     /// Asks the sessions selected by `is_meant` to end as they do when the process stops: I/O in
-    /// flight completes, new requests are refused, then the connection closes. Their tasks see it
-    /// when they run next, see [`crate::cores::Cores::wake_all`]. `reason` is for the log.
+    /// flight completes, new requests are refused, then the connection closes. Their tasks do so
+    /// when they run next; see [`crate::cores::Cores::wake_all`]. `reason` is for the log.
     #[must_use]
     pub fn drain(&self, reason: &'static str, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
         let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
@@ -116,13 +116,13 @@ impl Sessions {
 pub struct Draining(Vec<Weak<Session>>);
 
 impl Draining {
-    /// Those that have not ended yet.
+    /// The sessions that have not ended yet.
     #[must_use]
     pub fn left(&self) -> Vec<SessionInfo> {
         self.0.iter().filter_map(Weak::upgrade).map(|session| session.info()).collect()
     }
 
-    /// Closes the connections of those that have not ended yet, even with I/O in flight.
+    /// Closes the connections of the sessions that have not ended yet, even with I/O in flight.
     pub fn cut(&self) {
         let left = self.0.iter().filter_map(Weak::upgrade);
         left.for_each(|session| session.end.store(CUT, Ordering::Relaxed));
@@ -174,7 +174,7 @@ impl Session {
 /// Reason for ending sessions that a changed config does not allow.
 pub const WITHDRAWN: &str = "the config no longer includes it";
 
-/// The session goes on.
+/// The session continues.
 const OPEN: u8 = 0;
 /// The session finishes what is in flight and closes its connection.
 const DRAINING: u8 = 1;
@@ -195,30 +195,30 @@ mod tests {
         let meter = Meter::new(&served, Origin::default());
         one.add(&meter);
         meter.count(&Io::new(Tag(0), Op::Read, 0, 4096));
-        let [first, second] = &sessions.list()[..] else { panic!("two are there") };
+        let [first, second] = &sessions.list()[..] else { panic!("there are two sessions") };
         assert_eq!((&first.login, &*first.peer, first.traffic.read_bytes), (&login, "x:1", 4096));
         assert_eq!((&*second.peer, second.traffic), ("x:2", VolumeTraffic::default()));
         drop(one);
         assert_eq!(sessions.list().len(), 1);
         drop(other);
         (0..10_000).for_each(|_| drop(sessions.begin(Login::default(), "")));
-        assert!(sessions.all().capacity() < 64, "those that are over take no room");
+        assert!(sessions.all().capacity() < 64, "ended sessions take no room");
     }
 
     #[test]
     fn only_a_selected_session_drains_and_is_cut() {
         let sessions = Sessions::default();
         let login = |target: &str| Login { target: target.to_owned(), ..Login::default() };
-        let here = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");
-        let there = sessions.begin(login("b"), "x:2");
+        let selected = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");
+        let other = sessions.begin(login("b"), "x:2");
         let draining =
             sessions.drain("for a test", |info| info.login.target == "a" && info.listener == "127.0.0.1:1");
-        assert!(here.is_draining() && !here.is_cut() && !there.is_draining());
-        assert_eq!(here.end_reason(), "for a test");
+        assert!(selected.is_draining() && !selected.is_cut() && !other.is_draining());
+        assert_eq!(selected.end_reason(), "for a test");
         assert_eq!(draining.left().len(), 1);
         draining.cut();
-        assert!(here.is_cut() && !there.is_draining());
-        drop(here);
+        assert!(selected.is_cut() && !other.is_draining());
+        drop(selected);
         assert!(draining.left().is_empty());
     }
 }

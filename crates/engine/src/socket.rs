@@ -212,11 +212,11 @@ pub struct Listener {
     address: Address,
     /// Identity of the Unix socket's file; `None` if the file is not this listener's.
     file: Option<FileId>,
-    /// Another process has the socket's file now.
+    /// Another process owns the Unix socket's file now.
     is_handed_over: Arc<AtomicBool>,
 }
 
-/// A second handle to a listening socket, by which another process gets it.
+/// A second handle to a listening socket, to pass it to another process.
 pub struct ListenerHandle {
     socket: OwnedFd,
     owns_file: bool,
@@ -230,12 +230,12 @@ impl ListenerHandle {
         self.owns_file
     }
 
-    /// Leaves the file to the process that gets the socket.
+    /// Makes the process that gets the socket the owner of the file.
     pub fn leave_file(&self) {
         self.is_handed_over.store(true, Ordering::Relaxed);
     }
 
-    /// The file is this process's from now on.
+    /// Makes this process the owner of the file.
     pub fn own_file(&self) {
         self.is_handed_over.store(false, Ordering::Relaxed);
     }
@@ -289,16 +289,16 @@ impl Listener {
         Ok(Listener { socket, address, file, is_handed_over: Arc::default() })
     }
 
-    /// Takes over a socket that another process has made and that listens already. The file of a
-    /// Unix socket stays when the listener is dropped.
+    /// Takes over a listening socket of another process. The file of a Unix socket is kept when the
+    /// listener is dropped.
     ///
     /// # Errors
-    /// If it is no stream socket of TCP or the Unix domain, or does not listen.
+    /// If it is not a listening stream socket of TCP or the Unix domain.
     pub fn inherited(socket: OwnedFd) -> io::Result<Listener> {
         let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
         let socket = Socket::from(socket);
         if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
-            return Err(refused("it is no stream socket that listens"));
+            return Err(refused("it is not a listening stream socket"));
         }
         socket.set_nonblocking(true)?;
         let local = socket.local_addr()?;
@@ -311,8 +311,8 @@ impl Listener {
         Ok(Listener { socket, address, file: None, is_handed_over: Arc::default() })
     }
 
-    /// Takes over a socket as [`Listener::inherited`] does, with the file of a Unix socket: that is
-    /// removed when the listener is dropped, once [`ListenerHandle::own_file`] was called.
+    /// Takes over a listening socket of another process, with the file of a Unix socket. The file
+    /// is removed when the listener is dropped, but only after [`ListenerHandle::own_file`].
     ///
     /// # Errors
     /// As for [`Listener::inherited`].
@@ -328,7 +328,7 @@ impl Listener {
     /// A second handle to the socket.
     ///
     /// # Errors
-    /// If the process has no room for another file.
+    /// If the process cannot open another file descriptor.
     pub fn handle(&self) -> io::Result<ListenerHandle> {
         Ok(ListenerHandle {
             socket: self.socket.as_fd().try_clone_to_owned()?,
@@ -368,7 +368,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Address::Unix(path) = &self.address {
-            // The file may be gone, or replaced by another process's, which is left alone.
+            // The file may be gone. A file that another process has put in its place is kept.
             let is_ours = self.file.is_some() && !self.is_handed_over.load(Ordering::Relaxed);
             if is_ours && file_at(path) == self.file {
                 let _ = std::fs::remove_file(path);
@@ -390,7 +390,8 @@ fn file_at(path: &Path) -> Option<FileId> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// `tcp_peer` is the peer's address, `None` for a Unix socket.
+/// Sets the options of a connection's socket. `tcp_peer` is the peer's address, `None` for a Unix
+/// socket.
 fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
     if let Some(peer) = tcp_peer {
         // A reply must not wait for the next one (proto.md, "Protocol phases").
@@ -425,9 +426,10 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// How long sent data may stay unacknowledged; the kernel's default is a quarter of an hour.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const UNIX_BUFFER: usize = 1 << 20;
-/// On loopback a larger send buffer slows a sender that paces, in bytes; see decision 36.
+/// Send buffer of a pacing sender on loopback, in bytes. A larger one is slower: see decision 36.
 pub const PACED_BUFFER: usize = 1 << 20;
-/// On loopback: an MTU of 65,536 bytes without the headers of IPv6 and of TCP with timestamps.
+/// Maximum segment size on loopback, in bytes: the MTU of 65,536 bytes without the headers of IPv6
+/// and of TCP with timestamps.
 const LOOPBACK_SEGMENT: usize = 65_536 - 40 - 32;
 
 #[cfg(test)]
@@ -487,7 +489,7 @@ mod tests {
         let first = Listener::bind(&Address::Unix(path.clone())).unwrap();
         let fd = first.as_fd().try_clone_to_owned().unwrap();
         drop(Listener::inherited_with_file(fd).unwrap());
-        assert!(path.exists(), "the process that was to get it has not begun to serve");
+        assert!(path.exists(), "the new process has not made itself the owner");
     }
 
     #[test]
@@ -522,7 +524,7 @@ mod tests {
             ends("reno").unwrap().iter().all(|end| end.socket.send_buffer_size().unwrap() != PACED_BUFFER)
         );
         let Some(paced) = ends("bbr") else {
-            println!("skipped: no bbr here, or not for everybody");
+            println!("skipped: the kernel has no bbr, or does not permit it to all users");
             return;
         };
         for end in paced {

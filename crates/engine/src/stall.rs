@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Progress of one peer.
 pub(crate) struct StallWatch {
     next_check: Instant,
-    /// Bytes that it had sent and acknowledged at the last check.
+    /// Bytes that the peer had sent and acknowledged at the last check.
     moved_bytes: u64,
     /// Consecutive checks with next to no progress.
     idle_checks: u32,
@@ -22,9 +22,9 @@ impl StallWatch {
         self.next_check
     }
 
-    /// Performs a check that is due. A peer with next to no progress is stalled: at once, unless it
-    /// has transferred more than it holds since it last stalled; else after [`MOST_IDLE_CHECKS`]
-    /// checks.
+    /// Performs a check that is due. A peer with next to no progress is stalled. A peer that has
+    /// transferred more than it holds since it last stalled is stalled only after
+    /// [`MOST_IDLE_CHECKS`] such checks.
     pub(crate) fn check(&mut self, now: Instant, moved_bytes: u64, pool: &Pool) {
         let Some(account) = pool.account() else { return };
         account.set_moved(moved_bytes);

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Nothing is created before the first save. A thread then writes each image to a new file, flushes
-//! it, renames it over the old one, and flushes the directory. Of several images that wait for the
-//! disk only the last is written.
+//! it, renames it over the old one, and flushes the directory. If several images wait to be
+//! written, only the last one is.
 
 use crate::file::lock_exclusive;
 use blockmux_proto::volume_state::{ReservationStore, SaveTicket};
@@ -38,14 +38,13 @@ pub enum StateError {
         /// The system's error.
         error: io::Error,
     },
-    /// Other users may write the file or directory, and could so change who is excluded from a
-    /// volume.
+    /// Other users may write the file or directory, and so could change reservations.
     #[error("{}: others may write it; run chmod go-w on it, or name another directory", path.display())]
     Exposed {
         /// The file or directory.
         path: PathBuf,
     },
-    /// Another user owns the file or directory, and could so change who is excluded from a volume.
+    /// Another user owns the file or directory, and so could change reservations.
     #[error("{}: belongs to another user; change its owner with chown, or name another directory", path.display())]
     NotOurs {
         /// The file or directory.
@@ -86,12 +85,12 @@ impl StateFile {
         extension: &str,
         identity: &str,
     ) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
-        let place = StatePaths::new(directory, name, extension, identity);
-        let (lock, image) = match place.read()? {
+        let paths = StatePaths::new(directory, name, extension, identity);
+        let (lock, image) = match paths.read()? {
             Some((lock, image)) => (Some(lock), image),
             None => (None, Vec::new()),
         };
-        let shared = FileState { place, state: Mutex::default(), changed: Condvar::new() };
+        let shared = FileState { place: paths, state: Mutex::default(), changed: Condvar::new() };
         shared.state().lock = lock;
         let file = StateFile { shared: Arc::new(shared), writer: Mutex::default() };
         Ok((Arc::new(file), image))
@@ -111,12 +110,12 @@ impl StateFile {
 /// If the path is no directory, cannot be created, or may be written by other users.
 pub fn check_directory(directory: &Path) -> Result<(), StateError> {
     let absolute = std::path::absolute(directory).map_err(at(directory))?;
-    for place in absolute.ancestors() {
-        match fs::metadata(place) {
+    for ancestor in absolute.ancestors() {
+        match fs::metadata(ancestor) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(at(place)(error)),
-            Ok(metadata) if !metadata.is_dir() => return Err(at(place)(ErrorKind::NotADirectory.into())),
-            Ok(metadata) if place == absolute => return check_private(place, &metadata),
+            Err(error) => return Err(at(ancestor)(error)),
+            Ok(metadata) if !metadata.is_dir() => return Err(at(ancestor)(ErrorKind::NotADirectory.into())),
+            Ok(metadata) if ancestor == absolute => return check_private(ancestor, &metadata),
             Ok(_) => break,
         }
     }
@@ -206,7 +205,7 @@ impl FileState {
                 match written {
                     Ok(()) => state.saved = ticket,
                     Err(error) => {
-                        warn!("not kept: {error}");
+                        warn!("not saved: {error}");
                         state.failed = ticket;
                     }
                 }
@@ -357,7 +356,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
 /// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 const ROOT: u32 = 0;
-/// More than the longest file, in bytes: 1,024 registrations with names of 600 bytes.
+/// Maximum length of a file, in bytes; 1,024 registrations with names of 600 bytes need less.
 const MAX_FILE: u64 = 2 << 20;
 
 #[cfg(test)]
@@ -381,18 +380,18 @@ mod tests {
     }
 
     fn kept() -> (TempDir, PathBuf) {
-        let place = tempfile::tempdir().unwrap();
-        let directory = place.path().join("a/state");
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("a/state");
         let (file, image) = open(&directory).unwrap();
         assert!(image.is_empty() && !directory.exists(), "nothing is created before the first save");
         assert!(save(&file, b"first") && save(&file, b"second"));
         let path = file.path().to_owned();
-        (place, path)
+        (dir, path)
     }
 
     #[test]
     fn the_last_image_is_restored_and_an_empty_one_deletes_the_file() {
-        let (_place, path) = kept();
+        let (_dir, path) = kept();
         let directory = path.parent().unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(directory), mode(&path)), (0o700, 0o600));
@@ -407,21 +406,21 @@ mod tests {
 
     #[test]
     fn an_unusable_directory_is_found_before_anything_is_saved() {
-        let place = tempfile::tempdir().unwrap();
-        let file = place.path().join("file");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
         fs::write(&file, b"").unwrap();
         let error = |path: &Path| check_directory(path).unwrap_err().to_string();
         for path in [file.clone(), file.join("state")] {
             assert!(error(&path).starts_with(&format!("{}", file.display())), "{}", error(&path));
         }
-        assert!(check_directory(&place.path().join("a/b")).is_ok() && !place.path().join("a").exists());
-        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(error(place.path()).contains("others may write it"));
+        assert!(check_directory(&dir.path().join("a/b")).is_ok() && !dir.path().join("a").exists());
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(error(dir.path()).contains("others may write it"));
     }
 
     #[test]
     fn two_processes_cannot_both_have_the_reservations_of_one_volume() {
-        let (_place, path) = kept();
+        let (_dir, path) = kept();
         let directory = path.parent().unwrap();
         let (first, _) = open(directory).unwrap();
         let error = open(directory).map(|_| ()).unwrap_err();
@@ -436,7 +435,7 @@ mod tests {
 
     #[test]
     fn state_that_others_may_write_and_state_of_another_volume_are_refused() {
-        let (_place, path) = kept();
+        let (_dir, path) = kept();
         let directory = path.parent().unwrap();
         let refused = || open(directory).map(|_| ()).unwrap_err();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o620)).unwrap();
@@ -459,17 +458,17 @@ mod tests {
 
     #[test]
     fn state_of_another_user_is_refused() {
-        let (_place, path) = kept();
+        let (_dir, path) = kept();
         let directory = path.parent().unwrap();
         let give = |path: &Path, owner: u32| chown(path, Some(owner), None);
-        for place in [path.as_path(), directory] {
-            if give(place, NOBODY).is_err() {
+        for entry in [path.as_path(), directory] {
+            if give(entry, NOBODY).is_err() {
                 // Only root can change a file's owner.
                 return;
             }
             let error = open(directory).map(|_| ()).unwrap_err();
-            assert!(error.starts_with(&format!("{}: belongs to another user", place.display())), "{error}");
-            give(place, ROOT).unwrap();
+            assert!(error.starts_with(&format!("{}: belongs to another user", entry.display())), "{error}");
+            give(entry, ROOT).unwrap();
         }
         assert!(open(directory).is_ok());
         give(directory, NOBODY).unwrap();
@@ -480,8 +479,8 @@ mod tests {
 
     #[test]
     fn a_failed_save_is_reported() {
-        let place = tempfile::tempdir().unwrap();
-        let in_the_way = place.path().join("file");
+        let dir = tempfile::tempdir().unwrap();
+        let in_the_way = dir.path().join("file");
         fs::write(&in_the_way, "").unwrap();
         let (file, _) = open(&in_the_way.join("state")).unwrap();
         assert!(!save(&file, b"image"));

@@ -36,8 +36,9 @@ pub fn send_outbox(fd: RawFd, outbox: &mut Outbox) -> io::Result<usize> {
     }
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     let sent = if count == 1 {
-        // One piece, as most requests and replies without data are, costs the kernel less this way.
-        // SAFETY: the first iovec is written, and what it names lives in `outbox` during the call.
+        // For one piece, `send` costs the kernel less. Most requests, and replies without data, are
+        // one piece. SAFETY: the first iovec is written, and what it names lives in `outbox` during
+        // the call.
         unsafe {
             let only = iovecs[0].assume_init_ref();
             libc::send(fd, only.iov_base, only.iov_len, flags)
@@ -81,12 +82,12 @@ pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io
     let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_IOVECS];
     let (mut count, mut skip, mut placed) = (0, at, 0);
     for seg in list.segs() {
-        let here = seg.len().saturating_sub(skip);
-        if here > 0 && count < MAX_IOVECS - 1 {
-            let part = seg.slice(skip, here);
-            iovecs[count].write(libc::iovec { iov_base: part.as_ptr().cast(), iov_len: here });
+        let part_len = seg.len().saturating_sub(skip);
+        if part_len > 0 && count < MAX_IOVECS - 1 {
+            let part = seg.slice(skip, part_len);
+            iovecs[count].write(libc::iovec { iov_base: part.as_ptr().cast(), iov_len: part_len });
             count += 1;
-            placed += here;
+            placed += part_len;
         }
         skip = skip.saturating_sub(seg.len());
     }
@@ -249,7 +250,7 @@ pub fn peer_process(fd: RawFd) -> Option<u32> {
 /// # Errors
 /// As `unshare(2)`: `PermissionDenied` without `CAP_SYS_ADMIN`.
 pub fn unshare_network() -> io::Result<()> {
-    // SAFETY: of what threads share, the network is no memory and no descriptor.
+    // SAFETY: the call changes neither memory nor descriptors that other threads use.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) } as isize).map(drop)
 }
 
@@ -321,9 +322,9 @@ fn free_in_heap() -> u64 {
 pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
     // SAFETY: `groups` is a slice of that many elements, and `gid_t` is `u32`.
     check(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) } as isize)?;
-    // SAFETY: the calls take numbers alone. The C library makes them in every thread.
+    // SAFETY: the call takes numbers alone. The C library makes it in every thread.
     check(unsafe { libc::setresgid(group, group, group) } as isize)?;
-    // SAFETY: as above.
+    // SAFETY: the call takes numbers alone. The C library makes it in every thread.
     check(unsafe { libc::setresuid(user, user, user) } as isize).map(|_| ())
 }
 
@@ -352,7 +353,7 @@ fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// A header of three words and its data.
+/// Room for one header and its data, in words of 8 bytes.
 const CONTROL_WORDS: usize = 4;
-/// Segments of one gathering call: 128 read replies.
+/// Maximum number of segments of one gathering call: enough for 128 read replies.
 const MAX_IOVECS: usize = 256;

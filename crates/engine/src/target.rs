@@ -2,12 +2,12 @@
 //!
 //! A slow peer is tolerated, unless it holds receive buffers without sending the rest of its data,
 //! or does not read its replies: if the pool is short, such a peer is disconnected after
-//! [`HELD_BUFFERS_TIMEOUT`]. So is a peer that has closed its side with input left that the session
-//! cannot take, unless I/O for it is in flight.
+//! [`HELD_BUFFERS_TIMEOUT`]. So is a peer that has closed its side while the session cannot accept
+//! its remaining input, unless I/O for it is in flight.
 //!
 //! The session outlives its connection until its I/O has ended, because the volume may still write
-//! to its memory. It does not count against the connection limit then: see [`Permit::leave`] and
-//! [`blockmux_proto::volume_state::OrphanedUser`].
+//! to its memory. Such a session does not count against the connection limit: see [`Permit::leave`]
+//! and [`blockmux_proto::volume_state::OrphanedUser`].
 
 use crate::audit::Audit;
 use crate::channels::Channels;
@@ -52,16 +52,16 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     is_stop_sent: bool,
     /// The handshake is complete, and the permit was notified.
     is_established: bool,
-    /// When the handshake must be complete, if that is limited beyond the session's own limit.
+    /// Configured deadline of the handshake, in addition to the session's own.
     login_by: Option<Instant>,
     is_lingering: bool,
     /// Moves the connection to its session's core.
     relocate: Option<Relocate<S, H>>,
-    /// Lets the connection leave for another process.
+    /// Moves the connection to another process.
     departure: Option<Departure<S, H>>,
-    /// When a handshake that has not ended is given up, once connections are to leave.
+    /// While connections move to another process: when an unfinished handshake is given up.
     handshake_until: Option<Instant>,
-    /// The connection uses TLS, and would have to leave.
+    /// Set while the connection should move to another process and cannot, because it uses TLS.
     secured: Option<SecuredConnection>,
     /// Released when the connection ends, here or on the core that it moved to.
     permit: Option<Permit>,
@@ -106,12 +106,12 @@ pub struct Relocation {
     pub sent: u64,
 }
 
-/// How a connection leaves for the process that takes over from this one, for sessions whose peers
-/// would not connect again; see [`crate::departures`].
+/// How a connection moves to the process that takes over from this one, for sessions whose peers
+/// would not reconnect; see [`crate::departures`].
 pub struct Departure<S, H: Host> {
-    /// Has the session take no further request; returns its state once nothing is in flight.
+    /// Makes the session accept no further request; returns its state once nothing is in flight.
     pub hand_over: fn(&mut S) -> Option<Vec<u8>>,
-    /// Keeps the connection for the other process.
+    /// Stores the connection for the other process.
     pub leave: fn(&Departures, DepartedConnection<H::Stream>),
 }
 
@@ -136,7 +136,7 @@ enum Ending {
     Gone,
 }
 
-/// How a connection may leave: for another core, or for another process.
+/// How a connection may move: to another core, or to another process.
 struct Moves<S, H: Host> {
     relocate: Option<Relocate<S, H>>,
     departure: Option<Departure<S, H>>,
@@ -167,7 +167,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         );
     }
 
-    /// Serves a connection that may use TLS (`secure`), and that may leave for another process.
+    /// Serves a connection that may use TLS, and that may move to another process (`departure`).
     pub fn receive_to_leave(
         core: &Rc<H>,
         arrival: (ArrivedConnection<H::Stream>, Option<Secure>),
@@ -320,7 +320,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
-    /// The peer has disconnected; its I/O in flight continues.
+    /// Releases the permit of a peer that has disconnected, whose I/O in flight continues.
     #[cold]
     fn leave(&mut self) {
         self.left_as = self.ending;
@@ -371,7 +371,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         true
     }
 
-    /// Whether the connection is to leave for another process instead of ending.
+    /// Whether the connection should move to another process instead of ending.
     #[cold]
     fn is_leaving(&mut self, now: Instant) -> bool {
         let is_asked = self.permit.as_ref().is_some_and(|permit| permit.departures().is_asked());
@@ -388,7 +388,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         now < until
     }
 
-    /// Hands the connection to another process if it is to leave and nothing is in flight; returns
+    /// Hands the connection to another process if it should move and nothing is in flight; returns
     /// whether it did.
     fn leave_process(&mut self, now: Instant) -> bool {
         let is_over = self.is_stop_sent || self.ending.is_some();
@@ -493,7 +493,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         Ok(())
     }
 
-    /// The connection failed: I/O in flight completes, and its replies are dropped.
+    /// Handles a failed connection: I/O in flight completes, and its replies are dropped.
     fn on_broken(&mut self, broken: &Broken) {
         self.log_events();
         let reason = match broken {
@@ -540,7 +540,8 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             }
         }
         self.log_events();
-        // After the session was listed, so that a change of the networks finds it here or there.
+        // Checked after the session was listed: a concurrent change of the allowed networks then
+        // finds the session in the list, or is seen here.
         if is_new && self.permit.as_ref().is_some_and(|permit| !permit.is_admitted()) {
             self.on_broken(&Broken::Withdrawn(NOT_ALLOWED));
         }
@@ -614,12 +615,12 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
     }
 }
 
-/// The reason for a session that another process continues.
+/// The logged reason when another process continues the session.
 const TAKEN_OVER: &str = "another process continues the session";
-/// Why a session ended whose listener has changed its networks.
+/// The logged reason when the listener no longer accepts the peer's address.
 const NOT_ALLOWED: &str = "the listener's `allow` list does not have its address any more";
 const LATE_LOGIN: ProtocolError =
-    ProtocolError { what: "did not log in within `login_timeout`", reference: "the server's own bound" };
+    ProtocolError { what: "did not log in within `login_timeout`", reference: "this server's limit" };
 /// How long a peer may hold buffers that others need.
 pub const HELD_BUFFERS_TIMEOUT: Duration = Duration::from_secs(60);
 /// A session that waits for more bytes than this waits for the rest of a message, not for a header.
@@ -752,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_logged_in_within_the_login_timeout_is_cut_off_and_others_are_not() {
+    fn a_peer_that_exceeds_the_login_timeout_is_disconnected_and_others_are_not() {
         let setting = BufferTest::new();
         let mut before = Peer(setting.clients.connect(&address()).unwrap());
         setting.pass(Duration::from_secs(1));
@@ -764,7 +765,7 @@ mod tests {
         assert!(!late.is_closed());
         setting.pass(Duration::from_secs(3));
         assert!(late.is_closed() && !idle.is_closed());
-        assert!(!before.is_closed(), "it has the time that its protocol gives");
+        assert!(!before.is_closed(), "only the protocol's own timeout applies to it");
         setting.pass(Duration::from_secs(30));
         assert!(before.is_closed() && !idle.is_closed());
     }
@@ -893,7 +894,7 @@ mod tests {
             peer
         };
         let mut stays = client("b", &[]);
-        let mut gone = Vec::new();
+        let mut disconnected = Vec::new();
         for left in 1..=20 {
             // Every second client logs out and keeps the socket open.
             let peer = client("a", if left % 2 == 0 { &[DISCONNECT] } else { &[] });
@@ -902,7 +903,7 @@ mod tests {
                 peer.0.close();
                 world.run_for(Duration::from_secs(1)).unwrap();
             }
-            gone.push(peer);
+            disconnected.push(peer);
             assert_eq!((limit.open(), limit.orphaned(), volume_state.orphans()), (1, left, left));
         }
         assert!(!stays.is_closed());

@@ -37,8 +37,8 @@ struct Traffic {
     ios_per_round: u64,
 }
 
-/// Keeps reads and writes in flight: in turn a write, a read with borrowed data, and a read into
-/// its own buffer. Sends the number of allocations of each round, until a round has none.
+/// Keeps reads and writes in flight: writes, reads with borrowed data, and reads into its own
+/// buffer alternate. Sends the number of allocations of each round, until a round has none.
 struct Driver {
     traffic: Traffic,
     channel: Box<dyn Channel>,

@@ -33,7 +33,7 @@ fn is_in_own_network(test: &str, mtu: u32) -> bool {
         command
     };
     if !alone("true").output().is_ok_and(|made| made.status.success()) {
-        println!("skipped: no network namespace of one's own here");
+        println!("skipped: cannot create a private network namespace");
         return false;
     }
     let own = std::env::current_exe().unwrap();
@@ -51,10 +51,10 @@ fn conforms_over_frames(volume: Arc<dyn Volume>) {
     let units: Vec<AoeUnit> =
         exports.iter().map(|(id, _)| AoeUnit::new(address, id, DiskSettings::default(), None)).collect();
     let cores = Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
-    let (told, served) = mpsc::channel();
+    let (sender, served) = mpsc::channel();
     cores.inboxes()[0].send(move |core| {
         let result = serve(core, &[LOOPBACK.to_owned()], Share::ALL, exports, units, Sessions::default());
-        told.send(result).unwrap();
+        sender.send(result).unwrap();
     });
     served.recv().unwrap().unwrap();
     let endpoint = AoeEndpoint { interfaces: vec![LOOPBACK.to_owned()], address, timeout: TIMEOUT };

@@ -218,12 +218,12 @@ fn memory_freed_elsewhere_is_found_without_a_completion() {
     let folder = tempfile::tempdir().unwrap();
     let volume = open(&folder.path().join("disk"), false);
     let mut bench = Bench::with_pool(&volume, 2 * 65536);
-    let taken = bench.reactor.core().pool().take(65536).unwrap();
+    let held = bench.reactor.core().pool().take(65536).unwrap();
     bench.submit(READ, 0, 65536, None);
     let mut done = Vec::new();
     bench.channel.poll(&mut done);
     assert!(done.is_empty());
-    drop(taken);
+    drop(held);
     bench.wait().remove(0).result.unwrap();
 }
 
@@ -239,7 +239,7 @@ fn a_request_that_waits_for_memory_can_be_cancelled() {
 }
 
 #[test]
-fn cancelled_io_completes_once_all_the_same() {
+fn cancelled_io_still_completes_once() {
     let mut bench = Bench::on_new_file(true);
     let mut tags: Vec<Tag> = (0..8).map(|nth| bench.submit(READ, nth << 20, 1 << 20, None)).collect();
     tags.push(bench.submit(STABLE_ZERO, 0, SIZE, None));
@@ -278,7 +278,7 @@ fn holes_are_reported_and_punching_frees_space() {
 }
 
 #[test]
-fn zeroing_without_unmapping_keeps_the_neighbours_and_the_space() {
+fn zeroing_without_unmapping_keeps_the_bytes_around_it_and_the_space() {
     for direct in [false, true] {
         let mut bench = Bench::on_new_file(direct);
         bench.write(0, &[7; 1 << 20]);
@@ -610,7 +610,7 @@ fn a_file_presents_small_blocks_within_large_ones() {
 }
 
 #[test]
-fn a_4kn_device_has_no_smaller_blocks_and_a_file_on_it_has_direct_io_with_its_own() {
+fn a_4kn_device_refuses_smaller_blocks_and_a_file_on_it_uses_direct_io_with_equal_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let Some(device) = LoopDevice::with_blocks(folder.path(), 4096) else {
         return skip("a 4Kn device", "only root may make a loop device");
@@ -633,7 +633,10 @@ fn a_4kn_device_has_no_smaller_blocks_and_a_file_on_it_has_direct_io_with_its_ow
     assert!(!open(BlockSizes::default(), None).unwrap().is_direct(), "its clients may write 512 bytes");
     assert!(open(LARGE, None).unwrap().is_direct());
     let refused = open(small, Some(true)).map(|_| ()).unwrap_err().to_string();
-    assert!(refused.contains("block_size=512 is less than its own blocks of 4096 bytes"), "{refused}");
+    assert!(
+        refused.contains("block_size=512 is less than the volume's own block size of 4096 bytes"),
+        "{refused}"
+    );
 }
 
 #[test]

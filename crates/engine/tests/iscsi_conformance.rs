@@ -168,13 +168,14 @@ fn redirections_are_followed_and_only_permanent_ones_are_remembered() {
         [(LoginStatus::TARGET_MOVED_TEMPORARILY, 6), (LoginStatus::TARGET_MOVED_PERMANENTLY, 2)]
     {
         let target = Target::serve(ram());
-        let place = target.address.to_string();
-        let (asked, address) = redirector(status, move || place.clone());
+        let target_address = target.address.to_string();
+        let (asked, address) = redirector(status, move || target_address.clone());
         let frozen = IscsiEndpoint { target: target_name("frozen"), ..endpoint_at(&address) };
         let [volume, read_only] = [endpoint_at(&address), frozen]
             .map(|endpoint| -> Arc<dyn Volume> { Arc::new(connect(endpoint, OverTcp).unwrap()) });
         conforms(volume, Some(read_only));
-        // Each is queried once to describe the unit, and then by every session of every channel.
+        // Each of the two volumes logs in once to describe its unit, and then for every session of
+        // every channel.
         let asked = asked.load(Ordering::Relaxed);
         assert!(if expected == 2 { asked == 2 } else { asked >= expected }, "{status}: {asked}");
     }
@@ -183,11 +184,11 @@ fn redirections_are_followed_and_only_permanent_ones_are_remembered() {
 #[test]
 fn a_redirection_loop_is_refused_and_names_both_targets() {
     let first = Arc::new(OnceLock::new());
-    let there = first.clone();
+    let first_address = first.clone();
     let (_, second) =
-        redirector(LoginStatus::TARGET_MOVED_PERMANENTLY, move || Address::to_string(there.wait()));
-    let place = second.to_string();
-    let (_, address) = redirector(LoginStatus::TARGET_MOVED_TEMPORARILY, move || place.clone());
+        redirector(LoginStatus::TARGET_MOVED_PERMANENTLY, move || Address::to_string(first_address.wait()));
+    let second_address = second.to_string();
+    let (_, address) = redirector(LoginStatus::TARGET_MOVED_TEMPORARILY, move || second_address.clone());
     first.set(address.clone()).unwrap();
     let error = connect(endpoint_at(&address), OverTcp).err().unwrap().to_string();
     let expected =

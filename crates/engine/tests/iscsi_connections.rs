@@ -18,7 +18,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A target on several cores, which accept connections in turn.
+/// A target on several cores, to which its listener distributes connections round-robin.
 struct Target {
     address: SocketAddr,
     limit: ConnectionLimit,

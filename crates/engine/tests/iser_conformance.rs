@@ -95,8 +95,8 @@ fn a_ram_volume_conforms_with_rdma_reads_for_all_write_data() {
     Target::serve().conforms(proposal, OverIwarp::default());
 }
 
-/// The target's cores accept connections in turn; a connection that its session's core did not
-/// accept is moved there.
+/// The target's cores get connections round-robin; a connection that another core gets is moved to
+/// its session's core.
 #[test]
 fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
     let (target, proposal) = (Target::serve(), default_proposal().with(OperationalKey::MaxConnections, 4));

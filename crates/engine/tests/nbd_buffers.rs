@@ -1,5 +1,4 @@
-//! A core's buffers are shared fairly: no client, and no number of clients, can keep others from
-//! them.
+//! A core's buffers are shared fairly: no client, and no number of clients, can starve others.
 
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};

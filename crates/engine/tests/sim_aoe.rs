@@ -88,7 +88,7 @@ fn a_target_and_initiator_that_share_a_cpu_transfer_a_window_per_time_slice_with
         run_seeds(10, scenario)
     };
     // Frames that arrive while the initiator has no CPU time are received when it has some again.
-    // So the length of the time slice does not matter: nothing is overdue but a query or two.
+    // So the length of the time slice does not matter: at most a query or two are overdue.
     let (short, long) = (run(ms(4)), run(ms(30)));
     for (short, long) in short.iter().zip(&long) {
         assert!(short.frames.abs_diff(long.frames) < 10, "{short:?} {long:?}");

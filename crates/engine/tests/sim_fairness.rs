@@ -1,5 +1,5 @@
-//! A client that requests data and does not read it must not keep others from theirs. The tests use
-//! whole connections on a virtual clock: over NBD with a hand-written client, and over every stream
+//! A client that requests data and does not read it must not starve others. The tests use whole
+//! connections on a virtual clock: over NBD with a hand-written client, and over every stream
 //! protocol with its own initiator. AoE is not tested, because its replies are sent at once and
 //! hold no buffers.
 
@@ -118,8 +118,8 @@ impl Setting {
         client
     }
 
-    /// This many clients that request 64 MiB in reads of `len` bytes, or as much as one client may,
-    /// and read nothing.
+    /// This many clients that read nothing after requesting 64 MiB in reads of `len` bytes, or less
+    /// if that needs more than 1024 requests.
     fn stalled(&self, count: usize, len: u32) -> Vec<Client> {
         let client = |_| {
             let mut client = self.client();

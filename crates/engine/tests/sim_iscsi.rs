@@ -3,8 +3,8 @@
 //! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iscsi`
 //! runs only that seed, with every kind of fault.
 //!
-//! A session that logs in again ends the one before with all its tasks. So, unlike with NBD, an
-//! earlier copy of a replayed write never undoes an acknowledged one.
+//! A new login ends the link's previous session with all its tasks. So, unlike with NBD, an earlier
+//! copy of a replayed write never undoes an acknowledged one.
 
 mod iscsi_dialer;
 mod iscsi_names;
@@ -55,7 +55,8 @@ impl Protocol for Iscsi {
     }
 }
 
-/// In turn the defaults with unsolicited data; all writes solicited; digests and short segments.
+/// Alternates the defaults with unsolicited data, solicited writes alone, and digests with short
+/// segments.
 fn proposal_of(seed: u64) -> OperationalParameters {
     match seed % 3 {
         0 => default_proposal(),

@@ -1,4 +1,5 @@
-//! Several paths to one iSCSI unit: requests when a path is lost, or not accessible for a while.
+//! Several paths to one iSCSI unit: what requests do when a path is lost, or not accessible for a
+//! while.
 
 #[allow(dead_code, reason = "the node of these tests has two portal groups")]
 mod iscsi_dialer;
@@ -128,7 +129,7 @@ fn without_a_path_requests_fail_after_the_timeout_and_later_ones_use_the_first_r
 fn the_preferred_path_is_used_and_an_inaccessible_one_is_not() {
     let mut paths = TwoPortals::new(1);
     paths.unit.set_access_state(2, AccessState::ACTIVE_NON_OPTIMIZED);
-    // The first command over each path meets the unit attention, and then the state is queried.
+    // The first command over each path gets the unit attention, and then the state is queried.
     paths.client.write(1);
     paths.client.expect_success();
     paths.client.run(2000);

@@ -52,8 +52,8 @@ impl Protocol for Iser {
     }
 }
 
-/// In turn the defaults with unsolicited data, and all write data read by the target; with frames
-/// of each kind.
+/// Alternates the defaults with unsolicited data, and all write data read by the target; with
+/// frames of each kind.
 fn protocol(seed: u64) -> Iser {
     let proposal = match seed % 2 {
         0 => default_proposal(),

@@ -68,8 +68,7 @@ fn alice() -> Psk {
     Psk { identity: b"alice".to_vec(), secret: vec![7; 32].into(), hash: Hash::Sha256 }
 }
 
-/// Runs the scenario with every seed over TLS, whose records are made by the kernel or by the
-/// library.
+/// Runs the scenario with every seed over TLS; the kernel or the library processes the records.
 fn run_seeds_by_tls(seeds: u64, kernel: SystemTls, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     seeds::run_each(seeds, |seed| {
         let features = NbdFeatures { extended_headers: seed.is_multiple_of(2), structured_replies: true };
@@ -145,7 +144,7 @@ fn all_faults_together_lose_nothing() {
 fn with_tls_everything_completes_and_nothing_is_lost() {
     for (kernel, keys) in [(SystemTls::None, 0), (SystemTls::Once, 4)] {
         let outcomes = run_seeds_by_tls(5, kernel, without_faults);
-        // Two keys at each end of each connection, if the kernel takes them.
+        // Two keys at each end of each connection, if the kernel accepts them.
         assert!(outcomes.iter().all(|outcome| outcome.tls_keys == keys * outcome.connections));
         run_seeds_by_tls(2, kernel, slow_network);
         run_seeds_by_tls(1, kernel, split_messages);

@@ -84,7 +84,7 @@ impl Protocol for Nvme {
     }
 }
 
-/// In turn the minimum; digests, several queues of a controller, and queues with very few entries.
+/// Varies the digests, the number of queues of a controller, and the number of entries of a queue.
 fn parameters_of(seed: u64) -> HostParameters {
     let digests = Digests { header: seed.is_multiple_of(2), data: seed.is_multiple_of(3) };
     HostParameters { digests, entries: if seed % 5 == 1 { 3 } else { 64 }, queues: 1 + seed as u16 / 2 % 3 }
@@ -98,7 +98,7 @@ fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     })
 }
 
-/// Runs every seed over TLS, whose records are made by the scenario's kernel.
+/// Runs every seed over TLS; the scenario's kernel processes the records.
 fn run_seeds_by_tls(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
     let key = ConfiguredPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:");
     let key = key.expect("the key is valid");

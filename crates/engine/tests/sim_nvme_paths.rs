@@ -1,5 +1,5 @@
-//! Several paths to one NVMe namespace: requests when a path is lost, or not accessible for a
-//! while.
+//! Several paths to one NVMe namespace: what requests do when a path is lost, or not accessible for
+//! a while.
 
 mod nvme_sides;
 #[allow(dead_code, reason = "only the iSCSI tests need the volume")]
@@ -168,7 +168,7 @@ fn requests_that_fail_on_one_path_use_the_other_at_once_and_the_path_is_tried_ag
         paths.client.run(2000);
         paths.client.write(2);
         paths.client.expect_success();
-        assert_eq!(paths.client.counts(), [16, 16], "in turn again");
+        assert_eq!(paths.client.counts(), [16, 16], "round-robin again");
         paths.client.holds(2);
     }
 }

@@ -55,8 +55,8 @@ impl Protocol for NvmeRdma {
     }
 }
 
-/// In turn several queues of a controller, and queues with very few entries, with frames of each
-/// kind.
+/// Varies the number of queues of a controller, the number of entries of a queue, and the kind of
+/// frames.
 fn protocol(seed: u64) -> NvmeRdma {
     NvmeRdma {
         over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },

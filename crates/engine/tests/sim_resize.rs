@@ -87,8 +87,8 @@ fn a_resize_is_seen_on_every_core() {
     let dialer = IscsiDialer::new(&address, "disk0", default_proposal());
     let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SMALL) };
     let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 2, Duration::from_secs(5));
-    let told = Arc::new(AtomicU64::new(0));
-    let counter = told.clone();
+    let notifications = Arc::new(AtomicU64::new(0));
+    let counter = notifications.clone();
     volume.on_resize(Box::new(move || {
         counter.fetch_add(1, Ordering::Relaxed);
     }));
@@ -99,11 +99,11 @@ fn a_resize_is_seen_on_every_core() {
         assert_eq!(clients.read(channel, SMALL).unwrap_err(), IoError::OutOfRange);
     }
     elastic.size.store(LARGE, Ordering::Relaxed);
-    // A login queries the capacity, by which the target sees the new size.
+    // A login queries the capacity, and so the target notices the new size.
     clients.open(&volume);
     clients.world.run_for(Duration::from_secs(1)).unwrap();
     assert!(clients.read(0, 0).is_ok());
-    assert_eq!((volume.info().size, told.load(Ordering::Relaxed)), (LARGE, 1));
+    assert_eq!((volume.info().size, notifications.load(Ordering::Relaxed)), (LARGE, 1));
     // The target has not reported it to the other channel yet.
     for channel in [1, 0, 1, 0] {
         assert!(clients.read(channel, LARGE - 4096).is_ok(), "{channel}");
@@ -112,7 +112,7 @@ fn a_resize_is_seen_on_every_core() {
     clients.open(&volume);
     clients.world.run_for(Duration::from_secs(1)).unwrap();
     assert!(clients.read(1, 0).is_ok());
-    assert_eq!((volume.info().size, told.load(Ordering::Relaxed)), (SMALL, 2));
+    assert_eq!((volume.info().size, notifications.load(Ordering::Relaxed)), (SMALL, 2));
     for channel in [0, 1, 0, 1] {
         assert_eq!(clients.read(channel, SMALL).unwrap_err(), IoError::OutOfRange);
     }

@@ -74,13 +74,13 @@ fn a_request_that_no_connection_answers_fails_and_others_do_not() {
     scene.run_for(120);
     let done = scene.done();
     assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
-    let said = scene.said();
-    assert!(said.contains("connection lost (no answer within 30 s); trying again"), "{said}");
+    let log = scene.said();
+    assert!(log.contains("connection lost (no answer within 30 s); trying again"), "{log}");
     assert!(
-        said.contains("1 requests fail: no answer within 30 s, nor by new connections for 60 s"),
-        "{said}"
+        log.contains("1 requests fail: no answer within 30 s, and none over new connections for 60 s"),
+        "{log}"
     );
-    // It has failed, and other requests succeed.
+    // After that request has failed, other requests succeed.
     scene.submit(50, Op::Read);
     scene.run_for(1);
     assert!(matches!(scene.done()[..], [Completion { tag: Tag(50), result: Ok(_) }]));
@@ -152,15 +152,15 @@ fn aborted_requests_are_sent_again(mut scene: Scene) {
     }
     let done = scene.done();
     assert!(done.len() == 40 && done.iter().all(|done| done.result.is_ok()), "{done:?}");
-    let said = scene.said();
-    assert!(said.contains("no answer within 30 s; the target is asked to abort pending commands"), "{said}");
+    let log = scene.said();
+    assert!(log.contains("no answer within 30 s; the target is asked to abort pending commands"), "{log}");
     // All of them have waited for the same time, and none waits for another.
     scene.run_for(90);
     let done = scene.done();
     assert!(done.iter().all(|done| matches!(done.result, Err(IoError::PathLost))), "{done:?}");
     assert_eq!((done.len(), scene.connections()), (20, 1));
-    let said = scene.said();
-    assert!(said.contains(" requests fail: retried for 60 s without success"), "{said}");
+    let log = scene.said();
+    assert!(log.contains(" requests fail: retried for 60 s without success"), "{log}");
     scene.submit(1, Op::Write { fua: false });
     scene.run_for(1);
     assert!(matches!(scene.done()[..], [Completion { tag: Tag(1), result: Ok(_) }]));
@@ -224,8 +224,8 @@ fn requests_that_cannot_be_aborted_over_iser_are_ended_by_a_reset() {
 }
 
 fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
-    // The times are so long that the target is asked to reset the unit, then itself, and then the
-    // connection is closed.
+    // Each longer time needs one more step: the target is asked to reset the unit, then itself;
+    // then the connection is closed.
     let steps = [(43, 0, 1), (50, 1, 1), (56, 2, 1), (75, 2, 2)];
     for (seconds, resets, connections) in steps {
         let volume = Stubborn {
@@ -236,18 +236,18 @@ fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
         let mut scene = over(Arc::new(volume));
         (1..=4).for_each(|tag| scene.submit(tag, Op::Read));
         scene.run_for(31);
-        // A later request completes at once, unless a reset aborts it: then after the reset.
+        // A later request completes at once or, if a reset aborts it, after the reset.
         scene.submit(5, Op::Write { fua: false });
         scene.run_for(89);
         let mut done: Vec<_> =
             scene.done().into_iter().map(|done| (done.tag.0, done.result.is_ok())).collect();
         done.sort_unstable();
         assert_eq!(done, [1, 2, 3, 4, 5].map(|tag| (tag, true)), "{seconds} s");
-        let said = scene.said();
+        let log = scene.said();
         let steps = ["abort pending commands", "reset the logical unit", "reset itself"];
-        let asked = steps.map(|step| said.matches(&format!("the target is asked to {step}")).count());
-        assert_eq!(asked, [1, usize::from(resets > 0), usize::from(resets > 1)], "{seconds} s: {said}");
-        assert_eq!(scene.connections(), connections, "{seconds} s: {said}");
+        let asked = steps.map(|step| log.matches(&format!("the target is asked to {step}")).count());
+        assert_eq!(asked, [1, usize::from(resets > 0), usize::from(resets > 1)], "{seconds} s: {log}");
+        assert_eq!(scene.connections(), connections, "{seconds} s: {log}");
     }
 }
 
@@ -319,8 +319,8 @@ impl Scene {
         session: impl Fn(Exports, Pool, Instant) -> T + 'static,
         dialer: impl Dialer,
     ) -> Scene {
-        let said = Arc::new(Mutex::new(String::new()));
-        let guard = tracing::subscriber::set_default(Warnings(said.clone()));
+        let log = Arc::new(Mutex::new(String::new()));
+        let guard = tracing::subscriber::set_default(Warnings(log.clone()));
         let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
         let (client, target) = (world.add_core(16 << 20), world.add_core(16 << 20));
         serve(&world, &target, volume, session);
@@ -328,7 +328,7 @@ impl Scene {
             RemoteVolume::<_, SimCore>::new(dialer, VolumeInfo::new(SIZE), 1, Duration::from_secs(60));
         let (core, ready): (Rc<dyn Core>, _) = (client, ReadyList::new());
         let channel = volume.open(&core, 64, ready.waker(0)).unwrap();
-        Scene { said, _guard: guard, world, channel }
+        Scene { said: log, _guard: guard, world, channel }
     }
 
     fn submit(&mut self, tag: u64, op: Op) {
@@ -395,9 +395,9 @@ impl Subscriber for Warnings {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut said = self.0.lock().expect("no panic while it is locked");
-        event.record(&mut Line(&mut said));
-        said.push('\n');
+        let mut log = self.0.lock().expect("no panic while it is locked");
+        event.record(&mut Line(&mut log));
+        log.push('\n');
     }
 
     fn enter(&self, _: &span::Id) {}

@@ -75,7 +75,7 @@ impl Dialer for AnyUnit {
     }
 
     fn check(&self, session: &Self::Session) -> Result<(), String> {
-        session.session().unit().map(|_| ()).ok_or_else(|| "the unit was not described".to_owned())
+        session.session().unit().map(|_| ()).ok_or_else(|| "the target has not described the unit".to_owned())
     }
 
     fn refusal(&self, session: &Self::Session) -> Option<String> {
@@ -83,7 +83,7 @@ impl Dialer for AnyUnit {
     }
 }
 
-/// In turn one channel and several, with and without immediate data, with frames of each kind.
+/// Varies the number of channels, immediate data, and the kind of frames.
 fn protocol(seed: u64) -> Srp {
     Srp {
         over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },

@@ -60,7 +60,7 @@ fn a_ram_volume_conforms_with_crcs_and_without_immediate_data() {
     Target::serve().conforms(|endpoint| SrpEndpoint { over, immediate_data: false, ..endpoint });
 }
 
-/// The target's cores accept connections in turn.
+/// The target's cores get connections round-robin.
 #[test]
 fn a_session_of_several_channels_conforms_wherever_they_are_accepted() {
     let target = Target::serve();

@@ -21,7 +21,7 @@ impl Window {
     /// The `size` bytes of `inner` from `start` on.
     ///
     /// # Errors
-    /// If they do not lie within `inner`, or are not whole blocks of it.
+    /// If the range does not lie within `inner`, or its start or size is misaligned.
     pub fn new(inner: Arc<dyn Volume>, start: u64, size: u64) -> Result<Window, IoError> {
         let whole = inner.info();
         if start.checked_add(size).is_none_or(|end| end > whole.size) {

@@ -1,5 +1,5 @@
 //! One peer's account with a core's buffer pool: what it holds, and how much data it has
-//! transferred. The basis of fair shares (`docs/decisions/0033-fair-shares-of-buffers.md`).
+//! transferred. This is the basis of fair shares (`docs/decisions/0033-fair-shares-of-buffers.md`).
 
 use crate::ready::Waker;
 use core::net::{IpAddr, Ipv6Addr};
@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 /// One peer's account with the pool of the core that serves it.
 #[derive(Default)]
 pub struct PeerAccount {
-    /// The peer's address; of IPv6, its network.
+    /// The peer's address; for IPv6, its network of 64 bits.
     pub(crate) origin: Option<IpAddr>,
     /// Bytes of payload buffers that the peer's requests hold.
     held_bytes: Cell<usize>,
@@ -18,10 +18,10 @@ pub struct PeerAccount {
     moved_bytes: Cell<u64>,
     /// `moved_bytes` when the peer last stalled.
     moved_before_bytes: Cell<u64>,
-    /// Size of the buffer that it waits for, in bytes; 0: none.
+    /// Size of the buffer that the peer waits for, in bytes; 0: none.
     wanted_bytes: Cell<usize>,
-    /// Size of the buffer reserved for the peer, in bytes: it was woken for it, and its turn has
-    /// not ended.
+    /// Size of the buffer reserved for the peer, in bytes: the peer was woken to allocate it, and
+    /// its turn has not ended.
     pub(crate) promised_bytes: Cell<usize>,
     pub(crate) is_queued: Cell<bool>,
     is_stalled: Cell<bool>,
@@ -47,7 +47,8 @@ impl PeerAccount {
         self.held_bytes.get()
     }
 
-    /// Bytes transferred since it last stalled: it may hold as much even when buffers are short.
+    /// Bytes transferred since the peer last stalled: it may hold as much even when buffers are
+    /// short.
     #[must_use]
     pub fn credit_bytes(&self) -> usize {
         let moved = self.moved_bytes.get().saturating_sub(self.moved_before_bytes.get());
@@ -84,7 +85,7 @@ impl PeerAccount {
         self.is_stalled.get()
     }
 
-    /// The peer transfers data again.
+    /// Records that the peer transfers data again.
     pub fn resume(&self) {
         self.is_stalled.set(false);
     }
@@ -96,7 +97,7 @@ impl PeerAccount {
         self.is_evicted.get()
     }
 
-    /// The peer has disconnected: its requests that wait for memory fail.
+    /// Records that the peer has disconnected: its requests that wait for memory fail.
     pub fn close(&self) {
         self.is_closed.set(true);
         self.stop_waiting();
@@ -144,7 +145,7 @@ impl PeerAccount {
         self.wanted_bytes.set(0);
     }
 
-    /// Starts to count its progress anew.
+    /// Records that the peer is stalled, and starts to count its progress anew.
     pub(crate) fn stall(&self) {
         self.is_stalled.set(true);
         self.moved_before_bytes.set(self.moved_bytes.get());

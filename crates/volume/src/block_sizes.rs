@@ -1,4 +1,4 @@
-//! Block sizes that an operator gives a volume: 512n, 512e and 4Kn disks.
+//! Configured block sizes of a volume, for 512n, 512e and 4Kn disks.
 
 use crate::volume::VolumeInfo;
 use std::ops::RangeInclusive;
@@ -14,7 +14,9 @@ pub struct BlockSizes {
 
 /// A block size is smaller than the storage supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}={asked} is less than its own blocks of {own} bytes; write {key}={own}, or leave it out")]
+#[error(
+    "{key}={asked} is less than the volume's own block size of {own} bytes; write {key}={own}, or leave it out"
+)]
 pub struct SmallBlock {
     /// The option that sets the size.
     pub key: &'static str,
@@ -25,7 +27,8 @@ pub struct SmallBlock {
 }
 
 impl BlockSizes {
-    /// Sizes of all volumes, in bytes: from an ATA sector to the largest minimum of NBD.
+    /// Supported block sizes, in bytes: from an ATA sector to the largest minimum block size of
+    /// NBD.
     pub const RANGE: RangeInclusive<u32> = 512..=64 << 10;
     /// The option that sets the logical block.
     pub const LOGICAL: &'static str = "block_size";
@@ -82,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_has_the_blocks_that_were_asked_for_and_else_its_own() {
+    fn a_volume_has_the_configured_block_sizes_or_its_own() {
         let own = VolumeInfo { physical_block: 512, discard_granularity: 1536, ..VolumeInfo::new(1 << 20) };
         let shaped = |blocks: BlockSizes| {
             let info = blocks.shape(own.clone());
@@ -103,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_too_small_is_refused_with_the_least_one() {
+    fn a_block_size_below_the_volumes_own_is_refused_with_the_minimum() {
         assert_eq!(sizes(4096, 4096).check(4096), Ok(()));
         assert_eq!(BlockSizes::default().check(4096), Ok(()));
         let refused = sizes(512, None).check(4096).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "block_size=512 is less than its own blocks of 4096 bytes; write block_size=4096, or leave it out"
+            "block_size=512 is less than the volume's own block size of 4096 bytes; write block_size=4096, or leave it out"
         );
         let refused = sizes(None, 512).check(4096).unwrap_err().to_string();
         assert!(refused.starts_with("physical_block_size=512 is less"), "{refused}");

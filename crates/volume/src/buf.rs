@@ -49,11 +49,12 @@ pub trait Backing: Send + Sync {
 pub struct Pages {
     start: NonNull<u8>,
     len: usize,
-    // Declared first, so that it is dropped before the memory.
+    // Declared before `backing`, so that it is dropped first.
     registrations: Mutex<Registrations>,
     backing: Box<dyn Backing>,
-    /// Bytes to populate, and bytes populated so far.
+    /// Number of bytes to populate.
     to_populate: AtomicUsize,
+    /// Number of bytes populated so far.
     populated: AtomicUsize,
 }
 // SAFETY: `Pages` gives out no references, only addresses and copies; the module doc covers races.
@@ -169,7 +170,7 @@ pub struct Memory(Rc<Block>);
 struct Block {
     start: NonNull<u8>,
     len: usize,
-    // Declared first, so that it is dropped before the memory.
+    // Declared before `source`, so that it is dropped first.
     registrations: RefCell<Registrations>,
     source: Source,
 }
@@ -347,8 +348,8 @@ impl Seg {
         self.start.as_ptr()
     }
 
-    /// The local key of this segment for work requests to a device: that of the whole block, which
-    /// is registered at the first call.
+    /// The local key of the block that contains this segment, for work requests to a device. The
+    /// first call registers the block.
     ///
     /// # Errors
     /// If the device cannot register the block.
@@ -582,9 +583,9 @@ struct Heap {
     start: NonNull<u8>,
     _memory: Allocated,
 }
-// SAFETY: it holds only an address and the means to free it.
+// SAFETY: `Heap` holds only an address and the means to free it.
 unsafe impl Send for Heap {}
-// SAFETY: as above.
+// SAFETY: `Heap` holds only an address and the means to free it.
 unsafe impl Sync for Heap {}
 impl Backing for Heap {}
 
@@ -607,7 +608,7 @@ impl Drop for Allocation {
 }
 
 impl Heap {
-    /// `len` bytes on whole pages; pages of long blocks are only allocated when used.
+    /// A page-aligned buffer of `len` bytes; pages of long buffers are allocated at first use.
     fn aligned(len: usize) -> Heap {
         Heap::try_aligned(len).unwrap_or_else(|layout| handle_alloc_error(layout))
     }
@@ -629,8 +630,8 @@ impl Heap {
 /// Alignment that direct I/O and page-wise release need on supported platforms.
 const PAGE: usize = 4096;
 /// Blocks of at least this many bytes are mapped from the system, so that unused pages cost
-/// nothing. The allocator maps them, too, until such a block was freed; after that it caches blocks
-/// of this size, and clears the whole next one.
+/// nothing. glibc maps them, too, but only until one is freed: then it caches blocks of this size,
+/// and clears the whole block at the next allocation.
 const MAPPED_MIN: usize = 256 << 10;
 
 #[cfg(test)]
@@ -657,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroing_pages_keeps_their_neighbours() {
+    fn zeroing_a_range_of_pages_keeps_the_bytes_around_it() {
         let pages = Pages::from_heap(3 * PAGE);
         let seg = Memory::from_pages(&pages).seg(0, 3 * PAGE);
         seg.copy_from(&vec![7; 3 * PAGE]);

@@ -5,7 +5,7 @@ use crate::ready::Waker;
 use crate::volume::{Channel, Core, LinkCounts, Populated, Resize, ResizeError, Volume, VolumeInfo};
 use std::rc::Rc;
 
-/// A wrapper of a volume, which implements [`Volume`] by this trait.
+/// A wrapper of a volume. Every implementation of this trait is a [`Volume`].
 pub(crate) trait Decorator: Send + Sync {
     /// The wrapped volume.
     fn inner(&self) -> &dyn Volume;

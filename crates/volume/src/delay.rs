@@ -27,7 +27,7 @@ pub struct DelayVolume {
 }
 
 impl DelayVolume {
-    /// Delays every request to `inner`, however many wait.
+    /// Delays every request to `inner`, regardless of other requests that wait.
     #[must_use]
     pub fn new(inner: Arc<dyn Volume>, delays: Delays) -> DelayVolume {
         DelayVolume { inner, delays }
@@ -52,7 +52,7 @@ impl Pace for Delays {
             op if op.is_write() => (1, self.write),
             _ => (0, self.read),
         };
-        // A delay beyond the range of the clock never ends.
+        // A delay beyond the range of the clock is not applied.
         Some((queue, now.checked_add(delay)?))
     }
 }

@@ -30,7 +30,7 @@ pub struct Fault {
 /// Which of the candidate requests fail; counted for each channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultWhen {
-    /// Every nth, the nth first; 1: all, 0: none.
+    /// Every nth request, beginning with the nth; 1: all, 0: none.
     Every(u64),
     /// This many of a million, at random.
     PerMillion(u32),
@@ -41,7 +41,7 @@ pub enum FaultWhen {
 pub enum FaultEffect {
     /// Completes with this error, having changed nothing.
     Fail(IoError),
-    /// Never completes, until it is cancelled.
+    /// Does not complete until it is cancelled.
     Stuck,
 }
 
@@ -111,7 +111,7 @@ struct FaultChannel {
 
 impl FaultChannel {
     fn fails(&mut self, io: &Io) -> bool {
-        // A request that does not fit fails below by itself and is no candidate.
+        // An invalid request fails in `inner` and is not a candidate.
         if !self.fault.touches(io) || self.info.check(io).is_err() {
             return false;
         }

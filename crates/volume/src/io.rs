@@ -19,8 +19,8 @@ pub enum Op {
         /// Force unit access: complete only once the data is on stable storage.
         fua: bool,
     },
-    /// Make all writes stable that completed before this was submitted, on any channel. Has no
-    /// range.
+    /// Make all writes stable that completed before this request was submitted, on any channel. Has
+    /// no range.
     Flush,
     /// Make the range read as zeroes.
     WriteZeroes {
@@ -117,7 +117,7 @@ pub enum Output {
     #[default]
     Nothing,
     /// The data of a read, `len` bytes: the request's own list, or memory borrowed until it is
-    /// dropped. Borrowed memory may change by a concurrent write, so copy it before computing a
+    /// dropped. A concurrent write may change borrowed memory, so copy it before computing a
     /// digest.
     Data(SgList),
     /// Consecutive extents from the request's offset on, at least one; together they may cover less

@@ -1,4 +1,4 @@
-//! Kinds of operation, for rules and logs that do not care about an operation's flags.
+//! Kinds of operation, for rules and logs that ignore an operation's flags.
 
 use crate::io::Op;
 use std::fmt;

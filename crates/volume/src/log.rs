@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 /// One event of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogRecord {
-    /// Channels of a volume count from 0 in the order in which they were opened.
+    /// Number of the channel: they count from 0 in the order in which they were opened.
     pub channel: u32,
     /// The submitter's tag.
     pub tag: Tag,
     /// The operation.
     pub op: Op,
-    /// In bytes.
+    /// Offset in bytes.
     pub offset: u64,
-    /// In bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Time of the event on the core's clock.
     pub at: Instant,
@@ -124,7 +124,7 @@ struct LogChannel {
     sink: Arc<dyn LogSink>,
     core: Rc<dyn Core>,
     channel: u32,
-    /// The record of each submission; the index is the tag below.
+    /// The record of each submission; the index is the tag in `inner`.
     in_flight: Slab<LogRecord>,
 }
 

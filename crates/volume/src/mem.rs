@@ -51,8 +51,8 @@ impl MemVolume {
         MemVolume::within(pages, size, BlockSizes::default())
     }
 
-    /// A volume of `size` bytes with these block sizes, rounded down to a whole block, that can
-    /// grow up to the size of the zeroed `pages`.
+    /// A volume of `size` bytes, rounded down to a whole block, with these block sizes. It can grow
+    /// up to the size of the zeroed `pages`.
     #[must_use]
     pub fn within(pages: Arc<Pages>, size: u64, blocks: BlockSizes) -> MemVolume {
         let room = pages.len() as u64;
@@ -92,7 +92,8 @@ impl Volume for MemVolume {
         }
         let was = self.shared.size.swap(size, Ordering::AcqRel);
         if size < was {
-            // This part reads as zeroes when the volume grows again, and uses no memory until then.
+            // The truncated part must read as zeroes if the volume grows again. It uses no memory
+            // until then.
             self.shared.zero(size, was - size, true);
         }
         Ok(size)
@@ -197,23 +198,23 @@ impl MemChannel {
     fn execute(&self, io: Io) -> Output {
         match io.op {
             Op::Read => {
-                let here = SgList::one(self.at(&io));
+                let content = SgList::one(self.at(&io));
                 match io.data {
-                    None => return Output::Data(here),
+                    None => return Output::Data(content),
                     Some(data) => {
-                        here.copy_to_list(&data);
+                        content.copy_to_list(&data);
                         return Output::Data(data);
                     }
                 }
             }
             Op::Write { .. } => {
                 self.shared.mark_data(io.offset, io.len);
-                let here = SgList::one(self.at(&io));
+                let content = SgList::one(self.at(&io));
                 if let Some(data) = io.data {
-                    data.stream_to_list(&here);
+                    data.stream_to_list(&content);
                 }
-                // Marked again, in case a concurrent discard on another core took the first mark
-                // for the older state.
+                // Marked again, because a concurrent discard on another core may have replaced the
+                // first mark.
                 self.shared.mark_data(io.offset, io.len);
             }
             Op::WriteZeroes { may_unmap, .. } => self.shared.zero(io.offset, io.len, may_unmap),
@@ -282,7 +283,7 @@ impl Shared {
 const SECTOR: u32 = 512;
 /// Granularity of holes, in bytes.
 const UNIT: u64 = 64 << 10;
-/// Bytes zeroed at once: a fraction of a millisecond, and one huge page.
+/// Bytes zeroed at once: one huge page, which takes a fraction of a millisecond.
 const ZEROED_AT_ONCE: u64 = 2 << 20;
 /// Extents in one reply.
 const MAX_EXTENTS: usize = 4096;
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_zeroed_a_part_at_a_time_and_its_neighbours_stay() {
+    fn a_long_range_is_zeroed_in_parts_and_the_bytes_around_it_are_kept() {
         let (volume, core) = (MemVolume::new(40 << 20), conformance::TestCore::new());
         let waker = core.ready().waker(7);
         let mut channel = volume.open(&core.as_core(), 2, waker).unwrap();
@@ -325,7 +326,11 @@ mod tests {
         channel.submit(Io::new(Tag(2), Op::Read, 39 << 20, 512));
         let mut done = Vec::new();
         channel.poll(&mut done);
-        assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [Tag(2)], "others go on meanwhile");
+        assert_eq!(
+            done.iter().map(|done| done.tag).collect::<Vec<_>>(),
+            [Tag(2)],
+            "other requests complete in between"
+        );
         let mut parts = 1;
         while done.len() < 2 {
             assert_eq!(core.ready().pop(), Some(7), "the waiting user is woken");
@@ -367,7 +372,7 @@ mod tests {
         assert!(matches!(volume.resize(Resize::Bytes(1 << 20 | 1)), Err(ResizeError::BadSize { .. })));
         let most = 48 << 20;
         assert!(
-            matches!(volume.resize(Resize::Bytes(most + 512)), Err(ResizeError::TooLarge { most: said }) if said == most)
+            matches!(volume.resize(Resize::Bytes(most + 512)), Err(ResizeError::TooLarge { most: reported }) if reported == most)
         );
         assert_eq!(volume.resize(Resize::Own).unwrap(), 40 << 20);
     }

@@ -7,9 +7,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Decides when a request may go on.
+/// Decides when a request may start.
 pub(crate) trait Pace {
-    /// The queue and the time to wait for; `None`: at once. Within one queue, times never decrease.
+    /// The queue in which the request waits, and the time when it may start; `None`: at once.
+    /// Within one queue, times never decrease.
     fn due(&mut self, io: &Io, now: Instant) -> Option<(usize, Instant)>;
 }
 
@@ -118,5 +119,5 @@ impl<P: Pace> Channel for PacedChannel<P> {
     }
 }
 
-/// The most queues that any pace uses.
+/// Maximum number of queues of a [`Pace`].
 const QUEUES: usize = 3;

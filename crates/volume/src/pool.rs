@@ -58,7 +58,7 @@ pub(crate) struct Inner {
     promised_bytes: Cell<usize>,
     /// Whether the next returned buffer is offered to the newest peer first.
     favours_newest: Cell<bool>,
-    /// Peers that hold memory without transferring data, and some that did.
+    /// Peers that hold memory without transferring data; some may have resumed since.
     stalled: RefCell<Vec<Rc<PeerAccount>>>,
     /// Addresses of evicted peers.
     evicted_addresses: RefCell<BTreeSet<IpAddr>>,
@@ -236,9 +236,9 @@ impl Pool {
         }
     }
 
-    /// Records that this handle's peer holds buffers without transferring data. It is disconnected
-    /// when others wait for that memory, the largest such peer first, and has no credit until it
-    /// transfers data again.
+    /// Records that this handle's peer holds buffers without transferring data. The peer is
+    /// disconnected when others wait for that memory, the largest such peer first, and has no
+    /// credit until it transfers data again.
     pub fn note_stalled(&self) {
         let Some(account) = &self.account else { return };
         let mut stalled = self.inner.stalled.borrow_mut();
@@ -261,8 +261,8 @@ impl Pool {
         size_of_class(class_of(len)) <= most
     }
 
-    /// Bytes of payload that one peer should have in flight, beside a single larger request: only
-    /// several peers that hold their share can exhaust the pool.
+    /// Bytes of payload that one peer should have in flight, unless a single request is larger. One
+    /// peer with this share cannot exhaust the pool.
     #[inline]
     #[must_use]
     pub fn peer_share(&self) -> usize {
@@ -318,7 +318,7 @@ impl Pool {
         self.inner.shed_bytes.get() >= TRIM_BYTES
     }
 
-    /// The heap was trimmed.
+    /// Records that the heap was trimmed.
     pub fn note_trimmed(&self) {
         self.inner.shed_bytes.set(0);
     }
@@ -394,11 +394,11 @@ impl Inner {
             && self.waiting[..class_of(size)].iter().any(|class| class.borrow().peers.values().any(is_less))
     }
 
-    /// A buffer of `size` bytes was returned: wakes the peers that could allocate now, those with
-    /// the smallest request first. Among peers that wait for the same size, the newest of the
-    /// highest rank and the next one round-robin are tried first alternately. So neither a crowd of
-    /// older peers that transfer nothing can block new ones, nor a crowd of new ones those that
-    /// have waited long.
+    /// Wakes peers that can allocate now that a buffer of `size` bytes was returned, those with the
+    /// smallest request first. Among peers that wait for the same size, the newest of the highest
+    /// rank and the next one round-robin are tried first alternately. So many older peers that
+    /// transfer nothing cannot block new ones, and many new ones cannot block those that have
+    /// waited long.
     #[cold]
     fn wake_waiting(&self, size: usize) {
         let mut left = size;
@@ -490,9 +490,9 @@ impl Inner {
             account.remove(size);
             self.payload_out_bytes.set(self.payload_out_bytes.get() - size);
         }
-        let kept = self.cached_bytes.get() + size;
-        if kept <= KEEP_BYTES {
-            self.cached_bytes.set(kept);
+        let cached = self.cached_bytes.get() + size;
+        if cached <= KEEP_BYTES {
+            self.cached_bytes.set(cached);
             self.free[class].borrow_mut().push(memory);
         } else {
             self.shed_bytes.set(self.shed_bytes.get().saturating_add(size));
@@ -505,9 +505,9 @@ impl Inner {
     }
 }
 
-/// Bytes that must be free to allocate a buffer of `size` bytes, where payload has `most` in all:
-/// four times the size, so that long payload leaves room for shorter payload; for the longest, half
-/// of the rest.
+/// Bytes that must be free to allocate a buffer of `size` bytes, if all payload together may use
+/// `most` bytes: four times the size, so that long payload leaves room for shorter payload; for the
+/// longest, half of the rest.
 #[inline]
 fn headroom(size: usize, most: usize) -> usize {
     size.saturating_mul(4).min(size + most.saturating_sub(size) / 2)
@@ -525,15 +525,15 @@ fn size_of_class(class: usize) -> usize {
 
 /// Bytes of payload that a peer may have in flight when buffers are short.
 pub const SHORT_PAYLOAD: usize = 256 << 10;
-/// Payload up to this size is granted to every peer while there is some, so that a new peer can
+/// Payload up to this size is granted to every peer while memory is left, so that a new peer can
 /// show that it transfers data.
 const TINY_PAYLOAD: usize = 16 << 10;
 /// Longer payload of a peer that has transferred nothing waits until memory is plentiful.
 const LONG_PAYLOAD: usize = 1 << 20;
-/// Most waiting peers to which one returned buffer is offered, for each size.
+/// Maximum number of waiting peers of each size to which one returned buffer is offered.
 const CHECKS_PER_BUFFER: usize = 16;
 
-/// Most addresses of evicted peers remembered.
+/// Maximum number of addresses of evicted peers that are remembered.
 const MOST_EVICTED_ADDRESSES: usize = 1024;
 
 const SMALLEST: usize = 4096;
@@ -578,15 +578,15 @@ mod tests {
     fn payload_leaves_room_for_receive_buffers_and_long_payload_for_short() {
         let pool = Pool::new(8 << 20);
         assert!(!pool.is_short());
-        let mut taken = Vec::new();
+        let mut buffers = Vec::new();
         for (len, left) in [(4 << 20, 2048 << 10), (256 << 10, 768 << 10), (16 << 10, 48 << 10)] {
-            taken.extend(take_all(&pool, len));
+            buffers.extend(take_all(&pool, len));
             assert_eq!((6 << 20) - pool.out_bytes(), left, "after buffers of {len}");
         }
         assert!(pool.is_short());
         assert!(pool.take_payload(4096).is_some());
         assert!(pool.take(SHORT_PAYLOAD).is_some(), "a receive buffer");
-        drop(taken);
+        drop(buffers);
         assert!(pool.could_hold(4 << 20) && !pool.could_hold((4 << 20) + 1));
         assert_eq!(pool.peer_share(), 1 << 20);
         assert!(Pool::new(usize::MAX).take_payload(1 << 20).is_some());

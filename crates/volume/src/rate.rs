@@ -44,7 +44,8 @@ pub struct RateVolume {
 }
 
 impl RateVolume {
-    /// Limits `inner`. After an idle period, [`RATE_BURST`] worth of requests starts at once.
+    /// Limits `inner`. After an idle period, the requests that the rate permits in [`RATE_BURST`]
+    /// start at once.
     #[must_use]
     pub fn new(inner: Arc<dyn Volume>, limits: Limits) -> RateVolume {
         let pair = |limit: Limit| [limit.iops, limit.bytes_per_s].map(|rate| rate.map(Bucket::new));
@@ -71,14 +72,14 @@ impl Decorator for RateVolume {
     }
 }
 
-/// Bursts after an idle period: this much of a second's rate. It covers timer latency, so that
-/// queue depth 1 reaches the limit.
+/// Size of a burst after an idle period: the requests that the rate permits in this time. It covers
+/// timer latency, so that queue depth 1 reaches the limit.
 pub const RATE_BURST: Duration = Duration::from_millis(10);
 
 struct Buckets {
-    /// Zero of the buckets' times.
+    /// Origin of the buckets' times.
     origin: OnceLock<Instant>,
-    /// Requests, bytes.
+    /// Buckets for the number of requests and for the bytes of data.
     total: [Option<Bucket>; 2],
     read: [Option<Bucket>; 2],
     write: [Option<Bucket>; 2],
@@ -119,7 +120,7 @@ impl Pace for RatePace {
             op if op.is_write() => (1, &self.buckets.write),
             _ => return None,
         };
-        // A request of invalid length fails below and must not use up the rate of years.
+        // A request of invalid length fails in `inner`, and must not use up the tokens of years.
         let bytes = if io.op.moves_data() { io.len.min(MAX_TRANSFER.into()) } else { 0 };
         let now_ns = (now.saturating_duration_since(self.origin) + RATE_BURST).as_nanos() as u64;
         let mut due_ns = now_ns;
@@ -146,7 +147,7 @@ mod tests {
         Limit { iops: NonZeroU64::new(iops), bytes_per_s: NonZeroU64::new(bytes_per_s) }
     }
 
-    /// Keeps `depth` requests in flight on each of two channels for ten seconds of virtual time;
+    /// Keeps four requests in flight on each of two channels for ten seconds of virtual time;
     /// returns how many completed.
     fn completed_in_10_s(limits: Limits, make: impl Fn(u64) -> Io) -> u64 {
         let core = TestCore::new();

@@ -54,7 +54,7 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Puts the consumer on the core's list, unless it is on the list.
+    /// Puts the consumer on the core's list, unless it is there already.
     #[inline]
     pub fn wake(&self) {
         if !self.queued.replace(true) {

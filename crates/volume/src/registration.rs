@@ -56,14 +56,14 @@ impl Registrations {
         register: impl FnOnce() -> Result<Arc<Registration>, RegistrationError>,
     ) -> Result<&Arc<Registration>, RegistrationError> {
         let found = self.0.iter().position(|registration| registration.is_in(domain));
-        let place = match found {
-            Some(place) => place,
+        let index = match found {
+            Some(index) => index,
             None => {
                 self.0.push(register()?);
                 self.0.len() - 1
             }
         };
-        Ok(&self.0[place])
+        Ok(&self.0[index])
     }
 }
 

@@ -48,12 +48,12 @@ impl SgList {
     pub fn slice(&self, offset: usize, len: usize) -> SgList {
         let (mut skip, mut left, mut part) = (offset, len, SgList::default());
         for seg in &self.0 {
-            let here = seg.len().saturating_sub(skip).min(left);
-            if here > 0 {
-                part.push(seg.slice(skip, here));
+            let part_len = seg.len().saturating_sub(skip).min(left);
+            if part_len > 0 {
+                part.push(seg.slice(skip, part_len));
             }
             skip = skip.saturating_sub(seg.len());
-            left -= here;
+            left -= part_len;
         }
         assert!(left == 0, "slice of {len} bytes at {offset} from {} bytes", self.len());
         part
@@ -65,9 +65,9 @@ impl SgList {
     /// If `source` is longer.
     pub fn copy_from(&self, mut source: &[u8]) {
         for seg in &self.0 {
-            let here;
-            (here, source) = source.split_at(seg.len().min(source.len()));
-            seg.copy_from(here);
+            let part;
+            (part, source) = source.split_at(seg.len().min(source.len()));
+            seg.copy_from(part);
         }
         assert!(source.is_empty());
     }
@@ -78,9 +78,9 @@ impl SgList {
     /// If `target` is longer.
     pub fn copy_to(&self, mut target: &mut [u8]) {
         for seg in &self.0 {
-            let here;
-            (here, target) = target.split_at_mut(seg.len().min(target.len()));
-            seg.copy_to(here);
+            let part;
+            (part, target) = target.split_at_mut(seg.len().min(target.len()));
+            seg.copy_to(part);
         }
         assert!(target.is_empty());
     }
@@ -103,7 +103,7 @@ impl SgList {
         self.each_to(target, Seg::stream_to_seg);
     }
 
-    /// Pairs the segments of both lists, split where either has a boundary.
+    /// Calls `copy` for each pair of segments of both lists, split at the boundaries of either.
     #[inline]
     fn each_to(&self, target: &SgList, copy: impl Fn(&Seg, &Seg)) {
         if let ([from], [to]) = (self.segs(), target.segs()) {

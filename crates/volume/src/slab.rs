@@ -3,8 +3,8 @@
 /// A table that gives each value an index, often used as tag. Indices are reused, so the table
 /// grows to the largest number of values ever in it and then allocates no more.
 pub struct Slab<T> {
-    /// Only as long as the largest number of values so far, so that the rest of the capacity is
-    /// never touched.
+    /// The length is the largest number of values so far, so that the rest of the capacity is never
+    /// touched.
     slots: Vec<Option<T>>,
     free: Vec<u32>,
 }

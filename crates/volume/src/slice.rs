@@ -1,4 +1,4 @@
-//! A part of another volume, as a partition is, or all of it with other block sizes.
+//! A part of another volume, such as a partition, or a whole volume with other block sizes.
 
 use crate::block_sizes::{BlockSizes, SmallBlock};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
@@ -8,41 +8,41 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A part of another volume, which may be resized meanwhile.
+/// A part of another volume. Both may be resized while in use.
 pub struct SliceVolume {
     inner: Arc<dyn Volume>,
-    /// Where it begins in `inner`, in bytes.
+    /// Start of the part in `inner`, in bytes.
     offset: u64,
-    /// In bytes; `None`: up to the end of `inner`.
+    /// Length in bytes; `None`: up to the end of `inner`.
     len: Option<Arc<AtomicU64>>,
     blocks: BlockSizes,
 }
 
-/// Why a volume does not have such a part.
+/// Why a part does not fit its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SliceError {
     /// The volume ends before the part begins.
-    #[error("begins at byte {offset}, and its volume has {size}; write a lower offset")]
+    #[error("begins at byte {offset}, but its volume has only {size} bytes; write a lower offset")]
     Behind {
-        /// In bytes.
+        /// Start of the part, in bytes.
         offset: u64,
         /// Size of the volume below, in bytes.
         size: u64,
     },
-    /// The part ends behind the volume.
+    /// The part ends beyond the end of the volume.
     #[error(
-        "ends {excess} bytes behind its volume of {size} bytes; write a length of at most {most}, or none for all the rest"
+        "ends {excess} bytes beyond its volume of {size} bytes; write a length of at most {most}, or leave it out to use the rest"
     )]
     TooLong {
-        /// Bytes that are missing.
+        /// Number of bytes beyond the end.
         excess: u64,
         /// Size of the volume below, in bytes.
         size: u64,
-        /// The greatest length, in bytes.
+        /// Maximum length, in bytes.
         most: u64,
     },
-    /// An end of the part lies within a block.
-    #[error("{what} {bytes} is not a multiple of its volume's blocks of {block} bytes; write {next}")]
+    /// The offset or the length is not a whole number of blocks.
+    #[error("{what} {bytes} is not a multiple of its volume's block size of {block} bytes; write {next}")]
     Misaligned {
         /// The offset or the length.
         what: &'static str,
@@ -50,20 +50,20 @@ pub enum SliceError {
         bytes: u64,
         /// Logical block of the volume below, in bytes.
         block: u32,
-        /// The next multiple, or the last one.
+        /// The next multiple; if that exceeds 64 bits, the largest multiple.
         next: u64,
     },
     /// The length is 0.
-    #[error("has no block; write a length, or none for all the rest")]
+    #[error("has a length of 0; write another length, or leave it out to use the rest")]
     Empty,
 }
 
 impl SliceVolume {
-    /// The `len` bytes of `inner` from `offset` on; without `len` all the rest, which grows and
-    /// shrinks with `inner`.
+    /// The `len` bytes of `inner` from byte `offset` on. Without `len` the part extends to the end
+    /// of `inner` and changes size with it.
     ///
     /// # Errors
-    /// If they do not lie within `inner`, or are not whole blocks of it.
+    /// If the range does not lie within `inner`, or is not a whole number of its blocks.
     pub fn new(inner: Arc<dyn Volume>, offset: u64, len: Option<u64>) -> Result<SliceVolume, SliceError> {
         let VolumeInfo { size, logical_block: block, .. } = inner.info();
         for (what, bytes) in [("offset", offset), ("length", len.unwrap_or(0))] {
@@ -88,10 +88,10 @@ impl SliceVolume {
         Ok(SliceVolume { inner, offset, len, blocks: BlockSizes::default() })
     }
 
-    /// All of `inner` with other block sizes. A last block that is not whole is cut off.
+    /// All of `inner` with other block sizes. An incomplete block at the end is left out.
     ///
     /// # Errors
-    /// If the blocks of `inner` are larger.
+    /// If a block size is smaller than the logical block of `inner`.
     pub fn with_blocks(inner: Arc<dyn Volume>, blocks: BlockSizes) -> Result<SliceVolume, SmallBlock> {
         blocks.check(inner.info().logical_block)?;
         Ok(SliceVolume { inner, offset: 0, len: None, blocks })
@@ -104,7 +104,8 @@ impl Volume for SliceVolume {
         let left = whole.size.saturating_sub(self.offset);
         let size = self.len.as_ref().map_or(left, |len| len.load(Ordering::Acquire).min(left));
         let info = self.blocks.shape(VolumeInfo { size, ..whole });
-        // Only from a multiple of a block on are aligned requests aligned below, too.
+        // An aligned request is aligned in `inner`, too, only if the offset is a multiple of the
+        // block.
         let alignment = 1 << self.offset.trailing_zeros().min(31);
         let aligned = |block: u32| block.min(alignment).max(info.logical_block);
         VolumeInfo {
@@ -131,7 +132,7 @@ impl Volume for SliceVolume {
         self.info().size
     }
 
-    /// A part with a length of its own gets another one; for any other, `inner` is resized.
+    /// Changes the part's own length if it has one; otherwise resizes `inner`.
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
         let VolumeInfo { logical_block: block, .. } = self.info();
         let whole_blocks = |size: u64| size / u64::from(block) * u64::from(block);
@@ -180,26 +181,26 @@ struct SliceChannel {
     inner: Box<dyn Channel>,
     offset: u64,
     len: Option<Arc<AtomicU64>>,
-    /// Block sizes and access; the size is checked by `len` and by `inner`.
+    /// Block sizes and flags. Its `size` is not used: `len` and `inner` limit the range.
     info: VolumeInfo,
-    /// Extents below may end within a block.
+    /// Extents of `inner` may end within a block and must be merged.
     merges: bool,
-    /// Completions of requests that `inner` does not get.
+    /// Completions of requests that were not passed to `inner`.
     refused: Vec<Completion>,
 }
 
 impl Channel for SliceChannel {
     #[inline]
     fn submit(&mut self, io: Io) {
-        // Without a length of its own it ends where `inner` does, which checks that itself: it has
-        // no whole block behind the last one here.
+        // Without a length of its own, the part relies on the check of `inner`, which has less than
+        // one block of this size beyond the part's last block.
         let size = match &self.len {
             Some(len) => len.load(Ordering::Acquire),
             None => u64::MAX - self.offset,
         };
         match self.info.check_within(&io, size) {
             Ok(()) if io.op == Op::Flush => self.inner.submit(io),
-            // The volume below finds that the length is wrong, or that it ends before.
+            // `inner` checks its own size, and reports the wrong length.
             Ok(()) | Err(IoError::BadLength) => {
                 self.inner.submit(Io { offset: io.offset + self.offset, ..io });
             }
@@ -231,8 +232,9 @@ impl Channel for SliceChannel {
     }
 }
 
-/// Makes extents end where blocks do. A block with several extents is a hole, or reads as zeroes,
-/// only if all of them are or do. An incomplete block at the end is left out.
+/// Merges extents so that they end at block boundaries. A block with several extents is a hole only
+/// if all of them are holes, and reads as zeroes only if all of them do. An incomplete block at the
+/// end is left out.
 fn merge_to_blocks(extents: &mut Vec<Extent>, block: u64) {
     if extents.iter().all(|extent| extent.len.is_multiple_of(block)) {
         return;
@@ -247,13 +249,13 @@ fn merge_to_blocks(extents: &mut Vec<Extent>, block: u64) {
     for extent in extents.iter() {
         let mut left = extent.len;
         if let Some(begun) = &mut open {
-            let here = left.min(block - begun.len);
+            let part_len = left.min(block - begun.len);
             *begun = Extent {
-                len: begun.len + here,
+                len: begun.len + part_len,
                 hole: begun.hole && extent.hole,
                 zero: begun.zero && extent.zero,
             };
-            left -= here;
+            left -= part_len;
             if begun.len == block {
                 open.take().into_iter().for_each(&mut push);
             }
@@ -266,7 +268,7 @@ fn merge_to_blocks(extents: &mut Vec<Extent>, block: u64) {
             open = Some(Extent { len: left - whole, ..*extent });
         }
     }
-    // An answer has at least one extent; of the rest of this block nothing is known.
+    // A result has at least one extent; the state of the rest of this block is unknown.
     if merged.is_empty() {
         merged.extend(open.map(|_| Extent::data(block)));
     }
@@ -296,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_a_volume() {
+    fn a_slice_conforms() {
         let whole = mem(64 * MIB);
         conformance::run(&mut Harness::on_test_core(slice(&whole, 8 * MIB, 40 * MIB)));
         conformance::run(&mut Harness::on_test_core(slice(&whole, 512, None)));
     }
 
     #[test]
-    fn a_slice_of_a_slow_volume_and_of_a_stripe_is_a_volume() {
+    fn a_slice_of_a_slow_volume_or_of_a_stripe_conforms() {
         let ms = Duration::from_millis(1);
         let slow = DelayVolume::new(mem(64 * MIB), Delays { read: ms, write: 3 * ms, flush: 2 * ms });
         let slow: Arc<dyn Volume> = Arc::new(slow);
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_with_larger_blocks_is_a_volume() {
+    fn a_volume_with_larger_blocks_conforms() {
         let volume = large_blocks(mem(40 * MIB + 512));
         assert_eq!((volume.info().size, volume.info().logical_block), (40 * MIB, 4096));
         conformance::run(&mut Harness::on_test_core(volume));
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_beside_a_slice_changes() {
+    fn data_outside_a_slice_is_not_changed() {
         let whole = mem(64 * MIB);
         conformance::run(&mut Harness::on_test_core(slice(&whole, 8 * MIB, 40 * MIB)));
         let mut client = Harness::on_test_core(whole).client(1).unwrap();
@@ -342,23 +344,26 @@ mod tests {
         assert_eq!((refused(0, None), refused(512, Some(MIB - 512))), (String::new(), String::new()));
         assert_eq!(
             refused(MIB, None),
-            "begins at byte 1048576, and its volume has 1048576; write a lower offset"
+            "begins at byte 1048576, but its volume has only 1048576 bytes; write a lower offset"
         );
         assert_eq!(
             refused(512, Some(MIB)),
-            "ends 512 bytes behind its volume of 1048576 bytes; write a length of at most 1048064, or none for all the rest"
+            "ends 512 bytes beyond its volume of 1048576 bytes; write a length of at most 1048064, or leave it out to use the rest"
         );
         assert!(refused(512, Some(u64::MAX - 511)).contains("write a length of at most 1048064"));
         assert_eq!(
             refused(100, None),
-            "offset 100 is not a multiple of its volume's blocks of 512 bytes; write 512"
+            "offset 100 is not a multiple of its volume's block size of 512 bytes; write 512"
         );
         assert!(refused(0, Some(1000)).starts_with("length 1000 is not a multiple of"));
-        assert_eq!(refused(0, Some(0)), "has no block; write a length, or none for all the rest");
+        assert_eq!(
+            refused(0, Some(0)),
+            "has a length of 0; write another length, or leave it out to use the rest"
+        );
     }
 
     #[test]
-    fn a_slice_has_the_largest_blocks_that_lie_on_those_below() {
+    fn a_slice_has_the_largest_blocks_that_its_offset_is_a_multiple_of() {
         let whole = large_blocks(mem(MIB));
         assert!(SliceVolume::new(whole, 512, None).is_err());
         let whole = mem(MIB);
@@ -398,14 +403,14 @@ mod tests {
             part.resize(Resize::Bytes(4 * MIB)), Err(ResizeError::TooLarge { most }) if most == 3 * MIB
         ));
         assert!(matches!(part.resize(Resize::Bytes(100)), Err(ResizeError::BadSize { .. })));
-        // What the volume below loses is lost here, too.
+        // Shrinking `whole` shortens the part, too.
         whole.resize(Resize::Bytes(2 * MIB)).unwrap();
         assert_eq!((part.refresh_size(), part.resize(Resize::Own).unwrap()), (MIB, MIB));
         assert!(client.read(MIB, 512).is_err());
     }
 
     #[test]
-    fn extents_end_where_blocks_do() {
+    fn extents_are_merged_into_whole_blocks() {
         let hole = |len| Extent { len, hole: true, zero: true };
         let merged = |extents: &[Extent]| {
             let mut extents = extents.to_vec();
@@ -421,7 +426,7 @@ mod tests {
             "a block with some data is data"
         );
         assert_eq!(merged(&[data(4096), hole(512)]), [data(4096)], "what is not known is left out");
-        assert_eq!(merged(&[hole(512)]), [data(4096)], "but an answer has one extent");
+        assert_eq!(merged(&[hole(512)]), [data(4096)], "but a result has at least one extent");
         let zero = Extent { len: 512, hole: false, zero: true };
         assert_eq!(merged(&[zero, hole(3584)]), [Extent { len: 4096, ..zero }]);
     }

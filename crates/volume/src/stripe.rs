@@ -21,11 +21,11 @@ use std::sync::Arc;
 
 /// Default chunk size, in bytes.
 pub const DEFAULT_CHUNK: u64 = 1 << 20;
-/// Most members of a stripe.
+/// Maximum number of members of a stripe.
 pub const MAX_MEMBERS: usize = 256;
 
-/// Several volumes as one, with the sum of their sizes and bandwidths. Its data is lost if that of
-/// any member is.
+/// Several volumes as one, with the sum of their sizes and bandwidths. All its data is lost if one
+/// member is lost.
 pub struct StripeVolume {
     info: VolumeInfo,
     layout: Layout,
@@ -66,7 +66,7 @@ impl StripeVolume {
     /// as the smallest one has; sizes are read once, now.
     ///
     /// # Errors
-    /// If the chunk does not suit the members, or there are none.
+    /// If there are no or too many members, or the chunk size does not fit them.
     pub fn new(chunk_bytes: u64, members: Vec<Arc<dyn Volume>>) -> Result<StripeVolume, StripeError> {
         if members.is_empty() || members.len() > MAX_MEMBERS {
             return Err(StripeError::Members(members.len()));
@@ -106,8 +106,8 @@ fn combine(infos: &[VolumeInfo], layout: Layout) -> Option<VolumeInfo> {
     })
 }
 
-/// Where the bytes of `range` of a stripe lie on one of its members; nothing of the member between
-/// them is another range's.
+/// The range of one member that holds the bytes of `range` of a stripe. Ranges of a stripe that do
+/// not overlap do not overlap on a member either.
 #[must_use]
 pub fn range_on_member(chunk_bytes: u64, members: usize, member: usize, range: Range<u64>) -> Range<u64> {
     if chunk_bytes == 0 || chunk_bytes.checked_mul(members as u64).is_none_or(|row| row == 0) {
@@ -185,10 +185,10 @@ impl Layout {
         let end = offset + len;
         let mut at = offset;
         std::iter::from_fn(move || {
-            let here = (self.chunk - at % self.chunk).min(end - at);
-            let piece = Piece { member: self.member_of(at), len: here };
-            at += here;
-            (here > 0).then_some(piece)
+            let len = (self.chunk - at % self.chunk).min(end - at);
+            let piece = Piece { member: self.member_of(at), len };
+            at += len;
+            (len > 0).then_some(piece)
         })
     }
 }
@@ -276,12 +276,12 @@ impl StripeChannel {
 
     #[inline]
     fn begin(&mut self, parent: Parent) -> Tag {
-        let place = self.parents.insert(parent);
-        let parts = (place + 1) * self.members.len();
+        let index = self.parents.insert(parent);
+        let parts = (index + 1) * self.members.len();
         if self.parts.len() < parts {
             self.parts.resize_with(parts, Output::default);
         }
-        Tag(place as u64)
+        Tag(index as u64)
     }
 
     #[inline]
@@ -339,7 +339,7 @@ impl StripeChannel {
         }
     }
 
-    /// All members have completed their parts.
+    /// Completes a request of which all members have completed their parts.
     fn finish(&mut self, below: Tag) {
         let parent = self.parents.remove(below.0 as usize).expect("the tag is in flight");
         let first = below.0 as usize * self.members.len();
@@ -413,12 +413,12 @@ impl<'a> Cutter<'a> {
     fn take(&mut self, mut len: usize, to: &mut SgList) {
         while len > 0 {
             let Some((first, rest)) = self.segs.split_first() else { return };
-            let here = len.min(first.len() - self.done);
-            if here > 0 {
-                to.push(first.slice(self.done, here));
+            let part_len = len.min(first.len() - self.done);
+            if part_len > 0 {
+                to.push(first.slice(self.done, part_len));
             }
-            len -= here;
-            self.done += here;
+            len -= part_len;
+            self.done += part_len;
             if self.done == first.len() {
                 (self.segs, self.done) = (rest, 0);
             }
@@ -441,12 +441,12 @@ impl<'a> ExtentCursor<'a> {
     /// The next part of an extent, at most `len` bytes of it.
     fn take(&mut self, len: u64) -> Option<Extent> {
         let (first, rest) = self.extents.split_first()?;
-        let here = len.min(first.len - self.done);
-        self.done += here;
+        let part_len = len.min(first.len - self.done);
+        self.done += part_len;
         if self.done == first.len {
             (self.extents, self.done) = (rest, 0);
         }
-        Some(Extent { len: here, ..*first })
+        Some(Extent { len: part_len, ..*first })
     }
 }
 

@@ -64,7 +64,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     scaled(number, unit_ns, text, "nanoseconds").map(Duration::from_nanos)
 }
 
-/// Parses a decimal number in units of its last place: `parse_decimal("0.25", 3)` is 250.
+/// Parses a decimal number and multiplies it by 10 to the power of `places`: `parse_decimal("0.25",
+/// 3)` is 250.
 ///
 /// # Errors
 /// If the text is not a number or has more places.
@@ -100,13 +101,13 @@ pub fn human_size(bytes: u64) -> String {
     if power == 0 {
         return format!("{bytes} B");
     }
-    let places = match value {
+    let decimals = match value {
         _ if value.fract() == 0.0 => 0,
         ..9.995 => 2,
         ..99.95 => 1,
         _ => 0,
     };
-    format!("{value:.places$} {}iB", SIZE_UNITS[power - 1].to_ascii_uppercase())
+    format!("{value:.decimals$} {}iB", SIZE_UNITS[power - 1].to_ascii_uppercase())
 }
 
 /// Formats a duration exactly, in the shortest form that [`parse_duration`] reads: `100us`, `90s`,
@@ -141,7 +142,7 @@ fn scaled(number: &str, unit: u64, text: &str, what: &'static str) -> Result<u64
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     let fraction = fraction.trim_end_matches('0');
-    // No unit can be divided by a larger power of ten.
+    // The limit keeps the product below within 128 bits.
     let scale =
         10u128.checked_pow(fraction.len() as u32).filter(|_| fraction.len() <= 19).ok_or_else(not_whole)?;
     let parts: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| too_large())? };
@@ -153,7 +154,7 @@ fn scaled(number: &str, unit: u64, text: &str, what: &'static str) -> Result<u64
     u64::try_from(sum).map_err(|_| too_large())
 }
 
-/// Units of sizes: 1024, and each 1024 times the one before.
+/// Units of sizes: `k` is 1024 bytes, and each other unit is 1024 times the one before.
 const SIZE_UNITS: [&str; 6] = ["k", "m", "g", "t", "p", "e"];
 /// Units of time, in nanoseconds.
 const DURATION_UNITS: [(&str, u64); 6] = [
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals_are_counted_in_their_last_place() {
+    fn decimals_are_scaled_to_integers() {
         assert_eq!((parse_decimal("0.25", 3), parse_decimal("1", 6)), (Ok(250), Ok(1_000_000)));
         for text in ["0.0001", "x", "1%", ""] {
             assert_eq!(parse_decimal(text, 3), Err(UnitError::Decimal(text.to_owned(), 3)));
@@ -266,7 +267,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_panics(text in "[0-9.kmgtpeibsunh ]{0,30}") {
+        fn no_text_makes_a_parser_panic(text in "[0-9.kmgtpeibsunh ]{0,30}") {
             let _ = (parse_size(&text), parse_duration(&text), parse_decimal(&text, 6));
         }
     }

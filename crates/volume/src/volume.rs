@@ -7,8 +7,8 @@ use std::any::Any;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Most data of one read or write, in bytes. Every volume accepts this much and splits it if the
-/// layer below accepts less; a protocol advertises at most this as its maximum.
+/// Maximum length of one read or write, in bytes. Every volume accepts it, and splits a request if
+/// the layer below accepts less. No protocol advertises a larger maximum.
 pub const MAX_TRANSFER: u32 = 32 << 20;
 
 /// Properties of a volume. Durability flags of all protocols are derived from it, never configured
@@ -73,7 +73,7 @@ impl VolumeInfo {
         self.check_within(io, self.size)
     }
 
-    /// Checks a request against another size of the volume, in bytes.
+    /// Checks whether the request would fit this volume if it had `size` bytes.
     ///
     /// # Errors
     /// As for [`VolumeInfo::check`].
@@ -116,10 +116,10 @@ pub enum Resize {
 /// Why a volume cannot be resized, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
-    /// Its size is fixed.
+    /// The volume's size is fixed.
     #[error("cannot be resized: its size is that of the volumes below it, or fixed in its spec")]
     Fixed,
-    /// The size is 0, or no whole number of blocks.
+    /// The size is 0, or not a whole number of blocks.
     #[error("{size} bytes are not one or more whole blocks of {block}; round them")]
     BadSize {
         /// Requested size in bytes.
@@ -127,14 +127,14 @@ pub enum ResizeError {
         /// Size of a block, in bytes.
         block: u32,
     },
-    /// There is no room for the size.
-    #[error("it can have at most {most} bytes; serve a larger one")]
+    /// The size exceeds the volume's maximum.
+    #[error("it can have at most {most} bytes; choose a smaller size, or serve a larger volume")]
     TooLarge {
         /// Maximum size in bytes.
         most: u64,
     },
     /// The volume is read-only.
-    #[error("is opened read-only; leave the size out to read its current size again")]
+    #[error("is opened read-only; leave out the size to query its current size")]
     ReadOnly,
     /// A system call failed.
     #[error("cannot {action} it: {source}")]
@@ -146,7 +146,7 @@ pub enum ResizeError {
     },
 }
 
-/// How far the memory of a RAM volume is populated, in bytes.
+/// Progress of populating the memory of a RAM volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Populated {
     /// Bytes populated so far.
@@ -155,10 +155,10 @@ pub struct Populated {
     pub of: u64,
 }
 
-/// Connections of a remote volume to its server.
+/// Counters of a remote volume's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounts {
-    /// Sessions that were opened after another one was lost.
+    /// Sessions opened to replace a lost one.
     pub reconnects: u64,
 }
 
@@ -167,17 +167,17 @@ pub trait Volume: Send + Sync {
     /// The volume's current properties; the size may change over time.
     fn info(&self) -> VolumeInfo;
 
-    /// Queries the size again where it changes below, as of a block device that was resized, and
-    /// returns it in bytes; [`Volume::info`] then reports it, too. May block, so no core calls it;
-    /// the server of the volume does so from time to time.
+    /// Queries the size from the storage below, such as a block device that was resized, and
+    /// returns it in bytes; [`Volume::info`] then reports it, too. May block, so cores do not call
+    /// it; the server of the volume calls it periodically.
     fn refresh_size(&self) -> u64 {
         self.info().size
     }
 
     /// Resizes the volume and returns the new size in bytes. Later I/O is checked against the new
     /// size. Data beyond a smaller size is lost: it reads as zeroes if the volume grows again,
-    /// except for concurrent writes. Does not notify users, which is up to the server. One call at
-    /// a time; may block, so no core calls it.
+    /// except for concurrent writes. Does not notify users; the server does. Calls must not
+    /// overlap. May block, so cores do not call it.
     ///
     /// # Errors
     /// If the volume cannot have that size; its size is then unchanged.
@@ -196,9 +196,9 @@ pub trait Volume: Send + Sync {
 
     /// Opens this core's queue to the volume.
     ///
-    /// `depth` is the most I/O that the caller will have in flight on the channel, so queues cannot
-    /// overflow. `waker` is woken when [`Channel::poll`] has completions that did not occur within
-    /// [`Channel::submit`] or [`Channel::kick`].
+    /// `depth` is the maximum number of requests that the caller has in flight on the channel, so
+    /// queues cannot overflow. `waker` is woken when [`Channel::poll`] has completions that did not
+    /// occur within [`Channel::submit`] or [`Channel::kick`].
     ///
     /// # Errors
     /// If the volume cannot be reached or this core cannot drive it.
@@ -209,7 +209,7 @@ pub trait Volume: Send + Sync {
         None
     }
 
-    /// Counts of the volume's connections; `None` for a local volume.
+    /// Counters of the volume's connections; `None` for a local volume.
     fn links(&self) -> Option<LinkCounts> {
         None
     }

@@ -35,7 +35,7 @@ impl Core for BusyCore {
     }
 }
 
-/// Executes `count` requests at full depth, alternately reads and writes within one chunk.
+/// Executes `count` requests at full depth: reads, writes and flushes, each within one chunk.
 fn run(channel: &mut dyn Channel, memory: &Memory, done: &mut Vec<Completion>, count: u64) {
     let submit = |channel: &mut dyn Channel, nth: u64| {
         let (tag, offset) = (Tag(nth % u64::from(DEPTH)), nth % 512 * 4096);

@@ -143,7 +143,9 @@ fn a_remote_volume_keeps_its_blocks_and_takes_larger_ones() {
         let and = if own.contains('?') { '&' } else { '?' };
         let said = refusal(&["info", &format!("{own}{and}block_size=512")]);
         assert!(
-            said.contains("block_size=512 is less than its own blocks of 4096 bytes; write block_size=4096"),
+            said.contains(
+                "block_size=512 is less than the volume's own block size of 4096 bytes; write block_size=4096"
+            ),
             "{said}"
         );
     }

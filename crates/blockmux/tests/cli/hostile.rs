@@ -300,7 +300,7 @@ fn a_partial_last_block_of_a_server_is_left_out_with_a_warning() {
     });
     let output = server.copied();
     assert_eq!(output.status.code(), Some(0));
-    let expected = "its last 1000 bytes are no whole block of 4096 bytes and are left out";
+    let expected = "its last 1000 bytes are not a whole block of 4096 bytes and are left out";
     assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
 }
 
@@ -338,7 +338,7 @@ fn an_unresponsive_or_slow_server_is_abandoned_with_one_message() {
         let output = server.copied();
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        let fails = " requests fail: no answer within 300 ms, nor by new connections for 200 ms";
+        let fails = " requests fail: no answer within 300 ms, and none over new connections for 200 ms";
         assert!(said.lines().filter(|line| line.contains(fails)).count() >= 1, "{said}");
         let lines = said.lines().filter(|line| !line.contains(" requests fail: "));
         let lines: Vec<_> =

@@ -152,13 +152,16 @@ fn an_invalid_slice_is_refused_with_advice() {
     for (spec, expected) in [
         (
             "slice:1m:mem:1m",
-            "slice:1m:mem:1m: begins at byte 1048576, and its volume has 1048576; write a lower",
+            "slice:1m:mem:1m: begins at byte 1048576, but its volume has only 1048576 bytes; write a lower",
         ),
-        ("slice:512k,1m:mem:1m", "write a length of at most 524288, or none for all the rest"),
-        ("slice:100:mem:1m", "offset 100 is not a multiple of its volume's blocks of 512 bytes; write 512"),
+        ("slice:512k,1m:mem:1m", "write a length of at most 524288, or leave it out to use the rest"),
+        (
+            "slice:100:mem:1m",
+            "offset 100 is not a multiple of its volume's block size of 512 bytes; write 512",
+        ),
         (
             "slice:4k,5k:mem:1m?block_size=4096",
-            "length 5120 is not a multiple of its volume's blocks of 4096",
+            "length 5120 is not a multiple of its volume's block size of 4096",
         ),
     ] {
         let output = blockmux(["info", spec]);

@@ -78,7 +78,7 @@ fn a_device_error_is_logged_with_its_offset_and_repeats_are_counted() {
     daemon.signal(Signal::TERM);
     let mut said = String::new();
     daemon.stderr.read_to_string(&mut said).unwrap();
-    let failed = format!(" WARN {}: read failed: the file was cut", path.display());
+    let failed = format!(" WARN {}: read failed: another program has truncated the file", path.display());
     let lines: Vec<_> = said.lines().filter_map(|line| line.find(&failed).map(|at| &line[at..])).collect();
     assert_eq!(lines.len(), 6, "{said}");
     assert_eq!(lines[0], format!("{failed} offset=131072 length=4096"));

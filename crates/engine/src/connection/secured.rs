@@ -1,4 +1,4 @@
-//! Connections with TLS, whose records are made by the library or by the kernel (kTLS).
+//! Connections with TLS, whose records are processed by the library or by the kernel (kTLS).
 
 use super::{Broken, CHUNK, Connection, SENDS_PER_TURN, SHORT_CHUNK};
 use crate::host::{ByteStream, Host};
@@ -78,7 +78,7 @@ impl<H: Host> Connection<H> {
         Ok(any)
     }
 
-    /// kTLS fails a plain receive when a record of another type than data is next.
+    /// Handles a failed receive. kTLS fails a plain receive if the next record is not data.
     #[cold]
     pub(super) fn on_receive_error(&mut self, error: io::Error) -> Result<Option<bool>, Broken> {
         let Some(secure) = &mut self.secure else { return Err(error.into()) };
@@ -128,7 +128,7 @@ impl<H: Host> Connection<H> {
     }
 }
 
-/// A session demands TLS only of a connection that has it.
+/// An internal error: a session demands TLS only on a connection that has credentials.
 const NO_CREDENTIALS: TlsError = TlsError::Internal("this connection has no TLS credentials");
 
 impl<H: Host> Drop for Connection<H> {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 pub(super) fn for_each_piece(data: &SgList, mut skip: usize, piece: &Seg, mut pair: impl FnMut(&Seg, &Seg)) {
     let mut at = 0;
     for seg in data.segs() {
-        let here = seg.len().saturating_sub(skip).min(piece.len() - at);
-        if here > 0 {
-            pair(&seg.slice(skip, here), &piece.slice(at, here));
-            at += here;
+        let part_len = seg.len().saturating_sub(skip).min(piece.len() - at);
+        if part_len > 0 {
+            pair(&seg.slice(skip, part_len), &piece.slice(at, part_len));
+            at += part_len;
         }
         skip = skip.saturating_sub(seg.len());
     }

@@ -2,7 +2,7 @@
 //! the ring.
 //!
 //! ```text
-//!   read, write    Move, again after a short one; or Bounce, piece by piece,
+//!   read, write    Move, repeated after a short transfer; or Bounce, piece by piece,
 //!                  if direct I/O cannot use the memory
 //!   write zeroes   Punch, else ZeroRange, else WriteZeroes, piece by piece; with FUA then Sync
 //!   discard        Punch; with FUA then Sync
@@ -165,7 +165,7 @@ impl Table {
             disk.check_for_truncation(file);
         }
         if io.op != Op::Flush && disk.extent.is_cut_before(io.offset + io.len) {
-            disk.note_failure(io.op, io.offset, io.len, &"the file was cut");
+            disk.note_failure(io.op, io.offset, io.len, &"another program has truncated the file");
             return Some(Err(IoError::Medium));
         }
         if needs_sync(io.op) && disk.has_lost_writes() {
@@ -242,12 +242,12 @@ impl Table {
         let Some(pending) = slots.get_mut(token as usize) else { return Start::Started };
         if let Some(wanted) = pending.needed_memory() {
             let Some(memory) = pool.take_payload_or_wait(wanted) else {
-                let is_left = pool.account().is_some_and(PeerAccount::is_closed);
-                if pool.could_hold(wanted) && !is_left {
+                let is_closed = pool.account().is_some_and(PeerAccount::is_closed);
+                if pool.could_hold(wanted) && !is_closed {
                     return Start::Waits;
                 }
                 drop(slots);
-                self.finish(token, Err(if is_left { IoError::Aborted } else { IoError::NoMemory }));
+                self.finish(token, Err(if is_closed { IoError::Aborted } else { IoError::NoMemory }));
                 return Start::Started;
             };
             let seg = memory.seg(0, wanted);
@@ -280,8 +280,8 @@ impl Table {
             // A durable write through the page cache waits for the device, which must not block
             // this thread.
             in_background: pending.retries > 0 || durable && self.disk.direct.is_none(),
-            // The kernel copies from the page cache on this thread; shorter pieces let others run
-            // between.
+            // The kernel copies from the page cache on this thread; shorter pieces let other tasks
+            // run in between.
             most_bytes: if is_long_copy { LONG_COPY_PIECE } else { 0 },
         };
         let direction =
@@ -348,7 +348,12 @@ impl Table {
             if moved == 0 {
                 // End of file: the file was truncated while it was served. Returning zeroes would
                 // hide the loss.
-                self.disk.note_failure(pending.op, pending.offset, pending.len, &"the file was cut");
+                self.disk.note_failure(
+                    pending.op,
+                    pending.offset,
+                    pending.len,
+                    &"another program has truncated the file",
+                );
                 self.disk.check_for_truncation(&self.disk.file);
                 return Next::Done(Err(IoError::Medium));
             }
@@ -419,8 +424,8 @@ impl Table {
             self.disk.note_lost_writes(errno);
         }
         if !matches!(error, IoError::Aborted | IoError::Unsupported) {
-            let why = std::io::Error::from_raw_os_error(errno);
-            self.disk.note_failure(pending.op, pending.offset, pending.len, &why);
+            let error_text = std::io::Error::from_raw_os_error(errno);
+            self.disk.note_failure(pending.op, pending.offset, pending.len, &error_text);
         }
         Next::Done(Err(error))
     }
@@ -442,10 +447,10 @@ impl Table {
             token.map(|token| token as u32)
         };
         let Some(token) = found else { return };
-        let place = self.waiting.borrow().iter().position(|&waiting| waiting == token);
-        match place {
-            Some(place) => {
-                self.waiting.borrow_mut().remove(place);
+        let position = self.waiting.borrow().iter().position(|&waiting| waiting == token);
+        match position {
+            Some(position) => {
+                self.waiting.borrow_mut().remove(position);
                 self.finish(token, Err(IoError::Aborted));
             }
             None => ring.cancel(token),
@@ -492,9 +497,9 @@ fn needs_sync(op: Op) -> bool {
     }
 }
 
-/// A longer read from the page cache is split into pieces.
+/// Reads from the page cache that are longer than this, in bytes, are split into pieces.
 const LONG_COPY: u64 = 1 << 20;
-/// Bytes that are copied in about 0.1 ms.
+/// Length of such a piece, in bytes: the kernel copies it in about 0.1 ms.
 const LONG_COPY_PIECE: usize = 256 << 10;
 /// Longest read-ahead of one hint, in bytes.
 const MAX_PREFETCH: u64 = 32 << 20;

@@ -13,7 +13,8 @@ use blockmux_volume::Extent;
 use std::fs::File;
 use std::io;
 
-/// The extents of a non-empty range of whole blocks, from its start; together at most the range.
+/// The extents of a non-empty range of whole blocks, from its start. They may cover less than the
+/// range, never more.
 pub(super) fn extents(file: &File, offset: u64, len: u64, block: u64) -> io::Result<Vec<Extent>> {
     let (mut at, end, mut extents) = (offset, offset + len, Vec::new());
     // Each round adds at most a hole and the data after it. A round that adds nothing has raced

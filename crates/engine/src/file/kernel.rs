@@ -24,8 +24,8 @@ use std::sync::Arc;
 
 /// Receives completions of ring entries, with the memory that they used.
 pub(super) trait EntryOwner: Sized {
-    /// The entry of slot `token` has completed. `result` is that of the system call, errors
-    /// negative. The slot may take another entry.
+    /// Handles the completion of the entry of slot `token`. `result` is the system call's, negative
+    /// for an error. The slot may take another entry.
     fn on_entry_done(&self, ring: &FileRing<Self>, token: u32, memory: SgList, result: i32);
 }
 
@@ -35,7 +35,7 @@ pub(super) struct FileRing<L> {
     /// The volume's own open file. For a block device it is the exclusive handle, the only one
     /// through which ranges with dirty pages can be zeroed.
     exclusive: Arc<File>,
-    /// The slots up to the highest ever used; allocated for all.
+    /// One for each slot up to the highest ever used; the capacity is for all slots.
     holds: RefCell<Vec<Hold>>,
     /// Weak, because the core's ring owns this object and the registration owns the core's ring.
     registration: OnceCell<Weak<Registration>>,
@@ -49,6 +49,7 @@ struct Hold {
     memory: SgList,
     iovecs: Vec<libc::iovec>,
 }
+
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransferDirection {
@@ -63,7 +64,7 @@ pub(super) struct EntryOptions {
     pub(super) durable: bool,
     /// Runs on a kernel worker thread from the start (`IOSQE_ASYNC`), because it would block.
     pub(super) in_background: bool,
-    /// Most bytes to transfer; 0: no limit.
+    /// Maximum number of bytes to transfer; 0: no limit.
     pub(super) most_bytes: usize,
 }
 
@@ -219,9 +220,9 @@ fn gather(memory: &SgList, mut skip: usize, iovecs: &mut Vec<libc::iovec>) {
 /// Alignment of direct I/O, in bytes; 0 for both: not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DirectAlignment {
-    /// Of addresses in memory.
+    /// Alignment of addresses in memory.
     pub(super) memory: u32,
-    /// Of offsets in the file, and of the length of each piece.
+    /// Alignment of offsets in the file and of the length of each piece.
     pub(super) offset: u32,
 }
 
@@ -266,7 +267,7 @@ pub(super) fn is_byte_locked(file: &File, offset: i64) -> io::Result<bool> {
 }
 
 fn byte_lock(kind: i32, offset: i64) -> libc::flock {
-    // SAFETY: all fields may be zero, and locks of open files demand that of the process id.
+    // SAFETY: all fields may be zero, and open file description locks require a process id of 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;

@@ -96,7 +96,7 @@ pub enum OpenError {
     },
     /// A file opened read-only is shorter than the requested size.
     #[error(
-        "file:{path}: has {len} bytes and cannot be extended to {size} read-only; leave one of the two away"
+        "file:{path}: has {len} bytes and cannot be extended to {size} read-only; leave out the size or ?readonly=on"
     )]
     TooShort {
         /// The file.
@@ -111,11 +111,11 @@ pub enum OpenError {
     SmallBlock {
         /// The file or device.
         path: PathBuf,
-        /// Which one, and what to write.
+        /// Which block size is too small, and what to write.
         reason: SmallBlock,
     },
     /// Direct I/O was requested and is not supported.
-    #[error("{0}: its file system has no direct I/O that can be used; leave ?direct=on away")]
+    #[error("{0}: its file system has no direct I/O that can be used; leave out ?direct=on")]
     NoDirect(PathBuf),
     /// A system call failed.
     #[error("{path}: cannot {action} it: {source}")]
@@ -160,11 +160,13 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
     if !options.create || options.read_only || options.size.is_none() {
         return Err(OpenError::Missing(path.into()));
     }
-    let mut how = OpenOptions::new();
+    let mut open_options = OpenOptions::new();
     let file =
-        how.read(true).write(true).create_new(true).open(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
-            _ => system_error(path, "create", error),
+        open_options.read(true).write(true).create_new(true).open(path).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
+                _ => system_error(path, "create", error),
+            }
         })?;
     let opened = prepare_file(path, file, options).and_then(|opened| {
         // The directory entry must be on stable storage, too.
@@ -251,8 +253,8 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
     let queue = QueueLimits::of(metadata.rdev());
     let (logical, physical) = kernel::block_sizes(&file).map_err(failed("query the block size of"))?;
     options.blocks.check(logical).map_err(|reason| OpenError::SmallBlock { path: path.into(), reason })?;
-    let told = Direct::of(&file, &queue).filter(|direct| direct.offset <= logical);
-    let direct = set_direct(path, &file, options.direct, told, |_| true)?;
+    let usable = Direct::of(&file, &queue).filter(|direct| direct.offset <= logical);
+    let direct = set_direct(path, &file, options.direct, usable, |_| true)?;
     let len = file.seek(SeekFrom::End(0)).map_err(failed("measure"))?;
     let zeroing = if options.read_only { Zeroing::default() } else { Zeroing::of_device(&queue) };
     let granularity = queue.number("discard_granularity").map_or(0, |bytes| bytes as u32);
@@ -267,7 +269,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
         rotational: queue.is_rotational(),
         ..VolumeInfo::new(len)
     });
-    // The device's last blocks may be no whole block of the volume.
+    // The device may end within a block of the volume.
     let end = info.size;
     if end == 0 {
         return Err(OpenError::Empty(path.into()));
@@ -275,7 +277,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
     if end < len {
         let block = info.logical_block;
         tracing::warn!(
-            "block:{}: has {len} bytes, no whole blocks of {block}: the first {end} are served",
+            "block:{}: its {len} bytes are not whole blocks of {block} bytes: only the first {end} are served",
             path.display()
         );
     }

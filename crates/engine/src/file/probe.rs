@@ -21,7 +21,7 @@ impl Direct {
     /// or an alignment that the pool's buffers do not have.
     pub(super) fn of(file: &File, queue: &QueueLimits) -> Option<Direct> {
         let direct = match kernel::direct_alignment(file) {
-            Some(told) => Direct { memory: told.memory, offset: told.offset },
+            Some(reported) => Direct { memory: reported.memory, offset: reported.offset },
             None => {
                 let block = queue.number("logical_block_size").map_or(POOL_ALIGNMENT, |block| block as u32);
                 Direct { memory: block, offset: block }
@@ -57,15 +57,15 @@ impl Zeroing {
     /// would allocate space, so it is tried when it is first needed.
     pub(super) fn of_file(file: &File) -> io::Result<Zeroing> {
         let metadata = file.metadata()?;
-        let behind = metadata.len().next_multiple_of(1 << 20);
+        let beyond = metadata.len().next_multiple_of(1 << 20);
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let punch = kernel::fallocate_now(file, mode, behind, 4096).is_ok();
+        let punch = kernel::fallocate_now(file, mode, beyond, 4096).is_ok();
         // Punching updates mtime, which would mislead backups. Only the owner may restore it.
         let _ = metadata.modified().and_then(|time| file.set_times(FileTimes::new().set_modified(time)));
         Ok(Zeroing { punch, zero_range_is_fast: true })
     }
 
-    /// A device zeroes by its own command, or the kernel writes zeroes to it.
+    /// Methods of a device: its own command, if it has one.
     pub(super) fn of_device(queue: &QueueLimits) -> Zeroing {
         let has_command = queue.number("write_zeroes_max_bytes").is_some_and(|most| most > 0);
         Zeroing { punch: has_command, zero_range_is_fast: has_command }
@@ -84,9 +84,9 @@ impl QueueLimits {
     /// The queue of the device numbered `device`, or of the disk that it is a partition of. Empty
     /// for a file system that is not on one device.
     pub(super) fn of(device: u64) -> QueueLimits {
-        let here = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
-        let places = [format!("{here}/queue"), format!("{here}/../queue")];
-        QueueLimits(places.into_iter().map(PathBuf::from).find(|place| place.is_dir()))
+        let device_dir = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+        let queue_dirs = [format!("{device_dir}/queue"), format!("{device_dir}/../queue")];
+        QueueLimits(queue_dirs.into_iter().map(PathBuf::from).find(|dir| dir.is_dir()))
     }
 
     pub(super) fn number(&self, name: &str) -> Option<u64> {
@@ -110,9 +110,9 @@ impl QueueLimits {
 
 /// Allocation unit of the file system, in bytes.
 pub(super) fn file_block(file: &File) -> io::Result<u32> {
-    let told = file.metadata()?.blksize();
-    let is_plausible = told.is_power_of_two() && told <= MAX_BLOCK.into();
-    Ok(if is_plausible { told as u32 } else { POOL_ALIGNMENT })
+    let reported = file.metadata()?.blksize();
+    let is_plausible = reported.is_power_of_two() && reported <= MAX_BLOCK.into();
+    Ok(if is_plausible { reported as u32 } else { POOL_ALIGNMENT })
 }
 
 /// Alignment of the pool's buffers, in bytes, and so of bounced transfers.

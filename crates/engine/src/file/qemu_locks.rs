@@ -17,7 +17,7 @@ pub(super) fn take(file: &File, read_only: bool) -> io::Result<bool> {
     } else {
         (&[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE])
     };
-    // All locks are taken before any is tested: of two programs that start at once at least one
+    // All locks are taken before any is tested: if two programs start at once, at least one of them
     // then sees the other.
     for permission in used {
         kernel::lock_byte(file, USED + permission)?;

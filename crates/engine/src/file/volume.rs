@@ -207,8 +207,8 @@ impl Disk {
         let Some(len) = super::kernel::cached_len(file) else { return };
         if len < before.min(self.extent.end()) && self.extent.mark_cut(len, changes) {
             tracing::error!(
-                "{}: another program has cut it to {len} bytes while it is served: I/O beyond fails; accept the new size with \
-                 'blockmux ctl resize NAME', or give the old one there",
+                "{}: another program has truncated it to {len} bytes while it is served: I/O beyond that fails; accept the new size \
+                 with 'blockmux ctl resize NAME', or restore the old one with 'blockmux ctl resize NAME SIZE'",
                 self.path.display()
             );
         }
@@ -239,8 +239,8 @@ impl Disk {
         self.lost_writes.load(Ordering::Acquire)
     }
 
-    /// Logs that the device failed a request of `length` bytes: operators are told, not only the
-    /// client.
+    /// Logs that the device failed a request of `length` bytes, so that the operator notices, not
+    /// only the client.
     #[cold]
     pub(super) fn note_failure(&self, op: Op, offset: u64, length: u64, why: &dyn Display) {
         let (path, what) = (self.path.display(), OpKind::of(op).name());
@@ -270,7 +270,7 @@ impl Extent {
         }
     }
 
-    /// In bytes, whole blocks.
+    /// Size in bytes, a whole number of blocks.
     #[inline]
     pub(super) fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
@@ -282,7 +282,8 @@ impl Extent {
         self.end.load(Ordering::Acquire)
     }
 
-    /// Sets both. A request that was admitted by the old size meets the end of the file by itself.
+    /// Sets size and end. A request that was checked against the old size may meet the end of the
+    /// file.
     fn set(&self, size: u64, end: u64) {
         self.end.store(end, Ordering::Release);
         self.size.store(size, Ordering::Release);
@@ -347,8 +348,8 @@ mod tests {
                 disk.resize(1 << 20).unwrap();
                 // A check that may have begun before the resize has ended, and another one after
                 // it.
-                let begun = checks.load(Ordering::Acquire);
-                while checks.load(Ordering::Acquire) < begun + 2 {
+                let started = checks.load(Ordering::Acquire);
+                while checks.load(Ordering::Acquire) < started + 2 {
                     std::thread::yield_now();
                 }
                 let is_cut = disk.extent.is_cut_before(1 << 20);

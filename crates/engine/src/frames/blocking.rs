@@ -34,7 +34,7 @@ fn port_error(interface: &str, error: io::Error) -> PortError {
     PortError { interface: interface.to_owned(), error }
 }
 
-/// Runs `session` at these interfaces until `done` returns true, which is polled. Returns `false`
+/// Runs `session` at these interfaces until `done`, which is polled, returns true. Returns `false`
 /// if the time ran out.
 ///
 /// # Errors
@@ -59,7 +59,7 @@ pub fn run_session<S: FrameSession>(
     loop {
         let now = Instant::now();
         if session.poll_timeout().is_some_and(|at| at <= now) {
-            // No input and no timeout ends a session over frames.
+            // Neither input nor a timeout ends a session over frames.
             let _ = session.on_timeout(now);
         }
         while let Some(frame) = session.frames(now).front() {

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct ReceivedFrame {
     /// Sender's address.
     pub mac: Mac,
-    /// In bytes; 0 if the frame was not for this port or did not fit.
+    /// Length in bytes; 0 if the frame was not for this port or did not fit.
     pub len: usize,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn open() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, None)?)
 }
 
-/// Receives from now on only frames of that EtherType on that interface.
+/// Binds the socket: from now on it receives frames of that EtherType on that interface.
 pub(super) fn bind(fd: &OwnedFd, index: i32, ether_type: EtherType) -> io::Result<()> {
     let address = address(index, ether_type, Mac::default());
     let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
@@ -106,7 +106,7 @@ pub(super) fn set_int(
 pub(super) fn interface(fd: &OwnedFd, name: &str) -> io::Result<Interface> {
     // SAFETY: all fields may be zero.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // One byte stays zero.
+    // The last byte must stay zero.
     if name.is_empty() || name.len() >= request.ifr_name.len() {
         return Err(io::ErrorKind::NotFound.into());
     }
@@ -216,7 +216,7 @@ pub(super) fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Frames sent by one call.
+/// Maximum number of frames sent by one call.
 pub(super) const BATCH: usize = 64;
-/// Segments of one call: a frame is a header and usually one segment of payload.
+/// Maximum number of segments of one call: a frame is a header and usually one segment of payload.
 const MAX_IOVECS: usize = 4 * BATCH;

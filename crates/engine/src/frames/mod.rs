@@ -46,15 +46,16 @@ pub trait FrameHost: Host {
     /// If there is no such interface, or the process lacks permission.
     fn open_port(&self, interface: &str, side: Side) -> io::Result<Self::Port>;
 
-    /// Claims a part of the tags for a queue to that disk, which no other queue at the same
-    /// stations has.
+    /// Claims a range of tags for a queue to that disk, which no other queue between the same
+    /// stations uses.
     ///
     /// # Errors
-    /// If all parts are claimed.
+    /// If all ranges are claimed.
     fn queue_id(&self, disk: AoeAddress) -> io::Result<QueueId>;
 }
 
-/// A non-blocking network interface: what would block fails with [`io::ErrorKind::WouldBlock`].
+/// A non-blocking network interface: a call that would block fails with
+/// [`io::ErrorKind::WouldBlock`].
 pub trait FramePort {
     /// A handle by which a parked task is woken.
     type Watch;

@@ -22,7 +22,7 @@ pub enum Side {
 }
 
 /// The share of requests that one core serves. All requests of one initiator to one disk belong to
-/// the same core, which so sees retransmits.
+/// the same core, which therefore sees retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Index of the core.
@@ -140,7 +140,7 @@ impl AsRawFd for PacketPort {
     }
 }
 
-/// Room for one frame: on its own cache lines, and large enough for VLAN tags left in by a driver.
+/// Bytes for one frame: whole cache lines, with room for VLAN tags that a driver has left in.
 fn stride_of(mtu: u32) -> usize {
     (mtu as usize).clamp(MIN_MTU, MAX_MTU).next_multiple_of(64) + 64
 }
@@ -201,7 +201,7 @@ const RETURN: u16 = 0x06;
 /// Size of the send buffer, in bytes: more than 64 jumbo frames.
 const BUFFER: usize = 4 << 20;
 const MIN_MTU: usize = 1500;
-/// Ethernet's own limit is far below.
+/// Upper bound; Ethernet's own limit is far lower.
 const MAX_MTU: usize = 65_535;
 
 #[cfg(test)]
@@ -237,9 +237,9 @@ mod tests {
     }
 
     #[test]
-    fn each_request_reaches_one_core_the_same_for_one_initiator_and_disk() {
+    fn requests_of_one_initiator_to_one_disk_reach_only_one_core() {
         let programs: Vec<_> = (0..3).map(|nth| program(Side::Target(Share { nth, of: 3 }))).collect();
-        let mut taken = [0; 3];
+        let mut counts = [0; 3];
         for (sender, slot) in (0..16).flat_map(|sender| (0..8).map(move |slot| (sender, slot))) {
             let core = |tag: u8, flags: u8| -> Vec<usize> {
                 let frame = [flags, 0, 0, 1, slot, 0, tag, tag, 0, 0];
@@ -247,10 +247,10 @@ mod tests {
             };
             let cores = core(1, 0x10);
             assert_eq!((cores.len(), &core(200, 0x10)), (1, &cores), "{sender} {slot}");
-            assert!(core(1, 0x18).is_empty(), "an answer");
-            taken[cores[0]] += 1;
+            assert!(core(1, 0x18).is_empty(), "a response");
+            counts[cores[0]] += 1;
         }
-        assert!(taken.iter().all(|count| *count > 30), "{taken:?}");
+        assert!(counts.iter().all(|count| *count > 30), "{counts:?}");
     }
 
     #[test]
@@ -281,7 +281,7 @@ mod tests {
             && ip("link add link cable name upper type macvlan mode bridge")
             && ["cable", "far", "upper"].iter().all(|name| ip(&format!("link set {name} up")));
         if !is_made {
-            return println!("skipped: no macvlan here");
+            return println!("skipped: the system has no macvlan");
         }
         let open = |name| PacketPort::open(name, Side::Target(Share::ALL)).unwrap();
         let [mut cable, mut upper, mut far] = ["cable", "upper", "far"].map(open);
@@ -296,21 +296,21 @@ mod tests {
             far.send(PortId(0), &mut outbox).unwrap();
         }
         for (port, expected, last) in [(&mut cable, vec![1, 3, 5], 5), (&mut upper, vec![2, 3], 3)] {
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for _ in 0..20 {
                 kernel::wait_readable(&[port.as_raw_fd()], Duration::from_secs(1)).unwrap();
                 let mut chunk = Chunk::new(Memory::from_heap(kernel::BATCH * port.stride()));
                 let mut arrivals = Vec::new();
                 let _ = port.receive(&mut chunk, &mut arrivals);
                 for arrival in arrivals {
-                    heard.extend((arrival.len > 0).then(|| chunk.unread()[9]));
+                    received.extend((arrival.len > 0).then(|| chunk.unread()[9]));
                     chunk.take(port.stride());
                 }
-                if heard.last() == Some(&last) {
+                if received.last() == Some(&last) {
                     break;
                 }
             }
-            assert_eq!(heard, expected);
+            assert_eq!(received, expected);
         }
     }
 
@@ -318,7 +318,7 @@ mod tests {
     fn frames_for_a_stacked_interface_are_not_received() {
         match Network::new() {
             Ok(network) => network.within(receive_on_a_veth_interface).unwrap(),
-            Err(error) => println!("skipped: no network of our own: {error}"),
+            Err(error) => println!("skipped: cannot create a network namespace: {error}"),
         }
     }
 

@@ -2,15 +2,15 @@
 //! those of all other queues on this machine.
 //!
 //! The kernel delivers a reply to every socket at the station whose filter matches that byte. Two
-//! queues with the same byte would take each other's replies, with data of other blocks. So a queue
-//! claims the byte for a disk by binding a socket in the abstract name space (`unix(7)`) to a name
-//! made of both. The kernel releases the name however the program ends. The name space belongs to
-//! the network namespace, as interfaces do.
+//! queues with the same byte would accept each other's replies, with data of other blocks. So a
+//! queue claims the byte for a disk by binding a socket in the abstract name space (`unix(7)`) to a
+//! name that contains both. The kernel releases the name however the program ends. The name space
+//! belongs to the network namespace, as interfaces do.
 //!
 //! Linux's driver leaves the upper bit of its tags clear, so bytes with that bit are tried first.
 //!
 //! The rest of the tag counts from a random start: a target remembers recent writes by station and
-//! tag, and would take writes of a restarted queue with the same tags for retransmits.
+//! tag, and would mistake writes of a restarted queue with the same tags for retransmits.
 
 use crate::sys;
 use blockmux_proto::aoe::AoeAddress;
@@ -18,7 +18,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// A queue's part of the tags, claimed until this is dropped.
+/// A queue's range of tags, claimed until this is dropped.
 #[derive(Debug)]
 pub struct QueueId {
     /// Upper byte of the tags.

@@ -175,15 +175,15 @@ fn request(fd: &OwnedFd, block: usize, blocks: usize, slot: usize, slots: usize)
     Ok(())
 }
 
-/// Slots of the ring: enough for two batches of several initiators. More memory would not stay in
-/// the CPU's cache.
+/// Number of slots of the ring: enough for two batches of several initiators. More memory would not
+/// stay in the CPU's cache.
 const SLOTS: usize = 256;
-/// Least slots in a block, so that little memory is wasted at its end.
+/// Minimum number of slots in a block, so that little memory is wasted at its end.
 const MIN_PER_BLOCK: usize = 16;
 const PAGE: usize = 4096;
 /// Offset of the sender's address in a slot: after the header, aligned.
 const SENDER_AT: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
-/// Greatest offset of the frame in a slot: the kernel aligns it, and leaves room for a header that
+/// Maximum offset of the frame in a slot: the kernel aligns it, and leaves room for a header that
 /// is not used.
 const FRAME_AT: usize =
     (SENDER_AT + size_of::<libc::sockaddr_ll>()).next_multiple_of(libc::TPACKET_ALIGNMENT) + 16;

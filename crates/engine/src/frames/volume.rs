@@ -169,7 +169,7 @@ impl<H: FrameHost> FrameLink<H> {
         }
     }
 
-    /// Logs that another disk than the expected one has answered; no request is sent to it.
+    /// Stops the session, with a warning, if the disk's size has changed: it may be another disk.
     fn check_disk(&mut self) {
         if self.is_checked || !self.session.is_ready() {
             return;

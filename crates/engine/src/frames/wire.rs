@@ -83,7 +83,7 @@ impl<H: FrameHost> Wire<H> {
 
     fn check_time<S: FrameSession>(session: &mut S, now: Instant) {
         if session.poll_timeout().is_some_and(|when| when <= now) {
-            // No input and no timeout ends a session over frames.
+            // Neither input nor a timeout ends a session over frames.
             let _ = session.on_timeout(now);
         }
     }
@@ -212,7 +212,7 @@ impl<H: FrameHost> Wire<H> {
         }
     }
 
-    /// Makes sure that the chunk has room for a good part of a batch.
+    /// Makes room in the chunk for part of a batch; returns whether at least one frame fits.
     #[inline]
     fn make_room(&mut self, stride: usize) -> bool {
         if let Some(chunk) = &mut self.chunk {
@@ -229,13 +229,13 @@ impl<H: FrameHost> Wire<H> {
     }
 }
 
-/// Receive buffer, in bytes; batches follow each other as long as parts of it are borrowed.
+/// Size of the receive buffer, in bytes. Batches are appended while parts of it are borrowed.
 const CHUNK: usize = 256 << 10;
-/// Least frames of room: receiving fewer per call costs more than allocating another buffer.
+/// Minimum room, in frames: receiving fewer per call costs more than allocating another buffer.
 const MIN_FRAMES: usize = 8;
 /// Send calls of one poll.
 const SENDS_PER_TURN: usize = 16;
-/// Polls after which a port's ring of frames that preceded the deadline has been received.
+/// Number of polls that receive all frames that were in a port's ring at the deadline.
 const TURNS_BEHIND: u32 = 4;
 /// Interval at which interfaces are queried, since changes are not notified.
 const PORT_CHECK_INTERVAL: Duration = Duration::from_secs(1);

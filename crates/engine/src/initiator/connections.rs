@@ -21,7 +21,7 @@ pub(super) struct ConnectionSet<H: Host> {
 }
 
 enum ConnectionSlot<H: Host> {
-    /// The session does not need it, or no longer.
+    /// The session does not need it, or not any more.
     Absent,
     /// To be connected.
     Waiting {
@@ -52,7 +52,7 @@ impl<H: Host> ConnectionSet<H> {
     /// which would cost a system call each, are polled after a sleep and every few turns.
     ///
     /// # Errors
-    /// If a connection is lost without which the session cannot go on.
+    /// If a connection is lost that the session cannot do without.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -133,7 +133,7 @@ impl<H: Host> ConnectionSet<H> {
     /// whether anything changed.
     ///
     /// # Errors
-    /// If a connection cannot be made without which the session cannot continue.
+    /// If a connection cannot be made that the session cannot do without.
     #[inline]
     pub(super) fn dial(
         &mut self,
@@ -194,7 +194,7 @@ impl<H: Host> ConnectionSet<H> {
 }
 
 impl<H: Host> ConnectionSlot<H> {
-    /// A connection is lost, and the session goes on.
+    /// Forgets a connection that is lost; the session continues.
     fn forget(
         &mut self,
         dial: &Dial<'_, H>,
@@ -206,7 +206,7 @@ impl<H: Host> ConnectionSlot<H> {
             missing.push(number);
             missing::add(1);
         }
-        info!(target = %dial.address, "connection {number} of the session is lost ({reason}); it goes on");
+        info!(target = %dial.address, "connection {number} of the session is lost ({reason}); the session continues");
         *self = ConnectionSlot::Absent;
         dial.waker.wake();
     }
@@ -266,6 +266,6 @@ fn merged(one: Inflow, other: Inflow) -> Inflow {
     if rank(other) > rank(one) { other } else { one }
 }
 
-/// Most consecutive turns of a busy core without polling idle connections.
+/// Maximum number of consecutive turns of a busy core without polling idle connections.
 const MOST_SKIPPED_TURNS: u32 = 15;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,8 +3,9 @@
 //! ```text
 //!   connect ▶ ControlLink ▶ ready ▶ connect ▶ session
 //! ```
-//! The control connection belongs to its link and runs on the link's core. If it is lost, the
-//! session is closed, and if the session ends, it is closed. See decision 14.
+//! The control connection belongs to its link and runs on the link's core. If the control
+//! connection is lost, the session is closed; if the session ends, the control connection is
+//! closed. See decision 14.
 
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::Host;
@@ -41,8 +42,8 @@ impl<C: Control + StreamSession, H: Host> ControlLink<C, H> {
         self.session.poll_path_rank()
     }
 
-    /// Queries the path's state again, after the session has met another one. Send errors appear in
-    /// the next turn.
+    /// Queries the path's state again, because the session has found that it changed. Send errors
+    /// appear in the next turn.
     pub(super) fn refresh_path(&mut self) {
         self.session.query_path_rank();
         let _ = self.connection.send(&mut self.session);

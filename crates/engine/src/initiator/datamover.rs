@@ -38,7 +38,8 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     /// The iSCSI discovery session inside a transport's session.
     fn found(session: &Self::Discovery) -> &IscsiDiscoverySession;
 
-    /// The transport in its oldest variant, for targets that support no other; `None`: this is it.
+    /// The transport in its oldest variant, for targets that support no other. `None` if this is
+    /// the oldest variant.
     fn older(&self) -> Option<Self> {
         None
     }
@@ -76,7 +77,7 @@ impl IscsiSetup {
     }
 }
 
-/// TCP alone.
+/// iSCSI over TCP, without RDMA.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OverTcp;
 

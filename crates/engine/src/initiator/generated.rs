@@ -66,7 +66,8 @@ impl fmt::Debug for GeneratedKeys {
     }
 }
 
-/// Most keys kept: more targets behind one volume are unlikely, and a ClientHello has limited room.
+/// Maximum number of keys kept: more targets behind one volume are unlikely, and a ClientHello has
+/// limited room.
 const MOST_KEYS: usize = 4;
 /// How long before a key's expiry it is no longer used.
 const MARGIN: Duration = Duration::from_secs(60);

@@ -1,11 +1,12 @@
 //! The iSCSI initiator: connecting to logical units over TCP or RDMA.
 //!
-//! CHAP is tried with every algorithm that the endpoint names, and once more with MD5 alone if the
-//! target rejects that: old targets know no other, or have other numbers for them.
+//! The first login offers every CHAP algorithm that the endpoint names. If the target rejects that,
+//! another login offers MD5 alone: old targets know no other algorithm, or give the others
+//! different numbers.
 //!
 //! Login redirection is followed up to four times in a row. Host names are resolved only when the
-//! volume is opened, because resolving would block a core: a link follows redirections to addresses
-//! and to names known from then.
+//! volume is opened, because resolving would block a core: a link follows redirections to
+//! addresses, and to host names that were resolved then.
 //!
 //! Several portals may lead to one unit, which is recognised by its designator and serial number. A
 //! portal that leads to another unit is refused; one that is down when the volume is opened may
@@ -52,7 +53,7 @@ pub struct IscsiEndpoint {
     pub chap: Option<Chap>,
     /// Operational parameters to propose.
     pub proposal: OperationalParameters,
-    /// Sessions of each channel by each path.
+    /// Sessions of each channel over each path.
     pub connections: u32,
     /// How long to reconnect before I/O fails.
     pub reconnect_timeout: Duration,
@@ -133,7 +134,8 @@ pub fn manage(
     })
 }
 
-/// Lists the targets of a portal (SendTargets), and how many more there are than the list holds.
+/// Lists the targets of a portal (SendTargets); also returns the number of targets that the list
+/// leaves out.
 ///
 /// # Errors
 /// If the portal cannot be reached or refuses discovery.
@@ -351,8 +353,8 @@ impl<D: Datamover> IscsiDialer<D> {
     /// As for [`connect`].
     pub fn new(endpoint: IscsiEndpoint, mut over: D) -> Result<IscsiDialer<D>, IscsiConnectError> {
         let random = IscsiRandomness::new(&endpoint.address)?;
-        let places = (&endpoint.address, &endpoint.further[..]);
-        let (first, found) = first_unit(places, IscsiRefused::is_retryable, |address| {
+        let addresses = (&endpoint.address, &endpoint.further[..]);
+        let (first, found) = first_unit(addresses, IscsiRefused::is_retryable, |address| {
             let answer = LoginOutcome::to(&endpoint.with_address(address), &over)?;
             let unit = answer.description()?.unit;
             over = answer.over;

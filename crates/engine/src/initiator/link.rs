@@ -50,8 +50,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     group: Rc<PathGroup>,
     /// TLS of the session's connections and of its control connection.
     tls: Option<ClientTls>,
-    /// Open before the session and as long as it; `None` if the protocol has none, or while not
-    /// connected.
+    /// The control session, opened before the session and open as long as it. `None` if the
+    /// protocol has none, or while not connected.
     control: Option<ControlLink<D::Control, H>>,
     state: LinkState<D::Session, H>,
     /// Requests that wait for a session or for room in it; replayed ones first.
@@ -60,7 +60,7 @@ pub(super) struct Link<D: Dialer, H: Host> {
     retry: ReconnectTimer,
     silence: Silence,
     overdue: Overdue,
-    /// The target accepts no other session before that (iSCSI's Time2Wait).
+    /// The target accepts no other session before this time (iSCSI's Time2Wait).
     not_before: Option<Instant>,
     /// Requests that the session holds.
     in_flight: usize,
@@ -195,7 +195,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Another session has learned that the volume has this size.
+    /// Passes on the size of the volume, which another session has learned.
     pub(super) fn resize(&mut self, size: u64) {
         if let LinkState::Open { session, .. } = &mut self.state {
             session.resize(size);
@@ -277,7 +277,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 // Retrying does not help, and the user should learn why.
                 if error.kind() == ErrorKind::PermissionDenied && self.retry.on_denial() {
                     let target = self.moves.address();
-                    warn!(%target, "cannot connect: {error}; grant this process access, it keeps trying");
+                    warn!(%target, "cannot connect: {error}; grant this process access; it keeps trying");
                 }
                 self.lose(&error.to_string())
             }
@@ -441,15 +441,15 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.rank().is_some_and(|rank| !is_shut(rank, self.has_other_paths))
     }
 
-    /// Requests that were never sent or were aborted; if there are several paths, all queued
-    /// requests.
+    /// Removes and returns queued requests that may move to another link: those that were never
+    /// sent or were aborted, and with several paths all.
     pub(super) fn hand_over(&mut self) -> VecDeque<Io> {
         let waits_for_it = self.was_open && !self.has_other_paths;
         if waits_for_it || self.is_usable() { VecDeque::new() } else { std::mem::take(&mut self.queue) }
     }
 }
 
-/// Whether nothing is sent by a path now: it has failed, or it is inaccessible and there are
+/// Whether no request is sent over a path now: it has failed, or it is inaccessible and there are
 /// others.
 #[inline]
 fn is_shut(rank: PathRank, has_others: bool) -> bool {

@@ -1,5 +1,5 @@
-//! The process's count of initiator connections that are lost, for reports on whether all were up
-//! all the time.
+//! The process's count of initiator connections that are lost. It tells a report whether all
+//! connections were up all the time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -9,20 +9,20 @@
 //! connection keeps every uncompleted request, reconnects after growing pauses, and replays the
 //! requests on the new session, so that each completes exactly once. A link that cannot connect
 //! while others can hands its requests to them: some targets accept fewer connections than
-//! configured. All requests fail when nothing answers for the volume's reconnect timeout, or when
-//! for that long every session has ended without completing anything; the next request starts over.
-//! Data that was completed but not flushed before the loss is as safe as the target made it.
+//! configured. All requests fail if, for the volume's reconnect timeout, no target answers or every
+//! session ends without completing a request; the next request starts over. Data that was completed
+//! but not flushed before the loss is as safe as the target made it.
 //!
 //! A connection also counts as lost if a request gets no reply in time, unless the target aborts
 //! the request: see `overdue`.
 //!
-//! If several paths lead to a volume, a channel has links by each of them. Requests are distributed
-//! over the paths that the target ranks best ([`PathRank`]), round-robin or by queue depth
-//! ([`Policy`]). Uncompleted requests of a lost path, and requests that a target refuses on a path
-//! now, are retried on another path at once; the lost path is tried again, every few seconds while
-//! others work. As with any multipath, a target that still processes requests of the lost path may
-//! execute them after newer ones of the other path: only ending the lost session prevents that, and
-//! a session by another port does not end it.
+//! If several paths lead to a volume, a channel has links over each of them. Requests are
+//! distributed over the paths that the target ranks best ([`PathRank`]), round-robin or by queue
+//! depth ([`Policy`]). Uncompleted requests of a lost path, and requests that a target refuses on a
+//! path now, are retried on another path at once; the lost path is tried again, every few seconds
+//! while others work. As with any multipath, a target that still processes requests of the lost
+//! path may execute them after newer ones of the other path: only ending the lost session prevents
+//! that, and a session over another port does not end it.
 //!
 //! A volume may be resized while in use, if its protocol reports that: [`Volume::info`] returns the
 //! current size, against which new requests are checked.
@@ -98,7 +98,7 @@ pub trait TlsKeys {
     /// TLS of a new session and its control connection; `None`: without TLS.
     fn keys(&self) -> Option<ClientTls>;
 
-    /// The target rejected these keys.
+    /// Discards keys that the target has rejected.
     fn forget(&self, _rejected: &ClientTls) {}
 }
 
@@ -107,8 +107,9 @@ pub trait Dialer: Send + Sync + 'static {
     /// The protocol's session.
     type Session: Initiator + Overdue + StreamConnections + 'static;
 
-    /// The control session that must be open before a session and as long as it, on a connection of
-    /// its own; [`NoControl`](blockmux_proto::session::NoControl) for protocols without one.
+    /// The control session that must be open before a session opens and as long as it lasts, on a
+    /// connection of its own; [`NoControl`](blockmux_proto::session::NoControl) for protocols
+    /// without one.
     type Control: Control + StreamSession + 'static;
 
     /// The paths to the volume.
@@ -125,8 +126,9 @@ pub trait Dialer: Send + Sync + 'static {
         None
     }
 
-    /// Takes over what a control session has only prepared, such as TLS keys; returns whether it
-    /// did, in which case another control session is dialled at once.
+    /// Takes over the result of a control session that was opened only to prepare another, such as
+    /// TLS keys. Returns whether there was a result; another control session is then dialled at
+    /// once.
     fn take_preparation(&self, _control: &Self::Control) -> bool {
         false
     }
@@ -137,7 +139,7 @@ pub trait Dialer: Send + Sync + 'static {
         None
     }
 
-    /// A new session that logs in by one of the paths.
+    /// A new session that logs in over one of the paths.
     fn session(&self, opening: &Opening<'_, Self::Control>) -> Self::Session;
 
     /// Passes on the path's rank as the control session has learned it.
@@ -163,8 +165,8 @@ pub trait Dialer: Send + Sync + 'static {
 
 /// Parameters of a session.
 pub struct Opening<'a, C> {
-    /// The link's number, which all successive sessions of the link share and no others: by it a
-    /// session can abort what the target still does for the one before.
+    /// The link's number. All successive sessions of the link have the same number, and no other
+    /// session has it, so that a session can abort the requests of its predecessor.
     pub link: u32,
     /// The control session that [`Dialer::control`] made; it is ready.
     pub control: Option<&'a C>,
@@ -191,27 +193,27 @@ pub enum Policy {
     QueueDepth,
 }
 
-/// Checks whether a volume that was like `first` can still be used as it is `now`, over this many
-/// connections. For [`Dialer::check`].
+/// Checks that requests submitted to a volume with the properties `first` can be replayed to it
+/// with the properties `now`, over this many connections. For [`Dialer::check`].
 ///
 /// # Errors
-/// If requests that were submitted for the one cannot be replayed to the other.
+/// The property that has changed.
 pub fn check_unchanged(first: &VolumeInfo, now: &VolumeInfo, connections: u32) -> Result<(), String> {
     if now.size != first.size {
-        return Err(format!("the volume has {} bytes now, it had {}", now.size, first.size));
+        return Err(format!("the volume has {} bytes now, and had {} before", now.size, first.size));
     }
     if now.write_cache && !first.write_cache {
-        return Err("the volume has a write cache now, and had none".to_owned());
+        return Err("the volume has a write cache now, and had none before".to_owned());
     }
     if now.logical_block > first.logical_block {
         let (now, first) = (now.logical_block, first.logical_block);
-        return Err(format!("the volume's blocks have {now} bytes now, they had {first}"));
+        return Err(format!("the volume's blocks have {now} bytes now, and had {first} before"));
     }
     if now.read_only && !first.read_only {
-        return Err("the volume is read-only now, and was writable".to_owned());
+        return Err("the volume is read-only now, and was writable before".to_owned());
     }
     if !now.shared_flush && first.shared_flush && connections > 1 {
-        return Err("the target does not let several connections be used together any more".to_owned());
+        return Err("a flush on one connection no longer covers writes on the others".to_owned());
     }
     Ok(())
 }
@@ -235,7 +237,7 @@ struct VolumeShared {
     first: VolumeInfo,
     /// Current size, in bytes.
     size: AtomicU64,
-    /// Sessions that were opened after another one was lost.
+    /// Sessions opened to replace a lost one.
     reconnects: AtomicU64,
     /// Callbacks for size changes.
     listeners: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
@@ -250,8 +252,8 @@ impl VolumeShared {
     fn take_size(&self, size: u64, target: &Address) -> bool {
         let was = self.size.swap(size, Ordering::Relaxed);
         if was != size {
-            let how = if size > was { "grown" } else { "shrunk" };
-            info!(%target, "volume has {how} from {was} to {size} bytes");
+            let change = if size > was { "grown" } else { "shrunk" };
+            info!(%target, "volume has {change} from {was} to {size} bytes");
             self.listeners().iter().for_each(|call| call());
         }
         was != size
@@ -310,7 +312,7 @@ impl<D: Dialer, H: Host> Volume for RemoteVolume<D, H> {
         let core = H::from_core(core).ok_or(IoError::Unsupported)?;
         let group = Rc::new(PathGroup::default());
         let all = (0..self.connections).flat_map(|_| &self.dialer.paths().addresses);
-        let links = all.map(|home| Link::spawn(&core, self, home, depth, &waker, &group));
+        let links = all.map(|address| Link::spawn(&core, self, address, depth, &waker, &group));
         Ok(Box::new(RemoteChannel {
             info: self.known.info(),
             known: self.known.clone(),
@@ -352,7 +354,7 @@ struct RemoteChannel<D: Dialer, H: Host> {
     /// Index of the next link (round-robin).
     next: usize,
     spins: bool,
-    /// Requests that were invalid, or that no link can do.
+    /// Completions of requests that were invalid, or that no link can perform.
     done: Vec<Completion>,
 }
 
@@ -392,7 +394,8 @@ impl<D: Dialer, H: Host> Channel for RemoteChannel<D, H> {
 }
 
 impl<D: Dialer, H: Host> RemoteChannel<D, H> {
-    /// The next link by policy, among those with a session if there are any, by the best path.
+    /// Chooses the next link by policy: among the links with a session, if there are any, on the
+    /// best path.
     #[inline]
     fn next_link(&mut self) -> &Rc<RefCell<Link<D, H>>> {
         let (first, count) = (self.next, self.links.len());

@@ -7,7 +7,7 @@ use crate::socket::Address;
 pub struct Move {
     /// The new address.
     pub address: Address,
-    /// Permanent or temporary.
+    /// Whether the redirection is permanent; otherwise it is temporary.
     pub is_permanent: bool,
 }
 
@@ -16,7 +16,7 @@ pub struct Move {
 pub(super) struct Moves {
     /// The address to start from.
     initial: Address,
-    /// Addresses redirected to since, in order.
+    /// Addresses of the redirections followed since, in order.
     visited: Vec<Address>,
     /// All redirections so far were permanent.
     is_permanent: bool,
@@ -26,8 +26,8 @@ pub(super) struct Moves {
 pub(super) type Problem = &'static str;
 
 impl Moves {
-    pub(super) fn from(home: Address) -> Moves {
-        Moves { initial: home, visited: Vec::new(), is_permanent: true }
+    pub(super) fn from(initial: Address) -> Moves {
+        Moves { initial, visited: Vec::new(), is_permanent: true }
     }
 
     /// The address to dial next.
@@ -57,8 +57,8 @@ impl Moves {
         Ok(())
     }
 
-    /// A session has logged in at the current address: permanent redirections become the initial
-    /// address.
+    /// Records that a session has logged in at the current address: permanent redirections become
+    /// the initial address.
     pub(super) fn settle(&mut self) {
         if self.is_permanent
             && let Some(last) = self.visited.pop()
@@ -75,7 +75,7 @@ impl Moves {
     }
 }
 
-/// Most redirections of one login.
+/// Maximum number of redirections of one login.
 pub(super) const MAX_MOVES: usize = 4;
 
 #[cfg(test)]

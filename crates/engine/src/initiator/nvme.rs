@@ -1,8 +1,8 @@
 //! The NVMe initiator over TCP or RDMA: connecting to namespaces of subsystems.
 //!
-//! Each channel has an association of its own by each path: an admin queue, which is the link's
-//! control session, and I/O queues of its controller, which are the connections of one session.
-//! When one is lost, all are re-established with another controller, and uncompleted requests are
+//! Each channel has an association of its own over each path: an admin queue, which is the link's
+//! control session, and I/O queues of its controller, which are the connections of one session. If
+//! a queue is lost, all are re-established with another controller, and uncompleted requests are
 //! replayed. See decision 14.
 //!
 //! Several addresses may lead to one namespace, which is recognised by its identifiers. An address
@@ -52,7 +52,7 @@ pub struct NvmeEndpoint<C = NvmeOverTcp> {
     pub entries: u16,
     /// Keep alive timeout; zero: none.
     pub keep_alive: Duration,
-    /// I/O queues of each channel by each path, as far as the controller grants them.
+    /// I/O queues of each channel over each path; the controller may grant fewer.
     pub queues: u16,
     /// How long to reconnect before I/O fails.
     pub reconnect_timeout: Duration,
@@ -99,19 +99,19 @@ pub fn connect<C: NvmeCarrier>(
 /// # Errors
 /// As for [`connect`].
 pub fn describe<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescription, NvmeConnectError> {
-    let told = |path| Ok(describe_by(&path)?.0);
-    let first = blocking::first_answer(endpoint.paths().map(told));
+    let described = |path| Ok(describe_by(&path)?.0);
+    let first = blocking::first_answer(endpoint.paths().map(described));
     first.unwrap_or_else(|| Err(NvmeConnectError::silent(&endpoint.address)))
 }
 
-/// Queries the description by one path; also returns the transport variant that its controller
+/// Queries the description over one path; also returns the transport variant that its controller
 /// supports.
 fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<(NvmeDescription, C), NvmeConnectError> {
     let EndedAdminQueue { session, over } = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
     let answers = C::answers(&session);
-    let told = answers.controller.cloned().zip(answers.namespaces.first().cloned());
+    let described = answers.controller.cloned().zip(answers.namespaces.first().cloned());
     let silent = || NvmeConnectError::silent(&endpoint.address);
-    let (controller, namespace) = told.ok_or_else(silent)?;
+    let (controller, namespace) = described.ok_or_else(silent)?;
     Ok((NvmeDescription { controller, namespace }, over))
 }
 
@@ -127,8 +127,8 @@ pub fn namespaces<C: NvmeCarrier>(
     Ok((answers.controller.cloned().unwrap_or_default(), answers.namespaces.to_vec()))
 }
 
-/// Reads the log page of a discovery controller; also returns how many entries more there are than
-/// the list holds.
+/// Reads the log page of a discovery controller; also returns the number of entries that the list
+/// leaves out.
 ///
 /// # Errors
 /// If the controller cannot be reached or does not answer.
@@ -147,7 +147,8 @@ struct EndedAdminQueue<C: NvmeCarrier> {
     over: C,
 }
 
-/// Runs one admin queue; with concatenation, first another one if a TLS key must be generated.
+/// Runs one admin queue. With secure channel concatenation, runs another one first if a TLS key
+/// must be generated.
 fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<EndedAdminQueue<C>, NvmeConnectError> {
     let mut attempts = 1;
     loop {
@@ -169,8 +170,8 @@ fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<EndedAdmi
     }
 }
 
-/// Runs one admin queue on one connection, which uses one of the TLS keys if there are any; on a
-/// second one in the transport's oldest variant if the controller supports no other.
+/// Runs one admin queue on one connection, with one of the TLS keys if there are any. If the
+/// controller supports only the transport's oldest variant, runs it again on a second connection.
 fn ask_over<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
     ask: Ask,
@@ -193,15 +194,15 @@ fn ask_over<C: NvmeCarrier>(
         return ask_over(&NvmeEndpoint { over, ..endpoint.clone() }, ask, keys);
     }
     let answers = C::answers(&session);
-    let has_told = answers.controller.is_some() || answers.generated.is_some();
+    let has_result = answers.controller.is_some() || answers.generated.is_some();
     if let Some(refused) = answers.refused {
         return Err(NvmeConnectError::refused(address, refused.clone()));
     }
     match ran {
         // Only the shutdown failed.
-        Err(_) if has_told => Ok(EndedAdminQueue { session, over }),
+        Err(_) if has_result => Ok(EndedAdminQueue { session, over }),
         Err(broken) => Err(NvmeConnectError::broken(address, broken)),
-        Ok(()) if !has_told => Err(NvmeConnectError::silent(address)),
+        Ok(()) if !has_result => Err(NvmeConnectError::silent(address)),
         Ok(()) => Ok(EndedAdminQueue { session, over }),
     }
 }
@@ -209,8 +210,12 @@ fn ask_over<C: NvmeCarrier>(
 impl<C: NvmeCarrier> NvmeEndpoint<C> {
     /// One endpoint for each path, with that path alone.
     fn paths(&self) -> impl Iterator<Item = NvmeEndpoint<C>> {
-        let places = std::iter::once(&self.address).chain(&self.further);
-        places.map(|address| NvmeEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() })
+        let addresses = std::iter::once(&self.address).chain(&self.further);
+        addresses.map(|address| NvmeEndpoint {
+            address: address.clone(),
+            further: Vec::new(),
+            ..self.clone()
+        })
     }
 
     fn admin(&self, ask: Ask, keep_alive: Duration, credentials: Option<HostCredentials>) -> AdminConfig {
@@ -246,7 +251,7 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
         Some(keys.iter().filter(is_offered).map(tls_key).collect())
     }
 
-    /// TLS state of a connection for one admin queue. kTLS does not pay for so few records.
+    /// TLS state of a connection for one admin queue. kTLS is not worthwhile for so few records.
     fn secure(&self, keys: Option<&Arc<[Psk]>>) -> Result<Option<Secure>, TlsError> {
         keys.map(|keys| Secure::client(&ClientCredentials::Psks(keys.clone()))).transpose()
     }
@@ -264,7 +269,7 @@ pub struct NvmeDialer<C = NvmeOverTcp> {
 }
 
 impl<C: NvmeCarrier> NvmeDialer<C> {
-    /// Connects once by each path to query the namespace.
+    /// Connects once over each path to query the namespace.
     ///
     /// # Errors
     /// As for [`connect`].
@@ -274,8 +279,8 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
         for path in endpoint.paths() {
             let path = NvmeEndpoint { over: over.clone(), ..path };
             match describe_by(&path) {
-                Ok((told, supported)) => {
-                    let namespace = told.namespace;
+                Ok((described, supported)) => {
+                    let namespace = described.namespace;
                     over = supported;
                     if let Some((first, at)) = &seen {
                         is_same(first, &namespace, at)
@@ -437,7 +442,7 @@ pub fn host_nqn_of(id: &[u8; 16]) -> String {
     format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(id))
 }
 
-/// Attempts to generate a key that the target accepts.
+/// Maximum number of attempts to generate a key that the target accepts.
 const MOST_ATTEMPTS: u32 = 6;
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pool of an admin session, in bytes.
@@ -452,14 +457,14 @@ mod tests {
         let at = Address::Tcp(([192, 0, 2, 1], 4420).into());
         let named =
             |identity: &str| NamespaceInfo { identity: identity.to_owned(), ..NamespaceInfo::default() };
-        let said = |first: &str, there: &str| {
+        let check = |first: &str, there: &str| {
             is_same(&named(first), &named(there), &at).map_err(|refused| refused.to_string())
         };
-        assert_eq!(said("uuid.1", "uuid.1"), Ok(()));
+        assert_eq!(check("uuid.1", "uuid.1"), Ok(()));
         assert_eq!(
-            said("uuid.1", "uuid.2").unwrap_err(),
+            check("uuid.1", "uuid.2").unwrap_err(),
             "leads to uuid.2, not to uuid.1 as 192.0.2.1:4420 does"
         );
-        assert!(said("", "").unwrap_err().starts_with("leads to a namespace without any name"));
+        assert!(check("", "").unwrap_err().starts_with("leads to a namespace without any name"));
     }
 }

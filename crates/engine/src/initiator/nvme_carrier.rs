@@ -33,8 +33,8 @@ pub trait NvmeCarrier: Clone + Send + Sync + 'static {
     /// ([`blockmux_proto::fabrics::host::HostQueues::refused`]).
     fn refused(queues: &Self::Queues) -> Option<&NvmeRefused>;
 
-    /// The transport in its oldest variant, for controllers that support no other; `None`: this is
-    /// it.
+    /// The transport in its oldest variant, for controllers that support no other. `None` if this
+    /// is the oldest variant.
     fn older(&self) -> Option<Self> {
         None
     }

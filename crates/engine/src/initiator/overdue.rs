@@ -20,7 +20,7 @@ pub(super) struct Overdue {
     /// How long a reply may take; `None`: for ever.
     span: Option<Duration>,
     next: Option<Instant>,
-    /// Consecutive ticks with waiting requests and a target that takes none.
+    /// Consecutive ticks with waiting requests and a target that accepts none.
     shut: u32,
 }
 
@@ -29,7 +29,8 @@ impl Overdue {
         Overdue { span, next: None, shut: 0 }
     }
 
-    /// A reply is owed: the time of the next tick, unless it is armed already.
+    /// Arms the next tick, because a reply is pending; returns its time, unless it is armed
+    /// already.
     #[inline]
     pub(super) fn watch(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         let span = self.span?;
@@ -58,14 +59,14 @@ impl Overdue {
         self.span.filter(|_| seen.max(self.shut.saturating_sub(1)) >= TICKS)
     }
 
-    /// The connection was lost.
+    /// Stops the ticks, because the connection was lost.
     pub(super) fn on_loss(&mut self) {
         (self.next, self.shut) = (None, 0);
     }
 }
 
-/// Requests of a channel that are retried because they got no reply, or one that was not the
-/// volume's, and since when.
+/// Requests of a channel that are retried because they got no reply, or failed on their path, with
+/// the time of the first failure.
 #[derive(Default)]
 pub(super) struct FailingRequests(Vec<(Tag, Instant)>);
 
@@ -86,7 +87,7 @@ impl FailingRequests {
         now.duration_since(self.add(tag, now)) >= timeout
     }
 
-    /// These requests have completed.
+    /// Removes requests that have completed.
     #[inline]
     pub(super) fn on_done(&mut self, done: &[Completion]) {
         if !self.0.is_empty() {

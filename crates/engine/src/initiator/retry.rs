@@ -1,8 +1,8 @@
 //! When a link that lost its connection dials again, and when it gives up.
 //!
 //! It gives up when there has been no session for its reconnect timeout, or when every session in
-//! that time has ended without a completion: then a request may be what ends them. In between it
-//! dials after pauses that grow until something completes.
+//! that time has ended without a completion: then a request may be the cause. In between it dials
+//! after pauses that grow until something completes.
 
 use super::missing;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub(super) enum RetryDecision {
 }
 
 impl ReconnectTimer {
-    /// For a link that starts to dial `now`.
+    /// The timer of a link that starts to dial `now`.
     pub(super) fn new(reconnect_timeout: Duration, now: Instant) -> ReconnectTimer {
         ReconnectTimer {
             reconnect_timeout,
@@ -64,7 +64,7 @@ impl ReconnectTimer {
         now.duration_since(since) >= self.reconnect_timeout
     }
 
-    /// A link that was idle starts to dial.
+    /// Restarts the timer: a link that was idle starts to dial.
     pub(super) fn begin(&mut self, now: Instant) {
         *self = ReconnectTimer {
             is_missing: self.is_missing,
@@ -77,30 +77,31 @@ impl ReconnectTimer {
         now + self.reconnect_timeout.min(CONNECT_TIMEOUT)
     }
 
-    /// A session is open.
+    /// Records that a session is open.
     pub(super) fn on_session(&mut self) {
         (self.lost_since, self.is_denial_logged) = (None, false);
         missing::take(u32::from(std::mem::take(&mut self.is_missing)));
     }
 
-    /// An attempt failed for lack of permission; returns whether to log that: once for each loss.
+    /// Records that an attempt failed for lack of permission; returns whether to log that: once for
+    /// each loss.
     pub(super) fn on_denial(&mut self) -> bool {
         !std::mem::replace(&mut self.is_denial_logged, true)
     }
 
-    /// A session that had logged in was lost.
+    /// Records that a session that had logged in was lost.
     pub(super) fn on_lost_session(&mut self) {
         self.is_missing = true;
         missing::add(1);
     }
 
-    /// A request has completed.
+    /// Records that a request has completed.
     #[inline]
     pub(super) fn on_completion(&mut self) {
         (self.fruitless_since, self.pause) = (None, FIRST_PAUSE);
     }
 
-    /// An attempt has failed, or a session has ended.
+    /// Decides what to do after an attempt that failed, or a session that ended.
     pub(super) fn on_loss(&mut self, had_session: bool, now: Instant) -> RetryDecision {
         if had_session {
             self.fruitless_since.get_or_insert(now);
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_complete_nothing_do_not_prolong_it() {
+    fn sessions_that_complete_nothing_do_not_prolong_the_timeout() {
         let now = Instant::now();
         let mut retry = ReconnectTimer::new(RECONNECT_TIMEOUT, now);
         retry.on_session();

@@ -11,8 +11,10 @@ pub(super) struct Seeds {
 }
 
 impl Seeds {
+    /// Seeds with a random key.
+    ///
     /// # Errors
-    /// If the system gives no random numbers.
+    /// If the system has no random numbers.
     pub(super) fn new() -> io::Result<Seeds> {
         Ok(Seeds { key: sys::random_bytes()?, taken: AtomicU64::new(0) })
     }

@@ -17,19 +17,20 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// Something was sent or received.
+    /// Records that something was sent or received.
     #[inline]
     pub(super) fn on_move(&mut self) {
         self.moved += 1;
     }
 
-    /// The connection was lost.
+    /// Ends the observation, because the connection was lost.
     pub(super) fn on_loss(&mut self) {
         self.watched = None;
     }
 
-    /// The target owes a reply: when to call [`Silence::is_report_due`], unless it is armed
-    /// already. Silence is not reported again until something was transferred.
+    /// Arms a check, because the target owes a reply: returns when to call
+    /// [`Silence::is_report_due`], unless it is armed already. Silence is not reported again until
+    /// something was transferred.
     #[inline]
     pub(super) fn watch(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         if self.watched.is_some() || self.reported_at == Some(self.moved) {

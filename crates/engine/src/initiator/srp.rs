@@ -1,12 +1,13 @@
 //! The SRP initiator: connecting to logical units over software iWARP.
 //!
-//! Each link logs in as an initiator port of its own: our GUID behind 8 bytes that no other session
-//! has. A login ends what an earlier session of the same port has left at the target, so that a
-//! link that reconnects finds no write of its own that comes late, and ends no other link.
+//! Each link logs in as an initiator port of its own: 8 bytes that no other link has, then our
+//! GUID. A login makes the target end an earlier session of the same port. So a write of a lost
+//! session cannot be executed after its link has reconnected, and no link ends the session of
+//! another.
 //!
 //! Several addresses may lead to one unit, which is recognised by its designator and serial number.
-//! One that leads to another unit is refused; one that is down when the volume is opened may come
-//! up later.
+//! An address that leads to another unit is refused; one that is down when the volume is opened may
+//! come up later.
 
 use super::seeds::Seeds;
 use super::unit::{LOG_IN_POOL, LOG_IN_TIMEOUT, MANAGE_TIMEOUT, check_unit, first_unit};
@@ -36,7 +37,7 @@ pub struct SrpEndpoint {
     pub address: Address,
     /// Other addresses of the same unit, each a path of its own.
     pub further: Vec<Address>,
-    /// The second half of our initiator ports' identifiers.
+    /// Last 8 bytes of our initiator port identifiers.
     pub initiator: [u8; 8],
     /// The target port.
     pub target: SrpPortId,
@@ -44,8 +45,8 @@ pub struct SrpEndpoint {
     pub lun: Lun,
     /// RDMA channels of each session.
     pub channels: u32,
-    /// Whether to ask for immediate data. A target whose information units are too short for it is
-    /// asked once more without.
+    /// Whether to request immediate data. If the target's information units are too short for it,
+    /// another login does not request it.
     pub immediate_data: bool,
     /// The transport.
     pub over: OverIwarp,
@@ -111,7 +112,7 @@ pub fn manage(
     })
 }
 
-/// Queries the description by one path. Sets in `endpoint` what the target supports.
+/// Queries the description over one path. Sets in `endpoint` what the target supports.
 fn describe_by(endpoint: &mut SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
     let session = run_blocking(endpoint, Mode::Describe)?;
     let described = session.session();
@@ -160,7 +161,7 @@ fn run_blocking(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpCo
 }
 
 impl SrpEndpoint {
-    /// One endpoint for each address, with that alone.
+    /// One endpoint for each address, with that address alone.
     fn paths(&self) -> impl Iterator<Item = SrpEndpoint> {
         std::iter::once(&self.address).chain(&self.further).map(|address| self.with_address(address))
     }
@@ -191,13 +192,13 @@ pub struct SrpDialer {
 }
 
 impl SrpDialer {
-    /// Logs in once by each path to query the unit.
+    /// Logs in once over each path to query the unit.
     ///
     /// # Errors
     /// As for [`connect`].
     pub fn new(mut endpoint: SrpEndpoint) -> Result<SrpDialer, SrpConnectError> {
-        let places = (endpoint.address.clone(), endpoint.further.clone());
-        let (first, _) = first_unit((&places.0, &places.1), SrpRefused::is_retryable, |address| {
+        let addresses = (endpoint.address.clone(), endpoint.further.clone());
+        let (first, _) = first_unit((&addresses.0, &addresses.1), SrpRefused::is_retryable, |address| {
             let mut path = endpoint.with_address(address);
             let unit = describe_by(&mut path)?;
             (endpoint.immediate_data, endpoint.over) = (path.immediate_data, path.over);
@@ -249,9 +250,9 @@ impl Dialer for SrpDialer {
 
 /// Unpredictable numbers for sessions.
 struct SrpRandomness {
-    /// Of memory region keys.
+    /// Seeds for memory region keys.
     seeds: Seeds,
-    /// The first half of the first half of our initiator ports' identifiers.
+    /// First 4 bytes of our initiator port identifiers; the link's number follows.
     number: [u8; 4],
 }
 

@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::time::Duration;
 use tracing::warn;
 
-/// Queries the unit by each path. Returns the unit of the first path that answers, and the result
+/// Queries the unit over each path. Returns the unit of the first path that answers, and the result
 /// of each path; `None` for a path that cannot be used now and may come up later.
 ///
 /// # Errors
@@ -46,7 +46,7 @@ pub(super) fn first_unit<T, R: From<UnitRefused> + Display>(
 
 /// Checks that the unit of a new session is `first`; it may have been resized.
 pub(super) fn check_unit(first: &UnitInfo, now: Option<&UnitInfo>, connections: u32) -> Result<(), String> {
-    let now = now.ok_or("the unit was not described")?;
+    let now = now.ok_or("the target has not described the unit")?;
     if now.designator != first.designator || now.serial != first.serial {
         return Err("its LUN leads to another logical unit now".to_owned());
     }
@@ -100,19 +100,19 @@ mod tests {
     #[test]
     fn a_unit_is_recognised_by_its_name_and_an_unnamed_unit_never_is() {
         let at = Address::Tcp(([192, 0, 2, 1], 3260).into());
-        let said = |first, there| check_same(&first, &there, &at).map_err(|refused| refused.to_string());
-        assert_eq!(said(unit("naa.1", "a"), unit("naa.1", "a")), Ok(()));
-        assert_eq!(said(unit("", "a"), unit("", "a")), Ok(()));
+        let check = |first, there| check_same(&first, &there, &at).map_err(|refused| refused.to_string());
+        assert_eq!(check(unit("naa.1", "a"), unit("naa.1", "a")), Ok(()));
+        assert_eq!(check(unit("", "a"), unit("", "a")), Ok(()));
         assert_eq!(
-            said(unit("naa.1", "a"), unit("naa.2", "a")).unwrap_err(),
+            check(unit("naa.1", "a"), unit("naa.2", "a")).unwrap_err(),
             "leads to naa.2, not to naa.1 as 192.0.2.1:3260 does"
         );
         assert_eq!(
-            said(unit("", "a"), unit("", "b")).unwrap_err(),
+            check(unit("", "a"), unit("", "b")).unwrap_err(),
             "leads to MAKER DISK with serial number b, not to MAKER DISK with serial number a as 192.0.2.1:3260 does"
         );
         assert!(
-            said(unit("", ""), unit("", "")).unwrap_err().starts_with("leads to a unit without any name")
+            check(unit("", ""), unit("", "")).unwrap_err().starts_with("leads to a unit without any name")
         );
     }
 }

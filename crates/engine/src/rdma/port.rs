@@ -31,7 +31,7 @@ pub(crate) struct Detecting<S, R> {
     /// Empty: the peer sends first.
     outbox: Outbox,
     depth: u32,
-    /// The connection is secured with TLS, within which there is no RDMA.
+    /// The connection uses TLS, so it is not RDMA.
     is_secured: bool,
     /// Reply bytes that were sent on another core.
     sent: u64,
@@ -64,16 +64,17 @@ impl Replay {
     #[inline]
     fn skip_sent(&mut self, outbox: &mut Outbox) {
         if self.unsaid > 0 {
-            let said = outbox.len().min(self.unsaid);
-            outbox.consume(said);
-            self.unsaid -= said;
+            let skipped = outbox.len().min(self.unsaid);
+            outbox.consume(skipped);
+            self.unsaid -= skipped;
         }
     }
 }
 
 impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
-    /// A connection served by `session` if it is over TCP, and by what `accept` makes of that if it
-    /// is over RDMA. Of the latter's output, `sent` bytes were sent on another core.
+    /// A connection that `session` serves if it is TCP. If it is RDMA, `accept` makes the session
+    /// that serves it, and another core has already sent the first `sent` bytes of that session's
+    /// output.
     pub(crate) fn new(session: S, accept: Accept<S, R>, sent: u64) -> PortSession<S, R> {
         let depth = session.depth();
         let next = Some((session, accept));
@@ -114,7 +115,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
         let Some((session, accept)) = detecting.next.take() else { return };
         let (waker, sent) = (detecting.waker.clone(), detecting.sent);
         *self = if begin.starts_with(&KEY_REQUEST) && !detecting.is_secured {
-            // The other core has answered the first few hundred bytes.
+            // Another core has sent at most the few hundred bytes of the connection setup.
             let replay = Replay { begun: Some(Vec::new()), unsaid: sent as usize };
             PortSession::Rdma(Box::new(accept(session)), replay)
         } else {
@@ -130,7 +131,8 @@ impl<S, R> Detecting<S, R> {
     }
 }
 
-/// Calls the session, over TCP or RDMA; the last expression is the result before it is detected.
+/// Calls the session over TCP or RDMA. The last expression is the result while the transport is not
+/// detected.
 macro_rules! ask {
     ($port:expr, $session:ident => $ask:expr, $detecting:pat => $meanwhile:expr) => {
         match $port {
@@ -175,20 +177,20 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
             }
             PortSession::Tcp(session) => session.on_bytes(input, now),
             PortSession::Rdma(driven, replay) => {
-                let taken = driven.on_bytes(input, now);
+                let parsed = driven.on_bytes(input, now);
                 if replay.begun.is_some() {
-                    let took = taken.as_ref().map_or(0, |taken| *taken);
-                    replay.record(&input.unread()[..took], driven.stage());
+                    let len = parsed.as_ref().map_or(0, |parsed| *parsed);
+                    replay.record(&input.unread()[..len], driven.stage());
                 }
-                taken
+                parsed
             }
         }
     }
 
     fn on_secured(&mut self, by: SecuredBy<'_>, now: Instant) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_secured(by, now), looking => {
-            looking.is_secured = true;
-            looking.session().map_or(Ok(()), |session| session.on_secured(by, now))
+        ask!(self, session => session.on_secured(by, now), detecting => {
+            detecting.is_secured = true;
+            detecting.session().map_or(Ok(()), |session| session.on_secured(by, now))
         })
     }
 
@@ -273,6 +275,6 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
     }
 }
 
-/// Most bytes replayed: more than any connection setup and first login request, in bytes, even in
-/// the shortest frames (8 KiB of text in frames with room for 108 bytes).
+/// Maximum number of replayed bytes: more than any connection setup and first login request needs,
+/// even in the shortest frames (8 KiB of text in frames with room for 108 bytes).
 const LONGEST_BEGIN: usize = 16 << 10;

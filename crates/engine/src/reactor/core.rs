@@ -92,7 +92,7 @@ impl EngineCore {
         let task: Box<dyn Task> = match make(&waker) {
             Ok(task) => Box::new(task),
             Err(error) => {
-                // Its waker may still exist.
+                // The new generation makes a remaining waker of the task ineffective.
                 self.tasks.borrow_mut()[index as usize].generation = generation.wrapping_add(1);
                 self.free_slots.borrow_mut().push(index);
                 return Err(error);
@@ -133,7 +133,7 @@ impl EngineCore {
         let _ = self.inbox.set(inbox);
     }
 
-    /// Its counters.
+    /// The core's counters.
     #[must_use]
     pub fn stats(&self) -> &Arc<CoreStats> {
         &self.stats
@@ -144,7 +144,8 @@ impl EngineCore {
         self.congestion.get()
     }
 
-    /// Sets the congestion control of connections opened from now on. Only the first call counts.
+    /// Sets the congestion control of connections opened from now on. Only the first call has an
+    /// effect.
     pub(crate) fn set_congestion(&self, congestion: Congestion) {
         let _ = self.congestion.set(congestion);
     }
@@ -161,7 +162,7 @@ impl EngineCore {
         self.wake_all();
     }
 
-    /// Wakes every task, so that it sees what other threads have asked of it.
+    /// Wakes every task, so that it notices requests of other threads.
     pub fn wake_all(&self) {
         for slot in self.tasks.borrow().iter() {
             if let Some(waker) = &slot.waker {

@@ -79,20 +79,20 @@ mod tests {
     #[test]
     fn another_thread_wakes_a_task_with_each_call() {
         let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 1 << 20).unwrap();
-        let (core, turns, ring) = (reactor.core().clone(), Rc::new(Cell::new(0)), Cell::new(None));
+        let (core, turns, wake) = (reactor.core().clone(), Rc::new(Cell::new(0)), Cell::new(None));
         core.spawn(|waker| {
-            ring.set(Some(cross_thread_waker(&core, waker)));
+            wake.set(Some(cross_thread_waker(&core, waker)));
             RunCounter(turns.clone())
         });
-        let ring = ring.into_inner().unwrap();
+        let wake = wake.into_inner().unwrap();
         for turn in 1..4 {
             reactor.run_until(|| turns.get() == turn).unwrap();
-            let ring = ring.clone();
-            thread::spawn(move || ring()).join().unwrap();
+            let wake = wake.clone();
+            thread::spawn(move || wake()).join().unwrap();
         }
         reactor.run_until(|| turns.get() == 4).unwrap();
         let waiting = core.local(CrossThreadWakers::default);
-        drop(ring);
+        drop(wake);
         reactor.run_until(|| waiting.wakers.borrow().is_empty()).unwrap();
     }
 }

@@ -123,7 +123,8 @@ impl Reactor {
                     self.sleep(Instant::now())?;
                 }
             } else {
-                // Even right after activity: an entry that has completed ends the sleep at once.
+                // Sleeps even right after activity: an entry that has completed ends the sleep at
+                // once.
                 self.sleep(now)?;
                 self.adapt_spin(|| now.elapsed());
             }
@@ -132,8 +133,8 @@ impl Reactor {
     }
 
     /// Spins longer if that would have avoided a sleep of this length. A peer that works on a long
-    /// batch causes such sleeps: otherwise the two sides sleep alternately, and each batch also
-    /// pays for a wake-up.
+    /// batch causes such sleeps: without longer spins the two sides would sleep alternately, and
+    /// each batch would also cost a wake-up.
     fn adapt_spin(&mut self, slept: impl FnOnce() -> Duration) {
         // Other policies do not need the time, so the clock is not read.
         if let PollPolicy::Adaptive(shortest) = self.core.policy {
@@ -141,8 +142,8 @@ impl Reactor {
         }
     }
 
-    /// Now and then, while idle, yields the CPU to other runnable threads; returns whether there
-    /// were any. They may be what this core waits for: its client, or another core.
+    /// While idle, yields the CPU to other runnable threads every [`YIELD_EVERY`]; returns whether
+    /// there were any. They may be what this core waits for: its client, or another core.
     fn yields_cpu(&mut self, now: Instant) -> bool {
         if now < self.next_yield || !matches!(self.core.policy, PollPolicy::Adaptive(_)) {
             return false;
@@ -292,14 +293,14 @@ const LONGEST_SPIN: Duration = Duration::from_micros(200);
 const YIELD_EVERY: Duration = Duration::from_micros(10);
 /// A yield that returns sooner than this has run no other thread.
 const SHORTEST_YIELD: Duration = Duration::from_micros(20);
-/// Most turns that ring entries wait while tasks wake each other.
+/// Maximum number of turns that ring entries wait while tasks wake each other.
 const MOST_TURNS_UNSUBMITTED: u32 = 4;
 /// Turns after which a core that does not sleep reports its buffers.
 const TURNS_PER_REPORT: u32 = 4096;
 /// With [`PollPolicy::Always`] the core spins on, but arms wake-ups for sockets idle for this long.
 const HOT_WHEN_ALWAYS: Duration = Duration::from_millis(10);
 
-/// Bursts that follow more closely reuse the same memory.
+/// Delay from a burst to trimming the heap: a burst that follows sooner reuses the memory.
 const TRIM_AFTER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

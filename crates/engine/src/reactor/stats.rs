@@ -15,32 +15,32 @@ pub struct CoreStats {
 }
 
 impl CoreStats {
-    /// Rounds of its loop in which something happened.
+    /// Rounds of the core's loop in which something happened.
     #[must_use]
     pub fn turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// Rounds in which it polled and found nothing.
+    /// Rounds in which the core polled and found nothing.
     #[must_use]
     pub fn spins(&self) -> u64 {
         self.idle_turns.load(Ordering::Relaxed)
     }
 
-    /// Number of times that it slept.
+    /// Number of times that the core slept.
     #[must_use]
     pub fn sleeps(&self) -> u64 {
         self.sleeps.load(Ordering::Relaxed)
     }
 
-    /// Bytes of its buffers in use, as of its last sleep or, without sleep, of the last few
-    /// thousand rounds.
+    /// Bytes of the core's buffers in use, as of its last sleep. A core that does not sleep updates
+    /// this every few thousand rounds.
     #[must_use]
     pub fn buffer_bytes(&self) -> u64 {
         self.buffer_bytes.load(Ordering::Relaxed)
     }
 
-    /// Limit of its buffers, in bytes.
+    /// Limit of the core's buffers, in bytes.
     #[must_use]
     pub fn buffer_limit_bytes(&self) -> u64 {
         self.buffer_limit_bytes.load(Ordering::Relaxed)

@@ -19,11 +19,11 @@ pub trait Task {
     fn run(&mut self) -> Progress;
 
     /// Whether [`Task::run`] polls a socket, so that the core may run it repeatedly. The core parks
-    /// it before it stops doing so.
+    /// the task before it stops doing so.
     fn is_polled(&self) -> bool {
         false
     }
 
-    /// The task will only run again if it is woken: it arms wake-ups for its sockets.
+    /// Arms wake-ups for the task's sockets: the task will only run again if it is woken.
     fn park(&mut self) {}
 }

@@ -2,7 +2,7 @@
 
 use blockmux_tls::HEADER_LEN;
 
-/// The missing part of the last record.
+/// The position within the current record.
 #[derive(Default)]
 pub(super) struct RecordBoundary {
     header: [u8; HEADER_LEN],
@@ -13,7 +13,8 @@ pub(super) struct RecordBoundary {
 }
 
 impl RecordBoundary {
-    /// Bytes to the end of the header, or after it, of the record; never 0.
+    /// Bytes to the end of the record's header or, if that is complete, to the end of the record;
+    /// never 0.
     pub(super) fn missing(&self) -> usize {
         if self.missing > 0 { self.missing } else { HEADER_LEN - self.begun }
     }
@@ -26,14 +27,14 @@ impl RecordBoundary {
     /// Processes received bytes.
     pub(super) fn pass(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let (here, rest) = bytes.split_at(self.missing().min(bytes.len()));
+            let (part, rest) = bytes.split_at(self.missing().min(bytes.len()));
             bytes = rest;
             if self.missing > 0 {
-                self.missing -= here.len();
+                self.missing -= part.len();
                 continue;
             }
-            self.header[self.begun..][..here.len()].copy_from_slice(here);
-            self.begun += here.len();
+            self.header[self.begun..][..part.len()].copy_from_slice(part);
+            self.begun += part.len();
             if self.begun == HEADER_LEN {
                 self.begun = 0;
                 self.missing = usize::from(u16::from_be_bytes([self.header[3], self.header[4]]));

@@ -15,7 +15,7 @@ use blockmux_tls::{
 };
 use std::io;
 
-/// State of a connection whose records the kernel makes.
+/// State of a connection whose records the kernel processes.
 pub(super) struct KernelTls {
     is_client: bool,
     sending: TrafficSecret,
@@ -33,13 +33,13 @@ pub(super) struct KernelTls {
 pub(super) enum HandedOver {
     /// The library is not at a record boundary.
     NotYet,
-    /// The kernel refused; the library goes on.
+    /// The kernel refused; the library continues.
     Refused(io::Error),
-    /// The kernel makes the records.
+    /// The kernel processes the records.
     Done(Box<KernelTls>),
 }
 
-/// Passes the keys to the kernel, which is attached to the socket.
+/// Passes the keys to the kernel, whose TLS is attached to the socket.
 pub(super) fn hand_over<S: ByteStream>(tls: &mut Tls, stream: &mut S) -> Result<HandedOver, Broken> {
     let Some(exported) = tls.export() else { return Ok(HandedOver::NotYet) };
     let keys = exported.sending.keys(exported.next_sent);
@@ -73,7 +73,7 @@ impl KernelTls {
     #[inline]
     pub(super) fn on_sent(&mut self, bytes: usize) {
         let bytes = bytes as u64;
-        // The kernel makes as few records of a call as possible.
+        // The kernel uses as few records for a call as possible.
         let records = bytes / MAX_PLAINTEXT as u64 + 1;
         self.blocks += bytes / BLOCK + 1 + records * OVERHEAD_BLOCKS;
         self.owes_update |= self.blocks >= MOST_BLOCKS;
@@ -109,7 +109,7 @@ impl KernelTls {
         stream: &mut S,
         error: io::Error,
     ) -> Result<bool, Broken> {
-        let told = match error.raw_os_error() {
+        let action = match error.raw_os_error() {
             Some(libc::EIO) => self.receive_record(stream),
             Some(libc::EBADMSG) => Err(TlsError::Unprotected.into()),
             Some(libc::EMSGSIZE) => Err(TlsError::TooLong.into()),
@@ -117,13 +117,14 @@ impl KernelTls {
             Some(libc::EINVAL) => Err(TlsError::Unexpected.into()),
             _ => Err(error.into()),
         };
-        match told {
+        match action {
             Ok(PostHandshakeAction::Nothing) => Ok(false),
             Ok(PostHandshakeAction::Ended) => Ok(true),
             Ok(PostHandshakeAction::KeyUpdate { is_requested }) => {
                 self.update_receiving(stream)?;
                 self.owes_update |= is_requested;
-                // It must precede further data, and the peer may wait for it even if there is none.
+                // Our KeyUpdate must precede further data, and the peer may wait for it even if
+                // there is no data.
                 match self.before_sending(stream) {
                     Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
                     result => result.map(|()| false),
@@ -202,7 +203,9 @@ impl super::Secure {
         let super::Stage::Kernel(kernel) = &mut self.stage else { return };
         stream.send_record(HANDSHAKE, &[OUR_KEY_UPDATE[0], 0, 0, 1, 1]).expect("there is room");
         kernel.sending.update();
-        stream.set_tls_keys(Direction::Sending, &kernel.sending.keys(0)).expect("it takes others");
+        stream
+            .set_tls_keys(Direction::Sending, &kernel.sending.keys(0))
+            .expect("the kernel accepts later keys");
     }
 }
 
@@ -225,7 +228,7 @@ mod tests {
         }
     }
 
-    /// Keys of a handshake with itself.
+    /// Keys of a handshake between two local ends.
     fn exported() -> ExportedKeys {
         let key = blockmux_tls::Psk {
             identity: b"key".to_vec(),
@@ -237,10 +240,10 @@ mod tests {
             Tls::server(&ServerCredentials::Psks(std::sync::Arc::new(move |_: &[u8]| Some(key.clone()))))
                 .unwrap();
         while !(client.is_open() && server.is_open()) {
-            let said = std::mem::take(server.output());
-            client.receive(&said, &mut []).unwrap();
-            let said = std::mem::take(client.output());
-            server.receive(&said, &mut []).unwrap();
+            let output = std::mem::take(server.output());
+            client.receive(&output, &mut []).unwrap();
+            let output = std::mem::take(client.output());
+            server.receive(&output, &mut []).unwrap();
         }
         client.export().unwrap()
     }

@@ -50,7 +50,7 @@ impl StreamSession for TestSession {
     }
 
     fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
-        assert!(!self.identity.is_empty(), "what is received is secured");
+        assert!(!self.identity.is_empty(), "TLS is established before bytes are received");
         let bytes = &input.unread()[..input.unread().len().min(700)];
         self.received.extend(bytes);
         if self.received.len() + PLACED <= self.expected {
@@ -133,8 +133,8 @@ impl Pair {
         let cores = [world.add_core(8 << 20), world.add_core(8 << 20)];
         let address = Address::Tcp("127.0.0.1:1".parse().unwrap());
         let accepted = Rc::new(RefCell::new(None));
-        let place = accepted.clone();
-        world.net().listen(&cores[1], &address, move |_, stream| *place.borrow_mut() = Some(stream));
+        let accepted_cell = accepted.clone();
+        world.net().listen(&cores[1], &address, move |_, stream| *accepted_cell.borrow_mut() = Some(stream));
         let dialled = cores[0].connect(&address).unwrap();
         world.run_for(Duration::from_secs(1)).unwrap();
         let streams = [dialled, accepted.borrow_mut().take().unwrap()];
@@ -210,7 +210,7 @@ const NARROW: NetworkConditions =
 
 #[test]
 fn all_data_arrives_with_ktls_at_either_end_or_both() {
-    let said = [pattern(150_000, 3), pattern(90_000, 5)];
+    let sent = [pattern(150_000, 3), pattern(90_000, 5)];
     for by_kernel in [[true, true], [true, false], [false, true], [false, false]] {
         for (seed, conditions) in [
             (1, NetworkConditions::FAIR),
@@ -220,13 +220,13 @@ fn all_data_arrives_with_ktls_at_either_end_or_both() {
             (5, NetworkConditions { most_per_call: 7, ..NARROW }),
         ] {
             let hash = if seed % 2 == 0 { Hash::Sha256 } else { Hash::Sha384 };
-            // Then every record has one byte.
+            // With so few bytes per call, a record has only a few bytes.
             let len = if conditions.most_per_call < 10 { 400 } else { usize::MAX };
-            let said = said.each_ref().map(|said| &said[..said.len().min(len)]);
-            let mut pair = Pair::new(net(seed, conditions, SystemTls::Once), hash, by_kernel, said);
+            let sent = sent.each_ref().map(|sent| &sent[..sent.len().min(len)]);
+            let mut pair = Pair::new(net(seed, conditions, SystemTls::Once), hash, by_kernel, sent);
             pair.run_until_received();
             assert_eq!(pair.by_kernel(), by_kernel, "{conditions:?}");
-            for (end, received) in pair.ends.iter().zip([said[1], said[0]]) {
+            for (end, received) in pair.ends.iter().zip([sent[1], sent[0]]) {
                 assert!(end.session.received == received && end.failed.is_none());
                 assert_eq!(end.session.identity, b"key");
             }
@@ -237,15 +237,15 @@ fn all_data_arrives_with_ktls_at_either_end_or_both() {
 
 #[test]
 fn the_library_continues_if_the_kernel_takes_no_keys() {
-    let said = pattern(50_000, 3);
+    let sent = pattern(50_000, 3);
     for system in [SystemTls::None, SystemTls::NoKeys] {
         for seed in 0..4 {
             let conditions = if seed == 0 { NetworkConditions::FAIR } else { NARROW };
             let mut pair =
-                Pair::new(net(seed, conditions, system), Hash::Sha384, [true, true], [&said, &said]);
+                Pair::new(net(seed, conditions, system), Hash::Sha384, [true, true], [&sent, &sent]);
             pair.run_until_received();
             assert_eq!(pair.by_kernel(), [false, false]);
-            assert!(pair.ends.iter().all(|end| end.session.received == said && end.failed.is_none()));
+            assert!(pair.ends.iter().all(|end| end.session.received == sent && end.failed.is_none()));
             pair.exchange_more();
         }
     }

@@ -1,4 +1,4 @@
-//! Two ends over a simulated network.
+//! Tests of TLS between two ends of a simulated network.
 
 use super::*;
 use crate::host::Host;
@@ -86,8 +86,8 @@ impl TlsPair {
         let (clients, servers) = (world.add_core(1 << 20), world.add_core(1 << 20));
         let address = Address::Tcp("127.0.0.1:1".parse().unwrap());
         let accepted = Rc::new(RefCell::new(None));
-        let place = accepted.clone();
-        world.net().listen(&servers, &address, move |_, stream| *place.borrow_mut() = Some(stream));
+        let accepted_cell = accepted.clone();
+        world.net().listen(&servers, &address, move |_, stream| *accepted_cell.borrow_mut() = Some(stream));
         let stream = clients.connect(&address).unwrap();
         world.run_for(Duration::from_secs(1)).unwrap();
         let accepted = accepted.borrow_mut().take().unwrap();
@@ -133,7 +133,7 @@ fn sessions_see_plaintext_and_their_outboxes_are_empty_once_all_is_sent() {
         let len = pair.client.outbox.len();
         pair.run(30);
         assert!(pair.client.secure.as_ref().unwrap().is_open());
-        assert_eq!(pair.client.outbox.len(), len, "what is not sent whole is there still");
+        assert_eq!(pair.client.outbox.len(), len, "bytes stay in the outbox until they are sent completely");
         pair.run(4000);
         assert_eq!((&pair.client.failed, &pair.server.failed), (&None, &None));
         assert!(pair.server.received == [&b"head"[..], &data].concat());

@@ -30,7 +30,7 @@ pub(super) struct Client {
     ledger: Arc<Mutex<Ledger>>,
     random: SplitMix,
     plan: Plan,
-    /// Indexed by tag.
+    /// Requests in flight, indexed by tag.
     in_flight: Vec<Option<Request>>,
     /// For each block: -1 while a write is in flight, else the number of reads.
     users: Vec<i32>,
@@ -48,7 +48,7 @@ struct Request {
     blocks: Range<u64>,
     started: Started,
     covered: Option<Covered>,
-    /// It belongs to the final verification.
+    /// The request is part of the final verification.
     is_verification: bool,
 }
 
@@ -108,7 +108,7 @@ impl Client {
         }
     }
 
-    /// A write's data; every other read brings its own buffer.
+    /// The data of a write, or the buffer of a read. Half of the reads have one.
     fn data_for(&mut self, op: Op, blocks: &Range<u64>) -> Option<SgList> {
         let len = (blocks.end - blocks.start) as usize * BLOCK;
         match op {

@@ -13,12 +13,12 @@ pub struct NetworkConditions {
     pub window: usize,
     /// One call transfers 1 to this many bytes at random.
     pub most_per_call: usize,
-    /// Most bytes that a connection carries until it breaks; `None`: it never breaks.
+    /// Maximum number of bytes that a connection carries until it breaks; `None`: it never breaks.
     pub breaks_within: Option<u64>,
-    /// Sends of a thousand that are delayed by up to [`LONGEST_STALL`].
+    /// How many of a thousand sends are delayed by up to [`LONGEST_STALL`].
     pub stalls_per_thousand: u32,
-    /// Sends of a thousand with a flipped bit in their payload, for protocols that detect it.
-    /// Headers, and so short replies, are never damaged.
+    /// How many of a thousand sends have a bit of their payload flipped, for protocols that detect
+    /// it. Headers are never damaged, so replies without payload are not damaged either.
     pub damaged_per_thousand: u32,
 }
 

@@ -20,9 +20,9 @@ pub struct SimCore {
     ready: Rc<ReadyList>,
     tasks: RefCell<Vec<SimTaskSlot>>,
     stopping: Cell<bool>,
-    /// It gets no CPU time.
+    /// The process is suspended: it gets no CPU time.
     waits: Cell<bool>,
-    /// The segment of its frames.
+    /// The Ethernet segment of its ports.
     lan: RefCell<Option<SimLan>>,
 }
 
@@ -43,10 +43,10 @@ pub struct World {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Hang {
     /// No task is ready and no timer is armed.
-    #[error("everybody waits and nothing can happen any more")]
+    #[error("deadlock: no task is ready and no timer is armed")]
     Deadlock,
     /// Tasks wake each other without end while the clock stands still.
-    #[error("tasks run over and over at one instant")]
+    #[error("livelock: tasks run without end at one instant")]
     Livelock,
     /// The time limit was exceeded.
     #[error("not done within {0:?} of virtual time")]
@@ -77,7 +77,7 @@ impl SimCore {
         self.waits.set(waits);
     }
 
-    /// Attaches the core to a segment: ports that it opens from now on lead there.
+    /// Attaches the core to a segment, for ports that it opens from now on.
     pub fn join(&self, lan: &SimLan) {
         *self.lan.borrow_mut() = Some(lan.clone());
     }
@@ -98,8 +98,8 @@ impl SimCore {
             return false;
         }
         let Some(id) = self.ready.pop() else { return false };
-        let taken = self.tasks.borrow_mut().get_mut(id as usize).and_then(|slot| slot.task.take());
-        let Some(mut task) = taken else { return true };
+        let slot_task = self.tasks.borrow_mut().get_mut(id as usize).and_then(|slot| slot.task.take());
+        let Some(mut task) = slot_task else { return true };
         match task.run() {
             Progress::Done => return true,
             Progress::More => self.tasks.borrow()[id as usize].waker.wake(),
@@ -210,7 +210,7 @@ impl World {
     /// Runs until `done`, at most for `limit` of virtual time.
     ///
     /// # Errors
-    /// If that will never happen.
+    /// If that cannot happen any more, or does not happen within `limit`.
     pub fn run_until(&self, limit: Duration, mut done: impl FnMut() -> bool) -> Result<(), Hang> {
         let end = self.net.now() + limit;
         let mut turns = 0;
@@ -235,7 +235,7 @@ impl World {
     /// Lets `time` pass.
     ///
     /// # Errors
-    /// If tasks do not sleep meanwhile.
+    /// If tasks wake each other without end.
     pub fn run_for(&self, time: Duration) -> Result<(), Hang> {
         let end = self.net.now() + time;
         let ready = ReadyList::new();
@@ -258,5 +258,5 @@ impl Drop for World {
     }
 }
 
-/// Far more than any burst needs.
+/// Maximum number of turns without time passing: far more than any burst needs.
 const TURNS_AT_ONE_INSTANT: u32 = 100_000;

@@ -1,8 +1,8 @@
 //! A volume with a write cache that a crash loses.
 //!
-//! Completed writes are in the cache, from where they reach stable storage one block at a time in
-//! any order: all by a flush, at once with FUA, and at random. A crash keeps a random part of the
-//! rest.
+//! Completed writes are in the cache. They reach stable storage one block at a time, in any order:
+//! all of them at a flush, a FUA write at once, and others at random. A crash keeps a random part
+//! of the rest.
 
 use super::ledger::BLOCK;
 use blockmux_volume::random::SplitMix;
@@ -26,7 +26,7 @@ pub struct CrashVolume {
 
 struct Medium {
     stable: Vec<u8>,
-    /// By block number.
+    /// Cached blocks, by block number.
     cache: BTreeMap<u64, Vec<u8>>,
     random: SplitMix,
     errors_per_million: u32,
@@ -110,7 +110,7 @@ struct CrashChannel {
     medium: Arc<Mutex<Medium>>,
     core: Rc<dyn Core>,
     waker: Waker,
-    /// With the time of completion.
+    /// Requests in flight, with their time of completion.
     waiting: Vec<(Instant, Io)>,
 }
 
@@ -191,7 +191,7 @@ impl Medium {
         self.cache.get(&block).cloned().unwrap_or_else(|| self.stable[at..at + BLOCK].to_vec())
     }
 
-    /// Blocks of zeroes are holes.
+    /// The extents of these blocks; blocks of zeroes are holes.
     fn extents(&self, blocks: Vec<u64>) -> Vec<Extent> {
         let mut extents: Vec<Extent> = Vec::new();
         for block in blocks {

@@ -22,7 +22,7 @@ pub(super) struct SimDisk {
 }
 
 impl SimDisk {
-    /// Everything random follows from `seed`; an I/O takes at most `delay`.
+    /// A disk whose random numbers all follow from `seed`; an I/O takes at most `delay`.
     pub(super) fn new(seed: u64, blocks: u64, delay: Duration, medium_errors_per_million: u32) -> SimDisk {
         let ledger = Arc::new(Mutex::new(Ledger::new(blocks)));
         let observed = ledger.clone();
@@ -37,7 +37,7 @@ impl SimDisk {
         lock(&self.ledger)
     }
 
-    /// Runs a client with this plan on `core`, using `remote`; the result is set when it has
+    /// Runs a client with this plan on `core`, using `remote`; sets the returned cell when it has
     /// finished.
     pub(super) fn start_client(&self, core: &Rc<SimCore>, remote: &dyn Volume, plan: Plan) -> Rc<Cell<bool>> {
         let finished = Rc::new(Cell::new(false));

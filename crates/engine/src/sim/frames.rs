@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Parameters of a simulation; equal scenarios run identically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameScenario {
-    /// Seed of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// The network.
     pub conditions: LanConditions,
@@ -43,10 +43,10 @@ pub struct FrameScenario {
     pub turns: Option<Duration>,
 }
 
-/// Repeated faults; the time between two of them is random, up to this.
+/// Repeated faults, with the longest time between two of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameFault {
-    /// The target is stopped in order and restarted.
+    /// The target is stopped in an orderly way and restarted.
     TargetRestarts(Duration),
     /// All links go down and up.
     LinksDown(Duration),
@@ -209,7 +209,7 @@ impl FrameRun {
         self.run_until(|| self.targets.iter().all(|target| target.is_idle()))?;
         for target in self.targets.drain(..) {
             if target.pool().out_bytes() > 0 {
-                return Err("the target has not given back its buffers".to_owned());
+                return Err("the target has not freed its buffers".to_owned());
             }
             self.world.remove_core(&target);
         }
@@ -218,10 +218,10 @@ impl FrameRun {
 
     fn check_result(&self) -> Result<(), String> {
         if self.initiator.pool().out_bytes() > 0 {
-            return Err("the initiator has not given back its buffers".to_owned());
+            return Err("the initiator has not freed its buffers".to_owned());
         }
         match self.disk.check_result()? {
-            // A restarted target does not know what the one before has done.
+            // A restarted target does not know which writes its predecessor has executed.
             stale if stale > 0 && self.scenario.fault.is_none() => {
                 Err(format!("{stale} writes were done after they had been acknowledged"))
             }

@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 /// Properties of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LanConditions {
-    /// Excludes the Ethernet header.
+    /// Maximum length of a frame without its Ethernet header, in bytes.
     pub mtu: u32,
     /// Longest one-way delay; each frame draws its own, so frames are reordered.
     pub delay: Duration,
-    /// Frames of a thousand that are lost.
+    /// How many of a thousand frames are lost.
     pub losses_per_thousand: u32,
-    /// Frames of a thousand that are duplicated.
+    /// How many of a thousand frames are duplicated.
     pub doubles_per_thousand: u32,
-    /// Frames of a thousand that are late, by up to [`LATEST`].
+    /// How many of a thousand frames are late, by up to [`LATEST`].
     pub late_per_thousand: u32,
     /// Receive buffers of a port, in frames; further frames are lost.
     pub buffers: u32,

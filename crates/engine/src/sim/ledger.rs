@@ -1,4 +1,4 @@
-//! Tracks what every block may contain, by the writes that were acknowledged.
+//! Tracks what every block may contain after the writes that were acknowledged.
 //!
 //! A block's content is named by its *value*: zeroes are value 0, and [`content`] makes
 //! recognizable bytes of any other. At most one write is in flight for a block at a time, so after
@@ -36,7 +36,7 @@ struct Block {
     /// Stable values at `floor_serial`.
     floor: Vec<u64>,
     floor_serial: u64,
-    /// Values that it may have held since, with the serial of each.
+    /// Values that the block may have held since `floor_serial`, with the serial of each.
     since: Vec<(u64, u64)>,
 }
 
@@ -83,7 +83,7 @@ impl Ledger {
         }
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.blocks.len() as u64
@@ -106,8 +106,8 @@ impl Ledger {
         self.faults.first().map(String::as_str)
     }
 
-    /// Writes done again after they were acknowledged: the target of a lost connection still had
-    /// them when they were replayed on the next one.
+    /// Number of writes that were executed again after they were acknowledged: the target of a lost
+    /// connection still had them queued when they were replayed on the next connection.
     #[must_use]
     pub fn stale_writes(&self) -> u64 {
         self.stale_writes
@@ -194,7 +194,7 @@ impl Ledger {
     }
 
     /// The flush has completed. A flush in flight at a crash may be done by a target that had
-    /// already lost what it covers, so it then proves nothing.
+    /// already lost what it covers, so it then guarantees nothing.
     pub(super) fn on_flushed(&mut self, covered: Covered) {
         let Started { epoch, serial } = covered.started;
         if epoch != self.epoch {

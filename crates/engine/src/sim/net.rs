@@ -47,7 +47,7 @@ pub struct SimStream {
     /// 0: connected, 1: accepted; it sends into the pipe of that index.
     side: usize,
     peer: String,
-    /// NetState by all owners; the last one closes the stream.
+    /// Shared by all owners; the last one closes the stream.
     owners: Rc<()>,
     /// The stream has been closed.
     is_closed: Rc<Cell<bool>>,
@@ -79,15 +79,16 @@ struct Pipe {
     segments: VecDeque<StreamSegment>,
     /// Bytes in all segments.
     len: usize,
-    /// Later segments never arrive earlier.
+    /// Arrival of the last segment; later segments never arrive earlier.
     last_arrival: Instant,
     /// When the end of the stream arrives, after the sender has closed.
     ends_at: Option<Instant>,
     is_reader_gone: bool,
-    /// Parked tasks.
+    /// Waker of the parked reader.
     reader: Option<Waker>,
+    /// Waker of the parked writer.
     writer: Option<Waker>,
-    /// Waits for the end of the stream only.
+    /// Waker of a task that waits only for the end of the stream.
     watcher: Option<Waker>,
 }
 
@@ -118,7 +119,7 @@ impl SimNet {
         self.0.system_tls.set(system);
     }
 
-    /// Number of TLS keys that the kernels have taken so far.
+    /// Number of TLS keys that the simulated kernels have accepted so far.
     #[must_use]
     pub fn tls_keys(&self) -> u64 {
         self.0.tls_keys.get()
@@ -279,11 +280,11 @@ impl SimStream {
 
 impl Pipe {
     fn arrived(&self, now: Instant) -> usize {
-        let here = self.segments.iter().take_while(|segment| segment.arrives <= now);
-        here.map(|segment| segment.bytes.len()).sum()
+        let arrived = self.segments.iter().take_while(|segment| segment.arrives <= now);
+        arrived.map(|segment| segment.bytes.len()).sum()
     }
 
-    /// When the next event arrives.
+    /// When the next segment or the end of the stream arrives.
     fn next_arrival(&self) -> Option<Instant> {
         self.segments.front().map(|segment| segment.arrives).or(self.ends_at)
     }

@@ -41,7 +41,7 @@ pub trait Protocol {
 /// Parameters of a simulation; equal scenarios run identically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scenario {
-    /// Seed of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// The network.
     pub conditions: NetworkConditions,
@@ -65,10 +65,11 @@ pub struct Scenario {
     pub outage: Option<Outage>,
     /// Reconnect timeout of the initiator; requests may fail only if the target is down for longer.
     pub reconnect_timeout: Duration,
-    /// Buffers of each side, in bytes.
+    /// Limit of each side's buffers, in bytes.
     pub pool_bytes: usize,
-    /// Whether a replayed write may be done once more after it was acknowledged. That happens when
-    /// a connection breaks while its target still has work queued, and no session can prevent it.
+    /// Whether a replayed write may be executed once more after it was acknowledged. That happens
+    /// when a connection breaks while its target still has work queued, and no session can prevent
+    /// it.
     pub allows_stale_writes: bool,
 }
 
@@ -79,7 +80,7 @@ pub struct Outage {
     pub every: Duration,
     /// Longest outage.
     pub lasts: Duration,
-    /// The target crashes, rather than being stopped in order.
+    /// The target crashes; otherwise it is stopped in an orderly way.
     pub is_crash: bool,
 }
 
@@ -96,14 +97,14 @@ pub struct Outcome {
     pub outages: u32,
     /// See [`Scenario::allows_stale_writes`].
     pub stale_writes: u64,
-    /// TLS keys that kernels have taken.
+    /// TLS keys that the simulated kernels have accepted.
     pub tls_keys: u64,
 }
 
 /// A fault, with the scenario that found it.
 #[derive(Debug)]
 pub struct Failure {
-    /// As it was run.
+    /// The scenario that was run.
     pub scenario: Scenario,
     /// What was found.
     pub what: String,
@@ -287,7 +288,7 @@ impl<P: Protocol + 'static> ScenarioRun<P> {
         {
             match core.pool().out_bytes() {
                 0 => {}
-                bytes => return Err(format!("the {name} has not given back {bytes} bytes of buffers")),
+                bytes => return Err(format!("the {name} has not freed {bytes} bytes of buffers")),
             }
         }
         Ok(())

@@ -8,16 +8,16 @@ use std::io;
 /// TLS support of a simulated kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SystemTls {
-    /// Nothing.
+    /// No kTLS.
     #[default]
     None,
-    /// It attaches, but takes no keys.
+    /// kTLS can be attached, but no keys are accepted.
     NoKeys,
-    /// It takes only the key for sending.
+    /// Only the key for sending is accepted.
     Half,
-    /// It takes keys once, as Linux before 6.14.
+    /// Keys are accepted once, as by Linux before 6.14.
     Once,
-    /// It also takes later keys.
+    /// Later keys are accepted, too.
     Rekeys,
 }
 
@@ -35,8 +35,10 @@ pub(super) struct SimTls {
 }
 
 impl SimTls {
+    /// Attaches kTLS to a stream.
+    ///
     /// # Errors
-    /// If the system has none.
+    /// If the simulated kernel has no kTLS.
     pub(super) fn attach(system: SystemTls) -> io::Result<SimTls> {
         if system == SystemTls::None {
             return Err(io::ErrorKind::NotFound.into());
@@ -45,23 +47,25 @@ impl SimTls {
         Ok(SimTls { system, sending: None, receiving: None, raw, opened, has_failed: false })
     }
 
+    /// Sets the keys of one direction.
+    ///
     /// # Errors
-    /// As [`SystemTls`] has it.
+    /// If the simulated kernel rejects them: see [`SystemTls`].
     pub(super) fn set_keys(&mut self, direction: Direction, keys: &RecordKeys) -> io::Result<()> {
-        let place = match direction {
+        let records = match direction {
             Direction::Sending => &mut self.sending,
             Direction::Receiving => &mut self.receiving,
         };
         let is_taken = match self.system {
             SystemTls::None | SystemTls::NoKeys => false,
-            SystemTls::Half => direction == Direction::Sending && place.is_none(),
-            SystemTls::Once => place.is_none(),
+            SystemTls::Half => direction == Direction::Sending && records.is_none(),
+            SystemTls::Once => records.is_none(),
             SystemTls::Rekeys => true,
         };
         if !is_taken {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
-        *place = Some(Records::new(keys));
+        *records = Some(Records::new(keys));
         Ok(())
     }
 
@@ -104,37 +108,37 @@ impl SimTls {
     /// Passes up to `most` bytes of data to `put`; returns their number, or `None` if there is
     /// nothing.
     pub(super) fn data(&mut self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<Option<usize>> {
-        let mut given = 0;
-        while given < most {
+        let mut passed = 0;
+        while passed < most {
             self.open()?;
             match self.opened.front_mut() {
                 Some((APPLICATION_DATA, bytes)) => {
-                    let here = bytes.len().min(most - given);
-                    put(&bytes.drain(..here).collect::<Vec<u8>>());
-                    given += here;
+                    let part_len = bytes.len().min(most - passed);
+                    put(&bytes.drain(..part_len).collect::<Vec<u8>>());
+                    passed += part_len;
                     if bytes.is_empty() {
                         self.opened.pop_front();
                     }
                 }
-                Some(_) if given == 0 => return Err(io::Error::from_raw_os_error(libc::EIO)),
+                Some(_) if passed == 0 => return Err(io::Error::from_raw_os_error(libc::EIO)),
                 _ => break,
             }
         }
-        Ok((given > 0).then_some(given))
+        Ok((passed > 0).then_some(passed))
     }
 
     /// Reads the next record of any type.
     pub(super) fn record(&mut self, room: &mut [u8]) -> io::Result<Option<(u8, usize)>> {
         self.open()?;
         let Some((content_type, mut bytes)) = self.opened.pop_front() else { return Ok(None) };
-        let here = bytes.len().min(room.len());
-        for (to, from) in room.iter_mut().zip(bytes.drain(..here)) {
+        let len = bytes.len().min(room.len());
+        for (to, from) in room.iter_mut().zip(bytes.drain(..len)) {
             *to = from;
         }
         if !bytes.is_empty() {
             self.opened.push_front((content_type, bytes));
         }
-        Ok(Some((content_type, here)))
+        Ok(Some((content_type, len)))
     }
 
     /// Decrypts the next non-empty record, unless one is decrypted.

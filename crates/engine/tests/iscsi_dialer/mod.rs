@@ -72,7 +72,7 @@ impl Dialer for IscsiDialer {
     fn check(&self, session: &IscsiInitiatorSession) -> Result<(), String> {
         session.parameters().map(|agreed| self.agreed.get_or_init(|| *agreed));
         let info: Option<VolumeInfo> = session.volume_info();
-        info.map(|_| ()).ok_or_else(|| "the unit was not described".to_owned())
+        info.map(|_| ()).ok_or_else(|| "the target has not described the unit".to_owned())
     }
 
     fn refusal(&self, session: &IscsiInitiatorSession) -> Option<String> {

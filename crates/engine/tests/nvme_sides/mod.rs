@@ -102,14 +102,14 @@ fn show(session: &mut impl StreamSession, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match session.demand() {
             Demand::Bytes(_) => {
-                let taken = session
+                let parsed = session
                     .on_bytes(&Chunk::from_slice(bytes), Instant::now())
                     .expect("it keeps to the protocol");
-                bytes = &bytes[taken..];
+                bytes = &bytes[parsed..];
             }
             Demand::Place(list) => {
-                let (here, rest) = bytes.split_at(list.len());
-                list.copy_from(here);
+                let (data, rest) = bytes.split_at(list.len());
+                list.copy_from(data);
                 session.on_placed(Instant::now()).expect("it keeps to the protocol");
                 bytes = rest;
             }

@@ -115,7 +115,7 @@ pub(crate) fn check_loss_of_one_path<P: Paths>(new: impl Fn(u64) -> P) {
         let mut paths = new(seed);
         paths.client().write(1);
         paths.client().expect_success();
-        assert_eq!(paths.client().counts(), [16, 16], "in turn");
+        assert_eq!(paths.client().counts(), [16, 16], "round-robin");
         paths.client().write(2);
         paths.client().run(seed % 3);
         paths.kill(0);

@@ -261,7 +261,7 @@ pub(super) fn a_cancelled_request_completes_once(harness: &mut Harness) -> Outco
         match done.result {
             Ok(output) => drop(data_of(output, len)?),
             Err(IoError::Aborted) => {}
-            Err(error) => return fail!("a cancelled read failed otherwise: {error}"),
+            Err(error) => return fail!("a cancelled read failed with another error: {error}"),
         }
     }
     client.expect_no_completion()?;

@@ -97,8 +97,8 @@ impl<'a> Client<'a> {
                 self.poll()?;
                 continue;
             }
-            let goes_on = (self.turn.borrow_mut())();
-            if (!goes_on && self.woken.is_empty()) || Instant::now() > deadline {
+            let may_continue = (self.turn.borrow_mut())();
+            if (!may_continue && self.woken.is_empty()) || Instant::now() > deadline {
                 return fail!(
                     "these requests never complete, or the waker is not woken:  {:?}",
                     self.in_flight
@@ -116,7 +116,7 @@ impl<'a> Client<'a> {
         (0..count).map(|_| self.wait()).collect()
     }
 
-    /// Does one request, while nothing else is in flight, and returns its result.
+    /// Executes one request, while nothing else is in flight, and returns its result.
     ///
     /// # Errors
     /// If it does not complete.
@@ -129,10 +129,10 @@ impl<'a> Client<'a> {
         Ok(self.wait()?.result)
     }
 
-    /// Does one request that must succeed.
+    /// Executes one request that must succeed.
     ///
     /// # Errors
-    /// If it does not.
+    /// If the request fails.
     pub fn done(&mut self, op: Op, offset: u64, len: u64, data: Option<SgList>) -> Result<Output, Failure> {
         let result = self.call(Io { tag: Tag(TAG), op, offset, len, data })?;
         result.map_err(|error| Failure(format!("{op:?} of {len} bytes at {offset} failed: {error}")))
@@ -197,7 +197,7 @@ pub(super) fn data_of(output: Output, len: u64) -> Outcome<Vec<u8>> {
     }
 }
 
-/// Differs from any index, because submitters choose tags freely.
+/// Tag of a single request; not a small index, because submitters choose tags freely.
 const TAG: u64 = 0xfeed_0000_0000_0007;
-/// A working volume never takes this long; turns a hang into a message.
+/// Timeout that turns a hang into a message; a working volume never takes this long.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@
 //! ```
 //! A volume that needs its own kind of core brings that core, and a closure that runs its reactor:
 //! [`Harness::new`]. The suite polls a channel only after a submission or a wake-up, so it finds a
-//! volume that forgets to wake. It reports the failing case, the offset and the seed.
+//! volume that does not wake its user. It reports the failing case, the offset and the seed.
 
 mod cases;
 mod client;
@@ -40,7 +40,7 @@ pub struct Harness<'a> {
     pub random_ops: u32,
 }
 
-/// Runs the core; `false` when nothing will ever happen any more.
+/// Runs the core once; `false` if nothing more will happen.
 type Turn<'a> = Rc<RefCell<dyn FnMut() -> bool + 'a>>;
 
 impl<'a> Harness<'a> {
@@ -48,7 +48,7 @@ impl<'a> Harness<'a> {
     /// content.
     ///
     /// `turn` runs the core's reactor once, without waiting for ever. It returns `false` if it
-    /// knows that nothing will ever happen any more.
+    /// knows that nothing more will happen.
     pub fn new(core: Rc<dyn Core>, volume: Arc<dyn Volume>, turn: impl FnMut() -> bool + 'a) -> Harness<'a> {
         Harness {
             core,

@@ -16,7 +16,7 @@ pub(super) fn agrees_with_a_model(harness: &mut Harness) -> Outcome {
     let mut clients = [harness.client(WIDTH)?, harness.client(WIDTH)?];
     let mut walk = Walk::new(harness, &mut clients[0])?;
     for step in 0..harness.random_ops {
-        // Now and then the test switches to the other channel, once nothing is in flight.
+        // Every 257 steps the test switches to the other channel, once nothing is in flight.
         let which = (step / 257 % 2) as usize;
         let quiet = step % 257 == 0;
         walk.complete(harness, &mut clients[1 - which], if quiet { 0 } else { WIDTH })?;

@@ -30,8 +30,8 @@ fn ranges(block: u64) -> [(u64, u64); 6] {
 /// Bytes compared on each side of a range.
 const MARGIN: u64 = 128 << 10;
 
-/// Writes a range and its neighbours, applies `op` to the range, and compares the neighbours.
-/// Returns whether the volume supports `op`, and the range's content before and after.
+/// Writes a range and the bytes around it, applies `op` to the range, and compares the bytes around
+/// it. Returns whether the volume supports `op`, and the range's content before and after.
 fn around(
     harness: &mut Harness,
     client: &mut Client,
@@ -85,16 +85,16 @@ pub(super) fn large_ranges_can_be_zeroed(harness: &mut Harness) -> Outcome {
     let mut client = harness.client(1)?;
     let info = harness.info();
     let len = (u64::from(MAX_TRANSFER) + u64::from(info.logical_block)).min(info.size);
-    let places = [0, len / 2 / 65536 * 65536, len - 65536];
+    let offsets = [0, len / 2 / 65536 * 65536, len - 65536];
     for op in [Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false }, Op::Discard { fua: false }]
     {
-        for offset in places {
+        for offset in offsets {
             client.write(offset, &pattern(offset, 65536, harness.seed + 2))?;
         }
         client.done(op, 0, len, None)?;
     }
     client.done(Op::WriteZeroes { fua: false, may_unmap: false, only_fast: false }, 0, len, None)?;
-    for offset in places {
+    for offset in offsets {
         harness.expect_content(&mut client, offset, &[0; 65536])?;
     }
     Ok(())
@@ -163,7 +163,7 @@ pub(super) fn a_prefetch_changes_nothing(harness: &mut Harness) -> Outcome {
     harness.expect_content(&mut client, 0, &data)
 }
 
-/// Any result is allowed, but there must be one, and no data may change.
+/// A request of length 0 may have any result, but must complete and change no data.
 pub(super) fn requests_of_no_length_complete(harness: &mut Harness) -> Outcome {
     let mut client = harness.client(1)?;
     let size = harness.info().size;

@@ -5,18 +5,18 @@
 //!         | null:SIZE[?OPTION[&OPTION]...]     BLOCKS
 //!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  direct=on|off  readonly=on|off  format=raw  BLOCKS
 //!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off  format=raw  BLOCKS
-//!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN all the rest
+//!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
-//!         | delay:READ[,WRITE]:SPEC            durations; WRITE, READ by default, holds for flushes too
+//!         | delay:READ[,WRITE]:SPEC            durations; WRITE (default: READ) also for flushes
 //!         | fault:KEY=VALUE[,KEY=VALUE]...:SPEC
 //!         | rate:KEY=VALUE[,KEY=VALUE]...:SPEC
-//!         | log:PATH:SPEC                      PATH may be `-`, standard error
-//!         | SCHEME://ANYTHING                  a URL, kept whole; BLOCKS among its parameters
+//!         | log:PATH:SPEC                      PATH `-` is standard error
+//!         | SCHEME://ANYTHING                  a URL, kept unchanged; BLOCKS are parameters of it
 //!         | [SPEC]
 //! BLOCKS  = block_size=SIZE  physical_block_size=SIZE      powers of two from 512 to 64k
 //! ```
-//! A decorator reaches to the end of its spec. Brackets say where a spec ends: a member of a stripe
-//! that contains a comma itself stands in brackets, as in `stripe:[delay:1ms,2ms:mem:1g],mem:1g`.
+//! A decorator applies to the rest of its spec. Brackets mark where a spec ends: a member of a
+//! stripe that contains a comma must be in brackets, as in `stripe:[delay:1ms,2ms:mem:1g],mem:1g`.
 //! In paths, `%` and two hexadecimal digits are a byte, so that every path can be written: `%2C`
 //! for a comma, `%3F` for a question mark, `%3A` for a colon (which only log paths need), `%5B` and
 //! `%5D` for brackets, `%25` for a per cent sign.
@@ -27,8 +27,8 @@
 //! `pathlost`, `aborted`, `shutdown`, `range`, `misaligned`, `length`, or `stuck` for a request
 //! that never completes.
 //!
-//! Keys of a rate: `iops=N` and `bw=SIZE` a second for all, `read_iops`, `read_bw`, `write_iops`,
-//! `write_bw` apart.
+//! Keys of a rate, all per second: `iops=N` and `bw=SIZE` limit all requests together; `read_iops`,
+//! `read_bw`, `write_iops` and `write_bw` limit reads and writes separately.
 
 mod parse;
 mod path;
@@ -52,9 +52,9 @@ pub enum Spec {
     Mem(MemSpec),
     /// `null:`, a volume that discards writes and reads zeroes.
     Null(NullSpec),
-    /// `file:`
+    /// `file:`, a volume in a file.
     File(FileSpec),
-    /// `block:`
+    /// `block:`, a local block device.
     Block(BlockSpec),
     /// `slice:`, a part of a volume.
     Slice(SliceSpec, Box<Spec>),
@@ -116,7 +116,7 @@ impl Spec {
         }
     }
 
-    /// The most bytes of RAM that the volume may use.
+    /// Maximum memory that the volume may use, in bytes.
     #[must_use]
     pub fn ram_bytes(&self) -> u64 {
         self.leaves().into_iter().fold(0, |all: u64, leaf| match leaf {
@@ -125,7 +125,7 @@ impl Spec {
         })
     }
 
-    /// The size of the volume as far as the spec sets it, in bytes.
+    /// The volume's size in bytes, if the spec determines it.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         match self {
@@ -139,8 +139,8 @@ impl Spec {
         }
     }
 
-    /// The spec of the volume after it was resized to `size` bytes; `None` if no spec sets its
-    /// size.
+    /// The spec of the volume after it was resized to `size` bytes; `None` if the spec does not
+    /// determine its size.
     #[must_use]
     pub fn with_size(&self, size: u64) -> Option<Spec> {
         let inside = |inner: &Spec, size: u64| inner.with_size(size).map(Box::new);
@@ -159,14 +159,14 @@ impl Spec {
         })
     }
 
-    /// The URLs of the remote volumes in it.
+    /// The URLs of the remote volumes in the spec.
     #[must_use]
     pub fn urls(&self) -> Vec<&Url> {
         let leaves = self.leaves().into_iter();
         leaves.filter_map(|leaf| if let Spec::Url(url) = leaf { Some(url) } else { None }).collect()
     }
 
-    /// The paths of the files in it.
+    /// The paths of the files in the spec.
     #[must_use]
     pub fn files(&self) -> Vec<&Path> {
         let leaves = self.leaves().into_iter();
@@ -193,10 +193,10 @@ impl MemSpec {
     }
 }
 
-/// A volume without memory.
+/// A volume that discards writes and reads zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NullSpec {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Block sizes to present.
     pub blocks: BlockSizes,
@@ -213,9 +213,9 @@ impl NullSpec {
 /// A part of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceSpec {
-    /// Where it begins in the volume, in bytes.
+    /// Start of the part in the volume, in bytes.
     pub offset: u64,
-    /// In bytes; `None`: up to the end of the volume.
+    /// Length in bytes; `None`: up to the end of the volume.
     pub len: Option<u64>,
 }
 
@@ -285,7 +285,7 @@ pub enum SpecError {
     SizeAlone(String),
     /// The kind does not exist.
     #[error(
-        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, slice, stripe, delay, fault, rate, log, or a URL as nbd://host/export"
+        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, slice, stripe, delay, fault, rate, log, or a URL such as nbd://host/export"
     )]
     UnknownKind {
         /// The kind.
@@ -300,7 +300,7 @@ pub enum SpecError {
         spec: String,
         /// What is missing.
         what: &'static str,
-        /// Its form.
+        /// How to write it.
         form: &'static str,
     },
     /// A word that is not `key=value`.
@@ -340,7 +340,7 @@ pub enum SpecError {
         spec: String,
     },
     /// The key does not accept this value.
-    #[error("`{value}` is no value for {key} in `{spec}`: {expected}")]
+    #[error("`{value}` is not a value for {key} in `{spec}`: {expected}")]
     Value {
         /// The key.
         key: String,
@@ -351,11 +351,11 @@ pub enum SpecError {
         /// What it accepts.
         expected: &'static str,
     },
-    /// A per cent sign without two hexadecimal digits after it, or with those of the byte 0.
+    /// A per cent sign without two hexadecimal digits after it, or one that encodes the byte 0.
     #[error("`{0}` has a `%` without two hexadecimal digits after it: write %25 for a per cent sign")]
     Percent(String),
     /// The text contains a control character.
-    #[error("`{0}` holds a control character: in a path write it with a per cent sign, as %0A")]
+    #[error("`{0}` contains a control character: in a path write it with a per cent sign, such as %0A")]
     Control(String),
     /// Unbalanced brackets, or text after them.
     #[error(

@@ -312,7 +312,7 @@ impl<'a> Parser<'a> {
         }
         if volume.is_empty() {
             let in_stripe =
-                "a volume behind the last colon; a stripe's member that contains a comma goes in brackets";
+                "a volume after the last colon; put a stripe's member that contains a comma in brackets";
             return Err(self.missing("volume", if self.depth == 0 { form } else { in_stripe }));
         }
         Ok((before, self.within(volume)))
@@ -346,7 +346,7 @@ impl<'a> Parser<'a> {
     }
 
     fn positive(self, key: &str, text: &str) -> Parsed<NonZeroU64> {
-        text.parse().map_err(|_| self.value(key, text, "write a whole number from 1 on"))
+        text.parse().map_err(|_| self.value(key, text, "write a whole number of at least 1"))
     }
 
     fn chance(self, key: &str, text: &str) -> Parsed<u32> {
@@ -397,7 +397,7 @@ impl<'a> Parser<'a> {
 }
 
 impl Url {
-    /// The block sizes among its parameters.
+    /// The block sizes among the URL's parameters.
     ///
     /// # Errors
     /// If one is given twice or is not a block size.

@@ -23,13 +23,13 @@ impl Url {
         &self.0
     }
 
-    /// Its parameters that set block sizes, as key and value: they are for this machine alone.
+    /// The parameters that set block sizes, as key and value. They are not sent to the server.
     pub(super) fn block_parameters(&self) -> impl Iterator<Item = (&str, &str)> {
         let query = self.0.split_once('?').map_or("", |(_, query)| query);
         query.split('&').filter_map(|text| text.split_once('=')).filter(|(key, _)| is_block_size(key))
     }
 
-    /// The URL without parameters that set block sizes, which no protocol has.
+    /// The URL without the parameters that set block sizes, which no protocol defines.
     #[must_use]
     pub fn without_block_sizes(&self) -> Url {
         let Some((place, query)) =
@@ -60,8 +60,8 @@ impl Url {
     /// The text before and after the password.
     fn shown(&self) -> (&str, &str) {
         let Some((scheme, rest)) = self.0.split_once("://") else { return (&self.0, "") };
-        // In an iSCSI URL only a password can contain an @ or a slash there; in others a path can
-        // contain an @.
+        // Before the query of an iSCSI URL, an @ ends the user, whose password may contain @ and
+        // slashes. In other URLs a path may contain an @.
         let is_iscsi = ["iscsi", "iser"].iter().any(|name| scheme.eq_ignore_ascii_case(name));
         let ends: &[char] = if is_iscsi { &['?'] } else { &['/', '?', '#'] };
         let authority = rest.split(ends).next().unwrap_or(rest);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn block_sizes_are_not_for_the_server() {
+    fn block_sizes_are_not_sent_to_the_server() {
         let without = |url: &str| Url::new(url).without_block_sizes().as_written().to_owned();
         assert_eq!(without("nbd://h/x?block_size=4k"), "nbd://h/x");
         assert_eq!(

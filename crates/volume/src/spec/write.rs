@@ -63,7 +63,7 @@ impl fmt::Display for Spec {
             Spec::Fault(fault, volume) => write!(f, "fault{}:{volume}", fault_text(fault)),
             Spec::Rate(limits, volume) => write!(f, "rate{}:{volume}", rate_text(limits)),
             Spec::Log(LogTarget::Stderr, volume) => write!(f, "log:-:{volume}"),
-            // A file with this name; without `./` it would mean standard error.
+            // A file of this name; not encoded, it would mean standard error.
             Spec::Log(LogTarget::File(path), volume) if path.as_os_str() == "-" => {
                 write!(f, "log:%2D:{volume}")
             }
@@ -87,7 +87,7 @@ fn write_stripe(f: &mut fmt::Formatter<'_>, chunk: u64, members: &[Spec]) -> fmt
     Ok(())
 }
 
-/// Logical and physical block, as far as they are given.
+/// The logical and the physical block size, if they are given.
 fn block_texts(blocks: BlockSizes) -> [Option<String>; 2] {
     [blocks.logical, blocks.physical].map(|bytes| bytes.map(|bytes| format_size(bytes.into())))
 }

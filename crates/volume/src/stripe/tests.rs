@@ -198,7 +198,7 @@ proptest! {
 }
 
 #[test]
-fn ranges_of_a_stripe_that_do_not_overlap_do_not_on_its_members() {
+fn disjoint_ranges_of_a_stripe_are_disjoint_on_its_members() {
     let parts =
         |range: std::ops::Range<u64>| [0, 1].map(|member| range_on_member(4096, 2, member, range.clone()));
     assert_eq!(parts(0..8192), [0..4096, 0..4096]);

@@ -53,7 +53,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if is_ready { self.dial() } else { Progress::Idle }
     }
 
-    /// The session is over: logs the control session out.
+    /// Logs out the control session, because the session is over.
     pub(super) fn end_control(&mut self) {
         if let Some(mut control) = self.control.take() {
             control.end();

@@ -42,23 +42,22 @@ impl<D: Dialer, H: Host> Link<D, H> {
             tls.forget(&rejected);
         }
         let progress = self.lose(&broken.to_string());
-        let rests = had_open && !self.was_open && matches!(self.state, LinkState::Down);
+        let is_now_idle = had_open && !self.was_open && matches!(self.state, LinkState::Down);
         if let Broken::Protocol(error) = broken
-            && rests
+            && is_now_idle
         {
             warn!(target = %self.moves.address(), "closed the connection: target {error}");
         }
         progress
     }
 
-    /// The oldest request has waited for `span`, so the connection counts as lost.
+    /// Loses the session because the oldest request has waited for `span`.
     pub(super) fn lose_unanswered(&mut self, span: Duration) -> Progress {
         let span = overdue::written(span);
         self.lose_after(&format!("no answer within {span}"), |link| link.fail_late(&span))
     }
 
-    /// The connection was lost: keeps uncompleted requests, and reconnects after a pause or gives
-    /// up.
+    /// Loses the session: keeps uncompleted requests, and reconnects after a pause or gives up.
     pub(super) fn lose(&mut self, reason: &str) -> Progress {
         self.lose_after(reason, |_| {})
     }
@@ -116,8 +115,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// No other path is usable any more, so this one is retried soon, even after a long time out of
-    /// use.
+    /// Retries this path soon, even after a long time out of use, because no other path is usable
+    /// any more.
     pub(in crate::initiator) fn retry_now(&mut self) {
         let soon = self.dial_time(self.core.now() + LONGEST_PAUSE);
         if let LinkState::Pausing { until } = &mut self.state
@@ -142,7 +141,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let failed = self.done.len() - done_before;
         if failed > 0 {
             let (target, reconnect_timeout) = (self.moves.address(), overdue::written(reconnect_timeout));
-            warn!(%target, "{failed} requests fail: no answer within {span}, nor by new connections for {reconnect_timeout}");
+            warn!(%target, "{failed} requests fail: no answer within {span}, and none over new connections for {reconnect_timeout}");
         }
     }
 

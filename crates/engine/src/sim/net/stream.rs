@@ -43,9 +43,9 @@ impl SimStream {
         while left > 0
             && let Some(segment) = pipe.segments.front_mut()
         {
-            let here = left.min(segment.bytes.len());
-            put(&segment.bytes.drain(..here).collect::<Vec<u8>>());
-            left -= here;
+            let part_len = left.min(segment.bytes.len());
+            put(&segment.bytes.drain(..part_len).collect::<Vec<u8>>());
+            left -= part_len;
             if segment.bytes.is_empty() {
                 pipe.segments.pop_front();
             }
@@ -109,7 +109,7 @@ impl ByteStream for SimStream {
         }
     }
 
-    /// As TCP does: FIN, or RST if input was left unread.
+    /// Closes the stream as TCP does: by FIN, or by RST if input was left unread.
     fn close(&self) {
         if self.is_closed.replace(true) {
             return;
