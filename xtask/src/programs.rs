@@ -51,7 +51,7 @@ fn program(line: &str) -> Option<Program> {
 /// If a test failed, with the output of the failed programs, or if there is no program.
 pub(crate) fn run(programs: &[Program]) -> Result<String> {
     if programs.is_empty() {
-        bail!("none was built");
+        bail!("cargo built no test program");
     }
     let (mut said, mut complaints) = (String::new(), String::new());
     for program in programs {

@@ -266,7 +266,11 @@ impl Job {
             }
         }
         if matches!(self.size, Some(Size::Bytes(0) | Size::Percent(0))) {
-            return Err(JobError::bad_value("size", self.size.unwrap_or(Size::ZERO), "must be greater than 0"));
+            return Err(JobError::bad_value(
+                "size",
+                self.size.unwrap_or(Size::ZERO),
+                "must be greater than 0",
+            ));
         }
         Ok(())
     }

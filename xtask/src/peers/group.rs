@@ -61,7 +61,7 @@ impl Group {
     /// The program's exit status, if it has ended.
     ///
     /// # Errors
-    /// If the system cannot tell.
+    /// If the system does not report it.
     pub(crate) fn ended(&mut self) -> Result<Option<String>> {
         match &mut self.child {
             Some(child) => Ok(child.try_wait()?.map(|status| status.to_string())),
@@ -118,7 +118,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Both fail only if it has ended already; SIGKILL reaches stopped processes, too.
+        // Both fail only if the group has already ended; SIGKILL also ends stopped processes.
         let _ = kill_process_group(self.leader, Signal::KILL);
         let _ = self.child.as_mut().map(Child::wait);
     }
@@ -190,7 +190,7 @@ mod tests {
         output.read_line(&mut line).unwrap();
         group.pause().unwrap();
         drop(group);
-        // The pipe ends when the last process that holds it has.
+        // The pipe ends when the last process with its write end has ended.
         output.read_to_string(&mut line).unwrap();
         assert_eq!(line, "started\n");
     }

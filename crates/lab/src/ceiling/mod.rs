@@ -6,9 +6,8 @@
 //! the ceiling.
 //!
 //! ```text
-//!   client: iodepth in flight a connection   ──requests──▶   server: recv once, count whole
-//!   requests, recv once, time, queue new requests, send once    ◀──replies───   send all replies
-//!   with one sendmsg
+//!   client: iodepth in flight a connection            ──requests──▶   server: recv once, count whole requests,
+//!   recv once, time, queue new requests, send once    ◀──replies───   send all replies with one sendmsg
 //! ```
 //! Reads are answered from random blocks of a region as large as a volume ([`Data`]), so caches
 //! have the same effect as on a volume in RAM. Written data is received and dropped. The order of
