@@ -135,7 +135,7 @@ fn obstacle() -> Option<&'static str> {
 fn install_packages(packages: &[&str]) -> Result<()> {
     println!("test peers: installing {} (some minutes)", packages.join(" "));
     let _no_daemons =
-        NoDaemons::begin(Path::new(POLICY)).context("cannot prevent packages from starting daemons")?;
+        NoDaemons::begin(Path::new(POLICY)).context("cannot keep packages from starting daemons")?;
     let updated = apt_get(&["update"]);
     if apt_get(&[&["install"], packages].concat()).is_ok() {
         return Ok(());

@@ -44,7 +44,7 @@ impl Load {
 }
 
 /// User, nice, system and stolen time of all CPUs; see proc(5). Interrupts are excluded, because
-/// most are /// for our own traffic.
+/// most are for our own traffic.
 fn parse_all(stat: &str) -> Option<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();

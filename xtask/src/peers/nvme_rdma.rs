@@ -2,7 +2,7 @@
 //! that comparison.
 //!
 //! No other program serves NVMe/RDMA without an RDMA device, so the peers are the protocols that
-//! share its layers: iSER has the same queue pairs, NVMe/TCP the same controller. All of them //!
+//! share its layers: iSER has the same queue pairs, NVMe/TCP the same controller. All of them
 //! alternate in one run, measured with our own generator.
 
 use super::client::{Client, Generator};

@@ -3,7 +3,7 @@
 //!
 //! No other program serves SRP without an RDMA device, so the peers are the protocols that share
 //! its layers: iSER has the same queue pairs and the same commands. All of them alternate in one
-//! //! run, measured with our own generator.
+//! run, measured with our own generator.
 
 use super::client::{Client, Generator};
 use super::figures::Rows;

@@ -20,7 +20,7 @@
 //! - A send is not limited in length. A limit of 64 KiB or less makes no difference for 4 KiB
 //!   replies at depth 32, costs 10% at depth 128, and costs a quarter of the rate for 64 KiB
 //!   replies.
-//! - The receive buffer has 256 KiB on both sides. 64 KiB at the server makes no difference; at //!
+//! - The receive buffer has 256 KiB on both sides. 64 KiB at the server makes no difference; at
 //!   the client it costs CPU time with large replies.
 //!
 //! Other choices could not be measured here, because noise exceeded the differences:
