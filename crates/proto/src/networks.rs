@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_written_as_it_is_read_and_what_is_wrong_says_what_to_write() {
+    fn a_network_is_formatted_as_parsed_and_errors_say_what_to_write() {
         for text in ["10.0.0.0/8", "192.0.2.1", "2001:db8::/32", "::1", "0.0.0.0/0"] {
             assert_eq!(text.parse::<Network>().unwrap().to_string(), text);
         }

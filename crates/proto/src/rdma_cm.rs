@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn nvme_rdma_and_srp_are_told_from_iser_by_their_private_data() {
+    fn nvme_rdma_and_srp_are_distinguished_from_iser_by_private_data() {
         for data in [NVME.to_vec(), padded(NVME)] {
             assert_eq!(OtherProtocol::of(&data), Some(OtherProtocol::NvmeRdma));
         }

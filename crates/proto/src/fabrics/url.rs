@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_reads_as_the_same() {
+    fn a_formatted_url_parses_to_the_same_value() {
         let texts = [
             "nvme+tcp://host",
             "nvme+tcp://[fd77::12]:8009",
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_url_says_what_is_wrong() {
+    fn url_errors_say_what_is_wrong() {
         let cases = [
             ("nvme://h/nqn.a/1", "this is no NVMe/TCP URL"),
             ("nvme+tcp:///nqn.a/1", "host \"\""),

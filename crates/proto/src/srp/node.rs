@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn of_logins_on_several_cores_that_want_to_be_alone_one_joins() {
+    fn of_concurrent_single_channel_logins_one_joins() {
         let channels = Arc::new(Channels::default());
         let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
         for _ in 0..100 {

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn url_errors_say_what_is_wrong() {
         assert!(problem("srq://h").contains("write srp://"));
         assert!(problem("srp:///a").contains("host"));
         assert!(problem("srp://h/abc/0").contains("32 hexadecimal digits"));

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_a_later_version_is_told_apart() {
+    fn an_image_of_a_later_version_is_recognized() {
         let mut image = to_image(&example());
         image[7] = 2;
         let error = from_image(&image).unwrap_err();

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_goes_with_its_holder_or_with_the_last_of_all() {
+    fn a_reservation_ends_with_its_holder_or_with_the_last_registrant() {
         let leave = Register { key: None, new_key: 0, registrants: &[], persists: false };
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE).unwrap();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_removes_everything_and_tells_the_others() {
+    fn clear_removes_everything_and_notifies_the_others() {
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS).unwrap();
         assert_eq!(all.clear(&who("x"), 0), Err(ReservationRefused::Conflict));
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn preempting_the_holder_takes_its_reservation() {
+    fn preempting_the_holder_takes_over_its_reservation() {
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
         let what = Preempt { key: 2, victim_key: 1, kind: Kind::WRITE_EXCLUSIVE };

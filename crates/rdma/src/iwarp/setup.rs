@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn crcs_are_used_if_either_side_wants_them_and_markers_where_their_receiver_does() {
+    fn crcs_are_used_if_either_side_requests_them_and_markers_if_their_receiver_does() {
         for bits in 0..16 {
             let [asks, answers] = [0, 2].map(|shift| IwarpConfig {
                 has_crc: bits >> shift & 1 != 0,

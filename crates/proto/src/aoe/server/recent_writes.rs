@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn who_uses_tags_again_has_all_its_writes_done() {
+    fn all_writes_of_an_initiator_that_reuses_tags_are_executed() {
         let now = Instant::now();
         for other in [write(2, 1), write(1, 2)] {
             let mut recent = RecentWrites::default();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_that_comes_again_later_leaves_nothing_of_what_it_was() {
+    fn a_reused_tag_replaces_its_expired_entry() {
         let (mut recent, mut now) = (RecentWrites::default(), Instant::now());
         for round in 0..3 {
             for n in 1..1000 {

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_block_is_a_sector_unless_the_size_or_the_server_says_otherwise() {
+    fn the_block_size_is_512_unless_the_size_or_the_server_requires_another() {
         let cases = [
             // export size, constraints: volume size, logical block, physical block, maximum payload
             ((1 << 20, None), (1 << 20, 512, 4096, 32 << 20)),

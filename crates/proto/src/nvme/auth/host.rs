@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_secret_on_either_side_is_told_apart() {
+    fn a_wrong_secret_is_reported_for_the_right_side() {
         let group = Some(DhGroup::Ffdhe2048);
         let right = secrets(None, group);
         let other = right.controller.clone().unwrap();

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_as_long_as_linux_takes_it_and_names_both_ports() {
+    fn a_request_has_the_length_that_linux_accepts_and_names_both_ports() {
         let first = request(&config(), true);
         let (login, rest) = LoginRequestRdma::read_from_prefix(&first).unwrap();
         assert_eq!((first.len(), rest.len(), login.imm_data_offset.get()), (56, 0, 68));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_says_how_many_requests_and_how_much_immediate_data_the_target_takes() {
+    fn a_login_response_has_the_request_limit_and_the_immediate_data_limit() {
         let parameters = |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap();
         assert_eq!(parameters(response()), LoginParameters { request_limit: 63, most_immediate: 8192 });
         let short = LoginResponse { max_it_iu_len: 4164.into(), ..response() };

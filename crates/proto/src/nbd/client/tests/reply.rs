@@ -180,7 +180,7 @@ fn error_chunks_fail_the_request_when_its_reply_ends() {
 }
 
 #[test]
-fn with_structured_replies_a_write_may_still_be_answered_simply() {
+fn with_structured_replies_a_write_may_still_get_a_simple_reply() {
     let mut client = NbdTestClient::ready(HeaderFormat::Structured, SIZE, 1, 1);
     client.submit(0, Op::Write { fua: false }, 0, 512, Some(list(&[0; 512])));
     client.submit(1, Op::Write { fua: false }, 0, 512, Some(list(&[0; 512])));
@@ -245,7 +245,7 @@ fn fault_of(headers: HeaderFormat, op: Op, trace: impl Fn(ParsedRequest) -> Vec<
 }
 
 #[test]
-fn a_server_that_breaks_a_read_is_told_what_it_did() {
+fn each_violation_in_a_read_reply_is_reported() {
     for headers in CHUNKED {
         let reply = |last, kind, payload: Vec<u8>| {
             fault_of(headers, Op::Read, |request| chunk(headers, request, last, kind, &payload))
@@ -310,7 +310,7 @@ fn a_reply_of_errors_without_end_is_a_fault() {
 }
 
 #[test]
-fn a_server_that_breaks_block_status_is_told_what_it_did() {
+fn each_violation_in_a_block_status_reply_is_reported() {
     for headers in CHUNKED {
         let reply = |(kind, payload): (ReplyType, Vec<u8>)| {
             fault_of(headers, Op::BlockStatus, |request| chunk(headers, request, true, kind, &payload))

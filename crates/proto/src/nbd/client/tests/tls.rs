@@ -83,7 +83,7 @@ fn bytes_in_the_clear_behind_the_reply_end_the_session() {
 }
 
 #[test]
-fn a_stop_before_tls_asks_for_nothing_after_it() {
+fn a_client_that_is_stopped_before_tls_only_aborts_after_it() {
     let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(3)).unwrap();
     client.feed(&reply(STARTTLS, Rep::NBD_REP_ACK, b"")).unwrap();
@@ -95,7 +95,7 @@ fn a_stop_before_tls_asks_for_nothing_after_it() {
 }
 
 #[test]
-fn a_server_that_leaves_instead_of_a_tls_handshake_is_reported() {
+fn a_server_that_disconnects_instead_of_a_tls_handshake_is_reported() {
     let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(3)).unwrap();
     client.feed(&reply(STARTTLS, Rep::NBD_REP_ACK, b"")).unwrap();

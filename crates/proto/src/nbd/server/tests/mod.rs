@@ -166,7 +166,7 @@ fn is_deaf(session: &Session) -> bool {
 // the flags, and in block sizes, which nbdkit sends only on request.
 
 #[test]
-fn the_kernels_session_goes_as_captured() {
+fn the_kernels_session_runs_as_captured() {
     let mut session = connect();
     session.exchange(b"\x00\x00\x00\x03");
     session.exchange(b"\x49\x48\x41\x56\x45\x4f\x50\x54\x00\x00\x00\x07\x00\x00\x00\x06");

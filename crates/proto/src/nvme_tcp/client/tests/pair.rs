@@ -194,7 +194,7 @@ fn both_queues_authenticate_with_every_hash_and_group() {
 }
 
 #[test]
-fn a_host_without_the_right_secret_is_told_so() {
+fn a_host_with_a_wrong_secret_gets_the_reason() {
     let group = Some(DhGroup::Null);
     let right = secrets(None, group);
     let served = ServedSubsystem::with(Some(right.clone()));
@@ -310,7 +310,7 @@ fn several_queues_of_one_controller_share_what_is_submitted() {
 }
 
 #[test]
-fn the_loss_of_a_queue_ends_the_session_and_what_is_unfinished_comes_back_oldest_first() {
+fn the_loss_of_a_queue_ends_the_session_and_returns_requests_oldest_first() {
     let served = ServedSubsystem::with(None);
     let (admin, _admin_target) = brought_up(&served, None);
     let (mut host, mut targets) = connected(&served, queues(&admin, None, 3));
