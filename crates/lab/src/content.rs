@@ -9,9 +9,11 @@
 //! All numbers are little-endian. The CRC-32C covers everything after itself. With
 //! [`Verify::Pattern`] it is 0, and each word of the pattern is checked. The words follow from
 //! offset, generation and seed, so both methods detect a block that was partly overwritten,
-//! misplaced or lost. The generation is the number of times that the block has been written in this
-//! run. If an acknowledged write was lost, the stale block is consistent in itself and only its
-//! generation is wrong. So check the generation if it is known.
+//! misplaced or lost.
+//!
+//! The generation is the number of times that the block has been written in this run. If an
+//! acknowledged write was lost, the stale block is consistent in itself and only its generation is
+//! wrong. So check the generation if it is known.
 
 use crate::job::Verify;
 use blockmux_volume::Crc32c;

@@ -201,12 +201,13 @@ impl Job {
         Ok(())
     }
 
-    /// The range of worker `worker` (from 0) on a volume of `volume_size` bytes. As in fio, all
-    /// workers have the same range, shifted by `offset_increment` from one worker to the next.
-    /// Without an increment, workers that verify their writes get separate parts of the range,
-    /// because overwritten blocks of another worker would fail verification. A percentage is of the
-    /// whole volume; an offset is rounded up and a size down to whole blocks. A size in per cent is
-    /// cut at the volume's end; a size in bytes must fit.
+    /// The range of worker `worker` (from 0) on a volume of `volume_size` bytes.
+    ///
+    /// As in fio, all workers have the same range, shifted by `offset_increment` from one worker to
+    /// the next. Without an increment, workers that verify their writes get separate parts of the
+    /// range, because overwritten blocks of another worker would fail verification. A percentage is
+    /// of the whole volume; an offset is rounded up and a size down to whole blocks. A size in per
+    /// cent is cut at the volume's end; a size in bytes must fit.
     ///
     /// # Errors
     /// If the range is empty or extends beyond the end.

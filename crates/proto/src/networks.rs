@@ -87,7 +87,7 @@ impl AllowedNetworks {
         self.0.is_empty()
     }
 
-    /// Admits clients that both admit.
+    /// Combines two sets of lists: a client is admitted only if both admit it.
     #[must_use]
     pub fn and(mut self, other: &AllowedNetworks) -> AllowedNetworks {
         let new: Vec<_> = other.0.iter().filter(|list| !self.0.contains(list)).cloned().collect();
@@ -95,8 +95,8 @@ impl AllowedNetworks {
         self
     }
 
-    /// Whether each list of `other` is among these, so that nobody is admitted whom `other` does
-    /// not admit.
+    /// Whether each list of `other` is among these, so that every admitted client is also admitted
+    /// by `other`.
     #[must_use]
     pub fn includes(&self, other: &AllowedNetworks) -> bool {
         other.0.iter().all(|list| self.0.contains(list))

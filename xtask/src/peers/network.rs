@@ -1,6 +1,8 @@
 //! Two network namespaces joined by a veth pair, for protocols on raw frames: the servers' and the
-//! clients'. The namespaces have names, so that programs can be started in them. A name contains
-//! the PID of its creator. A comparison removes the namespaces of comparisons that were killed.
+//! clients'.
+//!
+//! The namespaces have names, so that programs can be started in them. A name contains the PID of
+//! its creator. A comparison removes the namespaces of comparisons that were killed.
 
 use super::machine::Side;
 use crate::process::succeed;

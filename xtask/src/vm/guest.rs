@@ -1,7 +1,8 @@
-//! One guest: a kernel in QEMU that runs one script and powers off. A guest has two serial ports.
-//! The kernel's console goes to a file next to the log. The other port is the script's standard
-//! output, where lines that begin with `@` are commands: `@check SENTENCE`, `@host COMMAND` (in
-//! base64; its status is sent back), and `@end STATUS`.
+//! One guest: a kernel in QEMU that runs one script and powers off.
+//!
+//! A guest has two serial ports. The kernel's console goes to a file next to the log. The other
+//! port is the script's standard output, where lines that begin with `@` are commands: `@check
+//! SENTENCE`, `@host COMMAND` (in base64; its status is sent back), and `@end STATUS`.
 
 use super::host::{Host, lines_of};
 use super::kernel::Kernel;

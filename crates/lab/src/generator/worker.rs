@@ -1,6 +1,8 @@
-//! One worker: keeps a queue full. Its phases are ramp, measuring and stopping. When stopping, it
-//! submits no more I/O of the job, reads back the blocks that it has written if the job verifies,
-//! and passes its results to the caller.
+//! One worker: keeps a queue full.
+//!
+//! Its phases are ramp, measuring and stopping. When stopping, it submits no more I/O of the job,
+//! reads back the blocks that it has written if the job verifies, and passes its results to the
+//! caller.
 
 use super::{Assignment, Control, Phase, Tally};
 use crate::content::{self, Expect, Stamp};

@@ -58,7 +58,7 @@ pub struct SrpUrl {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SrpUrlError {
     /// The URL does not begin with `srp:`.
-    #[error("this is no SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun")]
+    #[error("this is not an SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun")]
     Scheme,
     /// The hosts: the part between `//` and the next `/`.
     #[error(transparent)]

@@ -1,6 +1,8 @@
-//! `iscsi-perf`, libiscsi's own load generator. It only reads, over one session, for whole seconds.
-//! Its counts are in blocks of the disk, which have 512 bytes on every server here; this module
-//! checks that. Its random offsets are multiples of 512 bytes and not of the I/O size.
+//! `iscsi-perf`, libiscsi's own load generator.
+//!
+//! It only reads, over one session, for whole seconds. Its counts are in blocks of the disk, which
+//! have 512 bytes on every server here; this module checks that. Its random offsets are multiples
+//! of 512 bytes and not of the I/O size.
 
 use super::{Client, Found, Turn};
 use crate::peers::figures::Sample;

@@ -61,10 +61,10 @@ impl BlockSize {
         };
         let fault = |what| Err(ProtocolError { what, reference: "proto.md, \"Size constraints\"" });
         if !sizes.minimum.is_power_of_two() || sizes.minimum > NBD_MAX_MINIMUM_BLOCK {
-            return fault("advertised a minimum block size that is no power of two up to 65536");
+            return fault("advertised a minimum block size that is not a power of two up to 65536");
         }
         if !sizes.preferred.is_power_of_two() || sizes.preferred < sizes.minimum {
-            return fault("advertised a preferred block size that is no power of two above the minimum");
+            return fault("advertised a preferred block size that is not a power of two above the minimum");
         }
         if sizes.maximum_payload < sizes.minimum.max(SECTOR) {
             return fault("advertised a maximum payload smaller than a block");

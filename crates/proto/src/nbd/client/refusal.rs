@@ -40,7 +40,7 @@ pub enum NbdHandshakeRefusal {
     /// The server closed the connection after `NBD_OPT_EXPORT_NAME`, as servers do that have no
     /// export of this name.
     #[error(
-        "server closed the connection when asked for export {export:?}: it has no such export, or wants TLS"
+        "server closed the connection after the request for export {export:?}: it has no such export, or requires TLS"
     )]
     Closed {
         /// The requested name.

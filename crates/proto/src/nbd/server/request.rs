@@ -178,12 +178,12 @@ impl NbdRequest {
         }
         match known.contains(self.flags) {
             true => Ok(()),
-            false => Err(NbdRequestRefusal::invalid("a flag that does not go with the command")),
+            false => Err(NbdRequestRefusal::invalid("a flag that the command does not have")),
         }
     }
 
-    /// Checks the range as every volume does, but against what this client was told: the size at
-    /// the handshake, and whether the export is read-only.
+    /// Checks the range as every volume does, but against the properties advertised to this client:
+    /// the size at the handshake, and whether the export is read-only.
     #[inline]
     fn check_range(&self, op: Op, params: &ServerParams) -> Result<(), NbdRequestRefusal> {
         let info = &params.info;

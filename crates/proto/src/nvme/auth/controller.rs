@@ -89,7 +89,7 @@ impl Authenticator {
         self.is_done
     }
 
-    /// Whether authentication has failed and the host was told.
+    /// Whether authentication has failed and the failure was sent to the host.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         matches!(self.state, ControllerAuthState::Failed)

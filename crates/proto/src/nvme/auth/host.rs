@@ -171,7 +171,7 @@ impl HostAuthenticator {
         }
     }
 
-    /// The reason of a failure, even before the controller was told.
+    /// The reason of a failure, available before it is sent to the controller.
     #[must_use]
     pub fn failure(&self) -> Option<AuthFailure> {
         let state = match &self.state {

@@ -317,7 +317,7 @@ fn each_violation_in_a_block_status_reply_is_reported() {
         };
         let no_length = "described an extent of no length, or with a status beyond 32 bits";
         assert_eq!(reply(status(headers, &[(512, 0), (0, 0)])), no_length);
-        let beyond = "described extents behind the end of what was asked for";
+        let beyond = "described extents beyond the end of the requested range";
         assert_eq!(reply(status(headers, &[(1024, 0), (512, 0)])), beyond);
         let whole = "sent block status without whole descriptors";
         assert_eq!(reply(status(headers, &[])), whole);
