@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_what_cargo_has_built_only_the_test_programs_are_run() {
+    fn only_test_programs_of_the_build_are_run() {
         let line = |is_test: bool, executable: &str| {
             format!(
                 r#"{{"reason":"compiler-artifact","manifest_path":"/of/crates/a/Cargo.toml","target":{{"name":"b"}},

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_leads_no_group_is_not_taken_for_a_daemon() {
+    fn a_process_that_leads_no_group_is_not_accepted_as_a_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let pid_file = dir.path().join("pid");
         let error = |script: &str| {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_program_goes_on_when_resumed() {
+    fn a_paused_program_continues_when_resumed() {
         let (input, mut words) = std::io::pipe().unwrap();
         let script = "read word; echo $word";
         let mut shell = Command::new("sh");
