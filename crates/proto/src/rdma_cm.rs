@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejection_is_in_the_peer_s_words() {
+    fn a_rejection_has_the_format_of_the_peers_protocol() {
         assert_eq!(OtherProtocol::NvmeRdma.rejection(), [0, 0, 6, 0]);
         let rejection = OtherProtocol::Srp { tag: 7 }.rejection();
         assert_eq!(rejection[..16], [0xc2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]);

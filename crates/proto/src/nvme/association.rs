@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn with_its_admin_queue_an_association_ends_and_its_host_waits_until_it_is_over() {
+    fn an_association_ends_with_its_admin_queue_and_its_host_waits_for_the_end() {
         let all = Arc::new(Associations::default());
         let admin = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
         admin.enable();

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_list_means_one_port_or_all_of_a_guid() {
+    fn an_access_list_entry_matches_one_port_or_all_of_a_guid() {
         let port = SrpPortId([0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
         let other = SrpPortId([0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2]);
         let one = SrpInitiators::parse("0x00000000000000010000000000000002").unwrap();

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_range_keeps_others_out_until_it_is_dropped() {
+    fn a_locked_range_excludes_others_until_it_is_dropped() {
         let volume_state = volume_state();
         let counter = IoCounter::new(&volume_state);
         let first = RangeGuard::lock(&volume_state, 512, 512).unwrap();

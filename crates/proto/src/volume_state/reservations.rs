@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_moves_to_whom_it_is_given() {
+    fn a_reservation_moves_to_the_given_registrant() {
         let mut all = three();
         let to = |to| Move { key: 1, new_key: 8, to, unregister: true, persists: false };
         assert_eq!(all.register_and_move(&who("a"), &to(who("x"))), Err(ReservationRefused::Conflict));
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_only_so_many_registrations() {
+    fn the_number_of_registrations_is_limited() {
         let mut all = three();
         let registrants: Vec<Registrant> = (0..=MAX_REGISTRATIONS).map(|i| who(&i.to_string())).collect();
         let what = Register { key: None, new_key: 4, registrants: &registrants, persists: false };

@@ -98,7 +98,7 @@ fn a_reservation_excludes_nbd_according_to_its_type() {
 }
 
 #[test]
-fn a_reserve_of_spc_2_keeps_nbd_out_until_it_ends() {
+fn a_reserve_of_spc_2_excludes_nbd_until_it_ends() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
     scsi.run(&[0x16, 0, 0, 0, 0, 0]).good();
@@ -345,7 +345,7 @@ fn a_resize_is_reported_once_and_nbd_is_limited_to_the_smaller_size() {
 }
 
 #[test]
-fn a_sanitize_waits_for_nbd_s_writes_that_began_before_and_keeps_it_out_until_it_ends() {
+fn a_sanitize_waits_for_earlier_nbd_writes_and_excludes_nbd_until_it_ends() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
     assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_is_good_for_one_command_only() {
+    fn a_tag_is_valid_for_only_one_command() {
         let mut commands = AoeCommandTable::new(0xab, 0);
         let first = commands.insert(command(1)).unwrap();
         assert_eq!(first >> 24, 0xab);

@@ -382,7 +382,7 @@ fn large_frames_are_used_once_a_probe_was_answered() {
 }
 
 #[test]
-fn large_frames_that_pass_no_more_are_cut() {
+fn frames_become_smaller_when_large_ones_no_longer_pass() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.session.on_port(PortId(0), FramePortInfo { mtu: 9000, ..PORT }, bench.now);
     bench.hear(0, TARGET, &config(16, 16));

@@ -312,7 +312,7 @@ fn invalid_messages_are_refused_or_dropped_without_effect() {
 }
 
 #[test]
-fn a_late_write_that_linux_has_repeated_under_a_new_tag_does_not_undo_a_newer_one() {
+fn a_late_write_that_linux_has_retransmitted_under_a_new_tag_does_not_undo_a_newer_one() {
     let mut bench = AoeTargetBench::new();
     let mut send = |count: u32, command, data: &[u8]| {
         let message = registers(command, 0, 1, data);
@@ -408,7 +408,7 @@ fn config_strings_are_read_tested_and_set() {
 }
 
 #[test]
-fn only_those_of_a_mask_list_are_listened_to() {
+fn only_stations_of_the_mask_list_are_served() {
     let mut bench = AoeTargetBench::new();
     let edit = |directives: &[(u8, Mac)]| {
         let mut message = vec![0, 1, 0, directives.len() as u8];
@@ -576,7 +576,7 @@ fn all_disks_are_announced_at_a_port_that_comes_up() {
 }
 
 #[test]
-fn two_disks_with_one_address_are_no_target() {
+fn two_disks_with_one_address_are_refused() {
     let (exports, mut units) = units();
     units.push(AoeUnit::new(E1_0, VolumeId(2), DiskSettings::default(), None));
     assert_eq!(AoeTargetSession::new(exports, units).err(), Some(DuplicateAddress(E1_0)));

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn constraints_that_cannot_be_obeyed_are_the_servers_fault() {
+    fn impossible_constraints_are_a_violation_by_the_server() {
         let read = |minimum: u32, preferred: u32, maximum: u32| {
             BlockSize::from_wire(&InfoBlockSize {
                 info_type: 3.into(),

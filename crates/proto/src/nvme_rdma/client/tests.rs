@@ -83,7 +83,7 @@ impl TestQueue {
 }
 
 #[test]
-fn a_command_completes_once_its_key_is_closed() {
+fn a_command_completes_once_its_key_is_invalidated() {
     let (mut queue, cid) = TestQueue::reading();
     queue.complete(cid, Some(Stag(7))).unwrap();
     assert!(queue.session.poll_done().unwrap().result.is_ok());

@@ -292,7 +292,7 @@ fn a_message_that_is_not_a_command_ends_its_connection() {
 }
 
 #[test]
-fn a_host_with_more_commands_than_entries_is_cut_off() {
+fn a_host_with_more_commands_than_entries_is_disconnected() {
     let (mut host, _admin) = RdmaTestHost::io(&node());
     host.pump.holds_io = true;
     let results = [(); 33].map(|()| {

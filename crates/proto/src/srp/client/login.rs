@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejection_is_one_line_and_may_pass_or_not() {
+    fn a_rejection_is_one_line_and_may_be_temporary() {
         let reject = |reason: u32| {
             let reject = LoginReject {
                 opcode: SrpOpcode::LOGIN_REJECT.0,

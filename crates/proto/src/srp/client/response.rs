@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn residual_counts_say_how_much_data_moved() {
+    fn residual_counts_give_the_transferred_length() {
         let rest = |flags, out: u32, data_in: u32| SrpResponse {
             flags,
             data_out_res_cnt: out.into(),

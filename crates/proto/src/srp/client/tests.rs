@@ -519,7 +519,7 @@ fn a_command_that_ends_while_it_is_aborted_has_ended() {
 }
 
 #[test]
-fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
+fn a_target_that_does_not_abort_gets_a_unit_reset_and_is_then_abandoned() {
     for refuses in [true, false] {
         let (mut wire, _) = Wire::reading();
         wire.submit(2, WRITE, 0, 512, Some(list(&[1; 512])));
@@ -582,7 +582,7 @@ fn a_session_with_several_channels_is_replaced_instead_of_reset() {
 }
 
 #[test]
-fn a_session_may_only_reset_a_unit_and_leave() {
+fn a_session_may_only_reset_a_unit_and_log_out() {
     let function = TaskManagementFunction::LOGICAL_UNIT_RESET;
     let mut wire = Wire::new(Config { mode: Mode::Manage(function), ..config() });
     wire.run();

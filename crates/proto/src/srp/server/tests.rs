@@ -366,7 +366,7 @@ fn immediate_data_needs_no_read() {
 }
 
 #[test]
-fn a_long_cdb_has_its_end_behind_the_unit() {
+fn a_long_cdb_ends_after_the_fixed_part_of_its_unit() {
     let mut initiator = open();
     // READ (32) of one block.
     let mut cdb = [0; 32];

@@ -45,7 +45,7 @@ const BOTH_PORTALS: &[u8] = b"TargetName=iqn.2026-11.com.example:disk\0\
     TargetAddress=192.0.2.1:3260,1\0TargetAddress=[2001:db8::1]:3260,2\0";
 
 #[test]
-fn discovery_names_what_the_initiator_may_log_in_to() {
+fn discovery_lists_only_targets_that_admit_the_initiator() {
     let mut initiator = discover("");
     for (value, expected) in [("All", BOTH_PORTALS), (TARGET, BOTH_PORTALS), (HIDDEN, b""), ("", b"")] {
         let text = format!("SendTargets={value}\0");

@@ -61,7 +61,7 @@ fn the_reply_that_nbdkit_gave_a_kernel_client_is_read() {
 }
 
 #[test]
-fn whole_payloads_are_lent_from_the_receive_buffer() {
+fn complete_payloads_are_borrowed_from_the_receive_buffer() {
     for headers in [HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended] {
         let mut client = NbdTestClient::ready(headers, SIZE, 1, usize::MAX);
         client.read(0, 4096, 4096);
@@ -353,7 +353,7 @@ fn each_violation_in_a_block_status_reply_is_reported() {
 }
 
 #[test]
-fn heads_that_lie_are_refused_before_their_payload_comes() {
+fn inconsistent_heads_are_refused_before_their_payload_arrives() {
     // The server sends only the header, with a length of gigabytes.
     let head = |request: ParsedRequest, kind: ReplyType, len: u64| {
         let mut head = chunk(HeaderFormat::Extended, request, true, kind, b"");
@@ -425,7 +425,7 @@ fn a_second_reply_to_the_same_request_is_refused() {
 }
 
 #[test]
-fn short_reads_that_would_be_lent_forbid_fragments_where_the_server_can() {
+fn short_borrowed_reads_forbid_fragments_if_the_server_supports_it() {
     let mut client =
         NbdTestClient::ready(HeaderFormat::Structured, SIZE, 1 | TransmissionFlags::SEND_DF.bits(), 1);
     client.read(0, 0, 1024);

@@ -22,7 +22,7 @@ fn starts_tls(client: &NbdTestClient) -> bool {
 }
 
 #[test]
-fn nothing_is_asked_before_tls() {
+fn no_option_is_sent_before_tls() {
     at_every_split(|split| {
         for (mode, first) in [
             (NbdSessionMode::Go, Opt::NBD_OPT_EXTENDED_HEADERS),
@@ -56,7 +56,7 @@ fn by_tls_an_export_is_opened_as_without_it() {
 }
 
 #[test]
-fn a_server_without_tls_gets_nothing_in_the_clear() {
+fn a_server_without_tls_gets_no_further_option() {
     for rep in [Rep::NBD_REP_ERR_UNSUP, Rep::NBD_REP_ERR_POLICY] {
         let mut client = client(NbdSessionMode::Go, usize::MAX);
         client.feed(&greeting(3)).unwrap();

@@ -255,7 +255,7 @@ fn a_handshake_has_30_seconds() {
 }
 
 #[test]
-fn a_client_that_does_not_read_its_lists_is_not_listened_to() {
+fn nothing_is_received_from_a_client_that_does_not_read_its_lists() {
     let mut session = haggle();
     let list = option(Opt::NBD_OPT_LIST, b"");
     session.client_sends(&list.repeat(900)).unwrap();

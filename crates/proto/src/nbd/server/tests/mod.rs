@@ -192,7 +192,7 @@ fn the_kernels_session_runs_as_captured() {
 }
 
 #[test]
-fn a_client_may_leave_between_messages_but_not_within() {
+fn a_client_may_disconnect_between_messages_but_not_within() {
     for mut session in [connect(), haggle(), transmit(&[])] {
         assert!(session.session.on_end(Instant::now()).is_ok());
         assert!(is_closed(&session));

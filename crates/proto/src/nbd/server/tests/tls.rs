@@ -86,14 +86,14 @@ fn by_tls_everything_is_as_without_it_and_the_login_has_the_clients_name() {
 }
 
 #[test]
-fn where_tls_is_optional_clients_come_without_it() {
+fn where_tls_is_optional_clients_need_not_use_it() {
     let mut session = in_mode(TlsMode::Optional);
     let go = session.exchange(&option(Opt::NBD_OPT_GO, &info_data("", &[])));
     assert!(go.ends_with(&ack(Opt::NBD_OPT_GO)));
 }
 
 #[test]
-fn nothing_that_was_agreed_on_in_the_clear_counts() {
+fn results_negotiated_before_tls_are_discarded() {
     let mut session = in_mode(TlsMode::Optional);
     let context = option(Opt::NBD_OPT_SET_META_CONTEXT, &context_data("", &["base:allocation"]));
     assert!(!session.exchange(&option(Opt::NBD_OPT_STRUCTURED_REPLY, b"")).is_empty());

@@ -76,7 +76,7 @@ fn commands_reach_the_volume_as_operations_with_their_range() {
 }
 
 #[test]
-fn short_payload_is_lent_and_never_copied() {
+fn short_payload_is_borrowed_and_never_copied() {
     let mut session = transmit(&[]).session;
     let input = blockmux_volume::Chunk::from_slice(&write(0, &pattern(512)).repeat(3));
     assert_eq!(session.on_bytes(&input, Instant::now()), Ok(3 * 540));
@@ -88,7 +88,7 @@ fn short_payload_is_lent_and_never_copied() {
 }
 
 #[test]
-fn long_payload_that_is_all_there_is_lent_too() {
+fn long_payload_that_has_arrived_completely_is_borrowed_too() {
     let mut session = transmit(&[]);
     let data = pattern(200 << 10);
     assert_eq!(session.exchange(&write(0, &data)), simple(0));

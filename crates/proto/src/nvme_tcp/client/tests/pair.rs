@@ -209,7 +209,7 @@ fn a_host_with_a_wrong_secret_gets_the_reason() {
 }
 
 #[test]
-fn a_controller_that_fails_to_authenticate_is_left() {
+fn a_controller_that_fails_to_authenticate_is_disconnected() {
     let right = secrets(None, Some(DhGroup::Null));
     let own = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
     let served = ServedSubsystem::with(Some(right.clone()));
@@ -324,7 +324,7 @@ fn the_loss_of_a_queue_ends_the_session_and_returns_requests_oldest_first() {
 }
 
 #[test]
-fn the_session_does_without_a_queue_that_cannot_be_connected() {
+fn the_session_continues_without_a_queue_that_cannot_be_connected() {
     let served = ServedSubsystem::with(None);
     let (admin, _admin_target) = brought_up(&served, None);
     let mut host = Driver::of(queues(&admin, None, 3), usize::MAX);
