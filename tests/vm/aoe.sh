@@ -32,16 +32,16 @@ test "$(cat '/sys/block/etherd!e7.0/size')" = $((256 << 11))
 within 30 grep up '/sys/block/etherd!e7.0/state'
 aoe-stat | grep -E 'e7\.0 .* up'
 
-check frames_are_as_large_as_the_mtu_takes
+check frames_are_as_large_as_the_mtu_allows
 within 30 grep 8704 '/sys/block/etherd!e7.0/payload'
 
-check an_ext4_holds_what_was_copied_into_it
+check an_ext4_file_system_keeps_its_files
 file_system ext4 "$disk"
 
-check fio_finds_what_it_wrote
+check fio_verifies_its_writes
 verified_io "$disk"
 
-check io_goes_on_after_the_target_was_killed_and_started_again
+check io_continues_after_the_target_is_killed_and_restarted
 begin_io "$disk"
 sees_writes "$block"
 host kill target
@@ -49,7 +49,7 @@ serve_disk
 sees_writes "$block"
 end_io
 
-check io_goes_on_after_the_interface_was_down
+check io_continues_after_the_interface_was_down
 begin_io "$disk"
 sees_writes "$block"
 host run "ip link set $TAP down"

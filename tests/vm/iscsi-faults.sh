@@ -21,7 +21,7 @@ set_up open node.session.timeo.replacement_timeout 60
 node open --login
 disk=$(disk_of open 0)
 
-check io_goes_on_after_resets_of_unit_and_target
+check io_continues_after_resets_of_unit_and_target
 begin_io "$disk"
 for reset in device target device; do
   sees_writes "$disk"
@@ -29,7 +29,7 @@ for reset in device target device; do
 done
 end_io
 
-check io_goes_on_after_the_target_was_killed_and_started_again
+check io_continues_after_the_target_is_killed_and_restarted
 begin_io "$disk"
 sees_writes "$disk"
 host kill target
@@ -40,7 +40,7 @@ sees_writes "$disk"
 end_io
 
 # The target requests a logout and gets one; the next session repeats the commands in flight.
-check io_goes_on_after_the_target_was_stopped_and_started_again
+check io_continues_after_the_target_is_stopped_and_restarted
 begin_io "$disk"
 sees_writes "$disk"
 host stop target
@@ -51,7 +51,7 @@ within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
 sees_writes "$disk"
 end_io
 
-check what_was_flushed_is_there_after_the_target_was_killed
+check flushed_data_survives_a_killed_target
 mkfs.ext4 -q -F "$disk"
 mount -t ext4 "$disk" /mnt
 dd if=/dev/urandom of=random bs=1M count=4
@@ -67,7 +67,7 @@ cmp random /mnt/random
 cmp random /mnt/another
 umount /mnt
 
-check a_volume_that_has_grown_is_seen_to_have
+check the_new_size_of_a_volume_that_has_grown_is_visible
 host stop target
 serve_disk 320m
 within 60 grep LOGGED_IN /sys/class/iscsi_session/session1/state
@@ -76,7 +76,7 @@ test "$(cat "/sys/block/${disk#/dev/}/size")" = $((320 << 11))
 verified_io "$disk" --offset=280m
 node open --logout
 
-check of_two_initiators_one_can_keep_the_other_from_writing
+check an_initiator_can_exclude_another_one_from_writing
 for name in one two; do
   iscsiadm -m iface -I $name -o new
   iscsiadm -m iface -I $name -o update -n iface.initiatorname -v "$INITIATOR.$name"

@@ -45,7 +45,7 @@ check discovery_names_the_targets
 iscsiadm -m discovery -t sendtargets -p "$HOST" | sort >found
 for name in blocks guarded open; do echo "$HOST:3260,1 iqn.2026-11.test:$name"; done | diff - found
 
-check who_does_not_know_the_secrets_stays_out
+check an_initiator_without_the_secrets_is_refused
 fails node guarded --login
 set_up guarded node.session.auth.authmethod CHAP
 set_up guarded node.session.auth.username initiator
@@ -57,7 +57,7 @@ set_up guarded node.session.auth.password_in another-secret
 fails node guarded --login
 fails iscsiadm -m session
 
-check both_sides_prove_who_they_are_and_agree_on_digests
+check both_sides_authenticate_and_negotiate_digests
 set_up guarded node.session.auth.password_in the-targets-secret
 set_up guarded 'node.conn[0].iscsi.HeaderDigest' CRC32C,None
 set_up guarded 'node.conn[0].iscsi.DataDigest' CRC32C,None
@@ -69,16 +69,16 @@ disk=$(disk_of guarded 0)
 test "$(cat "/sys/block/${disk#/dev/}/size")" = 1048576
 test "$(cat "/sys/block/${disk#/dev/}/device/vendor")" = 'BLOCKMUX'
 
-check an_xfs_holds_what_was_copied_into_it
+check an_xfs_file_system_keeps_its_files
 file_system xfs "$disk"
 
-check an_ext4_holds_what_was_copied_into_it
+check an_ext4_file_system_keeps_its_files
 file_system ext4 "$disk"
 
-check fio_finds_what_it_wrote
+check fio_verifies_its_writes
 verified_io "$disk"
 
-check a_discard_gives_the_files_blocks_back
+check a_discard_deallocates_blocks_of_the_file
 file=$(disk_of guarded 5)
 dd if=/dev/urandom of="$file" bs=1M count=16 oflag=direct
 host run 'test $(du --block-size=1M disk.img | cut -f 1) -ge 16'
@@ -86,7 +86,7 @@ blkdiscard "$file"
 host run 'test $(du --block-size=1M disk.img | cut -f 1) -lt 2'
 is_zero "$file" 16
 
-check a_resize_while_it_is_served_is_told_and_seen
+check a_resize_while_served_is_reported_and_visible
 sectors() { cat "/sys/block/${file#/dev/}/size"; }
 has_said() { dmesg | grep "$1"; }
 host run 'blockmux ctl control resize file 448m'
@@ -121,7 +121,7 @@ dd if=random of="$(disk_of open 0 1)" bs=1M oflag=direct
 dd if="$(disk_of open 0 3)" bs=1M count=4 iflag=direct | cmp - random
 node open --logout
 
-check a_4kn_disk_and_a_512e_slice_hold_file_systems
+check a_4kn_disk_and_a_512e_slice_have_file_systems
 node blocks --login
 queue() { cat "/sys/block/${1#/dev/}/queue/$2"; }
 large=$(disk_of blocks 0)
@@ -137,5 +137,5 @@ file_system ext4 "$part"
 host run 'test "$(head -c 1048576 parts.img | tr -d "\0" | wc -c)" = 0'
 node blocks --logout
 
-check the_daemon_stops_when_it_is_asked_to
+check the_daemon_stops_on_sigterm
 host stop target

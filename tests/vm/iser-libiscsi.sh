@@ -22,9 +22,9 @@ suite() { iscsi-test-cu --dataloss --allow-sanitize --test "$1" "iser://$target/
 check libiscsi_logs_in_over_iwarp
 suite SCSI.TestUnitReady
 
-# These are the tests that libiscsi itself supports over iSER. For a write it announces immediate data in the PDU and sends
-# none, which is an invalid message; for a short read it returns the whole buffer as data.
-check what_asks_about_the_unit_passes_over_iser
+# Only the tests that libiscsi itself supports over iSER. For a write libiscsi announces immediate data in the PDU and sends none,
+# which is an invalid message; for a short read it returns the whole buffer as data.
+check tests_that_query_the_unit_pass_over_iser
 for name in Standard EVPD MandatoryVPDSBC SupportedVPD VersionDescriptors; do
   suite "SCSI.Inquiry.$name"
 done

@@ -31,14 +31,14 @@ check a_disk_is_described_over_iwarp
 host run "blockmux info --json '$open' >info; cat info
   grep '\"size\": *419430400' info"
 
-check four_hundred_mebibytes_that_are_copied_there_come_back
+check copied_data_of_400_mib_is_read_back
 host run 'head -c 400M /dev/urandom >source.img'
 host run "blockmux copy --verify file:source.img '$open'"
 host run "blockmux copy '$open&connections=1' file:back.img"
 host run "cmp source.img back.img"
 
-check crcs_are_agreed_on
+check crcs_are_negotiated
 host run "blockmux bench '$open&crc=on' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
 
-check the_bench_finds_what_it_wrote
+check the_bench_verifies_its_writes
 host run "blockmux bench '$open' --rw randwrite --bs 64k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"

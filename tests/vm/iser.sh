@@ -18,7 +18,7 @@ END"
 }
 serve_disk
 
-check a_host_of_nvme_rdma_is_rejected_at_once
+check an_nvme_rdma_host_is_rejected_immediately
 modprobe nvme_rdma
 id=00000000-0000-4000-8000-000000000001
 fails nvme connect -t rdma -a $target -s 3260 -n nqn.2026-11.test:none \
@@ -37,13 +37,13 @@ iscsiadm -m session -P 1 >session
 grep 'Iface Transport: iser' session
 disk=$(disk_of open 0)
 
-check an_ext4_holds_what_was_copied_into_it
+check an_ext4_file_system_keeps_its_files
 file_system ext4 "$disk"
 
-check fio_finds_what_it_wrote
+check fio_verifies_its_writes
 verified_io "$disk"
 
-check io_goes_on_after_the_target_was_killed_and_started_again
+check io_continues_after_the_target_is_killed_and_restarted
 begin_io "$disk"
 sees_writes "$disk"
 host kill target
@@ -54,7 +54,7 @@ sees_writes "$disk"
 end_io
 kernel_is_content .     # Linux logs every lost connection
 
-check the_same_port_serves_iscsi_at_once
+check the_same_port_also_serves_iscsi
 iscsiadm -m discovery -t sendtargets -p "$HOST"
 node open --login
 verified_io "$(disk_of open 0 2)" --size=4m

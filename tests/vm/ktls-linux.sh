@@ -5,8 +5,8 @@
 . /ktls.inc
 . /tlshd.inc
 
-# come_by_openssl: opens a connection to our target as host 1. Standard input is sent as data; at a line that begins with
-# `k`, OpenSSL updates its key instead.
+# come_by_openssl: opens a connection to our target as host 1. Standard input is sent as data; a line that begins with `k`
+# makes OpenSSL update its key instead.
 come_by_openssl() {
   timeout 60 openssl s_client -tls1_3 -connect 127.0.0.1:4420 -psk_identity "$(identity_of 1)" \
     -psk "$(psk_of 1)" >openssl.log 2>&1
@@ -16,7 +16,7 @@ is_by_kernel() { within 20 grep 'records are processed by the kernel' target.log
 size=64m
 serve_by_tls "$KEY"
 
-check linux_comes_to_a_target_whose_kernel_makes_the_records
+check linux_connects_to_a_target_with_ktls
 connect_by_tls 1 127.0.0.1
 test -n "$(cat /sys/class/nvme/$controller/tls_key)"
 verified_io "$(disk_of $controller 1)"
@@ -29,7 +29,7 @@ stop_serving
 kernel_is_content .
 all_is_opened
 
-check a_peer_that_changes_its_key_ends_the_connection_in_words
+check a_key_update_ends_the_connection_with_a_message
 serve_by_tls "$KEY"
 is_refused() { grep 'the peer has updated its TLS key, and the kernel accepts no other' target.log; }
 {
@@ -44,9 +44,9 @@ is_refused
 stop_serving
 all_is_opened
 
-check a_peer_that_says_that_it_ends_has_ended
+check a_close_notify_alert_ends_the_connection
 serve_by_tls "$KEY"
-# OpenSSL closes the connection regularly at the end of its input.
+# OpenSSL closes the connection with close_notify at the end of its input.
 is_by_kernel | come_by_openssl
 within 20 grep 'connection closed' target.log
 fails grep WARN target.log
@@ -56,14 +56,14 @@ all_is_opened
 secured=yes
 . /nvmet.inc
 
-check our_initiator_comes_to_linux_by_the_kernels_records
+check our_initiator_connects_to_linux_with_ktls
 dd if=/dev/urandom of=source.img bs=1M count=8
 truncate -s 32M source.img
 url="nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&tls_key_file=key&tls_identity=0"
 before=$(counted TlsTxSw)
 blockmux -vv copy --verify file:source.img "$url" 2>copy.log
 grep 'records are processed by the kernel' copy.log
-# More than the target's connections alone.
+# There are more kTLS connections than those of the target.
 test $(($(counted TlsTxSw) - before)) -gt "$(grep -c 'records are processed by the kernel' copy.log)"
 blockmux copy "$url" file:back.img
 cmp source.img back.img

@@ -16,7 +16,7 @@ moved_by() {
   blockmux bench "$1" --rw randwrite --bs 16k --size 8m --iodepth 16 --verify crc32c --runs 1 --no_ceiling
 }
 
-check without_a_kernel_that_can_the_library_makes_all_records
+check without_kernel_support_the_library_handles_all_records
 echo /bin/false >/proc/sys/kernel/modprobe
 serve_by_tls "$KEY"
 moved_by "$url"
@@ -25,7 +25,7 @@ stop_serving
 fails test -e /proc/net/tls_stat
 echo /sbin/modprobe >/proc/sys/kernel/modprobe
 
-check the_kernel_makes_the_records_of_both_ends_by_aes_128
+check both_ends_use_ktls_with_aes_128
 serve_by_tls "$KEY"
 moved_by "$url"
 moved_by "$url&hdr_digest=on&data_digest=on"
@@ -36,7 +36,7 @@ grep 'records are processed by the kernel' target.log
 stop_serving
 all_is_opened
 
-check and_by_aes_256
+check both_ends_use_ktls_with_aes_256
 before=$(counted TlsTxSw)
 serve_by_tls "$KEY_384"
 moved_by "$url"
@@ -44,11 +44,11 @@ test "$(counted TlsTxSw)" -gt "$before"
 stop_serving
 all_is_opened
 
-check one_end_s_kernel_speaks_to_the_library_at_the_other
+check ktls_at_one_end_works_with_the_library_at_the_other
 serve_by_tls "$KEY"
 before=$(counted TlsTxSw)
 moved_by "$url&ktls=off"
-# Only the target's connections.
+# Only the target's connections use kTLS.
 of_target=$(($(counted TlsTxSw) - before))
 before=$(counted TlsTxSw)
 moved_by "$url"
@@ -64,7 +64,7 @@ test "$(counted TlsTxSw)" -gt "$before"
 stop_serving
 all_is_opened
 
-check the_kernel_makes_the_records_of_nbd_that_begin_in_the_middle_of_a_connection
+check nbd_uses_ktls_after_starttls
 (umask 77 && echo alice:058f48cec0b4a048af64d9f8ac88fe6649eafeb713db50cf6d5437004d8de4ab >keys.psk)
 blockmux -vv serve disk=mem:$size --nbd 127.0.0.1:10809 --nbd-tls-psk keys.psk >target.log 2>&1 &
 target=$!

@@ -1,6 +1,6 @@
 # Functions for all scripts. Scripts run in the guest with `sh -ex`: a failed command ends the script, and all are logged.
 
-# check SENTENCE: begins a test; the commands up to the next check prove the sentence.
+# check SENTENCE: begins a test, which consists of the commands up to the next check.
 check() {
   kernel_is_content
   echo "@check $1"

@@ -24,11 +24,11 @@ goes_on_after_cuts() {
   kernel_is_content .     # LIO logs lost connections
 }
 
-check at_level_0_what_was_in_flight_is_done_by_another_session
+check at_level_0_another_session_completes_the_requests_in_flight
 goes_on_after_cuts ''
 
-check at_level_1_what_was_in_flight_is_done_by_another_session
+check at_level_1_another_session_completes_the_requests_in_flight
 goes_on_after_cuts '&error_recovery_level=1&data_digest=on'
 
 # Level 2 is not tested: when a connection with responses in flight is replaced, LIO of Linux 6.12 crashes by a null
-# pointer (iscsit_discard_cr_cmds_by_expstatsn releases a command that nobody waits for).
+# pointer (iscsit_discard_cr_cmds_by_expstatsn releases a command for which no thread waits).

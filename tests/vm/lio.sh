@@ -31,13 +31,13 @@ kernel_is_content 'no valid values|negotiation failed'
 check a_disk_is_described
 host run "blockmux info '$open' && blockmux info --json '$open' | grep '\"size\": *33554432'"
 
-check what_is_copied_there_comes_back
+check copied_data_is_read_back
 host run "blockmux copy --verify file:source.img '$open'"
 host run "blockmux copy '$open?connections=4' file:back.img"
 host run "cmp source.img back.img"
 fails is_zero disk 8
 
-check who_does_not_know_the_secrets_stays_out
+check an_initiator_without_the_secrets_is_refused
 host run "! blockmux info '$guarded?secret_file=wrong&$digests' 2>said
   grep 'authentication failure' said"
 host run "! blockmux info '$guarded?secret_file=own&mutual_user=target&mutual_secret_file=wrong&$digests' 2>said
@@ -46,14 +46,14 @@ kernel_is_content 'negotiation failed|do not match|mismatch|Authentication faile
 # LIO logs a disconnected initiator up to some seconds later.
 unimportant="$unimportant|iSCSI Login negotiation failed"
 
-check both_sides_prove_who_they_are_and_have_digests
+check both_sides_authenticate_and_use_digests
 host run "blockmux info --json '$guarded?secret_file=own&$mutual&$digests'"
 host run "blockmux copy --verify file:source.img '$guarded?secret_file=own&$mutual&$digests'"
 
-check the_bench_finds_what_it_wrote
+check the_bench_verifies_its_writes
 host run "blockmux bench '$open' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
 
-check the_unit_is_reset_under_io_and_nothing_is_lost
+check a_reset_of_the_unit_under_io_loses_nothing
 host start bench "blockmux bench '$open' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runtime 12 --runs 1 --no_ceiling"
 for _ in 1 2 3; do
   sleep 4
@@ -62,7 +62,7 @@ done
 host wait bench
 kernel_is_content 'ABORT_TASK|LUN_RESET'
 
-check a_copy_goes_on_after_the_target_was_away
+check a_copy_continues_after_an_outage_of_the_target
 : >disk
 truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
@@ -97,7 +97,7 @@ host run "blockmux copy '$open?connections=1&max_connections=4' file:back.img &&
 
 # The loss of a connection is not tested here: when one of several is lost and the session is reinstated, LIO of Linux 6.12
 # crashes (iscsit_stop_session locks a connection that it has freed).
-check level_2_is_agreed_on_and_everything_comes_back
+check error_recovery_level_2_is_negotiated_and_data_is_read_back
 both='connections=1&max_connections=4&error_recovery_level=2&data_digest=on'
 host run "blockmux info --json '$open?$both' >info; cat info
   grep '\"error_recovery_level\": *2' info"

@@ -12,21 +12,21 @@ check a_disk_is_connected
 nbd-client "$HOST" /dev/nbd0 -N ram -connections 4 -timeout 10
 test "$(cat /sys/block/nbd0/size)" = $((512 << 11))
 
-check an_xfs_holds_what_was_copied_into_it
+check an_xfs_file_system_keeps_its_files
 file_system xfs /dev/nbd0
 
-check an_ext4_holds_what_was_copied_into_it
+check an_ext4_file_system_keeps_its_files
 file_system ext4 /dev/nbd0
 
-check fio_finds_what_it_wrote_over_four_connections
+check fio_verifies_its_writes_over_four_connections
 verified_io /dev/nbd0 --numjobs=4 --offset_increment=64m --group_reporting
 
-check a_disconnect_ends_it
+check a_disconnect_removes_the_disk
 nbd-client -d /dev/nbd0
 test "$(cat /sys/block/nbd0/size)" = 0
 
 # The kernel fails requests in flight when it loses its connections. Flushed data must be present nevertheless.
-check what_was_flushed_is_there_after_the_daemon_was_killed_and_started_again
+check flushed_data_survives_a_killed_and_restarted_daemon
 nbd-client "$HOST" /dev/nbd1 -N disk -connections 4 -timeout 3
 dd if=/dev/urandom of=random bs=1M count=4
 dd if=random of=/dev/nbd1 bs=1M conv=fsync

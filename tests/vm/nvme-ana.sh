@@ -38,7 +38,7 @@ ana_state() {
 is_reached() { [ "$(ana_state "$1" "$2")" = "$3" ]; }
 controller_at() { grep -l "trsvcid=$1" /sys/class/nvme/nvme*/address | cut -d / -f 5; }
 
-check each_listener_tells_how_it_leads_to_the_namespaces
+check each_listener_reports_its_ana_states
 try_to_connect 1 --nr-io-queues=1
 nvme connect -t tcp -a "$HOST" -s 4421 -n $NQN --hostnqn="$(name_of 1)" --hostid="$(uuid_of 1)" --nr-io-queues=1
 within 30 is_reached 4420 1 optimized
@@ -56,7 +56,7 @@ head_of() {
 has_head() { test -b "$(head_of "$1")"; }
 ctl() { host run "blockmux ctl unix:control $*"; }
 
-check io_follows_states_that_change_from_listener_to_listener
+check io_moves_to_the_optimized_listener_when_states_change
 within 30 has_head 1
 disk=$(head_of 1)
 begin_io "$disk"
@@ -73,7 +73,7 @@ ctl ana $NQN 1 non-optimized --at "$HOST:4421"
 within 30 is_reached 4421 1 non-optimized
 end_io
 
-check a_namespace_that_is_attached_is_seen_and_used
+check an_attached_namespace_is_visible_and_usable
 ctl add three=mem:64m
 ctl attach three $NQN 3
 within 30 has_head 3
@@ -81,14 +81,14 @@ within 30 is_reached 4420 3 optimized
 verified_io "$(head_of 3)"
 nvme list-ns "/dev/$(controller_at 4420)" | grep ':0x3$'
 
-check a_namespace_that_is_detached_is_gone_and_the_others_are_not
+check a_detached_namespace_disappears_and_the_others_stay
 ctl detach $NQN 3
 has_no_head() { fails has_head "$1"; }
 within 30 has_no_head 3
 ctl remove three
 verified_io "$disk"
 
-check io_goes_on_by_the_other_listener_when_the_best_is_lost
+check io_continues_on_the_other_listener_when_the_best_one_is_lost
 begin_io "$disk"
 sees_writes "$disk"
 disconnect "$(controller_at 4420)"
@@ -96,12 +96,12 @@ sees_writes "$disk"
 end_io
 kernel_is_content .
 
-check the_best_listener_is_used_again
+check the_best_listener_is_used_again_when_it_is_back
 try_to_connect 1 --nr-io-queues=1
 within 30 is_reached 4420 1 optimized
 verified_io "$disk"
 
-check io_goes_on_after_the_target_was_killed_and_started_again
+check io_continues_after_the_target_is_killed_and_restarted
 disk=$(head_of 2)
 begin_io "$disk"
 sees_writes "$disk"
@@ -116,7 +116,7 @@ host stop target
 # A Keep Alive in flight has failed.
 kernel_is_content 'keepalive RTT|nvme_keep_alive_end_io'
 
-check io_goes_on_after_the_target_has_stopped_in_order_and_was_started_again
+check io_continues_after_the_target_is_stopped_and_restarted
 # Commands in flight take a while to end; the kernel submits more meanwhile.
 host run "sed -i 's/mem:128m/delay:20ms:file:one.img?size=128m/' blockmux.toml"
 again="--config blockmux.toml --nvme-tcp $HOST:4420 --nvme-tcp $HOST:4421"

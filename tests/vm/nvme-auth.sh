@@ -29,34 +29,34 @@ serve_guarded() {
 
 serve_guarded sha256 null
 
-check who_does_not_know_the_secret_stays_out
+check a_host_without_the_secret_is_refused
 fails try_to_connect 1
 fails try_to_connect 1 --dhchap-secret="$other"
 fails try_to_connect 3 --dhchap-secret="$own"
 kernel_is_content .
 
-check who_does_not_believe_the_target_stays_out
+check a_host_disconnects_from_a_target_that_fails_authentication
 fails try_to_connect 1 --dhchap-secret="$own" --dhchap-ctrl-secret="$other"
 fails try_to_connect 2 --dhchap-secret="$plain" --dhchap-ctrl-secret="$targets"
 kernel_is_content .
 
-check a_host_proves_who_it_is_on_every_queue
+check a_host_authenticates_on_every_queue
 connect 1 --dhchap-secret="$own" --nr-io-queues=2
 verified_io "$(disk_of $controller 1)"
 disconnect $controller
 
-check both_sides_prove_who_they_are
+check both_sides_authenticate
 connect 1 --dhchap-secret="$own" --dhchap-ctrl-secret="$targets" --nr-io-queues=2
 verified_io "$(disk_of $controller 1)"
 disconnect $controller
 
-check a_secret_that_is_not_hashed_and_a_group_that_is_not_named_will_do
+check an_unhashed_secret_and_the_null_group_are_accepted
 connect 2 --dhchap-secret="$plain" --nr-io-queues=1
 verified_io "$(disk_of $controller 1)"
 disconnect $controller
 host stop target
 
-check every_hash_and_several_groups_agree_with_the_kernel
+check every_hash_and_several_groups_work_with_the_kernel
 for terms in 'sha384 ffdhe2048' 'sha512 ffdhe3072' 'sha256 ffdhe4096'; do
   serve_guarded $terms
   connect 1 --dhchap-secret="$own" --dhchap-ctrl-secret="$targets" --nr-io-queues=1

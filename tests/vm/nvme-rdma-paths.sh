@@ -76,7 +76,7 @@ ctl remove two
 verified_io "$disk" --size=4m
 kernel_is_content 'nvme.*: rescanning|nvme'
 
-check io_goes_on_by_the_other_path_when_one_is_lost
+check io_continues_on_the_other_path_when_one_is_lost
 begin_io "$disk"
 sees_writes "$disk"
 lose_path $other_target
@@ -93,7 +93,7 @@ sees_writes "$disk"
 end_io
 kernel_is_content .     # Linux logs every lost connection
 
-check io_goes_on_over_tcp_when_every_path_over_rdma_is_lost
+check io_continues_over_tcp_when_every_path_over_rdma_is_lost
 add_path tcp "$HOST"
 within 30 has_paths 3
 begin_io "$disk"
@@ -111,7 +111,7 @@ sees_writes "$disk"
 end_io
 kernel_is_content .
 
-check io_goes_on_over_rdma_when_the_path_over_tcp_is_taken_away
+check io_continues_over_rdma_when_the_path_over_tcp_is_removed
 begin_io "$disk"
 sees_writes "$disk"
 disconnect "$(basename "$(dirname "$(grep -l "traddr=$HOST," /sys/class/nvme/nvme*/address)")")"
@@ -120,7 +120,7 @@ sees_writes "$disk"
 end_io
 kernel_is_content .
 
-check io_goes_on_after_the_target_was_killed_and_started_again
+check io_continues_after_the_target_is_killed_and_restarted
 begin_io "$disk"
 sees_writes "$disk"
 host kill target

@@ -58,7 +58,7 @@ grep 'trtype: *rdma' found
 grep "subnqn: *$NQN" found
 fails grep private found
 
-check both_sides_prove_who_they_are
+check both_sides_authenticate
 guarded=nqn.2026-11.test:guarded
 fails over_rdma connect 1 -n $guarded
 fails over_rdma connect 1 -n $guarded --dhchap-secret="$wrong"
@@ -77,13 +77,13 @@ test "$(cat /sys/class/nvme/$controller/transport)" = rdma
 disk=$(disk_of $controller 1)
 test "$(cat "/sys/block/${disk#/dev/}/size")" = 786432
 
-check an_xfs_holds_what_was_copied_into_it
+check an_xfs_file_system_keeps_its_files
 file_system xfs "$disk"
 
-check an_ext4_holds_what_was_copied_into_it
+check an_ext4_file_system_keeps_its_files
 file_system ext4 "$disk"
 
-check fio_finds_what_it_wrote
+check fio_verifies_its_writes
 verified_io "$disk"
 
 check blocks_are_compared_copied_zeroed_and_flushed
@@ -156,7 +156,7 @@ sees_writes "$disk"
 end_io
 kernel_is_content .     # Linux logs every lost connection
 
-check io_goes_on_after_the_target_was_killed_and_started_again
+check io_continues_after_the_target_is_killed_and_restarted
 begin_io "$disk"
 sees_writes "$disk"
 host kill target
@@ -166,7 +166,7 @@ sees_writes "$disk"
 end_io
 kernel_is_content .
 
-check the_same_port_serves_nvme_tcp_at_once
+check the_same_port_serves_nvme_tcp_too
 modprobe nvme-tcp
 nvme connect -t tcp -a "$HOST" -s 3260 -n $NQN --hostnqn="$(name_of 2)" --hostid="$(uuid_of 2)"
 first=$controller

@@ -11,20 +11,20 @@ serve_disk "
   hostnqn = '$(name_of 1)'
   tls_key_file = 'key'"
 
-check linux_comes_by_tls
+check linux_connects_with_tls
 connect_by_tls 1
 test -n "$(cat /sys/class/nvme/$controller/tls_key)"
 verified_io "$(disk_of $controller 1)"
 disconnect $controller
 kernel_is_content .
 
-check a_host_with_a_key_does_not_come_without_tls_and_others_do
+check only_hosts_without_a_key_connect_without_tls
 fails try_to_connect 1
 connect 3 --nr-io-queues=1
 disconnect $controller
 kernel_is_content .
 
-check what_was_written_by_tls_is_read_by_tls
+check data_written_over_tls_is_read_back_over_tls
 connect_by_tls 1
 file_system ext4 "$(disk_of $controller 1)"
 disconnect $controller
@@ -35,7 +35,7 @@ secured=yes
 host run 'head -c 8M /dev/urandom >source.img
   truncate -s 32M source.img'
 
-check we_come_to_linux_by_tls
+check we_connect_to_linux_with_tls
 url="nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&tls_key_file=key&tls_identity=0"
 host run "blockmux copy --verify file:source.img '$url'"
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
@@ -44,6 +44,6 @@ host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify cr
 kernel_is_content 'TLS Alert desc 0'
 grep 'TLS Alert desc 0' kernel.all
 
-check linux_refuses_us_without_a_key
+check linux_refuses_our_initiator_without_a_key
 fails host run "blockmux info 'nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&ctrl_loss_tmo=0'"
 kernel_is_content .

@@ -1,8 +1,8 @@
 # The kernel's NVMe/TCP host, with nvme-cli, against `blockmux serve --nvme-tcp`.
 . /lib.sh
 . /nvme.inc
-# One kernel has the roles of several hosts here. Without native multipath, each has its own namespaces instead of paths to
-# those of others. So I/O does not survive a restart of the target here; in nvme-ana.sh it does.
+# One kernel has the roles of several hosts. Native multipath is off, so each host has separate namespaces instead of paths to
+# those of the others, and I/O does not survive a restart of the target. nvme-ana.sh tests restarts.
 modprobe nvme-core multipath=N
 modprobe nvme-tcp
 
@@ -52,7 +52,7 @@ test "$(cat "/sys/block/${disk#/dev/}/size")" = 1048576
 file=$(disk_of $controller 2)
 test "$(cat "/sys/block/${file#/dev/}/size")" = 786432
 
-check everything_that_identify_has_makes_sense
+check identify_data_is_consistent
 nvme id-ctrl /dev/$controller >id
 for line in 'mn *: Blockmux' 'mdts *: 8' 'cntrltype *: 1' 'oncs *: 0x1bd' 'fuses *: 0x1' 'sgls *: 0x300001'; do
   grep "^$line" id
@@ -76,20 +76,20 @@ nvme changed-ns-list-log /dev/$controller
 nvme supported-log-pages /dev/$controller
 nvme resv-notif-log /dev/$controller
 
-check features_are_told_and_set
+check features_are_read_and_set
 for feature in 6 7 11 15; do nvme get-feature /dev/$controller -f $feature -H; done
 nvme get-feature /dev/$controller -f 0x81 --cdw11=1 -l 16
 nvme set-feature /dev/$controller -f 0x82 -n 1 --value=0
 nvme get-feature $disk -f 0x82 -n 1
 nvme get-feature $disk -f 0x83 -n 1
 
-check an_xfs_holds_what_was_copied_into_it
+check an_xfs_file_system_keeps_its_files
 file_system xfs "$disk"
 
-check an_ext4_holds_what_was_copied_into_it
+check an_ext4_file_system_keeps_its_files
 file_system ext4 "$disk"
 
-check fio_finds_what_it_wrote
+check fio_verifies_its_writes
 verified_io "$disk"
 
 check a_namespace_with_blocks_of_4096_bytes_is_a_disk
@@ -124,13 +124,13 @@ check a_failed_command_is_in_the_error_log
 fails nvme write-uncor $disk -s 64 -c 7
 nvme error-log /dev/$controller -e 1 | grep -i 'sqid[[:space:]]*: *[1-9]'
 
-check a_discard_gives_the_files_blocks_back
+check a_discard_deallocates_blocks_of_the_file
 dd if=/dev/urandom of="$file" bs=1M count=16 oflag=direct
 host run 'test $(du --block-size=1M disk.img | cut -f 1) -ge 16'
 blkdiscard "$file"
 host run 'test $(du --block-size=1M disk.img | cut -f 1) -lt 2'
 
-check io_goes_on_after_resets_of_the_controller
+check io_continues_after_resets_of_the_controller
 begin_io "$disk"
 for reset in 1 2 3; do
   sees_writes "$disk"
@@ -141,13 +141,13 @@ end_io
 # The kernel shuts down the socket of a queue while it still sends.
 kernel_is_content 'resetting controller|failed to send request -(32|104)'
 
-check a_host_may_have_digests
+check a_host_may_use_digests
 disconnect $controller
 connect 1 --hdr-digest --data-digest --nr-io-queues=2
 disk=$(disk_of $controller 1)
 verified_io "$disk"
 
-check of_two_hosts_one_can_keep_the_other_from_writing
+check a_host_can_exclude_another_one_from_writing
 one=$(disk_of $controller 1)
 first=$controller
 # Otherwise nvme-cli treats it as the same host.
@@ -168,7 +168,7 @@ fails can_write $two
 nvme resv-report $two --eds | grep -E '^rtype[[:space:]]*: 1'
 kernel_is_content 'reservation conflict|sc 0x83|[Mm]ultipath|MULTIPATH'
 
-check what_a_host_has_reserved_others_do_not_write_over_nbd_and_iscsi
+check a_reservation_of_a_host_applies_to_nbd_and_iscsi
 host run 'head -c 4096 /dev/urandom >little.img'
 for url in 'nbd+unix:///ram?socket=nbd' "iscsi://$HOST/iqn.2026-11.blockmux:ram/0"; do
   fails host run "blockmux copy file:little.img '$url'"

@@ -6,7 +6,7 @@ host run 'head -c 2M /dev/urandom >source.img
   truncate -s 32M source.img'
 url="nvme+tcp://$GUEST/$NQN/1"
 
-check both_sides_prove_who_they_are_with_every_hash_and_group
+check both_sides_authenticate_with_every_hash_and_group
 secret() { nvme gen-dhchap-key --hmac="$1" --key-length="$2" --nqn="$(name_of 1)"; }
 targets=$(secret 3 64)
 other=$(secret 1 32)
@@ -31,7 +31,7 @@ for terms in '0 32 sha256 null' '1 32 sha384 ffdhe2048' '2 48 sha512 ffdhe3072' 
   host run "blockmux copy file:source.img '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=targets'"
 done
 
-check who_cannot_prove_who_it_is_is_told_so_and_an_impostor_is_left
+check a_failed_authentication_is_reported_and_an_impostor_is_disconnected
 host run "! blockmux info '$guarded' 2>said; cat said; grep 'requires DH-HMAC-CHAP' said"
 host run "! blockmux info '$guarded&dhchap_secret_file=other' 2>said; cat said; grep 'turned us away' said"
 host run "! blockmux info '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=other' 2>said; cat said

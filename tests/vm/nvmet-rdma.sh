@@ -41,17 +41,17 @@ host run "blockmux discover 'nvme+rdma://$GUEST:3261?rdma=iwarp' >found; cat fou
 check a_namespace_is_described_over_rdma
 host run "blockmux info '$url' && blockmux info --json '$url' | grep '\"size\": *33554432'"
 
-check what_is_copied_there_comes_back
+check copied_data_is_read_back
 host run "blockmux copy --verify file:source.img '$url'"
 host run "blockmux copy '$url&connections=4' file:back.img"
 host run "cmp source.img back.img"
 fails is_zero disk 8
 
-check the_bench_finds_what_it_wrote
+check the_bench_verifies_its_writes
 host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
 host run "blockmux bench '$url&crc=on' --rw randwrite --bs 64k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
 
-check a_copy_goes_on_after_the_target_was_away
+check a_copy_continues_after_an_outage_of_the_target
 : >disk
 truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
@@ -64,7 +64,7 @@ host wait copy
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
 kernel_is_content .     # Linux logs the removal of a target
 
-check a_copy_goes_on_by_the_other_path_when_one_is_lost
+check a_copy_continues_on_the_other_path_when_one_is_lost
 both="nvme+rdma://$GUEST:3261,$GUEST:3262/$NQN/1?rdma=iwarp"
 : >disk
 truncate -s 32M disk

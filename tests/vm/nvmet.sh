@@ -13,20 +13,20 @@ host run "blockmux discover nvme+tcp://$GUEST >found; cat found
 check a_namespace_is_described
 host run "blockmux info '$url' && blockmux info --json '$url' | grep '\"size\": *33554432'"
 
-check what_is_copied_there_comes_back
+check copied_data_is_read_back
 host run "blockmux copy --verify file:source.img '$url'"
 host run "blockmux copy '$url?connections=4' file:back.img"
 host run "cmp source.img back.img"
 fails is_zero disk 8
 
-check digests_and_a_short_queue_do_no_harm
+check digests_and_a_short_queue_work
 host run "blockmux copy --verify file:source.img '$url?hdr_digest=on&data_digest=on&queue_size=8'"
 host run "blockmux copy '$url?hdr_digest=on' file:back.img && cmp source.img back.img"
 
-check the_bench_finds_what_it_wrote
+check the_bench_verifies_its_writes
 host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
 
-check a_copy_goes_on_after_the_target_was_away
+check a_copy_continues_after_an_outage_of_the_target
 : >disk
 truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
@@ -39,7 +39,7 @@ host wait copy
 host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
 kernel_is_content .     # Linux logs the removal of a target
 
-check io_goes_by_the_optimized_port_and_goes_on_by_the_other
+check io_uses_the_optimized_port_and_continues_on_the_other
 second=$nvmet/ports/2
 mkdir "$second"
 echo ipv4 >"$second/addr_adrfam"
@@ -69,8 +69,8 @@ rm "$second/subsystems/$NQN"
 rmdir "$second"
 kernel_is_content .
 
-# From the kernel's target through our initiator and our target to the kernel's host.
-check a_namespace_that_grows_is_seen_to_through_a_gateway
+# A gateway: the kernel's target, our initiator, our target, the kernel's host.
+check a_namespace_that_grows_is_reported_through_a_gateway
 serve "disk=$url --nvme-tcp $HOST:4420"
 NQN=nqn.2026-11.blockmux:disk
 connect 1

@@ -66,7 +66,7 @@ test "$(cat "/sys/block/${disk#/dev/}/size")" = 393216
 verified_io "$disk" --size=4m
 kernel_is_content 'ib_srp|scsi host|device-mapper'
 
-check io_goes_on_by_the_other_path_when_one_is_lost
+check io_continues_on_the_other_path_when_one_is_lost
 begin_io "$disk"
 sees_writes "$disk"
 lose_path $other_target
@@ -87,7 +87,7 @@ sees_writes "$disk"
 end_io
 kernel_is_content .     # Linux logs every lost connection
 
-check io_goes_on_after_the_target_was_killed_and_started_again
+check io_continues_after_the_target_is_killed_and_restarted
 begin_io "$disk"
 sees_writes "$disk"
 host kill target

@@ -25,7 +25,7 @@ END"
 }
 serve_disk
 
-check a_port_that_is_not_there_and_one_that_is_not_for_us_are_rejected
+check logins_to_a_missing_port_and_to_one_of_others_are_rejected
 fails log_in 4444444444444444 $target
 fails log_in 3333333333333333 $target
 kernel_is_content 'ib_srp|scsi host'
@@ -38,10 +38,10 @@ test "$(cat "/sys/block/${disk#/dev/}/size")" = 393216
 grep -x 2 "/sys/class/scsi_host/host$first/ch_count"
 kernel_is_content 'ib_srp|scsi host'
 
-check an_ext4_holds_what_was_copied_into_it
+check an_ext4_file_system_keeps_its_files
 file_system ext4 "$disk"
 
-check fio_finds_what_it_wrote
+check fio_verifies_its_writes
 verified_io "$disk"
 
 check a_unit_is_reset_under_io
@@ -90,7 +90,7 @@ sg_rtpg --decode "$disk" >groups
 cat groups
 grep -i 'active/optimized' groups
 
-check io_goes_on_after_the_target_was_killed_and_started_again
+check io_continues_after_the_target_is_killed_and_restarted
 port=/sys/class/srp_remote_ports/port-$first:1
 echo off >"$port/fast_io_fail_tmo"
 echo 2 >"$port/reconnect_delay"

@@ -31,7 +31,7 @@ url="$place/$guid$guid/0?rdma=iwarp"
 host run 'head -c 8M /dev/urandom >source.img
   truncate -s 32M source.img'
 
-check a_target_port_that_is_not_there_rejects_the_login
+check a_login_to_a_missing_target_port_is_rejected
 fails host run "blockmux info '$place/0x${guid}0000000000000001/0'"
 kernel_is_content .
 
@@ -40,13 +40,13 @@ host run "blockmux info '$url' && blockmux info --json '$url' | grep '\"size\": 
 host run "blockmux discover '$url' >found; cat found
   grep '$guid$guid/0' found"
 
-check what_is_copied_there_comes_back
+check copied_data_is_read_back
 host run "blockmux copy --verify file:source.img '$url'"
 host run "blockmux copy '$url&connections=2' file:back.img"
 host run "cmp source.img back.img"
 fails is_zero disk 8
 
-check the_bench_finds_what_it_wrote
+check the_bench_verifies_its_writes
 host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
 host run "blockmux bench '$url&crc=on&immediate_data=off' --rw randwrite --bs 4k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
 
@@ -54,7 +54,7 @@ check a_unit_is_reset
 host run "blockmux reset '$url'"
 kernel_is_content 'reset|LUN_RESET|TARGET_CORE'
 
-check a_copy_goes_on_after_the_target_was_away
+check a_copy_continues_after_an_outage_of_the_target
 : >disk
 truncate -s 32M disk
 has_data() { ! is_zero disk 1; }

@@ -1,5 +1,5 @@
-# The kernel's initiators of iSCSI, NVMe/TCP and NBD while another process takes over from `blockmux serve`: no I/O error,
-# everything that was acknowledged is there, and how long the longest I/O took.
+# The kernel's initiators of iSCSI, NVMe/TCP and NBD while another process takes over from `blockmux serve`. Checks that no I/O
+# fails and no acknowledged write is lost, and prints how long the longest write took.
 . /lib.sh
 . /open-iscsi.inc
 . /nvme.inc
@@ -8,13 +8,13 @@ modprobe nvme-tcp
 modprobe nbd
 mkdir -p /var/run
 
-# serve_next NAME: takes over from the daemon that serves, if there is one.
+# serve_next NAME: starts a daemon that takes over from the running one, if there is one.
 serve_next() {
   host start "$1" "blockmux serve --config blockmux.toml --state state --control unix:control --takeover unix:control \
     --iscsi $HOST:3260 --nvme-tcp $HOST:4420 --nbd $HOST:10809"
   host until "$1" ready
 }
-# take_over: the process that served before ends by itself, and successfully.
+# take_over: starts the next daemon, and waits until the previous one has ended with status 0.
 served=0
 take_over() {
   serve_next "daemon$((served + 1))"
@@ -58,17 +58,17 @@ measured() {
 }
 nothing() { :; }
 
-check an_iscsi_initiator_notices_a_pause
+check an_iscsi_initiator_reconnects_after_a_pause
 iscsiadm -m discovery -t sendtargets -p "$HOST"
 set_up open node.session.timeo.replacement_timeout 60
 node open --login
 within 60 has_disk open 0
 disk=/dev/$disk_name
-measured 'iSCSI, nothing happens' "$disk" nothing
+measured 'iSCSI, no takeover' "$disk" nothing
 measured 'iSCSI, takeover' "$disk" take_over
 kernel_is_content 'detected conn error|session recovery|connection[0-9]+:0'
 
-check a_reservation_holds_whoever_serves
+check a_reservation_survives_a_takeover
 sg_persist --out --register --param-sark=1 "$disk"
 sg_persist --out --reserve --param-rk=1 --prout-type=3 "$disk"
 sg_persist --in --read-reservation "$disk" >before
@@ -82,18 +82,18 @@ sg_persist --out --clear --param-rk=1 "$disk"
 node open --logout
 kernel_is_content 'detected conn error|session recovery|connection[0-9]+:0'
 
-check an_nvme_host_notices_a_pause
-# The kernel waits so many seconds before it connects again; its default is 10.
+check an_nvme_host_reconnects_after_a_pause
+# The kernel reconnects after 1 s; its default is 10 s.
 connect 1 --nr-io-queues=2 --reconnect-delay=1
 disk=$(disk_of $controller 1)
-measured 'NVMe/TCP, nothing happens' "$disk" nothing
+measured 'NVMe/TCP, no takeover' "$disk" nothing
 measured 'NVMe/TCP, takeover' "$disk" take_over
 disconnect $controller
 kernel_is_content .
 
-check an_nbd_client_of_several_connections_notices_a_pause
+check an_nbd_client_with_several_connections_keeps_them
 nbd-client "$HOST" /dev/nbd0 -N nbd -connections 4 -timeout 10
-measured 'NBD, nothing happens' /dev/nbd0 nothing
+measured 'NBD, no takeover' /dev/nbd0 nothing
 measured 'NBD, takeover' /dev/nbd0 take_over
 mkfs.ext4 -q -F /dev/nbd0
 mount -t ext4 /dev/nbd0 /mnt

@@ -32,7 +32,7 @@ fn chosen(targets: Vec<String>, name: Option<&str>) -> Result<Vec<String>> {
     match name {
         None => Ok(targets),
         Some(wanted) if targets.iter().any(|target| target == wanted) => Ok(vec![wanted.to_owned()]),
-        Some(wanted) => bail!("no fuzz target {wanted}; there are {}", targets.join(", ")),
+        Some(wanted) => bail!("there is no fuzz target {wanted}; known are {}", targets.join(", ")),
     }
 }
 
@@ -134,9 +134,9 @@ const FLAGS: &[&str] = &[
     "--cfg=fuzzing",
 ];
 
-/// Limits of time in seconds and of memory in MiB for one input. An input beyond them is a bug,
-/// because a peer's bytes must neither hang a session nor make it allocate without bound. The time
-/// is generous, because the machine may be busy.
+/// Limits of time in seconds and of memory in MiB for one input. An input that exceeds them has
+/// found a bug, because a peer's bytes must neither hang a session nor make it allocate without
+/// bound. The time limit is generous, because the machine may be busy.
 const LIMITS: &[&str] = &["-timeout=30", "-malloc_limit_mb=64", "-max_len=4096", "-print_final_stats=0"];
 const MOST_MEMORY_MIB: u64 = 1024;
 
@@ -155,21 +155,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_program_has_had_some_memory() {
+    fn peak_memory_of_this_program_is_above_zero() {
         assert!((1..1 << 20).contains(&own_peak_mib()), "{}", own_peak_mib());
     }
 
     #[test]
-    fn an_unknown_target_is_named_beside_the_known_ones() {
+    fn the_error_about_an_unknown_target_lists_the_known_ones() {
         let targets = || vec!["a".to_owned(), "b".to_owned()];
         assert_eq!(chosen(targets(), None).unwrap(), targets());
         assert_eq!(chosen(targets(), Some("b")).unwrap(), ["b"]);
         let error = chosen(targets(), Some("c")).unwrap_err();
-        assert_eq!(error.to_string(), "no fuzz target c; there are a, b");
+        assert_eq!(error.to_string(), "there is no fuzz target c; known are a, b");
     }
 
     #[test]
-    fn the_count_of_inputs_is_libfuzzers_last_word() {
+    fn the_count_of_inputs_is_read_from_libfuzzers_last_line() {
         assert_eq!(executed("INFO: x\nDone 4711 runs in 5 second(s)\n"), "4711 inputs");
     }
 }

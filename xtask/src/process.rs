@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_carries_what_was_said() {
+    fn the_error_of_a_failed_program_has_its_output() {
         let error = succeed(&mut shell("echo because; exit 3")).unwrap_err();
         assert_eq!(error.to_string(), "because");
     }

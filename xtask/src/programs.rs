@@ -51,7 +51,7 @@ fn program(line: &str) -> Option<Program> {
 /// If a test failed, with the output of the failed programs, or if there is no program.
 pub(crate) fn run(programs: &[Program]) -> Result<String> {
     if programs.is_empty() {
-        bail!("none was built");
+        bail!("cargo built no test program");
     }
     let (mut said, mut complaints) = (String::new(), String::new());
     for program in programs {
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_what_cargo_has_built_only_the_test_programs_are_run() {
+    fn only_test_programs_of_the_build_are_run() {
         let line = |is_test: bool, executable: &str| {
             format!(
                 r#"{{"reason":"compiler-artifact","manifest_path":"/of/crates/a/Cargo.toml","target":{{"name":"b"}},

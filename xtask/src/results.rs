@@ -18,7 +18,7 @@ pub(crate) fn write(root: &Path) -> Result<usize> {
     let mut data = BTreeMap::new();
     for entry in fs::read_dir(root.join(DATA))? {
         let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).context("a name is no UTF-8")?;
+        let name = path.file_name().and_then(|name| name.to_str()).context("a file name is not UTF-8")?;
         data.insert(format!("{DATA}/{name}"), fs::read_to_string(&path)?);
     }
     let pages = pages(&data)?;
@@ -37,7 +37,7 @@ pub(crate) fn pages(data: &BTreeMap<String, String>) -> Result<BTreeMap<String, 
     let mut index = String::from(INDEX);
     for (path, text) in data {
         let name = path.strip_prefix(DATA).and_then(|name| name.strip_suffix(".json"));
-        let name = name.with_context(|| format!("{path} is no .json"))?.trim_start_matches('/');
+        let name = name.with_context(|| format!("{path} is not a .json file"))?.trim_start_matches('/');
         let results: Value = serde_json::from_str(text).with_context(|| path.clone())?;
         let page = page(&results).with_context(|| path.clone())?;
         let (title, date) = (text_of(&results, "title")?, text_of(&results, "date")?);
@@ -54,7 +54,7 @@ fn page(results: &Value) -> Result<String> {
     let _ = writeln!(out, "{machine}, {date}. {}\n", text_of(results, "method")?);
     let _ = writeln!(out, "```\n{}\n```", text_of(results, "command")?);
     for note in list(results, "notes")? {
-        let _ = write!(out, "\n- {}", note.as_str().context("a note is no text")?);
+        let _ = write!(out, "\n- {}", note.as_str().context("a note is not a string")?);
     }
     let cells = list(results, "cells")?;
     let mut clients: Vec<&str> = Vec::new();
@@ -120,11 +120,11 @@ fn shown(row: &Value, figure: &str) -> Option<String> {
 }
 
 fn text_of<'a>(value: &'a Value, key: &str) -> Result<&'a str> {
-    value[key].as_str().with_context(|| format!("`{key}` is no text"))
+    value[key].as_str().with_context(|| format!("`{key}` is not a string"))
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> Result<&'a Vec<Value>> {
-    value[key].as_array().with_context(|| format!("`{key}` is no list"))
+    value[key].as_array().with_context(|| format!("`{key}` is not a list"))
 }
 
 /// Each figure: its key in a data file, its title, and the divisor of its values.

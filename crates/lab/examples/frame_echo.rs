@@ -6,9 +6,9 @@
 //! ```
 //! Both sides use the engine's ports, so batches, filters and system calls are those of the
 //! protocol. There is no session, volume, tag or retransmit. Data is at random offsets in a region
-//! as large as the volume, or larger than any cache, so caches help neither more nor less. All
-//! frames count, in whatever order they arrive: an I/O has as many replies as its block size needs
-//! frames. Prints one line: I/O per second.
+//! as large as the volume, or larger than any cache, so caches have the same effect as on the
+//! volume. The order of frames does not matter: an I/O is complete when as many frames have arrived
+//! as its block size needs. Prints one line: I/O per second.
 
 use blockmux_engine::frames::{FramePort, PacketPort, ReceivedFrame, Share, Side};
 use blockmux_engine::memory::map_pages;
@@ -197,7 +197,10 @@ mod words {
         }
 
         pub(crate) fn at(&self, place: usize) -> Result<&str, String> {
-            self.0.get(place).map(String::as_str).ok_or_else(|| "see the head of this example".to_owned())
+            self.0.get(place).map(String::as_str).ok_or_else(|| {
+                "an argument is missing; the top of crates/lab/examples/frame_echo.rs shows the usage"
+                    .to_owned()
+            })
         }
 
         pub(crate) fn has(&self, name: &str) -> bool {

@@ -11,9 +11,9 @@
 //! offset, generation and seed, so both methods detect a block that was partly overwritten,
 //! misplaced or lost.
 //!
-//! The generation is the number of times that the block has been written in this run. A stale
-//! block, to which an acknowledged write was lost, is consistent in itself; only its generation is
-//! wrong. Check it if it is known.
+//! The generation is the number of times that the block has been written in this run. If an
+//! acknowledged write was lost, the stale block is consistent in itself and only its generation is
+//! wrong. So check the generation if it is known.
 
 use crate::job::Verify;
 use blockmux_volume::Crc32c;
@@ -48,13 +48,13 @@ pub enum Mismatch {
     /// The block does not begin with the magic number.
     #[error("block at {offset} was never written by a verifying job, or not at this block size")]
     Foreign {
-        /// Where it was read.
+        /// Offset of the block.
         offset: u64,
     },
     /// The CRC in the header does not match the content.
     #[error("block at {offset} has CRC {actual:#010x}, its header has {stored:#010x}")]
     Crc {
-        /// Where it was read.
+        /// Offset of the block.
         offset: u64,
         /// CRC in the header.
         stored: u32,
@@ -64,35 +64,35 @@ pub enum Mismatch {
     /// The block belongs to another offset.
     #[error("block at {offset} was written to {found}")]
     Offset {
-        /// Where it was read.
+        /// Offset of the block.
         offset: u64,
-        /// The offset stored in it.
+        /// The offset stored in the block.
         found: u64,
     },
     /// A write is missing, or was done twice.
     #[error("block at {offset} has generation {found}, not {expected}: a write was lost or done twice")]
     Generation {
-        /// Where it was read.
+        /// Offset of the block.
         offset: u64,
         /// The last generation written.
         expected: u64,
-        /// The generation stored in it.
+        /// The generation stored in the block.
         found: u64,
     },
     /// Another run wrote the block.
     #[error("block at {offset} is from a run with another seed ({found}, not {expected})")]
     Seed {
-        /// Where it was read.
+        /// Offset of the block.
         offset: u64,
         /// This run's seed.
         expected: u64,
-        /// The seed stored in it.
+        /// The seed stored in the block.
         found: u64,
     },
     /// A word of the pattern is wrong.
     #[error("block at {offset} differs from byte {at} on")]
     Pattern {
-        /// Where it was read.
+        /// Offset of the block.
         offset: u64,
         /// Offset of the first wrong word in the block.
         at: usize,

@@ -21,7 +21,7 @@ pub(crate) struct CpuTime {
 pub(crate) struct Used {
     /// User and system time.
     pub(crate) cpu_ns: u64,
-    /// System time; `None` if the period was too short to tell.
+    /// System time; `None` if the period was too short to measure it.
     pub(crate) system_ns: Option<u64>,
 }
 

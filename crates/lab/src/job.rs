@@ -51,7 +51,7 @@ impl Rw {
     pub const ALL: [Rw; 8] =
         [Rw::Read, Rw::Write, Rw::RandRead, Rw::RandWrite, Rw::ReadWrite, Rw::RandRw, Rw::Trim, Rw::RandTrim];
 
-    /// fio's name for it.
+    /// fio's name of the pattern.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -72,7 +72,7 @@ impl Rw {
         matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw | Rw::RandTrim)
     }
 
-    /// Whether it changes the volume's content, including by discards.
+    /// Whether the pattern changes the volume's content, including by discards.
     #[must_use]
     pub fn changes_content(self) -> bool {
         !matches!(self, Rw::Read | Rw::RandRead)
@@ -107,9 +107,9 @@ pub struct Job {
     pub runtime_ms: u64,
     /// Time before measuring starts, in milliseconds.
     pub ramp_time_ms: u64,
-    /// Bytes of the volume to use; `None`: from `offset` to its end.
+    /// Bytes of the volume to use; `None`: from `offset` to the volume's end.
     pub size: Option<Size>,
-    /// Start of that range.
+    /// Start of the used range.
     pub offset: Size,
     /// Distance between the starts of consecutive workers' ranges.
     pub offset_increment: Size,
@@ -195,7 +195,7 @@ impl Job {
         self.range(volume_size, self.numjobs - 1)?;
         let increment = self.round_up(self.offset_increment, volume_size);
         if self.writes_verified() && increment > 0 && increment / u64::from(self.bs) < first.blocks {
-            let why = "with verify the workers' ranges may not overlap: give a `size` of at most this";
+            let why = "with verify the workers' ranges may not overlap: give a `size` of at most this value";
             return Err(JobError::bad_value("offset_increment", self.offset_increment.short(), why));
         }
         Ok(())
@@ -203,11 +203,11 @@ impl Job {
 
     /// The range of worker `worker` (from 0) on a volume of `volume_size` bytes.
     ///
-    /// As in fio all workers have the same range, each `offset_increment` further on. If workers
-    /// verify their writes, which would fail if they overwrote each other's, and have no increment,
-    /// each gets its own part of the range. A percentage is of the whole volume; an offset is
-    /// rounded up and a size down to whole blocks. A size in per cent ends with the volume, one in
-    /// bytes must fit.
+    /// As in fio, all workers have the same range, shifted by `offset_increment` from one worker to
+    /// the next. Without an increment, workers that verify their writes get separate parts of the
+    /// range, because overwritten blocks of another worker would fail verification. A percentage is
+    /// of the whole volume; an offset is rounded up and a size down to whole blocks. A size in per
+    /// cent is cut at the volume's end; a size in bytes must fit.
     ///
     /// # Errors
     /// If the range is empty or extends beyond the end.
@@ -267,7 +267,11 @@ impl Job {
             }
         }
         if matches!(self.size, Some(Size::Bytes(0) | Size::Percent(0))) {
-            return Err(JobError::bad_value("size", self.size.unwrap_or(Size::ZERO), "nothing to work on"));
+            return Err(JobError::bad_value(
+                "size",
+                self.size.unwrap_or(Size::ZERO),
+                "must be greater than 0",
+            ));
         }
         Ok(())
     }
@@ -283,8 +287,7 @@ impl Job {
             return Err(JobError::bad_value("verify", name, why));
         }
         if self.norandommap && self.rw == Rw::RandWrite {
-            let why =
-                "with norandommap a block may be written twice at once, so nothing is known of its content";
+            let why = "with norandommap a block may be written twice at the same time, so its expected content is unknown";
             return Err(JobError::bad_value("verify", name, why));
         }
         if self.bs < crate::content::MIN_BLOCK as u32 {

@@ -1,4 +1,4 @@
-//! Network links of a study, and its tables with our measurements beside them.
+//! Network links of a study, and the study's tables with our measurements in them.
 //!
 //! ```text
 //!                     read            write           rewrite
@@ -69,7 +69,7 @@ pub fn subject(of: &str, place: &str) -> String {
     format!("{of}, {place}")
 }
 
-/// One of a study's tables: links as lines and jobs as columns, each with our figures beside the
+/// One of a study's tables: links as lines and jobs as columns, each with our figures next to the
 /// study's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {

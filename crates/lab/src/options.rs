@@ -137,7 +137,7 @@ fn parse_rw(value: &str) -> Result<Rw, String> {
 
 fn parse_one_bs(value: &str) -> Result<u32, String> {
     if value.contains([',', '-', ':']) {
-        return Err("a job has one block size here, no ranges and none apart for writes".into());
+        return Err("give one block size; ranges and separate sizes for writes are not supported".into());
     }
     parse_u32(value)
 }
@@ -148,7 +148,7 @@ fn parse_verify(value: &str) -> Result<Option<Verify>, String> {
         // fio uses the CPU's CRC instructions by itself, and keeps the old name.
         "crc32c" | "crc32c-intel" => Ok(Some(Verify::Crc32c)),
         "pattern" => Ok(Some(Verify::Pattern)),
-        _ => Err("verify with crc32c or pattern; 0 for not at all".into()),
+        _ => Err("give crc32c or pattern, or 0 for no verification".into()),
     }
 }
 

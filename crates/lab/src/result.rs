@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 /// A finished comparison: everything that table, JSON and page show.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// The command that made it.
+    /// The command that measured.
     pub command: String,
     /// Start time, RFC 3339 in UTC.
     pub started: String,
     /// Blockmux's version.
     pub version: String,
-    /// Where it ran.
+    /// The machine that measured.
     pub machine: Machine,
-    /// Suite name of the published study that it repeats.
+    /// Suite name of the published study that was repeated.
     pub suite: Option<String>,
     /// One for each configuration and job, in display order.
     pub rows: Vec<Row>,
@@ -48,7 +48,7 @@ fn unknown() -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SubjectKind {
-    /// A volume of this process, without a protocol: the lower bound.
+    /// A volume of this process, without a protocol: the upper bound of IOPS.
     Local,
     /// A volume behind a protocol.
     Protocol,
@@ -91,7 +91,7 @@ pub struct Run {
     pub trim: Direction,
     /// I/O that failed.
     pub errors: u64,
-    /// Blocks with another content than was written.
+    /// Blocks with other content than was written.
     pub verify_errors: u64,
     /// CPU time of the target's threads in nanoseconds, if they are in this process.
     pub target_cpu_ns: Option<u64>,
@@ -152,8 +152,8 @@ impl Comparison {
             |row: &Row| !row.protocol.is_empty() && row.protocol != "aoe" && !row.protocol.ends_with("+unix");
         (congestion.paces() && self.rows.iter().any(is_over_tcp)).then(|| {
             format!(
-                "TCP by {congestion} spaces segments by timers, over loopback too: rows of 64 KiB and more measure those \
-                 timers. --congestion cubic, which is Linux's default, does not."
+                "TCP by {congestion} paces segments by timers, over loopback too: rows of 64 KiB and more measure those \
+                 timers. Use --congestion cubic, Linux's default, which does not pace."
             )
         })
     }
@@ -240,7 +240,7 @@ impl Spread {
 }
 
 impl SubjectKind {
-    /// Whether it is a bare-socket ceiling of either sort.
+    /// Whether the configuration is a bare-socket ceiling, sleeping or spinning.
     #[must_use]
     pub fn is_ceiling(self) -> bool {
         matches!(self, SubjectKind::CeilingSleeping | SubjectKind::CeilingSpinning)
@@ -313,7 +313,8 @@ impl Comparison {
     }
 }
 
-/// A row may exceed its ceiling by this much without a warning: both are measured.
+/// Up to this share of its ceiling a row causes no warning, because both values are measured and
+/// vary.
 pub(crate) const NOISY_SHARE: f64 = 1.1;
 
 impl Job {

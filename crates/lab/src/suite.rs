@@ -1,9 +1,9 @@
 //! Published measurements with the jobs that repeat them here, and the jobs of a plain comparison.
 //!
 //! The figures are facts from public studies, in `data/`, one file for each with its source.
-//! Reports show them beside our measurements and never mix them. A suite's jobs are those of the
-//! study, with a RAM volume in place of its disks, and loopback in place of its links unless the
-//! study is about those.
+//! Reports show them next to our measurements and never mix the two. A suite's jobs are those of
+//! the study, with a RAM volume in place of its disks, and loopback in place of its links unless
+//! the study compares links.
 
 use crate::figure::Figure;
 use crate::job::{Job, Rw};
@@ -41,7 +41,7 @@ pub struct Suite {
     charts: Vec<StudyChart>,
 }
 
-/// A study as reports show it: its setup, and its figures beside ours.
+/// A study as reports show it: its setup, and its figures for comparison with ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Study {
     /// Title, publisher and date in one line.
@@ -72,7 +72,7 @@ pub struct StudyChart {
     pub unit: Unit,
     /// Names of jobs. The best of these jobs counts for each configuration measured here.
     pub jobs: Vec<String>,
-    /// Only figures of this volume, with which their labels begin.
+    /// Use only figures whose labels begin with this volume.
     pub volume: Option<String>,
     /// The figure that is 1.0; for our measurements, that of the same protocol.
     pub reference: Reference,
@@ -134,13 +134,13 @@ pub enum Unit {
 }
 
 impl PublishedFigure {
-    /// Its name in a list of several protocols: "iser, InfiniBand".
+    /// Name of the figure in a list of several protocols: "iser, InfiniBand".
     #[must_use]
     pub fn name(&self) -> String {
         format!("{}, {}", self.protocol, self.label)
     }
 
-    /// Whether a job measured here corresponds to it.
+    /// Whether a job measured here corresponds to the figure.
     #[must_use]
     pub fn is_about(&self, job: &Job) -> bool {
         let shape = |job: &Job| (job.rw, job.bs, job.iodepth, job.numjobs);

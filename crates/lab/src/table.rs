@@ -22,8 +22,8 @@ pub enum Colour {
     Ansi,
 }
 
-/// Formats a comparison, with a study's figures beside it. Control characters in foreign text are
-/// removed.
+/// Formats a comparison, with a study's figures next to the measured ones. Control characters in
+/// text from outside are removed.
 #[must_use]
 pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colour: Colour) -> String {
     let labels = Labels::of(comparison);
@@ -114,7 +114,7 @@ impl TextTable<'_> {
         }
     }
 
-    /// One of the study's tables, with our figures beside it.
+    /// One of the study's tables, with our figures next to the study's.
     fn grid(&self, out: &mut String, grid: &Grid) {
         let title = format!("{}, MB/s: here, and there with", plain(&grid.title));
         let _ = writeln!(out, "\n{}", self.styled(BOLD, &title));
@@ -236,7 +236,7 @@ impl TextTable<'_> {
         let range = |of: fn(&Row) -> u64| Some((rows().map(of).min()?, rows().map(of).max()?));
         let runs = match range(|row| row.runs.len() as u64) {
             None => return "Nothing was measured.".into(),
-            Some((1, 1)) => "One run each, so no spread,".to_owned(),
+            Some((1, 1)) => "Single runs, without a spread,".to_owned(),
             Some((least, most)) if least == most => format!("Medians of {most} runs"),
             Some((least, most)) => format!("Medians of {least} to {most} runs"),
         };
@@ -298,7 +298,7 @@ pub(crate) fn row_errors(row: &Row) -> Vec<String> {
         row_errors.push(format!("{errors} I/O failed"));
     }
     if verify_errors > 0 {
-        row_errors.push(format!("{verify_errors} blocks did not hold what was written"));
+        row_errors.push(format!("{verify_errors} blocks had other content than was written"));
     }
     let idle = row.runs.iter().filter(|run| run.is_idle()).count();
     if idle > 0 {
@@ -346,8 +346,8 @@ sockets with the same message sizes and the same polling (never: the one that sl
 adaptive: the faster of the two).";
 
 /// Printed if a share exceeds 100%.
-pub(crate) const NOISY_CEILING: &str = " A share well over 100% is noise: other programs kept the machine busy. More or \
-longer runs on a quiet machine help.";
+pub(crate) const NOISY_CEILING: &str = " A share well over 100% is noise: other programs used the machine. Repeat with \
+more or longer runs on an otherwise idle machine.";
 /// Name of the line with a study's figures.
 const PUBLISHED: &str = "published";
 /// Columns that studies have figures for.

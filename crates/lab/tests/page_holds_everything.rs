@@ -209,8 +209,8 @@ fn a_study_comes_first_relative_to_its_reference_with_a_link_to_it() {
     assert!(html.find("id=\"published\"").unwrap() < html.find("id=\"findings\"").unwrap());
     assert!(published.contains("<a href=\"https://example.org/study\" rel=\"noreferrer\">"));
     assert!(published.contains("iscsi = 1.00"));
-    // The study has 373,330 of iSER to 118,725 of iSCSI over 40 GbE; here it is NBD with 0.88 to
-    // iSCSI with 0.71.
+    // The study has 373,330 IOPS of iSER and 118,725 of iSCSI over 40 GbE; the shares measured here
+    // are 0.88 (NBD) and 0.71 (iSCSI).
     for part in [
         "InfiniBand: published 3.14× (373k IOPS)",
         "40 GbE: published 1.00×",
@@ -218,8 +218,11 @@ fn a_study_comes_first_relative_to_its_reference_with_a_link_to_it() {
     ] {
         assert!(published.contains(part), "no {part:?} in {published}");
     }
-    assert!(published.contains("<td>373k IOPS</td>"), "the figures themselves are there too");
-    assert!(!html.split("id=\"findings\"").nth(1).unwrap().contains("InfiniBand"), "and stand apart");
+    assert!(published.contains("<td>373k IOPS</td>"), "the table has the figures themselves");
+    assert!(
+        !html.split("id=\"findings\"").nth(1).unwrap().contains("InfiniBand"),
+        "the study's figures are not among the findings"
+    );
     assert!(!page(&fixture::comparison(), None).contains("id=\"published\""));
 }
 
@@ -250,7 +253,8 @@ fn errors_are_shown_before_anything_else() {
     let mut comparison = fixture::plain_comparison();
     comparison.rows[1].runs[0].verify_errors = 3;
     let html = page(&comparison, None);
-    let error = html.find("nbd, 4 KiB random read, depth 1: 3 blocks did not hold what was written").unwrap();
+    let error =
+        html.find("nbd, 4 KiB random read, depth 1: 3 blocks had other content than was written").unwrap();
     assert!(error < html.find("id=\"findings\"").unwrap());
 }
 

@@ -86,7 +86,7 @@ published       373k                  iser, InfiniBand
 
 ";
     assert!(text.contains(lines), "{text}");
-    assert_eq!(text.matches("\npublished  ").count(), 3, "only beside the job that they are about");
+    assert_eq!(text.matches("\npublished  ").count(), 3, "only next to the job that they belong to");
     let narrow = render(&fixture::plain_comparison(), Some(&study), Width(46), Colour::Off);
     assert!(narrow.lines().all(|line| line.chars().count() <= 46), "{narrow}");
 }
@@ -187,7 +187,7 @@ fn one_run_has_no_spread_and_no_rows_are_reported() {
     comparison.rows[0].runs.truncate(1);
     let text = render(&comparison, None, Width(80), Colour::Off);
     assert!(text.contains("nbd            85.3k   -   350"), "{text}");
-    assert!(text.contains("One run each, so no spread, of 2 s."), "{text}");
+    assert!(text.contains("Single runs, without a spread, of 2 s."), "{text}");
     comparison.rows.clear();
     assert!(render(&comparison, None, Width(80), Colour::Off).contains("Nothing was measured."));
 }

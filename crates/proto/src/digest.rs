@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_is_sent_as_it_was_when_its_digest_was_made_and_what_is_private_is_not_copied() {
+    fn with_digests_shared_data_is_copied_and_private_data_is_not() {
         let bytes: Vec<u8> = (0..9000_u32).map(|i| (i % 251) as u8).collect();
         let pages = Pages::from_heap(5000);
         let (shared, private) = (Memory::from_pages(&pages).seg(0, 5000), Seg::from_slice(&bytes[5000..]));

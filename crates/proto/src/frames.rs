@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_lends_its_own_bytes_and_no_others() {
+    fn a_frame_lends_only_its_own_bytes() {
         let chunk = Chunk::from_slice(b"headpayload, and the next frame");
         let from = Station { port: PortId(0), mac: Mac::default() };
         let frame = Frame::new(from, &chunk, 11);

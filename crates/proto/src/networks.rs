@@ -87,7 +87,7 @@ impl AllowedNetworks {
         self.0.is_empty()
     }
 
-    /// Admits clients that both admit.
+    /// Combines two sets of lists: a client is admitted only if both admit it.
     #[must_use]
     pub fn and(mut self, other: &AllowedNetworks) -> AllowedNetworks {
         let new: Vec<_> = other.0.iter().filter(|list| !self.0.contains(list)).cloned().collect();
@@ -95,8 +95,8 @@ impl AllowedNetworks {
         self
     }
 
-    /// Whether each list of `other` is among these, so that nobody is admitted whom `other` does
-    /// not admit.
+    /// Whether each list of `other` is among these, so that every admitted client is also admitted
+    /// by `other`.
     #[must_use]
     pub fn includes(&self, other: &AllowedNetworks) -> bool {
         other.0.iter().all(|list| self.0.contains(list))
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_written_as_it_is_read_and_what_is_wrong_says_what_to_write() {
+    fn a_network_is_formatted_as_parsed_and_errors_say_what_to_write() {
         for text in ["10.0.0.0/8", "192.0.2.1", "2001:db8::/32", "::1", "0.0.0.0/0"] {
             assert_eq!(text.parse::<Network>().unwrap().to_string(), text);
         }

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_payload_is_a_head_that_can_be_looked_at() {
+    fn copied_payload_is_a_readable_head() {
         let mut outbox = Outbox::default();
         outbox.push_head(b"ab");
         assert_eq!(outbox.push_copy(&Seg::from_slice(b"cde")), b"cde");
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_several_places_becomes_one_head() {
+    fn data_in_several_pieces_becomes_one_head() {
         let mut outbox = Outbox::default();
         for round in 0..3 {
             outbox.push_head(b"ab");

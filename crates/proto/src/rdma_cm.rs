@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn nvme_rdma_and_srp_are_told_from_iser_by_their_private_data() {
+    fn nvme_rdma_and_srp_are_distinguished_from_iser_by_private_data() {
         for data in [NVME.to_vec(), padded(NVME)] {
             assert_eq!(OtherProtocol::of(&data), Some(OtherProtocol::NvmeRdma));
         }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejection_is_in_the_peer_s_words() {
+    fn a_rejection_has_the_format_of_the_peers_protocol() {
         assert_eq!(OtherProtocol::NvmeRdma.rejection(), [0, 0, 6, 0]);
         let rejection = OtherProtocol::Srp { tag: 7 }.rejection();
         assert_eq!(rejection[..16], [0xc2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]);

@@ -13,7 +13,7 @@
 //!
 //! An initiator's session may have several connections, all on one core
 //! (`docs/decisions/0011-connections-of-one-session.md`). [`StreamConnections::connection`] returns
-//! the stream session of one of them. [`Connections`] tells when to open another one, and is
+//! the stream session of one of them. [`Connections`] returns when to open another one, and is
 //! notified when one is established or lost.
 
 use crate::event::AuditEvent;

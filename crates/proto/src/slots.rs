@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_16_bits_is_good_for_one_occupant_only() {
+    fn a_key_of_16_bits_is_valid_for_only_one_occupant() {
         let mut slots = Slots::default();
         let keys: Vec<_> = (0..1024).map(|n| slots.insert(n)).collect();
         assert!(keys.iter().all(|key| slots.find_narrow(key.narrow()) == Some(*key)));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_good_for_one_occupant_only() {
+    fn a_key_is_valid_for_only_one_occupant() {
         let mut slots = Slots::default();
         let first = slots.insert('a');
         assert_eq!(slots.get_mut(first), Some(&mut 'a'));

@@ -4,10 +4,10 @@
 //! session too, and a target or an initiator if its session is one. So the engine's tasks drive
 //! iSER over TCP as they drive iSCSI.
 //!
-//! The session is asked for work after bytes were received, and whenever the driver asks for the
-//! outbox: the work of one turn goes out together, and work that needed room in the queue pair
-//! follows as soon as there is room. The driver asks for the outbox often; if neither the session
-//! nor the outbox has changed since the last time, the session is not asked.
+//! The session posts work after bytes were received, and whenever the driver requests the outbox.
+//! So the work of one turn is sent together, and work that waited for room in the queue pair
+//! follows as soon as there is room. The driver requests the outbox often; if neither the session
+//! nor the outbox has changed since the last time, the session is not called.
 //!
 //! An initiator's session may have several connections. Each is a `DrivenEnd` with its own queue
 //! pair, created when the driver has connected it.

@@ -475,7 +475,7 @@ impl LoopbackEnd {
         self.come_back(id, Ok(()));
     }
 
-    /// Completes a piece of work, unless it has completed already.
+    /// Completes a work request, unless it has already completed.
     fn come_back(&mut self, id: WorkId, result: Result<(), WorkError>) {
         if let Some(at) = self.pending.iter().position(|pending| *pending == id) {
             self.pending.remove(at);
@@ -483,7 +483,7 @@ impl LoopbackEnd {
         }
     }
 
-    /// Ends the connection because the peer violated the protocol, and tells the peer.
+    /// Ends the connection because the peer violated the protocol, and reports the violation to it.
     fn terminate(&mut self, violation: Violation, is_of_read: bool, peer: &mut LoopbackEnd) {
         self.fault = Some(Fault::Peer(violation));
         peer.inbound.push_back(LoopbackPacket::Terminate(violation, is_of_read));

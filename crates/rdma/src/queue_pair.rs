@@ -99,7 +99,7 @@ pub struct Caps {
 /// The side that violated the protocol, and the violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The peer violated the protocol and was told so.
+    /// The peer violated the protocol, and the violation was reported to it.
     Peer(Violation),
     /// The peer reports a violation by this side.
     Ours(Violation),

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_granted_memory_is_found_wherever_it_lies() {
+    fn a_range_of_registered_memory_is_found_at_any_offset() {
         let mut regions = Regions::new(4, SEED);
         let remote = regions.register(pieces(&[3, 1, 60]), RemoteRights::RemoteRead).unwrap();
         assert_eq!(remote.len, 64);

@@ -234,7 +234,7 @@ fn a_stopped_session_ends_on_both_sides() {
 }
 
 #[test]
-fn a_queue_lost_at_any_point_hands_its_commands_back() {
+fn a_queue_lost_at_any_point_returns_its_commands() {
     for pieces in 0..24 {
         let mut host = TestHost::new(ServedSubsystem::new(4096), 1, 16);
         host.queues.queue_pair().cut_after(pieces);

@@ -187,7 +187,7 @@ fn a_session_that_stops_logs_out_on_every_channel() {
 }
 
 #[test]
-fn a_channel_lost_at_any_point_hands_its_commands_back() {
+fn a_channel_lost_at_any_point_returns_its_commands() {
     for pieces in 0..24 {
         let mut host = Host::new(1);
         host.session.queue_pair().cut_after(pieces);

@@ -76,7 +76,7 @@ impl Pipe {
 impl Drop for Pipe {
     fn drop(&mut self) {
         self.connection = None;
-        // SAFETY: it came from a box, and the connection that knew it is gone.
+        // SAFETY: the pointer came from a box, and the connection that used it has been dropped.
         drop(unsafe { Box::from_raw(self.buffers) });
     }
 }
@@ -100,7 +100,7 @@ unsafe extern "C" fn receive(context: *mut libc::c_void, buffer: *mut u8, len: u
         return would_block();
     }
     // SAFETY: the input has that many bytes and lives during the call, the buffer has room, and
-    // they are apart.
+    // they do not overlap.
     unsafe {
         ptr::copy_nonoverlapping(buffers.input, buffer, here);
         buffers.input = buffers.input.add(here);

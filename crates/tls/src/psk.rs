@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 /// A pre-shared key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Psk {
-    /// The identity, which both sides know; it crosses the network in the clear.
+    /// The identity, which both sides know; it is sent unencrypted.
     pub identity: Vec<u8>,
     /// The key; it has at least 16 bytes.
     pub secret: Zeroizing<Vec<u8>>,

@@ -98,7 +98,7 @@ fn data_arrives_however_the_stream_is_split() {
 }
 
 #[test]
-fn the_first_key_that_the_server_knows_is_taken() {
+fn the_first_key_that_the_server_knows_is_selected() {
     let offered = [psk("new", 1, Hash::Sha384), psk("old", 2, Hash::Sha256)];
     for (known, name) in [(offered.to_vec(), "new"), (vec![offered[1].clone()], "old")] {
         let mut pair = ClientAndServer::new(&offered, known);

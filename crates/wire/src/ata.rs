@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_identify_sum_to_nothing() {
+    fn the_bytes_of_identify_sum_to_zero() {
         let mut identify = Identify::read_from_bytes(&[0; ATA_SECTOR]).unwrap();
         identify.model = identify_text("something");
         identify.integrity = identify.integrity_word().into();

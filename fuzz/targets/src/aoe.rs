@@ -20,7 +20,7 @@ pub(crate) fn aoe_target(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let volume = Arc::new(MemVolume::new(SIZE));
     let core = TestCore::new().as_core();
-    let mut channel = volume.open(&core, DEPTH, Waker::idle()).expect("a fuzz target fails loudly");
+    let mut channel = volume.open(&core, DEPTH, Waker::idle()).expect("a RAM volume opens");
     let exports = Exports::new(vec![Export {
         name: "disk".to_owned(),
         description: String::new(),
@@ -28,7 +28,7 @@ pub(crate) fn aoe_target(data: &[u8]) {
         volume,
     }]);
     let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
-    let mut target = AoeTargetSession::new(exports, vec![unit]).expect("it is one disk");
+    let mut target = AoeTargetSession::new(exports, vec![unit]).expect("the target has one disk");
     let mut now = Instant::now();
     target.on_port(PortId(0), PORT, now);
     for bytes in frames(&stream) {
@@ -47,7 +47,7 @@ pub(crate) fn aoe_target(data: &[u8]) {
         }
         let outbox = target.frames(now);
         while let Some(frame) = outbox.pop() {
-            assert!(frame.len() <= PORT.mtu as usize, "an answer has to fit a frame");
+            assert!(frame.len() <= PORT.mtu as usize, "an answer exceeds the MTU");
         }
         now += Duration::from_millis(choices.of(&[0, 1, 1000, 60_000]));
     }
@@ -89,7 +89,7 @@ pub(crate) fn aoe_initiator(data: &[u8]) {
         while session.frames(now).pop().is_some() {}
         completed += std::iter::from_fn(|| session.poll_done()).count() as u64;
     }
-    assert_eq!((completed, session.held()), (submitted, 0), "each completes once");
+    assert_eq!((completed, session.held()), (submitted, 0), "not every request completed exactly once");
 }
 
 /// Splits a stream into frames, each after its 16-bit length.

@@ -117,12 +117,15 @@ impl Run<'_> {
         while let Some((volume, io)) = line.session.poll_io() {
             let export = self.exports.get(volume).expect("the volume exists");
             assert_eq!(export.volume.info().check(&io), Ok(()), "{io:?}");
-            assert!(line.in_flight.iter().all(|(_, other)| other.tag != io.tag), "{io:?} has another's tag");
+            assert!(
+                line.in_flight.iter().all(|(_, other)| other.tag != io.tag),
+                "{io:?} has the tag of another I/O in flight"
+            );
             line.in_flight.push((volume, io));
         }
         while let Some((volume, tag)) = line.session.poll_cancel() {
             let is_it = |(on, io): &(VolumeId, Io)| *on == volume && io.tag == tag;
-            assert!(line.in_flight.iter().any(is_it), "{tag:?} is not in flight and to be cancelled");
+            assert!(line.in_flight.iter().any(is_it), "{tag:?} is to be cancelled but not in flight");
         }
         let sent = line.session.outbox().take_bytes();
         assert!(sent.len() <= MAX_OUTBOX, "{} bytes are queued", sent.len());
@@ -157,7 +160,7 @@ impl Run<'_> {
         }
     }
 
-    /// Moves the clock to the next deadline if that is near, or on by ten seconds.
+    /// Moves the clock to the next deadline if that is near, otherwise by ten seconds.
     fn pass_time(&mut self) {
         let next = self.lines.iter().flatten().filter_map(|line| line.session.poll_timeout()).min();
         let near = next.filter(|when| *when < self.now + Duration::from_secs(10));
@@ -187,8 +190,8 @@ impl Run<'_> {
             self.pass_time();
             (0..self.lines.len()).for_each(|at| self.turn(at, false));
         }
-        assert!(self.lines.iter().all(Option::is_none), "a connection does not end");
-        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        assert!(self.lines.iter().all(Option::is_none), "a connection has not ended");
+        assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
     }
 }
 

@@ -1,7 +1,7 @@
 //! A hostile target against the iSCSI initiator: every request completes exactly once.
 //!
 //! ```text
-//!   stream = record ...      record = 0                        the well-behaved target answers what it has not seen
+//!   stream = record ...      record = 0 the well-behaved target answers all unanswered bytes
 //!                                   | kind, length (2), bytes  the hostile one sends these
 //! ```
 //! Bits of a kind: 1, replace the task tag by that of a recent command, which the high four bits
@@ -183,7 +183,7 @@ impl Run<'_> {
         self.requests.take_back(&mut self.session);
         drop(self.session);
         drop(self.wire);
-        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
     }
 }
 
@@ -269,7 +269,7 @@ impl WellBehavedTarget {
         let exports = exports();
         let session = IscsiTargetSession::new(node(&exports), 1, Pool::new(usize::MAX), [0; 32], now);
         let core = TestCore::new().as_core();
-        let (_, disk) = exports.iter().next().expect("there is one");
+        let (_, disk) = exports.iter().next().expect("there is one volume");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
         WellBehavedTarget { session, channel, unread: Vec::new() }
     }
@@ -319,7 +319,7 @@ fn wish(choice: u8) -> OperationalParameters {
 }
 
 fn name(name: &str) -> Name {
-    Name::new(name).expect("it is a name")
+    Name::new(name).expect("the name is valid")
 }
 
 const TARGET: &str = "iqn.2026-11.t:a";

@@ -66,8 +66,8 @@ fn reads_back(text: &[u8]) {
         assert!(parse_binary(pair.value, MOST_BINARY).is_none_or(|bytes| bytes.len() <= MOST_BINARY));
         assert!(parse_list(pair.value).all(|item| !item.contains(',')));
     }
-    let again = pairs(written.as_bytes()).map(|pair| pair.expect("what was written is keys"));
-    assert!(again.eq(found), "it reads as others");
+    let again = pairs(written.as_bytes()).map(|pair| pair.expect("the written text consists of keys"));
+    assert!(again.eq(found), "the written keys parse to others");
 }
 
 fn login_request(flags: u8) -> Vec<u8> {
@@ -82,7 +82,7 @@ fn login_request(flags: u8) -> Vec<u8> {
 fn text_request(flags: u8) -> Vec<u8> {
     let mut request = TextRequest::new_zeroed();
     request.opcode = IscsiOpcode::TEXT_REQUEST.0 | FLAG_IMMEDIATE;
-    // Bits F and C of a text request have the places of a login's T and C.
+    // Bits F and C of a text request have the positions of a login's T and C.
     request.flags = flags & 0xc0;
     request.initiator_task_tag = 7.into();
     request.target_transfer_tag = RESERVED_TAG.into();

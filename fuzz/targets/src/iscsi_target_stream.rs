@@ -38,7 +38,7 @@ impl Judge for TargetStream {
     }
 
     fn on_quiet(&self) {
-        assert!(self.rest.is_empty(), "{} bytes of a PDU were sent and no more", self.rest.len());
+        assert!(self.rest.is_empty(), "only {} bytes of a PDU were sent", self.rest.len());
     }
 }
 
@@ -57,9 +57,13 @@ impl TargetStream {
 
     fn check(&mut self, bhs: &Bhs, data: &[u8]) {
         let opcode = bhs.opcode();
-        assert!(opcode.name().is_some() && opcode.0 & 0x20 != 0, "{opcode} is not a target's");
+        assert!(opcode.name().is_some() && opcode.0 & 0x20 != 0, "a target must not send {opcode}");
         assert_eq!(bhs.total_ahs_length, 0);
-        assert_eq!(opcode == IscsiOpcode::LOGIN_RESPONSE, !self.is_logged_in, "{opcode} has its time");
+        assert_eq!(
+            opcode == IscsiOpcode::LOGIN_RESPONSE,
+            !self.is_logged_in,
+            "{opcode} was sent in the wrong phase"
+        );
         let number = |at: usize| {
             let bytes = &bhs.specific_end[at..at + 4];
             u32::from_be_bytes(bytes.try_into().expect("there are four bytes"))
@@ -86,7 +90,7 @@ impl TargetStream {
             self.on_login(bhs, data);
         } else {
             let last = self.max_cmd_sn.replace(max_cmd_sn).unwrap_or(max_cmd_sn);
-            assert!(max_cmd_sn.wrapping_sub(last) < 1 << 16, "MaxCmdSN went back");
+            assert!(max_cmd_sn.wrapping_sub(last) < 1 << 16, "MaxCmdSN has decreased");
             assert!(max_cmd_sn.wrapping_add(1).wrapping_sub(exp_cmd_sn) <= 256, "the window is too large");
         }
     }
@@ -107,7 +111,7 @@ impl TargetStream {
 fn check_status(bhs: &Bhs, data: &[u8]) {
     let response: &ScsiResponse = transmute_ref!(bhs);
     let status = ScsiStatus(response.status);
-    assert!(status.name().is_some(), "{status} is no status");
+    assert!(status.name().is_some(), "{status} is not a status of SAM-5");
     assert_eq!(status == ScsiStatus::CHECK_CONDITION, !data.is_empty(), "{status} and its sense data");
     let Some((len, sense)) = data.split_first_chunk() else { return };
     assert_eq!(usize::from(u16::from_be_bytes(*len)), sense.len(), "SenseLength");

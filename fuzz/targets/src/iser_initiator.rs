@@ -222,7 +222,7 @@ impl Run<'_> {
         self.requests.take_back(&mut self.session);
         assert!(self.queue_pair.next(&mut self.session.connection(0), 100).is_none());
         drop(self.session);
-        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
     }
 }
 
@@ -247,7 +247,7 @@ impl Sent {
             assert_eq!((memory.len(), *granted, len), (expected, access, 0));
         }
         let stag = header.read().or(header.write()).map(|(stag, _)| stag);
-        assert!(stag.is_some() || len == expected, "the target reaches all data");
+        assert!(stag.is_some() || len == expected, "the memory is registered or all data is in the message");
         self.commands.push((tag, stag));
     }
 }
@@ -269,13 +269,13 @@ impl WellBehavedTarget {
             .on_event(Event::Requested { private_data, reads: 32 }, Instant::now())
             .expect("anybody may connect");
         let core = TestCore::new().as_core();
-        let (_, disk) = exports.iter().next().expect("there is one");
+        let (_, disk) = exports.iter().next().expect("there is one volume");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
         WellBehavedTarget { session, queue_pair: Recorder::default(), channel }
     }
 
-    /// Its answers to a message, each with the memory that it invalidates; it accesses registered
-    /// memory.
+    /// The target's answers to a message, each with the memory that it invalidates. The target
+    /// accesses registered memory.
     fn answer(&mut self, message: &[u8], open: &mut Open) -> Vec<(Vec<u8>, Option<Stag>)> {
         let mut answers = Vec::new();
         let event = Event::Received { message: Seg::from_slice(message), invalidated: None };
@@ -319,7 +319,7 @@ impl WellBehavedTarget {
 }
 
 fn name(name: &str) -> Name {
-    Name::new(name).expect("it is a name")
+    Name::new(name).expect("the name is valid")
 }
 
 const TARGET: &str = "iqn.2026-11.t:a";

@@ -5,7 +5,7 @@
 //!                                | 1, length, segment                             the segment in a frame
 //!                                | 2, control (2), tag, offset, MSN, length (2)   a nearly valid segment
 //! ```
-//! In a nearly valid segment, tag and offset select from the granted memory, and the MSN is
+//! In a nearly valid segment, tag and offset select from the registered memory, and the MSN is
 //! relative to that of the queue.
 
 use crate::choices::Choices;
@@ -99,10 +99,10 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
         }
     }
     run.finish();
-    assert_eq!(pool.out_bytes(), 0, "memory is lost");
+    assert_eq!(pool.out_bytes(), 0, "the pool has lost memory");
 }
 
-/// Granted memory between memory that was not granted.
+/// Registered memory between memory that is not registered.
 struct Field {
     whole: Memory,
     granted: Vec<Remote>,
@@ -134,7 +134,7 @@ impl Field {
         let (before, rest) = bytes.split_at(2 * GAP + SIZE);
         assert!(
             before.iter().chain(&rest[SIZE..]).all(|byte| *byte == CLEAN),
-            "memory was written that was not granted"
+            "unregistered memory was written"
         );
     }
 }
@@ -288,20 +288,20 @@ impl Run<'_> {
                     self.iwarp.post(work);
                 }
                 Event::Done { id: MESSAGE, .. } => {
-                    assert!(self.messages > 0, "a message comes back twice, or from nowhere");
+                    assert!(self.messages > 0, "a message completed twice, or was never posted");
                     self.messages -= 1;
                 }
                 Event::Done { id, .. } => {
                     assert!(
                         id.0 < self.posted && !self.back[id.0 as usize],
-                        "{id:?} comes back twice, or from nowhere"
+                        "{id:?} completed twice, or was never posted"
                     );
                     self.back[id.0 as usize] = true;
                 }
                 Event::Received { message, .. } => assert!(message.len() <= 2000),
                 Event::Disconnected | Event::Refused { .. } => self.is_over = true,
                 Event::Connected { .. } => {}
-                Event::Registered { .. } => panic!("it was registered already"),
+                Event::Registered { .. } => panic!("a registration was reported twice"),
             }
         }
         moved
@@ -309,7 +309,7 @@ impl Run<'_> {
 
     /// Delivers sent bytes to the peer, which parses them.
     fn send(&mut self) -> bool {
-        assert!(self.iwarp.outbox().len() < OUTBOX_FULL + (66 << 10), "the outbox has no end");
+        assert!(self.iwarp.outbox().len() < OUTBOX_FULL + (66 << 10), "the outbox exceeds its limit");
         let bytes = self.iwarp.outbox().take_bytes();
         self.sent.extend(&bytes);
         if !self.is_set_up || self.sent.len() < 20 {
@@ -441,7 +441,7 @@ impl Run<'_> {
         assert!(self.is_over && matches!(self.iwarp.demand(), Demand::Close) && self.iwarp.room() == 0);
         assert!(
             self.back.iter().take(self.posted as usize).skip(1).all(|back| *back),
-            "work did not come back"
+            "a work request has not completed"
         );
         self.field.check();
     }

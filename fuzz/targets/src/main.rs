@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let (Some(target), Ok(seconds)) = (Target::find(name), seconds.parse()) else {
-        eprintln!("no fuzz target {name}, or {seconds} is not a number of seconds");
+        eprintln!("there is no fuzz target {name}, or {seconds} is not a number of seconds");
         return ExitCode::from(2);
     };
     match smoke(target, Duration::from_secs(seconds), Path::new(corpus), Path::new(artifacts)) {

@@ -43,7 +43,7 @@ impl ClientStream {
 
     /// Checks the end of the stream: no partial message remains.
     pub(crate) fn on_quiet(&self) {
-        assert!(self.sent.is_empty(), "{:?}: {:?} is no whole message", self.phase, self.sent);
+        assert!(self.sent.is_empty(), "{:?}: {:?} is not a complete message", self.phase, self.sent);
     }
 
     /// Parses one message; returns its length.

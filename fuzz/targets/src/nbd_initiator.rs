@@ -99,7 +99,11 @@ impl Run<'_> {
     fn poll_done(&mut self) -> bool {
         let any = self.requests.poll_done(&mut self.session);
         let held = self.requests.read_buffers();
-        assert!(self.pool.out_bytes() <= held, "{} bytes for {held}", self.pool.out_bytes());
+        assert!(
+            self.pool.out_bytes() <= held,
+            "{} bytes in use, at most {held} expected",
+            self.pool.out_bytes()
+        );
         any
     }
 
@@ -123,7 +127,7 @@ impl Run<'_> {
         assert_eq!(self.session.poll_timeout().is_some(), is_handshaking);
         self.requests.take_back(&mut self.session);
         drop(self.session);
-        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
     }
 }
 

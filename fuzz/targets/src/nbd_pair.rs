@@ -57,7 +57,7 @@ enum Operation {
     Settle,
     /// The connection breaks.
     Break,
-    /// The initiator disconnects regularly and reconnects.
+    /// The initiator disconnects in order and reconnects.
     Leave,
 }
 
@@ -82,7 +82,8 @@ struct Pair<'a> {
     model: Vec<u8>,
     /// Submitted to the initiator and not completed.
     in_flight: HashMap<Tag, Io>,
-    /// Those that were replayed after a disconnect; the first transmission may have been executed.
+    /// Requests that were replayed after a disconnect; the first transmission may have been
+    /// executed.
     replayed: HashSet<Tag>,
     /// Failures that the volume reported and the initiator has not.
     faults: Vec<(Op, u64, u64, IoError)>,
@@ -122,9 +123,8 @@ impl Link {
             moved |= !bytes.is_empty();
             wire.push(&bytes);
         }
-        moved |= self.to_target.turn(&mut self.target, choices).expect("the initiator keeps to the protocol");
-        moved |=
-            self.to_initiator.turn(&mut self.initiator, choices).expect("the target keeps to the protocol");
+        moved |= self.to_target.turn(&mut self.target, choices).expect("the initiator obeys the protocol");
+        moved |= self.to_initiator.turn(&mut self.initiator, choices).expect("the target obeys the protocol");
         while let Some(io) = self.target.poll_io() {
             self.at_volume.push(io);
             moved = true;
@@ -272,7 +272,7 @@ impl Pair<'_> {
                     }
                     let fault = (io.op, io.offset, io.len, error);
                     let at = self.faults.iter().position(|other| *other == fault);
-                    self.faults.remove(at.unwrap_or_else(|| panic!("{fault:?} never happened")));
+                    self.faults.remove(at.unwrap_or_else(|| panic!("{fault:?} was never injected")));
                 }
             }
         }
@@ -282,7 +282,9 @@ impl Pair<'_> {
         let (start, end) = (io.offset as usize, (io.offset + io.len) as usize);
         let model = &mut self.model[start..end];
         match (io.op, output) {
-            (Op::Read, Output::Data(data)) => assert!(data.to_vec() == *model, "{io:?} read something else"),
+            (Op::Read, Output::Data(data)) => {
+                assert!(data.to_vec() == *model, "{io:?} read other content than the model has")
+            }
             (Op::Write { .. }, Output::Nothing) => {
                 io.data.as_ref().expect("a write has data").copy_to(model);
             }
@@ -349,7 +351,7 @@ impl Pair<'_> {
         }
     }
 
-    /// Closes the connection regularly, and opens a new one.
+    /// Closes the connection in order, and opens a new one.
     fn leave(&mut self) {
         self.link.initiator.on_stop();
         while self.link.turn(&mut self.choices) {}
@@ -361,14 +363,14 @@ impl Pair<'_> {
             (Ok(()), Ok(()))
         );
         self.link = Link::new(&self.exports, &self.pool, self.features);
-        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
         self.settle();
     }
 
     fn check_content(&mut self) {
         let read = self.execute(Io::new(Tag(0), Op::Read, 0, SIZE));
         let content = read.result.expect("RAM does not fail").into_data();
-        assert!(content.to_vec() == self.model, "the volume holds something else");
+        assert!(content.to_vec() == self.model, "the volume has other content than the model");
     }
 }
 

@@ -93,7 +93,12 @@ impl ServerStream {
         if self.is_ambiguous {
             return;
         }
-        assert!(self.sent.is_empty(), "{:?}: {} bytes are no whole message", self.phase, self.sent.len());
+        assert!(
+            self.sent.is_empty(),
+            "{:?}: {} bytes are not a complete message",
+            self.phase,
+            self.sent.len()
+        );
         if !self.is_broken {
             assert!(self.options.is_empty(), "not answered: {:?}", self.options);
             assert!(self.requests.is_empty(), "not answered: {:?}", self.requests);
@@ -111,7 +116,10 @@ impl ServerStream {
             Phase::Options => self.read_option(&mut rest),
             Phase::Requests => self.read_request(&mut rest),
             Phase::Over => {
-                assert!(rest.0.is_empty() || self.is_broken, "something was taken after the end");
+                assert!(
+                    rest.0.is_empty() || self.is_broken,
+                    "bytes were consumed after the end of the session"
+                );
                 None
             }
             Phase::Greeting | Phase::LastOption => None,
@@ -138,7 +146,7 @@ impl ServerStream {
         let expected = if is_extended { NBD_EXTENDED_REQUEST_MAGIC } else { NBD_REQUEST_MAGIC };
         let magic = rest.u32()?;
         if magic != expected {
-            assert!(self.is_broken, "took a request with a wrong magic number");
+            assert!(self.is_broken, "accepted a request with a wrong magic number");
             return None;
         }
         let (flags, command) = (rest.u16()?, Cmd(rest.u16()?));
@@ -195,7 +203,7 @@ impl ServerStream {
 
     fn read_option_reply(&mut self, rest: &mut Fields<'_>) -> Option<()> {
         let Some(&option) = self.options.front() else {
-            assert!(rest.0.is_empty(), "answered an option that nobody sent");
+            assert!(rest.0.is_empty(), "answered an option that was not sent");
             return None;
         };
         if option == Opt::NBD_OPT_EXPORT_NAME {
@@ -267,21 +275,21 @@ impl ServerStream {
     fn on_information(&mut self, option: Opt, reply: Rep, data: &mut Fields<'_>) {
         match (option, reply) {
             (Opt::NBD_OPT_LIST, Rep::NBD_REP_SERVER) => {
-                let len = data.u32().expect("a fuzz target fails loudly");
-                assert!(!data.bytes(len.into()).expect("a fuzz target fails loudly").is_empty());
+                let len = data.u32().expect("the reply is complete");
+                assert!(!data.bytes(len.into()).expect("the reply is complete").is_empty());
             }
             (Opt::NBD_OPT_INFO | Opt::NBD_OPT_GO, Rep::NBD_REP_INFO) => {
-                match Info(data.u16().expect("a fuzz target fails loudly")) {
+                match Info(data.u16().expect("the reply is complete")) {
                     Info::NBD_INFO_EXPORT => {
                         self.export.size = data.u64();
-                        self.export.flags = data.u16().expect("a fuzz target fails loudly");
+                        self.export.flags = data.u16().expect("the reply is complete");
                         assert!(data.0.is_empty());
                     }
                     Info::NBD_INFO_BLOCK_SIZE => {
-                        let least = data.u32().expect("a fuzz target fails loudly");
+                        let least = data.u32().expect("the reply is complete");
                         let (preferred, most) = (
-                            data.u32().expect("a fuzz target fails loudly"),
-                            data.u32().expect("a fuzz target fails loudly"),
+                            data.u32().expect("the reply is complete"),
+                            data.u32().expect("the reply is complete"),
                         );
                         assert!(least.is_power_of_two() && preferred.is_power_of_two() && preferred >= 512);
                         assert!(data.0.is_empty() && most >= 1 << 20);
@@ -294,7 +302,7 @@ impl ServerStream {
                 }
             }
             (Opt::NBD_OPT_LIST_META_CONTEXT | Opt::NBD_OPT_SET_META_CONTEXT, Rep::NBD_REP_META_CONTEXT) => {
-                let id = data.u32().expect("a fuzz target fails loudly");
+                let id = data.u32().expect("the reply is complete");
                 assert_eq!(data.0, b"base:allocation");
                 assert_ne!(self.form, Form::Simple);
                 if option == Opt::NBD_OPT_SET_META_CONTEXT {
@@ -359,7 +367,7 @@ impl ServerStream {
         match reply_type {
             ReplyType::NBD_REPLY_TYPE_NONE => assert!(data.0.is_empty() && flags == NBD_REPLY_FLAG_DONE),
             ReplyType::NBD_REPLY_TYPE_OFFSET_DATA => {
-                let from = data.u64().expect("a fuzz target fails loudly");
+                let from = data.u64().expect("the reply is complete");
                 assert!(!data.0.is_empty());
                 request.content.push((from, from + data.0.len() as u64));
             }
@@ -370,17 +378,15 @@ impl ServerStream {
             }
             ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS_EXT if self.form == Form::Extended => {
                 assert_eq!(data.u32(), self.context);
-                let count = data.u32().expect("a fuzz target fails loudly");
+                let count = data.u32().expect("the reply is complete");
                 let extents: Vec<u64> = (0..count).filter_map(|_| data.wide_extent()).collect();
                 assert_eq!(extents.len(), count as usize);
                 request.check_extents(&extents);
             }
             ReplyType::NBD_REPLY_TYPE_ERROR => {
-                check_errno(data.u32().expect("a fuzz target fails loudly"), self.form);
-                let len = data.u16().expect("a fuzz target fails loudly");
-                assert!(
-                    std::str::from_utf8(data.bytes(len.into()).expect("a fuzz target fails loudly")).is_ok()
-                );
+                check_errno(data.u32().expect("the reply is complete"), self.form);
+                let len = data.u16().expect("the reply is complete");
+                assert!(std::str::from_utf8(data.bytes(len.into()).expect("the reply is complete")).is_ok());
                 request.has_failed = true;
             }
             _ => panic!("sent {reply_type} in {:?}", self.form),
@@ -406,14 +412,14 @@ impl ServerStream {
             self.is_ambiguous = true;
             return None;
         }
-        assert!(fits(request), "answered {request:?} with something else");
+        assert!(fits(request), "the reply does not fit {request:?}");
         Some(at)
     }
 
     /// Checks that a successful request was valid.
     fn check_success(&self, request: &Request) {
         let Request { command, offset, len, .. } = *request;
-        let size = self.export.size.expect("a fuzz target fails loudly");
+        let size = self.export.size.expect("the size is known after the handshake");
         let known = CmdFlags::FUA.bits()
             | CmdFlags::NO_HOLE.bits()
             | CmdFlags::DF.bits()
@@ -461,7 +467,7 @@ impl Request {
 
     fn check_extents(&mut self, extents: &[u64]) {
         assert!(!extents.is_empty() && !extents.contains(&0));
-        assert!(extents.iter().sum::<u64>() <= self.len, "status of more than was asked for");
+        assert!(extents.iter().sum::<u64>() <= self.len, "block status beyond the requested range");
         assert!(self.flags & CmdFlags::REQ_ONE.bits() == 0 || extents.len() == 1);
         self.statuses += 1;
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Reads `data` as choices and replacements of messages.
 pub(crate) fn nvme_auth(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
-    let secret = |text| DhChapSecret::parse(text).expect("it is a secret");
+    let secret = |text| DhChapSecret::parse(text).expect("the secret is valid");
     let hash = choices.of(&[None, Some(Hash::Sha256), Some(Hash::Sha384), Some(Hash::Sha512)]);
     // An exponentiation takes longer than everything else.
     let group = choices.of(&[DhGroup::Null, DhGroup::Null, DhGroup::Null, DhGroup::Ffdhe2048]);
@@ -33,7 +33,7 @@ pub(crate) fn nvme_auth(data: &[u8]) {
         hash: choices.of(&[None, hash]),
         group: Some(group),
     };
-    let name = |name: &str| Nqn::new(name).expect("it is a name");
+    let name = |name: &str| Nqn::new(name).expect("the name is valid");
     let concatenation =
         choices.of(&[Concatenation::None, Concatenation::Due, Concatenation::None, Concatenation::Done]);
     let makes_key = concatenation == Concatenation::Due;
@@ -63,17 +63,17 @@ pub(crate) fn nvme_auth(data: &[u8]) {
             AuthStep::Over(outcome) => break outcome,
         }
     };
-    assert!(!target.is_done() || knows, "who does not know the secret was let in");
-    assert!(host.generated().is_none() || outcome.is_ok(), "a key is there that proves nothing");
+    assert!(!target.is_done() || knows, "a host without the secret was authenticated");
+    assert!(host.generated().is_none() || outcome.is_ok(), "a failed authentication has derived a key");
     if asks {
-        assert!(outcome.is_err() || is_known, "a controller was believed that does not know its secret");
+        assert!(outcome.is_err() || is_known, "a controller without the secret was authenticated");
     }
     if !is_spoiled {
         let is_possible = can_make_key || !makes_key;
         assert_eq!(outcome.is_ok(), is_possible && knows && (is_known || !asks));
         assert_eq!(target.is_done(), outcome.is_ok());
         assert_eq!(host.generated().is_some(), makes_key && outcome.is_ok());
-        assert!(host.generated() == target.take_generated().as_ref(), "both have the same key, or none");
+        assert!(host.generated() == target.take_generated().as_ref(), "the two sides have different keys");
     }
 }
 

@@ -138,7 +138,11 @@ impl Run<'_> {
         let key = Some(key).filter(|_| payload.is_empty() && len > 0);
         assert!(payload.len() <= 8192);
         if let Some(key) = key {
-            assert_eq!(self.open[&key].len(), len as usize, "it names memory that is open");
+            assert_eq!(
+                self.open[&key].len(),
+                len as usize,
+                "the command names registered memory of another length"
+            );
         }
         self.commands.push((sqe.cid.get(), key));
         self.unseen.push_back(sqe);
@@ -199,6 +203,6 @@ impl Run<'_> {
         self.requests.poll_returned(&mut self.session);
         self.requests.take_back(&mut self.session);
         drop(self.session);
-        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
     }
 }

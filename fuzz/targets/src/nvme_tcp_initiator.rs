@@ -121,7 +121,7 @@ fn run_queue(mut choices: Choices<'_>, credentials: Option<HostCredentials>, str
     requests.take_back(&mut session);
     drop(session);
     drop(peer);
-    assert_eq!(pool.out_bytes(), 0, "memory is lost");
+    assert_eq!(pool.out_bytes(), 0, "the pool has lost memory");
 }
 
 /// The controller's end of a connection.
@@ -241,7 +241,7 @@ fn answer(sqe: &Sqe, out: &mut Vec<u8>) {
             let r2t = NvmeTcpR2t { common, cccid: cid.into(), r2tl: len.into(), ..NvmeTcpR2t::new_zeroed() };
             out.extend(r2t.as_bytes());
         }
-        // CSTS.RDY, and whatever else 1 may mean.
+        // CSTS.RDY; other properties may have any value.
         _ => complete(cid, 1, out),
     }
 }
@@ -282,12 +282,12 @@ pub(crate) fn namespace(choices: &mut Choices<'_>) -> NamespaceInfo {
 }
 
 pub(crate) fn names() -> Names {
-    let name = |name: &str| Nqn::new(name).expect("it is a name");
+    let name = |name: &str| Nqn::new(name).expect("the name is valid");
     Names { host: name("nqn.2026-11.t:host"), host_id: [1; 16], subsystem: name("nqn.2026-11.t:a") }
 }
 
 fn credentials() -> HostCredentials {
-    let host = DhChapSecret::parse(nvme_auth::OWN).expect("it is a secret");
+    let host = DhChapSecret::parse(nvme_auth::OWN).expect("the secret is valid");
     let secrets = HostSecrets { host, controller: None, hash: None, group: Some(DhGroup::Null) };
     HostCredentials { secrets: Arc::new(secrets), seed: [1; 32], concatenation: Concatenation::None }
 }

@@ -75,13 +75,13 @@ impl Judge for Controller {
     }
 
     fn on_quiet(&self) {
-        assert!(self.sent.is_empty(), "{} bytes of a PDU were sent and no more", self.sent.len());
+        assert!(self.sent.is_empty(), "only {} bytes of a PDU were sent", self.sent.len());
     }
 
     fn on_choice(&mut self, choice: u8) {
         match choice {
             253 => drop(self.subsystem.detach(|namespace| namespace.nsid == self.first.nsid)),
-            // Fails if it is attached already.
+            // Attaching fails if the namespace is already attached.
             252 => drop(self.subsystem.attach(self.first.clone(), None)),
             _ => {}
         }
@@ -91,14 +91,14 @@ impl Judge for Controller {
 /// An admin connection that has created controller 1.
 pub(crate) fn admin(node: &Arc<NvmeNode>, pool: &Pool, now: Instant) -> NvmeTcpTargetSession {
     let mut admin = NvmeTcpTargetSession::new(node.clone(), pool.clone(), now);
-    admin.on_bytes(&Chunk::from_slice(ADMIN), now).expect("it is what a host sends");
+    admin.on_bytes(&Chunk::from_slice(ADMIN), now).expect("the bytes are those of a real host");
     admin.outbox().clear();
     admin
 }
 
 pub(crate) fn node(exports: &Exports) -> Arc<NvmeNode> {
     let namespaces = exports.iter().map(|(id, _)| namespace(exports, id));
-    let nqn = Nqn::new("nqn.t").expect("it is a name");
+    let nqn = Nqn::new("nqn.t").expect("the name is valid");
     let subsystem = Arc::new(Subsystem::new(nqn, "", namespaces.collect(), Vec::new()));
     let ports = vec![FabricsPort { id: 1, address: ([192, 0, 2, 1], 4420).into() }];
     Arc::new(NvmeNode::new(vec![subsystem], ports, ""))
@@ -107,7 +107,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<NvmeNode> {
 /// The volume as a namespace with NSID `volume` + 1.
 fn namespace(exports: &Exports, volume: VolumeId) -> Namespace {
     let (export, volume_state) =
-        exports.get(volume).zip(exports.volume_state(volume)).expect("it is in the list");
+        exports.get(volume).zip(exports.volume_state(volume)).expect("the volume is in the list");
     Namespace::new(
         volume.0 + 1,
         volume,

@@ -226,7 +226,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
         self.served.complete_all(&mut self.session, &mut self.choices);
         drop(self.session);
         drop(self.posted);
-        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
     }
 }
 

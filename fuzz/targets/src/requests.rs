@@ -90,7 +90,7 @@ impl Requests {
         let mut any = false;
         while let Some(done) = session.poll_done() {
             any = true;
-            let io = self.in_flight.remove(&done.tag).expect("what completes is in flight");
+            let io = self.in_flight.remove(&done.tag).expect("a completed request is in flight");
             check(&io, &done);
         }
         any
@@ -101,7 +101,7 @@ impl Requests {
         let mut any = false;
         while let Some(io) = session.poll_returned() {
             any = true;
-            assert!(self.in_flight.remove(&io.tag).is_some(), "what is returned is in flight");
+            assert!(self.in_flight.remove(&io.tag).is_some(), "a request was returned that is not in flight");
         }
         any
     }
@@ -114,9 +114,12 @@ impl Requests {
     /// Takes all unfinished requests back from the session.
     pub(crate) fn take_back<S: Initiator>(&mut self, session: &mut S) {
         let unfinished = session.take_unfinished();
-        assert!(unfinished.is_sorted_by_key(|io| io.tag), "what is taken back is oldest first");
+        assert!(
+            unfinished.is_sorted_by_key(|io| io.tag),
+            "unfinished requests are not ordered from the oldest on"
+        );
         for io in unfinished {
-            let submitted = self.in_flight.remove(&io.tag).expect("what is taken back is in flight");
+            let submitted = self.in_flight.remove(&io.tag).expect("an unfinished request is in flight");
             assert_eq!((io.op, io.offset, io.len), (submitted.op, submitted.offset, submitted.len));
             assert_eq!(io.data.map(|data| data.len()), submitted.data.map(|data| data.len()));
         }
@@ -133,7 +136,7 @@ fn check(io: &Io, done: &Completion) {
             assert_eq!(data.len() as u64, io.len);
             if let Some(own) = &io.data {
                 let address = |list: &SgList| list.segs().first().map(Seg::as_ptr);
-                assert_eq!(address(data), address(own), "a read went elsewhere");
+                assert_eq!(address(data), address(own), "a read completed with other memory than its own");
             }
         }
         (Op::BlockStatus, Ok(Output::Extents(extents))) => {

@@ -36,14 +36,17 @@ impl Served {
             let export = self.exports.get(volume).expect("the volume exists");
             assert_eq!(export.volume.info().check(&io), Ok(()), "{io:?}");
             assert!(!(export.read_only && io.op.is_write()), "{io:?} of a read-only export");
-            assert!(io.len > 0 || io.op == Op::Flush, "{io:?} is nothing to do");
-            assert!(self.in_flight.iter().all(|(_, other)| other.tag != io.tag), "{io:?} has another's tag");
+            assert!(io.len > 0 || io.op == Op::Flush, "{io:?} has length 0");
+            assert!(
+                self.in_flight.iter().all(|(_, other)| other.tag != io.tag),
+                "{io:?} has the tag of another I/O in flight"
+            );
             self.in_flight.push((volume, io));
         }
         assert!(self.in_flight.len() <= session.depth() as usize);
         while let Some((volume, tag)) = session.poll_cancel() {
             let is_it = |(on, io): &(VolumeId, Io)| *on == volume && io.tag == tag;
-            assert!(self.in_flight.iter().any(is_it), "{tag:?} is not in flight and to be cancelled");
+            assert!(self.in_flight.iter().any(is_it), "{tag:?} is to be cancelled but not in flight");
         }
         self.in_flight.len() > before
     }

@@ -86,7 +86,7 @@ struct Run<'a> {
     choices: Choices<'a>,
     session: InitiatorSession,
     channels: Vec<FuzzChannel>,
-    /// What the well-behaved target serves.
+    /// Node and volumes of the well-behaved target.
     target: (Arc<SrpNode>, Exports),
     records: Records<'a>,
     pool: Pool,
@@ -144,7 +144,10 @@ impl Run<'_> {
         let answer = self.choices.byte();
         if answer == 255 {
             self.channels.push(channel);
-            assert!(self.session.on_lost(at, self.now), "a further channel is not needed");
+            assert!(
+                self.session.on_lost(at, self.now),
+                "the session does not continue without a further channel"
+            );
             return true;
         }
         let private_data = self.session.connection(at).endpoint().private_data;
@@ -306,7 +309,7 @@ impl Run<'_> {
             assert!(channel.queue_pair.next(&mut self.session.connection(at), 100).is_none());
         }
         drop(self.session);
-        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
     }
 }
 
@@ -336,7 +339,7 @@ impl WellBehavedTarget {
             other => panic!("a target does not post {other:?} before a login"),
         };
         let core = TestCore::new().as_core();
-        let (_, disk) = exports.iter().next().expect("there is one");
+        let (_, disk) = exports.iter().next().expect("there is one volume");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
         (Some(WellBehavedTarget { session, queue_pair, channel }), private_data)
     }

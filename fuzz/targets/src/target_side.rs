@@ -164,13 +164,13 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
             moved |= self.pass_time();
         }
         let is_stuck = matches!(self.session.demand(), Demand::Nothing);
-        assert!(self.is_over || !is_stuck, "waits for something that never comes");
+        assert!(self.is_over || !is_stuck, "the session waits, and nothing is left that could wake it");
         self.judge.on_quiet();
         self.leave();
         self.send(usize::MAX);
         drop(self.session);
         drop(self.wire);
-        assert_eq!(self.pool.out_bytes(), 0, "memory is lost");
+        assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
     }
 }
 

@@ -84,8 +84,8 @@ where
         Ok(value) => {
             let written = value.to_string();
             match written.parse::<T>() {
-                Ok(again) => assert_eq!(again, value, "{written:?} reads as another"),
-                Err(error) => panic!("{value:?} is written {written:?}: {error}"),
+                Ok(again) => assert_eq!(again, value, "{written:?} parses to another value"),
+                Err(error) => panic!("{value:?} is written as {written:?}, which does not parse: {error}"),
             }
         }
         Err(error) => is_one_line(&error),

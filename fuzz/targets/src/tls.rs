@@ -25,7 +25,7 @@ pub(crate) fn tls(data: &[u8]) {
     messages(data);
     let all = [key("one", 1, Hash::Sha256), key("two", 2, Hash::Sha384), key("two", 3, Hash::Sha384)];
     let (offered, known) = (some(&all, choices.byte()), some(&all, choices.byte()));
-    // A server has one key of a name.
+    // A server has one key for each name.
     let found = |identity: &[u8]| known.iter().find(|key| key.identity == identity);
     let agreed = offered.iter().find_map(|own| found(&own.identity).map(|other| own == other));
     let Ok(client) = Tls::client(&ClientCredentials::Psks(offered.as_slice().into())) else {
@@ -56,13 +56,22 @@ pub(crate) fn tls(data: &[u8]) {
             end.say(said);
             stream = rest;
         }
-        assert!(client.said.starts_with(&server.heard), "the server hears what nobody has said");
-        assert!(server.said.starts_with(&client.heard), "the client hears what nobody has said");
+        assert!(
+            client.said.starts_with(&server.heard),
+            "the server received data that the client has not sent"
+        );
+        assert!(
+            server.said.starts_with(&client.heard),
+            "the client received data that the server has not sent"
+        );
         if client.is_quiet() && server.is_quiet() {
             break;
         }
     }
-    assert!(agreed == Some(true) || !(client.tls.is_open() || server.tls.is_open()), "without a key");
+    assert!(
+        agreed == Some(true) || !(client.tls.is_open() || server.tls.is_open()),
+        "TLS was established without a common key"
+    );
     if !is_spoiled && agreed == Some(true) {
         assert!(client.tls.is_open() && server.tls.is_open() && !client.has_failed && !server.has_failed);
         assert!(server.heard == client.said && client.heard == server.said);
@@ -87,7 +96,7 @@ impl End {
         End { tls, said: Vec::new(), heard: Vec::new(), has_failed: false }
     }
 
-    /// Receives bytes in pieces, until it fails or has ended.
+    /// Receives bytes in pieces, until this end fails or has ended.
     fn hear(&mut self, bytes: &[u8], choices: &mut Choices<'_>) {
         let (mut plain, mut at) = ([0; 300], 0);
         let step = 1 + usize::from(choices.byte()) * 16;
@@ -97,7 +106,10 @@ impl End {
             match self.tls.receive(part, &mut plain) {
                 Ok(moved) => {
                     assert!(moved.taken <= part.len() && moved.given <= plain.len());
-                    assert!(moved.given == 0 || self.tls.is_open(), "it hears something before it is open");
+                    assert!(
+                        moved.given == 0 || self.tls.is_open(),
+                        "data was received before the handshake was complete"
+                    );
                     self.heard.extend(&plain[..moved.given]);
                     at += moved.taken;
                     let has_moved = moved.taken > 0 || moved.given > 0 || was_open != self.tls.is_open();
@@ -122,7 +134,7 @@ impl End {
 
     fn output(&mut self) -> Vec<u8> {
         let output = std::mem::take(self.tls.output());
-        assert!(output.len() <= MAX_HANDSHAKE, "it says too much at a time");
+        assert!(output.len() <= MAX_HANDSHAKE, "too many bytes of the handshake are queued");
         output
     }
 
@@ -136,7 +148,7 @@ fn key(identity: &str, fill: u8, hash: Hash) -> Psk {
     Psk { identity: identity.into(), secret: vec![fill; len].into(), hash }
 }
 
-/// The keys whose bits are set; without any bit, the first key.
+/// The keys whose bits are set; the first key if no bit is set.
 fn some(all: &[Psk], bits: u8) -> Vec<Psk> {
     let bits = if bits & 7 == 0 { 1 } else { bits };
     (0..).zip(all).filter(|(at, _)| bits >> at & 1 == 1).map(|(_, key)| key.clone()).collect()

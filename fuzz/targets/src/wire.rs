@@ -58,10 +58,10 @@ impl Wire {
         match session.demand() {
             Demand::Bytes(least) => self.show(session, least, choices),
             Demand::Place(list) => {
-                assert!(!list.is_empty(), "nothing is to be placed");
+                assert!(!list.is_empty(), "the memory to place into is empty");
                 assert!(
                     self.placed == 0 || self.placing == list.len(),
-                    "asking changed what is to be placed"
+                    "calling `demand` changed the memory to place into"
                 );
                 self.placing = list.len();
                 let from_chunk = self.chunk.unread().len().min(list.len() - self.placed);
@@ -80,7 +80,7 @@ impl Wire {
                 Ok(from_chunk + came > 0)
             }
             Demand::StartTls => {
-                assert!(self.chunk.unread().is_empty(), "bytes in the clear are left");
+                assert!(self.chunk.unread().is_empty(), "plaintext bytes remain when TLS starts");
                 session.on_secured(SecuredBy::Psk(b"user"), Instant::now())?;
                 Ok(true)
             }
@@ -105,10 +105,10 @@ impl Wire {
             }
         }
         let taken = session.on_bytes(&self.chunk, Instant::now())?;
-        assert!(taken <= self.chunk.unread().len(), "took more than there is");
+        assert!(taken <= self.chunk.unread().len(), "the session consumed more bytes than there are");
         self.chunk.take(taken);
         let wants_the_same = matches!(session.demand(), Demand::Bytes(n) if n <= self.chunk.unread().len());
-        assert!(taken > 0 || !wants_the_same, "took nothing of what it demanded");
+        assert!(taken > 0 || !wants_the_same, "the session consumed none of the bytes that it demanded");
         Ok(true)
     }
 

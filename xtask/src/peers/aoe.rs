@@ -75,9 +75,9 @@ fn goals(rows: &Rows) -> Vec<Goal> {
     let small = |cell: &Cell| cell.bs == 4 << 10 && cell.iodepth == 32;
     let of = |cell: Cell| {
         let mut goals = CellGoals::new(rows, cell);
-        goals.add("IOPS, of vblade", Bound::AtLeast(4.0), goals.iops(BLOCKMUX), goals.iops(VBLADE));
+        goals.add("IOPS relative to vblade", Bound::AtLeast(4.0), goals.iops(BLOCKMUX), goals.iops(VBLADE));
         goals.add(
-            "server CPU per I/O, of vblade",
+            "server CPU per I/O relative to vblade",
             Bound::AtMost(0.25),
             goals.cpu(BLOCKMUX),
             goals.cpu(VBLADE),
@@ -92,7 +92,7 @@ fn goals(rows: &Rows) -> Vec<Goal> {
 pub(crate) fn across_mtus(small: &Rows, large: &Rows) -> Vec<Goal> {
     let of = |cell: Cell| {
         let data = |rows: &Rows| CellGoals::new(rows, cell).cpu(BLOCKMUX).map(|us| 1.0 / us);
-        let what = format!("{}: data per server CPU second, MTU 1500 of 9000", cell.short());
+        let what = format!("{}: data per server CPU second, MTU 1500 relative to 9000", cell.short());
         Goal::ratio(what, Bound::AtLeast(0.5), data(small), data(large))
     };
     cells(true).into_iter().filter(|cell| cell.bs > 4 << 10).map(of).collect()
@@ -107,7 +107,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_place_s_port_is_a_shelf() {
+    fn the_port_of_a_place_is_a_shelf() {
         for server in SERVERS {
             let place = Place {
                 dir: "/".into(),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn small_frames_are_held_against_large_ones_by_the_server_s_time() {
+    fn small_frames_are_compared_with_large_ones_by_the_servers_cpu_time() {
         let rows = |server_us| {
             let mut rows = Rows::default();
             let cell = Cell::new(Rw::Read, 1 << 20, 32, 1);

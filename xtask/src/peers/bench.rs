@@ -90,29 +90,30 @@ impl Bench {
     /// Runs a client to completion and returns its standard output.
     ///
     /// # Errors
-    /// If it fails or takes much too long, with the end of its standard error; or if a signal came.
+    /// If the client fails or takes much too long, with the end of its standard error; or if a
+    /// signal arrived.
     pub(crate) fn run(&self, command: &mut Command) -> Result<String> {
         self.check_interrupt()?;
         let log = self.dir.path().join("client.log");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
         let mut group = Group::start(command)?;
-        let mut stdout = group.take_stdout().context("its output is not ours")?;
+        let mut stdout = group.take_stdout().context("its standard output is not a pipe")?;
         let (sender, text) = mpsc::channel();
         std::thread::spawn(move || {
             let mut text = String::new();
             let read = stdout.read_to_string(&mut text).map(|_| text);
-            // After a timeout nobody receives it.
+            // After a timeout the output is not needed.
             let _ = sender.send(read);
         });
         let deadline = Instant::now() + CLIENT_TIMEOUT + self.runtime * RUNS_A_TURN;
         let text = loop {
             match text.recv_timeout(INTERRUPT_EVERY) {
                 Ok(text) => break text?,
-                Err(RecvTimeoutError::Disconnected) => bail!("its output was lost"),
+                Err(RecvTimeoutError::Disconnected) => bail!("its output could not be read"),
                 Err(RecvTimeoutError::Timeout) => self.check_interrupt()?,
             }
             if Instant::now() >= deadline {
-                bail!("it did not end in time");
+                bail!("it did not end within the time limit");
             }
         };
         if !group.wait()?.success() {
@@ -123,7 +124,7 @@ impl Bench {
     }
 
     /// # Errors
-    /// If a signal came.
+    /// If a signal arrived.
     pub(crate) fn check_interrupt(&self) -> Result<()> {
         if self.is_interrupted() {
             bail!("interrupted");
@@ -145,7 +146,8 @@ pub(crate) fn last_line(log: &Path) -> Option<String> {
 
 /// Time allowed beyond the measured time: starting, connecting, preparing.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
-/// A client may measure several times in a turn, and a slow server takes longer than estimated.
+/// Factor of the time limit: a client may measure several times in a turn, and a slow server takes
+/// longer than estimated.
 const RUNS_A_TURN: u32 = 8;
 const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
 
@@ -175,7 +177,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_client_is_heard_on_stdout_and_its_failure_on_stderr() {
+    fn a_clients_result_is_its_stdout_and_its_error_is_its_stderr() {
         let bench = bench();
         assert_eq!(bench.run(&mut shell("echo figures; echo noise >&2")).unwrap(), "figures\n");
         let error = bench.run(&mut shell("echo one >&2; echo because >&2; exit 1")).unwrap_err();

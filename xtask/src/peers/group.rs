@@ -61,7 +61,7 @@ impl Group {
     /// The program's exit status, if it has ended.
     ///
     /// # Errors
-    /// If the system cannot tell.
+    /// If the system does not report it.
     pub(crate) fn ended(&mut self) -> Result<Option<String>> {
         match &mut self.child {
             Some(child) => Ok(child.try_wait()?.map(|status| status.to_string())),
@@ -118,7 +118,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Both fail only if it has ended already; SIGKILL reaches stopped processes, too.
+        // Both fail only if the group has already ended; SIGKILL also ends stopped processes.
         let _ = kill_process_group(self.leader, Signal::KILL);
         let _ = self.child.as_mut().map(Child::wait);
     }
@@ -190,7 +190,7 @@ mod tests {
         output.read_line(&mut line).unwrap();
         group.pause().unwrap();
         drop(group);
-        // The pipe ends when the last process that holds it has.
+        // The pipe ends when the last process with its write end has ended.
         output.read_to_string(&mut line).unwrap();
         assert_eq!(line, "started\n");
     }
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_leads_no_group_is_not_taken_for_a_daemon() {
+    fn a_process_that_leads_no_group_is_not_accepted_as_a_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let pid_file = dir.path().join("pid");
         let error = |script: &str| {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_program_goes_on_when_resumed() {
+    fn a_paused_program_continues_when_resumed() {
         let (input, mut words) = std::io::pipe().unwrap();
         let script = "read word; echo $word";
         let mut shell = Command::new("sh");

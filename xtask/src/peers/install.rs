@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn an_administrators_policy_stays() {
+    fn an_existing_policy_of_the_administrator_is_kept() {
         let script = tempfile::NamedTempFile::new().unwrap();
         drop(NoDaemons::begin(script.path()).unwrap());
         assert!(script.path().exists());

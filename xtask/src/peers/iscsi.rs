@@ -119,10 +119,15 @@ fn goals(rows: &Rows) -> Vec<Goal> {
 /// Goals for 4 KiB at depth 32.
 fn deep_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
-    goals.add("IOPS, of tgtd", Bound::AtLeast(12.0), goals.iops(BLOCKMUX), goals.iops(TGTD));
+    goals.add("IOPS relative to tgtd", Bound::AtLeast(12.0), goals.iops(BLOCKMUX), goals.iops(TGTD));
     goals.add_shares_of_ceilings();
-    goals.add("server CPU per I/O, of NBD's", Bound::AtMost(1.15), goals.cpu(BLOCKMUX), goals.cpu(OVER_NBD));
-    goals.add("digests, of none", Bound::AtLeast(0.7), goals.iops(DIGESTS), goals.iops(BLOCKMUX));
+    goals.add(
+        "server CPU per I/O relative to NBD's",
+        Bound::AtMost(1.15),
+        goals.cpu(BLOCKMUX),
+        goals.cpu(OVER_NBD),
+    );
+    goals.add("digests relative to none", Bound::AtLeast(0.7), goals.iops(DIGESTS), goals.iops(BLOCKMUX));
     goals.all()
 }
 
@@ -132,7 +137,11 @@ fn wider_goals(rows: &Rows, rw: Rw) -> Vec<Goal> {
     let wide = [(BLOCKMUX, 128, 1), (BLOCKMUX, 32, 4), (BLOCKMUX, 128, 4), (MCS, 32, 1), (MCS, 128, 1)];
     let goals = wide.map(|(server, iodepth, numjobs)| {
         let mut goals = CellGoals::new(rows, Cell::new(rw, 4 << 10, iodepth, numjobs));
-        let what = if server == MCS { "4 connections, IOPS of one at qd32" } else { "IOPS, of qd32" };
+        let what = if server == MCS {
+            "4 connections, IOPS relative to one at qd32"
+        } else {
+            "IOPS relative to qd32"
+        };
         goals.add(what, Bound::AtLeast(1.0), goals.iops(server), narrow);
         goals.all()
     });
@@ -161,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_goals_hold_the_right_rows_against_each_other() {
+    fn the_goals_compare_the_right_rows() {
         let mut rows = Rows::default();
         let cell = Cell::new(Rw::RandWrite, 4 << 10, 32, 1);
         let mut add = |server, cell, iops, server_us| {

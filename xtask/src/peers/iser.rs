@@ -46,8 +46,8 @@ fn goals(rows: &Rows) -> Vec<Goal> {
 /// Goals for IOPS relative to iSCSI over TCP, and with CRCs relative to none.
 fn over_tcp(rows: &Rows, cell: Cell, least: f64) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
-    goals.add("IOPS, of iSCSI's", Bound::AtLeast(least), goals.iops(BLOCKMUX), goals.iops(OVER_TCP));
-    goals.add("CRCs, of none", Bound::AtLeast(0.85), goals.iops(CRC), goals.iops(BLOCKMUX));
+    goals.add("IOPS relative to iSCSI's", Bound::AtLeast(least), goals.iops(BLOCKMUX), goals.iops(OVER_TCP));
+    goals.add("CRCs relative to none", Bound::AtLeast(0.85), goals.iops(CRC), goals.iops(BLOCKMUX));
     goals.all()
 }
 
@@ -55,7 +55,7 @@ fn over_tcp(rows: &Rows, cell: Cell, least: f64) -> Vec<Goal> {
 fn latency(rows: &Rows, rw: Rw) -> Goal {
     let cell = Cell::new(rw, 4 << 10, 1, 1);
     let of = |server| rows.get(Generator.name(), server, cell)?.median(|sample| sample.mean_us);
-    let what = format!("{}: latency, of iSCSI's", cell.short());
+    let what = format!("{}: latency relative to iSCSI's", cell.short());
     Goal::ratio(what, Bound::AtMost(1.15), of(BLOCKMUX), of(OVER_TCP))
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn iser_is_held_against_iscsi_and_crcs_against_none() {
+    fn iser_is_compared_with_iscsi_and_crcs_with_none() {
         let mut rows = Rows::default();
         let mut add = |server, cell, iops, mean_us| {
             let sample = Sample { iops, mean_us: Some(mean_us), ..Sample::default() };
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn both_are_asked_for_the_same_unit() {
+    fn both_urls_name_the_same_unit() {
         assert_eq!(url(7), "iser://127.0.0.1:7/iqn.2026-11.blockmux:disk0/0?rdma=iwarp");
         assert_eq!((SERVERS[4].url)(7), "iscsi://127.0.0.1:7/iqn.2026-11.blockmux:disk0/0");
     }

@@ -43,8 +43,8 @@ impl Load {
     }
 }
 
-/// User, nice, system and stolen time of all CPUs; see proc(5). Interrupts are left out: most are
-/// for our own traffic.
+/// User, nice, system and stolen time of all CPUs; see proc(5). Interrupts are excluded, because
+/// most are for our own traffic.
 fn parse_all(stat: &str) -> Option<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_is_not_others() {
+    fn own_cpu_time_is_not_counted_as_that_of_others() {
         let before = Load { at: Instant::now(), all_ticks: 0, own_ticks: 0 };
         assert!(before.others_since(Duration::from_secs(1 << 40)).unwrap() == 0.0);
         assert!(before.others_since(Duration::ZERO).unwrap() > 0.0);

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_congestion_control_that_paces_is_called_so() {
+    fn a_pacing_congestion_control_is_marked() {
         assert_eq!(tcp("cubic"), "TCP by cubic");
         assert_eq!(tcp("bbr"), "TCP by bbr, which paces over loopback");
     }

@@ -93,7 +93,7 @@ impl Filter {
             .filter(|cell| keeps(&self.numjobs, cell.numjobs))
             .collect();
         if kept.is_empty() {
-            bail!("no cell of the matrix has these --bs, --iodepth and --numjobs; leave one of them out");
+            bail!("no cell of the matrix has these --bs, --iodepth and --numjobs; omit one of them");
         }
         Ok(kept)
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_keeps_what_it_names() {
+    fn a_filter_selects_the_named_cells() {
         let filter = Filter { bs: vec![4096], iodepth: vec![1, 32], numjobs: vec![1] };
         let kept = filter.of(whole()).unwrap();
         assert_eq!(kept.len(), 4);

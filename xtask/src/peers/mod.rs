@@ -4,7 +4,7 @@
 //!   nbd, iscsi, iser, nvme, nvme_rdma, srp, aoe (servers, clients, goals of a protocol) ── ours: Blockmux in each of them
 //!     │
 //!   plan: for each round, cell and client ── the servers one after the other, the others paused ──▶ comparison: rows, goals
-//!     │     client ──asks──▶ server, each on its own CPU                                       │
+//!     │     client ──load──▶ server, each on its own CPU                                       │
 //!   matrix: cells                                                            table, report (Markdown, JSON)
 //! ```
 //! Another protocol adds a module like `nbd` and, if its clients differ, a client.
@@ -54,21 +54,22 @@ pub(crate) use install::{install, package};
 /// The protocol to compare servers of.
 #[derive(clap::Subcommand)]
 pub(crate) enum Protocols {
-    /// NBD: nbdkit, nbd-server, qemu-nbd and qemu-storage-daemon, asked by Blockmux's generator,
-    /// fio and qemu-img
+    /// NBD: nbdkit, nbd-server, qemu-nbd and qemu-storage-daemon, measured with Blockmux's
+    /// generator, fio and qemu-img
     Nbd(Options),
-    /// iSCSI: tgtd and istgt, asked by Blockmux's generator, iscsi-perf and qemu-img
+    /// iSCSI: tgtd and istgt, measured with Blockmux's generator, iscsi-perf and qemu-img
     Iscsi(Options),
-    /// iSER over iWARP beside our own iSCSI, asked by Blockmux's generator
+    /// iSER over iWARP and our own iSCSI, measured with Blockmux's generator
     Iser(Options),
-    /// NVMe/TCP beside the ceilings and SPDK's shares of them, asked by Blockmux's generator
+    /// NVMe/TCP, the ceilings and SPDK's shares of them, measured with Blockmux's generator
     Nvme(Options),
-    /// NVMe/RDMA over iWARP beside our own iSER, iSCSI and NVMe/TCP, asked by Blockmux's generator
+    /// NVMe/RDMA over iWARP and our own iSER, iSCSI and NVMe/TCP, measured with Blockmux's
+    /// generator
     NvmeRdma(Options),
-    /// SRP over iWARP beside our own iSER, iSCSI and NVMe/TCP, asked by Blockmux's generator
+    /// SRP over iWARP and our own iSER, iSCSI and NVMe/TCP, measured with Blockmux's generator
     Srp(Options),
-    /// AoE: vblade, asked by Blockmux's generator over a veth pair with small and large frames;
-    /// needs root
+    /// AoE: vblade, measured with Blockmux's generator over a veth pair with small and large
+    /// frames; needs root
     Aoe(Options),
 }
 
@@ -102,7 +103,8 @@ pub(crate) struct Options {
     /// Pin servers to one CPU and clients to another, instead of letting both use all
     #[arg(long)]
     pin: bool,
-    /// Measure this program instead of building one; for AoE with examples/frame_echo beside it
+    /// Measure this program instead of building one; for AoE its directory also has
+    /// examples/frame_echo
     #[arg(long, value_name = "FILE")]
     blockmux: Option<PathBuf>,
     /// Print Markdown instead of the table

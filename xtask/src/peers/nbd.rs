@@ -72,7 +72,7 @@ fn nbd_server(place: &Place, command: &mut Command) -> Result<()> {
 fn qemu_nbd(place: &Place, command: &mut Command) -> Result<()> {
     command.args(["--bind=127.0.0.1", &format!("--port={}", place.port), "--persistent"]);
     command.args([&format!("--shared={MOST_CONNECTIONS}"), &format!("--export-name={EXPORT}")]);
-    // The file is locked for one server only, and they take turns.
+    // Servers lock the file, but only one of them runs at a time.
     command
         .arg("--image-opts")
         .arg(format!("driver=raw,file.driver=file,file.locking=off,file.filename={}", place.file.display()));
@@ -107,18 +107,23 @@ fn goals(rows: &Rows) -> Vec<Goal> {
 /// Goals for 4 KiB at depth 32.
 fn deep_goals(rows: &Rows, peers: &[&str], cell: Cell) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
-    goals.add("IOPS, of nbdkit", Bound::AtLeast(4.0), goals.iops(BLOCKMUX), goals.iops(NBDKIT));
-    goals.add("server CPU per I/O, of nbdkit", Bound::AtMost(0.25), goals.cpu(BLOCKMUX), goals.cpu(NBDKIT));
+    goals.add("IOPS relative to nbdkit", Bound::AtLeast(4.0), goals.iops(BLOCKMUX), goals.iops(NBDKIT));
+    goals.add(
+        "server CPU per I/O relative to nbdkit",
+        Bound::AtMost(0.25),
+        goals.cpu(BLOCKMUX),
+        goals.cpu(NBDKIT),
+    );
     goals.add_shares_of_ceilings();
     let (ours, best) = (rows.iops(FIO, BLOCKMUX, cell), rows.best(FIO, peers, cell));
-    goals.add("fio, of best peer", Bound::AtLeast(1.3), ours, best);
+    goals.add("fio, relative to best peer", Bound::AtLeast(1.3), ours, best);
     goals.all()
 }
 
 fn large_goals(rows: &Rows, peers: &[&str]) -> Vec<Goal> {
     let cell = Cell::new(Rw::Read, 1 << 20, 8, 1);
     let goal = |client| {
-        let what = format!("{}: {client}, of best peer", cell.short());
+        let what = format!("{}: {client}, relative to best peer", cell.short());
         let (ours, best) = (rows.iops(client, BLOCKMUX, cell), rows.best(client, peers, cell));
         Goal::ratio(what, Bound::AtLeast(1.0), ours, best)
     };
@@ -132,7 +137,7 @@ fn latency_goals(rows: &Rows) -> Vec<Goal> {
         let cell = Cell::new(rw, 4 << 10, 1, 1);
         let latency = |row: Option<&Row>| row?.median(|sample| sample.mean_us);
         for (poll, server, ceiling) in [("always", ALWAYS, SPINNING), ("never", NEVER, SLEEPING)] {
-            let what = format!("{}: latency, {poll}, of {ceiling}", cell.short());
+            let what = format!("{}: latency, {poll}, relative to {ceiling}", cell.short());
             let of = |name| latency(rows.get(OURS, name, cell));
             goals.push(Goal::ratio(what, Bound::AtMost(1.1), of(server), of(ceiling)));
         }
@@ -151,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_goals_hold_the_right_rows_against_each_other() {
+    fn the_goals_compare_the_right_rows() {
         let mut rows = Rows::default();
         let deep = Cell::new(Rw::RandRead, 4 << 10, 32, 1);
         for (client, server, iops, server_us) in [
@@ -178,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn only_policies_other_than_the_default_are_for_our_generator_alone() {
+    fn only_policies_other_than_the_default_are_limited_to_our_generator() {
         let alone: Vec<_> =
             SERVERS.iter().filter(|server| server.is_for_generator).map(|server| server.name).collect();
         assert_eq!(alone, [ALWAYS, NEVER]);

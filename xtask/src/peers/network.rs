@@ -1,8 +1,8 @@
 //! Two network namespaces joined by a veth pair, for protocols on raw frames: the servers' and the
 //! clients'.
 //!
-//! They have names, so that programs can be started in them. A name contains the PID of its
-//! creator. A comparison removes namespaces that a killed one has left.
+//! The namespaces have names, so that programs can be started in them. A name contains the PID of
+//! its creator. A comparison removes the namespaces of comparisons that were killed.
 
 use super::machine::Side;
 use crate::process::succeed;
@@ -99,15 +99,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_networks_of_ours_have_an_owner() {
+    fn only_namespaces_of_comparisons_have_an_owner() {
         assert_eq!(owner("blockmux-peers-71-servers"), Some(71));
         assert_eq!([owner("blockmux-71-0t"), owner("blockmux-peers-x-servers"), owner("vpn")], [None; 3]);
         assert!(is_alive(std::process::id()));
     }
 
     #[test]
-    fn networks_of_a_comparison_that_was_killed_are_removed_by_the_next() {
-        // No process has so high a number.
+    fn namespaces_of_a_killed_comparison_are_removed_by_the_next_one() {
+        // No process has such a high number.
         let stale = format!("{PREFIX}{}-servers", u32::MAX);
         if !rustix::process::geteuid().is_root() || succeed(ip().args(["netns", "add", &stale])).is_err() {
             return println!("skipped: network namespaces need root");

@@ -49,7 +49,7 @@ fn goals(rows: &Rows) -> Vec<Goal> {
 
 fn beside_spdk(rows: &Rows, cell: Cell, least: f64) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
-    let what = "always, of spinning ceiling, goal from SPDK's share";
+    let what = "always, relative to spinning ceiling, goal from SPDK's share";
     goals.add(what, Bound::AtLeast(least), goals.iops(ALWAYS), goals.iops(SPINNING));
     goals.all()
 }
@@ -58,7 +58,7 @@ fn beside_spdk(rows: &Rows, cell: Cell, least: f64) -> Vec<Goal> {
 fn deep_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
     goals.add_shares_of_ceilings();
-    goals.add("digests, of none", Bound::AtLeast(0.7), goals.iops(DIGESTS), goals.iops(BLOCKMUX));
+    goals.add("digests relative to none", Bound::AtLeast(0.7), goals.iops(DIGESTS), goals.iops(BLOCKMUX));
     goals.all()
 }
 
@@ -66,7 +66,7 @@ fn deep_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
 fn wide_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
     let narrow = CellGoals::new(rows, cell).iops(BLOCKMUX);
     let mut goals = CellGoals::new(rows, Cell { numjobs: 4, ..cell });
-    goals.add("IOPS, of one queue's", Bound::AtLeast(1.0), goals.iops(BLOCKMUX), narrow);
+    goals.add("IOPS relative to one queue's", Bound::AtLeast(1.0), goals.iops(BLOCKMUX), narrow);
     goals.all()
 }
 
@@ -74,7 +74,7 @@ fn wide_goals(rows: &Rows, cell: Cell) -> Vec<Goal> {
 fn latency(rows: &Rows) -> Option<Goal> {
     let cell = Cell::new(Rw::RandRead, 4 << 10, 1, 1);
     let of = |server| rows.get(Generator.name(), server, cell)?.median(|sample| sample.mean_us);
-    let what = format!("{}: always, latency, of spinning ceiling's", cell.short());
+    let what = format!("{}: always, latency relative to spinning ceiling's", cell.short());
     Some(Goal::ratio(what, Bound::AtMost(1.1), of(ALWAYS), of(SPINNING)))
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spinning_is_held_against_spdks_share_and_digests_against_none() {
+    fn spinning_is_compared_with_spdks_share_and_digests_with_none() {
         let mut rows = Rows::default();
         let mut add = |server, cell, iops, mean_us| {
             let sample = Sample { iops, mean_us: Some(mean_us), ..Sample::default() };

@@ -1,9 +1,9 @@
-//! NVMe/RDMA over iWARP: Blockmux beside its own iSER, iSCSI and NVMe/TCP, and the goals of that
-//! comparison.
+//! NVMe/RDMA over iWARP: Blockmux compared with its own iSER, iSCSI and NVMe/TCP, and the goals of
+//! that comparison.
 //!
 //! No other program serves NVMe/RDMA without an RDMA device, so the peers are the protocols that
 //! share its layers: iSER has the same queue pairs, NVMe/TCP the same controller. All of them
-//! alternate in one run, asked by our own generator.
+//! alternate in one run, measured with our own generator.
 
 use super::client::{Client, Generator};
 use super::figures::Rows;
@@ -47,7 +47,7 @@ fn goals(rows: &Rows) -> Vec<Goal> {
 fn beside(rows: &Rows, cell: Cell, title: &str, server: &str, least: f64) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
     let (ours, theirs) = (goals.iops(BLOCKMUX), goals.iops(server));
-    goals.add(&format!("IOPS, of {title}'s"), Bound::AtLeast(least), ours, theirs);
+    goals.add(&format!("IOPS relative to {title}'s"), Bound::AtLeast(least), ours, theirs);
     goals.all()
 }
 
@@ -55,7 +55,7 @@ fn beside(rows: &Rows, cell: Cell, title: &str, server: &str, least: f64) -> Vec
 fn latency(rows: &Rows, rw: Rw) -> Goal {
     let cell = Cell::new(rw, 4 << 10, 1, 1);
     let of = |server| rows.get(Generator.name(), server, cell)?.median(|sample| sample.mean_us);
-    let what = format!("{}: latency, of iSER's", cell.short());
+    let what = format!("{}: latency relative to iSER's", cell.short());
     Goal::ratio(what, Bound::AtMost(1.1), of(BLOCKMUX), of(ISER))
 }
 
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn each_server_is_asked_by_its_own_protocol() {
+    fn each_server_has_a_url_of_its_protocol() {
         let urls: Vec<String> = SERVERS[2..].iter().map(|server| (server.url)(7)).collect();
         assert_eq!(
             urls,

@@ -72,9 +72,9 @@ impl<'a> CellGoals<'a> {
     /// Shares of both ceilings, for servers with the same polling policy.
     pub(crate) fn add_shares_of_ceilings(&mut self) {
         let (always, spinning) = (self.iops(ALWAYS), self.iops(SPINNING));
-        self.add("always, of spinning ceiling", Bound::AtLeast(0.85), always, spinning);
+        self.add("always, relative to spinning ceiling", Bound::AtLeast(0.85), always, spinning);
         let (never, sleeping) = (self.iops(NEVER), self.iops(SLEEPING));
-        self.add("never, of sleeping ceiling", Bound::AtLeast(0.9), never, sleeping);
+        self.add("never, relative to sleeping ceiling", Bound::AtLeast(0.9), never, sleeping);
     }
 
     pub(crate) fn iops(&self, server: &str) -> Option<f64> {

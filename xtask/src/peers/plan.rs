@@ -155,7 +155,7 @@ impl Plan {
         rows.0.sort_by_key(|row| {
             let client = clients.iter().position(|client| client.name() == row.client);
             let cell = self.cells.iter().position(|cell| *cell == row.cell);
-            // Ceilings are no servers, and come last, in the order of their names.
+            // Ceilings are not servers; they come last, in the order of their names.
             let server = self.servers.iter().position(|server| server.name == row.server);
             (client, cell, server.unwrap_or(usize::MAX), row.server)
         });
@@ -234,8 +234,8 @@ impl PeerCase<'_> {
         if self.with_ceilings { 3 } else { 1 }
     }
 
-    /// Repeats a measurement during which other programs used much CPU time. Decides by their load
-    /// alone, never by what was measured.
+    /// Repeats a measurement during which other programs used much CPU time. The decision depends
+    /// only on their load, never on the measured values.
     fn take_turn(&self, bench: &Bench, rows: &mut Rows) -> Result<()> {
         let PeerCase { client, server, cell, .. } = *self;
         let mut attempt = 1;
@@ -261,7 +261,7 @@ impl PeerCase<'_> {
         let others = before.others_since(used)?;
         let Found { sample, ios, ceilings } = found;
         if ios <= 0.0 {
-            bail!("no I/O was done");
+            bail!("no I/O completed");
         }
         let server_us = Some(used.as_secs_f64() * 1e6 / ios);
         let ceilings = ceilings.into_iter().map(|(name, sample)| (name, Sample { others, ..sample }));
@@ -293,8 +293,7 @@ fn cases<'a>(
                 .filter(asks)
                 .map(|server| {
                     let Server { program, is_for_generator, .. } = *server.server;
-                    // Ceilings are measured with our own server in its default policy, which is
-                    // idle meanwhile.
+                    // Ceilings are measured while our own server, in its default policy, is idle.
                     let with_ceilings = is_generator && program == Program::Blockmux && !is_for_generator;
                     PeerCase { client, server, cell, with_ceilings }
                 })
@@ -338,8 +337,8 @@ fn taken_server(running: &Running, protocol: &Protocol, bench: &Bench) -> Taken 
     }
 }
 
-/// Whether a URL is of the protocol with this name, or of a transport of it: `nvme` has
-/// `nvme+tcp`, `nvme-rdma` has `nvme+rdma`.
+/// Whether a URL belongs to the protocol with this name or to one of its transports: `nvme+tcp`
+/// belongs to `nvme`, `nvme+rdma` to `nvme-rdma`.
 fn is_asked_by(url: &str, protocol: &str) -> bool {
     let scheme = url.split("://").next().unwrap_or_default().replace('+', "-");
     scheme.strip_prefix(protocol).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
@@ -361,7 +360,8 @@ pub(crate) fn progress_bar() -> ProgressBar {
     bar
 }
 
-/// CPU use of other programs, in CPUs, that spoils a run; an idle machine stays well below.
+/// CPU use of other programs, in CPUs, from which a run is repeated; an idle machine stays well
+/// below.
 const MOST_OTHERS: f64 = 0.08;
 
 #[cfg(test)]
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_takes_as_long_as_what_is_done() {
+    fn the_remaining_time_is_estimated_from_the_speed_so_far() {
         let minutes = |n: u64| Duration::from_secs(60 * n);
         assert_eq!(time_left(minutes(2), 10, 40), minutes(6));
         assert_eq!(time_left(minutes(2), 40, 40), Duration::ZERO);

@@ -22,14 +22,15 @@ pub(crate) struct Server {
     pub(crate) arguments: Arguments,
     /// Commands to run once it accepts connections, before it serves anything.
     pub(crate) set_up: fn(&Place) -> Result<Vec<Command>>,
-    /// Whether it has its own memory, which must be written once: unwritten blocks are not really
-    /// read.
+    /// Whether the server has its own memory. It must be written once, because reads of unwritten
+    /// blocks transfer no stored data.
     pub(crate) has_own_memory: bool,
     /// Whether it becomes a daemon and writes its PID to the file `pid` in its directory.
     pub(crate) is_daemon: bool,
     /// Polling policy of our own generator for this server, and of the server if it is Blockmux.
     pub(crate) poll: &'static str,
-    /// Whether only our own generator uses it: others have no polling policy.
+    /// Whether only our own generator measures this server, because other clients have no polling
+    /// policy.
     pub(crate) is_for_generator: bool,
 }
 
@@ -122,7 +123,7 @@ impl Running {
         } else {
             Group::start(&mut command)
         };
-        let said = || last_line(&log).unwrap_or_else(|| "it has printed nothing".to_owned());
+        let said = || last_line(&log).unwrap_or_else(|| "it printed nothing".to_owned());
         let group = started.with_context(said)?;
         let mut running =
             Running { server, url: (server.url)(place.port), command: words_of(&command, bench), group };
@@ -156,7 +157,7 @@ impl Running {
             None => self.wait_until_ready(place.port, bench)?,
         }
         for mut command in (self.server.set_up)(place)? {
-            bench.run(&mut command).context("it cannot be set up")?;
+            bench.run(&mut command).context("its set-up commands failed")?;
         }
         self.fill(place.file, bench)
     }
@@ -170,7 +171,7 @@ impl Running {
                 bail!("it ended at once, {status}");
             }
             if Instant::now() >= deadline {
-                bail!("it accepts no connection on port {port}");
+                bail!("it does not accept connections on port {port}");
             }
             std::thread::park_timeout(READY_EVERY);
         }
@@ -202,9 +203,9 @@ impl Running {
             bench.run(command.args(["copy", from, to])).map(|_| ())
         };
         if self.server.has_own_memory {
-            copy(&format!("file:{}", file.display()), &self.url).context("its volume cannot be written")?;
+            copy(&format!("file:{}", file.display()), &self.url).context("cannot write its volume")?;
         }
-        copy(&self.url, &format!("null:{}", bench.size)).context("its volume cannot be read")
+        copy(&self.url, &format!("null:{}", bench.size)).context("cannot read its volume")
     }
 }
 

@@ -1,9 +1,9 @@
-//! SRP over iWARP: Blockmux beside its own iSER, iSCSI and NVMe/TCP, and the goals of that
+//! SRP over iWARP: Blockmux compared with its own iSER, iSCSI and NVMe/TCP, and the goals of that
 //! comparison.
 //!
 //! No other program serves SRP without an RDMA device, so the peers are the protocols that share
 //! its layers: iSER has the same queue pairs and the same commands. All of them alternate in one
-//! run, asked by our own generator.
+//! run, measured with our own generator.
 
 use super::client::{Client, Generator};
 use super::figures::Rows;
@@ -46,7 +46,7 @@ fn goals(rows: &Rows) -> Vec<Goal> {
 fn beside(rows: &Rows, cell: Cell, title: &str, server: &str, least: f64) -> Vec<Goal> {
     let mut goals = CellGoals::new(rows, cell);
     let (ours, theirs) = (goals.iops(BLOCKMUX), goals.iops(server));
-    goals.add(&format!("IOPS, of {title}'s"), Bound::AtLeast(least), ours, theirs);
+    goals.add(&format!("IOPS relative to {title}'s"), Bound::AtLeast(least), ours, theirs);
     goals.all()
 }
 
@@ -54,7 +54,7 @@ fn beside(rows: &Rows, cell: Cell, title: &str, server: &str, least: f64) -> Vec
 fn latency(rows: &Rows, rw: Rw) -> Goal {
     let cell = Cell::new(rw, 4 << 10, 1, 1);
     let of = |server| rows.get(Generator.name(), server, cell)?.median(|sample| sample.mean_us);
-    let what = format!("{}: latency, of iSER's", cell.short());
+    let what = format!("{}: latency relative to iSER's", cell.short());
     Goal::ratio(what, Bound::AtMost(1.1), of(BLOCKMUX), of(ISER))
 }
 
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn each_server_is_asked_by_its_own_protocol() {
+    fn each_server_has_a_url_of_its_protocol() {
         let urls: Vec<String> = SERVERS[2..].iter().map(|server| (server.url)(7)).collect();
         assert_eq!(urls[0], format!("srp://127.0.0.1:7/{TARGET}/0?rdma=iwarp"));
         let schemes: Vec<&str> = urls.iter().map(|url| url.split("://").next().unwrap()).collect();

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_banned_is_found_in_code_only() {
+    fn banned_words_are_found_in_code_only() {
         let source = "\
 fn f() {
     // a.unwrap() is banned
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_that_says_where_unsafe_code_is_names_every_place() {
+    fn the_page_lists_every_place_of_unsafe_code() {
         let places: Vec<_> = BANS[0].may.iter().map(|(path, _)| format!("`{path}`")).collect();
         assert!(check(&tree(&[(PAGE, &places.concat())])).is_empty());
         let findings = check(&tree(&[(PAGE, &places[1..].concat())]));

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn one_direction_tests_and_files_of_one_folder_are_no_cycle() {
+    fn one_direction_tests_and_files_of_one_folder_are_not_a_cycle() {
         let files = [
             ("crates/a/src/lib.rs", "mod b;\nmod c;\n"),
             ("crates/a/src/b/mod.rs", "mod e;\nmod f;\n#[cfg(test)]\nmod tests {\n    use crate::c::C;\n}\n"),

@@ -54,16 +54,16 @@ fn fault(subject: &str) -> Option<String> {
             && area.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_/., ".contains(c))
     };
     let Some((_, change)) = subject.split_once(": ").filter(|(area, _)| is_area(area)) else {
-        return Some("has no area; write \"area: imperative change\"".to_owned());
+        return Some("the subject has no area; write \"area: imperative change\"".to_owned());
     };
     let verb = change.split(' ').next().unwrap_or_default();
     let is_sentence = verb.starts_with(|c: char| c.is_uppercase()) && verb.chars().any(char::is_lowercase);
     if verb.is_empty() || is_sentence || change.ends_with('.') {
-        return Some("begins the change with a small letter and ends it without a full stop".to_owned());
+        return Some("the change begins with a capital letter, ends with a full stop or is empty; write \"area: imperative change\"".to_owned());
     }
     let is_imperative = IMPERATIVE.contains(&verb) || !["ed", "ing"].iter().any(|end| verb.ends_with(end));
     (!is_imperative)
-        .then(|| format!("\"{verb}\" is no imperative; write \"add\", not \"added\" or \"adding\""))
+        .then(|| format!("\"{verb}\" is not an imperative; write \"add\", not \"added\" or \"adding\""))
 }
 
 /// Option of `git log` that limits the checked commits if there is no `origin/main`.

@@ -1,8 +1,8 @@
 //! One guest: a kernel in QEMU that runs one script and powers off.
 //!
-//! It has two serial ports. The kernel's console goes to a file beside the log. The other one is
-//! the script's standard output, where lines that begin with `@` are commands: `@check SENTENCE`,
-//! `@host COMMAND` (in base64; its status is sent back), and `@end STATUS`.
+//! A guest has two serial ports. The kernel's console goes to a file next to the log. The other
+//! port is the script's standard output, where lines that begin with `@` are commands: `@check
+//! SENTENCE`, `@host COMMAND` (in base64; its status is sent back), and `@end STATUS`.
 
 use super::host::{Host, lines_of};
 use super::kernel::Kernel;
@@ -46,7 +46,7 @@ impl Guest<'_> {
         let mut child = qemu.spawn().context("cannot run QEMU")?;
         // Closes the pipe's write end, so that the reader sees when QEMU ends.
         drop(qemu);
-        let mut answers = child.stdin.take().context("a pipe was asked for")?;
+        let mut answers = child.stdin.take().context("standard input is a pipe")?;
         let (mut checks, mut status) = (Checks::new(script, say), None);
         for line in lines_of(reader) {
             match Said::parse(&line) {
@@ -56,7 +56,7 @@ impl Guest<'_> {
                 }
                 Said::Host(command) => {
                     let status = host.obey(&decode(command)?);
-                    // The guest may have died meanwhile.
+                    // The guest may have crashed meanwhile.
                     let _ = writeln!(answers, "{status}");
                 }
                 Said::End(text) => status = text.parse().ok(),
@@ -67,7 +67,7 @@ impl Guest<'_> {
         if status.is_none() {
             let console = std::fs::read(self.console()).unwrap_or_default();
             log.add("console", &String::from_utf8_lossy(&console));
-            log.add("host", &format!("the guest died, or was ended because it took {LIMIT_S} s"));
+            log.add("host", &format!("the guest crashed, or was ended after {LIMIT_S} s"));
         }
         Ok(checks.end(status == Some(0)))
     }
@@ -162,10 +162,11 @@ impl Addresses {
         format!("user,id=net,net=127.{}.{}.0/25,host={gateway},{forward}", self.x, self.y)
     }
 
-    /// Linux's RDMA does not use loopback addresses, so the guest has a second interface. Two
-    /// addresses there forward, through a program for each connection, to the usual port of
-    /// [`Addresses::host`] and to the next one: the paths to one target. The same two ports of
-    /// the guest's own address there are reached at the next two ports of [`Addresses::guest`].
+    /// Network of the guest's second interface, which exists because Linux's RDMA does not use
+    /// loopback addresses. Two addresses of this network forward, with one program per connection,
+    /// to the iSCSI port of [`Addresses::host`] and to the next port: the two paths to one target.
+    /// These two ports of the guest's address in this network are forwarded from the next two ports
+    /// of [`Addresses::guest`].
     fn rdma_network(&self) -> String {
         let (host, guest) = (self.host(), self.guest());
         let forward = [0, 1].map(|nth| {
@@ -242,7 +243,7 @@ const LIMIT_S: u32 = 900;
 /// Forwarded ports of the guest: iSCSI and NVMe/TCP.
 const PORTS: [u16; 3] = [ISCSI_PORT, 4420, 4421];
 const ISCSI_PORT: u16 = 3260;
-/// Addresses of the host in the guest's RDMA network; `siw.inc` has them as well.
+/// Addresses of the host in the guest's RDMA network; the same as in `tests/vm/siw.inc`.
 const RDMA_HOSTS: [&str; 2] = ["10.88.0.200", "10.88.0.201"];
 /// The guest's address in its RDMA network.
 const RDMA_GUEST: &str = "10.88.0.15";
@@ -252,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_check_lasts_to_the_next_one_and_the_last_one_tells_how_the_script_ended() {
+    fn a_check_ends_at_the_next_one_and_the_last_one_has_the_result_of_the_script() {
         let mut lines = Vec::new();
         let mut say =
             |line: &str| lines.push(line.split_whitespace().next_back().unwrap().to_owned() + &line[..6]);

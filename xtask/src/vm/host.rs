@@ -126,7 +126,7 @@ impl Process {
         thread::spawn(move || {
             for line in lines_of(reader) {
                 log.add(&name, &line);
-                // The receiver may be gone; the log has the line anyway.
+                // The receiver may have been dropped; the log has the line anyway.
                 let _ = sender.send(line);
             }
         });
@@ -140,8 +140,8 @@ impl Process {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.contains(text) => return Ok(()),
                 Ok(_) => {}
-                Err(RecvTimeoutError::Disconnected) => bail!("it ended without saying {text}"),
-                Err(RecvTimeoutError::Timeout) => bail!("it did not say {text} within {TIMEOUT:?}"),
+                Err(RecvTimeoutError::Disconnected) => bail!("it ended without printing {text}"),
+                Err(RecvTimeoutError::Timeout) => bail!("it did not print {text} within {TIMEOUT:?}"),
             }
         }
     }
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_gets_the_status_of_what_it_asked_for() {
+    fn a_script_gets_the_exit_status_of_its_requests() {
         let directory = tempfile::tempdir().unwrap();
         let (mut host, log) = host(directory.path());
         assert_eq!(host.obey("run echo $HOST > file"), 0);

@@ -95,7 +95,7 @@ pub(crate) fn build(
     blockmux: Option<&Path>,
     image: &Path,
 ) -> Result<()> {
-    let directory = tempfile::tempdir_in(image.parent().context("an image lies in a directory")?)?;
+    let directory = tempfile::tempdir_in(image.parent().context("the image's path has no directory")?)?;
     let root = directory.path();
     for empty in [
         "dev",
@@ -137,7 +137,7 @@ pub(crate) fn build(
     copy_modules(kernel, siw, root)?;
     for script in fs::read_dir(scripts)? {
         let script = script?.path();
-        fs::copy(&script, root.join(script.file_name().context("a script has a name")?))?;
+        fs::copy(&script, root.join(script.file_name().context("the script's path has no file name")?))?;
     }
     // Another run may be booting the existing image.
     let part = image.with_extension(format!("{}.part", std::process::id()));
@@ -223,7 +223,7 @@ fn module(file: &str) -> String {
 fn pack(root: &Path, image: &Path) -> Result<()> {
     let mut find =
         Command::new("busybox").args(["find", "."]).current_dir(root).stdout(Stdio::piped()).spawn()?;
-    let names = find.stdout.take().context("a pipe was asked for")?;
+    let names = find.stdout.take().context("the output of `find` is a pipe")?;
     let mut cpio = Command::new("busybox");
     cpio.args(["cpio", "-o", "-H", "newc", "-R", "0:0"]).current_dir(root);
     let status = cpio.stdin(names).stdout(File::create(image)?).stderr(Stdio::null()).status()?;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_come_with_what_they_need_and_built_in_ones_not_at_all() {
+    fn modules_are_copied_with_their_dependencies_but_not_if_built_in() {
         let needs =
             "kernel/fs/xfs/xfs.ko.xz: kernel/lib/libcrc32c.ko.xz\nkernel/a/tcp-a.ko.xz:\nkernel/b.ko.xz:\n";
         let files = files_of(&["xfs", "tcp_a", "virtio"], needs, "kernel/virtio.ko\n").unwrap();

@@ -79,7 +79,7 @@ fn patch(package: &str) -> Option<u32> {
 
 fn unpack(work: &Path, package: &str, directory: &Path) -> Result<()> {
     let files = fs::read_dir(work)?.collect::<std::io::Result<Vec<_>>>()?;
-    let file = files.first().with_context(|| format!("apt-get download {package} left nothing"))?;
+    let file = files.first().with_context(|| format!("apt-get download {package} left no file"))?;
     let root = work.join("root");
     succeed(Command::new("dpkg-deb").arg("--extract").arg(file.path()).arg(&root))?;
     let release = package.trim_start_matches("linux-image-");

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tail_is_the_last_lines_each_with_who_said_it() {
+    fn the_tail_has_the_last_lines_with_their_sources() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
         let log = Log::create(&path).unwrap();

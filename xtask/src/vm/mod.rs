@@ -72,7 +72,7 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
     let (mut checks, mut failed) = (0, Vec::new());
     for script in &scripts {
         if guest::needs_frames(script) && !rustix::process::geteuid().is_root() {
-            lines.push(format!("skipped: {script} (a tap needs root)"));
+            lines.push(format!("skipped: {script} (a tap interface needs root)"));
             continue;
         }
         let log = place.join(script).with_extension("log");
@@ -80,7 +80,11 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         let outcome = guest.run(script, say).with_context(|| script.clone())?;
         checks += outcome.checks;
         if !outcome.passed {
-            failed.push(format!("{script} failed, all of its log: {}\n{}", log.display(), log::tail(&log)?));
+            failed.push(format!(
+                "{script} failed, complete log in {}; its end:\n{}",
+                log.display(),
+                log::tail(&log)?
+            ));
         }
     }
     if !failed.is_empty() {
@@ -111,7 +115,7 @@ fn chosen(scripts: &[String], only: &[String]) -> Result<Vec<String>> {
         let stem = Path::new(name).file_stem().unwrap_or_default();
         match scripts.iter().find(|script| Path::new(script).file_stem() == Some(stem)) {
             Some(script) => names.push(script.clone()),
-            None => bail!("no test {name} in {SCRIPTS}; there are {}", scripts.join(", ")),
+            None => bail!("there is no script {name} in {SCRIPTS}; known are {}", scripts.join(", ")),
         }
     }
     Ok(if only.is_empty() { scripts.to_vec() } else { names })
@@ -120,7 +124,7 @@ fn chosen(scripts: &[String], only: &[String]) -> Result<Vec<String>> {
 /// The reason why no guest can run here, as half a sentence; `None` if one can.
 fn missing() -> Option<String> {
     if std::env::consts::ARCH != "x86_64" {
-        return Some("they need an x86_64 machine, whose programs run in the guest".to_owned());
+        return Some("this machine is not x86_64, and its programs run in the guest".to_owned());
     }
     let program = image::PROGRAMS.iter().chain(NEEDED).find(|program| find(program).is_none())?;
     Some(match package(program) {
@@ -140,8 +144,8 @@ const LIBRARY: &str = "lib.sh";
 const OVER_SIW: &[&str] = &["iser", "rdma", "srp"];
 /// Scripts that need the TLS handshake helper (tlshd).
 const BY_TLS: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
-/// Name prefix of scripts that run Blockmux in the guest, because only the guest's kernel is sure
-/// to have TLS.
+/// Name prefix of scripts that run Blockmux in the guest, because this machine's kernel may lack
+/// TLS.
 const IN_GUEST: &str = "ktls";
 /// Programs that are used on this machine and not in the guest.
 const NEEDED: &[&str] =
@@ -152,14 +156,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_is_named_as_one_likes() {
+    fn a_script_may_be_named_by_path_file_or_stem() {
         let scripts = ["iscsi.sh".to_owned(), "lio.sh".to_owned()];
         assert_eq!(chosen(&scripts, &[]).unwrap(), scripts);
         for name in ["lio", "lio.sh", "tests/vm/lio.sh"] {
             assert_eq!(chosen(&scripts, &[name.to_owned()]).unwrap(), ["lio.sh"]);
         }
         let error = chosen(&scripts, &["nfs".to_owned()]).unwrap_err().to_string();
-        assert_eq!(error, "no test nfs in tests/vm; there are iscsi.sh, lio.sh");
+        assert_eq!(error, "there is no script nfs in tests/vm; known are iscsi.sh, lio.sh");
     }
 
     #[test]

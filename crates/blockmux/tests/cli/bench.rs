@@ -296,7 +296,7 @@ fn an_error_in_an_option_names_the_option() {
     for (words, expected) in [
         ("mem:1m --rw randreed", "--rw randreed: patterns are read write "),
         ("mem:1m --iodepth 1,x", "--iodepth x: not a number"),
-        ("mem:1m --bs 4k,8k", "--bs 4k,8k: a job has one block size here"),
+        ("mem:1m --bs 4k,8k", "--bs 4k,8k: give one block size"),
         ("mem:1m --verify md5 --rw write", "--verify md5: verify with crc32c or pattern"),
         ("mem:1m --verify crc32c --rw randrw", "--verify crc32c: rw=randrw cannot be verified"),
         ("mem:1m --size 2m", "--size 2m: only 1m is left from 0 to the volume's end"),
@@ -469,7 +469,7 @@ fn corrupted_data_is_found_and_its_offset_reported() {
     assert!(said.contains(" verify: block at 327680 has CRC "), "{said}");
     assert!(said.contains(" blocks had wrong data; the warnings above name the first"), "{said}");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stdout).contains(" blocks did not hold what was written\n"));
+    assert!(text(&output.stdout).contains(" blocks had other content than was written\n"));
 }
 
 #[test]

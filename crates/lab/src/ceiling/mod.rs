@@ -6,21 +6,22 @@
 //! the ceiling.
 //!
 //! ```text
-//!   client: iodepth in flight a connection   ──requests──▶   server: recv once, count whole requests,
-//!   recv once, time, ask again, send once    ◀──replies───   send all replies with one sendmsg
+//!   client: iodepth in flight a connection            ──requests──▶   server: recv once, count whole requests,
+//!   recv once, time, queue new requests, send once    ◀──replies───   send all replies with one sendmsg
 //! ```
 //! Reads are answered from random blocks of a region as large as a volume ([`Data`]), so caches
-//! help neither less nor more than with a volume in RAM. Written data is received and dropped. The
-//! order of offsets does not matter, so sequential jobs do the same as random ones, which
-//! overstates no protocol's share.
+//! have the same effect as on a volume in RAM. Written data is received and dropped. The order of
+//! offsets does not matter, so sequential jobs use random offsets too, which does not overstate any
+//! protocol's share.
 //!
 //! # Measured choices
-//! Medians and maxima of 5 to 14 short alternating runs on two cores that other programs used, too;
-//! differences under 10% count as ties:
-//! - A send is not limited in length. A limit of 64 KiB or less ties for 4 KiB replies at depth 32,
-//!   costs 10% at depth 128, and a quarter of the rate for 64 KiB replies.
-//! - The receive buffer has 256 KiB on both sides. 64 KiB at the server ties; at the client it
-//!   costs CPU time with large replies.
+//! Medians and maxima of 5 to 14 short alternating runs on two cores that other programs used too.
+//! Differences under 10% count as equal:
+//! - A send is not limited in length. A limit of 64 KiB or less makes no difference for 4 KiB
+//!   replies at depth 32, costs 10% at depth 128, and costs a quarter of the rate for 64 KiB
+//!   replies.
+//! - The receive buffer has 256 KiB on both sides. 64 KiB at the server makes no difference; at
+//!   the client it costs CPU time with large replies.
 //!
 //! Other choices could not be measured here, because noise exceeded the differences:
 //! - TCP's send buffer is the system's default. That of Unix sockets is fixed, so it is as large as
@@ -87,7 +88,7 @@ pub struct CeilingJob {
     pub bs: u32,
     /// Requests in flight for each connection.
     pub iodepth: u32,
-    /// Number of connections; one thread serves all of them, and another one is the client of all.
+    /// Number of connections; one thread serves all of them, and a second thread is their client.
     pub connections: u32,
     /// Time before measuring starts.
     pub ramp: Duration,
@@ -213,7 +214,7 @@ impl Data {
     /// If there is not enough memory.
     pub fn new(bytes: usize) -> Result<Data, CeilingError> {
         let mut map = MmapMut::map_anon(bytes.max(1)).map_err(|source| system("get memory", source))?;
-        // A hint: without huge pages all works the same.
+        // Only a hint: without huge pages the ceiling is slower.
         let _ = map.advise(Advice::HugePage);
         // Not zeroes: pages that were only read would all map to the shared zero page.
         map.fill(FILLING);
@@ -267,7 +268,8 @@ pub fn run_over(job: &CeilingJob, data: &Data) -> Result<result::Run, CeilingErr
                 let (target_cpu_ns, target_system_ns) = (Some(target_cpu.cpu_ns), target_cpu.system_ns);
                 Ok(result::Run { target_cpu_ns, target_system_ns, ..found })
             }
-            // Of two errors, the one that merely reports the other side's end is less useful.
+            // If both sides fail, the error that only reports the end of the other side is less
+            // useful.
             (Err(error), Ok(_))
             | (Err(CeilingError::Ended(_)) | Ok(_), Err(error))
             | (Err(error), Err(_)) => Err(error),

@@ -22,8 +22,8 @@ fn job(rw: Rw, bs: u32, iodepth: u32, connections: u32) -> CeilingJob {
     }
 }
 
-/// Runs the job in all variants over all transports, and checks what holds for every run. A run
-/// without any completion, on a busy machine, is repeated for longer.
+/// Runs the job in all variants over all transports, and calls `check` on each run. On a busy
+/// machine a run may have no completion; it is then repeated with a longer runtime.
 fn run_all(job: &CeilingJob, expected: &[IoDirection], check: impl Fn(&Run)) {
     let data = Data::new(job.data_bytes).unwrap();
     for variant in VARIANTS {
@@ -32,7 +32,7 @@ fn run_all(job: &CeilingJob, expected: &[IoDirection], check: impl Fn(&Run)) {
             let mut run = run_over(&job, &data).unwrap();
             while expected.iter().any(|&kind| direction(&run, kind).ios == 0) {
                 job.runtime *= 4;
-                assert!(job.runtime < Duration::from_secs(60), "nothing moves");
+                assert!(job.runtime < Duration::from_secs(60), "no run has a completion");
                 run = run_over(&job, &data).unwrap();
             }
             assert!(run.runtime_ns >= job.runtime.as_nanos() as u64);

@@ -8,14 +8,14 @@ use crate::units::{Size, parse_size};
 use crate::when;
 use serde_json::{Map, Value};
 
-/// Why a file is not a report: says which part, and what was expected.
+/// Why a file is not a report: the part that is wrong, and what was expected.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The file is not JSON.
     #[error("not JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// The JSON is not a report.
-    #[error("neither a report of blockmux nor of fio: it has no list named \"jobs\"")]
+    #[error("not a report of blockmux or fio: there is no list named \"jobs\"")]
     Foreign,
     /// The report was written by a later version.
     #[error("written in report format {0}, and this version reads up to {FORMAT}: use a newer blockmux")]
@@ -25,9 +25,9 @@ pub enum ReportError {
     Job {
         /// Index in `jobs`, from 0.
         index: usize,
-        /// Its `jobname`.
+        /// The job's `jobname`.
         name: String,
-        /// What is wrong with it.
+        /// Why the job cannot be read.
         reason: String,
     },
 }

@@ -152,7 +152,8 @@ impl Bench<'_> {
         if total.errors > 0 { Err(RunError::FillFailed(total.errors)) } else { Ok(()) }
     }
 
-    /// Starts the workers, in the ramp phase. With `passes` they stop by themselves after as many.
+    /// Starts the workers, in the ramp phase. With `passes` they stop by themselves after that many
+    /// passes.
     fn start(&self, passes: Option<u64>) -> Result<(Arc<Control>, Tallies), RunError> {
         let info = self.volume.info();
         self.job.validate(info.size, info.logical_block)?;
@@ -195,7 +196,7 @@ impl Bench<'_> {
         let start = move |core: &Rc<EngineCore>| {
             let result = assignment.result.clone();
             if let Err(error) = Worker::spawn(core, &volume, assignment) {
-                // The caller gets the error in place of results, unless it has gone.
+                // The caller receives the error instead of results, unless it has ended.
                 let _ = result.send(Err(error));
             }
         };
@@ -267,7 +268,7 @@ impl Tally {
 
 /// Longer than a remote volume retries by default.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);
-/// A day: a fill ends when it is done.
+/// A day, because a fill takes as long as it needs.
 const FILL_TIMEOUT: Duration = Duration::from_secs(86_400);
 /// Some targets take seconds for a login.
 const FIRST_COMPLETION_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,7 +1,8 @@
 //! One worker: keeps a queue full.
 //!
-//! Its phases are ramp, measuring and stopping. It then submits nothing more, reads back what it
-//! has written if the job verifies, and passes its results to the caller.
+//! Its phases are ramp, measuring and stopping. When stopping, it submits no more I/O of the job,
+//! reads back the blocks that it has written if the job verifies, and passes its results to the
+//! caller.
 
 use super::{Assignment, Control, Phase, Tally};
 use crate::content::{self, Expect, Stamp};
@@ -221,7 +222,8 @@ impl Worker {
             return None;
         }
         if !self.generations.is_empty() && step.pass != self.pass {
-            // Of two writes of a block in flight either could be last, so passes do not overlap.
+            // If two writes of one block were in flight, either could be the last one, so passes do
+            // not overlap.
             if self.in_flight() > 0 {
                 self.held = Some(step);
                 return None;

@@ -66,8 +66,8 @@ impl Bars {
             some.map(|bar| bar.most().max(bar.ceiling.unwrap_or(0.0))).fold(0.0, f64::max)
         };
         let (whole, breakable) = (largest(false), largest(true));
-        // Bars are compared by length, so a bar is truncated only if the others could not be
-        // distinguished beside it.
+        // Bars are compared by length, so a bar is truncated only if the others would be too short
+        // to distinguish.
         let most = if whole > 0.0 && breakable > whole * BREAK_FROM { whole } else { whole.max(breakable) };
         let ticks = linear_ticks(most);
         let end = ticks[ticks.len() - 1];

@@ -22,7 +22,7 @@ use askama::Template;
 use sections::{Absolute, Section};
 use summary::{Findings, Tile};
 
-/// The page of a comparison, with a study's figures beside the measured ones.
+/// The page of a comparison, with a study's figures next to the measured ones.
 ///
 /// # Errors
 /// Only if formatting a value fails, which none of our values does.
@@ -159,7 +159,7 @@ fn run_cells(label: String, row: &Row, index: usize, run: &Run) -> PageLine {
     PageLine { class: line_class(row), cells }
 }
 
-/// A ceiling has a paler colour of its protocol.
+/// The class of a table line; a ceiling has a paler shade of its protocol's colour.
 fn line_class(row: &Row) -> String {
     let pale = if row.kind.is_ceiling() { " pale" } else { "" };
     format!("{}{pale}", sections::class(row))

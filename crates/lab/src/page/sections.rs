@@ -147,7 +147,7 @@ fn rates(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section 
         note: format!(
             "Blocks of up to 16 KiB in I/O per second, larger ones in MB/s. Longer is better. A bar is the median of all \
              runs; dots are the runs, and the line through them is their spread. Each chart has its own axis; bars of \
-             the local volume that go beyond it are truncated.{ceiling}"
+             the local volume that exceed it are truncated.{ceiling}"
         ),
         reason: if has_hatched { HATCHED } else { "" },
         legend: &[],
@@ -190,8 +190,8 @@ fn latency(labels: &Labels, groups: &[Group]) -> Section {
         id: "latency",
         title: "Latency",
         note: format!(
-            "From submission to completion, in microseconds. Lower is better. {}{}The local volume is left out. For a \
-             mixed job the slower direction is shown.",
+            "From submission to completion, in microseconds. Lower is better. {}{}The local volume is omitted. A \
+             mixed job shows its slower direction.",
             if has_bars { bars } else { "" },
             if has_lines { lines } else { "" }
         ),
@@ -282,8 +282,8 @@ fn cpu(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
     Section {
         id: "cpu",
         title: "CPU time",
-        note: "User and system time of both sides. Shorter is better. The tick is what the ceiling takes. The part that \
-               is spent in the kernel is in the table of all figures."
+        note: "User and system time of both sides. Shorter is better. The tick is the CPU time of the ceiling. The \
+               table of all figures shows how much of the time was spent in the kernel."
             .into(),
         reason: "",
         legend: &[("other", "target"), ("other pale", "initiator")],
@@ -395,6 +395,6 @@ const CEILING: &str = " The tick on a bar is its ceiling, the raw-socket baselin
 protocol on the same sockets, with the same message sizes, depth and connections. The percentage is the bar's share of \
 it. The baseline idles as the protocol does: it sleeps for “never”, spins for “always”, and for “adaptive” the faster of \
 the two counts.";
-const HATCHED: &str = "Hatched bars are above 110% of their ceiling, so their percentage is no share of anything. Either other \
+const HATCHED: &str = "Hatched bars are above 110% of their ceiling, so the percentage is not a real share. Either other \
 programs slowed the machine down while the ceiling was measured, or the ceiling's simple loop is not the best one for the \
 block size.";

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_cross_the_wire_as_what_they_are_or_as_the_nearest() {
+    fn errors_are_translated_exactly_or_to_the_nearest_one() {
         use IoError as E;
         let all = [
             (E::OutOfRange, E::OutOfRange),

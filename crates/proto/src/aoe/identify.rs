@@ -163,7 +163,7 @@ mod tests {
     const HERE: AoeAddress = AoeAddress { shelf: 7, slot: 3 };
 
     #[test]
-    fn a_disk_tells_of_its_volume_and_is_understood() {
+    fn identify_data_of_a_disk_is_parsed_back() {
         let info = VolumeInfo {
             write_cache: true,
             discard_granularity: 512,

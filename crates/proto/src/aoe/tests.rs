@@ -187,7 +187,7 @@ fn without_loss_nothing_is_sent_twice() {
 /// Like a program that copies one image to a disk, then another, then the first again. Each copy
 /// has a new queue; the tags of the third have the same upper byte as those of the first.
 #[test]
-fn what_a_queue_writes_is_no_repetition_of_what_one_before_it_wrote() {
+fn writes_of_a_new_queue_are_not_mistaken_for_retransmits_of_an_earlier_one() {
     let mut net = Net::new(1, 0);
     for (id, first, byte) in [(7, 1 << 9, 1), (8, 1 << 12, 2), (7, 1 << 15, 1)] {
         net.initiator = Net::queue(id, first, net.now);

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_holds_all_that_is_kept() {
+    fn an_image_contains_all_persistent_state() {
         let settings = DiskSettings {
             config: b"host:alpha".to_vec(),
             masks: vec![Mac([2, 0, 0, 0, 0, 1])],
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_counts_once_it_is_kept() {
+    fn a_change_takes_effect_once_it_is_stored() {
         let store = Arc::new(Slow::default());
         let unit = unit(Some(store.clone()));
         let SettingsChange::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_cannot_be_kept_does_not_count() {
+    fn a_change_that_cannot_be_stored_has_no_effect() {
         let store = Arc::new(Slow::default());
         let unit = unit(Some(store.clone()));
         let SettingsChange::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_kept_counts_at_once() {
+    fn a_change_that_need_not_be_stored_takes_effect_at_once() {
         let unit = unit(None);
         assert_eq!((set(&unit, b"x"), unit.version()), (SettingsChange::Done, 1));
         assert_eq!((set(&unit, b"x"), unit.version()), (SettingsChange::Done, 1), "nothing is new");

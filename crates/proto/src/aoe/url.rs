@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_url_is_said() {
+    fn url_errors_say_what_is_wrong() {
         let all = [
             ("eth0/e1.2", "a disk's URL is"),
             ("nbd://eth0/e1.2", "a disk's URL is"),

@@ -100,7 +100,7 @@ pub struct NvmeUrl {
 /// Policy for distributing I/O among equally good paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoPolicy {
-    /// To each path in turn (round robin).
+    /// Round-robin over the paths.
     #[default]
     RoundRobin,
     /// To the path with the fewest outstanding commands.
@@ -111,7 +111,7 @@ pub enum IoPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvmeUrlError {
     /// The scheme is not one of NVMe over Fabrics.
-    #[error("this is no NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid")]
+    #[error("this is not an NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid")]
     Scheme,
     /// Invalid host, between `//` and the next `/`.
     #[error(transparent)]
@@ -252,7 +252,7 @@ impl UrlParameters for NvmeUrl {
                 "everybody can see it here; put it in a file and give dhchap_secret_file"
             }
             ("rdma" | "crc", None) => "belongs to nvme+rdma://",
-            ("hdr_digest" | "data_digest", Some(_)) => "there are no digests over RDMA; ask for crc=on",
+            ("hdr_digest" | "data_digest", Some(_)) => "there are no digests over RDMA; use crc=on",
             ("tls_key_file" | "tls_identity" | "ktls" | "concat", Some(_)) => {
                 "there is no TLS over RDMA; remove it"
             }
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_reads_as_the_same() {
+    fn a_formatted_url_parses_to_the_same_value() {
         let texts = [
             "nvme+tcp://host",
             "nvme+tcp://[fd77::12]:8009",
@@ -346,9 +346,9 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_url_says_what_is_wrong() {
+    fn url_errors_say_what_is_wrong() {
         let cases = [
-            ("nvme://h/nqn.a/1", "this is no NVMe/TCP URL"),
+            ("nvme://h/nqn.a/1", "this is not an NVMe/TCP URL"),
             ("nvme+tcp:///nqn.a/1", "host \"\""),
             ("nvme+tcp://h/iqn.a/1", "name \"iqn.a\""),
             ("nvme+tcp://h/nqn.a/0", "namespace \"0\""),

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_no_pdu_is_refused() {
+    fn a_message_that_is_not_a_pdu_is_refused() {
         for rest in [0, 8, 13, 100] {
             assert!(IserMessage::parse(&message(0x10, &bhs(5, 1), rest)).is_err(), "{rest} bytes");
         }

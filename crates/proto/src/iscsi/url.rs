@@ -264,7 +264,7 @@ impl UrlParameters for IscsiUrl {
             ("user", _) if self.user.is_some() => "stands before the @, too; remove one",
             ("rdma", None) => "belongs to iser://",
             ("crc", None) => "belongs to iser://; ask for header_digest and data_digest",
-            ("header_digest" | "data_digest", Some(_)) => "there are no digests over RDMA; ask for crc=on",
+            ("header_digest" | "data_digest", Some(_)) => "there are no digests over RDMA; use crc=on",
             ("error_recovery_level", Some(_)) => "belongs to iscsi://; over RDMA it is always 0",
             _ => return Ok(()),
         };

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn with_its_admin_queue_an_association_ends_and_its_host_waits_until_it_is_over() {
+    fn an_association_ends_with_its_admin_queue_and_its_host_waits_for_the_end() {
         let all = Arc::new(Associations::default());
         let admin = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
         admin.enable();
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_that_is_disabled_has_queues_until_they_are_gone() {
+    fn a_disabled_controller_has_queues_until_they_are_dropped() {
         let all = Arc::new(Associations::default());
         let admin = all.connect_admin((host(1), true), None, EventQueue::new(None)).unwrap();
         admin.enable();
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_are_bounded_and_one_host_leaves_some_for_others() {
+    fn controllers_are_limited_in_total_and_per_host() {
         let all = Arc::new(Associations::default());
         let connect_as = |name: &str, n: u8, is_authenticated| {
             let host = HostIdentity { nqn: Nqn::new(name).unwrap(), id: [n; 16] };

@@ -115,8 +115,7 @@ impl AbortOrder {
         let _ = self.reply.compare_exchange(PENDING, ABORTED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Whether the result is not awaited any more: the host was told that the command was not
-    /// aborted.
+    /// Whether the result is no longer awaited, because the Abort has completed as "not aborted".
     pub(crate) fn is_given_up(&self) -> bool {
         self.reply.load(Ordering::Acquire) == NOT_ABORTED
     }

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_controller_cannot_work_with_is_a_fatal_status() {
+    fn an_unusable_configuration_sets_the_fatal_status() {
         let (_all, place, _) = bench();
         // A page size of 8 KiB, another command set, other entry sizes.
         for wrong in [ENABLE | 1 << 7, 0x0046_0011, 0x0045_0061, 0x0036_0061, ENABLE | 1 << 11] {

@@ -64,7 +64,7 @@ impl CheckedLogin {
         let tag = request.tag.get();
         let refuse = |reason, what| Err(LoginRefusal { tag, reason, what });
         if SrpOpcode(request.opcode) != SrpOpcode::LOGIN_REQUEST {
-            let what = "sent private data that is no SRP login request";
+            let what = "sent private data that is not an SRP login request";
             return refuse(LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL, what);
         }
         if request.req_it_iu_len.get() > MAX_IU_LEN {

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_list_means_one_port_or_all_of_a_guid() {
+    fn an_access_list_entry_matches_one_port_or_all_of_a_guid() {
         let port = SrpPortId([0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
         let other = SrpPortId([0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2]);
         let one = SrpInitiators::parse("0x00000000000000010000000000000002").unwrap();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn of_logins_on_several_cores_that_want_to_be_alone_one_joins() {
+    fn of_concurrent_single_channel_logins_one_joins() {
         let channels = Arc::new(Channels::default());
         let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
         for _ in 0..100 {

@@ -58,7 +58,7 @@ pub struct SrpUrl {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SrpUrlError {
     /// The URL does not begin with `srp:`.
-    #[error("this is no SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun")]
+    #[error("this is not an SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun")]
     Scheme,
     /// The hosts: the part between `//` and the next `/`.
     #[error(transparent)]
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn url_errors_say_what_is_wrong() {
         assert!(problem("srq://h").contains("write srp://"));
         assert!(problem("srp:///a").contains("host"));
         assert!(problem("srp://h/abc/0").contains("32 hexadecimal digits"));

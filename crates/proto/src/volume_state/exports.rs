@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_come_and_go_and_no_id_names_two() {
+    fn ids_of_removed_volumes_are_not_reused() {
         let exports = Exports::with_states(vec![export("a"), export("b")]);
         let (again, volume_state) = export("b");
         assert_eq!(exports.add(again, volume_state), None, "the name is taken");

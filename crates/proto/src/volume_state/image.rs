@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_brings_everything_back_but_the_generation() {
+    fn an_image_restores_everything_but_the_generation() {
         let all = example();
         assert_eq!(from_image(&to_image(&all)), Ok(Reservations { generation: 0, ..all }));
         assert_eq!(from_image(&[]), Ok(Reservations::default()));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_brings_everything_back_whether_it_persists_or_not() {
+    fn a_snapshot_restores_everything_whether_it_persists_or_not() {
         for persists in [true, false] {
             let all = Reservations { generation: 7, persists, ..example() };
             assert_eq!(from_snapshot(&to_snapshot(&all)), Ok(all));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_a_later_version_is_told_apart() {
+    fn an_image_of_a_later_version_is_recognized() {
         let mut image = to_image(&example());
         image[7] = 2;
         let error = from_image(&image).unwrap_err();

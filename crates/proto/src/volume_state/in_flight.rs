@@ -130,7 +130,7 @@ impl InFlight {
     }
 
     /// Locks a range if no byte of it is locked. Returns the time of the lock:
-    /// [`InFlight::is_over_since`] tells when all I/O that did not see the lock has completed.
+    /// [`InFlight::is_over_since`] returns whether all I/O that did not see the lock has completed.
     pub(super) fn lock(&self, range: ByteRange) -> Option<u64> {
         let mut held = self.held();
         if held.locked.iter().any(|&other| is_overlap(other, range)) {

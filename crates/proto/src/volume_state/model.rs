@@ -87,7 +87,7 @@ fn a_write_sees_the_reservation_or_is_waited_for() {
 }
 
 #[test]
-fn a_write_tells_the_watch_or_is_waited_for() {
+fn a_write_notifies_the_watch_or_is_waited_for() {
     beside_a_write(|shared| {
         let (watched, since) = shared.in_flight.watch([(0, 512)].into());
         if shared.in_flight.is_over_since(since) {

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_range_keeps_others_out_until_it_is_dropped() {
+    fn a_locked_range_excludes_others_until_it_is_dropped() {
         let volume_state = volume_state();
         let counter = IoCounter::new(&volume_state);
         let first = RangeGuard::lock(&volume_state, 512, 512).unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn who_locks_waits_for_io_that_began_before_and_for_no_other() {
+    fn a_lock_waits_only_for_io_that_began_before() {
         let volume_state = volume_state();
         let (one, other) = (IoCounter::new(&volume_state), IoCounter::new(&volume_state));
         let before = pass(&one, 0, 512, false).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_is_told_of_what_changes_and_of_nothing_else() {
+    fn watchers_are_notified_only_of_changes() {
         let volume_state = volume_state();
         let counter = IoCounter::new(&volume_state);
         let before = pass(&counter, 0, 512, true).unwrap();

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_goes_with_its_holder_or_with_the_last_of_all() {
+    fn a_reservation_ends_with_its_holder_or_with_the_last_registrant() {
         let leave = Register { key: None, new_key: 0, registrants: &[], persists: false };
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::WRITE_EXCLUSIVE).unwrap();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_removes_everything_and_tells_the_others() {
+    fn clear_removes_everything_and_notifies_the_others() {
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS).unwrap();
         assert_eq!(all.clear(&who("x"), 0), Err(ReservationRefused::Conflict));
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn preempting_the_holder_takes_its_reservation() {
+    fn preempting_the_holder_takes_over_its_reservation() {
         let mut all = three();
         all.reserve(&who("a"), 1, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY).unwrap();
         let what = Preempt { key: 2, victim_key: 1, kind: Kind::WRITE_EXCLUSIVE };
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_moves_to_whom_it_is_given() {
+    fn a_reservation_moves_to_the_given_registrant() {
         let mut all = three();
         let to = |to| Move { key: 1, new_key: 8, to, unregister: true, persists: false };
         assert_eq!(all.register_and_move(&who("a"), &to(who("x"))), Err(ReservationRefused::Conflict));
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_only_so_many_registrations() {
+    fn the_number_of_registrations_is_limited() {
         let mut all = three();
         let registrants: Vec<Registrant> = (0..=MAX_REGISTRATIONS).map(|i| who(&i.to_string())).collect();
         let what = Register { key: None, new_key: 4, registrants: &registrants, persists: false };

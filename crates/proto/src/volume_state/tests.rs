@@ -75,7 +75,7 @@ const WRITE_10: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 const COMPARE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
 
 #[test]
-fn a_reservation_keeps_nbd_out_as_its_type_says() {
+fn a_reservation_excludes_nbd_according_to_its_type() {
     for (kind, reads) in [(1, true), (3, false), (5, true), (6, false), (7, true), (8, false)] {
         let both = Both::new();
         let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
@@ -98,7 +98,7 @@ fn a_reservation_keeps_nbd_out_as_its_type_says() {
 }
 
 #[test]
-fn a_reserve_of_spc_2_keeps_nbd_out_until_it_ends() {
+fn a_reserve_of_spc_2_excludes_nbd_until_it_ends() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
     scsi.run(&[0x16, 0, 0, 0, 0, 0]).good();
@@ -113,7 +113,7 @@ fn a_reserve_of_spc_2_keeps_nbd_out_until_it_ends() {
 }
 
 #[test]
-fn the_log_is_told_once_why_nbd_is_kept_out_by_each_reservation() {
+fn the_reason_that_a_reservation_excludes_nbd_is_logged_once() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
     assert!(matches!(nbd.session.poll_event(), Some(AuditEvent::Login(_))));
@@ -158,7 +158,7 @@ fn nbd_waits_for_a_compare_and_write_of_its_block_and_for_no_other() {
 }
 
 #[test]
-fn what_waits_for_a_range_is_refused_when_the_volume_was_reserved_meanwhile() {
+fn io_waiting_for_a_range_is_refused_if_the_volume_was_reserved_meanwhile() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
     let (task, _step) = begin_compare(&mut scsi);
@@ -209,7 +209,7 @@ fn keys(key: u64, other_key: u64) -> Vec<u8> {
 }
 
 #[test]
-fn who_keeps_others_out_is_answered_when_their_writes_have_left_the_volume() {
+fn an_excluding_command_completes_when_the_excluded_writes_have_left_the_volume() {
     let preempt = [0x5f, 4, 5, 0, 0, 0, 0, 0, 24, 0];
     let preempt_and_abort = [0x5f, 5, 5, 0, 0, 0, 0, 0, 24, 0];
     for cdb in [preempt, preempt_and_abort] {
@@ -241,7 +241,7 @@ fn who_keeps_others_out_is_answered_when_their_writes_have_left_the_volume() {
 }
 
 #[test]
-fn a_write_that_was_admitted_and_has_not_begun_when_it_is_kept_out_never_begins() {
+fn an_admitted_write_that_is_excluded_before_it_begins_never_begins() {
     let both = Both::new();
     let mut scsi = both.bench.client("a");
     let nameless = super::Admission::new(&both.exports.volume_state(VolumeId(0)).unwrap(), None);
@@ -253,7 +253,7 @@ fn a_write_that_was_admitted_and_has_not_begun_when_it_is_kept_out_never_begins(
 }
 
 #[test]
-fn nbd_is_kept_out_while_the_volume_is_sanitized_and_ends_first() {
+fn nbd_io_ends_before_a_sanitize_and_is_refused_during_it() {
     const ERASE: [u8; 10] = [0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0];
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
@@ -324,7 +324,7 @@ fn one_initiator_is_another_registrant_on_another_target_of_one_volume() {
 }
 
 #[test]
-fn a_resize_is_told_once_and_nbd_keeps_to_what_is_left() {
+fn a_resize_is_reported_once_and_nbd_is_limited_to_the_smaller_size() {
     let both = Both::new();
     let volume_state = both.exports.volume_state(VolumeId(0)).unwrap().clone();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
@@ -345,7 +345,7 @@ fn a_resize_is_told_once_and_nbd_keeps_to_what_is_left() {
 }
 
 #[test]
-fn a_sanitize_waits_for_nbd_s_writes_that_began_before_and_keeps_it_out_until_it_ends() {
+fn a_sanitize_waits_for_earlier_nbd_writes_and_excludes_nbd_until_it_ends() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
     assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);

@@ -61,7 +61,7 @@ pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> Outcome 
             let caps = pair.caps(side);
             let most = ours.min(theirs);
             if caps.reads > most || caps.peer_reads > ours.max(theirs) || (caps.reads == 0 && most > 0) {
-                return fail!("with {ours} and {theirs} reads asked for there is {caps:?}");
+                return fail!("with limits of {ours} and {theirs} reads the result is {caps:?}");
             }
             if caps.max_transfer < 1 << 20 {
                 return fail!("no transfers of 1 MiB: {caps:?}");
@@ -100,7 +100,7 @@ pub(super) fn disconnect_finishes_posted_work(connect: &mut Connect) -> Outcome 
         }
         pair.expect(side.other(), &[Observed::Received(b"bye".to_vec(), None), Observed::Disconnected])?;
         if local.to_vec() != source || target.to_vec() != source {
-            return fail!("work posted before the disconnect was not done");
+            return fail!("work posted before the disconnect was not carried out");
         }
         if pair.fault(side).or(pair.fault(side.other())).is_some() {
             return fail!("a disconnect is reported as a fault");
@@ -172,7 +172,7 @@ pub(super) fn a_loss_completes_all_work(connect: &mut Connect) -> Outcome {
             let mut all: Vec<_> = observed.iter().filter_map(back).collect();
             all.sort_unstable();
             if all != posted || !flushed.is_sorted() {
-                return fail!("cut after {turns} turns, {posted:?} came back as {observed:?}");
+                return fail!("cut after {turns} turns, {posted:?} completed as {observed:?}");
             }
         }
     }

@@ -235,7 +235,7 @@ fn frame(key: [u8; 16], flags: u8, rev: u8, enhanced: Option<Enhanced>, data: &[
 }
 
 const NO_REQUEST: ProtocolError =
-    ProtocolError { what: "sent something else than an MPA request first", reference: "RFC 5044 §7.1.2" };
+    ProtocolError { what: "did not begin with an MPA request", reference: "RFC 5044 §7.1.2" };
 const UNKNOWN_REVISION: ProtocolError =
     ProtocolError { what: "asked for an unknown revision of MPA", reference: "RFC 5044 §7.1.2" };
 
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn crcs_are_used_if_either_side_wants_them_and_markers_where_their_receiver_does() {
+    fn crcs_are_used_if_either_side_requests_them_and_markers_if_their_receiver_does() {
         for bits in 0..16 {
             let [asks, answers] = [0, 2].map(|shift| IwarpConfig {
                 has_crc: bits >> shift & 1 != 0,

@@ -188,7 +188,7 @@ pub(super) const BAD_MARKER: TerminateReason = TerminateReason::mpa(
 pub(super) const BAD_CRC: TerminateReason =
     TerminateReason::mpa(MpaError::CRC_MISMATCH, "sent a frame with a wrong CRC");
 pub(super) const BAD_REPLY: TerminateReason =
-    TerminateReason::mpa(MpaError::INVALID_REQ_REP, "sent something else than an MPA reply");
+    TerminateReason::mpa(MpaError::INVALID_REQ_REP, "sent bytes that are not an MPA reply");
 pub(super) const ORD_ABOVE_IRD: TerminateReason = TerminateReason::mpa(
     MpaError::INSUFFICIENT_IRD,
     "asked for more RDMA Reads in flight than the request allows",

@@ -313,7 +313,7 @@ fn a_target_that_stops_before_the_connection_disconnects() {
 }
 
 #[test]
-fn immediate_data_alone_needs_no_memory() {
+fn a_command_with_only_immediate_data_needs_no_memory() {
     let mut client = TestInitiator::log_in("");
     let (all, command) = (pattern(8192), client.write(3, 16));
     client.send(ControlHeader::new(), &command, &all).unwrap();

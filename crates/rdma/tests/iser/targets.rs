@@ -469,7 +469,7 @@ fn a_target_has_a_second_to_disconnect_after_the_logout() {
 }
 
 #[test]
-fn unfinished_io_is_handed_back_without_references() {
+fn unfinished_io_is_returned_without_references() {
     let mut wire = Interposed::ready();
     let data = list(&pattern(65_536));
     wire.submit(0, WRITE, 65_536, Some(data));
@@ -624,7 +624,7 @@ fn a_second_response_or_one_after_an_abort_ends_the_session() {
 }
 
 #[test]
-fn a_reset_invalidates_all_memory_before_it_hands_commands_back() {
+fn a_reset_invalidates_all_memory_before_it_returns_commands() {
     let mut wire = Interposed::ready();
     wire.submit(0, Op::Read, 4096, None);
     wire.submit(1, WRITE, 8704, Some(list(&pattern(8704))));
@@ -669,7 +669,7 @@ fn a_command_that_was_not_sent_cannot_be_aborted() {
 }
 
 #[test]
-fn a_connection_lost_during_an_abort_hands_each_command_back_once() {
+fn a_connection_lost_during_an_abort_returns_each_command_once() {
     for is_answered in [false, true] {
         let mut wire = Interposed::ready();
         wire.submit(0, Op::Read, 4096, None);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_opcode_is_read_beside_the_i_bit() {
+    fn an_opcode_is_read_without_the_i_bit() {
         let mut bhs = Bhs::read_from_bytes(&[0; BHS_LEN]).unwrap();
         bhs.opcode = 0x43;
         bhs.total_ahs_length = 255;

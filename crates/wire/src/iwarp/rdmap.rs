@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn sends_are_told_from_the_rest() {
+    fn send_opcodes_are_recognized() {
         let sends: std::vec::Vec<u8> = (0..16).filter(|&code| RdmapOpcode(code).is_send()).collect();
         assert_eq!(sends, [3, 4, 5, 6]);
         let closing: std::vec::Vec<u8> = (0..16).filter(|&code| RdmapOpcode(code).invalidates()).collect();

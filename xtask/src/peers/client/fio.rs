@@ -40,7 +40,7 @@ impl Client for Fio {
 /// Parses the report of one group of jobs. Lines before it are messages of the engine.
 fn read(text: &str, is_write: bool) -> Result<Found> {
     let report = text.find('{').map(|start| &text[start..]).context("fio wrote no report")?;
-    let report: Value = serde_json::from_str(report).context("fio's report is no JSON")?;
+    let report: Value = serde_json::from_str(report).context("fio's report is not JSON")?;
     let job = &report["jobs"][0];
     if job["error"].as_i64() != Some(0) {
         bail!("fio reports error {}", job["error"]);
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_direction_that_was_asked_for_is_read() {
+    fn the_measured_direction_is_read() {
         let text = r#"fio: connected to NBD server
 {"jobs":[{"error":0,"read":{"iops":0,"total_ios":0},"write":{"iops":65690.2,"total_ios":33502,
 "lat_ns":{"mean":1921.5},"clat_ns":{"percentile":{"99.000000":15000}}}}]}"#;
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_failed_is_no_measurement() {
+    fn a_failed_job_is_an_error() {
         let Err(error) = read(r#"{"jobs":[{"error":5,"read":{"iops":1,"total_ios":1}}]}"#, false) else {
             panic!("it failed");
         };

@@ -23,8 +23,8 @@ impl Client for Generator {
 
     fn measure(&self, turn: &Turn) -> Result<Found> {
         let Turn { bench, server, cell, with_ceilings } = turn;
-        // It pins its own threads: the load to the client's CPU, the two ends of the ceiling to
-        // both CPUs.
+        // The program pins its own threads: the load to the client's CPU, the two ends of the
+        // ceiling to both CPUs.
         let mut command = bench.command(Side::Both, &bench.blockmux);
         command.arg("bench").arg(&server.url).args(["--rw", cell.rw.name(), "--bs", &fio_size(cell.bs)]);
         command.args(["--iodepth", &cell.iodepth.to_string(), "--numjobs", &cell.numjobs.to_string()]);
@@ -45,7 +45,7 @@ impl Client for Generator {
 
 /// Parses the report of one run: one job for the server, and one for each ceiling.
 fn read(text: &str) -> Result<Found> {
-    let report: Value = serde_json::from_str(text).context("its report is no JSON")?;
+    let report: Value = serde_json::from_str(text).context("its report is not JSON")?;
     let jobs = report["jobs"].as_array().context("its report has no jobs")?;
     let (mut own, mut ceilings) = (None, Vec::new());
     for job in jobs {

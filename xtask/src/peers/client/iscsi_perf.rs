@@ -1,8 +1,8 @@
 //! `iscsi-perf`, libiscsi's own load generator.
 //!
-//! It only reads, over one session, for whole seconds. It counts in blocks of the disk, which have
-//! 512 bytes on every server here; this module checks that. Its random offsets are multiples of 512
-//! bytes and not of the I/O size.
+//! It only reads, over one session, for whole seconds. Its counts are in blocks of the disk, which
+//! have 512 bytes on every server here; this module checks that. Its random offsets are multiples
+//! of 512 bytes and not of the I/O size.
 
 use super::{Client, Found, Turn};
 use crate::peers::figures::Sample;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_other_blocks_or_that_ended_early_is_no_measurement() {
+    fn a_run_with_other_blocks_or_that_ended_early_is_an_error() {
         let why = |text: &str, bs| read(text, bs).unwrap_err().to_string();
         assert_eq!(why(RUN, 512), "the disk's blocks do not have 512 bytes");
         assert_eq!(why(&RUN.replace("finished.", "ABORTED!"), 4096), "iscsi-perf aborted the run");
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_asked_only_for_reads_of_one_session() {
+    fn it_measures_only_reads_over_one_session() {
         let cell = |rw, numjobs| IscsiPerf.refuses(Cell::new(rw, 4096, 32, numjobs));
         assert_eq!(cell(Rw::RandRead, 1), None);
         assert!(cell(Rw::RandRead, 4).is_some() && cell(Rw::Write, 1).is_some());

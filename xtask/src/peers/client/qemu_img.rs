@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stride_comes_to_every_block_and_is_one_that_qemu_takes() {
+    fn a_stride_reaches_every_block_and_is_accepted_by_qemu() {
         for cell in whole().into_iter().filter(|cell| cell.numjobs == 1) {
             let (size, bs) = (1_u64 << 30, u64::from(cell.bs));
             let stride = stride(cell, size);

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_is_good_for_one_command_only() {
+    fn a_tag_is_valid_for_only_one_command() {
         let mut commands = AoeCommandTable::new(0xab, 0);
         let first = commands.insert(command(1)).unwrap();
         assert_eq!(first >> 24, 0xab);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_go_on_where_they_were_and_begin_where_they_are_told_to() {
+    fn tags_continue_and_begin_at_the_given_value() {
         let mut commands = AoeCommandTable::new(1, u32::MAX);
         let tags = [commands.insert(command(1)).unwrap(), commands.insert(command(2)).unwrap()];
         assert_eq!(tags, [0x0100_0000, 0x0100_0001], "the count goes round");

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_is_waited_for_as_long_as_it_took_lately() {
+    fn the_timeout_of_long_commands_follows_recent_times() {
         let mut congestion = CongestionControl::new();
         congestion.on_long_answer(Duration::from_millis(30));
         assert_eq!([1, 2].map(|sends| congestion.long_after(sends).as_millis()), [60, 120]);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_answered_out_of_order_is_waited_for_longer() {
+    fn out_of_order_answers_increase_the_retransmission_delay() {
         let (mut congestion, start) = (CongestionControl::new(), Instant::now());
         congestion.set_max(32);
         answers(&mut congestion, 100, Some(Duration::from_micros(100)));

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_go_round_the_paths_that_answer() {
+    fn commands_rotate_over_the_paths_that_answer() {
         let (mut paths, mut ports) = (AoePaths::new(), [PORT; 2]);
         assert_eq!(paths.choose(1, &ports), None);
         paths.on_config(station(0, 1), 2, &PORT);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_frames_is_tried_from_above() {
+    fn frame_sizes_are_probed_from_the_largest_down() {
         let mut paths = AoePaths::new();
         paths.on_config(station(0, 1), 16, &PORT);
         let path = paths.get_mut(0).unwrap();

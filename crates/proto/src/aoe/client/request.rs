@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trim_tells_its_ranges() {
+    fn a_trim_lists_its_ranges() {
         let trim = request(Op::Discard { fua: false }, 0x10001 * 512);
         let piece = AoePiece { offset: 512, len: 0x10000 * 512 };
         let bytes = trim.data_of(piece, &Seg::from_slice(&[0; 512])).to_vec();

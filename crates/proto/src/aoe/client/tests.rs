@@ -114,7 +114,7 @@ fn answer(sent: &SentFrame, status: u8, error: u8, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn it_asks_everybody_then_the_disk_and_is_ready() {
+fn the_session_queries_all_targets_then_the_disk_and_is_ready() {
     let mut bench = AoeInitiatorBench::new();
     let asked = bench.sent();
     assert_eq!((asked.len(), asked[0].to.mac, asked[0].header.command), (1, Mac::BROADCAST, 1));
@@ -156,7 +156,7 @@ fn no_more_is_in_flight_than_the_target_has_buffers() {
 }
 
 #[test]
-fn what_is_not_answered_is_sent_again_under_the_same_tag() {
+fn an_unanswered_command_is_retransmitted_under_the_same_tag() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.session.submit(Io {
         data: Some(blockmux_volume::SgList::one(Seg::from_slice(&[5; 512]))),
@@ -222,7 +222,7 @@ fn an_overtaken_frame_is_sent_again_after_about_a_round_trip() {
 }
 
 #[test]
-fn while_nothing_is_answered_one_frame_asks_for_all() {
+fn while_nothing_is_answered_only_one_frame_probes() {
     let mut bench = AoeInitiatorBench::ready(16, 2).with_round_trip();
     (0..4).for_each(|tag| bench.read(tag, 512));
     let (sent, window) = (bench.sent(), bench.session.window());
@@ -244,7 +244,7 @@ fn while_nothing_is_answered_one_frame_asks_for_all() {
 }
 
 #[test]
-fn what_nobody_answers_is_all_sent_again_later() {
+fn all_unanswered_commands_are_retransmitted_later() {
     let mut bench = AoeInitiatorBench::ready(16, 2).with_round_trip();
     (0..4).for_each(|tag| bench.read(tag, 512));
     let (first, window) = (bench.sent(), bench.session.window());
@@ -258,7 +258,7 @@ fn what_nobody_answers_is_all_sent_again_later() {
 }
 
 #[test]
-fn a_flush_may_take_longer_than_what_is_asked_after_it() {
+fn a_flush_may_take_longer_than_later_requests() {
     let mut bench = AoeInitiatorBench::ready(16, 2).with_round_trip();
     bench.session.submit(Io::new(Tag(1), Op::Flush, 0, 0));
     let flush = bench.sent().pop().unwrap();
@@ -300,7 +300,7 @@ fn requests_fail_once_after_the_timeout() {
 }
 
 #[test]
-fn what_the_target_refuses_fails_with_what_it_said() {
+fn refused_requests_fail_with_the_targets_reason() {
     let all = [(0x41, 0x10, IoError::OutOfRange), (0x41, 0x40, IoError::Medium), (0x60, 0, IoError::Medium)];
     for (status, error, expected) in all {
         let mut bench = AoeInitiatorBench::ready(16, 2);
@@ -319,7 +319,7 @@ fn what_the_target_refuses_fails_with_what_it_said() {
 }
 
 #[test]
-fn what_answers_no_question_is_dropped() {
+fn unsolicited_responses_are_dropped() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.read(1, 512);
     let sent = bench.sent().pop().unwrap();
@@ -351,7 +351,7 @@ fn what_answers_no_question_is_dropped() {
 }
 
 #[test]
-fn large_frames_are_used_when_one_has_come_back() {
+fn large_frames_are_used_once_a_probe_was_answered() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.session.on_port(PortId(0), FramePortInfo { mtu: 9000, ..PORT }, bench.now);
     bench.hear(0, TARGET, &config(16, 16));
@@ -382,7 +382,7 @@ fn large_frames_are_used_when_one_has_come_back() {
 }
 
 #[test]
-fn large_frames_that_pass_no_more_are_cut() {
+fn frames_become_smaller_when_large_ones_no_longer_pass() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.session.on_port(PortId(0), FramePortInfo { mtu: 9000, ..PORT }, bench.now);
     bench.hear(0, TARGET, &config(16, 16));
@@ -407,7 +407,7 @@ fn large_frames_that_pass_no_more_are_cut() {
 }
 
 #[test]
-fn an_interface_that_comes_up_again_goes_on_at_once() {
+fn io_continues_at_once_on_an_interface_that_comes_up() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.read(1, 512);
     bench.sent();
@@ -423,7 +423,7 @@ fn an_interface_that_comes_up_again_goes_on_at_once() {
 }
 
 #[test]
-fn a_second_station_takes_its_share_and_then_all() {
+fn a_second_station_gets_its_share_and_then_all_commands() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     let other = Mac([2, 0x77, 0, 0, 0, 2]);
     bench.hear(0, other, &config(16, 2));

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_station_comes_once_for_each_disk_is_counted_and_leaves_after_long_silence() {
+    fn a_station_logs_in_once_for_each_disk_and_logs_out_after_long_silence() {
         let (mut audit, mac, start) = (StationAudit::default(), mac(1), Instant::now());
         (0..1000).for_each(|_| audit.on_command(mac, DISK, start));
         audit.count_io(mac, DISK, &Io::new(Tag(0), Op::Read, 0, 4096));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_stations_the_one_that_was_silent_the_longest_leaves() {
+    fn beyond_the_limit_the_longest_silent_station_is_removed() {
         let (mut audit, start) = (StationAudit::default(), Instant::now());
         for nth in 0..=MAX_KNOWN as u16 {
             audit.on_command(mac(nth), DISK, start + Duration::from_secs(nth.into()));

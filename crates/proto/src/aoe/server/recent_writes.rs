@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn who_uses_tags_again_has_all_its_writes_done() {
+    fn all_writes_of_an_initiator_that_reuses_tags_are_executed() {
         let now = Instant::now();
         for other in [write(2, 1), write(1, 2)] {
             let mut recent = RecentWrites::default();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_may_come_again_after_many_commands() {
+    fn tags_may_repeat_after_many_commands() {
         let (mut recent, now) = (RecentWrites::default(), Instant::now());
         recent.on_write(INITIATOR, 7, write(1, 1), now);
         recent.on_answer(INITIATOR, 7, 0x40, 0, now);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_write_whose_repetition_under_a_new_tag_was_done_is_not_done_again() {
+    fn a_late_write_that_was_retransmitted_under_a_new_tag_is_not_executed_again() {
         let done = WriteHistory::Done { status: 0x40, error: 0 };
         for before in [100, 32_766, 40_000] {
             assert_eq!(late_write(before, linux), (done, WriteHistory::New), "after {before}");
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_that_comes_again_later_leaves_nothing_of_what_it_was() {
+    fn a_reused_tag_replaces_its_expired_entry() {
         let (mut recent, mut now) = (RecentWrites::default(), Instant::now());
         for round in 0..3 {
             for n in 1..1000 {
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_much_is_remembered() {
+    fn the_number_of_remembered_writes_is_limited() {
         let (mut recent, now) = (RecentWrites::default(), Instant::now());
         for tag in 0..WINDOW as u32 + 1 {
             recent.on_write(INITIATOR, tag, write(tag.into(), 0), now);

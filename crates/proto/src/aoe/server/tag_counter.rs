@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_or_late_leaves_the_count_as_it_is() {
+    fn lost_and_late_commands_do_not_change_the_counter() {
         let mut count = TagCounter::default();
         (1..200).filter(|n| n % 3 > 0).for_each(|n| count.on_tag(tag(n)));
         count.on_tag(tag(50));

@@ -219,7 +219,7 @@ fn a_config_string_is_set_on_the_disks_that_are_named_and_on_no_others() {
 }
 
 #[test]
-fn what_was_written_is_read_in_both_forms() {
+fn written_data_is_read_in_both_formats() {
     let mut bench = AoeTargetBench::new();
     let data: Vec<u8> = (0..1024u32).map(|n| n as u8 ^ 0x5a).collect();
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS_EXT, 7, 2, &data), (OK, 0, vec![]));
@@ -251,7 +251,7 @@ fn a_trim_forgets_its_ranges_and_nothing_else() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_with_the_right_bits() {
+fn impossible_commands_are_refused_with_the_right_bits() {
     let mut bench = AoeTargetBench::new();
     let last = SIZE / 512 - 1;
     assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS_EXT, last, 1, &[]).0, OK);
@@ -267,7 +267,7 @@ fn what_cannot_be_done_is_refused_with_the_right_bits() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
+fn invalid_messages_are_refused_or_dropped_without_effect() {
     let mut bench = AoeTargetBench::new();
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[9; 512]).0, OK);
     let ata = AoeCommand::ISSUE_ATA_COMMAND;
@@ -312,7 +312,7 @@ fn what_makes_no_sense_is_refused_or_dropped_and_harms_nothing() {
 }
 
 #[test]
-fn a_late_write_that_linux_has_repeated_under_a_new_tag_does_not_undo_a_newer_one() {
+fn a_late_write_that_linux_has_retransmitted_under_a_new_tag_does_not_undo_a_newer_one() {
     let mut bench = AoeTargetBench::new();
     let mut send = |count: u32, command, data: &[u8]| {
         let message = registers(command, 0, 1, data);
@@ -408,7 +408,7 @@ fn config_strings_are_read_tested_and_set() {
 }
 
 #[test]
-fn only_those_of_a_mask_list_are_listened_to() {
+fn only_stations_of_the_mask_list_are_served() {
     let mut bench = AoeTargetBench::new();
     let edit = |directives: &[(u8, Mac)]| {
         let mut message = vec![0, 1, 0, directives.len() as u8];
@@ -441,7 +441,7 @@ fn only_those_of_a_mask_list_are_listened_to() {
 const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
 
 #[test]
-fn what_other_protocols_reserve_or_lock_is_kept() {
+fn reservations_and_locks_of_other_protocols_are_respected() {
     use crate::volume_state::{Notices, RangeGuard, Table};
     let (exports, units) = units();
     let mut bench = AoeTargetBench::with(&exports, units);
@@ -526,7 +526,7 @@ fn stored(says: Option<bool>) -> (Arc<Store>, AoeTargetBench) {
 }
 
 #[test]
-fn what_is_set_is_kept_and_comes_back_with_the_next_target() {
+fn settings_are_stored_and_restored_by_the_next_target() {
     let (store, mut bench) = stored(Some(true));
     assert_eq!(bench.config(WHO, ConfigCommand::SET, b"mine").unwrap().0, 0);
     let kept = DiskSettings::from_image(&store.0.lock().unwrap().0).unwrap();
@@ -536,7 +536,7 @@ fn what_is_set_is_kept_and_comes_back_with_the_next_target() {
 }
 
 #[test]
-fn what_is_set_is_answered_once_it_is_kept_and_counts_from_then_on() {
+fn a_setting_is_answered_and_takes_effect_once_it_is_stored() {
     for (is_kept, code, config) in
         [(true, 0, &b"mine"[..]), (false, ErrorCode::DEVICE_UNAVAILABLE.0, &b""[..])]
     {
@@ -559,7 +559,7 @@ fn what_is_set_is_answered_once_it_is_kept_and_counts_from_then_on() {
 }
 
 #[test]
-fn a_port_that_comes_up_is_told_of_all_disks() {
+fn all_disks_are_announced_at_a_port_that_comes_up() {
     let (exports, units) = units();
     let mut target = AoeTargetSession::new(exports, units).unwrap();
     let now = Instant::now();
@@ -576,7 +576,7 @@ fn a_port_that_comes_up_is_told_of_all_disks() {
 }
 
 #[test]
-fn two_disks_with_one_address_are_no_target() {
+fn two_disks_with_one_address_are_refused() {
     let (exports, mut units) = units();
     units.push(AoeUnit::new(E1_0, VolumeId(2), DiskSettings::default(), None));
     assert_eq!(AoeTargetSession::new(exports, units).err(), Some(DuplicateAddress(E1_0)));

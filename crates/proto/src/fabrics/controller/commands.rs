@@ -45,7 +45,7 @@ pub(super) struct PendingAbort {
 }
 
 impl PendingAbort {
-    /// Whether the host was told meanwhile that the command was not aborted.
+    /// Whether the Abort has meanwhile completed as "not aborted".
     pub(super) fn is_given_up(&self) -> bool {
         self.order.as_ref().is_some_and(AbortOrder::is_given_up)
     }

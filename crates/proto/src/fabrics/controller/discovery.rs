@@ -126,7 +126,7 @@ mod tests {
     use zerocopy::FromBytes;
 
     #[test]
-    fn an_entry_over_rdma_says_how_to_connect_a_queue_pair() {
+    fn an_entry_for_rdma_has_the_queue_pair_parameters() {
         let port = FabricsPort { id: 1, address: "192.0.2.1:4420".parse().unwrap() };
         let node = NvmeNode::new(Vec::new(), vec![port], "machine");
         let host = Nqn::new("nqn.2026-11.test:host").unwrap();

@@ -59,7 +59,7 @@ impl QueueAuthentication {
         }
     }
 
-    /// The reason of a failure, even before the controller was told.
+    /// The reason of a failure, available before it is sent to the controller.
     pub(super) fn failure(&self) -> Option<NvmeRefused> {
         self.0.failure().map(NvmeRefused::AuthFailed)
     }

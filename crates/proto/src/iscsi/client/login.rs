@@ -83,7 +83,7 @@ impl LoginExchange {
             };
             let fault = |what| Err(ProtocolError { what, reference: "RFC 7143 §6.3, Login Phase" });
             if head.bhs.opcode() != IscsiOpcode::LOGIN_RESPONSE {
-                return fault("sent something else than a login response during login");
+                return fault("sent another PDU than a login response during login");
             }
             if head.data_len > DEFAULT_DATA_SEGMENT_LENGTH as usize {
                 return fault("sent more than 8192 bytes in a login response");

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_in_trouble_or_just_started_may_take_us_later() {
+    fn a_login_is_retried_only_after_a_temporary_refusal() {
         assert!(IscsiRefused::Login(LoginStatus::SERVICE_UNAVAILABLE).is_retryable());
         assert!(IscsiRefused::Login(LoginStatus::NOT_FOUND).is_retryable());
         assert!(IscsiRefused::Unit(UnitRefused::NoSuchUnit(crate::scsi::Lun::new(1))).is_retryable());

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn early_requests_are_taken_by_cmd_sn_with_their_data() {
+    fn early_requests_are_executed_in_cmd_sn_order_with_their_data() {
         let mut early = EarlyRequests::default();
         early.hold(7, 1, pdu(70, 10));
         early.hold(7, 2, pdu(71, 10));

@@ -342,7 +342,7 @@ mod tests {
     const TTT: u32 = 1;
 
     #[test]
-    fn immediate_data_alone_is_borrowed() {
+    fn only_immediate_data_is_borrowed() {
         let mut transfer = DataOutTransfer::new(4, false, 64);
         transfer.begin_round(4);
         assert!(transfer.is_open() && !transfer.needs_r2t());

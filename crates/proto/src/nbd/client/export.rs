@@ -61,10 +61,10 @@ impl BlockSize {
         };
         let fault = |what| Err(ProtocolError { what, reference: "proto.md, \"Size constraints\"" });
         if !sizes.minimum.is_power_of_two() || sizes.minimum > NBD_MAX_MINIMUM_BLOCK {
-            return fault("advertised a minimum block size that is no power of two up to 65536");
+            return fault("advertised a minimum block size that is not a power of two up to 65536");
         }
         if !sizes.preferred.is_power_of_two() || sizes.preferred < sizes.minimum {
-            return fault("advertised a preferred block size that is no power of two above the minimum");
+            return fault("advertised a preferred block size that is not a power of two above the minimum");
         }
         if sizes.maximum_payload < sizes.minimum.max(SECTOR) {
             return fault("advertised a maximum payload smaller than a block");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_block_is_a_sector_unless_the_size_or_the_server_says_otherwise() {
+    fn the_block_size_is_512_unless_the_size_or_the_server_requires_another() {
         let cases = [
             // export size, constraints: volume size, logical block, physical block, maximum payload
             ((1 << 20, None), (1 << 20, 512, 4096, 32 << 20)),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn constraints_that_cannot_be_obeyed_are_the_servers_fault() {
+    fn impossible_constraints_are_a_violation_by_the_server() {
         let read = |minimum: u32, preferred: u32, maximum: u32| {
             BlockSize::from_wire(&InfoBlockSize {
                 info_type: 3.into(),

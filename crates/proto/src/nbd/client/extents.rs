@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_extents_are_kept() {
+    fn the_number_of_stored_extents_is_limited() {
         let many: Vec<_> = (0..2 * MAX_EXTENTS as u64).map(|n| (512, (n % 2) as u32)).collect();
         assert_eq!(collect(u64::MAX, 512, &many).len(), MAX_EXTENTS);
     }

@@ -1,15 +1,15 @@
 //! The client's side of the handshake (proto.md, "Newstyle negotiation", "Fixed newstyle
 //! negotiation").
 //!
-//! The client sends one option at a time, and goes on when the server refuses an optional one:
+//! The client sends one option at a time, and continues if the server refuses an optional one:
 //! ```text
 //!   EXTENDED_HEADERS ─no─▶ STRUCTURED_REPLY ─▶ SET_META_CONTEXT ─▶ GO ─unknown option─▶ EXPORT_NAME
 //!                └──yes, skips ──┘      (only with one of the two)
 //! ```
 //! If the client requires TLS, it sends `STARTTLS` first, and nothing else without TLS.
 //!
-//! A server without fixed newstyle knows `EXPORT_NAME` only. A valid error reply results in
-//! [`NbdHandshakeRefusal`]; a violation of the protocol in [`ProtocolError`].
+//! A server without fixed newstyle negotiation supports only `EXPORT_NAME`. A valid error reply
+//! results in [`NbdHandshakeRefusal`]; a violation of the protocol in [`ProtocolError`].
 
 use super::export::{BlockSize, ExportInfo, ListedExport};
 use super::option::{self, InfoReply};
@@ -426,7 +426,7 @@ impl ClientHandshake {
         if option == Opt::NBD_OPT_SET_META_CONTEXT {
             if name != BASE_ALLOCATION || self.allocation.is_some() {
                 return Err(ProtocolError {
-                    what: "selected a metadata context that was not asked for, or one twice",
+                    what: "selected a metadata context that was not requested, or selected one twice",
                     reference: "proto.md, \"Option types\", NBD_OPT_SET_META_CONTEXT",
                 });
             }

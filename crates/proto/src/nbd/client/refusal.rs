@@ -40,7 +40,7 @@ pub enum NbdHandshakeRefusal {
     /// The server closed the connection after `NBD_OPT_EXPORT_NAME`, as servers do that have no
     /// export of this name.
     #[error(
-        "server closed the connection when asked for export {export:?}: it has no such export, or wants TLS"
+        "server closed the connection after the request for export {export:?}: it has no such export, or requires TLS"
     )]
     Closed {
         /// The requested name.
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_one_line_whatever_the_server_says() {
+    fn a_refusal_is_one_line_whatever_the_server_sends() {
         let refusal = |reply, data: &[u8]| {
             NbdHandshakeRefusal::from_reply("x", Opt::NBD_OPT_GO, reply, data).to_string()
         };
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_server_that_is_going_may_come_back() {
+    fn only_refusals_during_a_shutdown_are_retried() {
         let refusal = |reply| NbdHandshakeRefusal::from_reply("x", Opt::NBD_OPT_GO, reply, b"");
         assert!(refusal(Rep::NBD_REP_ERR_SHUTDOWN).is_retryable());
         assert!(NbdHandshakeRefusal::Closed { export: "x".into() }.is_retryable());

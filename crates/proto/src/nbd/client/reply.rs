@@ -422,7 +422,7 @@ impl ClientTransmission {
                 return fault("described an extent of no length, or with a status beyond 32 bits", TYPES);
             }
             if extents.is_whole() {
-                return fault("described extents behind the end of what was asked for", TYPES);
+                return fault("described extents beyond the end of the requested range", TYPES);
             }
             let has = |bit: u32| status & u64::from(bit) != 0;
             extents.push(Extent { len, hole: has(NBD_STATE_HOLE), zero: has(NBD_STATE_ZERO) });

@@ -1,8 +1,8 @@
 //! The state of a session that another process continues between two of its requests.
 //!
-//! An NBD client does not connect again by itself when its connection ends. So a process that takes
-//! over from another one gets the client's socket together with this state, and the client notices
-//! nothing.
+//! Most NBD clients do not reconnect when their connection ends. So a process that takes over from
+//! another one receives the client's socket together with this state, and the client notices only a
+//! pause.
 
 use super::params::ServerParams;
 use crate::exports::Exports;
@@ -14,12 +14,12 @@ use zerocopy::IntoBytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NbdResumeError {
     /// The state was written by another version of the program, or is damaged.
-    #[error("its state is of another version")]
+    #[error("its state was written by another version")]
     Unknown,
-    /// There is no such export, or the client's listener does not lead to it.
+    /// There is no such export, or the client's listener does not serve it.
     #[error("its export is not served here")]
     NoExport,
-    /// Something differs that the client was told when it connected.
+    /// The export's properties differ from those advertised to the client when it connected.
     #[error("its export has another size, or other properties")]
     Changed,
 }
@@ -38,7 +38,8 @@ pub(super) fn encode(params: &ServerParams, export: &str) -> Vec<u8> {
     [&head[..], &advertised(params), export.as_bytes()].concat()
 }
 
-/// Parses what [`encode`] wrote, for an export that is advertised as it was.
+/// Parses the state that [`encode`] wrote, and checks that the export's advertised properties have
+/// not changed.
 ///
 /// # Errors
 /// If the session cannot be continued with these exports.
@@ -54,17 +55,17 @@ pub(super) fn decode(state: &[u8], exports: &Exports) -> Result<(ServerParams, S
     if version != VERSION {
         return Err(NbdResumeError::Unknown);
     }
-    let (told, name) = rest.split_at_checked(ADVERTISED_LEN).ok_or(NbdResumeError::Unknown)?;
+    let (earlier, name) = rest.split_at_checked(ADVERTISED_LEN).ok_or(NbdResumeError::Unknown)?;
     let name = str::from_utf8(name).map_err(|_| NbdResumeError::Unknown)?;
     let (volume, export) = exports.find(name).ok_or(NbdResumeError::NoExport)?;
     let params = ServerParams::new(volume, &export, headers, base_allocation != 0);
-    if advertised(&params) != told {
+    if advertised(&params) != earlier {
         return Err(NbdResumeError::Changed);
     }
     Ok((params, name.to_owned()))
 }
 
-/// What a client was told of its export.
+/// The export's properties as advertised to a client.
 fn advertised(params: &ServerParams) -> Vec<u8> {
     [params.info_export().as_bytes(), params.info_block_size().as_bytes()].concat()
 }

@@ -85,7 +85,8 @@ impl NbdTargetSession {
     /// [`NbdTargetSession::hand_over`].
     ///
     /// # Errors
-    /// If the client was told otherwise than it would be told now.
+    /// If the export is missing or its advertised properties have changed, or if the state was
+    /// written by another version.
     pub fn resumed(
         exports: &Exports,
         pool: Pool,

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_request_knows_what_it_names() {
+    fn a_context_request_is_parsed_to_the_named_contexts() {
         let parse = |data| MetaContextRequest::parse(data).unwrap();
         let open = parse(b"\0\0\0\0\0\0\0\0");
         assert!(open.is_open && !open.names_base && !open.names_base_allocation);

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_of_replies_has_its_flags() {
+    fn the_header_format_determines_its_flags() {
         let flags = |headers| params(VolumeInfo::new(1 << 20), headers).transmission_flags();
         let base = TransmissionFlags::from_bits_retain(0x054d);
         assert_eq!(flags(HeaderFormat::Structured), base | TransmissionFlags::SEND_DF);

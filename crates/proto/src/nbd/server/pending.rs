@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_used_again() {
+    fn freed_slots_are_reused() {
         let mut table = PendingTable::default();
         let tags: Vec<Tag> = (0..3).map(|cookie| table.insert(read(cookie))).collect();
         assert_eq!((table.len(), table.payload()), (3, 3 * 4096));

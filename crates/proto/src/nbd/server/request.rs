@@ -178,12 +178,12 @@ impl NbdRequest {
         }
         match known.contains(self.flags) {
             true => Ok(()),
-            false => Err(NbdRequestRefusal::invalid("a flag that does not go with the command")),
+            false => Err(NbdRequestRefusal::invalid("a flag that the command does not have")),
         }
     }
 
-    /// Checks the range as every volume does, but against what this client was told: the size at
-    /// the handshake, and whether the export is read-only.
+    /// Checks the range as every volume does, but against the properties advertised to this client:
+    /// the size at the handshake, and whether the export is read-only.
     #[inline]
     fn check_range(&self, op: Op, params: &ServerParams) -> Result<(), NbdRequestRefusal> {
         let info = &params.info;
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_does_not_go_with_its_command_is_refused() {
+    fn a_flag_that_its_command_does_not_have_is_refused() {
         let commands = [
             (Cmd::NBD_CMD_READ, CmdFlags::FUA | CmdFlags::DF),
             (Cmd::NBD_CMD_WRITE, CmdFlags::FUA),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_or_was_not_offered_is_invalid() {
+    fn requests_that_are_malformed_or_were_not_offered_are_invalid() {
         let mut plain = params(HeaderFormat::Simple);
         plain.info.discard_granularity = 0;
         plain.info.fast_zeroes = false;
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_above_the_maximum_overflows_where_chunks_can_say_so() {
+    fn a_read_above_the_maximum_is_eoverflow_unless_replies_are_simple() {
         let long = request(Cmd::NBD_CMD_READ, NONE, 0, u64::from(MAX_TRANSFER) + 512);
         for headers in [HeaderFormat::Structured, HeaderFormat::Extended] {
             assert_eq!(long.op(&params(headers)).unwrap_err().errno, Errno::NBD_EOVERFLOW);

@@ -89,7 +89,7 @@ impl Authenticator {
         self.is_done
     }
 
-    /// Whether authentication has failed and the host was told.
+    /// Whether authentication has failed and the failure was sent to the host.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         matches!(self.state, ControllerAuthState::Failed)
@@ -424,7 +424,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn both_sides_generate_a_psk_if_the_host_asks_for_it() {
+    fn both_sides_generate_a_psk_if_the_host_requests_it() {
         for (seqnum, hashes, hash) in [(0, &[1, 2, 3][..], Hash::Sha384), (99, &[1], Hash::Sha256)] {
             let mut target = authenticator(secrets(None, None)).with_secure_channel(SC_C_NEW_TLS_PSK);
             let mut negotiate = negotiate(hashes, &[0, 1]);
@@ -479,7 +479,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_strongest_hash_is_taken_and_a_group_if_none_is_named() {
+    fn the_strongest_hash_and_a_group_are_selected_by_default() {
         let chosen = |groups: &[u8]| {
             let mut target = authenticator(secrets(None, None));
             target.on_message(&negotiate(&[1, 3, 2], groups));

@@ -171,7 +171,7 @@ impl HostAuthenticator {
         }
     }
 
-    /// The reason of a failure, even before the controller was told.
+    /// The reason of a failure, available before it is sent to the controller.
     #[must_use]
     pub fn failure(&self) -> Option<AuthFailure> {
         let state = match &self.state {
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_secret_on_either_side_is_told_apart() {
+    fn a_wrong_secret_is_reported_for_the_right_side() {
         let group = Some(DhGroup::Ffdhe2048);
         let right = secrets(None, group);
         let other = right.controller.clone().unwrap();

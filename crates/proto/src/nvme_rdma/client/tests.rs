@@ -83,7 +83,7 @@ impl TestQueue {
 }
 
 #[test]
-fn a_command_completes_once_its_key_is_closed() {
+fn a_command_completes_once_its_key_is_invalidated() {
     let (mut queue, cid) = TestQueue::reading();
     queue.complete(cid, Some(Stag(7))).unwrap();
     assert!(queue.session.poll_done().unwrap().result.is_ok());
@@ -95,7 +95,7 @@ fn a_command_completes_once_its_key_is_closed() {
 }
 
 #[test]
-fn a_controller_that_lies_loses_its_connection() {
+fn a_controller_that_violates_the_protocol_loses_its_connection() {
     let (mut queue, cid) = TestQueue::reading();
     assert!(queue.complete(cid, Some(Stag(8))).is_err(), "another key");
     let (mut queue, cid) = TestQueue::reading();

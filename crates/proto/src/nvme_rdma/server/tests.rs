@@ -210,7 +210,7 @@ fn a_target_that_stops_has_no_resources() {
 }
 
 #[test]
-fn the_controller_tells_what_descriptors_it_takes() {
+fn identify_reports_the_supported_descriptors() {
     let (mut host, _) = RdmaTestHost::admin(&node());
     let (data, cqe, closed) = host.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096));
     assert!(cqe.status.is_success() && closed.is_some());
@@ -229,7 +229,7 @@ fn a_log_page_comes_into_memory_with_a_key() {
 }
 
 #[test]
-fn data_goes_by_capsule_by_read_and_by_write() {
+fn data_is_transferred_by_capsule_by_read_and_by_write() {
     let (mut host, _admin) = RdmaTestHost::io(&node());
     let (short, long) = (pattern(4096), pattern(64 << 10));
     let (_, cqe, closed) = host.in_capsule(nvm(NvmOpcode::WRITE, 1, 0, 8), &short);
@@ -285,14 +285,14 @@ fn a_failed_command_invalidates_its_memory_too() {
 }
 
 #[test]
-fn a_message_that_is_no_command_ends_its_connection() {
+fn a_message_that_is_not_a_command_ends_its_connection() {
     let (mut host, _admin) = RdmaTestHost::io(&node());
     let message = Seg::from_slice(&[0; SQE_LEN - 1]);
     assert!(host.event(Event::Received { message, invalidated: None }).is_err());
 }
 
 #[test]
-fn a_host_with_more_commands_than_entries_is_cut_off() {
+fn a_host_with_more_commands_than_entries_is_disconnected() {
     let (mut host, _admin) = RdmaTestHost::io(&node());
     host.pump.holds_io = true;
     let results = [(); 33].map(|()| {

@@ -93,11 +93,7 @@ impl TcpHostLink {
             Ok(PduType::C2H_TERM_REQ) => return Err(pdu::ended(transmute_ref!(&self.last_header))),
             Ok(_) => {
                 let fes = FatalError::PDU_SEQUENCE_ERROR;
-                return Err(ControllerViolation::new(
-                    "sent something else than ICResp first",
-                    fes,
-                    reference,
-                ));
+                return Err(ControllerViolation::new("sent another PDU before ICResp", fes, reference));
             }
         }
         let Ok((response, _)) = IcResp::read_from_prefix(bytes) else {

@@ -109,7 +109,7 @@ impl NvmeTcpTargetSession {
         let field = HostViolation::field;
         // Checked before the whole PDU has arrived: a peer of another protocol may send no more.
         let wrong = if PduType(common.pdu_type) != PduType::IC_REQ {
-            let what = "sent something else than ICReq first";
+            let what = "sent another PDU before ICReq";
             Some(HostViolation::new(FatalError::PDU_SEQUENCE_ERROR, 0, what))
         } else if usize::from(common.hlen) != IC_LEN {
             Some(field(offset_of!(CommonHeader, hlen), "sent an ICReq with a header of a wrong length"))

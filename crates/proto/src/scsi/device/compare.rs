@@ -132,7 +132,7 @@ mod tests {
     const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
 
     #[test]
-    fn a_match_writes_and_a_miscompare_says_where() {
+    fn a_match_writes_and_a_miscompare_reports_its_offset() {
         let mut client = DeviceBench::new().client("a");
         client.run_with(&CAW, &[[0; 512], [7; 512]].concat()).good();
         assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [7; 512]);

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_sense_is_what_d_sense_says() {
+    fn d_sense_selects_the_format_of_sense_data() {
         let mut client = DeviceBench::new().client("a");
         let mut list = vec![0; 8];
         list.extend([0x0a, 10, 4, 0x10, 0, 0x40, 0, 0, 255, 255, 0, 0]);

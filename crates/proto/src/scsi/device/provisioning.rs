@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn lba_status_tells_holes_from_data() {
+    fn lba_status_distinguishes_holes_from_data() {
         let mut client = DeviceBench::new().client("a");
         client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 1, 0, 0], &[1; 256 * 512]).good();
         unmap(&mut client, &[(128, 128)]).good();

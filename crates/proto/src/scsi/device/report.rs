@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn timeouts_come_when_asked_for() {
+    fn timeouts_occur_at_the_requested_time() {
         let mut client = DeviceBench::new().client("a");
         let all = client.run(&cdb(0x80, 0, 0)).good();
         assert_eq!(all[4..].len() / 20, TABLE.len());

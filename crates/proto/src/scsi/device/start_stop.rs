@@ -82,7 +82,7 @@ mod tests {
     const LOAD: [u8; 6] = [0x1b, 0, 0, 0, 3, 0];
 
     #[test]
-    fn an_ejected_medium_is_gone_until_it_is_loaded() {
+    fn an_ejected_medium_is_not_present_until_it_is_loaded() {
         let mut client = DeviceBench::removable().client("a");
         client.run(&EJECT).good();
         for cdb in [&TUR[..], &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0]] {

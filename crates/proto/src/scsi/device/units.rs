@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_on_a_volume_that_is_no_longer_served() {
+    fn no_io_is_done_on_a_volume_that_is_no_longer_served() {
         let bench = DeviceBench::new();
         let mut client = bench.client("i");
         client.run(&READ_ONE).good();

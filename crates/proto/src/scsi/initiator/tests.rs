@@ -72,7 +72,7 @@ fn read(tag: u64, len: u64) -> Io {
 }
 
 #[test]
-fn long_reads_wait_for_memory_and_one_alone_does_not() {
+fn long_reads_wait_for_memory_but_a_single_one_does_not() {
     let mut queue = ready(Pool::new(256 << 10));
     // Payload of this length gets no memory from a pool of 256 KiB.
     queue.submit(read(1, 512 << 10));

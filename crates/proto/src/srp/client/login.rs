@@ -51,7 +51,7 @@ fn reason_text(reason: LoginRejectReason) -> String {
         LoginRejectReason::UNSUPPORTED_BUFFER_FORMAT => "it has no direct data buffer descriptors",
         LoginRejectReason::MULTICHANNEL_UNSUPPORTED => "it does not support several channels",
         LoginRejectReason::CHANNEL_LIMIT_REACHED => {
-            "this initiator port has as many channels as it may have, or, of Linux's target, no ACL admits this initiator"
+            "this initiator port has as many channels as it may have; or, with Linux's target, no ACL admits this initiator"
         }
         _ => return format!("reason {:#010x}", reason.0),
     };
@@ -90,7 +90,7 @@ pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
 /// Reads SRP_LOGIN_RSP.
 ///
 /// # Errors
-/// If the private data is no SRP_LOGIN_RSP, or offers less than SRP requires of every target.
+/// If the private data is not an SRP_LOGIN_RSP, or offers less than SRP requires of every target.
 pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<LoginParameters, ProtocolError> {
     let Ok((response, _)) = LoginResponse::read_from_prefix(private_data) else {
         return Err(error("accepted the connection without a whole SRP_LOGIN_RSP"));
@@ -106,7 +106,7 @@ pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<Log
     }
     let longest = response.max_it_iu_len.get();
     if (longest as usize) < MIN_IU_LEN {
-        return Err(error("accepts no information units that are long enough for a command"));
+        return Err(error("limits information units to a length that is not long enough for a command"));
     }
     let request_limit = i64::from(response.req_lim_delta.get().cast_signed());
     if request_limit < 1 {
@@ -120,7 +120,7 @@ pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<Log
 /// Reads SRP_LOGIN_REJ, the private data of a refused connection.
 ///
 /// # Errors
-/// If the private data is no SRP_LOGIN_REJ.
+/// If the private data is not an SRP_LOGIN_REJ.
 pub(super) fn check_reject(private_data: &[u8]) -> Result<SrpRefused, ProtocolError> {
     let reject = LoginReject::read_from_prefix(private_data).ok().map(|(reject, _)| reject);
     let reject = reject.filter(|reject| SrpOpcode(reject.opcode) == SrpOpcode::LOGIN_REJECT);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_as_long_as_linux_takes_it_and_names_both_ports() {
+    fn a_request_has_the_length_that_linux_accepts_and_names_both_ports() {
         let first = request(&config(), true);
         let (login, rest) = LoginRequestRdma::read_from_prefix(&first).unwrap();
         assert_eq!((first.len(), rest.len(), login.imm_data_offset.get()), (56, 0, 68));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_says_how_many_requests_and_how_much_immediate_data_the_target_takes() {
+    fn a_login_response_has_the_request_limit_and_the_immediate_data_limit() {
         let parameters = |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap();
         assert_eq!(parameters(response()), LoginParameters { request_limit: 63, most_immediate: 8192 });
         let short = LoginResponse { max_it_iu_len: 4164.into(), ..response() };
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejection_is_one_line_and_may_pass_or_not() {
+    fn a_rejection_is_one_line_and_may_be_temporary() {
         let reject = |reason: u32| {
             let reject = LoginReject {
                 opcode: SrpOpcode::LOGIN_REJECT.0,

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn residual_counts_say_how_much_data_moved() {
+    fn residual_counts_give_the_transferred_length() {
         let rest = |flags, out: u32, data_in: u32| SrpResponse {
             flags,
             data_out_res_cnt: out.into(),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_code_takes_the_place_of_the_status() {
+    fn a_response_code_replaces_the_status() {
         let failed = SrpResponse { flags: ResponseFlags::RSPVALID, resp_data_len: 4.into(), ..response() };
         assert_eq!(outcome(failed, &[0, 0, 0, 2], DataTransfer::In(8)), (2, vec![], 0));
         let message = Seg::from_slice(&[failed.as_bytes(), &[0, 0, 0, 5]].concat());

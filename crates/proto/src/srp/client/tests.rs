@@ -288,7 +288,7 @@ fn pieces(bytes: &[u8]) -> SgList {
 const WRITE: Op = Op::Write { fua: false };
 
 #[test]
-fn what_was_written_is_read_whatever_its_length() {
+fn written_data_is_read_at_every_length() {
     for immediate_data in [true, false] {
         let mut wire = Wire::open(Config { immediate_data, ..config() });
         for blocks in [1, 8, 16, 17, 128, 2048, 6001] {
@@ -330,7 +330,7 @@ fn a_unit_that_does_not_exist_is_refused_and_the_others_are_listed() {
 }
 
 #[test]
-fn a_login_that_is_rejected_says_why() {
+fn a_rejected_login_reports_the_reason() {
     let mut wire = Wire::new(Config { target: SrpPortId([9; 16]), ..config() });
     let reject = match wire.theirs.next(&mut wire.target.session, 100) {
         Some(WorkRequest::Reject { private_data }) => private_data,
@@ -370,7 +370,7 @@ fn no_more_commands_are_sent_than_the_target_grants() {
 }
 
 #[test]
-fn credits_come_and_go_by_srp_cred_req_and_each_is_answered() {
+fn srp_cred_req_changes_the_credits_and_is_answered() {
     let mut wire = Wire::open(config());
     for (delta, room) in [(40_i32, 166), (-160, 6), (-100, 0), (94, 0), (126, 126)] {
         let request = TargetNotice {
@@ -393,7 +393,7 @@ fn credits_come_and_go_by_srp_cred_req_and_each_is_answered() {
 }
 
 #[test]
-fn an_asynchronous_event_is_answered_and_means_what_its_sense_data_says() {
+fn an_asynchronous_event_is_answered_and_handled_like_its_sense_data() {
     let mut wire = Wire::open(config());
     // Fixed format: UNIT ATTENTION, CAPACITY DATA HAS CHANGED.
     let sense = [0x70, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x2a, 9, 0, 0, 0, 0];
@@ -427,7 +427,7 @@ fn a_target_that_logs_out_loses_the_session_and_not_its_io() {
 }
 
 #[test]
-fn a_target_that_leaves_may_do_so_only_while_nothing_is_under_way() {
+fn a_disconnect_by_the_target_is_an_error_only_with_commands_in_flight() {
     let mut wire = Wire::open(config());
     wire.send_initiator(Event::Disconnected);
     assert!(wire.wrong.is_none() && wire.initiator.room() == 0);
@@ -438,7 +438,7 @@ fn a_target_that_leaves_may_do_so_only_while_nothing_is_under_way() {
 }
 
 #[test]
-fn a_target_that_lies_is_told_what_it_did() {
+fn each_violation_by_the_target_is_reported() {
     let (wire, response) = Wire::reading();
     let stranger = SrpResponse { tag: 99.into(), ..response };
     assert!(wire.wrong(stranger.as_bytes()).contains("does not exist"));
@@ -492,7 +492,7 @@ fn a_short_read_is_an_error_of_the_medium_and_a_target_may_invalidate_the_key_it
 }
 
 #[test]
-fn what_gets_no_response_is_aborted_and_handed_back() {
+fn requests_without_a_response_are_aborted_and_returned() {
     let (mut wire, response) = Wire::reading();
     wire.target.holds_io = false;
     assert_eq!(wire.abort(), Some("to abort pending commands"));
@@ -519,7 +519,7 @@ fn a_command_that_ends_while_it_is_aborted_has_ended() {
 }
 
 #[test]
-fn a_target_that_does_not_abort_is_asked_to_reset_the_unit_and_then_given_up() {
+fn a_target_that_does_not_abort_gets_a_unit_reset_and_is_then_abandoned() {
     for refuses in [true, false] {
         let (mut wire, _) = Wire::reading();
         wire.submit(2, WRITE, 0, 512, Some(list(&[1; 512])));
@@ -582,7 +582,7 @@ fn a_session_with_several_channels_is_replaced_instead_of_reset() {
 }
 
 #[test]
-fn a_session_may_only_reset_a_unit_and_leave() {
+fn a_session_may_only_reset_a_unit_and_log_out() {
     let function = TaskManagementFunction::LOGICAL_UNIT_RESET;
     let mut wire = Wire::new(Config { mode: Mode::Manage(function), ..config() });
     wire.run();
@@ -615,7 +615,7 @@ fn a_login_that_is_never_answered_ends_after_30_seconds() {
 }
 
 #[test]
-fn a_further_channel_that_cannot_be_had_is_done_without() {
+fn a_session_continues_without_a_channel_that_cannot_be_opened() {
     let mut wire = Wire::open(Config { channels: 3, ..config() });
     let now = Instant::now();
     assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(1));

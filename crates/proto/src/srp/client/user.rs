@@ -87,7 +87,7 @@ impl Connections for InitiatorSession {
     }
 
     /// Continues without a further channel that could not be opened; returns whether the session
-    /// goes on.
+    /// continues.
     fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
         self.now = now;
         let Some(channel) = self.channels.get_mut(connection) else { return false };

@@ -309,7 +309,7 @@ fn write_direct(initiator: &mut Initiator, data: &[u8]) -> End {
 }
 
 #[test]
-fn what_is_written_is_read_from_one_range_and_into_one() {
+fn data_written_from_one_range_is_read_into_one() {
     let mut initiator = open();
     let data = pattern(4096);
     let (response, _) = write_direct(&mut initiator, &data);
@@ -366,7 +366,7 @@ fn immediate_data_needs_no_read() {
 }
 
 #[test]
-fn a_long_cdb_has_its_end_behind_the_unit() {
+fn a_long_cdb_ends_after_the_fixed_part_of_its_unit() {
     let mut initiator = open();
     // READ (32) of one block.
     let mut cdb = [0; 32];
@@ -380,7 +380,7 @@ fn a_long_cdb_has_its_end_behind_the_unit() {
 }
 
 #[test]
-fn residuals_tell_how_much_less_or_more_was_moved() {
+fn residuals_report_underflow_and_overflow() {
     let mut initiator = open();
     initiator.command(&read(1), IN, direct(0, 2048).as_bytes()).unwrap();
     let (response, _) = initiator.end();
@@ -404,7 +404,7 @@ fn residuals_tell_how_much_less_or_more_was_moved() {
 }
 
 #[test]
-fn a_port_in_standby_says_so_and_does_no_io_until_an_initiator_changes_that() {
+fn a_port_in_standby_refuses_io_until_an_initiator_changes_its_state() {
     let mut initiator = Initiator::new(&node());
     initiator.log_in(LoginRequestRdma { target_port_id: STANDBY.0, ..login() }).unwrap();
     ready(&mut initiator);
@@ -427,7 +427,7 @@ fn a_port_in_standby_says_so_and_does_no_io_until_an_initiator_changes_that() {
 }
 
 #[test]
-fn both_buffers_at_once_and_unknown_formats_fail_the_command_alone() {
+fn bidirectional_buffers_and_unknown_formats_fail_only_the_command() {
     let mut initiator = open();
     for formats in [(BufferFormat::DIRECT, BufferFormat::DIRECT), (BufferFormat(5), BufferFormat::NONE)] {
         let rest = [direct(0, 512), direct(0, 512)];
@@ -439,7 +439,7 @@ fn both_buffers_at_once_and_unknown_formats_fail_the_command_alone() {
 }
 
 #[test]
-fn a_unit_that_is_shorter_than_it_says_ends_the_channel() {
+fn an_information_unit_that_is_too_short_ends_the_channel() {
     let long = |len: u32| ImmediateDescriptor { len: len.into() }.as_bytes().to_vec();
     let table = |len: u32, all: u32| {
         IndirectDescriptor { table: direct(0, len), len: all.into() }.as_bytes().to_vec()
@@ -520,7 +520,7 @@ fn each_refusal_has_its_reason() {
 }
 
 #[test]
-fn a_target_port_is_there_for_initiators_in_its_networks_alone() {
+fn a_target_port_is_available_only_to_initiators_in_its_networks() {
     let (node, exports) = node();
     let target = node.find(TARGET).unwrap();
     let (id, port, access) = (target.id, target.port.clone(), &target.access[0]);
@@ -539,7 +539,7 @@ fn a_target_port_is_there_for_initiators_in_its_networks_alone() {
 }
 
 #[test]
-fn several_channels_go_on_together_unless_a_login_wants_to_be_alone() {
+fn several_channels_coexist_unless_a_login_requests_a_single_channel() {
     let node = node();
     let first = Initiator::open(&node);
     let mut second = Initiator::new(&node);
@@ -561,7 +561,7 @@ fn several_channels_go_on_together_unless_a_login_wants_to_be_alone() {
 }
 
 #[test]
-fn a_login_waits_for_io_of_the_channel_that_it_ends_but_not_for_ever() {
+fn a_login_waits_a_limited_time_for_io_of_the_channel_that_it_ends() {
     let node = node();
     let mut first = Initiator::open(&node);
     ready(&mut first);
@@ -793,7 +793,7 @@ fn functions_are_answered_with_their_codes() {
 }
 
 #[test]
-fn an_aborted_task_has_no_response_and_its_credit_comes_back() {
+fn an_aborted_task_has_no_response_and_returns_its_credit() {
     let mut initiator = open();
     initiator.pump.holds_io = true;
     initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
@@ -819,7 +819,7 @@ fn an_abort_waits_for_a_read_of_the_initiator_s_memory() {
 }
 
 #[test]
-fn credits_of_tasks_that_another_nexus_has_cleared_come_back_unasked() {
+fn credits_of_tasks_cleared_by_another_nexus_are_returned_by_srp_cred_req() {
     let node = node();
     let mut initiator = Initiator::open(&node);
     ready(&mut initiator);
@@ -862,7 +862,7 @@ fn a_logout_ends_the_channel_after_the_io_in_flight() {
 }
 
 #[test]
-fn a_target_that_stops_says_so() {
+fn a_stopping_target_sends_a_logout() {
     let mut initiator = open();
     initiator.pump.session.on_stop(Instant::now());
     let Some(WorkRequest::Send { head, .. }) = initiator.next() else { panic!("a logout") };
@@ -871,7 +871,7 @@ fn a_target_that_stops_says_so() {
 }
 
 #[test]
-fn a_reservation_of_an_srp_port_is_kept_by_its_identifier() {
+fn a_reservation_of_an_srp_port_is_stored_by_its_identifier() {
     let mut initiator = open();
     // PERSISTENT RESERVE OUT, REGISTER with key 1.
     let mut list = [0; 24];
@@ -890,7 +890,7 @@ fn a_reservation_of_an_srp_port_is_kept_by_its_identifier() {
 }
 
 #[test]
-fn nobody_who_does_not_log_in_is_kept() {
+fn a_connection_without_a_login_is_closed() {
     let initiator = Initiator::new(&node());
     let mut session = initiator.pump.session;
     let deadline = session.poll_timeout().unwrap();

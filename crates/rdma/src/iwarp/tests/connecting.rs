@@ -181,7 +181,7 @@ fn the_passive_side_sends_nothing_before_it_has_received_something() {
 }
 
 #[test]
-fn an_rtr_message_of_each_kind_lets_the_passive_side_send_and_is_no_message() {
+fn an_rtr_message_of_each_kind_lets_the_passive_side_send_and_is_not_delivered() {
     let write = (&[0x80, 0, 0x80, 0], tagged(WRITE, 1, 0, b""), None);
     let answer = tagged([0xc1, 0x42], 9, 0, b"");
     let request = untagged(READ, 0, [1, 1, 0], &read_request((9, 0), 0, (1, 0)));
@@ -250,7 +250,7 @@ fn a_peer_has_20_seconds_to_connect() {
 }
 
 #[test]
-fn a_peer_that_has_accepted_and_then_says_nothing_is_nudged_a_few_times() {
+fn a_silent_peer_that_has_accepted_is_nudged_a_few_times() {
     let connect = || {
         let mut driver = active(IwarpConfig::default());
         drop(driver.sent(usize::MAX));
@@ -273,7 +273,7 @@ fn a_peer_that_has_accepted_and_then_says_nothing_is_nudged_a_few_times() {
 }
 
 #[test]
-fn a_peer_that_goes_away_while_connecting_is_noticed() {
+fn a_peer_that_disconnects_while_connecting_is_reported() {
     for bytes in [&b""[..], b"MPA ID", &setup_frame(b"q", 0, 1, b"data")] {
         let mut driver = passive();
         driver.peer_has_closed = true;

@@ -373,7 +373,7 @@ fn a_terminate_message_of_the_peer_ends_the_connection_and_is_recorded() {
 /// Segments near every border of the granted memory, some of them in pieces: only writable memory
 /// changes, and only by writes that lie within it.
 #[test]
-fn nothing_is_written_outside_of_granted_memory() {
+fn nothing_is_written_outside_of_registered_memory() {
     let mut refused = 0;
     for round in 0..1000_u64 {
         let mut draw = mix(round);

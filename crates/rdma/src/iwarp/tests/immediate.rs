@@ -95,7 +95,7 @@ fn work_that_is_not_immediate_waits_in_order_and_completes() {
 }
 
 #[test]
-fn a_write_of_several_fpdus_arrives_whole_and_comes_back_only_if_it_had_to_wait() {
+fn a_write_of_several_fpdus_arrives_complete_and_completes_only_if_it_had_to_wait() {
     const LEN: usize = 100_000;
     let data: Vec<u8> = (0..LEN).map(|at| (at % 251) as u8).collect();
     for (config, comes_back) in [

@@ -95,7 +95,7 @@ fn an_authenticated_host_may_use_each_queue() {
 }
 
 #[test]
-fn a_host_that_fails_to_authenticate_is_told_and_loses_its_connection() {
+fn a_host_that_fails_to_authenticate_gets_the_reason_and_loses_its_connection() {
     let node = guarded();
     let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
     assert!(send(&mut host, &negotiate(&[1], &[1])).status.is_success());

@@ -210,7 +210,7 @@ fn with_hang_up(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, Arc<Atomic
 }
 
 #[test]
-fn a_subsystem_is_there_for_hosts_in_its_networks_alone() {
+fn a_subsystem_is_available_only_to_hosts_in_its_networks() {
     let (node, subsystem) = empty();
     let from = |client: [u8; 4]| {
         let mut host = FabricsTestHost::new(&node);

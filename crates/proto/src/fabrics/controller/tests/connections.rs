@@ -209,7 +209,7 @@ fn discovery_lists_the_subsystems_of_the_host() {
 }
 
 #[test]
-fn a_subsystem_is_available_only_on_its_ports_and_discovery_says_so() {
+fn a_subsystem_is_available_and_discovered_only_on_its_ports() {
     let exports = Exports::new(vec![export("a")]);
     let (all, some) = ("nqn.2026-11.com.example:all", "nqn.2026-11.com.example:some");
     let subsystem = |name: &str| Subsystem::new(Nqn::new(name).unwrap(), "machine", Vec::new(), Vec::new());

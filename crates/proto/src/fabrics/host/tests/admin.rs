@@ -39,7 +39,7 @@ fn acre_is_set_on_a_controller_with_retry_delays() {
 }
 
 #[test]
-fn a_session_that_only_asks_shuts_the_controller_down() {
+fn a_session_that_only_queries_shuts_the_controller_down() {
     let mut driver = admin(Ask::Namespace(1), Instant::now());
     let mut subsystem = ScriptedSubsystem::default();
     let opcodes = bring_up(&mut driver, &mut subsystem);

@@ -206,7 +206,7 @@ fn a_thousand_requests_are_outstanding_at_a_time() {
 }
 
 #[test]
-fn unfinished_requests_come_back_whole_and_oldest_first() {
+fn unfinished_requests_are_returned_complete_and_oldest_first() {
     let mut client = TestQueues::with(namespace(), 4);
     for tag in 0..6 {
         client.driver.read(tag, 512 * tag, 512);

@@ -234,7 +234,7 @@ fn lba_status_becomes_extents() {
 }
 
 #[test]
-fn what_cannot_be_right_is_refused_before_it_is_sent() {
+fn invalid_requests_are_refused_before_they_are_sent() {
     let mut client = ScriptedClient::ready(WHOLE, 8);
     client.read(1, 4096, 512);
     assert_eq!(client.done_error(), IoError::OutOfRange);

@@ -96,7 +96,7 @@ fn challenged(chap: Chap, algorithm: ChapAlgorithm) -> (ScriptedClient, Initiato
 }
 
 #[test]
-fn chap_proves_both_sides_with_every_algorithm() {
+fn chap_authenticates_both_sides_with_every_algorithm() {
     for algorithm in ChapAlgorithm::ALL {
         let (mut client, answer) = challenged(chap(Some("target-secret")), algorithm);
         let challenge = ChapChallenge { identifier: 9, bytes: (1..=8).collect() };

@@ -187,7 +187,7 @@ fn every_operation_does_what_it_says() {
 }
 
 #[test]
-fn block_status_tells_holes_from_data() {
+fn block_status_distinguishes_holes_from_data() {
     let mut pair = SessionPair::ready(default_proposal(), offer(), 7);
     pair.write(1 << 20, &pattern(1 << 20));
     let Output::Extents(extents) = pair.call(Op::BlockStatus, 0, SIZE, None).unwrap() else { panic!() };

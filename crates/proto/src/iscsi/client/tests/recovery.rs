@@ -19,7 +19,7 @@ fn check(client: &mut ScriptedClient, command: &InitiatorPdu, key: SenseKey, asc
 }
 
 #[test]
-fn a_unit_attention_has_the_command_sent_again() {
+fn a_command_is_sent_again_after_a_unit_attention() {
     let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.write(1, 0, &pattern(512));
     for asc in [

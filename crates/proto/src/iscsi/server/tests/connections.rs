@@ -347,7 +347,7 @@ fn a_task_of_another_connection_can_be_aborted_in_every_state() {
 }
 
 #[test]
-fn an_abort_in_the_middle_of_the_tasks_data_leaves_the_stream_whole() {
+fn an_abort_amid_the_tasks_data_keeps_the_stream_in_sync() {
     for len in [1024, 200_192] {
         let scene = Scene::new();
         let (mut first, tsih) = scene.lead("FirstBurstLength=262144\0MaxBurstLength=262144\0");

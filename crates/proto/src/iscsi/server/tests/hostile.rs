@@ -124,7 +124,7 @@ fn unsolicited_data_without_negotiation_fails_only_its_command() {
 }
 
 #[test]
-fn data_out_that_does_not_fit_its_r2t_fails_its_command_alone() {
+fn data_out_that_does_not_fit_its_r2t_fails_only_its_command() {
     // DataSN, offset, length, F.
     let misfits = [(1, 0, 1024, true), (0, 512, 512, true), (0, 0, 1536, true), (0, 0, 512, true)];
     let mut initiator = ScriptedInitiator::log_in("ImmediateData=No\0");
@@ -176,7 +176,7 @@ fn a_wrong_header_digest_ends_the_connection() {
 }
 
 #[test]
-fn a_wrong_data_digest_fails_its_command_alone() {
+fn a_wrong_data_digest_fails_only_its_command() {
     for len in [512, 200_192] {
         let mut initiator = ScriptedInitiator::log_in("DataDigest=CRC32C\0FirstBurstLength=262144\0");
         initiator.pump = initiator.pump.split_at(8192);

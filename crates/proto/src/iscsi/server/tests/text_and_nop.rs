@@ -45,7 +45,7 @@ const BOTH_PORTALS: &[u8] = b"TargetName=iqn.2026-11.com.example:disk\0\
     TargetAddress=192.0.2.1:3260,1\0TargetAddress=[2001:db8::1]:3260,2\0";
 
 #[test]
-fn discovery_names_what_the_initiator_may_log_in_to() {
+fn discovery_lists_only_targets_that_admit_the_initiator() {
     let mut initiator = discover("");
     for (value, expected) in [("All", BOTH_PORTALS), (TARGET, BOTH_PORTALS), (HIDDEN, b""), ("", b"")] {
         let text = format!("SendTargets={value}\0");
@@ -61,7 +61,7 @@ fn discovery_names_what_the_initiator_may_log_in_to() {
 }
 
 #[test]
-fn a_target_is_there_for_initiators_in_its_networks_alone() {
+fn a_target_is_available_only_to_initiators_in_its_networks() {
     let (node, exports) = node(None);
     let mut target = (*node.targets()[0]).clone();
     target.networks = AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]);
@@ -90,7 +90,7 @@ fn a_target_is_there_for_initiators_in_its_networks_alone() {
 }
 
 #[test]
-fn a_normal_session_discovers_its_own_target_alone() {
+fn a_normal_session_discovers_only_its_own_target() {
     let mut initiator = ScriptedInitiator::log_in("");
     for (value, expected) in [("", BOTH_PORTALS), (TARGET, BOTH_PORTALS), ("All", b"SendTargets=Reject\0")] {
         let text = format!("SendTargets={value}\0");

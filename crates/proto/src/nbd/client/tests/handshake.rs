@@ -68,7 +68,7 @@ fn a_modern_server_grants_everything() {
 }
 
 #[test]
-fn a_server_that_knows_no_option_is_asked_for_the_export_by_name() {
+fn a_server_without_other_options_gets_nbd_opt_export_name() {
     at_every_split(|split| {
         let mut client = NbdTestClient::new(NbdSessionMode::Go, ALL, split);
         client.feed(&greeting(1)).unwrap();
@@ -146,7 +146,7 @@ fn a_server_without_fixed_newstyle_gets_one_option() {
 }
 
 #[test]
-fn info_tells_everything_and_leaves() {
+fn a_session_for_info_queries_everything_and_aborts() {
     at_every_split(|split| {
         let mut client = NbdTestClient::new(NbdSessionMode::Info, ALL, split);
         client.feed(&greeting(3)).unwrap();
@@ -169,7 +169,7 @@ fn info_tells_everything_and_leaves() {
 }
 
 #[test]
-fn a_server_that_tells_size_0_is_asked_again_as_if_to_go() {
+fn a_server_that_reports_size_0_is_queried_again_with_nbd_opt_go() {
     let (info, go) = (Opt::NBD_OPT_INFO, Opt::NBD_OPT_GO);
     for goes in [true, false] {
         let mut client = NbdTestClient::new(NbdSessionMode::Info, NONE, 1);
@@ -235,7 +235,7 @@ fn a_list_without_end_is_cut_off() {
 }
 
 #[test]
-fn a_refusal_is_told_apart_from_a_broken_protocol() {
+fn a_refusal_is_distinguished_from_a_protocol_violation() {
     let go = Opt::NBD_OPT_GO;
     for (rep, line) in [
         (Rep::NBD_REP_ERR_UNKNOWN, "server has no export \"x\": sorry"),
@@ -254,7 +254,7 @@ fn a_refusal_is_told_apart_from_a_broken_protocol() {
 }
 
 #[test]
-fn a_server_that_forces_tls_says_so_at_the_first_option() {
+fn a_server_that_requires_tls_is_reported_at_the_first_option() {
     for mode in [NbdSessionMode::Go, NbdSessionMode::Info, NbdSessionMode::List] {
         let mut client = NbdTestClient::new(mode, ALL, 1);
         client.feed(&greeting(3)).unwrap();
@@ -266,7 +266,7 @@ fn a_server_that_forces_tls_says_so_at_the_first_option() {
 }
 
 #[test]
-fn what_old_servers_cannot_do_is_said_in_one_line() {
+fn features_missing_in_old_servers_are_reported_in_one_line() {
     let mut oldstyle = NbdTestClient::new(NbdSessionMode::Go, ALL, 1);
     oldstyle.feed(b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53\0\0").unwrap();
     assert_eq!(oldstyle.session.refusal(), Some(&NbdHandshakeRefusal::Oldstyle));
@@ -283,7 +283,7 @@ fn what_old_servers_cannot_do_is_said_in_one_line() {
 }
 
 #[test]
-fn a_server_that_breaks_the_handshake_is_told_what_it_did() {
+fn each_violation_in_the_handshake_is_reported() {
     let go = Opt::NBD_OPT_GO;
     let info = |data: &[u8]| reply(go, Rep::NBD_REP_INFO, data);
     let mut wrong_magic = reply(go, Rep::NBD_REP_ACK, b"");
@@ -352,7 +352,7 @@ fn broken_lists_contexts_and_greetings_are_refused() {
 }
 
 #[test]
-fn a_server_that_leaves_or_stays_silent_is_an_error() {
+fn a_server_that_disconnects_or_stays_silent_is_an_error() {
     let mut client = NbdTestClient::new(NbdSessionMode::Go, ALL, 1);
     assert_eq!(
         client.session.on_end(Instant::now()).unwrap_err().what,

@@ -61,7 +61,7 @@ fn the_reply_that_nbdkit_gave_a_kernel_client_is_read() {
 }
 
 #[test]
-fn whole_payloads_are_lent_from_the_receive_buffer() {
+fn complete_payloads_are_borrowed_from_the_receive_buffer() {
     for headers in [HeaderFormat::Simple, HeaderFormat::Structured, HeaderFormat::Extended] {
         let mut client = NbdTestClient::ready(headers, SIZE, 1, usize::MAX);
         client.read(0, 4096, 4096);
@@ -180,7 +180,7 @@ fn error_chunks_fail_the_request_when_its_reply_ends() {
 }
 
 #[test]
-fn with_structured_replies_a_write_may_still_be_answered_simply() {
+fn with_structured_replies_a_write_may_still_get_a_simple_reply() {
     let mut client = NbdTestClient::ready(HeaderFormat::Structured, SIZE, 1, 1);
     client.submit(0, Op::Write { fua: false }, 0, 512, Some(list(&[0; 512])));
     client.submit(1, Op::Write { fua: false }, 0, 512, Some(list(&[0; 512])));
@@ -245,7 +245,7 @@ fn fault_of(headers: HeaderFormat, op: Op, trace: impl Fn(ParsedRequest) -> Vec<
 }
 
 #[test]
-fn a_server_that_breaks_a_read_is_told_what_it_did() {
+fn each_violation_in_a_read_reply_is_reported() {
     for headers in CHUNKED {
         let reply = |last, kind, payload: Vec<u8>| {
             fault_of(headers, Op::Read, |request| chunk(headers, request, last, kind, &payload))
@@ -310,14 +310,14 @@ fn a_reply_of_errors_without_end_is_a_fault() {
 }
 
 #[test]
-fn a_server_that_breaks_block_status_is_told_what_it_did() {
+fn each_violation_in_a_block_status_reply_is_reported() {
     for headers in CHUNKED {
         let reply = |(kind, payload): (ReplyType, Vec<u8>)| {
             fault_of(headers, Op::BlockStatus, |request| chunk(headers, request, true, kind, &payload))
         };
         let no_length = "described an extent of no length, or with a status beyond 32 bits";
         assert_eq!(reply(status(headers, &[(512, 0), (0, 0)])), no_length);
-        let beyond = "described extents behind the end of what was asked for";
+        let beyond = "described extents beyond the end of the requested range";
         assert_eq!(reply(status(headers, &[(1024, 0), (512, 0)])), beyond);
         let whole = "sent block status without whole descriptors";
         assert_eq!(reply(status(headers, &[])), whole);
@@ -353,7 +353,7 @@ fn a_server_that_breaks_block_status_is_told_what_it_did() {
 }
 
 #[test]
-fn heads_that_lie_are_refused_before_their_payload_comes() {
+fn inconsistent_heads_are_refused_before_their_payload_arrives() {
     // The server sends only the header, with a length of gigabytes.
     let head = |request: ParsedRequest, kind: ReplyType, len: u64| {
         let mut head = chunk(HeaderFormat::Extended, request, true, kind, b"");
@@ -425,7 +425,7 @@ fn a_second_reply_to_the_same_request_is_refused() {
 }
 
 #[test]
-fn short_reads_that_would_be_lent_forbid_fragments_where_the_server_can() {
+fn short_borrowed_reads_forbid_fragments_if_the_server_supports_it() {
     let mut client =
         NbdTestClient::ready(HeaderFormat::Structured, SIZE, 1 | TransmissionFlags::SEND_DF.bits(), 1);
     client.read(0, 0, 1024);

@@ -22,7 +22,7 @@ fn starts_tls(client: &NbdTestClient) -> bool {
 }
 
 #[test]
-fn nothing_is_asked_before_tls() {
+fn no_option_is_sent_before_tls() {
     at_every_split(|split| {
         for (mode, first) in [
             (NbdSessionMode::Go, Opt::NBD_OPT_EXTENDED_HEADERS),
@@ -56,7 +56,7 @@ fn by_tls_an_export_is_opened_as_without_it() {
 }
 
 #[test]
-fn a_server_without_tls_gets_nothing_in_the_clear() {
+fn a_server_without_tls_gets_no_further_option() {
     for rep in [Rep::NBD_REP_ERR_UNSUP, Rep::NBD_REP_ERR_POLICY] {
         let mut client = client(NbdSessionMode::Go, usize::MAX);
         client.feed(&greeting(3)).unwrap();
@@ -83,7 +83,7 @@ fn bytes_in_the_clear_behind_the_reply_end_the_session() {
 }
 
 #[test]
-fn a_stop_before_tls_asks_for_nothing_after_it() {
+fn a_client_that_is_stopped_before_tls_only_aborts_after_it() {
     let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(3)).unwrap();
     client.feed(&reply(STARTTLS, Rep::NBD_REP_ACK, b"")).unwrap();
@@ -95,7 +95,7 @@ fn a_stop_before_tls_asks_for_nothing_after_it() {
 }
 
 #[test]
-fn a_server_that_leaves_instead_of_a_tls_handshake_is_reported() {
+fn a_server_that_disconnects_instead_of_a_tls_handshake_is_reported() {
     let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(3)).unwrap();
     client.feed(&reply(STARTTLS, Rep::NBD_REP_ACK, b"")).unwrap();

@@ -95,7 +95,7 @@ fn every_operation_is_its_command_where_the_server_has_it() {
 }
 
 #[test]
-fn what_a_plain_server_lacks_is_done_without_it_or_not_at_all() {
+fn missing_features_of_a_plain_server_are_emulated_or_refused() {
     let only_fast = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: true };
     for flags in [HAS, ALL & !TransmissionFlags::SEND_FAST_ZERO.bits()] {
         let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, flags, 1);
@@ -127,7 +127,7 @@ fn requests_of_no_length_are_not_sent() {
 }
 
 #[test]
-fn what_cannot_be_right_is_refused_before_it_is_sent() {
+fn invalid_requests_are_refused_before_they_are_sent() {
     let mut client =
         NbdTestClient::ready(HeaderFormat::Simple, 1 << 20, ALL | TransmissionFlags::READ_ONLY.bits(), 1);
     for (op, offset, len, expected) in [
@@ -266,7 +266,7 @@ fn lengths_beyond_31_bits_are_cut_for_compact_requests_only() {
 }
 
 #[test]
-fn what_is_too_long_for_the_server_is_done_in_pieces_of_its_maximum_payload() {
+fn long_requests_are_split_at_the_servers_maximum_payload() {
     let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 1 << 20)];
     for (op, errno) in [
         (ZEROES_OP, Errno::NBD_EOVERFLOW),
@@ -312,7 +312,7 @@ fn a_piece_that_is_refused_within_the_maximum_payload_is_refused() {
 }
 
 #[test]
-fn block_status_that_a_server_cannot_tell_is_data() {
+fn without_block_status_everything_is_data() {
     let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 1 << 20)];
     for errno in [Errno::NBD_EOVERFLOW, Errno::NBD_EINVAL, Errno::NBD_ENOTSUP] {
         let mut client = NbdTestClient::ready_with(HeaderFormat::Structured, &infos, 1, Pool::new(1 << 20));
@@ -344,7 +344,7 @@ fn a_hint_that_fails_is_still_only_a_hint() {
 }
 
 #[test]
-fn there_is_room_for_so_many_and_no_more_until_completions_are_taken() {
+fn room_is_limited_until_completions_are_taken() {
     let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, usize::MAX);
     for tag in 0..DEPTH as u64 {
         assert_eq!(client.session.room(), DEPTH - tag as usize);
@@ -360,7 +360,7 @@ fn there_is_room_for_so_many_and_no_more_until_completions_are_taken() {
 }
 
 #[test]
-fn unfinished_requests_come_back_whole_and_oldest_first() {
+fn unfinished_requests_are_returned_complete_and_oldest_first() {
     let infos = [info_export(SIZE, ALL), info_block_size(512, 4096, 4096)];
     let mut client = NbdTestClient::ready_with(HeaderFormat::Simple, &infos, 1, Pool::new(1 << 20));
     for tag in 10..20 {
@@ -386,7 +386,7 @@ fn unfinished_requests_come_back_whole_and_oldest_first() {
 }
 
 #[test]
-fn what_a_server_refuses_while_it_shuts_down_is_kept_for_the_next_session() {
+fn requests_refused_during_a_shutdown_are_retained_for_the_next_session() {
     let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, 1);
     for tag in 0..3 {
         client.read(tag, 512 * tag, 512);
@@ -437,7 +437,7 @@ fn stopping_waits_for_what_is_in_flight_and_then_disconnects() {
 }
 
 #[test]
-fn stopping_completes_what_was_kept_for_another_session() {
+fn stopping_completes_requests_retained_for_another_session() {
     let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, 1);
     client.read(0, 0, 512);
     client.read(1, 0, 512);
@@ -480,7 +480,7 @@ fn long_reads_wait_for_memory_before_they_are_sent_and_others_pass_them() {
 }
 
 #[test]
-fn what_waits_for_memory_is_unfinished_and_oldest_first() {
+fn requests_waiting_for_memory_are_unfinished_and_oldest_first() {
     let mut client = with_little_memory();
     (0..3).for_each(|tag| client.read(tag, tag << 20, 512 << 10));
     let unfinished = client.session.take_unfinished();
@@ -488,7 +488,7 @@ fn what_waits_for_memory_is_unfinished_and_oldest_first() {
 }
 
 #[test]
-fn what_waits_for_memory_completes_before_a_stop_and_goes_to_the_next_server_at_a_shutdown() {
+fn requests_waiting_for_memory_complete_before_a_stop_and_are_retained_at_a_shutdown() {
     let mut client = with_little_memory();
     (0..2).for_each(|tag| client.read(tag, tag << 20, 512 << 10));
     client.session.on_stop();

@@ -12,7 +12,7 @@ fn resumed(state: &[u8], exports: &Exports) -> Result<Session, NbdResumeError> {
 }
 
 #[test]
-fn a_session_is_handed_over_once_all_that_was_taken_is_answered() {
+fn a_session_is_handed_over_once_all_accepted_requests_are_answered() {
     for (mut session, answer) in [
         (transmit(&[]), simple(0)),
         // Structured replies are only for reads, extended headers for every command.
@@ -52,7 +52,7 @@ fn a_payload_that_is_on_its_way_is_received_first() {
 }
 
 #[test]
-fn a_handshake_goes_on_to_its_end() {
+fn a_session_is_handed_over_only_after_its_handshake() {
     let mut session = haggle();
     assert_eq!(session.session.hand_over(), None);
     session.exchange(&option(Opt::NBD_OPT_GO, &info_data("frozen", &[])));
@@ -61,7 +61,7 @@ fn a_handshake_goes_on_to_its_end() {
 }
 
 #[test]
-fn a_client_that_was_told_otherwise_is_not_served() {
+fn a_session_is_resumed_only_with_the_same_export_properties() {
     let state = transmit(&[]).session.hand_over().unwrap();
     let with = |name: &str, size, read_only| {
         let volume = Arc::new(MemVolume::new(size));

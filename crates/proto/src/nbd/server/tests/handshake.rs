@@ -6,7 +6,7 @@ use crate::exports::ExportAccess;
 use std::time::Instant;
 
 #[test]
-fn go_tells_size_flags_and_block_sizes_and_what_was_asked() {
+fn go_returns_size_flags_block_sizes_and_requested_information() {
     let all = [Info::NBD_INFO_NAME, Info::NBD_INFO_DESCRIPTION, Info::NBD_INFO_BLOCK_SIZE, Info(99)];
     for opt in [Opt::NBD_OPT_INFO, Opt::NBD_OPT_GO] {
         let mut session = haggle();
@@ -49,7 +49,7 @@ fn an_export_name_enters_transmission_with_or_without_zeroes() {
 }
 
 #[test]
-fn an_export_name_that_cannot_be_had_ends_the_session() {
+fn an_unavailable_export_name_ends_the_session() {
     for name in [&b"disk1"[..], b"\xff", b"a\0", &[b'a'; 5000]] {
         let error = haggle().client_sends(&option(Opt::NBD_OPT_EXPORT_NAME, name)).unwrap_err();
         assert!(error.what.contains("export"), "{error}");
@@ -60,14 +60,14 @@ fn an_export_name_that_cannot_be_had_ends_the_session() {
 }
 
 #[test]
-fn what_is_no_handshake_ends_the_session() {
+fn bytes_that_are_not_a_handshake_end_the_session() {
     assert!(connect().client_sends(b"\0\0\0\x04").is_err(), "unknown client flag");
     assert!(connect().client_sends(b"GET ").is_err(), "not an NBD client");
     assert!(haggle().client_sends(b"IHAVEOPX\0\0\0\x03\0\0\0\0").is_err(), "wrong magic number");
 }
 
 #[test]
-fn options_are_answered_whether_or_not_the_client_said_that_it_knows_them() {
+fn options_are_answered_without_the_fixed_newstyle_flag_too() {
     let mut session = connect();
     assert_eq!(session.exchange(b"\0\0\0\0"), b"");
     let (list, go) = (Opt::NBD_OPT_LIST, Opt::NBD_OPT_GO);
@@ -136,7 +136,7 @@ fn an_export_whose_networks_do_not_have_the_client_is_refused_and_not_listed() {
 }
 
 #[test]
-fn an_option_that_fails_leaves_the_next_one_readable() {
+fn a_failed_option_does_not_affect_the_next_one() {
     let invalid = Rep::NBD_REP_ERR_INVALID;
     let big = vec![b'x'; 70_000];
     let table = [
@@ -197,7 +197,7 @@ fn metadata_contexts_are_listed_by_name_and_by_wildcard() {
 }
 
 #[test]
-fn a_selected_context_holds_for_its_export_and_until_the_next_selection() {
+fn a_selected_context_applies_to_its_export_until_the_next_selection() {
     let select = |name, queries: &[&str]| option(Opt::NBD_OPT_SET_META_CONTEXT, &context_data(name, queries));
     let chosen = select("disk0", &["base:allocation"]);
     let malformed = option(Opt::NBD_OPT_SET_META_CONTEXT, b"\0");
@@ -255,7 +255,7 @@ fn a_handshake_has_30_seconds() {
 }
 
 #[test]
-fn a_client_that_does_not_read_its_lists_is_not_listened_to() {
+fn nothing_is_received_from_a_client_that_does_not_read_its_lists() {
     let mut session = haggle();
     let list = option(Opt::NBD_OPT_LIST, b"");
     session.client_sends(&list.repeat(900)).unwrap();

@@ -166,7 +166,7 @@ fn is_deaf(session: &Session) -> bool {
 // the flags, and in block sizes, which nbdkit sends only on request.
 
 #[test]
-fn the_kernels_session_goes_as_captured() {
+fn the_kernels_session_runs_as_captured() {
     let mut session = connect();
     session.exchange(b"\x00\x00\x00\x03");
     session.exchange(b"\x49\x48\x41\x56\x45\x4f\x50\x54\x00\x00\x00\x07\x00\x00\x00\x06");
@@ -192,7 +192,7 @@ fn the_kernels_session_goes_as_captured() {
 }
 
 #[test]
-fn a_client_may_leave_between_messages_but_not_within() {
+fn a_client_may_disconnect_between_messages_but_not_within() {
     for mut session in [connect(), haggle(), transmit(&[])] {
         assert!(session.session.on_end(Instant::now()).is_ok());
         assert!(is_closed(&session));

@@ -43,7 +43,7 @@ fn kind(reply: &[u8]) -> Rep {
 }
 
 #[test]
-fn without_tls_a_client_can_only_start_it_or_go_where_it_is_required() {
+fn where_tls_is_required_a_client_can_only_start_it_or_abort() {
     for (opt, data) in [
         (Opt::NBD_OPT_LIST, vec![]),
         (Opt::NBD_OPT_INFO, info_data("", &[])),
@@ -86,14 +86,14 @@ fn by_tls_everything_is_as_without_it_and_the_login_has_the_clients_name() {
 }
 
 #[test]
-fn where_tls_is_optional_clients_come_without_it() {
+fn where_tls_is_optional_clients_need_not_use_it() {
     let mut session = in_mode(TlsMode::Optional);
     let go = session.exchange(&option(Opt::NBD_OPT_GO, &info_data("", &[])));
     assert!(go.ends_with(&ack(Opt::NBD_OPT_GO)));
 }
 
 #[test]
-fn nothing_that_was_agreed_on_in_the_clear_counts() {
+fn results_negotiated_before_tls_are_discarded() {
     let mut session = in_mode(TlsMode::Optional);
     let context = option(Opt::NBD_OPT_SET_META_CONTEXT, &context_data("", &["base:allocation"]));
     assert!(!session.exchange(&option(Opt::NBD_OPT_STRUCTURED_REPLY, b"")).is_empty());
@@ -115,7 +115,7 @@ fn bytes_in_the_clear_behind_starttls_end_the_session() {
 }
 
 #[test]
-fn a_certificate_that_is_not_allowed_is_told_so_and_gets_nothing() {
+fn a_client_with_a_disallowed_certificate_gets_the_reason_and_no_export() {
     let subjects = Some(Arc::new(["CN=backup".to_owned()].into()));
     let tls = NbdTls { mode: TlsMode::Required, subjects };
     let mut session = haggle_with(tls.clone());
@@ -147,7 +147,7 @@ fn a_stop_while_tls_is_awaited_closes_the_connection() {
 }
 
 #[test]
-fn a_client_that_leaves_instead_of_a_tls_handshake_is_reported() {
+fn a_client_that_disconnects_instead_of_a_tls_handshake_is_reported() {
     let mut session = in_mode(TlsMode::Required);
     session.exchange(&starttls());
     assert!(session.session.on_end(Instant::now()).is_err());

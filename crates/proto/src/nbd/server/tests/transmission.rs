@@ -4,7 +4,7 @@ use super::*;
 use std::time::Instant;
 
 #[test]
-fn what_was_written_is_read_in_every_form() {
+fn written_data_is_read_in_every_format() {
     let data = pattern(4096);
     let mut session = transmit(&[]);
     assert_eq!(session.exchange(&write(8192, &data)), simple(0));
@@ -76,7 +76,7 @@ fn commands_reach_the_volume_as_operations_with_their_range() {
 }
 
 #[test]
-fn short_payload_is_lent_and_never_copied() {
+fn short_payload_is_borrowed_and_never_copied() {
     let mut session = transmit(&[]).session;
     let input = blockmux_volume::Chunk::from_slice(&write(0, &pattern(512)).repeat(3));
     assert_eq!(session.on_bytes(&input, Instant::now()), Ok(3 * 540));
@@ -88,7 +88,7 @@ fn short_payload_is_lent_and_never_copied() {
 }
 
 #[test]
-fn long_payload_that_is_all_there_is_lent_too() {
+fn long_payload_that_has_arrived_completely_is_borrowed_too() {
     let mut session = transmit(&[]);
     let data = pattern(200 << 10);
     assert_eq!(session.exchange(&write(0, &data)), simple(0));
@@ -139,7 +139,7 @@ fn long_payload_waits_for_the_pool() {
 }
 
 #[test]
-fn payload_that_waits_long_asks_for_memory_less_and_less_often() {
+fn waiting_payload_requests_memory_less_and_less_often() {
     let pool = Pool::new(192 << 10);
     let mut session = connect_with(&pool, Instant::now());
     session.exchange(&join(&[&FLAGS, &option(Opt::NBD_OPT_GO, &info_data("", &[]))]));
@@ -214,7 +214,7 @@ fn a_read_only_export_cannot_be_written() {
 }
 
 #[test]
-fn what_is_no_request_ends_the_session() {
+fn bytes_that_are_not_a_request_end_the_session() {
     assert!(transmit(&[]).client_sends(&[0; 28]).is_err(), "wrong magic number");
     assert!(extended().client_sends(&join(&[&request(Cmd::NBD_CMD_READ, 0, 0, 512), &[0; 4]])).is_err());
     let huge = request(Cmd::NBD_CMD_WRITE, 0, 0, MAX_TRANSFER + 1);
@@ -238,7 +238,7 @@ fn payload_of_a_command_that_has_none_is_skipped() {
 }
 
 #[test]
-fn block_status_tells_data_from_holes() {
+fn block_status_distinguishes_data_from_holes() {
     let mut session = structured();
     session.exchange(&write(65536, &pattern(512)));
     let id = [0, 0, 0, 1];
@@ -292,7 +292,7 @@ fn block_status_can_name_its_contexts_in_a_payload() {
 }
 
 #[test]
-fn a_device_error_is_eio_and_the_session_goes_on() {
+fn a_device_error_is_eio_and_the_session_continues() {
     let mut session = transmit(&[]);
     session.holds_io = true;
     session.exchange(&request(Cmd::NBD_CMD_READ, 0, 0, 512));
@@ -304,7 +304,7 @@ fn a_device_error_is_eio_and_the_session_goes_on() {
 }
 
 #[test]
-fn a_volume_that_answers_with_the_wrong_thing_puts_no_client_out_of_step() {
+fn a_wrong_result_of_a_volume_does_not_desynchronize_a_client() {
     let short = || Output::Data(blockmux_volume::Seg::from_slice(b"short").into());
     for (command, output) in [
         (Cmd::NBD_CMD_READ, Output::Nothing),
@@ -395,7 +395,7 @@ fn when_buffers_are_short_a_client_has_little_in_flight_or_one_request() {
 }
 
 #[test]
-fn a_client_that_reads_no_replies_is_not_listened_to() {
+fn no_requests_are_received_from_a_client_that_reads_no_replies() {
     let mut session = transmit(&[]);
     let flush = request(Cmd::NBD_CMD_FLUSH, 0, 0, 0);
     session.client_sends(&flush.repeat(70_000)).unwrap();

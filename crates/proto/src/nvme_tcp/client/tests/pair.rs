@@ -194,7 +194,7 @@ fn both_queues_authenticate_with_every_hash_and_group() {
 }
 
 #[test]
-fn a_host_without_the_right_secret_is_told_so() {
+fn a_host_with_a_wrong_secret_gets_the_reason() {
     let group = Some(DhGroup::Null);
     let right = secrets(None, group);
     let served = ServedSubsystem::with(Some(right.clone()));
@@ -209,7 +209,7 @@ fn a_host_without_the_right_secret_is_told_so() {
 }
 
 #[test]
-fn a_controller_that_fails_to_authenticate_is_left() {
+fn a_controller_that_fails_to_authenticate_is_disconnected() {
     let right = secrets(None, Some(DhGroup::Null));
     let own = HostSecrets { controller: Some(right.host.clone()), ..right.clone() };
     let served = ServedSubsystem::with(Some(right.clone()));
@@ -310,7 +310,7 @@ fn several_queues_of_one_controller_share_what_is_submitted() {
 }
 
 #[test]
-fn the_loss_of_a_queue_ends_the_session_and_what_is_unfinished_comes_back_oldest_first() {
+fn the_loss_of_a_queue_ends_the_session_and_returns_requests_oldest_first() {
     let served = ServedSubsystem::with(None);
     let (admin, _admin_target) = brought_up(&served, None);
     let (mut host, mut targets) = connected(&served, queues(&admin, None, 3));
@@ -324,7 +324,7 @@ fn the_loss_of_a_queue_ends_the_session_and_what_is_unfinished_comes_back_oldest
 }
 
 #[test]
-fn the_session_does_without_a_queue_that_cannot_be_connected() {
+fn the_session_continues_without_a_queue_that_cannot_be_connected() {
     let served = ServedSubsystem::with(None);
     let (admin, _admin_target) = brought_up(&served, None);
     let mut host = Driver::of(queues(&admin, None, 3), usize::MAX);

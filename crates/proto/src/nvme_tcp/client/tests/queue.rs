@@ -37,7 +37,7 @@ fn reads_come_whole_however_bytes_are_cut() {
 }
 
 #[test]
-fn data_comes_in_any_order_and_may_say_success() {
+fn data_is_accepted_in_any_order_and_with_the_success_flag() {
     let mut queue = ScriptedQueue::ready(PLAIN);
     queue.driver.read(1, 0, 12 << 10);
     let (cid, data) = (queue.command().cid(), pattern(12 << 10));

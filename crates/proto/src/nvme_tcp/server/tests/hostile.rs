@@ -222,7 +222,7 @@ fn a_short_and_wrong_first_pdu_is_answered_immediately() {
 }
 
 #[test]
-fn a_host_that_reads_nothing_is_not_listened_to() {
+fn nothing_is_received_from_a_host_that_does_not_read() {
     let (mut io, _admin) = TcpTestHost::io(&node(), 0);
     let bytes: Vec<u8> = (0..60_000_u16)
         .flat_map(|cid| io.capsule(&Sqe { cid: cid.into(), ..nvm(NvmOpcode::FLUSH, 9, 0, 1) }, &[]))

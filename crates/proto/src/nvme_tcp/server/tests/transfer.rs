@@ -5,7 +5,7 @@ use blockmux_volume::SHORT_PAYLOAD;
 use blockmux_wire::nvme::identify::IdentifyController;
 
 #[test]
-fn data_goes_both_ways_in_capsules_and_by_r2t_with_every_digest() {
+fn data_is_transferred_in_capsules_and_by_r2t_with_every_digest() {
     for digests in 0..4 {
         let (mut io, _admin) = TcpTestHost::io(&node(), digests);
         // In the capsule; requested and borrowed; requested and placed.
@@ -108,7 +108,7 @@ fn the_kernels_connection_begins_as_captured() {
 }
 
 #[test]
-fn a_capsule_holds_as_much_data_as_the_controller_was_told_to_take() {
+fn a_capsule_holds_as_much_data_as_configured() {
     for (wanted, len) in [(0, 0), (16 << 10, 16 << 10), (1 << 20, 32 << 10)] {
         let (shared, exports) = node();
         let shared = Arc::into_inner(shared).unwrap().with_in_capsule(wanted);

@@ -232,7 +232,7 @@ fn read_access_suffices_for_information_commands() {
 }
 
 #[test]
-fn scope_and_type_of_a_preemption_count_where_it_takes_the_reservation_over() {
+fn scope_and_type_of_a_preemption_apply_if_it_takes_the_reservation_over() {
     let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);
