@@ -72,6 +72,8 @@ kernel_is_content 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
 
 check commands_of_a_preempted_initiator_are_aborted
 sg_persist --out --clear --param-rk=2 "$other"
+# The kernel repeats a read after the unit attention of the other initiator; sg_persist does not repeat.
+dd if="$disk" of=/dev/null bs=4096 count=1 iflag=direct
 sg_persist --out --register --param-sark=1 "$disk"
 sg_persist --out --register --param-sark=2 "$other"
 sg_persist --out --reserve --param-rk=1 --prout-type=1 "$disk"
@@ -108,7 +110,8 @@ check long_requests_have_a_table_of_their_ranges
 log_out "$first"
 long=,max_sect=8192,sg_tablesize=1024,allow_ext_sg=1
 # One registration covers 2 MiB, so a request of 4 MiB has two ranges.
-log_in 2222222222222222 $target $long
+# Just after a logout ib_srp may still count the old session.
+within 20 log_in 2222222222222222 $target $long
 first=$(hosts | head -1)
 disk=$(disk_of "$first")
 long_io() {
