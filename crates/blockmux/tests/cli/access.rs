@@ -137,7 +137,7 @@ fn a_volume_of_a_subsystem_with_hosts_is_not_exported_over_iscsi_or_by_open_subs
     let said = refusal(&with(&both, "", &target), &[]);
     assert!(said.contains(&format!("iscsi_target `{OPEN_TARGET}`")), "{said}");
     let said = refusal(&with(&both, "protocols = ['nvme_tcp']", &target), &[]);
-    assert!(said.contains("its protocols do not name iscsi"), "{said}");
+    assert!(said.contains("the volume's protocols do not name iscsi"), "{said}");
     Daemon::serve_only(&["--config", &with(&both, "protocols = ['nvme_tcp', 'iscsi']", &target)]);
     let said = refusal(&with(nvme, "protocols = ['smb']", ""), &[]);
     assert!(said.contains("`smb` is neither a protocol") && said.contains("nvme_tcp, srp, aoe"), "{said}");
