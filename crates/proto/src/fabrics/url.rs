@@ -367,7 +367,7 @@ mod tests {
             ("nvme+tcp://h/nqn.a?dhchap_secret_file=", "name a file"),
             ("nvme+tcp://h/nqn.a?dhchap_ctrl_secret_file=b", "give dhchap_secret_file, too"),
             ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_hash=md5", "write hmac(sha256)"),
-            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_dhgroup=modp1024", "there are null, ffdhe2048"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_dhgroup=modp1024", "write null, ffdhe2048"),
             ("nvme+tcp://h/nqn.a?dhchap_dhgroup=null", "give dhchap_secret_file, too"),
             ("nvme+tcp://h/nqn.a?concat=on", "give dhchap_secret_file, too"),
             ("nvme+tcp://h/nqn.a?concat=on&dhchap_secret_file=a&tls_key_file=b", "leave tls_key_file out"),
