@@ -1,5 +1,5 @@
-//! The access rule: a volume that one protocol protects is not open over another protocol unless
-//! the config says so.
+//! The access rule: a volume that only some initiators may use over one protocol is not open to all
+//! over another, unless the config says so.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text, without_notes};
