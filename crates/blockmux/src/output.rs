@@ -28,8 +28,8 @@ pub(crate) fn without_passwords(written: &str) -> String {
     spec.map_or_else(|| written.to_owned(), |spec| spec.to_string())
 }
 
-/// Removes everything at the position of a password in a URL: a message may quote a URL that could
-/// not be parsed.
+/// Replaces what may be the password of a URL by `...`: a message may quote a URL that could not be
+/// parsed.
 pub(crate) fn masked(text: &str) -> String {
     let words = text.split(' ').map(|word| {
         let Some((before, rest)) = word.split_once('%') else { return Cow::from(word) };

@@ -48,8 +48,8 @@ pub fn serve_in(node: &Arc<IscsiNode>, exports: &Exports, group_tag: &Arc<Atomic
     })
 }
 
-// A new connection is not refused because of logins that the listener has closed but that have not
-// ended yet.
+// Logins that the listener has closed may not have ended yet. Even with them, a new connection
+// finds a free place.
 const _: () = assert!(MOST_HALF_OPEN <= MAX_LOGINS / 2);
 
 /// State of one portal group on every core.

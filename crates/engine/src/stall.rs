@@ -22,9 +22,9 @@ impl StallWatch {
         self.next_check
     }
 
-    /// Performs a check that is due. A peer with next to no progress is stalled. A peer that has
-    /// transferred more than it holds since it last stalled is stalled only after
-    /// [`MOST_IDLE_CHECKS`] such checks.
+    /// Performs a check that is due. A peer with next to no progress is stalled, unless it has
+    /// credit: since it last stalled, it has transferred at least as much as it holds now. Then it
+    /// is stalled only after [`MOST_IDLE_CHECKS`] such checks.
     pub(crate) fn check(&mut self, now: Instant, moved_bytes: u64, pool: &Pool) {
         let Some(account) = pool.account() else { return };
         account.set_moved(moved_bytes);

@@ -214,7 +214,7 @@ fn requests_wait_for_memory_of_the_pool_and_all_complete() {
 }
 
 #[test]
-fn memory_freed_elsewhere_is_found_without_a_completion() {
+fn a_request_that_waits_for_memory_starts_when_some_is_freed_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let volume = open(&folder.path().join("disk"), false);
     let mut bench = Bench::with_pool(&volume, 2 * 65536);
@@ -295,7 +295,7 @@ fn zeroing_without_unmapping_keeps_the_bytes_around_it_and_the_space() {
 }
 
 #[test]
-fn more_than_four_gigabytes_are_zeroed_at_once() {
+fn one_request_zeroes_more_than_four_gigabytes() {
     let folder = tempfile::tempdir().unwrap();
     let size = 10 << 30;
     let options = FileOptions { size: Some(size), create: true, ..FileOptions::default() };
@@ -398,7 +398,7 @@ fn a_read_only_volume_reads_beside_a_writer_and_refuses_to_write() {
 }
 
 #[test]
-fn an_empty_request_and_a_hint_complete() {
+fn empty_requests_and_prefetches_complete() {
     for direct in [false, true] {
         let mut bench = Bench::on_new_file(direct);
         assert!(bench.read(4096, 0).is_empty());

@@ -134,7 +134,7 @@ fn clients_that_disconnect_in_a_long_write_release_its_buffers() {
 }
 
 #[test]
-fn more_concurrent_long_writes_than_fit_all_complete() {
+fn concurrent_long_writes_complete_even_if_their_buffers_exceed_the_pool() {
     for policy in POLICIES {
         let target = Target::start(policy);
         let clients = (0..20).map(|_| {

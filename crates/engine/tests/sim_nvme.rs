@@ -119,7 +119,7 @@ fn names() -> [Nqn; 2] {
 #[test]
 fn without_faults_everything_completes_and_nothing_is_lost() {
     let outcomes = run_seeds(60, without_faults);
-    // An admin queue and up to three I/O queues each.
+    // Up to four controllers, each with an admin queue and up to three I/O queues.
     assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= 16));
 }
 

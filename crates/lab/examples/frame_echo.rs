@@ -6,9 +6,10 @@
 //! ```
 //! Both sides use the engine's ports, so batches, filters and system calls are those of the
 //! protocol. There is no session, volume, tag or retransmit. Data is at random offsets in a region
-//! as large as the volume, or larger than any cache, so caches have the same effect as on the
-//! volume. The order of frames does not matter: an I/O is complete when as many frames have arrived
-//! as its block size needs. Prints one line: I/O per second.
+//! of the volume's size, or of 128 MiB if the volume is larger. That is more than any cache holds,
+//! so caches have the same effect as on the volume. The order of frames does not matter: an I/O is
+//! complete when as many frames have arrived as its block size needs. Prints one line: I/O per
+//! second.
 
 use blockmux_engine::frames::{FramePort, PacketPort, ReceivedFrame, Share, Side};
 use blockmux_engine::memory::map_pages;

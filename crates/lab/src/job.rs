@@ -47,7 +47,7 @@ pub enum Rw {
 }
 
 impl Rw {
-    /// All of them.
+    /// All patterns.
     pub const ALL: [Rw; 8] =
         [Rw::Read, Rw::Write, Rw::RandRead, Rw::RandWrite, Rw::ReadWrite, Rw::RandRw, Rw::Trim, Rw::RandTrim];
 
@@ -257,12 +257,12 @@ impl Job {
         ];
         for (key, value, min, max) in bounds {
             if !(min..=max).contains(&value) {
-                return Err(JobError::bad_value(key, value, format!("from {min} to {max}")));
+                return Err(JobError::bad_value(key, value, format!("must be from {min} to {max}")));
             }
         }
         for (key, ms, min) in [("runtime", self.runtime_ms, 1), ("ramp_time", self.ramp_time_ms, 0)] {
             if !(min..=MAX_TIME_MS).contains(&ms) {
-                let why = format!("from {min} ms to {MAX_TIME_MS} ms");
+                let why = format!("must be from {min} ms to {MAX_TIME_MS} ms");
                 return Err(JobError::bad_value(key, format!("{ms}ms"), why));
             }
         }
@@ -317,7 +317,7 @@ impl Job {
     fn round_up(&self, place: Size, volume_size: u64) -> u64 {
         match place {
             Size::Bytes(bytes) => bytes,
-            // Nothing follows the last whole block; the caller detects that.
+            // The rounded offset may be past the volume's end; `range` refuses that.
             Size::Percent(_) => {
                 place.of(volume_size).checked_next_multiple_of(self.bs.into()).unwrap_or(u64::MAX)
             }
@@ -442,7 +442,7 @@ mod tests {
         let zero = Job { bs: 0, ..Job::default() };
         assert_eq!(
             zero.validate(MIB, 512).unwrap_err().to_string(),
-            "bad value `0` for `bs`: from 1 to 33554432"
+            "bad value `0` for `bs`: must be from 1 to 33554432"
         );
         let mix = Job { rwmixread: 101, ..Job::default() };
         assert!(mix.validate(MIB, 512).is_err());

@@ -211,7 +211,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(escaped).collect()
 }
 
-/// Options of files beyond a job's own that have an effect or a condition.
+/// Options that only files have, and that have an effect or restrict their values.
 const FILE_OPTIONS: &[&str] =
     &["filename", "uri", "stonewall", "wait_for_previous", "time_based", "randrepeat"];
 

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_count_lies_between() {
+    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
         let spread = row(&[40, 10, 20, 30]).spread(|run| Some(run.iops())).unwrap();
         assert_eq!((spread.median, spread.min, spread.max), (25.0, 10.0, 40.0));
     }

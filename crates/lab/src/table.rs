@@ -116,7 +116,7 @@ impl TextTable<'_> {
 
     /// One of the study's tables, with our figures next to the study's.
     fn grid(&self, out: &mut String, grid: &Grid) {
-        let title = format!("{}, MB/s: here, and there with", plain(&grid.title));
+        let title = format!("{}, MB/s: measured here, then as published", plain(&grid.title));
         let _ = writeln!(out, "\n{}", self.styled(BOLD, &title));
         // The first word of "12 disks" and "PS3, 4 disks" suffices, and 1500 needs no "MTU".
         let short = |name: &String| {

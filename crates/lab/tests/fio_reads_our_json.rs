@@ -85,7 +85,7 @@ fn keys(path: &str, value: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn cpu_time_is_the_initiators_split_into_user_and_system() {
+fn cpu_time_is_that_of_the_initiator_as_user_and_system_time() {
     let mut comparison = fixture::plain_comparison();
     let nbd = &mut comparison.rows[5];
     for run in &mut nbd.runs {
@@ -108,7 +108,7 @@ fn a_report_survives_json() {
 }
 
 #[test]
-fn the_plain_fields_are_those_of_the_median_run() {
+fn the_fields_of_fio_are_those_of_the_median_run() {
     let comparison = fixture::plain_comparison();
     let document: Value = serde_json::from_str(&to_json(&comparison)).unwrap();
     let nbd = &document["jobs"][5];

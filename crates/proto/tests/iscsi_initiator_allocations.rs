@@ -38,7 +38,7 @@ fn initiator(proposal: OperationalParameters) -> IscsiInitiatorSession {
     IscsiInitiatorSession::new(config, Pool::new(16 << 20), [2; 32], Instant::now())
 }
 
-/// A target with a RAM volume, as a function to its reply.
+/// A target with a RAM volume, as a function from received bytes to its reply.
 fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
     let volume = Arc::new(MemVolume::new(1 << 20));
     let unit = LogicalUnit::new(UnitIdentity::of("disk0"), volume.clone());

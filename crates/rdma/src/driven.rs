@@ -47,8 +47,8 @@ impl<Q: Provider, S> Driven<Q, S> {
         Driven { first, further: Vec::new(), session, connect: None, calls: DriverCalls { changes: 0, now } }
     }
 
-    /// Allows several connections: `connect` creates the queue pairs of those after the first,
-    /// which it gets as its first argument.
+    /// Allows several connections: `connect` creates the queue pair of each connection after the
+    /// first. Its first argument is the queue pair of the first connection.
     #[must_use]
     pub fn with_further(
         mut self,

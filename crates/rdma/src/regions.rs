@@ -465,7 +465,7 @@ mod tests {
         let first = names(SEED);
         assert_eq!(first, names(SEED));
         let distinct: HashSet<_> = first.iter().collect();
-        assert!(distinct.len() > 19_990, "of numbers of 32 bits, hardly two are the same");
+        assert!(distinct.len() > 19_990, "random numbers of 32 bits rarely repeat");
         assert!(names([8; 32]).iter().filter(|name| distinct.contains(name)).count() < 5);
         assert!(first.windows(2).all(|pair| pair[0] != pair[1]));
         // Every bit is set in about half of the tags.

@@ -37,7 +37,7 @@ pub(crate) fn received(code: Option<u8>, was_open: bool, kind: CredentialKind) -
         _ if was_open || kind == CredentialKind::Certificate => "",
         Some(DECRYPT_ERROR) => ": it has a different key of that name",
         None | Some(CLOSE_NOTIFY | HANDSHAKE_FAILURE | UNKNOWN_PSK_IDENTITY) => {
-            ": it does not know the key, or not for these names"
+            ": it does not know the key, or has it for other names"
         }
         _ => "",
     };

@@ -397,7 +397,7 @@ impl Tls {
     fn open(&mut self) -> Result<(), TlsError> {
         let connection = self.pipe.connection();
         if !connection.cipher_suite().is_ok_and(|suite| SUITES.contains(&suite)) {
-            return Err(self.fail(TlsError::Malformed("it negotiated another cipher suite")));
+            return Err(self.fail(TlsError::Malformed("it negotiated a cipher suite that is not allowed")));
         }
         self.peer = match self.kind {
             CredentialKind::Psk => match psk::negotiated(connection) {

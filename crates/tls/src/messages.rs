@@ -78,8 +78,7 @@ impl PostHandshakeMessages {
     }
 }
 
-/// Of several alerts in one record the first counts. Bytes after a close_notify are ignored (RFC
-/// 8446 §6.1).
+/// Processes the first alert of a record. Bytes after a close_notify are ignored (RFC 8446 §6.1).
 fn alert(bytes: &[u8]) -> Result<PostHandshakeAction, TlsError> {
     match bytes {
         // TLS 1.3 ignores the level (RFC 8446 §6).
@@ -101,7 +100,7 @@ pub const ALERT: u8 = 21;
 pub const HANDSHAKE: u8 = 22;
 /// Content type of application data.
 pub const APPLICATION_DATA: u8 = 23;
-/// Handshake types (RFC 8446 §4).
+// Handshake types (RFC 8446 §4).
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 /// Maximum length in bytes of a NewSessionTicket. The specification allows longer ones, but no

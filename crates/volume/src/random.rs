@@ -13,7 +13,7 @@ impl SplitMix {
     }
 
     /// The next number.
-    #[expect(clippy::should_implement_trait, reason = "it never ends, so there is nothing to iterate for")]
+    #[expect(clippy::should_implement_trait, reason = "the sequence has no end, so `Iterator` does not fit")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)

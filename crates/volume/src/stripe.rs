@@ -450,7 +450,7 @@ impl<'a> ExtentCursor<'a> {
     }
 }
 
-/// Extents in one reply.
+/// Maximum number of extents in one reply.
 const MAX_EXTENTS: usize = 4096;
 const MAX_STATUS_CHUNKS: u64 = 16384;
 

@@ -120,7 +120,7 @@ pub enum ResizeError {
     #[error("cannot be resized: its size is that of the volumes below it, or fixed in its spec")]
     Fixed,
     /// The size is 0, or not a whole number of blocks.
-    #[error("{size} bytes are not one or more whole blocks of {block}; round them")]
+    #[error("{size} bytes is not a positive multiple of the block size, {block}; round it")]
     BadSize {
         /// Requested size in bytes.
         size: u64,

@@ -1,8 +1,8 @@
 //! iSER, iSCSI over RDMA, as in RFC 7145 and in Linux.
 //!
 //! ```text
-//!   iSER header │ Basic Header Segment │ Additional Header Segments │ Data Segment │ padding
-//!   28 bytes    │ 48 bytes             │ TotalAHSLength × 4 bytes   │ DataSegmentLength to 4 │
+//!   iSER header │ Basic Header Segment │ Additional Header Segments │ Data Segment      │ padding
+//!   28 bytes    │ 48 bytes             │ TotalAHSLength × 4 bytes   │ DataSegmentLength │ to 4 bytes
 //! ```
 //! This is one message of a queue pair: an iSER header and an iSCSI control-type PDU without
 //! digests. Solicited data has no messages: the target reads and writes the memory that a command's

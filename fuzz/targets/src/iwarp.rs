@@ -215,7 +215,8 @@ impl Run<'_> {
         }
     }
 
-    /// Posts work requests, as the choices request, while there is room.
+    /// Posts a work request or calls a method, as the choices select, if there is room; returns
+    /// whether it did.
     fn post(&mut self) -> bool {
         if self.iwarp.room() == 0 || self.posted >= MOST_WORK {
             return false;
@@ -243,7 +244,8 @@ impl Run<'_> {
         true
     }
 
-    /// Makes a call that needs no completion, as the choices request; returns whether it did.
+    /// Calls a method of the queue pair that takes no work request, as the choices select; returns
+    /// whether it did.
     fn call(&mut self, mut local: SgList, remote: Remote) -> bool {
         let id = WorkId(self.posted);
         let comes_back = match self.choices.below(6) {

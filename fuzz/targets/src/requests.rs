@@ -15,7 +15,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Submits a few requests, as the choices request, once the session is ready.
+    /// Submits a few requests, which the choices select, once the session is ready.
     pub(crate) fn submit<S: Initiator>(
         &mut self,
         session: &mut S,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub(crate) trait Judge {
     /// The clock is advanced to deadlines within this time only.
     const NEAR: Duration;
-    /// The session's documented maximum outbox, plus one of each item, in bytes.
+    /// The session's documented maximum outbox, plus one item of each kind, in bytes.
     const MAX_OUTBOX: usize;
     /// The session's documented maximum data in flight, rounded up to whole buffers, plus copies
     /// for digests, in bytes.

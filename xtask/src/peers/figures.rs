@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_count_lies_between() {
+    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
         let spread = Spread::of([40.0, 10.0, 20.0, 30.0].into_iter()).unwrap();
         assert_eq!(spread, Spread { median: 25.0, min: 10.0, max: 40.0 });
         assert!((spread.half_range_percent() - 60.0).abs() < 1e-9);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_one_server_client_and_cell_come_together() {
+    fn runs_of_one_server_client_and_cell_form_one_row() {
         let mut rows = Rows::default();
         let other = Cell { iodepth: 1, ..CELL };
         for (server, cell, iops) in [("a", CELL, 1.0), ("b", CELL, 9.0), ("a", other, 5.0), ("a", CELL, 3.0)]

@@ -1,5 +1,5 @@
-//! Two network namespaces joined by a veth pair, for protocols on raw frames: the servers' and the
-//! clients'.
+//! A network namespace for servers and one for clients, joined by a veth pair, for protocols on raw
+//! frames.
 //!
 //! The namespaces have names, so that programs can be started in them. A name contains the PID of
 //! its creator. A comparison removes the namespaces of comparisons that were killed.

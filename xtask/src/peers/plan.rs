@@ -197,7 +197,8 @@ fn time_left(elapsed: Duration, done: u64, all: u64) -> Duration {
     elapsed.mul_f64(all.saturating_sub(done) as f64 / done.max(1) as f64)
 }
 
-/// The alternating cases, repeatedly: the round, the cases, and which one comes first this time.
+/// Yields, for each round and each group of alternating cases: the round, the group, and the index
+/// of the case that comes first.
 fn turns<'a, 'b>(
     cases: &'b [Vec<PeerCase<'a>>],
     runs: u32,

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_find_every_run_and_goal() {
+    fn the_json_has_every_run_and_every_goal() {
         let value: Value = serde_json::from_str(&json(&comparison())).unwrap();
         assert_eq!(value["rows"].as_array().map(Vec::len), Some(6));
         assert_eq!(value["rows"][0]["runs"][1]["iops"], 909_000.0);

@@ -83,7 +83,7 @@ impl Program {
     }
 }
 
-/// Another project's program that serves the file in memory and stays in the foreground.
+/// Another project's program that serves the file, which is in memory, and stays in the foreground.
 pub(crate) const fn peer(
     name: &'static str,
     package: &'static str,
@@ -250,7 +250,7 @@ mod tests {
     );
 
     #[test]
-    fn a_server_that_ends_at_once_is_quoted() {
+    fn the_output_of_a_server_that_ends_at_once_is_reported() {
         let Err(error) = Running::start(&BROKEN, &bench()) else {
             panic!("it cannot run");
         };

@@ -33,7 +33,7 @@ const BANS: &[Ban] = &[
             ("crates/volume/tests/counting/", "an allocator that counts"),
         ],
         tests_may: false,
-        instead: "build on a module that may, or name this file and the reason in xtask/src/tidy/calls.rs",
+        instead: "use a module that may have unsafe code, or list this file with a reason in xtask/src/tidy/calls.rs",
     },
     Ban {
         words: ".unwrap()",
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_whole_words() {
+    fn banned_words_match_whole_words_only() {
         assert!(has_words("x = unsafe { y };", "unsafe"));
         assert!(!has_words("#![forbid(unsafe_code)]", "unsafe"));
         assert!(!has_words("eprintln!()", "println!"));

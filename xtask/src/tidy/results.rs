@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_that_its_data_do_not_make_is_found() {
+    fn a_page_that_differs_from_its_data_is_found() {
         let data = r#"{"title": "T", "machine": "M", "date": "d", "command": "c", "method": "m", "notes": [], "cells": []}"#;
         let path = "docs/results/data/t.json";
         let made = pages(&BTreeMap::from([(path.to_owned(), data.to_owned())])).unwrap();

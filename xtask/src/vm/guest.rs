@@ -118,7 +118,7 @@ pub(crate) fn needs_frames(script: &str) -> bool {
 
 /// Addresses of host and guest, which are the same on both sides, so that addresses in discovery
 /// responses work on the other side as well. They are loopback addresses, which other machines
-/// cannot reach. Each run has its own addresses, and so all default ports.
+/// cannot reach. Each run has its own addresses, so every run can use the default ports.
 ///
 /// QEMU's network, 127.x.y.0/25, has the guest and a gateway. Through the gateway the guest
 /// connects to any address that this machine can reach; Blockmux listens on 127.x.y.200. QEMU
@@ -165,8 +165,8 @@ impl Addresses {
     /// Network of the guest's second interface, which exists because Linux's RDMA does not use
     /// loopback addresses. Two addresses of this network forward, with one program per connection,
     /// to the iSCSI port of [`Addresses::host`] and to the next port: the two paths to one target.
-    /// These two ports of the guest's address in this network are forwarded from the next two ports
-    /// of [`Addresses::guest`].
+    /// In the other direction, ports 3261 and 3262 of [`Addresses::guest`] forward to ports 3260
+    /// and 3261 of the guest's address in this network.
     fn rdma_network(&self) -> String {
         let (host, guest) = (self.host(), self.guest());
         let forward = [0, 1].map(|nth| {

@@ -21,7 +21,7 @@ struct Count {
 }
 
 impl Repeats {
-    /// Whether to write a line.
+    /// Counts a line, and returns whether to write it.
     pub(crate) fn admits(&mut self, line: &[u8], now: Instant) -> bool {
         if self.alike.len() >= MAX_KINDS && !self.alike.contains_key(kind_of(line)) {
             // All further kinds share one count, because many addresses could fill the disk as
@@ -36,7 +36,8 @@ impl Repeats {
         count.lines <= count.max
     }
 
-    /// Lines with the counts of suppressed lines of expired windows.
+    /// Removes kinds of lines whose window has expired. Returns a line for each kind of which lines
+    /// were suppressed, with their number.
     pub(crate) fn left_out(&mut self, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
         self.alike.retain(|line, count| {

@@ -664,8 +664,8 @@ fn check_accesses(
         if words.is_some() && !names(access.protocol) && !names_target(access) {
             let (title, option) = (&access.title, key(access.protocol));
             return Err(format!(
-                "volume `{volume}`: {title} has it, but its protocols do not name {option}; add \"{option}\" to them, \
-                 or remove the volume there"
+                "volume `{volume}`: {title} has it, but the volume's protocols do not name {option}; add \"{option}\" \
+                 to them, or remove the volume there"
             ));
         }
     }
@@ -818,7 +818,7 @@ mod tests {
     fn protocols_limit_exports_and_must_be_known() {
         let here = || vec![listener(&ISCSI, None, true)];
         let said = policy(guarded(), [Some(&["nbd"]), None], here()).unwrap_err();
-        assert!(said.contains("its protocols do not name iscsi"), "{said}");
+        assert!(said.contains("the volume's protocols do not name iscsi"), "{said}");
         let said = policy(guarded(), [Some(&["iser"]), None], here()).unwrap_err();
         assert!(said.contains("`iser` is neither a protocol"), "{said}");
         let said = policy(guarded(), [None, None], vec![listener(&NBD, Some(&["c"]), true)]).unwrap_err();

@@ -1,5 +1,5 @@
-//! The access rule: a volume that one protocol protects is not open over another protocol unless
-//! the config says so.
+//! The access rule: a volume that only some initiators may use over one protocol is not open to all
+//! over another, unless the config says so.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text, without_notes};
@@ -137,7 +137,7 @@ fn a_volume_of_a_subsystem_with_hosts_is_not_exported_over_iscsi_or_by_open_subs
     let said = refusal(&with(&both, "", &target), &[]);
     assert!(said.contains(&format!("iscsi_target `{OPEN_TARGET}`")), "{said}");
     let said = refusal(&with(&both, "protocols = ['nvme_tcp']", &target), &[]);
-    assert!(said.contains("its protocols do not name iscsi"), "{said}");
+    assert!(said.contains("the volume's protocols do not name iscsi"), "{said}");
     Daemon::serve_only(&["--config", &with(&both, "protocols = ['nvme_tcp', 'iscsi']", &target)]);
     let said = refusal(&with(nvme, "protocols = ['smb']", ""), &[]);
     assert!(said.contains("`smb` is neither a protocol") && said.contains("nvme_tcp, srp, aoe"), "{said}");

@@ -67,7 +67,7 @@ impl Cable {
         }
     }
 
-    /// Starts a program in the target's namespace.
+    /// A command that runs a program in the target's namespace.
     fn at_target(&self, program: &str) -> Command {
         within(&self.target, program)
     }
@@ -77,8 +77,8 @@ impl Cable {
         within(&self.initiator, BLOCKMUX).args(args).output().unwrap()
     }
 
-    /// Output of discovery. On a busy machine there may be no answer within its second, so it is
-    /// repeated.
+    /// Output of discovery, which waits for answers for one second. On a busy machine none may
+    /// arrive in that time, so it is repeated.
     fn discovers(&self) -> String {
         let mut attempts = (0..10).map(|_| self.says(&["discover", "aoe://cable"]));
         attempts.find(|found| !found.is_empty()).expect("nobody answers")
@@ -218,7 +218,7 @@ fn initiator_and_target_work_at_every_mtu() {
 }
 
 #[test]
-fn volumes_with_disk_names_are_in_any_shelf() {
+fn a_volume_named_after_a_disk_is_that_disk_in_any_shelf() {
     let Some(cable) = Cable::new(9000) else { return };
     let server = cable.serve(&["e7.3=mem:8m", "e900.254=mem:4m", "plain=mem:2m", "--aoe", "cable"]);
     let urls = ["aoe://cable/e7.3", "aoe://cable/e900.254", "aoe://cable/e0.2"];

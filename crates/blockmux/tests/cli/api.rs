@@ -96,7 +96,7 @@ fn every_error_has_the_same_format_and_the_status_of_its_kind() {
         );
     }
     let (_, answer) = ask(&controlled.socket(), "POST", "/v1/volumes/a/resize", "", r#"{"size": 7}"#);
-    assert_eq!(answer["error"]["hint"], "round them");
+    assert_eq!(answer["error"]["hint"], "round it");
 }
 
 #[test]

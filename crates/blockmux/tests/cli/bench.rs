@@ -367,19 +367,21 @@ fn the_mtu_study_runs_over_virtual_links_with_published_and_measured_values() {
         "\naoe, 1 Gbit/s, MTU 4132 ",
         "\nnbd, no limit, MTU 9000 ",
         "\nlocal, 12-way stripe ",
-        "\naoe, MB/s: here, and there with\n",
+        "\naoe, MB/s: measured here, then as published\n",
         " 106 72.0 ",
     ] {
         assert!(out.contains(part), "no {part:?} in {out}");
     }
-    let tables =
-        out.lines().skip_while(|line| !line.contains("here, and there")).take_while(|line| !line.is_empty());
+    let tables = out
+        .lines()
+        .skip_while(|line| !line.contains("measured here, then"))
+        .take_while(|line| !line.is_empty());
     assert!(tables.map(|line| line.chars().count()).all(|width| width <= 80), "{out}");
     let page = bench.read("bench.html");
     assert!(page.contains("<caption>nbd, MB/s</caption>") && page.contains("PS3, 4 disks"));
     let report =
         printed(&blockmux(["report", &bench.path("report/bench.json"), "--report", &bench.path("again")]));
-    assert!(report.contains("\naoe, MB/s: here, and there with\n"), "{report}");
+    assert!(report.contains("\naoe, MB/s: measured here, then as published\n"), "{report}");
 }
 
 #[test]

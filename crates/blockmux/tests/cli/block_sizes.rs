@@ -229,7 +229,7 @@ fn a_volume_is_whole_blocks() {
 fn a_resize_is_a_multiple_of_the_block_size() {
     let controlled = Controlled::serve(&["a=mem:8m?block_size=4096"]);
     let refused = controlled.ctl(&["resize", "a", "4608"]);
-    assert!(text(&refused.stderr).contains("whole blocks of 4096"), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("multiple of the block size, 4096"), "{}", text(&refused.stderr));
     controlled.said(&["resize", "a", "16m"]);
     let exported = controlled.said(&["export"]);
     assert!(exported.contains("spec = \"mem:16m?block_size=4k\""), "{exported}");

@@ -165,8 +165,8 @@ fn an_impossible_resize_is_refused_with_advice() {
     let controlled = Controlled::serve(&args);
     for (name, size, expected) in [
         ("b", "1m", "no volume has the name `b`; choose one of a, null, striped, frozen"),
-        ("a", "1000", "a: 1000 bytes are not one or more whole blocks of 512; round them"),
-        ("a", "0", "a: 0 bytes are not one or more whole blocks of 512; round them"),
+        ("a", "1000", "a: 1000 bytes is not a positive multiple of the block size, 512; round it"),
+        ("a", "0", "a: 0 bytes is not a positive multiple of the block size, 512; round it"),
         ("a", "1e", "a: it can have at most"),
         ("a", "15e", "a: clients support at most 2^63 - 1 bytes; choose a smaller size"),
         (

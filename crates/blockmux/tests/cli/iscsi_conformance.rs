@@ -19,7 +19,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("PreventAllow", "RAM cannot be removed"),
     ("StartStopUnit.Simple", "RAM cannot be removed"),
     ("ReadOnly", "it is writable"),
-    // Tests that `check` runs with two paths.
+    // `run` runs these tests again, with two paths.
     ("MultipathIO", "it has one path"),
     // Not supported: a cryptographic erase destroys the key of encrypted data, and our data is not
     // encrypted. A host expects that copies, such as those of a file system, become unreadable.
@@ -77,7 +77,7 @@ fn every_test_passes_with_digests() {
     let config = ["--config", config.to_str().unwrap(), "--poll", "never"];
     let daemon = Daemon::serve(&[&[VOLUME, "--iscsi", "127.0.0.1:0"][..], &config].concat());
     let url = daemon.urls_of("iscsi").remove(0);
-    // The rest of the test is for the Blockmux initiator.
+    // The rest of the URL is for the Blockmux initiator.
     let (plain, _) = url.split_once("?header_digest=on").unwrap();
     run(&format!("{plain}?data_digest=crc32c"));
 }

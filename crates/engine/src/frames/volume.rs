@@ -26,8 +26,8 @@ pub struct AoeVolume<H: FrameHost = EngineCore> {
 }
 
 impl<H: FrameHost> AoeVolume<H> {
-    /// A disk like `info` at an address, reached through these interfaces; I/O fails when the disk
-    /// has been silent for `timeout`.
+    /// A disk at an address, with the properties `info`, reached through these interfaces. I/O
+    /// fails when the disk has been silent for `timeout`.
     #[must_use]
     pub fn new(
         interfaces: Vec<String>,

@@ -1,6 +1,7 @@
-//! One session of a channel, over successive connections: dials, carries requests beside its
-//! control session (`controlled`), watches whether the target replies (`watch`), and when the
-//! session is lost (`loss`) replays, waits or gives up.
+//! A link keeps one session of a channel connected. It connects, opens the control session first if
+//! the protocol has one (`controlled`), passes requests to the session, and checks that the target
+//! replies (`watch`). When the session is lost, it replays the requests, waits, or gives up
+//! (`loss`).
 
 mod controlled;
 mod loss;
@@ -29,7 +30,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tracing::warn;
 
-/// One session of a channel, over successive connections.
+/// Keeps one session of a channel connected: replaces it after a loss and replays its requests.
 pub(super) struct Link<D: Dialer, H: Host> {
     dialer: Arc<D>,
     known: Arc<VolumeShared>,
@@ -75,7 +76,7 @@ pub(super) struct Link<D: Dialer, H: Host> {
 }
 
 enum LinkState<S, H: Host> {
-    /// Idle: dial with the next request.
+    /// Not connected: the next request starts a connection.
     Down,
     /// Between two attempts.
     Pausing {
@@ -389,16 +390,16 @@ impl<D: Dialer, H: Host> Link<D, H> {
             self.reported_rank = PathRank::Unusable;
             control.refresh_path();
         }
-        let is_none = rank.is_some_and(|rank| is_shut(rank, self.has_other_paths));
-        if self.has_other_paths && (rank != self.rank || (is_none && !self.queue.is_empty())) {
+        let is_blocked = rank.is_some_and(|rank| is_shut(rank, self.has_other_paths));
+        if self.has_other_paths && (rank != self.rank || (is_blocked && !self.queue.is_empty())) {
             self.rank = rank;
             self.group.is_changed.set(true);
             self.consumer.wake();
         }
-        if self.retry.is_stranded_too_long(is_none && !self.queue.is_empty(), || self.core.now()) {
+        if self.retry.is_stranded_too_long(is_blocked && !self.queue.is_empty(), || self.core.now()) {
             self.done.extend(self.queue.drain(..).map(|io| lost(io.tag)));
         }
-        while *is_checked && !is_none && session.room() > 0 {
+        while *is_checked && !is_blocked && session.room() > 0 {
             let Some(io) = self.queue.pop_front() else { break };
             session.submit(io);
             self.in_flight += 1;

@@ -18,11 +18,11 @@
 //!
 //! If several paths lead to a volume, a channel has links over each of them. Requests are
 //! distributed over the paths that the target ranks best ([`PathRank`]), round-robin or by queue
-//! depth ([`Policy`]). Uncompleted requests of a lost path, and requests that a target refuses on a
-//! path now, are retried on another path at once; the lost path is tried again, every few seconds
-//! while others work. As with any multipath, a target that still processes requests of the lost
-//! path may execute them after newer ones of the other path: only ending the lost session prevents
-//! that, and a session over another port does not end it.
+//! depth ([`Policy`]). Uncompleted requests of a lost path, and requests that a target temporarily
+//! refuses on a path, are retried on another path at once. While other paths work, the lost path is
+//! tried again every few seconds. As with any multipath, a target that still processes requests of
+//! the lost path may execute them after newer ones of the other path: only ending the lost session
+//! prevents that, and a session over another port does not end it.
 //!
 //! A volume may be resized while in use, if its protocol reports that: [`Volume::info`] returns the
 //! current size, against which new requests are checked.
@@ -265,8 +265,8 @@ impl VolumeShared {
 }
 
 impl<D: Dialer, H: Host> RemoteVolume<D, H> {
-    /// A volume like `info` reached by `dialer`. Each channel has this many connections and
-    /// reconnects a lost one for `reconnect_timeout`.
+    /// Creates a volume with the properties `info` whose sessions `dialer` creates. Each channel
+    /// has `connections` connections, and tries for `reconnect_timeout` to replace a lost one.
     pub fn new(
         dialer: D,
         info: VolumeInfo,

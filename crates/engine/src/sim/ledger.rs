@@ -33,7 +33,7 @@ struct Block {
     in_flight: Option<u64>,
     /// Stale writes done while a write was in flight, so perhaps after it.
     stale: Vec<u64>,
-    /// Stable values at `floor_serial`.
+    /// Values that stable storage may have held at `floor_serial`.
     floor: Vec<u64>,
     floor_serial: u64,
     /// Values that the block may have held since `floor_serial`, with the serial of each.

@@ -168,7 +168,7 @@ fn fio_job<'a>(name: &str, job: &Value, option: impl Fn(&str) -> Option<&'a str>
     let bs = if option("bs").is_some() { small("bs", 4096) } else { small("blocksize", 4096) }?;
     Ok(Job {
         name: name.to_owned(),
-        rw: pattern(rw).ok_or_else(|| format!("rw={rw} is not a pattern that reports have"))?,
+        rw: pattern(rw).ok_or_else(|| format!("rw={rw} is not supported in reports"))?,
         bs,
         iodepth: small("iodepth", 1)?,
         numjobs: small("numjobs", 1)?,
@@ -276,7 +276,7 @@ mod tests {
         assert!(reason("{}").contains("\"jobs\""));
         assert!(reason(r#"{"jobs":[],"blockmux":{"format":2}}"#).contains("report format 2"));
         let job = r#"{"jobs":[{"jobname":"x","job options":{"rw":"trimwrite"}}]}"#;
-        assert_eq!(reason(job), "job 0 (x): rw=trimwrite is not a pattern that reports have");
+        assert_eq!(reason(job), "job 0 (x): rw=trimwrite is not supported in reports");
         let row = r#"{"jobs":[{"jobname":"x"}],"blockmux":{"format":1,"command":"","started":"","version":"",
             "machine":{"cpu":"","cores":1,"kernel":"","memory_bytes":1},"suite":null,"rows":[],"skipped":[]}}"#;
         assert!(reason(row).starts_with("job 0 (x): "));

@@ -111,9 +111,9 @@ impl PageTable {
             [
                 "max",
                 "CPU target",
-                "of it kernel",
+                "of which kernel",
                 "CPU initiator",
-                "of it kernel",
+                "of which kernel",
                 "% CPU per Gbit/s",
                 "Share of ceiling",
                 "Target",

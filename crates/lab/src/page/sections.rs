@@ -393,8 +393,8 @@ pub(super) const SMALL: u32 = 16 << 10;
 const ONE_BLOCK: usize = 4;
 const CEILING: &str = " The tick on a bar is its ceiling, the raw-socket baseline: a request and response program without a \
 protocol on the same sockets, with the same message sizes, depth and connections. The percentage is the bar's share of \
-it. The baseline idles as the protocol does: it sleeps for “never”, spins for “always”, and for “adaptive” the faster of \
-the two counts.";
+it. The baseline waits as the protocol does: with the polling policy “never” it sleeps, with “always” it spins, and with \
+“adaptive” the faster of the two counts.";
 const HATCHED: &str = "Hatched bars are above 110% of their ceiling, so the percentage is not a real share. Either other \
 programs slowed the machine down while the ceiling was measured, or the ceiling's simple loop is not the best one for the \
 block size.";

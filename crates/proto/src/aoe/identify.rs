@@ -143,7 +143,7 @@ fn text(words: &[u8]) -> String {
     text.trim().to_owned()
 }
 
-/// Heads of the geometry that disks larger than any geometry report.
+/// Heads of the reported geometry; larger disks report [`MAX_CYLINDERS`] cylinders.
 const HEADS: u64 = 16;
 const TRACK: u64 = 63;
 const MAX_CYLINDERS: u64 = 16_383;

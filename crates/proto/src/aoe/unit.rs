@@ -28,7 +28,7 @@ pub struct DiskSettings {
 
 /// Stored settings that are damaged or not of an AoE disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not what is kept of an AoE disk, or damaged")]
+#[error("not the stored settings of an AoE disk, or damaged")]
 pub struct SettingsImageError;
 
 /// A disk of a target; clones share their settings.
@@ -184,10 +184,9 @@ impl DiskSettings {
     }
 }
 
-/// The maximum length of a MAC mask list: what the answer to one request holds in a frame of 1,500
-/// bytes.
+/// The maximum length of a MAC mask list: an answer with all of it fits a frame of 1,500 bytes.
 pub const MAX_MASKS: usize = 128;
-/// The maximum number of stations in a reservation: what a frame of 1,500 bytes holds.
+/// The maximum number of stations in a reservation: a list of them fits a frame of 1,500 bytes.
 pub const MAX_RESERVED: usize = 240;
 
 /// The maximum number of changes of one disk that are being stored; further requests get no answer,

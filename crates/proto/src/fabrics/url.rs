@@ -180,7 +180,7 @@ impl NvmeUrl {
         let has_key =
             self.dhchap_hash.is_none_or(Hash::is_of_tls) && self.dhchap_dhgroup != Some(DhGroup::Null);
         if self.concat && !has_key {
-            return Some(("concat", "no key can be made of hmac(sha512), and none without a group"));
+            return Some(("concat", "needs hmac(sha256) or hmac(sha384), and a group other than null"));
         }
         None
     }
@@ -234,13 +234,13 @@ impl UrlParameters for NvmeUrl {
         table.switch("data_digest", &mut self.data_digest);
         table.count("queue_size", &mut self.queue_size, 2..=DEPTH as u32);
         table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
-        let problem = "write all, or name the places where the host is";
+        let problem = "write all, or list several hosts in the URL";
         table.word("paths", &mut self.all_paths, &[("all", true)], problem);
         let policies = [("round-robin", IoPolicy::RoundRobin), ("queue-depth", IoPolicy::QueueDepth)];
         table.word("iopolicy", &mut self.io_policy, &policies, "write round-robin or queue-depth");
-        table.seconds("keep_alive_tmo", &mut self.keep_alive, MAX_KEEP_ALIVE, "; 0 is none");
+        table.seconds("keep_alive_tmo", &mut self.keep_alive, MAX_KEEP_ALIVE, "; 0 for no Keep Alive");
         table.seconds("ctrl_loss_tmo", &mut self.reconnect, MAX_RECONNECT, "");
-        table.seconds("io_timeout", &mut self.io_timeout, MAX_RECONNECT, "; 0 is for ever");
+        table.seconds("io_timeout", &mut self.io_timeout, MAX_RECONNECT, "; 0 for no limit");
         table.file("tls_key_file", &mut self.tls_key_file);
         table.number("tls_identity", &mut self.tls_identity, 0..=1);
         table.switch("ktls", &mut self.ktls);
@@ -366,12 +366,15 @@ mod tests {
             ("nvme+tcp://h/nqn.a?tls_identity=2", "give a number from 0 to 1"),
             ("nvme+tcp://h/nqn.a?dhchap_secret_file=", "name a file"),
             ("nvme+tcp://h/nqn.a?dhchap_ctrl_secret_file=b", "give dhchap_secret_file, too"),
-            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_hash=md5", "there are hmac(sha256)"),
-            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_dhgroup=modp1024", "there are null, ffdhe2048"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_hash=md5", "write hmac(sha256)"),
+            ("nvme+tcp://h/nqn.a?dhchap_secret_file=a&dhchap_dhgroup=modp1024", "write null, ffdhe2048"),
             ("nvme+tcp://h/nqn.a?dhchap_dhgroup=null", "give dhchap_secret_file, too"),
             ("nvme+tcp://h/nqn.a?concat=on", "give dhchap_secret_file, too"),
             ("nvme+tcp://h/nqn.a?concat=on&dhchap_secret_file=a&tls_key_file=b", "leave tls_key_file out"),
-            ("nvme+tcp://h/nqn.a?concat=on&dhchap_secret_file=a&dhchap_dhgroup=null", "none without a group"),
+            (
+                "nvme+tcp://h/nqn.a?concat=on&dhchap_secret_file=a&dhchap_dhgroup=null",
+                "a group other than null",
+            ),
             ("nvme+tcp://h/nqn.a?dhchap_secret=DHHC-1:00:hunter2:", "everybody can see it here"),
             ("nvme+tcp://h/nqn.a?key=hunter2", "unknown"),
             ("nvme+tcp://h/nqn.a?rdma=iwarp", "belongs to nvme+rdma://"),

@@ -199,7 +199,7 @@ impl TlsParameters {
             }
             (_, Some(file), None) => TlsFiles::Psk { file, username },
             (_, None, _) if username.is_some() => {
-                return wrong("tls-psk-file", "missing; a user has a key in tls-psk-file=FILE");
+                return wrong("tls-psk-file", "missing; a user name needs the key file, tls-psk-file=FILE");
             }
             (_, None, certificates) => TlsFiles::Certificates(certificates),
         };
@@ -244,7 +244,7 @@ impl UrlParameters for UriText {
         if let Some(path) = socket {
             self.uri.server = NbdServer::Unix(path);
         }
-        // A URI without TLS is refused with these before, so they have their defaults.
+        // `refuse` has refused these in a URI without TLS, so `plain` is never changed.
         let mut plain = TlsParameters::default();
         let tls = self.tls.as_mut().unwrap_or(&mut plain);
         table.file("tls-certificates", &mut tls.certificates);
@@ -473,7 +473,7 @@ mod tests {
             ("nbd://h/x?ktls=off", "\"ktls\" is for TLS"),
             ("nbd://user@h/x", "\"user@\" is for TLS"),
             ("nbds://@h/x", "host \"@h\": no user stands before the @"),
-            ("nbds://u@h/x", "parameter \"tls-psk-file\": missing; a user has a key"),
+            ("nbds://u@h/x", "parameter \"tls-psk-file\": missing; a user name needs"),
             ("nbds://h/x?tls-type=psk", "parameter \"tls-psk-file\": missing"),
             ("nbds://h/x?tls-type=anon", "parameter \"tls-type=anon\": TLS without authentication"),
             ("nbds://h/x?tls-type=x", "parameter \"tls-type=x\": write x509 or psk"),

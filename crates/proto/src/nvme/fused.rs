@@ -18,8 +18,9 @@ use std::sync::Arc;
 pub(super) struct CompareAndWrite {
     volume_state: Arc<VolumeState>,
     volume: VolumeId,
-    /// Offset, and below length, in bytes.
+    /// Offset of the range, in bytes.
     offset: u64,
+    /// Length of the range, in bytes.
     len: u64,
     fua: bool,
     expected: SgList,

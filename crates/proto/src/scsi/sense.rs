@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_a_sense_key_specific() {
+    fn progress_is_in_the_sense_key_specific_field() {
         let sense = Sense::new(SenseKey::NOT_READY, Asc::SANITIZE_IN_PROGRESS);
         let sense = Sense { specific: Some(SenseKeySpecific::Progress(0x8000)), ..sense };
         assert_eq!(sense.to_bytes()[15..], [0x80, 0x80, 0]);

@@ -165,5 +165,6 @@ pub(super) const MAX_IU_LEN: u32 = 16 << 10;
 /// The longest information unit to an initiator, in bytes: a response with the longest sense data.
 pub(super) const MAX_RESPONSE_LEN: u32 = 256;
 
-/// The shortest limit of information units that a login may ask for, in bytes (SRP r16a §6.2).
+/// A login must ask for a maximum length of information units of at least this, in bytes (SRP r16a
+/// §6.2).
 const MIN_IU_LEN: u32 = 64;

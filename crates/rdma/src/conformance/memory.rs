@@ -7,8 +7,8 @@ use crate::regions::Refusal;
 use blockmux_proto::rdma::{Endpoint, RemoteRights, WorkError, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
-/// Writes of various lengths and offsets. When the message after a write arrives, its data is
-/// there.
+/// Writes of various lengths and offsets. When the message after a write arrives, the written data
+/// is in the memory.
 pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
@@ -112,7 +112,7 @@ pub(super) fn reads_beyond_the_limit_wait(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-/// Sends and writes posted after a read, and after a read that has to wait.
+/// Sends and writes that are posted after a read are executed, even if the read has to wait.
 pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
     let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 1, ..ample() })?;
     let source = pattern(8, 50_000);
@@ -132,7 +132,7 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
             if target.slice(usize::from(message[0]) * 10_000, 10_000).to_vec()
                 != pattern(message[0].into(), 10_000) =>
         {
-            fail!("message {message:?} arrived before data written in front of it")
+            fail!("message {message:?} arrived before the data of the write before it")
         }
         _ => Ok(()),
     })?;

@@ -24,7 +24,7 @@ pub(super) fn every_length_arrives(connect: &mut Connect) -> Outcome {
                 let mut observed = pair.observed(side);
                 observed.retain(|observed| !matches!(observed, Observed::Done(_, Ok(()))));
                 if observed != expected {
-                    return fail!("of messages of {lens:?} bytes {side:?} observed {observed:?}");
+                    return fail!("for messages of {lens:?} bytes, {side:?} observed {observed:?}");
                 }
                 lens.iter().for_each(|_| pair.post(side, WorkRequest::Receive));
             }

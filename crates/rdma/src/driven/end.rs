@@ -35,8 +35,8 @@ impl<Q: Provider> DrivenEnd<Q> {
     /// there was anything. That counts as a change of the session, because a request from one
     /// connection may be answered on another.
     ///
-    /// The loop ends: it receives nothing new from the peer, and the endpoint bounds the work that
-    /// follows from work.
+    /// The loop terminates: it receives nothing new from the peer, and the endpoint's limits bound
+    /// the work that other work causes.
     #[inline]
     pub(super) fn pump(&mut self, session: &mut impl RdmaSession, calls: &mut DriverCalls) -> bool {
         let mut has_moved = false;

@@ -156,7 +156,7 @@ impl PendingWork {
         self.reads.front_mut()
     }
 
-    /// Completes that read: all its data has arrived.
+    /// Completes the oldest read, of which all data has arrived.
     #[inline]
     pub(super) fn pop_read(&mut self) -> Option<WorkId> {
         self.reads.pop_front()?.id

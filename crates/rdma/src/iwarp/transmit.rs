@@ -32,8 +32,9 @@ pub(super) struct Transmitter {
     is_work: bool,
     /// RDMA Reads of the peer that wait for their response.
     peer_reads: VecDeque<PeerReadRequest>,
-    /// Messages, and below Read Requests, sent so far.
+    /// Number of Send messages sent so far.
     sends: u32,
+    /// Number of Read Requests sent so far.
     reads: u32,
 }
 

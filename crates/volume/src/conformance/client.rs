@@ -100,7 +100,7 @@ impl<'a> Client<'a> {
             let may_continue = (self.turn.borrow_mut())();
             if (!may_continue && self.woken.is_empty()) || Instant::now() > deadline {
                 return fail!(
-                    "these requests never complete, or the waker is not woken:  {:?}",
+                    "these requests never complete, or complete without waking the waker: {:?}",
                     self.in_flight
                 );
             }

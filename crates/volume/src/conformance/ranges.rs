@@ -5,7 +5,7 @@ use crate::io::{Extent, Io, IoError, Op, Output, Tag};
 use crate::sg_list::SgList;
 use crate::volume::MAX_TRANSFER;
 
-/// Every combination of the flags.
+/// Write-zeroes operations with every combination of flags.
 pub(super) fn all_zeroes() -> impl Iterator<Item = Op> {
     (0..8).map(|bits| Op::WriteZeroes {
         fua: bits & 1 != 0,

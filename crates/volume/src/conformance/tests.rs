@@ -162,7 +162,7 @@ fn each_defect_is_found_by_its_case() {
         (Defect::DiscardsANeighbour, "discards leave"),
         (Defect::CompletesTwice, "every tag once"),
         (Defect::ForgetsOne, "never complete"),
-        (Defect::NeverWakes, "the waker is not woken"),
+        (Defect::NeverWakes, "without waking the waker"),
         (Defect::BrokenTag, "not in flight"),
         (Defect::AnswersPastTheEnd, "invalid requests"),
         (Defect::CallsDataZero, "block status is correct"),

@@ -1,8 +1,8 @@
 //! iSCSI, as RFC 7143 and its extension RFC 7144 have it.
 //!
 //! ```text
-//!   Basic Header Segment │ Additional Header Segments │ Header-Digest │ Data Segment │ padding │ Data-Digest
-//!   48 bytes             │ TotalAHSLength × 4 bytes   │ 0 or 4 bytes  │ DataSegmentLength  to 4 │ 0 or 4 bytes
+//!   Basic Header Segment │ Additional Header Segments │ Header-Digest │ Data Segment, padded  │ Data-Digest
+//!   48 bytes             │ TotalAHSLength × 4 bytes   │ 0 or 4 bytes  │ to a multiple of 4    │ 0 or 4 bytes
 //! ```
 //! [`Bhs`] has the fields that all headers share (RFC 7143 §11.2.1). The structures of [`scsi`] are
 //! PDUs for commands and data, those of [`session`] are PDUs for login, text, NOP, logout and

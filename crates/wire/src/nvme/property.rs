@@ -23,7 +23,7 @@ pub const CAP_TO_SHIFT: u32 = 24;
 pub const CAP_CSS_NVM: u64 = 1 << 37;
 /// CAP.CSS: one or more I/O command sets, found by Identify.
 pub const CAP_CSS_IOCSS: u64 = 1 << 43;
-/// CAP.CRMS: ready independent of media.
+/// CAP.CRMS, bit CRWMS: the controller is ready only with its media.
 pub const CAP_CRMS_CRWMS: u64 = 1 << 59;
 
 /// CC.EN.

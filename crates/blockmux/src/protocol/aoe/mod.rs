@@ -1,10 +1,10 @@
 //! ATA over Ethernet: its properties, its frontend for `serve`, and its URLs.
 //!
-//! AoE has no connections and no listeners: it is served on network interfaces. A volume is the
-//! disk with its name, as `e7.3`, or else with its position in the list of volumes. A kernel filter
-//! distributes frames to the cores, so that one core gets all frames of one initiator for one disk.
-//! AoE is served on configured interfaces only. It needs `CAP_NET_RAW`, and every station on the
-//! network can use the disks.
+//! AoE has no connections and no listeners: it is served on network interfaces. A volume whose name
+//! is a disk address, such as `e7.3`, is that disk; any other gets the slot of its position in the
+//! list of volumes. A kernel filter distributes frames to the cores, so that one core gets all
+//! frames of one initiator for one disk. AoE is served on configured interfaces only. It needs
+//! `CAP_NET_RAW`, and every station on the network can use the disks.
 
 mod remote;
 mod store;
@@ -106,15 +106,15 @@ impl Frontend for Aoe {
         let mut disks =
             all.map(|(at, name)| self.disk(at, name)).collect::<Option<Vec<Disk>>>().ok_or_else(|| {
                 format!(
-                    "there are more volumes than the {ANY_SLOT} slots of a shelf; name the others as disks of another \
-                     shelf, as e1.0"
+                    "there are more volumes than the {ANY_SLOT} slots of a shelf; give the others the names of disks \
+                     of another shelf, such as e1.0"
                 )
             })?;
         disks.sort_unstable();
         match disks.iter().zip(disks.iter().skip(1)).find(|(disk, next)| disk == next) {
             Some((disk, _)) => Err(format!(
                 "two volumes are disk {disk}: a volume whose name is not a disk address gets the slot of its position; \
-                 name one of them as another disk, as e1.0"
+                 give one of them the name of another disk, such as e1.0"
             )),
             None => Ok(()),
         }

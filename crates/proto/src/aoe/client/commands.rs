@@ -196,15 +196,15 @@ mod tests {
     fn tags_continue_and_begin_at_the_given_value() {
         let mut commands = AoeCommandTable::new(1, u32::MAX);
         let tags = [commands.insert(command(1)).unwrap(), commands.insert(command(2)).unwrap()];
-        assert_eq!(tags, [0x0100_0000, 0x0100_0001], "the count goes round");
+        assert_eq!(tags, [0x0100_0000, 0x0100_0001], "the count wraps to 0");
         commands.clear();
         assert!(tags.iter().all(|tag| commands.get_mut(*tag).is_none()) && commands.request_commands() == 0);
-        assert_eq!(commands.insert(command(3)), Some(0x0100_0080), "and not from the begin again");
+        assert_eq!(commands.insert(command(3)), Some(0x0100_0080), "the count does not restart");
         assert_eq!(AoeCommandTable::new(1, 0x1234).insert(command(1)), Some(0x0100_0000 | 0x1235 << 7));
     }
 
     #[test]
-    fn there_is_room_for_so_many() {
+    fn the_table_is_full_after_the_maximum_number_of_commands() {
         let mut commands = AoeCommandTable::new(0, 0);
         assert!((0..MAX_COMMANDS).all(|n| commands.insert(command(n.into())).is_some()));
         assert!(commands.insert(command(0)).is_none());

@@ -127,8 +127,8 @@ impl AoeInitiatorSession {
         self.finish_command(tag, result, frame, now);
     }
 
-    /// Handles the first answer on a path after a silence: commands that stay unanswered now are
-    /// lost, and are retransmitted soon.
+    /// Handles the first answer on a path after a silence: commands of the path that are not
+    /// answered soon after it count as lost, and are retransmitted then.
     fn retry_now(&mut self, path: usize, now: Instant) {
         let soon = later(now, self.congestion.overtaken_after());
         let commands = self.commands.iter_mut().filter(|command| command.path == path);

@@ -127,7 +127,7 @@ fn the_session_queries_all_targets_then_the_disk_and_is_ready() {
 }
 
 #[test]
-fn a_request_is_as_many_commands_as_frames_are_small() {
+fn a_request_is_split_into_as_many_commands_as_its_frames_need() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.read(7, 4096);
     let sent = bench.sent();

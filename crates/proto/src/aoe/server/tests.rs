@@ -236,7 +236,7 @@ fn written_data_is_read_in_both_formats() {
 }
 
 #[test]
-fn a_trim_forgets_its_ranges_and_nothing_else() {
+fn a_trim_discards_its_ranges_and_nothing_else() {
     let mut bench = AoeTargetBench::new();
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 0, 16, &[7; 16 * 512]).0, OK);
     let mut ranges = [0; 512];

@@ -29,8 +29,9 @@
 //! 16 task management functions, 64 KiB of text, 1 MiB of unread responses. With error recovery:
 //! 544 unacknowledged responses, 32 MiB of unacknowledged data-in, 65 MiB of early requests.
 //! Data-out memory comes from the core's pool. R2Ts are sent only for allocated memory, so
-//! solicited data never waits. Unsolicited data waits for memory of other connections; if it blocks
-//! solicited data in vain, its command ends with BUSY.
+//! solicited data never waits. Unsolicited data waits until other connections return memory. If the
+//! memory may be held by an earlier command of this connection whose data follows in the stream,
+//! waiting would never end, so the later command ends with BUSY.
 //!
 //! # Over RDMA
 //! [`IserTargetSession`] runs this session over a queue pair (iSER, RFC 7145). The boundary is the

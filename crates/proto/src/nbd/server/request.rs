@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn payload_follows_by_the_rules_of_the_form() {
+    fn payload_length_follows_from_the_header_format_and_its_flag() {
         let write = request(Cmd::NBD_CMD_WRITE, NONE, 0, 512);
         let flagged = request(Cmd::NBD_CMD_TRIM, CmdFlags::PAYLOAD_LEN, 0, 512);
         assert_eq!(

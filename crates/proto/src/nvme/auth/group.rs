@@ -39,7 +39,7 @@ impl DhGroup {
     /// Lists the valid names.
     pub fn of_name(name: &str) -> Result<DhGroup, &'static str> {
         let found = DhGroup::ALL.into_iter().find(|group| group.name() == name);
-        found.ok_or("there are null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192")
+        found.ok_or("write null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 or ffdhe8192")
     }
 
     /// The name, as the kernel and nvme-cli write it.

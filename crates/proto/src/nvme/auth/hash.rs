@@ -25,7 +25,7 @@ impl Hash {
     /// Lists the valid names.
     pub fn of_name(name: &str) -> Result<Hash, &'static str> {
         let found = Hash::ALL.into_iter().find(|hash| hash.name() == name);
-        found.ok_or("there are hmac(sha256), hmac(sha384) and hmac(sha512)")
+        found.ok_or("write hmac(sha256), hmac(sha384) or hmac(sha512)")
     }
 
     /// The name, as the kernel and nvme-cli write it.

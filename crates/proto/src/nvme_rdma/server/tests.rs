@@ -153,7 +153,7 @@ impl RdmaTestHost {
 const ADDRESS: u64 = 0x1_0000_1000;
 
 #[test]
-fn a_request_that_cannot_be_is_rejected_with_its_status() {
+fn an_invalid_connection_request_is_rejected_with_its_status() {
     let cases = [
         (vec![0; 4], CmStatus::INVALID_LENGTH),
         (asking(129, 32, 31), CmStatus::INVALID_QID),

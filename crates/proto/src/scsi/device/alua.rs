@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn each_state_admits_what_it_should() {
+    fn each_access_state_admits_the_specified_commands() {
         let mode_sense: &[u8] = &[0x1a, 0, 0x3f, 0, 255, 0];
         let capacity: [&[u8]; 2] =
             [&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]];

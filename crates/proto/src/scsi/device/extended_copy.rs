@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_copied_and_the_status_can_be_asked_for() {
+    fn blocks_are_copied_and_receive_copy_results_reports_the_status() {
         let mut client = DeviceBench::new().client("a");
         let blocks: Vec<u8> = (0..4096 * 512).map(|i: u32| (i / 999) as u8).collect();
         client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0x10, 0, 0], &blocks).good();
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_could_not_be_read_or_written_is_not_copied_from_or_to() {
+    fn a_copy_needs_access_to_its_source_and_to_its_destination() {
         let takes: [Taken; 4] = [
             (|_, other| begin(other, &[0x16, 0, 0, 0, 0, 0]), ScsiStatus::RESERVATION_CONFLICT, None),
             (|_, other| begin(other, &[0x1b, 0, 0, 0, 2, 0]), ScsiStatus::CHECK_CONDITION, Some((2, 0x3a00))),

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_write_cache_bit_is_the_volume_s() {
+    fn wce_reports_the_write_cache_of_the_volume() {
         let wce = |write_cache| {
             let info = VolumeInfo { write_cache, ..VolumeInfo::new(1 << 20) };
             let bench = DeviceBench::over(shaped(info));

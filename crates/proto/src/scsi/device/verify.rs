@@ -161,7 +161,7 @@ mod tests {
     use crate::scsi::device::testing::DeviceBench;
 
     #[test]
-    fn every_form_of_verify_compares_with_bytchk_only() {
+    fn every_form_of_verify_compares_only_if_bytchk_is_set() {
         let mut client = DeviceBench::new().client("a");
         let blocks: Vec<u8> = (0..1024).map(|i| (i / 3) as u8).collect();
         client.run_with(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0], &blocks).good();

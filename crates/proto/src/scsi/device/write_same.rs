@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_written_to_each_of_the_range() {
+    fn one_block_is_written_to_every_block_of_the_range() {
         let mut client = DeviceBench::new().client("a");
         let block: Vec<u8> = (0..512).map(|i| i as u8).collect();
         client.run_with(&[0x41, 0, 0, 0, 0, 3, 0, 0x10, 1, 0], &block).good();

@@ -633,7 +633,7 @@ fn no_more_rdma_reads_are_posted_than_the_initiator_supports() {
 }
 
 #[test]
-fn memory_that_waits_for_data_of_the_initiator_is_owed() {
+fn owed_reports_the_oldest_buffer_that_waits_for_data_of_the_initiator() {
     let mut initiator = open();
     assert_eq!(initiator.pump.session.owed(), None);
     let mut reads = Vec::new();
@@ -699,7 +699,7 @@ fn data_in_for_many_short_ranges_is_cut_when_it_is_posted() {
 }
 
 #[test]
-fn a_table_is_as_long_as_linux_makes_it_at_most() {
+fn a_table_has_at_most_as_many_ranges_as_linux_sends() {
     for (entries, is_good) in [(2048, true), (2049, false)] {
         let mut initiator = open();
         let descriptor = IndirectDescriptor { table: direct(0, entries * 16), len: 512.into() };

@@ -159,7 +159,7 @@ fn waiting_commands_do_not_block_the_data_of_others() {
 }
 
 #[test]
-fn the_session_reports_the_oldest_data_that_memory_waits_for() {
+fn owed_reports_the_oldest_buffer_that_waits_for_data_of_the_host() {
     let (mut io, _admin) = deep(&node(), &Pool::new(usize::MAX), 128);
     assert_eq!(io.pump.session.owed(), None);
     for _ in 0..2 {

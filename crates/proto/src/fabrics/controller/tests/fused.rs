@@ -43,7 +43,7 @@ fn block(io: &mut FabricsTestHost, slba: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_fused_pair_writes_if_it_finds_what_it_expects() {
+fn a_fused_pair_writes_if_the_compare_succeeds() {
     let (mut io, _admin) = FabricsTestHost::io(&node());
     assert_eq!(compare_and_write(&mut io, 3, &[0; 1024], &[1; 1024]), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
     assert_eq!(block(&mut io, 4), [1; 512]);

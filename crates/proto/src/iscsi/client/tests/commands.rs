@@ -27,7 +27,7 @@ fn a_read_is_one_command_and_its_data_is_borrowed() {
 }
 
 #[test]
-fn data_in_several_pdus_and_a_status_of_its_own_make_a_read() {
+fn a_read_may_have_several_data_in_pdus_and_a_separate_status() {
     let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.read(1, 0, 1536);
     let command = client.command();
@@ -123,7 +123,7 @@ fn requested_data_is_sent_in_sequences() {
 }
 
 #[test]
-fn write_payload_is_sent_from_where_it_is() {
+fn write_payload_is_sent_without_a_copy() {
     let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     let data = list(&pattern(4096));
     let address = data.segs()[0].as_ptr();
@@ -136,7 +136,7 @@ fn write_payload_is_sent_from_where_it_is() {
 }
 
 #[test]
-fn every_operation_is_its_command() {
+fn each_operation_is_sent_as_its_command() {
     let zeroes = |may_unmap, only_fast| Op::WriteZeroes { fua: false, may_unmap, only_fast };
     for (op, cdb, data_len) in [
         (Op::Flush, [0x91, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 0),
@@ -159,7 +159,7 @@ fn every_operation_is_its_command() {
 }
 
 #[test]
-fn fua_is_a_bit_or_else_a_flush() {
+fn fua_is_sent_as_a_bit_or_as_a_following_flush() {
     let data = || Some(list(&[7; 512]));
     let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
     client.submit(0, Op::Write { fua: true }, 0, 512, data());

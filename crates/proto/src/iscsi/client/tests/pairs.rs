@@ -217,7 +217,7 @@ fn requests_in_flight_may_end_in_any_order() {
 }
 
 #[test]
-fn more_than_the_window_waits_its_turn() {
+fn commands_beyond_the_window_wait() {
     let mut pair = SessionPair::ready(default_proposal(), offer(), usize::MAX);
     pair.pump.holds_io = true;
     let mut submitted = 0;

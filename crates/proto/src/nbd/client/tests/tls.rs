@@ -42,7 +42,7 @@ fn no_option_is_sent_before_tls() {
 }
 
 #[test]
-fn by_tls_an_export_is_opened_as_without_it() {
+fn an_export_is_opened_over_tls() {
     let mut client = client(NbdSessionMode::Go, 7);
     client.feed(&greeting(3)).unwrap();
     client.feed(&reply(STARTTLS, Rep::NBD_REP_ACK, b"")).unwrap();
@@ -74,7 +74,7 @@ fn a_server_without_tls_gets_no_further_option() {
 }
 
 #[test]
-fn bytes_in_the_clear_behind_the_reply_end_the_session() {
+fn plaintext_after_the_reply_to_starttls_ends_the_session() {
     let mut client = client(NbdSessionMode::Go, usize::MAX);
     client.feed(&greeting(3)).unwrap();
     let injected = reply(Opt::NBD_OPT_EXTENDED_HEADERS, Rep::NBD_REP_ACK, b"");

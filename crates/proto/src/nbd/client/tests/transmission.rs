@@ -55,7 +55,7 @@ fn an_extended_write_counts_its_payload() {
 }
 
 #[test]
-fn write_payload_is_sent_from_where_it_is() {
+fn write_payload_is_sent_without_a_copy() {
     let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, HAS, 1);
     let data = list(&pattern(4096));
     let address = data.segs()[0].as_ptr();
@@ -68,7 +68,7 @@ fn write_payload_is_sent_from_where_it_is() {
 }
 
 #[test]
-fn every_operation_is_its_command_where_the_server_has_it() {
+fn each_operation_is_sent_as_its_command_if_the_server_supports_it() {
     let zeroes = |fua, may_unmap, only_fast| Op::WriteZeroes { fua, may_unmap, only_fast };
     for (op, cmd, flags) in [
         (Op::Flush, Cmd::NBD_CMD_FLUSH, 0),
@@ -165,7 +165,7 @@ fn fua_without_fua_is_a_write_and_then_a_flush() {
 }
 
 #[test]
-fn zeroes_are_written_out_where_the_server_cannot_make_them() {
+fn zeroes_are_written_as_data_if_the_server_lacks_write_zeroes() {
     let mut client =
         NbdTestClient::ready(HeaderFormat::Simple, SIZE, HAS | TransmissionFlags::SEND_FLUSH.bits(), 1);
     let len = u64::from(ZEROES) * 6 + 512;
@@ -335,7 +335,7 @@ fn without_block_status_everything_is_data() {
 }
 
 #[test]
-fn a_hint_that_fails_is_still_only_a_hint() {
+fn a_failed_cache_hint_is_ignored() {
     let mut client = NbdTestClient::ready(HeaderFormat::Simple, SIZE, ALL, 1);
     client.submit(0, Op::Prefetch, 0, 512, None);
     let request = sent(&mut client)[0];

@@ -63,7 +63,7 @@ fn where_tls_is_required_a_client_can_only_start_it_or_abort() {
 }
 
 #[test]
-fn by_tls_everything_is_as_without_it_and_the_login_has_the_clients_name() {
+fn over_tls_a_session_works_as_without_and_its_login_event_names_the_client() {
     for (by, name) in [
         (SecuredBy::Psk(b"alice"), "alice"),
         (SecuredBy::Certificate("CN=backup"), "CN=backup"),
@@ -106,7 +106,7 @@ fn results_negotiated_before_tls_are_discarded() {
 }
 
 #[test]
-fn bytes_in_the_clear_behind_starttls_end_the_session() {
+fn plaintext_after_starttls_ends_the_session() {
     for injected in [option(Opt::NBD_OPT_STRUCTURED_REPLY, b""), vec![0x16], vec![0]] {
         let mut session = in_mode(TlsMode::Required);
         let error = session.client_sends(&[starttls(), injected].concat()).unwrap_err();

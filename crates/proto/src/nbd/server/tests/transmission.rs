@@ -28,7 +28,7 @@ fn written_data_is_read_in_every_format() {
 }
 
 #[test]
-fn an_error_has_the_form_that_was_agreed() {
+fn an_error_reply_has_the_negotiated_format() {
     let mut session = transmit(&[]);
     assert_eq!(session.exchange(&request(Cmd::NBD_CMD_READ, 0, SIZE, 512)), simple(22));
     let payload = error_payload(Errno::NBD_EINVAL, "outside the volume");
@@ -422,7 +422,7 @@ fn disc_closes_once_everything_is_answered() {
 }
 
 #[test]
-fn a_stop_finishes_what_is_in_flight_and_refuses_what_comes() {
+fn a_stop_completes_requests_in_flight_and_refuses_new_ones() {
     let mut session = structured();
     session.holds_io = true;
     session.exchange(&request(Cmd::NBD_CMD_CACHE, 0, 0, 512));

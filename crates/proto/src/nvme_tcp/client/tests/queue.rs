@@ -8,7 +8,7 @@ use blockmux_wire::nvme::opcode::NvmOpcode;
 use blockmux_wire::nvmeof::tcp::{Data, FLAG_LAST, FLAG_SUCCESS, PduType};
 
 #[test]
-fn reads_come_whole_however_bytes_are_cut() {
+fn reads_are_complete_however_bytes_are_cut() {
     for format in [PLAIN, BOTH] {
         at_every_split(|step| {
             let mut queue = ScriptedQueue::ready(format);

@@ -93,7 +93,7 @@ fn read_access_suffices_for_mode_sense_but_not_mode_select() {
 }
 
 #[test]
-fn every_command_meets_an_exclusive_access_as_the_tables_say() {
+fn every_command_conflicts_with_exclusive_access_as_the_standard_specifies() {
     let bench = DeviceBench::new();
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     register(&mut a, 1);

@@ -324,7 +324,7 @@ fn a_copy_keeps_its_identifier_until_it_ends_or_is_aborted() {
 }
 
 #[test]
-fn the_zero_token_needs_no_creator() {
+fn the_zero_token_is_accepted_without_populate_token() {
     let mut client = CopyPair::new().client("a");
     client.write(1, 0, &blocks(8));
     client.write_using(1, 0, 1 << 40, &zero_token(), &[(2, 4)]).good();
