@@ -297,7 +297,7 @@ fn an_error_in_an_option_names_the_option() {
         ("mem:1m --rw randreed", "--rw randreed: patterns are read write "),
         ("mem:1m --iodepth 1,x", "--iodepth x: not a number"),
         ("mem:1m --bs 4k,8k", "--bs 4k,8k: give one block size"),
-        ("mem:1m --verify md5 --rw write", "--verify md5: verify with crc32c or pattern"),
+        ("mem:1m --verify md5 --rw write", "--verify md5: give crc32c or pattern"),
         ("mem:1m --verify crc32c --rw randrw", "--verify crc32c: rw=randrw cannot be verified"),
         ("mem:1m --size 2m", "--size 2m: only 1m is left from 0 to the volume's end"),
         ("mem:1m --numjobs 0", "--numjobs 0: from 1 to 1024"),

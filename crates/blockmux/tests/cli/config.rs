@@ -80,7 +80,7 @@ fn a_server_without_exports_is_reported() {
     let output = blockmux(["discover", &daemon.url()]);
     let said = text(&output.stderr);
     assert!(
-        output.status.success() && output.stdout.is_empty() && said.contains("exports nothing"),
+        output.status.success() && output.stdout.is_empty() && said.contains("lists no exports"),
         "{said}"
     );
 }
