@@ -49,18 +49,18 @@ impl Guest<'_> {
         let mut answers = child.stdin.take().context("standard input is a pipe")?;
         let (mut checks, mut status) = (Checks::new(script, say), None);
         for line in lines_of(reader) {
-            match Said::parse(&line) {
-                Said::Check(sentence) => {
+            match GuestLine::parse(&line) {
+                GuestLine::Check(sentence) => {
                     checks.next(sentence);
                     log.add("check", sentence);
                 }
-                Said::Host(command) => {
-                    let status = host.obey(&decode(command)?);
+                GuestLine::Host(command) => {
+                    let status = host.execute(&decode(command)?);
                     // The guest may have crashed meanwhile.
                     let _ = writeln!(answers, "{status}");
                 }
-                Said::End(text) => status = text.parse().ok(),
-                Said::Else => log.add("guest", &line),
+                GuestLine::End(text) => status = text.parse().ok(),
+                GuestLine::Else => log.add("guest", &line),
             }
         }
         child.wait()?;
@@ -183,20 +183,20 @@ impl Addresses {
 }
 
 /// A line of the script's output.
-enum Said<'a> {
+enum GuestLine<'a> {
     Check(&'a str),
     Host(&'a str),
     End(&'a str),
     Else,
 }
 
-impl Said<'_> {
-    fn parse(line: &str) -> Said<'_> {
+impl GuestLine<'_> {
+    fn parse(line: &str) -> GuestLine<'_> {
         match line.split_once(' ') {
-            Some(("@check", sentence)) => Said::Check(sentence),
-            Some(("@host", command)) => Said::Host(command),
-            Some(("@end", status)) => Said::End(status),
-            _ => Said::Else,
+            Some(("@check", sentence)) => GuestLine::Check(sentence),
+            Some(("@host", command)) => GuestLine::Host(command),
+            Some(("@end", status)) => GuestLine::End(status),
+            _ => GuestLine::Else,
         }
     }
 }
@@ -267,8 +267,8 @@ mod tests {
     #[test]
     fn commands_may_have_several_lines() {
         assert_eq!(decode("cnVuIGEKYg==").unwrap(), "run a\nb");
-        assert!(matches!(Said::parse("@host cnVu"), Said::Host("cnVu")));
-        assert!(matches!(Said::parse("+ echo @check x"), Said::Else));
+        assert!(matches!(GuestLine::parse("@host cnVu"), GuestLine::Host("cnVu")));
+        assert!(matches!(GuestLine::parse("+ echo @check x"), GuestLine::Else));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::{SLEEPING, SPINNING, Turn};
 use crate::peers::figures::Sample;
 use crate::peers::group::Group;
 use crate::peers::machine::Side;
-use crate::peers::network::{CABLE, Network};
+use crate::peers::network::{Network, VETH};
 use anyhow::{Context, Result};
 use std::process::Stdio;
 
@@ -27,13 +27,13 @@ fn echo(turn: &Turn, network: &Network, spin: Option<&str>) -> Result<f64> {
     let program = bench.blockmux.with_file_name("examples").join("frame_echo");
     let mut server = bench.command(Side::Server, &program);
     server
-        .args(["serve", CABLE, "--size", &bench.size.to_string()])
+        .args(["serve", VETH, "--size", &bench.size.to_string()])
         .args(spin)
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     let _server = Group::start(&mut server)?;
     let mut client = bench.command(Side::Client, &program);
-    client.args(["ask", CABLE, "--mtu", &network.mtu.to_string(), "--bs", &cell.bs.to_string()]).args(spin);
+    client.args(["client", VETH, "--mtu", &network.mtu.to_string(), "--bs", &cell.bs.to_string()]).args(spin);
     client.args(["--iodepth", &cell.iodepth.to_string()]);
     client.args(["--runtime_ms", &bench.runtime.as_millis().to_string()]);
     client.args(cell.rw.is_write().then_some("--write"));

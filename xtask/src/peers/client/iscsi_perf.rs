@@ -4,11 +4,11 @@
 //! have 512 bytes on every server here; this module checks that. Its random offsets are multiples
 //! of 512 bytes and not of the I/O size.
 
-use super::{Client, Found, Turn};
+use super::{Client, Measurement, Turn};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::Cell;
-use crate::peers::server::Program;
+use crate::peers::server::ProgramOrigin;
 use anyhow::{Context, Result, bail};
 
 /// `iscsi-perf URL`.
@@ -19,8 +19,8 @@ impl Client for IscsiPerf {
         "iscsi-perf"
     }
 
-    fn program(&self) -> Program {
-        Program::Peer("iscsi-perf", "libiscsi-bin")
+    fn program(&self) -> ProgramOrigin {
+        ProgramOrigin::Peer("iscsi-perf", "libiscsi-bin")
     }
 
     fn refuses(&self, cell: Cell) -> Option<&'static str> {
@@ -31,7 +31,7 @@ impl Client for IscsiPerf {
         }
     }
 
-    fn measure(&self, turn: &Turn) -> Result<Found> {
+    fn measure(&self, turn: &Turn) -> Result<Measurement> {
         let Turn { bench, server, cell, .. } = turn;
         let mut command = bench.command(Side::Client, &self.program().find(&bench.blockmux)?);
         let seconds = bench.runtime.as_secs_f64().ceil();
@@ -42,7 +42,7 @@ impl Client for IscsiPerf {
         }
         let iops = read(&bench.run(command.arg(&server.url))?, cell.bs)?;
         let sample = Sample { iops, ..Sample::default() };
-        Ok(Found { sample, ios: iops * seconds, ceilings: Vec::new() })
+        Ok(Measurement { sample, ios: iops * seconds, ceilings: Vec::new() })
     }
 }
 
