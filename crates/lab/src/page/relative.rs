@@ -5,7 +5,7 @@ use super::ratio::{Ratio, Value};
 use super::sections::protocol_class;
 use crate::figure::{self, Labels};
 use crate::link;
-use crate::result::{Comparison, Row, SubjectKind};
+use crate::result::{Comparison, ConfigurationKind, Row};
 use crate::suite::{PublishedFigure, Study, StudyChart};
 
 /// The rows of `chart` under a heading for each protocol, the reference's protocol first.
@@ -77,7 +77,7 @@ struct BestDepth<'a> {
 fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec<(String, Ratio)> {
     let (figure, per_unit) = chart.unit.measured_as();
     let mut all: Vec<BestDepth> = Vec::new();
-    let of_chart = |row: &&Row| row.kind == SubjectKind::Protocol && chart.jobs.contains(&row.job.name);
+    let of_chart = |row: &&Row| row.kind == ConfigurationKind::Protocol && chart.jobs.contains(&row.job.name);
     for row in comparison.rows.iter().filter(of_chart) {
         let Some(value) = row.median(figure).filter(|value| *value > 0.0) else { continue };
         let protocol = row.protocol.split(' ').next().unwrap_or_default();
