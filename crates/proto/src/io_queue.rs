@@ -309,7 +309,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
     /// Whether the I/O of a command can borrow `len` bytes of received data: they are its complete
     /// data, and it brought no memory.
     #[inline]
-    pub(crate) fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool {
+    pub(crate) fn can_borrow(&mut self, key: SlotKey, len: usize) -> bool {
         let piece = self.commands.get_mut(key).map(|command| command.piece);
         let Some(CommandPiece { kind, job: Some(job), .. }) = piece else { return false };
         let is_whole =
@@ -317,9 +317,9 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         kind == S::Kind::READ && self.jobs.get_mut(job).is_some_and(is_whole)
     }
 
-    /// Gives a read borrowed data, if [`CommandQueue::is_lendable`] returns true.
+    /// Gives a read borrowed data, if [`CommandQueue::can_borrow`] returns true.
     #[inline]
-    pub(crate) fn lend(&mut self, key: SlotKey, data: Seg) {
+    pub(crate) fn attach_borrowed(&mut self, key: SlotKey, data: Seg) {
         let job = self.commands.get_mut(key).and_then(|command| command.piece.job);
         if let Some(job) = job.and_then(|job| self.jobs.get_mut(job)) {
             job.buffer = Some(SgList::one(data));

@@ -443,7 +443,7 @@ impl LoopbackEnd {
             LoopbackPacket::Terminate(violation, is_of_read) => {
                 self.fault = Some(Fault::Ours(violation));
                 if is_of_read && let Some((id, _)) = self.reads.pop_front() {
-                    self.come_back(id, Err(WorkError::RemoteAccess));
+                    self.complete_with(id, Err(WorkError::RemoteAccess));
                 }
                 self.end(None);
             }
@@ -472,11 +472,11 @@ impl LoopbackEnd {
     }
 
     fn complete(&mut self, id: WorkId) {
-        self.come_back(id, Ok(()));
+        self.complete_with(id, Ok(()));
     }
 
     /// Completes a work request, unless it has already completed.
-    fn come_back(&mut self, id: WorkId, result: Result<(), WorkError>) {
+    fn complete_with(&mut self, id: WorkId, result: Result<(), WorkError>) {
         if let Some(at) = self.pending.iter().position(|pending| *pending == id) {
             self.pending.remove(at);
             self.events.push_back(Event::Done { id, result });

@@ -421,7 +421,7 @@ mod tests {
     fn memory_is_released_when_its_tag_is_invalidated() {
         let mut regions = Regions::new(1, SEED);
         let chunk = blockmux_volume::Chunk::from_slice(b"abc");
-        let remote = regions.register(SgList::one(chunk.lend(0, 3)), RemoteRights::RemoteRead).unwrap();
+        let remote = regions.register(SgList::one(chunk.slice(0, 3)), RemoteRights::RemoteRead).unwrap();
         let mut chunk = chunk;
         chunk.take(3);
         assert!(!chunk.is_idle());
@@ -433,7 +433,7 @@ mod tests {
     fn registrations_are_bounded_and_read_only_memory_is_not_registered_for_writes() {
         let mut regions = Regions::new(2, SEED);
         let first = regions.register(memory(1), RemoteRights::RemoteRead).unwrap();
-        let lent = SgList::one(blockmux_volume::Chunk::from_slice(b"abc").lend(0, 3));
+        let lent = SgList::one(blockmux_volume::Chunk::from_slice(b"abc").slice(0, 3));
         let refused = regions.register(lent.clone(), RemoteRights::RemoteWrite);
         assert_eq!(refused.unwrap_err(), RegisterError::ReadOnly);
         regions.register(lent, RemoteRights::RemoteRead).unwrap();

@@ -4,7 +4,7 @@
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
-use blockmux_proto::fabrics::host::{AdminConfig, Ask, Names, QueueConfig};
+use blockmux_proto::fabrics::host::{AdminConfig, ControllerQuery, Names, QueueConfig};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_rdma::client::{NvmeRdmaAdminSession, NvmeRdmaQueueSession};
@@ -100,7 +100,7 @@ impl TestHost {
             names: names(),
             credentials: None,
             queues,
-            ask: Ask::Use(1),
+            query: ControllerQuery::Use(1),
             keep_alive: Duration::ZERO,
         };
         let admin = NvmeRdmaAdminSession::new(config, (), Pool::new(1 << 20), now);

@@ -80,8 +80,8 @@ pub fn run(connect: &mut Connect) {
     }
 }
 
-type Outcome<T = ()> = Result<T, String>;
-type ConformanceCase = fn(&mut Connect) -> Outcome;
+type CaseResult<T = ()> = Result<T, String>;
+type ConformanceCase = fn(&mut Connect) -> CaseResult;
 
 const CASES: &[(&str, ConformanceCase)] = &[
     ("private data of every length arrives both ways", connections::private_data_arrives),

@@ -170,25 +170,25 @@ impl PendingWork {
 
     /// Completes all remaining work as flushed.
     pub(super) fn flush(&mut self, events: &mut VecDeque<Event>) {
-        let mut come_back = |id, result| events.push_back(Event::Done { id, result: Err(result) });
+        let mut complete = |id, result| events.push_back(Event::Done { id, result: Err(result) });
         let mut reads = self.reads.drain(..).peekable();
         let begun = self.sending.drain(..).map(|(posted, _)| posted).chain(self.current.take());
-        let mut rest = |turn: u64, come_back: &mut dyn FnMut(WorkId, WorkError)| {
+        let mut rest = |turn: u64, complete: &mut dyn FnMut(WorkId, WorkError)| {
             while let Some(reading) = reads.next_if(|reading| reading.turn < turn) {
                 let is_refused = self.refused == Some(reading.turn);
                 let error = if is_refused { WorkError::RemoteAccess } else { WorkError::Flushed };
                 if let Some(id) = reading.id {
-                    come_back(id, error);
+                    complete(id, error);
                 }
             }
         };
         for posted in begun {
-            rest(posted.turn, &mut come_back);
-            come_back(posted.id, WorkError::Flushed);
+            rest(posted.turn, &mut complete);
+            complete(posted.id, WorkError::Flushed);
         }
-        rest(u64::MAX, &mut come_back);
+        rest(u64::MAX, &mut complete);
         for (posted, _) in self.queue.drain(..) {
-            come_back(posted.id, WorkError::Flushed);
+            complete(posted.id, WorkError::Flushed);
         }
     }
 }

@@ -62,7 +62,7 @@ impl AoeTargetSession {
         }
         let bytes = usize::from(sectors).saturating_mul(ATA_SECTOR);
         if kind == ReplyForm::Write || kind == ReplyForm::Trim {
-            let Some(seg) = data.get(..bytes).and_then(|_| frame.lend(AOE_ATA_HEAD, bytes)) else {
+            let Some(seg) = data.get(..bytes).and_then(|_| frame.slice(AOE_ATA_HEAD, bytes)) else {
                 return self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
             };
             return self.on_change(at, pending, data.get(..bytes).unwrap_or_default(), seg);

@@ -220,7 +220,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         &mut self,
         sqe: &Sqe,
         capsule_len: usize,
-        lend: impl FnOnce() -> Seg,
+        borrow: impl FnOnce() -> Seg,
         is_intact: bool,
     ) -> Result<(), ProtocolError> {
         if self.commands.under_way() >= usize::from(self.depth) {
@@ -271,7 +271,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
         let data = if let Some(offset) = in_capsule {
             // The offset and length were checked by `locate`.
-            lend().slice(offset, out).into()
+            borrow().slice(offset, out).into()
         } else if payload == 0 || out == 0 && self.unstarted.is_empty_of_waiting() && self.has_room(payload) {
             SgList::default()
         } else {

@@ -344,7 +344,7 @@ impl ConnectionTurn<'_> {
         if segment.purpose == SegmentPurpose::TextOrNop && digest_ok {
             self.on_text_or_nop(&segment.bhs, whole.get(..segment.len).unwrap_or_default());
         } else {
-            self.conclude(segment, Some(input.lend(at, segment.len)), digest_ok);
+            self.conclude(segment, Some(input.slice(at, segment.len)), digest_ok);
         }
     }
 

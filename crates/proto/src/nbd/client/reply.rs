@@ -205,18 +205,18 @@ impl ClientTransmission {
     ) -> ReplyStep {
         let key = head.cookie;
         let last = !matches!(head.kind, ReplyKind::Chunk { last: false, .. });
-        let is_lendable = self.is_lendable(key, len);
+        let can_borrow = self.can_borrow(key, len);
         let here = rest.get(head.size..).unwrap_or_default();
         let has_all = here.len() as u64 >= len;
         // The state is unchanged so far, so the head can be parsed again with more bytes.
-        if is_lendable && !has_all && len <= LEND_UP_TO {
+        if can_borrow && !has_all && len <= LEND_UP_TO {
             return Ok(ReplyProgress::Needs(head.size.saturating_add(len as usize)));
         }
         let (job_key, from) = self.cover(key, offset, len)?;
         let len = len as usize; // at most the request's, which is below 4 GiB
-        if is_lendable && has_all {
+        if can_borrow && has_all {
             if let Some(job) = self.jobs.get_mut(job_key) {
-                job.buffer = Some(SgList::one(input.lend(at.saturating_add(head.size), len)));
+                job.buffer = Some(SgList::one(input.slice(at.saturating_add(head.size), len)));
             }
             self.end_chunk(key, last, outbox)?;
             return Ok(ReplyProgress::Took(head.size.saturating_add(len)));
@@ -242,7 +242,7 @@ impl ClientTransmission {
 
     /// Whether a chunk of `len` bytes is the complete data of an I/O that brought no memory.
     #[inline]
-    fn is_lendable(&mut self, key: SlotKey, len: u64) -> bool {
+    fn can_borrow(&mut self, key: SlotKey, len: u64) -> bool {
         let job = self.requests.get_mut(key).map(|request| request.job);
         let job = job.and_then(|job| self.jobs.get_mut(job));
         job.is_some_and(|job| job.io.data.is_none() && job.io.len == len && job.buffer.is_none())

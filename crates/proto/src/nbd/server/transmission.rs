@@ -264,7 +264,7 @@ impl ServerTransmission {
                     return Ok(None);
                 }
                 self.awaiting = AwaitedRequest::Head;
-                self.start(write, Some(input.lend(at, length).into()), outbox);
+                self.start(write, Some(input.slice(at, length).into()), outbox);
                 Ok(Some(length))
             }
             AwaitedRequest::Query(request, length) => {

@@ -131,8 +131,8 @@ impl TcpHostLink {
         let is_right = !self.parameters.digests.data || rest.get(end..whole) == Some(&digest::of(data)[..]);
         if !is_right {
             spoil(commands, key);
-        } else if commands.is_lendable(key, data.len()) {
-            commands.lend(key, input.lend(at.saturating_add(head.data_at), data.len()));
+        } else if commands.can_borrow(key, data.len()) {
+            commands.attach_borrowed(key, input.slice(at.saturating_add(head.data_at), data.len()));
         } else {
             place(commands, key, head.as_data())?.copy_from(data);
         }
