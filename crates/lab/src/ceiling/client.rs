@@ -4,7 +4,7 @@ use super::flow::{Inflow, IoDirection, Lengths, Messages, Outflow, RECEIVE_BUFFE
 use super::period::{CpuWatch, MeasuredPeriod};
 use super::waiter::Waiter;
 use super::{CeilingError, CeilingJob, sockets, system};
-use crate::cpu::Used;
+use crate::cpu::CpuUsage;
 use crate::histogram::Histogram;
 use crate::pattern::Random;
 use crate::result::{Direction, Run};
@@ -168,7 +168,7 @@ impl Client<'_> {
         self.writes.clear();
     }
 
-    fn run(&self, runtime: Duration, cpu: Option<Used>) -> Run {
+    fn run(&self, runtime: Duration, cpu: Option<CpuUsage>) -> Run {
         let direction = |histogram: &Histogram| Direction {
             ios: histogram.count(),
             bytes: histogram.count() * u64::from(self.bs),

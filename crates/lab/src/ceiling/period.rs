@@ -1,6 +1,6 @@
 //! The measured period, as both threads see it.
 
-use crate::cpu::{CpuTime, Used};
+use crate::cpu::{CpuTime, CpuUsage};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Opened and closed by the client, read by the server.
@@ -12,7 +12,7 @@ pub(super) struct MeasuredPeriod {
 #[derive(Default)]
 pub(super) struct CpuWatch {
     begun: Option<CpuTime>,
-    used: Option<Used>,
+    used: Option<CpuUsage>,
 }
 
 impl MeasuredPeriod {
@@ -43,7 +43,7 @@ impl CpuWatch {
     }
 
     /// CPU time from opening to closing; `None` if it has not seen both.
-    pub(super) fn used(&self) -> Option<Used> {
+    pub(super) fn used(&self) -> Option<CpuUsage> {
         self.used
     }
 }

@@ -4,7 +4,7 @@ use super::flow::{Inflow, IoDirection, Lengths, Messages, Outflow, RECEIVE_BUFFE
 use super::period::{CpuWatch, MeasuredPeriod};
 use super::waiter::Waiter;
 use super::{CeilingError, CeilingJob, sockets, system};
-use crate::cpu::Used;
+use crate::cpu::CpuUsage;
 use crate::pattern::Random;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ pub(super) fn serve(
     data: &[u8],
     sockets: Vec<OwnedFd>,
     period: &MeasuredPeriod,
-) -> Result<Used, CeilingError> {
+) -> Result<CpuUsage, CeilingError> {
     sockets::pin(job.server_cpu)?;
     let (bs, depth, shape) = (job.bs as usize, job.iodepth as usize, job.shape);
     let reads = IoDirection::Read.heads(shape.read_reply_head, depth);

@@ -16,13 +16,13 @@ pub(super) fn groups(
     chart: &StudyChart,
 ) -> Vec<(String, Vec<Ratio>)> {
     let mut rows = measured(comparison, labels, chart);
-    for (protocol, label, there) in published(study, chart) {
+    for (protocol, label, value) in published(study, chart) {
         // Measured here over the same link: both values are in one row.
         match rows.iter_mut().find(|(known, row)| *known == protocol && row.label == label) {
-            Some((_, row)) => row.there = Some(there),
+            Some((_, row)) => row.published = Some(value),
             None => {
                 let class = protocol_class(&protocol);
-                rows.push((protocol, Ratio { label, class, here: None, there: Some(there) }));
+                rows.push((protocol, Ratio { label, class, measured: None, published: Some(value) }));
             }
         }
     }
@@ -97,9 +97,9 @@ fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec
             _ => format!("{}, {} × depth {}", best.label, job.numjobs, job.iodepth),
         };
         let shown = format!("{} {}", figure::measure(best.value), chart.unit);
-        let here = Some(Value { ratio: best.value / reference.value, shown });
+        let measured = Some(Value { ratio: best.value / reference.value, shown });
         let class = protocol_class(best.protocol);
-        Some((best.protocol.to_owned(), Ratio { label, class, here, there: None }))
+        Some((best.protocol.to_owned(), Ratio { label, class, measured, published: None }))
     };
     all.iter().filter_map(ratio).collect()
 }

@@ -102,7 +102,7 @@ impl Absolute {
     fn of(chart: &str, protocol: &str, row: &Ratio) -> Absolute {
         let shown =
             |value: &Option<Value>| value.as_ref().map_or("–".to_owned(), |value| value.shown.clone());
-        let cells = [chart.to_owned(), row.label.clone(), shown(&row.here), shown(&row.there)];
+        let cells = [chart.to_owned(), row.label.clone(), shown(&row.measured), shown(&row.published)];
         Absolute { class: row.class, protocol: protocol.to_owned(), cells }
     }
 }
