@@ -1,7 +1,7 @@
 //! Measuring: all servers alternate, so that a machine that slows down slows all of them.
 
 use super::bench::Bench;
-use super::client::{Client, Generator, Measurement, SLEEPING, SPINNING, Turn};
+use super::client::{Client, Generator, Measurement, MeasurementParameters, SLEEPING, SPINNING};
 use super::comparison::{Comparison, MeasuredProgram};
 use super::figures::{Rows, Sample};
 use super::goals::Goal;
@@ -255,7 +255,7 @@ impl PeerCase<'_> {
 
     fn attempt(&self, bench: &Bench) -> Result<(Sample, Vec<(&'static str, Sample)>)> {
         let PeerCase { client, server, cell, with_ceilings } = *self;
-        let turn = Turn { bench, server, cell, with_ceilings };
+        let turn = MeasurementParameters { bench, server, cell, with_ceilings };
         let before = Load::now()?;
         let (found, used) = server.turn(|| client.measure(&turn))?;
         let others = before.others_since(used)?;

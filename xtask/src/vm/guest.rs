@@ -25,7 +25,7 @@ pub(crate) struct Guest<'a> {
 }
 
 /// Result of a script.
-pub(crate) struct Outcome {
+pub(crate) struct ScriptResult {
     /// Number of checks that passed.
     pub(crate) checks: usize,
     pub(crate) passed: bool,
@@ -36,7 +36,7 @@ impl Guest<'_> {
     ///
     /// # Errors
     /// If QEMU cannot be run.
-    pub(crate) fn run(&self, script: &str, say: &mut dyn FnMut(&str)) -> Result<Outcome> {
+    pub(crate) fn run(&self, script: &str, say: &mut dyn FnMut(&str)) -> Result<ScriptResult> {
         let log = Arc::new(Log::create(self.log)?);
         let addresses = Addresses::of_this_process();
         let mut host = Host::new(self.programs, addresses.environment(), log.clone())?;
@@ -217,17 +217,17 @@ impl<'a> Checks<'a> {
     }
 
     fn next(&mut self, sentence: &str) {
-        self.tell("ok");
+        self.report("ok");
         self.passed += 1;
         (self.sentence, self.began) = (sentence.to_owned(), Instant::now());
     }
 
-    fn end(mut self, passed: bool) -> Outcome {
-        self.tell(if passed { "ok" } else { "FAILED" });
-        Outcome { checks: self.passed + usize::from(passed), passed }
+    fn end(mut self, passed: bool) -> ScriptResult {
+        self.report(if passed { "ok" } else { "FAILED" });
+        ScriptResult { checks: self.passed + usize::from(passed), passed }
     }
 
-    fn tell(&mut self, result: &str) {
+    fn report(&mut self, result: &str) {
         let seconds = self.began.elapsed().as_secs_f64();
         (self.say)(&format!("{result:<6} {seconds:5.1} s  {}::{}", self.script, self.sentence));
     }

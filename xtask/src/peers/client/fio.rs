@@ -1,6 +1,6 @@
 //! fio, with its I/O engine for the protocol.
 
-use super::{Client, Measurement, Turn};
+use super::{Client, Measurement, MeasurementParameters};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::fio_size;
@@ -23,8 +23,8 @@ impl Client for Fio {
         ProgramOrigin::Peer("fio", "fio")
     }
 
-    fn measure(&self, turn: &Turn) -> Result<Measurement> {
-        let Turn { bench, server, cell, .. } = turn;
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement> {
+        let MeasurementParameters { bench, server, cell, .. } = parameters;
         let mut command = bench.command(Side::Client, &self.program().find(&bench.blockmux)?);
         command.args((self.engine)(&server.url));
         command.args(["--name=peers", "--output-format=json", "--group_reporting", "--time_based"]);

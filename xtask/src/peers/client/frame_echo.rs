@@ -1,7 +1,7 @@
 //! The ceiling of raw frames: an example of the crate `lab` at both ends of the veth pair, polling
 //! and sleeping.
 
-use super::{SLEEPING, SPINNING, Turn};
+use super::{MeasurementParameters, SLEEPING, SPINNING};
 use crate::peers::figures::Sample;
 use crate::peers::group::Group;
 use crate::peers::machine::Side;
@@ -9,21 +9,26 @@ use crate::peers::network::{Network, VETH};
 use anyhow::{Context, Result};
 use std::process::Stdio;
 
-/// Measures both ceilings of a cell. The server of the turn is paused meanwhile, because it would
-/// receive every frame.
+/// Measures both ceilings of a cell. The server is paused meanwhile, because it would receive every
+/// frame.
 ///
 /// # Errors
 /// If the example fails.
-pub(super) fn ceilings(turn: &Turn, network: &Network) -> Result<Vec<(&'static str, Sample)>> {
-    turn.server.pause();
+pub(super) fn ceilings(
+    parameters: &MeasurementParameters,
+    network: &Network,
+) -> Result<Vec<(&'static str, Sample)>> {
+    parameters.server.pause();
     [(SLEEPING, None), (SPINNING, Some("--spin"))]
         .into_iter()
-        .map(|(name, spin)| Ok((name, Sample { iops: echo(turn, network, spin)?, ..Sample::default() })))
+        .map(|(name, spin)| {
+            Ok((name, Sample { iops: echo(parameters, network, spin)?, ..Sample::default() }))
+        })
         .collect()
 }
 
-fn echo(turn: &Turn, network: &Network, spin: Option<&str>) -> Result<f64> {
-    let Turn { bench, cell, .. } = turn;
+fn echo(parameters: &MeasurementParameters, network: &Network, spin: Option<&str>) -> Result<f64> {
+    let MeasurementParameters { bench, cell, .. } = parameters;
     let program = bench.blockmux.with_file_name("examples").join("frame_echo");
     let mut server = bench.command(Side::Server, &program);
     server

@@ -1,7 +1,7 @@
 //! Blockmux's own load generator, which also measures the ceiling: bare sockets with the protocol's
 //! message sizes.
 
-use super::{Client, Measurement, Turn};
+use super::{Client, Measurement, MeasurementParameters};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::fio_size;
@@ -21,8 +21,8 @@ impl Client for Generator {
         ProgramOrigin::Blockmux
     }
 
-    fn measure(&self, turn: &Turn) -> Result<Measurement> {
-        let Turn { bench, server, cell, with_ceilings } = turn;
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement> {
+        let MeasurementParameters { bench, server, cell, with_ceilings } = parameters;
         // The program pins its own threads: the load to the client's CPU, the two ends of the
         // ceiling to both CPUs.
         let mut command = bench.command(Side::Both, &bench.blockmux);
@@ -37,7 +37,7 @@ impl Client for Generator {
         }
         let mut found = read(&bench.run(&mut command)?)?;
         if let Some(network) = bench.network.as_ref().filter(|_| *with_ceilings) {
-            found.ceilings = super::frame_echo::ceilings(turn, network)?;
+            found.ceilings = super::frame_echo::ceilings(parameters, network)?;
         }
         Ok(found)
     }

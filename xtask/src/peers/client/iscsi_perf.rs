@@ -4,7 +4,7 @@
 //! have 512 bytes on every server here; this module checks that. Its random offsets are multiples
 //! of 512 bytes and not of the I/O size.
 
-use super::{Client, Measurement, Turn};
+use super::{Client, Measurement, MeasurementParameters};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::Cell;
@@ -31,8 +31,8 @@ impl Client for IscsiPerf {
         }
     }
 
-    fn measure(&self, turn: &Turn) -> Result<Measurement> {
-        let Turn { bench, server, cell, .. } = turn;
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement> {
+        let MeasurementParameters { bench, server, cell, .. } = parameters;
         let mut command = bench.command(Side::Client, &self.program().find(&bench.blockmux)?);
         let seconds = bench.runtime.as_secs_f64().ceil();
         command.args(["-m", &cell.iodepth.to_string(), "-b", &(cell.bs / BLOCK_BYTES).to_string()]);

@@ -33,11 +33,11 @@ pub(crate) trait Client {
     ///
     /// # Errors
     /// If the program fails, or its output is not understood.
-    fn measure(&self, turn: &Turn) -> Result<Measurement>;
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement>;
 }
 
 /// Parameters of a measurement.
-pub(crate) struct Turn<'a> {
+pub(crate) struct MeasurementParameters<'a> {
     pub(crate) bench: &'a Bench,
     pub(crate) server: &'a Running,
     pub(crate) cell: Cell,
@@ -49,7 +49,7 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Measurement {
     /// The run, without CPU times of the server and of others, which the client cannot measure.
     pub(crate) sample: Sample,
-    /// All I/O sent to the server in this turn, measured or not.
+    /// All I/O sent to the server in this measurement, measured or not.
     pub(crate) ios: f64,
     /// Bare sockets with the same message sizes: name and run.
     pub(crate) ceilings: Vec<(&'static str, Sample)>,

@@ -3,7 +3,7 @@
 //! It runs for a number of I/O and not for a time, so a short run determines that number. It has no
 //! random order; a stride that accesses every block of the volume replaces it.
 
-use super::{Client, Measurement, Turn};
+use super::{Client, Measurement, MeasurementParameters};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::Cell;
@@ -26,18 +26,19 @@ impl Client for QemuImg {
         (cell.numjobs > 1).then_some("qemu-img bench opens one connection")
     }
 
-    fn measure(&self, turn: &Turn) -> Result<Measurement> {
-        let (mut count, mut seconds) = (MIN_PROBE, self.run(turn, MIN_PROBE)?);
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement> {
+        let (mut count, mut seconds) = (MIN_PROBE, self.run(parameters, MIN_PROBE)?);
         let mut ios = f64::from(count);
         // Starting up takes a part of the first milliseconds, so a quick run is followed by a
         // longer one.
         while seconds < MIN_PROBE_S && count < MAX_PROBE {
             count *= 10;
-            seconds = self.run(turn, count)?;
+            seconds = self.run(parameters, count)?;
             ios += f64::from(count);
         }
-        let count = (f64::from(count) * turn.bench.runtime.as_secs_f64() / seconds).clamp(1.0, 1e9) as u32;
-        let seconds = self.run(turn, count)?;
+        let count =
+            (f64::from(count) * parameters.bench.runtime.as_secs_f64() / seconds).clamp(1.0, 1e9) as u32;
+        let seconds = self.run(parameters, count)?;
         let sample = Sample { iops: f64::from(count) / seconds, ..Sample::default() };
         Ok(Measurement { sample, ios: ios + f64::from(count), ceilings: Vec::new() })
     }
@@ -45,8 +46,8 @@ impl Client for QemuImg {
 
 impl QemuImg {
     /// Runs `count` I/O; returns the time in seconds.
-    fn run(&self, turn: &Turn, count: u32) -> Result<f64> {
-        let Turn { bench, server, cell, .. } = turn;
+    fn run(&self, parameters: &MeasurementParameters, count: u32) -> Result<f64> {
+        let MeasurementParameters { bench, server, cell, .. } = parameters;
         let mut command = bench.command(Side::Client, &self.program().find(&bench.blockmux)?);
         command.args(["bench", "-f", "raw", "-c", &count.to_string(), "-d", &cell.iodepth.to_string()]);
         command.args(["-s", &cell.bs.to_string(), "-S", &stride(*cell, bench.size).to_string()]);
