@@ -89,7 +89,7 @@ impl Regions {
             slots: Vec::new(),
             regions: Slab::default(),
             max: max.min(MAX_REGIONS),
-            random: StagGenerator { seed, turn: 0, drawn: [0; 8], left: 0 },
+            random: StagGenerator { seed, counter: 0, drawn: [0; 8], left: 0 },
         }
     }
 
@@ -272,7 +272,7 @@ fn slot(slots: &mut [StagSlot], stag: u32) -> Option<&mut StagSlot> {
 /// eight numbers for each hash.
 struct StagGenerator {
     seed: Seed,
-    turn: u64,
+    counter: u64,
     drawn: [u32; 8],
     left: usize,
 }
@@ -288,8 +288,8 @@ impl StagGenerator {
     }
 
     fn fill(&mut self) {
-        self.turn = self.turn.wrapping_add(1);
-        let block = Sha256::new().chain_update(self.seed).chain_update(self.turn.to_le_bytes()).finalize();
+        self.counter = self.counter.wrapping_add(1);
+        let block = Sha256::new().chain_update(self.seed).chain_update(self.counter.to_le_bytes()).finalize();
         let (words, _) = block.as_chunks::<4>();
         for (drawn, word) in self.drawn.iter_mut().zip(words) {
             *drawn = u32::from_le_bytes(*word);

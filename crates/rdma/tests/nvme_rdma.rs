@@ -237,7 +237,7 @@ fn a_stopped_session_ends_on_both_sides() {
 fn a_queue_lost_at_any_point_returns_its_commands() {
     for pieces in 0..24 {
         let mut host = TestHost::new(ServedSubsystem::new(4096), 1, 16);
-        host.queues.queue_pair().cut_after(pieces);
+        host.queues.queue_pair().break_after(pieces);
         for at in 0..4 {
             let data = Some(list(&vec![at as u8; 8192]));
             let (op, offset) = (Op::Write { fua: false }, at * 8192);

@@ -36,7 +36,7 @@ pub(super) struct FileRing<L> {
     /// through which ranges with dirty pages can be zeroed.
     exclusive: Arc<File>,
     /// One for each slot up to the highest ever used; the capacity is for all slots.
-    holds: RefCell<Vec<Hold>>,
+    holds: RefCell<Vec<HeldMemory>>,
     /// Weak, because the core's ring owns this object and the registration owns the core's ring.
     registration: OnceCell<Weak<Registration>>,
     pub(super) owner: L,
@@ -44,7 +44,7 @@ pub(super) struct FileRing<L> {
 
 /// The memory that the kernel may access now.
 #[derive(Default)]
-struct Hold {
+struct HeldMemory {
     in_flight: bool,
     memory: SgList,
     iovecs: Vec<libc::iovec>,
@@ -167,12 +167,12 @@ impl<L: EntryOwner + 'static> FileRing<L> {
         }
     }
 
-    fn push(&self, token: u32, build: impl FnOnce(&mut Hold) -> squeue::Entry) {
+    fn push(&self, token: u32, build: impl FnOnce(&mut HeldMemory) -> squeue::Entry) {
         // After the registration is dropped, no user waits for the completion.
         let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
         let mut holds = self.holds.borrow_mut();
         if holds.len() <= token as usize {
-            holds.resize_with(token as usize + 1, Hold::default);
+            holds.resize_with(token as usize + 1, HeldMemory::default);
         }
         let hold = &mut holds[token as usize];
         assert!(!hold.in_flight, "one entry a slot");

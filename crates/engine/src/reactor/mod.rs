@@ -15,7 +15,7 @@ mod task;
 
 pub use self::core::EngineCore;
 pub(crate) use cross_thread_waker::cross_thread_waker;
-pub use inbox::{Inbox, Message};
+pub use inbox::{CoreMessage, Inbox};
 pub(crate) use readiness::WakeOnEvent;
 pub use stats::CoreStats;
 pub use task::{Progress, Task};
@@ -58,7 +58,7 @@ impl PollPolicy {
 /// A core and its loop.
 pub struct Reactor {
     core: Rc<EngineCore>,
-    hot: Vec<Hot>,
+    hot: Vec<HotTask>,
     /// How long to poll before sleeping.
     spin: Duration,
     /// When to yield the CPU next.
@@ -67,7 +67,7 @@ pub struct Reactor {
     trim_at: Option<Instant>,
 }
 
-struct Hot {
+struct HotTask {
     id: u64,
     last_active: Instant,
 }
@@ -198,7 +198,7 @@ impl Reactor {
             PollPolicy::Never if progress == Progress::More => self.core.wake_task(id),
             PollPolicy::Never => self.core.park_task(id),
             _ if was_hot => {}
-            _ => self.hot.push(Hot { id, last_active: now }),
+            _ => self.hot.push(HotTask { id, last_active: now }),
         }
     }
 

@@ -115,7 +115,7 @@ pub(super) fn disconnect_is_reported_once(connect: &mut Connect) -> CaseResult {
         let mut pair = ConformancePair::connected(connect, &ample())?;
         leaves.iter().for_each(|side| pair.post(*side, WorkRequest::Disconnect));
         pair.settle()?;
-        pair.cut();
+        pair.break_connection();
         pair.settle()?;
         for side in Side::BOTH {
             pair.expect(side, &[Observed::Disconnected])?;
@@ -155,12 +155,14 @@ pub(super) fn a_loss_completes_all_work(connect: &mut Connect) -> CaseResult {
                 pair.poll_once(side);
             });
         }
-        pair.cut();
+        pair.break_connection();
         pair.settle()?;
         for (side, posted) in Side::BOTH.into_iter().zip(posted) {
             let mut observed = pair.observed(side);
             if observed.pop() != Some(Observed::Disconnected) || observed.contains(&Observed::Disconnected) {
-                return fail!("cut after {turns} turns, {side:?} did not get Disconnected once, at the end");
+                return fail!(
+                    "broken after {turns} turns, {side:?} did not get Disconnected once, at the end"
+                );
             }
             let back =
                 |observed: &Observed| if let Observed::Done(id, _) = observed { Some(*id) } else { None };
@@ -172,7 +174,7 @@ pub(super) fn a_loss_completes_all_work(connect: &mut Connect) -> CaseResult {
             let mut all: Vec<_> = observed.iter().filter_map(back).collect();
             all.sort_unstable();
             if all != posted || !flushed.is_sorted() {
-                return fail!("cut after {turns} turns, {posted:?} completed as {observed:?}");
+                return fail!("broken after {turns} turns, {posted:?} completed as {observed:?}");
             }
         }
     }

@@ -64,8 +64,8 @@ impl ConformancePair {
         self.wire.end(side).fault()
     }
 
-    pub(super) fn cut(&mut self) {
-        self.wire.cut();
+    pub(super) fn break_connection(&mut self) {
+        self.wire.break_connection();
     }
 
     pub(super) fn post(&mut self, side: Side, work: WorkRequest) {

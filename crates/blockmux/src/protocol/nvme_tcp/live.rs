@@ -301,7 +301,9 @@ impl LiveFrontend for LiveSubsystems {
         for disconnecting in self.state().disconnecting.drain(..) {
             match disconnecting {
                 PendingDisconnect::AllHosts(subsystem) => subsystem.close(),
-                PendingDisconnect::Host(subsystem, host) if !subsystem.admits(&host) => subsystem.cut(&host),
+                PendingDisconnect::Host(subsystem, host) if !subsystem.admits(&host) => {
+                    subsystem.disconnect_host(&host)
+                }
                 PendingDisconnect::Host(..) => {}
             }
         }

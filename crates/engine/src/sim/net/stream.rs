@@ -31,7 +31,7 @@ impl SimStream {
     fn take_arrived(&self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<usize> {
         let now = self.net.now();
         let mut pipe = self.incoming().borrow_mut();
-        let asked = self.net.cut(most.min(pipe.arrived(now)));
+        let asked = self.net.transfer_len(most.min(pipe.arrived(now)));
         if asked == 0 {
             return match pipe.ends_at {
                 _ if self.wire.is_broken.get() => Err(io::ErrorKind::ConnectionReset.into()),
@@ -176,7 +176,7 @@ impl ByteStream for SimStream {
             None => outbox.len().min(room),
             Some(_) => SimTls::fits(outbox.len(), room),
         };
-        let fits = self.net.cut(most);
+        let fits = self.net.transfer_len(most);
         if fits == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }

@@ -5,7 +5,7 @@ use super::reply::{PendingAoeCommand, ReplyForm};
 use super::{AoeTargetSession, NO_TAG, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
 use crate::frames::Frame;
-use crate::volume_state::{Needs, NotAdmitted, Reserved};
+use crate::volume_state::{NotAdmitted, RequiredAccess, Reserved};
 use blockmux_volume::{Crc32c, Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
 use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, AtaCommand, DSM_TRIM, POWER_ACTIVE, TrimRange};
@@ -130,7 +130,13 @@ impl AoeTargetSession {
         if !self.has_room(pending.from.mac) {
             return;
         }
-        match self.admissions.admit(pending.volume, io.op, (io.offset, io.len), Needs::of(io.op), false) {
+        match self.admissions.admit(
+            pending.volume,
+            io.op,
+            (io.offset, io.len),
+            RequiredAccess::of(io.op),
+            false,
+        ) {
             Ok(guard) => pending.guard = guard,
             Err(NotAdmitted::Locked) => return self.drop_command(&pending),
             Err(NotAdmitted::Denied(Reserved)) => return self.fail(&pending, IoError::Reserved),

@@ -150,7 +150,7 @@ impl FullFeatureSession {
     ) -> Result<IscsiReceiveStep, ProtocolError> {
         let digests = connection.negotiated.digests;
         let head = match pdu::parse(rest, digests)? {
-            ParsedIscsiPdu::Needs(len) => {
+            ParsedIscsiPdu::RequiredAccess(len) => {
                 connection.stream_state = IscsiStreamState::Head(len);
                 return Ok(IscsiReceiveStep::NeedsMore);
             }
