@@ -12,9 +12,9 @@ serve_disk() {
   serve "'disk=file:disk.img?size=256m' --aoe $TAP --aoe-shelf 7"
 }
 
-# driver_is_content: fails if the driver has logged a problem. It logs most problems below the level of warnings, which
-# kernel_is_content does not check.
-driver_is_content() {
+# no_driver_warnings: fails if the driver has logged a problem. It logs most problems below the level of warnings, which
+# no_kernel_warnings does not check.
+no_driver_warnings() {
   if grep -E 'aoe: .*(ata error|runt|lost jumbo|falling back|cannot|fail|no mem|invalid|too )' kernel.all; then
     echo "the driver has logged a problem"
     return 1
@@ -57,5 +57,5 @@ host run "ip link set $TAP up"
 sees_writes "$block"
 end_io
 host stop target
-kernel_is_content
-driver_is_content
+no_kernel_warnings
+no_driver_warnings

@@ -2,7 +2,7 @@
 . /lib.sh
 . /siw.inc
 modprobe rdma_ucm
-kernel_is_content
+no_kernel_warnings
 
 host run "cat >blockmux.toml <<END
   [[volume]]

@@ -18,7 +18,7 @@ moved_by() {
 
 check without_kernel_support_the_library_handles_all_records
 echo /bin/false >/proc/sys/kernel/modprobe
-serve_by_tls "$KEY"
+serve_with_tls "$KEY"
 moved_by "$url"
 grep 'records are processed in user space; the kernel does not support kTLS' target.log
 stop_serving
@@ -26,7 +26,7 @@ fails test -e /proc/net/tls_stat
 echo /sbin/modprobe >/proc/sys/kernel/modprobe
 
 check both_ends_use_ktls_with_aes_128
-serve_by_tls "$KEY"
+serve_with_tls "$KEY"
 moved_by "$url"
 moved_by "$url&hdr_digest=on&data_digest=on"
 # Both ends have the same number of connections.
@@ -38,14 +38,14 @@ all_is_opened
 
 check both_ends_use_ktls_with_aes_256
 before=$(counted TlsTxSw)
-serve_by_tls "$KEY_384"
+serve_with_tls "$KEY_384"
 moved_by "$url"
 test "$(counted TlsTxSw)" -gt "$before"
 stop_serving
 all_is_opened
 
 check ktls_at_one_end_works_with_the_library_at_the_other
-serve_by_tls "$KEY"
+serve_with_tls "$KEY"
 before=$(counted TlsTxSw)
 moved_by "$url&ktls=off"
 # Only the target's connections use kTLS.
@@ -55,7 +55,7 @@ moved_by "$url"
 test "$of_target" -gt 0
 test $(($(counted TlsTxSw) - before)) -gt "$of_target"
 stop_serving
-serve_by_tls "$KEY" 'nvme_tcp_ktls = false'
+serve_with_tls "$KEY" 'nvme_tcp_ktls = false'
 before=$(counted TlsTxSw)
 moved_by "$url&ktls=off"
 test "$(counted TlsTxSw)" = "$before"

@@ -2,7 +2,7 @@
 
 # check SENTENCE: begins a test, which consists of the commands up to the next check.
 check() {
-  kernel_is_content
+  no_kernel_warnings
   echo "@check $1"
 }
 
@@ -46,9 +46,9 @@ within() {
 slow='hrtimer: interrupt took|clocksource: |hogged CPU'
 unimportant='Power-on or device reset occurred'
 
-# kernel_is_content [PATTERN]: fails if the kernel has logged a warning or an error since the last call, except lines that
+# no_kernel_warnings [PATTERN]: fails if the kernel has logged a warning or an error since the last call, except lines that
 # match PATTERN and harmless ones.
-kernel_is_content() {
+no_kernel_warnings() {
   { set +x; } 2>/dev/null
   dmesg -r -c >kernel
   cat kernel >>kernel.all

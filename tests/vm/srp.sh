@@ -3,7 +3,7 @@
 . /siw.inc
 . /srp.inc
 modprobe -a ib_srp sd_mod
-kernel_is_content 'siw: '
+no_kernel_warnings 'siw: '
 
 # serve_disk: serves a file, so that its data survives a killed target. siw forwards only this port.
 serve_disk() {
@@ -28,7 +28,7 @@ serve_disk
 check logins_to_a_missing_port_and_to_one_of_others_are_rejected
 fails log_in 4444444444444444 $target
 fails log_in 3333333333333333 $target
-kernel_is_content 'ib_srp|scsi host'
+no_kernel_warnings 'ib_srp|scsi host'
 
 check the_kernel_logs_in_with_several_channels
 log_in 2222222222222222 $target ,ch_count=2
@@ -36,7 +36,7 @@ first=$(hosts | head -1)
 disk=$(disk_of "$first")
 test "$(cat "/sys/block/${disk#/dev/}/size")" = 393216
 grep -x 2 "/sys/class/scsi_host/host$first/ch_count"
-kernel_is_content 'ib_srp|scsi host'
+no_kernel_warnings 'ib_srp|scsi host'
 
 check an_ext4_file_system_keeps_its_files
 file_system ext4 "$disk"
@@ -52,7 +52,7 @@ sees_writes "$disk"
 sg_reset --device "$disk"
 sees_writes "$disk"
 end_io
-kernel_is_content 'SRP'
+no_kernel_warnings 'SRP'
 
 check two_initiators_have_their_own_reservations
 log_in 2222222222222222 $target ,initiator_ext=0000000000000007
@@ -68,7 +68,7 @@ fails dd if=/dev/zero of="$other" bs=4096 count=1 oflag=direct
 dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 sg_persist --out --preempt --param-rk=2 --param-sark=1 --prout-type=1 "$other"
 fails dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
-kernel_is_content 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
+no_kernel_warnings 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
 
 check commands_of_a_preempted_initiator_are_aborted
 sg_persist --out --clear --param-rk=2 "$other"
@@ -85,7 +85,7 @@ dd if=/dev/zero of="$other" bs=4096 count=1 oflag=direct
 sg_persist --out --clear --param-rk=2 "$other"
 dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 log_out "$second"
-kernel_is_content 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
+no_kernel_warnings 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
 
 check a_target_port_reports_its_alua_state
 sg_rtpg --decode "$disk" >groups
@@ -104,7 +104,7 @@ serve_disk
 within 60 grep running "$port/state"
 sees_writes "$disk"
 end_io
-kernel_is_content .     # Linux logs every lost connection
+no_kernel_warnings .     # Linux logs every lost connection
 
 check long_requests_have_a_table_of_their_ranges
 log_out "$first"
@@ -120,19 +120,19 @@ long_io() {
 }
 long_io "$disk"
 log_out "$first"
-kernel_is_content 'ib_srp|scsi host|sd .*: '
+no_kernel_warnings 'ib_srp|scsi host|sd .*: '
 
 check a_table_that_is_longer_than_the_command_is_read_from_the_initiator
 # Without registrations every page is a range; a command holds one descriptor of the table.
 rmmod ib_srp
 modprobe ib_srp never_register=Y
-kernel_is_content 'unsafe|UNSAFE|siw: '
+no_kernel_warnings 'unsafe|UNSAFE|siw: '
 log_in 2222222222222222 $target $long,cmd_sg_entries=1
 first=$(hosts | head -1)
 disk=$(disk_of "$first")
 verified_io "$disk"
 long_io "$disk"
-kernel_is_content 'ib_srp|scsi host|sd .*: '
+no_kernel_warnings 'ib_srp|scsi host|sd .*: '
 
 log_out "$first"
 host stop target

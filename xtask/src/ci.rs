@@ -9,7 +9,7 @@
 //! that use much CPU time run in parallel with them.
 
 use crate::process::{cargo, succeed};
-use crate::programs::{self, Program};
+use crate::programs::{self, TestProgram};
 use crate::{fuzz, tidy, vm};
 use anyhow::{Result, bail};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -31,7 +31,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         built = programs::build(root)?;
         Ok(Vec::new())
     });
-    let (waiting, working): (Vec<Program>, Vec<Program>) = built.into_iter().partition(|p| p.name == WAITING);
+    let (waiting, working): (Vec<TestProgram>, Vec<TestProgram>) =
+        built.into_iter().partition(|p| p.name == WAITING);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             report.step("programs", "cargo test --test cli", || Ok(summary(&programs::run(&waiting)?)))
@@ -49,11 +50,11 @@ struct Report {
     started: Instant,
     /// A line for each running step, if standard error is a terminal.
     under_way: MultiProgress,
-    found: Mutex<Found>,
+    found: Mutex<CiReport>,
 }
 
 #[derive(Default)]
-struct Found {
+struct CiReport {
     steps: usize,
     failed: Vec<&'static str>,
     /// Lines for the end of the report.
@@ -92,7 +93,7 @@ impl Report {
 
     /// Prints the remarks and the overall result.
     fn end(self) -> Result<()> {
-        let Found { steps, failed, mut remarks } =
+        let CiReport { steps, failed, mut remarks } =
             self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
         // The summaries of tests come last.
         remarks.sort_by_key(|line: &String| line.starts_with(RESULT));
@@ -139,7 +140,7 @@ fn tidy(root: &Path) -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-fn tests(root: &Path, programs: &[Program]) -> Result<Vec<String>> {
+fn tests(root: &Path, programs: &[TestProgram]) -> Result<Vec<String>> {
     // Examples in the documentation run even after a failed program.
     let said = programs::run(programs);
     let examples = succeed(&mut cargo(root, "test --workspace --no-fail-fast --doc"));

@@ -64,7 +64,7 @@ impl Fuzzer {
                         .env("FUZZ_TARGET", target)
                         .arg(format!("-max_total_time={seconds}"))
                         .arg(format!("-artifact_prefix={}/", artifacts.display()))
-                        .arg(format!("-rss_limit_mb={}", MOST_MEMORY_MIB + own_peak_mib()))
+                        .arg(format!("-rss_limit_mb={}", MAX_MEMORY_MIB + own_peak_mib()))
                         .args(LIMITS)
                         .args([new, seeds]),
                 )?;
@@ -138,7 +138,7 @@ const FLAGS: &[&str] = &[
 /// found a bug, because a peer's bytes must neither hang a session nor make it allocate without
 /// bound. The time limit is generous, because the machine may be busy.
 const LIMITS: &[&str] = &["-timeout=30", "-malloc_limit_mb=64", "-max_len=4096", "-print_final_stats=0"];
-const MOST_MEMORY_MIB: u64 = 1024;
+const MAX_MEMORY_MIB: u64 = 1024;
 
 /// Peak memory of this program, in MiB. libFuzzer checks its own peak (`ru_maxrss`), which in Linux
 /// begins with that of the parent process, and an earlier step may have used much memory.

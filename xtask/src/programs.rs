@@ -9,7 +9,7 @@ use std::process::Command;
 
 /// A test program of one cargo target.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Program {
+pub(crate) struct TestProgram {
     /// The target's name: that of the library or binary, or of the file in `tests/`.
     pub(crate) name: String,
     path: PathBuf,
@@ -21,7 +21,7 @@ pub(crate) struct Program {
 ///
 /// # Errors
 /// If one does not compile; the error contains the compiler's output.
-pub(crate) fn build(root: &Path) -> Result<Vec<Program>> {
+pub(crate) fn build(root: &Path) -> Result<Vec<TestProgram>> {
     // Human-readable messages go to standard error, JSON to standard output.
     let mut command =
         cargo(root, "test --quiet --workspace --no-run --message-format json-render-diagnostics");
@@ -33,12 +33,12 @@ pub(crate) fn build(root: &Path) -> Result<Vec<Program>> {
 }
 
 /// The program in a line of cargo's JSON, if it is about one.
-fn program(line: &str) -> Option<Program> {
+fn program(line: &str) -> Option<TestProgram> {
     let artifact: Value = serde_json::from_str(line).ok()?;
     if artifact["profile"]["test"] != true {
         return None;
     }
-    Some(Program {
+    Some(TestProgram {
         name: artifact["target"]["name"].as_str()?.to_owned(),
         path: artifact["executable"].as_str()?.into(),
         directory: Path::new(artifact["manifest_path"].as_str()?).parent()?.to_owned(),
@@ -49,7 +49,7 @@ fn program(line: &str) -> Option<Program> {
 ///
 /// # Errors
 /// If a test failed, with the output of the failed programs, or if there is no program.
-pub(crate) fn run(programs: &[Program]) -> Result<String> {
+pub(crate) fn run(programs: &[TestProgram]) -> Result<String> {
     if programs.is_empty() {
         bail!("cargo built no test program");
     }
@@ -77,8 +77,11 @@ mod tests {
                 "profile":{{"test":{is_test}}},"executable":{executable}}}"#
             )
         };
-        let expected =
-            Program { name: "b".to_owned(), path: "/target/b-1".into(), directory: "/of/crates/a".into() };
+        let expected = TestProgram {
+            name: "b".to_owned(),
+            path: "/target/b-1".into(),
+            directory: "/of/crates/a".into(),
+        };
         assert_eq!(program(&line(true, r#""/target/b-1""#)), Some(expected));
         assert_eq!(program(&line(false, r#""/target/b-1""#)), None);
         assert_eq!(program(&line(true, "null")), None);

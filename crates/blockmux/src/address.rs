@@ -285,7 +285,7 @@ pub(crate) fn tcp_address(text: &str, default_port: u16) -> Result<SocketAddr, S
 
 /// Whether the address `written` refers to `listener`: the unspecified address matches every
 /// address, port 0 every port.
-pub(crate) fn means(written: &SocketAddr, listener: &SocketAddr) -> bool {
+pub(crate) fn matches_listener(written: &SocketAddr, listener: &SocketAddr) -> bool {
     (written.ip() == listener.ip() || written.ip().is_unspecified())
         && (written.port() == listener.port() || written.port() == 0)
 }

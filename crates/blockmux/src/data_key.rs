@@ -16,7 +16,7 @@ use std::time::UNIX_EPOCH;
 /// Key of data that outlives the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DataKey {
-    pub(crate) text: String,
+    pub(crate) key: String,
     /// Whether the key is unique among all machines, or on this machine only.
     pub(crate) is_unique: bool,
 }
@@ -33,7 +33,7 @@ impl DataKey {
         // A link below /dev/disk is stable; its target may have another name after a restart.
         let by_path = || {
             let path = absolute(&block.path).unwrap_or_else(|_| block.path.clone());
-            DataKey { text: format!("device {}", path.display()), is_unique: false }
+            DataKey { key: format!("device {}", path.display()), is_unique: false }
         };
         Some(of_device(Path::new(SYSFS), metadata.rdev(), 0).unwrap_or_else(by_path))
     }
@@ -44,21 +44,21 @@ impl DataKey {
         let designator = volume.designator().unwrap_or_default();
         // Two gateways to one server share no reservations, so they are one disk only if their
         // configs say so.
-        DataKey { text: format!("remote {designator} {volume_key}"), is_unique: false }
+        DataKey { key: format!("remote {designator} {volume_key}"), is_unique: false }
     }
 
     /// The key of a slice. It differs from the key of the whole volume and does not depend on the
     /// slice's length.
     pub(crate) fn of_slice(offset: u64, whole: &DataKey) -> DataKey {
-        DataKey { text: format!("slice from {offset} of [{}]", whole.text), is_unique: whole.is_unique }
+        DataKey { key: format!("slice from {offset} of [{}]", whole.key), is_unique: whole.is_unique }
     }
 
     /// The key of a stripe; `None` if a member does not outlive the process.
     pub(crate) fn of_stripe(chunk: u64, members: &[Option<DataKey>]) -> Option<DataKey> {
         let known: Vec<&DataKey> = members.iter().map(Option::as_ref).collect::<Option<_>>()?;
-        let texts: Vec<&str> = known.iter().map(|key| key.text.as_str()).collect();
+        let texts: Vec<&str> = known.iter().map(|key| key.key.as_str()).collect();
         let is_unique = known.iter().all(|key| key.is_unique);
-        Some(DataKey { text: format!("stripe {chunk} [{}]", texts.join("], [")), is_unique })
+        Some(DataKey { key: format!("stripe {chunk} [{}]", texts.join("], [")), is_unique })
     }
 }
 
@@ -70,13 +70,13 @@ fn of_inode(path: &Path, metadata: &Metadata, depth: u32) -> Option<DataKey> {
     let id = || statvfs(path).ok().map(|system| system.f_fsid).filter(|id| *id != 0);
     let number = || format!("device {}", metadata.dev());
     let system = match device {
-        Some(device) => device.text,
+        Some(device) => device.key,
         None => id().map_or_else(number, |id| format!("id {id:x}")),
     };
     let made = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let made_ns = made.map_or(0, |made| made.as_nanos());
-    let text = format!("file {} made {made_ns} of file system {system}", metadata.ino());
-    Some(DataKey { text, is_unique: made_ns != 0 })
+    let key = format!("file {} made {made_ns} of file system {system}", metadata.ino());
+    Some(DataKey { key, is_unique: made_ns != 0 })
 }
 
 /// The key of a block device from sysfs; `None` if it has no stable name.
@@ -86,24 +86,24 @@ fn of_device(sysfs: &Path, number: u64, depth: u32) -> Option<DataKey> {
     let read = |name: &str| read(&place.join(name));
     if let Some(partition) = read("partition") {
         let whole = read_number(&read_from(place.parent()?, "dev")?)?;
-        let DataKey { text, is_unique } = of_device(sysfs, whole, depth)?;
+        let DataKey { key, is_unique } = of_device(sysfs, whole, depth)?;
         let start = read("start").unwrap_or_default();
-        return Some(DataKey { text: format!("{text}, partition {partition} from {start}"), is_unique });
+        return Some(DataKey { key: format!("{key}, partition {partition} from {start}"), is_unique });
     }
     if let Some(file) = read("loop/backing_file") {
         let path = PathBuf::from(file);
         let metadata = fs::metadata(&path).ok().filter(|_| depth < MAX_NESTED)?;
-        let DataKey { text, is_unique } = of_inode(&path, &metadata, depth + 1)?;
+        let DataKey { key, is_unique } = of_inode(&path, &metadata, depth + 1)?;
         let offset = read("loop/offset").unwrap_or_default();
-        return Some(DataKey { text: format!("{text}, from {offset}"), is_unique });
+        return Some(DataKey { key: format!("{key}, from {offset}"), is_unique });
     }
     if let Some(name) = read("dm/uuid").or_else(|| read("md/uuid")) {
-        return Some(DataKey { text: name, is_unique: true });
+        return Some(DataKey { key: name, is_unique: true });
     }
     let name = read("wwid").or_else(|| read("device/wwid")).or_else(|| read("serial"))?;
     // Other names consist of model and serial number, which virtual disks of many machines share.
     let is_unique = ["naa.", "eui.", "uuid."].iter().any(|kind| name.starts_with(kind));
-    Some(DataKey { text: name, is_unique })
+    Some(DataKey { key: name, is_unique })
 }
 
 /// Parses a device number `MAJOR:MINOR`.
@@ -172,7 +172,7 @@ mod tests {
     fn the_key_of_a_device_is_its_wwid_and_that_of_a_partition_has_its_start() {
         let key = |attributes: &[(&str, &str)], small| {
             let key = of_device(sysfs(attributes).path(), makedev(8, small), 0);
-            key.map(|DataKey { text, is_unique }| (text, is_unique))
+            key.map(|DataKey { key, is_unique }| (key, is_unique))
         };
         let own = |text: &str, is_unique| Some((text.to_owned(), is_unique));
         let naa = [("8:16/device/wwid", "naa.600140\n")];
@@ -191,25 +191,25 @@ mod tests {
         let backing = image.path().display().to_string();
         let root = sysfs(&[("8:16/loop/backing_file", &backing), ("8:16/loop/offset", "512\n")]);
         let key = of_device(root.path(), makedev(8, 16), 0).unwrap();
-        assert_eq!(key.text, format!("{}, from 512", file(image.path()).text));
+        assert_eq!(key.key, format!("{}, from 512", file(image.path()).key));
     }
 
     #[test]
     fn the_key_of_a_slice_depends_on_its_offset() {
-        let whole = DataKey { text: "a".to_owned(), is_unique: true };
+        let whole = DataKey { key: "a".to_owned(), is_unique: true };
         let slice = DataKey::of_slice(4096, &whole);
-        assert_eq!((slice.text.as_str(), slice.is_unique), ("slice from 4096 of [a]", true));
+        assert_eq!((slice.key.as_str(), slice.is_unique), ("slice from 4096 of [a]", true));
         assert_ne!(DataKey::of_slice(0, &whole), whole);
     }
 
     #[test]
     fn the_key_of_a_stripe_has_its_members_in_order() {
-        let key = |text: &str| Some(DataKey { text: text.to_owned(), is_unique: text != "c" });
+        let key = |text: &str| Some(DataKey { key: text.to_owned(), is_unique: text != "c" });
         let stripe = |members: &[&str]| {
             let members: Vec<_> = members.iter().map(|text| key(text)).collect();
             DataKey::of_stripe(65_536, &members).unwrap()
         };
-        assert_eq!(stripe(&["a", "b"]).text, "stripe 65536 [a], [b]");
+        assert_eq!(stripe(&["a", "b"]).key, "stripe 65536 [a], [b]");
         assert!(stripe(&["a", "b"]) != stripe(&["b", "a"]));
         assert!(stripe(&["a", "b"]).is_unique && !stripe(&["a", "c"]).is_unique);
         assert_eq!(DataKey::of_stripe(65_536, &[key("a"), None]), None);

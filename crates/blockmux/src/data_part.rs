@@ -52,8 +52,8 @@ impl Part {
 /// A part of data that outlives the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DataPart {
-    /// The text of the [`DataKey`] of the whole file, device or remote volume.
-    pub(crate) text: String,
+    /// The [`DataKey`] of the whole file, device or remote volume.
+    pub(crate) key: String,
     pub(crate) part: Part,
 }
 
@@ -67,11 +67,11 @@ impl DataPart {
 
     /// The keys of the files and block devices that a volume consists of.
     pub(crate) fn keys_of_spec(spec: &Spec) -> Vec<String> {
-        DataPart::of_spec(spec).into_iter().map(|part| part.text).collect()
+        DataPart::of_spec(spec).into_iter().map(|part| part.key).collect()
     }
 
     pub(crate) fn overlaps(&self, other: &DataPart) -> bool {
-        self.text == other.text && self.part.overlaps(other.part)
+        self.key == other.key && self.part.overlaps(other.part)
     }
 }
 
@@ -88,7 +88,7 @@ fn collect(spec: &Spec, part: Part, parts: &mut Vec<DataPart>) {
         }
         Spec::Mem(_) | Spec::Null(_) | Spec::Url(_) => None,
     };
-    parts.extend(key.map(|key| DataPart { text: key.text, part }));
+    parts.extend(key.map(|key| DataPart { key: key.key, part }));
 }
 
 /// Pairs of volumes that have data in common. Each volume that shares data is in at least one pair.
@@ -98,7 +98,7 @@ pub(crate) fn overlaps<'a>(
     let volumes = volumes.into_iter();
     let mut all: Vec<_> =
         volumes.flat_map(|(name, parts)| parts.iter().map(move |part| (part, name))).collect();
-    all.sort_by(|(a, _), (b, _)| (&a.text, a.part.begin).cmp(&(&b.text, b.part.begin)));
+    all.sort_by(|(a, _), (b, _)| (&a.key, a.part.begin).cmp(&(&b.key, b.part.begin)));
     let mut pairs: Vec<[&str; 2]> = Vec::new();
     // The part with the greatest end so far among those of the same data.
     let mut farthest: Option<(&DataPart, &str)> = None;
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn volumes_with_common_data_are_found() {
         let part =
-            |text: &str, begin, end| vec![DataPart { text: text.to_owned(), part: Part { begin, end } }];
+            |text: &str, begin, end| vec![DataPart { key: text.to_owned(), part: Part { begin, end } }];
         let all = [
             ("first", part("x", 0, 100)),
             ("second", part("x", 100, 200)),

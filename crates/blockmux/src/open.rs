@@ -167,7 +167,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             let volume = remote.open(how.connections)?;
             let data = DataKey::of_remote(&*volume, &remote.volume_key());
             let volume = with_blocks(url, volume)?;
-            let remote = vec![DataPart { text: data.text.clone(), part: how.part }];
+            let remote = vec![DataPart { key: data.key.clone(), part: how.part }];
             Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
         }
     }
@@ -343,7 +343,7 @@ fn note_raw(format: Option<&str>, volume: &dyn Volume, data: Option<&DataKey>, h
 }
 
 fn raw_note(state: &Path, data: &DataKey) -> PathBuf {
-    state.join(format!("volume-{}.raw", VolumeUuid::of_texts(&["raw", &data.text])))
+    state.join(format!("volume-{}.raw", VolumeUuid::of_texts(&["raw", &data.key])))
 }
 
 /// The error for a volume that cannot be opened for the intended use.

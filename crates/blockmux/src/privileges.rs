@@ -71,7 +71,7 @@ impl ServiceUser {
     /// threads that drop their capabilities keep those for changing the user. The C library changes
     /// the user of all threads, and ends the process if one of them is not permitted to.
     pub(crate) fn prepare(&self) {
-        state::will_become(self.uid);
+        state::set_service_user(self.uid);
         USER_CHANGES.store(true, Ordering::Relaxed);
     }
 

@@ -69,7 +69,7 @@ pub enum AoeConnectError {
 
 /// The description of a disk that answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Described {
+pub struct AoeDescription {
     /// Identity and size of the disk.
     pub disk: AtaDisk,
     /// Stations that serve the disk, each with the maximum number of sectors in a frame to it.
@@ -106,7 +106,7 @@ pub fn connect(endpoint: AoeEndpoint) -> Result<AoeVolume, AoeConnectError> {
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(endpoint: &AoeEndpoint) -> Result<Described, AoeConnectError> {
+pub fn describe(endpoint: &AoeEndpoint) -> Result<AoeDescription, AoeConnectError> {
     let AoeEndpoint { interfaces, address, .. } = endpoint;
     let queue_id = QueueId::claim(*address);
     let queue_id = queue_id.map_err(|error| AoeConnectError::Crowded { address: *address, error })?;
@@ -127,7 +127,7 @@ pub fn describe(endpoint: &AoeEndpoint) -> Result<Described, AoeConnectError> {
     let name = |port: u16| interfaces.get(usize::from(port)).map_or("", String::as_str);
     let stations = session.stations();
     let stations = stations.map(|(at, sectors)| (format!("{} at {}", at.mac, name(at.port.0)), sectors));
-    Ok(Described { disk, stations: stations.collect() })
+    Ok(AoeDescription { disk, stations: stations.collect() })
 }
 
 /// Lists the disks that answer at some interfaces within `time`; also returns the number of disks

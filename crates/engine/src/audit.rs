@@ -50,7 +50,7 @@ impl Audit {
                 self.begin(login);
             }
             // Events of stations go to `StationAudits`.
-            AuditEvent::StationCame { .. } | AuditEvent::ByStation { .. } => {}
+            AuditEvent::StationLoggedIn { .. } | AuditEvent::ByStation { .. } => {}
             AuditEvent::Refused { login, reason } => {
                 self.is_refused = true;
                 self.warn(&format!("login refused: {reason}"), &login);
@@ -128,38 +128,38 @@ impl Audit {
 /// Audit state of the stations of a connectionless target: one login for each station and disk.
 pub(crate) struct StationAudits {
     sessions: Sessions,
-    there: Vec<(Login, Audit)>,
+    entries: Vec<(Login, Audit)>,
 }
 
 impl StationAudits {
     /// `sessions` lists the stations that use a disk.
     pub(crate) fn new(sessions: Sessions) -> StationAudits {
-        StationAudits { sessions, there: Vec::new() }
+        StationAudits { sessions, entries: Vec::new() }
     }
 
     /// Logs an event; `volume` returns a volume's name.
     #[cold]
     pub(crate) fn on_event(&mut self, event: AuditEvent, volume: impl Fn(VolumeId) -> String) {
         match event {
-            AuditEvent::StationCame { login, meter } => {
+            AuditEvent::StationLoggedIn { login, meter } => {
                 // During a flood of stations the session may drop events, so an entry may be a
                 // duplicate.
-                self.there.retain(|(other, _)| *other != login);
-                if self.there.len() >= MAX_STATIONS {
-                    self.there.remove(0);
+                self.entries.retain(|(other, _)| *other != login);
+                if self.entries.len() >= MAX_STATIONS {
+                    self.entries.remove(0);
                 }
                 let mut audit = Audit::new(&login.initiator, self.sessions.clone());
                 audit.on_event(AuditEvent::Login(login.clone()), volume);
                 if let Some(session) = audit.session() {
                     session.add_reader(meter);
                 }
-                self.there.push((login, audit));
+                self.entries.push((login, audit));
             }
             AuditEvent::ByStation { login, event } => {
                 let is_departure = matches!(*event, AuditEvent::Logout { .. });
-                match self.there.iter().position(|(other, _)| *other == login) {
-                    Some(at) if is_departure => self.there.remove(at).1.on_event(*event, volume),
-                    Some(at) => self.there[at].1.on_event(*event, volume),
+                match self.entries.iter().position(|(other, _)| *other == login) {
+                    Some(at) if is_departure => self.entries.remove(at).1.on_event(*event, volume),
+                    Some(at) => self.entries[at].1.on_event(*event, volume),
                     None => {
                         let mut audit = Audit::new(&login.initiator, self.sessions.clone());
                         audit.login = Some(login);

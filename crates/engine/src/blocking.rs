@@ -71,7 +71,7 @@ pub(crate) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
         Err(Broken::Socket(error)) => {
             matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
         }
-        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_) | Broken::Withdrawn(_)) => false,
+        Err(Broken::Tls(_) | Broken::Keys(_) | Broken::Evicted(_) | Broken::SessionEnded(_)) => false,
     }
 }
 
@@ -82,21 +82,21 @@ pub(crate) fn first_answer<T, E>(mut answers: impl Iterator<Item = Result<T, E>>
 }
 
 /// A session that is driven over one stream.
-pub trait OneStream {
+pub trait SingleStream {
     /// The stream session.
     fn stream(&mut self) -> impl StreamSession;
 }
 
-impl<S: StreamSession> OneStream for S {
+impl<S: StreamSession> SingleStream for S {
     fn stream(&mut self) -> impl StreamSession {
         self
     }
 }
 
 /// A session that may have several connections, of which only the first is used.
-pub struct FirstOf<'a, S>(pub &'a mut S);
+pub struct FirstConnection<'a, S>(pub &'a mut S);
 
-impl<S: StreamConnections> OneStream for FirstOf<'_, S> {
+impl<S: StreamConnections> SingleStream for FirstConnection<'_, S> {
     fn stream(&mut self) -> impl StreamSession {
         self.0.connection(0)
     }
@@ -123,7 +123,7 @@ impl From<Duration> for LoginTimeouts {
 /// # Errors
 /// If the target cannot be reached, closes the connection, exceeds a timeout or breaks the
 /// protocol.
-pub fn run_session<S: OneStream>(
+pub fn run_session<S: SingleStream>(
     address: &Address,
     session: &mut S,
     timeouts: impl Into<LoginTimeouts>,
@@ -137,7 +137,7 @@ pub fn run_session<S: OneStream>(
 ///
 /// # Errors
 /// As for [`run_session`], and if the TLS handshake fails.
-pub fn run_secured<S: OneStream>(
+pub fn run_secured<S: SingleStream>(
     address: &Address,
     secure: Option<Secure>,
     session: &mut S,
@@ -161,7 +161,7 @@ pub fn run_secured<S: OneStream>(
     })
 }
 
-fn run<S: OneStream>(
+fn run<S: SingleStream>(
     address: &Address,
     mut secure: Option<Secure>,
     session: &mut S,
@@ -267,7 +267,7 @@ fn send(socket: &mut Socket, secure: &mut Option<Secure>, outbox: &mut Outbox) -
         secure.take(&[], &mut Chunk::new(Memory::from_heap(1)))?;
     }
     loop {
-        secure.cover(outbox)?;
+        secure.encrypt_front(outbox)?;
         if secure.outgoing().is_empty() {
             return Ok(());
         }
@@ -289,7 +289,7 @@ fn receive(
         *chunk = fresh;
     }
     socket.set_read_timeout(Some(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT)))?;
-    let mut records = [0; MOST_RECORDS];
+    let mut records = [0; MAX_RECORDS];
     let secure = secure.as_mut().filter(|secure| !secure.is_plain());
     let result = match secure {
         None => socket.read(chunk.spare()),
@@ -342,7 +342,7 @@ fn is_timeout(error: &io::Error) -> bool {
 /// How long a server may be silent before that is logged.
 const SILENCE: Duration = Duration::from_secs(2);
 /// Bytes of TLS records received at once.
-const MOST_RECORDS: usize = 16 << 10;
+const MAX_RECORDS: usize = 16 << 10;
 /// A zero timeout would mean no timeout.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 

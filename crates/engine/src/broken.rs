@@ -25,7 +25,7 @@ pub enum Broken {
     Evicted(usize),
     /// The target ends the session for this reason.
     #[error("{0}")]
-    Withdrawn(&'static str),
+    SessionEnded(&'static str),
 }
 
 impl From<TlsError> for Broken {

@@ -110,7 +110,7 @@ impl BegunIo {
 
     #[cold]
     fn grow(&mut self, slot: usize, begun: (u64, RequestKind)) {
-        if slot < MOST_SLOTS {
+        if slot < MAX_SLOTS {
             self.0.resize((slot + 1).next_power_of_two(), (0, RequestKind::Other));
             self.0[slot] = begun;
         }
@@ -168,7 +168,7 @@ impl Channels {
     }
 
     /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected.
-    pub(crate) fn leave(&mut self) {
+    pub(crate) fn orphan(&mut self) {
         self.session = None;
         for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.orphan.is_none()) {
             open.orphan = Some(open.volume_state.orphan());
@@ -319,7 +319,7 @@ const BYTES_PER_TURN: u64 = 2 << 20;
 /// Interval, in nanoseconds, at which I/O that completes in its own poll is timed.
 const SAMPLE_EVERY_NS: u64 = 1_000_000;
 /// Maximum number of requests in flight on one channel whose latency is counted.
-const MOST_SLOTS: usize = 1 << 16;
+const MAX_SLOTS: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {
@@ -455,8 +455,8 @@ mod tests {
         for (channels, session) in &mut left {
             assert!(volume_state.takes_users());
             channels.move_io(session, Instant::now());
-            channels.leave();
-            channels.leave();
+            channels.orphan();
+            channels.orphan();
         }
         let mut refused = (open(), Endless::new(1, 512));
         refused.0.move_io(&mut refused.1, Instant::now());

@@ -189,7 +189,7 @@ impl<H: Host> Connection<H> {
                 return Ok(inflow);
             }
             let len = match wanted {
-                ..=MOST_IN_HEADER_CHUNK if session.is_mostly_placed() => HEADER_CHUNK,
+                ..=MAX_IN_HEADER_CHUNK if session.is_mostly_placed() => HEADER_CHUNK,
                 _ if self.pool().is_short() => SHORT_CHUNK,
                 _ => CHUNK,
             };
@@ -202,7 +202,7 @@ impl<H: Host> Connection<H> {
                 None if self.has_ended => {
                     session.on_end(self.core.now())?;
                     if self.chunk.as_ref().is_some_and(|chunk| !chunk.unread().is_empty()) {
-                        return Err(CUT.into());
+                        return Err(CLOSED_WITHIN_MESSAGE.into());
                     }
                     return Ok(Inflow::Finished);
                 }
@@ -464,7 +464,7 @@ enum Feed {
     Closed,
 }
 
-const CUT: ProtocolError = ProtocolError {
+const CLOSED_WITHIN_MESSAGE: ProtocolError = ProtocolError {
     what: "closed the connection in the middle of a message",
     reference: "a message is sent whole",
 };
@@ -484,7 +484,7 @@ const ROOM: usize = 4;
 /// through the buffer.
 const HEADER_CHUNK: usize = SMALL_CHUNK;
 /// A session that needs more contiguous bytes than this gets a chunk of full size.
-const MOST_IN_HEADER_CHUNK: usize = HEADER_CHUNK / 2;
+const MAX_IN_HEADER_CHUNK: usize = HEADER_CHUNK / 2;
 const SMALL_CHUNK: usize = 4096;
 /// Receive buffer while the pool is short of memory.
 const SHORT_CHUNK: usize = 16 << 10;

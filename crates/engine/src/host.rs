@@ -113,7 +113,7 @@ pub trait ByteStream: Sized {
 
     /// Records that the kernel took the keys of one direction only, so that kTLS is not tried
     /// again.
-    fn forgo_tls(&self) {}
+    fn suspend_tls(&self) {}
 
     /// Sends one whole record of a content type other than data.
     ///
@@ -275,8 +275,8 @@ impl ByteStream for Stream {
         ktls::set_keys(self.as_raw_fd(), direction, keys)
     }
 
-    fn forgo_tls(&self) {
-        ktls::forgo();
+    fn suspend_tls(&self) {
+        ktls::suspend();
     }
 
     fn send_record(&mut self, content_type: u8, bytes: &[u8]) -> io::Result<()> {

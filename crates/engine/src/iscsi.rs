@@ -8,7 +8,7 @@
 use crate::audit::AUDIT;
 use crate::background::Background;
 use crate::host::{ByteStream, StreamEnd};
-use crate::listener::{MOST_HALF_OPEN, Serve};
+use crate::listener::{MAX_HALF_OPEN, Serve};
 use crate::rdma::{self, PortSession, Setup};
 use crate::reactor::{EngineCore, Inbox};
 use crate::socket::Stream;
@@ -50,7 +50,7 @@ pub fn serve_in(node: &Arc<IscsiNode>, exports: &Exports, group_tag: &Arc<Atomic
 
 // Logins that the listener has closed may not have ended yet. Even with them, a new connection
 // finds a free place.
-const _: () = assert!(MOST_HALF_OPEN <= MAX_LOGINS / 2);
+const _: () = assert!(MAX_HALF_OPEN <= MAX_LOGINS / 2);
 
 /// State of one portal group on every core.
 #[derive(Clone)]

@@ -25,8 +25,8 @@ pub fn load() {
 /// # Errors
 /// If the kernel lacks TLS, or the socket is not a TCP socket.
 pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
-    let forgone = *FORGONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if forgone.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
+    let suspended = *SUSPENDED_SINCE.lock().unwrap_or_else(PoisonError::into_inner);
+    if suspended.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let attached = set_option(fd, libc::SOL_TCP, libc::TCP_ULP, b"tls");
@@ -34,14 +34,14 @@ pub(crate) fn attach(fd: RawFd) -> io::Result<()> {
     if let Err(error) = &attached
         && matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOPROTOOPT))
     {
-        forgo();
+        suspend();
     }
     attached
 }
 
 /// Stops the use of kTLS on new connections for [`RETRY_AFTER`].
-pub(crate) fn forgo() {
-    *FORGONE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+pub(crate) fn suspend() {
+    *SUSPENDED_SINCE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
 }
 
 /// Sets the keys of one direction.
@@ -77,7 +77,7 @@ fn crypto_info(keys: &RecordKeys) -> Vec<u8> {
 }
 
 /// When the kernel was found to lack TLS. Only new connections read it, so a lock is cheap enough.
-static FORGONE: Mutex<Option<Instant>> = Mutex::new(None);
+static SUSPENDED_SINCE: Mutex<Option<Instant>> = Mutex::new(None);
 /// How long kTLS is not tried after it was found to be missing.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 /// `linux/tls.h`, since Linux 6.0.

@@ -1,7 +1,7 @@
 //! Accepts connections and distributes them over the cores.
 
 use crate::audit::AUDIT;
-use crate::departures::Departures;
+use crate::handover::SessionHandover;
 use crate::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::ring::Registration;
 use crate::sessions::Sessions;
@@ -31,9 +31,9 @@ pub struct ConnectionLimit {
     open: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
     /// Open connections of this handle and its clones.
-    part: Arc<AtomicUsize>,
+    open_of_protocol: Arc<AtomicUsize>,
     /// Connections that are closed with I/O still in flight.
-    left: Arc<AtomicUsize>,
+    orphaned: Arc<AtomicUsize>,
     /// Connections in their handshake.
     half_open: Arc<Mutex<Replaceable>>,
     /// Closed connections whose sessions wait for a new one.
@@ -45,7 +45,7 @@ pub struct ConnectionLimit {
     protocol: &'static str,
     listener: Arc<ListenerState>,
     sessions: Sessions,
-    departures: Arc<Departures>,
+    session_handover: Arc<SessionHandover>,
     /// Login timeout in seconds; 0: only the protocol's own timeout applies.
     login_timeout_s: Arc<AtomicU64>,
 }
@@ -100,8 +100,8 @@ impl ListenerState {
 /// One connection's share of the limit.
 pub struct Permit {
     open: Arc<AtomicUsize>,
-    part: Arc<AtomicUsize>,
-    left: Arc<AtomicUsize>,
+    open_of_protocol: Arc<AtomicUsize>,
+    orphaned: Arc<AtomicUsize>,
     /// The peer has disconnected, and the share was released.
     is_orphaned: bool,
     protocol: &'static str,
@@ -112,10 +112,10 @@ pub struct Permit {
     login_by: Option<Instant>,
     listener: Arc<ListenerState>,
     sessions: Sessions,
-    departures: Arc<Departures>,
+    session_handover: Arc<SessionHandover>,
     /// The list of replaceable connections that holds this one: during its handshake, or once it
     /// lingers.
-    entered: Option<(Arc<Mutex<Replaceable>>, Arc<ReplaceableConnection>)>,
+    entry: Option<(Arc<Mutex<Replaceable>>, Arc<ReplaceableConnection>)>,
     lingering: Arc<Mutex<Replaceable>>,
 }
 
@@ -126,7 +126,7 @@ pub struct Permit {
 struct Replaceable {
     /// Oldest first; no source is empty.
     sources: BTreeMap<Source, VecDeque<Arc<ReplaceableConnection>>>,
-    entered: u64,
+    last_number: u64,
 }
 
 /// Source of connections: the listener's protocol and the peer's address; `None` for a Unix socket.
@@ -153,12 +153,12 @@ impl Replaceable {
         source: Source,
         hang_up: impl Fn() + Send + Sync + 'static,
     ) -> Arc<ReplaceableConnection> {
-        self.entered += 1;
+        self.last_number += 1;
         let is_replaced = AtomicBool::new(false);
         let entry = Arc::new(ReplaceableConnection {
             source,
             hang_up: Box::new(hang_up),
-            number: self.entered,
+            number: self.last_number,
             is_replaced,
         });
         self.sources.entry(source).or_default().push_back(entry.clone());
@@ -174,7 +174,7 @@ impl Replaceable {
     }
 
     /// Closes one connection for a new one.
-    fn cut_one(&mut self) -> Option<Arc<ReplaceableConnection>> {
+    fn replace_one(&mut self) -> Option<Arc<ReplaceableConnection>> {
         let oldest = self.sources.values().filter_map(|own| Some((own.len(), own.front()?)));
         let (_, entry) = oldest.max_by_key(|(len, oldest)| (*len, Reverse(oldest.number)))?;
         let entry = entry.clone();
@@ -191,23 +191,23 @@ impl ConnectionLimit {
         ConnectionLimit {
             open: Arc::default(),
             most: Arc::new(AtomicUsize::new(most)),
-            part: Arc::default(),
-            left: Arc::default(),
+            open_of_protocol: Arc::default(),
+            orphaned: Arc::default(),
             half_open: Arc::default(),
             lingering: Arc::default(),
             reserved_space_bytes: 0,
             protocol: "",
             listener: Arc::default(),
             sessions: Sessions::default(),
-            departures: Arc::default(),
+            session_handover: Arc::default(),
             login_timeout_s: Arc::default(),
         }
     }
 
     /// A handle to this limit for one protocol's connections, which are also counted separately.
     #[must_use]
-    pub fn for_part(&self, protocol: &'static str) -> ConnectionLimit {
-        ConnectionLimit { part: Arc::default(), protocol, ..self.clone() }
+    pub fn for_protocol(&self, protocol: &'static str) -> ConnectionLimit {
+        ConnectionLimit { open_of_protocol: Arc::default(), protocol, ..self.clone() }
     }
 
     /// A handle for the connections of one listener, which are also counted separately, and whose
@@ -244,8 +244,8 @@ impl ConnectionLimit {
 
     /// The connections of all protocols that move to another process.
     #[must_use]
-    pub fn departures(&self) -> &Arc<Departures> {
-        &self.departures
+    pub fn session_handover(&self) -> &Arc<SessionHandover> {
+        &self.session_handover
     }
 
     /// Also limits address space, under RLIMIT_AS: no connection is accepted while less than
@@ -265,8 +265,8 @@ impl ConnectionLimit {
 
     /// Number of open connections of this protocol.
     #[must_use]
-    pub fn open_of_part(&self) -> usize {
-        self.part.load(Ordering::Relaxed)
+    pub fn open_of_protocol(&self) -> usize {
+        self.open_of_protocol.load(Ordering::Relaxed)
     }
 
     /// The limit.
@@ -281,10 +281,10 @@ impl ConnectionLimit {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Number of closed connections with I/O in flight: see [`Permit::leave`].
+    /// Number of closed connections with I/O in flight: see [`Permit::orphan`].
     #[must_use]
     pub fn orphaned(&self) -> usize {
-        self.left.load(Ordering::Relaxed)
+        self.orphaned.load(Ordering::Relaxed)
     }
 
     /// A share for one more connection until it is dropped; `None` if the limit is reached.
@@ -303,32 +303,32 @@ impl ConnectionLimit {
     #[must_use]
     pub fn admit(&self, peer: Option<IpAddr>, hang_up: impl Fn() + Send + Sync + 'static) -> Option<Permit> {
         let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
-        if half_open.len() >= MOST_HALF_OPEN {
-            half_open.cut_one();
+        if half_open.len() >= MAX_HALF_OPEN {
+            half_open.replace_one();
         }
         let mut permit = match self.permit() {
             Some(permit) => permit,
             None => {
-                let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner).cut_one();
-                let replaced = lingering.or_else(|| half_open.cut_one())?;
+                let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner).replace_one();
+                let replaced = lingering.or_else(|| half_open.replace_one())?;
                 replaced.is_replaced.store(true, Ordering::Relaxed);
                 self.share()
             }
         };
         permit.peer = peer;
         let entry = half_open.enter((self.protocol, peer), hang_up);
-        permit.entered = Some((self.half_open.clone(), entry));
+        permit.entry = Some((self.half_open.clone(), entry));
         Some(permit)
     }
 
     fn share(&self) -> Permit {
-        self.part.fetch_add(1, Ordering::Relaxed);
+        self.open_of_protocol.fetch_add(1, Ordering::Relaxed);
         self.listener.open.fetch_add(1, Ordering::Relaxed);
         self.listener.accepted.fetch_add(1, Ordering::Relaxed);
         Permit {
             open: self.open.clone(),
-            part: self.part.clone(),
-            left: self.left.clone(),
+            open_of_protocol: self.open_of_protocol.clone(),
+            orphaned: self.orphaned.clone(),
             is_orphaned: false,
             protocol: self.protocol,
             peer: None,
@@ -339,8 +339,8 @@ impl ConnectionLimit {
             login_by: None,
             listener: self.listener.clone(),
             sessions: self.sessions.clone(),
-            departures: self.departures.clone(),
-            entered: None,
+            session_handover: self.session_handover.clone(),
+            entry: None,
             lingering: self.lingering.clone(),
         }
     }
@@ -355,8 +355,8 @@ impl Permit {
 
     /// The connections that move to another process.
     #[must_use]
-    pub fn departures(&self) -> &Arc<Departures> {
-        &self.departures
+    pub fn session_handover(&self) -> &Arc<SessionHandover> {
+        &self.session_handover
     }
 
     /// The listener's protocol; empty if not set.
@@ -386,7 +386,7 @@ impl Permit {
 
     /// Makes the connection no longer replaceable, because its handshake is complete.
     pub fn establish(&self) {
-        if let Some((entries, entry)) = &self.entered {
+        if let Some((entries, entry)) = &self.entry {
             entries.lock().unwrap_or_else(PoisonError::into_inner).remove(entry);
         }
     }
@@ -394,30 +394,30 @@ impl Permit {
     /// Makes the connection replaceable, because it is closed and its session waits for a new one.
     pub fn linger(&mut self) {
         self.establish();
-        let Some((_, entry)) = self.entered.take() else { return };
+        let Some((_, entry)) = self.entry.take() else { return };
         let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = lingering.enter(entry.source, || {});
-        self.entered = Some((self.lingering.clone(), entry));
+        self.entry = Some((self.lingering.clone(), entry));
     }
 
     /// Whether a new connection has taken its share.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
-        self.entered.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed))
+        self.entry.as_ref().is_some_and(|(_, entry)| entry.is_replaced.load(Ordering::Relaxed))
     }
 
     /// Releases the share of a connection whose peer has disconnected with I/O in flight, which may
     /// never end. Such connections are counted separately, and limited for each volume.
-    pub fn leave(&mut self) {
+    pub fn orphan(&mut self) {
         if !std::mem::replace(&mut self.is_orphaned, true) {
-            self.left.fetch_add(1, Ordering::Relaxed);
+            self.orphaned.fetch_add(1, Ordering::Relaxed);
             self.give_back();
         }
     }
 
     fn give_back(&self) {
         self.establish();
-        self.part.fetch_sub(1, Ordering::Relaxed);
+        self.open_of_protocol.fetch_sub(1, Ordering::Relaxed);
         self.listener.open.fetch_sub(1, Ordering::Relaxed);
         if !self.is_replaced() {
             self.open.fetch_sub(1, Ordering::Relaxed);
@@ -428,7 +428,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if self.is_orphaned {
-            self.left.fetch_sub(1, Ordering::Relaxed);
+            self.orphaned.fetch_sub(1, Ordering::Relaxed);
         } else {
             self.give_back();
         }
@@ -580,7 +580,7 @@ const ACCEPTS_PER_TURN: usize = 64;
 /// Maximum number of connections in their handshake, of all protocols together. It is below each
 /// protocol's own limit of logins, because a connection that was closed for a new one takes a
 /// moment to end.
-pub(crate) const MOST_HALF_OPEN: usize = 256;
+pub(crate) const MAX_HALF_OPEN: usize = 256;
 const RETRY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -588,39 +588,39 @@ mod tests {
     use super::*;
 
     /// Indices of connections that were shut down, in order.
-    type Cut = Arc<Mutex<Vec<usize>>>;
+    type HungUp = Arc<Mutex<Vec<usize>>>;
 
-    fn admit(limit: &ConnectionLimit, cut: &Cut, number: usize) -> Option<Permit> {
-        let cut = cut.clone();
-        limit.admit(None, move || cut.lock().unwrap().push(number))
+    fn admit(limit: &ConnectionLimit, hung_up: &HungUp, number: usize) -> Option<Permit> {
+        let hung_up = hung_up.clone();
+        limit.admit(None, move || hung_up.lock().unwrap().push(number))
     }
 
     #[test]
     fn at_the_limit_a_new_connection_replaces_the_oldest_one_in_its_handshake() {
-        let (limit, cut) = (ConnectionLimit::new(3), Cut::default());
-        let mut permits: Vec<_> = (0..3).map(|number| admit(&limit, &cut, number).unwrap()).collect();
+        let (limit, hung_up) = (ConnectionLimit::new(3), HungUp::default());
+        let mut permits: Vec<_> = (0..3).map(|number| admit(&limit, &hung_up, number).unwrap()).collect();
         permits[0].establish();
-        permits.push(admit(&limit, &cut, 3).unwrap());
-        assert_eq!((*cut.lock().unwrap()).as_slice(), [1]);
+        permits.push(admit(&limit, &hung_up, 3).unwrap());
+        assert_eq!((*hung_up.lock().unwrap()).as_slice(), [1]);
         // The connection that was shut down ends a little later, when its share is already taken.
         drop(permits.remove(1));
         assert_eq!(limit.open(), 3);
         permits.iter().for_each(Permit::establish);
-        assert!(admit(&limit, &cut, 4).is_none(), "no connection is replaceable");
+        assert!(admit(&limit, &hung_up, 4).is_none(), "no connection is replaceable");
         permits.clear();
-        assert_eq!((limit.open(), limit.open_of_part()), (0, 0));
+        assert_eq!((limit.open(), limit.open_of_protocol()), (0, 0));
     }
 
     #[test]
     fn at_the_limit_a_new_connection_replaces_a_lingering_session_before_a_handshake() {
-        let (limit, cut) = (ConnectionLimit::new(3), Cut::default());
-        let mut lingering: Vec<_> = (0..2).map(|number| admit(&limit, &cut, number).unwrap()).collect();
-        let handshake = admit(&limit, &cut, 2).unwrap();
+        let (limit, hung_up) = (ConnectionLimit::new(3), HungUp::default());
+        let mut lingering: Vec<_> = (0..2).map(|number| admit(&limit, &hung_up, number).unwrap()).collect();
+        let handshake = admit(&limit, &hung_up, 2).unwrap();
         for permit in &mut lingering {
             permit.establish();
             permit.linger();
         }
-        let new_one = admit(&limit, &cut, 3).unwrap();
+        let new_one = admit(&limit, &hung_up, 3).unwrap();
         new_one.establish();
         assert_eq!(
             (lingering[0].is_replaced(), lingering[1].is_replaced(), handshake.is_replaced()),
@@ -634,36 +634,36 @@ mod tests {
 
     #[test]
     fn an_orphaned_connection_releases_its_share_of_the_limit() {
-        let (limit, cut) = (ConnectionLimit::new(1), Cut::default());
-        let mut orphaned = admit(&limit, &cut, 0).unwrap();
-        orphaned.leave();
-        orphaned.leave();
-        assert_eq!((limit.open(), limit.open_of_part(), limit.orphaned()), (0, 0, 1));
-        let established = admit(&limit, &cut, 1).unwrap();
+        let (limit, hung_up) = (ConnectionLimit::new(1), HungUp::default());
+        let mut orphaned = admit(&limit, &hung_up, 0).unwrap();
+        orphaned.orphan();
+        orphaned.orphan();
+        assert_eq!((limit.open(), limit.open_of_protocol(), limit.orphaned()), (0, 0, 1));
+        let established = admit(&limit, &hung_up, 1).unwrap();
         established.establish();
-        assert!(admit(&limit, &cut, 2).is_none());
+        assert!(admit(&limit, &hung_up, 2).is_none());
         drop(orphaned);
-        assert_eq!((limit.open(), limit.open_of_part(), limit.orphaned()), (1, 1, 0));
-        assert!(cut.lock().unwrap().is_empty(), "an orphaned connection is not shut down");
+        assert_eq!((limit.open(), limit.open_of_protocol(), limit.orphaned()), (1, 1, 0));
+        assert!(hung_up.lock().unwrap().is_empty(), "an orphaned connection is not shut down");
     }
 
     #[test]
     fn the_source_with_the_most_handshakes_loses_one_to_a_new_connection() {
-        let (limit, cut) = (ConnectionLimit::new(usize::MAX), Cut::default());
-        let (nbd, iscsi) = (limit.for_part("nbd"), limit.for_part("iscsi"));
-        let slow = admit(&iscsi, &cut, 1000).unwrap();
-        let flood: Vec<_> = (0..MOST_HALF_OPEN + 3).map(|number| admit(&nbd, &cut, number)).collect();
+        let (limit, hung_up) = (ConnectionLimit::new(usize::MAX), HungUp::default());
+        let (nbd, iscsi) = (limit.for_protocol("nbd"), limit.for_protocol("iscsi"));
+        let slow = admit(&iscsi, &hung_up, 1000).unwrap();
+        let flood: Vec<_> = (0..MAX_HALF_OPEN + 3).map(|number| admit(&nbd, &hung_up, number)).collect();
         assert_eq!(
-            (*cut.lock().unwrap()).as_slice(),
+            (*hung_up.lock().unwrap()).as_slice(),
             [0, 1, 2, 3],
             "the other listener keeps its connections"
         );
-        let number = cut.clone();
+        let number = hung_up.clone();
         let from_elsewhere =
             nbd.admit(Some([192, 0, 2, 1].into()), move || number.lock().unwrap().push(2000));
         flood.into_iter().skip(200).for_each(drop);
-        let other: Vec<_> = (300..600).map(|number| admit(&nbd, &cut, number)).collect();
-        assert!(!cut.lock().unwrap().iter().any(|number| [1000, 2000].contains(number)));
+        let other: Vec<_> = (300..600).map(|number| admit(&nbd, &hung_up, number)).collect();
+        assert!(!hung_up.lock().unwrap().iter().any(|number| [1000, 2000].contains(number)));
         drop((slow, from_elsewhere, other));
         assert_eq!((limit.open(), limit.half_open.lock().unwrap().len()), (0, 0));
     }
@@ -680,10 +680,10 @@ mod tests {
 
     #[test]
     fn the_number_of_simultaneous_handshakes_is_limited() {
-        let (limit, cut) = (ConnectionLimit::new(usize::MAX), Cut::default());
-        let permits: Vec<_> = (0..MOST_HALF_OPEN + 2).map(|number| admit(&limit, &cut, number)).collect();
+        let (limit, hung_up) = (ConnectionLimit::new(usize::MAX), HungUp::default());
+        let permits: Vec<_> = (0..MAX_HALF_OPEN + 2).map(|number| admit(&limit, &hung_up, number)).collect();
         assert!(permits.iter().all(Option::is_some));
-        assert_eq!((*cut.lock().unwrap()).as_slice(), [0, 1]);
+        assert_eq!((*hung_up.lock().unwrap()).as_slice(), [0, 1]);
         drop(permits);
         assert_eq!((limit.open(), limit.half_open.lock().unwrap().len()), (0, 0));
     }

@@ -2,13 +2,13 @@
 
 use crate::blocking::{self, LoginTimeouts, run_secured};
 use crate::connection::Broken;
-use crate::departures::{DepartedConnection, Departures};
+use crate::handover::{HandedOverConnection, SessionHandover};
 use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, TlsKeys, check_unchanged};
 use crate::listener::{Permit, Serve};
 use crate::reactor::EngineCore;
 use crate::secure::{ClientTls, Secure};
 use crate::socket::{Address, Stream};
-use crate::target::{ArrivedConnection, Departure, TargetTask};
+use crate::target::{ArrivedConnection, ProcessHandover, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
     ExportInfo, ListedExport, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession,
@@ -49,7 +49,13 @@ pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
                 (session.with_tls(policy.clone()), Some(secure))
             }
         };
-        TargetTask::receive_to_leave(core, (arrival, secure), (session, pool), exports.clone(), DEPARTURE);
+        TargetTask::receive_movable(
+            core,
+            (arrival, secure),
+            (session, pool),
+            exports.clone(),
+            PROCESS_HANDOVER,
+        );
     })
 }
 
@@ -65,7 +71,7 @@ pub fn resume(
     match NbdTargetSession::resumed(exports, pool.clone(), core.now(), state) {
         Ok(session) => {
             let arrival = (ArrivedConnection { unread, ..ArrivedConnection::new(stream, permit) }, None);
-            TargetTask::receive_to_leave(core, arrival, (session, pool), exports.clone(), DEPARTURE);
+            TargetTask::receive_movable(core, arrival, (session, pool), exports.clone(), PROCESS_HANDOVER);
         }
         Err(error) => warn!("{}: a session that was handed over is closed: {error}", stream.peer()),
     }
@@ -73,12 +79,12 @@ pub fn resume(
 
 /// How NBD sessions move to another process: NBD clients do not reconnect when their connection
 /// ends.
-const DEPARTURE: Departure<NbdTargetSession, EngineCore> =
-    Departure { hand_over: NbdTargetSession::hand_over, leave: keep };
+const PROCESS_HANDOVER: ProcessHandover<NbdTargetSession, EngineCore> =
+    ProcessHandover { hand_over: NbdTargetSession::hand_over, store: keep };
 
-fn keep(departures: &Departures, departed: DepartedConnection<Stream>) {
-    let peer = departed.peer.clone();
-    if let Err(error) = departures.add(departed) {
+fn keep(session_handover: &SessionHandover, handed_over: HandedOverConnection<Stream>) {
+    let peer = handed_over.peer.clone();
+    if let Err(error) = session_handover.add(handed_over) {
         warn!("{peer}: its session cannot be handed over: {error}; raise the limit of open files");
     }
 }

@@ -112,14 +112,14 @@ fn next_chunk() -> Option<(Arc<Pages>, usize, usize)> {
 }
 
 fn threads() -> usize {
-    thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS)
+    thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS)
 }
 
 static QUEUE: Mutex<PopulateQueue> = Mutex::new(PopulateQueue { jobs: VecDeque::new(), threads: 0 });
 /// Bytes populated at a time: one huge page.
 const CHUNK: usize = 2 << 20;
 /// Maximum number of threads; more would contend in the kernel's allocator.
-const MOST_THREADS: usize = 16;
+const MAX_THREADS: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -43,13 +43,13 @@ use tracing::debug;
 
 /// TLS state of one connection.
 pub struct Secure {
-    stage: Stage,
+    stage: TlsStage,
     /// Received records, while there are any.
     incoming: Option<Chunk>,
     /// Records to be sent.
     outgoing: Outbox,
     /// Bytes at the front of the session's outbox that are encrypted in `outgoing`.
-    covered: usize,
+    encrypted: usize,
     /// Plaintext copied from the outbox, to be encrypted.
     scratch: Vec<u8>,
     /// The session was notified that TLS is established.
@@ -86,7 +86,7 @@ impl ClientTls {
     }
 }
 
-enum Stage {
+enum TlsStage {
     /// The peer's first byte has not arrived.
     Unknown {
         credentials: ServerCredentials,
@@ -111,28 +111,28 @@ impl Secure {
     /// # Errors
     /// If the credentials cannot be used.
     pub fn client(credentials: &ClientCredentials) -> Result<Secure, TlsError> {
-        Ok(Secure::new(Stage::Tls(Box::new(Tls::client(credentials)?))))
+        Ok(Secure::new(TlsStage::Tls(Box::new(Tls::client(credentials)?))))
     }
 
     /// TLS state of a client's connection, which must use TLS.
     #[must_use]
     pub fn server(credentials: ServerCredentials) -> Secure {
-        Secure::new(Stage::Unknown { credentials, may_be_plain: false })
+        Secure::new(TlsStage::Unknown { credentials, may_be_plain: false })
     }
 
     /// TLS state of a client's connection, which may use TLS.
     #[must_use]
     pub fn if_asked(credentials: ServerCredentials) -> Secure {
-        Secure::new(Stage::Unknown { credentials, may_be_plain: true })
+        Secure::new(TlsStage::Unknown { credentials, may_be_plain: true })
     }
 
-    fn new(stage: Stage) -> Secure {
+    fn new(stage: TlsStage) -> Secure {
         let outgoing = Outbox::default();
         Secure {
             stage,
             incoming: None,
             outgoing,
-            covered: 0,
+            encrypted: 0,
             scratch: Vec::new(),
             is_reported: false,
             is_dormant: false,
@@ -168,15 +168,15 @@ impl Secure {
     /// The version and the cipher suite of the handshake, for logs.
     pub(crate) fn negotiated(&mut self) -> String {
         match &mut self.stage {
-            Stage::Tls(tls) => tls.negotiated(),
-            Stage::Unknown { .. } | Stage::Kernel(_) => String::new(),
+            TlsStage::Tls(tls) => tls.negotiated(),
+            TlsStage::Unknown { .. } | TlsStage::Kernel(_) => String::new(),
         }
     }
 
     /// Returns once, after the handshake, how the peer has authenticated itself.
     pub(crate) fn take_peer(&mut self) -> Option<SecuredBy<'_>> {
         match &self.stage {
-            Stage::Tls(tls) if tls.is_open() && !self.is_reported => {
+            TlsStage::Tls(tls) if tls.is_open() && !self.is_reported => {
                 self.is_reported = true;
                 Some(match tls.peer() {
                     TlsPeer::Psk(identity) => SecuredBy::Psk(identity),
@@ -196,7 +196,7 @@ impl Secure {
         chunk: &mut Chunk,
         pool: &Pool,
     ) -> Result<Received, Broken> {
-        if let Stage::Unknown { may_be_plain, .. } = &self.stage {
+        if let TlsStage::Unknown { may_be_plain, .. } = &self.stage {
             let received = stream.receive(chunk, usize::MAX)?;
             if received == 0 {
                 return Ok(Received::Bytes(0));
@@ -248,7 +248,7 @@ impl Secure {
     /// # Errors
     /// If the kernel accepted the key of only one direction.
     pub(crate) fn hand_over<S: ByteStream>(&mut self, stream: &mut S) -> Result<bool, Broken> {
-        let Stage::Tls(tls) = &mut self.stage else { return Ok(self.is_plain()) };
+        let TlsStage::Tls(tls) = &mut self.stage else { return Ok(self.is_plain()) };
         if self.is_dormant {
             return Ok(true);
         }
@@ -284,7 +284,7 @@ impl Secure {
             }
             HandedOver::Done(kernel) => {
                 debug!(peer = stream.peer(), "TLS: records are processed by the kernel");
-                self.stage = Stage::Kernel(kernel);
+                self.stage = TlsStage::Kernel(kernel);
                 (self.incoming, self.scratch) = (None, Vec::new());
                 Ok(true)
             }
@@ -295,7 +295,7 @@ impl Secure {
     /// not demanded TLS.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.is_dormant || matches!(self.stage, Stage::Kernel(_))
+        self.is_dormant || matches!(self.stage, TlsStage::Kernel(_))
     }
 
     /// Whether TLS is in use: the session has demanded it, or it began with the connection.
@@ -306,7 +306,7 @@ impl Secure {
     /// Whether the kernel processes the records.
     #[cfg(test)]
     pub(crate) fn is_by_kernel(&self) -> bool {
-        matches!(self.stage, Stage::Kernel(_))
+        matches!(self.stage, TlsStage::Kernel(_))
     }
 
     /// Sends what must precede data that is sent through kTLS, such as a KeyUpdate.
@@ -316,7 +316,7 @@ impl Secure {
     #[inline]
     pub(crate) fn before_sending<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), Broken> {
         match &mut self.stage {
-            Stage::Kernel(kernel) => kernel.before_sending(stream),
+            TlsStage::Kernel(kernel) => kernel.before_sending(stream),
             _ => Ok(()),
         }
     }
@@ -324,7 +324,7 @@ impl Secure {
     /// Counts bytes of data sent through kTLS.
     #[inline]
     pub(crate) fn on_sent(&mut self, bytes: usize) {
-        if let Stage::Kernel(kernel) = &mut self.stage {
+        if let TlsStage::Kernel(kernel) = &mut self.stage {
             kernel.on_sent(bytes);
         }
     }
@@ -341,7 +341,7 @@ impl Secure {
         error: io::Error,
     ) -> Result<bool, Broken> {
         match &mut self.stage {
-            Stage::Kernel(kernel) => kernel.on_receive_error(stream, error),
+            TlsStage::Kernel(kernel) => kernel.on_receive_error(stream, error),
             _ => Err(error.into()),
         }
     }
@@ -350,8 +350,8 @@ impl Secure {
     pub(crate) fn close<S: ByteStream>(&mut self, stream: &mut S) {
         match &mut self.stage {
             _ if self.is_dormant => {}
-            Stage::Unknown { .. } => {}
-            Stage::Tls(tls) => {
+            TlsStage::Unknown { .. } => {}
+            TlsStage::Tls(tls) => {
                 tls.close();
                 self.outgoing.push_head(tls.output());
                 tls.output().clear();
@@ -359,13 +359,13 @@ impl Secure {
                     let _ = stream.send(&mut self.outgoing);
                 }
             }
-            Stage::Kernel(kernel) => kernel.close(stream),
+            TlsStage::Kernel(kernel) => kernel.close(stream),
         }
     }
 
     /// Processes received bytes; called with none to start a client's handshake.
     pub(crate) fn take(&mut self, bytes: &[u8], chunk: &mut Chunk) -> Result<usize, TlsError> {
-        let Stage::Tls(tls) = &mut self.stage else { return Ok(0) };
+        let TlsStage::Tls(tls) = &mut self.stage else { return Ok(0) };
         let result = tls.receive(bytes, chunk.spare());
         self.outgoing.push_head(tls.output());
         tls.output().clear();
@@ -375,14 +375,14 @@ impl Secure {
     }
 
     /// Encrypts as much of the session's outbox as possible, if no records wait to be sent.
-    pub(crate) fn cover(&mut self, outbox: &Outbox) -> Result<(), TlsError> {
-        let Stage::Tls(tls) = &mut self.stage else { return Ok(()) };
-        if !tls.is_open() || !self.outgoing.is_empty() || self.covered > 0 || outbox.is_empty() {
+    pub(crate) fn encrypt_front(&mut self, outbox: &Outbox) -> Result<(), TlsError> {
+        let TlsStage::Tls(tls) = &mut self.stage else { return Ok(()) };
+        if !tls.is_open() || !self.outgoing.is_empty() || self.encrypted > 0 || outbox.is_empty() {
             return Ok(());
         }
         self.scratch.clear();
         for piece in outbox.pieces() {
-            let room = MOST_AT_ONCE - self.scratch.len();
+            let room = MAX_AT_ONCE - self.scratch.len();
             match piece {
                 OutboxPiece::Head(head) => self.scratch.extend_from_slice(&head[..head.len().min(room)]),
                 OutboxPiece::Payload(seg) => {
@@ -391,12 +391,12 @@ impl Secure {
                     seg.slice(0, len).copy_to(&mut self.scratch[start..]);
                 }
             }
-            if self.scratch.len() == MOST_AT_ONCE {
+            if self.scratch.len() == MAX_AT_ONCE {
                 break;
             }
         }
         tls.send(&self.scratch)?;
-        self.covered = self.scratch.len();
+        self.encrypted = self.scratch.len();
         self.outgoing.push_head(tls.output());
         tls.output().clear();
         Ok(())
@@ -410,7 +410,7 @@ impl Secure {
     /// Removes from the session's outbox what was sent completely.
     pub(crate) fn sent(&mut self, outbox: &mut Outbox) {
         if self.outgoing.is_empty() {
-            outbox.consume(std::mem::take(&mut self.covered));
+            outbox.consume(std::mem::take(&mut self.encrypted));
         }
     }
 
@@ -426,7 +426,7 @@ impl Secure {
         }
         if self.outgoing.is_empty() {
             self.scratch = Vec::new();
-            if let Stage::Tls(tls) = &mut self.stage {
+            if let TlsStage::Tls(tls) = &mut self.stage {
                 *tls.output() = Vec::new();
                 tls.shrink();
             }
@@ -435,22 +435,22 @@ impl Secure {
 
     /// Whether the handshake is complete.
     pub(crate) fn is_open(&self) -> bool {
-        matches!(&self.stage, Stage::Tls(tls) if tls.is_open())
+        matches!(&self.stage, TlsStage::Tls(tls) if tls.is_open())
     }
 
     /// Whether the peer has sent close_notify.
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(&self.stage, Stage::Tls(tls) if tls.has_ended())
+        matches!(&self.stage, TlsStage::Tls(tls) if tls.has_ended())
     }
 
     /// Starts TLS with the bytes received so far, which are records of the peer's handshake.
     fn begin(&mut self, chunk: &mut Chunk) -> Result<(), TlsError> {
-        let Stage::Unknown { credentials, .. } = &self.stage else { return Ok(()) };
+        let TlsStage::Unknown { credentials, .. } = &self.stage else { return Ok(()) };
         let tls = Tls::server(credentials)?;
         self.boundary.pass(chunk.unread());
         self.incoming = Some(Chunk::from_slice(chunk.unread()));
         chunk.take(chunk.unread().len());
-        self.stage = Stage::Tls(Box::new(tls));
+        self.stage = TlsStage::Tls(Box::new(tls));
         Ok(())
     }
 
@@ -479,7 +479,7 @@ impl Secure {
 /// Content type of handshake records (RFC 8446 §5.1).
 const HANDSHAKE: u8 = 0x16;
 /// Plaintext encrypted at a time: four records of maximum length.
-const MOST_AT_ONCE: usize = 64 << 10;
+const MAX_AT_ONCE: usize = 64 << 10;
 /// Partial records received in one turn while at most one record is received at a time (handshake).
 const PARTS_PER_TURN: usize = 16;
 /// Bytes received at a time.

@@ -27,7 +27,7 @@ pub struct Session {
     peer: String,
     listener: Arc<str>,
     since: SystemTime,
-    /// [`OPEN`], [`DRAINING`] or [`CUT`].
+    /// [`OPEN`], [`DRAINING`] or [`CLOSED`].
     end: AtomicU8,
     /// Why it was asked to end.
     end_reason: OnceLock<&'static str>,
@@ -99,12 +99,12 @@ impl Sessions {
     pub fn drain(&self, reason: &'static str, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
         let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
         let meant = all.into_iter().filter(|session| is_meant(&session.info()));
-        let ask = |session: Arc<Session>| {
+        let drain = |session: Arc<Session>| {
             let _ = session.end_reason.set(reason);
             session.end.fetch_max(DRAINING, Ordering::Relaxed);
             Arc::downgrade(&session)
         };
-        Draining(meant.map(ask).collect())
+        Draining(meant.map(drain).collect())
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Weak<Session>>> {
@@ -123,9 +123,9 @@ impl Draining {
     }
 
     /// Closes the connections of the sessions that have not ended yet, even with I/O in flight.
-    pub fn cut(&self) {
+    pub fn close(&self) {
         let left = self.0.iter().filter_map(Weak::upgrade);
-        left.for_each(|session| session.end.store(CUT, Ordering::Relaxed));
+        left.for_each(|session| session.end.store(CLOSED, Ordering::Relaxed));
     }
 }
 
@@ -138,13 +138,13 @@ impl Session {
 
     /// Why the session was asked to end.
     pub(crate) fn end_reason(&self) -> &'static str {
-        self.end_reason.get().copied().unwrap_or(WITHDRAWN)
+        self.end_reason.get().copied().unwrap_or(NOT_IN_CONFIG)
     }
 
     /// Whether the session did not end in time.
     #[inline]
-    pub(crate) fn is_cut(&self) -> bool {
-        self.end.load(Ordering::Relaxed) == CUT
+    pub(crate) fn must_close(&self) -> bool {
+        self.end.load(Ordering::Relaxed) == CLOSED
     }
 
     /// Adds the counters of `meter` to this session.
@@ -172,14 +172,14 @@ impl Session {
 }
 
 /// Reason for ending sessions that a changed config does not allow.
-pub const WITHDRAWN: &str = "the config no longer includes it";
+pub const NOT_IN_CONFIG: &str = "the config no longer includes it";
 
 /// The session continues.
 const OPEN: u8 = 0;
 /// The session finishes what is in flight and closes its connection.
 const DRAINING: u8 = 1;
 /// The session closes its connection at once.
-const CUT: u8 = 2;
+const CLOSED: u8 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -206,18 +206,18 @@ mod tests {
     }
 
     #[test]
-    fn only_a_selected_session_drains_and_is_cut() {
+    fn only_a_selected_session_drains_and_closes() {
         let sessions = Sessions::default();
         let login = |target: &str| Login { target: target.to_owned(), ..Login::default() };
         let selected = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");
         let other = sessions.begin(login("b"), "x:2");
         let draining =
             sessions.drain("for a test", |info| info.login.target == "a" && info.listener == "127.0.0.1:1");
-        assert!(selected.is_draining() && !selected.is_cut() && !other.is_draining());
+        assert!(selected.is_draining() && !selected.must_close() && !other.is_draining());
         assert_eq!(selected.end_reason(), "for a test");
         assert_eq!(draining.left().len(), 1);
-        draining.cut();
-        assert!(selected.is_cut() && !other.is_draining());
+        draining.close();
+        assert!(selected.must_close() && !other.is_draining());
         drop(selected);
         assert!(draining.left().is_empty());
     }

@@ -24,7 +24,7 @@ impl StallWatch {
 
     /// Performs a check that is due. A peer with next to no progress is stalled, unless it has
     /// credit: since it last stalled, it has transferred at least as much as it holds now. Then it
-    /// is stalled only after [`MOST_IDLE_CHECKS`] such checks.
+    /// is stalled only after [`MAX_IDLE_CHECKS`] such checks.
     pub(crate) fn check(&mut self, now: Instant, moved_bytes: u64, pool: &Pool) {
         let Some(account) = pool.account() else { return };
         account.set_moved(moved_bytes);
@@ -36,7 +36,7 @@ impl StallWatch {
             return account.resume();
         }
         self.idle_checks += 1;
-        if account.credit_bytes() < held || self.idle_checks >= MOST_IDLE_CHECKS {
+        if account.credit_bytes() < held || self.idle_checks >= MAX_IDLE_CHECKS {
             pool.note_stalled();
         }
     }
@@ -45,7 +45,7 @@ impl StallWatch {
 /// Interval of checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Checks without progress until a peer with credit counts as stalled.
-const MOST_IDLE_CHECKS: u32 = 4;
+const MAX_IDLE_CHECKS: u32 = 4;
 /// A peer that would need more checks than this to transfer what it holds makes next to no
 /// progress.
 const SLOWEST_CHECKS: u64 = 64;

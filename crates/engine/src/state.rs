@@ -90,7 +90,7 @@ impl StateFile {
             Some((lock, image)) => (Some(lock), image),
             None => (None, Vec::new()),
         };
-        let shared = FileState { place: paths, state: Mutex::default(), changed: Condvar::new() };
+        let shared = FileState { paths, state: Mutex::default(), changed: Condvar::new() };
         shared.state().lock = lock;
         let file = StateFile { shared: Arc::new(shared), writer: Mutex::default() };
         Ok((Arc::new(file), image))
@@ -99,7 +99,7 @@ impl StateFile {
     /// The file's path.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.shared.place.file
+        &self.shared.paths.file
     }
 }
 
@@ -167,7 +167,7 @@ impl Drop for StateFile {
 
 /// State shared with the writer thread.
 struct FileState {
-    place: StatePaths,
+    paths: StatePaths,
     state: Mutex<WriterState>,
     changed: Condvar,
 }
@@ -196,8 +196,8 @@ impl FileState {
             if let Some((ticket, image)) = state.pending.take() {
                 let lock = state.lock.take();
                 drop(state);
-                let (lock, written) = match lock.map_or_else(|| self.place.take_lock(), Ok) {
-                    Ok(lock) => (Some(lock), self.place.write(&image)),
+                let (lock, written) = match lock.map_or_else(|| self.paths.take_lock(), Ok) {
+                    Ok(lock) => (Some(lock), self.paths.write(&image)),
                     Err(error) => (None, Err(error)),
                 };
                 state = self.state();
@@ -319,7 +319,7 @@ fn options(writes: bool) -> fs::OpenOptions {
 
 /// Sets the user that this process will switch to after opening everything. Files of this user
 /// count as the process's own.
-pub fn will_become(user: u32) {
+pub fn set_service_user(user: u32) {
     SERVICE_USER.get_or_init(|| user);
 }
 

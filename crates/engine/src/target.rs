@@ -6,19 +6,19 @@
 //! its remaining input, unless I/O for it is in flight.
 //!
 //! The session outlives its connection until its I/O has ended, because the volume may still write
-//! to its memory. Such a session does not count against the connection limit: see [`Permit::leave`]
-//! and [`blockmux_proto::volume_state::OrphanedUser`].
+//! to its memory. Such a session does not count against the connection limit: see
+//! [`Permit::orphan`] and [`blockmux_proto::volume_state::OrphanedUser`].
 
 use crate::audit::Audit;
 use crate::channels::Channels;
 use crate::connection::{Broken, Connection, Inflow};
-use crate::departures::{DepartedConnection, Departures, HANDSHAKE_TIME, SecuredConnection};
+use crate::handover::{HANDSHAKE_TIME, HandedOverConnection, SecuredConnection, SessionHandover};
 use crate::host::{ByteStream, Host};
 use crate::listener::Permit;
 use crate::peer_core::PeerCore;
 use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
-use crate::sessions::WITHDRAWN;
+use crate::sessions::NOT_IN_CONFIG;
 use crate::stall::StallWatch;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target};
@@ -37,7 +37,7 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     pool: Pool,
     waker: Waker,
     /// Number of times that the outbox was sent completely.
-    taken: u64,
+    sent_outboxes: u64,
     /// Set while the peer holds buffers.
     held_buffers: Option<HeldBuffers>,
     /// Set while the peer holds payload buffers: observes whether it transfers data.
@@ -47,8 +47,6 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     /// Why nothing is received any more. The connection ends when no I/O is in flight and all
     /// output is sent.
     ending: Option<Ending>,
-    /// How the connection ended, once its permit was released with I/O in flight.
-    left_as: Option<Ending>,
     is_stop_sent: bool,
     /// The handshake is complete, and the permit was notified.
     is_established: bool,
@@ -58,7 +56,7 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     /// Moves the connection to its session's core.
     relocate: Option<Relocate<S, H>>,
     /// Moves the connection to another process.
-    departure: Option<Departure<S, H>>,
+    process_handover: Option<ProcessHandover<S, H>>,
     /// While connections move to another process: when an unfinished handshake is given up.
     handshake_until: Option<Instant>,
     /// Set while the connection should move to another process and cannot, because it uses TLS.
@@ -107,12 +105,12 @@ pub struct Relocation {
 }
 
 /// How a connection moves to the process that takes over from this one, for sessions whose peers
-/// would not reconnect; see [`crate::departures`].
-pub struct Departure<S, H: Host> {
+/// would not reconnect; see [`crate::handover`].
+pub struct ProcessHandover<S, H: Host> {
     /// Makes the session accept no further request; returns its state once nothing is in flight.
     pub hand_over: fn(&mut S) -> Option<Vec<u8>>,
     /// Stores the connection for the other process.
-    pub leave: fn(&Departures, DepartedConnection<H::Stream>),
+    pub store: fn(&SessionHandover, HandedOverConnection<H::Stream>),
 }
 
 type HandOver<H> = dyn Fn(&CoreHandle, ArrivedConnection<<H as Host>::Stream>);
@@ -131,15 +129,15 @@ struct HeldBuffers {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// The remaining output is sent first.
-    Softly,
+    AfterOutput,
     /// The socket is lost.
-    Gone,
+    Closed,
 }
 
 /// How a connection may move: to another core, or to another process.
-struct Moves<S, H: Host> {
+struct ConnectionMoves<S, H: Host> {
     relocate: Option<Relocate<S, H>>,
-    departure: Option<Departure<S, H>>,
+    process_handover: Option<ProcessHandover<S, H>>,
 }
 
 impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
@@ -163,19 +161,20 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             (arrival, secure),
             (session, pool),
             exports,
-            Moves { relocate, departure: None },
+            ConnectionMoves { relocate, process_handover: None },
         );
     }
 
-    /// Serves a connection that may use TLS, and that may move to another process (`departure`).
-    pub fn receive_to_leave(
+    /// Serves a connection that may use TLS, and that may move to another process
+    /// (`process_handover`).
+    pub fn receive_movable(
         core: &Rc<H>,
         arrival: (ArrivedConnection<H::Stream>, Option<Secure>),
         session: (S, Pool),
         exports: Exports,
-        departure: Departure<S, H>,
+        process_handover: ProcessHandover<S, H>,
     ) {
-        let moves = Moves { relocate: None, departure: Some(departure) };
+        let moves = ConnectionMoves { relocate: None, process_handover: Some(process_handover) };
         TargetTask::start(core, arrival, session, exports, moves);
     }
 
@@ -184,7 +183,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         (arrival, secure): (ArrivedConnection<H::Stream>, Option<Secure>),
         (mut session, pool): (S, Pool),
         exports: Exports,
-        Moves { relocate, departure }: Moves<S, H>,
+        ConnectionMoves { relocate, process_handover }: ConnectionMoves<S, H>,
     ) {
         let ArrivedConnection { stream, unread, mut permit, .. } = arrival;
         let login_by = permit.login_by(core.now());
@@ -205,12 +204,11 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             core: core.clone(),
             pool,
             waker: waker.clone(),
-            taken: 0,
+            sent_outboxes: 0,
             held_buffers: None,
             stall: None,
             stalled_at_bytes: 0,
             ending: None,
-            left_as: None,
             is_stop_sent: false,
             is_established: false,
             login_by: {
@@ -219,7 +217,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             },
             is_lingering: false,
             relocate,
-            departure,
+            process_handover,
             handshake_until: None,
             secured: None,
             permit: Some(permit),
@@ -235,21 +233,23 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
 
     /// Progress counter: requests received and outboxes sent.
     fn moved(&self) -> u64 {
-        self.channels.submitted() + self.taken
+        self.channels.submitted() + self.sent_outboxes
     }
 
     #[inline]
     fn turn(&mut self, now: Instant) -> Result<Progress, Broken> {
         let mut progress = Progress::Idle;
-        let (is_draining, is_cut) =
-            self.audit.session().map_or((false, false), |session| (session.is_draining(), session.is_cut()));
-        if (is_draining || self.core.is_stopping()) && !self.is_stop_sent && !self.is_leaving(now) {
+        let (is_draining, must_close) = self
+            .audit
+            .session()
+            .map_or((false, false), |session| (session.is_draining(), session.must_close()));
+        if (is_draining || self.core.is_stopping()) && !self.is_stop_sent && !self.is_moving_to_process(now) {
             self.is_stop_sent = true;
             self.session.on_stop(now);
         }
-        if is_cut {
+        if must_close {
             let session = self.audit.session();
-            return Err(Broken::Withdrawn(session.map_or(WITHDRAWN, |session| session.end_reason())));
+            return Err(Broken::SessionEnded(session.map_or(NOT_IN_CONFIG, |session| session.end_reason())));
         }
         if !self.is_established && self.login_by.is_some_and(|login_by| now >= login_by) {
             return Err(LATE_LOGIN.into());
@@ -265,13 +265,13 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             match inflow {
                 Inflow::More => progress = Progress::More,
                 Inflow::Drained if progress == Progress::Idle => progress = Progress::Drained,
-                Inflow::Finished if self.ending.is_none() => self.ending = Some(Ending::Softly),
+                Inflow::Finished if self.ending.is_none() => self.ending = Some(Ending::AfterOutput),
                 _ => {}
             }
             let moved = self.channels.move_io(&mut self.session, now);
             let sent = self.connection.send(&mut self.session)?;
             if sent && self.session.outbox().is_empty() {
-                self.taken += 1;
+                self.sent_outboxes += 1;
             }
             if moved == Progress::More {
                 progress = Progress::More;
@@ -307,7 +307,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             self.log_end();
             debug!(peer = self.connection.peer(), "connection closed; its session lingers");
             self.connection.close();
-            self.ending = Some(Ending::Gone);
+            self.ending = Some(Ending::Closed);
             self.permit.iter_mut().for_each(Permit::linger);
         }
         let progress = self.channels.move_io(&mut self.session, now);
@@ -322,14 +322,13 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
 
     /// Releases the permit of a peer that has disconnected, whose I/O in flight continues.
     #[cold]
-    fn leave(&mut self) {
-        self.left_as = self.ending;
+    fn orphan(&mut self) {
         self.log_end();
-        self.channels.leave();
+        self.channels.orphan();
         if let Some(permit) = &mut self.permit {
-            permit.leave();
+            permit.orphan();
         }
-        if self.ending == Some(Ending::Gone) {
+        if self.ending == Some(Ending::Closed) {
             self.connection.close();
         }
     }
@@ -350,7 +349,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         match (self.is_stop_sent, self.session.is_close_a_logout()) {
             (true, _) if !self.core.is_stopping() => {
                 let session = self.audit.session();
-                let reason = session.map_or(WITHDRAWN, |session| session.end_reason());
+                let reason = session.map_or(NOT_IN_CONFIG, |session| session.end_reason());
                 self.audit.on_end(true, reason);
             }
             (true, _) => self.audit.on_end(true, "the target stops"),
@@ -373,9 +372,10 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
 
     /// Whether the connection should move to another process instead of ending.
     #[cold]
-    fn is_leaving(&mut self, now: Instant) -> bool {
-        let is_asked = self.permit.as_ref().is_some_and(|permit| permit.departures().is_asked());
-        if self.departure.is_none() || !is_asked || self.connection.is_secured() {
+    fn is_moving_to_process(&mut self, now: Instant) -> bool {
+        let is_requested =
+            self.permit.as_ref().is_some_and(|permit| permit.session_handover().is_requested());
+        if self.process_handover.is_none() || !is_requested || self.connection.is_secured() {
             return false;
         }
         if self.session.stage() != SessionStage::Handshake {
@@ -390,17 +390,22 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
 
     /// Hands the connection to another process if it should move and nothing is in flight; returns
     /// whether it did.
-    fn leave_process(&mut self, now: Instant) -> bool {
+    fn move_to_process(&mut self, now: Instant) -> bool {
         let is_over = self.is_stop_sent || self.ending.is_some();
-        if self.departure.is_none() || is_over || !self.core.is_stopping() || !self.is_leaving(now) {
+        if self.process_handover.is_none()
+            || is_over
+            || !self.core.is_stopping()
+            || !self.is_moving_to_process(now)
+        {
             return false;
         }
-        let Some((departure, permit)) = self.departure.as_ref().zip(self.permit.as_ref()) else {
+        let Some((process_handover, permit)) = self.process_handover.as_ref().zip(self.permit.as_ref())
+        else {
             return false;
         };
-        let Some(state) = (departure.hand_over)(&mut self.session) else { return false };
+        let Some(state) = (process_handover.hand_over)(&mut self.session) else { return false };
         let (stream, unread) = self.connection.hand_over();
-        let departed = DepartedConnection {
+        let handed_over = HandedOverConnection {
             protocol: permit.protocol(),
             listener: permit.origin().listener.to_string(),
             peer: self.connection.peer().to_owned(),
@@ -408,7 +413,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             unread,
             state,
         };
-        (departure.leave)(permit.departures(), departed);
+        (process_handover.store)(permit.session_handover(), handed_over);
         self.audit.on_end(true, TAKEN_OVER);
         true
     }
@@ -420,7 +425,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             || self.session.owed().is_some()
             || match self.session.demand() {
                 Demand::Place(_) => true,
-                Demand::Bytes(wanted) => wanted > LONGEST_HEAD,
+                Demand::Bytes(wanted) => wanted > MAX_HEAD,
                 Demand::StartTls | Demand::Nothing | Demand::Close => false,
             }
     }
@@ -499,7 +504,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let reason = match broken {
             Broken::Protocol(error) => format!("peer {error}"),
             Broken::Tls(error) => format!("peer {error}"),
-            Broken::Keys(_) | Broken::Evicted(_) | Broken::Withdrawn(_) => broken.to_string(),
+            Broken::Keys(_) | Broken::Evicted(_) | Broken::SessionEnded(_) => broken.to_string(),
             Broken::Socket(error) => error.to_string(),
         };
         match broken {
@@ -517,7 +522,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         self.log_events();
         self.audit.on_end(false, &reason);
         self.session.outbox().clear();
-        self.ending = Some(Ending::Gone);
+        self.ending = Some(Ending::Closed);
     }
 
     #[inline]
@@ -525,7 +530,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let mut progress = Progress::Idle;
         let now = self.core.now();
         self.session.on_turn(now);
-        if self.ending != Some(Ending::Gone) {
+        if self.ending != Some(Ending::Closed) {
             match self.turn(now) {
                 Ok(made) => progress = made,
                 Err(broken) => self.on_broken(&broken),
@@ -535,20 +540,20 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         if is_new {
             self.is_established = true;
             self.permit.iter().for_each(Permit::establish);
-            if self.departure.is_some() && self.connection.is_secured() {
-                self.secured = self.permit.as_ref().map(|permit| permit.departures().count_secured());
+            if self.process_handover.is_some() && self.connection.is_secured() {
+                self.secured = self.permit.as_ref().map(|permit| permit.session_handover().count_secured());
             }
         }
         self.log_events();
         // Checked after the session was listed: a concurrent change of the allowed networks then
         // finds the session in the list, or is seen here.
         if is_new && self.permit.as_ref().is_some_and(|permit| !permit.is_admitted()) {
-            self.on_broken(&Broken::Withdrawn(NOT_ALLOWED));
+            self.on_broken(&Broken::SessionEnded(NOT_ALLOWED));
         }
-        if self.move_to_owner_core() || self.leave_process(now) {
+        if self.move_to_owner_core() || self.move_to_process(now) {
             return Progress::Done;
         }
-        if self.ending == Some(Ending::Gone) {
+        if self.ending == Some(Ending::Closed) {
             if !self.lingers() {
                 self.pool.account().into_iter().for_each(PeerAccount::close);
             }
@@ -571,7 +576,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             progress = self.linger(now);
         }
         if self.ending.is_some() && !self.is_stop_sent && !self.channels.is_idle() && !self.lingers() {
-            self.leave();
+            self.orphan();
         }
         if self.ending.is_some() && self.channels.is_idle() && is_sent && !self.lingers() {
             self.log_end();
@@ -595,7 +600,7 @@ impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
     }
 
     fn park(&mut self) {
-        if self.ending == Some(Ending::Gone) {
+        if self.ending == Some(Ending::Closed) {
             return;
         }
         if self.held_buffers.is_none() && (self.peer_holds_buffers() || self.is_abandoned()) {
@@ -624,7 +629,7 @@ const LATE_LOGIN: ProtocolError =
 /// How long a peer may hold buffers that others need.
 pub const HELD_BUFFERS_TIMEOUT: Duration = Duration::from_secs(60);
 /// A session that waits for more bytes than this waits for the rest of a message, not for a header.
-const LONGEST_HEAD: usize = 64;
+const MAX_HEAD: usize = 64;
 
 #[cfg(test)]
 mod tests {

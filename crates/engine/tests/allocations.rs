@@ -64,7 +64,7 @@ impl Driver {
                 done: Vec::with_capacity(traffic.depth as usize),
                 submitted: 0,
                 in_flight: 0,
-                rounds: Vec::with_capacity(MOST_ROUNDS),
+                rounds: Vec::with_capacity(MAX_ROUNDS),
                 before: counting::of_all_threads(),
                 result,
             }
@@ -112,7 +112,7 @@ impl Driver {
         let now = counting::of_all_threads();
         self.rounds.push(now - self.before);
         self.before = now;
-        self.rounds.last() == Some(&0) || self.rounds.len() == MOST_ROUNDS
+        self.rounds.last() == Some(&0) || self.rounds.len() == MAX_ROUNDS
     }
 }
 
@@ -159,7 +159,7 @@ fn allocations(traffic: Traffic) -> Vec<u64> {
 }
 
 const VOLUME_BYTES: u64 = 32 << 20;
-const MOST_ROUNDS: usize = 30;
+const MAX_ROUNDS: usize = 30;
 const TIMEOUT: Duration = Duration::from_secs(120);
 const EXTENDED: NbdFeatures = NbdFeatures { extended_headers: true, structured_replies: true };
 const STRUCTURED: NbdFeatures = NbdFeatures { extended_headers: false, structured_replies: true };

@@ -180,7 +180,7 @@ fn direct_io_bounces_borrowed_and_unaligned_memory() {
     let mut chunk = Chunk::new(Memory::from_heap(bytes.len() + 28));
     chunk.extend(&[0; 28]);
     chunk.extend(&bytes);
-    let lent = chunk.lend(28, bytes.len());
+    let lent = chunk.slice(28, bytes.len());
     bench.run(WRITE, 4096, len, Some(SgList::one(lent))).unwrap();
     assert!(bench.read(4096, len) == bytes);
     let memory = Memory::from_heap(bytes.len() + 4096);

@@ -6,7 +6,7 @@ mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
 
-use blockmux_engine::blocking::{FirstOf, run_session};
+use blockmux_engine::blocking::{FirstConnection, run_session};
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_engine::file::{FileOptions, FileVolume};
 use blockmux_engine::initiator::RemoteVolume;
@@ -57,8 +57,8 @@ impl Target {
             let dialer = IscsiDialer::new(&self.address, export, proposal);
             let mut session =
                 dialer.log_in(SessionPurpose::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
-            let is_over = |session: &FirstOf<'_, IscsiInitiatorSession>| session.0.is_over();
-            run_session(&self.address, &mut FirstOf(&mut session), TIMEOUT, is_over).unwrap();
+            let is_over = |session: &FirstConnection<'_, IscsiInitiatorSession>| session.0.is_over();
+            run_session(&self.address, &mut FirstConnection(&mut session), TIMEOUT, is_over).unwrap();
             let info = session.volume_info().unwrap();
             Arc::new(RemoteVolume::<_>::new(dialer, info, connections, TIMEOUT))
         });

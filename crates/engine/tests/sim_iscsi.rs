@@ -12,7 +12,7 @@ mod iscsi_sides;
 mod scenarios;
 mod seeds;
 
-use blockmux_engine::sim::{Failure, NetworkConditions, Outcome, Protocol, Scenario};
+use blockmux_engine::sim::{NetworkConditions, Protocol, Scenario, ScenarioFailure, ScenarioOutcome};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::default_proposal;
@@ -74,7 +74,7 @@ fn proposal_of(seed: u64) -> OperationalParameters {
 
 /// Runs the scenario with every seed, or only the one that the environment variable gives, each
 /// with the next of the three proposals.
-fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<ScenarioOutcome> {
     run_seeds_with(seeds, proposal_of, scenario).into_iter().map(|(outcome, _)| outcome).collect()
 }
 
@@ -83,14 +83,14 @@ fn run_seeds_with(
     seeds: u64,
     proposal_of: impl Fn(u64) -> OperationalParameters,
     scenario: impl Fn(u64) -> Scenario,
-) -> Vec<(Outcome, OperationalParameters)> {
+) -> Vec<(ScenarioOutcome, OperationalParameters)> {
     seeds::run_each(seeds, |seed| {
         let agreed = Arc::new(OnceLock::new());
         let local = LocalSessions::new(CoreHandle::new(()));
         let (proposal, node) = (proposal_of(seed), OnceCell::new());
         let protocol = Iscsi { proposal, node, local, agreed: agreed.clone() };
         let outcome = scenario(seed).run(protocol)?;
-        Ok::<_, Box<Failure>>((outcome, *agreed.get().expect("there was a session")))
+        Ok::<_, Box<ScenarioFailure>>((outcome, *agreed.get().expect("there was a session")))
     })
 }
 
@@ -181,7 +181,7 @@ fn requests_of_one_lost_connection_of_a_session_are_replayed_exactly_once() {
             |seed| Scenario {
                 conditions: NetworkConditions { breaks_within: Some(200_000), ..FRAGMENTING },
                 requests: 150,
-                most_blocks: 3,
+                max_blocks: 3,
                 ..Scenario::new(seed)
             },
         );

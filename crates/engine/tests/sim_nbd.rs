@@ -8,7 +8,7 @@ mod scenarios;
 mod seeds;
 
 use blockmux_engine::secure::{ClientCredentials, ClientTls, Psk, Secure, ServerCredentials};
-use blockmux_engine::sim::{Outcome, Protocol, Scenario, SystemTls};
+use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome, SystemTls};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::NbdFeatures;
@@ -69,7 +69,11 @@ fn alice() -> Psk {
 }
 
 /// Runs the scenario with every seed over TLS; the kernel or the library processes the records.
-fn run_seeds_by_tls(seeds: u64, kernel: SystemTls, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+fn run_seeds_by_tls(
+    seeds: u64,
+    kernel: SystemTls,
+    scenario: impl Fn(u64) -> Scenario,
+) -> Vec<ScenarioOutcome> {
     seeds::run_each(seeds, |seed| {
         let features = NbdFeatures { extended_headers: seed.is_multiple_of(2), structured_replies: true };
         Scenario { system_tls: kernel, ..scenario(seed) }.run(NbdByTls(features))
@@ -78,7 +82,7 @@ fn run_seeds_by_tls(seeds: u64, kernel: SystemTls, scenario: impl Fn(u64) -> Sce
 
 /// Runs the scenario with every seed, or only the one that the environment variable gives, each
 /// with the next of the three forms of messages.
-fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<ScenarioOutcome> {
     seeds::run_each(seeds, |seed| {
         let form = seed % 3;
         let features = NbdFeatures { extended_headers: form == 2, structured_replies: form >= 1 };

@@ -11,7 +11,7 @@ mod seeds;
 
 use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint, NvmeOverTcp};
 use blockmux_engine::secure::Secure;
-use blockmux_engine::sim::{Outcome, Protocol, Scenario, SystemTls};
+use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome, SystemTls};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::{NvmeNode, SecureChannel};
@@ -91,7 +91,7 @@ fn parameters_of(seed: u64) -> HostParameters {
 }
 
 /// Runs the scenario with every seed, or only the one that the environment variable gives.
-fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<ScenarioOutcome> {
     seeds::run_each(seeds, |seed| {
         let protocol = Nvme { parameters: parameters_of(seed), node: OnceCell::new(), tls_key: None };
         scenario(seed).run(protocol)
@@ -99,7 +99,7 @@ fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
 }
 
 /// Runs every seed over TLS; the scenario's kernel processes the records.
-fn run_seeds_by_tls(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+fn run_seeds_by_tls(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<ScenarioOutcome> {
     let key = ConfiguredPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:");
     let key = key.expect("the key is valid");
     seeds::run_each(seeds, |seed| {

@@ -49,14 +49,14 @@ fn a_silent_target_is_reported_once_and_kept_if_there_is_no_timeout() {
     let mut scene = Scene::new(Delays { read: Duration::from_secs(600), ..Delays::default() }, None);
     // No answer is pending on an idle connection.
     scene.run_for(300);
-    assert_eq!(scene.said(), "");
+    assert_eq!(scene.log(), "");
     scene.submit(1, Op::Read);
     scene.run_for(590);
-    assert_eq!(scene.said().matches("no answer for 60 s, 1 requests wait").count(), 1);
+    assert_eq!(scene.log().matches("no answer for 60 s, 1 requests wait").count(), 1);
     scene.run_for(30);
     let done = scene.done();
     assert!(done.len() == 1 && done[0].result.is_ok(), "{done:?}");
-    assert_eq!(scene.said().lines().count(), 1, "{}", scene.said());
+    assert_eq!(scene.log().lines().count(), 1, "{}", scene.log());
     assert_eq!(scene.connections(), 1, "the connection stays open");
 }
 
@@ -74,7 +74,7 @@ fn a_request_that_no_connection_answers_fails_and_others_do_not() {
     scene.run_for(120);
     let done = scene.done();
     assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
-    let log = scene.said();
+    let log = scene.log();
     assert!(log.contains("connection lost (no answer within 30 s); trying again"), "{log}");
     assert!(
         log.contains("1 requests fail: no answer within 30 s, and none over new connections for 60 s"),
@@ -152,14 +152,14 @@ fn aborted_requests_are_sent_again(mut scene: Scene) {
     }
     let done = scene.done();
     assert!(done.len() == 40 && done.iter().all(|done| done.result.is_ok()), "{done:?}");
-    let log = scene.said();
+    let log = scene.log();
     assert!(log.contains("no answer within 30 s; the target is asked to abort pending commands"), "{log}");
     // All of them have waited for the same time, and none waits for another.
     scene.run_for(90);
     let done = scene.done();
     assert!(done.iter().all(|done| matches!(done.result, Err(IoError::PathLost))), "{done:?}");
     assert_eq!((done.len(), scene.connections()), (20, 1));
-    let log = scene.said();
+    let log = scene.log();
     assert!(log.contains(" requests fail: retried for 60 s without success"), "{log}");
     scene.submit(1, Op::Write { fua: false });
     scene.run_for(1);
@@ -243,7 +243,7 @@ fn escalates(over: impl Fn(Arc<dyn Volume>) -> Scene) {
             scene.done().into_iter().map(|done| (done.tag.0, done.result.is_ok())).collect();
         done.sort_unstable();
         assert_eq!(done, [1, 2, 3, 4, 5].map(|tag| (tag, true)), "{seconds} s");
-        let log = scene.said();
+        let log = scene.log();
         let steps = ["abort pending commands", "reset the logical unit", "reset itself"];
         let asked = steps.map(|step| log.matches(&format!("the target is asked to {step}")).count());
         assert_eq!(asked, [1, usize::from(resets > 0), usize::from(resets > 1)], "{seconds} s: {log}");
@@ -263,7 +263,7 @@ fn a_new_session_begins_after_time2wait() {
     scene.submit(1, Op::Read);
     // The connection is closed after a minute.
     scene.run_for(85);
-    assert!(scene.said().contains("connection lost"));
+    assert!(scene.log().contains("connection lost"));
     assert_eq!((scene.connections(), scene.done().len()), (1, 0));
     scene.run_for(15);
     assert_eq!((scene.connections(), scene.done().len()), (2, 1));
@@ -291,7 +291,7 @@ fn over_nvme_a_request_without_an_answer_fails() {
 
 /// A channel to a slow target, and the warnings that were logged.
 struct Scene {
-    said: Arc<Mutex<String>>,
+    log: Arc<Mutex<String>>,
     _guard: DefaultGuard,
     world: World,
     channel: Box<dyn Channel>,
@@ -328,7 +328,7 @@ impl Scene {
             RemoteVolume::<_, SimCore>::new(dialer, VolumeInfo::new(SIZE), 1, Duration::from_secs(60));
         let (core, ready): (Rc<dyn Core>, _) = (client, ReadyList::new());
         let channel = volume.open(&core, 64, ready.waker(0)).unwrap();
-        Scene { said: log, _guard: guard, world, channel }
+        Scene { log, _guard: guard, world, channel }
     }
 
     fn submit(&mut self, tag: u64, op: Op) {
@@ -348,8 +348,8 @@ impl Scene {
         done
     }
 
-    fn said(&self) -> String {
-        self.said.lock().unwrap().clone()
+    fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
     }
 
     /// Number of connections made so far.

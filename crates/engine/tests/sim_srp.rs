@@ -10,7 +10,7 @@ mod srp_sides;
 
 use blockmux_engine::initiator::srp::{OverIwarp, SrpDialer, SrpEndpoint};
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
-use blockmux_engine::sim::{Outcome, Protocol, Scenario};
+use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome};
 use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::rdma::RdmaSession;
@@ -99,7 +99,7 @@ fn protocol(seed: u64) -> Srp {
 }
 
 /// Runs the scenario with every seed, or only the one that the environment variable gives.
-fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<Outcome> {
+fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<ScenarioOutcome> {
     seeds::run_each(seeds, |seed| scenario(seed).run(protocol(seed)))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! frame_echo serve IFACE --size 268435456 [--spin]
-//! frame_echo ask IFACE --mtu 9000 --bs 65536 --iodepth 16 --runtime_ms 1000 [--write] [--spin]
+//! frame_echo client IFACE --mtu 9000 --bs 65536 --iodepth 16 --runtime_ms 1000 [--write] [--spin]
 //! ```
 //! Both sides use the engine's ports, so batches, filters and system calls are those of the
 //! protocol. There is no session, volume, tag or retransmit. Data is at random offsets in a region
@@ -75,7 +75,7 @@ impl End {
 
 /// Answers requests until it is killed. Data is at random offsets in `size` bytes.
 fn serve(mut end: End, size: usize) -> Result<(), String> {
-    let size = size.clamp(MOST_DATA, MOST_REGION).next_multiple_of(BLOCK);
+    let size = size.clamp(MAX_DATA, MAX_REGION).next_multiple_of(BLOCK);
     let data = Memory::from_pages(&map_pages(size).map_err(|error| format!("{size} bytes: {error}"))?);
     let block = [0xA5; BLOCK];
     (0..size / BLOCK).for_each(|nth| data.seg(nth * BLOCK, BLOCK).copy_from(&block));
@@ -91,9 +91,9 @@ fn serve(mut end: End, size: usize) -> Result<(), String> {
             let Some((head, came)) = frame.split_first_chunk::<HEAD>() else { return };
             let mut head = *head;
             head[0] |= RESPONSE;
-            let wanted = usize::from(u16::from_be_bytes([head[20], head[21]])).min(MOST_DATA);
+            let wanted = usize::from(u16::from_be_bytes([head[20], head[21]])).min(MAX_DATA);
             let payload = if wanted == 0 { SgList::default() } else { SgList::one(anywhere(wanted)) };
-            let came = &came[..came.len().min(MOST_DATA)];
+            let came = &came[..came.len().min(MAX_DATA)];
             anywhere(came.len()).copy_from(came);
             outbox.push(Station { port: PortId(0), mac }, &head, payload);
         })?;
@@ -118,20 +118,20 @@ impl Load {
     fn new(mtu: usize, bs: usize, iodepth: usize, is_write: bool, runtime: Duration) -> Load {
         let most = ((mtu - HEAD) / SECTOR).max(1) * SECTOR;
         let frames = (0..bs).step_by(most).map(|at| most.min(bs - at)).collect::<Vec<_>>();
-        Load { window: (iodepth * frames.len()).clamp(1, MOST_WINDOW), frames, is_write, runtime }
+        Load { window: (iodepth * frames.len()).clamp(1, MAX_WINDOW), frames, is_write, runtime }
     }
 }
 
 /// Keeps the window full for the runtime; returns I/O per second.
-fn ask(mut end: End, load: &Load) -> Result<f64, String> {
-    let data = Seg::from_slice(&vec![0x5A; MOST_DATA]);
+fn request(mut end: End, load: &Load) -> Result<f64, String> {
+    let data = Seg::from_slice(&vec![0x5A; MAX_DATA]);
     // The server's address is unknown until its first reply.
     let (mut server, mut next, mut outstanding, mut answers) = (Mac::BROADCAST, 0, 0, 0_u64);
     let mut begun = Instant::now();
     let (mut last, mut asked) = (begun, begun);
     loop {
         let is_known = server != Mac::BROADCAST;
-        if !is_known && Instant::now() - asked >= ASK_AGAIN {
+        if !is_known && Instant::now() - asked >= RETRY_INTERVAL {
             // The server may not have been started yet.
             (outstanding, asked) = (0, Instant::now());
         }
@@ -180,7 +180,7 @@ fn run() -> Result<(), String> {
     let runtime = Duration::from_millis(words.number("--runtime_ms")? as u64);
     let (mtu, bs, iodepth) = (words.number("--mtu")?, words.number("--bs")?, words.number("--iodepth")?);
     let load = Load::new(mtu, bs, iodepth, words.has("--write"), runtime);
-    let iops = ask(End::open(interface, Side::Initiator { id: ID }, spins)?, &load)?;
+    let iops = request(End::open(interface, Side::Initiator { id: ID }, spins)?, &load)?;
     writeln!(std::io::stdout(), "{iops:.1}").map_err(|error| error.to_string())
 }
 
@@ -221,19 +221,19 @@ const HEAD: usize = 22;
 /// AoE's response flag.
 const RESPONSE: u8 = 0x08;
 const SECTOR: usize = 512;
-const MOST_DATA: usize = 16 << 10;
+const MAX_DATA: usize = 16 << 10;
 /// Larger than any CPU cache, and quickly filled.
-const MOST_REGION: usize = 128 << 20;
+const MAX_REGION: usize = 128 << 20;
 /// Block size of the volume.
 const BLOCK: usize = 4096;
 /// The engine's receive buffer.
 const CHUNK: usize = 1 << 20;
 /// The initiator's largest window.
-const MOST_WINDOW: usize = 111;
+const MAX_WINDOW: usize = 111;
 /// Upper byte of the tags.
 const ID: u8 = 0xEC;
 const TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Interval of retries until the first answer.
-const ASK_AGAIN: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const STUCK: Duration = Duration::from_secs(2);
 const STARTS_WITHIN: Duration = Duration::from_secs(20);

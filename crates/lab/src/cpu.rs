@@ -18,7 +18,7 @@ pub(crate) struct CpuTime {
 
 /// CPU time of threads in a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Used {
+pub(crate) struct CpuUsage {
     /// User and system time.
     pub(crate) cpu_ns: u64,
     /// System time; `None` if the period was too short to measure it.
@@ -36,12 +36,12 @@ impl CpuTime {
     }
 
     /// CPU time since `earlier`.
-    pub(crate) fn since(self, earlier: CpuTime) -> Used {
+    pub(crate) fn since(self, earlier: CpuTime) -> CpuUsage {
         let cpu_ns = self.total.saturating_sub(earlier.total).as_nanos() as u64;
         let user = self.user_ticks.saturating_sub(earlier.user_ticks);
         let system = self.system_ticks.saturating_sub(earlier.system_ticks);
         let share = |ticks: u64| (u128::from(cpu_ns) * u128::from(system) / u128::from(ticks)) as u64;
-        Used { cpu_ns, system_ns: (user + system > 0).then(|| share(user + system)) }
+        CpuUsage { cpu_ns, system_ns: (user + system > 0).then(|| share(user + system)) }
     }
 }
 
@@ -85,8 +85,8 @@ mod tests {
             system_ticks,
         };
         let used = (at(500, 20, 40) + at(500, 10, 20)).since(at(100, 0, 0));
-        assert_eq!(used, Used { cpu_ns: 900_000_000, system_ns: Some(600_000_000) });
-        assert_eq!(at(5, 1, 1).since(at(1, 1, 1)), Used { cpu_ns: 4_000_000, system_ns: None });
+        assert_eq!(used, CpuUsage { cpu_ns: 900_000_000, system_ns: Some(600_000_000) });
+        assert_eq!(at(5, 1, 1).since(at(1, 1, 1)), CpuUsage { cpu_ns: 4_000_000, system_ns: None });
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Table, JSON and page use these definitions, so a name means the same in all of them.
 
 use crate::job::{Job, Rw, Verify};
-use crate::result::{Comparison, Machine, Row, Run, Spread, SubjectKind};
+use crate::result::{Comparison, ConfigurationKind, Machine, Row, Run, Spread};
 
 /// One figure of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Figure {
 
     /// The figure of one run; `None` where it was not measured or is meaningless.
     #[must_use]
-    pub fn of(self, kind: SubjectKind, run: &Run) -> Option<f64> {
+    pub fn of(self, kind: ConfigurationKind, run: &Run) -> Option<f64> {
         let us = |ns: u64| ns as f64 / 1e3;
         let per_io = |cpu_ns: Option<u64>| match (cpu_ns, run.ios()) {
             (Some(cpu_ns), ios) if ios > 0 => Some(us(cpu_ns) / ios as f64),
@@ -113,7 +113,7 @@ impl Labels {
         let (poll, ceiling) = (polls.next(), ceilings.next());
         let twins = |a: &Row, b: &Row| {
             a.target != b.target
-                && (&a.subject, a.kind, &a.poll) == (&b.subject, b.kind, &b.poll)
+                && (&a.configuration, a.kind, &a.poll) == (&b.configuration, b.kind, &b.poll)
                 && a.job.does_the_same_as(&b.job)
         };
         Labels {
@@ -127,22 +127,22 @@ impl Labels {
     #[must_use]
     pub fn label(&self, row: &Row) -> String {
         let verb = match row.kind {
-            SubjectKind::CeilingSleeping => "sleeps",
-            SubjectKind::CeilingSpinning => "spins",
-            SubjectKind::Protocol if self.polls_differ => row.poll.as_str(),
-            SubjectKind::Local | SubjectKind::Protocol => "",
+            ConfigurationKind::CeilingSleeping => "sleeps",
+            ConfigurationKind::CeilingSpinning => "spins",
+            ConfigurationKind::Protocol if self.polls_differ => row.poll.as_str(),
+            ConfigurationKind::Local | ConfigurationKind::Protocol => "",
         };
         let prefix = if row.kind.is_ceiling() && self.ceilings_differ { row.protocol.as_str() } else { "" };
-        let is_named = row.kind.is_ceiling() || row.subject == row.target;
+        let is_named = row.kind.is_ceiling() || row.configuration == row.target;
         let target = if self.targets_differ && !is_named { row.target.as_str() } else { "" };
         // A merged report's directory comes last: "ceiling sleeps (before)".
-        let (subject, from) = match row.subject.split_once(" (") {
-            Some((subject, _)) if row.kind.is_ceiling() => {
-                (subject, row.subject[subject.len()..].trim_start())
+        let (configuration, from) = match row.configuration.split_once(" (") {
+            Some((configuration, _)) if row.kind.is_ceiling() => {
+                (configuration, row.configuration[configuration.len()..].trim_start())
             }
-            _ => (row.subject.as_str(), ""),
+            _ => (row.configuration.as_str(), ""),
         };
-        let words = [prefix, subject, target, verb, from];
+        let words = [prefix, configuration, target, verb, from];
         words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
     }
 }
@@ -288,9 +288,9 @@ fn three_digits(value: f64) -> String {
 
 /// CPU time per Gbit/s. If one side was not measured, there is no figure, because half of the cost
 /// would look like a cheap protocol. A local volume has only one side.
-fn cpu_per_gbit(kind: SubjectKind, run: &Run) -> Option<f64> {
+fn cpu_per_gbit(kind: ConfigurationKind, run: &Run) -> Option<f64> {
     let target_ns =
-        if kind == SubjectKind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
+        if kind == ConfigurationKind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
     let both_ns = (target_ns? + run.initiator_cpu_ns?) as f64;
     let bits = run.bytes() as f64 * 8.0;
     // (CPU ns / run ns * 100) / (bits / run ns): the duration cancels out.
@@ -330,8 +330,8 @@ mod tests {
 
     #[test]
     fn a_label_contains_only_properties_that_differ() {
-        let row = |subject: &str, kind, target: &str, poll: &str, protocol: &str| Row {
-            subject: subject.into(),
+        let row = |configuration: &str, kind, target: &str, poll: &str, protocol: &str| Row {
+            configuration: configuration.into(),
             kind,
             protocol: protocol.into(),
             target: target.into(),
@@ -359,13 +359,13 @@ mod tests {
             let labels = Labels::of(&comparison);
             rows.iter().map(|row| labels.label(row)).collect::<Vec<_>>()
         };
-        let local = row("local", SubjectKind::Local, "mem:1g", "", "");
-        let nbd = row("nbd", SubjectKind::Protocol, "mem:1g", "adaptive", "nbd");
-        let url = row("nbd://h/x", SubjectKind::Protocol, "nbd://h/x", "adaptive", "nbd");
-        let spins = row("ceiling", SubjectKind::CeilingSpinning, "", "", "nbd");
+        let local = row("local", ConfigurationKind::Local, "mem:1g", "", "");
+        let nbd = row("nbd", ConfigurationKind::Protocol, "mem:1g", "adaptive", "nbd");
+        let url = row("nbd://h/x", ConfigurationKind::Protocol, "nbd://h/x", "adaptive", "nbd");
+        let spins = row("ceiling", ConfigurationKind::CeilingSpinning, "", "", "nbd");
         let all = [local.clone(), nbd.clone(), url.clone(), spins.clone()];
         assert_eq!(labels(&all), ["local", "nbd", "nbd://h/x", "ceiling spins"]);
-        let merged = Row { subject: "ceiling (before)".into(), ..spins.clone() };
+        let merged = Row { configuration: "ceiling (before)".into(), ..spins.clone() };
         assert_eq!(labels(&[merged]), ["ceiling spins (before)"]);
         let unix = Row { protocol: "nbd+unix".into(), ..spins.clone() };
         assert_eq!(labels(&[spins, unix]), ["nbd ceiling spins", "nbd+unix ceiling spins"]);
@@ -402,10 +402,10 @@ mod tests {
         let read = Direction { ios: 1, bytes: 1_000_000_000 / 8, ..Direction::default() };
         // One second of CPU time for one Gbit.
         let run = Run { read, initiator_cpu_ns: Some(1_000_000_000), ..Run::default() };
-        assert_eq!(Figure::CpuPerGbit.of(SubjectKind::Local, &run), Some(100.0));
-        assert_eq!(Figure::CpuPerGbit.of(SubjectKind::Protocol, &run), None);
+        assert_eq!(Figure::CpuPerGbit.of(ConfigurationKind::Local, &run), Some(100.0));
+        assert_eq!(Figure::CpuPerGbit.of(ConfigurationKind::Protocol, &run), None);
         let both = Run { target_cpu_ns: Some(500_000_000), ..run };
-        assert_eq!(Figure::CpuPerGbit.of(SubjectKind::Protocol, &both), Some(150.0));
+        assert_eq!(Figure::CpuPerGbit.of(ConfigurationKind::Protocol, &both), Some(150.0));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! 1500".
 
 use crate::figure::{self, Figure};
-use crate::result::{Comparison, Row, SubjectKind};
+use crate::result::{Comparison, ConfigurationKind, Row};
 use crate::suite::{PublishedFigure, Study, Unit};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -65,7 +65,7 @@ pub fn stripe(members: u32) -> String {
 
 /// A row's name: the configuration, and its link or stripe.
 #[must_use]
-pub fn subject(of: &str, place: &str) -> String {
+pub fn row_name(of: &str, place: &str) -> String {
     format!("{of}, {place}")
 }
 
@@ -98,8 +98,8 @@ pub fn grids(comparison: &Comparison, study: &Study) -> Vec<Grid> {
 
 /// The link or the stripe that a row was measured on.
 pub(crate) fn place(row: &Row) -> Option<&str> {
-    let protocol = if row.kind == SubjectKind::Local { "local" } else { row.protocol.as_str() };
-    let place = row.subject.strip_prefix(protocol)?.strip_prefix(", ")?;
+    let protocol = if row.kind == ConfigurationKind::Local { "local" } else { row.protocol.as_str() };
+    let place = row.configuration.strip_prefix(protocol)?.strip_prefix(", ")?;
     (place.contains("MTU ") || place.ends_with("-way stripe")).then_some(place)
 }
 
@@ -182,13 +182,13 @@ mod tests {
     use crate::result::{Direction, Machine, Run};
     use crate::suite::Suite;
 
-    fn row(subject: &str, protocol: &str, job: &str, mb_s: u64) -> Row {
+    fn row(configuration: &str, protocol: &str, job: &str, mb_s: u64) -> Row {
         let suite = Suite::by_name("aatrokoski-2007").unwrap();
         let job = suite.rows(1000, 0).into_iter().find(|row| row.job.name == job).unwrap().job;
         let read = Direction { ios: mb_s, bytes: mb_s * 1_000_000, ..Direction::default() };
         Row {
-            subject: subject.to_owned(),
-            kind: if protocol.is_empty() { SubjectKind::Local } else { SubjectKind::Protocol },
+            configuration: configuration.to_owned(),
+            kind: if protocol.is_empty() { ConfigurationKind::Local } else { ConfigurationKind::Protocol },
             protocol: protocol.to_owned(),
             target: "mem:1g".to_owned(),
             poll: String::new(),

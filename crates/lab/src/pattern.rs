@@ -26,7 +26,7 @@ pub enum Action {
 
 /// One I/O of `bs` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct PatternIo {
     /// The operation.
     pub action: Action,
     /// Offset in bytes.
@@ -86,7 +86,7 @@ impl Pattern {
 
     /// The next I/O.
     #[inline]
-    pub fn next_step(&mut self) -> Step {
+    pub fn next_step(&mut self) -> PatternIo {
         let action = self.action.unwrap_or_else(|| {
             let read = self.random.below(100) < self.rwmixread;
             if read { Action::Read } else { Action::Write }
@@ -109,7 +109,7 @@ impl Pattern {
                 (permutation.at(place), pass)
             }
         };
-        Step { action, offset: self.range.offset + block * self.bs, pass }
+        PatternIo { action, offset: self.range.offset + block * self.bs, pass }
     }
 
     /// Number of I/O in one pass.
@@ -128,7 +128,7 @@ enum Order {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Cursor {
-    place: u64,
+    index: u64,
     pass: u64,
 }
 
@@ -136,10 +136,10 @@ impl Cursor {
     /// Returns the current position and pass, and advances.
     #[inline]
     fn advance(&mut self, blocks: u64) -> (u64, u64) {
-        let now = (self.place, self.pass);
-        self.place += 1;
-        if self.place == blocks {
-            *self = Cursor { place: 0, pass: self.pass + 1 };
+        let now = (self.index, self.pass);
+        self.index += 1;
+        if self.index == blocks {
+            *self = Cursor { index: 0, pass: self.pass + 1 };
         }
         now
     }
@@ -186,8 +186,8 @@ impl Permutation {
     }
 
     #[inline]
-    fn at(&self, place: u64) -> u64 {
-        let mut x = place;
+    fn at(&self, index: u64) -> u64 {
+        let mut x = index;
         loop {
             x = x.wrapping_mul(self.key[0]).wrapping_add(self.key[2]) & self.mask;
             x ^= x >> self.shift;
@@ -255,8 +255,9 @@ mod tests {
     #[test]
     fn sequential_offsets_start_over_at_the_end() {
         let mut reads = pattern(&[("rw", "read")], 3, 0);
-        let steps: Vec<Step> = (0..4).map(|_| reads.next_step()).collect();
-        let step = |block: u64, pass| Step { action: Action::Read, offset: (1 << 20) + block * 4096, pass };
+        let steps: Vec<PatternIo> = (0..4).map(|_| reads.next_step()).collect();
+        let step =
+            |block: u64, pass| PatternIo { action: Action::Read, offset: (1 << 20) + block * 4096, pass };
         assert_eq!(steps, [step(0, 0), step(1, 0), step(2, 0), step(0, 1)]);
     }
 
@@ -426,8 +427,8 @@ mod tests {
         }
 
         #[test]
-        fn huge_ranges_stay_in_bounds(len in (u64::MAX >> 10)..=u64::MAX, seed: u64, place: u64) {
-            prop_assert!(Permutation::new(len, seed).at(place % len) < len);
+        fn huge_ranges_stay_in_bounds(len in (u64::MAX >> 10)..=u64::MAX, seed: u64, index: u64) {
+            prop_assert!(Permutation::new(len, seed).at(index % len) < len);
             prop_assert!(Random(seed).below(len) < len);
         }
     }

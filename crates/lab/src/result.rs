@@ -47,7 +47,7 @@ fn unknown() -> String {
 /// The kind of a measured configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SubjectKind {
+pub enum ConfigurationKind {
     /// A volume of this process, without a protocol: the upper bound of IOPS.
     Local,
     /// A volume behind a protocol.
@@ -62,9 +62,10 @@ pub enum SubjectKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The configuration's name in tables: "nbd", "local mem", "ceiling".
-    pub subject: String,
+    #[serde(rename = "subject")]
+    pub configuration: String,
     /// The kind of configuration.
-    pub kind: SubjectKind,
+    pub kind: ConfigurationKind,
     /// The protocol whose message sizes a ceiling repeats, or that a protocol row speaks; empty for
     /// local.
     pub protocol: String,
@@ -239,11 +240,11 @@ impl Spread {
     }
 }
 
-impl SubjectKind {
+impl ConfigurationKind {
     /// Whether the configuration is a bare-socket ceiling, sleeping or spinning.
     #[must_use]
     pub fn is_ceiling(self) -> bool {
-        matches!(self, SubjectKind::CeilingSleeping | SubjectKind::CeilingSpinning)
+        matches!(self, ConfigurationKind::CeilingSleeping | ConfigurationKind::CeilingSpinning)
     }
 }
 
@@ -280,12 +281,12 @@ impl Comparison {
     /// unknown policies the faster of the two.
     #[must_use]
     pub fn ceiling_of(&self, row: &Row) -> Option<&Row> {
-        if row.kind != SubjectKind::Protocol {
+        if row.kind != ConfigurationKind::Protocol {
             return None;
         }
-        let alike = |kind: SubjectKind| match row.poll.as_str() {
-            "never" => kind == SubjectKind::CeilingSleeping,
-            "always" => kind == SubjectKind::CeilingSpinning,
+        let alike = |kind: ConfigurationKind| match row.poll.as_str() {
+            "never" => kind == ConfigurationKind::CeilingSleeping,
+            "always" => kind == ConfigurationKind::CeilingSpinning,
             _ => kind.is_ceiling(),
         };
         let iops = |row: &Row| row.spread(|run| Some(run.iops())).map_or(0.0, |spread| spread.median);
@@ -364,8 +365,8 @@ mod tests {
         }
     }
 
-    fn ceiling(kind: SubjectKind, iops: u64) -> Row {
-        Row { subject: "ceiling".into(), kind, poll: String::new(), ..row(&[iops]) }
+    fn ceiling(kind: ConfigurationKind, iops: u64) -> Row {
+        Row { configuration: "ceiling".into(), kind, poll: String::new(), ..row(&[iops]) }
     }
 
     fn row(iops: &[u64]) -> Row {
@@ -376,8 +377,8 @@ mod tests {
             ..Run::default()
         });
         Row {
-            subject: "nbd".into(),
-            kind: SubjectKind::Protocol,
+            configuration: "nbd".into(),
+            kind: ConfigurationKind::Protocol,
             protocol: "nbd".into(),
             target: "nbd://h/x".into(),
             poll: "never".into(),
@@ -404,8 +405,8 @@ mod tests {
             polls("never"),
             polls("always"),
             polls("adaptive"),
-            ceiling(SubjectKind::CeilingSleeping, 100),
-            ceiling(SubjectKind::CeilingSpinning, 200),
+            ceiling(ConfigurationKind::CeilingSleeping, 100),
+            ceiling(ConfigurationKind::CeilingSpinning, 200),
         ];
         let all = comparison(rows);
         let shares: Vec<_> = all.rows.iter().map(|row| all.share_of_ceiling(row)).collect();
@@ -414,9 +415,9 @@ mod tests {
 
     #[test]
     fn a_ceiling_of_another_job_or_protocol_is_not_compared() {
-        let mut deeper = ceiling(SubjectKind::CeilingSleeping, 100);
+        let mut deeper = ceiling(ConfigurationKind::CeilingSleeping, 100);
         deeper.job.iodepth = 2;
-        let other = Row { protocol: "aoe".into(), ..ceiling(SubjectKind::CeilingSleeping, 100) };
+        let other = Row { protocol: "aoe".into(), ..ceiling(ConfigurationKind::CeilingSleeping, 100) };
         let all = comparison(vec![row(&[50]), deeper, other]);
         assert_eq!(all.share_of_ceiling(&all.rows[0]), None);
     }

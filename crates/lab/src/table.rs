@@ -28,11 +28,10 @@ pub enum Colour {
 pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colour: Colour) -> String {
     let labels = Labels::of(comparison);
     let longest = comparison.rows.iter().map(|row| labels.label(row).chars().count()).max().unwrap_or(0);
-    let subject_width = longest.clamp(MIN_SUBJECT, MAX_SUBJECT);
-    let columns = fitting(width.0, subject_width);
+    let label_width = longest.clamp(MIN_LABEL, MAX_LABEL);
+    let columns = fitting(width.0, label_width);
     let grids = study.map_or_else(Vec::new, |study| link::grids(comparison, study));
-    let table =
-        TextTable { comparison, study, grids, labels, subject_width, columns, width: width.0, colour };
+    let table = TextTable { comparison, study, grids, labels, label_width, columns, width: width.0, colour };
     let mut out = String::new();
     table.head(&mut out);
     for group in comparison.groups() {
@@ -49,7 +48,7 @@ struct TextTable<'a> {
     study: Option<&'a Study>,
     grids: Vec<Grid>,
     labels: Labels,
-    subject_width: usize,
+    label_width: usize,
     columns: Vec<&'static Column>,
     width: usize,
     colour: Colour,
@@ -149,7 +148,7 @@ impl TextTable<'_> {
 
     /// A study's figures in the corresponding columns, then their labels.
     fn published(&self, figures: &[&PublishedFigure]) -> String {
-        let mut line = format!("{PUBLISHED:<0$}", self.subject_width);
+        let mut line = format!("{PUBLISHED:<0$}", self.label_width);
         let value = |own: Figure, shown: fn(f64) -> String| {
             figures.iter().find_map(|figure| {
                 let (same, per_unit) = figure.unit.measured_as();
@@ -174,7 +173,7 @@ impl TextTable<'_> {
 
     /// Shared headings, centred above their columns.
     fn heading_over(&self) -> String {
-        let mut line = " ".repeat(self.subject_width);
+        let mut line = " ".repeat(self.label_width);
         for columns in self.columns.chunk_by(|a, b| a.over == b.over) {
             let width: usize = columns.iter().map(|column| column.width).sum();
             let over = columns[0].over;
@@ -188,7 +187,7 @@ impl TextTable<'_> {
     }
 
     fn heading(&self) -> String {
-        let mut line = " ".repeat(self.subject_width);
+        let mut line = " ".repeat(self.label_width);
         for column in &self.columns {
             let _ = write!(line, "{:>1$}", column.name, column.width);
         }
@@ -196,9 +195,9 @@ impl TextTable<'_> {
     }
 
     fn line(&self, row: &Row) -> String {
-        let label = shortened(&plain(&self.labels.label(row)), self.subject_width);
-        let mut line = format!("{label:<0$}", self.subject_width);
-        let mut end = self.subject_width;
+        let label = shortened(&plain(&self.labels.label(row)), self.label_width);
+        let mut line = format!("{label:<0$}", self.label_width);
+        let mut end = self.label_width;
         for column in &self.columns {
             let text = column.cell.text(self.comparison, row).unwrap_or_else(|| "-".into());
             end += column.width;
@@ -307,10 +306,9 @@ pub(crate) fn row_errors(row: &Row) -> Vec<String> {
     row_errors
 }
 
-fn fitting(width: usize, subject_width: usize) -> Vec<&'static Column> {
+fn fitting(width: usize, label_width: usize) -> Vec<&'static Column> {
     let mut columns: Vec<&Column> = COLUMNS.iter().collect();
-    let total =
-        |columns: &[&Column]| subject_width + columns.iter().map(|column| column.width).sum::<usize>();
+    let total = |columns: &[&Column]| label_width + columns.iter().map(|column| column.width).sum::<usize>();
     while total(&columns) > width {
         let least = columns.iter().map(|column| column.keep).min().unwrap_or(u8::MAX);
         if least == u8::MAX {
@@ -359,8 +357,8 @@ const GRID_CELL: usize = 5;
 /// Minimum width for the word "there".
 const GRID_WIDE: usize = 7;
 /// Room for "ceiling sleeps".
-const MIN_SUBJECT: usize = 14;
-const MAX_SUBJECT: usize = 28;
+const MIN_LABEL: usize = 14;
+const MAX_LABEL: usize = 28;
 const BOLD: &str = "\x1b[1m";
 const DIM: &str = "\x1b[2m";
 const RED: &str = "\x1b[31m";

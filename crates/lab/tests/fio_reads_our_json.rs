@@ -155,7 +155,7 @@ fn merged_reports_keep_their_own_ceilings() {
     }
     let all = merge(vec![("a".into(), one.clone()), ("b".into(), two)]).unwrap();
     assert_eq!(all.rows.len(), one.rows.len() * 2);
-    assert_eq!(all.rows[1].subject, "nbd (a)");
+    assert_eq!(all.rows[1].configuration, "nbd (a)");
     let share = |index: usize| all.share_of_ceiling(&all.rows[index]).unwrap();
     assert!((share(1 + one.rows.len()) - share(1) * 2.0).abs() < 1e-9);
 }
@@ -176,7 +176,7 @@ fn merged_reports_that_share_no_row_keep_their_names() {
     let mut two = one.clone();
     two.rows.iter_mut().for_each(|row| row.job.bs = 512);
     let all = merge(vec![("a".into(), one), ("b".into(), two)]).unwrap();
-    assert!(all.rows.iter().all(|row| !row.subject.contains('(')));
+    assert!(all.rows.iter().all(|row| !row.configuration.contains('(')));
     assert_eq!(merge(Vec::new()), None);
 }
 

@@ -36,7 +36,7 @@ fn text_from_outside_is_never_markup() {
     comparison.machine.cpu = hostile.into();
     comparison.skipped.push((hostile.into(), hostile.into()));
     for row in &mut comparison.rows {
-        row.subject = hostile.into();
+        row.configuration = hostile.into();
         row.protocol = hostile.into();
         row.poll = hostile.into();
         row.target = hostile.into();
@@ -131,7 +131,7 @@ fn bars_above_their_ceiling_are_hatched_with_the_reason() {
     let mut comparison = fixture::plain_comparison();
     let html = page(&comparison, None);
     assert!(!html.contains("class=\"hatch\"") && !html.contains("Hatched"));
-    let is_first = |row: &&mut blockmux_lab::result::Row| row.subject == "nbd" && row.job.iodepth == 1;
+    let is_first = |row: &&mut blockmux_lab::result::Row| row.configuration == "nbd" && row.job.iodepth == 1;
     let row = comparison.rows.iter_mut().find(is_first).unwrap();
     row.runs.iter_mut().for_each(|run| run.read.ios *= 2);
     let html = page(&comparison, None);
@@ -146,7 +146,7 @@ fn winners_are_named_only_after_three_runs_that_agree() {
     let html = page(&comparison, None);
     assert!(html.contains("class=\"tile nbd\"") && !html.contains("class=\"banner\""));
     // The runs of one job differ: only its tiles are missing.
-    let is_deep = |row: &&mut blockmux_lab::result::Row| row.subject == "nbd" && row.job.iodepth == 32;
+    let is_deep = |row: &&mut blockmux_lab::result::Row| row.configuration == "nbd" && row.job.iodepth == 32;
     let row = comparison.rows.iter_mut().find(is_deep).unwrap();
     row.runs[0].read.ios = row.runs[0].read.ios * 8 / 10;
     let html = page(&comparison, None);
@@ -230,11 +230,11 @@ fn a_study_comes_first_relative_to_its_reference_with_a_link_to_it() {
 fn a_study_over_links_has_one_row_for_each_link() {
     let study = blockmux_lab::suite::Suite::by_name("aatrokoski-2007").unwrap().to_study();
     let mut comparison = fixture::plain_comparison();
-    comparison.rows.retain(|row| row.subject == "nbd" && row.job.bs == 1 << 20);
+    comparison.rows.retain(|row| row.configuration == "nbd" && row.job.bs == 1 << 20);
     comparison.rows[0].job.name = "read".into();
-    comparison.rows[0].subject = "nbd, 1 Gbit/s, MTU 1500".into();
+    comparison.rows[0].configuration = "nbd, 1 Gbit/s, MTU 1500".into();
     let mut faster = comparison.rows[0].clone();
-    faster.subject = "nbd, 1 Gbit/s, MTU 9000".into();
+    faster.configuration = "nbd, 1 Gbit/s, MTU 9000".into();
     faster.runs.iter_mut().for_each(|run| run.read.bytes *= 2);
     comparison.rows.push(faster);
     let html = page(&comparison, Some(&study));

@@ -3,7 +3,7 @@
 #[allow(dead_code, reason = "each test file uses its own part of the fixture")]
 mod fixture;
 
-use blockmux_lab::result::{Comparison, SubjectKind};
+use blockmux_lab::result::{Comparison, ConfigurationKind};
 use blockmux_lab::suite::{PublishedFigure, Unit};
 use blockmux_lab::table::{Colour, Width, render};
 
@@ -123,7 +123,7 @@ fn a_congestion_control_that_paces_is_warned_of_where_tcp_was_measured() {
 #[test]
 fn no_line_is_wider_than_requested() {
     let mut comparison = fixture::comparison();
-    comparison.rows[1].subject = "a subject with a name that goes on and on".into();
+    comparison.rows[1].configuration = "a configuration with a name that goes on and on".into();
     for width in [40, 60, 72, 80, 100, 200] {
         let text = render(&comparison, None, Width(width), Colour::Off);
         let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
@@ -163,7 +163,7 @@ fn colour_adds_only_escape_sequences() {
 #[test]
 fn names_cannot_send_escape_sequences_to_the_terminal() {
     let mut comparison = fixture::plain_comparison();
-    comparison.rows[1].subject = "\x1b[2Jnbd".into();
+    comparison.rows[1].configuration = "\x1b[2Jnbd".into();
     comparison.command = "\x07".into();
     comparison.machine.cpu = "\x1b]0;x".into();
     comparison.skipped.push(("\n".into(), "\r".into()));
@@ -182,7 +182,7 @@ fn a_run_without_completions_is_reported() {
 #[test]
 fn one_run_has_no_spread_and_no_rows_are_reported() {
     let mut comparison = fixture::plain_comparison();
-    comparison.rows.retain(|row| row.kind == SubjectKind::Protocol);
+    comparison.rows.retain(|row| row.kind == ConfigurationKind::Protocol);
     comparison.rows.truncate(1);
     comparison.rows[0].runs.truncate(1);
     let text = render(&comparison, None, Width(80), Colour::Off);

@@ -23,14 +23,14 @@ impl Backoff {
 
     /// Whether the delay has reached its maximum.
     pub(crate) fn is_longest(&self) -> bool {
-        self.pause == LONGEST
+        self.pause == MAX_PAUSE
     }
 
     /// Records a retry; if it was due, the delay doubles.
     pub(crate) fn on_try(&mut self, now: Instant) {
         if now >= self.at {
             self.at = now.checked_add(self.pause).unwrap_or(now);
-            self.pause = self.pause.saturating_mul(2).min(LONGEST);
+            self.pause = self.pause.saturating_mul(2).min(MAX_PAUSE);
         }
     }
 
@@ -44,7 +44,7 @@ impl Backoff {
 
 const SHORTEST: Duration = Duration::from_millis(1);
 /// The maximum delay; thousands of connections may wait, and their retries must not load a CPU.
-const LONGEST: Duration = Duration::from_millis(128);
+const MAX_PAUSE: Duration = Duration::from_millis(128);
 
 #[cfg(test)]
 mod tests {

@@ -31,7 +31,7 @@ pub enum AuditEvent {
     /// session, and the log has no line for it.
     Joined(Login),
     /// A station uses a disk, over a protocol without connections; it is listed until its logout.
-    StationCame {
+    StationLoggedIn {
         /// The station, and the disk.
         login: Login,
         /// Its I/O counters for the disk.

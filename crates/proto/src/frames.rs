@@ -61,9 +61,9 @@ impl<'a> Frame<'a> {
     /// are outside the frame.
     #[inline]
     #[must_use]
-    pub fn lend(&self, offset: usize, len: usize) -> Option<Seg> {
+    pub fn slice(&self, offset: usize, len: usize) -> Option<Seg> {
         let end = offset.checked_add(len)?;
-        (end <= self.len).then(|| self.chunk.lend(offset, len))
+        (end <= self.len).then(|| self.chunk.slice(offset, len))
     }
 }
 
@@ -176,13 +176,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_lends_only_its_own_bytes() {
+    fn a_frame_borrows_only_its_own_bytes() {
         let chunk = Chunk::from_slice(b"headpayload, and the next frame");
         let from = Station { port: PortId(0), mac: Mac::default() };
         let frame = Frame::new(from, &chunk, 11);
         assert_eq!(frame.bytes(), b"headpayload");
-        assert_eq!(frame.lend(4, 7).unwrap().to_vec(), b"payload");
-        assert!(frame.lend(4, 8).is_none() && frame.lend(usize::MAX, 1).is_none());
+        assert_eq!(frame.slice(4, 7).unwrap().to_vec(), b"payload");
+        assert!(frame.slice(4, 8).is_none() && frame.slice(usize::MAX, 1).is_none());
     }
 
     #[test]

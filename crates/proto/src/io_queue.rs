@@ -301,7 +301,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         let job = self.jobs.get_mut(piece.job?)?;
         let base = piece.offset.saturating_sub(job.io.offset) as usize;
         if job.io.data.is_none() && job.buffer.is_none() {
-            job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most LEND_UP_TO
+            job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most MAX_BORROWED
         }
         job.io.data.as_ref().or(job.buffer.as_ref()).map(|data| (data, base))
     }
@@ -309,7 +309,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
     /// Whether the I/O of a command can borrow `len` bytes of received data: they are its complete
     /// data, and it brought no memory.
     #[inline]
-    pub(crate) fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool {
+    pub(crate) fn can_borrow(&mut self, key: SlotKey, len: usize) -> bool {
         let piece = self.commands.get_mut(key).map(|command| command.piece);
         let Some(CommandPiece { kind, job: Some(job), .. }) = piece else { return false };
         let is_whole =
@@ -317,9 +317,9 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         kind == S::Kind::READ && self.jobs.get_mut(job).is_some_and(is_whole)
     }
 
-    /// Gives a read borrowed data, if [`CommandQueue::is_lendable`] returns true.
+    /// Gives a read borrowed data, if [`CommandQueue::can_borrow`] returns true.
     #[inline]
-    pub(crate) fn lend(&mut self, key: SlotKey, data: Seg) {
+    pub(crate) fn attach_borrowed(&mut self, key: SlotKey, data: Seg) {
         let job = self.commands.get_mut(key).and_then(|command| command.piece.job);
         if let Some(job) = job.and_then(|job| self.jobs.get_mut(job)) {
             job.buffer = Some(SgList::one(data));
@@ -397,7 +397,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
 
     /// Adds an I/O that needs commands.
     fn take(&mut self, io: Io, pieces: CommandPieces<S::Kind>) {
-        let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
+        let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > MAX_BORROWED;
         let age = self.next_age;
         self.next_age = age.wrapping_add(1);
         let key = self.jobs.insert(IoJob::new(io, age, pieces, !needs_memory));
@@ -445,7 +445,7 @@ pub(crate) fn memory(pool: &Pool, len: usize) -> SgList {
 pub const DEPTH: usize = 1024;
 /// A read of up to this many bytes may borrow its data from the receive buffer, and gets no memory
 /// before its data arrives. It fits a receive buffer.
-pub(crate) const LEND_UP_TO: u64 = 64 << 10;
+pub(crate) const MAX_BORROWED: u64 = 64 << 10;
 /// The maximum length of one write of zeroes, in bytes.
 pub(crate) const ZEROES: usize = 256 << 10;
 /// The maximum number of retries of a command. With their delays, a volume may be unreachable for

@@ -99,7 +99,7 @@ pub trait StreamSession: Timed {
 
     /// Passes the unread bytes, at least as many as `demand` requested. Returns the number of bytes
     /// consumed; the driver passes the rest again when the next demand is met. The session may
-    /// borrow payload without a copy ([`Chunk::lend`]).
+    /// borrow payload without a copy ([`Chunk::slice`]).
     ///
     /// # Errors
     /// If the peer violated the protocol: the driver sends the outbox and closes the connection.
@@ -187,7 +187,7 @@ impl<S: StreamSession + ?Sized> StreamSession for &mut S {
 ///
 /// No frame ends such a session: the sender is not authenticated, so invalid frames are dropped.
 pub trait FrameSession: Timed {
-    /// Handles a frame. The session may borrow payload without a copy ([`Frame::lend`]).
+    /// Handles a frame. The session may borrow payload without a copy ([`Frame::slice`]).
     fn on_frame(&mut self, frame: &Frame<'_>, now: Instant);
 
     /// Handles a new port, or a change of its link state or MTU.

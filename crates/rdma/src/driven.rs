@@ -547,7 +547,7 @@ mod tests {
         // Two packets to connect, and three for each request.
         for pieces in 0..32 {
             let (mut active, mut passive) = pair(10);
-            active.queue_pair().cut_after(pieces);
+            active.queue_pair().break_after(pieces);
             while active.pump() | passive.pump() {}
             assert!(active.session().is_over && passive.session().is_over, "after {pieces}");
             assert!(active.session().answers < 10 && active.broken().or(passive.broken()).is_none());

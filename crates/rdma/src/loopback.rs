@@ -3,7 +3,7 @@
 //! It implements the contract of [`Provider`] and nothing more, so that a session which runs on it
 //! runs on any provider. Work is executed packet by packet as the ends are polled: first the next
 //! packet of the polled end, then of the other end, whose session does not take part, as with
-//! hardware. A test can cut the connection after any number of packets.
+//! hardware. A test can break the connection after any number of packets.
 //!
 //! Each end has a [`LoopbackAdapter`], which reaches only memory that is registered with it.
 
@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Loopback {
     own: Rc<RefCell<LoopbackEnd>>,
     peer: Rc<RefCell<LoopbackEnd>>,
-    cut: Rc<Cell<Option<u64>>>,
+    break_after: Rc<Cell<Option<u64>>>,
 }
 
 /// Creates a connection: the active end, then the passive one. `seed` is for the steering tags of
@@ -51,30 +51,30 @@ pub fn pair_on(
     let own = Rc::new(RefCell::new(LoopbackEnd::new(active, reads, seed, &adapters[0])));
     let peer = Rc::new(RefCell::new(LoopbackEnd::new(passive, reads, seed.map(|byte| !byte), &adapters[1])));
     peer.borrow_mut().inbound.push_back(LoopbackPacket::Request(active.private_data.clone()));
-    let cut = Rc::new(Cell::new(None));
-    let passive = Loopback { own: peer.clone(), peer: own.clone(), cut: cut.clone() };
-    (Loopback { own, peer, cut }, passive)
+    let break_after = Rc::new(Cell::new(None));
+    let passive = Loopback { own: peer.clone(), peer: own.clone(), break_after: break_after.clone() };
+    (Loopback { own, peer, break_after }, passive)
 }
 
 impl Loopback {
     /// Loses the connection after `pieces` more packets in either direction, connection requests
     /// and replies included.
-    pub fn cut_after(&self, pieces: u64) {
-        self.cut.set(Some(pieces));
+    pub fn break_after(&self, pieces: u64) {
+        self.break_after.set(Some(pieces));
     }
 
     /// Handles one packet; returns whether there was one.
     fn turn(&mut self) -> bool {
         let (mut own, mut peer) = (self.own.borrow_mut(), self.peer.borrow_mut());
-        if self.cut.get() == Some(0) {
-            self.cut.set(None);
+        if self.break_after.get() == Some(0) {
+            self.break_after.set(None);
             own.end(None);
             peer.end(None);
             return true;
         }
         let has_moved = own.take_next(&mut peer) || peer.take_next(&mut own);
         if has_moved {
-            self.cut.set(self.cut.get().map(|left| left.saturating_sub(1)));
+            self.break_after.set(self.break_after.get().map(|left| left.saturating_sub(1)));
         }
         has_moved
     }
@@ -443,7 +443,7 @@ impl LoopbackEnd {
             LoopbackPacket::Terminate(violation, is_of_read) => {
                 self.fault = Some(Fault::Ours(violation));
                 if is_of_read && let Some((id, _)) = self.reads.pop_front() {
-                    self.come_back(id, Err(WorkError::RemoteAccess));
+                    self.complete_with(id, Err(WorkError::RemoteAccess));
                 }
                 self.end(None);
             }
@@ -472,11 +472,11 @@ impl LoopbackEnd {
     }
 
     fn complete(&mut self, id: WorkId) {
-        self.come_back(id, Ok(()));
+        self.complete_with(id, Ok(()));
     }
 
     /// Completes a work request, unless it has already completed.
-    fn come_back(&mut self, id: WorkId, result: Result<(), WorkError>) {
+    fn complete_with(&mut self, id: WorkId, result: Result<(), WorkError>) {
         if let Some(at) = self.pending.iter().position(|pending| *pending == id) {
             self.pending.remove(at);
             self.events.push_back(Event::Done { id, result });

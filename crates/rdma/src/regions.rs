@@ -89,7 +89,7 @@ impl Regions {
             slots: Vec::new(),
             regions: Slab::default(),
             max: max.min(MAX_REGIONS),
-            random: StagGenerator { seed, turn: 0, drawn: [0; 8], left: 0 },
+            random: StagGenerator { seed, counter: 0, drawn: [0; 8], left: 0 },
         }
     }
 
@@ -272,7 +272,7 @@ fn slot(slots: &mut [StagSlot], stag: u32) -> Option<&mut StagSlot> {
 /// eight numbers for each hash.
 struct StagGenerator {
     seed: Seed,
-    turn: u64,
+    counter: u64,
     drawn: [u32; 8],
     left: usize,
 }
@@ -288,8 +288,8 @@ impl StagGenerator {
     }
 
     fn fill(&mut self) {
-        self.turn = self.turn.wrapping_add(1);
-        let block = Sha256::new().chain_update(self.seed).chain_update(self.turn.to_le_bytes()).finalize();
+        self.counter = self.counter.wrapping_add(1);
+        let block = Sha256::new().chain_update(self.seed).chain_update(self.counter.to_le_bytes()).finalize();
         let (words, _) = block.as_chunks::<4>();
         for (drawn, word) in self.drawn.iter_mut().zip(words) {
             *drawn = u32::from_le_bytes(*word);
@@ -421,7 +421,7 @@ mod tests {
     fn memory_is_released_when_its_tag_is_invalidated() {
         let mut regions = Regions::new(1, SEED);
         let chunk = blockmux_volume::Chunk::from_slice(b"abc");
-        let remote = regions.register(SgList::one(chunk.lend(0, 3)), RemoteRights::RemoteRead).unwrap();
+        let remote = regions.register(SgList::one(chunk.slice(0, 3)), RemoteRights::RemoteRead).unwrap();
         let mut chunk = chunk;
         chunk.take(3);
         assert!(!chunk.is_idle());
@@ -433,7 +433,7 @@ mod tests {
     fn registrations_are_bounded_and_read_only_memory_is_not_registered_for_writes() {
         let mut regions = Regions::new(2, SEED);
         let first = regions.register(memory(1), RemoteRights::RemoteRead).unwrap();
-        let lent = SgList::one(blockmux_volume::Chunk::from_slice(b"abc").lend(0, 3));
+        let lent = SgList::one(blockmux_volume::Chunk::from_slice(b"abc").slice(0, 3));
         let refused = regions.register(lent.clone(), RemoteRights::RemoteWrite);
         assert_eq!(refused.unwrap_err(), RegisterError::ReadOnly);
         regions.register(lent, RemoteRights::RemoteRead).unwrap();

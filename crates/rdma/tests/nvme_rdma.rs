@@ -4,7 +4,7 @@
 
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
-use blockmux_proto::fabrics::host::{AdminConfig, Ask, Names, QueueConfig};
+use blockmux_proto::fabrics::host::{AdminConfig, ControllerQuery, Names, QueueConfig};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_rdma::client::{NvmeRdmaAdminSession, NvmeRdmaQueueSession};
@@ -100,7 +100,7 @@ impl TestHost {
             names: names(),
             credentials: None,
             queues,
-            ask: Ask::Use(1),
+            query: ControllerQuery::Use(1),
             keep_alive: Duration::ZERO,
         };
         let admin = NvmeRdmaAdminSession::new(config, (), Pool::new(1 << 20), now);
@@ -237,7 +237,7 @@ fn a_stopped_session_ends_on_both_sides() {
 fn a_queue_lost_at_any_point_returns_its_commands() {
     for pieces in 0..24 {
         let mut host = TestHost::new(ServedSubsystem::new(4096), 1, 16);
-        host.queues.queue_pair().cut_after(pieces);
+        host.queues.queue_pair().break_after(pieces);
         for at in 0..4 {
             let data = Some(list(&vec![at as u8; 8192]));
             let (op, offset) = (Op::Write { fua: false }, at * 8192);

@@ -190,7 +190,7 @@ fn a_session_that_stops_logs_out_on_every_channel() {
 fn a_channel_lost_at_any_point_returns_its_commands() {
     for pieces in 0..24 {
         let mut host = Host::new(1);
-        host.session.queue_pair().cut_after(pieces);
+        host.session.queue_pair().break_after(pieces);
         for at in 0..4 {
             host.write(at, at * 16_384, &[at as u8; 16_384]);
         }

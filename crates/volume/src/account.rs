@@ -22,7 +22,7 @@ pub struct PeerAccount {
     wanted_bytes: Cell<usize>,
     /// Size of the buffer reserved for the peer, in bytes: the peer was woken to allocate it, and
     /// its turn has not ended.
-    pub(crate) promised_bytes: Cell<usize>,
+    pub(crate) reserved_bytes: Cell<usize>,
     pub(crate) is_queued: Cell<bool>,
     is_stalled: Cell<bool>,
     is_evicted: Cell<bool>,

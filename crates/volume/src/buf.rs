@@ -483,7 +483,7 @@ impl Chunk {
     /// If fewer bytes are unread.
     #[inline]
     #[must_use]
-    pub fn lend(&self, offset: usize, len: usize) -> Seg {
+    pub fn slice(&self, offset: usize, len: usize) -> Seg {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.filled - self.taken));
         let mut seg = self.memory.seg(self.taken + offset, len);
         seg.writable = false;
@@ -642,7 +642,7 @@ mod tests {
     fn a_chunk_is_recycled_only_when_nothing_is_borrowed() {
         let mut chunk = Chunk::new(Memory::from_heap(8));
         chunk.extend(b"abcdef");
-        let lent = chunk.lend(1, 2);
+        let lent = chunk.slice(1, 2);
         chunk.take(6);
         assert_eq!((chunk.room(), lent.to_vec()), (2, b"bc".to_vec()));
         drop(lent);
@@ -654,7 +654,7 @@ mod tests {
     #[should_panic(expected = "writable")]
     fn memory_borrowed_from_a_chunk_is_read_only() {
         let chunk = Chunk::from_slice(b"abc");
-        chunk.lend(0, 3).copy_from(b"x");
+        chunk.slice(0, 3).copy_from(b"x");
     }
 
     #[test]

@@ -52,10 +52,13 @@ impl Pace for Delays {
             op if op.is_write() => (1, self.write),
             _ => (0, self.read),
         };
-        // A delay beyond the range of the clock is not applied.
-        Some((queue, now.checked_add(delay)?))
+        Some((queue, now + delay.min(MAX_DELAY)))
     }
 }
+
+/// Limits delays to the range of the clock. No process waits for a century, so a longer delay is
+/// endless either way.
+const MAX_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 #[cfg(test)]
 mod tests {
@@ -99,6 +102,23 @@ mod tests {
             assert_eq!(tags(&mut done), expected, "at {at_ms} ms");
         }
         assert!(!core.jump(), "no timer is left");
+    }
+
+    #[test]
+    fn a_delay_beyond_the_range_of_the_clock_never_ends() {
+        let core = TestCore::new();
+        let delays = Delays { read: Duration::MAX, ..Delays::default() };
+        let volume = DelayVolume::new(Arc::new(MemVolume::new(1 << 20)), delays);
+        let mut channel = volume.open(&core.as_core(), 1, core.ready().waker(0)).unwrap();
+        channel.submit(Io::new(Tag(1), Op::Read, 0, 512));
+        channel.kick();
+        core.advance_to(core.started() + Duration::from_secs(10 * 365 * 24 * 60 * 60));
+        let mut done = Vec::new();
+        channel.poll(&mut done);
+        assert_eq!(tags(&mut done), []);
+        channel.cancel(Tag(1));
+        channel.poll(&mut done);
+        assert_eq!(tags(&mut done), [1]);
     }
 
     #[test]

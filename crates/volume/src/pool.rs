@@ -42,11 +42,11 @@ pub(crate) struct Inner {
     /// Bytes of buffers in use for payload.
     payload_out_bytes: Cell<usize>,
     /// The account charged for payload that belongs to no peer.
-    nobody: Rc<PeerAccount>,
+    unowned_account: Rc<PeerAccount>,
     /// Bytes of returned buffers kept for reuse.
     cached_bytes: Cell<usize>,
     /// Bytes returned to the heap since it was last trimmed.
-    shed_bytes: Cell<usize>,
+    freed_bytes: Cell<usize>,
     limit_bytes: usize,
     /// Peers that wait for memory, each once, by buffer size.
     waiting: [RefCell<Waiting>; CLASSES],
@@ -55,7 +55,7 @@ pub(crate) struct Inner {
     /// Number of times that a peer started to wait.
     tickets: Cell<u64>,
     /// Bytes reserved for peers that were woken.
-    promised_bytes: Cell<usize>,
+    reserved_bytes: Cell<usize>,
     /// Whether the next returned buffer is offered to the newest peer first.
     favours_newest: Cell<bool>,
     /// Peers that hold memory without transferring data; some may have resumed since.
@@ -116,14 +116,14 @@ impl Pool {
             free: std::array::from_fn(|_| RefCell::new(Vec::new())),
             out_bytes: Cell::new(0),
             payload_out_bytes: Cell::new(0),
-            nobody: Rc::default(),
+            unowned_account: Rc::default(),
             cached_bytes: Cell::new(0),
-            shed_bytes: Cell::new(0),
+            freed_bytes: Cell::new(0),
             limit_bytes,
             waiting: std::array::from_fn(|_| RefCell::default()),
             waiting_count: Cell::new(0),
             tickets: Cell::new(0),
-            promised_bytes: Cell::new(0),
+            reserved_bytes: Cell::new(0),
             favours_newest: Cell::new(false),
             stalled: RefCell::default(),
             evicted_addresses: RefCell::default(),
@@ -175,10 +175,10 @@ impl Pool {
             return None;
         }
         let memory = self.take_class(class)?;
-        let account = self.account.as_ref().unwrap_or(&self.inner.nobody);
+        let account = self.account.as_ref().unwrap_or(&self.inner.unowned_account);
         account.add(size);
         account.note_granted(len);
-        if size >= account.promised_bytes.get() {
+        if size >= account.reserved_bytes.get() {
             self.inner.end_promise(account);
         }
         memory.charge(Some(account.clone()));
@@ -229,8 +229,8 @@ impl Pool {
     /// becomes free.
     #[inline]
     pub fn end_turn(&self) {
-        if let Some(account) = self.account().filter(|account| account.promised_bytes.get() > 0) {
-            let unused = account.promised_bytes.get();
+        if let Some(account) = self.account().filter(|account| account.reserved_bytes.get() > 0) {
+            let unused = account.reserved_bytes.get();
             self.inner.end_promise(account);
             self.inner.wake_waiting(unused);
         }
@@ -315,12 +315,12 @@ impl Pool {
     #[inline]
     #[must_use]
     pub fn should_trim(&self) -> bool {
-        self.inner.shed_bytes.get() >= TRIM_BYTES
+        self.inner.freed_bytes.get() >= TRIM_BYTES
     }
 
     /// Records that the heap was trimmed.
     pub fn note_trimmed(&self) {
-        self.inner.shed_bytes.set(0);
+        self.inner.freed_bytes.set(0);
     }
 
     /// The limit of bytes in use.
@@ -348,9 +348,9 @@ impl Inner {
     /// `account`.
     #[inline]
     fn admits(&self, account: Option<&PeerAccount>, size: usize) -> Admission {
-        let own = account.map_or(0, |account| account.promised_bytes.get());
-        let promised = self.promised_bytes.get() - own;
-        let (most, free) = (self.payload_bytes(), self.free_bytes().saturating_sub(promised));
+        let own = account.map_or(0, |account| account.reserved_bytes.get());
+        let reserved = self.reserved_bytes.get() - own;
+        let (most, free) = (self.payload_bytes(), self.free_bytes().saturating_sub(reserved));
         if headroom(size, most) > free {
             return Admission::Full;
         }
@@ -383,8 +383,8 @@ impl Inner {
 
     /// Releases the memory that was reserved for that peer.
     fn end_promise(&self, account: &PeerAccount) {
-        let promised = account.promised_bytes.replace(0);
-        self.promised_bytes.set(self.promised_bytes.get() - promised);
+        let reserved = account.reserved_bytes.replace(0);
+        self.reserved_bytes.set(self.reserved_bytes.get() - reserved);
     }
 
     /// Whether a peer waits for a smaller buffer.
@@ -419,8 +419,8 @@ impl Inner {
                     self.favours_newest.set(!is_newest);
                     // The memory is reserved, so that another peer that retries at the same time
                     // cannot take it. The waiting request may also have ended.
-                    account.promised_bytes.set(wanted);
-                    self.promised_bytes.set(self.promised_bytes.get() + wanted);
+                    account.reserved_bytes.set(wanted);
+                    self.reserved_bytes.set(self.reserved_bytes.get() + wanted);
                     account.stop_waiting();
                     account.wake();
                 }
@@ -465,7 +465,7 @@ impl Inner {
     /// Ranks peers at that address after others, including peers that already wait.
     fn record_eviction(&self, origin: IpAddr) {
         let mut evicted_addresses = self.evicted_addresses.borrow_mut();
-        if evicted_addresses.len() >= MOST_EVICTED_ADDRESSES {
+        if evicted_addresses.len() >= MAX_EVICTED_ADDRESSES {
             evicted_addresses.clear();
         }
         if !evicted_addresses.insert(origin) {
@@ -495,7 +495,7 @@ impl Inner {
             self.cached_bytes.set(cached);
             self.free[class].borrow_mut().push(memory);
         } else {
-            self.shed_bytes.set(self.shed_bytes.get().saturating_add(size));
+            self.freed_bytes.set(self.freed_bytes.get().saturating_add(size));
             FROM_SYSTEM_BYTES.fetch_sub(size, Ordering::Relaxed);
             memory.leave_pool();
         }
@@ -534,7 +534,7 @@ const LONG_PAYLOAD: usize = 1 << 20;
 const CHECKS_PER_BUFFER: usize = 16;
 
 /// Maximum number of addresses of evicted peers that are remembered.
-const MOST_EVICTED_ADDRESSES: usize = 1024;
+const MAX_EVICTED_ADDRESSES: usize = 1024;
 
 const SMALLEST: usize = 4096;
 const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros() + 1) as usize;

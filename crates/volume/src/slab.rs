@@ -83,7 +83,7 @@ impl<T> Slab<T> {
     /// Number of indices, used or free: all are below this.
     #[inline]
     #[must_use]
-    pub fn places(&self) -> usize {
+    pub fn slots(&self) -> usize {
         self.slots.len()
     }
 
@@ -115,7 +115,7 @@ mod tests {
         assert_ne!(first, second);
         assert_eq!(slab.iter().find(|(_, value)| **value == 'b'), Some((second, &'b')));
         assert_eq!((slab.remove(first), slab.remove(first)), (Some('a'), None));
-        assert_eq!((slab.len(), slab.places()), (1, 2));
+        assert_eq!((slab.len(), slab.slots()), (1, 2));
         slab.discard(first);
         assert_eq!(slab.insert('c'), first);
         assert_eq!((slab.get(first), slab.get(second), slab.get(7)), (Some(&'c'), Some(&'b'), None));

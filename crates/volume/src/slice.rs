@@ -23,7 +23,7 @@ pub struct SliceVolume {
 pub enum SliceError {
     /// The volume ends before the part begins.
     #[error("begins at byte {offset}, but its volume has only {size} bytes; write a lower offset")]
-    Behind {
+    BeyondEnd {
         /// Start of the part, in bytes.
         offset: u64,
         /// Size of the volume below, in bytes.
@@ -74,7 +74,7 @@ impl SliceVolume {
             }
         }
         if offset >= size {
-            return Err(SliceError::Behind { offset, size });
+            return Err(SliceError::BeyondEnd { offset, size });
         }
         let most = size - offset;
         match len {

@@ -139,9 +139,9 @@ impl Volume for StripeVolume {
         Ok(Box::new(StripeChannel {
             info: self.info.clone(),
             layout: self.layout,
-            parents: Slab::with_capacity(depth),
+            requests: Slab::with_capacity(depth),
             parts: Vec::with_capacity(depth as usize * members.len()),
-            cut: (0..members.len()).map(|_| SgList::default()).collect(),
+            shares: (0..members.len()).map(|_| SgList::default()).collect(),
             done: Vec::with_capacity(depth as usize),
             below: Vec::with_capacity(depth as usize),
             members,
@@ -198,17 +198,17 @@ struct StripeChannel {
     layout: Layout,
     members: Vec<Box<dyn Channel>>,
     /// Requests in flight; the index is the tag on every member.
-    parents: Slab<Parent>,
+    requests: Slab<StripedRequest>,
     /// Results of each member for each request, until all have completed.
     parts: Vec<Output>,
     /// Each member's share of the data that is being split; otherwise empty.
-    cut: Vec<SgList>,
+    shares: Vec<SgList>,
     done: Vec<Completion>,
     /// Completions polled from a member; otherwise empty.
     below: Vec<Completion>,
 }
 
-struct Parent {
+struct StripedRequest {
     /// The submitter's tag.
     tag: Tag,
     op: Op,
@@ -236,7 +236,7 @@ impl Channel for StripeChannel {
             return self.flush(io.tag);
         }
         if io.len == 0 {
-            return self.done.push(Completion { tag: io.tag, result: Ok(nothing_done(io)) });
+            return self.done.push(Completion { tag: io.tag, result: Ok(empty_output(io)) });
         }
         let in_chunk = io.len <= self.layout.chunk - io.offset % self.layout.chunk;
         if in_chunk || self.members.len() == 1 { self.submit_whole(io) } else { self.submit_parts(io) }
@@ -257,7 +257,7 @@ impl Channel for StripeChannel {
     }
 
     fn cancel(&mut self, tag: Tag) {
-        if let Some((below, _)) = self.parents.iter().find(|(_, parent)| parent.tag == tag) {
+        if let Some((below, _)) = self.requests.iter().find(|(_, request)| request.tag == tag) {
             let below = Tag(below as u64);
             // A member ignores tags that it does not have.
             self.members.iter_mut().for_each(|member| member.cancel(below));
@@ -269,14 +269,14 @@ impl StripeChannel {
     fn flush(&mut self, tag: Tag) {
         let left = self.members.len() as u32;
         let (op, data, error) = (Op::Flush, None, None);
-        let parent = Parent { tag, op, offset: 0, len: 0, data, whole: false, left, error };
-        let tag = self.begin(parent);
+        let request = StripedRequest { tag, op, offset: 0, len: 0, data, whole: false, left, error };
+        let tag = self.begin(request);
         self.members.iter_mut().for_each(|member| member.submit(Io::new(tag, Op::Flush, 0, 0)));
     }
 
     #[inline]
-    fn begin(&mut self, parent: Parent) -> Tag {
-        let index = self.parents.insert(parent);
+    fn begin(&mut self, request: StripedRequest) -> Tag {
+        let index = self.requests.insert(request);
         let parts = (index + 1) * self.members.len();
         if self.parts.len() < parts {
             self.parts.resize_with(parts, Output::default);
@@ -287,8 +287,8 @@ impl StripeChannel {
     #[inline]
     fn submit_whole(&mut self, io: Io) {
         let Io { tag, op, offset, len, data } = io;
-        let parent = Parent { tag, op, offset, len, data: None, whole: true, left: 1, error: None };
-        let tag = self.begin(parent);
+        let request = StripedRequest { tag, op, offset, len, data: None, whole: true, left: 1, error: None };
+        let tag = self.begin(request);
         let member = self.layout.member_of(offset);
         let offset = self.layout.on_member(member, offset);
         self.members[member].submit(Io { tag, op, offset, len, data });
@@ -304,17 +304,17 @@ impl StripeChannel {
         if let Some(data) = &data {
             let mut cutter = Cutter::new(data);
             for piece in self.layout.pieces(offset, len) {
-                cutter.take(piece.len as usize, &mut self.cut[piece.member]);
+                cutter.take(piece.len as usize, &mut self.shares[piece.member]);
             }
         }
         let keep = data.filter(|_| op == Op::Read);
-        let parent = Parent { tag, op, offset, len, data: keep, whole: false, left: 0, error: None };
-        let tag = self.begin(parent);
+        let request = StripedRequest { tag, op, offset, len, data: keep, whole: false, left: 0, error: None };
+        let tag = self.begin(request);
         for member in 0..self.members.len() {
             let (offset, len) = self.layout.part(member, offset, len);
             if len > 0 {
-                let data = has_data.then(|| std::mem::take(&mut self.cut[member]));
-                self.parents.get_mut(tag.0 as usize).expect("it was begun").left += 1;
+                let data = has_data.then(|| std::mem::take(&mut self.shares[member]));
+                self.requests.get_mut(tag.0 as usize).expect("it was begun").left += 1;
                 self.members[member].submit(Io { tag, op, offset, len, data });
             }
         }
@@ -323,41 +323,41 @@ impl StripeChannel {
     #[inline]
     fn on_part(&mut self, member: usize, part: Completion) {
         let below = part.tag;
-        let parent = self.parents.get_mut(below.0 as usize).expect("the tag is in flight");
-        if parent.whole {
-            let tag = parent.tag;
-            self.parents.discard(below.0 as usize);
+        let request = self.requests.get_mut(below.0 as usize).expect("the tag is in flight");
+        if request.whole {
+            let tag = request.tag;
+            self.requests.discard(below.0 as usize);
             return self.done.push(Completion { tag, result: part.result });
         }
         match part.result {
             Ok(output) => self.parts[below.0 as usize * self.members.len() + member] = output,
-            Err(error) => parent.error = parent.error.or(Some(error)),
+            Err(error) => request.error = request.error.or(Some(error)),
         }
-        parent.left -= 1;
-        if parent.left == 0 {
+        request.left -= 1;
+        if request.left == 0 {
             self.finish(below);
         }
     }
 
     /// Completes a request of which all members have completed their parts.
     fn finish(&mut self, below: Tag) {
-        let parent = self.parents.remove(below.0 as usize).expect("the tag is in flight");
+        let request = self.requests.remove(below.0 as usize).expect("the tag is in flight");
         let first = below.0 as usize * self.members.len();
         let parts = &mut self.parts[first..first + self.members.len()];
-        let result = match (parent.error, parent.op, parent.data) {
+        let result = match (request.error, request.op, request.data) {
             (Some(error), ..) => Err(error),
             (None, Op::Read, Some(data)) => Ok(Output::Data(data)),
-            (None, Op::Read, None) => join_data(self.layout, parent.offset, parent.len, parts),
-            (None, Op::BlockStatus, _) => Ok(join_extents(self.layout, parent.offset, parent.len, parts)),
+            (None, Op::Read, None) => join_data(self.layout, request.offset, request.len, parts),
+            (None, Op::BlockStatus, _) => Ok(join_extents(self.layout, request.offset, request.len, parts)),
             _ => Ok(Output::Nothing),
         };
         parts.fill_with(Output::default);
-        self.done.push(Completion { tag: parent.tag, result });
+        self.done.push(Completion { tag: request.tag, result });
     }
 }
 
 /// The result of a request of length 0.
-fn nothing_done(io: Io) -> Output {
+fn empty_output(io: Io) -> Output {
     match io.op {
         Op::Read => Output::Data(io.data.unwrap_or_default()),
         Op::BlockStatus => Output::Extents(Vec::new()),

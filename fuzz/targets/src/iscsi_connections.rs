@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Reads `data` as choices and events.
 pub(crate) fn iscsi_connections(data: &[u8]) {
     let (choices, stream) = Choices::split(data);
-    let mut run = Run::new(choices);
+    let mut run = IscsiConnectionsRun::new(choices);
     let mut records = Records(&stream);
     for _ in 0..MAX_EVENTS {
         let Some(event) = records.kind() else { break };
@@ -30,7 +30,7 @@ pub(crate) fn iscsi_connections(data: &[u8]) {
     run.finish();
 }
 
-struct Run<'a> {
+struct IscsiConnectionsRun<'a> {
     choices: Choices<'a>,
     node: Arc<IscsiNode>,
     local: Rc<LocalSessions>,
@@ -38,13 +38,13 @@ struct Run<'a> {
     channels: Vec<Box<dyn Channel>>,
     pool: Pool,
     now: Instant,
-    lines: [Option<Line>; 4],
+    connections: [Option<SessionConnection>; 4],
     /// Remaining bytes that may be read, which limits the time for one input.
     budget: u64,
 }
 
 /// One connection and its driver.
-struct Line {
+struct SessionConnection {
     session: IscsiTargetSession,
     wire: Wire,
     in_flight: Vec<(VolumeId, Io)>,
@@ -52,15 +52,15 @@ struct Line {
     is_over: bool,
 }
 
-impl Run<'_> {
-    fn new(choices: Choices<'_>) -> Run<'_> {
+impl IscsiConnectionsRun<'_> {
+    fn new(choices: Choices<'_>) -> IscsiConnectionsRun<'_> {
         let exports = exports();
         let pool = Pool::new(usize::MAX);
         let core = TestCore::with_pool(&pool).as_core();
         let channels = exports.iter().map(|(_, export)| {
-            export.volume.open(&core, MOST_IN_FLIGHT, Waker::idle()).expect("a RAM volume opens")
+            export.volume.open(&core, MAX_IN_FLIGHT, Waker::idle()).expect("a RAM volume opens")
         });
-        Run {
+        IscsiConnectionsRun {
             choices,
             node: node(&exports),
             local: LocalSessions::new(CoreHandle::new(())),
@@ -68,7 +68,7 @@ impl Run<'_> {
             exports,
             pool,
             now: Instant::now(),
-            lines: [None, None, None, None],
+            connections: [None, None, None, None],
             budget: READ_BUDGET,
         }
     }
@@ -79,72 +79,76 @@ impl Run<'_> {
             self.leave(at);
         }
         if event & DROPPED != 0 {
-            self.lines[at] = None;
+            self.connections[at] = None;
         }
         if event & TIME_PASSES != 0 {
             self.pass_time();
         }
-        if self.lines[at].is_none() {
+        if self.connections[at].is_none() {
             let (node, pool) = (self.node.clone(), self.pool.clone());
             let session = IscsiTargetSession::among(&self.local, node, 1, pool, [0; 32], self.now);
-            self.lines[at] =
-                Some(Line { session, wire: Wire::new(Vec::new()), in_flight: Vec::new(), is_over: false });
+            self.connections[at] = Some(SessionConnection {
+                session,
+                wire: Wire::new(Vec::new()),
+                in_flight: Vec::new(),
+                is_over: false,
+            });
         }
-        if let Some(line) = &mut self.lines[at] {
-            line.wire.push(bytes);
+        if let Some(connection) = &mut self.connections[at] {
+            connection.wire.push(bytes);
         }
         for _ in 0..TURNS {
-            (0..self.lines.len()).for_each(|at| self.turn(at, event & HOLDS_IO != 0));
+            (0..self.connections.len()).for_each(|at| self.turn(at, event & HOLDS_IO != 0));
         }
     }
 
     fn leave(&mut self, at: usize) {
-        if let Some(line) = self.lines[at].as_mut().filter(|line| !line.is_over) {
-            line.is_over = true;
-            let _ = line.session.on_end(Instant::now());
-            assert!(matches!(line.session.demand(), Demand::Close));
+        if let Some(connection) = self.connections[at].as_mut().filter(|connection| !connection.is_over) {
+            connection.is_over = true;
+            let _ = connection.session.on_end(Instant::now());
+            assert!(matches!(connection.session.demand(), Demand::Close));
         }
     }
 
     /// Runs one turn of the driver.
     fn turn(&mut self, at: usize, holds_io: bool) {
-        let Some(line) = &mut self.lines[at] else { return };
-        line.session.on_turn(Instant::now());
-        if !line.is_over && line.wire.turn(&mut line.session, &mut self.choices).is_err() {
-            line.is_over = true;
-            let _ = line.session.on_end(Instant::now());
+        let Some(connection) = &mut self.connections[at] else { return };
+        connection.session.on_turn(Instant::now());
+        if !connection.is_over && connection.wire.turn(&mut connection.session, &mut self.choices).is_err() {
+            connection.is_over = true;
+            let _ = connection.session.on_end(Instant::now());
         }
-        while let Some((volume, io)) = line.session.poll_io() {
+        while let Some((volume, io)) = connection.session.poll_io() {
             let export = self.exports.get(volume).expect("the volume exists");
             assert_eq!(export.volume.info().check(&io), Ok(()), "{io:?}");
             assert!(
-                line.in_flight.iter().all(|(_, other)| other.tag != io.tag),
+                connection.in_flight.iter().all(|(_, other)| other.tag != io.tag),
                 "{io:?} has the tag of another I/O in flight"
             );
-            line.in_flight.push((volume, io));
+            connection.in_flight.push((volume, io));
         }
-        while let Some((volume, tag)) = line.session.poll_cancel() {
+        while let Some((volume, tag)) = connection.session.poll_cancel() {
             let is_it = |(on, io): &(VolumeId, Io)| *on == volume && io.tag == tag;
-            assert!(line.in_flight.iter().any(is_it), "{tag:?} is to be cancelled but not in flight");
+            assert!(connection.in_flight.iter().any(is_it), "{tag:?} is to be cancelled but not in flight");
         }
-        let sent = line.session.outbox().take_bytes();
+        let sent = connection.session.outbox().take_bytes();
         assert!(sent.len() <= MAX_OUTBOX, "{} bytes are queued", sent.len());
         if !holds_io {
             self.complete(at);
         }
-        if let Some(line) = &self.lines[at]
-            && matches!(line.session.demand(), Demand::Close)
-            && line.in_flight.is_empty()
-            && line.session.stage() != SessionStage::Lingering
+        if let Some(connection) = &self.connections[at]
+            && matches!(connection.session.demand(), Demand::Close)
+            && connection.in_flight.is_empty()
+            && connection.session.stage() != SessionStage::Lingering
         {
-            self.lines[at] = None;
+            self.connections[at] = None;
         }
     }
 
     /// Completes all I/O of a connection as its volume does.
     fn complete(&mut self, at: usize) {
-        let Some(line) = &mut self.lines[at] else { return };
-        for (volume, io) in std::mem::take(&mut line.in_flight) {
+        let Some(connection) = &mut self.connections[at] else { return };
+        for (volume, io) in std::mem::take(&mut connection.in_flight) {
             let tag = io.tag;
             let result = if io.op == Op::Read && io.len > self.budget {
                 Err(IoError::NoMemory)
@@ -156,21 +160,26 @@ impl Run<'_> {
                 channel.poll(&mut done);
                 done.pop().map_or(Ok(Output::Nothing), |done: Completion| done.result)
             };
-            line.session.on_io(Completion { tag, result }, Instant::now());
+            connection.session.on_io(Completion { tag, result }, Instant::now());
         }
     }
 
     /// Moves the clock to the next deadline if that is near, otherwise by ten seconds.
     fn pass_time(&mut self) {
-        let next = self.lines.iter().flatten().filter_map(|line| line.session.poll_timeout()).min();
+        let next = self
+            .connections
+            .iter()
+            .flatten()
+            .filter_map(|connection| connection.session.poll_timeout())
+            .min();
         let near = next.filter(|when| *when < self.now + Duration::from_secs(10));
         self.now = near.map_or(self.now + Duration::from_secs(10), |when| when.max(self.now));
-        for line in self.lines.iter_mut().flatten() {
-            if line.session.poll_timeout().is_some_and(|when| when <= self.now)
-                && line.session.on_timeout(self.now).is_err()
+        for connection in self.connections.iter_mut().flatten() {
+            if connection.session.poll_timeout().is_some_and(|when| when <= self.now)
+                && connection.session.on_timeout(self.now).is_err()
             {
-                line.is_over = true;
-                let _ = line.session.on_end(Instant::now());
+                connection.is_over = true;
+                let _ = connection.session.on_end(Instant::now());
             }
         }
     }
@@ -178,19 +187,19 @@ impl Run<'_> {
     /// Completes everything in flight and closes all connections.
     fn finish(mut self) {
         for _ in 0..TURNS {
-            (0..self.lines.len()).for_each(|at| self.turn(at, false));
+            (0..self.connections.len()).for_each(|at| self.turn(at, false));
         }
-        for at in 0..self.lines.len() {
+        for at in 0..self.connections.len() {
             self.leave(at);
-            (0..self.lines.len()).for_each(|at| self.turn(at, false));
+            (0..self.connections.len()).for_each(|at| self.turn(at, false));
         }
         // A failed connection is retained for an hour at most.
         for _ in 0..TURNS {
             self.now += Duration::from_secs(3 * 3600);
             self.pass_time();
-            (0..self.lines.len()).for_each(|at| self.turn(at, false));
+            (0..self.connections.len()).for_each(|at| self.turn(at, false));
         }
-        assert!(self.lines.iter().all(Option::is_none), "a connection has not ended");
+        assert!(self.connections.iter().all(Option::is_none), "a connection has not ended");
         assert_eq!(self.pool.out_bytes(), 0, "the pool has lost memory");
     }
 }
@@ -204,7 +213,7 @@ const HOLDS_IO: u8 = 32;
 const TURNS: usize = 4;
 const MAX_EVENTS: usize = 300;
 /// The maximum number of I/O in flight of one connection.
-const MOST_IN_FLIGHT: u32 = 272 * 4;
+const MAX_IN_FLIGHT: u32 = 272 * 4;
 /// The maximum outbox of a session plus its retained data, in bytes.
 const MAX_OUTBOX: usize = (64 << 20) + (64 << 20) + (2 << 20);
 /// Maximum number of bytes to read for one input: one read of full length.

@@ -50,7 +50,7 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
         isid: [0x80, 0, 0, 0, 0, 1],
         burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
-    let mut run = Run {
+    let mut run = IscsiInitiatorRun {
         session: IscsiInitiatorSession::new(config, pool.clone(), [7; 32], now),
         good: WellBehavedTarget::new(now),
         choices,
@@ -59,14 +59,14 @@ pub(crate) fn iscsi_initiator(data: &[u8]) {
         pool,
         now,
         requests: Requests::default(),
-        sent: Sent::default(),
+        sent: SentPdus::default(),
         is_over: false,
     };
     take_turns(|| run.turn());
     run.finish();
 }
 
-struct Run<'a> {
+struct IscsiInitiatorRun<'a> {
     choices: Choices<'a>,
     session: IscsiInitiatorSession,
     good: WellBehavedTarget,
@@ -75,11 +75,11 @@ struct Run<'a> {
     pool: Pool,
     now: Instant,
     requests: Requests,
-    sent: Sent,
+    sent: SentPdus,
     is_over: bool,
 }
 
-impl Run<'_> {
+impl IscsiInitiatorRun<'_> {
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.submit();
@@ -189,7 +189,7 @@ impl Run<'_> {
 
 /// The messages that the initiator has sent.
 #[derive(Default)]
-struct Sent {
+struct SentPdus {
     /// Bytes that the well-behaved target has not received.
     unseen: Vec<u8>,
     /// Identifiers of commands, the latest last.
@@ -200,7 +200,7 @@ struct Sent {
     has_asked: bool,
 }
 
-impl Sent {
+impl SentPdus {
     /// Parses complete PDUs, and checks the rules for initiators.
     fn on_sent(&mut self, bytes: &[u8], agreed: Option<&OperationalParameters>) {
         self.unseen.extend(bytes);

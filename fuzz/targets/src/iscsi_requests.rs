@@ -63,7 +63,7 @@ fn reads_back(text: &[u8]) {
         written.push(pair.key, pair.value);
         let number = parse_number(pair.value);
         assert!(number.is_none_or(|number| parse_number(&number.to_string()) == Some(number)));
-        assert!(parse_binary(pair.value, MOST_BINARY).is_none_or(|bytes| bytes.len() <= MOST_BINARY));
+        assert!(parse_binary(pair.value, MAX_BINARY).is_none_or(|bytes| bytes.len() <= MAX_BINARY));
         assert!(parse_list(pair.value).all(|item| !item.contains(',')));
     }
     let again = pairs(written.as_bytes()).map(|pair| pair.expect("the written text consists of keys"));
@@ -107,4 +107,4 @@ const NAMES: &[u8] = b"InitiatorName=iqn.2026-11.i:me\0TargetName=iqn.2026-11.t:
 /// Maximum data segment before negotiation, in bytes.
 const MAX_SEGMENT: usize = 8192;
 /// Maximum length of a decoded binary value, in bytes.
-const MOST_BINARY: usize = 16;
+const MAX_BINARY: usize = 16;

@@ -2,7 +2,7 @@
 
 use crate::choices::Choices;
 use crate::iscsi_target_stream::TargetStream;
-use crate::target_side::Run;
+use crate::target_side::TargetRun;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::name::Name;
@@ -25,7 +25,7 @@ pub(crate) fn drive(mut choices: Choices<'_>, stream: Vec<u8>) {
     let pool = Pool::new(choices.of(&[usize::MAX, 64 << 10, 128 << 10, 1 << 20]));
     let now = Instant::now();
     let session = IscsiTargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
-    Run::new((choices, stream), (session, exports), TargetStream::default(), pool, now).drive();
+    TargetRun::new((choices, stream), (session, exports), TargetStream::default(), pool, now).drive();
 }
 
 /// A target without authentication and one with CHAP.

@@ -1,6 +1,6 @@
 //! Checks the stream of an iSCSI target: complete PDUs of a target, numbered as in RFC 7143 §4.2.2.
 
-use crate::target_side::{Judge, Sent};
+use crate::target_side::{ProtocolChecks, Sent};
 use blockmux_wire::iscsi::scsi::ScsiResponse;
 use blockmux_wire::iscsi::session::{FLAG_TRANSIT, Stage, next_stage};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, DIGEST_LEN, IscsiOpcode, RESERVED_TAG, padding};
@@ -24,7 +24,7 @@ pub(crate) struct TargetStream {
     max_cmd_sn: Option<u32>,
 }
 
-impl Judge for TargetStream {
+impl ProtocolChecks for TargetStream {
     /// Shorter than the deadlines of a login and of a ping.
     const NEAR: Duration = Duration::from_secs(10);
     const MAX_OUTBOX: usize = (64 << 20) + (32 << 20) + (2 << 20);

@@ -53,7 +53,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
         burst: BurstSize { commands: 2, ..BurstSize::default() },
     };
     let closes = choices.of(&[0x80, 0x80, 0xc0]);
-    let mut run = Run {
+    let mut run = IserInitiatorRun {
         session: IscsiInitiatorSession::over_rdma(config, pool.clone(), [7; 32], now),
         queue_pair: Recorder::default(),
         good: WellBehavedTarget::new(closes, now),
@@ -62,7 +62,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
         pool,
         now,
         requests: Requests::default(),
-        sent: Sent::default(),
+        sent: SentMessages::default(),
         open: BTreeMap::new(),
         last_stag: 0,
         is_over: false,
@@ -72,7 +72,7 @@ pub(crate) fn iser_initiator(data: &[u8]) {
     run.finish();
 }
 
-struct Run<'a> {
+struct IserInitiatorRun<'a> {
     choices: Choices<'a>,
     session: IscsiInitiatorSession,
     queue_pair: Recorder,
@@ -81,7 +81,7 @@ struct Run<'a> {
     pool: Pool,
     now: Instant,
     requests: Requests,
-    sent: Sent,
+    sent: SentMessages,
     open: Open,
     last_stag: u32,
     is_over: bool,
@@ -92,7 +92,7 @@ type Open = BTreeMap<u32, (SgList, RemoteRights)>;
 
 /// The messages that the initiator has sent.
 #[derive(Default)]
-struct Sent {
+struct SentMessages {
     /// Messages that the well-behaved target has not received.
     unseen: VecDeque<Vec<u8>>,
     /// Tag and registered memory of each command, the latest last.
@@ -101,7 +101,7 @@ struct Sent {
     cmd_sn: Option<u32>,
 }
 
-impl Run<'_> {
+impl IserInitiatorRun<'_> {
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.submit();
@@ -226,7 +226,7 @@ impl Run<'_> {
     }
 }
 
-impl Sent {
+impl SentMessages {
     /// Checks the rules for initiators.
     fn on_message(&mut self, message: &[u8], open: &Open) {
         let (header, rest) = ControlHeader::read_from_prefix(message).expect("messages have headers");

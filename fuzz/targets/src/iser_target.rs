@@ -5,7 +5,7 @@
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
-use crate::rdma_target_side::{RdmaJudge, RdmaRun};
+use crate::rdma_target_side::{RdmaProtocolChecks, RdmaRun};
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::iscsi::Bhs;
@@ -22,8 +22,8 @@ pub(crate) fn iser_target(data: &[u8]) {
     let session = IscsiTargetSession::new(node(&exports), 1, pool.clone(), [0; 32], now);
     let session = IserTargetSession::new(session);
     let private_data = vec![choices.byte(); choices.below(8)];
-    let judge = Iser { exp_cmd_sn: 1 };
-    RdmaRun::drive((choices, &stream), (session, exports), judge, private_data, (pool, now));
+    let checks = Iser { exp_cmd_sn: 1 };
+    RdmaRun::drive((choices, &stream), (session, exports), checks, private_data, (pool, now));
 }
 
 struct Iser {
@@ -31,7 +31,7 @@ struct Iser {
     exp_cmd_sn: u32,
 }
 
-impl RdmaJudge for Iser {
+impl RdmaProtocolChecks for Iser {
     /// Shorter than the deadlines of a login and of a ping.
     const NEAR: Duration = Duration::from_secs(10);
     /// The initial receive buffers, plus those for unsolicited data.

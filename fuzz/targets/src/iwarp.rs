@@ -71,7 +71,7 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
     let (pool, now) = (Pool::new(choices.of(&[1 << 20, 0])), Instant::now());
     let is_active = bits & 64 != 0;
     let connect = if is_active { Iwarp::active } else { Iwarp::passive };
-    let mut run = Run {
+    let mut run = IwarpRun {
         iwarp: connect(&endpoint, config, pool.clone(), [9; 32], now),
         is_active,
         field: Field::new(),
@@ -84,7 +84,7 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
         is_set_up: false,
         sent: Vec::new(),
         posted: 1,
-        back: vec![false; MOST_WORK as usize],
+        back: vec![false; MAX_WORK as usize],
         messages: 0,
         is_over: false,
         is_broken: false,
@@ -92,7 +92,7 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
     };
     run.field.grant(&mut run.iwarp);
     let mut quiet = 0;
-    for _ in 0..MOST_TURNS {
+    for _ in 0..MAX_TURNS {
         quiet = if run.turn() { 0 } else { quiet + 1 };
         if quiet == 2 {
             break;
@@ -139,7 +139,7 @@ impl Field {
     }
 }
 
-struct Run<'a> {
+struct IwarpRun<'a> {
     iwarp: Iwarp,
     is_active: bool,
     field: Field,
@@ -167,7 +167,7 @@ struct Run<'a> {
     now: Instant,
 }
 
-impl Run<'_> {
+impl IwarpRun<'_> {
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.post();
@@ -218,7 +218,7 @@ impl Run<'_> {
     /// Posts a work request or calls a method, as the choices select, if there is room; returns
     /// whether it did.
     fn post(&mut self) -> bool {
-        if self.iwarp.room() == 0 || self.posted >= MOST_WORK {
+        if self.iwarp.room() == 0 || self.posted >= MAX_WORK {
             return false;
         }
         let id = WorkId(self.posted);
@@ -452,5 +452,5 @@ impl Run<'_> {
 const SIZE: usize = 70_000;
 const GAP: usize = 4096;
 const CLEAN: u8 = 0xcc;
-const MOST_WORK: u64 = 64;
-const MOST_TURNS: usize = 3000;
+const MAX_WORK: u64 = 64;
+const MAX_TURNS: usize = 3000;

@@ -9,13 +9,13 @@ use blockmux_wire::nbd::transmission::*;
 pub(crate) struct ClientStream {
     /// Sent bytes that have not been parsed yet.
     sent: Vec<u8>,
-    phase: Phase,
+    phase: ClientPhase,
     /// Cookies of all requests, in order.
     cookies: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
+enum ClientPhase {
     #[default]
     Flags,
     Options,
@@ -50,31 +50,31 @@ impl ClientStream {
     fn read(&mut self, limits: Option<&Limits>) -> Option<usize> {
         let sent = &self.sent;
         match self.phase {
-            Phase::Flags => {
+            ClientPhase::Flags => {
                 let flags = number(sent.get(..4)?);
                 assert!(flags <= 3);
-                self.phase = Phase::Options;
+                self.phase = ClientPhase::Options;
                 Some(4)
             }
-            Phase::Options if sent.first() == Some(&b'I') => {
+            ClientPhase::Options if sent.first() == Some(&b'I') => {
                 let head = sent.get(..16)?;
                 assert_eq!(number(&head[..8]), NBD_OPTS_MAGIC);
                 let len = 16 + number(&head[12..]) as usize;
                 sent.get(..len)?;
                 if number(&head[8..12]) == u64::from(Opt::NBD_OPT_ABORT.0) {
-                    self.phase = Phase::Over;
+                    self.phase = ClientPhase::Over;
                 }
                 Some(len)
             }
-            Phase::Options | Phase::Requests if !sent.is_empty() => {
-                self.phase = Phase::Requests;
+            ClientPhase::Options | ClientPhase::Requests if !sent.is_empty() => {
+                self.phase = ClientPhase::Requests;
                 self.read_request(limits.expect("a request comes after the handshake"))
             }
-            Phase::Over => {
+            ClientPhase::Over => {
                 assert!(sent.is_empty(), "sent something after the end");
                 None
             }
-            Phase::Options | Phase::Requests => None,
+            ClientPhase::Options | ClientPhase::Requests => None,
         }
     }
 
@@ -90,7 +90,7 @@ impl ClientStream {
         let whole = size + payload as usize;
         self.sent.get(..whole)?;
         if command == Cmd::NBD_CMD_DISC {
-            self.phase = Phase::Over;
+            self.phase = ClientPhase::Over;
             return Some(whole);
         }
         assert!(!self.cookies.contains(&cookie), "used cookie {cookie:#x} twice");

@@ -25,7 +25,7 @@ pub(crate) fn nbd_initiator(data: &[u8]) {
         features: choices.of(&FEATURES),
     };
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 64 << 20, 16 << 10]));
-    let mut run = Run {
+    let mut run = NbdInitiatorRun {
         session: NbdInitiatorSession::new(config, pool.clone(), Instant::now()),
         choices,
         wire: Wire::new(stream),
@@ -38,7 +38,7 @@ pub(crate) fn nbd_initiator(data: &[u8]) {
     run.finish();
 }
 
-struct Run<'a> {
+struct NbdInitiatorRun<'a> {
     choices: Choices<'a>,
     session: NbdInitiatorSession,
     wire: Wire,
@@ -48,7 +48,7 @@ struct Run<'a> {
     is_over: bool,
 }
 
-impl Run<'_> {
+impl NbdInitiatorRun<'_> {
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let mut moved = self.submit();

@@ -25,12 +25,12 @@ pub(crate) fn nbd_pair(data: &[u8]) {
     };
     let mut pair = Pair::new(choices, features);
     let mut input = Unstructured::new(&operations);
-    for _ in 0..MOST_OPERATIONS {
+    for _ in 0..MAX_OPERATIONS {
         if input.is_empty() {
             break;
         }
         // The end of the bytes ends the list, and is no error.
-        let Ok(operation) = Operation::arbitrary(&mut input) else { break };
+        let Ok(operation) = PairOperation::arbitrary(&mut input) else { break };
         pair.perform(operation);
     }
     pair.settle();
@@ -39,7 +39,7 @@ pub(crate) fn nbd_pair(data: &[u8]) {
 }
 
 #[derive(Debug, Arbitrary)]
-enum Operation {
+enum PairOperation {
     Submit {
         kind: Kind,
         first: u16,
@@ -166,23 +166,23 @@ impl Pair<'_> {
         pair
     }
 
-    fn perform(&mut self, operation: Operation) {
+    fn perform(&mut self, operation: PairOperation) {
         match operation {
-            Operation::Submit { kind, first, count, fill, option } => {
+            PairOperation::Submit { kind, first, count, fill, option } => {
                 let io = self.request(&kind, first, count, fill, option);
                 self.submit(io);
             }
-            Operation::Move => {
+            PairOperation::Move => {
                 self.link.turn(&mut self.choices);
             }
-            Operation::Complete { at, fault } if !self.link.at_volume.is_empty() => {
+            PairOperation::Complete { at, fault } if !self.link.at_volume.is_empty() => {
                 let at = usize::from(at) % self.link.at_volume.len();
                 self.complete(at, FAULTS.get(usize::from(fault)).copied());
             }
-            Operation::Complete { .. } => {}
-            Operation::Settle => self.settle(),
-            Operation::Break => self.reconnect(),
-            Operation::Leave => {
+            PairOperation::Complete { .. } => {}
+            PairOperation::Settle => self.settle(),
+            PairOperation::Break => self.reconnect(),
+            PairOperation::Leave => {
                 self.settle();
                 self.leave();
             }
@@ -381,6 +381,6 @@ const FAULTS: [IoError; 3] = [IoError::Medium, IoError::NoSpace, IoError::NoMemo
 const SIZE: u64 = (320 << 10) + 512;
 const BLOCK: u64 = 512;
 /// Maximum number of operations. Each may be a whole handshake; more operations find no more bugs.
-const MOST_OPERATIONS: usize = 200;
+const MAX_OPERATIONS: usize = 200;
 /// Size of the pool in bytes: enough for each request, but not for all at once.
 const POOL: usize = 2 << 20;

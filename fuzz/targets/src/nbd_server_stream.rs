@@ -17,7 +17,7 @@ pub(crate) struct ServerStream {
     sent: Vec<u8>,
     /// Number of parsed bytes of the client's stream.
     read: usize,
-    phase: Phase,
+    phase: ServerPhase,
     client_flags: u32,
     /// Options that the server has consumed and not answered.
     options: VecDeque<Opt>,
@@ -34,7 +34,7 @@ pub(crate) struct ServerStream {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
+enum ServerPhase {
     #[default]
     Greeting,
     Flags,
@@ -58,7 +58,7 @@ enum Form {
 struct Export {
     size: Option<u64>,
     flags: u16,
-    least_block: Option<u64>,
+    min_block: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -109,20 +109,20 @@ impl ServerStream {
     fn read_client(&mut self, taken: &[u8]) -> bool {
         let mut rest = Fields(&taken[self.read..]);
         let message = match self.phase {
-            Phase::Flags => rest.u32().map(|flags| {
+            ServerPhase::Flags => rest.u32().map(|flags| {
                 self.client_flags = flags;
-                self.phase = Phase::Options;
+                self.phase = ServerPhase::Options;
             }),
-            Phase::Options => self.read_option(&mut rest),
-            Phase::Requests => self.read_request(&mut rest),
-            Phase::Over => {
+            ServerPhase::Options => self.read_option(&mut rest),
+            ServerPhase::Requests => self.read_request(&mut rest),
+            ServerPhase::Over => {
                 assert!(
                     rest.0.is_empty() || self.is_broken,
                     "bytes were consumed after the end of the session"
                 );
                 None
             }
-            Phase::Greeting | Phase::LastOption => None,
+            ServerPhase::Greeting | ServerPhase::LastOption => None,
         };
         if message.is_some() {
             self.read = taken.len() - rest.0.len();
@@ -136,7 +136,7 @@ impl ServerStream {
         rest.bytes(len.into())?;
         self.options.push_back(option);
         if matches!(option, Opt::NBD_OPT_EXPORT_NAME | Opt::NBD_OPT_GO | Opt::NBD_OPT_ABORT) {
-            self.phase = Phase::LastOption;
+            self.phase = ServerPhase::LastOption;
         }
         Some(())
     }
@@ -153,7 +153,7 @@ impl ServerStream {
         let (cookie, offset) = (rest.u64()?, rest.u64()?);
         let mut len = if is_extended { rest.u64()? } else { rest.u32()?.into() };
         if command == Cmd::NBD_CMD_DISC {
-            self.phase = Phase::Over;
+            self.phase = ServerPhase::Over;
             return Some(());
         }
         let has_payload = if is_extended {
@@ -185,10 +185,10 @@ impl ServerStream {
         let sent = std::mem::take(&mut self.sent);
         let mut rest = Fields(&sent);
         let message = match self.phase {
-            Phase::Greeting => self.read_greeting(&mut rest),
-            Phase::Options | Phase::LastOption => self.read_option_reply(&mut rest),
-            Phase::Requests | Phase::Over => self.read_reply(&mut rest),
-            Phase::Flags => None,
+            ServerPhase::Greeting => self.read_greeting(&mut rest),
+            ServerPhase::Options | ServerPhase::LastOption => self.read_option_reply(&mut rest),
+            ServerPhase::Requests | ServerPhase::Over => self.read_reply(&mut rest),
+            ServerPhase::Flags => None,
         };
         let left = if message.is_some() { rest.0.len() } else { sent.len() };
         self.sent = sent[sent.len() - left..].to_vec();
@@ -197,7 +197,7 @@ impl ServerStream {
 
     fn read_greeting(&mut self, rest: &mut Fields<'_>) -> Option<()> {
         assert_eq!(rest.bytes(18)?, b"NBDMAGICIHAVEOPT\0\x03");
-        self.phase = Phase::Flags;
+        self.phase = ServerPhase::Flags;
         Some(())
     }
 
@@ -221,8 +221,8 @@ impl ServerStream {
             }
             _ if reply.is_error() => {
                 assert!(option != Opt::NBD_OPT_ABORT && std::str::from_utf8(data.0).is_ok());
-                if self.phase == Phase::LastOption && self.options.len() == 1 {
-                    self.phase = Phase::Options;
+                if self.phase == ServerPhase::LastOption && self.options.len() == 1 {
+                    self.phase = ServerPhase::Options;
                 }
                 if option == Opt::NBD_OPT_SET_META_CONTEXT {
                     (self.context, self.selecting) = (None, None);
@@ -245,13 +245,13 @@ impl ServerStream {
         }
         assert_ne!(self.form, Form::Extended);
         self.options.pop_front();
-        self.phase = Phase::Requests;
+        self.phase = ServerPhase::Requests;
         Some(())
     }
 
     fn on_acknowledged(&mut self, option: Opt) {
         match option {
-            Opt::NBD_OPT_ABORT => self.phase = Phase::Over,
+            Opt::NBD_OPT_ABORT => self.phase = ServerPhase::Over,
             Opt::NBD_OPT_STRUCTURED_REPLY => {
                 assert_ne!(self.form, Form::Extended);
                 self.form = Form::Structured;
@@ -264,7 +264,7 @@ impl ServerStream {
                     self.export.size.is_some()
                         && self.export.flags & TransmissionFlags::HAS_FLAGS.bits() != 0
                 );
-                self.phase = Phase::Requests;
+                self.phase = ServerPhase::Requests;
             }
             Opt::NBD_OPT_INFO | Opt::NBD_OPT_LIST | Opt::NBD_OPT_LIST_META_CONTEXT => {}
             Opt::NBD_OPT_SET_META_CONTEXT => self.context = self.selecting.take(),
@@ -293,7 +293,7 @@ impl ServerStream {
                         );
                         assert!(least.is_power_of_two() && preferred.is_power_of_two() && preferred >= 512);
                         assert!(data.0.is_empty() && most >= 1 << 20);
-                        self.export.least_block = Some(least.into());
+                        self.export.min_block = Some(least.into());
                     }
                     Info::NBD_INFO_NAME | Info::NBD_INFO_DESCRIPTION => {
                         assert!(std::str::from_utf8(data.0).is_ok());
@@ -429,7 +429,7 @@ impl ServerStream {
         assert!(request.flags & !known == 0, "succeeded with unknown flags: {request:?}");
         assert!(command.0 <= Cmd::NBD_CMD_BLOCK_STATUS.0, "succeeded: {request:?}");
         assert!(offset.checked_add(len).is_some_and(|end| end <= size), "succeeded outside: {request:?}");
-        if let Some(block) = self.export.least_block {
+        if let Some(block) = self.export.min_block {
             assert!((offset | len) % block == 0, "succeeded misaligned: {request:?}");
         }
         let changes = matches!(command, Cmd::NBD_CMD_WRITE | Cmd::NBD_CMD_TRIM | Cmd::NBD_CMD_WRITE_ZEROES);

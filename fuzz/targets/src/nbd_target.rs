@@ -2,7 +2,7 @@
 
 use crate::choices::Choices;
 use crate::nbd_server_stream::ServerStream;
-use crate::target_side::{Judge, Run, Sent};
+use crate::target_side::{ProtocolChecks, Sent, TargetRun};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls, TlsMode};
 use blockmux_volume::{MemVolume, NullVolume, Pool, Volume};
@@ -19,10 +19,10 @@ pub(crate) fn nbd_target(data: &[u8]) {
     let mode = [TlsMode::Off, TlsMode::Off, TlsMode::Optional, TlsMode::Required][data.len() % 4];
     let session = NbdTargetSession::new(exports.clone(), pool.clone(), now);
     let session = session.with_tls(NbdTls { mode, subjects: None });
-    Run::new((choices, stream), (session, exports), ServerStream::default(), pool, now).drive();
+    TargetRun::new((choices, stream), (session, exports), ServerStream::default(), pool, now).drive();
 }
 
-impl Judge for ServerStream {
+impl ProtocolChecks for ServerStream {
     /// Shorter than the deadline of the handshake.
     const NEAR: Duration = Duration::from_secs(20);
     const MAX_OUTBOX: usize = (64 << 20) + (32 << 20) + (2 << 20);

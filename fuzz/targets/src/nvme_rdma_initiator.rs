@@ -40,7 +40,7 @@ pub(crate) fn nvme_rdma_initiator(data: &[u8]) {
     };
     let crqsize = choices.of(&[64_u16, 64, 2, 0]);
     let now = Instant::now();
-    let mut run = Run {
+    let mut run = NvmeRdmaInitiatorRun {
         session: NvmeRdmaQueueSession::new(config, (), pool.clone(), now),
         queue_pair: Recorder::default(),
         choices,
@@ -61,7 +61,7 @@ pub(crate) fn nvme_rdma_initiator(data: &[u8]) {
     run.finish();
 }
 
-struct Run<'a> {
+struct NvmeRdmaInitiatorRun<'a> {
     choices: Choices<'a>,
     session: NvmeRdmaQueueSession,
     queue_pair: Recorder,
@@ -80,7 +80,7 @@ struct Run<'a> {
     is_over: bool,
 }
 
-impl Run<'_> {
+impl NvmeRdmaInitiatorRun<'_> {
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let info = Some(self.info.clone());

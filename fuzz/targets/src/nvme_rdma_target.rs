@@ -6,7 +6,7 @@
 
 use crate::choices::Choices;
 use crate::nvme_tcp_target::{admin, exports, node};
-use crate::rdma_target_side::{RdmaJudge, RdmaRun};
+use crate::rdma_target_side::{RdmaProtocolChecks, RdmaRun};
 use crate::records::Records;
 use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_volume::{Pool, SgList};
@@ -39,8 +39,8 @@ pub(crate) fn nvme_rdma_target(data: &[u8]) {
         request.as_bytes().to_vec()
     };
     let session = NvmeRdmaTargetSession::new(node, pool.clone(), now);
-    let judge = NvmeRdma { cid: 0, unanswered: 0 };
-    RdmaRun::drive((choices, messages.0), (session, exports), judge, private_data, (pool, now));
+    let checks = NvmeRdma { cid: 0, unanswered: 0 };
+    RdmaRun::drive((choices, messages.0), (session, exports), checks, private_data, (pool, now));
 }
 
 struct NvmeRdma {
@@ -50,7 +50,7 @@ struct NvmeRdma {
     unanswered: u32,
 }
 
-impl RdmaJudge for NvmeRdma {
+impl RdmaProtocolChecks for NvmeRdma {
     /// Shorter than the deadline of connecting.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_RECEIVES: u64 = 1 << 16;

@@ -16,7 +16,7 @@ use crate::wire::Wire;
 use blockmux_proto::nvme::auth::{Concatenation, DhChapSecret, DhGroup, HostCredentials, HostSecrets};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
-    AdminConfig, Ask, ControllerInfo, Digests, Names, NamespaceInfo, NvmeTcpAdminSession,
+    AdminConfig, ControllerInfo, ControllerQuery, Digests, Names, NamespaceInfo, NvmeTcpAdminSession,
     NvmeTcpQueueSession, QueueConfig,
 };
 use blockmux_proto::session::{Initiator, ProtocolError, StreamConnections, StreamSession, Timed};
@@ -43,9 +43,14 @@ pub(crate) fn nvme_tcp_initiator(data: &[u8]) {
 }
 
 fn run_admin(mut choices: Choices<'_>, credentials: Option<HostCredentials>, stream: &[u8]) {
-    let ask = choices.of(&[Ask::Use(1), Ask::Namespace(1), Ask::Namespaces, Ask::Discovery]);
+    let query = choices.of(&[
+        ControllerQuery::Use(1),
+        ControllerQuery::Namespace(1),
+        ControllerQuery::Namespaces,
+        ControllerQuery::Discovery,
+    ]);
     let config =
-        AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::from_secs(5) };
+        AdminConfig { names: names(), credentials, queues: 1, query, keep_alive: Duration::from_secs(5) };
     let now = Instant::now();
     let pool = Pool::new(1 << 20);
     let mut session = NvmeTcpAdminSession::new(config, Digests::default(), pool, now);

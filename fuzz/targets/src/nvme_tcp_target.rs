@@ -2,7 +2,7 @@
 //! attached and detached when the input requests it.
 
 use crate::choices::Choices;
-use crate::target_side::{Judge, Run, Sent};
+use crate::target_side::{ProtocolChecks, Sent, TargetRun};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::nvme::nqn::Nqn;
@@ -32,7 +32,7 @@ pub(crate) fn nvme_tcp_target(data: &[u8]) {
         sent: Vec::new(),
     };
     let session = NvmeTcpTargetSession::new(node, pool.clone(), now);
-    Run::new((choices, stream), (session, exports), controller, pool, now).drive();
+    TargetRun::new((choices, stream), (session, exports), controller, pool, now).drive();
 }
 
 /// The state of the target outside the connection.
@@ -46,7 +46,7 @@ struct Controller {
     sent: Vec<u8>,
 }
 
-impl Judge for Controller {
+impl ProtocolChecks for Controller {
     /// Shorter than the deadline of connecting.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_OUTBOX: usize = (64 << 20) + (2 << 20);

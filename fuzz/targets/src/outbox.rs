@@ -12,7 +12,7 @@ pub(crate) fn outbox(data: &[u8]) {
 }
 
 #[derive(Debug, Arbitrary)]
-enum Operation {
+enum OutboxOperation {
     Head { len: u16 },
     Payload { lens: [u8; 3] },
     Consume { len: u16 },
@@ -25,13 +25,13 @@ fn run(input: &mut Unstructured<'_>) -> Result<()> {
     let (mut outbox, mut model) = (Outbox::default(), VecDeque::new());
     let mut fill = 0u8;
     while !input.is_empty() {
-        match Operation::arbitrary(input)? {
-            Operation::Head { len } => {
+        match OutboxOperation::arbitrary(input)? {
+            OutboxOperation::Head { len } => {
                 let head = bytes(&mut fill, usize::from(len) % MAX_HEAD);
                 outbox.push_head(&head);
                 model.extend(head);
             }
-            Operation::Payload { lens } => {
+            OutboxOperation::Payload { lens } => {
                 let mut list = SgList::default();
                 for len in lens {
                     let payload = bytes(&mut fill, len.into());
@@ -40,12 +40,12 @@ fn run(input: &mut Unstructured<'_>) -> Result<()> {
                 }
                 outbox.push_payload(&list);
             }
-            Operation::Consume { len } => consume(&mut outbox, &mut model, len.into()),
-            Operation::ConsumeAll => consume(&mut outbox, &mut model, usize::MAX),
-            Operation::TakeBytes => {
+            OutboxOperation::Consume { len } => consume(&mut outbox, &mut model, len.into()),
+            OutboxOperation::ConsumeAll => consume(&mut outbox, &mut model, usize::MAX),
+            OutboxOperation::TakeBytes => {
                 assert!(model.drain(..).eq(outbox.take_bytes()));
             }
-            Operation::Clear => {
+            OutboxOperation::Clear => {
                 outbox.clear();
                 model.clear();
             }

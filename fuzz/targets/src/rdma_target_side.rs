@@ -16,7 +16,7 @@ use blockmux_volume::{Pool, Seg, SgList};
 use std::time::{Duration, Instant};
 
 /// The checks of a protocol for its target.
-pub(crate) trait RdmaJudge {
+pub(crate) trait RdmaProtocolChecks {
     /// The clock is advanced to deadlines within this time only.
     const NEAR: Duration;
     /// The maximum number of posted receive buffers.
@@ -38,7 +38,7 @@ pub(crate) trait RdmaJudge {
 pub(crate) struct RdmaRun<'a, S, J> {
     choices: Choices<'a>,
     session: S,
-    judge: J,
+    checks: J,
     queue_pair: Recorder,
     served: Served,
     messages: Records<'a>,
@@ -53,12 +53,12 @@ pub(crate) struct RdmaRun<'a, S, J> {
     is_lost: bool,
 }
 
-impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
+impl<'a, S: RdmaSession + Target, J: RdmaProtocolChecks> RdmaRun<'a, S, J> {
     /// Drives a session whose peer connects with `private_data` and sends the messages of `stream`.
     pub(crate) fn drive(
         (choices, stream): (Choices<'a>, &'a [u8]),
         (session, exports): (S, Exports),
-        judge: J,
+        checks: J,
         private_data: Vec<u8>,
         (pool, now): (Pool, Instant),
     ) {
@@ -67,7 +67,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
             receives: u64::from(session.endpoint().receives),
             choices,
             session,
-            judge,
+            checks,
             queue_pair: Recorder::default(),
             messages: Records(stream),
             pool,
@@ -105,10 +105,10 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
 
     fn event(&mut self, event: Event) {
         let result = self.session.on_event(event, Instant::now());
-        self.judge(result);
+        self.check(result);
     }
 
-    fn judge(&mut self, result: Result<(), ProtocolError>) {
+    fn check(&mut self, result: Result<(), ProtocolError>) {
         if let Err(error) = result {
             let text = error.to_string();
             assert!(!text.contains('\n') && !error.what.is_empty() && !error.reference.is_empty());
@@ -122,7 +122,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
             return false;
         }
         let Some(kind) = self.messages.kind() else { return false };
-        let mut message = self.judge.message(kind, self.messages.bytes());
+        let mut message = self.checks.message(kind, self.messages.bytes());
         message.truncate(self.session.endpoint().receive_len as usize);
         self.receives -= 1;
         self.event(Event::Received { message: Seg::from_slice(&message), invalidated: None });
@@ -143,11 +143,11 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
             let Some(work) = self.next_work(room) else { break };
             match &work {
                 WorkRequest::Receive => self.receives += 1,
-                WorkRequest::Accept { private_data } => self.judge.on_accept(private_data),
+                WorkRequest::Accept { private_data } => self.checks.on_accept(private_data),
                 WorkRequest::Reject { .. } => self.is_over = true,
                 WorkRequest::Disconnect => {}
                 WorkRequest::Send { id, head, payload, .. } => {
-                    self.judge.on_send(head, payload);
+                    self.checks.on_send(head, payload);
                     self.posted.push((*id, work));
                 }
                 WorkRequest::Read { id, local, remote } => {
@@ -200,7 +200,7 @@ impl<'a, S: RdmaSession + Target, J: RdmaJudge> RdmaRun<'a, S, J> {
             Some(when) if !self.is_over && when < self.now + J::NEAR => {
                 self.now = when.max(self.now);
                 let result = self.session.on_timeout(self.now);
-                self.judge(result);
+                self.check(result);
                 false
             }
             _ => false,

@@ -52,7 +52,7 @@ pub(crate) fn srp_initiator(data: &[u8]) {
     let exports = exports();
     let node = node(&exports);
     let (good, mut private_data) = WellBehavedTarget::new(&node, &exports, private_data, now);
-    let mut run = Run {
+    let mut run = SrpInitiatorRun {
         session,
         channels: vec![FuzzChannel { good, ..FuzzChannel::default() }],
         target: (node, exports),
@@ -82,7 +82,7 @@ pub(crate) fn srp_initiator(data: &[u8]) {
     run.finish();
 }
 
-struct Run<'a> {
+struct SrpInitiatorRun<'a> {
     choices: Choices<'a>,
     session: InitiatorSession,
     channels: Vec<FuzzChannel>,
@@ -114,7 +114,7 @@ struct FuzzChannel {
 /// Memory that is registered for the target, by key.
 type Open = BTreeMap<u32, (SgList, RemoteRights)>;
 
-impl Run<'_> {
+impl SrpInitiatorRun<'_> {
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
         let info = self.session.volume_info();

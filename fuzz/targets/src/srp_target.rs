@@ -5,7 +5,7 @@
 
 use crate::choices::Choices;
 use crate::iscsi_target::exports;
-use crate::rdma_target_side::{RdmaJudge, RdmaRun};
+use crate::rdma_target_side::{RdmaProtocolChecks, RdmaRun};
 use crate::records::Records;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::networks::AllowedNetworks;
@@ -35,8 +35,8 @@ pub(crate) fn srp_target(data: &[u8]) {
         login().as_bytes().to_vec()
     };
     let session = TargetSession::new(node(&exports), pool.clone(), Arc::new(|| {}), now);
-    let judge = Srp { tag: 0, credits: 0 };
-    RdmaRun::drive((choices, messages.0), (session, exports), judge, private_data, (pool, now));
+    let checks = Srp { tag: 0, credits: 0 };
+    RdmaRun::drive((choices, messages.0), (session, exports), checks, private_data, (pool, now));
 }
 
 fn login() -> LoginRequestRdma {
@@ -71,7 +71,7 @@ struct Srp {
     credits: i64,
 }
 
-impl RdmaJudge for Srp {
+impl RdmaProtocolChecks for Srp {
     /// Shorter than the deadline of the login.
     const NEAR: Duration = Duration::from_millis(100);
     const MAX_RECEIVES: u64 = 136;

@@ -11,7 +11,7 @@ use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
 
 /// The checks of a protocol for its target.
-pub(crate) trait Judge {
+pub(crate) trait ProtocolChecks {
     /// The clock is advanced to deadlines within this time only.
     const NEAR: Duration;
     /// The session's documented maximum outbox, plus one item of each kind, in bytes.
@@ -46,10 +46,10 @@ pub(crate) struct Sent<'a> {
 }
 
 /// A session with its driver and volumes.
-pub(crate) struct Run<'a, S, J> {
+pub(crate) struct TargetRun<'a, S, J> {
     choices: Choices<'a>,
     session: S,
-    judge: J,
+    checks: J,
     served: Served,
     wire: Wire,
     pool: Pool,
@@ -60,18 +60,18 @@ pub(crate) struct Run<'a, S, J> {
     is_over: bool,
 }
 
-impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
+impl<'a, S: StreamSession + Target, J: ProtocolChecks> TargetRun<'a, S, J> {
     /// Creates a peer that sends `stream` to a session, which was created at `now` with `pool`.
     pub(crate) fn new(
         (choices, stream): (Choices<'a>, Vec<u8>),
         (session, exports): (S, Exports),
-        judge: J,
+        checks: J,
         pool: Pool,
         now: Instant,
-    ) -> Run<'a, S, J> {
+    ) -> TargetRun<'a, S, J> {
         let served = Served::open(exports, &pool, session.depth());
         let wire = Wire::new(stream);
-        Run { choices, session, judge, served, wire, pool, now, is_broken: false, is_over: false }
+        TargetRun { choices, session, checks, served, wire, pool, now, is_broken: false, is_over: false }
     }
 
     /// Drives the session through the complete input.
@@ -94,7 +94,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         match self.choices.byte() {
             255 => self.session.on_stop(Instant::now()),
             254 => self.leave(),
-            choice => self.judge.on_choice(choice),
+            choice => self.checks.on_choice(choice),
         }
         moved | self.pass_time()
     }
@@ -134,7 +134,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         assert!(outbox.len() <= J::MAX_OUTBOX, "{} bytes are queued", outbox.len());
         let bytes = if room >= outbox.len() { outbox.take_bytes() } else { first_bytes(outbox, room) };
         let taken = if self.is_broken { self.wire.shown() } else { self.wire.taken() };
-        self.judge.on_sent(&Sent { bytes: &bytes, taken, is_broken: self.is_broken });
+        self.checks.on_sent(&Sent { bytes: &bytes, taken, is_broken: self.is_broken });
         assert!(self.pool.out_bytes() <= J::MAX_POOLED, "{} bytes are held", self.pool.out_bytes());
         !bytes.is_empty()
     }
@@ -165,7 +165,7 @@ impl<'a, S: StreamSession + Target, J: Judge> Run<'a, S, J> {
         }
         let is_stuck = matches!(self.session.demand(), Demand::Nothing);
         assert!(self.is_over || !is_stuck, "the session waits, and nothing is left that could wake it");
-        self.judge.on_quiet();
+        self.checks.on_quiet();
         self.leave();
         self.send(usize::MAX);
         drop(self.session);

@@ -1,18 +1,18 @@
 //! ATA over Ethernet: Blockmux compared with vblade over a veth pair between two network
 //! namespaces, at MTUs of 1500 and 9000.
 //!
-//! AoE has no ports, so the port of a [`Place`] is a shelf here. vblade gets more buffers than its
-//! default, because a window of 32 needs as many. The ceiling is `frame_echo`, an example of the
-//! crate `lab`.
+//! AoE has no ports, so the port of a [`ServerParameters`] is a shelf here. vblade gets more
+//! buffers than its default, because a window of 32 needs as many. The ceiling is `frame_echo`, an
+//! example of the crate `lab`.
 
 use super::client::{Client, Generator};
 use super::figures::Rows;
 use super::goals::{Bound, Goal};
 use super::matrix::{Cell, Rw};
-use super::network::CABLE;
+use super::network::VETH;
 use super::ours::{self, BLOCKMUX, CellGoals, EXPORT};
 use super::plan::Protocol;
-use super::server::{Place, Server, peer};
+use super::server::{Server, ServerParameters, peer};
 use anyhow::Result;
 use std::process::Command;
 
@@ -37,11 +37,11 @@ const SERVERS: &[Server] = &[
 ];
 
 fn url(port: u16) -> String {
-    format!("aoe://{CABLE}/e{port}.0")
+    format!("aoe://{VETH}/e{port}.0")
 }
 
-fn serve(place: &Place, command: &mut Command) -> Result<()> {
-    command.arg("serve").arg(format!("{EXPORT}=mem:{}", place.size)).args(["--aoe", CABLE]);
+fn serve(place: &ServerParameters, command: &mut Command) -> Result<()> {
+    command.arg("serve").arg(format!("{EXPORT}=mem:{}", place.size)).args(["--aoe", VETH]);
     command.args(["--aoe-shelf", &place.port.to_string(), "--poll", place.poll]);
     if place.poll == "always" {
         // One CPU is left for the client, as over TCP.
@@ -50,8 +50,8 @@ fn serve(place: &Place, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn vblade(place: &Place, command: &mut Command) -> Result<()> {
-    command.args(["-b", "128", &place.port.to_string(), "0", CABLE]).arg(place.file);
+fn vblade(place: &ServerParameters, command: &mut Command) -> Result<()> {
+    command.args(["-b", "128", &place.port.to_string(), "0", VETH]).arg(place.file);
     Ok(())
 }
 
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn the_port_of_a_place_is_a_shelf() {
         for server in SERVERS {
-            let place = Place {
+            let place = ServerParameters {
                 dir: "/".into(),
                 file: Path::new("f"),
                 port: 34567,
@@ -119,7 +119,7 @@ mod tests {
             let mut command = Command::new("server");
             (server.arguments)(&place, &mut command).unwrap();
             assert!(format!("{command:?}").contains("\"34567\""), "{}", server.name);
-            assert_eq!((server.url)(34567), "aoe://cable/e34567.0");
+            assert_eq!((server.url)(34567), "aoe://veth/e34567.0");
         }
     }
 

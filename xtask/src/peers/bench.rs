@@ -28,7 +28,7 @@ pub(crate) struct Bench {
     pub(crate) runtime: Duration,
     /// Most attempts of a run while other programs use much CPU time. The last one counts, and the
     /// report says so.
-    pub(crate) most_attempts: u32,
+    pub(crate) max_attempts: u32,
     /// Bytes of each volume.
     pub(crate) size: u64,
     pub(crate) bar: ProgressBar,
@@ -163,7 +163,7 @@ pub(crate) mod tests {
             cpus: CpuSet::here().unwrap(),
             network: None,
             runtime: Duration::from_millis(1),
-            most_attempts: 1,
+            max_attempts: 1,
             size: 2 << 20,
             bar: ProgressBar::hidden(),
             interrupted: Arc::default(),

@@ -9,8 +9,8 @@ use std::time::Duration;
 pub(crate) struct Comparison {
     pub(crate) protocol: &'static str,
     pub(crate) cells: Vec<Cell>,
-    pub(crate) clients: Vec<Taken>,
-    pub(crate) servers: Vec<Taken>,
+    pub(crate) clients: Vec<MeasuredProgram>,
+    pub(crate) servers: Vec<MeasuredProgram>,
     pub(crate) rows: Rows,
     pub(crate) goals: Vec<Goal>,
     /// Programs and cells that were not measured, with the reasons.
@@ -26,7 +26,7 @@ pub(crate) struct Comparison {
 }
 
 /// A program of the comparison.
-pub(crate) struct Taken {
+pub(crate) struct MeasuredProgram {
     pub(crate) name: &'static str,
     /// The first line of its `--version`.
     pub(crate) version: String,
@@ -102,14 +102,14 @@ pub(crate) mod tests {
             }
             if !name.starts_with("ceiling") {
                 let (version, command) = (format!("{name} 1.0"), format!("{name} serve"));
-                servers.push(Taken { name, version, command, ceilings, is_peer });
+                servers.push(MeasuredProgram { name, version, command, ceilings, is_peer });
             }
         }
         let goal = |ours| Goal::ratio("a goal".into(), Bound::AtLeast(4.0), ours, Some(1.0));
         Comparison {
             protocol: "nbd",
             cells: vec![cell],
-            clients: vec![Taken {
+            clients: vec![MeasuredProgram {
                 name: "blockmux",
                 version: "blockmux 0.1.0".into(),
                 command: String::new(),

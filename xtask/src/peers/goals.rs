@@ -35,7 +35,7 @@ impl Goal {
     }
 
     /// The result in one word, or a dash if the ratio was not measured.
-    pub(crate) fn verdict(&self) -> &'static str {
+    pub(crate) fn status(&self) -> &'static str {
         match self.is_reached() {
             Some(true) => "reached",
             Some(false) => "missed",
@@ -71,8 +71,8 @@ pub(crate) fn measured(goals: &[Goal]) -> impl Iterator<Item = &Goal> {
 }
 
 /// Summary of goals, such as `1 reached, 1 missed, 1 not measured`.
-pub(crate) fn tally(goals: &[Goal]) -> String {
-    let count = |verdict| goals.iter().filter(|goal| goal.is_reached() == verdict).count();
+pub(crate) fn summary(goals: &[Goal]) -> String {
+    let count = |status| goals.iter().filter(|goal| goal.is_reached() == status).count();
     let (reached, missed, unknown) = (count(Some(true)), count(Some(false)), count(None));
     format!("{reached} reached, {missed} missed, {unknown} not measured")
 }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_goal_lies_on_its_side_of_the_bound() {
-        let goal = |bound, ours| Goal::ratio("x".into(), bound, Some(ours), Some(2.0)).verdict();
+        let goal = |bound, ours| Goal::ratio("x".into(), bound, Some(ours), Some(2.0)).status();
         assert_eq!([2.0, 1.9].map(|ours| goal(Bound::AtLeast(1.0), ours)), ["reached", "missed"]);
         assert_eq!([2.0, 2.1].map(|ours| goal(Bound::AtMost(1.0), ours)), ["reached", "missed"]);
     }
@@ -92,7 +92,7 @@ mod tests {
     fn a_goal_without_one_side_was_not_measured() {
         for (ours, theirs) in [(None, Some(1.0)), (Some(1.0), None), (Some(1.0), Some(0.0))] {
             let goal = Goal::ratio("x".into(), Bound::AtLeast(1.0), ours, theirs);
-            assert_eq!((goal.verdict(), goal.ratio_text().as_str()), ("-", "-"));
+            assert_eq!((goal.status(), goal.ratio_text().as_str()), ("-", "-"));
             assert!(goal.json()["reached"].is_null());
         }
     }

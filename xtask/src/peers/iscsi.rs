@@ -19,7 +19,7 @@ use super::matrix::{self, Cell, Rw, deep};
 use super::nbd;
 use super::ours::{self, BLOCKMUX, CellGoals, EXPORT};
 use super::plan::Protocol;
-use super::server::{Place, Program, Server, peer};
+use super::server::{ProgramOrigin, Server, ServerParameters, peer};
 use anyhow::Result;
 use std::fs;
 use std::path::Path;
@@ -67,19 +67,19 @@ fn lun(port: u16, lun: u8) -> String {
     format!("iscsi://127.0.0.1:{port}/{NODE_BASE}:{EXPORT}/{lun}")
 }
 
-fn serve(place: &Place, command: &mut Command) -> Result<()> {
+fn serve(place: &ServerParameters, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--iscsi")
 }
 
-fn tgtd(place: &Place, command: &mut Command) -> Result<()> {
+fn tgtd(place: &ServerParameters, command: &mut Command) -> Result<()> {
     command.env(CONTROL_VARIABLE, place.dir.join(CONTROL_SOCKET));
     command.args(["--foreground", "--iscsi", &format!("portal=127.0.0.1:{}", place.port)]);
     Ok(())
 }
 
 /// Commands that create tgtd's target, because tgtd starts without one.
-fn set_up_tgtd(place: &Place) -> Result<Vec<Command>> {
-    let tgtadm = Program::Peer("tgtadm", "tgt").find(Path::new(""))?;
+fn set_up_tgtd(place: &ServerParameters) -> Result<Vec<Command>> {
+    let tgtadm = ProgramOrigin::Peer("tgtadm", "tgt").find(Path::new(""))?;
     let command = |words: &str| {
         let mut command = Command::new(&tgtadm);
         command.env(CONTROL_VARIABLE, place.dir.join(CONTROL_SOCKET));
@@ -93,7 +93,7 @@ fn set_up_tgtd(place: &Place) -> Result<Vec<Command>> {
     Ok(vec![target, disk, everybody])
 }
 
-fn istgt(place: &Place, command: &mut Command) -> Result<()> {
+fn istgt(place: &ServerParameters, command: &mut Command) -> Result<()> {
     let config = place.dir.join("config");
     let (port, dir, file) = (place.port, place.dir.display(), place.file.display());
     let mib = place.size >> 20;
@@ -104,7 +104,7 @@ fn istgt(place: &Place, command: &mut Command) -> Result<()> {
          [PortalGroup1]\nPortal DA1 127.0.0.1:{port}\n\
          [InitiatorGroup1]\nInitiatorName \"ALL\"\nNetmask 127.0.0.1\n\
          [LogicalUnit1]\nTargetName {EXPORT}\nMapping PortalGroup1 InitiatorGroup1\nAuthMethod None\n\
-         UnitType Disk\nQueueDepth {MOST_DEPTH}\nLUN0 Storage {file} {mib}MB\n"
+         UnitType Disk\nQueueDepth {MAX_DEPTH}\nLUN0 Storage {file} {mib}MB\n"
     );
     fs::write(&config, text)?;
     command.arg("-D").arg("-c").arg(config);
@@ -159,7 +159,7 @@ const NODE_BASE: &str = "iqn.2026-11.blockmux";
 const CONTROL_VARIABLE: &str = "TGT_IPC_SOCKET";
 /// File name of the control socket, in the server's directory.
 const CONTROL_SOCKET: &str = "control";
-const MOST_DEPTH: u32 = 128;
+const MAX_DEPTH: u32 = 128;
 
 #[cfg(test)]
 mod tests {
@@ -203,6 +203,6 @@ mod tests {
 
     #[test]
     fn no_cell_is_deeper_than_istgts_queue() {
-        assert_eq!(whole().iter().map(|cell| cell.iodepth).max(), Some(MOST_DEPTH));
+        assert_eq!(whole().iter().map(|cell| cell.iodepth).max(), Some(MAX_DEPTH));
     }
 }

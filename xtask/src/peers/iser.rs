@@ -12,7 +12,7 @@ use super::iscsi;
 use super::matrix::{Cell, Rw, deep};
 use super::ours::{self, BLOCKMUX, CellGoals};
 use super::plan::Protocol;
-use super::server::{Place, Server};
+use super::server::{Server, ServerParameters};
 use anyhow::Result;
 use std::process::Command;
 
@@ -28,7 +28,7 @@ const SERVERS: &[Server] = &[
 ];
 
 /// Serves iSCSI, and with it iSER, which every iSCSI port serves.
-pub(super) fn serve(place: &Place, command: &mut Command) -> Result<()> {
+pub(super) fn serve(place: &ServerParameters, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--iser")
 }
 

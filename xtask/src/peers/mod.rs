@@ -139,7 +139,7 @@ pub(crate) fn run(root: &Path, protocol: Protocols) -> Result<()> {
         cpus: if options.pin { CpuSet::here()? } else { CpuSet::unbound() },
         network,
         runtime: options.runtime.unwrap_or(Duration::from_millis(if options.quick { 500 } else { 3000 })),
-        most_attempts: if options.quick { 1 } else { 2 },
+        max_attempts: if options.quick { 1 } else { 2 },
         size: VOLUME_BYTES,
         bar: plan::progress_bar(),
         interrupted,
@@ -266,7 +266,7 @@ const VOLUME_BYTES: u64 = 1 << 30;
 mod tests {
     use super::*;
     use clap::Parser;
-    use server::Place;
+    use server::ServerParameters;
     use std::fs;
     use std::process::Command;
 
@@ -328,7 +328,7 @@ mod tests {
         {
             let (dir, file) = (dir.path().join(server.name), Path::new("disk.img"));
             fs::create_dir_all(&dir).unwrap();
-            let place = Place { dir, file, port: 34567, size: 1 << 30, poll: server.poll };
+            let place = ServerParameters { dir, file, port: 34567, size: 1 << 30, poll: server.poll };
             let mut command = Command::new("server");
             (server.arguments)(&place, &mut command).unwrap();
             let config = fs::read_to_string(place.dir.join("config")).unwrap_or_default();

@@ -11,7 +11,7 @@ use super::goals::{Bound, Goal};
 use super::matrix::{self, Cell, Rw, deep};
 use super::ours::{self, ALWAYS, BLOCKMUX, CellGoals, EXPORT, NEVER};
 use super::plan::Protocol;
-use super::server::{Place, Program, Server, peer};
+use super::server::{ProgramOrigin, Server, ServerParameters, peer};
 use anyhow::Result;
 use std::fs;
 use std::process::Command;
@@ -47,17 +47,17 @@ pub(crate) fn url(port: u16) -> String {
 }
 
 /// Blockmux serves its volume over NBD.
-pub(crate) fn serve(place: &Place, command: &mut Command) -> Result<()> {
+pub(crate) fn serve(place: &ServerParameters, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--nbd")
 }
 
-fn nbdkit(place: &Place, command: &mut Command) -> Result<()> {
+fn nbdkit(place: &ServerParameters, command: &mut Command) -> Result<()> {
     command.args(["--foreground", "--ipaddr", "127.0.0.1", "--port", &place.port.to_string()]);
     command.args(["memory", &place.size.to_string()]);
     Ok(())
 }
 
-fn nbd_server(place: &Place, command: &mut Command) -> Result<()> {
+fn nbd_server(place: &ServerParameters, command: &mut Command) -> Result<()> {
     let config = place.dir.join("config");
     let (port, file) = (place.port, place.file.display());
     let text = format!(
@@ -69,9 +69,9 @@ fn nbd_server(place: &Place, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn qemu_nbd(place: &Place, command: &mut Command) -> Result<()> {
+fn qemu_nbd(place: &ServerParameters, command: &mut Command) -> Result<()> {
     command.args(["--bind=127.0.0.1", &format!("--port={}", place.port), "--persistent"]);
-    command.args([&format!("--shared={MOST_CONNECTIONS}"), &format!("--export-name={EXPORT}")]);
+    command.args([&format!("--shared={MAX_CONNECTIONS}"), &format!("--export-name={EXPORT}")]);
     // Servers lock the file, but only one of them runs at a time.
     command
         .arg("--image-opts")
@@ -79,14 +79,14 @@ fn qemu_nbd(place: &Place, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn qemu_storage_daemon(place: &Place, command: &mut Command) -> Result<()> {
+fn qemu_storage_daemon(place: &ServerParameters, command: &mut Command) -> Result<()> {
     let file = place.file.display();
     command
         .arg("--blockdev")
         .arg(format!("driver=file,node-name={EXPORT},filename={file},locking=off"))
         .arg("--nbd-server")
         .arg(format!(
-            "addr.type=inet,addr.host=127.0.0.1,addr.port={},max-connections={MOST_CONNECTIONS}",
+            "addr.type=inet,addr.host=127.0.0.1,addr.port={},max-connections={MAX_CONNECTIONS}",
             place.port
         ))
         .arg("--export")
@@ -97,7 +97,7 @@ fn qemu_storage_daemon(place: &Place, command: &mut Command) -> Result<()> {
 fn goals(rows: &Rows) -> Vec<Goal> {
     let peers: Vec<&str> = SERVERS
         .iter()
-        .filter(|server| server.program != Program::Blockmux)
+        .filter(|server| server.program != ProgramOrigin::Blockmux)
         .map(|server| server.name)
         .collect();
     let deep: Vec<Goal> = deep().into_iter().flat_map(|cell| deep_goals(rows, &peers, cell)).collect();
@@ -145,7 +145,7 @@ fn latency_goals(rows: &Rows) -> Vec<Goal> {
     goals
 }
 
-const MOST_CONNECTIONS: u32 = 16;
+const MAX_CONNECTIONS: u32 = 16;
 const OURS: &str = "blockmux";
 const FIO: &str = "fio";
 const NBDKIT: &str = "nbdkit";

@@ -32,7 +32,7 @@ impl Network {
         for name in [&network.servers, &network.clients] {
             succeed(ip().args(["netns", "add", name])).context("cannot create a network namespace")?;
         }
-        let pair = ["link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", &network.clients];
+        let pair = ["link", "add", VETH, "type", "veth", "peer", "name", VETH, "netns", &network.clients];
         succeed(ip().args(["-n", &network.servers]).args(pair)).context("cannot create a veth pair")?;
         Ok(network)
     }
@@ -43,7 +43,7 @@ impl Network {
     /// If `ip` fails.
     pub(crate) fn set_mtu(&mut self, mtu: u32) -> Result<()> {
         for name in [&self.servers, &self.clients] {
-            succeed(ip().args(["-n", name, "link", "set", CABLE, "mtu", &mtu.to_string(), "up"]))?;
+            succeed(ip().args(["-n", name, "link", "set", VETH, "mtu", &mtu.to_string(), "up"]))?;
         }
         self.mtu = mtu;
         Ok(())
@@ -91,7 +91,7 @@ fn ip() -> Command {
 }
 
 /// Name of the interface at both ends.
-pub(crate) const CABLE: &str = "cable";
+pub(crate) const VETH: &str = "veth";
 const PREFIX: &str = "blockmux-peers-";
 
 #[cfg(test)]
@@ -114,7 +114,7 @@ mod tests {
         }
         let mut network = Network::new().unwrap();
         network.set_mtu(4608).unwrap();
-        let there = |side| succeed(&mut network.within(side, ip().args(["link", "show", CABLE]))).unwrap();
+        let there = |side| succeed(&mut network.within(side, ip().args(["link", "show", VETH]))).unwrap();
         assert!([Side::Server, Side::Client].map(there).iter().all(|text| text.contains("mtu 4608")));
         let names = [network.servers.clone(), stale];
         drop(network);

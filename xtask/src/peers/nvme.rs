@@ -13,7 +13,7 @@ use super::goals::{Bound, Goal};
 use super::matrix::{self, Cell, Rw};
 use super::ours::{self, ALWAYS, BLOCKMUX, CellGoals, EXPORT};
 use super::plan::Protocol;
-use super::server::{Place, Server};
+use super::server::{Server, ServerParameters};
 use anyhow::Result;
 use std::process::Command;
 
@@ -31,7 +31,7 @@ const SERVERS: &[Server] = &[
     },
 ];
 
-pub(super) fn serve(place: &Place, command: &mut Command) -> Result<()> {
+pub(super) fn serve(place: &ServerParameters, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--nvme-tcp")
 }
 

@@ -11,7 +11,7 @@ use super::goals::{Bound, Goal};
 use super::matrix::{Cell, Rw, deep};
 use super::ours::{self, BLOCKMUX, CellGoals};
 use super::plan::Protocol;
-use super::server::{Place, Server};
+use super::server::{Server, ServerParameters};
 use super::{iscsi, iser, nvme};
 use anyhow::Result;
 use std::process::Command;
@@ -29,7 +29,7 @@ const SERVERS: &[Server] = &[
 ];
 
 /// Serves NVMe/TCP, and with it NVMe/RDMA, which every NVMe/TCP port serves.
-fn serve(place: &Place, command: &mut Command) -> Result<()> {
+fn serve(place: &ServerParameters, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--nvme-rdma")
 }
 

@@ -5,7 +5,7 @@ use super::client::{Client, Generator, SLEEPING, SPINNING};
 use super::figures::Rows;
 use super::goals::{Bound, Goal};
 use super::matrix::Cell;
-use super::server::{Arguments, Place, Program, Server, Url};
+use super::server::{Arguments, ProgramOrigin, Server, ServerParameters, Url};
 use anyhow::Result;
 use std::process::Command;
 
@@ -20,7 +20,7 @@ pub(crate) const EXPORT: &str = "disk0";
 pub(crate) const fn adaptive(url: Url, arguments: Arguments) -> Server {
     Server {
         name: BLOCKMUX,
-        program: Program::Blockmux,
+        program: ProgramOrigin::Blockmux,
         url,
         arguments,
         set_up: |_| Ok(Vec::new()),
@@ -42,7 +42,7 @@ pub(crate) const fn never(url: Url, arguments: Arguments) -> Server {
 }
 
 /// Serves [`EXPORT`] from memory; `listen` is the option that names a protocol's listener.
-pub(crate) fn serve(place: &Place, command: &mut Command, listen: &str) -> Result<()> {
+pub(crate) fn serve(place: &ServerParameters, command: &mut Command, listen: &str) -> Result<()> {
     command.arg("serve").arg(format!("{EXPORT}=mem:{}", place.size));
     command.arg(listen).arg(format!("127.0.0.1:{}", place.port)).args(["--poll", place.poll]);
     if place.poll == "always" {
@@ -100,7 +100,8 @@ mod tests {
     #[test]
     fn a_core_that_never_sleeps_leaves_a_cpu_to_the_client() {
         let words = |poll| {
-            let place = Place { dir: "/".into(), file: Path::new("f"), port: 34567, size: 1 << 20, poll };
+            let place =
+                ServerParameters { dir: "/".into(), file: Path::new("f"), port: 34567, size: 1 << 20, poll };
             let mut command = Command::new("blockmux");
             serve(&place, &mut command, "--nbd").unwrap();
             format!("{command:?}").replace('"', "")

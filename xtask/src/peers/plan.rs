@@ -1,13 +1,13 @@
 //! Measuring: all servers alternate, so that a machine that slows down slows all of them.
 
 use super::bench::Bench;
-use super::client::{Client, Found, Generator, SLEEPING, SPINNING, Turn};
-use super::comparison::{Comparison, Taken};
+use super::client::{Client, Generator, Measurement, MeasurementParameters, SLEEPING, SPINNING};
+use super::comparison::{Comparison, MeasuredProgram};
 use super::figures::{Rows, Sample};
 use super::goals::Goal;
 use super::load::Load;
 use super::matrix::{self, Cell};
-use super::server::{Program, Running, Server};
+use super::server::{ProgramOrigin, Running, Server};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 use std::process::Command;
@@ -77,8 +77,8 @@ impl Plan {
         let mut comparison = Comparison {
             protocol: self.protocol.name,
             goals: Vec::new(),
-            clients: clients.iter().map(|client| taken_client(*client, bench)).collect(),
-            servers: running.iter().map(|running| taken_server(running, self.protocol, bench)).collect(),
+            clients: clients.iter().map(|client| measured_client(*client, bench)).collect(),
+            servers: running.iter().map(|running| measured_server(running, self.protocol, bench)).collect(),
             rows: Rows::default(),
             skipped,
             machine: super::machine::words(),
@@ -242,7 +242,7 @@ impl PeerCase<'_> {
         let mut attempt = 1;
         loop {
             let (sample, ceilings) = self.attempt(bench)?;
-            if sample.others > MOST_OTHERS && attempt < bench.most_attempts {
+            if sample.others > MAX_OTHERS && attempt < bench.max_attempts {
                 attempt += 1;
                 continue;
             }
@@ -256,11 +256,11 @@ impl PeerCase<'_> {
 
     fn attempt(&self, bench: &Bench) -> Result<(Sample, Vec<(&'static str, Sample)>)> {
         let PeerCase { client, server, cell, with_ceilings } = *self;
-        let turn = Turn { bench, server, cell, with_ceilings };
+        let turn = MeasurementParameters { bench, server, cell, with_ceilings };
         let before = Load::now()?;
         let (found, used) = server.turn(|| client.measure(&turn))?;
         let others = before.others_since(used)?;
-        let Found { sample, ios, ceilings } = found;
+        let Measurement { sample, ios, ceilings } = found;
         if ios <= 0.0 {
             bail!("no I/O completed");
         }
@@ -287,7 +287,7 @@ fn cases<'a>(
                 }
                 continue;
             }
-            let is_generator = client.program() == Program::Blockmux;
+            let is_generator = client.program() == ProgramOrigin::Blockmux;
             let asks = |running: &&Running| is_generator || !running.server.is_for_generator;
             let together: Vec<PeerCase> = running
                 .iter()
@@ -295,7 +295,8 @@ fn cases<'a>(
                 .map(|server| {
                     let Server { program, is_for_generator, .. } = *server.server;
                     // Ceilings are measured while our own server, in its default policy, is idle.
-                    let with_ceilings = is_generator && program == Program::Blockmux && !is_for_generator;
+                    let with_ceilings =
+                        is_generator && program == ProgramOrigin::Blockmux && !is_for_generator;
                     PeerCase { client, server, cell, with_ceilings }
                 })
                 .collect();
@@ -311,17 +312,17 @@ fn rotated<T>(items: &[T], from: usize) -> impl Iterator<Item = &T> {
     behind.iter().chain(before)
 }
 
-fn taken_client(client: &dyn Client, bench: &Bench) -> Taken {
-    Taken {
+fn measured_client(client: &dyn Client, bench: &Bench) -> MeasuredProgram {
+    MeasuredProgram {
         name: client.name(),
         version: version(client.program(), bench),
         command: String::new(),
         ceilings: &[],
-        is_peer: client.program() != Program::Blockmux,
+        is_peer: client.program() != ProgramOrigin::Blockmux,
     }
 }
 
-fn taken_server(running: &Running, protocol: &Protocol, bench: &Bench) -> Taken {
+fn measured_server(running: &Running, protocol: &Protocol, bench: &Bench) -> MeasuredProgram {
     let server = running.server;
     let ceilings: &[&str] = match server.poll {
         _ if !is_asked_by(&running.url, protocol.name) => &[],
@@ -329,12 +330,12 @@ fn taken_server(running: &Running, protocol: &Protocol, bench: &Bench) -> Taken 
         "never" => &[SLEEPING],
         _ => &[SPINNING, SLEEPING],
     };
-    Taken {
+    MeasuredProgram {
         name: server.name,
         version: version(server.program, bench),
         command: running.command.clone(),
         ceilings,
-        is_peer: server.program != Program::Blockmux,
+        is_peer: server.program != ProgramOrigin::Blockmux,
     }
 }
 
@@ -345,7 +346,7 @@ fn is_asked_by(url: &str, protocol: &str) -> bool {
     scheme.strip_prefix(protocol).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
-fn version(program: Program, bench: &Bench) -> String {
+fn version(program: ProgramOrigin, bench: &Bench) -> String {
     let asked = program.find(&bench.blockmux).and_then(|path| bench.run(Command::new(path).arg("--version")));
     let text = asked.unwrap_or_default();
     text.lines().next().unwrap_or_default().trim().to_owned()
@@ -363,7 +364,7 @@ pub(crate) fn progress_bar() -> ProgressBar {
 
 /// CPU use of other programs, in CPUs, from which a run is repeated; an idle machine stays well
 /// below.
-const MOST_OTHERS: f64 = 0.08;
+const MAX_OTHERS: f64 = 0.08;
 
 #[cfg(test)]
 mod tests {

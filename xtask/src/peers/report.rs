@@ -1,8 +1,8 @@
 //! The comparison as Markdown and as JSON.
 
-use super::comparison::{Comparison, Taken};
+use super::comparison::{Comparison, MeasuredProgram};
 use super::figures::{Row, Spread};
-use super::goals::{measured, tally};
+use super::goals::{measured, summary};
 use super::matrix::Cell;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -38,11 +38,11 @@ pub(crate) fn markdown(comparison: &Comparison) -> String {
     out += "\n| goal | wanted | found | |\n|---|---|---:|---|\n";
     for goal in measured(&comparison.goals) {
         let (wanted, ratio) = (goal.goal_text(), goal.ratio_text());
-        let _ = writeln!(out, "| {} | {wanted} | {ratio} | {} |", goal.what, goal.verdict());
+        let _ = writeln!(out, "| {} | {wanted} | {ratio} | {} |", goal.what, goal.status());
     }
-    let _ = writeln!(out, "\n{}.", tally(&comparison.goals));
+    let _ = writeln!(out, "\n{}.", summary(&comparison.goals));
     out += "\nServers:\n\n```\n";
-    for Taken { version, command, .. } in &comparison.servers {
+    for MeasuredProgram { version, command, .. } in &comparison.servers {
         let _ = writeln!(out, "{command}\n    {version}");
     }
     out += "```\n";
@@ -57,8 +57,7 @@ pub(crate) fn markdown(comparison: &Comparison) -> String {
 
 /// The comparison as JSON, with every run.
 pub(crate) fn json(comparison: &Comparison) -> String {
-    let taken =
-        |taken: &Taken| json!({ "name": taken.name, "version": taken.version, "command": taken.command });
+    let program = |program: &MeasuredProgram| json!({ "name": program.name, "version": program.version, "command": program.command });
     let document = json!({
         "protocol": comparison.protocol,
         "machine": comparison.machine,
@@ -66,8 +65,8 @@ pub(crate) fn json(comparison: &Comparison) -> String {
         "runs": comparison.runs,
         "is_whole": comparison.is_whole,
         "runtime_s": comparison.runtime.as_secs_f64(),
-        "servers": comparison.servers.iter().map(taken).collect::<Vec<Value>>(),
-        "clients": comparison.clients.iter().map(taken).collect::<Vec<Value>>(),
+        "servers": comparison.servers.iter().map(program).collect::<Vec<Value>>(),
+        "clients": comparison.clients.iter().map(program).collect::<Vec<Value>>(),
         "rows": comparison.rows.0.iter().map(Row::json).collect::<Vec<Value>>(),
         "goals": comparison.goals.iter().map(|goal| goal.json()).collect::<Vec<Value>>(),
         "skipped": comparison.skipped,
@@ -82,7 +81,7 @@ struct Figure {
 
 fn line(
     comparison: &Comparison,
-    client: &Taken,
+    client: &MeasuredProgram,
     servers: &[&str],
     cell: Cell,
     figure: &Figure,

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 pub(crate) struct Server {
     /// Name in tables and on the command line.
     pub(crate) name: &'static str,
-    pub(crate) program: Program,
+    pub(crate) program: ProgramOrigin,
     /// The URL of its volume, by port of loopback.
     pub(crate) url: Url,
     /// Adds the program's arguments. May write files to the server's directory.
     pub(crate) arguments: Arguments,
     /// Commands to run once it accepts connections, before it serves anything.
-    pub(crate) set_up: fn(&Place) -> Result<Vec<Command>>,
+    pub(crate) set_up: fn(&ServerParameters) -> Result<Vec<Command>>,
     /// Whether the server has its own memory. It must be written once, because reads of unwritten
     /// blocks transfer no stored data.
     pub(crate) has_own_memory: bool,
@@ -35,18 +35,18 @@ pub(crate) struct Server {
 }
 
 pub(crate) type Url = fn(u16) -> String;
-pub(crate) type Arguments = fn(&Place, &mut Command) -> Result<()>;
+pub(crate) type Arguments = fn(&ServerParameters, &mut Command) -> Result<()>;
 
 /// Origin of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Program {
+pub(crate) enum ProgramOrigin {
     Blockmux,
     /// Its name, and its Debian package.
     Peer(&'static str, &'static str),
 }
 
 /// Parameters of a server's start.
-pub(crate) struct Place<'a> {
+pub(crate) struct ServerParameters<'a> {
     /// The server's directory.
     pub(crate) dir: PathBuf,
     /// The file to serve, if it serves one.
@@ -68,15 +68,15 @@ pub(crate) struct Running {
     group: Group,
 }
 
-impl Program {
+impl ProgramOrigin {
     /// The path of the program.
     ///
     /// # Errors
     /// If it is not installed, with what to do.
     pub(crate) fn find(self, blockmux: &Path) -> Result<PathBuf> {
         match self {
-            Program::Blockmux => Ok(blockmux.to_owned()),
-            Program::Peer(name, package) => find(name).with_context(|| {
+            ProgramOrigin::Blockmux => Ok(blockmux.to_owned()),
+            ProgramOrigin::Peer(name, package) => find(name).with_context(|| {
                 format!("{name} is not installed; Debian package {package}, or cargo xtask install-peers")
             }),
         }
@@ -92,7 +92,7 @@ pub(crate) const fn peer(
 ) -> Server {
     Server {
         name,
-        program: Program::Peer(name, package),
+        program: ProgramOrigin::Peer(name, package),
         url,
         arguments,
         set_up: |_| Ok(Vec::new()),
@@ -113,7 +113,8 @@ impl Running {
         let program = server.program.find(&bench.blockmux)?;
         let (dir, file) = (bench.dir_of(server.name)?, bench.file());
         let log = dir.join("log");
-        let place = Place { dir, file: &file, port: free_port()?, size: bench.size, poll: server.poll };
+        let place =
+            ServerParameters { dir, file: &file, port: free_port()?, size: bench.size, poll: server.poll };
         let mut command = bench.command(Side::Server, &program);
         (server.arguments)(&place, &mut command)?;
         let log_file = File::create(&log)?;
@@ -151,7 +152,7 @@ impl Running {
         let _ = self.group.pause();
     }
 
-    fn make_ready(&mut self, place: &Place, bench: &Bench) -> Result<()> {
+    fn make_ready(&mut self, place: &ServerParameters, bench: &Bench) -> Result<()> {
         match bench.network {
             Some(_) => self.wait_until_answered(bench)?,
             None => self.wait_until_ready(place.port, bench)?,
@@ -260,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_installed_names_its_package() {
-        let error = Program::Peer("no-such-server", "a-package").find(Path::new("")).unwrap_err();
+        let error = ProgramOrigin::Peer("no-such-server", "a-package").find(Path::new("")).unwrap_err();
         assert!(error.to_string().contains("Debian package a-package"), "{error}");
     }
 

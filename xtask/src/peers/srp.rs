@@ -11,7 +11,7 @@ use super::goals::{Bound, Goal};
 use super::matrix::{Cell, Rw, deep};
 use super::ours::{self, BLOCKMUX, CellGoals};
 use super::plan::Protocol;
-use super::server::{Place, Server};
+use super::server::{Server, ServerParameters};
 use super::{iscsi, iser, nvme};
 use anyhow::Result;
 use std::process::Command;
@@ -28,7 +28,7 @@ const SERVERS: &[Server] = &[
     Server { name: NVME_TCP, is_for_generator: true, ..ours::adaptive(nvme::url, nvme::serve) },
 ];
 
-fn serve(place: &Place, command: &mut Command) -> Result<()> {
+fn serve(place: &ServerParameters, command: &mut Command) -> Result<()> {
     ours::serve(place, command, "--srp")
 }
 

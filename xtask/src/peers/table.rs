@@ -3,7 +3,7 @@
 
 use super::comparison::Comparison;
 use super::figures::Row;
-use super::goals::{Goal, measured, tally};
+use super::goals::{Goal, measured, summary};
 use std::fmt::Write as _;
 
 /// The tables, the goals, and the skipped programs.
@@ -60,9 +60,9 @@ fn goals(comparison: &Comparison, out: &mut String) {
     *out += "\nGoals   ratio  wanted\n";
     for goal in measured(&comparison.goals) {
         let Goal { what, .. } = goal;
-        let _ = writeln!(out, "{:<7}{:>6}  {}  {what}", goal.verdict(), goal.ratio_text(), goal.goal_text());
+        let _ = writeln!(out, "{:<7}{:>6}  {}  {what}", goal.status(), goal.ratio_text(), goal.goal_text());
     }
-    let _ = writeln!(out, "{}", tally(&comparison.goals));
+    let _ = writeln!(out, "{}", summary(&comparison.goals));
 }
 
 const HEADING: &str = "                        IOPS   ±%   MB/s mean us  p99 us srv us x peer  ceil";

@@ -4,7 +4,7 @@ use super::source::{code, is_word, test_lines};
 use super::{Finding, Tree, modules};
 
 /// Words that must not appear except in listed places.
-struct Ban {
+struct BannedWords {
     /// Text as in code; a word at either end is matched as a whole word.
     words: &'static str,
     /// Path prefixes that the ban applies to; if empty, it applies to all paths.
@@ -16,8 +16,8 @@ struct Ban {
     instead: &'static str,
 }
 
-const BANS: &[Ban] = &[
-    Ban {
+const BANS: &[BannedWords] = &[
+    BannedWords {
         words: "unsafe",
         only: &[],
         may: &[
@@ -35,73 +35,85 @@ const BANS: &[Ban] = &[
         tests_may: false,
         instead: "use a module that may have unsafe code, or list this file with a reason in xtask/src/tidy/calls.rs",
     },
-    Ban {
+    BannedWords {
         words: ".unwrap()",
         only: &[],
         may: &[],
         tests_may: true,
         instead: "return an error, or give the reason why it cannot happen with expect()",
     },
-    Ban {
+    BannedWords {
         words: "thread::sleep",
         only: &[],
         may: &[],
         tests_may: false,
         instead: "wait for the event itself, with a deadline",
     },
-    Ban {
+    BannedWords {
         words: "println!",
         only: &[],
         may: TERMINAL,
         tests_may: true,
         instead: "return it, or use tracing; only the programs write to a terminal",
     },
-    Ban {
+    BannedWords {
         words: "eprintln!",
         only: &[],
         may: TERMINAL,
         tests_may: true,
         instead: "return it, or use tracing; only the programs write to a terminal",
     },
-    Ban {
+    BannedWords {
         words: "process::exit",
         only: &[],
         may: &[("crates/blockmux/src/main.rs", "the exit status is part of the command line")],
         tests_may: false,
         instead: "return an error to main, so that everything is dropped",
     },
-    Ban { words: "todo!", only: &[], may: &[], tests_may: false, instead: "write it, or leave it out" },
-    Ban {
+    BannedWords {
+        words: "todo!",
+        only: &[],
+        may: &[],
+        tests_may: false,
+        instead: "write it, or leave it out",
+    },
+    BannedWords {
         words: "unimplemented!",
         only: &[],
         may: &[],
         tests_may: false,
         instead: "write it, or leave it out",
     },
-    Ban { words: "dbg!", only: &[], may: &[], tests_may: false, instead: "remove it" },
-    Ban {
+    BannedWords { words: "dbg!", only: &[], may: &[], tests_may: false, instead: "remove it" },
+    BannedWords {
         words: "Instant::now",
         only: SANS_IO,
         may: &[],
         tests_may: true,
         instead: "take the time as an argument",
     },
-    Ban {
+    BannedWords {
         words: "SystemTime",
         only: SANS_IO,
         may: &[],
         tests_may: true,
         instead: "take the time as an argument",
     },
-    Ban {
+    BannedWords {
         words: "std::net",
         only: NO_OS,
         may: &[],
         tests_may: true,
         instead: "sockets belong to the engine",
     },
-    Ban { words: "std::fs", only: NO_OS, may: &[], tests_may: true, instead: "files belong to the engine" },
-    Ban {
+    BannedWords {
+        words: "std::fs",
+        only: NO_OS,
+        may: &[],
+        tests_may: true,
+        instead: "files belong to the engine",
+    },
+    BannedWords {
         words: "thread::spawn",
         only: NO_OS,
         may: &[],
@@ -152,7 +164,7 @@ fn unlisted(tree: &Tree) -> Vec<Finding> {
 
 const PAGE: &str = "docs/internals/architecture.md";
 
-impl Ban {
+impl BannedWords {
     fn holds(&self, path: &str, is_test: bool) -> bool {
         (self.only.is_empty() || self.only.iter().any(|start| path.starts_with(start)))
             && !self.may.iter().any(|(start, _)| path.starts_with(start))

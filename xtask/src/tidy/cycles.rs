@@ -33,13 +33,13 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 
 /// Where a module uses another one.
 #[derive(Clone)]
-struct Place {
+struct ImportSite {
     path: String,
     line: usize,
 }
 
 /// Edges between the modules of one folder: the using and the used module, and the first place.
-type Graph = BTreeMap<String, BTreeMap<String, Place>>;
+type Graph = BTreeMap<String, BTreeMap<String, ImportSite>>;
 
 /// The graph of each folder of each crate, by the folder's path.
 fn graphs(tree: &Tree) -> BTreeMap<String, Graph> {
@@ -55,7 +55,7 @@ fn graphs(tree: &Tree) -> BTreeMap<String, Graph> {
             let parent = [&[format!("{root}/src")], &module[..shared]].concat().join("/");
             if is_module(tree, &parent, to) {
                 let edges = graphs.entry(parent).or_default();
-                let place = Place { path: path.to_owned(), line };
+                let place = ImportSite { path: path.to_owned(), line };
                 edges.entry(from.clone()).or_default().entry(to.clone()).or_insert(place);
                 edges.entry(to.clone()).or_default();
             }
@@ -148,7 +148,7 @@ fn is_folder(tree: &Tree, parent: &str, name: &str) -> bool {
 }
 
 /// The first edge of a path in the graph from one module to another, if there is one.
-fn first_step<'a>(graph: &'a Graph, from: &str, to: &str) -> Option<&'a Place> {
+fn first_step<'a>(graph: &'a Graph, from: &str, to: &str) -> Option<&'a ImportSite> {
     let reaches = |name: &str| {
         let (mut seen, mut left) = (BTreeSet::new(), vec![name.to_owned()]);
         while let Some(name) = left.pop() {

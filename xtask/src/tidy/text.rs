@@ -70,7 +70,7 @@ fn comments(path: &str, source: &str) -> Vec<Finding> {
             let what = format!("a comment wider than {MAX_COMMENT_WIDTH} characters; break the line");
             findings.push(Finding::new(path, at + 1, what));
         }
-        if is_doc && LEANING.iter().any(|start| text.starts_with(start)) {
+        if is_doc && DEPENDENT_STARTS.iter().any(|start| text.starts_with(start)) {
             findings.push(Finding::new(path, at + 1, "depends on a neighbour; describe this item alone"));
         }
         let words: Vec<_> = text.split(|c: char| !c.is_ascii_alphabetic()).map(str::to_lowercase).collect();
@@ -263,7 +263,7 @@ const MAX_COMMENT_WIDTH: usize = 100;
 const DRAWN: &[char] = &['─', '│', '▶', '◀', '|', '┌', '└'];
 
 /// Beginnings of doc comments that depend on a neighbour.
-const LEANING: &[&str] = &["The same", "As above", "Likewise"];
+const DEPENDENT_STARTS: &[&str] = &["The same", "As above", "Likewise"];
 
 /// Home-made words, and the words to use instead.
 const HOME_MADE: &[(&str, &str)] = &[

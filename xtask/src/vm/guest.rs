@@ -25,7 +25,7 @@ pub(crate) struct Guest<'a> {
 }
 
 /// Result of a script.
-pub(crate) struct Outcome {
+pub(crate) struct ScriptResult {
     /// Number of checks that passed.
     pub(crate) checks: usize,
     pub(crate) passed: bool,
@@ -36,7 +36,7 @@ impl Guest<'_> {
     ///
     /// # Errors
     /// If QEMU cannot be run.
-    pub(crate) fn run(&self, script: &str, say: &mut dyn FnMut(&str)) -> Result<Outcome> {
+    pub(crate) fn run(&self, script: &str, say: &mut dyn FnMut(&str)) -> Result<ScriptResult> {
         let log = Arc::new(Log::create(self.log)?);
         let addresses = Addresses::of_this_process();
         let mut host = Host::new(self.programs, addresses.environment(), log.clone())?;
@@ -49,18 +49,18 @@ impl Guest<'_> {
         let mut answers = child.stdin.take().context("standard input is a pipe")?;
         let (mut checks, mut status) = (Checks::new(script, say), None);
         for line in lines_of(reader) {
-            match Said::parse(&line) {
-                Said::Check(sentence) => {
+            match GuestLine::parse(&line) {
+                GuestLine::Check(sentence) => {
                     checks.next(sentence);
                     log.add("check", sentence);
                 }
-                Said::Host(command) => {
-                    let status = host.obey(&decode(command)?);
+                GuestLine::Host(command) => {
+                    let status = host.execute(&decode(command)?);
                     // The guest may have crashed meanwhile.
                     let _ = writeln!(answers, "{status}");
                 }
-                Said::End(text) => status = text.parse().ok(),
-                Said::Else => log.add("guest", &line),
+                GuestLine::End(text) => status = text.parse().ok(),
+                GuestLine::Else => log.add("guest", &line),
             }
         }
         child.wait()?;
@@ -183,20 +183,20 @@ impl Addresses {
 }
 
 /// A line of the script's output.
-enum Said<'a> {
+enum GuestLine<'a> {
     Check(&'a str),
     Host(&'a str),
     End(&'a str),
     Else,
 }
 
-impl Said<'_> {
-    fn parse(line: &str) -> Said<'_> {
+impl GuestLine<'_> {
+    fn parse(line: &str) -> GuestLine<'_> {
         match line.split_once(' ') {
-            Some(("@check", sentence)) => Said::Check(sentence),
-            Some(("@host", command)) => Said::Host(command),
-            Some(("@end", status)) => Said::End(status),
-            _ => Said::Else,
+            Some(("@check", sentence)) => GuestLine::Check(sentence),
+            Some(("@host", command)) => GuestLine::Host(command),
+            Some(("@end", status)) => GuestLine::End(status),
+            _ => GuestLine::Else,
         }
     }
 }
@@ -217,17 +217,17 @@ impl<'a> Checks<'a> {
     }
 
     fn next(&mut self, sentence: &str) {
-        self.tell("ok");
+        self.report("ok");
         self.passed += 1;
         (self.sentence, self.began) = (sentence.to_owned(), Instant::now());
     }
 
-    fn end(mut self, passed: bool) -> Outcome {
-        self.tell(if passed { "ok" } else { "FAILED" });
-        Outcome { checks: self.passed + usize::from(passed), passed }
+    fn end(mut self, passed: bool) -> ScriptResult {
+        self.report(if passed { "ok" } else { "FAILED" });
+        ScriptResult { checks: self.passed + usize::from(passed), passed }
     }
 
-    fn tell(&mut self, result: &str) {
+    fn report(&mut self, result: &str) {
         let seconds = self.began.elapsed().as_secs_f64();
         (self.say)(&format!("{result:<6} {seconds:5.1} s  {}::{}", self.script, self.sentence));
     }
@@ -267,8 +267,8 @@ mod tests {
     #[test]
     fn commands_may_have_several_lines() {
         assert_eq!(decode("cnVuIGEKYg==").unwrap(), "run a\nb");
-        assert!(matches!(Said::parse("@host cnVu"), Said::Host("cnVu")));
-        assert!(matches!(Said::parse("+ echo @check x"), Said::Else));
+        assert!(matches!(GuestLine::parse("@host cnVu"), GuestLine::Host("cnVu")));
+        assert!(matches!(GuestLine::parse("+ echo @check x"), GuestLine::Else));
     }
 
     #[test]

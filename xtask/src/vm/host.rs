@@ -53,7 +53,7 @@ impl Host {
     }
 
     /// Executes a script's request and returns its exit status; 1 if it cannot be executed.
-    pub(crate) fn obey(&mut self, line: &str) -> i32 {
+    pub(crate) fn execute(&mut self, line: &str) -> i32 {
         self.log.add("host", line);
         let status = self.try_to_obey(line).unwrap_or_else(|error| {
             self.log.add("host", &format!("{error:#}"));
@@ -203,18 +203,18 @@ mod tests {
     fn a_script_gets_the_exit_status_of_its_requests() {
         let directory = tempfile::tempdir().unwrap();
         let (mut host, log) = host(directory.path());
-        assert_eq!(host.obey("run echo $HOST > file"), 0);
-        assert_eq!(host.obey("run test $(cat file) = 127.0.0.2"), 0);
-        assert_eq!(host.obey("run exit 3"), 3);
-        assert_eq!(host.obey("run false\ntrue"), 1);
-        assert_eq!(host.obey("start cat sleep 1000"), 0);
-        assert_eq!(host.obey("stop cat"), 128 + 15);
-        assert_eq!(host.obey("start echo printf 'a\\nready at last\\n'"), 0);
-        assert_eq!(host.obey("until echo ready"), 0);
-        assert_eq!(host.obey("until echo ready"), 1);
-        assert_eq!(host.obey("wait echo"), 0);
-        assert_eq!(host.obey("kill echo"), 1);
-        assert_eq!(host.obey("dance"), 1);
+        assert_eq!(host.execute("run echo $HOST > file"), 0);
+        assert_eq!(host.execute("run test $(cat file) = 127.0.0.2"), 0);
+        assert_eq!(host.execute("run exit 3"), 3);
+        assert_eq!(host.execute("run false\ntrue"), 1);
+        assert_eq!(host.execute("start cat sleep 1000"), 0);
+        assert_eq!(host.execute("stop cat"), 128 + 15);
+        assert_eq!(host.execute("start echo printf 'a\\nready at last\\n'"), 0);
+        assert_eq!(host.execute("until echo ready"), 0);
+        assert_eq!(host.execute("until echo ready"), 1);
+        assert_eq!(host.execute("wait echo"), 0);
+        assert_eq!(host.execute("kill echo"), 1);
+        assert_eq!(host.execute("dance"), 1);
         let said = std::fs::read_to_string(log).unwrap();
         assert!(said.contains("echo     ready at last") && said.contains("no echo was started"), "{said}");
     }

@@ -56,8 +56,8 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         }
     };
     if let Some(program) = image::FOR_TLS.iter().find(|program| find(program).is_none()) {
-        let by_tls = scripts.extract_if(.., |script| BY_TLS.contains(&script.as_str()));
-        lines.extend(by_tls.map(|script| format!("skipped: {script} (no {program})")));
+        let with_tlshd = scripts.extract_if(.., |script| WITH_TLSHD.contains(&script.as_str()));
+        lines.extend(with_tlshd.map(|script| format!("skipped: {script} (no {program})")));
     }
     let programs = target_directory(root).join("debug");
     let in_guest = scripts.iter().any(|script| script.starts_with(IN_GUEST));
@@ -143,7 +143,7 @@ const LIBRARY: &str = "lib.sh";
 /// Parts of the names of scripts that need siw.
 const OVER_SIW: &[&str] = &["iser", "rdma", "srp"];
 /// Scripts that need the TLS handshake helper (tlshd).
-const BY_TLS: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
+const WITH_TLSHD: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
 /// Name prefix of scripts that run Blockmux in the guest, because this machine's kernel may lack
 /// TLS.
 const IN_GUEST: &str = "ktls";

@@ -16,7 +16,7 @@ use blockmux_lab::ceiling::{self, CeilingJob, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::Job;
 use blockmux_lab::link::{self, Link};
-use blockmux_lab::result::{Row, Run, SubjectKind};
+use blockmux_lab::result::{ConfigurationKind, Row, Run};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::Volume;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -56,35 +56,35 @@ impl BenchCase {
     }
 
     /// Name of the configuration in the table.
-    pub(super) fn subject(&self) -> String {
+    pub(super) fn configuration(&self) -> String {
         let of = match &self.kind {
             CaseKind::Local(_) => "local",
             CaseKind::Served(protocol, ..) | CaseKind::Linked(protocol, ..) => protocol.name,
             CaseKind::Remote(..) => &self.target,
             CaseKind::Ceiling(..) => "ceiling",
         };
-        if self.place.is_empty() { of.to_owned() } else { link::subject(of, &self.place) }
+        if self.place.is_empty() { of.to_owned() } else { link::row_name(of, &self.place) }
     }
 
     /// The row of the case, without runs.
     pub(super) fn row(&self) -> Row {
         let (kind, protocol, poll) = match &self.kind {
-            CaseKind::Local(_) => (SubjectKind::Local, String::new(), ""),
+            CaseKind::Local(_) => (ConfigurationKind::Local, String::new(), ""),
             CaseKind::Served(protocol, _, policy) | CaseKind::Linked(protocol, _, policy, _) => {
-                (SubjectKind::Protocol, protocol.name.to_owned(), policy.name())
+                (ConfigurationKind::Protocol, protocol.name.to_owned(), policy.name())
             }
             CaseKind::Remote(protocol, transport, _, policy) => {
-                (SubjectKind::Protocol, protocol.name_over(*transport), policy.name())
+                (ConfigurationKind::Protocol, protocol.name_over(*transport), policy.name())
             }
             CaseKind::Ceiling(protocol, transport, Variant::Sleeping) => {
-                (SubjectKind::CeilingSleeping, protocol.name_over(*transport), "")
+                (ConfigurationKind::CeilingSleeping, protocol.name_over(*transport), "")
             }
             CaseKind::Ceiling(protocol, transport, Variant::Spinning) => {
-                (SubjectKind::CeilingSpinning, protocol.name_over(*transport), "")
+                (ConfigurationKind::CeilingSpinning, protocol.name_over(*transport), "")
             }
         };
         Row {
-            subject: self.subject(),
+            configuration: self.configuration(),
             kind,
             protocol,
             target: self.target.clone(),
@@ -190,7 +190,7 @@ impl BenchCase {
     }
 
     fn failed(&self, error: impl std::fmt::Display) -> Failure {
-        Failure::run(format!("{}, {}: {error}", self.subject(), self.job.name))
+        Failure::run(format!("{}, {}: {error}", self.configuration(), self.job.name))
     }
 }
 

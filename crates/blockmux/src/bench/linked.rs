@@ -3,7 +3,7 @@
 use super::BenchArgs;
 use super::case::{BenchCase, CaseKind};
 use super::jobs::times;
-use super::plan::{BenchPlan, Subject};
+use super::plan::{BenchPlan, BenchVolume};
 use super::veth::VethPair;
 use crate::failure::Failure;
 use crate::protocol;
@@ -22,27 +22,27 @@ impl BenchPlan {
         suite: &Suite,
         links: &Links,
         args: &BenchArgs,
-        subjects: &[Subject],
+        volumes: &[BenchVolume],
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
-        let Some(served) = subjects.first() else { return Ok(()) };
+        let Some(served) = volumes.first() else { return Ok(()) };
         let veth = VethPair::new()?;
         let times = times(args)?;
         let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
         let refused = refused(&veth, links);
         for row in &rows {
-            let case = |kind, target: &Subject, place| BenchCase {
+            let case = |kind, target: &BenchVolume, place| BenchCase {
                 kind,
                 job: row.job.clone(),
                 target: target.shown.clone(),
                 place,
             };
             let Some(protocol) = protocol::by_name(&row.protocol) else {
-                for subject in subjects {
+                for volume in volumes {
                     self.cases.push(case(
-                        CaseKind::Local(subject.volume.clone()),
-                        subject,
-                        subject.place.clone(),
+                        CaseKind::Local(volume.volume.clone()),
+                        volume,
+                        volume.place.clone(),
                     ));
                 }
                 continue;
@@ -81,7 +81,7 @@ fn refused(veth: &VethPair, links: &Links) -> Vec<(Option<u32>, String)> {
 }
 
 fn name(job: &Job, protocol: &str, link: Link) -> String {
-    format!("{}, {}", job.name, link::subject(protocol, &link.to_string()))
+    format!("{}, {}", job.name, link::row_name(protocol, &link.to_string()))
 }
 
 /// Specs of RAM stripes of `bytes` in total, each with its name.

@@ -116,7 +116,7 @@ fn run_all(
         let order = order(&plan.cases, nth);
         for (place, &at) in order.iter().enumerate() {
             let case = &plan.cases[at];
-            bar.set_message(format!("run {nth}/{runs}: {}, {}", case.subject(), case.job.name));
+            bar.set_message(format!("run {nth}/{runs}: {}, {}", case.configuration(), case.job.name));
             let case_ms = case.job.ramp_time_ms + case.job.runtime_ms;
             let missing = missing_connections();
             let run = case.run(plan, &|share| bar.set_position(done_ms + (share * case_ms as f64) as u64))?;
@@ -125,15 +125,15 @@ fn run_all(
             let iops = count(run.iops());
             let is_short_of_one = missing_connections() > missing;
             if is_short_of_one {
-                let (subject, job) = (case.subject(), &case.job.name);
+                let (configuration, job) = (case.configuration(), &case.job.name);
                 warn!(
-                    "run {nth}/{runs} of {subject}, {job}: a connection was lost and could not be restored"
+                    "run {nth}/{runs} of {configuration}, {job}: a connection was lost and could not be restored"
                 );
             }
             if events.send(BenchEvent::Run { case: at, run: Box::new(run), is_short_of_one }).is_err() {
                 return Ok(());
             }
-            info!("run {nth}/{runs} of {}, {}: {iops} IOPS", case.subject(), case.job.name);
+            info!("run {nth}/{runs} of {}, {}: {iops} IOPS", case.configuration(), case.job.name);
             let is_last = order.get(place + 1).is_none_or(|&next| plan.cases[next].job != case.job);
             if prints_lines && is_last {
                 print_finished(nth, runs, &case.job, (done_ms, bar.length().unwrap_or(0)));

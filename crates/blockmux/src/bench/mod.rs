@@ -33,7 +33,7 @@ use std::process::ExitCode;
 pub(crate) struct BenchArgs {
     /// Volume, URL, or fio job file (a path without a colon)
     #[arg(value_name = "VOLUME|URL|JOBFILE")]
-    subjects: Vec<String>,
+    volumes_and_jobs: Vec<String>,
     /// Jobs and figures of a published study: aatrokoski-2007, chelsio-iwarp, taocloud-2022,
     /// zeta-2016
     #[arg(long, value_name = "NAME")]
@@ -110,7 +110,7 @@ impl BenchArgs {
         let shapes = [&self.rw, &self.bs, &self.iodepth, &self.numjobs];
         let names_jobs = self.suite.is_some()
             || shapes.iter().any(|values| !values.is_empty())
-            || self.subjects.iter().any(|word| is_job_file(word));
+            || self.volumes_and_jobs.iter().any(|word| is_job_file(word));
         !self.full && !names_jobs
     }
 

@@ -44,7 +44,7 @@ pub(super) struct BenchPlan {
 }
 
 /// A volume of the command line.
-pub(super) struct Subject {
+pub(super) struct BenchVolume {
     /// The argument as written.
     name: String,
     /// The argument without passwords.
@@ -63,7 +63,7 @@ impl BenchPlan {
     /// Opens the volumes and checks every job against them.
     pub(super) fn make(args: &BenchArgs) -> Result<BenchPlan, Failure> {
         let (names, files): (Vec<&String>, Vec<&String>) =
-            args.subjects.iter().partition(|word| !super::is_job_file(word));
+            args.volumes_and_jobs.iter().partition(|word| !super::is_job_file(word));
         let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
         let mut plan = BenchPlan {
             cases: Vec::new(),
@@ -77,25 +77,25 @@ impl BenchPlan {
         };
         let Jobs { jobs, are_default } = jobs(args, &files)?;
         let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
-        let mut subjects = Vec::new();
+        let mut volumes = Vec::new();
         for name in names.into_iter().map(String::as_str).chain(names_in_files) {
-            if subjects.iter().all(|subject: &Subject| subject.name != name) {
-                subjects.push(plan.open(name)?);
+            if volumes.iter().all(|volume: &BenchVolume| volume.name != name) {
+                volumes.push(plan.open(name)?);
             }
         }
-        if subjects.is_empty() {
-            subjects = plan.open_default(args)?;
+        if volumes.is_empty() {
+            volumes = plan.open_default(args)?;
         }
         match &args.suite {
-            Some(name) => plan.add_suite(name, args, &subjects, &policies)?,
+            Some(name) => plan.add_suite(name, args, &volumes, &policies)?,
             None => {
                 for (job, target) in &jobs {
                     let spares =
-                        |subject: &Subject| are_default && subject.holds_data && job.rw.changes_content();
+                        |volume: &BenchVolume| are_default && volume.holds_data && job.rw.changes_content();
                     let named =
-                        |subject: &&Subject| target.as_deref().is_none_or(|name| name == subject.name);
+                        |volume: &&BenchVolume| target.as_deref().is_none_or(|name| name == volume.name);
                     let (spared, wanted): (Vec<_>, Vec<_>) =
-                        subjects.iter().filter(named).partition(|subject| spares(subject));
+                        volumes.iter().filter(named).partition(|volume| spares(volume));
                     plan.skip_overwriting(job, &spared);
                     plan.add_job(job, &wanted, &policies, args);
                 }
@@ -105,7 +105,7 @@ impl BenchPlan {
         Ok(plan)
     }
 
-    fn open(&mut self, name: &str) -> Result<Subject, Failure> {
+    fn open(&mut self, name: &str) -> Result<BenchVolume, Failure> {
         let spec: Spec = name.parse().map_err(Failure::request)?;
         let usage = Use { populate: Populate::Whole, ..Use::briefly(Access::Either) };
         let opened = open::open(&spec, usage)?;
@@ -117,36 +117,36 @@ impl BenchPlan {
         let remote = if opened.is_remote { protocol::of_url(name) } else { None };
         let holds_data = !opened.is_fresh && keeps_content(&spec);
         let (name, shown) = (name.to_owned(), without_passwords(name));
-        Ok(Subject { name, shown, place: String::new(), volume: opened.volume, remote, holds_data })
+        Ok(BenchVolume { name, shown, place: String::new(), volume: opened.volume, remote, holds_data })
     }
 
     /// Opens the default volume.
-    fn open_default(&mut self, args: &BenchArgs) -> Result<Vec<Subject>, Failure> {
+    fn open_default(&mut self, args: &BenchArgs) -> Result<Vec<BenchVolume>, Failure> {
         let bytes = default_bytes(args)?;
         let suite = args.suite.as_deref().and_then(|name| Suite::by_name(name).ok());
         let Some(links) = suite.as_ref().and_then(Suite::links) else {
             return Ok(vec![self.open(&format!("mem:{bytes}"))?]);
         };
         let stripes = linked::stripes(links, bytes / links.stripes.len().max(1) as u64);
-        stripes.into_iter().map(|(spec, place)| Ok(Subject { place, ..self.open(&spec)? })).collect()
+        stripes.into_iter().map(|(spec, place)| Ok(BenchVolume { place, ..self.open(&spec)? })).collect()
     }
 
     /// Skips a job that would overwrite existing volumes without request.
-    fn skip_overwriting(&mut self, job: &Job, subjects: &[&Subject]) {
-        self.skipped.extend(subjects.iter().map(|subject| {
+    fn skip_overwriting(&mut self, job: &Job, volumes: &[&BenchVolume]) {
+        self.skipped.extend(volumes.iter().map(|volume| {
             let ask = "give --rw write or --rw randwrite to allow that";
-            (job.name.clone(), format!("{} would be overwritten ({ask})", subject.shown))
+            (job.name.clone(), format!("{} would be overwritten ({ask})", volume.shown))
         }));
     }
 
     /// Adds the cases of a job: each volume, then the ceilings of their protocols.
-    fn add_job(&mut self, job: &Job, subjects: &[&Subject], policies: &[PollPolicy], args: &BenchArgs) {
+    fn add_job(&mut self, job: &Job, volumes: &[&BenchVolume], policies: &[PollPolicy], args: &BenchArgs) {
         let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
-        for subject in subjects {
-            let mut add = |kind| self.cases.push(BenchCase::new(kind, job, &subject.shown));
-            match subject.remote {
+        for volume in volumes {
+            let mut add = |kind| self.cases.push(BenchCase::new(kind, job, &volume.shown));
+            match volume.remote {
                 Some((protocol, transport)) => {
-                    let kind = |poll| CaseKind::Remote(protocol, transport, subject.volume.clone(), poll);
+                    let kind = |poll| CaseKind::Remote(protocol, transport, volume.volume.clone(), poll);
                     policies.iter().for_each(|&poll| add(kind(poll)));
                     // There is no ceiling for raw frames.
                     if protocol.carrier == Carrier::Stream {
@@ -154,12 +154,12 @@ impl BenchPlan {
                     }
                 }
                 None => {
-                    add(CaseKind::Local(subject.volume.clone()));
+                    add(CaseKind::Local(volume.volume.clone()));
                     let is_wanted = |protocol: &&Protocol| protocol.is_default || !args.is_quick();
                     for protocol in protocol::stream_protocols().filter(is_wanted) {
                         policies
                             .iter()
-                            .for_each(|&poll| add(CaseKind::Served(protocol, subject.volume.clone(), poll)));
+                            .for_each(|&poll| add(CaseKind::Served(protocol, volume.volume.clone(), poll)));
                         protocols.push((protocol, Transport::Tcp));
                     }
                 }
@@ -204,18 +204,18 @@ impl BenchPlan {
         &mut self,
         name: &str,
         args: &BenchArgs,
-        subjects: &[Subject],
+        volumes: &[BenchVolume],
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
         let suite =
             Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {name}: {error}")))?;
         if let Some(links) = suite.links()
-            && subjects.iter().all(|subject| subject.remote.is_none())
-            && (subjects.len() == 1 || args.subjects.is_empty())
+            && volumes.iter().all(|volume| volume.remote.is_none())
+            && (volumes.len() == 1 || args.volumes_and_jobs.is_empty())
         {
-            return self.add_linked(&suite, links, args, subjects, policies);
+            return self.add_linked(&suite, links, args, volumes, policies);
         }
-        let [Subject { name: target, volume, remote: None, .. }] = subjects else {
+        let [BenchVolume { name: target, volume, remote: None, .. }] = volumes else {
             return Err(Failure::request(
                 "--suite measures one local volume; give one, such as mem:1g, or none",
             ));

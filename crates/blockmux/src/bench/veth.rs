@@ -20,7 +20,7 @@ pub(super) type VethEnd = usize;
 pub(super) const TARGET: VethEnd = 0;
 pub(super) const INITIATOR: VethEnd = 1;
 /// Name of the interface in both namespaces.
-pub(super) const INTERFACE: &str = "cable";
+pub(super) const INTERFACE: &str = "veth";
 
 impl VethPair {
     /// Creates the namespaces and the veth pair.

@@ -16,7 +16,7 @@ use crate::signals;
 use blockmux_engine::cores::{Cores, CoresConfig};
 use blockmux_volume::units::{human_size, parse_size};
 use blockmux_volume::{MAX_TRANSFER, Spec, VolumeInfo};
-use progress::Progress;
+use progress::CopyProgress;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<ExitCode, Failure> {
     let destination = open::open(&destination, how(Access::Write))?;
     let plan = plan(args, &from, &destination)?;
     let started = Instant::now();
-    let progress = Arc::new(Progress::new(from.size));
+    let progress = Arc::new(CopyProgress::new(from.size));
     match copy(source, destination, plan, &progress)? {
         Ok(()) => {
             let took = started.elapsed();
@@ -155,7 +155,7 @@ fn copy(
     source: Opened,
     destination: Opened,
     plan: CopyPlan,
-    progress: &Arc<Progress>,
+    progress: &Arc<CopyProgress>,
 ) -> Result<Result<(), CopyError>, Failure> {
     // Each piece has at most two buffers: as received, and aligned for direct I/O. Rounding may
     // double them, and half of the pool is for long payload.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Counters that the copying core updates and the main thread shows.
-pub(super) struct Progress {
+pub(super) struct CopyProgress {
     /// Size of the source in bytes.
     total: u64,
     /// Number of bytes copied as data.
@@ -20,9 +20,9 @@ pub(super) struct Progress {
     is_verifying: AtomicBool,
 }
 
-impl Progress {
-    pub(super) fn new(total: u64) -> Progress {
-        Progress {
+impl CopyProgress {
+    pub(super) fn new(total: u64) -> CopyProgress {
+        CopyProgress {
             total,
             data: AtomicU64::new(0),
             zeroes: AtomicU64::new(0),

@@ -8,7 +8,7 @@
 //! A slot processes one segment at a time; the number of slots is the I/O depth.
 
 use super::map::{Map, Segment};
-use super::progress::Progress as CopyProgress;
+use super::progress::CopyProgress;
 use blockmux_engine::reactor::{EngineCore, Progress, Task};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Memory, Op, Output, SgList, Tag, Volume};
 use std::collections::VecDeque;

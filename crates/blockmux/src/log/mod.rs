@@ -28,12 +28,12 @@ use tracing_subscriber::layer::Context;
 /// A tracing layer that queues records without waiting. Clones share the queue.
 #[derive(Clone)]
 pub(crate) struct Log {
-    queue: SyncSender<Message>,
+    queue: SyncSender<LogMessage>,
     lost: Arc<AtomicU64>,
     has_time: bool,
 }
 
-enum Message {
+enum LogMessage {
     /// A record and the time of its event.
     Record(Record, Option<Timestamp>),
     /// Requests a reply when all earlier records are written.
@@ -62,7 +62,7 @@ impl Log {
     pub(crate) fn finish(&self) {
         let (sender, receiver) = mpsc::channel();
         let end = Instant::now() + LAST_RECORDS_TIMEOUT;
-        let mut message = Message::End(sender);
+        let mut message = LogMessage::End(sender);
         while let Err(TrySendError::Full(back)) = self.queue.try_send(message) {
             if Instant::now() >= end {
                 return;
@@ -78,20 +78,20 @@ impl<S: Subscriber> Layer<S> for Log {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let record = Record::of(event, levels::area_of(event.metadata().target()));
         let time = self.has_time.then(Timestamp::now);
-        if self.queue.try_send(Message::Record(record, time)).is_err() {
+        if self.queue.try_send(LogMessage::Record(record, time)).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-fn write_out(messages: &Receiver<Message>, lost: &AtomicU64, writer: &mut Writer) {
+fn write_out(messages: &Receiver<LogMessage>, lost: &AtomicU64, writer: &mut Writer) {
     let mut repeats = Repeats::default();
     loop {
         let message = match repeats.is_empty() {
             true => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
             false => messages.recv_timeout(WINDOW),
         };
-        let (is_end, now) = (matches!(message, Ok(Message::End(_))), Instant::now());
+        let (is_end, now) = (matches!(message, Ok(LogMessage::End(_))), Instant::now());
         for line in repeats.left_out(if is_end { now + WINDOW } else { now }) {
             writer.write_now(&Record::of_text(&line));
         }
@@ -106,12 +106,12 @@ fn write_out(messages: &Receiver<Message>, lost: &AtomicU64, writer: &mut Writer
             writer.write_now(&Record::warning(text));
         }
         match message {
-            Message::Record(record, time) => {
+            LogMessage::Record(record, time) => {
                 if repeats.admits(record.text().as_bytes(), now) {
                     writer.write(&record, time);
                 }
             }
-            Message::End(done) => drop(done.send(())),
+            LogMessage::End(done) => drop(done.send(())),
         }
     }
 }

@@ -11,7 +11,7 @@
 //! disk, or a separate target or subsystem for each volume. These are the *default exports*.
 
 use super::{Carrier, Protocol, by_name, with_frontend};
-use crate::address::means;
+use crate::address::matches_listener;
 use crate::data_part::DataPart;
 use blockmux_engine::socket::Address;
 use blockmux_proto::networks::AllowedNetworks;
@@ -90,7 +90,7 @@ struct Shared {
 #[derive(Clone, Debug, Default)]
 struct VolumeRule {
     /// `protocols` of the volume; `None` without the key.
-    words: Option<Vec<String>>,
+    protocols: Option<Vec<String>>,
     /// Networks from which clients may use it.
     networks: AllowedNetworks,
 }
@@ -143,7 +143,9 @@ impl TargetAccess {
     /// Whether the target is reached through this listener.
     fn is_at(&self, place: &ListenerAddress) -> bool {
         let (_, named) = &self.listeners;
-        place.tcp().is_some_and(|tcp| named.is_empty() || named.iter().any(|named| means(named, &tcp)))
+        place
+            .tcp()
+            .is_some_and(|tcp| named.is_empty() || named.iter().any(|named| matches_listener(named, &tcp)))
     }
 
     fn title(&self) -> String {
@@ -410,8 +412,8 @@ impl Shared {
                 known.join(", ")
             ))
         };
-        let words = protocols.map(|words| words.into_iter().map(word).collect()).transpose()?;
-        let rule = VolumeRule { words, networks: AllowedNetworks::default() };
+        let protocols = protocols.map(|names| names.into_iter().map(word).collect()).transpose()?;
+        let rule = VolumeRule { protocols, networks: AllowedNetworks::default() };
         self.volumes.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), rule);
         Ok(())
     }
@@ -462,7 +464,7 @@ impl Shared {
         accesses.extend(
             self.default_exports(volume, |listener| self.serves(listener.protocol, &listener.place, volume)),
         );
-        check_accesses(volume, rule.words.as_deref(), &accesses)
+        check_accesses(volume, rule.protocols.as_deref(), &accesses)
     }
 
     fn live_access<'a>(
@@ -487,8 +489,8 @@ impl Shared {
 
     /// Whether a volume with this rule is exported at a listener without a list of volumes.
     fn is_default(&self, protocol: &str, rule: &VolumeRule) -> bool {
-        match &rule.words {
-            Some(words) => words.iter().any(|word| word == protocol),
+        match &rule.protocols {
+            Some(protocols) => protocols.iter().any(|word| word == protocol),
             None => {
                 self.restricting().is_none()
                     && self.restricting.iter().all(|own| *own == protocol)
@@ -554,7 +556,7 @@ impl Shared {
             let states = target.states.iter().map(|(key, named)| (key.as_str(), named, &leading));
             for (key, named, there) in iter::once((*list, named, &own)).chain(states) {
                 let is_there = |named: &SocketAddr| {
-                    there.iter().filter_map(|own| own.place.tcp()).any(|tcp| means(named, &tcp))
+                    there.iter().filter_map(|own| own.place.tcp()).any(|tcp| matches_listener(named, &tcp))
                 };
                 if let Some(unknown) = named.iter().find(|named| !is_there(named)) {
                     let there: Vec<_> = there.iter().map(|listener| listener.place.to_string()).collect();
@@ -589,7 +591,7 @@ impl Shared {
             let would_open = !self.restricts(listener.protocol.served_as())
                 && volumes
                     .keys()
-                    .any(|volume| self.is_restricted(volume) && self.rule_of(volume).words.is_none());
+                    .any(|volume| self.is_restricted(volume) && self.rule_of(volume).protocols.is_none());
             if !exports_any && !would_open && !may_change {
                 let option = listener.protocol.key();
                 let why =
@@ -617,7 +619,7 @@ impl Shared {
     /// export every volume without `protocols`, so such a default export is checked even if a
     /// restriction elsewhere prevents it.
     fn check_volume(&self, volume: &str, rule: &VolumeRule) -> Result<(), String> {
-        let (Shared { targets, listeners, .. }, words) = (self, rule.words.as_deref());
+        let (Shared { targets, listeners, .. }, protocols) = (self, rule.protocols.as_deref());
         let mut accesses = Vec::new();
         for (protocol, target) in targets {
             let mapped = target.volumes.iter().filter(|(name, _)| name == volume);
@@ -633,10 +635,10 @@ impl Shared {
             }
         }
         accesses.extend(self.default_exports(volume, |listener| {
-            let is_wanted = listener.is_asked && listener.volumes.is_none() && words.is_none();
+            let is_wanted = listener.is_asked && listener.volumes.is_none() && protocols.is_none();
             is_wanted || listener.names(volume) || self.serves(listener.protocol, &listener.place, volume)
         }));
-        check_accesses(volume, words, &accesses)
+        check_accesses(volume, protocols, &accesses)
     }
 }
 
@@ -652,16 +654,16 @@ fn all_name<'a>(listeners: impl Iterator<Item = &'a PolicyListener>, volume: &st
     listeners.peek().is_some() && listeners.all(|listener| listener.names(volume))
 }
 
-/// The access rule. `words` are the volume's `protocols`.
+/// The access rule. `protocols` are the volume's `protocols`.
 fn check_accesses(
     volume: &str,
-    words: Option<&[String]>,
+    protocols: Option<&[String]>,
     accesses: &[VolumeAccess<'_>],
 ) -> Result<(), String> {
-    let names = |word: &str| words.iter().flat_map(|words| words.iter()).any(|own| own == word);
+    let names = |word: &str| protocols.iter().flat_map(|protocols| protocols.iter()).any(|own| own == word);
     let names_target = |access: &VolumeAccess<'_>| access.target.is_some_and(names);
     for access in accesses {
-        if words.is_some() && !names(access.protocol) && !names_target(access) {
+        if protocols.is_some() && !names(access.protocol) && !names_target(access) {
             let (title, option) = (&access.title, key(access.protocol));
             return Err(format!(
                 "volume `{volume}`: {title} has it, but the volume's protocols do not name {option}; add \"{option}\" \
@@ -677,7 +679,7 @@ fn check_accesses(
             continue;
         }
         let mut kept: BTreeSet<String> = restricting.iter().map(|access| key(access.protocol)).collect();
-        kept.extend(words.iter().flat_map(|words| words.iter()).map(|word| key(word)));
+        kept.extend(protocols.iter().flat_map(|protocols| protocols.iter()).map(|word| key(word)));
         let mut both = kept.clone();
         both.insert(match open.target {
             Some(target) if !is_another => target.to_owned(),
@@ -701,9 +703,9 @@ fn check_accesses(
 }
 
 /// The key `protocols` as a line of a config file.
-fn line(words: &BTreeSet<String>) -> String {
-    let words: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
-    format!("protocols = [{}]", words.join(", "))
+fn line(protocols: &BTreeSet<String>) -> String {
+    let protocols: Vec<_> = protocols.iter().map(|word| format!("\"{word}\"")).collect();
+    format!("protocols = [{}]", protocols.join(", "))
 }
 
 /// A protocol's name in config files; names of targets are returned unchanged.
@@ -753,12 +755,12 @@ mod tests {
     /// Volumes `a` and `b` with their `protocols`.
     fn policy(
         targets: Vec<(&'static str, TargetAccess)>,
-        words: [Option<&[&str]>; 2],
+        protocols: [Option<&[&str]>; 2],
         listeners: Vec<PolicyListener>,
     ) -> Result<Policy, String> {
-        let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-        let volumes = ["a", "b"].into_iter().zip(words);
-        let volumes = volumes.map(|(name, words)| (name.to_owned(), words.map(owned)));
+        let owned = |protocols: &[&str]| protocols.iter().map(|word| (*word).to_owned()).collect();
+        let volumes = ["a", "b"].into_iter().zip(protocols);
+        let volumes = volumes.map(|(name, protocols)| (name.to_owned(), protocols.map(owned)));
         Policy::new(targets, volumes)?.at(listeners, false)
     }
 
@@ -785,11 +787,11 @@ mod tests {
         assert!(said.starts_with("volume `a`: iscsi_target `iqn.a` restricts"), "{said}");
         assert!(said.contains("protocols = [\"iscsi\"]") && said.contains("[\"iscsi\", \"nbd\"]"), "{said}");
         // Explicitly, or the other volume only.
-        for (words, served) in [
+        for (protocols, served) in [
             ([Some(&["iscsi", "nbd"][..]), None], [true, false]),
             ([Some(&["iscsi"][..]), Some(&["nbd"][..])], [false, true]),
         ] {
-            let policy = policy(guarded(), words, asked()).unwrap();
+            let policy = policy(guarded(), protocols, asked()).unwrap();
             assert_eq!(["a", "b"].map(|volume| policy.serves(&NBD, &place(&NBD), volume)), served);
         }
         let named = listeners(listener(&NBD, Some(&["a"]), true));
@@ -805,8 +807,8 @@ mod tests {
     fn an_open_target_of_the_same_protocol_needs_its_own_name() {
         let targets = || vec![guarded().remove(0), target("iscsi", "iqn.open", "a", true)];
         let here = || vec![listener(&ISCSI, None, true)];
-        for words in [None, Some(&["iscsi"][..])] {
-            let said = policy(targets(), [words, None], here()).unwrap_err();
+        for protocols in [None, Some(&["iscsi"][..])] {
+            let said = policy(targets(), [protocols, None], here()).unwrap_err();
             assert!(said.contains("[\"iqn.open\", \"iscsi\"]"), "{said}");
         }
         assert!(policy(targets(), [Some(&["iscsi", "iqn.open"]), None], here()).is_ok());
@@ -830,10 +832,10 @@ mod tests {
 
     #[test]
     fn default_exports_with_authentication_restrict_their_volumes() {
-        let by_tls = |targets, words: [Option<&[&str]>; 2], listeners| {
-            let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-            let volumes = ["a", "b"].into_iter().zip(words);
-            let volumes = volumes.map(|(name, words)| (name.to_owned(), words.map(owned)));
+        let by_tls = |targets, protocols: [Option<&[&str]>; 2], listeners| {
+            let owned = |protocols: &[&str]| protocols.iter().map(|word| (*word).to_owned()).collect();
+            let volumes = ["a", "b"].into_iter().zip(protocols);
+            let volumes = volumes.map(|(name, protocols)| (name.to_owned(), protocols.map(owned)));
             Policy::new(targets, volumes)?.restricting_exports(vec!["nbd"]).at(listeners, false)
         };
         let nbd = || listener(&NBD, None, true);
@@ -846,8 +848,8 @@ mod tests {
             said.contains("nbd at 127.0.0.1:10809 restricts") && said.contains("[\"nbd\", \"nvme_tcp\"]"),
             "{said}"
         );
-        let words: [Option<&[&str]>; 2] = [Some(&["nbd"]), Some(&["nbd", "nvme-tcp"])];
-        let policy = by_tls(Vec::new(), words, both()).unwrap();
+        let protocols: [Option<&[&str]>; 2] = [Some(&["nbd"]), Some(&["nbd", "nvme-tcp"])];
+        let policy = by_tls(Vec::new(), protocols, both()).unwrap();
         assert_eq!(
             ["a", "b"].map(|volume| policy.serves(&NVME_TCP, &place(&NVME_TCP), volume)),
             [false, true]
@@ -856,18 +858,18 @@ mod tests {
         let here = || vec![nbd(), listener(&ISCSI, None, true)];
         let said = by_tls(guarded(), [None, None], here()).unwrap_err();
         assert!(said.contains("exports no volume") && said.contains("protocols = [\"nbd\"]"), "{said}");
-        let words: [Option<&[&str]>; 2] = [Some(&["nbd", "iscsi"]), None];
-        let policy = by_tls(guarded(), words, here()).unwrap();
+        let protocols: [Option<&[&str]>; 2] = [Some(&["nbd", "iscsi"]), None];
+        let policy = by_tls(guarded(), protocols, here()).unwrap();
         assert_eq!(["a", "b"].map(|volume| policy.serves(&NBD, &place(&NBD), volume)), [true, false]);
     }
 
     #[test]
     fn the_networks_of_a_volume_restrict_it_in_every_protocol_but_aoe() {
         let networks = || AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]);
-        let with = |targets, words: [Option<&[&str]>; 2], listeners| {
-            let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-            let volumes = ["a", "b"].into_iter().zip(words);
-            let volumes = volumes.map(|(name, words)| (name.to_owned(), words.map(owned)));
+        let with = |targets, protocols: [Option<&[&str]>; 2], listeners| {
+            let owned = |protocols: &[&str]| protocols.iter().map(|word| (*word).to_owned()).collect();
+            let volumes = ["a", "b"].into_iter().zip(protocols);
+            let volumes = volumes.map(|(name, protocols)| (name.to_owned(), protocols.map(owned)));
             let allowed = std::iter::once(("a".to_owned(), networks()));
             Policy::new(targets, volumes)?.allowing(allowed).at(listeners, false)
         };

@@ -65,7 +65,7 @@ impl Claim {
 }
 
 fn claim_data(name: &str, data: &DataPart) -> Result<Arc<DataClaim>, Failure> {
-    let text = &data.text;
+    let text = &data.key;
     let refusal = |process: &str| {
         format!(
             "`{name}`: {process} already exports the same data ({text}), and the two would share neither \
@@ -75,8 +75,7 @@ fn claim_data(name: &str, data: &DataPart) -> Result<Arc<DataClaim>, Failure> {
     };
     let mut claimed = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner);
     claimed.retain(|own| own.strong_count() > 0);
-    let same: Vec<_> =
-        claimed.iter().filter_map(Weak::upgrade).filter(|own| own.data.text == *text).collect();
+    let same: Vec<_> = claimed.iter().filter_map(Weak::upgrade).filter(|own| own.data.key == *text).collect();
     if same.iter().any(|own| own.data.overlaps(data)) {
         return Err(Failure::request(refusal("this daemon")));
     }
@@ -169,7 +168,7 @@ mod tests {
     use blockmux_volume::spec::SliceSpec;
 
     fn key(text: &str) -> DataPart {
-        DataPart { text: format!("{text} {}", getpid()), part: Part::WHOLE }
+        DataPart { key: format!("{text} {}", getpid()), part: Part::WHOLE }
     }
 
     fn slice(text: &str, offset: u64, len: u64) -> DataPart {

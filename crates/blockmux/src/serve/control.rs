@@ -21,7 +21,7 @@ use crate::open::Populate;
 use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
-use blockmux_engine::departures::Departures;
+use blockmux_engine::handover::SessionHandover;
 use blockmux_engine::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::reactor::CoreStats;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
@@ -71,8 +71,8 @@ impl ConnectionLimits {
     }
 
     /// The connections that can be handed over to another process.
-    pub(super) fn departures(&self) -> &Arc<Departures> {
-        self.limit.departures()
+    pub(super) fn session_handover(&self) -> &Arc<SessionHandover> {
+        self.limit.session_handover()
     }
 
     /// Changes the maximum number of connections.
@@ -106,7 +106,7 @@ impl ConnectionLimits {
         if let Some((_, limit)) = protocols.iter().find(|(name, _)| *name == protocol.name) {
             return limit.clone();
         }
-        let limit = self.limit.for_part(protocol.name);
+        let limit = self.limit.for_protocol(protocol.name);
         protocols.push((protocol.name, limit.clone()));
         limit
     }
@@ -489,7 +489,7 @@ impl ControlServer {
         let limits = self.connection_limits.protocols();
         let protocols = limits.iter().map(|(name, limit)| ProtocolStatus {
             name: (*name).to_owned(),
-            connections: limit.open_of_part(),
+            connections: limit.open_of_protocol(),
         });
         let limit = &self.connection_limits.limit;
         Status {

@@ -36,7 +36,7 @@ pub(super) fn identify(
     }
     match data {
         Some(data) if data.is_unique || !machine.is_empty() => {
-            let uuid = VolumeUuid::of_texts(&["data", machine, &data.text]);
+            let uuid = VolumeUuid::of_texts(&["data", machine, &data.key]);
             return Ok(Identified { uuid, is_lasting: true });
         }
         Some(_) => warn!(
@@ -117,7 +117,7 @@ mod tests {
     }
 
     fn identified(uuid: Option<&str>, data: Option<(&str, bool)>, machine: &str) -> (VolumeUuid, bool) {
-        let data = data.map(|(text, is_unique)| DataKey { text: text.to_owned(), is_unique });
+        let data = data.map(|(text, is_unique)| DataKey { key: text.to_owned(), is_unique });
         let Identified { uuid, is_lasting } = identify(&volume(true, uuid), data.as_ref(), machine).unwrap();
         (uuid, is_lasting)
     }

@@ -53,7 +53,7 @@ pub(super) fn watch(
                     return;
                 }
             }
-            draining.cut();
+            draining.close();
             wake_all(&inboxes);
         }
     };

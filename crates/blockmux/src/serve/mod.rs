@@ -336,7 +336,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     service_manager::stopping();
     let hands_over = match &status {
         Ok(End::HandOver(handover)) => {
-            handover.begin(limit.departures());
+            handover.begin(limit.session_handover());
             true
         }
         _ => false,
@@ -357,7 +357,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         End::Stop(status) => flush::all(&exports).map(|()| status),
         End::HandOver(handover) => {
             let flushed = settled.and_then(|()| flush::all(&exports));
-            let released = flushed.and_then(|()| handover.release(exports, limit.departures(), GRACE));
+            let released = flushed.and_then(|()| handover.release(exports, limit.session_handover(), GRACE));
             released.inspect_err(|failure| handover.fail(failure)).map(|()| ExitCode::SUCCESS)
         }
     }

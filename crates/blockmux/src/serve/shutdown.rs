@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(started(&limit, grace), "stopping; no connection is open");
         let mut permits: Vec<_> = (0..3).map(|_| limit.permit()).collect();
         assert_eq!(started(&limit, grace), "stopping; waiting up to 10 s for I/O in flight of 3 connections");
-        permits.iter_mut().take(1).flatten().for_each(blockmux_engine::listener::Permit::leave);
+        permits.iter_mut().take(1).flatten().for_each(blockmux_engine::listener::Permit::orphan);
         assert_eq!(
             started(&limit, grace),
             "stopping; waiting up to 10 s for I/O in flight of 2 connections and 1 lost connection"

@@ -12,15 +12,15 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Two network namespaces and a veth pair between them; the interface is called `cable` in both.
-struct Cable {
+/// Two network namespaces and a veth pair between them; the interface is called `veth` in both.
+struct VethNamespaces {
     target: String,
     initiator: String,
 }
 
-impl Cable {
+impl VethNamespaces {
     /// `None`, with a printed reason, if it cannot be created.
-    fn new(mtu: u32) -> Option<Cable> {
+    fn new(mtu: u32) -> Option<VethNamespaces> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         if !has("ip") {
             return None;
@@ -38,23 +38,23 @@ impl Cable {
                 return None;
             }
         }
-        let cable = Cable { target, initiator };
+        let veth = VethNamespaces { target, initiator };
         let add =
-            ["-n", &cable.target, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns"];
-        let added = Command::new("ip").args(add).arg(&cable.initiator).output().unwrap();
+            ["-n", &veth.target, "link", "add", "veth", "type", "veth", "peer", "name", "veth", "netns"];
+        let added = Command::new("ip").args(add).arg(&veth.initiator).output().unwrap();
         if !added.status.success() {
             skip(&format!("no veth here: {}", text(&added.stderr)));
             return None;
         }
-        for name in [&cable.target, &cable.initiator] {
+        for name in [&veth.target, &veth.initiator] {
             succeed(Command::new("ip").args(["-n", name, "link", "set", "lo", "up"]));
-            cable.ip(name, &["mtu", &mtu.to_string(), "up"]);
+            veth.ip(name, &["mtu", &mtu.to_string(), "up"]);
         }
-        Some(cable)
+        Some(veth)
     }
 
     fn ip(&self, name: &str, set: &[&str]) {
-        succeed(Command::new("ip").args(["-n", name, "link", "set", "cable"]).args(set));
+        succeed(Command::new("ip").args(["-n", name, "link", "set", "veth"]).args(set));
     }
 
     /// Adds a second veth pair, with interfaces called `spare`.
@@ -80,7 +80,7 @@ impl Cable {
     /// Output of discovery, which waits for answers for one second. On a busy machine none may
     /// arrive in that time, so it is repeated.
     fn discovers(&self) -> String {
-        let mut attempts = (0..10).map(|_| self.says(&["discover", "aoe://cable"]));
+        let mut attempts = (0..10).map(|_| self.says(&["discover", "aoe://veth"]));
         attempts.find(|found| !found.is_empty()).expect("nobody answers")
     }
 
@@ -95,7 +95,7 @@ impl Cable {
     }
 }
 
-impl Drop for Cable {
+impl Drop for VethNamespaces {
     fn drop(&mut self) {
         for name in [&self.target, &self.initiator] {
             // It may not have been created.
@@ -160,15 +160,15 @@ impl Drop for Server {
 }
 
 /// Copies a file to the disk and back, and compares both.
-fn copies_there_and_back(cable: &Cable, url: &str, directory: &Path, len: usize) {
+fn copies_there_and_back(veth: &VethNamespaces, url: &str, directory: &Path, len: usize) {
     let source = half_empty_file(directory, len);
     let spec = format!("file:{}", source.display());
     let copied = directory.join("copied");
     let back = format!("file:{}", copied.display());
-    cable.says(&["copy", &spec, url]);
+    veth.says(&["copy", &spec, url]);
     std::fs::write(&copied, "").unwrap();
     std::fs::File::options().write(true).open(&copied).unwrap().set_len(len as u64).unwrap();
-    cable.says(&["copy", url, &back]);
+    veth.says(&["copy", url, &back]);
     assert!(std::fs::read(&source).unwrap() == std::fs::read(&copied).unwrap(), "{url}");
 }
 
@@ -178,25 +178,25 @@ fn the_initiator_uses_a_disk_of_vblade() {
         return;
     }
     for mtu in [1500, 9000] {
-        let Some(cable) = Cable::new(mtu) else { return };
+        let Some(veth) = VethNamespaces::new(mtu) else { return };
         let directory = tempfile::tempdir().unwrap();
         let disk = directory.path().join("disk");
         std::fs::File::create(&disk).unwrap().set_len(8 << 20).unwrap();
-        let mut vblade = cable.at_target("vblade");
+        let mut vblade = veth.at_target("vblade");
         let mut child = vblade
-            .args(["3", "1", "cable"])
+            .args(["3", "1", "veth"])
             .arg(&disk)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let info: Value = serde_json::from_str(&cable.says(&["info", "--json", "aoe://cable/e3.1"])).unwrap();
+        let info: Value = serde_json::from_str(&veth.says(&["info", "--json", "aoe://veth/e3.1"])).unwrap();
         assert_eq!((info["size"].as_u64(), info["disk"].as_str()), (Some(8 << 20), Some("e3.1")), "{info}");
         let sectors = if mtu == 1500 { 2 } else { 17 };
         assert_eq!(info["stations"][0]["sectors"].as_u64(), Some(sectors), "{info}");
-        let found = cable.discovers();
-        assert!(found.contains("aoe://cable/e3.1") && found.contains("8 MiB"), "{found}");
-        copies_there_and_back(&cable, "aoe://cable/e3.1", directory.path(), 8 << 20);
+        let found = veth.discovers();
+        assert!(found.contains("aoe://veth/e3.1") && found.contains("8 MiB"), "{found}");
+        copies_there_and_back(&veth, "aoe://veth/e3.1", directory.path(), 8 << 20);
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -205,32 +205,32 @@ fn the_initiator_uses_a_disk_of_vblade() {
 #[test]
 fn initiator_and_target_work_at_every_mtu() {
     for mtu in [1500, 4132, 4608, 9000] {
-        let Some(cable) = Cable::new(mtu) else { return };
-        let server = cable.serve(&["a=mem:8m", "b=mem:1g", "--aoe", "cable", "--aoe-shelf", "7"]);
-        assert_eq!(server.urls(), ["aoe://cable/e7.0", "aoe://cable/e7.1"]);
-        let found = cable.discovers();
+        let Some(veth) = VethNamespaces::new(mtu) else { return };
+        let server = veth.serve(&["a=mem:8m", "b=mem:1g", "--aoe", "veth", "--aoe-shelf", "7"]);
+        assert_eq!(server.urls(), ["aoe://veth/e7.0", "aoe://veth/e7.1"]);
+        let found = veth.discovers();
         assert_eq!(found.lines().count(), 2, "{found}");
-        assert!(found.contains("aoe://cable/e7.1  1 GiB"), "{found}");
+        assert!(found.contains("aoe://veth/e7.1  1 GiB"), "{found}");
         let directory = tempfile::tempdir().unwrap();
-        copies_there_and_back(&cable, "aoe://cable/e7.0", directory.path(), 8 << 20);
+        copies_there_and_back(&veth, "aoe://veth/e7.0", directory.path(), 8 << 20);
         server.stop();
     }
 }
 
 #[test]
-fn a_volume_named_after_a_disk_is_that_disk_in_any_shelf() {
-    let Some(cable) = Cable::new(9000) else { return };
-    let server = cable.serve(&["e7.3=mem:8m", "e900.254=mem:4m", "plain=mem:2m", "--aoe", "cable"]);
-    let urls = ["aoe://cable/e7.3", "aoe://cable/e900.254", "aoe://cable/e0.2"];
+fn volumes_with_disk_names_are_in_any_shelf() {
+    let Some(veth) = VethNamespaces::new(9000) else { return };
+    let server = veth.serve(&["e7.3=mem:8m", "e900.254=mem:4m", "plain=mem:2m", "--aoe", "veth"]);
+    let urls = ["aoe://veth/e7.3", "aoe://veth/e900.254", "aoe://veth/e0.2"];
     assert_eq!(server.urls(), urls);
-    let found = cable.discovers();
+    let found = veth.discovers();
     assert!(found.lines().count() == 3 && urls.iter().all(|url| found.contains(url)), "{found}");
     let directory = tempfile::tempdir().unwrap();
-    copies_there_and_back(&cable, urls[1], directory.path(), 4 << 20);
+    copies_there_and_back(&veth, urls[1], directory.path(), 4 << 20);
     server.stop();
-    let refused = cable.blockmux(&["serve", "a=mem:1m", "e0.0=mem:1m", "--aoe", "cable"]);
+    let refused = veth.blockmux(&["serve", "a=mem:1m", "e0.0=mem:1m", "--aoe", "veth"]);
     assert!(text(&refused.stderr).contains("two volumes are disk e0.0"), "{}", text(&refused.stderr));
-    let refused = cable.blockmux(&["serve", "mem:1m?block_size=4096", "--aoe", "cable"]);
+    let refused = veth.blockmux(&["serve", "mem:1m?block_size=4096", "--aoe", "veth"]);
     let said = text(&refused.stderr);
     assert!(
         said.contains(
@@ -242,102 +242,102 @@ fn a_volume_named_after_a_disk_is_that_disk_in_any_shelf() {
     let config = directory.path().join("blockmux.toml");
     let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m?block_size=4096'\nprotocols = ['nbd']\n";
     let small = "[[volume]]\nname = 'b'\nspec = 'mem:1m'\n";
-    let listeners = "aoe = ['cable']\nnbd = ['unix:nbd.sock']\n";
+    let listeners = "aoe = ['veth']\nnbd = ['unix:nbd.sock']\n";
     std::fs::write(&config, format!("{listeners}{volume}{small}")).unwrap();
-    let server = cable.serve(&["--config", &config.display().to_string()]);
+    let server = veth.serve(&["--config", &config.display().to_string()]);
     assert_eq!(server.urls().iter().filter(|url| url.starts_with("aoe:")).count(), 1);
     server.stop();
 }
 
 #[test]
 fn several_interfaces_are_paths_while_one_of_them_is_up() {
-    let Some(cable) = Cable::new(9000) else { return };
-    cable.add_spare();
-    let server = cable.serve(&["mem:8m", "--aoe", "cable", "--aoe", "spare"]);
+    let Some(veth) = VethNamespaces::new(9000) else { return };
+    veth.add_spare();
+    let server = veth.serve(&["mem:8m", "--aoe", "veth", "--aoe", "spare"]);
     let stations = || {
-        let info = cable.says(&["info", "--json", "aoe://cable,spare/e0.0"]);
+        let info = veth.says(&["info", "--json", "aoe://veth,spare/e0.0"]);
         let info: Value = serde_json::from_str(&info).unwrap();
         info["stations"].as_array().unwrap().len()
     };
     // On a busy machine the second station may answer too late to be listed.
     assert!((0..100).any(|_| stations() == 2), "one of them never answers");
     let directory = tempfile::tempdir().unwrap();
-    copies_there_and_back(&cable, "aoe://cable,spare/e0.0", directory.path(), 8 << 20);
-    cable.ip(&cable.initiator, &["down"]);
+    copies_there_and_back(&veth, "aoe://veth,spare/e0.0", directory.path(), 8 << 20);
+    veth.ip(&veth.initiator, &["down"]);
     assert_eq!(stations(), 1);
-    copies_there_and_back(&cable, "aoe://cable,spare/e0.0", directory.path(), 8 << 20);
+    copies_there_and_back(&veth, "aoe://veth,spare/e0.0", directory.path(), 8 << 20);
     server.stop();
 }
 
 #[test]
 fn disks_of_one_interface_are_served_by_several_cores() {
-    let Some(cable) = Cable::new(9000) else { return };
+    let Some(veth) = VethNamespaces::new(9000) else { return };
     let disks = ["a=mem:4m", "b=mem:4m", "c=mem:4m", "d=mem:4m"];
-    let server = cable.serve(&[&disks[..], &["--aoe", "cable", "--cores", "2"]].concat());
-    let found = cable.discovers();
+    let server = veth.serve(&[&disks[..], &["--aoe", "veth", "--cores", "2"]].concat());
+    let found = veth.discovers();
     assert_eq!(found.lines().count(), 4, "each of them once: {found}");
     let directory = tempfile::tempdir().unwrap();
     // Neighbouring slots are served by different cores.
     for slot in 0..4 {
-        copies_there_and_back(&cable, &format!("aoe://cable/e0.{slot}"), directory.path(), 4 << 20);
+        copies_there_and_back(&veth, &format!("aoe://veth/e0.{slot}"), directory.path(), 4 << 20);
     }
     server.stop();
 }
 
 #[test]
 fn frames_follow_a_changed_mtu_of_an_interface() {
-    let Some(cable) = Cable::new(1500) else { return };
-    let server = cable.serve(&["mem:8m", "--aoe", "cable"]);
+    let Some(veth) = VethNamespaces::new(1500) else { return };
+    let server = veth.serve(&["mem:8m", "--aoe", "veth"]);
     let directory = tempfile::tempdir().unwrap();
     for (mtu, sectors) in [("9000", 17), ("1500", 2), ("4608", 8)] {
-        for name in [&cable.target, &cable.initiator] {
-            cable.ip(name, &["mtu", mtu]);
+        for name in [&veth.target, &veth.initiator] {
+            veth.ip(name, &["mtu", mtu]);
         }
-        let info = || cable.says(&["info", "--json", "aoe://cable/e0.0"]);
+        let info = || veth.says(&["info", "--json", "aoe://veth/e0.0"]);
         let now = || serde_json::from_str::<Value>(&info()).unwrap()["stations"][0]["sectors"].as_u64();
         assert!((0..1000).any(|_| now() == Some(sectors)), "it never has {sectors} at {mtu}");
-        copies_there_and_back(&cable, "aoe://cable/e0.0", directory.path(), 8 << 20);
+        copies_there_and_back(&veth, "aoe://veth/e0.0", directory.path(), 8 << 20);
     }
     server.stop();
 }
 
 #[test]
 fn a_disk_can_be_measured_and_exported_again() {
-    let Some(cable) = Cable::new(9000) else { return };
-    let _server = cable.serve(&["mem:64m", "--aoe", "cable"]);
+    let Some(veth) = VethNamespaces::new(9000) else { return };
+    let _server = veth.serve(&["mem:64m", "--aoe", "veth"]);
     let options = ["--rw", "randrw", "--bs", "4k", "--iodepth", "16", "--runtime", "1", "--json"];
     let directory = tempfile::tempdir().unwrap();
-    let mut bench = within(&cable.initiator, BLOCKMUX);
+    let mut bench = within(&veth.initiator, BLOCKMUX);
     // The bench writes its results to the current directory.
-    bench.current_dir(directory.path()).args(["bench", "aoe://cable/e0.0"]).args(options);
+    bench.current_dir(directory.path()).args(["bench", "aoe://veth/e0.0"]).args(options);
     let json = succeed(&mut bench);
     assert!(json.contains("\"aoe\""), "{json}");
     let gateway = "blockmux-gateway";
     let command = format!("{BLOCKMUX} info $BLOCKMUX_URL");
-    let info = cable.says(&["serve", &format!("{gateway}=aoe://cable/e0.0"), "--run", &command]);
+    let info = veth.says(&["serve", &format!("{gateway}=aoe://veth/e0.0"), "--run", &command]);
     assert!(info.contains("64 MiB"), "{info}");
 }
 
 #[test]
 fn aoe_works_over_loopback() {
-    let Some(cable) = Cable::new(1500) else { return };
-    let server = cable.serve(&["mem:8m", "--aoe", "lo"]);
-    let info = succeed(cable.at_target(BLOCKMUX).args(["info", "aoe://lo/e0.0"]));
+    let Some(veth) = VethNamespaces::new(1500) else { return };
+    let server = veth.serve(&["mem:8m", "--aoe", "lo"]);
+    let info = succeed(veth.at_target(BLOCKMUX).args(["info", "aoe://lo/e0.0"]));
     assert!(info.contains("8 MiB"), "{info}");
     server.stop();
 }
 
 #[test]
 fn a_missing_disk_and_a_missing_interface_are_reported() {
-    let Some(cable) = Cable::new(1500) else { return };
-    let nobody = cable.blockmux(&["info", "aoe://cable/e9.9"]);
-    assert!(text(&nobody.stderr).contains("no disk e9.9 answers at cable"), "{}", text(&nobody.stderr));
-    let nowhere = cable.blockmux(&["info", "aoe://none/e9.9"]);
+    let Some(veth) = VethNamespaces::new(1500) else { return };
+    let nobody = veth.blockmux(&["info", "aoe://veth/e9.9"]);
+    assert!(text(&nobody.stderr).contains("no disk e9.9 answers at veth"), "{}", text(&nobody.stderr));
+    let nowhere = veth.blockmux(&["info", "aoe://none/e9.9"]);
     assert!(text(&nowhere.stderr).contains("interface none: "), "{}", text(&nowhere.stderr));
-    let refused = cable.blockmux(&["serve", "mem:1m", "--aoe", "none"]);
+    let refused = veth.blockmux(&["serve", "mem:1m", "--aoe", "none"]);
     assert!(text(&refused.stderr).contains("`ip link` lists"), "{}", text(&refused.stderr));
-    cable.ip(&cable.initiator, &["down"]);
-    let down = cable.blockmux(&["info", "aoe://cable/e9.9"]);
+    veth.ip(&veth.initiator, &["down"]);
+    let down = veth.blockmux(&["info", "aoe://veth/e9.9"]);
     assert!(text(&down.stderr).contains("bring it up"), "{}", text(&down.stderr));
 }
 
@@ -346,35 +346,35 @@ fn a_missing_capability_is_reported() {
     if !has("setpriv") {
         return;
     }
-    let Some(cable) = Cable::new(1500) else { return };
-    for args in [&["serve", "mem:1m", "--aoe", "cable"][..], &["info", "aoe://cable/e0.0"]] {
-        let mut command = within(&cable.initiator, "setpriv");
+    let Some(veth) = VethNamespaces::new(1500) else { return };
+    for args in [&["serve", "mem:1m", "--aoe", "veth"][..], &["info", "aoe://veth/e0.0"]] {
+        let mut command = within(&veth.initiator, "setpriv");
         command.args(["--bounding-set=-net_raw", BLOCKMUX]).args(args);
         let output = command.output().unwrap();
         assert!(!output.status.success());
         assert!(text(&output.stderr).contains("raw frames need CAP_NET_RAW"), "{}", text(&output.stderr));
     }
     // Without raw frames the capability is not needed.
-    let mut command = within(&cable.initiator, "setpriv");
+    let mut command = within(&veth.initiator, "setpriv");
     succeed(command.args(["--bounding-set=-net_raw", BLOCKMUX, "serve", "mem:1m", "--run", "true"]));
 }
 
 #[test]
 fn io_continues_after_the_interface_was_down_and_after_the_target_restarted() {
-    let Some(cable) = Cable::new(9000) else { return };
+    let Some(veth) = VethNamespaces::new(9000) else { return };
     let directory = tempfile::tempdir().unwrap();
     let (source, disk) = (half_empty_file(directory.path(), 32 << 20), directory.path().join("disk"));
     std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
     let (from, spec) = (format!("file:{}", source.display()), format!("file:{}", disk.display()));
-    let server = cable.serve(&[&spec, "--aoe", "cable"]);
-    let mut copy = within(&cable.initiator, BLOCKMUX);
-    let mut copy = copy.args(["copy", &from, "aoe://cable/e0.0"]).stdout(Stdio::null()).spawn().unwrap();
-    for name in [&cable.target, &cable.initiator] {
-        cable.ip(name, &["down"]);
-        cable.ip(name, &["up"]);
+    let server = veth.serve(&[&spec, "--aoe", "veth"]);
+    let mut copy = within(&veth.initiator, BLOCKMUX);
+    let mut copy = copy.args(["copy", &from, "aoe://veth/e0.0"]).stdout(Stdio::null()).spawn().unwrap();
+    for name in [&veth.target, &veth.initiator] {
+        veth.ip(name, &["down"]);
+        veth.ip(name, &["up"]);
     }
     server.stop();
-    let server = cable.serve(&[&spec, "--aoe", "cable"]);
+    let server = veth.serve(&[&spec, "--aoe", "veth"]);
     assert!(copy.wait().unwrap().success());
     server.stop();
     assert!(std::fs::read(&source).unwrap() == std::fs::read(&disk).unwrap());
@@ -386,19 +386,19 @@ fn a_network_that_loses_frames_loses_no_data() {
         return;
     }
     for percent in ["1%", "5%", "20%"] {
-        let Some(cable) = Cable::new(9000) else { return };
-        for name in [&cable.target, &cable.initiator] {
+        let Some(veth) = VethNamespaces::new(9000) else { return };
+        for name in [&veth.target, &veth.initiator] {
             let netem =
-                ["qdisc", "add", "dev", "cable", "root", "netem", "loss", percent, "duplicate", percent];
+                ["qdisc", "add", "dev", "veth", "root", "netem", "loss", percent, "duplicate", percent];
             let made = Command::new("tc").args(["-n", name]).args(netem).output().unwrap();
             if !made.status.success() {
                 skip(&format!("the kernel has no netem: {}", text(&made.stderr)));
                 return;
             }
         }
-        let server = cable.serve(&["mem:4m", "--aoe", "cable"]);
+        let server = veth.serve(&["mem:4m", "--aoe", "veth"]);
         let directory = tempfile::tempdir().unwrap();
-        copies_there_and_back(&cable, "aoe://cable/e0.0", directory.path(), 4 << 20);
+        copies_there_and_back(&veth, "aoe://veth/e0.0", directory.path(), 4 << 20);
         server.stop();
     }
 }
@@ -410,25 +410,25 @@ fn tshark_decodes_all_frames_without_marking_one_malformed() {
     }
     unignore_signals();
     for mtu in [1500, 9000] {
-        let Some(cable) = Cable::new(mtu) else { return };
+        let Some(veth) = VethNamespaces::new(mtu) else { return };
         let directory = tempfile::tempdir().unwrap();
         let capture = directory.path().join("aoe.pcap");
-        let server = cable.serve(&["a=mem:8m", "b=mem:8m", "--aoe", "cable", "--aoe-shelf", "7"]);
-        let mut tshark = within(&cable.initiator, "tshark");
-        tshark.args(["-q", "-l", "-P", "-i", "cable", "-f", "ether proto 0x88a2", "-w"]).arg(&capture);
+        let server = veth.serve(&["a=mem:8m", "b=mem:8m", "--aoe", "veth", "--aoe-shelf", "7"]);
+        let mut tshark = within(&veth.initiator, "tshark");
+        tshark.args(["-q", "-l", "-P", "-i", "veth", "-f", "ether proto 0x88a2", "-w"]).arg(&capture);
         let mut tshark = tshark.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut seen = BufReader::new(tshark.stdout.take().unwrap());
         // It prints a line once it captures.
         let looks = std::thread::scope(|scope| {
             let first = scope.spawn(|| seen.read_line(&mut String::new()).unwrap());
             while !first.is_finished() {
-                cable.discovers();
+                veth.discovers();
             }
             first.join().unwrap()
         });
         assert!(looks > 0, "it sees nothing");
         std::thread::spawn(move || std::io::copy(&mut seen, &mut std::io::sink()));
-        copies_there_and_back(&cable, "aoe://cable/e7.0", directory.path(), 8 << 20);
+        copies_there_and_back(&veth, "aoe://veth/e7.0", directory.path(), 8 << 20);
         end_by(&mut tshark, Signal::INT);
         server.stop();
         let decoded = |filter: &str| {
@@ -441,14 +441,14 @@ fn tshark_decodes_all_frames_without_marking_one_malformed() {
 
 #[test]
 fn a_disk_is_served_again_after_capabilities_are_dropped() {
-    let Some(cable) = Cable::new(1500) else { return };
+    let Some(veth) = VethNamespaces::new(1500) else { return };
     let directory = tempfile::tempdir().unwrap();
-    let server = cable.serve(&["mem:1m", "--aoe", "cable"]);
-    cable.discovers();
+    let server = veth.serve(&["mem:1m", "--aoe", "veth"]);
+    veth.discovers();
     let socket = directory.path().join("socket");
     let listener = format!("unix:{}", socket.display());
-    let mut command = within(&cable.initiator, BLOCKMUX);
-    let gateway = Server::start(command.args(["serve", "--json", "aoe://cable/e0.0", "--nbd", &listener]));
+    let mut command = within(&veth.initiator, BLOCKMUX);
+    let gateway = Server::start(command.args(["serve", "--json", "aoe://veth/e0.0", "--nbd", &listener]));
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.child.id())).unwrap();
     assert!(status.contains("CapPrm:\t0000000000002000"), "CAP_NET_RAW alone: {status}");
     let to = format!("file:{}?size=1m", directory.path().join("copied").display());
@@ -463,16 +463,16 @@ fn a_disk_is_served_again_after_capabilities_are_dropped() {
 
 #[test]
 fn a_host_is_listed_as_a_session_with_its_counters_from_its_first_command_on() {
-    let Some(cable) = Cable::new(1500) else { return };
+    let Some(veth) = VethNamespaces::new(1500) else { return };
     let directory = tempfile::tempdir().unwrap();
     let control = format!("unix:{}", directory.path().join("control").display());
-    let server = cable.serve(&["mem:1m", "--aoe", "cable", "--control", &control]);
-    cable.discovers();
+    let server = veth.serve(&["mem:1m", "--aoe", "veth", "--control", &control]);
+    veth.discovers();
     let to = format!("file:{}?size=1m", directory.path().join("copied").display());
-    cable.says(&["copy", "aoe://cable/e0.0", &to]);
+    veth.says(&["copy", "aoe://veth/e0.0", &to]);
     let listed = succeed(Command::new(BLOCKMUX).args(["ctl", &control, "sessions", "--json"]));
     let listed: Value = serde_json::from_str(&listed).unwrap();
-    let link = ["netns", "exec", &cable.initiator, "cat", "/sys/class/net/cable/address"];
+    let link = ["netns", "exec", &veth.initiator, "cat", "/sys/class/net/veth/address"];
     let mac = succeed(Command::new("ip").args(link));
     let all = listed.as_array().unwrap();
     assert_eq!(all.len(), 1, "{listed}");

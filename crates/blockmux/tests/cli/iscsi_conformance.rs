@@ -123,7 +123,7 @@ fn every_applicable_test_passes_on_a_block_device_with_4096_byte_blocks() {
     let daemon = Daemon::serve(&[&format!("block:{}", device.0), "--iscsi", "127.0.0.1:0"]);
     let may_skip =
         [MAY_SKIP, &[("WriteAtomic16", "a device may lose its power in the middle of a write")]].concat();
-    check("ALL", &[&daemon.urls_of("iscsi")[0]], LEAST, (&may_skip, MAY_FAIL_WITH_4096));
+    check("ALL", &[&daemon.urls_of("iscsi")[0]], MIN_TESTS, (&may_skip, MAY_FAIL_WITH_4096));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn every_applicable_test_passes_on_ram_with_4096_byte_blocks_and_on_a_slice() {
         [("mem:1g?block_size=4096", MAY_FAIL_WITH_4096), ("slice:8m,1g:mem:2g", &[] as Reasons<'_>)]
     {
         let daemon = Daemon::serve(&[volume, "--iscsi", "127.0.0.1:0"]);
-        check("ALL", &[&daemon.urls_of("iscsi")[0]], LEAST, (MAY_SKIP, may_fail));
+        check("ALL", &[&daemon.urls_of("iscsi")[0]], MIN_TESTS, (MAY_SKIP, may_fail));
     }
 }
 
@@ -154,7 +154,7 @@ fn tests_of_larger_physical_blocks_pass_on_ram_that_has_them() {
 
 /// Runs the suite, then its tests of several paths with two paths.
 fn run(url: &str) {
-    check("ALL", &[url], LEAST, (MAY_SKIP, &[]));
+    check("ALL", &[url], MIN_TESTS, (MAY_SKIP, &[]));
     check("ALL.MultipathIO", &[url, url], 4, (&[], &[]));
 }
 
@@ -226,4 +226,4 @@ fn summary(said: &str) -> Option<[usize; 2]> {
 }
 
 /// Number of tests of libiscsi 1.19 in Debian 12.
-const LEAST: usize = 228;
+const MIN_TESTS: usize = 228;

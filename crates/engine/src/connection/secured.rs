@@ -59,7 +59,7 @@ impl<H: Host> Connection<H> {
             if any && secure.hand_over(&mut self.stream)? {
                 return self.send(session).map(|_| true);
             }
-            secure.cover(session.outbox())?;
+            secure.encrypt_front(session.outbox())?;
             if secure.outgoing().is_empty() {
                 break;
             }

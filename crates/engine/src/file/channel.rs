@@ -33,7 +33,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 pub(super) struct FileChannel {
-    ring: Rc<FileRing<Table>>,
+    ring: Rc<FileRing<RequestTable>>,
     /// Dropping it abandons what is in flight.
     _registration: Rc<Registration>,
     core: Rc<dyn Core>,
@@ -49,7 +49,7 @@ impl FileChannel {
         depth: u32,
         waker: Waker,
     ) -> FileChannel {
-        let table = Table {
+        let table = RequestTable {
             disk: disk.clone(),
             zeroes: Memory::from_pages(&disk.zeroes),
             depth,
@@ -99,12 +99,12 @@ impl FileChannel {
 }
 
 /// The channel's requests.
-struct Table {
+struct RequestTable {
     disk: Arc<Disk>,
     /// This core's handle of a buffer of zeroes.
     zeroes: Memory,
     depth: u32,
-    slots: RefCell<Slab<Pending>>,
+    slots: RefCell<Slab<PendingRequest>>,
     /// Slots that wait for memory of the pool, first in, first out.
     waiting: RefCell<VecDeque<u32>>,
     done: RefCell<Vec<Completion>>,
@@ -114,7 +114,7 @@ struct Table {
 }
 
 /// A request in flight.
-struct Pending {
+struct PendingRequest {
     tag: Tag,
     op: Op,
     offset: u64,
@@ -123,7 +123,7 @@ struct Pending {
     data: SgList,
     /// Aligned memory for direct I/O, copied to or from `data`.
     bounce: Option<Seg>,
-    step: Step,
+    step: RequestStep,
     /// Bytes that the current step has transferred.
     moved: u64,
     retries: u32,
@@ -131,7 +131,7 @@ struct Pending {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum RequestStep {
     Move,
     Bounce,
     Punch,
@@ -142,19 +142,19 @@ enum Step {
 }
 
 /// Result of an attempt to start a request.
-enum Start {
+enum StartOutcome {
     Started,
     /// The pool is out of memory.
     Waits,
 }
 
 /// What to do after a ring entry has completed.
-enum Next {
+enum AfterEntry {
     Again,
     Done(Result<Output, IoError>),
 }
 
-impl Table {
+impl RequestTable {
     /// The result of a request that needs no ring entry.
     fn at_once(&self, file: &File, io: &Io) -> Option<Result<Output, IoError>> {
         let disk = &self.disk;
@@ -164,7 +164,7 @@ impl Table {
         if io.op.is_write() && !self.has_checked_size.replace(true) {
             disk.check_for_truncation(file);
         }
-        if io.op != Op::Flush && disk.extent.is_cut_before(io.offset + io.len) {
+        if io.op != Op::Flush && disk.extent.is_truncated_before(io.offset + io.len) {
             disk.note_failure(io.op, io.offset, io.len, &"another program has truncated the file");
             return Some(Err(IoError::Medium));
         }
@@ -193,7 +193,7 @@ impl Table {
     }
 
     /// Takes a request that needs the ring.
-    fn submit(&self, ring: &FileRing<Table>, pool: &Pool, io: Io) {
+    fn submit(&self, ring: &FileRing<RequestTable>, pool: &Pool, io: Io) {
         if self.slots.borrow().len() >= self.depth as usize {
             // The caller exceeded the queue depth that it asked for.
             let result = Err(IoError::NoMemory);
@@ -202,7 +202,7 @@ impl Table {
         let (tag, op) = (io.tag, io.op);
         let step = self.first_step(&io);
         let (offset, len, data) = (io.offset, io.len, io.data.unwrap_or_default());
-        let pending = Pending {
+        let pending = PendingRequest {
             tag,
             op,
             offset,
@@ -216,54 +216,54 @@ impl Table {
         };
         let may_start = self.waiting.borrow().is_empty() || pending.needed_memory().is_none();
         let token = self.slots.borrow_mut().insert(pending) as u32;
-        if may_start && matches!(self.start(ring, pool, token), Start::Started) {
+        if may_start && matches!(self.start(ring, pool, token), StartOutcome::Started) {
             return;
         }
         self.waiting.borrow_mut().push_back(token);
     }
 
-    fn first_step(&self, io: &Io) -> Step {
+    fn first_step(&self, io: &Io) -> RequestStep {
         match io.op {
             Op::Read | Op::Write { .. } => match (&self.disk.direct, &io.data) {
-                (Some(direct), Some(data)) if !direct.can_use(data) => Step::Bounce,
-                _ => Step::Move,
+                (Some(direct), Some(data)) if !direct.can_use(data) => RequestStep::Bounce,
+                _ => RequestStep::Move,
             },
-            Op::WriteZeroes { may_unmap: true, .. } if self.disk.zeroing.punch => Step::Punch,
-            Op::WriteZeroes { .. } => Step::ZeroRange,
-            Op::Discard { .. } => Step::Punch,
-            Op::Flush | Op::BlockStatus => Step::Sync,
-            Op::Prefetch => Step::WillNeed,
+            Op::WriteZeroes { may_unmap: true, .. } if self.disk.zeroing.punch => RequestStep::Punch,
+            Op::WriteZeroes { .. } => RequestStep::ZeroRange,
+            Op::Discard { .. } => RequestStep::Punch,
+            Op::Flush | Op::BlockStatus => RequestStep::Sync,
+            Op::Prefetch => RequestStep::WillNeed,
         }
     }
 
     /// Allocates the memory that the request needs and pushes its first entry.
-    fn start(&self, ring: &FileRing<Table>, pool: &Pool, token: u32) -> Start {
+    fn start(&self, ring: &FileRing<RequestTable>, pool: &Pool, token: u32) -> StartOutcome {
         let mut slots = self.slots.borrow_mut();
-        let Some(pending) = slots.get_mut(token as usize) else { return Start::Started };
+        let Some(pending) = slots.get_mut(token as usize) else { return StartOutcome::Started };
         if let Some(wanted) = pending.needed_memory() {
             let Some(memory) = pool.take_payload_or_wait(wanted) else {
                 let is_closed = pool.account().is_some_and(PeerAccount::is_closed);
                 if pool.could_hold(wanted) && !is_closed {
-                    return Start::Waits;
+                    return StartOutcome::Waits;
                 }
                 drop(slots);
                 self.finish(token, Err(if is_closed { IoError::Aborted } else { IoError::NoMemory }));
-                return Start::Started;
+                return StartOutcome::Started;
             };
             let seg = memory.seg(0, wanted);
             match pending.step {
-                Step::Bounce => pending.bounce = Some(seg),
+                RequestStep::Bounce => pending.bounce = Some(seg),
                 _ => pending.data = SgList::one(seg),
             }
         }
         self.push(ring, token, pending);
-        Start::Started
+        StartOutcome::Started
     }
 
-    fn retry_waiting(&self, ring: &FileRing<Table>, pool: &Pool) {
+    fn retry_waiting(&self, ring: &FileRing<RequestTable>, pool: &Pool) {
         loop {
             let Some(token) = self.waiting.borrow().front().copied() else { return };
-            if matches!(self.start(ring, pool, token), Start::Waits) {
+            if matches!(self.start(ring, pool, token), StartOutcome::Waits) {
                 return;
             }
             self.waiting.borrow_mut().pop_front();
@@ -271,7 +271,7 @@ impl Table {
     }
 
     /// Pushes the ring entry of the request's current step.
-    fn push(&self, ring: &FileRing<Table>, token: u32, pending: &mut Pending) {
+    fn push(&self, ring: &FileRing<RequestTable>, token: u32, pending: &mut PendingRequest) {
         let (at, left) = (pending.offset + pending.moved, pending.len - pending.moved);
         let durable = matches!(pending.op, Op::Write { fua: true });
         let is_long_copy = pending.op == Op::Read && pending.len > LONG_COPY && self.disk.direct.is_none();
@@ -282,16 +282,16 @@ impl Table {
             in_background: pending.retries > 0 || durable && self.disk.direct.is_none(),
             // The kernel copies from the page cache on this thread; shorter pieces let other tasks
             // run in between.
-            most_bytes: if is_long_copy { LONG_COPY_PIECE } else { 0 },
+            max_bytes: if is_long_copy { LONG_COPY_PIECE } else { 0 },
         };
         let direction =
             if pending.op == Op::Read { TransferDirection::Read } else { TransferDirection::Write };
         match pending.step {
-            Step::Move => {
+            RequestStep::Move => {
                 let data = std::mem::take(&mut pending.data);
                 ring.transfer(token, direction, data, pending.moved as usize, at, options);
             }
-            Step::Bounce => {
+            RequestStep::Bounce => {
                 let Some(bounce) = &pending.bounce else { return };
                 let piece = bounce.slice(0, bounce.len().min(left as usize));
                 if direction == TransferDirection::Write {
@@ -301,20 +301,20 @@ impl Table {
                 }
                 ring.transfer(token, direction, SgList::one(piece), 0, at, options);
             }
-            Step::WriteZeroes => {
+            RequestStep::WriteZeroes => {
                 let piece = self.zeroes.seg(0, left.min(self.zeroes.len() as u64) as usize);
                 ring.transfer(token, TransferDirection::Write, SgList::one(piece), 0, at, options);
             }
-            Step::Punch => {
+            RequestStep::Punch => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 ring.fallocate(token, mode, pending.offset, pending.len);
             }
-            Step::ZeroRange => {
+            RequestStep::ZeroRange => {
                 let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
                 ring.fallocate(token, mode, pending.offset, pending.len);
             }
-            Step::Sync => ring.sync(token),
-            Step::WillNeed => {
+            RequestStep::Sync => ring.sync(token),
+            RequestStep::WillNeed => {
                 let len = pending.len.min(MAX_PREFETCH) as u32;
                 ring.will_need(token, pending.offset, len);
             }
@@ -322,27 +322,28 @@ impl Table {
     }
 
     /// What to do after an entry succeeded.
-    fn after_success(&self, pending: &mut Pending, memory: SgList, result: u64) -> Next {
-        let is_transfer = matches!(pending.step, Step::Move | Step::Bounce | Step::WriteZeroes);
+    fn after_success(&self, pending: &mut PendingRequest, memory: SgList, result: u64) -> AfterEntry {
+        let is_transfer =
+            matches!(pending.step, RequestStep::Move | RequestStep::Bounce | RequestStep::WriteZeroes);
         if is_transfer {
             let step = pending.step;
             // Direct I/O can only continue at a block boundary.
             let block = if self.disk.direct.is_some() { u64::from(self.disk.info.logical_block) } else { 1 };
             let moved = match pending.op {
                 Op::Read if pending.offset + pending.moved + result == self.disk.extent.end() => {
-                    let start = if step == Step::Move { pending.moved } else { 0 };
+                    let start = if step == RequestStep::Move { pending.moved } else { 0 };
                     self.fill_last_block(&memory, start + result);
                     result.next_multiple_of(self.disk.info.logical_block.into())
                 }
                 _ => result / block * block,
             };
-            if let (Step::Bounce, Op::Read, Some(piece)) = (step, pending.op, memory.segs().first()) {
+            if let (RequestStep::Bounce, Op::Read, Some(piece)) = (step, pending.op, memory.segs().first()) {
                 let piece = piece.slice(0, moved as usize);
                 for_each_piece(&pending.data, pending.moved as usize, &piece, |data, bounce| {
                     bounce.copy_to_seg(data);
                 });
             }
-            if step == Step::Move {
+            if step == RequestStep::Move {
                 pending.data = memory;
             }
             if moved == 0 {
@@ -355,20 +356,24 @@ impl Table {
                     &"another program has truncated the file",
                 );
                 self.disk.check_for_truncation(&self.disk.file);
-                return Next::Done(Err(IoError::Medium));
+                return AfterEntry::Done(Err(IoError::Medium));
             }
             pending.moved += moved;
             if pending.moved < pending.len {
                 pending.retries = 0;
-                return if pending.is_cancelled { Next::Done(Err(IoError::Aborted)) } else { Next::Again };
+                return if pending.is_cancelled {
+                    AfterEntry::Done(Err(IoError::Aborted))
+                } else {
+                    AfterEntry::Again
+                };
             }
         }
         let syncs = matches!(pending.op, Op::WriteZeroes { fua: true, .. } | Op::Discard { fua: true });
-        if syncs && pending.step != Step::Sync {
-            pending.step = Step::Sync;
-            return Next::Again;
+        if syncs && pending.step != RequestStep::Sync {
+            pending.step = RequestStep::Sync;
+            return AfterEntry::Again;
         }
-        Next::Done(Ok(match pending.op {
+        AfterEntry::Done(Ok(match pending.op {
             Op::Read => Output::Data(std::mem::take(&mut pending.data)),
             _ => Output::Nothing,
         }))
@@ -386,8 +391,8 @@ impl Table {
     }
 
     /// What to do after an entry failed.
-    fn after_error(&self, pending: &mut Pending, memory: SgList, errno: i32) -> Next {
-        if pending.step == Step::Move {
+    fn after_error(&self, pending: &mut PendingRequest, memory: SgList, errno: i32) -> AfterEntry {
+        if pending.step == RequestStep::Move {
             pending.data = memory;
         }
         if matches!(errno, libc::EINTR | libc::EAGAIN)
@@ -395,29 +400,31 @@ impl Table {
             && pending.retries < MAX_RETRIES
         {
             pending.retries += 1;
-            return Next::Again;
+            return AfterEntry::Again;
         }
         let is_missing = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS);
         match (pending.step, pending.op) {
             // Prefetch is a hint and never fails.
-            (Step::WillNeed, _) => return Next::Done(Ok(Output::Nothing)),
-            (Step::Punch, Op::Discard { .. }) if is_missing => return Next::Done(Ok(Output::Nothing)),
-            (Step::Punch, Op::WriteZeroes { only_fast, .. })
+            (RequestStep::WillNeed, _) => return AfterEntry::Done(Ok(Output::Nothing)),
+            (RequestStep::Punch, Op::Discard { .. }) if is_missing => {
+                return AfterEntry::Done(Ok(Output::Nothing));
+            }
+            (RequestStep::Punch, Op::WriteZeroes { only_fast, .. })
                 if is_missing && (!only_fast || self.disk.zeroing.zero_range_is_fast) =>
             {
-                pending.step = Step::ZeroRange;
-                return Next::Again;
+                pending.step = RequestStep::ZeroRange;
+                return AfterEntry::Again;
             }
-            (Step::ZeroRange, Op::WriteZeroes { only_fast: false, .. }) if is_missing => {
-                pending.step = Step::WriteZeroes;
-                return Next::Again;
+            (RequestStep::ZeroRange, Op::WriteZeroes { only_fast: false, .. }) if is_missing => {
+                pending.step = RequestStep::WriteZeroes;
+                return AfterEntry::Again;
             }
             _ => {}
         }
         let error =
             if pending.is_cancelled && errno == libc::EINTR { IoError::Aborted } else { io_error(errno) };
         let lost = match pending.step {
-            Step::Sync => error != IoError::Aborted,
+            RequestStep::Sync => error != IoError::Aborted,
             _ => needs_sync(pending.op) && errno == libc::EIO,
         };
         if lost {
@@ -427,7 +434,7 @@ impl Table {
             let error_text = std::io::Error::from_raw_os_error(errno);
             self.disk.note_failure(pending.op, pending.offset, pending.len, &error_text);
         }
-        Next::Done(Err(error))
+        AfterEntry::Done(Err(error))
     }
 
     fn finish(&self, token: u32, result: Result<Output, IoError>) {
@@ -437,7 +444,7 @@ impl Table {
         }
     }
 
-    fn cancel(&self, ring: &FileRing<Table>, tag: Tag) {
+    fn cancel(&self, ring: &FileRing<RequestTable>, tag: Tag) {
         let found = {
             let mut slots = self.slots.borrow_mut();
             let token = slots.iter().find(|(_, pending)| pending.tag == tag).map(|(token, _)| token);
@@ -458,8 +465,8 @@ impl Table {
     }
 }
 
-impl EntryOwner for Table {
-    fn on_entry_done(&self, ring: &FileRing<Table>, token: u32, memory: SgList, result: i32) {
+impl EntryOwner for RequestTable {
+    fn on_entry_done(&self, ring: &FileRing<RequestTable>, token: u32, memory: SgList, result: i32) {
         let result = {
             let mut slots = self.slots.borrow_mut();
             let Some(pending) = slots.get_mut(token as usize) else { return };
@@ -468,20 +475,20 @@ impl EntryOwner for Table {
                 Err(_) => self.after_error(pending, memory, result.wrapping_neg()),
             };
             match next {
-                Next::Again => return self.push(ring, token, pending),
-                Next::Done(result) => result,
+                AfterEntry::Again => return self.push(ring, token, pending),
+                AfterEntry::Done(result) => result,
             }
         };
         self.finish(token, result);
     }
 }
 
-impl Pending {
+impl PendingRequest {
     /// Bytes that must be allocated from the pool before the request can start.
     fn needed_memory(&self) -> Option<usize> {
         match self.step {
-            Step::Move if self.data.segs().is_empty() => Some(self.len as usize),
-            Step::Bounce if self.bounce.is_none() => Some((self.len as usize).min(MAX_BOUNCE)),
+            RequestStep::Move if self.data.segs().is_empty() => Some(self.len as usize),
+            RequestStep::Bounce if self.bounce.is_none() => Some((self.len as usize).min(MAX_BOUNCE)),
             _ => None,
         }
     }

@@ -36,7 +36,7 @@ pub(super) struct FileRing<L> {
     /// through which ranges with dirty pages can be zeroed.
     exclusive: Arc<File>,
     /// One for each slot up to the highest ever used; the capacity is for all slots.
-    holds: RefCell<Vec<Hold>>,
+    holds: RefCell<Vec<HeldMemory>>,
     /// Weak, because the core's ring owns this object and the registration owns the core's ring.
     registration: OnceCell<Weak<Registration>>,
     pub(super) owner: L,
@@ -44,7 +44,7 @@ pub(super) struct FileRing<L> {
 
 /// The memory that the kernel may access now.
 #[derive(Default)]
-struct Hold {
+struct HeldMemory {
     in_flight: bool,
     memory: SgList,
     iovecs: Vec<libc::iovec>,
@@ -65,7 +65,7 @@ pub(super) struct EntryOptions {
     /// Runs on a kernel worker thread from the start (`IOSQE_ASYNC`), because it would block.
     pub(super) in_background: bool,
     /// Maximum number of bytes to transfer; 0: no limit.
-    pub(super) most_bytes: usize,
+    pub(super) max_bytes: usize,
 }
 
 impl<L: EntryOwner + 'static> FileRing<L> {
@@ -115,7 +115,7 @@ impl<L: EntryOwner + 'static> FileRing<L> {
         self.push(token, |hold| {
             let entry = if let [seg] = memory.segs() {
                 assert!(skip < seg.len());
-                let most = if options.most_bytes == 0 { usize::MAX } else { options.most_bytes };
+                let most = if options.max_bytes == 0 { usize::MAX } else { options.max_bytes };
                 let (start, len) = (seg.as_ptr().wrapping_add(skip), (seg.len() - skip).min(most) as u32);
                 match direction {
                     TransferDirection::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
@@ -167,12 +167,12 @@ impl<L: EntryOwner + 'static> FileRing<L> {
         }
     }
 
-    fn push(&self, token: u32, build: impl FnOnce(&mut Hold) -> squeue::Entry) {
+    fn push(&self, token: u32, build: impl FnOnce(&mut HeldMemory) -> squeue::Entry) {
         // After the registration is dropped, no user waits for the completion.
         let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
         let mut holds = self.holds.borrow_mut();
         if holds.len() <= token as usize {
-            holds.resize_with(token as usize + 1, Hold::default);
+            holds.resize_with(token as usize + 1, HeldMemory::default);
         }
         let hold = &mut holds[token as usize];
         assert!(!hold.in_flight, "one entry a slot");
@@ -217,22 +217,14 @@ fn gather(memory: &SgList, mut skip: usize, iovecs: &mut Vec<libc::iovec>) {
     assert!(!iovecs.is_empty());
 }
 
-/// Alignment of direct I/O, in bytes; 0 for both: not supported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DirectAlignment {
-    /// Alignment of addresses in memory.
-    pub(super) memory: u32,
-    /// Alignment of offsets in the file and of the length of each piece.
-    pub(super) offset: u32,
-}
-
-/// The kernel's alignment (`STATX_DIOALIGN`); `None` before Linux 6.1 and where a file system does
-/// not support the query.
-pub(super) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
+/// The kernel's alignment for direct I/O (`STATX_DIOALIGN`), in bytes: of memory addresses, and of
+/// file offsets and lengths; 0 for both: not supported. `None` before Linux 6.1 and where a file
+/// system does not support the query.
+pub(super) fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     let stat =
         statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::from_bits_retain(libc::STATX_DIOALIGN)).ok()?;
     let is_known = stat.stx_mask & libc::STATX_DIOALIGN != 0;
-    is_known.then_some(DirectAlignment { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align })
+    is_known.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
 }
 
 /// The file's length in bytes, as cached: without a request to the server of a network file system.

@@ -2,7 +2,7 @@
 //! to do.
 
 use super::kernel;
-use super::probe::{Direct, QueueLimits, Zeroing, file_block};
+use super::probe::{DirectAlignment, QueueLimits, Zeroing, file_block};
 use super::qemu_locks;
 use blockmux_volume::{BlockSizes, SmallBlock, VolumeInfo};
 use std::fs::{File, OpenOptions};
@@ -139,7 +139,7 @@ pub(super) struct Opened {
     pub(super) is_device: bool,
     /// The file was created by this call.
     pub(super) is_new: bool,
-    pub(super) direct: Option<Direct>,
+    pub(super) direct: Option<DirectAlignment>,
     pub(super) zeroing: Zeroing,
 }
 
@@ -188,8 +188,8 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
     let metadata = file.metadata().map_err(failed("examine"))?;
     let queue = QueueLimits::of(metadata.dev());
     let wanted = options.blocks.logical.unwrap_or(SMALL_BLOCK);
-    let suits_all = |direct: &Direct| direct.offset <= wanted;
-    let direct = set_direct(path, &file, options.direct, Direct::of(&file, &queue), suits_all)?;
+    let suits_all = |direct: &DirectAlignment| direct.offset <= wanted;
+    let direct = set_direct(path, &file, options.direct, DirectAlignment::of(&file, &queue), suits_all)?;
     let own = direct.map_or(SMALL_BLOCK, |direct| direct.offset.max(SMALL_BLOCK));
     options.blocks.check(own).map_err(|reason| OpenError::SmallBlock { path: path.into(), reason })?;
     let block = own.max(wanted);
@@ -253,7 +253,7 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
     let queue = QueueLimits::of(metadata.rdev());
     let (logical, physical) = kernel::block_sizes(&file).map_err(failed("query the block size of"))?;
     options.blocks.check(logical).map_err(|reason| OpenError::SmallBlock { path: path.into(), reason })?;
-    let usable = Direct::of(&file, &queue).filter(|direct| direct.offset <= logical);
+    let usable = DirectAlignment::of(&file, &queue).filter(|direct| direct.offset <= logical);
     let direct = set_direct(path, &file, options.direct, usable, |_| true)?;
     let len = file.seek(SeekFrom::End(0)).map_err(failed("measure"))?;
     let zeroing = if options.read_only { Zeroing::default() } else { Zeroing::of_device(&queue) };
@@ -313,9 +313,9 @@ fn set_direct(
     path: &Path,
     file: &File,
     asked: Option<bool>,
-    possible: Option<Direct>,
-    suits: impl Fn(&Direct) -> bool,
-) -> Result<Option<Direct>, OpenError> {
+    possible: Option<DirectAlignment>,
+    suits: impl Fn(&DirectAlignment) -> bool,
+) -> Result<Option<DirectAlignment>, OpenError> {
     let chosen = match asked {
         Some(false) => None,
         Some(true) => possible,

@@ -9,22 +9,22 @@ use std::path::PathBuf;
 
 /// Alignment of direct I/O, in bytes; powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Direct {
+pub(super) struct DirectAlignment {
     /// Alignment of memory addresses.
     memory: u32,
     /// Alignment of file offsets and of the length of each segment.
     pub(super) offset: u32,
 }
 
-impl Direct {
+impl DirectAlignment {
     /// The alignment according to the kernel, or else to the device below; `None`: no direct I/O,
     /// or an alignment that the pool's buffers do not have.
-    pub(super) fn of(file: &File, queue: &QueueLimits) -> Option<Direct> {
+    pub(super) fn of(file: &File, queue: &QueueLimits) -> Option<DirectAlignment> {
         let direct = match kernel::direct_alignment(file) {
-            Some(reported) => Direct { memory: reported.memory, offset: reported.offset },
+            Some((memory, offset)) => DirectAlignment { memory, offset },
             None => {
                 let block = queue.number("logical_block_size").map_or(POOL_ALIGNMENT, |block| block as u32);
-                Direct { memory: block, offset: block }
+                DirectAlignment { memory: block, offset: block }
             }
         };
         let is_usable = direct.offset.is_power_of_two()
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn direct_io_needs_aligned_addresses_and_whole_blocks() {
-        let direct = Direct { memory: 512, offset: 512 };
+        let direct = DirectAlignment { memory: 512, offset: 512 };
         let memory = Memory::from_heap(8192);
         assert!(direct.can_use(&SgList::one(memory.seg(512, 1024))));
         assert!(!direct.can_use(&SgList::one(memory.seg(28, 1024))));

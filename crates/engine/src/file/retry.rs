@@ -27,7 +27,7 @@ impl MemoryRetry {
         if self.fires_at.get().is_none_or(|when| when <= now) {
             let pause = self.pause.get();
             if self.core.pool().account().is_some() {
-                self.pause.set((pause * 2).min(LONGEST));
+                self.pause.set((pause * 2).min(MAX_PAUSE));
             }
             self.fires_at.set(Some(now + pause));
             self.core.wake_at(now + pause, waker);
@@ -37,4 +37,4 @@ impl MemoryRetry {
 
 const SHORTEST: Duration = Duration::from_micros(200);
 /// Longest delay: thousands of channels may wait, and together they must not use up a CPU.
-const LONGEST: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_millis(100);

@@ -3,7 +3,7 @@
 use super::bounce::zero_pages;
 use super::channel::FileChannel;
 use super::open::{self, BlockOptions, FileOptions, OpenError};
-use super::probe::{Direct, Zeroing};
+use super::probe::{DirectAlignment, Zeroing};
 use crate::reactor::EngineCore;
 use blockmux_volume::{
     Channel, Core, IoError, Op, OpKind, Pages, Resize, ResizeError, Volume, VolumeInfo, Waker,
@@ -31,10 +31,10 @@ pub(super) struct Disk {
     pub(super) file: Arc<File>,
     /// Properties at opening; `extent` has the current size.
     pub(super) info: VolumeInfo,
-    pub(super) extent: Extent,
+    pub(super) extent: FileExtent,
     pub(super) is_device: bool,
     /// Alignment of direct I/O; `None`: buffered.
-    pub(super) direct: Option<Direct>,
+    pub(super) direct: Option<DirectAlignment>,
     pub(super) zeroing: Zeroing,
     pub(super) zeroes: Arc<Pages>,
     pub(super) lost_writes: AtomicBool,
@@ -43,11 +43,12 @@ pub(super) struct Disk {
 }
 
 /// The volume's current size: set by the control plane, read by channels with each request.
-pub(super) struct Extent {
+pub(super) struct FileExtent {
     size: AtomicU64,
     end: AtomicU64,
-    /// Length to which another program has truncated the file while it was served, or [`NOT_CUT`].
-    cut: AtomicU64,
+    /// Length to which another program has truncated the file while it was served, or
+    /// [`NOT_TRUNCATED`].
+    truncated_len: AtomicU64,
     /// Number of resizes by the operator.
     changes: AtomicU64,
 }
@@ -85,7 +86,7 @@ impl FileVolume {
     fn new(opened: open::Opened) -> FileVolume {
         let open::Opened { path, file, info, end, is_device, is_new, direct, zeroing } = opened;
         let (zeroes, lost_writes) = (zero_pages(), AtomicBool::new(false));
-        let (file, extent) = (Arc::new(file), Extent::new(info.size, end));
+        let (file, extent) = (Arc::new(file), FileExtent::new(info.size, end));
         FileVolume {
             disk: Arc::new(Disk {
                 path,
@@ -205,7 +206,7 @@ impl Disk {
         // A resize may run concurrently; the file is never shorter than both recorded ends.
         let (changes, before) = (self.extent.changes(), self.extent.end());
         let Some(len) = super::kernel::cached_len(file) else { return };
-        if len < before.min(self.extent.end()) && self.extent.mark_cut(len, changes) {
+        if len < before.min(self.extent.end()) && self.extent.mark_truncated(len, changes) {
             tracing::error!(
                 "{}: another program has truncated it to {len} bytes while it is served: I/O beyond that fails; accept the new size \
                  with 'blockmux ctl resize NAME', or restore the old one with 'blockmux ctl resize NAME SIZE'",
@@ -260,12 +261,12 @@ impl Disk {
     }
 }
 
-impl Extent {
-    fn new(size: u64, end: u64) -> Extent {
-        Extent {
+impl FileExtent {
+    fn new(size: u64, end: u64) -> FileExtent {
+        FileExtent {
             size: AtomicU64::new(size),
             end: AtomicU64::new(end),
-            cut: AtomicU64::new(NOT_CUT),
+            truncated_len: AtomicU64::new(NOT_TRUNCATED),
             changes: AtomicU64::new(0),
         }
     }
@@ -288,7 +289,7 @@ impl Extent {
         self.end.store(end, Ordering::Release);
         self.size.store(size, Ordering::Release);
         self.changes.fetch_add(1, Ordering::AcqRel);
-        self.cut.store(NOT_CUT, Ordering::Release);
+        self.truncated_len.store(NOT_TRUNCATED, Ordering::Release);
     }
 
     fn changes(&self) -> u64 {
@@ -297,24 +298,24 @@ impl Extent {
 
     /// Marks the file as truncated; returns whether that is new. `changes` is the number of resizes
     /// at the check: if the operator has resized since, the result is outdated and ignored.
-    fn mark_cut(&self, len: u64, changes: u64) -> bool {
-        let was = self.cut.fetch_min(len, Ordering::AcqRel);
+    fn mark_truncated(&self, len: u64, changes: u64) -> bool {
+        let was = self.truncated_len.fetch_min(len, Ordering::AcqRel);
         if self.changes() != changes {
-            self.cut.store(NOT_CUT, Ordering::Release);
+            self.truncated_len.store(NOT_TRUNCATED, Ordering::Release);
             return false;
         }
-        was == NOT_CUT
+        was == NOT_TRUNCATED
     }
 
     /// Whether bytes before `end` were truncated, which are lost until the volume is resized.
     #[inline]
-    pub(super) fn is_cut_before(&self, end: u64) -> bool {
-        end > self.cut.load(Ordering::Acquire)
+    pub(super) fn is_truncated_before(&self, end: u64) -> bool {
+        end > self.truncated_len.load(Ordering::Acquire)
     }
 }
 
 /// Greater than any file's length.
-const NOT_CUT: u64 = u64::MAX;
+const NOT_TRUNCATED: u64 = u64::MAX;
 
 fn whole_blocks(len: u64, info: &VolumeInfo) -> u64 {
     let block = u64::from(info.logical_block);
@@ -352,9 +353,9 @@ mod tests {
                 while checks.load(Ordering::Acquire) < started + 2 {
                     std::thread::yield_now();
                 }
-                let is_cut = disk.extent.is_cut_before(1 << 20);
-                is_over.store(is_cut, Ordering::Relaxed);
-                assert!(!is_cut);
+                let is_truncated = disk.extent.is_truncated_before(1 << 20);
+                is_over.store(is_truncated, Ordering::Relaxed);
+                assert!(!is_truncated);
             }
             is_over.store(true, Ordering::Relaxed);
         });

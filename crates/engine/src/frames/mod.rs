@@ -2,8 +2,8 @@
 //! [`FrameSession`](blockmux_proto::session::FrameSession).
 //!
 //! ```text
-//!   interface ────Ring────▶ Wire ──Frame──▶ session ──poll_io──▶ channel
-//!   interface ◀─sendmmsg── Wire ◀─outbox── session ◀──on_io──── channel
+//!   interface ────Ring────▶ FramePorts ──Frame──▶ session ──poll_io──▶ channel
+//!   interface ◀─sendmmsg─── FramePorts ◀─outbox── session ◀──on_io──── channel
 //! ```
 //! A port is a packet socket bound to one interface and one EtherType, so it receives no other
 //! traffic. A filter in the kernel drops frames for the other side of the protocol. Frames for a
@@ -17,16 +17,16 @@
 pub mod blocking;
 mod kernel;
 pub mod port;
+mod ports;
 pub mod queue_id;
 mod ring;
 pub mod target;
 pub mod volume;
-mod wire;
 
 pub use kernel::ReceivedFrame;
 pub use port::{PacketPort, Share, Side};
+pub(crate) use ports::FramePorts;
 pub use queue_id::QueueId;
-pub(crate) use wire::Wire;
 
 use crate::host::{Host, SocketWatch};
 use crate::reactor::EngineCore;

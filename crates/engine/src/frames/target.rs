@@ -1,6 +1,6 @@
 //! A target over raw frames: ports, session, and a channel for each volume in use.
 
-use super::{FrameHost, Share, Side, Wire};
+use super::{FrameHost, FramePorts, Share, Side};
 use crate::audit::StationAudits;
 use crate::channels::Channels;
 use crate::reactor::{EngineCore, Progress, Task};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Serves AoE requests until the core stops.
 pub struct FrameTargetTask<S, H: FrameHost = EngineCore> {
-    wire: Wire<H>,
+    ports: FramePorts<H>,
     session: S,
     channels: Channels,
     stations: StationAudits,
@@ -50,9 +50,9 @@ impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
         sessions: Sessions,
     ) -> Result<(), PortError> {
         let mut failed = None;
-        core.try_spawn(|waker| match Wire::open(core, waker, interfaces, Side::Target(share)) {
-            Ok(wire) => Ok(FrameTargetTask {
-                wire,
+        core.try_spawn(|waker| match FramePorts::open(core, waker, interfaces, Side::Target(share)) {
+            Ok(ports) => Ok(FrameTargetTask {
+                ports,
                 session,
                 stations: StationAudits::new(sessions),
                 channels: Channels::new(exports, core.clone(), waker.clone(), origin(interfaces)),
@@ -79,13 +79,13 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
             self.ends = Some(ends);
             self.core.wake_at(ends, &self.waker);
         }
-        let received = self.wire.take_in(&mut self.session, now);
+        let received = self.ports.take_in(&mut self.session, now);
         let moved = self.channels.move_io(&mut self.session, now);
         while let Some(event) = self.session.poll_event() {
             self.stations.on_event(event, |volume| self.channels.name(volume));
         }
-        let sent = self.wire.send(&mut self.session, now);
-        self.wire.arm(&self.session, now);
+        let sent = self.ports.send(&mut self.session, now);
+        self.ports.arm(&self.session, now);
         if let Some(ends) = self.ends {
             let is_idle = self.channels.is_idle() && self.session.frames(now).is_empty();
             if is_idle || now >= ends {
@@ -95,7 +95,7 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
         match (received, moved) {
             (Progress::More, _) | (_, Progress::More) => Progress::More,
             (Progress::Idle, Progress::Idle) if !sent => Progress::Idle,
-            _ if self.wire.is_stuck() => Progress::Drained,
+            _ if self.ports.is_stuck() => Progress::Drained,
             _ if sent && !self.session.frames(now).is_empty() => Progress::More,
             _ => Progress::Drained,
         }
@@ -106,7 +106,7 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
     }
 
     fn park(&mut self) {
-        self.wire.park();
+        self.ports.park();
     }
 }
 

@@ -4,7 +4,7 @@
 //! that have waited too long, so a channel is only the session, its ports and a task that polls
 //! them.
 
-use super::{FrameHost, QueueId, Side, Wire};
+use super::{FrameHost, FramePorts, QueueId, Side};
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession};
@@ -52,12 +52,12 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
         })?;
         let mut made = None;
         core.try_spawn(|own| {
-            let wire = Wire::open(&core, own, &self.interfaces, Side::Initiator { id: queue_id.id });
-            let wire = wire.map_err(|(interface, error)| warn!(interface, "cannot be opened: {error}"))?;
+            let ports = FramePorts::open(&core, own, &self.interfaces, Side::Initiator { id: queue_id.id });
+            let ports = ports.map_err(|(interface, error)| warn!(interface, "cannot be opened: {error}"))?;
             let QueueId { id, first, .. } = queue_id;
             let config = AoeInitiatorConfig { address: self.address, timeout: self.timeout, id, first };
             let link = Rc::new(RefCell::new(FrameLink {
-                wire,
+                ports,
                 _queue_id: queue_id,
                 session: AoeInitiatorSession::new(config, core.pool().clone(), core.now()),
                 first: self.info.clone(),
@@ -85,7 +85,7 @@ struct AoeChannel<H: FrameHost> {
 }
 
 struct FrameLink<H: FrameHost> {
-    wire: Wire<H>,
+    ports: FramePorts<H>,
     /// Keeps the id claimed while replies may arrive.
     _queue_id: QueueId,
     session: AoeInitiatorSession,
@@ -115,11 +115,11 @@ impl<H: FrameHost> Channel for AoeChannel<H> {
     fn kick(&mut self) {
         let link = &mut *self.link.borrow_mut();
         let now = link.core.now();
-        link.wire.send(&mut link.session, now);
+        link.ports.send(&mut link.session, now);
         link.take_done();
-        link.wire.arm(&link.session, now);
+        link.ports.arm(&link.session, now);
         // A spinning core polls for the reply itself; a full port is handled by the task.
-        if link.wire.is_stuck() || (link.is_parked && link.core.spins()) {
+        if link.ports.is_stuck() || (link.is_parked && link.core.spins()) {
             link.waker.wake();
         }
     }
@@ -154,15 +154,15 @@ impl<H: FrameHost> FrameLink<H> {
         }
         self.is_parked = false;
         let now = self.core.now();
-        let received = self.wire.take_in(&mut self.session, now);
+        let received = self.ports.take_in(&mut self.session, now);
         self.check_disk();
-        let sent = self.wire.send(&mut self.session, now);
+        let sent = self.ports.send(&mut self.session, now);
         let before = self.done.len();
         self.take_done();
         if self.done.len() > before {
             self.consumer.wake();
         }
-        self.wire.arm(&self.session, now);
+        self.ports.arm(&self.session, now);
         match received {
             Progress::Idle if sent => Progress::Drained,
             received => received,
@@ -196,6 +196,6 @@ impl<H: FrameHost> Task for FrameLinkTask<H> {
     fn park(&mut self) {
         let mut link = self.0.borrow_mut();
         link.is_parked = true;
-        link.wire.park();
+        link.ports.park();
     }
 }

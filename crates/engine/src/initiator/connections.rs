@@ -61,7 +61,7 @@ impl<H: Host> ConnectionSet<H> {
     ) -> Result<Inflow, Broken> {
         let mut all = Inflow::Empty;
         let polls_all = self.skipped_turns == 0;
-        self.skipped_turns = self.skipped_turns.checked_sub(1).unwrap_or(MOST_SKIPPED_TURNS);
+        self.skipped_turns = self.skipped_turns.checked_sub(1).unwrap_or(MAX_SKIPPED_TURNS);
         for (number, slot) in self.slots.iter_mut().enumerate() {
             let ConnectionSlot::Open(connection) = slot else { continue };
             if !polls_all && !session.is_awaited(number) {
@@ -267,5 +267,5 @@ fn merged(one: Inflow, other: Inflow) -> Inflow {
 }
 
 /// Maximum number of consecutive turns of a busy core without polling idle connections.
-const MOST_SKIPPED_TURNS: u32 = 15;
+const MAX_SKIPPED_TURNS: u32 = 15;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

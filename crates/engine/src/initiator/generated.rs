@@ -47,7 +47,7 @@ impl GeneratedKeys {
         let Some(key) = input.tls_psks(host, subsystem).first().map(tls_key) else { return };
         let mut keys = self.lock();
         keys.push_front(StoredKey { key, at: Instant::now() });
-        keys.truncate(MOST_KEYS);
+        keys.truncate(MAX_KEYS);
     }
 
     /// Forgets keys that the target rejected.
@@ -68,7 +68,7 @@ impl fmt::Debug for GeneratedKeys {
 
 /// Maximum number of keys kept: more targets behind one volume are unlikely, and a ClientHello has
 /// limited room.
-const MOST_KEYS: usize = 4;
+const MAX_KEYS: usize = 4;
 /// How long before a key's expiry it is no longer used.
 const MARGIN: Duration = Duration::from_secs(60);
 
@@ -88,7 +88,7 @@ mod tests {
             identities.insert(0, keys.all().unwrap()[0].identity.clone());
         }
         let now = || keys.all().unwrap().iter().map(|key| key.identity.clone()).collect::<Vec<_>>();
-        assert_eq!(now(), identities[..MOST_KEYS]);
+        assert_eq!(now(), identities[..MAX_KEYS]);
         let offered = keys.all().unwrap();
         keys.keep(&InputPsk::generated(Hash::Sha384, vec![9; 48]).unwrap(), &host, &subsystem);
         keys.forget(&offered);

@@ -14,11 +14,11 @@
 
 use super::datamover::IscsiSetup;
 pub use super::datamover::{Datamover, OverIwarp, OverTcp};
-use super::moves::Moves;
+use super::redirections::Redirections;
 use super::seeds::Seeds;
 use super::unit::{LOG_IN_POOL, LOG_IN_TIMEOUT, MANAGE_TIMEOUT, check_unit, first_unit};
-use super::{Dialer, Move, Opening, Paths, Policy, RemoteVolume};
-use crate::blocking::{self, FirstOf, has_hung_up, run_session};
+use super::{Dialer, Opening, Paths, Policy, Redirection, RemoteVolume};
+use crate::blocking::{self, FirstConnection, has_hung_up, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
 use crate::sys;
@@ -148,19 +148,19 @@ pub fn discover<D: Datamover>(
     let random = IscsiRandomness::new(address)?;
     let mut last = None;
     for chap in attempts(chap) {
-        let ask = |over: &D| {
+        let query = |over: &D| {
             let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
             let mut session = over.discovery(initiator.clone(), chap.clone(), random.isid(0), with);
             let is_over = |session: &D::Discovery| IscsiDiscoverySession::is_over(D::found(session));
             let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
             (session, ran)
         };
-        let (mut session, mut ran) = ask(over);
+        let (mut session, mut ran) = query(over);
         if has_hung_up(&ran)
             && D::is_discovery_misunderstood(&session)
             && let Some(older) = over.older()
         {
-            (session, ran) = ask(&older);
+            (session, ran) = query(&older);
         }
         let session = D::found(&session);
         match session.refused() {
@@ -183,7 +183,7 @@ struct LoginOutcome<D: Datamover> {
     over: D,
     /// The CHAP credentials that were used.
     chap: Option<Chap>,
-    moves: Moves,
+    redirections: Redirections,
     /// Host names in redirections, with their resolved addresses.
     names: Vec<(TargetAddress, Address)>,
 }
@@ -198,15 +198,15 @@ impl<D: Datamover> LoginOutcome<D> {
         over: &D,
         purpose: SessionPurpose,
     ) -> Result<LoginOutcome<D>, IscsiConnectError> {
-        let mut moves = Moves::from(endpoint.address.clone());
+        let mut redirections = Redirections::from(endpoint.address.clone());
         let (mut names, mut over) = (Vec::new(), over.clone());
         loop {
-            let from = moves.address().clone();
+            let from = redirections.address().clone();
             let (session, chap) =
-                ask(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, purpose)?;
+                query(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, purpose)?;
             let Some(IscsiRefused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
-                moves.settle();
-                return Ok(LoginOutcome { session, over, chap, moves, names });
+                redirections.settle();
+                return Ok(LoginOutcome { session, over, chap, redirections, names });
             };
             let lost = |problem| {
                 let refused = IscsiRefused::BadRedirect { from: from.to_string(), to: to.clone(), problem };
@@ -217,12 +217,12 @@ impl<D: Datamover> LoginOutcome<D> {
                 (place.host.as_str(), place.port).to_socket_addrs().ok().and_then(|mut all| all.next());
             let address = Address::Tcp(found.ok_or_else(|| lost("a host that cannot be found"))?);
             names.push((place, address.clone()));
-            moves.follow(Move { address, is_permanent: *permanent }).map_err(lost)?;
+            redirections.follow(Redirection { address, is_permanent: *permanent }).map_err(lost)?;
         }
     }
 
     fn address(&self) -> &Address {
-        self.moves.address()
+        self.redirections.address()
     }
 
     fn iscsi(&self) -> &IscsiInitiatorSession {
@@ -241,7 +241,7 @@ impl<D: Datamover> LoginOutcome<D> {
 }
 
 /// Logs in at one address; also returns the CHAP credentials that were used.
-fn ask<D: Datamover>(
+fn query<D: Datamover>(
     endpoint: &IscsiEndpoint,
     over: &mut D,
     purpose: SessionPurpose,
@@ -268,9 +268,9 @@ fn ask_once<D: Datamover>(
     let config = endpoint.config(purpose, random.isid(0));
     let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
     let mut session = over.session(config, false, with);
-    let is_over = |session: &FirstOf<'_, D::Session>| D::iscsi(session.0).is_over();
+    let is_over = |session: &FirstConnection<'_, D::Session>| D::iscsi(session.0).is_over();
     let timeout = if purpose == SessionPurpose::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
-    let ran = run_session(address, &mut FirstOf(&mut session), timeout, is_over);
+    let ran = run_session(address, &mut FirstConnection(&mut session), timeout, is_over);
     if has_hung_up(&ran)
         && D::may_require_revision_1(&session)
         && let Some(older) = over.older()
@@ -358,7 +358,7 @@ impl<D: Datamover> IscsiDialer<D> {
             let answer = LoginOutcome::to(&endpoint.with_address(address), &over)?;
             let unit = answer.description()?.unit;
             over = answer.over;
-            Ok((unit, (answer.chap, answer.moves.initial().clone(), answer.names)))
+            Ok((unit, (answer.chap, answer.redirections.initial().clone(), answer.names)))
         })?;
         let (mut addresses, mut names, mut chap) = (Vec::new(), Vec::new(), None);
         for (path, found) in endpoint.paths().zip(found) {
@@ -405,7 +405,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
         D::iscsi(session).refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 
-    fn moved(&self, session: &D::Session) -> Option<Result<Move, String>> {
+    fn moved(&self, session: &D::Session) -> Option<Result<Redirection, String>> {
         let refused = D::iscsi(session).refused();
         let Some(IscsiRefused::Moved { address: to, permanent }) = refused else { return None };
         let place: TargetAddress = match to.parse() {
@@ -421,7 +421,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
         let lost = || {
             format!("target redirects to {to}, a host name that was not resolved when the volume was opened")
         };
-        Some(found.map(|address| Move { address, is_permanent: *permanent }).ok_or_else(lost))
+        Some(found.map(|address| Redirection { address, is_permanent: *permanent }).ok_or_else(lost))
     }
 }
 

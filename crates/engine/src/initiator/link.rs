@@ -9,8 +9,8 @@ mod watch;
 
 use super::connections::{ConnectionSet, Dial};
 use super::control::ControlLink;
-use super::moves::{Move, Moves};
-use super::overdue::Overdue;
+use super::overdue::OverdueTimer;
+use super::redirections::{Redirection, Redirections};
 use super::retry::ReconnectTimer;
 use super::silence::Silence;
 use super::{Dialer, Opening, PathGroup, RemoteVolume, TlsKeys, VolumeShared};
@@ -42,7 +42,7 @@ pub(super) struct Link<D: Dialer, H: Host> {
     rank: Option<PathRank>,
     /// The rank as the control session has reported it.
     reported_rank: PathRank,
-    moves: Moves,
+    redirections: Redirections,
     core: Rc<H>,
     /// Wakes the link's own task.
     pub(super) waker: Waker,
@@ -60,7 +60,7 @@ pub(super) struct Link<D: Dialer, H: Host> {
     pub(super) done: Vec<Completion>,
     retry: ReconnectTimer,
     silence: Silence,
-    overdue: Overdue,
+    overdue: OverdueTimer,
     /// The target accepts no other session before this time (iSCSI's Time2Wait).
     not_before: Option<Instant>,
     /// Requests that the session holds.
@@ -145,7 +145,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 has_other_paths: volume.dialer.paths().addresses.len() > 1,
                 rank: None,
                 reported_rank: PathRank::Best,
-                moves: Moves::from(home.clone()),
+                redirections: Redirections::from(home.clone()),
                 core: core.clone(),
                 waker: waker.clone(),
                 consumer: consumer.clone(),
@@ -157,7 +157,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 done: Vec::with_capacity(depth as usize),
                 retry: ReconnectTimer::new(volume.reconnect_timeout, core.now()),
                 silence: Silence::default(),
-                overdue: Overdue::new(volume.dialer.paths().timeout),
+                overdue: OverdueTimer::new(volume.dialer.paths().timeout),
                 not_before: None,
                 in_flight: 0,
                 was_open: false,
@@ -266,7 +266,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 return Progress::More;
             }
         };
-        match self.core.connect(self.moves.address()) {
+        match self.core.connect(self.redirections.address()) {
             Ok(stream) => {
                 let until = self.retry.attempt_ends(self.core.now());
                 self.core.wake_at(until, &self.waker);
@@ -277,7 +277,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             Err(error) => {
                 // Retrying does not help, and the user should learn why.
                 if error.kind() == ErrorKind::PermissionDenied && self.retry.on_denial() {
-                    let target = self.moves.address();
+                    let target = self.redirections.address();
                     warn!(%target, "cannot connect: {error}; grant this process access; it keeps trying");
                 }
                 self.lose(&error.to_string())
@@ -342,7 +342,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let LinkState::Open { connections, session, is_checked } = &mut self.state else {
             return Ok(Progress::Idle);
         };
-        let (address, tls) = (self.moves.address(), self.tls.as_ref());
+        let (address, tls) = (self.redirections.address(), self.tls.as_ref());
         let dial = Dial { core: &self.core, waker: &self.waker, address, tls };
         let is_dialled = connections.dial(session, &dial)?;
         let inflow = connections.receive(session, &dial)?;
@@ -366,13 +366,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.known.reconnects.fetch_add(1, Ordering::Relaxed);
             }
             self.group.open.set(self.group.open.get() + 1);
-            self.moves.settle();
+            self.redirections.settle();
             self.retry.on_session();
             self.group.is_changed.set(true);
             self.consumer.wake();
         }
         if let Some(size) = session.poll_size()
-            && self.known.take_size(size, self.moves.address())
+            && self.known.take_size(size, self.redirections.address())
         {
             self.group.is_changed.set(true);
             self.consumer.wake();
@@ -407,7 +407,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_closing {
             session.on_stop();
         }
-        let (address, tls) = (self.moves.address(), self.tls.as_ref());
+        let (address, tls) = (self.redirections.address(), self.tls.as_ref());
         let dial = Dial { core: &self.core, waker: &self.waker, address, tls };
         let has_sent = connections.send(session, &dial)? || is_dialled;
         if has_sent || matches!(inflow, Inflow::More | Inflow::Drained) {
@@ -467,7 +467,7 @@ enum SessionEnd {
     Broken(Broken),
     Finished,
     Refused(String),
-    Moved(Move),
+    Moved(Redirection),
 }
 
 impl From<Broken> for SessionEnd {

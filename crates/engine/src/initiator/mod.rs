@@ -40,10 +40,10 @@ mod generated;
 pub mod iscsi;
 mod link;
 mod missing;
-mod moves;
 pub mod nvme;
 mod nvme_carrier;
 mod overdue;
+mod redirections;
 mod retry;
 mod seeds;
 mod silence;
@@ -62,8 +62,8 @@ use blockmux_volume::{Channel, Completion, Core, Io, IoError, LinkCounts, Pool, 
 pub use generated::GeneratedKeys;
 use link::Link;
 pub use missing::missing_connections;
-pub use moves::Move;
 use overdue::FailingRequests;
+pub use redirections::Redirection;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -158,7 +158,7 @@ pub trait Dialer: Send + Sync + 'static {
     ///
     /// # Errors
     /// If it is not an address that can be dialled.
-    fn moved(&self, _session: &Self::Session) -> Option<Result<Move, String>> {
+    fn moved(&self, _session: &Self::Session) -> Option<Result<Redirection, String>> {
         None
     }
 }

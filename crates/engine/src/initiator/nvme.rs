@@ -19,8 +19,8 @@ pub use crate::rdma::OverIwarp;
 use crate::secure::{ClientTls, Secure};
 use crate::socket::Address;
 use blockmux_proto::fabrics::host::{
-    AdminConfig, AdminResults, Ask, ControllerInfo, FoundSubsystem, Names, NamespaceInfo, NvmeRefused,
-    QueueConfig, uuid_text,
+    AdminConfig, AdminResults, ControllerInfo, ControllerQuery, FoundSubsystem, Names, NamespaceInfo,
+    NvmeRefused, QueueConfig, uuid_text,
 };
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvme::auth::{Concatenation, HostCredentials, HostSecrets};
@@ -107,7 +107,7 @@ pub fn describe<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescri
 /// Queries the description over one path; also returns the transport variant that its controller
 /// supports.
 fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<(NvmeDescription, C), NvmeConnectError> {
-    let EndedAdminQueue { session, over } = ask(endpoint, Ask::Namespace(endpoint.nsid))?;
+    let EndedAdminQueue { session, over } = query(endpoint, ControllerQuery::Namespace(endpoint.nsid))?;
     let answers = C::answers(&session);
     let described = answers.controller.cloned().zip(answers.namespaces.first().cloned());
     let silent = || NvmeConnectError::silent(&endpoint.address);
@@ -122,7 +122,7 @@ fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<(NvmeDescri
 pub fn namespaces<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
 ) -> Result<(ControllerInfo, Vec<NamespaceInfo>), NvmeConnectError> {
-    let session = ask(endpoint, Ask::Namespaces)?.session;
+    let session = query(endpoint, ControllerQuery::Namespaces)?.session;
     let answers = C::answers(&session);
     Ok((answers.controller.cloned().unwrap_or_default(), answers.namespaces.to_vec()))
 }
@@ -135,7 +135,7 @@ pub fn namespaces<C: NvmeCarrier>(
 pub fn discover<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
 ) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
-    let session = ask(endpoint, Ask::Discovery)?.session;
+    let session = query(endpoint, ControllerQuery::Discovery)?.session;
     let (found, left_out) = C::answers(&session).found;
     Ok((found.to_vec(), left_out))
 }
@@ -149,12 +149,15 @@ struct EndedAdminQueue<C: NvmeCarrier> {
 
 /// Runs one admin queue. With secure channel concatenation, runs another one first if a TLS key
 /// must be generated.
-fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<EndedAdminQueue<C>, NvmeConnectError> {
+fn query<C: NvmeCarrier>(
+    endpoint: &NvmeEndpoint<C>,
+    query: ControllerQuery,
+) -> Result<EndedAdminQueue<C>, NvmeConnectError> {
     let mut attempts = 1;
     loop {
         let keys = endpoint.tls_keys();
-        let result = ask_over(endpoint, ask, keys.as_ref());
-        let Some(generated) = endpoint.generated_keys.as_deref().filter(|_| attempts < MOST_ATTEMPTS) else {
+        let result = query_over(endpoint, query, keys.as_ref());
+        let Some(generated) = endpoint.generated_keys.as_deref().filter(|_| attempts < MAX_ATTEMPTS) else {
             return result;
         };
         match (&result, &keys) {
@@ -172,14 +175,14 @@ fn ask<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>, ask: Ask) -> Result<EndedAdmi
 
 /// Runs one admin queue on one connection, with one of the TLS keys if there are any. If the
 /// controller supports only the transport's oldest variant, runs it again on a second connection.
-fn ask_over<C: NvmeCarrier>(
+fn query_over<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
-    ask: Ask,
+    query: ControllerQuery,
     keys: Option<&Arc<[Psk]>>,
 ) -> Result<EndedAdminQueue<C>, NvmeConnectError> {
     let (address, over) = (&endpoint.address, endpoint.over.clone());
     let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(address, error))?;
-    let config = endpoint.admin(ask, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
+    let config = endpoint.admin(query, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
     let pool = Pool::new(CONNECT_POOL);
     let with = QueueSetup { pool, seed: seeds.next(), segment_len: None, now: Instant::now() };
     let mut session = over.admin(config, with);
@@ -191,7 +194,7 @@ fn ask_over<C: NvmeCarrier>(
         && C::may_require_revision_1(&session)
         && let Some(over) = over.older()
     {
-        return ask_over(&NvmeEndpoint { over, ..endpoint.clone() }, ask, keys);
+        return query_over(&NvmeEndpoint { over, ..endpoint.clone() }, query, keys);
     }
     let answers = C::answers(&session);
     let has_result = answers.controller.is_some() || answers.generated.is_some();
@@ -218,8 +221,13 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
         })
     }
 
-    fn admin(&self, ask: Ask, keep_alive: Duration, credentials: Option<HostCredentials>) -> AdminConfig {
-        AdminConfig { names: self.names.clone(), credentials, queues: self.queues, ask, keep_alive }
+    fn admin(
+        &self,
+        query: ControllerQuery,
+        keep_alive: Duration,
+        credentials: Option<HostCredentials>,
+    ) -> AdminConfig {
+        AdminConfig { names: self.names.clone(), credentials, queues: self.queues, query, keep_alive }
     }
 
     /// DH-HMAC-CHAP credentials for one queue.
@@ -367,7 +375,7 @@ impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
     fn control(&self, is_secured: bool, pool: &Pool, now: Instant) -> Option<C::Admin> {
         let endpoint = &self.endpoint;
         let credentials = endpoint.credentials(is_secured, &self.seeds);
-        let config = endpoint.admin(Ask::Use(endpoint.nsid), endpoint.keep_alive, credentials);
+        let config = endpoint.admin(ControllerQuery::Use(endpoint.nsid), endpoint.keep_alive, credentials);
         let with = QueueSetup { pool: pool.clone(), seed: self.seeds.next(), segment_len: None, now };
         Some(endpoint.over.admin(config, with))
     }
@@ -443,7 +451,7 @@ pub fn host_nqn_of(id: &[u8; 16]) -> String {
 }
 
 /// Maximum number of attempts to generate a key that the target accepts.
-const MOST_ATTEMPTS: u32 = 6;
+const MAX_ATTEMPTS: u32 = 6;
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pool of an admin session, in bytes.
 const CONNECT_POOL: usize = 4 << 20;

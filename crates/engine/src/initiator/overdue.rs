@@ -16,17 +16,17 @@ use blockmux_volume::{Completion, Tag};
 use std::time::{Duration, Instant};
 
 /// Timer of a link's ticks.
-pub(super) struct Overdue {
+pub(super) struct OverdueTimer {
     /// How long a reply may take; `None`: for ever.
     span: Option<Duration>,
     next: Option<Instant>,
     /// Consecutive ticks with waiting requests and a target that accepts none.
-    shut: u32,
+    blocked_ticks: u32,
 }
 
-impl Overdue {
-    pub(super) fn new(span: Option<Duration>) -> Overdue {
-        Overdue { span, next: None, shut: 0 }
+impl OverdueTimer {
+    pub(super) fn new(span: Option<Duration>) -> OverdueTimer {
+        OverdueTimer { span, next: None, blocked_ticks: 0 }
     }
 
     /// Arms the next tick, because a reply is pending; returns its time, unless it is armed
@@ -55,13 +55,13 @@ impl Overdue {
     /// whether the session takes no requests although some wait. Returns the timeout that was
     /// exceeded.
     pub(super) fn on_tick(&mut self, seen: u32, is_shut: bool) -> Option<Duration> {
-        self.shut = if is_shut { self.shut + 1 } else { 0 };
-        self.span.filter(|_| seen.max(self.shut.saturating_sub(1)) >= TICKS)
+        self.blocked_ticks = if is_shut { self.blocked_ticks + 1 } else { 0 };
+        self.span.filter(|_| seen.max(self.blocked_ticks.saturating_sub(1)) >= TICKS)
     }
 
     /// Stops the ticks, because the connection was lost.
     pub(super) fn on_loss(&mut self) {
-        (self.next, self.shut) = (None, 0);
+        (self.next, self.blocked_ticks) = (None, 0);
     }
 }
 
@@ -97,7 +97,7 @@ impl FailingRequests {
 }
 
 /// Formats a duration for messages.
-pub(super) fn written(time: Duration) -> String {
+pub(super) fn format_duration(time: Duration) -> String {
     if time.subsec_nanos() == 0 {
         format!("{} s", time.as_secs())
     } else {
@@ -117,22 +117,22 @@ mod tests {
     #[test]
     fn ticks_are_a_quarter_of_the_timeout_apart_and_only_while_requests_are_pending() {
         let start = Instant::now();
-        let mut overdue = Overdue::new(Some(SPAN));
+        let mut overdue = OverdueTimer::new(Some(SPAN));
         assert!(!overdue.is_due(|| start + SPAN * 9));
         assert_eq!(overdue.watch(|| start), Some(start + SPAN / 4));
         assert_eq!(overdue.watch(|| start), None);
         assert!(!overdue.is_due(|| start + SPAN / 5));
         assert!(overdue.is_due(|| start + SPAN / 4));
         assert!(!overdue.is_due(|| start + SPAN * 9));
-        assert_eq!(Overdue::new(None).watch(|| start), None);
+        assert_eq!(OverdueTimer::new(None).watch(|| start), None);
     }
 
     #[test]
     fn a_request_pending_for_four_ticks_is_overdue_and_so_is_one_that_is_not_accepted() {
-        let mut overdue = Overdue::new(Some(SPAN));
+        let mut overdue = OverdueTimer::new(Some(SPAN));
         assert_eq!((overdue.on_tick(3, false), overdue.on_tick(4, false)), (None, Some(SPAN)));
-        let shut: Vec<_> = (0..5).map(|_| overdue.on_tick(0, true)).collect();
-        assert_eq!(shut, [None, None, None, None, Some(SPAN)]);
+        let blocked_ticks: Vec<_> = (0..5).map(|_| overdue.on_tick(0, true)).collect();
+        assert_eq!(blocked_ticks, [None, None, None, None, Some(SPAN)]);
         assert_eq!(overdue.on_tick(0, false), None);
         assert_eq!(overdue.on_tick(0, true), None);
     }
@@ -148,6 +148,9 @@ mod tests {
 
     #[test]
     fn whole_seconds_are_formatted_as_seconds() {
-        assert_eq!((written(SPAN), written(SPAN / 1000)), ("30 s".to_owned(), "30 ms".to_owned()));
+        assert_eq!(
+            (format_duration(SPAN), format_duration(SPAN / 1000)),
+            ("30 s".to_owned(), "30 ms".to_owned())
+        );
     }
 }

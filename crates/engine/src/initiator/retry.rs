@@ -112,14 +112,14 @@ impl ReconnectTimer {
             return RetryDecision::GiveUp;
         }
         let (at, is_first) = (now + self.pause, self.pause == FIRST_PAUSE);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
         RetryDecision::Again { at, is_first }
     }
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -140,7 +140,7 @@ mod tests {
                 RetryDecision::GiveUp => return (losses, now - from),
                 RetryDecision::Again { at, is_first } => {
                     assert_eq!(is_first, losses == 1);
-                    assert!(at > now && at - now <= LONGEST_PAUSE);
+                    assert!(at > now && at - now <= MAX_PAUSE);
                     now = at;
                 }
             }
@@ -153,7 +153,7 @@ mod tests {
         let (losses, time) =
             lose_until_it_gives_up(&mut ReconnectTimer::new(RECONNECT_TIMEOUT, now), false, now);
         assert!((8..15).contains(&losses), "{losses}");
-        assert!(time >= RECONNECT_TIMEOUT && time < RECONNECT_TIMEOUT + LONGEST_PAUSE, "{time:?}");
+        assert!(time >= RECONNECT_TIMEOUT && time < RECONNECT_TIMEOUT + MAX_PAUSE, "{time:?}");
     }
 
     #[test]

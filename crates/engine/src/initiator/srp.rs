@@ -12,7 +12,7 @@
 use super::seeds::Seeds;
 use super::unit::{LOG_IN_POOL, LOG_IN_TIMEOUT, MANAGE_TIMEOUT, check_unit, first_unit};
 use super::{Dialer, Opening, Paths, Policy, RemoteVolume};
-use crate::blocking::{self, FirstOf, has_hung_up, run_session};
+use crate::blocking::{self, FirstConnection, has_hung_up, run_session};
 use crate::connection::Broken;
 pub use crate::rdma::OverIwarp;
 use crate::rdma::Setup;
@@ -60,7 +60,7 @@ pub struct SrpEndpoint {
 pub type SrpConnectError = blocking::BlockingConnectError<SrpRefused>;
 
 /// A session with a target port.
-type Session = Driven<Iwarp, InitiatorSession>;
+type SrpSession = Driven<Iwarp, InitiatorSession>;
 
 /// Connects to the unit for I/O; logs in once to query it.
 ///
@@ -123,15 +123,15 @@ fn describe_by(endpoint: &mut SrpEndpoint) -> Result<UnitInfo, SrpConnectError> 
 }
 
 /// Runs one blocking session. Sets in `endpoint` what the target supports.
-fn run_blocking(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<Session, SrpConnectError> {
+fn run_blocking(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<SrpSession, SrpConnectError> {
     loop {
         let address = &endpoint.address;
         let random = SrpRandomness::new(address)?;
         let setup = random.setup(Pool::new(LOG_IN_POOL), None, Instant::now());
         let mut session = endpoint.session(endpoint.config(mode, random.port(endpoint, 0)), false, setup);
-        let is_over = |session: &FirstOf<'_, Session>| session.0.session().is_over();
+        let is_over = |session: &FirstConnection<'_, SrpSession>| session.0.session().is_over();
         let timeout = if mode == Mode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
-        let ran = run_session(address, &mut FirstOf(&mut session), timeout, is_over);
+        let ran = run_session(address, &mut FirstConnection(&mut session), timeout, is_over);
         let described = session.session();
         let too_large = Some(&SrpRefused::Login(LoginRejectReason::IU_LENGTH_TOO_LARGE));
         if described.refused() == too_large && endpoint.immediate_data {
@@ -175,7 +175,7 @@ impl SrpEndpoint {
         Config { initiator, target, lun, mode, channels, immediate_data }
     }
 
-    fn session(&self, config: Config, has_other_paths: bool, setup: Setup) -> Session {
+    fn session(&self, config: Config, has_other_paths: bool, setup: Setup) -> SrpSession {
         let session = InitiatorSession::new(config, setup.pool.clone(), setup.now);
         let session = if has_other_paths { session.with_other_paths() } else { session };
         self.over.connect_several(session, setup)
@@ -226,24 +226,24 @@ impl SrpDialer {
 }
 
 impl Dialer for SrpDialer {
-    type Session = Session;
+    type Session = SrpSession;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> Session {
+    fn session(&self, opening: &Opening<'_, NoControl>) -> SrpSession {
         let config = self.endpoint.config(Mode::Use, self.random.port(&self.endpoint, opening.link));
         let setup = self.random.setup(opening.pool.clone(), opening.segment_len, opening.now);
         self.endpoint.session(config, self.paths.addresses.len() > 1, setup)
     }
 
-    fn check(&self, session: &Session) -> Result<(), String> {
+    fn check(&self, session: &SrpSession) -> Result<(), String> {
         check_unit(&self.first, session.session().unit(), 1)
     }
 
-    fn refusal(&self, session: &Session) -> Option<String> {
+    fn refusal(&self, session: &SrpSession) -> Option<String> {
         session.session().refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }

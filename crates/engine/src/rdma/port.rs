@@ -47,26 +47,26 @@ pub(crate) type Accept<S, R> = Box<dyn FnOnce(S) -> Driven<Iwarp, R>>;
 /// dropped.
 pub(crate) struct Replay {
     /// The input so far; `None` once the connection is known to stay.
-    begun: Option<Vec<u8>>,
+    input: Option<Vec<u8>>,
     /// Output bytes that another core has sent.
-    unsaid: usize,
+    already_sent: usize,
 }
 
 impl Replay {
-    fn record(&mut self, taken: &[u8], stage: SessionStage) {
-        let Some(begun) = &mut self.begun else { return };
-        begun.extend_from_slice(taken);
-        if stage != SessionStage::Handshake || begun.len() > LONGEST_BEGIN {
-            self.begun = None;
+    fn record(&mut self, received: &[u8], stage: SessionStage) {
+        let Some(input) = &mut self.input else { return };
+        input.extend_from_slice(received);
+        if stage != SessionStage::Handshake || input.len() > MAX_REPLAYED {
+            self.input = None;
         }
     }
 
     #[inline]
     fn skip_sent(&mut self, outbox: &mut Outbox) {
-        if self.unsaid > 0 {
-            let skipped = outbox.len().min(self.unsaid);
+        if self.already_sent > 0 {
+            let skipped = outbox.len().min(self.already_sent);
             outbox.consume(skipped);
-            self.unsaid -= skipped;
+            self.already_sent -= skipped;
         }
     }
 }
@@ -102,7 +102,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
             }
             PortSession::Rdma(driven, replay) => {
                 let home = of_rdma(driven.session())?;
-                let replayed = replay.begun.take().unwrap_or_default();
+                let replayed = replay.input.take().unwrap_or_default();
                 Some(Relocation { owner_core: home, replayed, sent: driven.queue_pair().sent() })
             }
         }
@@ -116,7 +116,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
         let (waker, sent) = (detecting.waker.clone(), detecting.sent);
         *self = if begin.starts_with(&KEY_REQUEST) && !detecting.is_secured {
             // Another core has sent at most the few hundred bytes of the connection setup.
-            let replay = Replay { begun: Some(Vec::new()), unsaid: sent as usize };
+            let replay = Replay { input: Some(Vec::new()), already_sent: sent as usize };
             PortSession::Rdma(Box::new(accept(session)), replay)
         } else {
             PortSession::Tcp(session)
@@ -133,12 +133,12 @@ impl<S, R> Detecting<S, R> {
 
 /// Calls the session over TCP or RDMA. The last expression is the result while the transport is not
 /// detected.
-macro_rules! ask {
-    ($port:expr, $session:ident => $ask:expr, $detecting:pat => $meanwhile:expr) => {
+macro_rules! delegate {
+    ($port:expr, $session:ident => $call:expr, $detecting:pat => $meanwhile:expr) => {
         match $port {
             PortSession::Detecting($detecting) => $meanwhile,
-            PortSession::Tcp($session) => $ask,
-            PortSession::Rdma($session, _) => $ask,
+            PortSession::Tcp($session) => $call,
+            PortSession::Rdma($session, _) => $call,
         }
     };
 }
@@ -146,11 +146,11 @@ macro_rules! ask {
 impl<S: StreamSession + Target, R: RdmaSession + Target> Timed for PortSession<S, R> {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        ask!(self, session => session.poll_timeout(), detecting => detecting.next.as_ref()?.0.poll_timeout())
+        delegate!(self, session => session.poll_timeout(), detecting => detecting.next.as_ref()?.0.poll_timeout())
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_timeout(now), detecting => {
+        delegate!(self, session => session.on_timeout(now), detecting => {
             detecting.session().map_or(Ok(()), |session| session.on_timeout(now))
         })
     }
@@ -159,7 +159,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Timed for PortSession<S
 impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortSession<S, R> {
     #[inline]
     fn demand(&self) -> Demand {
-        ask!(self, session => session.demand(), detecting => match &detecting.next {
+        delegate!(self, session => session.demand(), detecting => match &detecting.next {
             // The session may have ended before any input.
             Some((session, _)) if !matches!(session.demand(), Demand::Close) => {
                 Demand::Bytes(KEY_REQUEST.len())
@@ -178,7 +178,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
             PortSession::Tcp(session) => session.on_bytes(input, now),
             PortSession::Rdma(driven, replay) => {
                 let parsed = driven.on_bytes(input, now);
-                if replay.begun.is_some() {
+                if replay.input.is_some() {
                     let len = parsed.as_ref().map_or(0, |parsed| *parsed);
                     replay.record(&input.unread()[..len], driven.stage());
                 }
@@ -188,7 +188,7 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
     }
 
     fn on_secured(&mut self, by: SecuredBy<'_>, now: Instant) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_secured(by, now), detecting => {
+        delegate!(self, session => session.on_secured(by, now), detecting => {
             detecting.is_secured = true;
             detecting.session().map_or(Ok(()), |session| session.on_secured(by, now))
         })
@@ -196,16 +196,16 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
 
     #[inline]
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_placed(now), _ => Ok(()))
+        delegate!(self, session => session.on_placed(now), _ => Ok(()))
     }
 
     #[inline]
     fn is_mostly_placed(&self) -> bool {
-        ask!(self, session => session.is_mostly_placed(), _ => false)
+        delegate!(self, session => session.is_mostly_placed(), _ => false)
     }
 
     fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        ask!(self, session => session.on_end(now), detecting => {
+        delegate!(self, session => session.on_end(now), detecting => {
             detecting.session().map_or(Ok(()), |session| session.on_end(now))
         })
     }
@@ -227,49 +227,49 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
 impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<S, R> {
     #[inline]
     fn depth(&self) -> u32 {
-        ask!(self, session => session.depth(), detecting => detecting.depth)
+        delegate!(self, session => session.depth(), detecting => detecting.depth)
     }
 
     #[inline]
     fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        ask!(self, session => session.poll_io(), _ => None)
+        delegate!(self, session => session.poll_io(), _ => None)
     }
 
     #[inline]
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-        ask!(self, session => session.poll_cancel(), _ => None)
+        delegate!(self, session => session.poll_cancel(), _ => None)
     }
 
     #[inline]
     fn on_io(&mut self, done: Completion, now: Instant) {
-        ask!(self, session => session.on_io(done, now), _ => {})
+        delegate!(self, session => session.on_io(done, now), _ => {})
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {
-        ask!(self, session => session.on_start(waker, now), detecting => detecting.waker = waker.clone())
+        delegate!(self, session => session.on_start(waker, now), detecting => detecting.waker = waker.clone())
     }
 
     #[inline]
     fn on_turn(&mut self, now: Instant) {
-        ask!(self, session => session.on_turn(now), _ => {})
+        delegate!(self, session => session.on_turn(now), _ => {})
     }
 
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
-        ask!(self, session => session.poll_event(), _ => None)
+        delegate!(self, session => session.poll_event(), _ => None)
     }
 
     fn owed(&self) -> Option<u64> {
-        ask!(self, session => session.owed(), _ => None)
+        delegate!(self, session => session.owed(), _ => None)
     }
 
     #[inline]
     fn stage(&self) -> SessionStage {
-        ask!(self, session => session.stage(), _ => SessionStage::Handshake)
+        delegate!(self, session => session.stage(), _ => SessionStage::Handshake)
     }
 
     fn on_stop(&mut self, now: Instant) {
-        ask!(self, session => session.on_stop(now), detecting => {
+        delegate!(self, session => session.on_stop(now), detecting => {
             detecting.session().into_iter().for_each(|session| session.on_stop(now));
         })
     }
@@ -277,4 +277,4 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
 
 /// Maximum number of replayed bytes: more than any connection setup and first login request needs,
 /// even in the shortest frames (8 KiB of text in frames with room for 108 bytes).
-const LONGEST_BEGIN: usize = 16 << 10;
+const MAX_REPLAYED: usize = 16 << 10;

@@ -12,12 +12,12 @@ use std::rc::{Rc, Weak};
 use std::sync::{Arc, mpsc};
 
 /// A closure for a core to run.
-pub type Message = Box<dyn FnOnce(&Rc<EngineCore>) + Send>;
+pub type CoreMessage = Box<dyn FnOnce(&Rc<EngineCore>) + Send>;
 
 /// Sends messages to a core from any thread; a clone sends to the same core.
 #[derive(Clone)]
 pub struct Inbox {
-    sender: mpsc::Sender<Message>,
+    sender: mpsc::Sender<CoreMessage>,
     event: Arc<OwnedFd>,
 }
 
@@ -34,7 +34,7 @@ impl Inbox {
 /// Runs messages of other threads.
 struct InboxTask {
     core: Weak<EngineCore>,
-    receiver: mpsc::Receiver<Message>,
+    receiver: mpsc::Receiver<CoreMessage>,
     event: Arc<OwnedFd>,
     registration: Registration,
     armed: Rc<WakeOnEvent>,

@@ -15,7 +15,7 @@ mod task;
 
 pub use self::core::EngineCore;
 pub(crate) use cross_thread_waker::cross_thread_waker;
-pub use inbox::{Inbox, Message};
+pub use inbox::{CoreMessage, Inbox};
 pub(crate) use readiness::WakeOnEvent;
 pub use stats::CoreStats;
 pub use task::{Progress, Task};
@@ -58,7 +58,7 @@ impl PollPolicy {
 /// A core and its loop.
 pub struct Reactor {
     core: Rc<EngineCore>,
-    hot: Vec<Hot>,
+    hot: Vec<HotTask>,
     /// How long to poll before sleeping.
     spin: Duration,
     /// When to yield the CPU next.
@@ -67,7 +67,7 @@ pub struct Reactor {
     trim_at: Option<Instant>,
 }
 
-struct Hot {
+struct HotTask {
     id: u64,
     last_active: Instant,
 }
@@ -111,7 +111,7 @@ impl Reactor {
             }
             // Tasks that keep waking each other may have pushed ring entries, which must not wait
             // for ever.
-            if !self.core.ready.is_empty() && !turns.is_multiple_of(MOST_TURNS_UNSUBMITTED) {
+            if !self.core.ready.is_empty() && !turns.is_multiple_of(MAX_TURNS_UNSUBMITTED) {
                 continue;
             }
             if (active && self.core.policy != PollPolicy::Never)
@@ -138,7 +138,7 @@ impl Reactor {
     fn adapt_spin(&mut self, slept: impl FnOnce() -> Duration) {
         // Other policies do not need the time, so the clock is not read.
         if let PollPolicy::Adaptive(shortest) = self.core.policy {
-            self.spin = if slept() < LONGEST_SPIN { (self.spin * 2).min(LONGEST_SPIN) } else { shortest };
+            self.spin = if slept() < MAX_SPIN { (self.spin * 2).min(MAX_SPIN) } else { shortest };
         }
     }
 
@@ -198,7 +198,7 @@ impl Reactor {
             PollPolicy::Never if progress == Progress::More => self.core.wake_task(id),
             PollPolicy::Never => self.core.park_task(id),
             _ if was_hot => {}
-            _ => self.hot.push(Hot { id, last_active: now }),
+            _ => self.hot.push(HotTask { id, last_active: now }),
         }
     }
 
@@ -287,14 +287,14 @@ fn shortest_spin(policy: PollPolicy) -> Duration {
 
 /// Longest spin of an adaptive core: somewhat more than a batch at depth 32 takes, and equal to
 /// KVM's default halt polling for a guest.
-const LONGEST_SPIN: Duration = Duration::from_micros(200);
+const MAX_SPIN: Duration = Duration::from_micros(200);
 /// Interval of yields while an adaptive core spins; a yield costs a fiftieth of it if no
 /// thread is runnable.
 const YIELD_EVERY: Duration = Duration::from_micros(10);
 /// A yield that returns sooner than this has run no other thread.
 const SHORTEST_YIELD: Duration = Duration::from_micros(20);
 /// Maximum number of turns that ring entries wait while tasks wake each other.
-const MOST_TURNS_UNSUBMITTED: u32 = 4;
+const MAX_TURNS_UNSUBMITTED: u32 = 4;
 /// Turns after which a core that does not sleep reports its buffers.
 const TURNS_PER_REPORT: u32 = 4096;
 /// With [`PollPolicy::Always`] the core spins on, but arms wake-ups for sockets idle for this long.
@@ -381,7 +381,7 @@ mod tests {
             reactor.adapt_spin(|| us(slept));
             spins.push(reactor.spin);
         }
-        assert_eq!(spins, [2 * shortest, LONGEST_SPIN, LONGEST_SPIN, LONGEST_SPIN, shortest]);
+        assert_eq!(spins, [2 * shortest, MAX_SPIN, MAX_SPIN, MAX_SPIN, shortest]);
         for policy in [PollPolicy::Never, PollPolicy::Always] {
             let (mut reactor, _inbox) = Reactor::new(policy, 1 << 20).unwrap();
             let before = reactor.spin;

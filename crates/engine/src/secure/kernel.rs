@@ -50,7 +50,7 @@ pub(super) fn hand_over<S: ByteStream>(tls: &mut Tls, stream: &mut S) -> Result<
     let keys = exported.receiving.keys(exported.next_received);
     if stream.set_tls_keys(Direction::Receiving, &keys).is_err() {
         // This socket cannot go back to the library, but later connections use the library.
-        stream.forgo_tls();
+        stream.suspend_tls();
         return Err(Broken::Keys("the kernel accepted the TLS key of one direction only"));
     }
     Ok(HandedOver::Done(Box::new(KernelTls::new(exported, tls.is_client()))))
@@ -60,7 +60,7 @@ impl KernelTls {
     fn new(exported: ExportedKeys, is_client: bool) -> KernelTls {
         KernelTls {
             is_client,
-            blocks: exported.next_sent.saturating_mul(MOST_BLOCKS_OF_RECORD),
+            blocks: exported.next_sent.saturating_mul(MAX_BLOCKS_OF_RECORD),
             sending: exported.sending,
             receiving: exported.receiving,
             messages: PostHandshakeMessages::default(),
@@ -76,7 +76,7 @@ impl KernelTls {
         // The kernel uses as few records for a call as possible.
         let records = bytes / MAX_PLAINTEXT as u64 + 1;
         self.blocks += bytes / BLOCK + 1 + records * OVERHEAD_BLOCKS;
-        self.owes_update |= self.blocks >= MOST_BLOCKS;
+        self.owes_update |= self.blocks >= MAX_BLOCKS;
     }
 
     /// Sends a KeyUpdate if one must precede more data.
@@ -184,23 +184,23 @@ impl KernelTls {
 const BLOCK: u64 = 16;
 /// Blocks of each record beyond its data: content type and authentication tag.
 const OVERHEAD_BLOCKS: u64 = 2;
-const MOST_BLOCKS_OF_RECORD: u64 = MAX_PLAINTEXT as u64 / BLOCK + OVERHEAD_BLOCKS;
+const MAX_BLOCKS_OF_RECORD: u64 = MAX_PLAINTEXT as u64 / BLOCK + OVERHEAD_BLOCKS;
 /// Limit of an AES-GCM key: 2^24.5 records of maximum length (RFC 8446 §5.5). It is counted in
 /// blocks, so that more short records are permitted.
-const MOST_BLOCKS: u64 = 23_726_566 * (MAX_PLAINTEXT as u64 / BLOCK);
+const MAX_BLOCKS: u64 = 23_726_566 * (MAX_PLAINTEXT as u64 / BLOCK);
 
 #[cfg(test)]
 impl super::Secure {
     /// Simulates that the key has reached its limit.
-    pub(crate) fn wear_out(&mut self) {
-        if let super::Stage::Kernel(kernel) = &mut self.stage {
-            kernel.blocks = MOST_BLOCKS;
+    pub(crate) fn reach_key_limit(&mut self) {
+        if let super::TlsStage::Kernel(kernel) = &mut self.stage {
+            kernel.blocks = MAX_BLOCKS;
         }
     }
 
     /// Updates our key and requests the peer to update its own.
     pub(crate) fn ask_for_update<S: ByteStream>(&mut self, stream: &mut S) {
-        let super::Stage::Kernel(kernel) = &mut self.stage else { return };
+        let super::TlsStage::Kernel(kernel) = &mut self.stage else { return };
         stream.send_record(HANDSHAKE, &[OUR_KEY_UPDATE[0], 0, 0, 1, 1]).expect("there is room");
         kernel.sending.update();
         stream
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_key_protects_as_many_records_of_maximum_length_as_the_specification_permits() {
         let most = 2f64.powf(24.5);
-        assert!((most - 1.0..most).contains(&((MOST_BLOCKS / 1024) as f64)));
+        assert!((most - 1.0..most).contains(&((MAX_BLOCKS / 1024) as f64)));
         // The bound is never below the true number: for records of 16 KiB, and for the shortest
         // ones.
         for (bytes, records) in [(MAX_PLAINTEXT, 1), (64 << 10, 4), (1, 1), (0, 1), (24, 1)] {

@@ -206,7 +206,7 @@ fn pattern(len: u32, seed: u32) -> Vec<u8> {
 
 /// Splits messages at every length, and allows few bytes in flight.
 const NARROW: NetworkConditions =
-    NetworkConditions { window: 5000, most_per_call: 700, ..NetworkConditions::FAIR };
+    NetworkConditions { window: 5000, max_per_call: 700, ..NetworkConditions::FAIR };
 
 #[test]
 fn all_data_arrives_with_ktls_at_either_end_or_both() {
@@ -216,12 +216,12 @@ fn all_data_arrives_with_ktls_at_either_end_or_both() {
             (1, NetworkConditions::FAIR),
             (2, NARROW),
             (3, NARROW),
-            (4, NetworkConditions { most_per_call: 1, ..NetworkConditions::FAIR }),
-            (5, NetworkConditions { most_per_call: 7, ..NARROW }),
+            (4, NetworkConditions { max_per_call: 1, ..NetworkConditions::FAIR }),
+            (5, NetworkConditions { max_per_call: 7, ..NARROW }),
         ] {
             let hash = if seed % 2 == 0 { Hash::Sha256 } else { Hash::Sha384 };
             // With so few bytes per call, a record has only a few bytes.
-            let len = if conditions.most_per_call < 10 { 400 } else { usize::MAX };
+            let len = if conditions.max_per_call < 10 { 400 } else { usize::MAX };
             let sent = sent.each_ref().map(|sent| &sent[..sent.len().min(len)]);
             let mut pair = Pair::new(net(seed, conditions, SystemTls::Once), hash, by_kernel, sent);
             pair.run_until_received();
@@ -273,7 +273,7 @@ fn a_key_at_its_limit_is_replaced_if_the_kernel_accepts_another() {
         pair.run_until_received();
         for _ in 0..3 {
             // The limit is noticed after sending, and the key is updated before the next data.
-            pair.ends[0].connection.secure().0.unwrap().wear_out();
+            pair.ends[0].connection.secure().0.unwrap().reach_key_limit();
             pair.exchange_more();
             pair.exchange_more();
         }
@@ -290,7 +290,7 @@ fn a_key_at_its_limit_ends_the_connection_if_the_kernel_accepts_no_other() {
             [b"hello", b"hello"],
         );
         pair.run_until_received();
-        pair.ends[0].connection.secure().0.unwrap().wear_out();
+        pair.ends[0].connection.secure().0.unwrap().reach_key_limit();
         pair.exchange_more();
         pair.ends[0].send(b"never protected by the old key");
         pair.run(20);

@@ -65,7 +65,7 @@ impl End {
         let result = match &mut self.secure {
             None => self.stream.send(&mut self.outbox),
             Some(secure) => {
-                secure.cover(&self.outbox)?;
+                secure.encrypt_front(&self.outbox)?;
                 let result = self.stream.send(secure.outgoing());
                 secure.sent(&mut self.outbox);
                 secure.shrink();
@@ -81,7 +81,7 @@ impl End {
 
 impl TlsPair {
     fn new(seed: u64, client: Option<Secure>, server: Secure) -> TlsPair {
-        let conditions = NetworkConditions { window: 5000, most_per_call: 700, ..NetworkConditions::FAIR };
+        let conditions = NetworkConditions { window: 5000, max_per_call: 700, ..NetworkConditions::FAIR };
         let mut world = World::new(SimNet::new(seed, conditions));
         let (clients, servers) = (world.add_core(1 << 20), world.add_core(1 << 20));
         let address = Address::Tcp("127.0.0.1:1".parse().unwrap());

@@ -2,7 +2,7 @@
 //! every block.
 
 use super::core::SimCore;
-use super::ledger::{BLOCK, Covered, Ended, Ledger, Started, content};
+use super::ledger::{BLOCK, Covered, Ledger, Started, WriteResult, content};
 use crate::reactor::{Progress, Task};
 use blockmux_volume::random::SplitMix;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Op, Output, Seg, SgList, Tag};
@@ -17,7 +17,7 @@ pub(super) struct Plan {
     pub(super) requests: u32,
     pub(super) depth: u32,
     /// Longest request, in blocks.
-    pub(super) most_blocks: u64,
+    pub(super) max_blocks: u64,
     /// Whether the scenario injects medium errors.
     pub(super) allows_medium_errors: bool,
     pub(super) allows_path_lost: bool,
@@ -81,7 +81,7 @@ impl Client {
     /// Starts a random request, unless its blocks are in use.
     fn start_one(&mut self, tag: usize) {
         let op = self.pick_op();
-        let count = 1 + self.random.below(self.plan.most_blocks);
+        let count = 1 + self.random.below(self.plan.max_blocks);
         let first = self.random.below(self.users.len() as u64 - count + 1);
         let blocks = if op == Op::Flush { 0..0 } else { first..first + count };
         let uses = blocks.start as usize..blocks.end as usize;
@@ -227,9 +227,9 @@ impl Request {
     fn check(self, ledger: &mut Ledger, result: Result<Output, IoError>) {
         let ended = match self.op {
             // The content of discarded blocks is undefined; our volumes keep or clear them.
-            Op::Discard { .. } => Ended::DoneOrNot,
-            Op::Write { fua } | Op::WriteZeroes { fua, .. } if result.is_ok() => Ended::Done { fua },
-            _ => Ended::DoneOrNot,
+            Op::Discard { .. } => WriteResult::DoneOrNot,
+            Op::Write { fua } | Op::WriteZeroes { fua, .. } if result.is_ok() => WriteResult::Done { fua },
+            _ => WriteResult::DoneOrNot,
         };
         if self.op.is_write() {
             return self.blocks.for_each(|block| ledger.on_written(block, &self.started, ended));

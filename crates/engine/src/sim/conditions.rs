@@ -12,10 +12,10 @@ pub struct NetworkConditions {
     /// Bytes in flight in each direction (window): a sender beyond it waits.
     pub window: usize,
     /// One call transfers 1 to this many bytes at random.
-    pub most_per_call: usize,
+    pub max_per_call: usize,
     /// Maximum number of bytes that a connection carries until it breaks; `None`: it never breaks.
     pub breaks_within: Option<u64>,
-    /// How many of a thousand sends are delayed by up to [`LONGEST_STALL`].
+    /// How many of a thousand sends are delayed by up to [`MAX_STALL`].
     pub stalls_per_thousand: u32,
     /// How many of a thousand sends have a bit of their payload flipped, for protocols that detect
     /// it. Headers are never damaged, so replies without payload are not damaged either.
@@ -28,7 +28,7 @@ impl NetworkConditions {
         delay: Duration::from_micros(50),
         bytes_per_s: None,
         window: 4 << 20,
-        most_per_call: usize::MAX,
+        max_per_call: usize::MAX,
         breaks_within: None,
         stalls_per_thousand: 0,
         damaged_per_thousand: 0,
@@ -36,4 +36,4 @@ impl NetworkConditions {
 }
 
 /// Longest stall of a send.
-pub const LONGEST_STALL: Duration = Duration::from_millis(200);
+pub const MAX_STALL: Duration = Duration::from_millis(200);

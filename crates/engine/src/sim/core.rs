@@ -50,7 +50,7 @@ pub enum Hang {
     Livelock,
     /// The time limit was exceeded.
     #[error("not done within {0:?} of virtual time")]
-    TooLate(Duration),
+    TimeLimit(Duration),
 }
 
 impl SimCore {
@@ -225,7 +225,7 @@ impl World {
             turns = 0;
             let next = self.net.next_time().ok_or(Hang::Deadlock)?;
             if next > end {
-                return Err(Hang::TooLate(limit));
+                return Err(Hang::TimeLimit(limit));
             }
             self.net.advance_to(next);
         }

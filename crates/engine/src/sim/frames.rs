@@ -32,7 +32,7 @@ pub struct FrameScenario {
     /// Requests in flight.
     pub depth: u32,
     /// The longest request, in blocks.
-    pub most_blocks: u64,
+    pub max_blocks: u64,
     /// Interfaces of each side.
     pub ports: usize,
     /// Longest delay of the volume.
@@ -73,7 +73,7 @@ impl FrameScenario {
             blocks: 64,
             requests: 200,
             depth: 8,
-            most_blocks: 8,
+            max_blocks: 8,
             ports: 1,
             volume_delay: Duration::ZERO,
             fault: None,
@@ -168,7 +168,7 @@ impl FrameRun {
         let plan = Plan {
             requests: scenario.requests,
             depth: scenario.depth,
-            most_blocks: scenario.most_blocks,
+            max_blocks: scenario.max_blocks,
             allows_medium_errors: false,
             allows_path_lost: false,
         };

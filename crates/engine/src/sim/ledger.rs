@@ -54,7 +54,7 @@ pub(super) struct Covered {
 
 /// Result of a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum WriteResult {
     Done {
         fua: bool,
     },
@@ -165,22 +165,22 @@ impl Ledger {
     }
 
     /// The write has completed.
-    pub(super) fn on_written(&mut self, block: u64, started: &Started, ended: Ended) {
+    pub(super) fn on_written(&mut self, block: u64, started: &Started, ended: WriteResult) {
         self.serial += 1;
         let (serial, crashed) = (self.serial, started.epoch != self.epoch);
         let block = &mut self.blocks[block as usize];
         let Some(value) = block.in_flight.take() else { return };
         match ended {
-            Ended::Done { fua: true } => {
+            WriteResult::Done { fua: true } => {
                 block.current = vec![value];
                 (block.floor, block.floor_serial) = (vec![value], serial);
                 block.since.clear();
             }
-            Ended::Done { fua: false } if !crashed => {
+            WriteResult::Done { fua: false } if !crashed => {
                 block.current.clear();
                 block.may_hold(value, serial);
             }
-            Ended::Done { .. } | Ended::DoneOrNot => block.may_hold(value, serial),
+            WriteResult::Done { .. } | WriteResult::DoneOrNot => block.may_hold(value, serial),
         }
         for value in std::mem::take(&mut block.stale) {
             block.may_hold(value, serial);
@@ -241,7 +241,7 @@ fn value_of(block: u64, bytes: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn write(ledger: &mut Ledger, value: u64, ended: Ended) {
+    fn write(ledger: &mut Ledger, value: u64, ended: WriteResult) {
         let started = ledger.start();
         ledger.on_write(0, value);
         ledger.on_written(0, &started, ended);
@@ -253,15 +253,15 @@ mod tests {
         ledger.faults.len() == before
     }
 
-    const DONE: Ended = Ended::Done { fua: false };
-    const FORCED: Ended = Ended::Done { fua: true };
+    const DONE: WriteResult = WriteResult::Done { fua: false };
+    const FORCED: WriteResult = WriteResult::Done { fua: true };
 
     #[test]
     fn an_acknowledged_write_leaves_one_value() {
         let mut ledger = Ledger::new(1);
         write(&mut ledger, 1, DONE);
         assert!(may_hold(&mut ledger, 1) && !may_hold(&mut ledger, 0));
-        write(&mut ledger, 2, Ended::DoneOrNot);
+        write(&mut ledger, 2, WriteResult::DoneOrNot);
         assert!(may_hold(&mut ledger, 1) && may_hold(&mut ledger, 2));
     }
 

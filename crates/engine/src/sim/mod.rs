@@ -28,12 +28,12 @@ mod net;
 mod scenario;
 mod tls;
 
-pub use conditions::{LONGEST_STALL, NetworkConditions};
+pub use conditions::{MAX_STALL, NetworkConditions};
 pub use core::{Hang, SimCore, World};
 pub use crash::{CrashVolume, Observer};
 pub use frames::{FrameFault, FrameOutcome, FrameScenario};
 pub use lan::{LATEST, LanConditions, SimLan, SimPort};
 pub use ledger::{BLOCK, Ledger};
 pub use net::{SimNet, SimStream, SimWatch};
-pub use scenario::{Failure, Outage, Outcome, Protocol, Scenario};
+pub use scenario::{Outage, Protocol, Scenario, ScenarioFailure, ScenarioOutcome};
 pub use tls::SystemTls;

@@ -223,8 +223,8 @@ impl SimNet {
     }
 
     /// How many of `most` bytes a call transfers.
-    fn cut(&self, most: usize) -> usize {
-        let limit = self.0.conditions.most_per_call;
+    fn transfer_len(&self, most: usize) -> usize {
+        let limit = self.0.conditions.max_per_call;
         if most == 0 || limit == usize::MAX { most } else { 1 + self.below(most.min(limit) as u64) as usize }
     }
 }

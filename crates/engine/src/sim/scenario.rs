@@ -54,7 +54,7 @@ pub struct Scenario {
     /// Requests in flight.
     pub depth: u32,
     /// The longest request, in blocks.
-    pub most_blocks: u64,
+    pub max_blocks: u64,
     /// Connections between initiator and target.
     pub connections: u32,
     /// Longest delay of the volume.
@@ -86,7 +86,7 @@ pub struct Outage {
 
 /// Result of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ScenarioOutcome {
     /// Virtual time.
     pub took: Duration,
     /// Connections opened.
@@ -103,20 +103,20 @@ pub struct Outcome {
 
 /// A fault, with the scenario that found it.
 #[derive(Debug)]
-pub struct Failure {
+pub struct ScenarioFailure {
     /// The scenario that was run.
     pub scenario: Scenario,
     /// What was found.
     pub what: String,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ScenarioFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {}: {}\nin {:?}", self.scenario.seed, self.what, self.scenario)
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for ScenarioFailure {}
 
 impl Scenario {
     /// A default scenario without faults: one connection, eight requests in flight.
@@ -129,7 +129,7 @@ impl Scenario {
             blocks: 64,
             requests: 200,
             depth: 8,
-            most_blocks: 8,
+            max_blocks: 8,
             connections: 1,
             volume_delay: Duration::ZERO,
             medium_errors_per_million: 0,
@@ -145,8 +145,8 @@ impl Scenario {
     /// # Errors
     /// If a request did not complete exactly once with the right result, a block has wrong content,
     /// memory leaks, or the simulation does not end.
-    pub fn run<P: Protocol + 'static>(&self, protocol: P) -> Result<Outcome, Box<Failure>> {
-        let failed = |what: String| Box::new(Failure { scenario: *self, what });
+    pub fn run<P: Protocol + 'static>(&self, protocol: P) -> Result<ScenarioOutcome, Box<ScenarioFailure>> {
+        let failed = |what: String| Box::new(ScenarioFailure { scenario: *self, what });
         let mut run = ScenarioRun::new(self, Rc::new(protocol));
         run.run_out().map_err(failed)?;
         let stale_writes = run.disk.check_result().map_err(failed)?;
@@ -156,7 +156,7 @@ impl Scenario {
         let (connections, breaks) = run.world.net().connections();
         let took = run.world.net().now() - run.began;
         let tls_keys = run.world.net().tls_keys();
-        Ok(Outcome { took, connections, breaks, outages: run.outages, stale_writes, tls_keys })
+        Ok(ScenarioOutcome { took, connections, breaks, outages: run.outages, stale_writes, tls_keys })
     }
 }
 
@@ -227,7 +227,7 @@ impl<P: Protocol + 'static> ScenarioRun<P> {
         let plan = Plan {
             requests: scenario.requests,
             depth: scenario.depth,
-            most_blocks: scenario.most_blocks,
+            max_blocks: scenario.max_blocks,
             allows_medium_errors: scenario.medium_errors_per_million > 0,
             allows_path_lost: scenario.outage.is_some_and(|outage| outage.lasts > scenario.reconnect_timeout),
         };

@@ -10,7 +10,7 @@ use blockmux_proto::nvme::ana::AnaGroup;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::client::{
-    AdminConfig, Ask, Digests, Names, NamespaceInfo, NvmeTcpAdminSession,
+    AdminConfig, ControllerQuery, Digests, Names, NamespaceInfo, NvmeTcpAdminSession,
 };
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_proto::session::{Demand, StreamSession};
@@ -82,7 +82,7 @@ fn described(node: &Arc<NvmeNode>) -> NamespaceInfo {
         names: names(),
         credentials: None,
         queues: 1,
-        ask: Ask::Namespace(1),
+        query: ControllerQuery::Namespace(1),
         keep_alive: Duration::ZERO,
     };
     let mut host = NvmeTcpAdminSession::new(config, Digests::default(), Pool::new(1 << 20), now);

@@ -1,18 +1,18 @@
 //! Scenarios that every stream protocol runs, from a network without faults to all faults together.
 
 use crate::seeds::{self, ms};
-use blockmux_engine::sim::{NetworkConditions, Outage, Outcome, Scenario};
+use blockmux_engine::sim::{NetworkConditions, Outage, Scenario, ScenarioOutcome};
 
 /// Splits every message.
 pub(crate) const FRAGMENTING: NetworkConditions =
-    NetworkConditions { most_per_call: 300, ..NetworkConditions::FAIR };
+    NetworkConditions { max_per_call: 300, ..NetworkConditions::FAIR };
 
 /// Slow, with split messages and stalls, until the connection breaks.
 pub(crate) const STRESS: NetworkConditions = NetworkConditions {
     delay: ms(3),
     bytes_per_s: Some(50_000_000),
     window: 30_000,
-    most_per_call: 2000,
+    max_per_call: 2000,
     breaks_within: Some(300_000),
     stalls_per_thousand: 5,
     ..NetworkConditions::FAIR
@@ -44,11 +44,11 @@ pub(crate) fn slow_network(seed: u64) -> Scenario {
 pub(crate) fn split_messages(seed: u64) -> Scenario {
     Scenario {
         conditions: NetworkConditions {
-            most_per_call: 1 + (seed as usize % 7) * 100,
+            max_per_call: 1 + (seed as usize % 7) * 100,
             ..NetworkConditions::FAIR
         },
         requests: 60,
-        most_blocks: 4,
+        max_blocks: 4,
         ..Scenario::new(seed)
     }
 }
@@ -56,9 +56,9 @@ pub(crate) fn split_messages(seed: u64) -> Scenario {
 /// Requests that are much longer than the window.
 pub(crate) fn long_requests(seed: u64) -> Scenario {
     Scenario {
-        conditions: NetworkConditions { window: 20 << 10, most_per_call: 30_000, ..NetworkConditions::FAIR },
+        conditions: NetworkConditions { window: 20 << 10, max_per_call: 30_000, ..NetworkConditions::FAIR },
         blocks: 1024,
-        most_blocks: 512,
+        max_blocks: 512,
         requests: 40,
         depth: 4,
         ..Scenario::new(seed)
@@ -71,7 +71,7 @@ pub(crate) fn breaks(seed: u64) -> Scenario {
         conditions: NetworkConditions { breaks_within: Some(60_000), ..FRAGMENTING },
         connections: 1 + seed as u32 % 3,
         requests: 150,
-        most_blocks: 3,
+        max_blocks: 3,
         ..Scenario::new(seed)
     }
 }
@@ -114,20 +114,20 @@ fn short(seed: u64) -> Scenario {
 }
 
 /// Checks that a run with the same seed has the same outcome, and another seed another one.
-pub(crate) fn check_determinism(run: impl Fn(fn(u64) -> Scenario) -> Vec<Outcome>) {
+pub(crate) fn check_determinism(run: impl Fn(fn(u64) -> Scenario) -> Vec<ScenarioOutcome>) {
     let (first, again) = (run(short), run(short));
     assert_eq!(first, again);
     assert!(seeds::is_one() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
 }
 
 /// Checks that more than `least` connections broke in all runs.
-pub(crate) fn check_breaks(least: u64, outcomes: &[Outcome]) {
+pub(crate) fn check_breaks(least: u64, outcomes: &[ScenarioOutcome]) {
     let breaks: u64 = outcomes.iter().map(|outcome| outcome.breaks).sum();
     assert!(seeds::is_one() || breaks > least, "only {breaks} connections broke");
 }
 
 /// Checks that the target had more than `least` outages in all runs.
-pub(crate) fn check_outages(least: u32, outcomes: &[Outcome]) {
+pub(crate) fn check_outages(least: u32, outcomes: &[ScenarioOutcome]) {
     let outages: u32 = outcomes.iter().map(|outcome| outcome.outages).sum();
     assert!(seeds::is_one() || outages > least, "only {outages} stops and crashes");
 }

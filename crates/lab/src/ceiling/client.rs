@@ -1,10 +1,10 @@
 //! The client: sends requests and measures.
 
 use super::flow::{Inflow, IoDirection, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
+use super::period::{CpuWatch, MeasuredPeriod};
 use super::waiter::Waiter;
-use super::window::{CpuWatch, Window};
 use super::{CeilingError, CeilingJob, sockets, system};
-use crate::cpu::Used;
+use crate::cpu::CpuUsage;
 use crate::histogram::Histogram;
 use crate::pattern::Random;
 use crate::result::{Direction, Run};
@@ -21,12 +21,12 @@ struct ClientConnection {
     asked: VecDeque<(Instant, IoDirection)>,
 }
 
-/// Sends requests until the measured time is over, then closes the window and the connections.
-pub(super) fn ask(
+/// Sends requests until the measured time is over, then closes the period and the connections.
+pub(super) fn request(
     job: &CeilingJob,
     written: &[u8],
     sockets: Vec<OwnedFd>,
-    window: &Window,
+    period: &MeasuredPeriod,
 ) -> Result<Run, CeilingError> {
     sockets::pin(job.client_cpu)?;
     let (bs, depth, shape) = (job.bs as usize, job.iodepth as usize, job.shape);
@@ -69,13 +69,13 @@ pub(super) fn ask(
     client.work(&mut connections, &mut waiter, ramp_end)?;
     client.forget_results();
     let mut cpu = CpuWatch::default();
-    window.open();
-    cpu.watch(window);
+    period.open();
+    cpu.watch(period);
     let begun = Instant::now();
     client.work(&mut connections, &mut waiter, begun + job.runtime)?;
     let runtime = begun.elapsed();
-    window.close();
-    cpu.watch(window);
+    period.close();
+    cpu.watch(period);
     Ok(client.run(runtime, cpu.used()))
 }
 
@@ -168,7 +168,7 @@ impl Client<'_> {
         self.writes.clear();
     }
 
-    fn run(&self, runtime: Duration, cpu: Option<Used>) -> Run {
+    fn run(&self, runtime: Duration, cpu: Option<CpuUsage>) -> Run {
         let direction = |histogram: &Histogram| Direction {
             ios: histogram.count(),
             bytes: histogram.count() * u64::from(self.bs),

@@ -46,13 +46,13 @@ pub(super) struct Messages<'a> {
 
 /// One connection's unsent messages.
 pub(super) struct Outflow {
-    queue: VecDeque<Message>,
+    queue: VecDeque<OutgoingMessage>,
     /// Bytes of the first message already sent.
     sent: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Message {
+struct OutgoingMessage {
     kind: IoDirection,
     /// Offset of its data, if it has any.
     at: usize,
@@ -231,7 +231,7 @@ impl Outflow {
     /// Queues a message; `at` is the offset of its data if its kind has any.
     #[inline]
     pub(super) fn push(&mut self, kind: IoDirection, at: usize) {
-        self.queue.push_back(Message { kind, at });
+        self.queue.push_back(OutgoingMessage { kind, at });
     }
 
     #[inline]

@@ -39,10 +39,10 @@ use std::time::Duration;
 
 mod client;
 mod flow;
+mod period;
 mod server;
 mod sockets;
 mod waiter;
-mod window;
 
 /// Bytes that a protocol adds to the data: one request and its reply, for each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -250,15 +250,15 @@ pub fn run_over(job: &CeilingJob, data: &Data) -> Result<result::Run, CeilingErr
     let buffers = (job.iodepth as usize).min((MAX_WRITE_BUFFERS / bs).max(1));
     let written = Data::new(if job.percent_reads()? < 100 { buffers * bs } else { bs })?;
     let (server_sockets, client_sockets) = sockets::connect(job)?;
-    let window = window::Window::new();
+    let period = period::MeasuredPeriod::new();
     std::thread::scope(|scope| {
         let server = std::thread::Builder::new()
             .name("ceiling-server".into())
-            .spawn_scoped(scope, || server::serve(job, data.bytes(), server_sockets, &window))
+            .spawn_scoped(scope, || server::serve(job, data.bytes(), server_sockets, &period))
             .map_err(|source| system("start a thread", source));
         let client = std::thread::Builder::new()
             .name("ceiling-client".into())
-            .spawn_scoped(scope, || client::ask(job, written.bytes(), client_sockets, &window))
+            .spawn_scoped(scope, || client::request(job, written.bytes(), client_sockets, &period))
             .map_err(|source| system("start a thread", source));
         // A thread that fails to start or panics drops its sockets, which ends the other one.
         let client = client.and_then(|thread| thread.join().unwrap_or(Err(CeilingError::Ended("client"))));

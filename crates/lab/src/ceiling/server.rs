@@ -1,10 +1,10 @@
 //! The server: answers requests.
 
 use super::flow::{Inflow, IoDirection, Lengths, Messages, Outflow, RECEIVE_BUFFER, Received, receive};
+use super::period::{CpuWatch, MeasuredPeriod};
 use super::waiter::Waiter;
-use super::window::{CpuWatch, Window};
 use super::{CeilingError, CeilingJob, sockets, system};
-use crate::cpu::Used;
+use crate::cpu::CpuUsage;
 use crate::pattern::Random;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -16,13 +16,13 @@ struct ServerConnection {
     outflow: Outflow,
 }
 
-/// Answers until every connection has ended. Returns the thread's CPU time within the window.
+/// Answers until every connection has ended. Returns the thread's CPU time within the period.
 pub(super) fn serve(
     job: &CeilingJob,
     data: &[u8],
     sockets: Vec<OwnedFd>,
-    window: &Window,
-) -> Result<Used, CeilingError> {
+    period: &MeasuredPeriod,
+) -> Result<CpuUsage, CeilingError> {
     sockets::pin(job.server_cpu)?;
     let (bs, depth, shape) = (job.bs as usize, job.iodepth as usize, job.shape);
     let reads = IoDirection::Read.heads(shape.read_reply_head, depth);
@@ -49,7 +49,7 @@ pub(super) fn serve(
     let mut open = connections.len();
     let mut cpu = CpuWatch::default();
     while open > 0 {
-        cpu.watch(window);
+        cpu.watch(period);
         waiter.wait(None).map_err(|error| system("wait", error))?;
         for (index, connection) in connections.iter_mut().enumerate() {
             let Some(socket) = &connection.socket else { continue };
@@ -80,7 +80,7 @@ pub(super) fn serve(
             waiter.turned(index, socket, more, blocked).map_err(|error| system("use epoll", error))?;
         }
     }
-    cpu.watch(window);
+    cpu.watch(period);
     cpu.used().ok_or(CeilingError::Ended("client"))
 }
 

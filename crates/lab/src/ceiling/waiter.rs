@@ -13,11 +13,11 @@ pub(super) struct Waiter {
     /// `None` when spinning.
     epoll: Option<OwnedFd>,
     events: Vec<Event>,
-    connections: Vec<State>,
+    connections: Vec<WaiterState>,
 }
 
 #[derive(Clone, Copy)]
-struct State {
+struct WaiterState {
     is_ready: bool,
     /// No more events will come; it stays ready until its end has been received.
     has_ended: bool,
@@ -35,7 +35,7 @@ impl Waiter {
                 epoll::add(epoll, socket, EventData::new_u64(index as u64), INPUT)?;
             }
         }
-        let state = State { is_ready: true, has_ended: false, wants_output: false };
+        let state = WaiterState { is_ready: true, has_ended: false, wants_output: false };
         Ok(Waiter { epoll, events: Vec::with_capacity(EVENTS), connections: vec![state; sockets.len()] })
     }
 

@@ -3,7 +3,7 @@
 use super::{FORMAT, Header};
 use crate::figure::UNKNOWN;
 use crate::job::{Job, Rw, Verify};
-use crate::result::{Comparison, Direction, Latency, Machine, Row, Run, SubjectKind};
+use crate::result::{Comparison, ConfigurationKind, Direction, Latency, Machine, Row, Run};
 use crate::units::{Size, parse_size};
 use crate::when;
 use serde_json::{Map, Value};
@@ -69,7 +69,7 @@ pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
     let mut reports = reports.into_iter().zip(clash);
     let rename = |((name, mut report), clash): ((String, Comparison), bool)| {
         for row in report.rows.iter_mut().filter(|_| clash) {
-            row.subject = format!("{} ({name})", row.subject);
+            row.configuration = format!("{} ({name})", row.configuration);
             if !row.protocol.is_empty() {
                 row.protocol = format!("{} ({name})", row.protocol);
             }
@@ -97,7 +97,10 @@ pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
 /// For each report, whether one of its rows has the same name as a row of another one.
 fn clashes(reports: &[(String, Comparison)]) -> Vec<bool> {
     let same = |a: &Row, b: &Row| {
-        a.subject == b.subject && a.kind == b.kind && a.poll == b.poll && a.job.does_the_same_as(&b.job)
+        a.configuration == b.configuration
+            && a.kind == b.kind
+            && a.poll == b.poll
+            && a.job.does_the_same_as(&b.job)
     };
     let clash = |at: usize, report: &Comparison| {
         let mut others = reports.iter().enumerate().filter(|&(other, _)| other != at);
@@ -146,8 +149,8 @@ fn fio_row(job: &Value, globals: &Map<String, Value>) -> Result<Row, String> {
     let name = job.get("jobname").and_then(Value::as_str).unwrap_or("fio");
     let target = ["uri", "filename", "directory"].into_iter().find_map(option).unwrap_or_default();
     Ok(Row {
-        subject: name.to_owned(),
-        kind: SubjectKind::Protocol,
+        configuration: name.to_owned(),
+        kind: ConfigurationKind::Protocol,
         protocol: String::new(),
         target: target.to_owned(),
         poll: String::new(),

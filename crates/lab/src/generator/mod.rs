@@ -7,7 +7,7 @@
 
 mod worker;
 
-use crate::cpu::{CpuTime, Used};
+use crate::cpu::{CpuTime, CpuUsage};
 use crate::histogram::Histogram;
 use crate::job::{Job, Range};
 use crate::options::JobError;
@@ -99,14 +99,14 @@ struct Assignment {
     passes: Option<u64>,
     own_buffers: bool,
     control: Arc<Control>,
-    result: mpsc::Sender<Result<Tally, IoError>>,
+    result: mpsc::Sender<Result<WorkerResult, IoError>>,
 }
 
-type Tallies = mpsc::Receiver<Result<Tally, IoError>>;
+type WorkerResults = mpsc::Receiver<Result<WorkerResult, IoError>>;
 
 /// One worker's results.
 #[derive(Default)]
-struct Tally {
+struct WorkerResult {
     read: Counter,
     write: Counter,
     trim: Counter,
@@ -128,7 +128,7 @@ impl Bench<'_> {
     /// If the job does not fit the volume, or the volume fails to open or to complete I/O. Failed
     /// I/O is counted.
     pub fn run(&self) -> Result<Run, RunError> {
-        let (control, tallies) = self.start(None)?;
+        let (control, results) = self.start(None)?;
         wait_for_first_answers(&control);
         self.wait(Duration::from_millis(self.job.ramp_time_ms), 0);
         let before = self.cpu_times();
@@ -136,7 +136,7 @@ impl Bench<'_> {
         self.wait(Duration::from_millis(self.job.runtime_ms), self.job.ramp_time_ms);
         control.set(Phase::Stop);
         let after = self.cpu_times();
-        let total = self.collect(&tallies, DRAIN_TIMEOUT)?;
+        let total = self.collect(&results, DRAIN_TIMEOUT)?;
         let used = |side: usize| Some(after[side]?.since(before[side]?));
         Ok(total.into_run(used(0), used(1)))
     }
@@ -146,15 +146,15 @@ impl Bench<'_> {
     /// # Errors
     /// As [`Bench::run`], and if any I/O failed.
     pub fn fill(&self) -> Result<(), RunError> {
-        let (control, tallies) = self.start(Some(1))?;
+        let (control, results) = self.start(Some(1))?;
         control.set(Phase::Measure);
-        let total = self.collect(&tallies, FILL_TIMEOUT)?;
+        let total = self.collect(&results, FILL_TIMEOUT)?;
         if total.errors > 0 { Err(RunError::FillFailed(total.errors)) } else { Ok(()) }
     }
 
     /// Starts the workers, in the ramp phase. With `passes` they stop by themselves after that many
     /// passes.
-    fn start(&self, passes: Option<u64>) -> Result<(Arc<Control>, Tallies), RunError> {
+    fn start(&self, passes: Option<u64>) -> Result<(Arc<Control>, WorkerResults), RunError> {
         let info = self.volume.info();
         self.job.validate(info.size, info.logical_block)?;
         let ranges =
@@ -163,7 +163,7 @@ impl Bench<'_> {
             phase: AtomicU8::new(Phase::Ramp as u8),
             waiting: AtomicU32::new(self.job.numjobs),
         });
-        let (sender, tallies) = mpsc::channel();
+        let (sender, results) = mpsc::channel();
         for (nth, range) in ranges.into_iter().enumerate() {
             let assignment = Assignment {
                 job: self.job.clone(),
@@ -176,13 +176,13 @@ impl Bench<'_> {
             };
             self.start_worker(nth % self.initiator.count(), assignment)?;
         }
-        Ok((control, tallies))
+        Ok((control, results))
     }
 
-    fn collect(&self, tallies: &Tallies, timeout: Duration) -> Result<Tally, RunError> {
-        let mut total = Tally::default();
+    fn collect(&self, results: &WorkerResults, timeout: Duration) -> Result<WorkerResult, RunError> {
+        let mut total = WorkerResult::default();
         for _ in 0..self.job.numjobs {
-            let tally = tallies.recv_timeout(timeout).map_err(|error| match error {
+            let tally = results.recv_timeout(timeout).map_err(|error| match error {
                 mpsc::RecvTimeoutError::Timeout => RunError::Stuck(timeout.as_secs()),
                 mpsc::RecvTimeoutError::Disconnected => RunError::CoreEnded,
             })?;
@@ -232,8 +232,8 @@ fn wait_for_first_answers(control: &Control) {
     }
 }
 
-impl Tally {
-    fn merge(&mut self, other: &Tally) {
+impl WorkerResult {
+    fn merge(&mut self, other: &WorkerResult) {
         for (mine, theirs) in
             [(&mut self.read, &other.read), (&mut self.write, &other.write), (&mut self.trim, &other.trim)]
         {
@@ -245,7 +245,7 @@ impl Tally {
         self.measured = self.measured.max(other.measured);
     }
 
-    fn into_run(self, target: Option<Used>, initiator: Option<Used>) -> Run {
+    fn into_run(self, target: Option<CpuUsage>, initiator: Option<CpuUsage>) -> Run {
         let direction = |counter: &Counter| Direction {
             ios: counter.latency.count(),
             bytes: counter.bytes,

@@ -4,7 +4,7 @@
 //! reads back the blocks that it has written if the job verifies, and passes its results to the
 //! caller.
 
-use super::{Assignment, Control, Phase, Tally};
+use super::{Assignment, Control, Phase, WorkerResult};
 use crate::content::{self, Expect, Stamp};
 use crate::job::{Job, Range, Verify};
 use crate::pattern::{Action, Pattern};
@@ -32,7 +32,7 @@ pub(super) struct Worker {
     has_begun: bool,
     phase: Phase,
     measured_from: Instant,
-    tally: Tally,
+    results: WorkerResult,
     /// Distinguishes this run's blocks from those of earlier runs, which a lost write would leave
     /// in place.
     run_seed: u64,
@@ -40,12 +40,12 @@ pub(super) struct Worker {
     generations: Vec<u32>,
     /// The current pass, and the step that waits for the previous pass to complete.
     pass: u64,
-    held: Option<crate::pattern::Step>,
+    held: Option<crate::pattern::PatternIo>,
     /// The next block to read back.
     read_back: Option<u64>,
     since_flush: u32,
     scratch: Vec<u8>,
-    result: mpsc::Sender<Result<Tally, IoError>>,
+    result: mpsc::Sender<Result<WorkerResult, IoError>>,
 }
 
 /// One slot of the queue.
@@ -93,7 +93,7 @@ impl Worker {
             has_begun: false,
             phase: Phase::Ramp,
             measured_from: Instant::now(),
-            tally: Tally::default(),
+            results: WorkerResult::default(),
             run_seed: run_seed(&job),
             generations: if verifies_writes { vec![0; range.blocks as usize] } else { Vec::new() },
             pass: 0,
@@ -140,9 +140,9 @@ impl Worker {
             (Ok(_), Work::Io(action)) => {
                 if self.phase == Phase::Measure {
                     let counter = match action {
-                        Action::Read => &mut self.tally.read,
-                        Action::Write => &mut self.tally.write,
-                        Action::Trim => &mut self.tally.trim,
+                        Action::Read => &mut self.results.read,
+                        Action::Write => &mut self.results.write,
+                        Action::Trim => &mut self.results.trim,
                     };
                     counter.bytes += u64::from(self.job.bs);
                     counter.latency.record(now.duration_since(slot.started).as_nanos() as u64);
@@ -150,10 +150,10 @@ impl Worker {
             }
             (Ok(_), Work::Flush | Work::ReadBack) => {}
             (Err(error), _) => {
-                if self.tally.errors == 0 {
+                if self.results.errors == 0 {
                     warn!(job = self.job.name, offset = slot.offset, "I/O failed: {error}");
                 }
-                self.tally.errors += 1;
+                self.results.errors += 1;
                 if self.phase == Phase::Stop && slot.work == Work::ReadBack && *error == IoError::PathLost {
                     self.read_back = Some(self.range.blocks);
                 }
@@ -172,10 +172,10 @@ impl Worker {
         };
         data.copy_to(&mut self.scratch);
         if let Err(mismatch) = content::check(&self.scratch, expect, verify) {
-            if self.tally.verify_errors == 0 {
+            if self.results.verify_errors == 0 {
                 warn!(job = self.job.name, "verify: {mismatch}");
             }
-            self.tally.verify_errors += 1;
+            self.results.verify_errors += 1;
         }
     }
 
@@ -289,7 +289,7 @@ impl Worker {
         if phase == Phase::Measure {
             self.measured_from = now;
         } else if self.phase == Phase::Measure {
-            self.tally.measured = now.duration_since(self.measured_from);
+            self.results.measured = now.duration_since(self.measured_from);
         }
         if phase == Phase::Stop {
             self.read_back = (!self.generations.is_empty()).then_some(0);
@@ -315,7 +315,7 @@ impl Task for Worker {
         let submitted = !waits && self.refill();
         if self.is_finished() {
             // The caller may have given up.
-            let _ = self.result.send(Ok(std::mem::take(&mut self.tally)));
+            let _ = self.result.send(Ok(std::mem::take(&mut self.results)));
             return Progress::Done;
         }
         if self.phase == Phase::Stop && completed == 0 && !submitted {

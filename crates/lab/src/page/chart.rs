@@ -91,7 +91,7 @@ impl Bars {
     /// usual length.
     fn left(&self) -> f64 {
         let labels = self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.label.chars().count());
-        let longest = labels.max().unwrap_or(0).clamp(LABEL_CHARS, MOST_LABEL_CHARS);
+        let longest = labels.max().unwrap_or(0).clamp(LABEL_CHARS, MAX_LABEL_CHARS);
         LEFT + (longest - LABEL_CHARS) as f64 * CHAR
     }
 
@@ -129,7 +129,7 @@ impl Bars {
 
     fn bar(&self, out: &mut String, bar: &Bar, y: f64, end: f64, x: &impl Fn(f64) -> f64) {
         let _ = write!(out, "<g><title>{}</title>", escaped(&self.hint(bar)));
-        text(out, "label", x(0.0) - 6.0, y + 14.0, &shortened(&bar.label, MOST_LABEL_CHARS));
+        text(out, "label", x(0.0) - 6.0, y + 14.0, &shortened(&bar.label, MAX_LABEL_CHARS));
         // The bar or one of its runs exceeds the axis.
         let broken = bar.most() > end;
         let mut from = 0.0;
@@ -288,7 +288,7 @@ impl Lines {
     /// The end of the axis of depths, which leaves room for the longest name after it.
     fn right(&self) -> f64 {
         let names = self.panels.iter().flat_map(|(_, lines)| lines).map(|line| line.label.chars().count());
-        let longest = names.max().unwrap_or(0).clamp(LABEL_CHARS, MOST_END_CHARS);
+        let longest = names.max().unwrap_or(0).clamp(LABEL_CHARS, MAX_END_CHARS);
         PLOT_RIGHT - (longest - LABEL_CHARS) as f64 * CHAR
     }
 
@@ -385,7 +385,7 @@ fn end_labels(out: &mut String, mut ends: Vec<(f64, f64, &ChartLine)>, (right, t
         let class = format!("curve {}", series.class);
         line(out, &class, (right + 10.0, place), (right + 27.0, place));
         let class = format!("end {}", series.class);
-        text(out, &class, right + 31.0, place + 4.0, &shortened(&series.label, MOST_END_CHARS));
+        text(out, &class, right + 31.0, place + 4.0, &shortened(&series.label, MAX_END_CHARS));
     }
 }
 
@@ -401,9 +401,9 @@ const LEFT: f64 = 72.0;
 /// End of the axis if values are short.
 const RIGHT: f64 = 280.0;
 const LABEL_CHARS: usize = 9;
-const MOST_LABEL_CHARS: usize = 26;
+const MAX_LABEL_CHARS: usize = 26;
 /// Longest name after the end of a line: half of the chart is for the lines.
-const MOST_END_CHARS: usize = 24;
+const MAX_END_CHARS: usize = 24;
 /// Largest average width of a character of a label.
 const CHAR: f64 = 7.0;
 /// Width of a character of a number at the axis.

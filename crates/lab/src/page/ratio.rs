@@ -16,8 +16,8 @@ pub(super) struct Ratios {
 pub(super) struct Ratio {
     pub(super) label: String,
     pub(super) class: &'static str,
-    pub(super) here: Option<Value>,
-    pub(super) there: Option<Value>,
+    pub(super) measured: Option<Value>,
+    pub(super) published: Option<Value>,
 }
 
 /// A value, and its ratio to the reference.
@@ -51,7 +51,9 @@ impl Ratios {
         for &at in axis.labelled() {
             text(&mut out, "tick mid", axis.x(at), y + 14.0, &format!("{}×", tick(at)));
         }
-        for (class, name, end, width) in [("here", "here", HERE, 34.0), ("there", "published", THERE, 65.0)] {
+        for (class, name, end, width) in
+            [("here", "here", MEASURED_END, 34.0), ("there", "published", PUBLISHED_END, 65.0)]
+        {
             let _ =
                 write!(out, r#"<circle class="{class} sample" cx="{}" cy="9" r="{DOT}"/>"#, n(end - width));
             text(&mut out, "tick end", end, 13.0, name);
@@ -67,7 +69,7 @@ impl Ratios {
 
     fn ratios(&self) -> impl Iterator<Item = f64> {
         let rows = self.groups.iter().flat_map(|(_, rows)| rows);
-        rows.flat_map(|row| [&row.here, &row.there]).flatten().map(|value| value.ratio)
+        rows.flat_map(|row| [&row.measured, &row.published]).flatten().map(|value| value.ratio)
     }
 
     fn description(&self) -> String {
@@ -82,7 +84,7 @@ fn in_words(row: &Ratio) -> String {
         let value = value.as_ref()?;
         Some(format!("{name} {} ({})", times(value.ratio), value.shown))
     };
-    let parts = [of(&row.here, "measured here"), of(&row.there, "published")];
+    let parts = [of(&row.measured, "measured here"), of(&row.published, "published")];
     format!("{}: {}", row.label, parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
 }
 
@@ -90,7 +92,9 @@ fn draw_row(out: &mut String, row: &Ratio, y: f64, axis: &Axis) {
     let (middle, class) = (y + ROW / 2.0, row.class);
     let _ = write!(out, r#"<g class="{class}"><title>{}</title>"#, escaped(&in_words(row)));
     text(out, "label", axis.left - 8.0, middle + 4.0, &shortened(&row.label, LABEL_CHARS));
-    for (value, kind, end) in [(&row.there, "there", THERE), (&row.here, "here", HERE)] {
+    for (value, kind, end) in
+        [(&row.published, "there", PUBLISHED_END), (&row.measured, "here", MEASURED_END)]
+    {
         let Some(value) = value else { continue };
         let x = axis.x(value.ratio);
         line(out, &format!("stem {kind}"), (axis.x(1.0), middle), (x, middle));
@@ -156,8 +160,8 @@ const ROW: f64 = 20.0;
 const DOT: f64 = 4.5;
 const PLOT_RIGHT: f64 = 228.0;
 /// Ends of the two columns of numbers.
-const HERE: f64 = 276.0;
-const THERE: f64 = 356.0;
+const MEASURED_END: f64 = 276.0;
+const PUBLISHED_END: f64 = 356.0;
 const LABEL_CHARS: usize = 20;
 /// Largest average width of a character of a label.
 const CHAR: f64 = 6.8;
@@ -190,7 +194,7 @@ mod tests {
     #[test]
     fn a_row_has_a_dot_for_each_value_that_it_has() {
         let value = |ratio| Some(Value { ratio, shown: "7 IOPS".to_owned() });
-        let row = |here, there| Ratio { label: "row".to_owned(), class: "iser", here, there };
+        let row = |measured, published| Ratio { label: "row".to_owned(), class: "iser", measured, published };
         let rows = vec![row(value(0.9), None), row(None, value(3.0)), row(value(1.0), value(1.0))];
         let drawn = Ratios { title: "t".to_owned(), groups: vec![("iser".to_owned(), rows)] }.draw();
         assert_eq!(drawn.matches(r#"<circle class="here" "#).count(), 2, "{drawn}");

@@ -5,7 +5,7 @@ use super::ratio::{Ratio, Value};
 use super::sections::protocol_class;
 use crate::figure::{self, Labels};
 use crate::link;
-use crate::result::{Comparison, Row, SubjectKind};
+use crate::result::{Comparison, ConfigurationKind, Row};
 use crate::suite::{PublishedFigure, Study, StudyChart};
 
 /// The rows of `chart` under a heading for each protocol, the reference's protocol first.
@@ -16,13 +16,13 @@ pub(super) fn groups(
     chart: &StudyChart,
 ) -> Vec<(String, Vec<Ratio>)> {
     let mut rows = measured(comparison, labels, chart);
-    for (protocol, label, there) in published(study, chart) {
+    for (protocol, label, value) in published(study, chart) {
         // Measured here over the same link: both values are in one row.
         match rows.iter_mut().find(|(known, row)| *known == protocol && row.label == label) {
-            Some((_, row)) => row.there = Some(there),
+            Some((_, row)) => row.published = Some(value),
             None => {
                 let class = protocol_class(&protocol);
-                rows.push((protocol, Ratio { label, class, here: None, there: Some(there) }));
+                rows.push((protocol, Ratio { label, class, measured: None, published: Some(value) }));
             }
         }
     }
@@ -77,7 +77,7 @@ struct BestDepth<'a> {
 fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec<(String, Ratio)> {
     let (figure, per_unit) = chart.unit.measured_as();
     let mut all: Vec<BestDepth> = Vec::new();
-    let of_chart = |row: &&Row| row.kind == SubjectKind::Protocol && chart.jobs.contains(&row.job.name);
+    let of_chart = |row: &&Row| row.kind == ConfigurationKind::Protocol && chart.jobs.contains(&row.job.name);
     for row in comparison.rows.iter().filter(of_chart) {
         let Some(value) = row.median(figure).filter(|value| *value > 0.0) else { continue };
         let protocol = row.protocol.split(' ').next().unwrap_or_default();
@@ -97,9 +97,9 @@ fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec
             _ => format!("{}, {} × depth {}", best.label, job.numjobs, job.iodepth),
         };
         let shown = format!("{} {}", figure::measure(best.value), chart.unit);
-        let here = Some(Value { ratio: best.value / reference.value, shown });
+        let measured = Some(Value { ratio: best.value / reference.value, shown });
         let class = protocol_class(best.protocol);
-        Some((best.protocol.to_owned(), Ratio { label, class, here, there: None }))
+        Some((best.protocol.to_owned(), Ratio { label, class, measured, published: None }))
     };
     all.iter().filter_map(ratio).collect()
 }

@@ -4,7 +4,7 @@ use super::chart::{Bar, BarGroup, Bars, ChartLine, Lines, Point};
 use super::ratio::{Ratio, Ratios, Value};
 use super::relative;
 use crate::figure::{self, Figure, Labels};
-use crate::result::{Comparison, Row, Run, SubjectKind};
+use crate::result::{Comparison, ConfigurationKind, Row, Run};
 use crate::suite::{Reference, Study, StudyChart};
 
 /// Charts under one heading.
@@ -102,7 +102,7 @@ impl Absolute {
     fn of(chart: &str, protocol: &str, row: &Ratio) -> Absolute {
         let shown =
             |value: &Option<Value>| value.as_ref().map_or("–".to_owned(), |value| value.shown.clone());
-        let cells = [chart.to_owned(), row.label.clone(), shown(&row.here), shown(&row.there)];
+        let cells = [chart.to_owned(), row.label.clone(), shown(&row.measured), shown(&row.published)];
         Absolute { class: row.class, protocol: protocol.to_owned(), cells }
     }
 }
@@ -121,7 +121,7 @@ fn rates(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section 
                     label: labels.label(row),
                     parts: vec![(row.median(figure)?, class(row))],
                     runs: row.runs.iter().filter_map(|run| figure.of(row.kind, run)).collect(),
-                    may_break: row.kind == SubjectKind::Local,
+                    may_break: row.kind == ConfigurationKind::Local,
                     share: ceiling.and_then(|_| comparison.share_of_ceiling(row)),
                     ceiling,
                     text: None,
@@ -203,8 +203,8 @@ fn latency(labels: &Labels, groups: &[Group]) -> Section {
 
 /// p50 and p99 of one job; the mean for a report without percentiles.
 fn latency_bars(labels: &Labels, group: &Group) -> Card {
-    let only_local = group.iter().all(|row| row.kind == SubjectKind::Local);
-    let shown = |row: &&Row| only_local || row.kind != SubjectKind::Local;
+    let only_local = group.iter().all(|row| row.kind == ConfigurationKind::Local);
+    let shown = |row: &&Row| only_local || row.kind != ConfigurationKind::Local;
     let bars = without_ceilings(group).filter(shown).filter_map(|row| latency_bar(labels, row));
     let title = figure::title(&group[0].job);
     let groups = vec![BarGroup { heading: String::new(), bars: bars.collect() }];
@@ -229,10 +229,10 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Char
     let mut lines: Vec<ChartLine> = Vec::new();
     let mut groups: Vec<&&Group> = family.iter().collect();
     groups.sort_by_key(|group| group[0].job.iodepth);
-    let only_local = family.iter().all(|group| group.iter().all(|row| row.kind == SubjectKind::Local));
+    let only_local = family.iter().all(|group| group.iter().all(|row| row.kind == ConfigurationKind::Local));
     // A local volume is so much faster that the axis could not distinguish the protocols.
     let shown = |row: &&&Row| {
-        row.job.iodepth > 0 && !row.kind.is_ceiling() && (only_local || row.kind != SubjectKind::Local)
+        row.job.iodepth > 0 && !row.kind.is_ceiling() && (only_local || row.kind != ConfigurationKind::Local)
     };
     for row in groups.into_iter().flat_map(|group| group.iter().filter(shown)) {
         let Some(spread) = row.figure(figure) else { continue };
@@ -302,12 +302,12 @@ enum Cpu {
 
 impl Cpu {
     /// The CPU time of one run; `None` if a side was not measured. A local volume has no target.
-    fn both(self, kind: SubjectKind, run: &Run) -> Option<f64> {
+    fn both(self, kind: ConfigurationKind, run: &Run) -> Option<f64> {
         match self {
             Cpu::PerGbit => Figure::CpuPerGbit.of(kind, run),
             Cpu::PerIo => {
                 let target = Figure::TargetCpu.of(kind, run);
-                let target = if kind == SubjectKind::Local { target.or(Some(0.0)) } else { target };
+                let target = if kind == ConfigurationKind::Local { target.or(Some(0.0)) } else { target };
                 Some(target? + Figure::InitiatorCpu.of(kind, run)?)
             }
         }
@@ -359,10 +359,10 @@ fn without_empty(mut section: Section) -> Section {
 /// The classes of a row: its colour, and its polling policy, which is shown by shade and dash.
 pub(super) fn class(row: &Row) -> String {
     let colour = match row.kind {
-        SubjectKind::Local => "local",
-        SubjectKind::CeilingSleeping | SubjectKind::CeilingSpinning | SubjectKind::Protocol => {
-            protocol_class(&row.protocol)
-        }
+        ConfigurationKind::Local => "local",
+        ConfigurationKind::CeilingSleeping
+        | ConfigurationKind::CeilingSpinning
+        | ConfigurationKind::Protocol => protocol_class(&row.protocol),
     };
     match row.poll.as_str() {
         "always" => format!("{colour} poll-always"),

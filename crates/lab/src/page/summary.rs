@@ -3,7 +3,7 @@
 use super::sections::{SMALL, protocol_class};
 use crate::figure::{self, Figure, Labels};
 use crate::job::{Job, Rw};
-use crate::result::{Comparison, NOISY_SHARE, Row, SubjectKind};
+use crate::result::{Comparison, ConfigurationKind, NOISY_SHARE, Row};
 
 /// The winners, and the reasons if no winner is named.
 pub(super) struct Findings {
@@ -28,7 +28,7 @@ pub(super) struct Tile {
 pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
     let groups = comparison.groups();
     let with_protocols =
-        groups.iter().filter(|group| group.iter().any(|row| row.kind == SubjectKind::Protocol));
+        groups.iter().filter(|group| group.iter().any(|row| row.kind == ConfigurationKind::Protocol));
     let groups: Vec<&Vec<&Row>> = with_protocols.collect();
     let smallest = groups.iter().map(|group| group[0].job.bs).min().unwrap_or(0);
     let small = |group: &&&Vec<&Row>| group[0].job.bs == smallest && smallest <= SMALL;
@@ -159,7 +159,7 @@ struct BestResult<'a> {
 
 impl<'a> BestResult<'a> {
     fn of(labels: &Labels, group: &[&'a Row], figure: Figure, most: bool) -> Option<BestResult<'a>> {
-        let rows = || group.iter().filter(|row| row.kind == SubjectKind::Protocol);
+        let rows = || group.iter().filter(|row| row.kind == ConfigurationKind::Protocol);
         let ranked = rows()
             .filter_map(|row| Some((*row, row.figure(figure)?)))
             .filter(|(_, spread)| spread.median > 0.0);
@@ -182,11 +182,11 @@ impl<'a> BestResult<'a> {
 /// The reason why no winner is named for this job: too few runs, or runs that differ too much.
 /// Every protocol counts, because one with differing runs could have won, too.
 fn doubt(labels: &Labels, group: &[&Row], figure: Figure) -> Option<String> {
-    let rows = || group.iter().filter(|row| row.kind == SubjectKind::Protocol);
+    let rows = || group.iter().filter(|row| row.kind == ConfigurationKind::Protocol);
     let job = figure::title(&group[0].job);
     let runs = rows().map(|row| row.runs.len()).min().unwrap_or(0);
-    if runs < LEAST_RUNS {
-        return Some(format!("There are fewer than {LEAST_RUNS} runs of each configuration."));
+    if runs < MIN_RUNS {
+        return Some(format!("There are fewer than {MIN_RUNS} runs of each configuration."));
     }
     let spread = |row: &Row| {
         let spread = row.figure(figure).filter(|spread| spread.median > 0.0)?;
@@ -194,7 +194,7 @@ fn doubt(labels: &Labels, group: &[&Row], figure: Figure) -> Option<String> {
     };
     let spreads = rows().filter_map(|row| Some((labels.label(row), spread(row)?)));
     let (who, most) = spreads.max_by(|a, b| a.1.total_cmp(&b.1))?;
-    (most >= MOST_SPREAD).then(|| {
+    (most >= MAX_SPREAD).then(|| {
         let (figure, most) = (name(figure), figure::percent(most));
         format!("{job}, {figure}: the runs of {who} differ by {most}.")
     })
@@ -211,6 +211,6 @@ fn name(figure: Figure) -> &'static str {
 }
 
 /// Fewer runs name no winner.
-const LEAST_RUNS: usize = 3;
+const MIN_RUNS: usize = 3;
 /// Runs that differ by more than this share of their median name no winner.
-const MOST_SPREAD: f64 = 0.15;
+const MAX_SPREAD: f64 = 0.15;

@@ -166,7 +166,7 @@ impl Timed for AoeDiscoverySession {
             self.ask_at = None;
         } else if self.ask_at.is_some_and(|at| at <= now) {
             self.ask();
-            self.ask_at = Some(now.checked_add(ASK_AGAIN).unwrap_or(now));
+            self.ask_at = Some(now.checked_add(RETRY_INTERVAL).unwrap_or(now));
         }
         Ok(())
     }
@@ -211,4 +211,4 @@ const NO_CONFIG: ConfigMessage = ConfigMessage {
 /// The maximum number of disks in the result.
 const MAX_FOUND: usize = 4096;
 /// Interval of the queries; the network may lose a query or its answer.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);

@@ -40,7 +40,7 @@ impl IscsiHeader {
 pub(super) enum ParsedIscsiPdu {
     Head(IscsiHeader),
     /// More bytes are needed, this many in all.
-    Needs(usize),
+    RequiredAccess(usize),
 }
 
 /// Parses a header at the start of `bytes`.
@@ -49,10 +49,12 @@ pub(super) enum ParsedIscsiPdu {
 /// If the header digest is wrong. The length of the PDU is then unknown (RFC 7143 §7.8).
 #[inline]
 pub(super) fn parse(bytes: &[u8], digests: IscsiDigests) -> Result<ParsedIscsiPdu, ProtocolError> {
-    let Ok((bhs, _)) = Bhs::read_from_prefix(bytes) else { return Ok(ParsedIscsiPdu::Needs(BHS_LEN)) };
+    let Ok((bhs, _)) = Bhs::read_from_prefix(bytes) else {
+        return Ok(ParsedIscsiPdu::RequiredAccess(BHS_LEN));
+    };
     let covered = BHS_LEN.saturating_add(bhs.ahs_len());
     let len = covered.saturating_add(digests.header_len());
-    let Some(whole) = bytes.get(..len) else { return Ok(ParsedIscsiPdu::Needs(len)) };
+    let Some(whole) = bytes.get(..len) else { return Ok(ParsedIscsiPdu::RequiredAccess(len)) };
     if digests.header {
         let (header, sent) = whole.split_at(covered);
         if digest::of(header) != sent {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// A controller. It lives on the core of its admin queue.
 pub(crate) struct AdminQueue {
     pub(crate) subsystem: Arc<Subsystem>,
-    pub(crate) place: AdminQueueGuard,
+    pub(crate) guard: AdminQueueGuard,
     pub(crate) properties: Properties,
     pub(crate) host: HostIdentity,
     /// The namespaces that are visible to the host.
@@ -65,7 +65,7 @@ pub(crate) enum AdminResult {
 impl AdminQueue {
     pub(crate) fn new(
         subsystem: Arc<Subsystem>,
-        place: AdminQueueGuard,
+        guard: AdminQueueGuard,
         (host, port): (HostIdentity, u16),
         (in_capsule, sgls): (usize, u32),
         kato_ms: u32,
@@ -73,7 +73,7 @@ impl AdminQueue {
         AdminQueue {
             view: subsystem.view(&host.nqn),
             subsystem,
-            place,
+            guard,
             properties: Properties::default(),
             host,
             port,
@@ -122,7 +122,7 @@ impl AdminQueue {
             self.view = self.subsystem.view(&self.host.nqn);
         }
         let opcode = AdminOpcode(sqe.opcode);
-        let (cntlid, in_capsule) = (self.place.cntlid, self.in_capsule);
+        let (cntlid, in_capsule) = (self.guard.cntlid, self.in_capsule);
         let context = IdentifyContext { cntlid, host: &self.host, in_capsule, sgls: self.sgls };
         let outcome = match opcode {
             AdminOpcode::IDENTIFY => match identify::page(&self.subsystem, &self.view, &context, sqe) {
@@ -132,7 +132,7 @@ impl AdminQueue {
             AdminOpcode::GET_LOG_PAGE => {
                 let features: Vec<FeatureId> =
                     (0..=u8::MAX).map(FeatureId).filter(|feature| self.has_feature(*feature)).collect();
-                let logs = (&mut self.events, &*self.place.errors);
+                let logs = (&mut self.events, &*self.guard.errors);
                 let has = |feature| features.contains(&feature);
                 log_page::part((&self.subsystem, &self.view), logs, &has, (self.port, sqe), discovery)
             }
@@ -210,7 +210,7 @@ impl AdminQueue {
             if aborts.count() >= MAX_ABORTS {
                 return AdminResult::Done(NvmeOutcome::retry(NvmeStatus::ABORT_COMMAND_LIMIT_EXCEEDED));
             }
-            return match self.place.abort(sqid, cid) {
+            return match self.guard.abort(sqid, cid) {
                 Some(reply) => self.wait(slot, AdminWait::Abort(reply, None)),
                 None => AdminResult::Done(NvmeOutcome::success(NOT_ABORTED)),
             };
@@ -313,7 +313,7 @@ impl AdminQueue {
                 if submission == 0xffff || completion == 0xffff {
                     return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
                 }
-                if self.place.has_queues() {
+                if self.guard.has_queues() {
                     return NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR);
                 }
                 return NvmeOutcome::success(NUMBER_OF_QUEUES.into());

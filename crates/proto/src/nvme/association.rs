@@ -177,12 +177,15 @@ impl Associations {
         let mut live = self.live();
         live.is_closed = true;
         // The I/O queues end with the admin queue.
-        live.controllers.values().filter_map(|controller| controller.hang_up.as_ref()).for_each(|cut| cut());
+        live.controllers
+            .values()
+            .filter_map(|controller| controller.hang_up.as_ref())
+            .for_each(|hang_up| hang_up());
     }
 
     /// Closes the connections of all controllers of a host.
-    pub(crate) fn cut(&self, host: &Nqn) {
-        self.of_name(host, |controller| controller.hang_up.iter().for_each(|cut| cut()));
+    pub(crate) fn disconnect_host(&self, host: &Nqn) {
+        self.of_name(host, |controller| controller.hang_up.iter().for_each(|hang_up| hang_up()));
     }
 
     /// Queues an event for each controller of the host with this NQN.
@@ -247,7 +250,7 @@ impl LiveControllers {
 }
 
 impl Controller {
-    fn cut_queues(&self) {
+    fn close_queues(&self) {
         self.queues.iter().filter_map(|queue| queue.hang_up.as_ref()).for_each(|hang_up| hang_up());
     }
 }
@@ -273,7 +276,7 @@ impl AdminQueueGuard {
     pub(crate) fn disable(&self) {
         self.with(|controller| {
             controller.is_enabled = false;
-            controller.cut_queues();
+            controller.close_queues();
         });
     }
 
@@ -303,7 +306,7 @@ impl Drop for AdminQueueGuard {
         let mut live = self.associations.live();
         let Some(controller) = live.controllers.get_mut(&self.cntlid) else { return };
         controller.is_over = true;
-        controller.cut_queues();
+        controller.close_queues();
         if controller.queues.is_empty() {
             live.controllers.remove(&self.cntlid);
         }

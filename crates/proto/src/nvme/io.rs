@@ -232,7 +232,7 @@ impl IoCommand {
     /// two keys for Release, which has one.
     #[inline]
     pub(crate) fn data_out(&self, descriptor_len: usize) -> usize {
-        let list = |len: usize| if len > 0 { descriptor_len.min(LONGEST_LIST).max(len) } else { 0 };
+        let list = |len: usize| if len > 0 { descriptor_len.min(MAX_LIST).max(len) } else { 0 };
         match &self.kind {
             // At most `MAX_DATA`, as was checked.
             IoCommandKind::Write { .. } | IoCommandKind::Compare(_) | IoCommandKind::FusedWrite(_) => {
@@ -474,4 +474,4 @@ pub(super) fn compare(read: &SgList, expected: &SgList) -> NvmeOutcome {
 }
 
 /// Longest buffer with a list of ranges or keys, in bytes.
-const LONGEST_LIST: usize = 4096;
+const MAX_LIST: usize = 4096;

@@ -221,8 +221,8 @@ impl Subsystem {
     }
 
     /// Disconnects the controllers of a host.
-    pub fn cut(&self, host: &Nqn) {
-        self.associations.cut(host);
+    pub fn disconnect_host(&self, host: &Nqn) {
+        self.associations.disconnect_host(host);
     }
 
     /// Sets the serial number, of up to 20 characters.
@@ -300,7 +300,7 @@ impl Subsystem {
         if was_listed {
             // A host that is connecting at this moment is checked once more when its controller is
             // registered.
-            self.associations.cut(host);
+            self.associations.disconnect_host(host);
         }
         was_listed
     }

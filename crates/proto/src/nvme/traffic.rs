@@ -20,7 +20,7 @@ struct SharedTraffic {
 struct LiveQueues {
     queues: Vec<Arc<QueueCounters>>,
     /// Sums of the queues that have ended.
-    gone: TrafficTotals,
+    ended: TrafficTotals,
 }
 
 /// Sums of counters.
@@ -50,20 +50,21 @@ struct QueueCounters {
 /// A queue's handle to its counters.
 pub(crate) struct QueueCounts {
     shared: Arc<SharedTraffic>,
-    place: Arc<QueueCounters>,
+    counters: Arc<QueueCounters>,
 }
 
 impl SubsystemTraffic {
     /// Creates the counters of a new queue.
     pub(crate) fn counts(&self) -> QueueCounts {
-        let place = Arc::<QueueCounters>::default();
-        self.shared.live(|live| live.queues.push(place.clone()));
-        QueueCounts { shared: self.shared.clone(), place }
+        let counters = Arc::<QueueCounters>::default();
+        self.shared.live(|live| live.queues.push(counters.clone()));
+        QueueCounts { shared: self.shared.clone(), counters }
     }
 
     /// The sums up to now.
     pub(crate) fn totals(&self) -> TrafficTotals {
-        self.shared.live(|live| live.queues.iter().fold(live.gone, |sum, place| sum.plus(place.totals())))
+        self.shared
+            .live(|live| live.queues.iter().fold(live.ended, |sum, counters| sum.plus(counters.totals())))
     }
 }
 
@@ -71,28 +72,28 @@ impl QueueCounts {
     /// Counts a completed read.
     #[inline]
     pub(crate) fn read(&self, bytes: u64) {
-        add(&self.place.reads, 1);
-        add(&self.place.read_bytes, bytes);
+        add(&self.counters.reads, 1);
+        add(&self.counters.read_bytes, bytes);
     }
 
     /// Counts a completed write.
     #[inline]
     pub(crate) fn wrote(&self, bytes: u64) {
-        add(&self.place.writes, 1);
-        add(&self.place.written_bytes, bytes);
+        add(&self.counters.writes, 1);
+        add(&self.counters.written_bytes, bytes);
     }
 
     /// Counts a media error.
     pub(crate) fn failed(&self) {
-        add(&self.place.media_errors, 1);
+        add(&self.counters.media_errors, 1);
     }
 }
 
 impl Drop for QueueCounts {
     fn drop(&mut self) {
         self.shared.live(|live| {
-            live.queues.retain(|place| !Arc::ptr_eq(place, &self.place));
-            live.gone = live.gone.plus(self.place.totals());
+            live.queues.retain(|counters| !Arc::ptr_eq(counters, &self.counters));
+            live.ended = live.ended.plus(self.counters.totals());
         });
     }
 }

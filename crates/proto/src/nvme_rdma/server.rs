@@ -72,7 +72,7 @@ enum TargetLinkPhase {
 /// An RDMA Read to post.
 struct PostableRead {
     slot: usize,
-    place: Seg,
+    local: Seg,
     remote: Remote,
 }
 
@@ -139,11 +139,11 @@ impl RdmaTargetLink {
         // The queue pair would hold back further reads, and the completions posted behind them.
         while self.reading < self.max_reads
             && queue_pair.room() > 0
-            && let Some(PostableRead { slot, place, remote }) = self.fetches.pop_front()
+            && let Some(PostableRead { slot, local, remote }) = self.fetches.pop_front()
         {
             has_moved = true;
             self.reading = self.reading.saturating_add(1);
-            queue_pair.read(WorkId(READ << u32::BITS | slot as u64), SgList::one(place), remote);
+            queue_pair.read(WorkId(READ << u32::BITS | slot as u64), SgList::one(local), remote);
         }
         while queue_pair.room() > 0
             && let Some(completion) = self.completions.front_mut()
@@ -208,8 +208,8 @@ impl FabricsTransport for RdmaTargetLink {
     }
 
     fn fetch(&mut self, slot: usize, command: &mut CommandSlot<()>) {
-        if let (Some(place), Some((remote, _))) = (command.memory.clone(), host_buffer(&command.sqe)) {
-            self.fetches.push_back(PostableRead { slot, place, remote });
+        if let (Some(local), Some((remote, _))) = (command.memory.clone(), host_buffer(&command.sqe)) {
+            self.fetches.push_back(PostableRead { slot, local, remote });
         }
     }
 

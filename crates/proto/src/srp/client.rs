@@ -437,7 +437,7 @@ impl InitiatorSession {
             }
             DataTransfer::Out(len) => {
                 let data = part(self.queue.data_out(request.key), len);
-                match len <= channel.most_immediate() {
+                match len <= channel.max_immediate() {
                     true => CommandData::Immediate(data),
                     false => CommandData::Unregistered(data, RemoteRights::RemoteRead),
                 }

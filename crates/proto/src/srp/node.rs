@@ -130,7 +130,7 @@ impl SrpNode {
         for access in self.targets().iter().flat_map(|target| &target.access) {
             access.target.remove(|_, other| other == volume);
         }
-        self.tell(UnitChange::Removed(volume));
+        self.notify(UnitChange::Removed(volume));
     }
 
     /// Adds a target port, or replaces the one with the same identifier. Initiators that are logged
@@ -149,7 +149,7 @@ impl SrpNode {
     }
 
     /// Reports to the watcher that a logical unit was added or removed.
-    pub fn tell(&self, change: UnitChange<'_>) {
+    pub fn notify(&self, change: UnitChange<'_>) {
         if let Some(watcher) = self.watcher.get() {
             watcher(change);
         }

@@ -381,11 +381,11 @@ impl TargetSession {
         // The queue pair would hold back further reads, and the responses posted behind them.
         while self.reading < self.max_reads
             && queue_pair.room() > 0
-            && let Some(RemoteRead { slot, place, remote }) = self.reads.pop_front()
+            && let Some(RemoteRead { slot, local, remote }) = self.reads.pop_front()
         {
             has_moved = true;
             self.reading = self.reading.saturating_add(1);
-            queue_pair.read(WorkId(READ << u32::BITS | slot as u64), SgList::one(place), remote);
+            queue_pair.read(WorkId(READ << u32::BITS | slot as u64), SgList::one(local), remote);
         }
         if self.credits > 0 && self.answers.is_empty() && !self.is_credit_sent && !self.is_ending {
             self.is_credit_sent = true;

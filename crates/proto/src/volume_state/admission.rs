@@ -99,21 +99,21 @@ pub(crate) struct Reserved;
 
 /// The access that an I/O needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Needs {
+pub(crate) enum RequiredAccess {
     /// None: a flush concerns completed writes only.
     Nothing,
     Reading,
     Writing,
 }
 
-impl Needs {
+impl RequiredAccess {
     /// The access that `op` needs with most protocols.
     #[inline]
-    pub(crate) fn of(op: Op) -> Needs {
+    pub(crate) fn of(op: Op) -> RequiredAccess {
         match op {
-            Op::Flush => Needs::Nothing,
-            op if op.is_write() => Needs::Writing,
-            _ => Needs::Reading,
+            Op::Flush => RequiredAccess::Nothing,
+            op if op.is_write() => RequiredAccess::Writing,
+            _ => RequiredAccess::Reading,
         }
     }
 }
@@ -140,7 +140,7 @@ impl Admission {
         &self,
         op: Op,
         range: ByteRange,
-        needs: Needs,
+        needs: RequiredAccess,
         owns_lock: bool,
     ) -> Result<Option<IoGuard>, NotAdmitted<Reserved>> {
         let check = || if self.allows(needs) { Ok(()) } else { Err(Reserved) };
@@ -153,15 +153,15 @@ impl Admission {
     }
 
     #[inline]
-    fn allows(&self, needs: Needs) -> bool {
+    fn allows(&self, needs: RequiredAccess) -> bool {
         if self.counter.volume_state.generation() != self.reservations.get().generation {
             self.refresh();
         }
         let access = self.reservations.get().access;
         match needs {
-            Needs::Nothing => true,
-            Needs::Reading => access.reads,
-            Needs::Writing => access.writes,
+            RequiredAccess::Nothing => true,
+            RequiredAccess::Reading => access.reads,
+            RequiredAccess::Writing => access.writes,
         }
     }
 
@@ -243,7 +243,7 @@ impl Admissions {
         volume: VolumeId,
         op: Op,
         range: ByteRange,
-        needs: Needs,
+        needs: RequiredAccess,
         owns_lock: bool,
     ) -> Result<Option<IoGuard>, NotAdmitted<Reserved>> {
         let found = self.0.iter().find(|(id, _)| *id == volume);

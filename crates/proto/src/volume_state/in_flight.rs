@@ -124,7 +124,7 @@ impl InFlight {
             return Err(NotAdmitted::Denied(error));
         }
         if wanted.changes && self.watches.load(Ordering::SeqCst) != 0 {
-            self.tell_watchers(wanted.range);
+            self.notify_watchers(wanted.range);
         }
         Ok(place)
     }
@@ -223,7 +223,7 @@ impl InFlight {
     }
 
     #[cold]
-    fn tell_watchers(&self, range: ByteRange) {
+    fn notify_watchers(&self, range: ByteRange) {
         for watched in &self.held().watched {
             if watched.ranges.iter().any(|&other| is_overlap(other, range)) {
                 watched.has_changed.store(true, Ordering::SeqCst);

@@ -40,7 +40,7 @@ pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub(crate) use traffic::UserMeter;
 pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, VolumeTraffic, error_kind};
 
-pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, Needs, Reserved};
+pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAccess, Reserved};
 pub(crate) use image::to_image;
 pub(crate) use in_flight::NotAdmitted;
 pub(crate) use ranges::{Drain, RangeGuard, Watch};
@@ -235,9 +235,9 @@ impl VolumeState {
     /// # Errors
     /// If the volume cannot have that size.
     pub fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
-        let mut told = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notified_size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.volume.resize(to)?;
-        self.tell_size(&mut told, size);
+        self.notify_size(&mut notified_size, size);
         Ok(size)
     }
 
@@ -245,9 +245,9 @@ impl VolumeState {
     /// if it has. Returns whether it has. It may block, so a core calls it only when the volume has
     /// reported a change.
     pub fn check_size(&self) -> bool {
-        let mut told = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notified_size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.volume.refresh_size();
-        self.tell_size(&mut told, size)
+        self.notify_size(&mut notified_size, size)
     }
 
     /// The I/O counters of the volume.
@@ -272,18 +272,18 @@ impl VolumeState {
         }
     }
 
-    fn tell_size(&self, told: &mut u64, size: u64) -> bool {
-        let is_news = std::mem::replace(told, size) != size;
-        if is_news {
+    fn notify_size(&self, notified_size: &mut u64, size: u64) -> bool {
+        let is_changed = std::mem::replace(notified_size, size) != size;
+        if is_changed {
             self.on_resize();
         }
-        is_news
+        is_changed
     }
 
     /// Notifies all users of a new size, each as its protocol does.
     pub fn on_resize(&self) {
         let table = self.lock();
-        self.tell(&table, &Change::Size);
+        self.notify(&table, &Change::Size);
     }
 
     /// The store of persistent reservations, if there is one.
@@ -335,7 +335,7 @@ impl VolumeState {
         let mut table = self.lock();
         let before = table.reservations.clone();
         let notices = change(&mut table)?;
-        self.tell(&table, &Change::Reservations { notices: &notices, aborts });
+        self.notify(&table, &Change::Reservations { notices: &notices, aborts });
         let must_save = before.persists || table.reservations.persists;
         // The lock is held, so that images are stored in the order of the changes.
         let store = self.store.as_ref().filter(|_| must_save);
@@ -352,7 +352,7 @@ impl VolumeState {
             // PRGENERATION never decreases: an initiator that has read the change reads again.
             let generation = table.reservations.generation;
             table.reservations = Reservations { generation, ..before };
-            self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+            self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
     }
 
@@ -372,7 +372,7 @@ impl VolumeState {
         let reservations = from_snapshot(snapshot)?;
         let mut table = self.lock();
         table.reservations = reservations;
-        self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+        self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         Ok(())
     }
 
@@ -381,7 +381,7 @@ impl VolumeState {
         let mut table = self.lock();
         if table.reserved_by.is_some() && (holder.is_none() || table.reserved_by == holder) {
             table.reserved_by = None;
-            self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+            self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
     }
 
@@ -391,7 +391,7 @@ impl VolumeState {
         let mut table = self.lock();
         let is_change = std::mem::replace(&mut table.is_closed, is_closed) != is_closed;
         if is_change {
-            self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+            self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
         is_change
     }
@@ -401,7 +401,7 @@ impl VolumeState {
     pub fn retire(&self) {
         let mut table = self.lock();
         table.is_retired = true;
-        self.tell(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+        self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
     }
 
     /// Whether the volume was removed.
@@ -418,7 +418,7 @@ impl VolumeState {
 
     /// Notifies all users. The lock is held, so a user that sees the new generation and then takes
     /// the lock sees the change.
-    fn tell(&self, _locked: &Table, change: &Change<'_>) {
+    fn notify(&self, _locked: &Table, change: &Change<'_>) {
         self.generation.fetch_add(1, Ordering::Release);
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         for watcher in watchers.iter().filter_map(Weak::upgrade) {

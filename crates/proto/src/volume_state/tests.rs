@@ -246,7 +246,7 @@ fn an_admitted_write_that_is_excluded_before_it_begins_never_begins() {
     let mut scsi = both.bench.client("a");
     let nameless = super::Admission::new(&both.exports.volume_state(VolumeId(0)).unwrap(), None);
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
-    let write = || nameless.admit(Op::Write { fua: false }, (0, 512), super::Needs::Writing, false);
+    let write = || nameless.admit(Op::Write { fua: false }, (0, 512), super::RequiredAccess::Writing, false);
     drop(write().unwrap());
     assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), ScsiStatus::GOOD);
     assert!(matches!(write(), Err(super::NotAdmitted::Denied(super::Reserved))));

@@ -1,11 +1,11 @@
 //! Cases for connection set-up, disconnect and loss.
 
 use super::pair::{ConformancePair, Observed, ample, blank, memory, pattern};
-use super::{Connect, Outcome, Side, fail};
+use super::{CaseResult, Connect, Side, fail};
 use blockmux_proto::rdma::{Endpoint, MAX_PRIVATE_DATA, RemoteRights, WorkError, WorkRequest};
 use blockmux_volume::SgList;
 
-pub(super) fn private_data_arrives(connect: &mut Connect) -> Outcome {
+pub(super) fn private_data_arrives(connect: &mut Connect) -> CaseResult {
     let longest = ConformancePair::begin(connect, &ample(), &ample()).caps(Side::Active).private_data;
     if longest < MAX_PRIVATE_DATA {
         return fail!("no more than {longest} bytes of private data");
@@ -31,7 +31,7 @@ pub(super) fn private_data_arrives(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn a_rejected_peer_gets_the_reason(connect: &mut Connect) -> Outcome {
+pub(super) fn a_rejected_peer_gets_the_reason(connect: &mut Connect) -> CaseResult {
     for len in [0, 1, MAX_PRIVATE_DATA] {
         let mut pair = ConformancePair::begin(connect, &ample(), &ample());
         pair.settle()?;
@@ -51,7 +51,7 @@ pub(super) fn a_rejected_peer_gets_the_reason(connect: &mut Connect) -> Outcome 
 
 /// The negotiated number of reads exceeds neither side's limit, and is at least one if both sides
 /// allow reads.
-pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> Outcome {
+pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> CaseResult {
     for (ours, theirs) in [(0, 0), (1, 1), (1, 8), (8, 1), (5, 5), (64, 64)] {
         let active = Endpoint { reads: ours, ..ample() };
         let passive = Endpoint { reads: theirs, ..ample() };
@@ -71,7 +71,7 @@ pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> Outcome 
     Ok(())
 }
 
-pub(super) fn disconnect_finishes_posted_work(connect: &mut Connect) -> Outcome {
+pub(super) fn disconnect_finishes_posted_work(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &ample())?;
         let source = pattern(4, 70_000);
@@ -110,12 +110,12 @@ pub(super) fn disconnect_finishes_posted_work(connect: &mut Connect) -> Outcome 
 }
 
 /// This includes disconnects by both sides, and two by one side.
-pub(super) fn disconnect_is_reported_once(connect: &mut Connect) -> Outcome {
+pub(super) fn disconnect_is_reported_once(connect: &mut Connect) -> CaseResult {
     for leaves in [&[Side::Active][..], &[Side::Passive], &Side::BOTH, &[Side::Active, Side::Active]] {
         let mut pair = ConformancePair::connected(connect, &ample())?;
         leaves.iter().for_each(|side| pair.post(*side, WorkRequest::Disconnect));
         pair.settle()?;
-        pair.cut();
+        pair.break_connection();
         pair.settle()?;
         for side in Side::BOTH {
             pair.expect(side, &[Observed::Disconnected])?;
@@ -134,7 +134,7 @@ pub(super) fn disconnect_is_reported_once(connect: &mut Connect) -> Outcome {
 
 /// The connection is lost after each number of turns: all work completes once, flushed work in
 /// order, and then the end is reported.
-pub(super) fn a_loss_completes_all_work(connect: &mut Connect) -> Outcome {
+pub(super) fn a_loss_completes_all_work(connect: &mut Connect) -> CaseResult {
     for turns in 0..30 {
         let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
         let remote =
@@ -155,12 +155,14 @@ pub(super) fn a_loss_completes_all_work(connect: &mut Connect) -> Outcome {
                 pair.poll_once(side);
             });
         }
-        pair.cut();
+        pair.break_connection();
         pair.settle()?;
         for (side, posted) in Side::BOTH.into_iter().zip(posted) {
             let mut observed = pair.observed(side);
             if observed.pop() != Some(Observed::Disconnected) || observed.contains(&Observed::Disconnected) {
-                return fail!("cut after {turns} turns, {side:?} did not get Disconnected once, at the end");
+                return fail!(
+                    "broken after {turns} turns, {side:?} did not get Disconnected once, at the end"
+                );
             }
             let back =
                 |observed: &Observed| if let Observed::Done(id, _) = observed { Some(*id) } else { None };
@@ -172,7 +174,7 @@ pub(super) fn a_loss_completes_all_work(connect: &mut Connect) -> Outcome {
             let mut all: Vec<_> = observed.iter().filter_map(back).collect();
             all.sort_unstable();
             if all != posted || !flushed.is_sorted() {
-                return fail!("cut after {turns} turns, {posted:?} completed as {observed:?}");
+                return fail!("broken after {turns} turns, {posted:?} completed as {observed:?}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Cases for RDMA Reads and Writes, and for registrations.
 
 use super::pair::{BLANK, ConformancePair, Observed, ample, blank, memory, part, pattern};
-use super::{Connect, Outcome, Side, fail};
+use super::{CaseResult, Connect, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
 use blockmux_proto::rdma::{Endpoint, RemoteRights, WorkError, WorkRequest};
@@ -9,7 +9,7 @@ use blockmux_volume::{Chunk, SgList};
 
 /// Writes of various lengths and offsets. When the message after a write arrives, the written data
 /// is in the memory.
-pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
+pub(super) fn writes_come_before_messages(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 200, ..ample() })?;
         let target = blank(200_000, 3);
@@ -50,7 +50,7 @@ pub(super) fn writes_come_before_messages(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
+pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &ample())?;
         let source = pattern(5, 300_000);
@@ -82,7 +82,7 @@ pub(super) fn reads_fetch_every_byte(connect: &mut Connect) -> Outcome {
 }
 
 /// The smaller limit of both ends applies.
-pub(super) fn reads_beyond_the_limit_wait(connect: &mut Connect) -> Outcome {
+pub(super) fn reads_beyond_the_limit_wait(connect: &mut Connect) -> CaseResult {
     for (ours, theirs) in [(1, 1), (2, 7), (7, 2), (40, 1), (1, 40)] {
         let active = Endpoint { reads: ours, ..ample() };
         let passive = Endpoint { reads: theirs, ..ample() };
@@ -113,7 +113,7 @@ pub(super) fn reads_beyond_the_limit_wait(connect: &mut Connect) -> Outcome {
 }
 
 /// Sends and writes that are posted after a read are executed, even if the read has to wait.
-pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
+pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> CaseResult {
     let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 1, ..ample() })?;
     let source = pattern(8, 50_000);
     let target = blank(30_000, 1);
@@ -148,7 +148,7 @@ pub(super) fn work_behind_a_read_is_done(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
+pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> CaseResult {
     let mut pair = ConformancePair::connected(connect, &Endpoint { reads: 2, ..ample() })?;
     let mut locals = Vec::new();
     for side in Side::BOTH {
@@ -177,7 +177,7 @@ pub(super) fn both_sides_read_at_once(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn registrations_before_the_connection(connect: &mut Connect) -> Outcome {
+pub(super) fn registrations_before_the_connection(connect: &mut Connect) -> CaseResult {
     let mut pair = ConformancePair::begin(connect, &ample(), &ample());
     let target = blank(10, 1);
     let remote = pair.register(Side::Active, &target, RemoteRights::RemoteWrite)?;
@@ -190,7 +190,7 @@ pub(super) fn registrations_before_the_connection(connect: &mut Connect) -> Outc
 }
 
 /// Send with Invalidate: the tag is invalidated together with the message, and not before.
-pub(super) fn a_message_invalidates_memory(connect: &mut Connect) -> Outcome {
+pub(super) fn a_message_invalidates_memory(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 2, ..ample() })?;
         if !pair.caps(side).invalidates {
@@ -231,10 +231,10 @@ pub(super) fn a_message_invalidates_memory(connect: &mut Connect) -> Outcome {
 
 /// Registers as many regions as the endpoint allows, repeatedly; one more fails. Invalidated memory
 /// is released.
-pub(super) fn registrations_are_bounded(connect: &mut Connect) -> Outcome {
+pub(super) fn registrations_are_bounded(connect: &mut Connect) -> CaseResult {
     let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 3, ..ample() })?;
     let mut chunk = Chunk::from_slice(b"lent");
-    let borrowed = SgList::one(chunk.lend(0, 4));
+    let borrowed = SgList::one(chunk.slice(0, 4));
     chunk.take(4);
     let mut names = Vec::new();
     for _ in 0..50 {

@@ -1,12 +1,12 @@
 //! Cases for messages and the send queue.
 
 use super::pair::{ConformancePair, Observed, ample, memory, pattern};
-use super::{Connect, Outcome, Side, fail};
+use super::{CaseResult, Connect, Side, fail};
 use blockmux_proto::rdma::{Endpoint, WorkRequest};
 use blockmux_volume::{Chunk, SgList};
 
 /// Messages of every length arrive, one by one and many together, in both directions at once.
-pub(super) fn every_length_arrives(connect: &mut Connect) -> Outcome {
+pub(super) fn every_length_arrives(connect: &mut Connect) -> CaseResult {
     for at_a_time in [1, 7, 32] {
         let endpoint = Endpoint { receives: at_a_time, receive_len: 300, sends: at_a_time, ..ample() };
         let mut pair = ConformancePair::connected(connect, &endpoint)?;
@@ -33,7 +33,7 @@ pub(super) fn every_length_arrives(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn pieces_arrive_in_one(connect: &mut Connect) -> Outcome {
+pub(super) fn pieces_arrive_in_one(connect: &mut Connect) -> CaseResult {
     let mut pair = ConformancePair::connected(connect, &Endpoint { receive_len: 100_000, ..ample() })?;
     for (head, payload, pieces) in
         [(0, 5, 1), (5, 5, 1), (28, 0, 3), (128, 1000, 2), (200, 1, 1), (1, 70_000, 5), (76, 99_000, 40)]
@@ -49,7 +49,7 @@ pub(super) fn pieces_arrive_in_one(connect: &mut Connect) -> Outcome {
 }
 
 /// An endpoint takes as many sends as its depth, and each completion makes room for one more.
-pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> Outcome {
+pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> CaseResult {
     for sends in [1, 2, 33] {
         let mut pair = ConformancePair::connected(connect, &Endpoint { sends, receives: 40, ..ample() })?;
         for side in Side::BOTH {
@@ -75,11 +75,11 @@ pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn completed_work_releases_its_memory(connect: &mut Connect) -> Outcome {
+pub(super) fn completed_work_releases_its_memory(connect: &mut Connect) -> CaseResult {
     let mut pair = ConformancePair::connected(connect, &ample())?;
     for len in [1, 100, 4000] {
         let mut chunk = Chunk::from_slice(&pattern(1, len));
-        let borrowed = SgList::one(chunk.lend(0, len));
+        let borrowed = SgList::one(chunk.slice(0, len));
         chunk.take(len);
         let id = pair.send(Side::Active, b"", borrowed, None);
         pair.settle()?;

@@ -9,7 +9,7 @@
 //!         if side == Side::Active { &mut self.0 } else { &mut self.1 }
 //!     }
 //!     fn turn(&mut self) -> bool { false }
-//!     fn cut(&mut self) { self.0.cut_after(0) }
+//!     fn break_connection(&mut self) { self.0.break_after(0) }
 //! }
 //! let mut seed = 0;
 //! conformance::run(&mut |active, passive| {
@@ -41,7 +41,7 @@ pub trait Wire {
     fn turn(&mut self) -> bool;
 
     /// Loses the connection, with all data in transit. The ends may notice at the next turns.
-    fn cut(&mut self);
+    fn break_connection(&mut self);
 }
 
 /// One side of a connection.
@@ -80,8 +80,8 @@ pub fn run(connect: &mut Connect) {
     }
 }
 
-type Outcome<T = ()> = Result<T, String>;
-type ConformanceCase = fn(&mut Connect) -> Outcome;
+type CaseResult<T = ()> = Result<T, String>;
+type ConformanceCase = fn(&mut Connect) -> CaseResult;
 
 const CASES: &[(&str, ConformanceCase)] = &[
     ("private data of every length arrives both ways", connections::private_data_arrives),
@@ -133,8 +133,8 @@ mod tests {
             false
         }
 
-        fn cut(&mut self) {
-            self.0.cut_after(0);
+        fn break_connection(&mut self) {
+            self.0.break_after(0);
         }
     }
 

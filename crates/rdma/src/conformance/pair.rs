@@ -1,6 +1,6 @@
 //! A connection under test: posts work, and records the events of each end.
 
-use super::{Connect, Outcome, Side, Wire, fail};
+use super::{CaseResult, Connect, Side, Wire, fail};
 use crate::queue_pair::{Caps, Fault, Violation};
 use blockmux_proto::rdma::{
     Endpoint, Event, MessageHead, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
@@ -33,14 +33,14 @@ impl ConformancePair {
     }
 
     /// Creates a connection between two such ends.
-    pub(super) fn connected(connect: &mut Connect, endpoint: &Endpoint) -> Outcome<ConformancePair> {
+    pub(super) fn connected(connect: &mut Connect, endpoint: &Endpoint) -> CaseResult<ConformancePair> {
         let mut pair = ConformancePair::begin(connect, endpoint, endpoint);
         pair.accept(&[])?;
         Ok(pair)
     }
 
     /// Establishes the connection; both ends report nothing else.
-    pub(super) fn accept(&mut self, private_data: &[u8]) -> Outcome {
+    pub(super) fn accept(&mut self, private_data: &[u8]) -> CaseResult {
         self.settle()?;
         let requested = self.observed(Side::Passive);
         let [Observed::Requested(_)] = &requested[..] else {
@@ -64,8 +64,8 @@ impl ConformancePair {
         self.wire.end(side).fault()
     }
 
-    pub(super) fn cut(&mut self) {
-        self.wire.cut();
+    pub(super) fn break_connection(&mut self) {
+        self.wire.break_connection();
     }
 
     pub(super) fn post(&mut self, side: Side, work: WorkRequest) {
@@ -100,7 +100,12 @@ impl ConformancePair {
     }
 
     /// Registers memory, which must succeed; all other events stay recorded.
-    pub(super) fn register(&mut self, side: Side, local: &SgList, access: RemoteRights) -> Outcome<Remote> {
+    pub(super) fn register(
+        &mut self,
+        side: Side,
+        local: &SgList,
+        access: RemoteRights,
+    ) -> CaseResult<Remote> {
         let id = self.ask_to_register(side, local, access);
         self.poll_events(side);
         let observed = self.log(side);
@@ -122,13 +127,13 @@ impl ConformancePair {
     }
 
     /// Runs both sides until nothing is left to do.
-    pub(super) fn settle(&mut self) -> Outcome {
+    pub(super) fn settle(&mut self) -> CaseResult {
         self.settle_with(|_, _| Ok(()))
     }
 
     /// Runs both sides until nothing is left to do; `look` gets each event when it is reported.
-    pub(super) fn settle_with(&mut self, mut look: impl FnMut(Side, &Observed) -> Outcome) -> Outcome {
-        for _ in 0..MOST_TURNS {
+    pub(super) fn settle_with(&mut self, mut look: impl FnMut(Side, &Observed) -> CaseResult) -> CaseResult {
+        for _ in 0..MAX_TURNS {
             let mut has_moved = self.wire.turn();
             for side in Side::BOTH {
                 while let Some(event) = self.wire.end(side).poll() {
@@ -142,7 +147,7 @@ impl ConformancePair {
                 return Ok(());
             }
         }
-        fail!("it has not ended after {MOST_TURNS} turns")
+        fail!("it has not ended after {MAX_TURNS} turns")
     }
 
     /// Runs a number of turns.
@@ -176,7 +181,7 @@ impl ConformancePair {
     }
 
     /// Fails unless exactly these events were recorded.
-    pub(super) fn expect(&mut self, side: Side, expected: &[Observed]) -> Outcome {
+    pub(super) fn expect(&mut self, side: Side, expected: &[Observed]) -> CaseResult {
         let observed = self.observed(side);
         if observed == expected {
             Ok(())
@@ -187,7 +192,7 @@ impl ConformancePair {
 
     /// Fails unless the peer of `side` has refused its work: both report the fault, and both have
     /// ended.
-    pub(super) fn expect_refusal(&mut self, side: Side, violation: Violation) -> Outcome {
+    pub(super) fn expect_refusal(&mut self, side: Side, violation: Violation) -> CaseResult {
         let expected = [Some(Fault::Ours(violation)), Some(Fault::Peer(violation))];
         let found = [self.fault(side), self.fault(side.other())];
         if found != expected {
@@ -258,4 +263,4 @@ pub(super) fn blank(len: usize, pieces: usize) -> SgList {
 /// Content of memory that was not written.
 pub(super) const BLANK: u8 = 0xee;
 /// More turns than any case needs, one byte at a time.
-const MOST_TURNS: u32 = 10_000_000;
+const MAX_TURNS: u32 = 10_000_000;

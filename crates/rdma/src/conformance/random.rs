@@ -1,7 +1,7 @@
 //! Random traffic in both directions, checked against a model.
 
 use super::pair::{ConformancePair, Observed, ample, blank, memory, part, pattern};
-use super::{Connect, Outcome, Side, fail};
+use super::{CaseResult, Connect, Side, fail};
 use blockmux_proto::rdma::{Endpoint, Remote, RemoteRights, WorkRequest};
 use blockmux_volume::SgList;
 use blockmux_volume::random::SplitMix;
@@ -21,14 +21,14 @@ struct SideModel {
 }
 
 /// Each side posts random work, and every event is checked when it is reported.
-pub(super) fn agrees_with_a_model(connect: &mut Connect) -> Outcome {
+pub(super) fn agrees_with_a_model(connect: &mut Connect) -> CaseResult {
     for seed in 0..4 {
         one_run(connect, seed).map_err(|error| format!("seed {seed}: {error}"))?;
     }
     Ok(())
 }
 
-fn one_run(connect: &mut Connect, seed: u64) -> Outcome {
+fn one_run(connect: &mut Connect, seed: u64) -> CaseResult {
     let mut random = SplitMix::new(seed);
     let endpoint = Endpoint { receives: SENDS, sends: SENDS, reads: 1 + seed as u32, ..ample() };
     let mut pair = ConformancePair::connected(connect, &endpoint)?;
@@ -99,7 +99,7 @@ impl SideModel {
 }
 
 /// Checks all recorded events.
-fn check(pair: &mut ConformancePair, halves: &mut [SideModel]) -> Outcome {
+fn check(pair: &mut ConformancePair, halves: &mut [SideModel]) -> CaseResult {
     for (at, side) in Side::BOTH.into_iter().enumerate() {
         for observed in pair.observed(side) {
             match observed {

@@ -1,7 +1,7 @@
 //! Cases for violations by a peer, and for work that is not possible.
 
 use super::pair::{BLANK, ConformancePair, Observed, ample, blank, memory, part};
-use super::{Connect, Outcome, Side, fail};
+use super::{CaseResult, Connect, Side, fail};
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
 use blockmux_proto::rdma::{Endpoint, Remote, RemoteRights, Stag, WorkError, WorkRequest};
@@ -9,7 +9,7 @@ use blockmux_volume::{Chunk, SgList};
 
 /// Every invalid tag, range and access, by reads and by writes, from both sides: each is refused
 /// for its own reason, and no memory is touched.
-pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> Outcome {
+pub(super) fn ungranted_memory_is_refused(connect: &mut Connect) -> CaseResult {
     type ChangeRemote = fn(Remote) -> Remote;
     let cases: [(ChangeRemote, Refusal); 9] = [
         (|remote| Remote { stag: Stag(remote.stag.0 ^ 1), ..remote }, Refusal::InvalidStag),
@@ -44,7 +44,7 @@ fn refuse(
     used: RemoteRights,
     wrong: fn(Remote) -> Remote,
     refusal: Refusal,
-) -> Outcome {
+) -> CaseResult {
     let mut pair = ConformancePair::connected(connect, &ample())?;
     let target = blank(64, 2);
     let neighbours = [blank(64, 1), blank(64, 1)];
@@ -95,7 +95,7 @@ fn refuse(
     Ok(())
 }
 
-pub(super) fn invalidated_memory_is_refused(connect: &mut Connect) -> Outcome {
+pub(super) fn invalidated_memory_is_refused(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
             let mut pair = ConformancePair::connected(connect, &ample())?;
@@ -118,7 +118,7 @@ pub(super) fn invalidated_memory_is_refused(connect: &mut Connect) -> Outcome {
 }
 
 /// Each connection is its own protection domain.
-pub(super) fn foreign_tags_are_refused(connect: &mut Connect) -> Outcome {
+pub(super) fn foreign_tags_are_refused(connect: &mut Connect) -> CaseResult {
     for access in [RemoteRights::RemoteRead, RemoteRights::RemoteWrite] {
         let mut first = ConformancePair::connected(connect, &ample())?;
         let mut second = ConformancePair::connected(connect, &ample())?;
@@ -142,7 +142,7 @@ pub(super) fn foreign_tags_are_refused(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn invalidating_an_invalid_tag(connect: &mut Connect) -> Outcome {
+pub(super) fn invalidating_an_invalid_tag(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         for is_stale in [false, true] {
             let mut pair = ConformancePair::connected(connect, &ample())?;
@@ -168,7 +168,7 @@ pub(super) fn invalidating_an_invalid_tag(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn no_receive_buffer(connect: &mut Connect) -> Outcome {
+pub(super) fn no_receive_buffer(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &Endpoint { receives: 2, ..ample() })?;
         pair.post(side.other(), WorkRequest::Receive);
@@ -184,7 +184,7 @@ pub(super) fn no_receive_buffer(connect: &mut Connect) -> Outcome {
     Ok(())
 }
 
-pub(super) fn a_message_too_long(connect: &mut Connect) -> Outcome {
+pub(super) fn a_message_too_long(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         for too_long in [101, 5000, 200_000] {
             let mut pair = ConformancePair::connected(connect, &Endpoint { receive_len: 100, ..ample() })?;
@@ -203,7 +203,7 @@ pub(super) fn a_message_too_long(connect: &mut Connect) -> Outcome {
 }
 
 /// Each kind of impossible work fails and ends its connection.
-pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
+pub(super) fn impossible_work_fails(connect: &mut Connect) -> CaseResult {
     type ImpossibleWork = fn(&mut ConformancePair, Remote) -> u64;
     let tries: [(&str, ImpossibleWork); 4] = [
         ("a read of another length", |pair, remote| pair.read(Side::Active, &blank(9, 1), remote)),
@@ -211,10 +211,10 @@ pub(super) fn impossible_work_fails(connect: &mut Connect) -> Outcome {
             pair.write(Side::Active, &blank(11, 1), remote)
         }),
         ("a read into what may not be written", |pair, remote| {
-            pair.read(Side::Active, &SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10)), remote)
+            pair.read(Side::Active, &SgList::one(Chunk::from_slice(&[0; 10]).slice(0, 10)), remote)
         }),
         ("a grant to write what may not be written", |pair, _| {
-            let borrowed = SgList::one(Chunk::from_slice(&[0; 10]).lend(0, 10));
+            let borrowed = SgList::one(Chunk::from_slice(&[0; 10]).slice(0, 10));
             pair.ask_to_register(Side::Active, &borrowed, RemoteRights::RemoteWrite)
         }),
     ];

@@ -70,7 +70,7 @@ impl Iwarp {
         header: &Untagged,
         body: &[u8],
         ulpdu: &[u8],
-        lend: impl FnOnce(usize, usize) -> Seg,
+        borrow: impl FnOnce(usize, usize) -> Seg,
     ) -> Result<Result<(), TerminateReason>, ProtocolError> {
         let (control, queue) = (header.control, header.qn.get());
         if control.ddp_version() != DDP_VERSION {
@@ -83,7 +83,7 @@ impl Iwarp {
             return Ok(Err(terminate::RDMAP_VERSION));
         }
         match (queue, control.opcode()) {
-            (QUEUE_SEND, opcode) if opcode.is_send() => Ok(self.on_send(header, body, lend)),
+            (QUEUE_SEND, opcode) if opcode.is_send() => Ok(self.on_send(header, body, borrow)),
             (QUEUE_READ, RdmapOpcode::RDMA_READ_REQUEST) => Ok(self.on_read(header, body, ulpdu)),
             (QUEUE_TERMINATE, RdmapOpcode::TERMINATE) => Err(self.on_terminate(body)),
             _ => Ok(Err(terminate::BAD_OPCODE)),
@@ -96,7 +96,7 @@ impl Iwarp {
         &mut self,
         header: &Untagged,
         body: &[u8],
-        lend: impl FnOnce(usize, usize) -> Seg,
+        borrow: impl FnOnce(usize, usize) -> Seg,
     ) -> Result<(), TerminateReason> {
         let queues = &mut self.receive_side.untagged;
         if header.msn.get() != queues.sends.wrapping_add(1) {
@@ -120,7 +120,7 @@ impl Iwarp {
             return Err(terminate::TOO_LONG);
         }
         let message = if is_last && queues.reassembly.is_none() {
-            lend(UNTAGGED_LEN, body.len())
+            borrow(UNTAGGED_LEN, body.len())
         } else {
             match self.gather(header, body)? {
                 Some(message) => message,

@@ -63,7 +63,7 @@ use setup::{MpaReply, MpaRequest, NegotiatedParameters};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use terminate::{ReceivedTerminate, TerminateReason};
-use transmit::{NUDGE, NUDGES, Transmitter};
+use transmit::{MAX_NUDGES, NUDGE_DELAY, Transmitter};
 use zerocopy::{IntoBytes, U32};
 
 /// Configuration of one connection, in addition to its endpoint.
@@ -142,7 +142,7 @@ impl Iwarp {
     pub fn active(endpoint: &Endpoint, config: IwarpConfig, pool: Pool, seed: Seed, now: Instant) -> Iwarp {
         let mut iwarp = Iwarp::new(endpoint, config, pool, seed, now);
         iwarp.phase = IwarpPhase::AwaitingReply;
-        iwarp.nudges = NUDGES;
+        iwarp.nudges = MAX_NUDGES;
         iwarp.may_require_revision_1 = iwarp.config.is_enhanced;
         let request = setup::request(&iwarp.config, endpoint.reads, &endpoint.private_data);
         iwarp.push_frame(&request);
@@ -243,7 +243,7 @@ impl Iwarp {
                 // The peer's first FPDU is due soon. The nudges count as part of the set-up time.
                 let begun = self.deadline.and_then(|deadline| deadline.checked_sub(SETUP_TIMEOUT));
                 self.connect(negotiated);
-                self.deadline = begun.and_then(|begun| begun.checked_add(NUDGE));
+                self.deadline = begun.and_then(|begun| begun.checked_add(NUDGE_DELAY));
                 self.transmitter.may_send = true;
                 self.send_rtr(negotiated.rtr);
                 self.events.push_back(Event::Connected { private_data });

@@ -20,7 +20,7 @@ pub(super) enum PostedTransfer {
 
 /// An RDMA Read that the peer has not answered completely.
 pub(super) struct OutstandingRead {
-    turn: u64,
+    sequence: u64,
     /// `None` for an RTR message.
     id: Option<WorkId>,
     pub(super) msn: u32,
@@ -34,7 +34,7 @@ pub(super) struct OutstandingRead {
 
 #[derive(Default)]
 pub(super) struct PendingWork {
-    turns: u64,
+    sequence: u64,
     queue: VecDeque<(PostedWork, PostedTransfer)>,
     /// The send or write that is being split into FPDUs.
     current: Option<PostedWork>,
@@ -46,7 +46,7 @@ pub(super) struct PendingWork {
 
 #[derive(Clone, Copy)]
 struct PostedWork {
-    turn: u64,
+    sequence: u64,
     id: WorkId,
 }
 
@@ -66,8 +66,8 @@ impl PendingWork {
 
     #[inline]
     pub(super) fn post(&mut self, id: WorkId, transfer: PostedTransfer) {
-        self.turns = self.turns.wrapping_add(1);
-        self.queue.push_back((PostedWork { turn: self.turns, id }, transfer));
+        self.sequence = self.sequence.wrapping_add(1);
+        self.queue.push_back((PostedWork { sequence: self.sequence, id }, transfer));
     }
 
     /// Whether newly posted work would be the next to begin.
@@ -80,8 +80,8 @@ impl PendingWork {
     /// `end` bytes have left the outbox.
     #[inline]
     pub(super) fn post_transmitted(&mut self, id: WorkId, end: u64) {
-        self.turns = self.turns.wrapping_add(1);
-        self.sending.push_back((PostedWork { turn: self.turns, id }, end));
+        self.sequence = self.sequence.wrapping_add(1);
+        self.sending.push_back((PostedWork { sequence: self.sequence, id }, end));
     }
 
     /// Begins the next transfer, unless it is a read and `reads` are in flight.
@@ -93,10 +93,10 @@ impl PendingWork {
             return None;
         }
         if is_read {
-            let (turn, id) = (posted.turn, Some(posted.id));
+            let (sequence, id) = (posted.sequence, Some(posted.id));
             let nothing = SgList::default();
             self.reads.push_back(OutstandingRead {
-                turn,
+                sequence,
                 id,
                 msn: 0,
                 sink: 0,
@@ -122,7 +122,7 @@ impl PendingWork {
     pub(super) fn begin_rtr(&mut self) {
         let local = SgList::default();
         self.reads.push_back(OutstandingRead {
-            turn: 0,
+            sequence: 0,
             id: None,
             msn: 0,
             sink: 0,
@@ -165,30 +165,30 @@ impl PendingWork {
     /// Records that the peer refused a read: the one with this MSN, or the oldest.
     pub(super) fn refuse(&mut self, msn: Option<u32>) {
         let is_it = |reading: &&OutstandingRead| msn.is_none_or(|msn| msn == reading.msn);
-        self.refused = self.reads.iter().find(is_it).map(|reading| reading.turn);
+        self.refused = self.reads.iter().find(is_it).map(|reading| reading.sequence);
     }
 
     /// Completes all remaining work as flushed.
     pub(super) fn flush(&mut self, events: &mut VecDeque<Event>) {
-        let mut come_back = |id, result| events.push_back(Event::Done { id, result: Err(result) });
+        let mut complete = |id, result| events.push_back(Event::Done { id, result: Err(result) });
         let mut reads = self.reads.drain(..).peekable();
         let begun = self.sending.drain(..).map(|(posted, _)| posted).chain(self.current.take());
-        let mut rest = |turn: u64, come_back: &mut dyn FnMut(WorkId, WorkError)| {
-            while let Some(reading) = reads.next_if(|reading| reading.turn < turn) {
-                let is_refused = self.refused == Some(reading.turn);
+        let mut rest = |sequence: u64, complete: &mut dyn FnMut(WorkId, WorkError)| {
+            while let Some(reading) = reads.next_if(|reading| reading.sequence < sequence) {
+                let is_refused = self.refused == Some(reading.sequence);
                 let error = if is_refused { WorkError::RemoteAccess } else { WorkError::Flushed };
                 if let Some(id) = reading.id {
-                    come_back(id, error);
+                    complete(id, error);
                 }
             }
         };
         for posted in begun {
-            rest(posted.turn, &mut come_back);
-            come_back(posted.id, WorkError::Flushed);
+            rest(posted.sequence, &mut complete);
+            complete(posted.id, WorkError::Flushed);
         }
-        rest(u64::MAX, &mut come_back);
+        rest(u64::MAX, &mut complete);
         for (posted, _) in self.queue.drain(..) {
-            come_back(posted.id, WorkError::Flushed);
+            complete(posted.id, WorkError::Flushed);
         }
     }
 }

@@ -196,7 +196,7 @@ impl Iwarp {
             }
             self.receive_side.state = ReceiveState::Frame(LENGTH_LEN);
             self.on_ulpdu(ulpdu, |offset, len| {
-                input.lend(at.saturating_add(LENGTH_LEN).saturating_add(offset), len)
+                input.slice(at.saturating_add(LENGTH_LEN).saturating_add(offset), len)
             })?;
             return Ok(total);
         }
@@ -295,12 +295,12 @@ impl Iwarp {
         Ok(tail.len())
     }
 
-    /// Handles a whole segment. `lend` borrows a part of it from the receive buffer.
+    /// Handles a whole segment. `borrow` borrows a part of it from the receive buffer.
     #[inline]
     fn on_ulpdu(
         &mut self,
         ulpdu: &[u8],
-        lend: impl FnOnce(usize, usize) -> Seg,
+        borrow: impl FnOnce(usize, usize) -> Seg,
     ) -> Result<(), ProtocolError> {
         self.on_first();
         let control = Control::read_from_prefix(ulpdu).map(|(control, _)| control);
@@ -310,7 +310,7 @@ impl Iwarp {
                 self.take_tagged(ulpdu, payload)
             }
             Ok(_) => match Untagged::read_from_prefix(ulpdu) {
-                Ok((header, body)) => self.on_untagged(&header, body, ulpdu, lend)?,
+                Ok((header, body)) => self.on_untagged(&header, body, ulpdu, borrow)?,
                 Err(_) => Err(terminate::SHORT_FRAME),
             },
             Err(_) => Err(terminate::SHORT_FRAME),

@@ -111,7 +111,7 @@ impl Transmitter {
 
     /// Puts the next FPDU of the current message into the outbox; returns whether it was the last.
     #[inline]
-    fn cut(&mut self, outbox: &mut Outbox) -> bool {
+    fn put_fpdu(&mut self, outbox: &mut Outbox) -> bool {
         let Some(message) = &mut self.current else { return false };
         let framer = &mut self.framer;
         let before = outbox.len();
@@ -217,7 +217,7 @@ impl Iwarp {
             if self.transmitter.current.is_none() && !self.begin_next() {
                 return;
             }
-            if self.transmitter.cut(&mut self.outbox) {
+            if self.transmitter.put_fpdu(&mut self.outbox) {
                 self.end_message();
             }
         }
@@ -445,7 +445,7 @@ impl Iwarp {
     #[cold]
     pub(super) fn nudge(&mut self, now: Instant) {
         self.nudges = self.nudges.saturating_sub(1);
-        let pause = NUDGE.saturating_mul(2_u32.saturating_pow(NUDGES.saturating_sub(self.nudges)));
+        let pause = NUDGE_DELAY.saturating_mul(2_u32.saturating_pow(MAX_NUDGES.saturating_sub(self.nudges)));
         self.deadline = if self.nudges > 0 { now.checked_add(pause) } else { None };
         self.send_nothing();
     }
@@ -457,7 +457,7 @@ impl Iwarp {
             let header = SegmentHeader::Tagged(RdmapOpcode::RDMA_WRITE, NOTHING.stag, NOTHING.address);
             self.transmitter.current =
                 Some(OutgoingMessage::new(header, MessageHead::new(), SgList::default()));
-            self.transmitter.cut(&mut self.outbox);
+            self.transmitter.put_fpdu(&mut self.outbox);
             self.transmitter.current = None;
         }
     }
@@ -500,8 +500,8 @@ fn send_opcode(invalidate: Option<Stag>, is_solicited: bool) -> RdmapOpcode {
 }
 
 /// Time after which a peer that accepted and sent nothing is nudged; it doubles with each nudge.
-pub(super) const NUDGE: Duration = Duration::from_millis(250);
-pub(super) const NUDGES: u32 = 5;
+pub(super) const NUDGE_DELAY: Duration = Duration::from_millis(250);
+pub(super) const MAX_NUDGES: u32 = 5;
 
 /// The remote address of zero-length transfers. Its tag is not checked, but 0 may have a special
 /// meaning for hardware.

@@ -47,7 +47,7 @@ fn each_command_is_answered_or_replayed_once_wherever_the_connection_is_lost() {
     while is_cut {
         let served = ServedTarget::new(offer(), None);
         let mut pair = connect(initiator(default_proposal()), &served);
-        pair.client.queue_pair().cut_after(pieces);
+        pair.client.queue_pair().break_after(pieces);
         pair.run();
         let mut done = BTreeMap::new();
         let mut left = all_io();
@@ -83,7 +83,7 @@ fn io_that_is_in_flight_when_the_connection_is_lost_ends_at_the_volume() {
     }
     pair.run();
     assert_eq!(pair.server.submitted.len(), 7);
-    pair.client.queue_pair().cut_after(0);
+    pair.client.queue_pair().break_after(0);
     // A packet has to be sent for the loss to happen.
     pair.client.on_stop();
     pair.server.finish_one();

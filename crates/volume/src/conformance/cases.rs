@@ -1,7 +1,7 @@
 //! Cases about data, errors and the queue.
 
 use super::client::data_of;
-use super::{Client, DEPTH, Harness, Outcome, fail, pattern};
+use super::{CaseResult, Client, DEPTH, Harness, fail, pattern};
 use crate::buf::{Chunk, Memory, Seg};
 use crate::io::{Io, IoError, Op, Output, Tag};
 use crate::random::{SplitMix, mix};
@@ -13,7 +13,7 @@ const WRITE: Op = Op::Write { fua: false };
 const ZEROES: Op = Op::WriteZeroes { fua: false, may_unmap: false, only_fast: false };
 const DISCARD: Op = Op::Discard { fua: false };
 
-pub(super) fn written_data_reads_back(harness: &mut Harness) -> Outcome {
+pub(super) fn written_data_reads_back(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     let info = harness.info();
     let (block, physical) = (u64::from(info.logical_block), u64::from(info.physical_block));
@@ -38,7 +38,7 @@ pub(super) fn written_data_reads_back(harness: &mut Harness) -> Outcome {
     Ok(())
 }
 
-pub(super) fn scattered_lists_move_every_byte(harness: &mut Harness) -> Outcome {
+pub(super) fn scattered_lists_move_every_byte(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     let info = harness.info();
     let block = u64::from(info.logical_block);
@@ -74,21 +74,21 @@ pub(super) fn scattered(random: &mut SplitMix, len: usize, pieces: usize) -> SgL
     list
 }
 
-pub(super) fn received_memory_can_be_written(harness: &mut Harness) -> Outcome {
+pub(super) fn received_memory_can_be_written(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     let len = 8 * u64::from(harness.info().physical_block);
     let data = pattern(len, len, harness.seed + 200);
     let mut received = Chunk::from_slice(&[&[0xee; 28], data.as_slice()].concat());
     received.take(28);
     let half = data.len() / 2 + 1;
-    let mut list = SgList::one(received.lend(0, half));
-    list.push(received.lend(half, data.len() - half));
+    let mut list = SgList::one(received.slice(0, half));
+    list.push(received.slice(half, data.len() - half));
     client.done(WRITE, len, len, Some(list))?;
     harness.compare(0, received.unread(), &data)?;
     harness.expect_content(&mut client, len, &data)
 }
 
-pub(super) fn borrowed_memory_outlives_its_channel(harness: &mut Harness) -> Outcome {
+pub(super) fn borrowed_memory_outlives_its_channel(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(2)?;
     let data = pattern(0, 128 << 10, harness.seed + 300);
     client.write(0, &data)?;
@@ -97,7 +97,7 @@ pub(super) fn borrowed_memory_outlives_its_channel(harness: &mut Harness) -> Out
     harness.compare(0, &data_of(whole, data.len() as u64)?, &data)
 }
 
-pub(super) fn a_full_queue_completes_every_tag_once(harness: &mut Harness) -> Outcome {
+pub(super) fn a_full_queue_completes_every_tag_once(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(DEPTH)?;
     let area = harness.info().size / u64::from(DEPTH) / 65536 * 65536;
     let len = area.min(128 << 10);
@@ -142,7 +142,7 @@ pub(super) fn a_full_queue_completes_every_tag_once(harness: &mut Harness) -> Ou
     Ok(())
 }
 
-pub(super) fn invalid_requests_are_refused(harness: &mut Harness) -> Outcome {
+pub(super) fn invalid_requests_are_refused(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     let info = harness.info();
     let edge = 64 << 10;
@@ -200,7 +200,7 @@ fn invalid_requests(info: &VolumeInfo) -> Vec<InvalidRequest> {
     invalid_requests
 }
 
-pub(super) fn a_read_only_volume_refuses_writes(harness: &mut Harness) -> Outcome {
+pub(super) fn a_read_only_volume_refuses_writes(harness: &mut Harness) -> CaseResult {
     let len = 64 << 10;
     let data = pattern(0, len, harness.seed + 600);
     harness.client(1)?.write(0, &data)?;
@@ -216,7 +216,7 @@ pub(super) fn a_read_only_volume_refuses_writes(harness: &mut Harness) -> Outcom
     harness.expect_content(&mut client, 0, &data)
 }
 
-pub(super) fn stable_writes_and_flushes_complete(harness: &mut Harness) -> Outcome {
+pub(super) fn stable_writes_and_flushes_complete(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(4)?;
     let block = u64::from(harness.info().logical_block);
     client.done(Op::Flush, 0, 0, None)?;
@@ -233,7 +233,7 @@ pub(super) fn stable_writes_and_flushes_complete(harness: &mut Harness) -> Outco
     Ok(())
 }
 
-pub(super) fn channels_see_each_others_writes(harness: &mut Harness) -> Outcome {
+pub(super) fn channels_see_each_others_writes(harness: &mut Harness) -> CaseResult {
     let (mut first, mut second) = (harness.client(2)?, harness.client(2)?);
     for round in 0..4 {
         let data = pattern(0, 256 << 10, harness.seed + 800 + round);
@@ -246,7 +246,7 @@ pub(super) fn channels_see_each_others_writes(harness: &mut Harness) -> Outcome 
     Ok(())
 }
 
-pub(super) fn a_cancelled_request_completes_once(harness: &mut Harness) -> Outcome {
+pub(super) fn a_cancelled_request_completes_once(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(DEPTH)?;
     client.cancel(Tag(3));
     let len = 64 << 10;
@@ -268,7 +268,7 @@ pub(super) fn a_cancelled_request_completes_once(harness: &mut Harness) -> Outco
     client.read(0, len).map(drop)
 }
 
-pub(super) fn a_dropped_channel_does_no_harm(harness: &mut Harness) -> Outcome {
+pub(super) fn a_dropped_channel_does_no_harm(harness: &mut Harness) -> CaseResult {
     let len = 128 << 10;
     let data = pattern(0, len, harness.seed + 900);
     harness.client(1)?.write(0, &data)?;

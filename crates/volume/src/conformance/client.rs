@@ -1,6 +1,6 @@
 //! A channel's user that checks the channel's contract.
 
-use super::{Outcome, Turn, fail};
+use super::{CaseResult, CoreTurn, fail};
 use crate::buf::Seg;
 use crate::io::{Completion, Io, IoError, Op, Output, Tag};
 use crate::ready::ReadyList;
@@ -20,7 +20,7 @@ pub struct Failure(pub String);
 pub struct Client<'a> {
     channel: Box<dyn Channel>,
     depth: u32,
-    turn: Turn<'a>,
+    turn: CoreTurn<'a>,
     /// Only the channel's waker is on this list.
     woken: Rc<ReadyList>,
     /// Something was submitted or cancelled since the last poll.
@@ -35,8 +35,8 @@ impl<'a> Client<'a> {
         core: &Rc<dyn Core>,
         volume: &Arc<dyn Volume>,
         depth: u32,
-        turn: Turn<'a>,
-    ) -> Outcome<Client<'a>> {
+        turn: CoreTurn<'a>,
+    ) -> CaseResult<Client<'a>> {
         let woken = ReadyList::new();
         let channel = volume
             .open(core, depth, woken.waker(0))
@@ -156,7 +156,7 @@ impl<'a> Client<'a> {
     }
 
     /// Polls for completions, as after a wake-up.
-    fn poll(&mut self) -> Outcome {
+    fn poll(&mut self) -> CaseResult {
         self.channel.poll(&mut self.polled);
         for done in self.polled.drain(..) {
             if self.in_flight.remove(&done.tag).is_none() {
@@ -168,7 +168,7 @@ impl<'a> Client<'a> {
     }
 
     /// Polls once more: nothing may complete when nothing is in flight.
-    pub(super) fn expect_no_completion(&mut self) -> Outcome {
+    pub(super) fn expect_no_completion(&mut self) -> CaseResult {
         for _ in 0..4 {
             (self.turn.borrow_mut())();
             self.poll()?;
@@ -188,7 +188,7 @@ impl<'a> Client<'a> {
 }
 
 /// The data that a read returned.
-pub(super) fn data_of(output: Output, len: u64) -> Outcome<Vec<u8>> {
+pub(super) fn data_of(output: Output, len: u64) -> CaseResult<Vec<u8>> {
     let Output::Data(list) = output else { return fail!("a read returned {output:?}") };
     if list.len() as u64 == len {
         Ok(list.to_vec())

@@ -29,7 +29,7 @@ use std::sync::Arc;
 pub struct Harness<'a> {
     core: Rc<dyn Core>,
     volume: Arc<dyn Volume>,
-    turn: Turn<'a>,
+    turn: CoreTurn<'a>,
     /// `false` for a volume that discards writes: contents are not compared then.
     pub keeps_data: bool,
     /// The volume's storage, opened read-only.
@@ -41,10 +41,10 @@ pub struct Harness<'a> {
 }
 
 /// Runs the core once; `false` if nothing more will happen.
-type Turn<'a> = Rc<RefCell<dyn FnMut() -> bool + 'a>>;
+type CoreTurn<'a> = Rc<RefCell<dyn FnMut() -> bool + 'a>>;
 
 impl<'a> Harness<'a> {
-    /// A writable `volume` of at least [`LEAST_SIZE`] bytes. The suite overwrites all of its
+    /// A writable `volume` of at least [`MIN_SIZE`] bytes. The suite overwrites all of its
     /// content.
     ///
     /// `turn` runs the core's reactor once, without waiting for ever. It returns `false` if it
@@ -88,12 +88,12 @@ impl<'a> Harness<'a> {
     }
 
     /// Compares the content, unless the volume discards writes.
-    fn expect_content(&self, client: &mut Client, offset: u64, expected: &[u8]) -> Outcome {
+    fn expect_content(&self, client: &mut Client, offset: u64, expected: &[u8]) -> CaseResult {
         let found = client.read(offset, expected.len() as u64)?;
         self.compare(offset, &found, expected)
     }
 
-    fn compare(&self, offset: u64, found: &[u8], expected: &[u8]) -> Outcome {
+    fn compare(&self, offset: u64, found: &[u8], expected: &[u8]) -> CaseResult {
         if found.len() != expected.len() {
             return fail!("read {} bytes at {offset}, not {}", found.len(), expected.len());
         }
@@ -112,7 +112,7 @@ impl<'a> Harness<'a> {
 
 /// Minimum size of a volume under test, in bytes. The largest transfers need
 /// [`crate::MAX_TRANSFER`].
-pub const LEAST_SIZE: u64 = 4 << 20;
+pub const MIN_SIZE: u64 = 4 << 20;
 
 /// Runs all cases.
 ///
@@ -120,7 +120,7 @@ pub const LEAST_SIZE: u64 = 4 << 20;
 /// If the volume fails a case; the message names it.
 pub fn run(harness: &mut Harness) {
     let info = harness.info();
-    assert!(info.size >= LEAST_SIZE, "a volume under test has at least {LEAST_SIZE} bytes: {info:?}");
+    assert!(info.size >= MIN_SIZE, "a volume under test has at least {MIN_SIZE} bytes: {info:?}");
     assert!(info.logical_block.is_power_of_two() && info.physical_block.is_power_of_two(), "{info:?}");
     assert!(info.logical_block <= info.physical_block && info.physical_block <= 64 << 10, "{info:?}");
     assert!(info.size.is_multiple_of(info.logical_block.into()), "{info:?}");
@@ -131,10 +131,10 @@ pub fn run(harness: &mut Harness) {
     }
 }
 
-type Outcome<T = ()> = Result<T, Failure>;
-type Case = fn(&mut Harness) -> Outcome;
+type CaseResult<T = ()> = Result<T, Failure>;
+type ConformanceCase = fn(&mut Harness) -> CaseResult;
 
-const CASES: &[(&str, Case)] = &[
+const CASES: &[(&str, ConformanceCase)] = &[
     ("written data reads back", cases::written_data_reads_back),
     ("scattered lists move every byte", cases::scattered_lists_move_every_byte),
     ("received memory can be written", cases::received_memory_can_be_written),

@@ -3,7 +3,7 @@
 use super::cases::scattered;
 use super::client::data_of;
 use super::ranges::check_extents;
-use super::{Client, Failure, Harness, Outcome, fail, mix, pattern};
+use super::{CaseResult, Client, Failure, Harness, fail, mix, pattern};
 use crate::buf::Memory;
 use crate::io::{Completion, Io, Op, Tag};
 use crate::random::SplitMix;
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 /// Submits random requests on two channels, up to [`WIDTH`] at a time on one of them. Requests in
 /// flight overlap only if they read.
-pub(super) fn agrees_with_a_model(harness: &mut Harness) -> Outcome {
+pub(super) fn agrees_with_a_model(harness: &mut Harness) -> CaseResult {
     let mut clients = [harness.client(WIDTH)?, harness.client(WIDTH)?];
     let mut walk = Walk::new(harness, &mut clients[0])?;
     for step in 0..harness.random_ops {
@@ -58,7 +58,7 @@ struct Request {
 }
 
 impl Walk {
-    fn new(harness: &Harness, client: &mut Client) -> Outcome<Walk> {
+    fn new(harness: &Harness, client: &mut Client) -> CaseResult<Walk> {
         let info = harness.info();
         let block = u64::from(info.logical_block);
         let window = info.size.min(8 << 20);
@@ -126,7 +126,7 @@ impl Walk {
     }
 
     /// Waits until at most `left` requests are in flight on `client`, and checks the completions.
-    fn complete(&mut self, harness: &Harness, client: &mut Client, left: u32) -> Outcome {
+    fn complete(&mut self, harness: &Harness, client: &mut Client, left: u32) -> CaseResult {
         while client.in_flight() > left || client.has_arrived() {
             let done = client.wait()?;
             let Some(request) = self.in_flight.remove(&done.tag) else {
@@ -138,7 +138,7 @@ impl Walk {
         Ok(())
     }
 
-    fn check(&mut self, harness: &Harness, request: Request, done: Completion) -> Outcome {
+    fn check(&mut self, harness: &Harness, request: Request, done: Completion) -> CaseResult {
         let Request { op, offset, len, salt, .. } = request;
         let output = done.result.map_err(|error| Failure(format!("failed: {error}")))?;
         match op {
@@ -173,7 +173,7 @@ impl Walk {
     }
 
     /// Compares every block whose content is known.
-    fn compare(&self, harness: &Harness, offset: u64, found: &[u8]) -> Outcome {
+    fn compare(&self, harness: &Harness, offset: u64, found: &[u8]) -> CaseResult {
         let block = self.block as usize;
         for (nth, found) in found.chunks(block).enumerate() {
             let at = offset as usize + nth * block;
@@ -184,7 +184,7 @@ impl Walk {
         Ok(())
     }
 
-    fn compare_zero(&self, harness: &Harness, offset: u64, len: u64) -> Outcome {
+    fn compare_zero(&self, harness: &Harness, offset: u64, len: u64) -> CaseResult {
         let compared = self.compare(harness, offset, &vec![0; len as usize]);
         compared.map_err(|Failure(what)| Failure(format!("an extent that should read as zeroes: {what}")))
     }

@@ -1,6 +1,6 @@
 //! Cases for requests with a range and without data.
 
-use super::{Client, Failure, Harness, Outcome, fail, pattern};
+use super::{CaseResult, Client, Failure, Harness, fail, pattern};
 use crate::io::{Extent, Io, IoError, Op, Output, Tag};
 use crate::sg_list::SgList;
 use crate::volume::MAX_TRANSFER;
@@ -37,7 +37,7 @@ fn around(
     client: &mut Client,
     op: Op,
     (offset, len): (u64, u64),
-) -> Outcome<(bool, Vec<u8>, Vec<u8>)> {
+) -> CaseResult<(bool, Vec<u8>, Vec<u8>)> {
     let (first, last) = (offset - offset.min(MARGIN), offset + len + MARGIN);
     let before = pattern(first, last - first, harness.seed + offset + len);
     client.write(first, &before)?;
@@ -53,7 +53,7 @@ fn around(
     Ok((did, before[head..tail].to_vec(), after[head..tail].to_vec()))
 }
 
-pub(super) fn zeroes_leave_neighbours_alone(harness: &mut Harness) -> Outcome {
+pub(super) fn zeroes_leave_neighbours_alone(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     let block = u64::from(harness.info().logical_block);
     for range in ranges(block) {
@@ -67,7 +67,7 @@ pub(super) fn zeroes_leave_neighbours_alone(harness: &mut Harness) -> Outcome {
     Ok(())
 }
 
-pub(super) fn discards_leave_neighbours_alone(harness: &mut Harness) -> Outcome {
+pub(super) fn discards_leave_neighbours_alone(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     for range in ranges(harness.info().logical_block.into()) {
         for fua in [false, true] {
@@ -81,7 +81,7 @@ pub(super) fn discards_leave_neighbours_alone(harness: &mut Harness) -> Outcome 
     Ok(())
 }
 
-pub(super) fn large_ranges_can_be_zeroed(harness: &mut Harness) -> Outcome {
+pub(super) fn large_ranges_can_be_zeroed(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     let info = harness.info();
     let len = (u64::from(MAX_TRANSFER) + u64::from(info.logical_block)).min(info.size);
@@ -101,7 +101,7 @@ pub(super) fn large_ranges_can_be_zeroed(harness: &mut Harness) -> Outcome {
 }
 
 /// The extents in a reply, checked against the rules.
-pub(super) fn check_extents(output: Output, offset: u64, len: u64, block: u64) -> Outcome<Vec<Extent>> {
+pub(super) fn check_extents(output: Output, offset: u64, len: u64, block: u64) -> CaseResult<Vec<Extent>> {
     let Output::Extents(extents) = output else { return fail!("block status returned {output:?}") };
     if extents.is_empty() {
         return fail!("no extent at {offset}");
@@ -116,7 +116,7 @@ pub(super) fn check_extents(output: Output, offset: u64, len: u64, block: u64) -
     Ok(extents)
 }
 
-pub(super) fn block_status_is_correct(harness: &mut Harness) -> Outcome {
+pub(super) fn block_status_is_correct(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     let (block, size) = (u64::from(harness.info().logical_block), harness.info().size);
     let unmap = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
@@ -150,7 +150,7 @@ pub(super) fn block_status_is_correct(harness: &mut Harness) -> Outcome {
     Ok(())
 }
 
-pub(super) fn a_prefetch_changes_nothing(harness: &mut Harness) -> Outcome {
+pub(super) fn a_prefetch_changes_nothing(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     let data = pattern(0, 1 << 20, harness.seed + 3);
     client.write(0, &data)?;
@@ -164,7 +164,7 @@ pub(super) fn a_prefetch_changes_nothing(harness: &mut Harness) -> Outcome {
 }
 
 /// A request of length 0 may have any result, but must complete and change no data.
-pub(super) fn requests_of_no_length_complete(harness: &mut Harness) -> Outcome {
+pub(super) fn requests_of_no_length_complete(harness: &mut Harness) -> CaseResult {
     let mut client = harness.client(1)?;
     let size = harness.info().size;
     let data = pattern(0, MARGIN, harness.seed + 4);

@@ -131,7 +131,7 @@ fn a_ram_volume_conforms() {
 
 #[test]
 fn the_smallest_permitted_volume_passes() {
-    run(&mut Harness::on_test_core(Arc::new(MemVolume::new(LEAST_SIZE))));
+    run(&mut Harness::on_test_core(Arc::new(MemVolume::new(MIN_SIZE))));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_null_volume_conforms_except_for_its_content() {
 
 #[test]
 fn a_read_only_volume_is_tested_too() {
-    let below: Arc<dyn Volume> = Arc::new(MemVolume::new(LEAST_SIZE));
+    let below: Arc<dyn Volume> = Arc::new(MemVolume::new(MIN_SIZE));
     let mut harness = Harness::on_test_core(below.clone());
     harness.read_only = Some(Arc::new(DefectiveVolume(below.clone(), Defect::ReadOnly)));
     run(&mut harness);

@@ -1,10 +1,10 @@
 //! fio, with its I/O engine for the protocol.
 
-use super::{Client, Found, Turn};
+use super::{Client, Measurement, MeasurementParameters};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::fio_size;
-use crate::peers::server::Program;
+use crate::peers::server::ProgramOrigin;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
@@ -19,12 +19,12 @@ impl Client for Fio {
         "fio"
     }
 
-    fn program(&self) -> Program {
-        Program::Peer("fio", "fio")
+    fn program(&self) -> ProgramOrigin {
+        ProgramOrigin::Peer("fio", "fio")
     }
 
-    fn measure(&self, turn: &Turn) -> Result<Found> {
-        let Turn { bench, server, cell, .. } = turn;
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement> {
+        let MeasurementParameters { bench, server, cell, .. } = parameters;
         let mut command = bench.command(Side::Client, &self.program().find(&bench.blockmux)?);
         command.args((self.engine)(&server.url));
         command.args(["--name=peers", "--output-format=json", "--group_reporting", "--time_based"]);
@@ -38,7 +38,7 @@ impl Client for Fio {
 }
 
 /// Parses the report of one group of jobs. Lines before it are messages of the engine.
-fn read(text: &str, is_write: bool) -> Result<Found> {
+fn read(text: &str, is_write: bool) -> Result<Measurement> {
     let report = text.find('{').map(|start| &text[start..]).context("fio wrote no report")?;
     let report: Value = serde_json::from_str(report).context("fio's report is not JSON")?;
     let job = &report["jobs"][0];
@@ -54,7 +54,7 @@ fn read(text: &str, is_write: bool) -> Result<Found> {
         ..Sample::default()
     };
     let ios = side["total_ios"].as_f64().context("fio's report has no total_ios")?;
-    Ok(Found { sample, ios, ceilings: Vec::new() })
+    Ok(Measurement { sample, ios, ceilings: Vec::new() })
 }
 
 #[cfg(test)]

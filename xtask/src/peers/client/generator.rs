@@ -1,11 +1,11 @@
 //! Blockmux's own load generator, which also measures the ceiling: bare sockets with the protocol's
 //! message sizes.
 
-use super::{Client, Found, Turn};
+use super::{Client, Measurement, MeasurementParameters};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::fio_size;
-use crate::peers::server::Program;
+use crate::peers::server::ProgramOrigin;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
@@ -17,12 +17,12 @@ impl Client for Generator {
         "blockmux"
     }
 
-    fn program(&self) -> Program {
-        Program::Blockmux
+    fn program(&self) -> ProgramOrigin {
+        ProgramOrigin::Blockmux
     }
 
-    fn measure(&self, turn: &Turn) -> Result<Found> {
-        let Turn { bench, server, cell, with_ceilings } = turn;
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement> {
+        let MeasurementParameters { bench, server, cell, with_ceilings } = parameters;
         // The program pins its own threads: the load to the client's CPU, the two ends of the
         // ceiling to both CPUs.
         let mut command = bench.command(Side::Both, &bench.blockmux);
@@ -37,14 +37,14 @@ impl Client for Generator {
         }
         let mut found = read(&bench.run(&mut command)?)?;
         if let Some(network) = bench.network.as_ref().filter(|_| *with_ceilings) {
-            found.ceilings = super::frame_echo::ceilings(turn, network)?;
+            found.ceilings = super::frame_echo::ceilings(parameters, network)?;
         }
         Ok(found)
     }
 }
 
 /// Parses the report of one run: one job for the server, and one for each ceiling.
-fn read(text: &str) -> Result<Found> {
+fn read(text: &str) -> Result<Measurement> {
     let report: Value = serde_json::from_str(text).context("its report is not JSON")?;
     let jobs = report["jobs"].as_array().context("its report has no jobs")?;
     let (mut own, mut ceilings) = (None, Vec::new());
@@ -70,7 +70,7 @@ fn read(text: &str) -> Result<Found> {
         }
     }
     let (sample, ios) = own.context("its report has no row for the server")?;
-    Ok(Found { sample, ios, ceilings })
+    Ok(Measurement { sample, ios, ceilings })
 }
 
 /// Name of the sleeping ceiling in the tables of servers.

@@ -4,11 +4,11 @@
 //! have 512 bytes on every server here; this module checks that. Its random offsets are multiples
 //! of 512 bytes and not of the I/O size.
 
-use super::{Client, Found, Turn};
+use super::{Client, Measurement, MeasurementParameters};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::Cell;
-use crate::peers::server::Program;
+use crate::peers::server::ProgramOrigin;
 use anyhow::{Context, Result, bail};
 
 /// `iscsi-perf URL`.
@@ -19,8 +19,8 @@ impl Client for IscsiPerf {
         "iscsi-perf"
     }
 
-    fn program(&self) -> Program {
-        Program::Peer("iscsi-perf", "libiscsi-bin")
+    fn program(&self) -> ProgramOrigin {
+        ProgramOrigin::Peer("iscsi-perf", "libiscsi-bin")
     }
 
     fn refuses(&self, cell: Cell) -> Option<&'static str> {
@@ -31,8 +31,8 @@ impl Client for IscsiPerf {
         }
     }
 
-    fn measure(&self, turn: &Turn) -> Result<Found> {
-        let Turn { bench, server, cell, .. } = turn;
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement> {
+        let MeasurementParameters { bench, server, cell, .. } = parameters;
         let mut command = bench.command(Side::Client, &self.program().find(&bench.blockmux)?);
         let seconds = bench.runtime.as_secs_f64().ceil();
         command.args(["-m", &cell.iodepth.to_string(), "-b", &(cell.bs / BLOCK_BYTES).to_string()]);
@@ -42,7 +42,7 @@ impl Client for IscsiPerf {
         }
         let iops = read(&bench.run(command.arg(&server.url))?, cell.bs)?;
         let sample = Sample { iops, ..Sample::default() };
-        Ok(Found { sample, ios: iops * seconds, ceilings: Vec::new() })
+        Ok(Measurement { sample, ios: iops * seconds, ceilings: Vec::new() })
     }
 }
 

@@ -9,7 +9,7 @@ mod qemu_img;
 use super::bench::Bench;
 use super::figures::Sample;
 use super::matrix::Cell;
-use super::server::{Program, Running};
+use super::server::{ProgramOrigin, Running};
 use anyhow::Result;
 
 pub(crate) use fio::Fio;
@@ -22,7 +22,7 @@ pub(crate) trait Client {
     /// Name in tables and on the command line.
     fn name(&self) -> &'static str;
 
-    fn program(&self) -> Program;
+    fn program(&self) -> ProgramOrigin;
 
     /// The reason why it cannot measure the cell; `None` if it can.
     fn refuses(&self, _cell: Cell) -> Option<&'static str> {
@@ -33,11 +33,11 @@ pub(crate) trait Client {
     ///
     /// # Errors
     /// If the program fails, or its output is not understood.
-    fn measure(&self, turn: &Turn) -> Result<Found>;
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement>;
 }
 
 /// Parameters of a measurement.
-pub(crate) struct Turn<'a> {
+pub(crate) struct MeasurementParameters<'a> {
     pub(crate) bench: &'a Bench,
     pub(crate) server: &'a Running,
     pub(crate) cell: Cell,
@@ -46,10 +46,10 @@ pub(crate) struct Turn<'a> {
 }
 
 /// Result of a measurement.
-pub(crate) struct Found {
+pub(crate) struct Measurement {
     /// The run, without CPU times of the server and of others, which the client cannot measure.
     pub(crate) sample: Sample,
-    /// All I/O sent to the server in this turn, measured or not.
+    /// All I/O sent to the server in this measurement, measured or not.
     pub(crate) ios: f64,
     /// Bare sockets with the same message sizes: name and run.
     pub(crate) ceilings: Vec<(&'static str, Sample)>,

@@ -3,11 +3,11 @@
 //! It runs for a number of I/O and not for a time, so a short run determines that number. It has no
 //! random order; a stride that accesses every block of the volume replaces it.
 
-use super::{Client, Found, Turn};
+use super::{Client, Measurement, MeasurementParameters};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::Cell;
-use crate::peers::server::Program;
+use crate::peers::server::ProgramOrigin;
 use anyhow::{Context, Result};
 
 /// `qemu-img bench URL`.
@@ -18,35 +18,36 @@ impl Client for QemuImg {
         "qemu-img"
     }
 
-    fn program(&self) -> Program {
-        Program::Peer("qemu-img", "qemu-utils")
+    fn program(&self) -> ProgramOrigin {
+        ProgramOrigin::Peer("qemu-img", "qemu-utils")
     }
 
     fn refuses(&self, cell: Cell) -> Option<&'static str> {
         (cell.numjobs > 1).then_some("qemu-img bench opens one connection")
     }
 
-    fn measure(&self, turn: &Turn) -> Result<Found> {
-        let (mut count, mut seconds) = (LEAST_PROBE, self.run(turn, LEAST_PROBE)?);
+    fn measure(&self, parameters: &MeasurementParameters) -> Result<Measurement> {
+        let (mut count, mut seconds) = (MIN_PROBE, self.run(parameters, MIN_PROBE)?);
         let mut ios = f64::from(count);
         // Starting up takes a part of the first milliseconds, so a quick run is followed by a
         // longer one.
-        while seconds < LEAST_PROBE_S && count < MOST_PROBE {
+        while seconds < MIN_PROBE_S && count < MAX_PROBE {
             count *= 10;
-            seconds = self.run(turn, count)?;
+            seconds = self.run(parameters, count)?;
             ios += f64::from(count);
         }
-        let count = (f64::from(count) * turn.bench.runtime.as_secs_f64() / seconds).clamp(1.0, 1e9) as u32;
-        let seconds = self.run(turn, count)?;
+        let count =
+            (f64::from(count) * parameters.bench.runtime.as_secs_f64() / seconds).clamp(1.0, 1e9) as u32;
+        let seconds = self.run(parameters, count)?;
         let sample = Sample { iops: f64::from(count) / seconds, ..Sample::default() };
-        Ok(Found { sample, ios: ios + f64::from(count), ceilings: Vec::new() })
+        Ok(Measurement { sample, ios: ios + f64::from(count), ceilings: Vec::new() })
     }
 }
 
 impl QemuImg {
     /// Runs `count` I/O; returns the time in seconds.
-    fn run(&self, turn: &Turn, count: u32) -> Result<f64> {
-        let Turn { bench, server, cell, .. } = turn;
+    fn run(&self, parameters: &MeasurementParameters, count: u32) -> Result<f64> {
+        let MeasurementParameters { bench, server, cell, .. } = parameters;
         let mut command = bench.command(Side::Client, &self.program().find(&bench.blockmux)?);
         command.args(["bench", "-f", "raw", "-c", &count.to_string(), "-d", &cell.iodepth.to_string()]);
         command.args(["-s", &cell.bs.to_string(), "-S", &stride(*cell, bench.size).to_string()]);
@@ -72,9 +73,9 @@ fn read_seconds(text: &str) -> Result<f64> {
     seconds.map(|seconds| seconds.max(0.001)).context("qemu-img bench printed no time")
 }
 
-const LEAST_PROBE: u32 = 50;
-const MOST_PROBE: u32 = 50_000;
-const LEAST_PROBE_S: f64 = 0.05;
+const MIN_PROBE: u32 = 50;
+const MAX_PROBE: u32 = 50_000;
+const MIN_PROBE_S: f64 = 0.05;
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@
 //! portals of its group, and the access state belongs to the group.
 
 use super::ISCSI;
-use crate::address::{means, tcp_address};
+use crate::address::{matches_listener, tcp_address};
 use crate::protocol::alua::AluaStateName;
 use blockmux_proto::scsi::AccessState;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ impl ListenerStates {
 
     /// The state of a listener; active/optimized if none is configured.
     pub(super) fn of(&self, listener: &SocketAddr) -> AccessState {
-        let found = self.0.iter().find(|(address, _)| means(address, listener));
+        let found = self.0.iter().find(|(address, _)| matches_listener(address, listener));
         found.map_or(AccessState::ACTIVE_OPTIMIZED, |(_, state)| *state)
     }
 }

@@ -4,7 +4,7 @@
 
 use super::access::ListenerStates;
 use super::{ISCSI, PREFIX};
-use crate::address::{means, tcp_address};
+use crate::address::{matches_listener, tcp_address};
 use crate::failure::Failure;
 use crate::networks;
 use crate::protocol::alua::AluaStateName;
@@ -258,7 +258,7 @@ impl ConfiguredTarget {
 
     /// Whether the target is reached through the listener.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
-        self.portals.is_empty() || self.portals.iter().any(|portal| means(portal, listener))
+        self.portals.is_empty() || self.portals.iter().any(|portal| matches_listener(portal, listener))
     }
 
     /// Whether every initiator must authenticate.

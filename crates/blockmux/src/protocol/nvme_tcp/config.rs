@@ -5,7 +5,7 @@ use super::super::policy::{Policy, TargetAccess};
 use super::hosts::{HostEntry, HostKeys};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use super::{NVME_TCP, NvmeTcp, default_nqn};
-use crate::address::{means, tcp_address};
+use crate::address::{matches_listener, tcp_address};
 use crate::failure::Failure;
 use crate::networks;
 use blockmux_proto::fabrics::controller::node::{FabricsPort, MAX_IN_CAPSULE, Referral, SecureChannel};
@@ -295,7 +295,7 @@ impl ConfiguredSubsystem {
 
     /// Whether the subsystem is reached through the listener.
     pub(super) fn is_at(&self, listener: &SocketAddr) -> bool {
-        self.listeners.is_empty() || self.listeners.iter().any(|named| means(named, listener))
+        self.listeners.is_empty() || self.listeners.iter().any(|named| matches_listener(named, listener))
     }
 
     /// Whether two configs of a subsystem agree in the values that its controllers report to hosts
@@ -357,7 +357,8 @@ impl ConfiguredGroup {
     /// The group with identifiers of ports instead of the addresses of listeners.
     pub(super) fn at(&self, ports: &[FabricsPort]) -> AnaGroup {
         let of_port = |port: &FabricsPort| {
-            let (_, state) = self.states.iter().find(|(address, _)| means(address, &port.address))?;
+            let (_, state) =
+                self.states.iter().find(|(address, _)| matches_listener(address, &port.address))?;
             Some((port.id, *state))
         };
         let states = ports.iter().filter_map(of_port).collect();

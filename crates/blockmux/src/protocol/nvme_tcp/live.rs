@@ -4,7 +4,7 @@ use super::config::{ConfiguredSubsystem, Treq};
 use super::hosts::LiveHosts;
 use super::namespaces::ConfiguredNamespace;
 use super::{NvmeCtlCommand, NvmeTcp, default_nqn, of_volume};
-use crate::address::means;
+use crate::address::matches_listener;
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
 use blockmux_engine::listener::Serve;
@@ -292,7 +292,7 @@ impl LiveFrontend for LiveSubsystems {
         let is_listed = (configured.is_open || configured.hosts.contains(&host))
             && configured.networks.admits(session.peer_ip());
         let leads = session.listener.parse().is_ok_and(|at| {
-            state.ports.iter().any(|port| means(&port.address, &at)) && configured.is_at(&at)
+            state.ports.iter().any(|port| matches_listener(&port.address, &at)) && configured.is_at(&at)
         });
         is_listed && (leads || session.listener.is_empty())
     }
@@ -301,7 +301,9 @@ impl LiveFrontend for LiveSubsystems {
         for disconnecting in self.state().disconnecting.drain(..) {
             match disconnecting {
                 PendingDisconnect::AllHosts(subsystem) => subsystem.close(),
-                PendingDisconnect::Host(subsystem, host) if !subsystem.admits(&host) => subsystem.cut(&host),
+                PendingDisconnect::Host(subsystem, host) if !subsystem.admits(&host) => {
+                    subsystem.disconnect_host(&host)
+                }
                 PendingDisconnect::Host(..) => {}
             }
         }

@@ -177,7 +177,7 @@ impl WantedSrpTarget {
             target.remove(|number, volume| self.luns.get(&number).is_none_or(|(own, _)| *own != volume));
             for (number, (volume, unit)) in &self.luns {
                 if target.add(*number, *volume, unit.clone()) {
-                    node.tell(UnitChange::Added(*volume, unit));
+                    node.notify(UnitChange::Added(*volume, unit));
                 }
             }
             SrpAccess { initiator, target }

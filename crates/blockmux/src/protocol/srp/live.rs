@@ -156,7 +156,7 @@ impl LiveFrontend for LiveSrpTargets {
         let unit = self.units.of(volume).ok_or("the volume has been removed")?;
         let views = || found.access.iter().map(|access| &access.target);
         let number = units::attach(views, target, &unit, place)?;
-        self.node.tell(UnitChange::Added(volume, &unit.1));
+        self.node.notify(UnitChange::Added(volume, &unit.1));
         Ok(number)
     }
 

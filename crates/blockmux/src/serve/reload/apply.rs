@@ -13,7 +13,7 @@ use crate::serve::flush;
 use crate::serve::identity::{served_data, warn_of_same_data};
 use crate::serve::listen::{self, BoundListener};
 use crate::serve::setup::Setup;
-use blockmux_engine::sessions::{SessionInfo, WITHDRAWN};
+use blockmux_engine::sessions::{NOT_IN_CONFIG, SessionInfo};
 use blockmux_proto::exports::{Export, Removed};
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Resize;
@@ -244,12 +244,12 @@ impl Reloader {
                 || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
                 || live.is_some_and(|live| !live.may_continue(session))
         };
-        let draining = self.connection_limits.sessions().drain(WITHDRAWN, must_go);
+        let draining = self.connection_limits.sessions().drain(NOT_IN_CONFIG, must_go);
         self.cores.wake_all();
         wait(DRAIN_TIMEOUT, || draining.left().is_empty());
         let late = draining.left();
         if !late.is_empty() {
-            draining.cut();
+            draining.close();
             self.cores.wake_all();
             warnings.extend(late.iter().map(|session| {
                 let (peer, target) = (&session.peer, &session.login.target);

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::serve::offer::{Offered, OfferedListener};
 use crate::serve::reload::Reloader;
 use crate::serve::{DaemonEvent, flush};
-use blockmux_engine::departures::Departures;
+use blockmux_engine::handover::SessionHandover;
 use blockmux_engine::socket::ListenerHandle;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::volume_state::VolumeState;
@@ -127,8 +127,8 @@ impl Handover {
     ) -> Option<Box<Handover>> {
         // A flush while clients are still served makes the last one short.
         let flushed = flush::all(&reloader.exports);
-        let departures = reloader.connection_limits.departures();
-        let reason = match (flushed, departures.secured()) {
+        let session_handover = reloader.connection_limits.session_handover();
+        let reason = match (flushed, session_handover.secured()) {
             (Err(failure), _) => failure.to_string(),
             _ if has_command => "the daemon serves a command (--run)".to_owned(),
             (Ok(()), 0) if reloader.export() == self.offered => {
@@ -149,8 +149,8 @@ impl Handover {
     }
 
     /// Starts the handover. From here on only the new process can serve.
-    pub(in crate::serve) fn begin(&self, departures: &Departures) {
-        departures.ask();
+    pub(in crate::serve) fn begin(&self, session_handover: &SessionHandover) {
+        session_handover.request();
         self.handles.iter().for_each(|handle| handle.leave_file());
     }
 
@@ -168,7 +168,7 @@ impl Handover {
     pub(in crate::serve) fn release(
         &self,
         exports: Exports,
-        departures: &Departures,
+        session_handover: &SessionHandover,
         closed_within: Duration,
     ) -> Result<(), Failure> {
         let all = exports.iter().filter_map(|(id, export)| {
@@ -199,16 +199,16 @@ impl Handover {
         for (name, snapshot, ..) in &all {
             self.channel.send_with(&Message::Volume { name: name.clone() }, snapshot, None).map_err(gone)?;
         }
-        for departed in departures.take() {
+        for handed_over in session_handover.take() {
             let offer = SessionOffer {
-                protocol: departed.protocol.to_owned(),
-                listener: departed.listener,
-                peer: departed.peer,
-                state_len: departed.state.len(),
+                protocol: handed_over.protocol.to_owned(),
+                listener: handed_over.listener,
+                peer: handed_over.peer,
+                state_len: handed_over.state.len(),
             };
-            let attachment = [departed.state, departed.unread].concat();
+            let attachment = [handed_over.state, handed_over.unread].concat();
             let message = Message::Session(offer);
-            self.channel.send_with(&message, &attachment, Some(departed.stream.as_fd())).map_err(gone)?;
+            self.channel.send_with(&message, &attachment, Some(handed_over.stream.as_fd())).map_err(gone)?;
         }
         self.channel.send(&Message::Released).map_err(gone)?;
         match self.channel.receive(Some(START_TIME)).map_err(gone)?.message {

@@ -24,7 +24,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let refusal = self.dialer.control_refusal(control.session());
         let has_prepared = self.dialer.take_preparation(control.session());
         if let Some(size) = control.poll_size()
-            && self.known.take_size(size, self.moves.address())
+            && self.known.take_size(size, self.redirections.address())
         {
             self.group.is_changed.set(true);
             self.consumer.wake();

@@ -4,9 +4,9 @@ use super::{Link, LinkState, lost};
 use crate::connection::Broken;
 use crate::host::Host;
 use crate::initiator::Dialer;
-use crate::initiator::moves::Move;
 use crate::initiator::overdue;
-use crate::initiator::retry::{LONGEST_PAUSE, RetryDecision};
+use crate::initiator::redirections::Redirection;
+use crate::initiator::retry::{MAX_PAUSE, RetryDecision};
 use crate::reactor::Progress;
 use blockmux_proto::session::{Connections, Initiator};
 use blockmux_volume::{Completion, Op};
@@ -20,9 +20,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
     }
 
     /// Follows a redirection at once.
-    pub(super) fn follow(&mut self, moved: Move) -> Progress {
-        let (from, to) = (self.moves.address().clone(), moved.address.clone());
-        match self.moves.follow(moved) {
+    pub(super) fn follow(&mut self, moved: Redirection) -> Progress {
+        let (from, to) = (self.redirections.address().clone(), moved.address.clone());
+        match self.redirections.follow(moved) {
             Ok(()) => {
                 info!(%from, %to, "target redirects");
                 self.state = LinkState::Pausing { until: self.core.now() };
@@ -46,14 +46,14 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if let Broken::Protocol(error) = broken
             && is_now_idle
         {
-            warn!(target = %self.moves.address(), "closed the connection: target {error}");
+            warn!(target = %self.redirections.address(), "closed the connection: target {error}");
         }
         progress
     }
 
     /// Loses the session because the oldest request has waited for `span`.
     pub(super) fn lose_unanswered(&mut self, span: Duration) -> Progress {
-        let span = overdue::written(span);
+        let span = overdue::format_duration(span);
         self.lose_after(&format!("no answer within {span}"), |link| link.fail_late(&span))
     }
 
@@ -91,7 +91,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         match self.retry.on_loss(was_logged_in && !has_completed, self.core.now()) {
             RetryDecision::GiveUp if self.has_other_paths && self.group.open.get() > 0 => {
                 self.retry.begin(self.core.now());
-                self.moves.restart();
+                self.redirections.restart();
                 let until = self.core.now() + PROBE_PAUSE;
                 self.state = LinkState::Pausing { until };
                 self.core.wake_at(until, &self.waker);
@@ -100,13 +100,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
             RetryDecision::GiveUp => self.give_up(reason),
             RetryDecision::Again { at, is_first } => {
                 if is_first && self.was_open {
-                    warn!(target = %self.moves.address(), "connection lost ({reason}); trying again");
+                    warn!(target = %self.redirections.address(), "connection lost ({reason}); trying again");
                 }
                 if !self.was_open {
                     self.group.is_changed.set(true);
                     self.consumer.wake();
                 }
-                self.moves.restart();
+                self.redirections.restart();
                 let until = self.dial_time(at);
                 self.state = LinkState::Pausing { until };
                 self.core.wake_at(until, &self.waker);
@@ -118,7 +118,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Retries this path soon, even after a long time out of use, because no other path is usable
     /// any more.
     pub(in crate::initiator) fn retry_now(&mut self) {
-        let soon = self.dial_time(self.core.now() + LONGEST_PAUSE);
+        let soon = self.dial_time(self.core.now() + MAX_PAUSE);
         if let LinkState::Pausing { until } = &mut self.state
             && *until > soon
         {
@@ -140,7 +140,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         });
         let failed = self.done.len() - done_before;
         if failed > 0 {
-            let (target, reconnect_timeout) = (self.moves.address(), overdue::written(reconnect_timeout));
+            let (target, reconnect_timeout) =
+                (self.redirections.address(), overdue::format_duration(reconnect_timeout));
             warn!(%target, "{failed} requests fail: no answer within {span}, and none over new connections for {reconnect_timeout}");
         }
     }
@@ -148,7 +149,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Becomes idle until the next request; returns how many other links still try.
     fn become_idle(&mut self) -> usize {
         self.was_open = false;
-        self.moves.restart();
+        self.redirections.restart();
         let alive = self.group.alive.get().saturating_sub(1);
         self.group.alive.set(alive);
         alive
@@ -157,7 +158,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Becomes idle until the next request; the channel handles queued requests.
     pub(super) fn give_up(&mut self, reason: &str) -> Progress {
         self.take_back();
-        let target = self.moves.address().clone();
+        let target = self.redirections.address().clone();
         match self.become_idle() {
             0 => warn!(%target, "volume is out of reach: {reason}"),
             alive => info!(%target, "gave up one connection, {alive} remain: {reason}"),

@@ -45,7 +45,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         // If there are other paths, using one of them is faster than an abort.
         let asked = if self.has_other_paths { None } else { session.abort_overdue(TICKS) };
         if let Some(asked) = asked {
-            let (target, span) = (self.moves.address(), overdue::written(span));
+            let (target, span) = (self.redirections.address(), overdue::format_duration(span));
             warn!(%target, "no answer within {span}; the target is asked {asked}");
             return Some(Progress::More);
         }
@@ -71,7 +71,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
             next = session.poll_returned();
         }
         if failed > 0 {
-            let (target, reconnect_timeout) = (self.moves.address(), overdue::written(reconnect_timeout));
+            let (target, reconnect_timeout) =
+                (self.redirections.address(), overdue::format_duration(reconnect_timeout));
             warn!(%target, "{failed} requests fail: retried for {reconnect_timeout} without success");
         }
         Some(Progress::More)
@@ -81,7 +82,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
     pub(super) fn check_silence(&mut self) {
         let (core, waiting) = (&self.core, self.in_flight);
         if self.silence.is_report_due(|| core.now(), waiting > 0) {
-            let (target, seconds) = (self.moves.address(), silence::REPORT_AFTER.as_secs());
+            let (target, seconds) = (self.redirections.address(), silence::REPORT_AFTER.as_secs());
             warn!(%target, "no answer for {seconds} s, {waiting} requests wait for one");
         }
     }

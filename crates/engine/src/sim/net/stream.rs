@@ -2,7 +2,7 @@
 
 use super::{SimStream, SimTls, SimWatch, StreamSegment, SystemTls};
 use crate::host::{ByteStream, Direction, StreamEnd};
-use crate::sim::conditions::LONGEST_STALL;
+use crate::sim::conditions::MAX_STALL;
 use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_tls::{APPLICATION_DATA, OVERHEAD, RecordKeys};
 use blockmux_volume::{Chunk, SgList};
@@ -31,7 +31,7 @@ impl SimStream {
     fn take_arrived(&self, most: usize, mut put: impl FnMut(&[u8])) -> io::Result<usize> {
         let now = self.net.now();
         let mut pipe = self.incoming().borrow_mut();
-        let asked = self.net.cut(most.min(pipe.arrived(now)));
+        let asked = self.net.transfer_len(most.min(pipe.arrived(now)));
         if asked == 0 {
             return match pipe.ends_at {
                 _ if self.wire.is_broken.get() => Err(io::ErrorKind::ConnectionReset.into()),
@@ -74,7 +74,7 @@ impl SimStream {
         let mut pipe = self.outgoing().borrow_mut();
         let mut arrives = now + self.net.up_to(conditions.delay);
         if self.net.below(1000) < conditions.stalls_per_thousand.into() {
-            arrives += self.net.up_to(LONGEST_STALL);
+            arrives += self.net.up_to(MAX_STALL);
         }
         let wire_time = conditions.bytes_per_s.map_or(0, |rate| fits as u64 * 1_000_000_000 / rate);
         arrives = arrives.max(pipe.last_arrival) + Duration::from_nanos(wire_time);
@@ -176,7 +176,7 @@ impl ByteStream for SimStream {
             None => outbox.len().min(room),
             Some(_) => SimTls::fits(outbox.len(), room),
         };
-        let fits = self.net.cut(most);
+        let fits = self.net.transfer_len(most);
         if fits == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -218,7 +218,7 @@ impl ByteStream for SimStream {
         Ok(())
     }
 
-    fn forgo_tls(&self) {
+    fn suspend_tls(&self) {
         self.net.set_system_tls(SystemTls::None);
     }
 

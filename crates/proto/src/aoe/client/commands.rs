@@ -80,7 +80,7 @@ impl AoeCommandKind {
 impl AoeCommandTable {
     /// An empty table, whose tags begin with `id` and whose slots start with `first` uses.
     pub(super) fn new(id: u8, first: u32) -> AoeCommandTable {
-        let taken = vec![first & MOST_TAKEN; MAX_COMMANDS as usize];
+        let taken = vec![first & MAX_TAKEN; MAX_COMMANDS as usize];
         AoeCommandTable { id, commands: Slab::with_capacity(MAX_COMMANDS), taken, request_commands: 0 }
     }
 
@@ -106,7 +106,7 @@ impl AoeCommandTable {
         self.request_commands = self.request_commands.saturating_add(command.request.is_some().into());
         let at = self.commands.insert(command);
         let taken = self.taken.get_mut(at)?;
-        *taken = taken.wrapping_add(1) & MOST_TAKEN;
+        *taken = taken.wrapping_add(1) & MAX_TAKEN;
         Some(self.tag_of(at))
     }
 
@@ -151,7 +151,7 @@ pub(super) const MAX_PIECES: u32 = MAX_COMMANDS - super::path::MAX_PATHS as u32 
 /// The maximum number of outstanding commands.
 pub(super) const MAX_COMMANDS: u32 = 1 << PLACE_BITS;
 const PLACE_BITS: u32 = 7;
-const MOST_TAKEN: u32 = (1 << (24 - PLACE_BITS)) - 1;
+const MAX_TAKEN: u32 = (1 << (24 - PLACE_BITS)) - 1;
 
 #[cfg(test)]
 mod tests {

@@ -90,21 +90,21 @@ impl CongestionControl {
     #[inline]
     pub(super) fn loss_probe_after(&self, loss_probes: u32) -> Duration {
         let factor = 1u32.checked_shl(loss_probes).unwrap_or(u32::MAX);
-        self.expected().max(MIN_TIMEOUT).saturating_mul(factor).min(LONGEST_TIMEOUT)
+        self.expected().max(MIN_TIMEOUT).saturating_mul(factor).min(MAX_TIMEOUT)
     }
 
     /// Timeout of a flush or trim that was sent `sends` times.
     pub(super) fn long_after(&self, sends: u32) -> Duration {
         let once = self.longest.map_or(STALL, |longest| longest.saturating_mul(2).max(SHORTEST_LONG));
         let factor = 1u32.checked_shl(sends.saturating_sub(1)).unwrap_or(u32::MAX);
-        once.saturating_mul(factor).min(LONGEST_TIMEOUT)
+        once.saturating_mul(factor).min(MAX_TIMEOUT)
     }
 
     /// Timeout of a command on a path without any answer.
     #[inline]
     pub(super) fn timeout(&self) -> Duration {
         let factor = 1u32.checked_shl(self.doublings).unwrap_or(u32::MAX);
-        self.expected().max(STALL).saturating_mul(factor).min(LONGEST_TIMEOUT)
+        self.expected().max(STALL).saturating_mul(factor).min(MAX_TIMEOUT)
     }
 
     #[inline]
@@ -188,7 +188,7 @@ impl CongestionControl {
         self.threshold = (self.window / 2).max(MIN_WINDOW);
         self.window = self.threshold.min(self.max_window);
         self.answers = 0;
-        self.doublings = self.doublings.saturating_add(1).min(MOST_DOUBLINGS);
+        self.doublings = self.doublings.saturating_add(1).min(MAX_DOUBLINGS);
     }
 }
 
@@ -208,8 +208,8 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const SHORTEST_LONG: Duration = Duration::from_millis(2);
 /// The time within which a running target sends some answer, however busy its machine is.
 pub(super) const STALL: Duration = Duration::from_millis(50);
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
-const MOST_DOUBLINGS: u32 = 7;
+const MAX_TIMEOUT: Duration = Duration::from_secs(1);
+const MAX_DOUBLINGS: u32 = 7;
 
 #[cfg(test)]
 mod tests {
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!([congestion.overtaken_after(), congestion.loss_probe_after(0)], [MIN_TIMEOUT; 2]);
         assert_eq!(
             [3, 99].map(|loss_probes| congestion.loss_probe_after(loss_probes)),
-            [8 * MIN_TIMEOUT, LONGEST_TIMEOUT]
+            [8 * MIN_TIMEOUT, MAX_TIMEOUT]
         );
         assert_eq!(congestion.timeout(), STALL);
         let start = Instant::now();
@@ -244,9 +244,9 @@ mod tests {
             let at = start + Duration::from_secs(loss);
             congestion.on_loss(at, at);
         }
-        assert_eq!([congestion.timeout(), congestion.overtaken_after()], [LONGEST_TIMEOUT, MIN_TIMEOUT]);
+        assert_eq!([congestion.timeout(), congestion.overtaken_after()], [MAX_TIMEOUT, MIN_TIMEOUT]);
         congestion.on_answer(None);
-        assert_eq!(congestion.timeout(), LONGEST_TIMEOUT, "the answer may belong to either copy");
+        assert_eq!(congestion.timeout(), MAX_TIMEOUT, "the answer may belong to either copy");
         congestion.on_answer(Some(Duration::from_micros(50)));
         assert_eq!(congestion.timeout(), STALL);
     }
@@ -256,7 +256,7 @@ mod tests {
         let mut congestion = CongestionControl::new();
         congestion.on_long_answer(Duration::from_millis(30));
         assert_eq!([1, 2].map(|sends| congestion.long_after(sends).as_millis()), [60, 120]);
-        assert_eq!(congestion.long_after(40), LONGEST_TIMEOUT);
+        assert_eq!(congestion.long_after(40), MAX_TIMEOUT);
         (0..50).for_each(|_| congestion.on_long_answer(Duration::from_micros(80)));
         assert_eq!(congestion.long_after(1), SHORTEST_LONG);
     }

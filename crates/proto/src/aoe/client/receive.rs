@@ -82,7 +82,7 @@ impl AoeInitiatorSession {
         let len = usize::from(command.sectors).saturating_mul(SECTOR as usize);
         let brings_data =
             matches!(command.what, AoeCommandKind::Read | AoeCommandKind::Probe | AoeCommandKind::Identify);
-        if result.is_ok() && brings_data && frame.lend(AOE_ATA_HEAD, len).is_none() {
+        if result.is_ok() && brings_data && frame.slice(AOE_ATA_HEAD, len).is_none() {
             // The answer is truncated: it counts as lost.
             return;
         }
@@ -201,7 +201,7 @@ const MIN_RESTART_INTERVAL: Duration = Duration::from_millis(10);
 #[inline]
 fn take_data(request: &mut super::AoeRequest, command: &OutstandingCommand, frame: &Frame<'_>) {
     let len = usize::from(command.sectors).saturating_mul(SECTOR as usize);
-    let Some(seg) = frame.lend(AOE_ATA_HEAD, len) else { return };
+    let Some(seg) = frame.slice(AOE_ATA_HEAD, len) else { return };
     let data = SgList::one(seg);
     if request.buffer.is_none() && len as u64 == request.io.len {
         request.buffer = Some(data);

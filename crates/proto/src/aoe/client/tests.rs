@@ -47,7 +47,7 @@ impl AoeInitiatorBench {
     fn ready(buffers: u16, sectors: u8) -> AoeInitiatorBench {
         let mut bench = AoeInitiatorBench::new();
         bench.sent();
-        bench.hear(0, TARGET, &config(buffers, sectors));
+        bench.receive(0, TARGET, &config(buffers, sectors));
         let identify = bench.sent().pop().unwrap();
         assert_eq!(identify.registers().command_or_status, ata::AtaCommand::IDENTIFY_DEVICE.0);
         let disk = crate::aoe::identify::describe(ADDRESS, None, &VolumeInfo::new(1 << 30));
@@ -67,7 +67,7 @@ impl AoeInitiatorBench {
             .collect()
     }
 
-    fn hear(&mut self, port: u16, from: Mac, bytes: &[u8]) {
+    fn receive(&mut self, port: u16, from: Mac, bytes: &[u8]) {
         let chunk = Chunk::from_slice(bytes);
         let from = Station { port: PortId(port), mac: from };
         self.session.on_frame(&Frame::new(from, &chunk, bytes.len()), self.now);
@@ -75,7 +75,7 @@ impl AoeInitiatorBench {
 
     fn answer(&mut self, sent: &SentFrame, status: u8, error: u8, data: &[u8]) {
         let bytes = answer(sent, status, error, data);
-        self.hear(sent.to.port.0, sent.to.mac, &bytes);
+        self.receive(sent.to.port.0, sent.to.mac, &bytes);
     }
 
     fn pass(&mut self, time: Duration) {
@@ -314,7 +314,7 @@ fn refused_requests_fail_with_the_targets_reason() {
     let sent = bench.sent().pop().unwrap();
     let mut refusal = answer(&sent, 0, 0, &[]);
     (refusal[0], refusal[1]) = (0x1c, 6);
-    bench.hear(0, TARGET, &refusal);
+    bench.receive(0, TARGET, &refusal);
     assert_eq!(bench.done(), [(1, Err(IoError::Reserved))]);
 }
 
@@ -341,12 +341,12 @@ fn unsolicited_responses_are_dropped() {
         ("no registers", good[..12].to_vec()),
     ];
     for (what, bytes) in &wrong {
-        bench.hear(0, TARGET, bytes);
+        bench.receive(0, TARGET, bytes);
         assert!(bench.done().is_empty(), "{what}");
     }
-    bench.hear(0, Mac([6; 6]), &good);
+    bench.receive(0, Mac([6; 6]), &good);
     assert!(bench.done().is_empty(), "the sender does not have the disk");
-    bench.hear(0, TARGET, &good);
+    bench.receive(0, TARGET, &good);
     assert_eq!(bench.done(), [(1, Ok(512))]);
 }
 
@@ -354,7 +354,7 @@ fn unsolicited_responses_are_dropped() {
 fn large_frames_are_used_once_a_probe_was_answered() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.session.on_port(PortId(0), FramePortInfo { mtu: 9000, ..PORT }, bench.now);
-    bench.hear(0, TARGET, &config(16, 16));
+    bench.receive(0, TARGET, &config(16, 16));
     let probe = bench.sent().pop().unwrap();
     assert_eq!(
         (probe.registers().sector_count, probe.bytes.len()),
@@ -385,7 +385,7 @@ fn large_frames_are_used_once_a_probe_was_answered() {
 fn frames_become_smaller_when_large_ones_no_longer_pass() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     bench.session.on_port(PortId(0), FramePortInfo { mtu: 9000, ..PORT }, bench.now);
-    bench.hear(0, TARGET, &config(16, 16));
+    bench.receive(0, TARGET, &config(16, 16));
     let probe = bench.sent().pop().unwrap();
     bench.answer(&probe, 0x40, 0, &[0; 16 * 512]);
     bench.read(1, 8192);
@@ -426,7 +426,7 @@ fn io_continues_at_once_on_an_interface_that_comes_up() {
 fn a_second_station_gets_its_share_and_then_all_commands() {
     let mut bench = AoeInitiatorBench::ready(16, 2);
     let other = Mac([2, 0x77, 0, 0, 0, 2]);
-    bench.hear(0, other, &config(16, 2));
+    bench.receive(0, other, &config(16, 2));
     (0..4).for_each(|tag| bench.read(tag, 512));
     let sent = bench.sent();
     assert_eq!(sent.iter().filter(|sent| sent.to.mac == other).count(), 2);

@@ -125,7 +125,7 @@ impl StationAudit {
             self.remove(at, "the list of stations is full, and this one sent nothing for the longest time");
         }
         let meter = UserMeter::default();
-        self.events.push(AuditEvent::StationCame { login: login(mac, disk), meter: meter.reader() });
+        self.events.push(AuditEvent::StationLoggedIn { login: login(mac, disk), meter: meter.reader() });
         let station = KnownStation { mac, disk, last_heard: now, meter };
         self.next_expiry.get_or_insert(expires_at(&station));
         self.latest = self.stations.len();
@@ -184,7 +184,7 @@ mod tests {
         audit.failed(mac, DISK);
         (0..1000).for_each(|_| audit.refused(mac, DISK, "why"));
         let told = events(&mut audit);
-        let [AuditEvent::StationCame { login, meter }, AuditEvent::ByStation { event, .. }] = &told[..]
+        let [AuditEvent::StationLoggedIn { login, meter }, AuditEvent::ByStation { event, .. }] = &told[..]
         else {
             panic!("{told:?}")
         };
@@ -200,7 +200,7 @@ mod tests {
         assert!(told.len() == 1 && is_departure(&told[0]), "{told:?}");
         assert_eq!(audit.next_expiry(), None);
         audit.on_command(mac, DISK, start + STATION_TIMEOUT * 2);
-        assert!(matches!(events(&mut audit)[..], [AuditEvent::StationCame { .. }]));
+        assert!(matches!(events(&mut audit)[..], [AuditEvent::StationLoggedIn { .. }]));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::reply::{PendingAoeCommand, ReplyForm};
 use super::{AoeTargetSession, NO_TAG, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
 use crate::frames::Frame;
-use crate::volume_state::{Needs, NotAdmitted, Reserved};
+use crate::volume_state::{NotAdmitted, RequiredAccess, Reserved};
 use blockmux_volume::{Crc32c, Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
 use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, AtaCommand, DSM_TRIM, POWER_ACTIVE, TrimRange};
@@ -62,7 +62,7 @@ impl AoeTargetSession {
         }
         let bytes = usize::from(sectors).saturating_mul(ATA_SECTOR);
         if kind == ReplyForm::Write || kind == ReplyForm::Trim {
-            let Some(seg) = data.get(..bytes).and_then(|_| frame.lend(AOE_ATA_HEAD, bytes)) else {
+            let Some(seg) = data.get(..bytes).and_then(|_| frame.slice(AOE_ATA_HEAD, bytes)) else {
                 return self.refuse(from, answer, registers.as_bytes(), ErrorCode::BAD_ARGUMENT_PARAMETER);
             };
             return self.on_change(at, pending, data.get(..bytes).unwrap_or_default(), seg);
@@ -130,7 +130,13 @@ impl AoeTargetSession {
         if !self.has_room(pending.from.mac) {
             return;
         }
-        match self.admissions.admit(pending.volume, io.op, (io.offset, io.len), Needs::of(io.op), false) {
+        match self.admissions.admit(
+            pending.volume,
+            io.op,
+            (io.offset, io.len),
+            RequiredAccess::of(io.op),
+            false,
+        ) {
             Ok(guard) => pending.guard = guard,
             Err(NotAdmitted::Locked) => return self.drop_command(&pending),
             Err(NotAdmitted::Denied(Reserved)) => return self.fail(&pending, IoError::Reserved),

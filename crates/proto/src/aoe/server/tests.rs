@@ -22,7 +22,7 @@ pub(in crate::aoe) struct AoeTargetBench {
     tag: u32,
 }
 
-const WHO: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 1]);
+const STATION: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 1]);
 const OTHER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
 pub(in crate::aoe) const PORT: FramePortInfo =
     FramePortInfo { mac: Mac([2, 0x77, 0, 0, 0, 1]), mtu: 9000, buffers: 64, is_up: true };
@@ -92,7 +92,7 @@ impl AoeTargetBench {
         done.into_iter().for_each(|done| self.target.on_io(done, Instant::now()));
     }
 
-    fn let_go(&mut self) -> usize {
+    fn release_held(&mut self) -> usize {
         let held: Vec<_> = self.held.drain(..).collect();
         let count = held.len();
         held.into_iter().for_each(|(volume, io)| self.submit(volume, io));
@@ -122,7 +122,7 @@ impl AoeTargetBench {
     /// Status and error register, and the data.
     fn ata(&mut self, command: ata::AtaCommand, block: u64, sectors: u8, data: &[u8]) -> (u8, u8, Vec<u8>) {
         let message = registers(command, block, sectors, data);
-        let (header, rest) = self.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &message).unwrap();
+        let (header, rest) = self.ask(STATION, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &message).unwrap();
         assert!(!header.is_error(), "{:?}", ErrorCode(header.error));
         let (registers, data) = AtaMessage::read_from_prefix(&rest).unwrap();
         (registers.command_or_status, registers.error_or_feature, data.to_vec())
@@ -180,12 +180,12 @@ const ERR: u8 = 0x41;
 fn the_kernels_query_and_identify_are_answered() {
     let mut bench = AoeTargetBench::new();
     let query = [0x10, 0, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let answers = bench.frame(WHO, &query, bench.now);
+    let answers = bench.frame(STATION, &query, bench.now);
     let expected = |shelf, slot| [0x18, 0, 0, shelf, slot, 1, 0, 0, 0, 0, 0, 64, 0, 1, 17, 0x10, 0, 0];
     let bytes: Vec<_> = answers.iter().map(|(_, bytes)| bytes.as_slice()).collect();
     assert_eq!(bytes, [expected(1, 0), expected(1, 1), expected(2, 0)]);
     let identify = [0x10, 0, 0, 1, 0, 0, 0, 1, 0xdf, 0x9c, 0, 0, 1, 0xec, 0, 0, 0, 0xa0, 0, 0, 0, 0];
-    let answers = bench.frame(WHO, &identify, bench.now);
+    let answers = bench.frame(STATION, &identify, bench.now);
     let (head, data) = answers[0].1.split_at(22);
     assert_eq!(head, [0x18, 0, 0, 1, 0, 0, 0, 1, 0xdf, 0x9c, 0, 0, 0, 0x40, 0, 0, 0, 0xa0, 0, 0, 0, 0]);
     assert_eq!(Identified::from_bytes(data).unwrap().sectors, SIZE / 512);
@@ -201,7 +201,7 @@ fn queries_reach_the_disks_that_they_name() {
             1,
             &config(ConfigCommand::READ, b""),
         );
-        bench.frame(WHO, &query, bench.now).len()
+        bench.frame(STATION, &query, bench.now).len()
     };
     assert_eq!([count(0xffff, 0xff), count(1, 0xff), count(2, 0xff), count(3, 0xff)], [3, 2, 1, 0]);
     assert_eq!([count(0xffff, 0), count(0xffff, 1), count(0xffff, 2)], [2, 1, 0], "the slot of any shelf");
@@ -213,7 +213,7 @@ fn a_config_string_is_set_on_the_disks_that_are_named_and_on_no_others() {
     let mut bench = AoeTargetBench::new();
     let set = config(ConfigCommand::FORCE_SET, b"mine");
     let all = request((0xffff, 1), AoeCommand::QUERY_CONFIG_INFORMATION, 1, &set);
-    assert_eq!(bench.frame(WHO, &all, bench.now).len(), 1);
+    assert_eq!(bench.frame(STATION, &all, bench.now).len(), 1);
     let strings: Vec<_> = bench.target.disks.iter().map(|disk| disk.settings.config.as_slice()).collect();
     assert_eq!(strings, [&b""[..], b"mine", b""], "of e1.0, e1.1 and e2.0");
 }
@@ -262,7 +262,7 @@ fn impossible_commands_are_refused_with_the_right_bits() {
         assert_eq!(bench.ata(unknown, 0, 1, &[]), (ERR, 0x04, vec![]), "{unknown}");
     }
     let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
-    let (_, rest) = bench.ask(WHO, (1, 1), AoeCommand::ISSUE_ATA_COMMAND, &write).unwrap();
+    let (_, rest) = bench.ask(STATION, (1, 1), AoeCommand::ISSUE_ATA_COMMAND, &write).unwrap();
     assert_eq!((rest[3], rest[1]), (ERR, 0x44), "it is read-only");
 }
 
@@ -272,7 +272,7 @@ fn invalid_messages_are_refused_or_dropped_without_effect() {
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[9; 512]).0, OK);
     let ata = AoeCommand::ISSUE_ATA_COMMAND;
     let mut code =
-        |to, command, message: &[u8]| bench.ask(WHO, to, command, message).map(|(head, _)| head.error);
+        |to, command, message: &[u8]| bench.ask(STATION, to, command, message).map(|(head, _)| head.error);
     let bad = Some(ErrorCode::BAD_ARGUMENT_PARAMETER.0);
     assert_eq!(
         code((1, 0), ata, &registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 511])),
@@ -298,13 +298,13 @@ fn invalid_messages_are_refused_or_dropped_without_effect() {
     }
     let write = request((1, 0), ata, 77, &registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]));
     for len in 0..22 {
-        assert!(bench.frame(WHO, &write[..len], bench.now).is_empty(), "{len} bytes");
+        assert!(bench.frame(STATION, &write[..len], bench.now).is_empty(), "{len} bytes");
     }
     let version_2 = [&[0x20], &write[1..]].concat();
-    let answer = &bench.frame(WHO, &version_2, bench.now)[0].1;
+    let answer = &bench.frame(STATION, &version_2, bench.now)[0].1;
     assert_eq!(answer[..2], [0x1c, ErrorCode::UNSUPPORTED_VERSION.0]);
     let response = [&[0x18], &write[1..]].concat();
-    assert!(bench.frame(WHO, &response, bench.now).is_empty());
+    assert!(bench.frame(STATION, &response, bench.now).is_empty());
     for group in [Mac::BROADCAST, Mac([1, 0, 0x5e, 0, 0, 1])] {
         assert!(bench.frame(group, &write, bench.now).is_empty(), "a group address is no sender");
     }
@@ -318,7 +318,7 @@ fn a_late_write_that_linux_has_retransmitted_under_a_new_tag_does_not_undo_a_new
         let message = registers(command, 0, 1, data);
         let (now, clock) = (bench.now, (count * 3) & 0xffff);
         let bytes = request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, count << 16 | clock, &message);
-        bench.frame(WHO, &bytes, now).pop().unwrap().1[size_of::<Header>() + size_of::<AtaMessage>()..]
+        bench.frame(STATION, &bytes, now).pop().unwrap().1[size_of::<Header>() + size_of::<AtaMessage>()..]
             .to_vec()
     };
     for count in 1..=40 {
@@ -341,17 +341,17 @@ fn a_late_duplicate_does_not_undo_a_newer_write() {
         let message = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[byte; 512]);
         request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, tag, &message)
     };
-    let first = bench.frame(WHO, &write(0x1001, 1), bench.now);
-    bench.frame(WHO, &write(0x1002, 2), bench.now);
-    assert_eq!(bench.frame(WHO, &write(0x1001, 1), bench.now), first, "answered as before");
+    let first = bench.frame(STATION, &write(0x1001, 1), bench.now);
+    bench.frame(STATION, &write(0x1002, 2), bench.now);
+    assert_eq!(bench.frame(STATION, &write(0x1001, 1), bench.now), first, "answered as before");
     assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS, 0, 1, &[]).2, [2; 512]);
     bench.frame(OTHER, &write(0x1001, 1), bench.now);
     assert_eq!(bench.ata(ata::AtaCommand::READ_SECTORS, 0, 1, &[]).2, [1; 512], "another initiator's");
 
     bench.holds_io = true;
-    assert!(bench.frame(WHO, &write(0x1003, 5), bench.now).is_empty());
-    assert!(bench.frame(WHO, &write(0x1003, 5), bench.now).is_empty());
-    assert_eq!(bench.let_go(), 1, "the copy is not executed");
+    assert!(bench.frame(STATION, &write(0x1003, 5), bench.now).is_empty());
+    assert!(bench.frame(STATION, &write(0x1003, 5), bench.now).is_empty());
+    assert_eq!(bench.release_held(), 1, "the copy is not executed");
     assert_eq!(bench.replies(bench.now).len(), 1);
 }
 
@@ -369,11 +369,11 @@ fn no_more_commands_than_the_limits_are_in_flight() {
         });
         assert_eq!(bench.held.len(), (DEPTH_PER_INITIATOR * (u32::from(who) + 1)).min(DEPTH) as usize);
     }
-    assert_eq!(bench.let_go(), DEPTH as usize);
+    assert_eq!(bench.release_held(), DEPTH as usize);
     assert_eq!(bench.replies(bench.now).len(), DEPTH as usize);
     assert!(bench.target.is_idle() && bench.target.in_flight.is_empty());
-    bench.frame(WHO, &read(0), bench.now);
-    assert_eq!(bench.let_go(), 1);
+    bench.frame(STATION, &read(0), bench.now);
+    assert_eq!(bench.release_held(), 1);
 }
 
 #[test]
@@ -400,11 +400,11 @@ fn config_strings_are_read_tested_and_set() {
     ];
     for (command, string, expected) in all {
         let expected = expected.map(|(code, string)| (code, string.to_vec()));
-        assert_eq!(bench.config(WHO, command, string), expected, "{command} {string:?}");
+        assert_eq!(bench.config(STATION, command, string), expected, "{command} {string:?}");
     }
-    let long = bench.config(WHO, C::FORCE_SET, &[b'x'; 1025]).unwrap();
+    let long = bench.config(STATION, C::FORCE_SET, &[b'x'; 1025]).unwrap();
     assert_eq!(long.0, ErrorCode::BAD_ARGUMENT_PARAMETER.0);
-    assert_eq!(bench.config(WHO, C::FORCE_SET, &[b'y'; 1024]), Some((0, vec![b'y'; 1024])));
+    assert_eq!(bench.config(STATION, C::FORCE_SET, &[b'y'; 1024]), Some((0, vec![b'y'; 1024])));
 }
 
 #[test]
@@ -422,20 +422,20 @@ fn only_stations_of_the_mask_list_are_served() {
         answer.map(|(head, rest)| (head.error, rest[2], rest[3], rest[4..].to_vec()))
     };
     let list = |macs: &[Mac]| macs.iter().flat_map(|mac| [&[0, 0], &mac.0[..]].concat()).collect::<Vec<u8>>();
-    assert_eq!(mask(WHO, &[0, 0, 0, 0]), Some((0, 0, 0, vec![])));
-    assert_eq!(mask(WHO, &edit(&[(1, WHO), (7, OTHER)])), Some((0, 2, 1, vec![])), "all or none");
-    let both = edit(&[(1, WHO), (1, OTHER), (1, WHO), (0, OTHER)]);
-    assert_eq!(mask(WHO, &both), Some((0, 0, 2, list(&[WHO, OTHER]))));
-    assert_eq!(mask(WHO, &edit(&[(2, OTHER)])), Some((0, 0, 1, list(&[WHO]))));
+    assert_eq!(mask(STATION, &[0, 0, 0, 0]), Some((0, 0, 0, vec![])));
+    assert_eq!(mask(STATION, &edit(&[(1, STATION), (7, OTHER)])), Some((0, 2, 1, vec![])), "all or none");
+    let both = edit(&[(1, STATION), (1, OTHER), (1, STATION), (0, OTHER)]);
+    assert_eq!(mask(STATION, &both), Some((0, 0, 2, list(&[STATION, OTHER]))));
+    assert_eq!(mask(STATION, &edit(&[(2, OTHER)])), Some((0, 0, 1, list(&[STATION]))));
     assert_eq!(mask(OTHER, &[0, 0, 0, 0]), None, "a station that the mask leaves out gets no answer");
-    let cut = &edit(&[(1, WHO), (1, OTHER)])[..12];
-    assert_eq!(mask(WHO, cut).map(|answer| answer.0), Some(ErrorCode::BAD_ARGUMENT_PARAMETER.0));
+    let cut = &edit(&[(1, STATION), (1, OTHER)])[..12];
+    assert_eq!(mask(STATION, cut).map(|answer| answer.0), Some(ErrorCode::BAD_ARGUMENT_PARAMETER.0));
     let many: Vec<_> = (0..MAX_MASKS_AND_ONE).map(|n| (1, Mac([4, 0, 0, 0, 0, n]))).collect();
-    assert_eq!(mask(WHO, &edit(&many)), Some((0, 3, MAX_MASKS_AND_ONE - 2, vec![])), "the list is full");
+    assert_eq!(mask(STATION, &edit(&many)), Some((0, 3, MAX_MASKS_AND_ONE - 2, vec![])), "the list is full");
     let read = registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[]);
     assert!(bench.ask(OTHER, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_none());
     assert!(bench.ask(OTHER, (2, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_some(), "another disk");
-    assert!(bench.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_some());
+    assert!(bench.ask(STATION, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_some());
 }
 
 const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
@@ -448,7 +448,7 @@ fn reservations_and_locks_of_other_protocols_are_respected() {
     let volume_state = exports.volume_state(VolumeId(0)).unwrap();
     let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
     let mut ask =
-        || bench.ask(WHO, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
+        || bench.ask(STATION, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
     let holder = volume_state.new_holder();
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
@@ -478,8 +478,8 @@ fn a_reserved_disk_refuses_others() {
         answer.map(|(head, rest)| (head.error, rest[2..].to_vec())).unwrap()
     };
     let reserved = ErrorCode::TARGET_IS_RESERVED.0;
-    assert_eq!(reserve(WHO, ReserveCommand::SET, &[WHO]), (0, WHO.0.to_vec()));
-    assert_eq!(reserve(OTHER, ReserveCommand::READ, &[]), (0, WHO.0.to_vec()));
+    assert_eq!(reserve(STATION, ReserveCommand::SET, &[STATION]), (0, STATION.0.to_vec()));
+    assert_eq!(reserve(OTHER, ReserveCommand::READ, &[]), (0, STATION.0.to_vec()));
     assert_eq!(reserve(OTHER, ReserveCommand::SET, &[OTHER]).0, reserved);
     assert_eq!(reserve(OTHER, ReserveCommand(3), &[]).0, ErrorCode::BAD_ARGUMENT_PARAMETER.0);
     let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
@@ -495,12 +495,12 @@ fn a_reserved_disk_refuses_others() {
     );
     assert_eq!(code(OTHER, AoeCommand::QUERY_CONFIG_INFORMATION, &config(ConfigCommand::READ, b"")), 0);
     assert_eq!(code(OTHER, AoeCommand::MAC_MASK_LIST, &[0, 1, 0, 0]), reserved);
-    assert_eq!(code(WHO, AoeCommand::ISSUE_ATA_COMMAND, &write), 0);
+    assert_eq!(code(STATION, AoeCommand::ISSUE_ATA_COMMAND, &write), 0);
     let forced = message(ReserveCommand::FORCE_SET, &[OTHER]);
     assert_eq!(code(OTHER, AoeCommand::RESERVE_RELEASE, &forced), 0);
-    assert_eq!(code(WHO, AoeCommand::ISSUE_ATA_COMMAND, &write), reserved);
+    assert_eq!(code(STATION, AoeCommand::ISSUE_ATA_COMMAND, &write), reserved);
     assert_eq!(code(OTHER, AoeCommand::RESERVE_RELEASE, &message(ReserveCommand::SET, &[])), 0, "released");
-    assert_eq!(code(WHO, AoeCommand::ISSUE_ATA_COMMAND, &write), 0);
+    assert_eq!(code(STATION, AoeCommand::ISSUE_ATA_COMMAND, &write), 0);
 }
 
 /// Keeps an image, and reports it as saved when a test says so.
@@ -528,11 +528,11 @@ fn stored(says: Option<bool>) -> (Arc<Store>, AoeTargetBench) {
 #[test]
 fn settings_are_stored_and_restored_by_the_next_target() {
     let (store, mut bench) = stored(Some(true));
-    assert_eq!(bench.config(WHO, ConfigCommand::SET, b"mine").unwrap().0, 0);
+    assert_eq!(bench.config(STATION, ConfigCommand::SET, b"mine").unwrap().0, 0);
     let kept = DiskSettings::from_image(&store.0.lock().unwrap().0).unwrap();
     let (exports, _) = units();
     let mut next = AoeTargetBench::with(&exports, vec![AoeUnit::new(E1_0, VolumeId(0), kept, None)]);
-    assert_eq!(next.config(WHO, ConfigCommand::READ, b""), Some((0, b"mine".to_vec())));
+    assert_eq!(next.config(STATION, ConfigCommand::READ, b""), Some((0, b"mine".to_vec())));
 }
 
 #[test]
@@ -542,7 +542,7 @@ fn a_setting_is_answered_and_takes_effect_once_it_is_stored() {
     {
         let (store, mut bench) = stored(None);
         assert_eq!(bench.target.poll_timeout(), None);
-        assert_eq!(bench.config(WHO, ConfigCommand::SET, b"mine"), None);
+        assert_eq!(bench.config(STATION, ConfigCommand::SET, b"mine"), None);
         assert_eq!(bench.config(OTHER, ConfigCommand::READ, b""), Some((0, vec![])), "it does not count yet");
         let due = bench.target.poll_timeout().unwrap();
         bench.target.on_timeout(due).unwrap();
@@ -552,7 +552,7 @@ fn a_setting_is_answered_and_takes_effect_once_it_is_stored() {
         bench.target.on_timeout(due).unwrap();
         let replies = bench.replies(due);
         let [(to, frame)] = replies.as_slice() else { panic!("one answer: {replies:?}") };
-        assert_eq!((to.mac, Header::read_from_prefix(frame).unwrap().0.error), (WHO, code));
+        assert_eq!((to.mac, Header::read_from_prefix(frame).unwrap().0.error), (STATION, code));
         assert_eq!(bench.target.poll_timeout(), None, "no station waits for an image");
         assert_eq!(bench.config(OTHER, ConfigCommand::READ, b"").unwrap().1, config);
     }

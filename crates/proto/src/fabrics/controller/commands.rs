@@ -188,7 +188,7 @@ impl<P> CommandTable<P> {
 
     /// All slots, occupied or free.
     pub(super) fn slots(&self) -> std::ops::Range<usize> {
-        0..self.entries.places()
+        0..self.entries.slots()
     }
 
     #[inline]

@@ -42,7 +42,7 @@ pub(super) struct IoQueue {
     pub(super) counts: QueueCounts,
     host: Nqn,
     /// Dropped last: by then no I/O of this queue can reach a volume.
-    pub(super) place: IoQueueGuard,
+    pub(super) guard: IoQueueGuard,
 }
 
 /// Properties of a host's connection.
@@ -190,15 +190,15 @@ fn admin(
         return Err(invalid(offset_of!(ConnectData, cntlid), true));
     }
     let who = (host.clone(), is_authenticated);
-    let place =
+    let guard =
         subsystem.associations.connect_admin(who, hang_up, events.clone()).map_err(|why| match why {
             ConnectRefusal::Later => NotConnected::Later,
             ConnectRefusal::Closed => invalid(offset_of!(ConnectData, subnqn), true),
             _ => without_dnr(refused(ConnectStatus::CONNECT_CONTROLLER_BUSY)),
         })?;
-    let cntlid = place.cntlid;
+    let cntlid = guard.cntlid;
     let capsules = (node.in_capsule, sgls);
-    let queue = AdminQueue::new(subsystem.clone(), place, (host, port), capsules, command.kato.get());
+    let queue = AdminQueue::new(subsystem.clone(), guard, (host, port), capsules, command.kato.get());
     Ok((ConnectedQueue::Admin(Box::new(queue)), cntlid))
 }
 
@@ -210,16 +210,16 @@ fn io(
     hang_up: Option<HangUp>,
     events: &Arc<EventQueue>,
 ) -> Result<IoQueue, NotConnected> {
-    let place =
+    let guard =
         subsystem.associations.connect_io(host, connect_data.cntlid.get(), qid, hang_up, events.clone());
-    let place = place.map_err(|why| match why {
+    let guard = guard.map_err(|why| match why {
         ConnectRefusal::NoController => without_dnr(invalid(offset_of!(ConnectData, cntlid), true)),
         ConnectRefusal::NotEnabled | ConnectRefusal::Taken => {
             without_dnr(refused(NvmeStatus::COMMAND_SEQUENCE_ERROR))
         }
         _ => invalid(offset_of!(Connect, qid), false),
     })?;
-    let who = Registrant::of_nvme_host(place.host_id);
+    let who = Registrant::of_nvme_host(guard.host_id);
     let mut queue = IoQueue {
         view: NamespaceView::default(),
         admissions: Admissions::new(std::iter::empty(), Some(&who)),
@@ -227,7 +227,7 @@ fn io(
         counts: subsystem.traffic.counts(),
         host: host.nqn.clone(),
         subsystem: subsystem.clone(),
-        place,
+        guard,
     };
     queue.refresh_view();
     Ok(queue)

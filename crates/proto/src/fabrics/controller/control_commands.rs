@@ -76,13 +76,13 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             (FabricsType::PROPERTY_GET, Some(ConnectedQueue::Admin(admin))) => {
                 let get: &PropertyGet = transmute_ref!(sqe);
                 let is_long = get.attrib & 7 == ATTRIB_8_BYTES;
-                let value = admin.properties.get(&admin.place, get.ofst.get(), is_long);
+                let value = admin.properties.get(&admin.guard, get.ofst.get(), is_long);
                 value.map_or_else(NvmeOutcome::failure, NvmeOutcome::success)
             }
             (FabricsType::PROPERTY_SET, Some(ConnectedQueue::Admin(admin))) => {
                 let set: &PropertySet = transmute_ref!(sqe);
                 let is_long = set.attrib & 7 == ATTRIB_8_BYTES;
-                let done = admin.properties.set(&admin.place, set.ofst.get(), is_long, set.value.get());
+                let done = admin.properties.set(&admin.guard, set.ofst.get(), is_long, set.value.get());
                 if !admin.properties.is_ready() {
                     // A reset or shutdown ends Asynchronous Event Requests without completing them
                     // (Base 2.0 §5.2).
@@ -197,7 +197,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let was_authenticated = self.connection.permit.is_none();
         if is_done {
             self.connection.permit = None;
-            self.stopping |= admin.is_some_and(|admin| !admin.place.set_authenticated());
+            self.stopping |= admin.is_some_and(|admin| !admin.guard.set_authenticated());
         }
         match (has_failed, is_done) {
             (true, _) => self.audit_failed_authentication(),

@@ -26,7 +26,7 @@ use crate::nvme::event_queue::{AbortOrder, EventQueue, QueueEvent};
 use crate::nvme::io::{IoCommand, IoRequest, IoStep};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
-use crate::volume_state::{Needs, NotAdmitted, Reserved};
+use crate::volume_state::{NotAdmitted, RequiredAccess, Reserved};
 use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode, Transfer, transfer};
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -220,7 +220,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         &mut self,
         sqe: &Sqe,
         capsule_len: usize,
-        lend: impl FnOnce() -> Seg,
+        borrow: impl FnOnce() -> Seg,
         is_intact: bool,
     ) -> Result<(), ProtocolError> {
         if self.commands.under_way() >= usize::from(self.depth) {
@@ -271,7 +271,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
         let data = if let Some(offset) = in_capsule {
             // The offset and length were checked by `locate`.
-            lend().slice(offset, out).into()
+            borrow().slice(offset, out).into()
         } else if payload == 0 || out == 0 && self.unstarted.is_empty_of_waiting() && self.has_room(payload) {
             SgList::default()
         } else {
@@ -482,7 +482,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         };
         entry.state = CommandState::Io;
         let IoRequest { volume, op, offset, len, needs_write, is_alone, .. } = wanted;
-        let needs = if needs_write { Needs::Writing } else { Needs::Reading };
+        let needs = if needs_write { RequiredAccess::Writing } else { RequiredAccess::Reading };
         match queue.admissions.admit(volume, op, (offset, len), needs, is_alone) {
             Ok(guard) => entry.io_guard = guard,
             Err(why) => {
@@ -585,8 +585,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     #[cold]
     fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome) {
         let status = match &self.queue {
-            Some(ConnectedQueue::Admin(admin)) => admin.place.errors.add(0, sqe, outcome.status),
-            Some(ConnectedQueue::Io(queue)) => queue.place.errors.add(queue.place.qid, sqe, outcome.status),
+            Some(ConnectedQueue::Admin(admin)) => admin.guard.errors.add(0, sqe, outcome.status),
+            Some(ConnectedQueue::Io(queue)) => queue.guard.errors.add(queue.guard.qid, sqe, outcome.status),
             None => outcome.status,
         };
         let sqhd = next_sqhd(&mut self.sqhd, self.depth);

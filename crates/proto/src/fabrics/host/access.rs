@@ -32,7 +32,7 @@ impl PathFailures {
         if self.until.is_none() {
             let pause = FIRST_PAUSE.saturating_mul(1_u32.checked_shl(self.pauses).unwrap_or(u32::MAX));
             self.pauses = self.pauses.saturating_add(1);
-            self.until = now.checked_add(pause.min(LONGEST_PAUSE));
+            self.until = now.checked_add(pause.min(MAX_PAUSE));
         }
     }
 
@@ -102,7 +102,7 @@ impl NamespaceQueue {
 
 /// Length of the first pause after a path failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// Mask of the ANA state, in the low four bits.
 const STATE_MASK: u8 = 0x0f;
 /// Most groups that are read.

@@ -22,7 +22,7 @@ use blockmux_wire::nvme::property::{
 };
 use std::time::{Duration, Instant};
 
-pub use super::bring_up::Ask;
+pub use super::bring_up::ControllerQuery;
 
 /// Configuration of an admin queue.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ pub struct AdminConfig {
     /// Number of I/O queues to request; at least 1.
     pub queues: u16,
     /// The information to request from the controller.
-    pub ask: Ask,
+    pub query: ControllerQuery,
     /// Keep Alive Timeout in whole milliseconds; 0 for none.
     pub keep_alive: Duration,
 }
@@ -275,9 +275,9 @@ impl AdminCommands {
         AdminCommands {
             commands: Slots::default(),
             changes: None,
-            stays: matches!(config.ask, Ask::Use(_)),
+            stays: matches!(config.query, ControllerQuery::Use(_)),
             bring_up: NamespaceProbe::new(
-                config.ask,
+                config.query,
                 config.names,
                 config.credentials,
                 (kato_ms, config.queues),
@@ -338,7 +338,7 @@ impl AdminCommands {
         if std::mem::replace(&mut self.is_asked, true) {
             return None;
         }
-        let (sqe, transfer, payload) = self.bring_up.question()?;
+        let (sqe, transfer, payload) = self.bring_up.next_command()?;
         Some(self.begin(AdminPurpose::Question, sqe, transfer, payload))
     }
 
@@ -531,11 +531,11 @@ impl Commands for AdminCommands {
         self.commands.get_mut(key).map(|command| (&command.payload, 0))
     }
 
-    fn is_lendable(&mut self, _key: SlotKey, _len: usize) -> bool {
+    fn can_borrow(&mut self, _key: SlotKey, _len: usize) -> bool {
         false
     }
 
-    fn lend(&mut self, _key: SlotKey, _data: Seg) {}
+    fn attach_borrowed(&mut self, _key: SlotKey, _data: Seg) {}
 
     fn finish(&mut self, key: SlotKey, cqe: &Cqe) {
         let Some(command) = self.commands.remove(key) else { return };

@@ -42,7 +42,7 @@ pub(super) fn required_authentication(
 impl QueueAuthentication {
     /// The next command, its data transfer, and the memory for that, if authentication is not
     /// finished. Does not change the state.
-    pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
+    pub(super) fn next_command(&self) -> Option<(Sqe, DataTransfer, SgList)> {
         match self.0.turn() {
             AuthStep::Send(message) => {
                 let len = message.len() as u32; // checked: at most MAX_MESSAGE

@@ -31,7 +31,7 @@ use zerocopy::IntoBytes;
 
 /// The information that a session requests from a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum ControllerQuery {
     /// One namespace for I/O: the session stays and holds the association.
     Use(u32),
     /// One namespace.
@@ -57,7 +57,7 @@ pub(super) enum ProbeResult {
 
 /// The initialization of a controller.
 pub(super) struct NamespaceProbe {
-    ask: Ask,
+    query: ControllerQuery,
     names: Names,
     credentials: Option<HostCredentials>,
     authentication: Option<Box<QueueAuthentication>>,
@@ -99,14 +99,14 @@ enum ProbeStep {
 
 impl NamespaceProbe {
     pub(super) fn new(
-        ask: Ask,
+        query: ControllerQuery,
         names: Names,
         credentials: Option<HostCredentials>,
         (kato_ms, queues): (u32, u16),
         uses_keyed_sgls: bool,
     ) -> NamespaceProbe {
         NamespaceProbe {
-            ask,
+            query,
             names,
             credentials,
             authentication: None,
@@ -135,7 +135,7 @@ impl NamespaceProbe {
     }
 
     /// The next command, its data transfer, and the memory for that.
-    pub(super) fn question(&self) -> Option<(Sqe, DataTransfer, SgList)> {
+    pub(super) fn next_command(&self) -> Option<(Sqe, DataTransfer, SgList)> {
         let identify = |cns, nsid| (command::identify(cns, nsid), IDENTIFY_LEN);
         let (sqe, len) = match self.step {
             ProbeStep::Connect => {
@@ -144,7 +144,7 @@ impl NamespaceProbe {
                 let sqe = command::connect(0, ADMIN_ENTRIES, self.kato_ms);
                 return Some((sqe, DataTransfer::Out(data.len() as u32), data));
             }
-            ProbeStep::Authenticate => return self.authentication.as_ref()?.question(),
+            ProbeStep::Authenticate => return self.authentication.as_ref()?.next_command(),
             ProbeStep::Capabilities => (command::property_get(CAP, true), 0),
             ProbeStep::Version => (command::property_get(VS, false), 0),
             ProbeStep::Enable => (command::property_set(CC, self.configuration()), 0),
@@ -220,9 +220,9 @@ impl NamespaceProbe {
             ProbeStep::Ready => return self.on_status(result as u32),
             ProbeStep::Controller => {
                 self.controller.identify(data, self.uses_keyed_sgls)?;
-                match self.ask {
-                    Ask::Discovery => ProbeStep::Log,
-                    Ask::Use(_) if self.controller.has_retry_delays() => ProbeStep::Behavior,
+                match self.query {
+                    ControllerQuery::Discovery => ProbeStep::Log,
+                    ControllerQuery::Use(_) if self.controller.has_retry_delays() => ProbeStep::Behavior,
                     _ => ProbeStep::Limits,
                 }
             }
@@ -239,8 +239,10 @@ impl NamespaceProbe {
                 if is_good {
                     self.controller.identify_nvm(data);
                 }
-                match self.ask {
-                    Ask::Use(nsid) | Ask::Namespace(nsid) => ProbeStep::Namespace(nsid),
+                match self.query {
+                    ControllerQuery::Use(nsid) | ControllerQuery::Namespace(nsid) => {
+                        ProbeStep::Namespace(nsid)
+                    }
                     _ => ProbeStep::List,
                 }
             }
@@ -254,9 +256,9 @@ impl NamespaceProbe {
                 if let Some(namespace) = self.namespaces.last_mut().filter(|_| is_good) {
                     namespace.describe(data);
                 }
-                match self.ask {
-                    Ask::Use(_) => ProbeStep::Queues,
-                    Ask::Namespaces => self.next_namespace(),
+                match self.query {
+                    ControllerQuery::Use(_) => ProbeStep::Queues,
+                    ControllerQuery::Namespaces => self.next_namespace(),
                     _ => ProbeStep::Known,
                 }
             }
@@ -283,7 +285,7 @@ impl NamespaceProbe {
 
     fn on_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<ProbeStep, NvmeRefused> {
         // Identify of an inactive namespace returns zeroes (Base 2.0, "Identify").
-        if self.ask != Ask::Namespaces && data.iter().all(|byte| *byte == 0) {
+        if self.query != ControllerQuery::Namespaces && data.iter().all(|byte| *byte == 0) {
             return Err(NvmeRefused::NoNamespace(nsid));
         }
         match NamespaceInfo::identify(nsid, data, &self.controller) {
@@ -292,7 +294,7 @@ impl NamespaceProbe {
                 Ok(ProbeStep::Descriptors)
             }
             // A listed namespace that disappeared or is not usable.
-            Err(_) if self.ask == Ask::Namespaces => Ok(self.next_namespace()),
+            Err(_) if self.query == ControllerQuery::Namespaces => Ok(self.next_namespace()),
             Err(refused) => Err(refused),
         }
     }
@@ -317,7 +319,7 @@ impl NamespaceProbe {
         }
         let what = match self.step {
             ProbeStep::Connect => return Some(NvmeRefused::Connect(cqe.status)),
-            ProbeStep::Namespace(_) if self.ask == Ask::Namespaces => return None,
+            ProbeStep::Namespace(_) if self.query == ControllerQuery::Namespaces => return None,
             ProbeStep::Namespace(nsid) => return Some(NvmeRefused::NoNamespace(nsid)),
             ProbeStep::Queues => return Some(NvmeRefused::NoQueues),
             ProbeStep::Authenticate

@@ -27,7 +27,7 @@ impl DelayedCommands {
         // `tries` counts the attempts so far.
         let times = 1_u32.checked_shl(piece.tries.saturating_sub(1)).unwrap_or(u32::MAX);
         let grown = FIRST_PAUSE.saturating_mul(times);
-        let pause = delay.map_or(grown.min(LONGEST_PAUSE), |delay| delay.min(LONGEST_CONTROLLER_DELAY));
+        let pause = delay.map_or(grown.min(MAX_PAUSE), |delay| delay.min(MAX_CONTROLLER_DELAY));
         let at = now.checked_add(pause).unwrap_or(now);
         self.waiting.push(DelayedPiece { piece, at });
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
@@ -58,9 +58,9 @@ impl DelayedCommands {
 
 /// Delay of the first retry.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// Longest delay accepted from a controller; CRD could encode almost two hours.
-const LONGEST_CONTROLLER_DELAY: Duration = Duration::from_secs(60);
+const MAX_CONTROLLER_DELAY: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {

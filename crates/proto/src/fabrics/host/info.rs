@@ -169,7 +169,7 @@ impl NamespaceInfo {
         let hinted = |blocks: u16| if has_hints { in_bytes(blocks) } else { block_len };
         let blocks = identify.nsze.get().min(u64::MAX >> lbads);
         let max_blocks = u64::from(NLB_MASK).saturating_add(1);
-        let most = u64::from(MOST_PER_COMMAND).min(max_blocks.saturating_mul(block_len.into()));
+        let most = u64::from(MAX_PER_COMMAND).min(max_blocks.saturating_mul(block_len.into()));
         let max_transfer = controller.max_transfer.map_or(most, |max| max.min(most));
         let max_transfer = max_transfer.max(block_len.into());
         let max_zeroes = match controller.wzsl {
@@ -280,5 +280,5 @@ pub(super) const UUID: &str = "uuid.";
 const LBADS: std::ops::RangeInclusive<u8> = 9..=16;
 /// Longest data of one command, in bytes: more does not increase throughput, and some controllers
 /// allocate memory for all of it.
-const MOST_PER_COMMAND: u32 = 1 << 20;
-const _: () = assert!(MOST_PER_COMMAND <= MAX_TRANSFER);
+const MAX_PER_COMMAND: u32 = 1 << 20;
+const _: () = assert!(MAX_PER_COMMAND <= MAX_TRANSFER);

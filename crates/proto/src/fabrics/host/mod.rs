@@ -33,7 +33,7 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use admin::{AdminConfig, AdminResults, Ask, HostAdmin};
+pub use admin::{AdminConfig, AdminResults, ControllerQuery, HostAdmin};
 pub use command::HostId;
 pub use discovery::FoundSubsystem;
 pub use info::{ControllerInfo, NamespaceInfo, uuid_text};

@@ -162,14 +162,14 @@ impl NamespaceQueue {
     fn connect(&mut self) -> Option<NvmeRequest> {
         let (sqe, transfer, payload) = match &mut self.set.connecting {
             Connecting::Due(qid, entries, data) => {
-                let question = (command::connect(*qid, *entries, 0), DataTransfer::Out(data.len() as u32));
+                let connect = (command::connect(*qid, *entries, 0), DataTransfer::Out(data.len() as u32));
                 let data = std::mem::take(&mut **data);
                 self.set.connecting = Connecting::Sent;
-                (question.0, question.1, data)
+                (connect.0, connect.1, data)
             }
             Connecting::Authenticating(authentication, is_asked @ false) => {
                 *is_asked = true;
-                authentication.question()?
+                authentication.next_command()?
             }
             _ => return None,
         };
@@ -329,13 +329,13 @@ impl Commands for NamespaceQueue {
     }
 
     #[inline]
-    fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool {
-        NamespaceQueue::is_lendable(self, key, len)
+    fn can_borrow(&mut self, key: SlotKey, len: usize) -> bool {
+        NamespaceQueue::can_borrow(self, key, len)
     }
 
     #[inline]
-    fn lend(&mut self, key: SlotKey, data: Seg) {
-        NamespaceQueue::lend(self, key, data);
+    fn attach_borrowed(&mut self, key: SlotKey, data: Seg) {
+        NamespaceQueue::attach_borrowed(self, key, data);
     }
 
     #[inline]

@@ -106,8 +106,8 @@ fn deliver(
     if !data.is_empty() {
         let len = data.len();
         commands.transport(key).unwrap().0.moved.add(0, len as u32).unwrap();
-        if commands.is_lendable(key, len) {
-            commands.lend(key, Seg::from_slice(data));
+        if commands.can_borrow(key, len) {
+            commands.attach_borrowed(key, Seg::from_slice(data));
         } else {
             let (list, base) = commands.data_in(key).unwrap();
             list.slice(base, len).copy_from(data);

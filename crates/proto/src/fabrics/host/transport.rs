@@ -74,10 +74,10 @@ pub trait Commands {
     fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)>;
 
     /// Whether a read of exactly `len` bytes without its own buffer can borrow the receive buffer.
-    fn is_lendable(&mut self, key: SlotKey, len: usize) -> bool;
+    fn can_borrow(&mut self, key: SlotKey, len: usize) -> bool;
 
-    /// Passes the borrowed data of a read for which [`Commands::is_lendable`] returned `true`.
-    fn lend(&mut self, key: SlotKey, data: Seg);
+    /// Passes the borrowed data of a read for which [`Commands::can_borrow`] returned `true`.
+    fn attach_borrowed(&mut self, key: SlotKey, data: Seg);
 
     /// Completes a command.
     fn finish(&mut self, key: SlotKey, cqe: &Cqe);

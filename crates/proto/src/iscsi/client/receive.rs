@@ -150,7 +150,7 @@ impl FullFeatureSession {
     ) -> Result<IscsiReceiveStep, ProtocolError> {
         let digests = connection.negotiated.digests;
         let head = match pdu::parse(rest, digests)? {
-            ParsedIscsiPdu::Needs(len) => {
+            ParsedIscsiPdu::RequiredAccess(len) => {
                 connection.stream_state = IscsiStreamState::Head(len);
                 return Ok(IscsiReceiveStep::NeedsMore);
             }
@@ -187,8 +187,8 @@ impl FullFeatureSession {
         if is_data {
             let data_in: &DataIn = transmute_ref!(&head.bhs);
             if let Some(key) = self.check_data_in(connection, data_in)? {
-                if self.queue.is_lendable(key, data.len()) {
-                    self.queue.lend(key, input.lend(at.saturating_add(head.len), data.len()));
+                if self.queue.can_borrow(key, data.len()) {
+                    self.queue.attach_borrowed(key, input.slice(at.saturating_add(head.len), data.len()));
                 } else if !data.is_empty() {
                     let place = self.place(key, data_in)?;
                     place.copy_from(data);

@@ -50,7 +50,7 @@ pub(super) struct TargetDatamover {
 
 struct PendingRead {
     id: WorkId,
-    place: Seg,
+    local: Seg,
     remote: Remote,
 }
 
@@ -149,17 +149,17 @@ impl TargetDatamover {
         (data_in, to_invalidate.map(|(stag, _)| Stag(stag)))
     }
 
-    /// Queues an RDMA Read of a task's data-out at `offset` into `place`. `tag` identifies it on
+    /// Queues an RDMA Read of a task's data-out at `offset` into `local`. `tag` identifies it on
     /// completion.
-    pub(super) fn get(&mut self, slot: usize, tag: u32, place: Seg, offset: u32) {
+    pub(super) fn get(&mut self, slot: usize, tag: u32, local: Seg, offset: u32) {
         let Some(buffers) = self.buffers.get_mut(slot) else { return };
         let Some((stag, base)) = buffers.write else { return };
         let first = *buffers.first.get_or_insert(offset);
         let begin = if self.is_solicited_only { first } else { 0 };
         let address = base.wrapping_add(offset.saturating_sub(begin).into());
-        let remote = Remote { stag: Stag(stag), address, len: place.len() as u32 };
+        let remote = Remote { stag: Stag(stag), address, len: local.len() as u32 };
         let id = WorkId(GET << u32::BITS | u64::from(tag));
-        self.pending_reads.push_back(PendingRead { id, place, remote });
+        self.pending_reads.push_back(PendingRead { id, local, remote });
     }
 
     /// Posts queued RDMA Reads while there is room; returns whether any was posted.
@@ -167,10 +167,10 @@ impl TargetDatamover {
     pub(super) fn read_data(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let before = self.pending_reads.len();
         while queue_pair.room() > 0
-            && let Some(PendingRead { id, place, remote }) = self.pending_reads.pop_front()
+            && let Some(PendingRead { id, local, remote }) = self.pending_reads.pop_front()
         {
             self.reading = self.reading.saturating_add(1);
-            queue_pair.read(id, SgList::one(place), remote);
+            queue_pair.read(id, SgList::one(local), remote);
         }
         self.pending_reads.len() < before
     }

@@ -277,7 +277,7 @@ impl ConnectionTurn<'_> {
     #[inline]
     fn step_head(&mut self, input: &Chunk, at: usize, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let head = match pdu::parse(unread, self.connection.replies.digests())? {
-            ParsedIscsiPdu::Needs(len) => {
+            ParsedIscsiPdu::RequiredAccess(len) => {
                 self.connection.awaiting = AwaitedIscsiPdu::Head(len);
                 return Ok(None);
             }
@@ -344,7 +344,7 @@ impl ConnectionTurn<'_> {
         if segment.purpose == SegmentPurpose::TextOrNop && digest_ok {
             self.on_text_or_nop(&segment.bhs, whole.get(..segment.len).unwrap_or_default());
         } else {
-            self.conclude(segment, Some(input.lend(at, segment.len)), digest_ok);
+            self.conclude(segment, Some(input.slice(at, segment.len)), digest_ok);
         }
     }
 

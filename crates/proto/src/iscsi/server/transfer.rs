@@ -346,7 +346,7 @@ mod tests {
         let mut transfer = DataOutTransfer::new(4, false, 64);
         transfer.begin_round(4);
         assert!(transfer.is_open() && !transfer.needs_r2t());
-        assert!(transfer.put(0, &Chunk::from_slice(b"abcd").lend(0, 4)));
+        assert!(transfer.put(0, &Chunk::from_slice(b"abcd").slice(0, 4)));
         transfer.advance_immediate(4, true);
         assert!(transfer.is_complete());
         let data = transfer.take_data().unwrap();

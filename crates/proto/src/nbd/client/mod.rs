@@ -176,7 +176,7 @@ impl NbdInitiatorSession {
             let rest = bytes.get(at..).unwrap_or_default();
             match handshake.on_bytes(rest, &mut self.outbox)? {
                 handshake::HandshakeProgress::Took(len) => at = at.saturating_add(len),
-                handshake::HandshakeProgress::Needs(need) => {
+                handshake::HandshakeProgress::RequiredAccess(need) => {
                     self.need = need;
                     break;
                 }

@@ -16,7 +16,7 @@ use super::extents::ExtentCollector;
 use super::reply::ReplyState;
 use super::request::{ClientParams, NbdPieces, NbdPlan, ZEROES, push_disconnect};
 use crate::coverage::Coverage;
-use crate::io_queue::{LEND_UP_TO, memory};
+use crate::io_queue::{MAX_BORROWED, memory};
 use crate::nbd::errno::to_io_error;
 use crate::outbox::Outbox;
 use crate::slots::{SlotKey, Slots};
@@ -160,7 +160,7 @@ impl ClientTransmission {
                 return self.send_flush(key, outbox);
             }
             NbdPlan::Send(pieces) => {
-                let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > LEND_UP_TO;
+                let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > MAX_BORROWED;
                 let key = self.insert_job(io, pieces);
                 if needs_memory {
                     self.waiting.push_back(key);
@@ -266,7 +266,7 @@ impl ClientTransmission {
     pub(super) fn destination(&mut self, key: SlotKey) -> Option<&SgList> {
         let job = self.jobs.get_mut(key)?;
         if job.io.data.is_none() && job.buffer.is_none() {
-            job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most LEND_UP_TO
+            job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most MAX_BORROWED
         }
         job.io.data.as_ref().or(job.buffer.as_ref())
     }

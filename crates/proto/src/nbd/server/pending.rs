@@ -102,7 +102,7 @@ mod tests {
         assert_eq!((table.len(), table.payload()), (3, 3 * 4096));
         assert_eq!(table.remove(tags[1]).map(|pending| pending.cookie), Some(1));
         assert_eq!(table.insert(read(7)), tags[1]);
-        assert_eq!((table.len(), table.slots.places()), (3, 3));
+        assert_eq!((table.len(), table.slots.slots()), (3, 3));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
-use crate::volume_state::{Admission, Needs, NotAdmitted, Reserved};
+use crate::volume_state::{Admission, NotAdmitted, RequiredAccess, Reserved};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Pool, SHORT_PAYLOAD, SgList, Tag};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
@@ -264,7 +264,7 @@ impl ServerTransmission {
                     return Ok(None);
                 }
                 self.awaiting = AwaitedRequest::Head;
-                self.start(write, Some(input.lend(at, length).into()), outbox);
+                self.start(write, Some(input.slice(at, length).into()), outbox);
                 Ok(Some(length))
             }
             AwaitedRequest::Query(request, length) => {
@@ -371,7 +371,7 @@ impl ServerTransmission {
     /// reservation.
     #[inline]
     fn submit(&mut self, io: Io, outbox: &mut Outbox) {
-        let admitted = self.admission.admit(io.op, (io.offset, io.len), Needs::of(io.op), false);
+        let admitted = self.admission.admit(io.op, (io.offset, io.len), RequiredAccess::of(io.op), false);
         match admitted {
             Ok(_) if io.len == 0 && io.op != Op::Flush => self.finish_empty(io.tag, outbox),
             Ok(guard) => {

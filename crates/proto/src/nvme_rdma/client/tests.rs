@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::fabrics::host::testing::{ScriptedSubsystem, controller, names, namespace};
-use crate::fabrics::host::{AdminConfig, Ask, NvmeRefused, QueueConfig};
+use crate::fabrics::host::{AdminConfig, ControllerQuery, NvmeRefused, QueueConfig};
 use crate::rdma::WorkRequest;
 use crate::rdma::testing::Recorder;
 use crate::session::Initiator;
@@ -147,8 +147,13 @@ fn a_rejection_is_explained() {
 fn in_capsule_of(mut subsystem: ScriptedSubsystem) -> Result<u32, NvmeRefused> {
     let now = Instant::now();
     let keep_alive = Duration::from_secs(5);
-    let config =
-        AdminConfig { names: names(), credentials: None, queues: 1, ask: Ask::Namespace(1), keep_alive };
+    let config = AdminConfig {
+        names: names(),
+        credentials: None,
+        queues: 1,
+        query: ControllerQuery::Namespace(1),
+        keep_alive,
+    };
     let mut session = NvmeRdmaAdminSession::new(config, (), Pool::new(1 << 20), now);
     let mut works = Recorder::default();
     RdmaSession::on_event(&mut session, Event::Connected { private_data: cm::accept(32) }, now).unwrap();

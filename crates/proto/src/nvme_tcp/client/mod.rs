@@ -30,7 +30,8 @@ use link::TcpHostLink;
 use std::time::Instant;
 
 pub use crate::fabrics::host::{
-    AdminConfig, Ask, ControllerInfo, FoundSubsystem, HostId, Names, NamespaceInfo, NvmeRefused, QueueConfig,
+    AdminConfig, ControllerInfo, ControllerQuery, FoundSubsystem, HostId, Names, NamespaceInfo, NvmeRefused,
+    QueueConfig,
 };
 
 /// The digests to negotiate for a connection.

@@ -27,7 +27,7 @@ pub(super) struct NvmeTcpHeader {
 pub(super) enum ParsedNvmePdu {
     Head(NvmeTcpHeader),
     /// This many bytes are needed.
-    Needs(usize),
+    RequiredAccess(usize),
 }
 
 /// A protocol violation by a controller, and the fields of the H2CTermReq that reports it.
@@ -60,7 +60,9 @@ impl ControllerViolation {
 /// Reads the header at the beginning of `bytes`, after ICResp.
 #[inline]
 pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, ControllerViolation> {
-    let Some(header) = bytes.first_chunk::<DATA_LEN>() else { return Ok(ParsedNvmePdu::Needs(DATA_LEN)) };
+    let Some(header) = bytes.first_chunk::<DATA_LEN>() else {
+        return Ok(ParsedNvmePdu::RequiredAccess(DATA_LEN));
+    };
     let (common, _) = CommonHeader::ref_from_prefix(header).map_err(|_| UNKNOWN)?;
     let kind = PduType(common.pdu_type);
     if !matches!(kind, PduType::CAPSULE_RESP | PduType::C2H_DATA | PduType::R2T | PduType::C2H_TERM_REQ) {
@@ -80,7 +82,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Con
         ));
     }
     let head_len = if digests.header { DATA_LEN.saturating_add(DIGEST_LEN) } else { DATA_LEN };
-    let Some(whole) = bytes.get(..head_len) else { return Ok(ParsedNvmePdu::Needs(head_len)) };
+    let Some(whole) = bytes.get(..head_len) else { return Ok(ParsedNvmePdu::RequiredAccess(head_len)) };
     if let Some(sent) = whole.get(DATA_LEN..).and_then(|sent| sent.first_chunk())
         && digest::of(header) != *sent
     {

@@ -25,7 +25,7 @@ use zerocopy::{FromZeros, transmute_ref};
 /// Result of a step.
 enum ReceiveStep {
     Took(usize),
-    Needs,
+    RequiredAccess,
 }
 
 impl TcpHostLink {
@@ -42,12 +42,12 @@ impl TcpHostLink {
             let rest = bytes.get(at..).unwrap_or_default();
             let step = match &self.stream_state {
                 NvmeStreamState::Head(_) => self.on_head(input, at, rest, commands)?,
-                NvmeStreamState::Placing { .. } => ReceiveStep::Needs,
+                NvmeStreamState::Placing { .. } => ReceiveStep::RequiredAccess,
                 NvmeStreamState::Tail { .. } => self.on_tail(rest, commands)?,
             };
             match step {
                 ReceiveStep::Took(len) => at = at.saturating_add(len),
-                ReceiveStep::Needs => return Ok(at),
+                ReceiveStep::RequiredAccess => return Ok(at),
             }
         }
     }
@@ -80,9 +80,9 @@ impl TcpHostLink {
             self.last_header = *header;
         }
         let head = match pdu::parse(rest, self.parameters.digests)? {
-            ParsedNvmePdu::Needs(len) => {
+            ParsedNvmePdu::RequiredAccess(len) => {
                 self.stream_state = NvmeStreamState::Head(len);
-                return Ok(ReceiveStep::Needs);
+                return Ok(ReceiveStep::RequiredAccess);
             }
             ParsedNvmePdu::Head(head) => head,
         };
@@ -112,12 +112,12 @@ impl TcpHostLink {
             Some(data) if rest.len() >= whole => data,
             _ if head.data_len <= WHOLE_DATA => {
                 self.stream_state = NvmeStreamState::Head(whole);
-                return Ok(ReceiveStep::Needs);
+                return Ok(ReceiveStep::RequiredAccess);
             }
             // Padding before the data is consumed with the header.
             _ if rest.len() < head.data_at => {
                 self.stream_state = NvmeStreamState::Head(head.data_at);
-                return Ok(ReceiveStep::Needs);
+                return Ok(ReceiveStep::RequiredAccess);
             }
             _ => {
                 let key = check_data(commands, head.as_data())?;
@@ -131,8 +131,8 @@ impl TcpHostLink {
         let is_right = !self.parameters.digests.data || rest.get(end..whole) == Some(&digest::of(data)[..]);
         if !is_right {
             spoil(commands, key);
-        } else if commands.is_lendable(key, data.len()) {
-            commands.lend(key, input.lend(at.saturating_add(head.data_at), data.len()));
+        } else if commands.can_borrow(key, data.len()) {
+            commands.attach_borrowed(key, input.slice(at.saturating_add(head.data_at), data.len()));
         } else {
             place(commands, key, head.as_data())?.copy_from(data);
         }
@@ -146,9 +146,9 @@ impl TcpHostLink {
         commands: &mut impl Commands,
     ) -> Result<ReceiveStep, ControllerViolation> {
         let NvmeStreamState::Tail { header, key, crc } = &self.stream_state else {
-            return Ok(ReceiveStep::Needs);
+            return Ok(ReceiveStep::RequiredAccess);
         };
-        let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(ReceiveStep::Needs) };
+        let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(ReceiveStep::RequiredAccess) };
         let (header, key, is_right) = (*header, *key, crc.to_le_bytes() == *sent);
         self.stream_state = NvmeStreamState::Head(DATA_LEN);
         if !is_right {

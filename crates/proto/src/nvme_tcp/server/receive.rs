@@ -66,7 +66,7 @@ impl NvmeTcpTargetSession {
                 let (covered, sent) = whole.split_at(arriving.len);
                 let is_good = !self.transport.digests.data || digest::of(covered) == sent;
                 self.transport.awaiting = AwaitedNvmePdu::Head(COMMON_HEADER_LEN);
-                self.on_borrowed(arriving, input.lend(at, arriving.len), is_good);
+                self.on_borrowed(arriving, input.slice(at, arriving.len), is_good);
                 Ok(Some(len))
             }
             AwaitedNvmePdu::Tail(arriving, crc) => {
@@ -176,8 +176,8 @@ impl NvmeTcpTargetSession {
                 let is_good =
                     covered.is_empty() || !digests.data || pdu.get(end..) == Some(&digest::of(covered));
                 let Ok((capsule, _)) = CapsuleCmd::read_from_prefix(pdu) else { return Ok(None) };
-                let lend = || input.lend(at.saturating_add(begin), covered.len());
-                self.on_command(&capsule.sqe, covered.len(), lend, is_good)?;
+                let borrow = || input.slice(at.saturating_add(begin), covered.len());
+                self.on_command(&capsule.sqe, covered.len(), borrow, is_good)?;
                 self.transport.awaiting = AwaitedNvmePdu::Head(COMMON_HEADER_LEN);
             }
             PduType::H2C_DATA => {

@@ -243,7 +243,7 @@ impl LogicalUnit {
                 .map_or(BlockAccess::ALL, |registrant| table.reservations.access(Some(registrant)));
             // A sanitize operation through another unit, or a volume that is no longer served.
             let sanitizing = table.is_closed.then_some(SANITIZING);
-            (access, is_reserved_by_other, if table.is_retired { Some(GONE) } else { sanitizing })
+            (access, is_reserved_by_other, if table.is_retired { Some(UNIT_REMOVED) } else { sanitizing })
         });
         let mut state = self.lock();
         // A change in between leads to another refresh.
@@ -419,6 +419,6 @@ impl NexusState {
 /// NOT READY sense data of a unit during a sanitize operation.
 pub(super) const SANITIZING: Sense = Sense::new(SenseKey::NOT_READY, Asc::SANITIZE_IN_PROGRESS);
 /// Sense data of a unit whose volume is no longer served.
-const GONE: Sense = Sense::new(SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED);
+const UNIT_REMOVED: Sense = Sense::new(SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED);
 /// Maximum number of pending unit attentions of a nexus; beyond it the oldest is dropped.
 const MAX_ATTENTIONS: usize = 8;

@@ -111,8 +111,8 @@ fn a_retried_read_is_not_written_into_borrowed_data() {
     let mut queue = ready(Pool::new(1 << 20));
     queue.submit(read(1, 512));
     let request = queue.next().unwrap();
-    assert!(queue.is_lendable(request.key, 512));
-    queue.lend(request.key, Chunk::from_slice(&[1; 512]).lend(0, 512));
+    assert!(queue.can_borrow(request.key, 512));
+    queue.attach_borrowed(request.key, Chunk::from_slice(&[1; 512]).slice(0, 512));
     queue.finish(request.key, ScsiOutcome { status: ScsiStatus::BUSY, sense: &[], moved: 512 }).unwrap();
     queue.resume();
     let again = queue.next().unwrap();

@@ -105,7 +105,7 @@ impl Channel {
         Channel {
             phase,
             deadline,
-            parameters: LoginParameters { request_limit: 0, most_immediate: 0 },
+            parameters: LoginParameters { request_limit: 0, max_immediate: 0 },
             credits: 0,
             in_flight: 0,
             outgoing: VecDeque::new(),
@@ -164,8 +164,8 @@ impl Channel {
 
     /// Longest data that is sent with a command as immediate data, in bytes.
     #[inline]
-    pub(super) fn most_immediate(&self) -> u32 {
-        self.parameters.most_immediate
+    pub(super) fn max_immediate(&self) -> u32 {
+        self.parameters.max_immediate
     }
 
     /// Queues a command, which consumes a credit.

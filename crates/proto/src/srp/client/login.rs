@@ -64,14 +64,14 @@ pub(super) struct LoginParameters {
     /// Requests that the initiator may have outstanding.
     pub(super) request_limit: i64,
     /// Longest immediate data of a command, in bytes.
-    pub(super) most_immediate: u32,
+    pub(super) max_immediate: u32,
 }
 
 /// Builds SRP_LOGIN_REQ. The first channel of a session asks for single-channel operation, which
 /// ends all channels of an earlier session; the others ask to be added.
 pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
-    let most_immediate = if config.immediate_data { MOST_IMMEDIATE } else { 0 };
-    let iu_len = (IMMEDIATE_OFFSET as u32).saturating_add(most_immediate).max(MIN_REQUESTED_IU_LEN);
+    let max_immediate = if config.immediate_data { MAX_IMMEDIATE } else { 0 };
+    let iu_len = (IMMEDIATE_OFFSET as u32).saturating_add(max_immediate).max(MIN_REQUESTED_IU_LEN);
     let request = LoginRequestRdma {
         tag: LOGIN_TAG.into(),
         req_buf_fmt: BUFFER_FORMAT_DIRECT.into(),
@@ -113,8 +113,8 @@ pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<Log
         return Err(error("accepted the login and grants no request"));
     }
     let is_negotiated = config.immediate_data && response.rsp_flags & IMMEDIATE_SUPPORTED != 0;
-    let most = longest.saturating_sub(IMMEDIATE_OFFSET as u32).min(MOST_IMMEDIATE);
-    Ok(LoginParameters { request_limit, most_immediate: if is_negotiated { most } else { 0 } })
+    let most = longest.saturating_sub(IMMEDIATE_OFFSET as u32).min(MAX_IMMEDIATE);
+    Ok(LoginParameters { request_limit, max_immediate: if is_negotiated { most } else { 0 } })
 }
 
 /// Reads SRP_LOGIN_REJ, the private data of a refused connection.
@@ -136,7 +136,7 @@ fn error(what: &'static str) -> ProtocolError {
 const LOGIN_TAG: u64 = 1 << 62;
 
 /// Longest immediate data of a command, in bytes: the default limit of Linux's target.
-const MOST_IMMEDIATE: u32 = 8 << 10;
+const MAX_IMMEDIATE: u32 = 8 << 10;
 
 /// Shortest information unit to request, in bytes: Linux's target applies this limit to its own
 /// responses as well, and cuts sense data to the space after the header. SPC limits sense data to
@@ -201,11 +201,11 @@ mod tests {
     #[test]
     fn a_login_response_has_the_request_limit_and_the_immediate_data_limit() {
         let parameters = |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap();
-        assert_eq!(parameters(response()), LoginParameters { request_limit: 63, most_immediate: 8192 });
+        assert_eq!(parameters(response()), LoginParameters { request_limit: 63, max_immediate: 8192 });
         let short = LoginResponse { max_it_iu_len: 4164.into(), ..response() };
-        assert_eq!(parameters(short).most_immediate, 4096);
+        assert_eq!(parameters(short).max_immediate, 4096);
         let without = LoginResponse { rsp_flags: 0, ..response() };
-        assert_eq!(parameters(without).most_immediate, 0);
+        assert_eq!(parameters(without).max_immediate, 0);
         // InfiniBand pads private data with zeroes.
         let padded = [response().as_bytes(), &[0; 144]].concat();
         assert_eq!(check_response(&padded, &config()), Ok(parameters(response())));
@@ -213,14 +213,16 @@ mod tests {
 
     #[test]
     fn an_unusable_response_is_reported() {
-        let wrong =
+        let violation =
             |response: LoginResponse| check_response(response.as_bytes(), &config()).unwrap_err().what;
-        assert!(wrong(LoginResponse { opcode: 7, ..response() }).contains("does not serve SRP"));
-        assert!(wrong(LoginResponse { tag: 8.into(), ..response() }).contains("another tag"));
-        assert!(wrong(LoginResponse { buf_fmt: 4.into(), ..response() }).contains("direct"));
-        assert!(wrong(LoginResponse { max_it_iu_len: 63.into(), ..response() }).contains("long enough"));
+        assert!(violation(LoginResponse { opcode: 7, ..response() }).contains("does not serve SRP"));
+        assert!(violation(LoginResponse { tag: 8.into(), ..response() }).contains("another tag"));
+        assert!(violation(LoginResponse { buf_fmt: 4.into(), ..response() }).contains("direct"));
+        assert!(violation(LoginResponse { max_it_iu_len: 63.into(), ..response() }).contains("long enough"));
         for none in [0, u32::MAX] {
-            assert!(wrong(LoginResponse { req_lim_delta: none.into(), ..response() }).contains("no request"));
+            assert!(
+                violation(LoginResponse { req_lim_delta: none.into(), ..response() }).contains("no request")
+            );
         }
         let short = check_response(&response().as_bytes()[..51], &config()).unwrap_err();
         assert!(short.what.contains("whole"));

@@ -126,7 +126,7 @@ mod tests {
         (outcome.status.0, outcome.sense.to_vec(), outcome.moved)
     }
 
-    fn wrong(response: SrpResponse, rest: &[u8], transfer: DataTransfer) -> &'static str {
+    fn violation_in(response: SrpResponse, rest: &[u8], transfer: DataTransfer) -> &'static str {
         let message = Seg::from_slice(&[response.as_bytes(), rest].concat());
         CommandOutcome::read(&response, &message, transfer).err().unwrap().what
     }
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(outcome(rest(0, 9, 12), &[], DataTransfer::Out(512)).2, 512);
         let over = rest(ResponseFlags::DIOVER, 0, 100);
         assert_eq!(outcome(over, &[], DataTransfer::In(512)).2, 512);
-        assert!(wrong(rest(under, 0, 513), &[], DataTransfer::In(512)).contains("residual longer"));
+        assert!(violation_in(rest(under, 0, 513), &[], DataTransfer::In(512)).contains("residual longer"));
     }
 
     #[test]
@@ -160,11 +160,11 @@ mod tests {
         };
         let data = [0, 0, 0, 0, 7, 8, 9];
         assert_eq!(outcome(both, &data, DataTransfer::Nothing), (2, vec![7, 8, 9], 0));
-        assert!(wrong(both, &data[..6], DataTransfer::Nothing).contains("shorter"));
+        assert!(violation_in(both, &data[..6], DataTransfer::Nothing).contains("shorter"));
         let huge = SrpResponse { resp_data_len: u32::MAX.into(), sense_data_len: u32::MAX.into(), ..both };
-        assert!(wrong(huge, &data, DataTransfer::Nothing).contains("shorter"));
+        assert!(violation_in(huge, &data, DataTransfer::Nothing).contains("shorter"));
         let none = SrpResponse { resp_data_len: 3.into(), ..both };
-        assert!(wrong(none, &data, DataTransfer::Nothing).contains("shorter"));
+        assert!(violation_in(none, &data, DataTransfer::Nothing).contains("shorter"));
         // A length without its flag is ignored.
         let flagless = SrpResponse { flags: 0, ..huge };
         assert_eq!(outcome(flagless, &data, DataTransfer::Nothing), (2, vec![], 0));

@@ -70,7 +70,7 @@ struct Wire {
     connected: Vec<u8>,
     receives: i64,
     is_disconnected: bool,
-    wrong: Option<ProtocolError>,
+    violation: Option<ProtocolError>,
 }
 
 impl Wire {
@@ -96,7 +96,7 @@ impl Wire {
             connected: Vec::new(),
             receives: endpoint.receives.into(),
             is_disconnected: false,
-            wrong: None,
+            violation: None,
         };
         let requested = Event::Requested { private_data: endpoint.private_data, reads: 32 };
         // A target that rejects the login says so here, too.
@@ -108,7 +108,7 @@ impl Wire {
     fn open(config: Config) -> Wire {
         let mut wire = Wire::new(config);
         wire.run();
-        assert!(wire.initiator.is_ready(), "{:?}, {:?}", wire.wrong, wire.initiator.refused());
+        assert!(wire.initiator.is_ready(), "{:?}, {:?}", wire.violation, wire.initiator.refused());
         wire
     }
 
@@ -118,7 +118,7 @@ impl Wire {
 
     fn send_initiator(&mut self, event: Event) {
         if let Err(error) = self.initiator.connection(0).on_event(event, Instant::now()) {
-            self.wrong.get_or_insert(error);
+            self.violation.get_or_insert(error);
         }
     }
 
@@ -131,7 +131,7 @@ impl Wire {
 
     /// Executes the posted work of both sides until neither has any left.
     fn run(&mut self) {
-        while self.wrong.is_none() && (self.step_initiator() | self.step_target()) {}
+        while self.violation.is_none() && (self.step_initiator() | self.step_target()) {}
     }
 
     fn step_initiator(&mut self) -> bool {
@@ -226,9 +226,9 @@ impl Wire {
     }
 
     /// The protocol violation that the initiator finds in this message of the target.
-    fn wrong(mut self, message: &[u8]) -> &'static str {
+    fn violation_in(mut self, message: &[u8]) -> &'static str {
         self.deliver(message, None);
-        self.wrong.expect("the target is wrong").what
+        self.violation.expect("the target violates the protocol").what
     }
 
     /// The task management functions that were sent, and the task tag of each.
@@ -317,7 +317,7 @@ fn a_unit_is_described_and_the_session_logs_out() {
     wire.run();
     assert_eq!(wire.initiator.volume_info().unwrap().size, SIZE);
     assert_eq!(wire.initiator.luns(), [Lun::new(0)]);
-    assert!(wire.initiator.is_over() && wire.is_disconnected && wire.wrong.is_none());
+    assert!(wire.initiator.is_over() && wire.is_disconnected && wire.violation.is_none());
     assert_eq!(wire.sent.last().unwrap()[0], SrpOpcode::INITIATOR_LOGOUT.0);
 }
 
@@ -339,13 +339,13 @@ fn a_rejected_login_reports_the_reason() {
     wire.send_initiator(Event::Refused { private_data: reject });
     let reason = LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL;
     assert_eq!(wire.initiator.refused(), Some(&SrpRefused::Login(reason)));
-    assert!(wire.initiator.is_over() && wire.wrong.is_none());
+    assert!(wire.initiator.is_over() && wire.violation.is_none());
     let mut wire = Wire::new(config());
     wire.send_initiator(Event::Refused { private_data: Vec::new() });
-    assert!(wire.wrong.unwrap().what.contains("no SRP target listens"));
+    assert!(wire.violation.unwrap().what.contains("no SRP target listens"));
     let mut wire = Wire::new(config());
     wire.send_initiator(Event::Connected { private_data: vec![0; 56] });
-    assert!(wire.wrong.unwrap().what.contains("does not serve SRP"));
+    assert!(wire.violation.unwrap().what.contains("does not serve SRP"));
 }
 
 #[test]
@@ -409,7 +409,7 @@ fn an_asynchronous_event_is_answered_and_handled_like_its_sense_data() {
     let opcodes: Vec<u8> = wire.sent[before..].iter().map(|message| message[0]).collect();
     assert_eq!(opcodes, [SrpOpcode::COMMAND.0, SrpOpcode::AER_RESPONSE.0], "it asks for the capacity");
     let short = [event.as_bytes(), &sense[1..]].concat();
-    assert!(wire.wrong(&short).contains("shorter"));
+    assert!(wire.violation_in(&short).contains("shorter"));
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn a_target_that_logs_out_loses_the_session_and_not_its_io() {
     let logout = TargetNotice { opcode: SrpOpcode::TARGET_LOGOUT.0, ..TargetNotice::new_zeroed() };
     wire.deliver(logout.as_bytes(), None);
     wire.run();
-    assert!(wire.is_disconnected && wire.wrong.is_none() && wire.initiator.is_over());
+    assert!(wire.is_disconnected && wire.violation.is_none() && wire.initiator.is_over());
     assert_eq!(wire.sent.len(), before, "no command is sent after the logout");
     assert_eq!(wire.initiator.take_unfinished().len(), 3);
 }
@@ -430,10 +430,10 @@ fn a_target_that_logs_out_loses_the_session_and_not_its_io() {
 fn a_disconnect_by_the_target_is_an_error_only_with_commands_in_flight() {
     let mut wire = Wire::open(config());
     wire.send_initiator(Event::Disconnected);
-    assert!(wire.wrong.is_none() && wire.initiator.room() == 0);
+    assert!(wire.violation.is_none() && wire.initiator.room() == 0);
     let (mut wire, _) = Wire::reading();
     wire.send_initiator(Event::Disconnected);
-    assert!(wire.wrong.unwrap().what.contains("in the middle"));
+    assert!(wire.violation.unwrap().what.contains("in the middle"));
     assert_eq!(wire.initiator.take_unfinished().len(), 1);
 }
 
@@ -441,10 +441,10 @@ fn a_disconnect_by_the_target_is_an_error_only_with_commands_in_flight() {
 fn each_violation_by_the_target_is_reported() {
     let (wire, response) = Wire::reading();
     let stranger = SrpResponse { tag: 99.into(), ..response };
-    assert!(wire.wrong(stranger.as_bytes()).contains("does not exist"));
+    assert!(wire.violation_in(stranger.as_bytes()).contains("does not exist"));
     let (wire, response) = Wire::reading();
     let beyond = SrpResponse { tag: (response.tag.get() | 1 << 40).into(), ..response };
-    assert!(wire.wrong(beyond.as_bytes()).contains("does not exist"));
+    assert!(wire.violation_in(beyond.as_bytes()).contains("does not exist"));
     let (wire, response) = Wire::reading();
     let function = SrpResponse {
         tag: (1 << 32).into(),
@@ -452,28 +452,30 @@ fn each_violation_by_the_target_is_reported() {
         resp_data_len: 4.into(),
         ..response
     };
-    assert!(wire.wrong(&[function.as_bytes(), &[0; 4]].concat()).contains("function that does not exist"));
+    assert!(
+        wire.violation_in(&[function.as_bytes(), &[0; 4]].concat()).contains("function that does not exist")
+    );
     let (wire, response) = Wire::reading();
     let residual = SrpResponse { flags: ResponseFlags::DIUNDER, data_in_res_cnt: 4097.into(), ..response };
-    assert!(wire.wrong(residual.as_bytes()).contains("residual longer"));
+    assert!(wire.violation_in(residual.as_bytes()).contains("residual longer"));
     let (wire, response) = Wire::reading();
     let sense = SrpResponse { flags: ResponseFlags::SNSVALID, sense_data_len: 1.into(), ..response };
-    assert!(wire.wrong(sense.as_bytes()).contains("shorter"));
+    assert!(wire.violation_in(sense.as_bytes()).contains("shorter"));
     let (mut wire, response) = Wire::reading();
     wire.deliver(response.as_bytes(), None);
-    assert!(wire.wrong(response.as_bytes()).contains("twice"));
+    assert!(wire.violation_in(response.as_bytes()).contains("twice"));
     for (message, expected) in
         [(&[][..], "shorter"), (&[0xc1; 35], "shorter"), (&[0x55; 48], "unknown opcode")]
     {
-        assert!(Wire::reading().0.wrong(message).contains(expected));
+        assert!(Wire::reading().0.violation_in(message).contains(expected));
     }
     let (mut wire, response) = Wire::reading();
     wire.deliver(response.as_bytes(), Some(Stag(1 << 20)));
-    assert!(wire.wrong.unwrap().what.contains("invalidated a key"));
+    assert!(wire.violation.unwrap().what.contains("invalidated a key"));
     let (mut wire, response) = Wire::reading();
     let generous = SrpResponse { req_lim_delta: i32::MAX.cast_unsigned().into(), ..response };
     wire.deliver(generous.as_bytes(), None);
-    assert!(wire.wrong.unwrap().what.contains("more requests"), "with those that it had granted");
+    assert!(wire.violation.unwrap().what.contains("more requests"), "with those that it had granted");
 }
 
 #[test]
@@ -501,7 +503,7 @@ fn requests_without_a_response_are_aborted_and_returned() {
     wire.answer_function(ResponseCode::NO_FAILURE);
     assert!(wire.memory.is_empty());
     assert_eq!(wire.initiator.poll_returned().unwrap().tag, Tag(1));
-    assert!(wire.initiator.poll_done().is_none() && wire.wrong.is_none());
+    assert!(wire.initiator.poll_done().is_none() && wire.violation.is_none());
 }
 
 #[test]
@@ -513,7 +515,7 @@ fn a_command_that_ends_while_it_is_aborted_has_ended() {
     assert!(wire.initiator.poll_done().unwrap().result.is_ok());
     // Linux's target answers this if it has no task to abort.
     wire.answer_function(ResponseCode::FUNCTION_FAILED);
-    assert!(wire.initiator.poll_returned().is_none() && wire.wrong.is_none());
+    assert!(wire.initiator.poll_returned().is_none() && wire.violation.is_none());
     wire.holds = false;
     wire.call(Op::Read, 0, 512, None).unwrap();
 }
@@ -553,9 +555,9 @@ fn a_target_that_does_not_abort_gets_a_unit_reset_and_is_then_abandoned() {
             ..SrpResponse::new_zeroed()
         };
         wire.deliver(&[late.as_bytes(), &[0; 4]].concat(), None);
-        assert!(wire.wrong.is_none());
+        assert!(wire.violation.is_none());
         wire.deliver(&[late.as_bytes(), &[0; 4]].concat(), None);
-        assert!(wire.wrong.unwrap().what.contains("function that does not exist"), "but only once");
+        assert!(wire.violation.unwrap().what.contains("function that does not exist"), "but only once");
     }
 }
 
@@ -602,7 +604,7 @@ fn a_session_that_stops_completes_what_was_submitted() {
     wire.run();
     let done: Vec<Completion> = std::iter::from_fn(|| wire.initiator.poll_done()).collect();
     assert!(done.len() == 10 && done.iter().all(|done| done.result.is_ok()));
-    assert!(wire.initiator.is_over() && wire.is_disconnected && wire.wrong.is_none());
+    assert!(wire.initiator.is_over() && wire.is_disconnected && wire.violation.is_none());
 }
 
 #[test]

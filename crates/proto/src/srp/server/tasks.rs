@@ -46,7 +46,7 @@ pub(crate) struct SrpTransfer {
 /// An RDMA Read to post.
 pub(super) struct RemoteRead {
     pub(super) slot: usize,
-    pub(super) place: Seg,
+    pub(super) local: Seg,
     pub(super) remote: Remote,
 }
 
@@ -212,7 +212,7 @@ impl TargetSession {
             let part = place.slice(at, remote.len as usize);
             at = at.saturating_add(remote.len as usize);
             *reads = reads.saturating_add(1);
-            self.reads.push_back(RemoteRead { slot, place: part, remote });
+            self.reads.push_back(RemoteRead { slot, local: part, remote });
         };
         match buffer {
             DataBuffer::Table(table) => queue(*table),

@@ -14,7 +14,7 @@ impl Wire for StreamPair {
         StreamPair::turn(self)
     }
 
-    fn cut(&mut self) {
+    fn break_connection(&mut self) {
         self.ends.iter_mut().for_each(|end| end.lose());
     }
 }

@@ -7,9 +7,14 @@ use blockmux_wire::nvmeof::fabrics::{DiscoveryEntry, DiscoveryHeader};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-fn admin(ask: Ask, now: Instant) -> Driver<AdminSession> {
-    let config =
-        AdminConfig { names: names(), credentials: None, queues: 1, ask, keep_alive: Duration::from_secs(5) };
+fn admin(query: ControllerQuery, now: Instant) -> Driver<AdminSession> {
+    let config = AdminConfig {
+        names: names(),
+        credentials: None,
+        queues: 1,
+        query,
+        keep_alive: Duration::from_secs(5),
+    };
     Driver::of(AdminSession::new(config, (), Pool::new(1 << 20), now), usize::MAX)
 }
 
@@ -21,7 +26,7 @@ fn acre_is_set_on_a_controller_with_retry_delays() {
         Some((AdminOpcode::SET_FEATURES.0, StatusField::final_one(NvmeStatus::INVALID_FIELD_IN_COMMAND))),
     ] {
         let mut subsystem = ScriptedSubsystem { crdt: [5, 0, 100], ..ScriptedSubsystem::default() };
-        let mut driver = admin(Ask::Use(1), now);
+        let mut driver = admin(ControllerQuery::Use(1), now);
         subsystem.fails = fails;
         bring_up(&mut driver, &mut subsystem);
         let behavior = subsystem.behavior.unwrap();
@@ -34,13 +39,13 @@ fn acre_is_set_on_a_controller_with_retry_delays() {
         now += Duration::from_secs(1);
     }
     let mut subsystem = ScriptedSubsystem::default();
-    bring_up(&mut admin(Ask::Use(1), now), &mut subsystem);
+    bring_up(&mut admin(ControllerQuery::Use(1), now), &mut subsystem);
     assert_eq!(subsystem.behavior, None, "no retry delays");
 }
 
 #[test]
 fn a_session_that_only_queries_shuts_the_controller_down() {
-    let mut driver = admin(Ask::Namespace(1), Instant::now());
+    let mut driver = admin(ControllerQuery::Namespace(1), Instant::now());
     let mut subsystem = ScriptedSubsystem::default();
     let opcodes = bring_up(&mut driver, &mut subsystem);
     assert_eq!(opcodes.last(), Some(&0x7f), "Property Set of CC.SHN");
@@ -49,7 +54,7 @@ fn a_session_that_only_queries_shuts_the_controller_down() {
 
 #[test]
 fn all_namespaces_are_learned_except_unusable_ones() {
-    let mut driver = admin(Ask::Namespaces, Instant::now());
+    let mut driver = admin(ControllerQuery::Namespaces, Instant::now());
     bring_up(&mut driver, &mut ScriptedSubsystem::default());
     let found: Vec<u32> = driver.session.namespaces().iter().map(|namespace| namespace.nsid).collect();
     assert_eq!(found, [1, 9], "namespace 3 is listed but inactive");
@@ -61,7 +66,7 @@ fn a_discovery_log_is_read() {
     let mut entry = DiscoveryEntry { trtype: 3, subtype: 2, ..DiscoveryEntry::new_zeroed() };
     entry.subnqn[..5].copy_from_slice(b"nqn.a");
     let log = [header.as_bytes(), entry.as_bytes(), entry.as_bytes()].concat();
-    let mut driver = admin(Ask::Discovery, Instant::now());
+    let mut driver = admin(ControllerQuery::Discovery, Instant::now());
     bring_up(&mut driver, &mut ScriptedSubsystem { log, ..ScriptedSubsystem::default() });
     let (found, left_out) = driver.session.found();
     assert_eq!((found.len(), left_out, found[1].nqn.as_str()), (2, 0, "nqn.a"));
@@ -71,7 +76,7 @@ fn a_discovery_log_is_read() {
 #[test]
 fn the_refusal_of_a_controller_is_reported() {
     let refused = |subsystem: ScriptedSubsystem, nsid| {
-        let mut driver = admin(Ask::Use(nsid), Instant::now());
+        let mut driver = admin(ControllerQuery::Use(nsid), Instant::now());
         let mut subsystem = subsystem;
         bring_up(&mut driver, &mut subsystem);
         assert!(driver.is_closing() && driver.session.controller().is_none());
@@ -110,7 +115,7 @@ fn the_refusal_of_a_controller_is_reported() {
 fn a_controller_may_take_cap_to_to_become_ready() {
     let start = Instant::now();
     for (unready, becomes_ready) in [(50, true), (1000, false)] {
-        let mut driver = admin(Ask::Use(1), start);
+        let mut driver = admin(ControllerQuery::Use(1), start);
         let mut subsystem = ScriptedSubsystem { unready, ..ScriptedSubsystem::default() };
         bring_up(&mut driver, &mut subsystem);
         let mut now = start;
@@ -130,7 +135,7 @@ fn a_controller_may_take_cap_to_to_become_ready() {
 #[test]
 fn a_controller_that_does_not_respond_is_abandoned() {
     let start = Instant::now();
-    let mut driver = admin(Ask::Use(1), start);
+    let mut driver = admin(ControllerQuery::Use(1), start);
     assert!(driver.session.on_timeout(start + Duration::from_secs(29)).is_ok());
     let error = driver.session.on_timeout(start + Duration::from_secs(30)).unwrap_err();
     assert_eq!(error.what, "did not complete its initialization within 30 seconds");
@@ -139,7 +144,7 @@ fn a_controller_that_does_not_respond_is_abandoned() {
 #[test]
 fn the_association_is_kept_alive_and_its_loss_is_noticed() {
     let start = Instant::now();
-    let mut driver = admin(Ask::Use(1), start);
+    let mut driver = admin(ControllerQuery::Use(1), start);
     bring_up(&mut driver, &mut ScriptedSubsystem::default());
     let mut now = start;
     for _ in 0..3 {
@@ -159,7 +164,7 @@ fn the_association_is_kept_alive_and_its_loss_is_noticed() {
 
 #[test]
 fn every_change_of_size_is_reported() {
-    let mut driver = admin(Ask::Use(1), Instant::now());
+    let mut driver = admin(ControllerQuery::Use(1), Instant::now());
     let mut subsystem =
         ScriptedSubsystem { oaes: 1 << 8, log: vec![0; 4096], ..ScriptedSubsystem::default() };
     let opcodes = bring_up(&mut driver, &mut subsystem);
@@ -196,7 +201,7 @@ fn a_replaced_namespace_is_not_used_any_more() {
         (|subsystem| subsystem.blocks = 8000, false),
     ];
     for (change, is_another) in changes {
-        let mut driver = admin(Ask::Use(1), Instant::now());
+        let mut driver = admin(ControllerQuery::Use(1), Instant::now());
         let mut subsystem =
             ScriptedSubsystem { oaes: 1 << 8, log: vec![0; 4096], ..ScriptedSubsystem::default() };
         bring_up(&mut driver, &mut subsystem);
@@ -217,7 +222,7 @@ fn a_replaced_namespace_is_not_used_any_more() {
 
 #[test]
 fn no_events_are_requested_from_a_controller_without_them() {
-    let mut driver = admin(Ask::Use(1), Instant::now());
+    let mut driver = admin(ControllerQuery::Use(1), Instant::now());
     let mut subsystem = ScriptedSubsystem::default();
     bring_up(&mut driver, &mut subsystem);
     assert_eq!((subsystem.listening, driver.session.poll_size()), (None, Some(4_096_000)));
@@ -225,7 +230,7 @@ fn no_events_are_requested_from_a_controller_without_them() {
 
 #[test]
 fn a_stop_shuts_the_controller_down_once() {
-    let mut driver = admin(Ask::Use(1), Instant::now());
+    let mut driver = admin(ControllerQuery::Use(1), Instant::now());
     bring_up(&mut driver, &mut ScriptedSubsystem::default());
     driver.session.on_stop();
     driver.session.on_stop();

@@ -22,7 +22,8 @@ fn subsystem(state: AnaState, oaes: u32) -> ScriptedSubsystem {
 
 fn admin(subsystem: &mut ScriptedSubsystem, now: Instant) -> Driver<AdminSession> {
     let (names, keep_alive) = (names(), Duration::ZERO);
-    let config = AdminConfig { names, credentials: None, queues: 1, ask: Ask::Use(1), keep_alive };
+    let config =
+        AdminConfig { names, credentials: None, queues: 1, query: ControllerQuery::Use(1), keep_alive };
     let session = AdminSession::new(config, (), Pool::new(1 << 20), now);
     let mut driver = Driver::of(session, usize::MAX);
     bring_up(&mut driver, subsystem);

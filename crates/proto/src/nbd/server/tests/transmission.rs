@@ -83,7 +83,7 @@ fn short_payload_is_borrowed_and_never_copied() {
     for nth in 0..3 {
         let (_, io) = session.poll_io().unwrap();
         let data = io.data.unwrap();
-        assert_eq!(data.segs()[0].as_ptr(), input.lend(540 * nth + 28, 512).as_ptr());
+        assert_eq!(data.segs()[0].as_ptr(), input.slice(540 * nth + 28, 512).as_ptr());
     }
 }
 

@@ -7,9 +7,19 @@ use crate::testing::Driver;
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
 
-fn admin(ask: Ask, format: WireFormat, step: usize, now: Instant) -> Driver<NvmeTcpAdminSession> {
-    let config =
-        AdminConfig { names: names(), credentials: None, queues: 1, ask, keep_alive: Duration::from_secs(5) };
+fn admin(
+    query: ControllerQuery,
+    format: WireFormat,
+    step: usize,
+    now: Instant,
+) -> Driver<NvmeTcpAdminSession> {
+    let config = AdminConfig {
+        names: names(),
+        credentials: None,
+        queues: 1,
+        query,
+        keep_alive: Duration::from_secs(5),
+    };
     Driver::of(NvmeTcpAdminSession::new(config, format.digests, Pool::new(1 << 20), now), step)
 }
 
@@ -17,7 +27,7 @@ fn admin(ask: Ask, format: WireFormat, step: usize, now: Instant) -> Driver<Nvme
 fn a_namespace_is_learned_however_bytes_are_cut() {
     for format in [PLAIN, BOTH] {
         at_every_split(|step| {
-            let mut driver = admin(Ask::Use(1), format, step, Instant::now());
+            let mut driver = admin(ControllerQuery::Use(1), format, step, Instant::now());
             let opcodes = bring_up(&mut driver, format, &mut ScriptedSubsystem::default());
             // Connect, CAP, VS, CC, CSTS; controller, limits, namespace, descriptors; number of
             // queues.

@@ -156,7 +156,7 @@ proptest! {
         results in prop::collection::vec(any::<u64>(), 20..21),
         status in any::<u16>(),
     ) {
-        let config = AdminConfig { names: names(), credentials: None, queues: 1, ask: Ask::Namespaces, keep_alive: Duration::ZERO };
+        let config = AdminConfig { names: names(), credentials: None, queues: 1, query: ControllerQuery::Namespaces, keep_alive: Duration::ZERO };
         let session = NvmeTcpAdminSession::new(config, PLAIN.digests, Pool::new(1 << 20), Instant::now());
         let mut driver = Driver::of(session, usize::MAX);
         driver.sent();

@@ -96,8 +96,13 @@ fn brought_up(
     secrets: Option<HostSecrets>,
 ) -> (Driver<NvmeTcpAdminSession>, Pump<NvmeTcpTargetSession>) {
     let credentials = secrets.map(|secrets| credentials(secrets, 1));
-    let config =
-        AdminConfig { names: names(), credentials, queues: 3, ask: Ask::Use(1), keep_alive: Duration::ZERO };
+    let config = AdminConfig {
+        names: names(),
+        credentials,
+        queues: 3,
+        query: ControllerQuery::Use(1),
+        keep_alive: Duration::ZERO,
+    };
     let session = NvmeTcpAdminSession::new(config, Digests::default(), Pool::new(1 << 20), Instant::now());
     let (mut host, mut target) = (Driver::of(session, usize::MAX), served.target());
     exchange_all(&mut host, &mut target);
@@ -238,8 +243,8 @@ fn a_controller_that_fails_to_authenticate_is_disconnected() {
 /// An admin queue with this state of secure channel concatenation.
 fn admin(secrets: HostSecrets, concatenation: Concatenation) -> Driver<NvmeTcpAdminSession> {
     let credentials = Some(HostCredentials { concatenation, ..credentials(secrets, 1) });
-    let ask = Ask::Use(1);
-    let config = AdminConfig { names: names(), credentials, queues: 1, ask, keep_alive: Duration::ZERO };
+    let query = ControllerQuery::Use(1);
+    let config = AdminConfig { names: names(), credentials, queues: 1, query, keep_alive: Duration::ZERO };
     let session = NvmeTcpAdminSession::new(config, Digests::default(), Pool::new(1 << 20), Instant::now());
     Driver::of(session, usize::MAX)
 }

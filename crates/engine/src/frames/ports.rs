@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// Ports and their state; the owner holds the session.
-pub(crate) struct Wire<H: FrameHost = EngineCore> {
+pub(crate) struct FramePorts<H: FrameHost = EngineCore> {
     ports: Vec<OpenPort<H>>,
     core: Rc<H>,
     waker: Waker,
@@ -35,7 +35,7 @@ struct OpenPort<H: FrameHost> {
     wants_output: bool,
 }
 
-impl<H: FrameHost> Wire<H> {
+impl<H: FrameHost> FramePorts<H> {
     /// Opens the interfaces of these names, in the order of their ids.
     ///
     /// # Errors
@@ -45,14 +45,14 @@ impl<H: FrameHost> Wire<H> {
         waker: &Waker,
         interfaces: &[String],
         side: Side,
-    ) -> Result<Wire<H>, (String, io::Error)> {
+    ) -> Result<FramePorts<H>, (String, io::Error)> {
         let mut ports = Vec::with_capacity(interfaces.len());
         for name in interfaces {
             let port = core.open_port(name, side).map_err(|error| (name.clone(), error))?;
             let watch = core.watch(waker);
             ports.push(OpenPort { watch, port, name: name.clone(), known: None, wants_output: false });
         }
-        Ok(Wire {
+        Ok(FramePorts {
             ports,
             core: core.clone(),
             waker: waker.clone(),

@@ -4,7 +4,7 @@ use crate::socket::Address;
 
 /// A redirection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Move {
+pub struct Redirection {
     /// The new address.
     pub address: Address,
     /// Whether the redirection is permanent; otherwise it is temporary.
@@ -13,7 +13,7 @@ pub struct Move {
 
 /// The configured address, and the redirections followed since.
 #[derive(Debug)]
-pub(super) struct Moves {
+pub(super) struct Redirections {
     /// The address to start from.
     initial: Address,
     /// Addresses of the redirections followed since, in order.
@@ -22,12 +22,9 @@ pub(super) struct Moves {
     is_permanent: bool,
 }
 
-/// Why a redirection is not followed, as half a sentence.
-pub(super) type Problem = &'static str;
-
-impl Moves {
-    pub(super) fn from(initial: Address) -> Moves {
-        Moves { initial, visited: Vec::new(), is_permanent: true }
+impl Redirections {
+    pub(super) fn from(initial: Address) -> Redirections {
+        Redirections { initial, visited: Vec::new(), is_permanent: true }
     }
 
     /// The address to dial next.
@@ -43,13 +40,13 @@ impl Moves {
     /// Follows a redirection.
     ///
     /// # Errors
-    /// If the address was visited before, or after [`MAX_MOVES`] redirections.
-    pub(super) fn follow(&mut self, moved: Move) -> Result<(), Problem> {
+    /// If the address was visited before, or after [`MAX_REDIRECTIONS`] redirections.
+    pub(super) fn follow(&mut self, moved: Redirection) -> Result<(), &'static str> {
         let is_known = moved.address == self.initial || self.visited.contains(&moved.address);
         if is_known {
             return Err("which was already visited: a redirection loop");
         }
-        if self.visited.len() >= MAX_MOVES {
+        if self.visited.len() >= MAX_REDIRECTIONS {
             return Err("after 4 redirections, the limit");
         }
         self.is_permanent &= moved.is_permanent;
@@ -76,7 +73,7 @@ impl Moves {
 }
 
 /// Maximum number of redirections of one login.
-pub(super) const MAX_MOVES: usize = 4;
+pub(super) const MAX_REDIRECTIONS: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -86,43 +83,43 @@ mod tests {
         Address::Tcp(([127, 0, 0, 1], port).into())
     }
 
-    fn to(port: u16, is_permanent: bool) -> Move {
-        Move { address: at(port), is_permanent }
+    fn to(port: u16, is_permanent: bool) -> Redirection {
+        Redirection { address: at(port), is_permanent }
     }
 
     #[test]
     fn a_temporary_redirection_returns_to_the_initial_address() {
-        let mut moves = Moves::from(at(1));
-        moves.follow(to(2, false)).unwrap();
-        assert_eq!(moves.address(), &at(2));
-        moves.settle();
-        assert_eq!((moves.address(), moves.initial()), (&at(2), &at(1)));
-        moves.restart();
-        assert_eq!(moves.address(), &at(1));
+        let mut redirections = Redirections::from(at(1));
+        redirections.follow(to(2, false)).unwrap();
+        assert_eq!(redirections.address(), &at(2));
+        redirections.settle();
+        assert_eq!((redirections.address(), redirections.initial()), (&at(2), &at(1)));
+        redirections.restart();
+        assert_eq!(redirections.address(), &at(1));
     }
 
     #[test]
     fn a_permanent_redirection_changes_the_initial_address() {
-        let mut moves = Moves::from(at(1));
-        moves.follow(to(2, true)).unwrap();
-        moves.follow(to(3, true)).unwrap();
-        moves.settle();
-        moves.restart();
-        assert_eq!(moves.address(), &at(3));
+        let mut redirections = Redirections::from(at(1));
+        redirections.follow(to(2, true)).unwrap();
+        redirections.follow(to(3, true)).unwrap();
+        redirections.settle();
+        redirections.restart();
+        assert_eq!(redirections.address(), &at(3));
         // A permanent redirection that follows a temporary one is temporary, too.
-        moves.follow(to(4, false)).unwrap();
-        moves.follow(to(5, true)).unwrap();
-        moves.settle();
-        moves.restart();
-        assert_eq!(moves.address(), &at(3));
+        redirections.follow(to(4, false)).unwrap();
+        redirections.follow(to(5, true)).unwrap();
+        redirections.settle();
+        redirections.restart();
+        assert_eq!(redirections.address(), &at(3));
     }
 
     #[test]
     fn redirection_loops_and_long_chains_are_refused() {
-        let mut moves = Moves::from(at(1));
-        assert!(moves.follow(to(1, true)).is_err());
-        (2..=5).for_each(|port| moves.follow(to(port, true)).unwrap());
-        assert_eq!(moves.follow(to(3, false)), Err("which was already visited: a redirection loop"));
-        assert_eq!(moves.follow(to(6, false)), Err("after 4 redirections, the limit"));
+        let mut redirections = Redirections::from(at(1));
+        assert!(redirections.follow(to(1, true)).is_err());
+        (2..=5).for_each(|port| redirections.follow(to(port, true)).unwrap());
+        assert_eq!(redirections.follow(to(3, false)), Err("which was already visited: a redirection loop"));
+        assert_eq!(redirections.follow(to(6, false)), Err("after 4 redirections, the limit"));
     }
 }

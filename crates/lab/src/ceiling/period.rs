@@ -1,23 +1,23 @@
 //! The measured period, as both threads see it.
 
-use crate::cpu::{CpuTime, Used};
+use crate::cpu::{CpuTime, CpuUsage};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Opened and closed by the client, read by the server.
-pub(super) struct Window {
+pub(super) struct MeasuredPeriod {
     state: AtomicU8,
 }
 
-/// CPU time of one thread within the window.
+/// CPU time of one thread within the period.
 #[derive(Default)]
 pub(super) struct CpuWatch {
     begun: Option<CpuTime>,
-    used: Option<Used>,
+    used: Option<CpuUsage>,
 }
 
-impl Window {
-    pub(super) fn new() -> Window {
-        Window { state: AtomicU8::new(RAMP) }
+impl MeasuredPeriod {
+    pub(super) fn new() -> MeasuredPeriod {
+        MeasuredPeriod { state: AtomicU8::new(RAMP) }
     }
 
     pub(super) fn open(&self) {
@@ -30,10 +30,10 @@ impl Window {
 }
 
 impl CpuWatch {
-    /// Samples the thread's CPU time if the window has just opened or closed.
+    /// Samples the thread's CPU time if the period has just opened or closed.
     #[inline]
-    pub(super) fn watch(&mut self, window: &Window) {
-        let state = window.state.load(Ordering::Acquire);
+    pub(super) fn watch(&mut self, period: &MeasuredPeriod) {
+        let state = period.state.load(Ordering::Acquire);
         if self.begun.is_none() && state != RAMP {
             self.begun = Some(CpuTime::of_this_thread());
         }
@@ -43,7 +43,7 @@ impl CpuWatch {
     }
 
     /// CPU time from opening to closing; `None` if it has not seen both.
-    pub(super) fn used(&self) -> Option<Used> {
+    pub(super) fn used(&self) -> Option<CpuUsage> {
         self.used
     }
 }

@@ -1,8 +1,8 @@
 //! Connections that move to another process, which takes over from this one.
 //!
-//! After [`Departures::ask`], a session whose peer would not reconnect by itself accepts no further
-//! request. Once its requests are answered, its socket, its received but unparsed bytes and its
-//! state move to the other process. Other sessions end as they do when the process stops.
+//! After [`SessionHandover::request`], a session whose peer would not reconnect by itself accepts
+//! no further request. Once its requests are answered, its socket, its received but unparsed bytes
+//! and its state move to the other process. Other sessions end as they do when the process stops.
 
 use crate::socket::Stream;
 use std::io;
@@ -13,15 +13,15 @@ use std::time::Duration;
 
 /// The connections of this process that move to another one.
 #[derive(Default)]
-pub struct Departures {
-    is_asked: AtomicBool,
+pub struct SessionHandover {
+    is_requested: AtomicBool,
     /// Number of connections that should move and cannot, because they use TLS.
     secured: AtomicUsize,
-    departed: Mutex<Vec<DepartedConnection<OwnedFd>>>,
+    handed_over: Mutex<Vec<HandedOverConnection<OwnedFd>>>,
 }
 
 /// A connection that is ready for the other process. None of its requests is in flight.
-pub struct DepartedConnection<S> {
+pub struct HandedOverConnection<S> {
     /// Name of its protocol.
     pub protocol: &'static str,
     /// Address of the listener that accepted it.
@@ -36,18 +36,18 @@ pub struct DepartedConnection<S> {
     pub state: Vec<u8>,
 }
 
-impl Departures {
+impl SessionHandover {
     /// Asks connections to move. Their tasks do so when they run next; see
     /// [`crate::cores::Cores::wake_all`].
-    pub fn ask(&self) {
-        self.is_asked.store(true, Ordering::Relaxed);
+    pub fn request(&self) {
+        self.is_requested.store(true, Ordering::Relaxed);
     }
 
     /// Whether connections should move.
     #[inline]
     #[must_use]
-    pub fn is_asked(&self) -> bool {
-        self.is_asked.load(Ordering::Relaxed)
+    pub fn is_requested(&self) -> bool {
+        self.is_requested.load(Ordering::Relaxed)
     }
 
     /// Number of connections that cannot move because they use TLS, whose keys and record numbers
@@ -59,31 +59,31 @@ impl Departures {
 
     /// Takes the connections that have become ready since the last call.
     #[must_use]
-    pub fn take(&self) -> Vec<DepartedConnection<OwnedFd>> {
-        std::mem::take(&mut *self.departed.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn take(&self) -> Vec<HandedOverConnection<OwnedFd>> {
+        std::mem::take(&mut *self.handed_over.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Keeps a connection for [`Departures::take`].
+    /// Keeps a connection for [`SessionHandover::take`].
     ///
     /// # Errors
     /// If the process cannot open another file descriptor. The connection is then closed.
-    pub(crate) fn add(&self, departed: DepartedConnection<Stream>) -> io::Result<()> {
-        let DepartedConnection { protocol, listener, peer, stream, unread, state } = departed;
+    pub(crate) fn add(&self, handed_over: HandedOverConnection<Stream>) -> io::Result<()> {
+        let HandedOverConnection { protocol, listener, peer, stream, unread, state } = handed_over;
         let stream = stream.as_fd().try_clone_to_owned()?;
-        let departed = DepartedConnection { protocol, listener, peer, stream, unread, state };
-        self.departed.lock().unwrap_or_else(PoisonError::into_inner).push(departed);
+        let handed_over = HandedOverConnection { protocol, listener, peer, stream, unread, state };
+        self.handed_over.lock().unwrap_or_else(PoisonError::into_inner).push(handed_over);
         Ok(())
     }
 
     /// Counts a connection with TLS until the result is dropped.
-    pub(crate) fn count_secured(self: &Arc<Departures>) -> SecuredConnection {
+    pub(crate) fn count_secured(self: &Arc<SessionHandover>) -> SecuredConnection {
         self.secured.fetch_add(1, Ordering::Relaxed);
         SecuredConnection(self.clone())
     }
 }
 
-/// One connection with TLS in the count of [`Departures::secured`].
-pub(crate) struct SecuredConnection(Arc<Departures>);
+/// One connection with TLS in the count of [`SessionHandover::secured`].
+pub(crate) struct SecuredConnection(Arc<SessionHandover>);
 
 impl Drop for SecuredConnection {
     fn drop(&mut self) {
@@ -91,6 +91,6 @@ impl Drop for SecuredConnection {
     }
 }
 
-/// How long an unfinished handshake may continue after [`Departures::ask`]. A client that is about
-/// to use a volume needs milliseconds.
+/// How long an unfinished handshake may continue after [`SessionHandover::request`]. A client that
+/// is about to use a volume needs milliseconds.
 pub(crate) const HANDSHAKE_TIME: Duration = Duration::from_secs(1);
