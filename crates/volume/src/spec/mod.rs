@@ -28,7 +28,7 @@
 //! that never completes.
 //!
 //! Keys of a rate: `iops=N` and `bw=SIZE` a second for all, `read_iops`, `read_bw`, `write_iops`,
-//! `write_bw` apart.
+//! `write_bw` apart, and `burst=DURATION` (10ms).
 
 mod parse;
 mod path;
@@ -40,7 +40,7 @@ pub use url::Url;
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
 use crate::fault::Fault;
-use crate::rate::Limits;
+use crate::limiter::Limits;
 use crate::units::UnitError;
 use std::path::{Path, PathBuf};
 
