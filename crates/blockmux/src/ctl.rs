@@ -18,11 +18,13 @@ pub(crate) use self::sessions::SessionStatus;
 use crate::api::client::Client;
 use crate::api::{ApiAddress, ApiError, ErrorBody};
 use crate::failure::Failure;
+use crate::limits::{self, LimitsBody};
 use crate::log::levels::Levels;
 use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
 use crate::protocol::secret;
 use blockmux_proto::volume_state::VolumeTraffic;
+use blockmux_volume::Limits;
 use blockmux_volume::units::{human_size, parse_size};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -62,6 +64,17 @@ pub(crate) enum Request {
         /// New size, as 10g [default: the current size of the file or device]
         #[arg(value_parser = parse_size)]
         size: Option<u64>,
+    },
+    /// Limit a volume's I/O, also for clients that are connected
+    Limit {
+        /// Name of the volume
+        name: String,
+        /// Limits of all clients together, as iops=500,bandwidth=10m; none removes them
+        #[arg(value_name = "KEY=N,...", value_parser = limits::parse, required_unless_present = "client_limits")]
+        limits: Option<Limits>,
+        /// Limits of each client
+        #[arg(long = "client", value_name = "KEY=N,...", value_parser = limits::parse)]
+        client_limits: Option<Limits>,
     },
     /// Export a new volume
     Add {
@@ -233,6 +246,15 @@ pub(crate) struct VolumeStatus {
     pub(crate) gone: usize,
     #[serde(flatten)]
     pub(crate) traffic: TrafficStatus,
+    /// Limits of all clients together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limits: Option<LimitsBody>,
+    /// Limits of each client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) client_limits: Option<LimitsBody>,
+    /// Present if limits have held requests back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) throttled: Option<ThrottleStatus>,
     /// Present if an initiator or host is registered or holds a reservation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reservation: Option<ReservationStatus>,
@@ -299,6 +321,17 @@ impl TrafficStatus {
         ]
         .map(|(label, value)| format!("{:<at$}{value}", format!("  {label}")))
     }
+}
+
+/// Requests that limits have held back.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ThrottleStatus {
+    /// Number of requests that are held now.
+    pub(crate) held: u64,
+    /// Number of requests that were held since the volume was exported.
+    pub(crate) requests: u64,
+    /// Sum of the times for which they were held.
+    pub(crate) seconds: f64,
 }
 
 /// Reservations of a volume.
@@ -409,6 +442,12 @@ fn status_text(status: &Status) -> String {
         }
         lines.extend(lost_connections("  ", volume.gone));
         lines.extend(volume.traffic.lines(15));
+        let limits = [("limits", &volume.limits), ("each client", &volume.client_limits)];
+        let limits = limits.into_iter().filter_map(|(label, limits)| Some((label, limits.as_ref()?)));
+        lines.extend(limits.map(|(label, limits)| format!("  {label:<11}  {}", limits.text())));
+        lines.extend(volume.throttled.as_ref().map(|ThrottleStatus { held, requests, seconds }| {
+            format!("  throttled    {requests} requests for {seconds:.1} s, {held} of them held now")
+        }));
         if let Some(ReservationStatus { registrants, reserved }) = &volume.reservation {
             let held = if *reserved { ", reserved" } else { "" };
             lines.push(format!("  registered   {registrants}{held}"));
@@ -437,6 +476,7 @@ Examples:
   blockmux serve mem:1g --control unix:/run/user/1000/blockmux.sock
   blockmux ctl unix:/run/user/1000/blockmux.sock status
   blockmux ctl unix:/run/user/1000/blockmux.sock resize disk0 2g
+  blockmux ctl unix:/run/user/1000/blockmux.sock limit disk0 iops=500
   blockmux ctl unix:/run/user/1000/blockmux.sock add data=file:/srv/data.img
   blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible

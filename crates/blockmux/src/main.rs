@@ -16,6 +16,7 @@ mod discover;
 mod failure;
 mod image_format;
 mod info;
+mod limits;
 mod log;
 mod machine;
 mod networks;

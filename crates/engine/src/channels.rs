@@ -11,6 +11,7 @@
 
 use crate::reactor::Progress;
 use crate::sessions::Session;
+use crate::throttles::Throttles;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::session::Target;
 use blockmux_proto::volume_state::{MAX_ORPHANS, Meter, Origin, OrphanedUser, RequestKind, VolumeState};
@@ -37,6 +38,8 @@ pub(crate) struct Channels {
     session: Option<Arc<Session>>,
     origin: Origin,
     clock: PollClock,
+    /// Limits hold nothing back any more.
+    is_lifted: bool,
 }
 
 /// The clock for latencies: the time of each poll, and a sample of the time within a poll.
@@ -87,9 +90,26 @@ struct OpenChannel {
     /// Requests that have not completed.
     in_flight: u32,
     begun: BegunIo,
+    throttles: Throttles,
     volume_state: Arc<VolumeState>,
     /// Set once the peer has disconnected with I/O in flight.
     orphan: Option<OrphanedUser>,
+}
+
+impl OpenChannel {
+    /// Counts completions.
+    #[inline]
+    fn count(&mut self, done: &[Completion], clock: &mut PollClock, core: &dyn Core) {
+        self.in_flight -= done.len() as u32;
+        for Completion { tag, result } in done {
+            if let Some((begun_ns, kind)) = self.begun.of(*tag) {
+                self.meter.complete(kind, clock.latency_ns(begun_ns, core));
+            }
+            if let Err(error) = result {
+                self.meter.fail(error);
+            }
+        }
+    }
 }
 
 /// Submission time and kind of each I/O in flight, indexed by the slot number in its tag.
@@ -139,13 +159,18 @@ impl Channels {
             session: None,
             origin,
             clock: PollClock::default(),
+            is_lifted: false,
         }
     }
 
-    /// Counts I/O for this session, including I/O counted before this call.
+    /// Counts I/O for this session, including I/O counted before this call, and applies the limits
+    /// of each client to its client.
     pub(crate) fn count_for(&mut self, session: &Arc<Session>) {
         if self.session.is_none() {
-            self.open.iter().for_each(|open| session.add(&open.meter));
+            for open in &mut self.open {
+                session.add(&open.meter);
+                open.throttles.set_client(session.client().clone());
+            }
             self.session = Some(session.clone());
         }
     }
@@ -167,9 +192,28 @@ impl Channels {
         self.exports.get(volume).map_or_else(String::new, |export| export.name.clone())
     }
 
-    /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected.
-    pub(crate) fn orphan(&mut self) {
+    /// Limits hold nothing back any more, because the session ends.
+    pub(crate) fn lift_limits(&mut self) {
+        if !std::mem::replace(&mut self.is_lifted, true) {
+            self.open.iter_mut().for_each(|open| open.throttles.lift());
+            self.waker.wake();
+        }
+    }
+
+    /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected. Held
+    /// requests are aborted if the peer cannot have a use for them: a write that starts much later
+    /// could undo what the peer writes over another connection.
+    pub(crate) fn orphan(&mut self, aborts_held: bool) {
         self.session = None;
+        let now = self.core.now();
+        for open in &mut self.open {
+            while aborts_held && let Some(tag) = open.throttles.cancel_any(&open.meter, now) {
+                let aborted = Completion { tag, result: Err(IoError::Aborted) };
+                open.count(std::slice::from_ref(&aborted), &mut self.clock, &*self.core);
+                self.done.push(aborted);
+                self.waker.wake();
+            }
+        }
         for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.orphan.is_none()) {
             open.orphan = Some(open.volume_state.orphan());
             if open.volume_state.orphans() == MAX_ORPHANS
@@ -205,19 +249,15 @@ impl Channels {
             if self.in_flight == 0 {
                 return progress;
             }
-            for OpenChannel { channel, meter, in_flight, begun, .. } in &mut self.open {
+            for open in &mut self.open {
+                let OpenChannel { channel, meter, throttles, .. } = open;
+                if !throttles.is_empty() && throttles.release(&mut **channel, meter, now, &mut to_submit) {
+                    progress = Progress::Drained;
+                }
                 let before = self.done.len();
                 channel.kick();
                 channel.poll(&mut self.done);
-                *in_flight -= (self.done.len() - before) as u32;
-                for Completion { tag, result } in &self.done[before..] {
-                    if let Some((begun_ns, kind)) = begun.of(*tag) {
-                        meter.complete(kind, self.clock.latency_ns(begun_ns, &*self.core));
-                    }
-                    if let Err(error) = result {
-                        meter.fail(error);
-                    }
-                }
+                open.count(&self.done[before..], &mut self.clock, &*self.core);
             }
             if !self.done.is_empty() {
                 progress = Progress::Drained;
@@ -245,10 +285,16 @@ impl Channels {
             *budget = budget.saturating_sub(io.len);
             let (tag, poll_ns) = (io.tag, self.clock.poll_ns);
             match self.channel(volume, session.depth()) {
-                Ok(OpenChannel { channel, meter, in_flight, begun, .. }) => {
+                Ok(OpenChannel { channel, meter, in_flight, begun, throttles, .. }) => {
                     meter.count(&io);
                     begun.begin(tag, poll_ns, RequestKind::of(io.op));
-                    channel.submit(io);
+                    let admitted = match throttles.is_free() {
+                        true => Some(io),
+                        false => throttles.admit(io, session.station(tag), meter, now),
+                    };
+                    if let Some(io) = admitted {
+                        channel.submit(io);
+                    }
                     *in_flight += 1;
                     self.in_flight += 1;
                 }
@@ -256,7 +302,12 @@ impl Channels {
             }
         }
         while let Some((volume, tag)) = session.poll_cancel() {
-            if let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) {
+            let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) else { continue };
+            if !open.throttles.is_empty() && open.throttles.cancel(tag, &open.meter, now) {
+                let aborted = Completion { tag, result: Err(IoError::Aborted) };
+                open.count(std::slice::from_ref(&aborted), &mut self.clock, &*self.core);
+                self.done.push(aborted);
+            } else {
                 open.channel.cancel(tag);
             }
         }
@@ -297,6 +348,12 @@ impl Channels {
         if let Some(session) = &self.session {
             session.add(&meter);
         }
+        let client = self.session.as_ref().map(|session| session.client().clone());
+        let (core, waker) = (self.core.clone(), self.waker.clone());
+        let mut throttles = Throttles::new(volume_state.limiter().clone(), client, core, waker);
+        if self.is_lifted {
+            throttles.lift();
+        }
         let begun = BegunIo::default();
         self.open.push(OpenChannel {
             volume,
@@ -304,6 +361,7 @@ impl Channels {
             meter,
             in_flight: 0,
             begun,
+            throttles,
             volume_state,
             orphan: None,
         });
@@ -324,13 +382,16 @@ const MAX_SLOTS: usize = 1 << 16;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::event::AuditEvent;
+    use crate::sessions::Sessions;
+    use blockmux_proto::event::{AuditEvent, Login};
     use blockmux_proto::exports::Export;
+    use blockmux_proto::frames::Mac;
     use blockmux_proto::session::{SessionStage, Timed};
     use blockmux_proto::volume_state::error_kind;
     use blockmux_volume::conformance::TestCore;
-    use blockmux_volume::{Io, MemVolume, Op, Volume, VolumeInfo};
+    use blockmux_volume::{Io, Limit, Limits, MemVolume, Op, Volume, VolumeInfo, VolumeLimits};
     use std::collections::VecDeque;
+    use std::num::NonZeroU64;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
@@ -340,12 +401,16 @@ mod tests {
         begun: u64,
         completed: u64,
         refused: u32,
+        cancels: Vec<Tag>,
+        /// Each command belongs to a station of its own.
+        has_stations: bool,
     }
 
     impl Endless {
         fn new(commands: u64, len: u64) -> Endless {
             let queue = (0..commands).map(|tag| Io::new(Tag(tag), Op::Read, 0, len)).collect();
-            Endless { queue, begun: 0, completed: 0, refused: 0 }
+            let (cancels, has_stations) = (Vec::new(), false);
+            Endless { queue, begun: 0, completed: 0, refused: 0, cancels, has_stations }
         }
     }
 
@@ -373,7 +438,11 @@ mod tests {
         }
 
         fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-            None
+            Some((VolumeId(0), self.cancels.pop()?))
+        }
+
+        fn station(&mut self, Tag(tag): Tag) -> Option<Mac> {
+            self.has_stations.then_some(Mac([2, 0, 0, 0, 0, tag as u8]))
         }
 
         fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
@@ -455,8 +524,8 @@ mod tests {
         for (channels, session) in &mut left {
             assert!(volume_state.takes_users());
             channels.move_io(session, Instant::now());
-            channels.orphan();
-            channels.orphan();
+            channels.orphan(false);
+            channels.orphan(false);
         }
         let mut refused = (open(), Endless::new(1, 512));
         refused.0.move_io(&mut refused.1, Instant::now());
@@ -522,7 +591,7 @@ mod tests {
         let origin = Origin { protocol: "nbd", listener: "127.0.0.1:10809".into() };
         let core = TestCore::new().as_core();
         let mut channels = Channels::new(exports.clone(), core, Waker::idle(), origin.clone());
-        let mut session = Endless { queue: VecDeque::new(), begun: 0, completed: 0, refused: 0 };
+        let mut session = Endless::new(0, 0);
         session.queue.push_back(Io::new(Tag(3), Op::Read, 0, 512));
         session.queue.push_back(Io::new(Tag(7 << 32), Op::Read, 8 << 20, 512));
         let start = Instant::now();
@@ -542,5 +611,122 @@ mod tests {
         assert_eq!((reads.count(), sum.in_flight()), (sum.traffic.reads, 0));
         assert_eq!(reads.buckets[13], 2, "two took 5 ms: {reads:?}");
         assert_eq!(sum.latency.writes.count() + sum.latency.others.count(), 0);
+    }
+
+    /// A volume with limits in requests per second, and channels of its users.
+    struct Limited {
+        core: Rc<TestCore>,
+        exports: Exports,
+        volume_state: Arc<VolumeState>,
+    }
+
+    impl Limited {
+        fn new(volume: u64, client: u64) -> Limited {
+            let exports = exports(&Arc::new(AtomicBool::new(true)));
+            let volume_state = exports.volume_state(VolumeId(0)).unwrap();
+            let limited = Limited { core: TestCore::new(), exports, volume_state };
+            limited.set(volume, client);
+            limited
+        }
+
+        fn set(&self, volume: u64, client: u64) {
+            let limits = |iops| {
+                let total = Limit { iops: NonZeroU64::new(iops), bytes_per_s: None };
+                Limits { total, ..Limits::default() }
+            };
+            let limits = VolumeLimits { volume: limits(volume), client: limits(client) };
+            assert!(self.volume_state.limiter().set_limits(limits));
+        }
+
+        fn channels(&self) -> Channels {
+            let waker = self.core.ready().waker(1);
+            Channels::new(self.exports.clone(), self.core.as_core(), waker, Origin::default())
+        }
+
+        /// Requests that have completed after a turn, and those that are held.
+        fn turn(&self, channels: &mut Channels, session: &mut Endless) -> (u64, u64) {
+            channels.move_io(session, self.core.now());
+            (session.completed / 512, self.volume_state.traffic().held)
+        }
+    }
+
+    #[test]
+    fn requests_beyond_a_limit_are_held_and_start_when_it_permits() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        for completed in 2..5 {
+            assert_eq!(limited.core.ready().pop(), None);
+            assert!(limited.core.jump());
+            assert_eq!(limited.core.ready().pop(), Some(1), "woken when the next one may start");
+            assert_eq!(limited.turn(&mut channels, &mut session), (completed, 3));
+        }
+        assert_eq!(limited.core.now(), limited.core.started() + Duration::from_millis(300));
+        let traffic = limited.volume_state.traffic();
+        assert_eq!((traffic.throttled, traffic.throttled_ns), (6, (100 + 200 + 300) * 1_000_000));
+        limited.set(0, 0);
+        let (completed, held) = limited.turn(&mut channels, &mut session);
+        assert!(completed > 10 && held == 0, "{completed} completed, {held} held");
+    }
+
+    #[test]
+    fn a_held_request_can_be_cancelled_and_completes_at_once() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        limited.turn(&mut channels, &mut session);
+        session.cancels.push(Tag(2));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 2));
+        let [sum] = &limited.volume_state.traffic_by_origin()[..] else { panic!("one origin") };
+        assert_eq!(
+            (session.refused, sum.failures[error_kind(&IoError::Aborted)], sum.in_flight()),
+            (1, 1, 2)
+        );
+    }
+
+    #[test]
+    fn held_requests_of_a_lost_connection_are_aborted_and_those_of_a_closed_one_continue() {
+        let limited = Limited::new(10, 0);
+        let user = || (limited.channels(), Endless::new(3, 512));
+        let (mut closed, mut lost) = (user(), user());
+        limited.turn(&mut closed.0, &mut closed.1);
+        limited.turn(&mut lost.0, &mut lost.1);
+        closed.0.leave(false);
+        assert_eq!((limited.volume_state.orphans(), closed.1.refused), (1, 0));
+        lost.0.leave(true);
+        assert_eq!(limited.core.ready().pop(), Some(1));
+        assert_eq!(limited.turn(&mut lost.0, &mut lost.1), (0, 3));
+        assert!(lost.0.is_idle() && lost.1.refused == 3 && limited.volume_state.orphans() == 1);
+    }
+
+    #[test]
+    fn limits_do_not_hold_requests_of_a_session_that_ends_or_of_a_removed_volume() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        limited.turn(&mut channels, &mut session);
+        channels.lift_limits();
+        assert_eq!(limited.core.ready().pop(), Some(1));
+        assert_eq!(limited.turn(&mut channels, &mut session).1, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session).1, 3);
+        limited.volume_state.retire();
+        assert_eq!(limited.turn(&mut channels, &mut session).1, 0);
+    }
+
+    #[test]
+    fn connections_of_one_client_share_its_limit_and_each_station_has_its_own() {
+        let limited = Limited::new(0, 10);
+        let sessions = Sessions::default();
+        let completed = |initiator: &str, peer: &str| {
+            let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+            let login = Login { initiator: initiator.to_owned(), ..Login::default() };
+            channels.count_for(&sessions.begin(login, peer));
+            limited.turn(&mut channels, &mut session).0
+        };
+        let peers = ["192.0.2.1:1", "192.0.2.1:2", "192.0.2.2:1"];
+        assert_eq!(peers.map(|peer| completed("", peer)), [1, 0, 1]);
+        assert_eq!(peers.map(|peer| completed("iqn.a", peer)), [1, 0, 0]);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        session.has_stations = true;
+        assert_eq!(limited.turn(&mut channels, &mut session), (3, 3));
     }
 }

@@ -51,4 +51,5 @@ mod stall;
 pub mod state;
 pub mod sys;
 pub mod target;
+mod throttles;
 mod timers;

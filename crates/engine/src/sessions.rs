@@ -25,6 +25,8 @@ impl Default for Sessions {
 pub struct Session {
     login: Login,
     peer: String,
+    /// See [`client_of`].
+    client: Arc<str>,
     listener: Arc<str>,
     since: SystemTime,
     /// [`OPEN`], [`DRAINING`] or [`CLOSED`].
@@ -54,7 +56,26 @@ impl SessionInfo {
     /// The peer's IP address; `None` if it has none.
     #[must_use]
     pub fn peer_ip(&self) -> Option<IpAddr> {
-        self.peer.parse::<SocketAddr>().ok().map(|address| address.ip())
+        peer_ip(&self.peer)
+    }
+
+    /// The client, which may have several sessions: the initiator's name, or where the protocol has
+    /// no names for initiators, the peer's IP address or process.
+    #[must_use]
+    pub fn client(&self) -> String {
+        client_of(&self.login, &self.peer)
+    }
+}
+
+fn peer_ip(peer: &str) -> Option<IpAddr> {
+    peer.parse::<SocketAddr>().ok().map(|address| address.ip())
+}
+
+/// Implements [`SessionInfo::client`].
+fn client_of(login: &Login, peer: &str) -> String {
+    match login.initiator.as_str() {
+        "" => peer_ip(peer).map_or_else(|| peer.to_owned(), |address| address.to_string()),
+        name => name.to_owned(),
     }
 }
 
@@ -63,6 +84,7 @@ impl Sessions {
     #[must_use]
     pub fn begin(&self, login: Login, peer: &str) -> Arc<Session> {
         let session = Arc::new(Session {
+            client: client_of(&login, peer).into(),
             login,
             peer: peer.to_owned(),
             listener: self.listener.clone(),
@@ -134,6 +156,11 @@ impl Session {
     #[inline]
     pub(crate) fn is_draining(&self) -> bool {
         self.end.load(Ordering::Relaxed) != OPEN
+    }
+
+    /// The client, as [`SessionInfo::client`].
+    pub(crate) fn client(&self) -> &Arc<str> {
+        &self.client
     }
 
     /// Why the session was asked to end.

@@ -28,7 +28,7 @@ impl StallWatch {
     pub(crate) fn check(&mut self, now: Instant, moved_bytes: u64, pool: &Pool) {
         let Some(account) = pool.account() else { return };
         account.set_moved(moved_bytes);
-        let held = account.held_bytes();
+        let held = account.caused_bytes();
         let moved = moved_bytes.saturating_sub(self.moved_bytes);
         (self.next_check, self.moved_bytes) = (now + CHECK_INTERVAL, moved_bytes);
         if moved > held as u64 / SLOWEST_CHECKS {

@@ -246,6 +246,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         if (is_draining || self.core.is_stopping()) && !self.is_stop_sent && !self.is_moving_to_process(now) {
             self.is_stop_sent = true;
             self.session.on_stop(now);
+            self.channels.lift_limits();
         }
         if must_close {
             let session = self.audit.session();
@@ -267,6 +268,10 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
                 Inflow::Drained if progress == Progress::Idle => progress = Progress::Drained,
                 Inflow::Finished if self.ending.is_none() => self.ending = Some(Ending::AfterOutput),
                 _ => {}
+            }
+            if self.audit.session().is_none() {
+                // The limits of each client need the client before its first request.
+                self.log_events();
             }
             let moved = self.channels.move_io(&mut self.session, now);
             let sent = self.connection.send(&mut self.session)?;
@@ -324,7 +329,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     #[cold]
     fn orphan(&mut self) {
         self.log_end();
-        self.channels.orphan();
+        self.channels.orphan(self.ending == Some(Ending::Closed));
         if let Some(permit) = &mut self.permit {
             permit.orphan();
         }
@@ -403,7 +408,10 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         else {
             return false;
         };
-        let Some(state) = (process_handover.hand_over)(&mut self.session) else { return false };
+        let Some(state) = (process_handover.hand_over)(&mut self.session) else {
+            self.channels.lift_limits();
+            return false;
+        };
         let (stream, unread) = self.connection.hand_over();
         let handed_over = HandedOverConnection {
             protocol: permit.protocol(),
@@ -480,7 +488,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             return Err(Broken::Evicted(account.held_bytes()));
         }
         let is_moving = account.is_stalled() && self.connection.transferred_bytes() != self.stalled_at_bytes;
-        if is_moving || !holds_buffers || account.held_bytes() == 0 {
+        if is_moving || !holds_buffers || account.caused_bytes() == 0 {
             account.resume();
             self.stall = None;
             return Ok(());
@@ -572,6 +580,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             }
             if self.core.is_stopping() || self.is_replaced() {
                 self.session.on_stop(now);
+                self.channels.lift_limits();
             }
             progress = self.linger(now);
         }

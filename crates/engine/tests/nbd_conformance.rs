@@ -11,12 +11,14 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nbd::{self, NbdEndpoint};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
     HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
 };
 use blockmux_proto::session::NoControl;
-use blockmux_volume::{MemVolume, Pool, Volume, VolumeInfo};
+use blockmux_volume::{Limit, Limits, MemVolume, Pool, Volume, VolumeInfo, VolumeLimits};
 use conforms::{conforms, disk_and_frozen};
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,20 +33,27 @@ struct Target {
 
 impl Target {
     fn on_unix_socket(volume: Arc<dyn Volume>) -> Target {
-        Target::serve(volume, |folder| Address::Unix(folder.join("socket")))
+        Target::with_limits(volume, VolumeLimits::default())
+    }
+
+    fn with_limits(volume: Arc<dyn Volume>, limits: VolumeLimits) -> Target {
+        let exports = disk_and_frozen(&volume);
+        let (disk, _) = exports.find("disk").unwrap();
+        exports.volume_state(disk).unwrap().limiter().set_limits(limits);
+        Target::serve(exports, |folder| Address::Unix(folder.join("socket")))
     }
 
     fn on_tcp(volume: Arc<dyn Volume>) -> Target {
-        Target::serve(volume, |_| Address::Tcp(([127, 0, 0, 1], 0).into()))
+        Target::serve(disk_and_frozen(&volume), |_| Address::Tcp(([127, 0, 0, 1], 0).into()))
     }
 
-    fn serve(volume: Arc<dyn Volume>, place: impl FnOnce(&Path) -> Address) -> Target {
+    fn serve(exports: Exports, place: impl FnOnce(&Path) -> Address) -> Target {
         let folder = tempfile::tempdir().unwrap();
         let listener = Listener::bind(&place(folder.path())).unwrap();
         let address = listener.address().clone();
         let cores =
             Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
-        let (serve, inboxes) = (nbd::serve(disk_and_frozen(&volume), None), cores.inboxes());
+        let (serve, inboxes) = (nbd::serve(exports, None), cores.inboxes());
         cores.inboxes()[0].send(move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
         });
@@ -134,6 +143,16 @@ fn a_file_conforms_over_one_connection_and_over_three_in_every_form() {
         let file = FileVolume::open(folder.path().join("disk"), options).unwrap();
         conforms_in_every_form(&Target::on_unix_socket(Arc::new(file)), connections);
     }
+}
+
+#[test]
+fn a_ram_volume_with_limits_conforms_over_two_connections_in_every_form() {
+    let limit = |iops, bytes_per_s| Limits {
+        total: Limit { iops: NonZeroU64::new(iops), bytes_per_s: NonZeroU64::new(bytes_per_s) },
+        ..Limits::default()
+    };
+    let limits = VolumeLimits { volume: limit(20_000, 0), client: limit(0, 1 << 30) };
+    conforms_in_every_form(&Target::with_limits(ram(), limits), 2);
 }
 
 #[test]

@@ -18,7 +18,7 @@
 
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;
-use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
+use crate::frames::{Frame, FrameOutbox, FramePortInfo, Mac, PortId};
 use crate::outbox::Outbox;
 use blockmux_volume::{Chunk, Completion, Io, SgList, Tag, Waker};
 use std::any::Any;
@@ -225,6 +225,12 @@ pub trait Target: Timed {
 
     /// The stage of the session.
     fn stage(&self) -> SessionStage;
+
+    /// The station that an I/O in flight belongs to, over a protocol without connections: limits of
+    /// each client apply to each station.
+    fn station(&mut self, _tag: Tag) -> Option<Mac> {
+        None
+    }
 
     /// Identifies the oldest requested data of the peer for which the session holds memory; `None`
     /// if there is none. When buffers are short, the driver limits the time for which one may be

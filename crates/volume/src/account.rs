@@ -24,6 +24,8 @@ pub struct PeerAccount {
     /// its turn has not ended.
     pub(crate) reserved_bytes: Cell<usize>,
     pub(crate) is_queued: Cell<bool>,
+    /// Bytes of data of its writes that the limits of a volume hold back.
+    throttled_bytes: Cell<usize>,
     is_stalled: Cell<bool>,
     is_evicted: Cell<bool>,
     is_closed: Cell<bool>,
@@ -48,9 +50,12 @@ impl PeerAccount {
     }
 
     /// Bytes transferred since the peer last stalled: it may hold as much even when buffers are
-    /// short.
+    /// short. 0 while its writes are throttled: their buffers stay in use however fast it is.
     #[must_use]
     pub fn credit_bytes(&self) -> usize {
+        if self.throttled_bytes.get() > 0 {
+            return 0;
+        }
         let moved = self.moved_bytes.get().saturating_sub(self.moved_before_bytes.get());
         usize::try_from(moved).unwrap_or(usize::MAX)
     }
@@ -69,6 +74,24 @@ impl PeerAccount {
     /// Sets the number of bytes that the peer has sent or acknowledged since it connected.
     pub fn set_moved(&self, bytes: u64) {
         self.moved_bytes.set(bytes.max(self.moved_bytes.get()));
+    }
+
+    /// The limits of a volume hold back a write of the peer with this much data, until
+    /// [`PeerAccount::note_released`].
+    pub fn note_throttled(&self, bytes: usize) {
+        self.throttled_bytes.set(self.throttled_bytes.get().saturating_add(bytes));
+    }
+
+    /// A write with this much data that was held back is over or goes on.
+    pub fn note_released(&self, bytes: usize) {
+        self.throttled_bytes.set(self.throttled_bytes.get().saturating_sub(bytes));
+    }
+
+    /// Bytes of payload buffers that the peer itself causes to be held: without those of throttled
+    /// writes.
+    #[must_use]
+    pub fn caused_bytes(&self) -> usize {
+        self.held_bytes.get().saturating_sub(self.throttled_bytes.get())
     }
 
     /// Whether one of the peer's requests waits for memory.

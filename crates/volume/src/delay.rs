@@ -1,10 +1,10 @@
 //! A volume with added latency: a far network or a slow disk, for tests and experiments.
 
 use crate::decorator::Decorator;
-use crate::io::{Io, IoError, Op};
-use crate::pace::{Pace, PacedChannel};
+use crate::io::{Completion, Io, IoError, Op, Tag};
 use crate::ready::Waker;
 use crate::volume::{Channel, Core, Volume};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,12 +41,23 @@ impl Decorator for DelayVolume {
 
     fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let inner = self.inner.open(core, depth, waker.clone())?;
-        Ok(Box::new(PacedChannel::new(inner, self.delays, core, depth, waker)))
+        let depth = depth as usize;
+        Ok(Box::new(DelayChannel {
+            inner,
+            delays: self.delays,
+            core: core.clone(),
+            waker,
+            queues: std::array::from_fn(|_| VecDeque::with_capacity(depth)),
+            armed: None,
+            done: Vec::with_capacity(depth),
+        }))
     }
 }
 
-impl Pace for Delays {
-    fn due(&mut self, io: &Io, now: Instant) -> Option<(usize, Instant)> {
+impl Delays {
+    /// The queue of a request, in which times never decrease, and the time to wait for; `None`: at
+    /// once.
+    fn due(&self, io: &Io, now: Instant) -> Option<(usize, Instant)> {
         let (queue, delay) = match io.op {
             Op::Flush => (2, self.flush),
             op if op.is_write() => (1, self.write),
@@ -59,12 +70,100 @@ impl Pace for Delays {
 /// Limits delays to the range of the clock. No process waits for a century, so a longer delay is
 /// endless either way.
 const MAX_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+/// Passes requests on after their delay. Requests that wait can be cancelled and have changed
+/// nothing.
+struct DelayChannel {
+    inner: Box<dyn Channel>,
+    delays: Delays,
+    core: Rc<dyn Core>,
+    waker: Waker,
+    queues: [VecDeque<(Instant, Io)>; QUEUES],
+    /// The earliest pending wake-up requested from the core.
+    armed: Option<Instant>,
+    done: Vec<Completion>,
+}
+
+impl DelayChannel {
+    fn next_due(&self) -> Option<Instant> {
+        self.queues.iter().filter_map(|queue| queue.front()).map(|&(due, _)| due).min()
+    }
+
+    fn pop_due(&mut self, now: Instant) -> Option<Io> {
+        let is_due = |queue: &&mut VecDeque<(Instant, Io)>| queue.front().is_some_and(|&(due, _)| due <= now);
+        let (_, io) = self.queues.iter_mut().find(is_due)?.pop_front()?;
+        Some(io)
+    }
+
+    /// Requests a wake-up for the next time, unless one is pending.
+    fn arm(&mut self) {
+        if let Some(due) = self.next_due()
+            && self.armed.is_none_or(|armed| due < armed)
+        {
+            self.core.wake_at(due, &self.waker);
+            self.armed = Some(due);
+        }
+    }
+
+    fn submit_due(&mut self) {
+        let now = self.core.now();
+        if self.armed.is_some_and(|armed| armed <= now) {
+            self.armed = None;
+        }
+        let mut passed = false;
+        while let Some(io) = self.pop_due(now) {
+            self.inner.submit(io);
+            passed = true;
+        }
+        if passed {
+            self.inner.kick();
+        }
+    }
+}
+
+impl Channel for DelayChannel {
+    fn submit(&mut self, io: Io) {
+        let now = self.core.now();
+        match self.delays.due(&io, now) {
+            Some((queue, due)) if due > now => self.queues[queue].push_back((due, io)),
+            _ => self.inner.submit(io),
+        }
+    }
+
+    fn kick(&mut self) {
+        self.arm();
+        self.inner.kick();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.done);
+        if self.next_due().is_some() {
+            self.submit_due();
+            self.arm();
+        }
+        self.inner.poll(done);
+    }
+
+    fn cancel(&mut self, tag: Tag) {
+        for queue in &mut self.queues {
+            if let Some(at) = queue.iter().position(|(_, io)| io.tag == tag) {
+                queue.remove(at);
+                self.done.push(Completion { tag, result: Err(IoError::Aborted) });
+                self.waker.wake();
+                return;
+            }
+        }
+        self.inner.cancel(tag);
+    }
+}
+
+/// Queues of reads, of writes and of flushes.
+const QUEUES: usize = 3;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MemVolume;
     use crate::conformance::{self, Harness, TestCore};
-    use crate::{Completion, MemVolume, Tag};
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)

@@ -624,6 +624,22 @@ mod tests {
     }
 
     #[test]
+    fn throttled_peers_leave_half_to_others_whatever_they_have_transferred() {
+        let pool = Pool::new(64 << 20);
+        let throttled: Vec<_> = (0..100).map(|_| pool.for_peer()).collect();
+        for account in throttled.iter().filter_map(Pool::account) {
+            account.set_moved(u64::MAX);
+            account.note_throttled(4096);
+        }
+        let _held: Vec<_> = throttled.iter().map(|peer| take_all(peer, 256 << 10)).collect();
+        assert!(pool.out_bytes() <= 24 << 20, "{}", pool.out_bytes());
+        let released = &throttled[0];
+        assert!(released.take_payload(256 << 10).is_none());
+        released.account().unwrap().note_released(4096);
+        assert!(released.take_payload(256 << 10).is_some());
+    }
+
+    #[test]
     fn no_peer_gets_more_than_remains_for_others() {
         let pool = Pool::new(64 << 20);
         let peer = pool.for_peer();

@@ -1,61 +1,32 @@
 //! A volume with rate limits.
-//!
-//! Each limit is a token bucket stored as one number, the time at which the bucket will be full
-//! again (the "virtual scheduling" form of the generic cell rate algorithm, ITU-T I.371). A
-//! request's start time is known at once, and cores share a bucket through one atomic without a
-//! lock.
 
 use crate::decorator::Decorator;
-use crate::io::{Io, IoError, Op};
-use crate::pace::{Pace, PacedChannel};
+use crate::io::{Completion, Io, IoError, Tag};
+use crate::limiter::{Limiter, Limits, VolumeLimits};
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, MAX_TRANSFER, Volume};
-use std::num::NonZeroU64;
+use crate::throttle::Throttle;
+use crate::volume::{Channel, Core, Volume};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
-
-/// Limits of one kind of request; `None`: unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limit {
-    /// Requests per second.
-    pub iops: Option<NonZeroU64>,
-    /// Bytes of data per second; zeroing and discarding transfer none.
-    pub bytes_per_s: Option<NonZeroU64>,
-}
-
-/// The limits of a volume: each request is subject to those of its kind and the total. Flushes,
-/// prefetches and block status are free.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// Reads and writes together.
-    pub total: Limit,
-    /// Reads.
-    pub read: Limit,
-    /// Writes, zeroes and discards.
-    pub write: Limit,
-}
+use std::sync::Arc;
 
 /// Limits the rate of a volume, over all of its channels.
 pub struct RateVolume {
     inner: Arc<dyn Volume>,
-    buckets: Arc<Buckets>,
+    limiter: Arc<Limiter>,
 }
 
 impl RateVolume {
-    /// Limits `inner`. After an idle period, the requests that the rate permits in [`RATE_BURST`]
-    /// start at once.
+    /// Limits `inner`.
     #[must_use]
     pub fn new(inner: Arc<dyn Volume>, limits: Limits) -> RateVolume {
-        let pair = |limit: Limit| [limit.iops, limit.bytes_per_s].map(|rate| rate.map(Bucket::new));
-        let buckets = Buckets {
-            origin: OnceLock::new(),
-            total: pair(limits.total),
-            read: pair(limits.read),
-            write: pair(limits.write),
-        };
-        RateVolume { inner, buckets: Arc::new(buckets) }
+        let limits = VolumeLimits { volume: limits, client: Limits::default() };
+        RateVolume { inner, limiter: Arc::new(Limiter::new(limits)) }
+    }
+
+    /// The limits, which may be changed.
+    #[must_use]
+    pub fn limiter(&self) -> &Arc<Limiter> {
+        &self.limiter
     }
 }
 
@@ -65,83 +36,67 @@ impl Decorator for RateVolume {
     }
 
     fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
-        let inner = self.inner.open(core, depth, waker.clone())?;
-        let origin = *self.buckets.origin.get_or_init(|| core.now());
-        let pace = RatePace { origin, buckets: self.buckets.clone() };
-        Ok(Box::new(PacedChannel::new(inner, pace, core, depth, waker)))
+        Ok(Box::new(RateChannel {
+            inner: self.inner.open(core, depth, waker.clone())?,
+            throttle: Throttle::new(self.limiter.clone(), None).with_capacity(depth),
+            core: core.clone(),
+            waker,
+            done: Vec::with_capacity(depth as usize),
+        }))
     }
 }
 
-/// Size of a burst after an idle period: the requests that the rate permits in this time. It covers
-/// timer latency, so that queue depth 1 reaches the limit.
-pub const RATE_BURST: Duration = Duration::from_millis(10);
-
-struct Buckets {
-    /// Origin of the buckets' times.
-    origin: OnceLock<Instant>,
-    /// Buckets for the number of requests and for the bytes of data.
-    total: [Option<Bucket>; 2],
-    read: [Option<Bucket>; 2],
-    write: [Option<Bucket>; 2],
+struct RateChannel {
+    inner: Box<dyn Channel>,
+    throttle: Throttle,
+    core: Rc<dyn Core>,
+    waker: Waker,
+    /// Completions of cancelled requests.
+    done: Vec<Completion>,
 }
 
-struct Bucket {
-    per_second: NonZeroU64,
-    /// When the bucket will be full again, in nanoseconds since [`RATE_BURST`] before the origin.
-    paid_ns: AtomicU64,
-}
-
-impl Bucket {
-    fn new(per_second: NonZeroU64) -> Bucket {
-        Bucket { per_second, paid_ns: AtomicU64::new(0) }
-    }
-
-    /// Takes `units` and returns when they may be used. A request may take more than the bucket
-    /// holds; later ones then wait longer.
-    fn take(&self, units: u64, now_ns: u64) -> u64 {
-        let cost = (u128::from(units) * NS_PER_S).div_ceil(self.per_second.get().into());
-        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
-        let full = now_ns - RATE_BURST.as_nanos() as u64;
-        let pay = |paid: u64| Some(paid.max(full).saturating_add(cost));
-        let before = self.paid_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
-        before.unwrap_or_else(|unchanged| unchanged).max(full)
-    }
-}
-
-struct RatePace {
-    origin: Instant,
-    buckets: Arc<Buckets>,
-}
-
-impl Pace for RatePace {
-    fn due(&mut self, io: &Io, now: Instant) -> Option<(usize, Instant)> {
-        let (queue, kind) = match io.op {
-            Op::Read => (0, &self.buckets.read),
-            op if op.is_write() => (1, &self.buckets.write),
-            _ => return None,
-        };
-        // A request of invalid length fails in `inner`, and must not use up the tokens of years.
-        let bytes = if io.op.moves_data() { io.len.min(MAX_TRANSFER.into()) } else { 0 };
-        let now_ns = (now.saturating_duration_since(self.origin) + RATE_BURST).as_nanos() as u64;
-        let mut due_ns = now_ns;
-        for [requests, data] in [&self.buckets.total, kind] {
-            for (bucket, units) in [(requests, 1), (data, bytes)] {
-                if let Some(bucket) = bucket {
-                    due_ns = due_ns.max(bucket.take(units, now_ns));
-                }
-            }
+impl Channel for RateChannel {
+    fn submit(&mut self, io: Io) {
+        if let Some(io) = self.throttle.admit(io, self.core.now()) {
+            self.inner.submit(io);
         }
-        Some((queue, now + Duration::from_nanos(due_ns - now_ns)))
+    }
+
+    fn kick(&mut self) {
+        self.throttle.arm(&*self.core, &self.waker);
+        self.inner.kick();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.done);
+        if !self.throttle.is_empty() {
+            let now = self.core.now();
+            while let Some((io, _)) = self.throttle.pop_due(now) {
+                self.inner.submit(io);
+            }
+            self.kick();
+        }
+        self.inner.poll(done);
+    }
+
+    fn cancel(&mut self, tag: Tag) {
+        if self.throttle.cancel(tag, self.core.now()).is_none() {
+            return self.inner.cancel(tag);
+        }
+        self.throttle.arm(&*self.core, &self.waker);
+        self.done.push(Completion { tag, result: Err(IoError::Aborted) });
+        self.waker.wake();
     }
 }
-
-const NS_PER_S: u128 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::conformance::{self, Harness, TestCore};
-    use crate::{MemVolume, NullVolume, Seg, SgList, Tag};
+    use crate::limiter::Limit;
+    use crate::{MemVolume, NullVolume, Op, Seg, SgList};
+    use std::num::NonZeroU64;
+    use std::time::Duration;
 
     fn limit(iops: u64, bytes_per_s: u64) -> Limit {
         Limit { iops: NonZeroU64::new(iops), bytes_per_s: NonZeroU64::new(bytes_per_s) }
@@ -194,7 +149,12 @@ mod tests {
 
     #[test]
     fn a_rate_limited_volume_conforms() {
-        let limits = Limits { total: limit(0, 100 << 20), read: limit(5000, 0), write: limit(2000, 0) };
+        let limits = Limits {
+            total: limit(0, 100 << 20),
+            read: limit(5000, 0),
+            write: limit(2000, 0),
+            ..Limits::default()
+        };
         let volume = Arc::new(RateVolume::new(Arc::new(MemVolume::new(40 << 20)), limits));
         conformance::run(&mut Harness::on_test_core(volume));
     }

@@ -1,5 +1,6 @@
 //! Bodies of requests and responses of the API.
 
+use crate::limits::LimitsBody;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -32,6 +33,18 @@ pub(crate) struct ResizeVolume {
     /// In bytes; by default the current size of the file or device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) size: Option<u64>,
+}
+
+/// New limits of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LimitVolume {
+    /// Limits of all clients together, instead of the current ones; `{}`: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limits: Option<LimitsBody>,
+    /// Limits of each client, instead of the current ones; `{}`: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) client_limits: Option<LimitsBody>,
 }
 
 /// A volume to attach to a target.

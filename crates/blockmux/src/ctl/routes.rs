@@ -2,8 +2,8 @@
 
 use super::{Answer, Request};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, Message,
-    ResizeVolume, Resized,
+    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, LimitVolume,
+    Message, ResizeVolume, Resized,
 };
 use crate::api::client::{Call, segment};
 use serde_json::{Value, json};
@@ -16,6 +16,11 @@ pub(super) fn call(request: &Request) -> Call {
         Request::Resize { name, size } => {
             let body = json!(ResizeVolume { size: *size });
             with_body("POST", format!("/v1/volumes/{}/resize", segment(name)), body)
+        }
+        Request::Limit { name, limits, client_limits } => {
+            let [limits, client_limits] = [limits, client_limits].map(|limits| limits.map(Into::into));
+            let body = json!(LimitVolume { limits, client_limits });
+            with_body("POST", format!("/v1/volumes/{}/limits", segment(name)), body)
         }
         Request::Add { volume, read_only, description, protocols, allow } => {
             let body = json!(AddVolume {
@@ -92,7 +97,7 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
             let ConfigText { text } = serde_json::from_value(body)?;
             Answer::Text(text)
         }
-        Request::Change(_) | Request::Save => match serde_json::from_value(body)? {
+        Request::Change(_) | Request::Limit { .. } | Request::Save => match serde_json::from_value(body)? {
             Message { message: Some(text) } => Answer::Message(text),
             Message { message: None } => Answer::Done,
         },

@@ -5,13 +5,13 @@ use super::sources::{INCLUDE, Sources};
 use crate::address::ApiListener;
 use crate::api::ControlPath;
 use crate::failure::Failure;
-use crate::networks;
 use crate::poll::Poll;
 use crate::protocol::{Frontends, KeyError};
+use crate::{limits, networks};
 use blockmux_engine::congestion::Congestion;
 use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_uuid::VolumeUuid;
-use blockmux_volume::{Spec, SpecError};
+use blockmux_volume::{Limits, Spec, SpecError, VolumeLimits};
 use serde::{Deserialize, Deserializer, de};
 use std::fmt::Display;
 use std::iter;
@@ -85,6 +85,12 @@ pub(super) struct VolumeEntry {
     /// Networks from which clients may use the volume.
     #[serde(default, rename = "allow", deserialize_with = "networks::read")]
     pub(super) networks: AllowedNetworks,
+    /// Limits of all its clients together.
+    #[serde(default, deserialize_with = "limits::read")]
+    pub(super) limits: Limits,
+    /// Limits of each of its clients.
+    #[serde(default, deserialize_with = "limits::read")]
+    pub(super) client_limits: Limits,
 }
 
 impl VolumeEntry {
@@ -104,7 +110,15 @@ impl VolumeEntry {
         let words = words.map(|words| words.map(toml::Value::from).collect::<Vec<_>>());
         table.extend(words.map(|words| ("protocols".to_owned(), words.into())));
         table.extend(networks::value(&self.networks).map(|list| ("allow".to_owned(), list)));
+        for (key, limits) in [("limits", &self.limits), ("client_limits", &self.client_limits)] {
+            table.extend(limits::table(limits).map(|limits| (key.to_owned(), limits)));
+        }
         table
+    }
+
+    /// The limits of its I/O.
+    pub(super) fn volume_limits(&self) -> VolumeLimits {
+        VolumeLimits { volume: self.limits, client: self.client_limits }
     }
 }
 
@@ -128,6 +142,8 @@ impl FromStr for VolumeEntry {
             description: String::new(),
             protocols: None,
             networks: AllowedNetworks::default(),
+            limits: Limits::default(),
+            client_limits: Limits::default(),
         })
     }
 }
@@ -317,6 +333,8 @@ mod tests {
         for (section, table) in [
             ("Top level", ""),
             ("volume", "[[volume]]"),
+            ("volume.limits", "[[volume]]\nspec = 'mem:1m'\n[volume.limits]"),
+            ("volume.limits", "[[volume]]\nspec = 'mem:1m'\n[volume.client_limits]"),
             ("iscsi_target", "[[iscsi_target]]"),
             ("iscsi_target.acl", "[[iscsi_target]]\nTargetName = 'iqn.a'\n[[iscsi_target.acl]]"),
             ("iscsi_discovery", "[iscsi_discovery]"),

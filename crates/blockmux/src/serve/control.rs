@@ -12,15 +12,16 @@ use super::reload::{Current, Reloader};
 use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
-    Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status, VolumeStatus,
+    Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status,
+    ThrottleStatus, VolumeStatus,
 };
 use crate::data_part::DataPart;
 use crate::log::levels::{self, Levels};
-use crate::networks;
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
+use crate::{limits, networks};
 use blockmux_engine::handover::SessionHandover;
 use blockmux_engine::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::reactor::CoreStats;
@@ -28,9 +29,9 @@ use blockmux_engine::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
-    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState,
+    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState, VolumeTraffic,
 };
-use blockmux_volume::{Resize, ResizeError};
+use blockmux_volume::{Limits, Resize, ResizeError, VolumeLimits};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -179,6 +180,11 @@ impl VolumeCounters {
         self.origins.iter().fold(VolumeLatency::default(), |sum, one| sum.plus(&one.latency))
     }
 
+    /// A sum over all users of a counter of limits.
+    pub(super) fn throttled(&self, count: fn(&VolumeTraffic) -> u64) -> u64 {
+        self.origins.iter().map(|one| count(&one.traffic)).sum()
+    }
+
     /// Number of requests in flight.
     pub(super) fn queue_depth(&self) -> u64 {
         self.origins.iter().map(OriginTraffic::in_flight).sum()
@@ -218,6 +224,9 @@ impl ControlServer {
                 Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
             }
             Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
+            Request::Limit { name, limits, client_limits } => {
+                self.limit(name, *limits, *client_limits).map(|()| Answer::Done)
+            }
             Request::Add { volume, read_only, description, protocols, allow } => {
                 let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid);
                 networks.and_then(|networks| {
@@ -313,6 +322,8 @@ impl ControlServer {
         self.policy.remove(name);
         // Other commands need not wait for this volume's I/O.
         drop(live_protocols);
+        // Requests that limits held back start.
+        self.reloader.cores().wake_all();
         let (settling, begun) = (removed.volume_state.settling(), Instant::now());
         if !settling.is_over() {
             progress("waiting for I/O in flight".to_owned());
@@ -435,6 +446,20 @@ impl ControlServer {
         Ok(size)
     }
 
+    /// Changes the limits that are given.
+    fn limit(&self, name: &str, volume: Option<Limits>, client: Option<Limits>) -> Result<(), ApiError> {
+        let (_, volume_state) = self.find(name)?;
+        let now = volume_state.limiter().limits();
+        let (volume, client) = (volume.unwrap_or(now.volume), client.unwrap_or(now.client));
+        if volume_state.limiter().set_limits(VolumeLimits { volume, client }) {
+            let [volume, client] = [volume, client].map(|limits| limits::text(&limits));
+            info!("{name} has these limits now: {volume}; each client: {client}");
+            // Requests that the old limits held back may start.
+            self.reloader.cores().wake_all();
+        }
+        Ok(())
+    }
+
     /// A snapshot of all counters.
     pub(super) fn snapshot(&self) -> Snapshot {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
@@ -468,6 +493,8 @@ impl ControlServer {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
             let state = self.exports.volume_state(id)?;
             let (info, traffic, orphaned) = (state.volume().info(), state.traffic(), state.orphans());
+            let VolumeLimits { volume: limits, client: client_limits } = state.limiter().limits();
+            let some = |limits: Limits| (!limits.is_unlimited()).then(|| limits.into());
             Some(VolumeStatus {
                 name: export.name.clone(),
                 size: info.size,
@@ -476,6 +503,13 @@ impl ControlServer {
                 users: traffic.users.saturating_sub(orphaned as u64),
                 gone: orphaned,
                 traffic: traffic.into(),
+                limits: some(limits),
+                client_limits: some(client_limits),
+                throttled: (traffic.throttled > 0).then(|| ThrottleStatus {
+                    held: traffic.held,
+                    requests: traffic.throttled,
+                    seconds: Duration::from_nanos(traffic.throttled_ns).as_secs_f64(),
+                }),
                 reservation: Some(state.reservation())
                     .filter(|now| now.registrants > 0 || now.is_reserved)
                     .map(|now| ReservationStatus { registrants: now.registrants, reserved: now.is_reserved }),

@@ -79,11 +79,7 @@ struct Client {
 impl Client {
     fn of(info: &SessionInfo) -> Client {
         let login = &info.login;
-        let initiator = match login.initiator.as_str() {
-            "" => info.peer_ip().map_or_else(|| info.peer.clone(), |address| address.to_string()),
-            name => name.to_owned(),
-        };
-        Client { protocol: login.protocol, target: login.target.clone(), initiator }
+        Client { protocol: login.protocol, target: login.target.clone(), initiator: info.client() }
     }
 
     /// Whether the client is disconnected when it is idle. A host stays connected to a discovery
@@ -104,6 +100,8 @@ struct Activity {
     since: Instant,
     requests: u64,
     sessions: usize,
+    /// Requests that limits hold back.
+    held: u64,
 }
 
 impl Clients {
@@ -115,14 +113,17 @@ impl Clients {
             let client = Client::of(session);
             let traffic = &session.traffic;
             let requests = traffic.reads + traffic.writes + traffic.others;
-            let own = seen.entry(client).or_insert(Activity { since: now, requests: 0, sessions: 0 });
+            let own =
+                seen.entry(client).or_insert(Activity { since: now, requests: 0, sessions: 0, held: 0 });
             own.requests += requests;
             own.sessions += 1;
+            own.held += traffic.held;
         }
         for (client, own) in &mut seen {
             let before = self.0.get(client).copied();
-            let is_same =
-                |before: &Activity| (before.requests, before.sessions) == (own.requests, own.sessions);
+            let is_same = |before: &Activity| {
+                own.held == 0 && (before.requests, before.sessions) == (own.requests, own.sessions)
+            };
             if let Some(before) = before.filter(is_same) {
                 own.since = before.since;
             }

@@ -113,6 +113,7 @@ impl VolumeOpener {
         let identity = VolumeIdentity { uuid, target_name, claim: Box::new(claim) };
         let directory = self.state.as_deref();
         let volume_state = state::load(directory, name, volume.clone(), identity, is_lasting)?;
+        volume_state.limiter().set_limits(named.entry.volume_limits());
         let (name, description) = (name.clone(), named.entry.description.clone());
         Ok((Export { name, description, read_only, volume }, volume_state))
     }

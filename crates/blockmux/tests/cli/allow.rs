@@ -20,7 +20,7 @@ const HOST: &str = "nqn.2026-11.test:host.of.ours";
 const INVALID_HOST: u16 = 0x184;
 
 /// Connects from a loopback address.
-fn connect_from(client: [u8; 4], server: SocketAddr) -> TcpStream {
+pub(crate) fn connect_from(client: [u8; 4], server: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((client, 0)).into()).unwrap();
     socket.connect(&server.into()).unwrap();
@@ -28,7 +28,7 @@ fn connect_from(client: [u8; 4], server: SocketAddr) -> TcpStream {
 }
 
 /// The address of a URL's server.
-fn server(url: &str) -> SocketAddr {
+pub(crate) fn server(url: &str) -> SocketAddr {
     let (_, rest) = url.split_once("://").unwrap();
     rest.split('/').next().unwrap().parse().unwrap()
 }

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Sends the bytes of a request; returns status and body of the response.
-fn exchange(mut stream: impl Read + Write, request: &[u8]) -> (u16, String) {
+pub(crate) fn exchange(mut stream: impl Read + Write, request: &[u8]) -> (u16, String) {
     // A request may be refused by its head or its length before all of it is sent.
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
@@ -27,7 +27,7 @@ fn exchange(mut stream: impl Read + Write, request: &[u8]) -> (u16, String) {
 }
 
 /// Sends a request to the API's socket.
-fn ask(socket: &Path, method: &str, path: &str, headers: &str, body: &str) -> (u16, Value) {
+pub(crate) fn ask(socket: &Path, method: &str, path: &str, headers: &str, body: &str) -> (u16, Value) {
     let len = body.len();
     let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
     let request = format!(

@@ -29,6 +29,7 @@ mod iscsi_interop;
 mod iscsi_remote_servers;
 mod iscsi_stop;
 mod iser;
+mod limits;
 mod memory;
 mod monitoring;
 mod nbd_tls;

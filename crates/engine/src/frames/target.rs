@@ -75,6 +75,7 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
         let now = self.core.now();
         if self.core.is_stopping() && self.ends.is_none() {
             self.session.on_stop(now);
+            self.channels.lift_limits();
             let ends = now + STOP_TIMEOUT;
             self.ends = Some(ends);
             self.core.wake_at(ends, &self.waker);

@@ -52,7 +52,7 @@ pub(crate) use reservations::{
 pub(crate) use reservations::Registration;
 
 use crate::volume_uuid::VolumeUuid;
-use blockmux_volume::{Resize, ResizeError, Volume};
+use blockmux_volume::{Limiter, Resize, ResizeError, Volume, VolumeLimits};
 use image::{from_image, from_snapshot, to_snapshot};
 use in_flight::InFlight;
 use orphans::OrphanCount;
@@ -75,6 +75,7 @@ pub struct VolumeState {
     /// The size in bytes that users were notified of; locked during a change.
     size: Mutex<u64>,
     meters: Meters,
+    limiter: Arc<Limiter>,
     left: OrphanCount,
 }
 
@@ -199,6 +200,7 @@ impl VolumeState {
             watchers: Mutex::default(),
             size: Mutex::new(size),
             meters: Meters::default(),
+            limiter: Arc::default(),
             left: OrphanCount::default(),
         });
         let weak = Arc::downgrade(&volume_state);
@@ -260,6 +262,12 @@ impl VolumeState {
     #[must_use]
     pub fn traffic_by_origin(&self) -> Vec<OriginTraffic> {
         self.meters.by_origin()
+    }
+
+    /// The limits of its I/O. Targets apply them to every request that they submit.
+    #[must_use]
+    pub fn limiter(&self) -> &Arc<Limiter> {
+        &self.limiter
     }
 
     /// A summary of registrations and reservations.
@@ -397,8 +405,9 @@ impl VolumeState {
     }
 
     /// Refuses all further I/O, because the volume was removed. [`VolumeState::settling`] waits for
-    /// the I/O that was admitted before.
+    /// the I/O that was admitted before, which no limit holds back any more.
     pub fn retire(&self) {
+        self.limiter.set_limits(VolumeLimits::default());
         let mut table = self.lock();
         table.is_retired = true;
         self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });

@@ -26,6 +26,12 @@ pub struct VolumeTraffic {
     pub cleared: u64,
     /// Number of failed operations of all kinds.
     pub failed: u64,
+    /// Number of requests that limits hold back now.
+    pub held: u64,
+    /// Number of requests that limits have held back.
+    pub throttled: u64,
+    /// Time for which limits have held requests back, in nanoseconds.
+    pub throttled_ns: u64,
 }
 
 /// The listener through which users reach a volume.
@@ -130,6 +136,9 @@ struct CoreCounters {
     others: AtomicU64,
     cleared: AtomicU64,
     failed: AtomicU64,
+    held: AtomicU64,
+    throttled: AtomicU64,
+    throttled_ns: AtomicU64,
     failures: [AtomicU64; ERROR_KINDS.len()],
     latencies: Latencies,
 }
@@ -181,6 +190,21 @@ impl Meter {
         self.counts.latencies.count(kind, latency_ns);
     }
 
+    /// Counts a request that limits hold back.
+    #[cold]
+    pub fn hold(&self) {
+        add(&self.counts.held, 1);
+        add(&self.counts.throttled, 1);
+    }
+
+    /// Counts the end of a hold that lasted `held_ns` nanoseconds.
+    #[cold]
+    pub fn release(&self, held_ns: u64) {
+        let held = &self.counts.held;
+        held.store(held.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Relaxed);
+        add(&self.counts.throttled_ns, held_ns);
+    }
+
     /// Counts a failed operation.
     #[cold]
     pub fn fail(&self, error: &IoError) {
@@ -197,6 +221,7 @@ impl Drop for Meter {
         all.users.retain(|(_, counts)| !Arc::ptr_eq(counts, &self.counts));
         let sum = all.of(&self.origin);
         sum.add(&self.counts);
+        sum.traffic.held = 0;
         sum.abandoned = sum.abandoned.wrapping_add(own.in_flight());
     }
 }
@@ -274,6 +299,9 @@ impl VolumeTraffic {
             others: sum(self.others, more.others),
             cleared: sum(self.cleared, more.cleared),
             failed: sum(self.failed, more.failed),
+            held: sum(self.held, more.held),
+            throttled: sum(self.throttled, more.throttled),
+            throttled_ns: sum(self.throttled_ns, more.throttled_ns),
         }
     }
 
@@ -288,6 +316,9 @@ impl VolumeTraffic {
             others: sum(self.others, &counts.others),
             cleared: sum(self.cleared, &counts.cleared),
             failed: sum(self.failed, &counts.failed),
+            held: sum(self.held, &counts.held),
+            throttled: sum(self.throttled, &counts.throttled),
+            throttled_ns: sum(self.throttled_ns, &counts.throttled_ns),
         }
     }
 }

@@ -28,7 +28,8 @@
 //! that never completes.
 //!
 //! Keys of a rate, all per second: `iops=N` and `bw=SIZE` limit all requests together; `read_iops`,
-//! `read_bw`, `write_iops` and `write_bw` limit reads and writes separately.
+//! `read_bw`, `write_iops` and `write_bw` limit reads and writes separately. `burst=DURATION` is
+//! the time without requests that a burst makes up for (10ms).
 
 mod parse;
 mod path;
@@ -40,7 +41,7 @@ pub use url::Url;
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
 use crate::fault::Fault;
-use crate::rate::Limits;
+use crate::limiter::Limits;
 use crate::units::UnitError;
 use std::path::{Path, PathBuf};
 

@@ -9,7 +9,7 @@ use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
 use crate::fault::{Fault, FaultEffect, FaultWhen};
 use crate::kind::{OpKind, OpSet};
-use crate::rate::Limits;
+use crate::limiter::{BURSTS, Limits};
 use crate::stripe::DEFAULT_CHUNK;
 use crate::units::{parse_decimal, parse_duration, parse_size};
 use std::num::NonZeroU64;
@@ -280,6 +280,13 @@ impl<'a> Parser<'a> {
             self.decorated(rest, "rate:KEY=VALUE:VOLUME, as in rate:iops=1000,bw=100m:mem:1g")?;
         let mut limits = Limits::default();
         for (key, value) in self.pairs(keys, ',')? {
+            if key == "burst" {
+                limits.burst = self.duration(value)?;
+                if !BURSTS.contains(&limits.burst) {
+                    return Err(self.value(key, value, "write 1ms to 1h"));
+                }
+                continue;
+            }
             let (limit, what) = match key.split_once('_') {
                 Some(("read", what)) => (&mut limits.read, what),
                 Some(("write", what)) => (&mut limits.write, what),
@@ -438,7 +445,7 @@ fn nesting(depth: &mut i32, byte: u8) -> i32 {
 const KINDS: [&str; 10] =
     ["mem", "null", "file", "block", "slice", "stripe", "delay", "fault", "rate", "log"];
 const FAULT_KEYS: &str = "op, offset, size, every, probability, error and seed";
-const RATE_KEYS: &str = "iops, bw, read_iops, read_bw, write_iops and write_bw";
+const RATE_KEYS: &str = "iops, bw, read_iops, read_bw, write_iops, write_bw and burst";
 const POSITIVE_SIZE: &str = "write a size above 0, as in 100m";
 const ERRORS: &str = "write medium, nospace, readonly, reserved, unsupported, nomemory, pathlost, aborted, shutdown, range, \
                       misaligned, length or stuck";

@@ -4,7 +4,7 @@ use super::*;
 use crate::fault::{FaultEffect, FaultWhen};
 use crate::io::IoError;
 use crate::kind::{OpKind, OpSet};
-use crate::rate::Limit;
+use crate::limiter::Limit;
 use crate::stripe::DEFAULT_CHUNK;
 use proptest::prelude::*;
 use std::ffi::OsString;
@@ -52,8 +52,9 @@ fn each_kind_is_parsed() {
         total: Limit { iops: NonZeroU64::new(1000), bytes_per_s: NonZeroU64::new(100 << 20) },
         read: Limit::default(),
         write: Limit { iops: NonZeroU64::new(7), bytes_per_s: None },
+        burst: Duration::from_millis(500),
     };
-    assert_eq!(parse("rate:iops=1000,bw=100m,write_iops=7:mem:1g"), Spec::Rate(limits, mem()));
+    assert_eq!(parse("rate:iops=1000,bw=100m,write_iops=7,burst=500ms:mem:1g"), Spec::Rate(limits, mem()));
     assert_eq!(parse("log:-:mem:1g"), Spec::Log(LogTarget::Stderr, mem()));
     assert_eq!(parse("log:/var/a%3Ab:mem:1g"), Spec::Log(LogTarget::File("/var/a:b".into()), mem()));
     for url in ["nbd://[::1]:10809/disk?x=a,b:c", "nbd+unix:///export?socket=/run/x"] {
@@ -206,6 +207,7 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
         ("rate:speed=1:mem:1g", "not an option of a rate"),
         ("rate:iops=-1:mem:1g", "`-1` is not a value for iops"),
         ("rate:bw=0:mem:1g", "`0` is not a value for bw"),
+        ("rate:iops=1,burst=0:mem:1g", "`0` is not a value for burst"),
         ("log:x", "`log:x` has no volume: write log:PATH:VOLUME"),
     ];
     for (text, words) in errors {
@@ -247,8 +249,8 @@ fn limits() -> impl Strategy<Value = Limits> {
         rates.prop_map(|(iops, bytes_per_s)| Limit { iops, bytes_per_s })
     };
     let some = |limits: &Limits| *limits != Limits::default();
-    (limit(), limit(), limit())
-        .prop_map(|(total, read, write)| Limits { total, read, write })
+    (limit(), limit(), limit(), 1..=3_600_000u64)
+        .prop_map(|(total, read, write, ms)| Limits { total, read, write, burst: Duration::from_millis(ms) })
         .prop_filter("a rate says something", some)
 }
 

@@ -7,7 +7,7 @@ use crate::delay::Delays;
 use crate::fault::{Fault, FaultEffect, FaultWhen};
 use crate::io::IoError;
 use crate::kind::OpSet;
-use crate::rate::Limits;
+use crate::limiter::{DEFAULT_BURST, Limits};
 use crate::stripe::DEFAULT_CHUNK;
 use crate::units::{format_duration, format_size};
 use std::fmt;
@@ -126,12 +126,14 @@ fn chance_text(per_million: u32) -> String {
 }
 
 fn rate_text(limits: &Limits) -> String {
-    let of = |limit: crate::rate::Limit| {
+    let of = |limit: crate::limiter::Limit| {
         [limit.iops.map(|iops| iops.to_string()), limit.bytes_per_s.map(|bytes| format_size(bytes.get()))]
     };
     let [total, read, write] = [limits.total, limits.read, limits.write].map(of);
-    let names = ["iops", "bw", "read_iops", "read_bw", "write_iops", "write_bw"];
-    let values: Vec<_> = [&total, &read, &write].into_iter().flatten().map(Option::as_deref).collect();
+    let burst = (limits.burst != DEFAULT_BURST).then(|| format_duration(limits.burst));
+    let names = ["iops", "bw", "read_iops", "read_bw", "write_iops", "write_bw", "burst"];
+    let values: Vec<_> =
+        [&total, &read, &write].into_iter().flatten().chain([&burst]).map(Option::as_deref).collect();
     joined(':', ',', names.into_iter().zip(values))
 }
 

@@ -58,6 +58,7 @@ impl Collector for DaemonCollector {
         let mut out = Output(encoder);
         self.connections(&mut out)?;
         self.volumes(&mut out)?;
+        self.throttling(&mut out)?;
         self.latencies(&mut out)?;
         self.sessions(&mut out)?;
         self.cores(&mut out)?;
@@ -172,6 +173,21 @@ impl DaemonCollector {
             failures.map(move |(kind, count)| (vec![("volume", one.name.as_str()), ("error", *kind)], count))
         });
         out.counter("blockmux_volume_failures", "Requests of a volume that failed", None, failures)
+    }
+
+    fn throttling(&self, out: &mut Output<'_>) -> fmt::Result {
+        let rows = |value: fn(&VolumeTraffic) -> u64| {
+            let all = self.shown().iter();
+            all.map(move |one| (vec![("volume", one.name.as_str())], one.throttled(value)))
+        };
+        let held = in_floats(rows(|traffic| traffic.held));
+        out.gauge("blockmux_volume_held_requests", "Requests that limits hold back now", None, held)?;
+        let help = "Requests that limits have held back";
+        out.counter("blockmux_volume_throttled_requests", help, None, rows(|traffic| traffic.throttled))?;
+        let help = "Time for which limits have held requests back";
+        let time = rows(|traffic| traffic.throttled_ns);
+        let time = time.map(|(labels, ns)| (labels, ns as f64 / NS_PER_SECOND));
+        out.counter("blockmux_volume_throttled", help, Some(Unit::Seconds), time)
     }
 
     /// A row for each volume, listener and value of `label`.

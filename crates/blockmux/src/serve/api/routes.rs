@@ -3,13 +3,14 @@
 use super::reply::{Body, Param, json, refusal};
 use super::{ApiState, metrics, page, takeover};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, Message,
-    ResizeVolume, Resized,
+    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, LimitVolume,
+    Message, ResizeVolume, Resized,
 };
 use crate::api::{ApiError, ErrorBody, ErrorCode};
 use crate::ctl::{
     ActionStatus, Answer, Fragment, History, PlanReport, Request, SessionStatus, Status, VolumeStatus,
 };
+use crate::limits::LimitsBody;
 use crate::protocol::frontend::Change;
 use crate::serve::takeover::PATH as TAKEOVER;
 use axum::Router;
@@ -49,6 +50,7 @@ fn described() -> OpenApiRouter<ApiState> {
         .routes(routes!(volumes, add))
         .routes(routes!(volume, remove))
         .routes(routes!(resize))
+        .routes(routes!(limit))
         .routes(routes!(attach))
         .routes(routes!(detach))
         .routes(routes!(change))
@@ -258,6 +260,40 @@ async fn resize(
 ) -> Response {
     let action = format!("resize {name}");
     shared.run_action(action, Request::Resize { name, size }, &headers, StatusCode::OK).await
+}
+
+/// Limit a volume's I/O
+///
+/// The limits hold at once for all clients, also for requests that the old ones hold back.
+#[utoipa::path(
+    post,
+    path = "/v1/volumes/{name}/limits",
+    params(("name" = String, Path, description = "Name of the volume")),
+    request_body = LimitVolume,
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn limit(
+    State(shared): State<ApiState>,
+    headers: HeaderMap,
+    Param(name): Param<String>,
+    Body(LimitVolume { limits, client_limits }): Body<LimitVolume>,
+) -> Response {
+    let read = |body: Option<LimitsBody>| body.map(|body| body.limits()).transpose();
+    let (limits, client_limits) = match (read(limits), read(client_limits)) {
+        (Ok(limits), Ok(client_limits)) => (limits, client_limits),
+        (Err(error), _) | (_, Err(error)) => return refusal(ApiError::invalid(error)),
+    };
+    let action = format!("limit {name}");
+    let request = Request::Limit { name, limits, client_limits };
+    shared.run_action(action, request, &headers, StatusCode::OK).await
 }
 
 /// Add a volume to an NVMe subsystem or an iSCSI target
@@ -519,7 +555,7 @@ mod tests {
         let (_, document) = described().split_for_parts();
         let document = serde_json::to_value(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 18);
+        assert_eq!(paths.len(), 19);
         for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
             for (method, operation) in methods.as_object().unwrap() {
                 assert!(operation["responses"]["404"].is_object(), "{method} {path}");

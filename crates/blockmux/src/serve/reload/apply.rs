@@ -228,6 +228,13 @@ impl Reloader {
             }
         }
         reconfigure(&live_protocols);
+        for (id, export) in self.exports.iter() {
+            let limits = desired.volume(&export.name).map(|named| named.entry.volume_limits());
+            let limiter = self.exports.volume_state(id).map(|own| own.limiter().clone());
+            if let Some((limits, limiter)) = limits.zip(limiter) {
+                limiter.set_limits(limits);
+            }
+        }
         // Dropping the removed listeners closes their sockets.
         let gone: BTreeSet<String> = gone.into_iter().map(|own| own.listener.place.to_string()).collect();
         let replaced: BTreeSet<&str> = plan
@@ -266,6 +273,10 @@ impl Reloader {
             let Some((id, _)) = self.exports.find(name) else { continue };
             live_protocols.iter().for_each(|(_, live)| live.remove(id));
             removed.extend(self.exports.remove(name));
+        }
+        if !removed.is_empty() {
+            // Requests that limits held back start.
+            self.cores.wake_all();
         }
         warnings.extend(finish_removal(&removed));
         for named in &desired.volumes {

@@ -51,7 +51,7 @@ impl Reloader {
             let running = state.running.volume(&named.name);
             match (specs.get(&named.name), running) {
                 (Some(spec), _) => named.entry.spec = spec.clone(),
-                (None, Some(running)) => named.entry.clone_from(&running.entry),
+                (None, Some(running)) => named.entry.spec = running.entry.spec.clone(),
                 (None, None) => {}
             }
             if let Some(running) = running.filter(|running| running.entry.name.is_none()) {

@@ -8,7 +8,7 @@ use crate::protocol::frontend::Change as ProtocolChange;
 use crate::protocol::{Frontends, by_name};
 use crate::serve::opening::NamedVolume;
 use crate::serve::setup::VOLUMES;
-use blockmux_volume::Spec;
+use blockmux_volume::{Limits, Spec};
 use toml::{Table, Value};
 
 impl Reloader {
@@ -81,6 +81,10 @@ fn write_down(
             list.iter_mut().find(is_it)?.as_table_mut()?.insert("spec".to_owned(), text.into());
             Some(true)
         }
+        (Request::Limit { name, limits, client_limits }, Answer::Done) => {
+            write_limits(model, name, *limits, *client_limits)?;
+            Some(true)
+        }
         (Request::Attach { name, target, ana_group, .. }, Answer::Attached { number }) => {
             let tables = frontends.target_tables().map(|(_, tables)| tables);
             for tables in tables {
@@ -121,6 +125,22 @@ fn write_down(
         }
         _ => None,
     }
+}
+
+/// Writes the limits of a volume that have changed into a config.
+fn write_limits(
+    model: &mut Model,
+    name: &str,
+    limits: Option<Limits>,
+    client_limits: Option<Limits>,
+) -> Option<()> {
+    let entry = &mut model.volumes.iter_mut().find(|volume| volume.name == name)?.entry;
+    entry.limits = limits.unwrap_or(entry.limits);
+    entry.client_limits = client_limits.unwrap_or(entry.client_limits);
+    let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
+    let is_it = |own: &&mut Value| own.get(VOLUMES.1).and_then(Value::as_str) == Some(name);
+    *list.iter_mut().find(is_it)? = Value::Table(entry.table(name));
+    Some(())
 }
 
 /// Removes the units of a target for which `is_removed` is true, given number and volume.

@@ -311,6 +311,10 @@ impl Target for AoeTargetSession {
         self.audit.pop()
     }
 
+    fn station(&mut self, tag: Tag) -> Option<Mac> {
+        self.pending.get_mut(SlotKey(tag.0)).map(|pending| pending.from.mac)
+    }
+
     /// AoE has no handshake.
     fn stage(&self) -> SessionStage {
         SessionStage::Established

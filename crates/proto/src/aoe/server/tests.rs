@@ -236,6 +236,22 @@ fn written_data_is_read_in_both_formats() {
 }
 
 #[test]
+fn io_in_flight_belongs_to_the_station_that_requested_it() {
+    let mut bench = AoeTargetBench { holds_io: true, ..AoeTargetBench::new() };
+    let read = registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[]);
+    for from in [WHO, OTHER] {
+        assert!(bench.ask(from, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_none());
+    }
+    let tags: Vec<_> = bench.held.iter().map(|(_, io)| io.tag).collect();
+    assert_eq!(
+        tags.iter().map(|tag| bench.target.station(*tag)).collect::<Vec<_>>(),
+        [Some(WHO), Some(OTHER)]
+    );
+    assert_eq!(bench.let_go(), 2);
+    assert_eq!(bench.target.station(tags[0]), None);
+}
+
+#[test]
 fn a_trim_discards_its_ranges_and_nothing_else() {
     let mut bench = AoeTargetBench::new();
     assert_eq!(bench.ata(ata::AtaCommand::WRITE_SECTORS, 0, 16, &[7; 16 * 512]).0, OK);

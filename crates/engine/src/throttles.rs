@@ -1,0 +1,173 @@
+//! Rate limits of one session's requests to one volume: the seam between the sessions of all
+//! protocols and their channels (`docs/decisions/0062-limits-of-io.md`).
+//!
+//! Without limits a request costs one load of a number that changes with the limits.
+
+use blockmux_proto::frames::Mac;
+use blockmux_proto::volume_state::Meter;
+use blockmux_volume::{Channel, Core, Io, Limiter, SgList, Tag, Throttle, Waker};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Holds requests of a session to a volume until the volume's limits permit them.
+pub(crate) struct Throttles {
+    limiter: Arc<Limiter>,
+    /// The generation of the limits at which every request passes; [`NEVER`] if there may be
+    /// limits.
+    free_at: u64,
+    /// The session's client, once it is known.
+    client: Option<Arc<str>>,
+    /// A throttle of each station, or a single one of the session's client.
+    all: Vec<(Option<Mac>, Throttle)>,
+    /// Number of held requests.
+    held: usize,
+    is_lifted: bool,
+    core: Rc<dyn Core>,
+    waker: Waker,
+}
+
+impl Throttles {
+    pub(crate) fn new(
+        limiter: Arc<Limiter>,
+        client: Option<Arc<str>>,
+        core: Rc<dyn Core>,
+        waker: Waker,
+    ) -> Throttles {
+        Throttles { limiter, free_at: NEVER, client, all: Vec::new(), held: 0, is_lifted: false, core, waker }
+    }
+
+    /// Whether the next request passes without a check.
+    #[inline]
+    pub(crate) fn is_free(&self) -> bool {
+        self.limiter.generation() == self.free_at
+    }
+
+    /// Whether no request is held.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held == 0
+    }
+
+    /// Returns the request if it may start now, or holds it. `station` is the one that it belongs
+    /// to, if the session has several.
+    #[cold]
+    pub(crate) fn admit(&mut self, io: Io, station: Option<Mac>, meter: &Meter, now: Instant) -> Option<Io> {
+        if self.is_lifted {
+            return Some(io);
+        }
+        let bytes = write_bytes(&io);
+        let admitted = self.throttle_of(station).admit(io, now);
+        if admitted.is_none() {
+            self.held += 1;
+            self.core.pool().account().into_iter().for_each(|account| account.note_throttled(bytes));
+            meter.hold();
+            self.arm();
+        }
+        self.update_free();
+        admitted
+    }
+
+    /// Submits the held requests that may start now, at most about `budget` bytes, from which they
+    /// are subtracted. Returns whether any was submitted.
+    #[cold]
+    pub(crate) fn release(
+        &mut self,
+        channel: &mut dyn Channel,
+        meter: &Meter,
+        now: Instant,
+        budget: &mut u64,
+    ) -> bool {
+        let before = self.held;
+        while *budget > 0
+            && let Some((io, held)) = self.next(now)
+        {
+            *budget = budget.saturating_sub(io.len);
+            self.note_released(&io, held, meter);
+            channel.submit(io);
+        }
+        self.arm();
+        self.update_free();
+        self.held < before
+    }
+
+    /// Removes the held request with this tag; returns whether there was one.
+    #[cold]
+    pub(crate) fn cancel(&mut self, tag: Tag, meter: &Meter, now: Instant) -> bool {
+        let found = self.all.iter_mut().find_map(|(_, throttle)| throttle.cancel(tag, now));
+        let Some((io, held)) = found else { return false };
+        self.note_released(&io, held, meter);
+        self.arm();
+        true
+    }
+
+    /// Removes a held request; returns its tag.
+    pub(crate) fn cancel_any(&mut self, meter: &Meter, now: Instant) -> Option<Tag> {
+        let (io, held) = self.all.iter_mut().find_map(|(_, throttle)| throttle.pop(now))?;
+        self.note_released(&io, held, meter);
+        Some(io.tag)
+    }
+
+    /// Holds nothing any more: held requests may start.
+    pub(crate) fn lift(&mut self) {
+        self.is_lifted = true;
+    }
+
+    /// The session's client is known: requests from now on are subject to the limits of each
+    /// client.
+    pub(crate) fn set_client(&mut self, client: Arc<str>) {
+        if self.is_empty() {
+            (self.client, self.free_at) = (Some(client), NEVER);
+            self.all.clear();
+        }
+    }
+
+    fn next(&mut self, now: Instant) -> Option<(Io, Duration)> {
+        if self.is_lifted {
+            return self.all.iter_mut().find_map(|(_, throttle)| throttle.pop(now));
+        }
+        // The earliest first, so that no station waits for the requests of others.
+        let held = self.all.iter_mut().filter_map(|(_, throttle)| Some((throttle.next_due(now)?, throttle)));
+        held.min_by_key(|(due, _)| *due).and_then(|(_, throttle)| throttle.pop_due(now))
+    }
+
+    fn throttle_of(&mut self, station: Option<Mac>) -> &mut Throttle {
+        let known = self.all.iter().position(|(own, _)| *own == station);
+        let at = known.unwrap_or_else(|| {
+            if self.all.len() >= MOST_STATIONS {
+                self.all.retain(|(_, throttle)| !throttle.is_empty());
+            }
+            let client = station.map(|station| station.to_string().into()).or_else(|| self.client.clone());
+            self.all.push((station, Throttle::new(self.limiter.clone(), client)));
+            self.all.len() - 1
+        });
+        &mut self.all[at].1
+    }
+
+    fn arm(&mut self) {
+        self.all.iter_mut().for_each(|(_, throttle)| throttle.arm(&*self.core, &self.waker));
+    }
+
+    fn note_released(&mut self, io: &Io, held: Duration, meter: &Meter) {
+        self.held -= 1;
+        let bytes = write_bytes(io);
+        self.core.pool().account().into_iter().for_each(|account| account.note_released(bytes));
+        meter.release(held.as_nanos() as u64);
+    }
+
+    fn update_free(&mut self) {
+        let generation = self.limiter.generation();
+        let is_free = self.all.iter().all(|(_, throttle)| throttle.free_at() == Some(generation));
+        self.free_at = if is_free { generation } else { NEVER };
+    }
+}
+
+/// Bytes of buffers that a write has.
+fn write_bytes(io: &Io) -> usize {
+    io.data.as_ref().filter(|_| io.op.is_write()).map_or(0, SgList::len)
+}
+
+/// No generation.
+const NEVER: u64 = u64::MAX;
+/// Number of stations from which on those without held requests are forgotten.
+const MOST_STATIONS: usize = 256;
