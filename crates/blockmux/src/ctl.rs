@@ -99,11 +99,11 @@ pub(crate) enum Request {
         /// Name of the volume
         name: String,
     },
-    /// Add a volume to an NVMe subsystem or an iSCSI target
+    /// Add a volume to a subsystem or a target
     Attach {
         /// Name of the volume
         name: String,
-        /// Subsystem NQN or iSCSI name
+        /// Subsystem NQN, iSCSI name or SRP port
         target: String,
         /// NSID or LUN [default: the lowest free one]
         number: Option<u32>,
@@ -113,7 +113,7 @@ pub(crate) enum Request {
     },
     /// Remove a namespace or logical unit; keep exporting its volume elsewhere
     Detach {
-        /// Subsystem NQN or iSCSI name
+        /// Subsystem NQN, iSCSI name or SRP port
         target: String,
         /// NSID or LUN
         number: u32,

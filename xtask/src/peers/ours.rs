@@ -44,12 +44,17 @@ pub(crate) const fn never(url: Url, arguments: Arguments) -> Server {
 /// Serves [`EXPORT`] from memory; `listen` is the option that names a protocol's listener.
 pub(crate) fn serve(place: &ServerParameters, command: &mut Command, listen: &str) -> Result<()> {
     command.arg("serve").arg(format!("{EXPORT}=mem:{}", place.size));
+    self::listen(place, command, listen);
+    Ok(())
+}
+
+/// Adds the options of a listener and of its polling.
+pub(crate) fn listen(place: &ServerParameters, command: &mut Command, listen: &str) {
     command.arg(listen).arg(format!("127.0.0.1:{}", place.port)).args(["--poll", place.poll]);
     if place.poll == "always" {
         // Each core uses a whole CPU: one is for the client.
         command.args(["--cores", "1"]);
     }
-    Ok(())
 }
 
 /// The goals of one cell, measured by our own generator.

@@ -9,11 +9,12 @@ use super::client::{Client, Generator};
 use super::figures::Rows;
 use super::goals::{Bound, Goal};
 use super::matrix::{Cell, Rw, deep};
-use super::ours::{self, BLOCKMUX, CellGoals};
+use super::ours::{self, BLOCKMUX, CellGoals, EXPORT};
 use super::plan::Protocol;
 use super::server::{Server, ServerParameters};
 use super::{iscsi, iser, nvme};
-use anyhow::Result;
+use anyhow::{Context, Result};
+use std::fs;
 use std::process::Command;
 
 /// SRP over RDMA.
@@ -28,8 +29,18 @@ const SERVERS: &[Server] = &[
     Server { name: NVME_TCP, is_for_generator: true, ..ours::adaptive(nvme::url, nvme::serve) },
 ];
 
+/// Serves with a config file, because the identifier of a default target port depends on the machine.
 fn serve(place: &ServerParameters, command: &mut Command) -> Result<()> {
-    ours::serve(place, command, "--srp")
+    let config = place.dir.join("srp.toml");
+    let content = format!(
+        "[[volume]]\nname = '{EXPORT}'\nspec = 'mem:{}'\n[[srp_target]]\nport_id = '{TARGET}'\n\
+         luns = {{ 0 = '{EXPORT}' }}\n",
+        place.size
+    );
+    fs::write(&config, content).with_context(|| config.display().to_string())?;
+    command.arg("serve").arg("--config").arg(config);
+    ours::listen(place, command, "--srp");
+    Ok(())
 }
 
 fn url(port: u16) -> String {
@@ -58,8 +69,7 @@ fn latency(rows: &Rows, rw: Rw) -> Goal {
     Goal::ratio(what, Bound::AtMost(1.1), of(BLOCKMUX), of(ISER))
 }
 
-/// Identifier of the default target port of the volume disk0.
-const TARGET: &str = "0x64a8329375c986408e2193b3fe2eb28d";
+const TARGET: &str = "0x11111111111111112222222222222222";
 const ISER: &str = "blockmux-iser";
 const ISCSI: &str = "blockmux-iscsi";
 const NVME_TCP: &str = "blockmux-nvme-tcp";

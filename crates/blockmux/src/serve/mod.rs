@@ -466,7 +466,7 @@ ADDR is host:port, :port for loopback, or host for the default port; port 0
 lets the system choose. [::] is every IPv6 address and no IPv4 one. ADDR and
 IFACE may end in ?volumes=a,b to export only these volumes there, and ADDR in
 ?allow=10.0.0.0/8,::1 to accept only clients in these networks. Every iSCSI
-port serves iSER, too.
+port serves iSER, too, and every NVMe/TCP port NVMe/RDMA.
 
 NBD clients can authenticate with TLS, iSCSI initiators and NVMe hosts with
 secrets or keys of a config file. AoE and SRP have no authentication.

@@ -95,7 +95,7 @@ impl CheckedLogin {
             return refuse(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL, what);
         }
         let Some(units) = target.units_for(nexus.0).cloned() else {
-            let what = "is not in the target port's access list; add its port identifier there";
+            let what = "is not in the target port's access list; add its port identifier, or its last 16 digits (the GUID), there";
             return refuse(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL, what);
         };
         let immediate_offset = usize::from(request.imm_data_offset.get());

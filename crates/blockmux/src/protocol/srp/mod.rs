@@ -12,6 +12,7 @@ use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, Targ
 use super::policy::{Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
+use crate::machine::machine_id;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::scsi::{AccessState, TargetPort};
 use blockmux_proto::srp::node::SrpPortId;
@@ -166,9 +167,15 @@ fn own_target(named: &VolumeNames, unit: super::units::VolumeUnit, policy: &Poli
     }
 }
 
-/// The identifier of the target port of a volume with this name; it is the same after a restart.
+/// The identifier of the target port of a volume with this name on this machine; it is the same
+/// after a restart. Linux refuses to log in to two ports with one identifier, so it must not be
+/// that of the volume with this name on another machine.
 fn own_id(name: &str) -> SrpPortId {
-    SrpPortId(VolumeUuid::of_texts(&["srp target port", name]).to_bytes())
+    id_on(&machine_id(), name)
+}
+
+fn id_on(machine: &str, name: &str) -> SrpPortId {
+    SrpPortId(VolumeUuid::of_texts(&["srp target port", machine, name]).to_bytes())
 }
 
 /// A target port. Its relative target port identifier is also the number of its target port group.
@@ -206,8 +213,9 @@ mod tests {
         let id = own_id("a").to_string();
         assert_eq!(way.url, format!("srp://127.0.0.1:5555/{id}/0?rdma=iwarp"));
         assert_ne!(own_id("a"), own_id("b"));
-        // Initiators store the identifier, and `cargo xtask peers srp` contains it.
-        assert_eq!(own_id("disk0").to_string(), "0x64a8329375c986408e2193b3fe2eb28d");
+        assert_ne!(id_on("one", "a"), id_on("other", "a"));
+        // Initiators store the identifier, so it must never change.
+        assert_eq!(id_on("one", "disk0").to_string(), "0xc16af0b5ea04856282fba5727cf2f464");
         let port = format!("id_ext={},ioc_guid={}", &id[2..18], &id[18..]);
         let own =
             "initiator_ext=$(cat /sys/class/infiniband/*/ports/1/gids/0 | head -1 | tr -d : | cut -c1-16)";

@@ -296,11 +296,11 @@ async fn limit(
     shared.run_action(action, request, &headers, StatusCode::OK).await
 }
 
-/// Add a volume to an NVMe subsystem or an iSCSI target
+/// Add a volume to a subsystem or a target
 #[utoipa::path(
     post,
     path = "/v1/targets/{target}/units",
-    params(("target" = String, Path, description = "Subsystem NQN or iSCSI name")),
+    params(("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port")),
     request_body = AttachVolume,
     responses(
         (status = 201, body = Attached),
@@ -329,7 +329,7 @@ async fn attach(
     delete,
     path = "/v1/targets/{target}/units/{number}",
     params(
-        ("target" = String, Path, description = "Subsystem NQN or iSCSI name"),
+        ("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port"),
         ("number" = u32, Path, description = "NSID or LUN")
     ),
     responses(
@@ -356,7 +356,7 @@ async fn detach(
 #[utoipa::path(
     post,
     path = "/v1/targets/{target}/changes",
-    params(("target" = String, Path, description = "Subsystem NQN or iSCSI name")),
+    params(("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port")),
     request_body = ChangeTarget,
     responses(
         (status = 200, body = Message),
