@@ -239,15 +239,15 @@ fn written_data_is_read_in_both_formats() {
 fn io_in_flight_belongs_to_the_station_that_requested_it() {
     let mut bench = AoeTargetBench { holds_io: true, ..AoeTargetBench::new() };
     let read = registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[]);
-    for from in [WHO, OTHER] {
+    for from in [STATION, OTHER] {
         assert!(bench.ask(from, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_none());
     }
     let tags: Vec<_> = bench.held.iter().map(|(_, io)| io.tag).collect();
     assert_eq!(
         tags.iter().map(|tag| bench.target.station(*tag)).collect::<Vec<_>>(),
-        [Some(WHO), Some(OTHER)]
+        [Some(STATION), Some(OTHER)]
     );
-    assert_eq!(bench.let_go(), 2);
+    assert_eq!(bench.release_held(), 2);
     assert_eq!(bench.target.station(tags[0]), None);
 }
 
