@@ -690,9 +690,9 @@ mod tests {
         let (mut closed, mut lost) = (user(), user());
         limited.turn(&mut closed.0, &mut closed.1);
         limited.turn(&mut lost.0, &mut lost.1);
-        closed.0.leave(false);
+        closed.0.orphan(false);
         assert_eq!((limited.volume_state.orphans(), closed.1.refused), (1, 0));
-        lost.0.leave(true);
+        lost.0.orphan(true);
         assert_eq!(limited.core.ready().pop(), Some(1));
         assert_eq!(limited.turn(&mut lost.0, &mut lost.1), (0, 3));
         assert!(lost.0.is_idle() && lost.1.refused == 3 && limited.volume_state.orphans() == 1);
