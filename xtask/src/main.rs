@@ -42,7 +42,11 @@ enum Task {
         protocol: peers::Protocols,
     },
     /// Builds the Debian package
-    Package,
+    Package {
+        /// Installs, upgrades and purges it in a Debian of its own, too (as root)
+        #[arg(long)]
+        test: bool,
+    },
     /// Makes the pages of docs/results from the measurements in docs/results/data
     Results,
     /// Fuzzes one target, or all targets for an equal share of the time
@@ -80,7 +84,8 @@ fn run(task: Task, root: &Path) -> Result<()> {
             Ok(())
         }
         Task::Peers { protocol } => peers::run(root, protocol),
-        Task::Package => {
+        Task::Package { test: true } => package::test(root),
+        Task::Package { test: false } => {
             println!("{}", package::build(root)?.display());
             Ok(())
         }

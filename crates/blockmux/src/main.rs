@@ -135,8 +135,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return on_no_command(&error),
     };
-    if let Command::Serve(args) = &cli.command {
-        args.prepare_user();
+    match &cli.command {
+        Command::Serve(args) => args.prepare_user(),
+        Command::Check(args) => args.prepare_user(),
+        _ => {}
     }
     let log = match start_log(&cli) {
         Ok(log) => log,

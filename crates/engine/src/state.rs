@@ -45,7 +45,7 @@ pub enum StateError {
         path: PathBuf,
     },
     /// Another user owns the file or directory, and so could change reservations.
-    #[error("{}: belongs to another user; change its owner with chown, or name another directory", path.display())]
+    #[error("{}: belongs to another user; run as that user, change its owner with chown, or name another directory", path.display())]
     NotOurs {
         /// The file or directory.
         path: PathBuf,

@@ -13,6 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// pages, unit attentions and identity.
 pub(super) type VolumeUnit = (VolumeId, Arc<LogicalUnit>);
 
+/// Maximum number of logical units of one target. Each session refers to all units of its target.
+pub(super) const MAX_LUNS: usize = 4096;
+
 /// The logical units of a daemon's volumes. Each is created at its first use.
 pub(crate) struct LogicalUnits {
     exports: Exports,

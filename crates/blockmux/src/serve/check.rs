@@ -9,6 +9,7 @@ use super::listen;
 use super::setup::Setup;
 use crate::failure::Failure;
 use crate::output::{print, printable};
+use crate::privileges::ServiceUser;
 use crate::protocol::Frontends;
 use std::path::PathBuf;
 
@@ -19,6 +20,16 @@ pub(crate) struct CheckArgs {
     /// Config file of `serve --config`
     #[arg(value_name = "FILE")]
     file: PathBuf,
+    /// Check as the user who runs the daemon; for root
+    #[arg(long, value_name = "NAME")]
+    user: Option<ServiceUser>,
+}
+
+impl CheckArgs {
+    /// Prepares for `--user`, before any thread is started.
+    pub(crate) fn prepare_user(&self) {
+        self.user.iter().for_each(ServiceUser::prepare);
+    }
 }
 
 /// Validates the file and prints how many files, volumes, listeners and targets it has.
@@ -26,6 +37,8 @@ pub(crate) struct CheckArgs {
 /// # Errors
 /// The first error of the file.
 pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
+    // Files of this user's, and files that this user cannot read, are as the daemon finds them.
+    args.user.map_or(Ok(()), |user| user.switch(None, None))?;
     let file = args.file.display().to_string();
     let args = ServeArgs { config: Some(args.file), ..ServeArgs::empty(Frontends::default()) };
     let mut setup = Setup::gather(args, &InheritedListeners::default())?;
@@ -52,5 +65,5 @@ Also reads secret and key files. Opens no volume and binds no listener. The exit
 status is 0 if the file is valid and 2 if it is not.
 
 Examples:
-  blockmux check /etc/blockmux/blockmux.toml
+  blockmux check --user blockmux /etc/blockmux/blockmux.toml
   blockmux check new.toml && systemctl reload blockmux";

@@ -249,8 +249,8 @@ impl ControlServer {
             Request::Change(change) => {
                 self.change(change).map(|said| said.map_or(Answer::Done, Answer::Message))
             }
-            Request::Reload => self.reloader.reload().map(Answer::Plan).map_err(ApiError::invalid),
-            Request::Diff => self.reloader.diff().map(Answer::Plan).map_err(ApiError::invalid),
+            Request::Reload => self.reloader.reload().map(Answer::Plan),
+            Request::Diff => self.reloader.diff().map(Answer::Plan),
             Request::Export => Ok(Answer::Text(self.reloader.export())),
             Request::Apply { fragment } => {
                 self.reloader.apply_fragment(fragment).map(Answer::Plan).map_err(ApiError::invalid)

@@ -228,12 +228,17 @@ fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_phone() {
         paths.iter().map(|path| (*path, serde_json::from_str::<Value>(&tcp.get(path)).unwrap())).collect();
     // Names are chosen by peers, so they may contain markup.
     told["/v1/sessions"][0]["initiator"] = json!("iqn.2026-11.i:<b>a</b>");
+    let change = json!({"change": "volume <b>: added", "affected": ["one"]});
+    told["/v1/config/diff"] =
+        json!({"applied": false, "changes": [change], "next_start": ["cores: 2"], "warnings": []});
     for (name, dark) in [("light", false), ("dark", true)] {
         let seen = seen(&browser, name, dark, &html, &told);
         assert_eq!(seen["errors"], json!([]), "{name}");
         assert_eq!((&seen["resources"], &seen["dark"]), (&json!([]), &json!(dark)));
         assert_eq!((&seen["volumes"], &seen["sessions"]), (&json!(["a", "b"]), &json!(["iscsi"])), "{name}");
         assert_eq!(seen["initiator"], "iqn.2026-11.i:<b>a</b>");
+        let drift = json!(["volume <b>: added (affects 1 session)", "cores: 2 (at the next start)"]);
+        assert_eq!((&seen["drift"], &seen["config"]), (&drift, &json!("config file differs")), "{name}");
         assert_eq!((&seen["charts"], &seen["lines"]), (&json!(3), &json!(true)), "{name}");
         assert_eq!(seen["wider_than_wide"], json!([]), "{name}");
         assert_eq!(seen["wider_than_narrow"], json!([]), "{name}");
@@ -294,6 +299,7 @@ addEventListener("load", () => setTimeout(() => {
     resources: performance.getEntriesByType("resource").map(entry => entry.name),
     volumes: texts("#volumes tbody th"), sessions: texts("#sessions tbody th"),
     initiator: document.querySelector("#sessions td.long").textContent,
+    drift: texts("#drift-section:not([hidden]) li"), config: document.getElementById("config").textContent,
     charts: document.querySelectorAll("figure svg").length,
     lines: [...document.querySelectorAll("figure svg")].every(chart => chart.querySelector("text")),
     wider_than_wide: wider(innerWidth + 0.5),

@@ -545,3 +545,44 @@ fn a_config_is_checked_without_serving_it() {
     assert_eq!(status, Some(2));
     assert!(said.starts_with(&format!("blockmux: {path}:")) && said.contains("secret file "), "{said}");
 }
+
+#[test]
+fn a_thousand_units_follow_the_config_while_their_sessions_continue() {
+    // The volumes of 20 of 1,000 units are others in each config.
+    let config = |others: u32| {
+        let numbers: Vec<u32> = (0..980).chain(980 + others..1000 + others).collect();
+        let volume = |number: &u32| format!("[[volume]]\nname = 'v{number}'\nspec = 'null:1m'\n");
+        let units = |first: u32| {
+            let units = numbers.iter().map(|number| format!("{} = 'v{number}'", number + first));
+            units.collect::<Vec<_>>().join(", ")
+        };
+        format!(
+            "iscsi = ['127.0.0.1:0']\nnvme_tcp = ['127.0.0.1:0']\n{}[[iscsi_target]]\nTargetName = '{TARGET}'\n\
+             luns = {{ {} }}\n[[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\nnamespaces = {{ {} }}\n",
+            numbers.iter().map(volume).collect::<String>(),
+            units(0),
+            units(1)
+        )
+    };
+    let served = Configured::serve(&config(0));
+    let place = |scheme: &str| {
+        let url = served.daemon.urls_of(scheme).remove(0);
+        url.split('?').next().unwrap().rsplit_once('/').unwrap().0.to_owned()
+    };
+    let (target, subsystem) = (place("iscsi"), place("nvme+tcp"));
+    let mut scsi = RawIscsi::login(&format!("{target}/0"), "iqn.2026-11.i:one");
+    let [_admin, mut queue] = RawNvme::controller(&subsystem, HOST);
+    assert_eq!((scsi.access(), queue.write(0, &[1; 512], false)), ([GOOD, GOOD], 0));
+    let is_there = |url: String| blockmux(["info", &url]).status.success();
+    let has = |number: u32| {
+        [is_there(format!("{target}/{number}")), is_there(format!("{subsystem}/{}", number + 1))]
+    };
+    assert_eq!((has(999), has(1019)), ([true, true], [false, false]));
+    let done = served.reload(&config(20));
+    assert_eq!(done.lines().filter(|line| line.starts_with(['+', '-'])).count(), 120, "{done}");
+    assert_eq!((has(979), has(999), has(1019)), ([true, true], [false, false], [true, true]));
+    // REPORTED LUNS DATA HAS CHANGED.
+    assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+    assert_eq!((scsi.access(), queue.write(0, &[2; 512], false)), ([GOOD, GOOD], 0));
+    assert_eq!(served.said(&["diff"]), "no changes\n");
+}

@@ -10,6 +10,7 @@ use crate::networks;
 use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::secret;
+use crate::protocol::units::MAX_LUNS;
 use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
@@ -468,8 +469,6 @@ fn is_portal(text: &str) -> bool {
 const MAX_LUN: u16 = 0x3fff;
 /// Maximum number of connections of one session.
 const MAX_CONNECTIONS: u32 = 64;
-/// Maximum number of logical units of one target.
-const MAX_LUNS: usize = 256;
 /// Maximum length of a host name.
 const MAX_HOST: usize = 253;
 

@@ -2,6 +2,7 @@
 //! subsystems.
 
 use blockmux_proto::nvme::identity::GivenIdentity;
+use blockmux_proto::nvme::subsystem::MAX_NAMESPACES;
 use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -149,7 +150,7 @@ pub(super) fn ascii(key: &str, text: &str, max: usize) -> Result<String, String>
 }
 
 /// Maximum NSID of a subsystem.
-const MAX_NSID: u32 = 256;
+const MAX_NSID: u32 = MAX_NAMESPACES as u32;
 /// Length of SN in Identify Controller, in bytes.
 pub(super) const SERIAL_LEN: usize = 20;
 /// Length of MN in Identify Controller, in bytes.

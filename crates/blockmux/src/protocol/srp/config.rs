@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::networks;
 use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::{Policy, TargetAccess};
-use crate::protocol::units::VolumeUnit;
+use crate::protocol::units::{MAX_LUNS, VolumeUnit};
 use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::scsi::{AccessState, MAX_LUN, PortGroupStates, ScsiTarget, UnitChange};
 use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpNode, SrpPortId, SrpTarget};
@@ -186,6 +186,3 @@ impl WantedSrpTarget {
         SrpTarget { id: self.id, port, access, networks: self.networks }
     }
 }
-
-/// Maximum number of logical units of one target port.
-const MAX_LUNS: usize = 256;

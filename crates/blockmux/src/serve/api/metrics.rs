@@ -93,7 +93,7 @@ impl DaemonCollector {
         out.gauge("blockmux_listener_connections", "Open connections of a listener", None, open)?;
         let help = "Connections that a listener has accepted";
         out.counter("blockmux_listener_accepted", help, None, of(|listener| listener.accepted()))?;
-        let help = "Connections refused because of a limit or for lack of memory";
+        let help = "Connections refused because of a limit, their address or a lack of memory";
         out.counter("blockmux_listener_refused", help, None, of(|listener| listener.refused()))
     }
 

@@ -392,7 +392,8 @@ async fn export(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     path = "/v1/config/diff",
     responses(
         (status = 200, body = PlanReport),
-        (status = 422, body = ErrorBody, description = "There is no config file, or it is invalid")
+        (status = 409, body = ErrorBody, description = "There is no config file"),
+        (status = 422, body = ErrorBody, description = "The config file is invalid")
     )
 )]
 async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
@@ -408,7 +409,8 @@ async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     responses(
         (status = 200, body = PlanReport),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 422, body = ErrorBody, description = "There is no config file, or it is invalid"),
+        (status = 409, body = ErrorBody, description = "There is no config file"),
+        (status = 422, body = ErrorBody, description = "The config file is invalid"),
         (status = 503, body = ErrorBody)
     )
 )]

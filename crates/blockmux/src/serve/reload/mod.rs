@@ -22,6 +22,7 @@ use super::listen::{self, BoundListener};
 use super::offer::{ListenerOffer, Offered, VolumeOffer};
 use super::opening::VolumeOpener;
 use super::setup::Setup;
+use crate::api::{ApiError, ErrorCode};
 use crate::ctl::PlanReport;
 use crate::data_part::DataPart;
 use crate::failure::Failure;
@@ -309,11 +310,11 @@ impl Reloader {
     ///
     /// # Errors
     /// The message names the file, the line and what to do.
-    pub(super) fn reload(&self) -> Result<PlanReport, String> {
+    pub(super) fn reload(&self) -> Result<PlanReport, ApiError> {
         let setup = self.read_file()?;
         let mut state = self.state();
         let loaded = Model::of(&setup);
-        let report = self.apply(&mut state, setup, &loaded)?;
+        let report = self.apply(&mut state, setup, &loaded).map_err(ApiError::invalid)?;
         (state.loaded, state.is_unsaved) = (loaded, false);
         Ok(report)
     }
@@ -322,12 +323,12 @@ impl Reloader {
     ///
     /// # Errors
     /// The errors of [`Reloader::reload`] that do not depend on opening or binding anything.
-    pub(super) fn diff(&self) -> Result<PlanReport, String> {
+    pub(super) fn diff(&self) -> Result<PlanReport, ApiError> {
         let mut setup = self.read_file()?;
         let state = self.state();
-        let places = self.places(&state, &setup)?;
+        let places = self.places(&state, &setup).map_err(ApiError::invalid)?;
         let places = places.into_iter().map(|(_, listener)| listener).collect();
-        setup.settle_policy(places).map_err(|failure| failure.to_string())?;
+        setup.settle_policy(places).map_err(ApiError::invalid)?;
         let plan = self.plan(&state, &setup, &Model::of(&setup));
         Ok(plan.report)
     }
@@ -338,13 +339,12 @@ impl Reloader {
     }
 
     /// Reads the config file as it is now.
-    fn read_file(&self) -> Result<Setup, String> {
+    fn read_file(&self) -> Result<Setup, ApiError> {
         if !self.has_file() {
-            return Err(
-                "the daemon has no config file; start it with --config, or use 'ctl apply'".to_owned()
-            );
+            let text = "the daemon has no config file; start it with --config, or use 'ctl apply'";
+            return Err(ApiError::new(ErrorCode::Conflict, text));
         }
-        Setup::gather(self.args.duplicate(), &self.inherited()).map_err(|failure| failure.to_string())
+        Setup::gather(self.args.duplicate(), &self.inherited()).map_err(ApiError::invalid)
     }
 
     /// The listeners of a setup, each with its configured address. A listener that is bound already
@@ -434,7 +434,7 @@ fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
 }
 
 /// Logs the result of a reload that a signal requested.
-pub(super) fn log(outcome: &Result<PlanReport, String>) {
+pub(super) fn log(outcome: &Result<PlanReport, ApiError>) {
     match outcome {
         Err(reason) => warn!("the config was not reloaded and nothing has changed: {reason}"),
         Ok(report) if report.is_empty() => info!("the config was reloaded; it has no changes"),

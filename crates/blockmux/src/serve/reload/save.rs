@@ -24,7 +24,7 @@ impl Reloader {
     /// # Errors
     /// If there is no config file, it was changed since it was loaded, or it cannot be written.
     pub(in crate::serve) fn save(&self) -> Result<String, String> {
-        let setup = self.read_file()?;
+        let setup = self.read_file().map_err(|error| error.to_string())?;
         let mut state = self.state();
         let file = Model::of(&setup);
         let schema = Schema::new(&setup.frontends);
@@ -56,7 +56,7 @@ impl Reloader {
             write(path, &document.to_string())
                 .map_err(|error| format!("{}: cannot be written: {error}", path.display()))?;
         }
-        let saved = Model::of(&self.read_file()?);
+        let saved = Model::of(&self.read_file().map_err(|error| error.to_string())?);
         (state.loaded, state.is_unsaved) = (saved, false);
         let mut summary = format!("{} changes saved", changes.len() - not_saved.len());
         if !not_saved.is_empty() {

@@ -112,7 +112,7 @@ impl UnitInfo {
 }
 
 /// Maximum number of listed logical units of a target.
-pub(super) const MAX_LUNS: usize = 256;
+pub(super) const MAX_LUNS: usize = 1024;
 
 #[cfg(test)]
 mod tests {

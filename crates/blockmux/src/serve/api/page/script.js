@@ -1,8 +1,8 @@
 "use strict";
 const PROTOCOLS = ["nbd", "iscsi", "iser", "nvme-tcp", "nvme-rdma", "srp", "aoe"];
-const MOST_SESSIONS = 200, SHOWN_ACTIONS = 8, EVERY_MS = 2000, POINTS = 360;
+const MOST_SESSIONS = 200, SHOWN_ACTIONS = 8, SHOWN_DRIFT = 20, EVERY_MS = 2000, DRIFT_EVERY = 5, POINTS = 360, FEWEST_POINTS = 30, POINTS_A_MINUTE = 6;
 const $ = id => document.getElementById(id);
-let token = null, before = null, timer = null;
+let token = null, before = null, timer = null, looks = 0;
 
 try { token = sessionStorage.getItem("token"); } catch (error) { token = null; }
 if (location.hash.startsWith("#token=")) {
@@ -15,10 +15,15 @@ function keep(value) {
   try { value ? sessionStorage.setItem("token", value) : sessionStorage.removeItem("token"); } catch (error) { /* kept here */ }
 }
 
-async function ask(path) {
+async function get(path) {
   const headers = token ? { authorization: "Bearer " + token } : {};
   const answer = await fetch(path, { headers, cache: "no-store" });
   if (answer.status === 401) throw { unauthorized: true };
+  return answer;
+}
+
+async function ask(path) {
+  const answer = await get(path);
   if (!answer.ok) throw new Error(path + ": " + answer.status);
   return answer.json();
 }
@@ -50,11 +55,15 @@ function drawn(name, attributes, text) {
   return made;
 }
 
+/* Points in the width of a chart: those of an hour, or fewer while the daemon is young. */
+const span = series => Math.min(POINTS, Math.max(FEWEST_POINTS, series[0].values.length));
+
 /* The lines of some series, in a box of width x height; the newest point is at its right edge. */
 function lines(svg, series, box) {
+  const points = span(series);
   const top = Math.max(1e-9, ...series.flatMap(one => one.values.map(value => value ?? 0)));
   for (const { values, kind } of series) {
-    const x = nth => box.left + box.width * (POINTS - values.length + nth + 1) / POINTS;
+    const x = nth => box.left + box.width * (points - values.length + nth + 1) / points;
     const y = value => box.top + box.height * (1 - value / (top * 1.08));
     const runs = [];
     values.forEach((value, nth) => {
@@ -63,10 +72,10 @@ function lines(svg, series, box) {
       runs[runs.length - 1].push([x(nth), y(value)]);
     });
     for (const run of runs) {
-      const points = run.map(([left, up]) => left.toFixed(1) + "," + up.toFixed(1)).join(" ");
+      const corners = run.map(([left, up]) => left.toFixed(1) + "," + up.toFixed(1)).join(" ");
       const floor = (box.top + box.height).toFixed(1), ends = [run[0][0].toFixed(1), run[run.length - 1][0].toFixed(1)];
-      svg.append(drawn("polygon", { class: "area " + kind, points: `${ends[0]},${floor} ${points} ${ends[1]},${floor}` }));
-      svg.append(drawn("polyline", { class: "line " + kind, points }));
+      svg.append(drawn("polygon", { class: "area " + kind, points: `${ends[0]},${floor} ${corners} ${ends[1]},${floor}` }));
+      svg.append(drawn("polyline", { class: "line " + kind, points: corners }));
     }
   }
   return top;
@@ -81,10 +90,10 @@ function chart(id, series, label) {
     const y = box.top + box.height * (1 - share / 1.08);
     svg.append(drawn("line", { class: "grid", x1: 0, x2: width, y1: y, y2: y }));
   }
-  const top = lines(svg, series, box);
+  const top = lines(svg, series, box), points = span(series);
   const any = series.some(one => one.values.some(value => value > 0));
   svg.append(drawn("text", { x: 0, y: 10 }, any ? label(top) : "nothing yet"));
-  svg.append(drawn("text", { x: 0, y: height - 3 }, "1 hour ago"));
+  svg.append(drawn("text", { x: 0, y: height - 3 }, points === POINTS ? "1 hour ago" : `${points / POINTS_A_MINUTE | 0} min ago`));
   svg.append(drawn("text", { x: width, y: height - 3, class: "end" }, "now"));
 }
 
@@ -198,6 +207,31 @@ function show(status, sessions, hour, actions) {
   }), "");
 }
 
+/* How the config file differs from what runs. */
+async function lookForDrift() {
+  const answer = await get("/v1/config/diff");
+  const hasFile = answer.status !== 409;
+  $("config").hidden = !hasFile;
+  if (answer.status !== 200 && answer.status !== 422) return;
+  const said = await answer.json();
+  const lines = [...(said.changes ?? []).map(one => {
+    const count = one.affected.length;
+    return one.change + (count ? ` (affects ${count} ${count === 1 ? "session" : "sessions"})` : "");
+  }), ...(said.next_start ?? []).map(line => line + " (at the next start)")];
+  if (said.error) lines.push(said.error.message + (said.error.hint ? "; " + said.error.hint : ""));
+  const more = lines.length - SHOWN_DRIFT;
+  const shown = more > 0 ? [...lines.slice(0, SHOWN_DRIFT), `and ${more} more`] : lines;
+  $("drift").replaceChildren(...shown.map(line => element("li", "", line)));
+  $("drift-section").hidden = !lines.length;
+  $("drift-section").classList.toggle("wrong", !!said.error);
+  $("drift-head").textContent = said.error ? "The config file has an error" : "The config file differs from what runs";
+  $("drift-note").textContent = said.error ? "The daemon goes on as it is. A restart would fail."
+    : "\u201cblockmux ctl reload\u201d applies the file. \u201cblockmux ctl save\u201d writes what runs into it.";
+  const state = said.error ? ["config file has an error", "lost"] : lines.length ? ["config file differs", "drifted"] : ["config file applied", "live"];
+  $("config").textContent = state[0];
+  $("config").className = "state " + state[1];
+}
+
 function say(text, kind) {
   $("state").textContent = text;
   $("state").className = "state " + kind;
@@ -207,6 +241,7 @@ async function look() {
   clearTimeout(timer);
   try {
     const all = await Promise.all(["/v1/status", "/v1/sessions", "/v1/history", "/v1/actions"].map(ask));
+    if (looks++ % DRIFT_EVERY === 0) await lookForDrift();
     $("login").hidden = true;
     $("main").hidden = false;
     show(...all);
@@ -215,6 +250,7 @@ async function look() {
     if (error && error.unauthorized) {
       $("wrong").hidden = !token;
       keep(null);
+      looks = 0;
       $("login").hidden = false;
       $("main").hidden = true;
       say("a token is required", "");
