@@ -58,6 +58,7 @@ const PEERS: &[Peer] = &[
     peer("sg_inq", "sg3-utils", KERNEL),
     peer("sg_persist", "sg3-utils", KERNEL),
     peer("sg_reset", "sg3-utils", KERNEL),
+    peer("sg_rtpg", "sg3-utils", KERNEL),
 ];
 
 /// Tests that need all of these programs at once.

@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_report_without_the_server_is_refused() {
         for (text, why) in [
-            ("IOPS=5", "no JSON"),
+            ("IOPS=5", "not JSON"),
             ("{}", "no jobs"),
             (r#"{"jobs":[]}"#, "no row for the server"),
             (r#"{"jobs":[{}]}"#, "no iops"),

@@ -332,10 +332,10 @@ fn broken_lists_contexts_and_greetings_are_refused() {
     let context = |data: &[u8]| reply(Opt::NBD_OPT_SET_META_CONTEXT, Rep::NBD_REP_META_CONTEXT, data);
     let unasked = [&agreed[..], &[context(b"\0\0\0\x01qemu:x")]].concat();
     assert!(
-        error(NbdSessionMode::Go, &unasked).starts_with("selected a metadata context that was not asked")
+        error(NbdSessionMode::Go, &unasked).starts_with("selected a metadata context that was not requested")
     );
     let twice = vec![context(b"\0\0\0\x01base:allocation"); 2];
-    assert!(error(NbdSessionMode::Go, &[&agreed[..], &twice].concat()).ends_with("or one twice"));
+    assert!(error(NbdSessionMode::Go, &[&agreed[..], &twice].concat()).ends_with("or selected one twice"));
     let short = [&agreed[..], &[context(b"\0\0\0")]].concat();
     assert_eq!(error(NbdSessionMode::Go, &short), "sent a metadata context shorter than its number");
     let done = reply(Opt::NBD_OPT_SET_META_CONTEXT, Rep::NBD_REP_ACK, b"");
