@@ -134,7 +134,7 @@ impl Throttles {
     fn throttle_of(&mut self, station: Option<Mac>) -> &mut Throttle {
         let known = self.all.iter().position(|(own, _)| *own == station);
         let at = known.unwrap_or_else(|| {
-            if self.all.len() >= MOST_STATIONS {
+            if self.all.len() >= MAX_STATIONS {
                 self.all.retain(|(_, throttle)| !throttle.is_empty());
             }
             let client = station.map(|station| station.to_string().into()).or_else(|| self.client.clone());
@@ -170,4 +170,4 @@ fn write_bytes(io: &Io) -> usize {
 /// No generation.
 const NEVER: u64 = u64::MAX;
 /// Number of stations from which on those without held requests are forgotten.
-const MOST_STATIONS: usize = 256;
+const MAX_STATIONS: usize = 256;

@@ -333,14 +333,14 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         &mut self,
         piece: CommandPiece<S::Kind>,
         key: SlotKey,
-        verdict: CompletionClass,
+        class: CompletionClass,
     ) -> Option<CommandPiece<S::Kind>> {
         let job = self.jobs.get_mut(key)?;
-        match verdict {
+        match class {
             CompletionClass::Good => {}
             CompletionClass::Again | CompletionClass::Later(_) if piece.tries < MAX_TRIES => {
                 job.forget_borrowed();
-                if verdict != CompletionClass::Again {
+                if class != CompletionClass::Again {
                     return Some(piece.again());
                 }
                 self.again.push_back(piece.again());
@@ -348,7 +348,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
             }
             CompletionClass::Again => job.fail(IoError::Aborted),
             CompletionClass::Elsewhere | CompletionClass::Astray => {
-                job.is_returned |= self.has_other_paths || verdict == CompletionClass::Astray;
+                job.is_returned |= self.has_other_paths || class == CompletionClass::Astray;
                 job.fail(IoError::PathLost);
             }
             CompletionClass::Illegal => {

@@ -143,7 +143,7 @@ impl CurrentLimits {
             return Some(known.clone());
         }
         let new = Buckets::of(&self.limits.client)?;
-        if self.clients.len() >= MOST_CLIENTS {
+        if self.clients.len() >= MAX_CLIENTS {
             self.clients.retain(|_, buckets| Arc::strong_count(buckets) > 1);
         }
         self.clients.insert(client.clone(), new.clone());
@@ -280,5 +280,5 @@ impl Bucket {
 }
 
 /// Number of clients of a volume from which on those without connections are forgotten.
-const MOST_CLIENTS: usize = 1024;
+const MAX_CLIENTS: usize = 1024;
 const NS_PER_S: u128 = 1_000_000_000;

@@ -157,12 +157,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
             Failure::run(format!("interrupted; {done} of {all} runs were done")).report();
             Ok(failure::status_of_signal(signal))
         }
-        BenchEnd::Complete => verdict(&comparison, lost_connection),
+        BenchEnd::Complete => exit_code(&comparison, lost_connection),
     }
 }
 
 /// The exit status: failure if a measured job had errors.
-fn verdict(comparison: &Comparison, lost_connection: u32) -> Result<ExitCode, Failure> {
+fn exit_code(comparison: &Comparison, lost_connection: u32) -> Result<ExitCode, Failure> {
     let runs = || comparison.rows.iter().flat_map(|row| &row.runs);
     let (failed, wrong): (u64, u64) =
         (runs().map(|run| run.errors).sum(), runs().map(|run| run.verify_errors).sum());

@@ -182,26 +182,26 @@ impl NamespaceQueue {
         let Some(command) = self.commands.get_mut(key) else { return };
         let piece = command.piece;
         let Some(job) = piece.job else { return self.on_connecting(key, cqe) };
-        let mut verdict = completion_class::of(cqe.status);
-        if verdict == CompletionClass::Good && command.transport.is_corrupt {
-            verdict = CompletionClass::Later(IoError::Medium);
-        } else if verdict == CompletionClass::Good && !command.transport.is_whole(command.transfer) {
-            verdict = CompletionClass::Failed(IoError::Medium);
+        let mut class = completion_class::of(cqe.status);
+        if class == CompletionClass::Good && command.transport.is_corrupt {
+            class = CompletionClass::Later(IoError::Medium);
+        } else if class == CompletionClass::Good && !command.transport.is_whole(command.transfer) {
+            class = CompletionClass::Failed(IoError::Medium);
         }
         self.commands.discard(key);
-        match verdict {
+        match class {
             CompletionClass::Good => self.set.failing.on_good(),
             CompletionClass::Astray => self.set.failing.on_failure(self.set.now),
             CompletionClass::Elsewhere => {
                 // The path is unusable until the log page has been read again.
                 self.set.rank = PathRank::Unusable;
                 if !self.has_other_paths {
-                    verdict = CompletionClass::Later(IoError::PathLost);
+                    class = CompletionClass::Later(IoError::PathLost);
                 }
             }
             _ => {}
         }
-        if let Some(piece) = self.finish_piece(piece, job, verdict) {
+        if let Some(piece) = self.finish_piece(piece, job, class) {
             let told = self.set.retry_delay(cqe.status);
             self.set.later.push(piece, told, self.set.now);
         }

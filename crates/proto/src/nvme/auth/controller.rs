@@ -534,14 +534,14 @@ pub(crate) mod tests {
         // An exponential of 0, a wrong length, a truncated message, another transaction, and the
         // wrong message.
         let right = |challenge: &[u8]| reply(challenge, &plain, (false, 0), "nqn.s").0;
-        let wrongs: [(CorruptMessage, Explanation); 5] = [
+        let corruptions: [(CorruptMessage, Explanation); 5] = [
             (|reply| reply[16 + 64..].fill(0), Explanation::INCORRECT_PAYLOAD),
             (|reply| reply[6] = 48, Explanation::INCORRECT_PAYLOAD),
             (|reply| reply.truncate(100), Explanation::INCORRECT_PAYLOAD),
             (|reply| reply[4] = 8, Explanation::INCORRECT_MESSAGE),
             (|reply| *reply = negotiate(&[1], &[1]), Explanation::INCORRECT_MESSAGE),
         ];
-        for (spoil, said) in wrongs {
+        for (spoil, said) in corruptions {
             let (mut target, challenge) = begun(true);
             let mut reply = right(&challenge);
             spoil(&mut reply);

@@ -525,7 +525,7 @@ mod tests {
 
     #[test]
     fn an_invalid_challenge_is_answered_with_a_failure() {
-        let wrongs: [(CorruptMessage, Explanation); 9] = [
+        let corruptions: [(CorruptMessage, Explanation); 9] = [
             (|message| message.truncate(5), Explanation::INCORRECT_PAYLOAD),
             (|message| message.truncate(100), Explanation::INCORRECT_PAYLOAD),
             (|message| message[4] ^= 1, Explanation::INCORRECT_MESSAGE),
@@ -536,7 +536,7 @@ mod tests {
             (|message| message[11] = 4, Explanation::INCORRECT_PAYLOAD),
             (|message| message[16 + 64..].fill(0), Explanation::INCORRECT_PAYLOAD),
         ];
-        for (nth, (spoil, said)) in wrongs.into_iter().enumerate() {
+        for (nth, (spoil, said)) in corruptions.into_iter().enumerate() {
             let (mut host, _, mut challenge) = challenged(false);
             spoil(&mut challenge);
             host.on_message(&challenge);
@@ -549,13 +549,13 @@ mod tests {
 
     #[test]
     fn a_controller_cannot_evade_its_authentication() {
-        let wrongs: [(CorruptMessage, bool); 4] = [
+        let corruptions: [(CorruptMessage, bool); 4] = [
             (|message| message[8] = 0, true),
             (|message| message[16] ^= 1, true),
             (|message| message[6] = 32, false),
             (|message| message.truncate(20), false),
         ];
-        for (spoil, is_impostor) in wrongs {
+        for (spoil, is_impostor) in corruptions {
             let (mut host, mut target, challenge) = challenged(true);
             host.on_message(&challenge);
             target.on_message(&due(&host));
