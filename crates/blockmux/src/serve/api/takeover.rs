@@ -53,6 +53,6 @@ async fn connection(upgraded: OnUpgrade) -> io::Result<UnixStream> {
     match parts.io.inner().as_ref().get_ref().get_ref() {
         // Another handle: this one belongs to the runtime.
         AnyStream::Unix(stream) => Ok(stream.as_fd().try_clone_to_owned()?.into()),
-        AnyStream::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
+        AnyStream::Tcp(_) | AnyStream::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }

@@ -1,7 +1,7 @@
 //! The new process: what it gets from the one that serves.
 
 use super::wire::{Channel, Message, Offer, PATH, Received, SessionOffer, UPGRADE};
-use crate::api::client::{CallError, Client};
+use crate::api::client::{ApiCredentials, CallError, Client};
 use crate::api::{ApiAddress, ControlPath};
 use crate::data_part::DataPart;
 use crate::failure::Failure;
@@ -41,7 +41,7 @@ impl Takeover {
         user: Option<&ServiceUser>,
         inherited: &mut InheritedListeners,
     ) -> Result<Option<Takeover>, Failure> {
-        let client = Client::new(ApiAddress::Unix(path.clone()), None);
+        let client = Client::new(ApiAddress::Unix(path.clone()), ApiCredentials::default());
         let stream = match client.upgrade(PATH, UPGRADE) {
             Ok(Some(stream)) => stream,
             Ok(None) => {
