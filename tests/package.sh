@@ -43,8 +43,8 @@ mount -t tmpfs tmpfs dev/shm
 ln -s pts/ptmx dev/ptmx
 ln -s /proc/self/fd dev/fd
 for device in null zero full random urandom tty; do cp -a "/dev/$device" dev; done
-cp "$package" root/old.deb
-cp "$newer" root/new.deb
+cp "$package" srv/old.deb
+cp "$newer" srv/new.deb
 ip link set lo up
 hostname storage
 
@@ -87,7 +87,7 @@ done
 ok
 
 check the_package_installs_and_starts_nothing
-within dpkg --install /root/old.deb
+within dpkg --install /srv/old.deb
 within getent passwd blockmux
 fails within systemctl is-active blockmux
 fails within systemctl is-enabled blockmux
@@ -127,15 +127,15 @@ ok
 
 check an_upgrade_restarts_the_service_and_keeps_config_and_volumes
 before=$pid
-within sh -c 'head -c 16M /dev/urandom >/root/image'
-within blockmux copy file:/root/image nbd://127.0.0.1/data
-within dpkg --install /root/new.deb
+within sh -c 'head -c 16M /dev/urandom >/srv/image'
+within blockmux copy file:/srv/image nbd://127.0.0.1/data
+within dpkg --install /srv/new.deb
 within systemctl is-active blockmux
 pid=$(said systemctl show --property MainPID --value blockmux)
 test "$pid" != "$before"
 within systemctl is-enabled blockmux
-within blockmux copy nbd://127.0.0.1/data file:/root/back
-within cmp /root/image /root/back
+within blockmux copy nbd://127.0.0.1/data file:/srv/back
+within cmp /srv/image /srv/back
 ok
 
 check a_removal_stops_the_service_and_keeps_config_user_and_volumes
@@ -147,7 +147,7 @@ within getent passwd blockmux
 ok
 
 check a_purge_leaves_only_the_images_of_volumes_and_their_owner
-within dpkg --install /root/new.deb
+within dpkg --install /srv/new.deb
 said touch /var/lib/blockmux/volume-e98655a6-2085-8b16-8ad8-e657b39dcf5a.reservations
 within dpkg --purge blockmux
 fails within test -e /etc/blockmux
@@ -157,7 +157,7 @@ within getent passwd blockmux
 ok
 
 check a_purge_without_images_leaves_nothing
-within dpkg --install /root/new.deb
+within dpkg --install /srv/new.deb
 said rm /var/lib/blockmux/data.img
 within dpkg --purge blockmux
 fails within test -e /var/lib/blockmux

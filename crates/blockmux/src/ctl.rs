@@ -15,21 +15,21 @@ pub(crate) use self::fragment::Fragment;
 pub(crate) use self::history::{History, Rates, Series};
 pub(crate) use self::plan::{PlanReport, PlannedChange};
 pub(crate) use self::sessions::SessionStatus;
-use crate::api::client::Client;
+use crate::api::client::{ApiCredentials, Client};
 use crate::api::{ApiAddress, ApiError, ErrorBody};
 use crate::failure::Failure;
 use crate::limits::{self, LimitsBody};
 use crate::log::levels::Levels;
 use crate::output::{both_sizes, print, printable, shell_word};
 use crate::protocol::frontend::Change;
-use crate::protocol::secret;
+use crate::protocol::{certificates, secret};
 use blockmux_proto::volume_state::VolumeTraffic;
 use blockmux_volume::Limits;
 use blockmux_volume::units::{human_size, parse_size};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
@@ -37,17 +37,27 @@ use zeroize::Zeroizing;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CtlArgs {
-    /// Address of `serve --control`, or of `serve --api` as http://HOST:PORT
-    #[arg(value_name = "unix:PATH")]
-    address: ApiAddress,
-    /// File with the token of `serve --api`
-    #[arg(long, value_name = "FILE", global = true)]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: DaemonArgs,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
     request: Request,
+}
+
+/// The daemon that a command is for, and the credentials for it.
+#[derive(clap::Args)]
+pub(crate) struct DaemonArgs {
+    /// Address of `serve --control`, or of `serve --api` as http://HOST:PORT or https://HOST:PORT
+    #[arg(value_name = "unix:PATH")]
+    pub(crate) address: ApiAddress,
+    /// File with the token of `serve --api`
+    #[arg(long, value_name = "FILE", global = true)]
+    token_file: Option<PathBuf>,
+    /// Directory with ca-cert.pem and, if clients need one, client-cert.pem and client-key.pem
+    #[arg(long = "tls-certs", alias = "tls-certificates", value_name = "DIR", global = true)]
+    tls_certificates: Option<PathBuf>,
 }
 
 /// A command to a daemon, from the command line or the API.
@@ -357,7 +367,7 @@ fn checked_levels(text: &str) -> Result<String, String> {
 
 /// Sends the command to the daemon and prints its answer.
 pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
-    let client = client(&args.address, args.token_file.as_deref())?;
+    let client = args.daemon.client()?;
     let mut answer = actions::ask(&client, &args.request)?;
     if let Answer::Noted { answer: own, note } = answer {
         tracing::warn!("{}", printable(&note));
@@ -402,18 +412,31 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     }
 }
 
-/// A client of the daemon at this address.
-///
-/// # Errors
-/// If the token file cannot be read, other users can read it, or a token is missing.
-pub(crate) fn client(address: &ApiAddress, token_file: Option<&Path>) -> Result<Client, Failure> {
-    let token = token_file.map(|path| secret::read("--token-file", path, api_token)).transpose()?;
-    if token.is_none() && matches!(address, ApiAddress::Tcp(_)) {
-        return Err(Failure::request(format!(
-            "{address}: the API requires a token over TCP; add --token-file with the file of `serve --api-token-file`"
-        )));
+impl DaemonArgs {
+    /// A client of the daemon.
+    ///
+    /// # Errors
+    /// If a file cannot be read, others can read a secret, or the token is missing.
+    pub(crate) fn client(&self) -> Result<Client, Failure> {
+        let DaemonArgs { address, token_file, tls_certificates } = self;
+        let token = token_file.as_deref().map(|path| secret::read("--token-file", path, api_token));
+        let token = token.transpose()?;
+        if token.is_none() && matches!(address, ApiAddress::Http(_)) {
+            return Err(Failure::request(format!(
+                "{address}: the API requires a token over TCP; add --token-file with the file of \
+                 `serve --api-token-file`"
+            )));
+        }
+        let host = address.certified_host();
+        if host.is_none() && tls_certificates.is_some() {
+            return Err(Failure::request(format!(
+                "{address}: --tls-certs has no effect here; remove it, or write https://HOST:PORT"
+            )));
+        }
+        let certificates = host.map(|host| certificates::of_client(tls_certificates.as_deref(), host, true));
+        let certificates = certificates.transpose()?;
+        Ok(Client::new(address.clone(), ApiCredentials { token, certificates }))
     }
-    Ok(Client::new(address.clone(), token))
 }
 
 /// Parses a token, which is the line of a file.

@@ -2,27 +2,21 @@
 
 mod screen;
 
-use crate::api::ApiAddress;
 use crate::api::client::{Call, CallError, Client};
-use crate::ctl::{History, SessionStatus, Status, client};
+use crate::ctl::{DaemonArgs, History, SessionStatus, Status};
 use crate::failure::Failure;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use screen::View;
 use serde::de::DeserializeOwned;
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Arguments of `blockmux top`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
-    /// Address of `serve --control`, or of `serve --api` as http://HOST:PORT
-    #[arg(value_name = "unix:PATH")]
-    address: ApiAddress,
-    /// File with the token of `serve --api`
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: DaemonArgs,
 }
 
 /// The data of one refresh.
@@ -38,9 +32,9 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     if !io::stdout().is_terminal() {
         return Err(Failure::request("top needs a terminal; `blockmux ctl ADDRESS status` prints to a pipe"));
     }
-    let client = client(&args.address, args.token_file.as_deref())?;
+    let client = args.daemon.client()?;
     // A wrong address is reported before the terminal switches to the screen.
-    let mut view = View::new(args.address.to_string(), query(&client)?);
+    let mut view = View::new(args.daemon.address.to_string(), query(&client)?);
     let cannot = |error: io::Error| Failure::run(format!("cannot draw on this terminal: {error}"));
     let mut terminal = ratatui::try_init().map_err(cannot)?;
     let shown = loop {

@@ -32,9 +32,8 @@ use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_proto::session::SecuredBy;
 pub use blockmux_tls::{
     CertifiedKey, ClientCertificates, ClientCredentials, Psk, PskFile, ServerCertificates, ServerCredentials,
-    TlsError, Trust,
+    Tls, TlsError, TlsPeer, Trust,
 };
-use blockmux_tls::{Tls, TlsPeer};
 use blockmux_volume::{Chunk, Memory, Pool};
 use boundary::RecordBoundary;
 use kernel::{HandedOver, KernelTls};

@@ -25,6 +25,10 @@ struct PipeBuffers {
     has_sent: bool,
 }
 
+// SAFETY: the box belongs to the pipe alone, only the pipe's methods use it, and its content and
+// the connection may be used by any thread.
+unsafe impl Send for Pipe {}
+
 impl Pipe {
     pub(crate) fn new(mut connection: Connection) -> Result<Pipe, Error> {
         let buffers = PipeBuffers { input: ptr::null(), input_len: 0, output: Vec::new(), has_sent: false };

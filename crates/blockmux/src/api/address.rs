@@ -25,25 +25,36 @@ pub(crate) enum ApiAddress {
     /// `serve --control`.
     Unix(ControlPath),
     /// `serve --api`, as `host:port`.
-    Tcp(String),
+    Http(String),
+    /// `serve --api --api-tls-certs`, as `host:port`.
+    Https(String),
 }
 
 impl FromStr for ApiAddress {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<ApiAddress, &'static str> {
-        let Some(rest) = text.strip_prefix("http://") else {
-            if text.starts_with("https://") {
-                return Err("this daemon's API has no TLS yet; write http://HOST:PORT, or unix:PATH");
-            }
-            return text.parse().map(ApiAddress::Unix);
-        };
+        let (rest, kind): (&str, fn(String) -> ApiAddress) =
+            match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
+                (Some(rest), _) => (rest, ApiAddress::Http),
+                (_, Some(rest)) => (rest, ApiAddress::Https),
+                _ => return text.parse().map(ApiAddress::Unix),
+            };
         let authority = rest.strip_suffix('/').unwrap_or(rest);
         let port = authority.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
         if port.is_none() || authority.contains('/') {
-            return Err("write the daemon's address as http://HOST:PORT");
+            return Err("write the daemon's address as http://HOST:PORT or https://HOST:PORT");
         }
-        Ok(ApiAddress::Tcp(authority.to_owned()))
+        Ok(kind(authority.to_owned()))
+    }
+}
+
+impl ApiAddress {
+    /// The host that the certificate of an https address must be for.
+    pub(crate) fn certified_host(&self) -> Option<&str> {
+        let ApiAddress::Https(authority) = self else { return None };
+        let host = authority.rsplit_once(':').map_or(&**authority, |(host, _)| host);
+        Some(host.trim_start_matches('[').trim_end_matches(']'))
     }
 }
 
@@ -51,7 +62,8 @@ impl fmt::Display for ApiAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ApiAddress::Unix(ControlPath(path)) => path.display().fmt(f),
-            ApiAddress::Tcp(authority) => write!(f, "http://{authority}"),
+            ApiAddress::Http(authority) => write!(f, "http://{authority}"),
+            ApiAddress::Https(authority) => write!(f, "https://{authority}"),
         }
     }
 }
@@ -74,11 +86,16 @@ mod tests {
             ("unix:/run/b.sock", "/run/b.sock"),
             ("http://127.0.0.1:9180", "http://127.0.0.1:9180"),
             ("http://[::1]:9180/", "http://[::1]:9180"),
+            ("https://storage:9180/", "https://storage:9180"),
         ] {
             assert_eq!(text.parse::<ApiAddress>().unwrap().to_string(), shown);
         }
-        for text in ["http://host", "http://host:port", "http://host:1/v1", "https://host:1", "unix:"] {
+        for text in ["http://host", "http://host:port", "http://host:1/v1", "https://host", "unix:"] {
             assert!(text.parse::<ApiAddress>().is_err(), "{text}");
         }
+        let host = |text: &str| text.parse::<ApiAddress>().unwrap().certified_host().map(str::to_owned);
+        assert_eq!(host("https://[::1]:9180").as_deref(), Some("::1"));
+        assert_eq!(host("https://storage:9180").as_deref(), Some("storage"));
+        assert_eq!(host("http://storage:9180"), None);
     }
 }

@@ -1,7 +1,9 @@
 //! A blocking client of the API: one connection for each request.
 
-use super::{ApiAddress, ApiError, ControlPath, ErrorBody, MAX_ANSWER};
+use super::tls::TlsConnection;
+use super::{ApiAddress, ApiError, ControlPath, ErrorBody, MAX_ANSWER, tls_error};
 use crate::failure::Failure;
+use blockmux_engine::secure::ClientCertificates;
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -9,11 +11,19 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// A client of one daemon, with the token for a TCP address.
+/// A client of one daemon.
 #[derive(Clone)]
 pub(crate) struct Client {
     address: ApiAddress,
-    token: Option<Zeroizing<String>>,
+    credentials: ApiCredentials,
+}
+
+/// What a client of a TCP address shows the daemon, and how it authenticates the daemon.
+#[derive(Clone, Default)]
+pub(crate) struct ApiCredentials {
+    pub(crate) token: Option<Zeroizing<String>>,
+    /// For an https address.
+    pub(crate) certificates: Option<ClientCertificates>,
 }
 
 /// A request.
@@ -53,8 +63,8 @@ impl Call {
 
 impl Client {
     /// A client of the daemon at this address.
-    pub(crate) fn new(address: ApiAddress, token: Option<Zeroizing<String>>) -> Client {
-        Client { address, token }
+    pub(crate) fn new(address: ApiAddress, credentials: ApiCredentials) -> Client {
+        Client { address, credentials }
     }
 
     /// Sends a request and reads its response. The daemon responds within a second, with the URL of
@@ -122,9 +132,21 @@ impl Client {
 
     fn no_answer(&self, error: &io::Error) -> CallError {
         let address = &self.address;
+        if let Some(why) = tls_error(error) {
+            return CallError::NoAnswer(Failure::request(format!(
+                "{address}: the daemon {why}; check --tls-certs"
+            )));
+        }
+        if error.kind() == io::ErrorKind::UnexpectedEof && matches!(address, ApiAddress::Https(_)) {
+            return CallError::NoAnswer(Failure::request(format!(
+                "{address}: the daemon closed the connection without an answer; check that --tls-certs has a client \
+                 certificate that it accepts"
+            )));
+        }
         let option = match address {
             ApiAddress::Unix(_) => "--control",
-            ApiAddress::Tcp(_) => "--api",
+            ApiAddress::Http(_) => "--api",
+            ApiAddress::Https(_) => "--api and --api-tls-certs",
         };
         CallError::NoAnswer(Failure::request(format!(
             "{address}: cannot reach the daemon: {error}; check that it runs with `serve {option}` at this address"
@@ -140,7 +162,7 @@ impl Client {
             call.method, call.path
         ));
         head.push_str("Accept: application/json\r\nPrefer: respond-async, wait=1\r\n");
-        if let Some(token) = &self.token {
+        if let Some(token) = &self.credentials.token {
             head.push_str("Authorization: Bearer ");
             head.push_str(token);
             head.push_str("\r\n");
@@ -152,9 +174,10 @@ impl Client {
         // A daemon may refuse a request before it has read the body.
         let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
         let answer = read_answer(BufReader::new(&mut *stream));
-        match sent {
-            Err(error) if answer.is_err() => Err(error),
-            _ => answer,
+        match (sent, answer) {
+            // An alert says why the daemon has closed the connection.
+            (Err(sent), Err(answer)) if tls_error(&answer).is_none() => Err(sent),
+            (_, answer) => answer,
         }
     }
 
@@ -166,14 +189,18 @@ impl Client {
                 stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
                 Ok(("localhost".to_owned(), Box::new(stream)))
             }
-            ApiAddress::Tcp(authority) => {
+            ApiAddress::Http(authority) | ApiAddress::Https(authority) => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
                 for address in authority.to_socket_addrs()? {
                     match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
                         Ok(stream) => {
                             stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
                             stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-                            return Ok((authority.clone(), Box::new(stream)));
+                            let stream: Box<dyn ReadWrite> = match &self.credentials.certificates {
+                                Some(certificates) => Box::new(TlsConnection::open(stream, certificates)?),
+                                None => Box::new(stream),
+                            };
+                            return Ok((authority.clone(), stream));
                         }
                         Err(error) => last = error,
                     }

@@ -31,6 +31,8 @@ pub(crate) enum ErrorCode {
     Malformed,
     /// 401: the token is missing or wrong.
     Unauthorized,
+    /// 403: the client's certificate is not allowed.
+    Forbidden,
     /// 404: there is no such path, volume, target, unit or action.
     NotFound,
     /// 405: the path does not support the method.
@@ -57,6 +59,7 @@ impl ErrorCode {
         match self {
             ErrorCode::Malformed => 400,
             ErrorCode::Unauthorized => 401,
+            ErrorCode::Forbidden => 403,
             ErrorCode::NotFound => 404,
             ErrorCode::MethodNotAllowed => 405,
             ErrorCode::Timeout => 408,

@@ -6,10 +6,12 @@ pub(crate) mod bodies;
 pub(crate) mod client;
 mod error;
 mod peer;
+mod tls;
 
 pub(crate) use address::{ApiAddress, ControlPath};
 pub(crate) use error::{ApiError, ErrorBody, ErrorCode};
 pub(crate) use peer::check_peer;
+pub(crate) use tls::tls_error;
 
 /// Maximum length of a response's body, in bytes: the status of tens of thousands of volumes.
 pub(crate) const MAX_ANSWER: u64 = 16 << 20;

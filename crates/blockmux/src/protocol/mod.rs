@@ -6,6 +6,7 @@
 
 mod alua;
 mod aoe;
+pub(crate) mod certificates;
 pub(crate) mod frontend;
 mod frontends;
 pub(crate) mod iscsi;

@@ -1,5 +1,6 @@
 //! The config file of `serve`: TOML, with the options of the command line as keys.
 
+use super::access::ApiAccess;
 use super::setup::check_name;
 use super::sources::{INCLUDE, Sources};
 use crate::address::ApiListener;
@@ -42,10 +43,12 @@ pub(super) struct Config {
     #[serde(deserialize_with = "parsed")]
     pub(super) api: Option<ApiListener>,
     pub(super) api_token_file: Option<PathBuf>,
+    pub(super) api_tls_certificates: Option<PathBuf>,
+    pub(super) api_tls_subject: Vec<String>,
 }
 
 /// The keys of [`Config`].
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 14] = [
     "volume",
     "read_only",
     "cores",
@@ -58,6 +61,8 @@ const KEYS: [&str; 12] = [
     "control",
     "api",
     "api_token_file",
+    "api_tls_certificates",
+    "api_tls_subject",
 ];
 
 /// One `[[volume]]`, or a `[NAME=]VOLUME` of a command line.
@@ -159,6 +164,15 @@ impl Config {
         Ok(config)
     }
 
+    /// What clients of the API over TCP need.
+    pub(super) fn api_access(&self) -> ApiAccess {
+        ApiAccess {
+            api_token_file: self.api_token_file.clone(),
+            api_tls_certificates: self.api_tls_certificates.clone(),
+            api_tls_subject: self.api_tls_subject.clone(),
+        }
+    }
+
     /// Makes relative paths relative to the config file's directory instead of the current one.
     fn anchor(&mut self, directory: &Path) -> Result<(), Failure> {
         for volume in &mut self.volume {
@@ -177,7 +191,8 @@ impl Config {
             volume.spec = spec;
         }
         let control = self.control.as_mut().map(|ControlPath(path)| path);
-        for path in self.state.iter_mut().chain(control).chain(&mut self.api_token_file) {
+        let of_api = self.api_token_file.iter_mut().chain(&mut self.api_tls_certificates);
+        for path in self.state.iter_mut().chain(control).chain(of_api) {
             *path = directory.join(&*path);
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! creates no file. Then it accepts connections and prints `ready`. A signal, or the end of the
 //! command of `--run`, stops it: I/O in flight completes, and every volume is flushed.
 
+mod access;
 mod alive;
 mod announce;
 mod api;
@@ -39,6 +40,7 @@ use crate::poll::Poll;
 use crate::privileges::{self, ServiceUser};
 use crate::protocol::Frontends;
 use crate::signals;
+use access::ApiAccess;
 use announce::{Announcement, AnnouncementDetail, ClientLocation};
 use api::{Api, Endpoint, bind_control, bind_tcp};
 use blockmux_engine::congestion::Congestion;
@@ -111,12 +113,11 @@ pub(crate) struct ServeArgs {
     /// Run as this user once everything is open
     #[arg(long, value_name = "NAME", conflicts_with_all = ["keep_privileges", "run"])]
     user: Option<ServiceUser>,
-    /// Serve the HTTP API over TCP; needs --api-token-file
+    /// Serve the HTTP API over TCP; needs --api-token-file or --api-tls-certs
     #[arg(long, value_name = "ADDR")]
     api: Option<ApiListener>,
-    /// File with the token that API clients must send
-    #[arg(long, value_name = "FILE")]
-    api_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    api_access: ApiAccess,
     /// Do not drop root's capabilities once everything is open
     #[arg(long)]
     keep_privileges: bool,
@@ -159,7 +160,7 @@ impl ServeArgs {
             takeover: None,
             api: None,
             user: None,
-            api_token_file: None,
+            api_access: ApiAccess::default(),
             keep_privileges: false,
             json: false,
             quiet: false,
@@ -179,7 +180,7 @@ impl ServeArgs {
             takeover: self.takeover.clone(),
             api: self.api.clone(),
             user: self.user.clone(),
-            api_token_file: self.api_token_file.clone(),
+            api_access: self.api_access.clone(),
             ..*self
         }
     }
@@ -245,8 +246,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
     let control = setup.control.as_ref().map(|path| bind_control(path, &mut inherited));
     let control = control.transpose()?;
-    let tcp =
-        setup.api.as_ref().map(|address| bind_tcp(address, setup.api_token_file.as_deref(), &mut inherited));
+    let tcp = setup.api.as_ref().map(|address| bind_tcp(address, &setup.api_access, &mut inherited));
     let endpoints: Vec<_> = control.into_iter().chain(tcp.transpose()?).collect();
     let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;

@@ -4,6 +4,7 @@
 //! the command line override those of the file.
 
 use super::ServeArgs;
+use super::access::ApiAccess;
 use super::config::{Config, VolumeEntry};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
@@ -67,9 +68,9 @@ pub(super) struct Setup {
     pub(super) state: Option<PathBuf>,
     /// Unix socket of the control API.
     pub(super) control: Option<ControlPath>,
-    /// TCP address of the control API with its networks, and the file of its token.
+    /// TCP address of the control API with its networks, and what its clients need.
     pub(super) api: Option<ApiListener>,
-    pub(super) api_token_file: Option<PathBuf>,
+    pub(super) api_access: ApiAccess,
     /// The config file and those that it includes.
     pub(super) sources: Option<Sources>,
 }
@@ -124,6 +125,7 @@ impl Setup {
         let mut frontends = args.frontends;
         let read_only = args.read_only || config.read_only;
         config.volume.append(&mut args.volumes);
+        let api_access = args.api_access.or(config.api_access());
         let volumes = name_all(std::mem::take(&mut config.volume), read_only)?;
         let mut listeners = frontends.listeners();
         listeners.extend(inherited.further(&listeners)?);
@@ -178,7 +180,7 @@ impl Setup {
             congestion,
             control: args.control.or(config.control),
             api: args.api.or(config.api),
-            api_token_file: args.api_token_file.or(config.api_token_file),
+            api_access,
             asked_state: state.clone(),
             state: state.or_else(state::default_directory),
             sources: None,

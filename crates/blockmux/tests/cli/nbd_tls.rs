@@ -16,14 +16,14 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// A directory of certificates as nbdkit, libnbd and QEMU have it, and a file of keys.
-struct Credentials {
+pub(crate) struct Credentials {
     directory: TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
 /// A flaw of a certificate.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flaw {
+pub(crate) enum Flaw {
     None,
     Expired,
     OtherHost,
@@ -31,7 +31,7 @@ enum Flaw {
 
 impl Credentials {
     /// Valid certificates.
-    fn new() -> Credentials {
+    pub(crate) fn new() -> Credentials {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name = named("Test authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -48,20 +48,20 @@ impl Credentials {
         credentials
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    fn shown(&self, name: &str) -> String {
+    pub(crate) fn shown(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
 
-    fn directory(&self) -> String {
+    pub(crate) fn directory(&self) -> String {
         self.directory.path().display().to_string()
     }
 
     /// Replaces certificate and key of one side.
-    fn certify(&self, side: &str, name: &str, flaw: Flaw) {
+    pub(crate) fn certify(&self, side: &str, name: &str, flaw: Flaw) {
         let hosts = match flaw {
             Flaw::OtherHost => vec!["other.example".to_owned()],
             _ => vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "storage.example".to_owned()],

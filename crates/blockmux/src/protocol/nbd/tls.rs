@@ -1,15 +1,9 @@
-//! TLS of NBD: the settings of `serve`, and the files of credentials.
-//!
-//! Directories of certificates have the names that nbdkit, libnbd and QEMU use: `ca-cert.pem`, and
-//! `server-cert.pem` with `server-key.pem` or `client-cert.pem` with `client-key.pem`.
+//! TLS of NBD: the settings of `serve`, and the files of pre-shared keys.
 
 use crate::failure::Failure;
-use crate::protocol::secret;
+use crate::protocol::{certificates, secret};
 use blockmux_engine::nbd::NbdServerTls;
-use blockmux_engine::secure::{
-    CertifiedKey, ClientCertificates, ClientCredentials, ClientTls, Psk, PskFile, ServerCertificates,
-    ServerCredentials, TlsError, Trust,
-};
+use blockmux_engine::secure::{ClientCredentials, ClientTls, Psk, PskFile, ServerCredentials};
 use blockmux_proto::nbd::server::{NbdTls, TlsMode};
 use blockmux_proto::nbd::uri::{NbdServer, NbdUri, TlsFiles, UriTls};
 use clap::ValueEnum;
@@ -145,7 +139,10 @@ impl TlsSettings {
         }
         let credentials = match &self.nbd_tls_psk {
             Some(file) => server_keys(file)?,
-            None => server_certificates(&self.nbd_tls_certificates, self.verifies_clients())?,
+            None => ServerCredentials::Certificates(certificates::of_server(
+                &self.nbd_tls_certificates,
+                self.verifies_clients(),
+            )?),
         };
         let subjects = has_subjects.then(|| Arc::new(self.nbd_tls_subject.iter().cloned().collect()));
         let policy = NbdTls { mode, subjects };
@@ -181,24 +178,6 @@ fn server_keys(file: &Path) -> Result<ServerCredentials, Failure> {
     Ok(ServerCredentials::Psks(Arc::new(move |user| keys.find(user).cloned())))
 }
 
-fn server_certificates(
-    directories: &[PathBuf],
-    verifies_clients: bool,
-) -> Result<ServerCredentials, Failure> {
-    let mut own = Vec::with_capacity(directories.len());
-    let mut authorities = Vec::new();
-    for directory in directories {
-        refuse_revocations(directory)?;
-        own.push(certified_key(directory, "server")?);
-        if verifies_clients {
-            authorities.extend(read_authorities(directory)?);
-        }
-    }
-    let certificates = ServerCertificates::new(&own, verifies_clients.then_some(&authorities));
-    let certificates = certificates.map_err(|error| in_directory(&directories[0], &error))?;
-    Ok(ServerCredentials::Certificates(certificates))
-}
-
 /// TLS for connections to the server of a URL; `None` if the URL requests none.
 pub(super) fn of_uri(uri: &NbdUri) -> Result<Option<ClientTls>, Failure> {
     let Some(tls) = &uri.tls else { return Ok(None) };
@@ -212,31 +191,14 @@ pub(super) fn of_uri(uri: &NbdUri) -> Result<Option<ClientTls>, Failure> {
                 (None, NbdServer::Tcp((host, _))) => host,
                 (None, NbdServer::Unix(_)) => OF_UNIX_SOCKETS,
             };
-            ClientCredentials::Certificates(client_certificates(directory.as_deref(), host, tls.verify_peer)?)
+            ClientCredentials::Certificates(certificates::of_client(
+                directory.as_deref(),
+                host,
+                tls.verify_peer,
+            )?)
         }
     };
     Ok(Some(ClientTls { credentials, ktls: tls.ktls, is_on_demand: true }))
-}
-
-fn client_certificates(
-    directory: Option<&Path>,
-    host: &str,
-    verify_peer: bool,
-) -> Result<ClientCertificates, Failure> {
-    let mut own = None;
-    if let Some(directory) = directory {
-        refuse_revocations(directory)?;
-        if directory.join("client-cert.pem").exists() {
-            own = Some(certified_key(directory, "client")?);
-        }
-    }
-    let trust = match directory {
-        _ if !verify_peer => Trust::Anybody,
-        Some(directory) => Trust::Authorities(read_authorities(directory)?),
-        None => Trust::System,
-    };
-    let place = directory.unwrap_or(Path::new("TLS"));
-    ClientCertificates::new(&trust, own.as_ref(), host).map_err(|error| in_directory(place, &error))
 }
 
 /// The key of a user in a file of pre-shared keys.
@@ -257,38 +219,6 @@ fn client_key(file: &Path, username: Option<&str>) -> Result<Psk, Failure> {
 
 fn read_keys(file: &Path) -> Result<PskFile, Failure> {
     secret::read_all("TLS key file", file, PskFile::parse)
-}
-
-fn read_authorities(directory: &Path) -> Result<Vec<u8>, Failure> {
-    let mut pem = secret::read_public("TLS certificate", &directory.join("ca-cert.pem"))?;
-    // Separates the certificates from those of the next file.
-    pem.push(b'\n');
-    Ok(pem)
-}
-
-/// A certificate with its key; `side` is `server` or `client`.
-fn certified_key(directory: &Path, side: &str) -> Result<CertifiedKey, Failure> {
-    let chain = secret::read_public("TLS certificate", &directory.join(format!("{side}-cert.pem")))?;
-    let key = directory.join(format!("{side}-key.pem"));
-    let key = secret::read_all("TLS key", &key, |bytes| Ok::<_, String>(bytes.to_vec().into()))?;
-    Ok(CertifiedKey { chain, key })
-}
-
-/// Refuses a directory with a certificate revocation list, because it would be ignored.
-fn refuse_revocations(directory: &Path) -> Result<(), Failure> {
-    let list = directory.join("ca-crl.pem");
-    match list.exists() {
-        false => Ok(()),
-        true => Err(Failure::request(format!(
-            "{}: certificate revocation lists are not supported; list the allowed clients in nbd_tls_subject, and \
-             remove the file",
-            list.display()
-        ))),
-    }
-}
-
-fn in_directory(directory: &Path, error: &TlsError) -> Failure {
-    Failure::request(format!("TLS certificates in {}: {error}", directory.display()))
 }
 
 /// The host name in the certificate of a server at a Unix socket.

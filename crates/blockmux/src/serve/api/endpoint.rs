@@ -1,11 +1,12 @@
 //! The listeners of the API, and the access check of each.
 
+use super::REQUEST_TIMEOUT;
+use super::tls::TlsStream;
 use crate::address::{ApiListener, is_local};
-use crate::api::{ControlPath, check_peer};
-use crate::ctl::api_token;
+use crate::api::{ControlPath, check_peer, tls_error};
 use crate::failure::Failure;
 use crate::protocol::policy::ListenerAddress;
-use crate::protocol::secret;
+use crate::serve::access::{ApiAccess, RequiredCredentials, RequiredTls};
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
 use blockmux_engine::audit::AUDIT;
@@ -14,6 +15,7 @@ use blockmux_proto::networks::AllowedNetworks;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::Mode;
 use rustix::process::{geteuid, umask};
+use std::fmt;
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -23,8 +25,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::time;
 use tracing::warn;
-use zeroize::Zeroizing;
 
 /// A listener of the API.
 pub(in crate::serve) struct Endpoint {
@@ -38,8 +40,16 @@ pub(in crate::serve) struct Endpoint {
 pub(super) enum Guard {
     /// Allows processes of the daemon's user and of root.
     Owner,
-    /// Allows clients in these networks that send this bearer token (RFC 6750).
-    Token(Zeroizing<String>, AllowedNetworks),
+    /// Allows clients in these networks that have these credentials.
+    Network(AllowedNetworks, RequiredCredentials),
+}
+
+/// A client of the API.
+pub(super) struct ApiPeer {
+    /// For the log.
+    name: String,
+    /// Why its requests are refused, if they are.
+    pub(super) refusal: Option<String>,
 }
 
 /// A listener of the API's asynchronous runtime.
@@ -52,13 +62,17 @@ pub(super) enum AnyListener {
 pub(super) enum AnyStream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Tls(Box<TlsStream>),
 }
 
 impl Endpoint {
     /// The URL of a TCP endpoint; `None` for a Unix socket.
     pub(in crate::serve) fn url(&self) -> Option<String> {
         match self.listener.address() {
-            Address::Tcp(address) => Some(format!("http://{address}/")),
+            Address::Tcp(address) => {
+                let scheme = if self.guard.tls().is_some() { "https" } else { "http" };
+                Some(format!("{scheme}://{address}/"))
+            }
             Address::Unix(_) => None,
         }
     }
@@ -73,7 +87,7 @@ impl Endpoint {
         })?;
         let kind = match self.guard {
             Guard::Owner => CONTROL,
-            Guard::Token(..) => API,
+            Guard::Network(..) => API,
         };
         let (asked, owns_file) = (self.asked.clone(), handle.owns_file());
         let offer = ListenerOffer { kind: kind.to_owned(), asked, owns_file, manager_name: None };
@@ -115,28 +129,23 @@ pub(in crate::serve) fn bind_control(
     Ok(Endpoint { listener, asked, guard: Guard::Owner })
 }
 
-/// Listens on a TCP address for clients that send the token in `token_file`.
+/// Listens on a TCP address for clients with the credentials of `access`.
 ///
 /// # Errors
-/// If there is no token, its file is not private, or the address cannot be bound.
+/// If clients would need none, a file cannot be used, or the address cannot be bound.
 pub(in crate::serve) fn bind_tcp(
     ApiListener { address, networks }: &ApiListener,
-    token_file: Option<&Path>,
+    access: &ApiAccess,
     inherited: &mut InheritedListeners,
 ) -> Result<Endpoint, Failure> {
     let ListenerAddress::Socket(address @ Address::Tcp(_)) = address.resolve(DEFAULT_PORT)? else {
         return Err(Failure::request("--api: write host:port; --control takes unix:PATH"));
     };
-    let Some(file) = token_file else {
-        return Err(Failure::request(format!(
-            "--api {address}: without a token, every client that can connect could control this daemon; run \
-             `(umask 077; openssl rand -hex 32 > api.token)` and add --api-token-file api.token"
-        )));
-    };
-    let token = secret::read("--api-token-file", file, api_token)?;
-    if !is_local(&address) && networks.is_everyone() {
+    let credentials = access.load()?;
+    if credentials.tls.is_none() && !is_local(&address) && networks.is_everyone() {
         warn!(
-            "{address}: the API and its token are not encrypted; make it reachable only from trusted networks"
+            "{address}: the API and its token are not encrypted; add --api-tls-certs, or make it reachable from \
+             trusted networks only"
         );
     }
     let asked = address.to_string();
@@ -147,22 +156,51 @@ pub(in crate::serve) fn bind_tcp(
     let listener = bound.map_err(|error| {
         Failure::request(format!("cannot serve the API at {address}: {error}; check --api"))
     })?;
-    Ok(Endpoint { listener, asked, guard: Guard::Token(token, networks.clone()) })
+    Ok(Endpoint { listener, asked, guard: Guard::Network(networks.clone(), credentials) })
 }
 
 impl Guard {
-    /// Checks the peer of a new connection; returns its description for the log.
+    fn tls(&self) -> Option<&RequiredTls> {
+        match self {
+            Guard::Owner => None,
+            Guard::Network(_, credentials) => credentials.tls.as_ref(),
+        }
+    }
+
+    /// Checks the peer of a new connection, and completes the TLS handshake if there is TLS.
     ///
     /// # Errors
-    /// If the peer is not allowed to connect.
-    pub(super) fn check(&self, stream: &AnyStream) -> io::Result<String> {
+    /// If the peer is not allowed to connect, or the handshake fails.
+    pub(super) async fn admit(&self, stream: AnyStream) -> io::Result<(AnyStream, ApiPeer)> {
+        let name = self.check(&stream)?;
+        let (tls, socket) = match (self.tls(), stream) {
+            (Some(tls), AnyStream::Tcp(socket)) => (tls, socket),
+            (_, stream) => return Ok((stream, ApiPeer { name, refusal: None })),
+        };
+        let accepting = time::timeout(REQUEST_TIMEOUT, TlsStream::accept(socket, &tls.certificates));
+        match accepting.await? {
+            Ok(stream) => {
+                let refusal = tls.refusal(stream.peer());
+                Ok((AnyStream::Tls(Box::new(stream)), ApiPeer { name, refusal }))
+            }
+            Err(error) => {
+                if let Some(why) = tls_error(&error) {
+                    warn!(target: AUDIT, protocol = "api", peer = %name, "connection refused: the peer {why}");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Checks where a connection comes from; returns the peer's name for the log.
+    fn check(&self, stream: &AnyStream) -> io::Result<String> {
         match (self, stream) {
             (Guard::Owner, AnyStream::Unix(stream)) => {
                 check_peer(stream)?;
                 let process = stream.peer_cred().ok().and_then(|peer| peer.pid());
                 Ok(process.map_or_else(|| "unix".to_owned(), |process| format!("process {process}")))
             }
-            (Guard::Token(_, networks), AnyStream::Tcp(stream)) => {
+            (Guard::Network(networks, _), AnyStream::Tcp(stream)) => {
                 let peer = stream.peer_addr()?;
                 if networks.admits(Some(peer.ip())) {
                     return Ok(peer.to_string());
@@ -173,6 +211,12 @@ impl Guard {
             }
             _ => Err(io::ErrorKind::PermissionDenied.into()),
         }
+    }
+}
+
+impl fmt::Display for ApiPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
     }
 }
 
@@ -210,6 +254,7 @@ impl AsFd for AnyStream {
         match self {
             AnyStream::Unix(stream) => stream.as_fd(),
             AnyStream::Tcp(stream) => stream.as_fd(),
+            AnyStream::Tls(stream) => stream.as_fd(),
         }
     }
 }
@@ -223,6 +268,7 @@ impl AsyncRead for AnyStream {
         match self.get_mut() {
             AnyStream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
             AnyStream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            AnyStream::Tls(stream) => Pin::new(&mut **stream).poll_read(context, buffer),
         }
     }
 }
@@ -232,6 +278,7 @@ impl AsyncWrite for AnyStream {
         match self.get_mut() {
             AnyStream::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
             AnyStream::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            AnyStream::Tls(stream) => Pin::new(&mut **stream).poll_write(context, bytes),
         }
     }
 
@@ -239,6 +286,7 @@ impl AsyncWrite for AnyStream {
         match self.get_mut() {
             AnyStream::Unix(stream) => Pin::new(stream).poll_flush(context),
             AnyStream::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            AnyStream::Tls(stream) => Pin::new(&mut **stream).poll_flush(context),
         }
     }
 
@@ -246,6 +294,7 @@ impl AsyncWrite for AnyStream {
         match self.get_mut() {
             AnyStream::Unix(stream) => Pin::new(stream).poll_shutdown(context),
             AnyStream::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            AnyStream::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(context),
         }
     }
 }

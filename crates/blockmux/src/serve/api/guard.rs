@@ -1,9 +1,10 @@
-//! Checks of a request before it is routed: the token, and the length of the body.
+//! Checks of a request before it is routed: the client's credentials, and the length of the body.
 
 use super::REQUEST_TIMEOUT;
-use super::endpoint::Guard;
+use super::endpoint::{ApiPeer, Guard};
 use super::reply::refusal;
 use crate::api::{ApiError, ErrorCode};
+use crate::serve::access::RequiredCredentials;
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
@@ -17,14 +18,18 @@ use tracing::warn;
 ///
 /// # Errors
 /// The response that refuses the request.
-pub(super) async fn admit(guard: &Guard, peer: &str, request: Request) -> Result<Request, Response> {
+pub(super) async fn admit(guard: &Guard, peer: &ApiPeer, request: Request) -> Result<Request, Response> {
+    if let Some(reason) = &peer.refusal {
+        warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
+        return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
+    }
     // The page contains no data. Its script sends the token with its own requests.
     let is_page = request.uri().path() == "/";
-    if let Guard::Token(token, _) = guard
+    if let Guard::Network(_, RequiredCredentials { token: Some(token), .. }) = guard
         && !is_page
         && let Err(reason) = check_token(request.headers(), token.as_bytes())
     {
-        warn!(target: AUDIT, protocol = "api", peer, "login refused: {reason}");
+        warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
         let error =
             ApiError::new(ErrorCode::Unauthorized, format!("{reason}; send it as `Authorization: Bearer`"));
         let mut response = refusal(error);

@@ -1,5 +1,5 @@
 //! The HTTP API of a daemon: on a Unix socket for its owner and root (`--control`), and over TCP
-//! for clients with a token (`--api`).
+//! for clients with a token or a certificate (`--api`).
 //!
 //! One thread serves the API with an asynchronous runtime that nothing else in the process uses, so
 //! that API clients never block a core. Each client has [`REQUEST_TIMEOUT`] for the head of a
@@ -17,6 +17,7 @@ mod process;
 mod reply;
 mod routes;
 mod takeover;
+mod tls;
 
 pub(super) use endpoint::{Endpoint, bind_control, bind_tcp};
 
@@ -192,7 +193,8 @@ async fn serve(
     router: Router,
     mut stopped: watch::Receiver<()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let peer: Arc<str> = guard.check(&stream)?.into();
+    let (stream, peer) = guard.admit(stream).await?;
+    let peer = Arc::new(peer);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(REQUEST_TIMEOUT));
     let service = service_fn(move |request: Request<Incoming>| {

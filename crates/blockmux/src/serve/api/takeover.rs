@@ -53,6 +53,6 @@ async fn connection(upgraded: OnUpgrade) -> io::Result<UnixStream> {
     match parts.io.inner().as_ref().get_ref().get_ref() {
         // The runtime owns this file descriptor, so the takeover gets a duplicate.
         AnyStream::Unix(stream) => Ok(stream.as_fd().try_clone_to_owned()?.into()),
-        AnyStream::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
+        AnyStream::Tcp(_) | AnyStream::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }

@@ -31,6 +31,8 @@ impl Model {
         let seconds =
             |timeout: Option<Duration>| timeout.map(|timeout| Value::from(timeout.as_secs() as i64));
         let path = |path: &std::path::Path| path.display().to_string();
+        let access = &setup.api_access;
+        let subjects = &access.api_tls_subject;
         let single = [
             ("cores", setup.asked_cores.map(|cores| Value::from(cores as i64))),
             ("login_timeout", seconds(setup.login_timeout)),
@@ -40,7 +42,9 @@ impl Model {
             ("congestion", setup.congestion.as_ref().map(|name| name.to_string().into())),
             ("state", setup.asked_state.as_deref().map(|state| path(state).into())),
             ("api", setup.api.as_ref().map(|api| api.to_string().into())),
-            ("api_token_file", setup.api_token_file.as_deref().map(|file| path(file).into())),
+            ("api_token_file", access.api_token_file.as_deref().map(|file| path(file).into())),
+            ("api_tls_certificates", access.api_tls_certificates.as_deref().map(|own| path(own).into())),
+            ("api_tls_subject", (!subjects.is_empty()).then(|| subjects.clone().into())),
             ("control", setup.control.as_ref().map(|control| format!("unix:{}", path(&control.0)).into())),
         ];
         table.extend(single.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));

@@ -1,7 +1,7 @@
 //! The new process of a takeover: it receives listeners, sessions and reservations from the daemon.
 
 use super::wire::{Channel, Message, Offer, PATH, Received, SessionOffer, UPGRADE};
-use crate::api::client::{CallError, Client};
+use crate::api::client::{ApiCredentials, CallError, Client};
 use crate::api::{ApiAddress, ControlPath};
 use crate::data_part::DataPart;
 use crate::failure::Failure;
@@ -43,7 +43,7 @@ impl Takeover {
         user: Option<&ServiceUser>,
         inherited: &mut InheritedListeners,
     ) -> Result<Option<Takeover>, Failure> {
-        let client = Client::new(ApiAddress::Unix(path.clone()), None);
+        let client = Client::new(ApiAddress::Unix(path.clone()), ApiCredentials::default());
         let stream = match client.upgrade(PATH, UPGRADE) {
             Ok(Some(stream)) => stream,
             Ok(None) => {

@@ -1,0 +1,120 @@
+//! What clients of the API over TCP need: a token, a certificate, or both.
+
+use crate::ctl::api_token;
+use crate::failure::Failure;
+use crate::protocol::{certificates, secret};
+use blockmux_engine::secure::{ServerCertificates, TlsPeer};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use zeroize::Zeroizing;
+
+/// Settings of the API over TCP; the config file has the same names.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct ApiAccess {
+    /// File with the token of --api's clients
+    #[arg(long, value_name = "FILE")]
+    pub(super) api_token_file: Option<PathBuf>,
+    /// Serve the API over https: directory with server-cert.pem and server-key.pem, and with
+    /// ca-cert.pem for client certificates, which replace the token
+    #[arg(long = "api-tls-certs", alias = "api-tls-certificates", value_name = "DIR")]
+    pub(super) api_tls_certificates: Option<PathBuf>,
+    /// Allow only API clients whose certificate has this subject, as CN=admin; repeatable
+    #[arg(long, value_name = "DN")]
+    pub(super) api_tls_subject: Vec<String>,
+}
+
+/// The credentials of the API over TCP.
+pub(super) struct RequiredCredentials {
+    /// The bearer token (RFC 6750) that each request must have.
+    pub(super) token: Option<Zeroizing<String>>,
+    pub(super) tls: Option<RequiredTls>,
+}
+
+/// TLS of the API.
+pub(super) struct RequiredTls {
+    pub(super) certificates: ServerCertificates,
+    /// The subjects of the certificates of clients, if not all are allowed.
+    subjects: Option<BTreeSet<String>>,
+}
+
+impl ApiAccess {
+    /// Adds the settings of the config file; those of the command line have priority.
+    pub(super) fn or(self, written: ApiAccess) -> ApiAccess {
+        let has_subjects = !self.api_tls_subject.is_empty();
+        ApiAccess {
+            api_token_file: self.api_token_file.or(written.api_token_file),
+            api_tls_certificates: self.api_tls_certificates.or(written.api_tls_certificates),
+            api_tls_subject: if has_subjects { self.api_tls_subject } else { written.api_tls_subject },
+        }
+    }
+
+    /// Reads the token and the certificates.
+    ///
+    /// # Errors
+    /// If clients would need neither, or a file cannot be used.
+    pub(super) fn load(&self) -> Result<RequiredCredentials, Failure> {
+        let token = self.api_token_file.as_deref();
+        let token = token.map(|file| secret::read("--api-token-file", file, api_token)).transpose()?;
+        let has_subjects = !self.api_tls_subject.is_empty();
+        let Some(directory) = &self.api_tls_certificates else {
+            if has_subjects {
+                return Err(Failure::request(
+                    "api_tls_subject requires https; add api_tls_certificates = \"DIR\"",
+                ));
+            }
+            if token.is_none() {
+                return Err(Failure::request(WITHOUT_CREDENTIALS));
+            }
+            return Ok(RequiredCredentials { token, tls: None });
+        };
+        let verifies_clients = token.is_none() || has_subjects;
+        let certificates = certificates::of_server(std::slice::from_ref(directory), verifies_clients)?;
+        let subjects = has_subjects.then(|| self.api_tls_subject.iter().cloned().collect());
+        Ok(RequiredCredentials { token, tls: Some(RequiredTls { certificates, subjects }) })
+    }
+}
+
+impl RequiredTls {
+    /// Why a client may send no request; `None` if it may.
+    pub(super) fn refusal(&self, peer: &TlsPeer) -> Option<String> {
+        let subjects = self.subjects.as_ref()?;
+        match peer {
+            TlsPeer::Certificate(subject) if subjects.contains(subject) => None,
+            TlsPeer::Certificate(subject) => {
+                Some(format!("the API does not allow the certificate `{subject}`; add it to api_tls_subject"))
+            }
+            _ => Some("the API requires a certificate; send one".to_owned()),
+        }
+    }
+}
+
+const WITHOUT_CREDENTIALS: &str = "--api: without a token anybody who can connect could control this daemon; run \
+    `(umask 077; openssl rand -hex 32 > api.token)` and add --api-token-file api.token, or add --api-tls-certs for \
+    client certificates";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn clients_need_a_token_or_a_certificate() {
+        let load = |access: ApiAccess| access.load().map(drop).unwrap_err().to_string();
+        assert!(load(ApiAccess::default()).contains("without a token anybody who can connect"));
+        let subject = ApiAccess { api_tls_subject: vec!["CN=a".to_owned()], ..ApiAccess::default() };
+        assert!(load(subject).contains("api_tls_subject requires https; add api_tls_certificates"));
+    }
+
+    #[test]
+    fn the_command_line_has_priority() {
+        let said = ApiAccess { api_tls_subject: vec!["CN=a".to_owned()], ..ApiAccess::default() };
+        let written = ApiAccess {
+            api_token_file: Some("t".into()),
+            api_tls_certificates: Some("d".into()),
+            api_tls_subject: vec!["CN=b".to_owned()],
+        };
+        let both = said.or(written);
+        assert_eq!(both.api_tls_subject, ["CN=a"]);
+        assert_eq!(both.api_tls_certificates.as_deref(), Some(Path::new("d")));
+    }
+}
