@@ -29,7 +29,8 @@ const SERVERS: &[Server] = &[
     Server { name: NVME_TCP, is_for_generator: true, ..ours::adaptive(nvme::url, nvme::serve) },
 ];
 
-/// Serves with a config file, because the identifier of a default target port depends on the machine.
+/// Serves with a config file, because the identifier of a default target port depends on the
+/// machine.
 fn serve(place: &ServerParameters, command: &mut Command) -> Result<()> {
     let config = place.dir.join("srp.toml");
     let content = format!(
