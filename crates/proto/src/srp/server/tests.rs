@@ -684,6 +684,35 @@ fn an_abort_waits_a_minute_for_rdma_reads_and_other_commands_longer() {
 }
 
 #[test]
+fn the_end_of_a_channel_waits_a_minute_for_an_initiator_that_receives_nothing_and_longer_for_io() {
+    let begin = Instant::now();
+    let after = |seconds| begin + Duration::from_secs(seconds);
+    // A response that is not sent, one that is sent and not received, and I/O in flight.
+    for (room, holds_io, ends) in
+        [(0, false, false), (100, false, false), (100, false, true), (100, true, false)]
+    {
+        let mut initiator = open();
+        initiator.pump.holds_io = holds_io;
+        initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+        let logout = SrpHeader { opcode: SrpOpcode::INITIATOR_LOGOUT.0, ..SrpHeader::default() };
+        let message = Seg::from_slice(logout.as_bytes());
+        initiator.event(Event::Received { message, invalidated: None }).unwrap();
+        let mut works = 0;
+        while initiator.queue.next(&mut initiator.pump.session, room).is_some() {
+            works += 1;
+        }
+        assert_eq!(works > 1, room > 0 && !holds_io, "the response and the disconnect");
+        if ends {
+            // The queue pair has ended, and the driver still has to send its output.
+            initiator.event(Event::Disconnected).unwrap();
+        }
+        initiator.turn_at(after(1)).unwrap();
+        initiator.turn_at(after(59)).unwrap();
+        assert_eq!(initiator.turn_at(after(62)).is_err(), !holds_io, "{room}");
+    }
+}
+
+#[test]
 fn data_in_for_many_short_ranges_is_cut_when_it_is_posted() {
     let mut initiator = open();
     let data = pattern(1024);
