@@ -509,6 +509,15 @@ fn each_refusal_has_its_reason() {
         assert_eq!(initiator.log_in(request).unwrap_err(), reason);
         assert!(matches!(initiator.events[..], [AuditEvent::Refused { .. }]), "{:?}", initiator.events);
     }
+    for (private_data, reason) in
+        [(&[0; 4][..], "asked for iSER"), (&[], "asked for iSER"), (&[0, 0, 0, 0, 1], "too short")]
+    {
+        let mut other = Initiator::new(&node());
+        let requested = Event::Requested { private_data: private_data.to_vec(), reads: READS };
+        let refused = other.event(requested).unwrap_err();
+        assert!(refused.what.contains(reason), "{}", refused.what);
+        assert!(matches!(other.next(), Some(WorkRequest::Reject { .. })));
+    }
     let mut listed = Initiator::new(&node());
     let request = LoginRequestRdma { target_port_id: HIDDEN.0, initiator_port_id: [9; 16], ..login() };
     assert!(listed.log_in(request).is_ok());
