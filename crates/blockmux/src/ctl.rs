@@ -228,12 +228,13 @@ pub(crate) struct Status {
     pub(crate) max_connections: usize,
     /// Lost connections whose I/O has not ended; they are not counted in `connections`.
     pub(crate) gone: usize,
-    /// Protocols that have connections.
+    /// Connections of the listeners of each protocol.
     pub(crate) protocols: Vec<ProtocolStatus>,
     pub(crate) volumes: Vec<VolumeStatus>,
 }
 
-/// A protocol that a daemon serves.
+/// The listeners of a protocol. Those of iSCSI and NVMe/TCP also accept iSER and NVMe/RDMA; the
+/// list of sessions has the protocol of each session.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ProtocolStatus {
     pub(crate) name: String,
@@ -453,7 +454,7 @@ pub(crate) fn api_token(line: &[u8]) -> Result<Zeroizing<String>, &'static str> 
 fn status_text(status: &Status) -> String {
     let mut lines = vec![format!("connections  {} of {}", status.connections, status.max_connections)];
     let of_protocol =
-        |ProtocolStatus { name, connections }: &ProtocolStatus| format!("  {name}  {connections}");
+        |ProtocolStatus { name, connections }: &ProtocolStatus| format!("  {name} listeners  {connections}");
     lines.extend(status.protocols.iter().map(of_protocol));
     lines.extend(lost_connections("", status.gone));
     for volume in &status.volumes {

@@ -7,8 +7,11 @@ mod iscsi_sides;
 mod iser_sides;
 mod nbd_dialer;
 mod nvme_sides;
+#[allow(dead_code, reason = "only an initiator of SRP is needed")]
+mod srp_sides;
 
-use blockmux_engine::initiator::nvme::NvmeEndpoint;
+use blockmux_engine::initiator::nvme::{self, NvmeEndpoint};
+use blockmux_engine::initiator::srp::{self, SrpDialer};
 use blockmux_engine::initiator::{Dialer, RemoteVolume};
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
@@ -22,6 +25,7 @@ use blockmux_proto::nbd::client::NbdFeatures;
 use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::nvme_tcp;
 use blockmux_proto::session::{CoreHandle, StreamSession, Target};
+use blockmux_proto::srp::client::UnitInfo;
 use blockmux_rdma::iwarp;
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op, Pool,
@@ -30,7 +34,7 @@ use blockmux_volume::{
 use iscsi_dialer::IscsiDialer;
 use iser_sides::IserDialer;
 use nbd_dialer::NbdDialer;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::fmt::{self, Write};
 use std::num::NonZeroU64;
 use std::rc::Rc;
@@ -289,6 +293,42 @@ fn over_nvme_a_request_without_an_answer_fails() {
     assert!(matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]), "{done:?}");
 }
 
+#[test]
+fn requests_to_a_target_that_accepts_connections_and_is_silent_fail_after_the_reconnect_time() {
+    let (proposal, config) = (default_proposal(), iwarp::IwarpConfig::default());
+    fails_in_time(|| NbdDialer::new(&address(), NbdFeatures::default(), SPAN));
+    fails_in_time(|| IscsiDialer::new(&address(), "disk0", proposal.clone()));
+    fails_in_time(|| IserDialer::new(&address(), "disk0", proposal.clone(), config.clone()));
+    fails_in_time(|| {
+        let endpoint = srp_sides::endpoint(&address(), 0, srp::OverIwarp::default());
+        SrpDialer::of(endpoint, UnitInfo::default()).unwrap()
+    });
+    fails_in_time(|| nvme_sides::dialer(nvme_sides::endpoint(&[address()])));
+    fails_in_time(|| {
+        let over = nvme::OverIwarp::default();
+        nvme_sides::dialer(nvme_sides::endpoint_over(over, &[address()]))
+    });
+}
+
+/// The login times of the sessions, of which the shortest is 20 s, do not prolong the time.
+fn fails_in_time<D: Dialer>(dialer: impl Fn() -> D) {
+    for (seconds, last) in [(0, 2), (5, 5), (15, 15)] {
+        let name = std::any::type_name::<D>();
+        let mut scene = Scene::mute(dialer(), Duration::from_secs(seconds));
+        scene.submit(1, Op::Read);
+        scene.run_for(last - 1);
+        assert!(scene.done().is_empty(), "{name}, {seconds} s");
+        scene.run_for(2);
+        let done = scene.done();
+        let is_failed = matches!(done[..], [Completion { tag: Tag(1), result: Err(IoError::PathLost) }]);
+        assert!(is_failed, "{name}, {seconds} s: {done:?}");
+        let log = scene.log();
+        let warning = "volume is out of reach: target accepted the connection and did not complete the \
+                       login in time\n";
+        assert_eq!(log, warning, "{name}, {seconds} s");
+    }
+}
+
 /// A channel to a slow target, and the warnings that were logged.
 struct Scene {
     log: Arc<Mutex<String>>,
@@ -319,13 +359,30 @@ impl Scene {
         session: impl Fn(Exports, Pool, Instant) -> T + 'static,
         dialer: impl Dialer,
     ) -> Scene {
+        let serve = |world: &World, core: &_| serve(world, core, volume, session);
+        Scene::at(serve, dialer, Duration::from_secs(60))
+    }
+
+    /// A target that accepts connections and sends nothing.
+    fn mute(dialer: impl Dialer, reconnect_timeout: Duration) -> Scene {
+        let serve = |world: &World, core: &_| {
+            let streams = RefCell::new(Vec::new());
+            world.net().listen(core, &address(), move |_, stream| streams.borrow_mut().push(stream));
+        };
+        Scene::at(serve, dialer, reconnect_timeout)
+    }
+
+    fn at(
+        serve: impl FnOnce(&World, &Rc<SimCore>),
+        dialer: impl Dialer,
+        reconnect_timeout: Duration,
+    ) -> Scene {
         let log = Arc::new(Mutex::new(String::new()));
         let guard = tracing::subscriber::set_default(Warnings(log.clone()));
         let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
         let (client, target) = (world.add_core(16 << 20), world.add_core(16 << 20));
-        serve(&world, &target, volume, session);
-        let volume =
-            RemoteVolume::<_, SimCore>::new(dialer, VolumeInfo::new(SIZE), 1, Duration::from_secs(60));
+        serve(&world, &target);
+        let volume = RemoteVolume::<_, SimCore>::new(dialer, VolumeInfo::new(SIZE), 1, reconnect_timeout);
         let (core, ready): (Rc<dyn Core>, _) = (client, ReadyList::new());
         let channel = volume.open(&core, 64, ready.waker(0)).unwrap();
         Scene { log, _guard: guard, world, channel }

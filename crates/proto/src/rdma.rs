@@ -18,7 +18,7 @@
 //! message consumes one, and [`QueuePair::receive`] posts more. A message without a buffer, or with
 //! a buffer that is too short, ends the connection; protocols prevent this with credits.
 
-pub(crate) mod read_watchdog;
+pub(crate) mod progress_watchdog;
 pub mod testing;
 
 use crate::session::{Connections, ProtocolError, Timed};

@@ -7,11 +7,12 @@ use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
-use blockmux_proto::session::{Connections, Initiator, Target};
+use blockmux_proto::session::{Connections, Initiator, StreamConnections, Target, Timed};
 use blockmux_proto::srp::client::{Config, InitiatorSession, Mode};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use blockmux_proto::srp::server::TargetSession;
 use blockmux_rdma::Driven;
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, SETUP_TIMEOUT};
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
@@ -167,6 +168,27 @@ fn commands_on_several_channels_complete_once_each() {
         assert_eq!(host.read(7 * 16_384, 512).unwrap(), vec![round as u8 ^ 7; 512]);
     }
     assert!((0..3).all(|channel| !host.session.is_awaited(channel)));
+}
+
+#[test]
+fn a_target_that_does_not_answer_the_connection_request_is_reported_as_that() {
+    let now = Instant::now();
+    let config = Config {
+        initiator: SrpPortId([1; 16]),
+        target: TARGET,
+        lun: Lun::new(0),
+        mode: Mode::Use,
+        channels: 1,
+        immediate_data: true,
+    };
+    let pool = Pool::new(16 << 20);
+    let session = InitiatorSession::new(config, pool.clone(), now);
+    let endpoint = RdmaConnections::endpoint(&session);
+    let queue_pair = Iwarp::active(&endpoint, IwarpConfig::default(), pool, [8; 32], now);
+    let mut driven = Driven::new(session, queue_pair, now);
+    let mut stream = driven.connection(0);
+    let late = stream.on_timeout(now + SETUP_TIMEOUT).unwrap_err();
+    assert_eq!(late.what, "did not answer the connection request within 20 seconds");
 }
 
 #[test]

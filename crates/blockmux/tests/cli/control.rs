@@ -214,7 +214,7 @@ fn the_status_counts_connections_and_io() {
     );
     let shown = controlled.said(&["status"]);
     assert!(
-        shown.starts_with("connections  0 of 4096\n  nbd  0\n  iscsi  0\na  8388608 (8 MiB)  read-only\n"),
+        shown.starts_with("connections  0 of 4096\n  nbd listeners  0\n  iscsi listeners  0\na  8388608 (8 MiB)  read-only\n"),
         "{shown}"
     );
     assert!(shown.contains("\n  reads        2 (4.50 KiB)\n"), "{shown}");
@@ -247,7 +247,8 @@ fn the_status_counts_lost_connections_with_io_in_flight() {
     assert_eq!(status["connections"], 1);
     assert_eq!((counts(&status["volumes"][0]), counts(&status["volumes"][1])), ([1, 2], [0, 0]));
     let shown = controlled.said(&["status"]);
-    let head = "connections  1 of 4096\n  nbd  1\nlost         2, with I/O that has not ended\ndisk0  ";
+    let head =
+        "connections  1 of 4096\n  nbd listeners  1\nlost         2, with I/O that has not ended\ndisk0  ";
     assert!(shown.starts_with(head), "{shown}");
     let volume = "\n  connections  1\n  lost         2, with I/O that has not ended\n  reads        2 ";
     assert!(shown.contains(volume), "{shown}");

@@ -68,4 +68,9 @@ fn a_remote_volume_over_nvme_rdma_is_exported_again() {
     let told = succeeds(&["info", "--json", &second.urls_of("nvme+rdma")[0]]);
     let told: Value = serde_json::from_str(&told).unwrap();
     assert_eq!((&told["size"], &told["protocol"]), (&json!(8 << 20), &json!("nvme-rdma")));
+    // Only NVMe/TCP has digests.
+    assert_eq!((told.get("header_digest"), told.get("data_digest")), (None, None));
+    assert!(!succeeds(&["info", url]).contains("digest"));
+    let tcp = url.replace("nvme+rdma://", "nvme+tcp://").replace("?rdma=iwarp", "");
+    assert!(succeeds(&["info", &tcp]).contains("header digest none"));
 }

@@ -87,6 +87,17 @@ fn a_target_port_is_described_and_its_units_are_listed() {
 }
 
 #[test]
+fn a_port_of_another_protocol_is_reported_as_one_without_an_srp_target() {
+    let daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
+    for scheme in ["iscsi", "nvme+tcp"] {
+        let urls = daemon.urls_of(scheme);
+        let host = urls[0].split('/').nth(2).unwrap();
+        let refused = fails(&["info", &format!("srp://{host}/{}/0", "01".repeat(16))]);
+        assert!(refused.contains("check that an SRP target listens there"), "{scheme}: {refused}");
+    }
+}
+
+#[test]
 fn a_target_port_admits_only_the_listed_guid() {
     let (_directory, daemon) = serve_config();
     let urls = daemon.urls_of("srp");

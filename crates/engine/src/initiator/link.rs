@@ -11,7 +11,7 @@ use super::connections::{ConnectionSet, Dial};
 use super::control::ControlLink;
 use super::overdue::OverdueTimer;
 use super::redirections::{Redirection, Redirections};
-use super::retry::ReconnectTimer;
+use super::retry::{CONNECT_TIMEOUT, ReconnectTimer};
 use super::silence::Silence;
 use super::{Dialer, Opening, PathGroup, RemoteVolume, TlsKeys, VolumeShared};
 use crate::connection::{Broken, Connection, Inflow};
@@ -59,6 +59,8 @@ pub(super) struct Link<D: Dialer, H: Host> {
     pub(super) queue: VecDeque<Io>,
     pub(super) done: Vec<Completion>,
     retry: ReconnectTimer,
+    /// Time by which the present attempt must have a session; `None`: it has no limit of its own.
+    attempt_until: Option<Instant>,
     silence: Silence,
     overdue: OverdueTimer,
     /// The target accepts no other session before this time (iSCSI's Time2Wait).
@@ -156,6 +158,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 queue: VecDeque::with_capacity(depth as usize),
                 done: Vec::with_capacity(depth as usize),
                 retry: ReconnectTimer::new(volume.reconnect_timeout, core.now()),
+                attempt_until: None,
                 silence: Silence::default(),
                 overdue: OverdueTimer::new(volume.dialer.paths().timeout),
                 not_before: None,
@@ -240,6 +243,11 @@ impl<D: Dialer, H: Host> Link<D, H> {
             LinkState::Connecting { .. } => self.run_connecting(),
             LinkState::Controlling => self.run_controlling(),
         };
+        let progress = if self.is_attempt_over() {
+            self.lose("target accepted the connection and did not complete the login in time")
+        } else {
+            progress
+        };
         let progress = if progress == Progress::Idle { controlled } else { progress };
         if self.done.len() > completed_before {
             self.consumer.wake();
@@ -268,8 +276,13 @@ impl<D: Dialer, H: Host> Link<D, H> {
         };
         match self.core.connect(self.redirections.address()) {
             Ok(stream) => {
-                let until = self.retry.attempt_ends(self.core.now());
-                self.core.wake_at(until, &self.waker);
+                let now = self.core.now();
+                self.attempt_until = self.retry.attempt_ends(now);
+                let until = now + CONNECT_TIMEOUT;
+                let until = self.attempt_until.map_or(until, |ends| ends.min(until));
+                for until in [Some(until), self.attempt_until].into_iter().flatten() {
+                    self.core.wake_at(until, &self.waker);
+                }
                 let connection = Connection::new(stream, &self.core, &self.waker).secured(secure);
                 self.state = LinkState::Connecting { connection, until };
                 self.run_connecting()
@@ -283,6 +296,17 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 self.lose(&error.to_string())
             }
         }
+    }
+
+    /// Whether the present attempt has no session although its time is over. A session has time
+    /// limits of its own for its login, which may be longer.
+    #[inline]
+    fn is_attempt_over(&self) -> bool {
+        let is_attempt = matches!(
+            self.state,
+            LinkState::Connecting { .. } | LinkState::Controlling | LinkState::Open { is_checked: false, .. }
+        );
+        is_attempt && self.attempt_until.is_some_and(|until| self.core.now() >= until)
     }
 
     fn run_connecting(&mut self) -> Progress {

@@ -72,9 +72,17 @@ impl ReconnectTimer {
         };
     }
 
-    /// Deadline of one attempt.
-    pub(super) fn attempt_ends(&self, now: Instant) -> Instant {
-        now + self.reconnect_timeout.min(CONNECT_TIMEOUT)
+    /// Deadline of an attempt that begins `now`: when the link gives up, but not before
+    /// `MIN_ATTEMPT`. `None`: there is none.
+    pub(super) fn attempt_ends(&self, now: Instant) -> Option<Instant> {
+        Some(self.gives_up_at(now)?.max(now + MIN_ATTEMPT))
+    }
+
+    /// When the link gives up, if it has had no session since `now` or before; `None`: never.
+    fn gives_up_at(&self, now: Instant) -> Option<Instant> {
+        let lost_since = self.lost_since.unwrap_or(now);
+        let since = self.fruitless_since.map_or(lost_since, |fruitless| fruitless.min(lost_since));
+        since.checked_add(self.reconnect_timeout)
     }
 
     /// Records that a session is open.
@@ -106,18 +114,22 @@ impl ReconnectTimer {
         if had_session {
             self.fruitless_since.get_or_insert(now);
         }
-        let lost_since = *self.lost_since.get_or_insert(now);
-        let since = self.fruitless_since.map_or(lost_since, |fruitless| fruitless.min(lost_since));
-        if now.duration_since(since) >= self.reconnect_timeout {
+        self.lost_since.get_or_insert(now);
+        let ends = self.gives_up_at(now);
+        if ends.is_some_and(|ends| now >= ends) {
             return RetryDecision::GiveUp;
         }
         let (at, is_first) = (now + self.pause, self.pause == FIRST_PAUSE);
+        let at = ends.map_or(at, |ends| ends.min(at));
         self.pause = (self.pause * 2).min(MAX_PAUSE);
         RetryDecision::Again { at, is_first }
     }
 }
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of the connection of an attempt, before the login.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time that each attempt has, even with a shorter reconnect timeout or at the end of it.
+const MIN_ATTEMPT: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 pub(super) const MAX_PAUSE: Duration = Duration::from_secs(1);
 
@@ -154,6 +166,19 @@ mod tests {
             lose_until_it_gives_up(&mut ReconnectTimer::new(RECONNECT_TIMEOUT, now), false, now);
         assert!((8..15).contains(&losses), "{losses}");
         assert!(time >= RECONNECT_TIMEOUT && time < RECONNECT_TIMEOUT + MAX_PAUSE, "{time:?}");
+    }
+
+    #[test]
+    fn an_attempt_ends_when_the_link_gives_up() {
+        let now = Instant::now();
+        let retry = |timeout| ReconnectTimer::new(timeout, now);
+        assert_eq!(retry(RECONNECT_TIMEOUT).attempt_ends(now), Some(now + RECONNECT_TIMEOUT));
+        // The last attempt, and each with a short timeout, has time to succeed.
+        let last = now + RECONNECT_TIMEOUT;
+        assert_eq!(retry(RECONNECT_TIMEOUT).attempt_ends(last), Some(last + MIN_ATTEMPT));
+        assert_eq!(retry(Duration::ZERO).attempt_ends(now), Some(now + MIN_ATTEMPT));
+        assert_eq!(retry(Duration::MAX).attempt_ends(now), None);
+        assert!(matches!(retry(Duration::MAX).on_loss(false, now), RetryDecision::Again { .. }));
     }
 
     #[test]

@@ -263,6 +263,8 @@ impl HostTransport for RdmaHostLink {
 
     const USES_KEYED_SGLS: bool = true;
 
+    const ERROR_HANDLING: &'static str = REFERENCE;
+
     fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> RdmaHostLink {
         RdmaHostLink {
             phase: HostLinkPhase::Connecting,
@@ -400,8 +402,10 @@ fn part(list: &SgList, base: usize, len: usize) -> SgList {
 }
 
 fn violation(what: &'static str) -> ProtocolError {
-    ProtocolError { what, reference: "RDMA Transport 1.0 §3.1" }
+    ProtocolError { what, reference: REFERENCE }
 }
+
+const REFERENCE: &str = "RDMA Transport 1.0 §3.1";
 
 /// Most RDMA Reads that the controller may have in flight (IRD).
 const READS: u32 = 32;

@@ -53,8 +53,14 @@ impl CheckedLogin {
         node: &SrpNode,
         client: Option<IpAddr>,
     ) -> Result<CheckedLogin, LoginRefusal> {
-        let Ok((request, _)) = LoginRequestRdma::read_from_prefix(private_data) else {
-            let what = "sent a login request that is too short";
+        // iSER's private data is empty or four bytes of flags, and zeroes may follow.
+        let is_iser = private_data.iter().skip(4).all(|byte| *byte == 0);
+        let request = LoginRequestRdma::read_from_prefix(private_data).ok().filter(|_| !is_iser);
+        let Some((request, _)) = request else {
+            let what = match is_iser {
+                true => "asked for iSER at a port that serves SRP",
+                false => "sent a login request that is too short",
+            };
             return Err(LoginRefusal {
                 tag: 0,
                 reason: LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL,

@@ -26,7 +26,7 @@ use super::login::{self, CheckedLogin, LoginRefusal, MAX_IU_LEN, REQUEST_LIMIT};
 use super::node::{ChannelJoin, ChannelMembership, SrpNode};
 use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
-use crate::rdma::read_watchdog::{READ_STALLED, ReadWatchdog};
+use crate::rdma::progress_watchdog::{ProgressWatchdog, READ_STALLED};
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
@@ -72,7 +72,9 @@ pub struct TargetSession {
     reading: u32,
     /// Most RDMA Reads that may be posted: [`READS`], or fewer if the initiator supports fewer.
     max_reads: u32,
-    watchdog: ReadWatchdog,
+    watchdog: ProgressWatchdog,
+    /// Observes whether the initiator receives the rest of the output of a channel that is closing.
+    end_watchdog: ProgressWatchdog,
     /// Number of times that a task has got memory for data-out.
     allocations: u64,
     /// Responses to send, oldest first.
@@ -176,7 +178,8 @@ impl TargetSession {
             reads: VecDeque::new(),
             reading: 0,
             max_reads: READS,
-            watchdog: ReadWatchdog::default(),
+            watchdog: ProgressWatchdog::default(),
+            end_watchdog: ProgressWatchdog::default(),
             allocations: 0,
             answers: VecDeque::new(),
             expected: 0,
@@ -346,6 +349,12 @@ impl TargetSession {
         self.queue.is_idle() && self.reading == 0 && self.reads.is_empty()
     }
 
+    /// Whether the channel is closing, and only the initiator can delay that: by not receiving the
+    /// rest of the output.
+    fn awaits_end(&self) -> bool {
+        self.is_ending && self.reading == 0 && self.queue.is_idle()
+    }
+
     /// Leaves the nexus once the channel is closed and has no I/O in flight.
     fn leave_if_idle(&mut self) {
         if matches!(self.phase, ChannelPhase::Over) && self.is_idle() {
@@ -478,6 +487,9 @@ impl RdmaSession for TargetSession {
             }
         }
         let has_moved = self.take_inbox() | self.transmit(queue_pair);
+        if has_moved {
+            self.end_watchdog.on_progress();
+        }
         if self.is_ending && self.answers.is_empty() && self.is_idle() {
             queue_pair.disconnect();
             self.phase = ChannelPhase::Ending;
@@ -490,12 +502,13 @@ impl RdmaSession for TargetSession {
 impl TargetSession {
     #[inline]
     fn on_done(&mut self, id: WorkId, result: Result<(), WorkError>) {
+        self.end_watchdog.on_progress();
         let low = (id.0 & u64::from(u32::MAX)) as usize;
         match id.0 >> u32::BITS {
             WRITE => self.unsent = self.unsent.saturating_sub(low),
             READ => {
                 self.reading = self.reading.saturating_sub(1);
-                self.watchdog.on_read();
+                self.watchdog.on_progress();
                 self.on_read(low, result.is_ok());
                 self.leave_if_idle();
             }
@@ -514,7 +527,8 @@ impl Timed for TargetSession {
             _ => {
                 let retry = if self.queue.is_waiting() { again(TASK_RETRY) } else { None };
                 let check = (self.reading > 0).then(|| self.watchdog.check_at(self.now));
-                retry.into_iter().chain(self.queue.pause_ends()).chain(check).min()
+                let end = self.awaits_end().then(|| self.end_watchdog.check_at(self.now));
+                retry.into_iter().chain(self.queue.pause_ends()).chain(check).chain(end).min()
             }
         }
     }
@@ -536,6 +550,12 @@ impl Timed for TargetSession {
             && (self.is_ending || self.tasks.has_aborted_without_io(tasks::OWNER))
         {
             return Err(READ_STALLED);
+        }
+        if self.awaits_end() && self.end_watchdog.is_stuck(now) {
+            return Err(ProtocolError {
+                what: "did not receive the rest of its responses within a minute after the channel ended",
+                reference: "this server's limit",
+            });
         }
         self.resume();
         self.violation.take().map_or(Ok(()), Err)
@@ -574,6 +594,7 @@ impl Target for TargetSession {
     #[inline]
     fn on_io(&mut self, done: Completion, now: Instant) {
         self.now = now;
+        self.end_watchdog.on_progress();
         self.on_volume_io(done);
         self.resume();
         self.leave_if_idle();

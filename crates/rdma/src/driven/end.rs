@@ -69,9 +69,12 @@ impl<Q: Provider> DrivenEnd<Q> {
         taken: Result<T, ProtocolError>,
     ) -> Result<T, ProtocolError> {
         calls.changes = calls.changes.wrapping_add(1);
+        let was_broken = self.broken.is_some();
         self.pump(session, calls);
+        let is_new = self.broken.is_some() && !std::mem::replace(&mut self.is_reported, true);
         match self.broken {
-            Some(error) if !std::mem::replace(&mut self.is_reported, true) => Err(error),
+            // An error of the queue pair is the cause of what the session says of its end.
+            Some(error) if is_new && (was_broken || taken.is_ok()) => Err(error),
             _ => taken,
         }
     }

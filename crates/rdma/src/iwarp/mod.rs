@@ -371,8 +371,12 @@ impl Timed for Iwarp {
             self.nudge(now);
             return Ok(());
         }
+        let what = match self.phase {
+            IwarpPhase::AwaitingReply => "did not answer the connection request within 20 seconds",
+            _ => "took too long to connect",
+        };
         self.end(None);
-        Err(ProtocolError { what: "took too long to connect", reference: "limit of this provider" })
+        Err(ProtocolError { what, reference: "limit of this provider" })
     }
 }
 

@@ -234,18 +234,21 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
 
     fn queues(&self, controller: &ControllerInfo, namespace: &NamespaceInfo) -> String {
         let entries = controller.max_entries.min(self.url.queue_size.into());
+        let queues = format!(
+            "{entries} entries, maximum transfer {} bytes, in-capsule data {} bytes",
+            namespace.max_transfer, controller.in_capsule
+        );
+        if self.url.rdma.is_some() {
+            return queues;
+        }
         let digest = |is_on| if is_on { "CRC32C" } else { "none" };
         let (header, data) = (digest(self.url.header_digest), digest(self.url.data_digest));
-        format!(
-            "{entries} entries, maximum transfer {} bytes, in-capsule data {} bytes, header digest {header}, \
-             data digest {data}",
-            namespace.max_transfer, controller.in_capsule
-        )
+        format!("{queues}, header digest {header}, data digest {data}")
     }
 
     fn json(&self, subsystem: &Nqn, told: &nvme::NvmeDescription) -> Value {
         let nvme::NvmeDescription { controller, namespace } = told;
-        json!({
+        let mut description = json!({
             "url": self.url.to_string(),
             "protocol": if self.url.rdma.is_some() { "nvme-rdma" } else { "nvme-tcp" },
             "subsystem": subsystem.as_str(),
@@ -266,9 +269,12 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
             "max_transfer": namespace.max_transfer,
             "max_entries": controller.max_entries,
             "in_capsule_data": controller.in_capsule,
-            "header_digest": self.url.header_digest,
-            "data_digest": self.url.data_digest,
-        })
+        });
+        if self.url.rdma.is_none() {
+            description["header_digest"] = self.url.header_digest.into();
+            description["data_digest"] = self.url.data_digest.into();
+        }
+        description
     }
 
     fn list(&self, address: &Address) -> Result<Discovery, NvmeConnectError> {

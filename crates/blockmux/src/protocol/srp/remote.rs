@@ -128,7 +128,13 @@ impl SrpRemote {
     fn refused(&self, error: &SrpConnectError) -> Failure {
         let url = &self.url;
         let advice = match error {
-            SrpConnectError::Broken { .. } | SrpConnectError::Silent { .. } => {
+            SrpConnectError::Broken { .. }
+            | SrpConnectError::Silent { .. }
+            // The answer of a port that serves another protocol.
+            | SrpConnectError::Refused {
+                refused: SrpRefused::Login(LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL),
+                ..
+            } => {
                 "check that an SRP target listens there".to_owned()
             }
             SrpConnectError::Refused { refused, .. } => match refused {

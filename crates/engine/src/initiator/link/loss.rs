@@ -8,7 +8,7 @@ use crate::initiator::overdue;
 use crate::initiator::redirections::Redirection;
 use crate::initiator::retry::{MAX_PAUSE, RetryDecision};
 use crate::reactor::Progress;
-use blockmux_proto::session::{Connections, Initiator};
+use blockmux_proto::session::{Connections, Initiator, ProtocolError};
 use blockmux_volume::{Completion, Op};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -35,36 +35,34 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Loses the session to a broken connection. A protocol error is logged even if no request
     /// waits for a reconnect, because nothing else would report it.
     pub(super) fn lose_to(&mut self, broken: &Broken) -> Progress {
-        let had_open = self.was_open;
         if let (Broken::Tls(_), Some(rejected)) = (broken, self.tls.take())
             && let Some(tls) = self.dialer.tls()
         {
             tls.forget(&rejected);
         }
-        let progress = self.lose(&broken.to_string());
-        let is_now_idle = had_open && !self.was_open && matches!(self.state, LinkState::Down);
-        if let Broken::Protocol(error) = broken
-            && is_now_idle
-        {
-            warn!(target = %self.redirections.address(), "closed the connection: target {error}");
-        }
-        progress
+        let error = if let Broken::Protocol(error) = broken { Some(error) } else { None };
+        self.lose_after(&broken.to_string(), error, |_| {})
     }
 
     /// Loses the session because the oldest request has waited for `span`.
     pub(super) fn lose_unanswered(&mut self, span: Duration) -> Progress {
         let span = overdue::format_duration(span);
-        self.lose_after(&format!("no answer within {span}"), |link| link.fail_late(&span))
+        self.lose_after(&format!("no answer within {span}"), None, |link| link.fail_late(&span))
     }
 
     /// Loses the session: keeps uncompleted requests, and reconnects after a pause or gives up.
     pub(super) fn lose(&mut self, reason: &str) -> Progress {
-        self.lose_after(reason, |_| {})
+        self.lose_after(reason, None, |_| {})
     }
 
-    /// Loses the session; `handle_unfinished` handles uncompleted requests before the link
-    /// reconnects.
-    fn lose_after(&mut self, reason: &str, handle_unfinished: impl FnOnce(&mut Link<D, H>)) -> Progress {
+    /// Loses the session. `error` is the target's protocol violation, if that is the reason;
+    /// `handle_unfinished` handles uncompleted requests before the link reconnects.
+    fn lose_after(
+        &mut self,
+        reason: &str,
+        error: Option<&ProtocolError>,
+        handle_unfinished: impl FnOnce(&mut Link<D, H>),
+    ) -> Progress {
         let was_logged_in = matches!(self.state, LinkState::Open { is_checked: true, .. });
         let done_before = self.done.len();
         self.take_back();
@@ -81,6 +79,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         if was_logged_in && self.queue.is_empty() && !self.has_other_paths {
             // Servers close idle connections; the next request dials.
+            if let Some(error) = error {
+                warn!(target = %self.redirections.address(), "closed the connection: target {error}");
+            }
             self.become_idle();
             return Progress::Drained;
         }
@@ -90,9 +91,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
         match self.retry.on_loss(was_logged_in && !has_completed, self.core.now()) {
             RetryDecision::GiveUp if self.has_other_paths && self.group.open.get() > 0 => {
-                self.retry.begin(self.core.now());
                 self.redirections.restart();
                 let until = self.core.now() + PROBE_PAUSE;
+                self.retry.begin(until);
                 self.state = LinkState::Pausing { until };
                 self.core.wake_at(until, &self.waker);
                 Progress::Drained

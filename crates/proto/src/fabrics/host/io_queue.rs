@@ -163,7 +163,7 @@ impl<T: HostTransport> HostQueue<T> {
         }
         Err(ProtocolError {
             what: "closed the connection of an I/O queue in the middle of commands",
-            reference: "TCP Transport §3.5, Error Handling Model",
+            reference: T::ERROR_HANDLING,
         })
     }
 }

@@ -37,6 +37,8 @@ struct SentCommand {
 impl HostTransport for LoopbackHostTransport {
     type Options = ();
 
+    const ERROR_HANDLING: &'static str = "this transport";
+
     fn new((): (), in_capsule: Option<u32>, _pool: Pool) -> LoopbackHostTransport {
         LoopbackHostTransport {
             in_capsule: in_capsule.unwrap_or(u32::MAX),

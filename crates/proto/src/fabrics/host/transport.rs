@@ -15,6 +15,9 @@ pub trait HostTransport {
     /// offset, which the controller has to support (SGLS).
     const USES_KEYED_SGLS: bool = false;
 
+    /// The section of the standard that says when a connection may end.
+    const ERROR_HANDLING: &'static str;
+
     /// Creates the transport of a queue without a connection. `in_capsule` is the longest
     /// in-capsule data on the controller's I/O queues, in bytes; `None` for an admin queue.
     fn new(options: Self::Options, in_capsule: Option<u32>, pool: Pool) -> Self;

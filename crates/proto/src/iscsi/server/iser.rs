@@ -25,7 +25,7 @@ use crate::iscsi::iser::{HEADERS_LEN, IserMessage, MAX_AHS};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::unexpected::TargetUnexpectedPdus;
-use crate::rdma::read_watchdog::{READ_STALLED, ReadWatchdog};
+use crate::rdma::progress_watchdog::{ProgressWatchdog, READ_STALLED};
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
@@ -45,7 +45,7 @@ pub struct IserTargetSession {
     receives: u32,
     /// Receive buffers for all unsolicited data are posted.
     has_unsolicited_buffers: bool,
-    watchdog: ReadWatchdog,
+    watchdog: ProgressWatchdog,
     /// Counts unexpected PDUs (RFC 7145 §6.7.2).
     unexpected: TargetUnexpectedPdus,
     /// Error of a message that was processed late; returned by the next call.
@@ -82,7 +82,7 @@ impl IserTargetSession {
             inbox: VecDeque::new(),
             receives: 0,
             has_unsolicited_buffers: false,
-            watchdog: ReadWatchdog::default(),
+            watchdog: ProgressWatchdog::default(),
             unexpected: TargetUnexpectedPdus::default(),
             broken: None,
         }
@@ -206,7 +206,7 @@ impl IserTargetSession {
             CompletedWork::Put(len) => full.mover().into_iter().for_each(|mover| mover.sent(len)),
             CompletedWork::Got(tag) => {
                 full.mover().into_iter().for_each(TargetDatamover::on_read);
-                self.watchdog.on_read();
+                self.watchdog.on_progress();
                 full.turn(|turn| turn.on_fetched(tag));
             }
         }

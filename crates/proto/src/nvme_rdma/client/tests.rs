@@ -110,6 +110,9 @@ fn a_controller_that_violates_the_protocol_loses_its_connection() {
     queue.read(1);
     let Some(WorkRequest::Register { id, .. }) = queue.next() else { panic!("nothing is registered") };
     assert!(queue.complete(id.0 as u16, None).is_err(), "completed before it was sent");
+    let (mut queue, _) = TestQueue::reading();
+    let lost = queue.event(Event::Disconnected).unwrap_err();
+    assert!(lost.what.contains("in the middle of commands") && lost.reference == REFERENCE);
 }
 
 #[test]

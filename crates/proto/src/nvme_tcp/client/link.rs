@@ -160,6 +160,8 @@ impl TcpHostLink {
 impl HostTransport for TcpHostLink {
     type Options = Digests;
 
+    const ERROR_HANDLING: &'static str = "TCP Transport §3.5, Error Handling Model";
+
     fn new(digests: Digests, in_capsule: Option<u32>, pool: Pool) -> TcpHostLink {
         // The data of Connect is always in the capsule (NVMe Base 2.0 §6.3).
         let in_capsule = in_capsule.map_or(ADMIN_IN_CAPSULE, |len| len.max(CONNECT_DATA_LEN as u32));

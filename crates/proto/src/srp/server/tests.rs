@@ -509,6 +509,15 @@ fn each_refusal_has_its_reason() {
         assert_eq!(initiator.log_in(request).unwrap_err(), reason);
         assert!(matches!(initiator.events[..], [AuditEvent::Refused { .. }]), "{:?}", initiator.events);
     }
+    for (private_data, reason) in
+        [(&[0; 4][..], "asked for iSER"), (&[], "asked for iSER"), (&[0, 0, 0, 0, 1], "too short")]
+    {
+        let mut other = Initiator::new(&node());
+        let requested = Event::Requested { private_data: private_data.to_vec(), reads: READS };
+        let refused = other.event(requested).unwrap_err();
+        assert!(refused.what.contains(reason), "{}", refused.what);
+        assert!(matches!(other.next(), Some(WorkRequest::Reject { .. })));
+    }
     let mut listed = Initiator::new(&node());
     let request = LoginRequestRdma { target_port_id: HIDDEN.0, initiator_port_id: [9; 16], ..login() };
     assert!(listed.log_in(request).is_ok());
@@ -680,6 +689,35 @@ fn an_abort_waits_a_minute_for_rdma_reads_and_other_commands_longer() {
         initiator.turn_at(after(1)).unwrap();
         initiator.turn_at(after(59)).unwrap();
         assert_eq!(initiator.turn_at(after(62)).is_err(), ends.is_some(), "{ends:?}");
+    }
+}
+
+#[test]
+fn the_end_of_a_channel_waits_a_minute_for_an_initiator_that_receives_nothing_and_longer_for_io() {
+    let begin = Instant::now();
+    let after = |seconds| begin + Duration::from_secs(seconds);
+    // A response that is not sent, one that is sent and not received, and I/O in flight.
+    for (room, holds_io, ends) in
+        [(0, false, false), (100, false, false), (100, false, true), (100, true, false)]
+    {
+        let mut initiator = open();
+        initiator.pump.holds_io = holds_io;
+        initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+        let logout = SrpHeader { opcode: SrpOpcode::INITIATOR_LOGOUT.0, ..SrpHeader::default() };
+        let message = Seg::from_slice(logout.as_bytes());
+        initiator.event(Event::Received { message, invalidated: None }).unwrap();
+        let mut works = 0;
+        while initiator.queue.next(&mut initiator.pump.session, room).is_some() {
+            works += 1;
+        }
+        assert_eq!(works > 1, room > 0 && !holds_io, "the response and the disconnect");
+        if ends {
+            // The queue pair has ended, and the driver still has to send its output.
+            initiator.event(Event::Disconnected).unwrap();
+        }
+        initiator.turn_at(after(1)).unwrap();
+        initiator.turn_at(after(59)).unwrap();
+        assert_eq!(initiator.turn_at(after(62)).is_err(), !holds_io, "{room}");
     }
 }
 
