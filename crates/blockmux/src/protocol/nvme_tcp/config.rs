@@ -566,8 +566,8 @@ mod tests {
         for (content, mode, more, said) in [
             (SECRET, 0o644, "", "others can read or write it"),
             ("a secret of one's own", 0o600, "", "is not DHHC-1"),
-            (SECRET, 0o600, "dhchap_hash = 'md5'", "dhchap_hash `md5`: there are"),
-            (SECRET, 0o600, "dhchap_dhgroup = 'modp1024'", "dhchap_dhgroup `modp1024`: there are"),
+            (SECRET, 0o600, "dhchap_hash = 'md5'", "dhchap_hash `md5`: write"),
+            (SECRET, 0o600, "dhchap_dhgroup = 'modp1024'", "dhchap_dhgroup `modp1024`: write"),
         ] {
             let failure = with(content, mode, more).unwrap_err();
             assert!(failure.contains(said), "{failure}");
