@@ -77,7 +77,11 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         }
         let log = place.join(script).with_extension("log");
         let guest = Guest { kernel: &kernel, image: &image, programs: &programs, log: &log };
-        let outcome = guest.run(script, say).with_context(|| script.clone())?;
+        let mut outcome = guest.run(script, say).with_context(|| script.clone())?;
+        if outcome.is_emulator_fault {
+            say(&format!("{script}: QEMU failed to patch the guest's kernel; running it once more"));
+            outcome = guest.run(script, say).with_context(|| script.clone())?;
+        }
         checks += outcome.checks;
         if !outcome.passed {
             failed.push(format!(
