@@ -297,8 +297,8 @@ fn over_nvme_a_request_without_an_answer_fails() {
 fn requests_to_a_target_that_accepts_connections_and_is_silent_fail_after_the_reconnect_time() {
     let (proposal, config) = (default_proposal(), iwarp::IwarpConfig::default());
     fails_in_time(|| NbdDialer::new(&address(), NbdFeatures::default(), SPAN));
-    fails_in_time(|| IscsiDialer::new(&address(), "disk0", proposal.clone()));
-    fails_in_time(|| IserDialer::new(&address(), "disk0", proposal.clone(), config.clone()));
+    fails_in_time(|| IscsiDialer::new(&address(), "disk0", proposal));
+    fails_in_time(|| IserDialer::new(&address(), "disk0", proposal, config.clone()));
     fails_in_time(|| {
         let endpoint = srp_sides::endpoint(&address(), 0, srp::OverIwarp::default());
         SrpDialer::of(endpoint, UnitInfo::default()).unwrap()
