@@ -56,6 +56,9 @@ impl ApiAccess {
         let token = self.api_token_file.as_deref();
         let token = token.map(|file| secret::read("--api-token-file", file, api_token)).transpose()?;
         let has_subjects = !self.api_tls_subject.is_empty();
+        if self.api_tls_subject.iter().any(String::is_empty) {
+            return Err(Failure::request("api_tls_subject: an empty subject; write it as CN=NAME"));
+        }
         let Some(directory) = &self.api_tls_certificates else {
             if has_subjects {
                 return Err(Failure::request(
@@ -88,7 +91,7 @@ impl RequiredTls {
     }
 }
 
-const WITHOUT_CREDENTIALS: &str = "--api: without a token anybody who can connect could control this daemon; run \
+const WITHOUT_CREDENTIALS: &str = "--api: without a token, every client that can connect could control this daemon; run \
     `(umask 077; openssl rand -hex 32 > api.token)` and add --api-token-file api.token, or add --api-tls-certs for \
     client certificates";
 
@@ -100,9 +103,11 @@ mod tests {
     #[test]
     fn clients_need_a_token_or_a_certificate() {
         let load = |access: ApiAccess| access.load().map(drop).unwrap_err().to_string();
-        assert!(load(ApiAccess::default()).contains("without a token anybody who can connect"));
+        assert!(load(ApiAccess::default()).contains("without a token, every client that can connect"));
         let subject = ApiAccess { api_tls_subject: vec!["CN=a".to_owned()], ..ApiAccess::default() };
         assert!(load(subject).contains("api_tls_subject requires https; add api_tls_certificates"));
+        let empty = ApiAccess { api_tls_subject: vec![String::new()], ..ApiAccess::default() };
+        assert!(load(empty).contains("an empty subject"));
     }
 
     #[test]

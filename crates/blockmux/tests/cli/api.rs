@@ -272,6 +272,53 @@ fn the_api_is_served_over_tcp_only_with_a_private_token() {
     assert!(said.contains("--api: write host:port; --control takes unix:PATH"), "{said}");
 }
 
+#[test]
+fn clients_without_a_token_do_not_keep_the_owner_out() {
+    let files = tempfile::tempdir().unwrap();
+    let control = files.path().join("control");
+    let tcp = Tcp::serve(&["a=mem:1m", "--control", &format!("unix:{}", control.display())]);
+    // All places of the API over TCP, and more.
+    let clients: Vec<_> = (0..300).map(|_| tcp.connect()).collect();
+    let request = b"GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    for _ in 0..3 {
+        assert_eq!(exchange(UnixStream::connect(&control).unwrap(), request).0, 200);
+    }
+    drop(clients);
+    // A refused client has to connect again.
+    let refused = b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n";
+    assert_eq!(exchange(tcp.connect(), refused).0, 401);
+}
+
+#[test]
+fn pages_of_other_sites_cannot_use_the_api() {
+    let tcp = Tcp::serve(&["a=mem:1m"]);
+    let from = |site: &str| {
+        let request = format!(
+            "POST /v1/volumes/a/resize HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\
+             Authorization: Bearer {TOKEN}\r\nSec-Fetch-Site: {site}\r\n\r\n"
+        );
+        exchange(tcp.connect(), request.as_bytes()).0
+    };
+    assert_eq!((from("cross-site"), from("same-site")), (403, 403));
+    assert_ne!((from("same-origin"), from("none")), (403, 403));
+}
+
+#[test]
+fn check_reads_the_credentials_of_the_api() {
+    let files = tempfile::tempdir().unwrap();
+    let config = files.path().join("blockmux.toml");
+    for (keys, problem) in [
+        ("api = '127.0.0.1:0'", "without a token,"),
+        ("api = '127.0.0.1:0'\napi_token_file = '/nowhere/token'", "/nowhere/token"),
+        ("api = '127.0.0.1:0'\napi_tls_certificates = '/nowhere'", "/nowhere"),
+    ] {
+        fs::write(&config, format!("{keys}\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n")).unwrap();
+        let output = blockmux(["check", config.to_str().unwrap()]);
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(problem), "{said}");
+    }
+}
+
 /// The HTTP status that curl gets, which is 0 without an answer, and the body.
 fn curl(url: &str, args: &[&str]) -> (u16, String) {
     let mut curl = Command::new("curl");

@@ -129,19 +129,31 @@ pub(in crate::serve) fn bind_control(
     Ok(Endpoint { listener, asked, guard: Guard::Owner })
 }
 
+/// The address of the API over TCP, and the credentials that its clients need.
+///
+/// # Errors
+/// If the address is none of TCP, or the credentials cannot be used.
+pub(in crate::serve) fn load(
+    ApiListener { address, .. }: &ApiListener,
+    access: &ApiAccess,
+) -> Result<(Address, RequiredCredentials), Failure> {
+    let ListenerAddress::Socket(address @ Address::Tcp(_)) = address.resolve(DEFAULT_PORT)? else {
+        return Err(Failure::request("--api: write host:port; --control takes unix:PATH"));
+    };
+    Ok((address, access.load()?))
+}
+
 /// Listens on a TCP address for clients with the credentials of `access`.
 ///
 /// # Errors
 /// If clients would need none, a file cannot be used, or the address cannot be bound.
 pub(in crate::serve) fn bind_tcp(
-    ApiListener { address, networks }: &ApiListener,
+    listener: &ApiListener,
     access: &ApiAccess,
     inherited: &mut InheritedListeners,
 ) -> Result<Endpoint, Failure> {
-    let ListenerAddress::Socket(address @ Address::Tcp(_)) = address.resolve(DEFAULT_PORT)? else {
-        return Err(Failure::request("--api: write host:port; --control takes unix:PATH"));
-    };
-    let credentials = access.load()?;
+    let (address, credentials) = load(listener, access)?;
+    let networks = &listener.networks;
     if credentials.tls.is_none() && !is_local(&address) && networks.is_everyone() {
         warn!(
             "{address}: the API and its token are not encrypted; add --api-tls-certs, or make it reachable from \

@@ -25,6 +25,13 @@ pub(super) async fn admit(guard: &Guard, peer: &ApiPeer, request: Request) -> Re
     }
     // The page contains no data. Its script sends the token with its own requests.
     let is_page = request.uri().path() == "/";
+    // A browser with a client certificate uses it for requests of every site's pages.
+    let site = request.headers().get(FETCH_SITE);
+    if !is_page && site.is_some_and(|site| site != "same-origin" && site != "none") {
+        let reason = "the request comes from a page of another site; open this daemon's own page";
+        warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
+        return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
+    }
     if let Guard::Network(_, RequiredCredentials { token: Some(token), .. }) = guard
         && !is_page
         && let Err(reason) = check_token(request.headers(), token.as_bytes())
@@ -69,6 +76,8 @@ fn check_token(headers: &HeaderMap, token: &[u8]) -> Result<(), &'static str> {
     verify_slices_are_equal(sent, token).map_err(|_| "the token is wrong")
 }
 
+/// Tells where a browser's request comes from (Fetch Metadata).
+const FETCH_SITE: &str = "sec-fetch-site";
 const BEARER: &[u8] = b"Bearer ";
 /// Maximum length of a request's body, in bytes: a config file of tens of thousands of volumes.
 const MAX_BODY: usize = 4 << 20;

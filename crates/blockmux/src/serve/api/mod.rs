@@ -8,7 +8,7 @@
 //! see [`actions`].
 
 mod actions;
-mod endpoint;
+pub(super) mod endpoint;
 mod guard;
 mod history;
 mod metrics;
@@ -28,6 +28,7 @@ use actions::Actions;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
+use axum::http::{HeaderValue, header};
 use endpoint::{AnyListener, AnyStream, Guard};
 use history::{Samples, TICK};
 use hyper::body::Incoming;
@@ -105,12 +106,13 @@ impl Drop for Api {
 
 fn run(runtime: &Runtime, endpoints: Vec<Endpoint>, shared: ApiState, stopped: &watch::Receiver<()>) {
     let router = routes::router(shared.clone());
-    let clients = Arc::new(Semaphore::new(MAX_CLIENTS));
     runtime.block_on(async {
         let sampling = tokio::spawn(sample(shared));
         let mut accepting = JoinSet::new();
         for endpoint in endpoints {
-            accepting.spawn(accept_all(endpoint, router.clone(), clients.clone(), stopped.clone()));
+            // Clients of one endpoint cannot keep those of another out, such as the daemon's owner.
+            let clients = Arc::new(Semaphore::new(MAX_CLIENTS));
+            accepting.spawn(accept_all(endpoint, router.clone(), clients, stopped.clone()));
         }
         while accepting.join_next().await.is_some() {}
         sampling.abort();
@@ -193,7 +195,11 @@ async fn serve(
     router: Router,
     mut stopped: watch::Receiver<()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let (stream, peer) = guard.admit(stream).await?;
+    let admitted = tokio::select! {
+        admitted = guard.admit(stream) => admitted,
+        _ = stopped.changed() => return Ok(()),
+    };
+    let (stream, peer) = admitted?;
     let peer = Arc::new(peer);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(REQUEST_TIMEOUT));
@@ -206,12 +212,17 @@ async fn serve(
             }
             match guard::admit(&guard, &peer, request).await {
                 Ok(request) => router.call(request).await,
-                Err(refused) => Ok(refused),
+                Err(mut refused) => {
+                    // A client without credentials must not keep its place.
+                    refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                    Ok(refused)
+                }
             }
         }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
+        .half_close(true)
         .header_read_timeout(REQUEST_TIMEOUT)
         .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(Box::pin(stream)), service)
@@ -228,7 +239,7 @@ async fn serve(
 /// The stream of an API client, with a timeout for each write.
 type Io = TokioIo<Pin<Box<TimeoutStream<AnyStream>>>>;
 
-/// Maximum number of connected clients; others wait.
+/// Maximum number of connected clients of an endpoint; others wait.
 const MAX_CLIENTS: usize = 256;
 /// Timeout of the head of a request, of its body, and of each write of the response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

@@ -14,7 +14,7 @@ use crate::limits::LimitsBody;
 use crate::protocol::frontend::Change;
 use crate::serve::takeover::PATH as TAKEOVER;
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -39,6 +39,8 @@ pub(super) fn router(shared: ApiState) -> Router {
             let text = "this path does not support the method; /openapi.json lists its methods";
             ApiError::new(ErrorCode::MethodNotAllowed, text)
         })
+        // `guard` has limited the length.
+        .layer(DefaultBodyLimit::disable())
         .with_state(shared)
 }
 

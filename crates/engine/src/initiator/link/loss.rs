@@ -124,6 +124,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
             && *until > soon
         {
             *until = soon;
+            // The time for reconnecting begins with the attempt.
+            self.retry.begin(soon);
             self.core.wake_at(soon, &self.waker);
         }
     }
