@@ -114,7 +114,7 @@ pub(crate) fn parse(text: &str) -> Result<Limits, String> {
     if text == NONE {
         return Ok(written.limits());
     }
-    for pair in text.split(',') {
+    for pair in text.split(',').map(str::trim) {
         let (key, value) =
             pair.split_once('=').ok_or_else(|| format!("`{pair}` has no `=`: write KEY=VALUE, or {NONE}"))?;
         let wrong = |error: String| format!("{key}: {error}");
@@ -206,6 +206,10 @@ impl LimitsBody {
     /// If the burst is too short or too long.
     pub(crate) fn limits(&self) -> Result<Limits, String> {
         let mut limits = Limits::default();
+        let iops = [self.iops, self.read_iops, self.write_iops];
+        if iops.iter().flatten().any(|iops| iops.get() > MAX_IOPS) {
+            return Err(format!("iops: write at most {MAX_IOPS}"));
+        }
         (limits.total.iops, limits.total.bytes_per_s) = (self.iops, self.bandwidth);
         (limits.read.iops, limits.read.bytes_per_s) = (self.read_iops, self.read_bandwidth);
         (limits.write.iops, limits.write.bytes_per_s) = (self.write_iops, self.write_bandwidth);
@@ -226,6 +230,8 @@ const KEYS: [&str; 7] =
     ["iops", "read_iops", "write_iops", "bandwidth", "read_bandwidth", "write_bandwidth", "burst"];
 /// The text for no limits.
 const NONE: &str = "none";
+/// The largest integer of a config file.
+const MAX_IOPS: u64 = i64::MAX as u64;
 const BURST_TEXT: &str = "1 ms to 1 hour";
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
 use crate::sessions::NOT_IN_CONFIG;
 use crate::stall::StallWatch;
+use blockmux_proto::event::AuditEvent;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target};
 use blockmux_volume::{PeerAccount, Pool, Waker};
@@ -47,6 +48,8 @@ pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
     /// Why nothing is received any more. The connection ends when no I/O is in flight and all
     /// output is sent.
     ending: Option<Ending>,
+    /// The peer has logged out, so that it knows that the rest of its requests will be executed.
+    has_logged_out: bool,
     is_stop_sent: bool,
     /// The handshake is complete, and the permit was notified.
     is_established: bool,
@@ -209,6 +212,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
             stall: None,
             stalled_at_bytes: 0,
             ending: None,
+            has_logged_out: false,
             is_stop_sent: false,
             is_established: false,
             login_by: {
@@ -325,11 +329,12 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         }
     }
 
-    /// Releases the permit of a peer that has disconnected, whose I/O in flight continues.
+    /// Releases the permit of a peer that has disconnected, whose I/O in flight continues. What
+    /// limits hold back is aborted if the peer has not logged out: it may have died.
     #[cold]
     fn orphan(&mut self) {
         self.log_end();
-        self.channels.orphan(self.ending == Some(Ending::Closed));
+        self.channels.orphan(!self.has_logged_out);
         if let Some(permit) = &mut self.permit {
             permit.orphan();
         }
@@ -342,6 +347,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     #[inline]
     fn log_events(&mut self) {
         while let Some(event) = self.session.poll_event() {
+            self.has_logged_out |= matches!(event, AuditEvent::Logout { .. });
             self.audit.on_event(event, |volume| self.channels.name(volume));
             if let Some(session) = self.audit.session() {
                 self.channels.count_for(session);
@@ -648,7 +654,7 @@ mod tests {
     use crate::sim::{NetworkConditions, SimCore, SimNet, SimStream, World};
     use crate::socket::Address;
     use crate::socket::{Listener, Stream};
-    use blockmux_proto::event::AuditEvent;
+
     use blockmux_proto::exports::{Export, VolumeId};
     use blockmux_proto::nbd::server::NbdTargetSession;
     use blockmux_proto::outbox::Outbox;

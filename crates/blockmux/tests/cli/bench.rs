@@ -301,7 +301,7 @@ fn an_error_in_an_option_names_the_option() {
         ("mem:1m --verify md5 --rw write", "--verify md5: give crc32c or pattern"),
         ("mem:1m --verify crc32c --rw randrw", "--verify crc32c: rw=randrw cannot be verified"),
         ("mem:1m --size 2m", "--size 2m: only 1m is left from 0 to the volume's end"),
-        ("mem:1m --numjobs 0", "--numjobs 0: from 1 to 1024"),
+        ("mem:1m --numjobs 0", "--numjobs 0: must be from 1 to 1024"),
         ("mem:1m --poll sometimes", "--poll sometimes: not one of adaptive, always, never"),
         ("mem:64m --suite zeta-2016 --bs 4k", "--bs is set by the suite; remove one of the two"),
         ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),

@@ -5,7 +5,7 @@ use crate::allow::{connect_from, server};
 use crate::api::{ask, exchange};
 use crate::control::{Controlled, eventually};
 use crate::program::{blockmux, has, succeed, text};
-use crate::raw_client::{FLUSH, READ, RawClient, WRITE};
+use crate::raw_client::{DISC, FLUSH, READ, RawClient, WRITE};
 use crate::raw_iscsi::{GOOD, RawIscsi};
 use crate::raw_nvme::RawNvme;
 use crate::reload::Configured;
@@ -135,6 +135,28 @@ fn a_changed_limit_releases_held_requests_and_a_flush_passes_them() {
     assert_eq!([client.reply(), client.reply(), reader.reply()], [0; 3]);
     assert_eq!(reader.take(512), [1; 512]);
     assert_eq!(reader.read(512, 1024), [2; 1024]);
+}
+
+#[test]
+fn held_requests_of_a_client_that_vanishes_are_never_executed() {
+    let served = Configured::serve(&config("limits = { bandwidth = 1 }\n"));
+    let hold = |offset| {
+        let mut client = served.nbd("a.sock");
+        client.request(WRITE, 0, offset, 512);
+        client.send(&[7; 512]);
+        client
+    };
+    let mut first = served.nbd("a.sock");
+    assert_eq!(first.write(0, 0, &[1; 512]), 0);
+    let (vanishing, mut leaving) = (hold(512), hold(1024));
+    eventually("both writes are held", || held(&served.status()) == 2);
+    drop(vanishing);
+    leaving.request(DISC, 0, 0, 0);
+    drop(leaving);
+    eventually("one is aborted", || held(&served.status()) == 1);
+    served.said(&["limit", "a", "none"]);
+    eventually("the other one is executed", || served.nbd("a.sock").read(1024, 512) == [7; 512]);
+    assert_eq!(first.read(512, 512), [0; 512]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ impl<T: Read + Write> ReadWrite for T {}
 
 pub(crate) const READ: u16 = 0;
 pub(crate) const WRITE: u16 = 1;
+pub(crate) const DISC: u16 = 2;
 pub(crate) const FLUSH: u16 = 3;
 pub(crate) const TRIM: u16 = 4;
 pub(crate) const WRITE_ZEROES: u16 = 6;

@@ -61,7 +61,7 @@ pub enum SrpUrlError {
     #[error("this is not an SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun")]
     Scheme,
     /// A user name before the hosts.
-    #[error("SRP has no users; remove `{0}@`")]
+    #[error("SRP has no users; remove {0:?} and the @ after it")]
     User(String),
     /// The hosts: the part between `//` and the next `/`.
     #[error(transparent)]
@@ -184,7 +184,7 @@ mod tests {
     fn url_errors_say_what_is_wrong() {
         assert!(problem("srq://h").contains("write srp://"));
         assert!(problem("srp:///a").contains("host"));
-        assert_eq!(problem("srp://u@h/abc"), "SRP has no users; remove `u@`");
+        assert_eq!(problem("srp://u@h/abc"), "SRP has no users; remove \"u\" and the @ after it");
         assert!(problem("srp://h/abc/0").contains("32 hexadecimal digits"));
         assert!(problem(&format!("srp://h/{ID}/16384")).contains("16383"));
         assert!(problem(&format!("srp://h/{ID}/0?initiator=12")).contains("16 hexadecimal digits"));
